@@ -22,6 +22,10 @@ FIDELITY_ARGS ?=
 # For `make test-lowest`: the interpreter, if not the one that tests/support/lowest-python finds.
 LOWEST_PYTHON ?=
 
+# Else each of the processes that run tests compiles all of them anew, and so does each Python that a
+# test starts with the library's modules.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-faults test-slow test-postgres test-pgbouncer test-lowest test-foreign \
 	chaos chaos-store simulate fidelity lint types docs reference pictures bench bench-results dist \
@@ -48,9 +52,12 @@ test-slow: $(VENV)/.dev ## Run the tests that `make test` leaves out since they 
 
 # Those that send the library's statements to the server of the run, but for those that are about
 # Python's side of it.
-OF_PYTHON := $(addprefix --ignore=tests/integration/test_,asyncio.py bursts.py checkins.py closing.py \
-	configuration.py database_processes.py database_thread.py forking.py functions.py health.py hold_async.py \
-	log_handlers.py process_pool.py telemetry.py)
+OF_PYTHON := $(addprefix --ignore=tests/integration/, \
+	bursts/test_bursts.py configuration/test_configuration.py hold/test_hold_async.py \
+	leases/test_forking.py operators/test_checkins.py operators/test_log_handlers.py \
+	operators/test_telemetry.py outages/test_database_thread.py outages/test_health.py \
+	pools/test_asyncio.py pools/test_process_pool.py shutdown/test_closing.py \
+	shutdown/test_database_processes.py windows/test_functions.py)
 test-postgres: $(VENV)/.dev ## Run the tests of statements on PostgreSQL 14 to 18 (VERSION)
 	$(BIN)/pytest $(AT_ONCE) --postgres-version $(VERSION) -m "not own_server and not faults and not slow" \
 		tests/contract tests/executors tests/integration tests/migration $(OF_PYTHON) $(PYTEST_ARGS)
@@ -58,11 +65,18 @@ test-postgres: $(VENV)/.dev ## Run the tests of statements on PostgreSQL 14 to 1
 # PGBOUNCER names one that knows prepared statements, 1.21 or later; else one is built. What that
 # changes is how the statements of claims, leases and stored jobs are sent. A pooler of any kind
 # changes sessions, too: their settings, who logs in, LISTEN, and what is told of connections.
-PREPARING := $(addprefix tests/integration/test_,first_claims.py together.py lost_statements.py releases.py \
-	leases.py failover.py faults.py faults_answers.py faults_server.py hold.py jobstore.py operations.py)
-POOLED := $(PREPARING) $(addprefix tests/integration/test_,bad_input.py closing.py database_thread.py \
-	faults_outages.py jobstores.py listening.py locks.py login.py manual_runs.py operate_check.py operate_cli.py \
-	operate_connections.py operate_doctor.py rights.py search_path.py settings.py sharing.py stalls.py)
+PREPARING := $(addprefix tests/integration/, \
+	bursts/test_together.py failover/test_failover.py hold/test_hold.py leases/test_leases.py \
+	leases/test_releases.py operators/test_operations.py outages/test_faults.py \
+	outages/test_faults_answers.py outages/test_faults_server.py outages/test_lost_statements.py \
+	store/test_jobstore.py windows/test_first_claims.py)
+POOLED := $(PREPARING) $(addprefix tests/integration/, \
+	configuration/test_bad_input.py configuration/test_login.py configuration/test_search_path.py \
+	configuration/test_settings.py hold/test_locks.py leases/test_sharing.py \
+	operators/test_manual_runs.py operators/test_operate_check.py operators/test_operate_cli.py \
+	operators/test_operate_connections.py operators/test_operate_doctor.py \
+	outages/test_database_thread.py outages/test_faults_outages.py outages/test_listening.py \
+	outages/test_rights.py outages/test_stalls.py shutdown/test_closing.py store/test_jobstores.py)
 test-pgbouncer: $(VENV)/.dev ## Run the tests of claims and failover through an installed pgbouncer
 	$(BIN)/pytest $(AT_ONCE) --pgbouncer off tests/contract $(POOLED) $(PYTEST_ARGS)
 	PGBOUNCER=$${PGBOUNCER:-$$(tests/support/build-pgbouncer)} && export PGBOUNCER \
@@ -80,7 +94,7 @@ test-lowest: ## Run the tests on the lowest versions that pyproject.toml allows 
 		&& $(MAKE) test-slow PYTEST_ARGS=tests/frameworks \
 			VENV=.venv-lowest PYTHON=$$python CONSTRAINTS=tests/lowest.txt
 
-test-foreign: .venv-foreign/.done ## Run APScheduler's and django-apscheduler's own tests with the library's executor
+test-foreign: .venv-foreign/.done ## Run APScheduler's and django-apscheduler's own tests with the library's executor and job store
 	.venv-foreign/bin/python -m tests.foreign $(PYTEST_ARGS)
 
 ##@ Replicas under faults, and long times
@@ -120,7 +134,7 @@ pictures: $(VENV)/.dev ## Draw the pictures of the documentation
 bench: $(VENV)/.dev ## Measure in short form what a claim and a release cost, and print it (ROUNDS, BENCH_ARGS)
 	$(BIN)/python -m benchmarks.speed --quick --rounds $(ROUNDS) $(BENCH_ARGS)
 
-bench-results: .venv-bench/.demo .venv-apscheduler4/.done ## Measure all of it, into benchmarks/RESULTS.md
+bench-results: .venv-bench/.demo ## Measure all of it, into benchmarks/RESULTS.md
 	.venv-bench/bin/python -m benchmarks.speed --results benchmarks/RESULTS.md $(BENCH_ARGS)
 
 ##@ Releases
@@ -132,18 +146,14 @@ release-notes: ## Print the notes of a tag, if it is the version and CHANGELOG.m
 
 ##@ Cleaning up
 clean: ## Remove the environments and what tools left
-	rm -rf $(VENV) .venv-lowest .venv-foreign .venv-bench .venv-apscheduler4 .cache .pytest_cache .mypy_cache .ruff_cache .import_linter_cache build dist
+	find . -name __pycache__ -not -path "./.*" -prune -exec rm -rf {} +
+	rm -rf $(VENV) .venv-lowest .venv-foreign .venv-bench .cache .pytest_cache .mypy_cache .ruff_cache .import_linter_cache build dist
 
-# The other libraries, beside this one; and APScheduler 4, which cannot be beside 3.
+# The other libraries, beside this one.
 .venv-bench/.demo: benchmarks/requirements.txt pyproject.toml
 	@$(PYTHON) -m venv .venv-bench
 	@.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check \
 		--editable '.[demo]' --requirement $<
-	@touch $@
-
-.venv-apscheduler4/.done: benchmarks/requirements-apscheduler4.txt
-	@$(PYTHON) -m venv .venv-apscheduler4
-	@.venv-apscheduler4/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
 	@touch $@
 
 # The versions that the foreign suites are made for, and their own plugins of pytest.

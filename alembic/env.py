@@ -1,7 +1,8 @@
-"""Alembic's way into the task lock's migrations, for `alembic` itself and for the library.
+"""Runs the task lock's migrations, for the command `alembic` and for the library.
 
-The library passes a connection and the table's names in `config.attributes`; on the command line
-they are `-x database=...`, `-x schema=...` and `-x table=...`, or TASKLOCK_DATABASE_URL.
+The library passes a connection and the table's names in `config.attributes`. The command takes them
+from `-x database=...`, `-x schema=...` and `-x table=...`, or the database's URL from
+TASKLOCK_DATABASE_URL.
 """
 
 import os
@@ -27,13 +28,13 @@ table = attributes.get("table") or arguments.get("table") or DEFAULT_TABLE
 
 
 def main() -> None:
-    """Print the statements, or run them on the given or a new connection."""
+    """Print the statements, or run them on the library's or a new connection."""
     if config.config_file_name is not None:
         fileConfig(config.config_file_name, disable_existing_loggers=False)
     if context.is_offline_mode():
         context.configure(
             dialect_name="postgresql",
-            dialect_opts={"paramstyle": "named"},  # which leaves a percent sign in a name alone
+            dialect_opts={"paramstyle": "named"},  # so that names may contain percent signs
             literal_binds=True,
             **version_table(schema, table),
         )
@@ -61,7 +62,7 @@ def run() -> None:
 
 
 def database_url() -> str:
-    """Return the database that the command line or the environment names."""
+    """Return the database's URL from the command line or the environment."""
     url = arguments.get("database") or os.environ.get("TASKLOCK_DATABASE_URL")
     if not url:
         raise SystemExit(
@@ -74,6 +75,6 @@ def database_url() -> str:
 try:
     main()
 except TaskLockError as error:
-    if not config.cmd_opts:  # not the command `alembic`, but the library, which raises it
+    if not config.cmd_opts:  # the library's caller gets the error, the command's user its text
         raise
     raise SystemExit(str(error)) from None

@@ -77,8 +77,8 @@ __all__ = [
     "upgrade",
 ]
 
-# Imported when they are asked for: `TaskLocks` works without APScheduler, a replica that only runs
-# jobs does not import Alembic, and a test of job functions needs no driver.
+# These names are imported when they are asked for, because `TaskLocks` works without APScheduler, a
+# replica that only runs jobs does not need Alembic, and a test of job functions needs no driver.
 _LATE = {
     "events": ("TaskLockEvent", *(name for name in __all__ if name.startswith("EVENT_"))),
     "executor": ("TaskLockExecutor",),

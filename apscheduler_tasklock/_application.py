@@ -1,8 +1,7 @@
-"""The application's own code that is not waited for: one thread of a process runs it, in order.
+"""The application's thread: runs application code that must not delay the library's own threads.
 
-That is what the database's thread has to say: log records, whose handlers may block, and that a
-lock is lost, of which listeners are told. Renewals would wait for them. So would they for what a
-look at the rows calls for, since job stores and triggers are asked for that.
+Application code is the application's log handlers, listeners and callbacks of a lost lock, and its
+job stores and triggers. Such code may block. In the database's thread it would delay renewals.
 """
 
 from __future__ import annotations
@@ -20,27 +19,30 @@ from functools import partial
 from math import inf
 
 NAME = "tasklock-application"
-# Seconds for which the thread waits for something to run before it ends.
+# Limits the seconds that the thread waits without a call before it ends.
 LINGER = 5.0
-# Seconds for which a shutdown waits for what is to be run, also if its own time is over.
-SHORTEST_FLUSH = 0.2
-# Limits how many threads may hang at a time in what does not come back.
+# Limits how many threads may hang at one time in calls that do not return.
 MOST_HANGING = 10
 
 
 class ApplicationThread:
-    """Runs functions one after the other, in a thread that the first of them starts."""
+    """Calls functions one after the other, in a thread that the first call starts.
 
-    def __init__(self) -> None:
+    :param name: the thread's name
+    """
+
+    def __init__(self, name: str = NAME) -> None:
+        self._name = name
         self._calls: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
-        # Reentrant: the garbage collector may close anything anywhere, and what is closed may log.
+        # Reentrant, because the garbage collector may run at any line of `_start`, and close an
+        # object that logs, which calls `_start` again.
         self._starting = threading.RLock()
         self._thread: threading.Thread | None = None
         self._hanging: set[threading.Thread] = set()
-        self._called_at = inf  # on the monotonic clock; ``inf`` while nothing is being called
+        self._called_at = inf  # on the monotonic clock; `inf`: no call is under way
 
     def relieve(self, seconds: float) -> None:
-        """Go on in another thread, if what is being called has not come back for so long."""
+        """Make further calls in a new thread, if the running call has lasted so many seconds."""
         with self._starting:
             is_late = time.monotonic() > self._called_at + seconds
             if self._thread is None or not is_late or len(self._hanging) == MOST_HANGING:
@@ -50,14 +52,14 @@ class ApplicationThread:
             self._start()
 
     def call(self, function: Callable[[], object]) -> None:
-        """Call a function in the thread, after those that came before it."""
+        """Call a function in the thread, after all earlier calls. Does not wait for the call."""
         self._calls.put(function)
         self._start()
 
     def flush(self, until: float) -> None:
-        """Wait until what has come so far was called.
+        """Wait until all earlier calls have returned.
 
-        :param until: when it waits no longer, on the monotonic clock; but a moment in any case
+        :param until: limits the wait, on the monotonic clock
         """
         if self._thread is threading.current_thread():
             return
@@ -65,21 +67,22 @@ class ApplicationThread:
             return
         is_over = threading.Event()
         self.call(is_over.set)
-        if self._thread is None:  # none can be started
+        if self._thread is None:  # no thread can be started
             self._call_all()
-        is_over.wait(max(SHORTEST_FLUSH, until - time.monotonic()))
+        is_over.wait(max(0.0, until - time.monotonic()))
 
     def _start(self) -> None:
-        """Start the thread, unless there is one. If none can be started, the next call tries to."""
+        """Start the thread, unless there is one. If the start fails, the next call tries again."""
         with self._starting:
             if self._thread is not None:
                 return
-            self._thread = threading.Thread(target=self._work, name=NAME, daemon=True)
+            self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
             try:
                 self._thread.start()
             except BaseException as error:
                 self._thread = None
-                # By Ctrl-C it may have been started all the same, and then finds that out.
+                # If Ctrl-C interrupts `start()`, the thread may run all the same. Then `_work` sets
+                # `self._thread` to it again, unless another thread was started meanwhile.
                 if not isinstance(error, RuntimeError):
                     raise
 
@@ -99,10 +102,10 @@ class ApplicationThread:
             else:
                 self._called_at = time.monotonic()
                 _call_safely(call)
-                del call  # which may refer to what has ended
+                del call  # because it may refer to objects of a run that is over
 
     def _is_mine(self) -> bool:
-        """Tell whether this thread is to go on, and no other one goes on in its place."""
+        """Return whether no other thread has replaced this thread, so that it goes on."""
         me = threading.current_thread()
         with self._starting:
             if self._thread is me:
@@ -118,7 +121,7 @@ class ApplicationThread:
 
 
 class _Here(threading.local):
-    """Whether the application's code may run in this thread."""
+    """Whether application code is kept out of this thread."""
 
     is_kept_out = False
 
@@ -128,32 +131,43 @@ _thread = ApplicationThread()
 
 
 def keep_application_out() -> None:
-    """Let none of the application's code run in this thread, from now on, that can be put off."""
+    """From now on, call application code in the application's thread instead of this thread.
+
+    :func:`call_where_allowed` and :func:`may_log_here` check this setting of the thread.
+    """
     _here.is_kept_out = True
 
 
 def call_application(function: Callable[[], object]) -> None:
-    """Call a function of the application in the thread for them. Never waits."""
+    """Call a function in the application's thread. Never waits."""
     _thread.call(function)
 
 
 def relieve_application(seconds: float) -> None:
-    """Let what has not come back for so long hold up nothing else.
-
-    See :meth:`ApplicationThread.relieve`.
-    """
+    """Make further calls in a new thread if a call hangs; see :meth:`ApplicationThread.relieve`."""
     _thread.relieve(seconds)
 
 
+def call_where_allowed(function: Callable[[], object]) -> None:
+    """Call a function in this thread, unless application code is kept out of this thread.
+
+    In that case the application's thread calls the function.
+    """
+    if _here.is_kept_out:
+        _thread.call(function)
+    else:
+        function()
+
+
 def flush_application(until: float) -> None:
-    """Wait until what has come so far was called; see :meth:`ApplicationThread.flush`."""
+    """Wait until all earlier calls have returned; see :meth:`ApplicationThread.flush`."""
     _thread.flush(until)
 
 
 def may_log_here(record: logging.LogRecord) -> bool:
-    """Tell whether a log record is handled here and now; else the thread does it.
+    """Return whether this thread may handle a log record; if not, the application's thread does.
 
-    A filter of loggers. The record keeps its time and the name of its thread.
+    Loggers use this function as a filter. The record keeps its time and the name of its thread.
     """
     if not _here.is_kept_out:
         return True
@@ -164,16 +178,16 @@ def may_log_here(record: logging.LogRecord) -> bool:
 def _log(record: logging.LogRecord) -> None:
     try:
         logging.getLogger(record.name).handle(record)
-    except Exception:  # noqa: BLE001  # of an application's filter; nobody called us
-        if logging.raiseExceptions and sys.stderr is not None:  # as of a handler
+    except Exception:  # noqa: BLE001  # an application's filter failed; no caller gets the error
+        if logging.raiseExceptions and sys.stderr is not None:  # as logging does for handlers
             traceback.print_exc()
 
 
 def _call_safely(function: Callable[[], object]) -> None:
-    """Call a function; what it raises is reported as that of any thread, and ends none."""
+    """Call a function. Report its error as a thread's uncaught error, but do not end the thread."""
     try:
         function()
-    except BaseException as error:  # noqa: BLE001  # also what ends a thread: the others wait
+    except BaseException as error:  # noqa: BLE001  # also SystemExit, because further calls wait
         threading.excepthook(
             threading.ExceptHookArgs(
                 (type(error), error, error.__traceback__, threading.current_thread())
@@ -182,8 +196,8 @@ def _call_safely(function: Callable[[], object]) -> None:
 
 
 def _renew_in_child() -> None:
-    """Leave to the parent what it has to run: the child has no such thread."""
-    global _thread  # noqa: PLW0603  # the one of this process
+    """Begin anew in a forked child, which has neither the parent's thread nor its waiting calls."""
+    global _thread  # noqa: PLW0603  # one for each process
     _thread = ApplicationThread()
 
 

@@ -1,7 +1,7 @@
-"""How values are shown that somebody else may have written: cut, in every message and log line.
+"""Values in messages and log lines: a long value is cut.
 
-Whoever can write a table's rows chooses names, arguments and errors of any length. None of them
-gets into a message whole, so that no row can fill a disk with log lines.
+The names, arguments and errors in a table's rows may have any length. Messages have such values in
+a cut form, so that no row can fill a disk with log lines.
 """
 
 from __future__ import annotations
@@ -12,23 +12,24 @@ from contextlib import suppress
 
 from apscheduler_tasklock._application import may_log_here
 
-# The most characters of a job's id, its function's or executor's name; and the most bytes of a
-# task's name, which is a primary key: PostgreSQL refuses index entries of over 2,700 bytes.
+# Limits the characters of a job's id, and of its function's and executor's names. Also limits the
+# bytes of a task's name, because it is a primary key, and PostgreSQL rejects index entries of over
+# 2,700 bytes.
 LONGEST_NAME = 1000
-# The most characters that are shown of one value within a message.
+# Limits the characters of one value within a message.
 LONGEST_VALUE = 300
-# The most characters of a message about one row, and of one value of a log line. The longest of our
-# own have the statements that grant all rights.
+# Limits the characters of a message about one row, and of one value of a log line. The limit leaves
+# room for the library's longest messages, which have the statements that grant all rights.
 LONGEST_MESSAGE = 4000
-# The most characters of a log line's message, and of its traceback.
+# Limits the characters of a log line's message, and of its traceback.
 _LONGEST_LINE = 16000
 
 
 def cut(text: object, longest: int = LONGEST_MESSAGE) -> str:
-    """Return a text of at most so many characters, and how many there are if that is more.
+    """Return a text, cut to so many characters; a cut text ends with its length.
 
-    :param text: also an error, whose message is meant
-    :param longest: the most characters that are left
+    :param text: a text, or an error, whose message is cut
+    :param longest: limits the characters that are left
     """
     text = str(text)
     if len(text) <= longest:
@@ -38,7 +39,7 @@ def cut(text: object, longest: int = LONGEST_MESSAGE) -> str:
 
 def shown(value: object) -> str:
     """Return the ``repr`` of a value for a message, cut."""
-    if isinstance(value, str) and len(value) > LONGEST_VALUE:  # the repr of 1 MB need not be made
+    if isinstance(value, str) and len(value) > LONGEST_VALUE:  # make no repr of the whole text
         return f"{value[:LONGEST_VALUE]!r}... ({len(value)} characters)"
     return cut(repr(value), LONGEST_VALUE)
 
@@ -46,7 +47,8 @@ def shown(value: object) -> str:
 def logger_of(name: str) -> logging.Logger:
     """Return the logger of a module.
 
-    Its log lines are cut, each value by itself. No handler runs in the database's thread.
+    The logger cuts each long value of a log line. In a thread that keeps application code out, such
+    as the database's thread, its records go to the application's thread.
     """
     logger = logging.getLogger(name)
     logger.addFilter(_cut_line)
@@ -55,17 +57,21 @@ def logger_of(name: str) -> logging.Logger:
 
 
 def _cut_line(record: logging.LogRecord) -> bool:
-    """Cut what a log line tells. Arguments that are short stay what they are, for handlers."""
-    with suppress(Exception):  # of a trigger's own __str__; the handler tells of it
+    """Cut the long values of a log record, and keep the record.
+
+    Short arguments stay objects and do not become texts, because handlers may use the objects.
+    """
+    with suppress(Exception):  # a value's own __str__ may fail, and the handler reports that
         if isinstance(record.args, tuple):
             record.args = tuple(map(_cut_argument, record.args))
         message = record.getMessage()
-        if len(message) > _LONGEST_LINE:  # of many values
+        if len(message) > _LONGEST_LINE:  # it has many values
             record.msg, record.args = cut(message, _LONGEST_LINE), ()
         if record.exc_info and record.exc_info[1] is not None:
-            told = "".join(traceback.format_exception(record.exc_info[1])).rstrip("\n")
-            if len(told) > _LONGEST_LINE:  # as a formatter would write it
-                record.exc_text = cut(told, _LONGEST_LINE)
+            text = "".join(traceback.format_exception(record.exc_info[1])).rstrip("\n")
+            if len(text) > _LONGEST_LINE:
+                # Formatters use this text in place of their own.
+                record.exc_text = cut(text, _LONGEST_LINE)
     return True
 
 

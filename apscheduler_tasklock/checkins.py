@@ -1,7 +1,7 @@
-"""Check-ins: tell a monitoring service of each granted run that it began, and how it ended.
+"""Check-ins: report the beginning and the end of each granted run to a monitoring service.
 
-A service that hears nothing when it should raises an alarm. These are Sentry Crons, and all that
-take pings at a URL, in the manner of healthchecks.
+The service raises an alarm if a check-in does not arrive in time. Check-ins go to Sentry Crons, and
+to services that take pings at a URL as healthchecks.io does.
 """
 
 from __future__ import annotations
@@ -55,15 +55,16 @@ from apscheduler_tasklock.events import (
 
 logger = logger_of(__name__)
 
-# How many check-ins wait to be sent, at most.
+# Limits how many check-ins wait to be sent.
 LONGEST_QUEUE = 1000
-# Seconds that a service may take to be reached, and to answer.
+# Limits the seconds until a service is reached, and until it has answered.
 REQUEST_TIMEOUT = 5.0
-# Seconds for which a shutdown waits for check-ins to be sent.
+# Limits the seconds for which a shutdown waits for check-ins to be sent.
 CLOSING_TIMEOUT = 2.0
-# How many runs are known whose end has not been told. More have lost theirs with their workers.
+# Limits how many runs are remembered until their end is reported, because the end of a run whose
+# worker died is never reported.
 MOST_RUNS = 1000
-# Sentry's longest slug.
+# Limits the length of a slug at Sentry.
 LONGEST_SLUG = 50
 
 _Status = Literal["start", "ok", "fail"]
@@ -77,8 +78,8 @@ _UNKNOWN = object()
 class _Run:
     """A granted run.
 
-    :ivar run_id: the same for a run time on all replicas
-    :ivar job: its job; ``None`` if its store has it no more
+    :ivar run_id: an id that is the same for a run time on all replicas
+    :ivar job: the job; ``None`` if its store does not have it any more
     """
 
     task_name: str
@@ -90,36 +91,36 @@ class _Run:
 
 @dataclass(frozen=True)
 class _CheckIn:
-    """What is told of a run."""
+    """A report of a run's beginning or end."""
 
     run: _Run
     status: _Status
 
 
 class CheckIns:
-    """Sends check-ins for the runs that this replica is granted. No job waits for them.
+    """Sends check-ins for the runs that this replica is granted. No job waits for a check-in.
 
     >>> CheckIns(ping={"report": "https://hc-ping.com/0b7c..."}).attach(scheduler)  # doctest: +SKIP
 
-    They are sent by one background thread, in their order. If a service does not answer, they wait;
-    if too many do, further ones are dropped, and a WARNING says so. A shutdown of the scheduler
-    sends what waits, for 2 seconds at most.
+    One background thread sends the check-ins in their order. If a service does not answer,
+    check-ins wait. If 1,000 check-ins wait, further ones are dropped, and a WARNING says so. A
+    shutdown of the scheduler sends the waiting check-ins, for 2 seconds at most.
 
-    A run that fails, that loses its lock, or that is cancelled for good is told as failed. Of one
-    that is handed over to another replica, that replica tells the end.
+    A run that fails, that loses its lock, or that is cancelled for good is reported as failed. The
+    end of a run that is handed over is reported by the replica that runs its window again.
 
-    :param ping: URLs by task name; or one for all tasks, in which ``{task}`` stands for the task's
-        name and ``{slug}`` for its form in lower case, digits, ``-`` and ``_``. A run's beginning
-        is told to the URL with ``/start`` added to its path, success to the URL itself, failure to
-        that with ``/fail``. Redirects are not followed.
-    :param sentry: whether Sentry Crons is told; or the names of the tasks of which it is. The
-        application calls ``sentry_sdk.init()``. A monitor's slug is that of the task, and its
-        schedule comes from the job's trigger, if Sentry can express that.
+    :param ping: URLs by task name; or one URL for all tasks, in which ``{task}`` stands for the
+        task's name and ``{slug}`` for its form in lower case, digits, ``-`` and ``_``. A run's
+        beginning is reported to the URL with ``/start`` added to its path, success to the URL
+        itself, failure to the URL with ``/fail``. Redirects are not followed.
+    :param sentry: whether check-ins go to Sentry Crons; or the names of the tasks whose check-ins
+        go there. The application calls ``sentry_sdk.init()``. A monitor gets the slug of its task,
+        and its schedule comes from the job's trigger, if Sentry can express that trigger.
     :param sentry_config: further entries of the monitors' configurations, such as
-        ``{"max_runtime": 120}``, in minutes; by Sentry's default a run may take 30
-    :param timeout: seconds that a service of pings may take to be reached, and to answer
-    :raises TaskLockOptionError: a URL is none of ``http`` or ``https``, or has a user in it;
-        nothing is to be told; or ``sentry-sdk`` is not installed
+        ``{"max_runtime": 120}``, in minutes; by Sentry's default a run may take 30 minutes
+    :param timeout: limits the seconds until a ping reaches its service, and until the answer comes
+    :raises TaskLockOptionError: a URL of ``ping`` cannot be used; neither ``ping`` nor ``sentry``
+        is given; or ``sentry-sdk`` is not installed
     """
 
     def __init__(
@@ -133,7 +134,7 @@ class CheckIns:
         if isinstance(sentry, str):
             raise TaskLockOptionError("CheckIns: sentry takes a list of task names, not one name")
         if not ping and not sentry:
-            raise TaskLockOptionError("CheckIns: give ping, sentry or both; else nothing is told")
+            raise TaskLockOptionError("CheckIns: give ping, sentry or both; one is needed")
         for url in [ping] if isinstance(ping, str) else (ping or {}).values():
             _check_url(url)
         self._ping = ping or {}
@@ -148,9 +149,9 @@ class CheckIns:
         self._is_shut_down = False
 
     def attach(self, scheduler: Any) -> CheckIns:
-        """Listen to a scheduler, whose executor is a ``TaskLockExecutor``; return this.
+        """Listen to a scheduler with a ``TaskLockExecutor``; return this object.
 
-        :raises TaskLockOptionError: this listens to a scheduler already
+        :raises TaskLockOptionError: this object is attached to a scheduler already
         """
         if self._scheduler is not None:
             raise TaskLockOptionError("CheckIns: attached already; make one for each scheduler")
@@ -163,14 +164,15 @@ class CheckIns:
         return self
 
     def close(self) -> None:
-        """Send what waits, for 2 seconds at most, and end the thread that sends."""
+        """Send the waiting check-ins, for 2 seconds at most, and end the background thread."""
         with self._changing:
             sender, self._sender = self._sender, None
         if sender is not None:
             sender.close(CLOSING_TIMEOUT)
 
     def _granted(self, event: TaskLockEvent) -> None:
-        # The same on a replica that takes the run over, so that its check-ins continue these.
+        # The id is made of task and run time, so that a replica that takes the run over has the
+        # same id, and the service counts the check-ins of both replicas as one run.
         window = event.scheduled_run_time.astimezone(timezone.utc).isoformat()
         run_id = uuid5(NAMESPACE_URL, f"tasklock:{event.task_name}:{window}").hex
         run = _Run(event.task_name, event.job_id, event.jobstore, run_id)
@@ -195,10 +197,11 @@ class CheckIns:
     def _tell_end(self, event: Any, status: _Status) -> None:
         with self._changing:
             run = self._runs.pop(_key(event), None)
-            if run is None:  # it ran without a lock, or its end was told
+            if run is None:  # the run had no lock, its end was reported before, or it was dropped
                 return
             self._tell(_CheckIn(run, status))
-        if self._is_shut_down:  # which has not waited for this run
+        # After a shutdown has called `close`, nothing else would send this check-in.
+        if self._is_shut_down:
             self.close()
 
     def _shut_down(self, _event: Any) -> None:
@@ -206,17 +209,18 @@ class CheckIns:
         self.close()
 
     def _tell(self, check_in: _CheckIn) -> None:
-        # A forked child has no thread of its parent's.
+        # A forked child makes its own sender, because the parent's thread does not run there.
         if self._sender is None or self._sender.pid != os.getpid():
             self._sender = _Sender(self._send)
         self._sender.put(check_in)
 
     def _send(self, check_in: _CheckIn) -> None:
-        """Send a check-in. Called in the background thread, which alone may wait."""
+        """Send a check-in, and wait for the answer. Called in the background thread."""
         run = check_in.run
         if run.job is _UNKNOWN:
-            run.job = self._scheduler.get_job(run.job_id, run.jobstore)  # asks its store
-        # Those are without number, and each would make a monitor.
+            run.job = self._scheduler.get_job(run.job_id, run.jobstore)  # reads the job store
+        # The check-ins of one-off jobs are not sent unless their task is named in the options,
+        # because each of these jobs would get a monitor of its own.
         is_one_off = run.job is None or isinstance(run.job.trigger, DateTrigger)
         if self._capture is not None and self._is_for_sentry(run.task_name, is_one_off):
             self._capture(
@@ -252,10 +256,10 @@ def _key(event: Any) -> _RunKey:
 
 
 def _check_url(url: str) -> None:
-    """Make sure that a URL can be asked for.
+    """Check that a URL can be used for pings.
 
-    :raises TaskLockOptionError: it cannot. The message has no part of the URL, which is a secret:
-        whoever has it can check in.
+    :raises TaskLockOptionError: the URL cannot be used. The message has no part of the URL,
+        because the URL is a secret: everybody who has the URL can check in.
     """
     wrong = None
     try:
@@ -276,7 +280,10 @@ def _check_url(url: str) -> None:
 
 
 def slug_of(task_name: str) -> str:
-    """Return a task's name in lower case, digits, ``-`` and ``_``, of 50 characters at most."""
+    """Return a slug for a task's name: lower case, digits, ``-`` and ``_``; 50 characters at most.
+
+    If the name is longer or has none of these characters, the slug ends with a hash of the name.
+    """
     slug = re.sub(r"[^a-z0-9_-]+", "-", task_name.lower()).strip("-")
     if slug and len(slug) <= LONGEST_SLUG:
         return slug
@@ -298,9 +305,9 @@ def _sentry_capture() -> Callable[..., Any]:
 
 
 def monitor_config(trigger: Any) -> dict[str, Any] | None:
-    """Return Sentry's configuration of a monitor; ``None`` for a trigger that it has no word for.
+    """Return Sentry's configuration of a monitor; ``None`` if Sentry cannot express the trigger.
 
-    Sentry knows five fields of cron, and intervals of whole minutes.
+    Sentry can express crontabs of five fields, and intervals of whole minutes.
     """
     if type(trigger) is CronTrigger:
         crontab = _crontab(trigger)
@@ -331,29 +338,30 @@ def _largest_unit(minutes: int) -> tuple[int, str]:
     return minutes, "minute"
 
 
-# What a crontab has, in its order; of the others APScheduler's defaults.
+# The fields of a crontab, in their order. A cron trigger's other fields must have their defaults.
 _CRONTAB_FIELDS = ("minute", "hour", "day", "month", "day_of_week")
 _CRON_PART = re.compile(r"(\*|\d+(-\d+)?)(/\d+)?")
 _WEEKDAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 
 
 def _crontab(trigger: Any) -> str | None:
-    """Return a cron trigger as a crontab; ``None`` if none means the same."""
+    """Return a cron trigger as a crontab; ``None`` if no crontab means the same."""
     fields = {field.name: str(field) for field in trigger.fields}
     if fields["second"] != "0" or fields["year"] != "*" or fields["week"] != "*":
         return None
-    # A crontab runs if one of the two fits, and APScheduler if both do.
+    # If both fields are set, a crontab runs on days that match one of them, and APScheduler on days
+    # that match both. So no crontab means the same.
     if fields["day"] != "*" and fields["day_of_week"] != "*":
         return None
     fields["day_of_week"] = _crontab_weekdays(fields["day_of_week"])
     parts = [part for name in _CRONTAB_FIELDS for part in fields[name].split(",")]
-    if not all(_CRON_PART.fullmatch(part) for part in parts):  # such as `last`, or `2nd mon`
+    if not all(_CRON_PART.fullmatch(part) for part in parts):  # a part such as `last` or `2nd mon`
         return None
     return " ".join(fields[name] for name in _CRONTAB_FIELDS)
 
 
 def _crontab_weekdays(field: str) -> str:
-    """Return the weekdays as a crontab counts them: from Sunday, which is 0; here from Monday."""
+    """Return APScheduler's weekday field, where Monday is 0, for a crontab, where Sunday is 0."""
     for number, name in enumerate(_WEEKDAYS):
         field = field.replace(name, str(number))
     if not all(re.fullmatch(r"\d(-\d)?", part) for part in field.split(",")):
@@ -374,29 +382,29 @@ def _ping(url: str, status: _Status, timeout: float) -> None:
     try:
         _get(whole, timeout)
     except OSError:
-        _get(whole, timeout)  # once more: a check-in that is lost raises an alarm
+        _get(whole, timeout)  # a second try, because a lost check-in raises an alarm
 
 
 def _get(url: str, timeout: float) -> None:
-    # Its scheme was checked when it was given.
+    # `_check_url` has checked the scheme.
     request = Request(url, headers={"User-Agent": "apscheduler-tasklock"})  # noqa: S310  # HTTP
     try:
         _service().open(request, timeout=timeout).close()
     except HTTPError as error:
         error.close()
-        # Its words may be anything, and have the URL in them.
-        said = f"HTTP {error.code}"
+        # The error has only the status, because the answer's text may contain the URL, a secret.
+        status = f"HTTP {error.code}"
         if 300 <= error.code < 400:
-            said += ", a redirect, which is not followed: give `ping` the URL that it leads to"
-        raise OSError(said) from None
+            status += ", a redirect, which is not followed: give `ping` the URL that it leads to"
+        raise OSError(status) from None
 
 
 @cache
 def _service() -> OpenerDirector:
-    """Return what asks a service over HTTP: through the environment's proxy, as usual.
+    """Return an opener for HTTP requests, which uses the environment's proxy.
 
-    It follows no redirects, which could lead to a server that only this machine can reach; and the
-    standard library reads all of such an answer.
+    The opener follows no redirects, because a redirect could lead to a server that only this
+    machine can reach, and because the standard library reads the whole body of a redirect.
     """
     service = OpenerDirector()
     for handler in (
@@ -411,25 +419,25 @@ def _service() -> OpenerDirector:
 
 
 class _Sender:
-    """Sends check-ins in a thread, one after the other.
+    """Sends check-ins in a background thread, one after the other.
 
-    :param send: sends one
-    :ivar pid: of its process
+    :param send: sends one check-in
+    :ivar pid: the id of the thread's process
     """
 
     def __init__(self, send: Callable[[_CheckIn], None]) -> None:
         self.pid = os.getpid()
         self._send = send
         self._queue: queue.Queue[_CheckIn | None] = queue.Queue(LONGEST_QUEUE)
-        self._given_up = threading.Event()
+        self._abandoned = threading.Event()
         self._drops = False
         self._fails = False
-        # A daemon, since a service that hangs must not keep the process.
+        # A daemon thread, so that a service that hangs does not keep the process from ending.
         self._thread = threading.Thread(target=self._run, name="tasklock-check-ins", daemon=True)
         self._thread.start()
 
     def put(self, check_in: _CheckIn) -> None:
-        """Let a check-in be sent, or drop it if too many wait."""
+        """Queue a check-in, or drop it if too many wait."""
         try:
             self._queue.put_nowait(check_in)
         except queue.Full:
@@ -442,24 +450,28 @@ class _Sender:
                 )
 
     def close(self, timeout: float) -> None:
-        """Send what waits, for so many seconds at most, and end the thread."""
+        """Send the waiting check-ins, and end the thread.
+
+        :param timeout: limits the wait, in seconds
+        """
         deadline = time.monotonic() + timeout
         with suppress(queue.Full):
             self._queue.put(None, timeout=timeout)
         self._thread.join(max(0.0, deadline - time.monotonic()))
-        self._given_up.set()
+        self._abandoned.set()
         if self._thread.is_alive():
             logger.warning("Check-ins are not sent: their service has not answered in time")
 
     def _run(self) -> None:
-        while (check_in := self._queue.get()) is not None and not self._given_up.is_set():
+        while (check_in := self._queue.get()) is not None and not self._abandoned.is_set():
             try:
                 self._send(check_in)
                 self._fails = False
-            except Exception as error:  # noqa: BLE001  # of a service, an SDK or a job store
+            except Exception as error:  # noqa: BLE001  # whatever an SDK or a job store raises
                 level = logging.DEBUG if self._fails else logging.WARNING
                 self._fails = True
-                # Other errors than those of the system may have the URL, which is a secret.
+                # The text of an error other than `OSError` may contain the URL, which is a secret.
+                # So its type is logged.
                 why = error if isinstance(error, OSError) else type(error).__name__
                 logger.log(level, "A check-in of %r failed: %s", check_in.run.task_name, why)
             if self._queue.empty():

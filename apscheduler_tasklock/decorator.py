@@ -1,4 +1,4 @@
-"""``@task_lock``: lock options on the job function itself."""
+"""``@task_lock``: gives a job's function its lock options."""
 
 from __future__ import annotations
 
@@ -54,24 +54,26 @@ def task_lock(
 
 
 def task_lock(options: Any = None, /, **named: Any) -> Any:
-    """Give a job function lock options, and let it take ``kwargs={"task_lock": {...}}``.
+    """Give a job function lock options, and let its jobs have ``kwargs={"task_lock": {...}}``.
 
-    The result has the name and the signature of the function. It drops the reserved key before it
-    calls the function, also in a direct call, as that of Flask-APScheduler's ``run_job``, which
-    runs without a lock. Persistent job stores and process pools find it by its name. A coroutine
-    function, a method or a class method stays one.
-
-    A function that its module has under its name already, as in
-    ``nightly = task_lock(max_factor=2)(reports.send)``, is returned itself, because job stores and
-    process pools would find it, and not the result. A direct call of it does not drop the key. It
-    has one set of options: for another one decorate ``functools.partial(reports.send)``.
-
-    Use it as ``@task_lock``, ``@task_lock(max_factor=2)``, or ``@task_lock(False)`` for a function
-    whose jobs run on every replica. For the options see
+    Use the decorator as ``@task_lock``, ``@task_lock(max_factor=2)``, or ``@task_lock(False)`` for
+    a function whose jobs run on every replica. For the options see
     :class:`~apscheduler_tasklock.options.LockOptions`.
 
-    :raises TaskLockOptionError: an option is unknown or impossible, or the function has a parameter
-        ``task_lock``, or other options under its name
+    The decorator returns a wrapper with the name and the signature of the function, so that
+    persistent job stores and process pools find the wrapper by that name. A coroutine function, a
+    method or a class method stays one. The wrapper drops the key ``task_lock`` from the kwargs
+    before it calls the function. So application code may call the wrapper with a job's kwargs, as
+    Flask-APScheduler's ``run_job`` does, which runs the job without a lock.
+
+    If the function is in its module under its name already, as in
+    ``nightly = task_lock(max_factor=2)(reports.send)``, the decorator returns the function itself,
+    because job stores and process pools find the function by that name, and not a wrapper. A direct
+    call of the function does not drop the key. The function can have one set of options only: for
+    other options decorate ``functools.partial(reports.send)``.
+
+    :raises TaskLockOptionError: an option is unknown or impossible, the function has a parameter
+        ``task_lock``, or it is in its module and has other options already
     """
     if callable(options) or isinstance(options, classmethod):
         return _decorated(options, named)
@@ -88,31 +90,35 @@ def task_lock(options: Any = None, /, **named: Any) -> Any:
 
 
 def function_options(function: Callable[..., Any]) -> LockOptions | Literal[False] | None:
-    """Return what ``@task_lock`` gave a function, method, callable object or partial of one."""
+    """Return the options that ``@task_lock`` gave a callable, or the function that it calls.
+
+    :return: the options; ``None`` if the callable has none
+    """
     while (marked := getattr(function, _FUNCTION_ATTRIBUTE, None)) is None and isinstance(
         function, partial
     ):
         function = function.func
     if marked is None:
-        marked = getattr(getattr(function, "__call__", None), _FUNCTION_ATTRIBUTE, None)  # noqa: B004  # its mark, not whether there is one
+        marked = getattr(getattr(function, "__call__", None), _FUNCTION_ATTRIBUTE, None)  # noqa: B004  # reads an attribute of it
     return marked
 
 
 def is_found_by_name(function: Any) -> bool:
-    """Tell whether a function or class is what its module has under its name now."""
+    """Return whether a function or class is in its module under its own name at this moment."""
     module = sys.modules.get(str(getattr(function, "__module__", None)))
     first, *rest = str(getattr(function, "__qualname__", "")).split(".")
-    found: Any = getattr(module, "__dict__", {}).get(first)  # calls no __getattr__ of the module
+    # Read from `__dict__`, so that the module's `__getattr__` is not called.
+    found: Any = getattr(module, "__dict__", {}).get(first)
     for name in rest:
         found = getattr(found, name, None)
     return found is function
 
 
 def _decorated(function: Any, options: Any) -> Any:
-    """Return what stands for the function under its name.
+    """Return the function with its options, or a wrapper that drops the reserved key.
 
-    The function itself has the options, too, for a decorator below that has kept it, and for a
-    caller who throws the result away.
+    The function itself gets the options even if a wrapper is returned, because another decorator
+    may have stored the function, or the caller may not use the wrapper.
     """
     if isinstance(function, (classmethod, staticmethod)):
         return type(function)(_decorated(function.__func__, options))
@@ -122,9 +128,9 @@ def _decorated(function: Any, options: Any) -> Any:
     has_name = is_found_by_name(function)
     if has_name and before not in (None, marked):
         raise TaskLockOptionError(
-            f"{where}: it has other options already, and is one function for all who find it by "
-            "its name; decorate functools.partial(...) of it, or give the options to its job, as "
-            'in kwargs={"task_lock": {...}}'
+            f"{where}: the function has other options already, which hold wherever the function is "
+            "found by its name; decorate functools.partial(...) of it, or give the options to its "
+            'job, as in kwargs={"task_lock": {...}}'
         )
     setattr(function, _FUNCTION_ATTRIBUTE, marked)
     if before is None:
@@ -133,7 +139,7 @@ def _decorated(function: Any, options: Any) -> Any:
 
 
 def _accept_reserved_key(function: Any, where: str) -> None:
-    """Make APScheduler's check of job kwargs pass the reserved key."""
+    """Let APScheduler's check of a job's kwargs accept the reserved key."""
     signature = _signature(function)
     parameters = list(signature.parameters.values())
     if RESERVED_KEY in signature.parameters:
@@ -148,11 +154,11 @@ def _accept_reserved_key(function: Any, where: str) -> None:
 
 
 def _without_reserved_key(function: Any) -> Any:
-    """Return what calls the function without the reserved key, and looks like it.
+    """Return a wrapper that drops the reserved key, with the name and signature of a function.
 
-    Executors take the key out of a job's kwargs, but others who call a job's function do not. A
-    callable object or a partial is returned as it is, because a function in its place would be
-    another kind of thing; so is a generator function, because it is no job.
+    The wrapper is for direct calls, because a ``TaskLockExecutor`` takes the key out of a job's
+    kwargs itself. A callable object or a partial is returned as it is, because a wrapper would be
+    another kind of object. A generator function is returned as it is, because it cannot be a job.
     """
     if (
         not isinstance(function, FunctionType)
@@ -180,5 +186,6 @@ def _without_reserved_key(function: Any) -> Any:
 
 
 def _signature(function: Any) -> inspect.Signature:
-    # As APScheduler sees it: a wrapper may pass its function arguments that a job does not have.
+    # `follow_wrapped=False`, because APScheduler checks a job's arguments against the signature of
+    # the outermost wrapper.
     return inspect.signature(function, follow_wrapped=False)

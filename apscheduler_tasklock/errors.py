@@ -1,4 +1,4 @@
-"""The exceptions: one base class, and what a caller may want to tell apart."""
+"""The exceptions: a base class, and a subclass for each kind of error that a caller may handle."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class TaskLockSchemaError(TaskLockError):
 
 
 class TaskLockRefusedError(TaskLockError):
-    """``TaskLocks.hold`` was refused: the task runs elsewhere, or its window is taken.
+    """``TaskLocks.hold`` was refused: the task is running, was just run, or is paused.
 
     :ivar name: the task's name
-    :ivar holder: replica of the claim that stands against it
-    :ivar locked_until: database time until which the task is held
+    :ivar holder: the replica that made the task's last claim
+    :ivar locked_until: database time until which the task is locked
     :ivar reason: ``"running"``, ``"window"`` or ``"paused"``
     """
 
@@ -47,7 +47,7 @@ class TaskLockRefusedError(TaskLockError):
 class TaskLockNotFoundError(TaskLockError):
     """An operation names tasks, or jobs of the job store, that have no row.
 
-    :ivar names: their names
+    :ivar names: the names
     """
 
     def __init__(self, names: Sequence[str], kind: Literal["task", "job"] = "task") -> None:
@@ -59,13 +59,13 @@ class TaskLockNotFoundError(TaskLockError):
         names = ", ".join(map(repr, self.names))
         command = "status" if self._kind == "task" else "jobs"
         return (
-            f"no such {self._kind}: {names}; `apscheduler-tasklock {command}` lists those that "
-            "there are"
+            f"no such {self._kind}: {names}; `apscheduler-tasklock {command}` lists all "
+            f"{self._kind}s"
         )
 
 
 class TaskLockStateError(TaskLockError):
-    """A task's state forbids an operation. The message says which state, and what to do."""
+    """A task's or a job's state forbids an operation. The message says which, and what to do."""
 
 
 class TaskLockDatabaseError(TaskLockError):

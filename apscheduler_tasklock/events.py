@@ -6,8 +6,9 @@ from datetime import datetime
 
 from apscheduler.events import JobEvent
 
-# APScheduler 3 uses the bits from 0 to 16. These are far above, so that a later APScheduler 3 has
-# room, and outside its EVENT_ALL: a listener gets them only if it asks for them.
+# APScheduler 3 uses the bits from 0 to 16. These bits are far above, so that later versions of
+# APScheduler 3 can use more. They are outside APScheduler's EVENT_ALL, so that a listener gets
+# these events only if it asks for them.
 EVENT_TASK_LOCK_GRANTED = 2**40
 EVENT_TASK_LOCK_REFUSED = 2**41
 EVENT_TASK_LOCK_RELEASED = 2**42
@@ -31,27 +32,28 @@ _NAMES = {
 
 
 class TaskLockEvent(JobEvent):  # type: ignore[misc]  # APScheduler has no types
-    """What happened to the task lock of one run time of one job.
+    """An event about the task lock, for one run time of one job.
 
     :ivar code: one of the ``EVENT_TASK_LOCK_*`` codes
     :ivar job_id: id of the job
     :ivar jobstore: alias of the job store that holds the job
     :ivar task_name: the task's name, the same on every replica; empty if the job's options are
         impossible
-    :ivar scheduled_run_time: the run time that the claim was for; of a window that is given up, its
-        start in database time; of a run by hand, when it was begun or given up
-    :ivar holder: who made the last claim of the task, if known; a worker process has an id of its
-        own
-    :ivar locked_until: database time until which the task is held, or of a release, until which its
-        window is taken, if known
-    :ivar token: the fencing token of the holder's claim, if known
-    :ivar reason: of ``REFUSED`` ``"running"`` (the last run has not ended, or its holder died and
-        is waited for), ``"window"`` (the run time's window, or a later one, was run already) or
-        ``"paused"``; of ``GRANTED`` ``"takeover"`` if it runs the window of a holder that died or
-        handed it over, ``"manual"`` if an operator has asked for the run;
-        of ``RELEASED`` ``"handed over"`` if another replica is to run the window; of ``ERROR``
-        ``"given up"`` if a window is not run again any more; else ``None``
-    :ivar exception: what went wrong, for ``EVENT_TASK_LOCK_ERROR``
+    :ivar scheduled_run_time: the run time that was claimed; for a window that is given up, the
+        window's start in database time; for a manual run, the time at which the run was begun or
+        given up
+    :ivar holder: the replica that made the last claim of the task; ``None`` if not known
+    :ivar locked_until: database time until which the task is locked; for ``RELEASED``, database
+        time at which the window of the run ends; ``None`` if not known
+    :ivar token: the fencing token of the holder's claim; ``None`` if not known
+    :ivar reason: for ``REFUSED`` ``"running"`` (the last run is unfinished: it still runs, or it
+        died and may be taken over), ``"window"`` (the run time's window, or a later one, was run
+        before) or ``"paused"``; for ``GRANTED`` ``"takeover"`` if the run repeats the window of a
+        dead or handed-over run, ``"manual"`` if an operator has asked for the run; for ``RELEASED``
+        ``"handed over"`` if another replica is to run the window; for ``LOST`` ``"died"`` if the
+        worker process died; for ``ERROR`` ``"given up"`` if no replica takes a dead run over any
+        more; else ``None``
+    :ivar exception: the error, for ``EVENT_TASK_LOCK_ERROR``
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The lock-aware executor: what a scheduler sees."""
+"""``TaskLockExecutor``: the executor that users give to a scheduler, which wraps another one."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent import futures
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import partial
 from math import inf
 from typing import Any, ClassVar, Literal
 from uuid import UUID
@@ -17,15 +17,19 @@ from uuid import UUID
 from apscheduler.events import (
     EVENT_ALL_JOBS_REMOVED,
     EVENT_JOB_ADDED,
+    EVENT_JOB_ERROR,
     EVENT_JOB_MODIFIED,
     EVENT_JOB_REMOVED,
+    EVENT_JOB_SUBMITTED,
     EVENT_SCHEDULER_STARTED,
+    JobExecutionEvent,
+    JobSubmissionEvent,
 )
-from apscheduler.executors.base import BaseExecutor, MaxInstancesReachedError
+from apscheduler.executors.base import BaseExecutor, MaxInstancesReachedError, run_job
 from sqlalchemy import Engine
 from sqlalchemy.engine import URL
 
-from apscheduler_tasklock._database.deadline import SHUTDOWN_LIMIT
+from apscheduler_tasklock._application import call_where_allowed
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.client import (
     LockClient,
@@ -33,46 +37,43 @@ from apscheduler_tasklock._lock.client import (
     client_now,
 )
 from apscheduler_tasklock._lock.forking import replace_in_each_child
-from apscheduler_tasklock._lock.messages import RunState
-from apscheduler_tasklock._scheduler.adapter import (
+from apscheduler_tasklock._lock.protocol_messages import RunState
+from apscheduler_tasklock._runs.adapter import (
     SchedulerAdapter,
+    accepts_nothing_more,
     call_as_scheduler,
     cancels_coroutines,
     check_gevent,
-    check_importable,
     dispatcher,
-    has_own_threads,
+    has_processes,
     interpreter_is_ending,
     is_wrapped_by_another,
     jobstore_of,
     make_inner,
-    report_jobs,
+    report_runs,
     unwrap,
-    worker_processes,
+    worker_count,
     wrap,
 )
-from apscheduler_tasklock._scheduler.attempt import RunAttempt
-from apscheduler_tasklock._scheduler.jobs import ExecutorJobs
-from apscheduler_tasklock._scheduler.known import KnownTasks
-from apscheduler_tasklock._scheduler.lateness import SchedulerPasses, WorkerQueue
-from apscheduler_tasklock._scheduler.notices import JobNotices
-from apscheduler_tasklock._scheduler.notify import BlockedTasks, Notifier, Reports
-from apscheduler_tasklock._scheduler.presence import Presence
-from apscheduler_tasklock._scheduler.queued import QueuedRuns
-from apscheduler_tasklock._scheduler.registration import Registrar
-from apscheduler_tasklock._scheduler.stops import saying
-from apscheduler_tasklock._scheduler.submission import (
-    Blocked,
-    JobKey,
-    RunResult,
-    Submission,
-    as_handed_out,
-    hand_out_of,
-)
-from apscheduler_tasklock._scheduler.tasks import ResolvedTask, Tasks
-from apscheduler_tasklock._scheduler.watch import Watch
-from apscheduler_tasklock._scheduler.workers import LostWorkers, shutting_down
-from apscheduler_tasklock._scheduler.wrapper import JobWrapper, RunContext
+from apscheduler_tasklock._runs.blocked_tasks import BlockedTasks
+from apscheduler_tasklock._runs.executor_jobs import ExecutorJobs
+from apscheduler_tasklock._runs.executor_runs import ExecutorRuns, Owner
+from apscheduler_tasklock._runs.given_job import JobView
+from apscheduler_tasklock._runs.job_notices import JobNotices
+from apscheduler_tasklock._runs.kept_runs import KeptRuns
+from apscheduler_tasklock._runs.known_tasks import KnownTasks
+from apscheduler_tasklock._runs.misfires import ALWAYS_MISSED, SchedulerPasses
+from apscheduler_tasklock._runs.presence import Presence
+from apscheduler_tasklock._runs.process_runs import ProcessRuns
+from apscheduler_tasklock._runs.registration import Registrar
+from apscheduler_tasklock._runs.reports import Notifier, Reports
+from apscheduler_tasklock._runs.run_attempt import RunAttempt
+from apscheduler_tasklock._runs.stopping import ShutDownTogether, reporting
+from apscheduler_tasklock._runs.submission import DueRun, JobKey, Submission
+from apscheduler_tasklock._runs.tasks import ResolvedTask, Tasks
+from apscheduler_tasklock._runs.unlocked_runs import UnlockedRuns
+from apscheduler_tasklock._runs.watch import Watch
+from apscheduler_tasklock._shutdown import WITHDRAWING_LIMIT, Shutdown
 from apscheduler_tasklock._values import logger_of
 from apscheduler_tasklock.errors import (
     TaskLockDatabaseError,
@@ -99,57 +100,59 @@ from apscheduler_tasklock.status import Health
 
 logger = logger_of(__name__)
 
-# Seconds that a shutdown waits for claims under way to be given up, or made and handed over, and
-# for those of coroutines that it cuts. A claim without an answer is given up a second before.
-CLOSING_TIMEOUT = 2.5
-# So many jobs are named that a stop waits for.
-MOST_TOLD = 5
+# Limits how many jobs are named in the WARNING of a stop that waits for jobs.
+MOST_NAMED = 5
 
 
-class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has no types
+class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  # the base has no types
     """Runs each job on one replica per window, with a task lock in PostgreSQL.
 
-    Every replica schedules its jobs normally. Right before a job runs, in the worker of the
-    executor that this one wraps, its task is claimed; only where the claim is granted it runs.
+    Every replica schedules its jobs normally. When the wrapped executor has a free worker, the
+    replica claims the job's task. If the claim is granted, the job is given to that worker. If the
+    claim is refused, the job does not run on this replica.
 
     Plugin alias: ``tasklock``
 
-    :param database: PostgreSQL URL, or an SQLAlchemy ``Engine`` with the psycopg driver: a
-        connection is opened as the engine opens its own, and its pool is not used
+    :param database: PostgreSQL URL, or an SQLAlchemy ``Engine`` with the psycopg driver: the lock's
+        own connection is opened as the engine opens one, and the engine's pool is not used
     :param executor: executor to wrap: an instance, a plugin alias such as ``"processpool"``, or a
         mapping as in a scheduler's configuration, ``{"type": "processpool", "max_workers": 2}``;
         by default the scheduler's own default executor
     :param min_factor: minimum lock, as a multiple of the job's period; 0 or more. By default 0.9;
-        of one-off jobs, 60 s are the minimum lock instead.
+        one-off jobs have a minimum lock of 60 s instead.
     :param max_factor: maximum lock, as a multiple of the job's period; above 0
-    :param lease: how long after its last sign of life a holder counts as dead; a ``timedelta`` or
-        seconds, 1 or more. By default 60 s, or a third of the maximum lock if that is shorter; none
-        where that is below 15 s and there is no failover;
-        ``None``: when its maximum lock ends. A living holder renews its claim every third of it.
-    :param failover: whether another replica runs the window of a dead holder again. Without, it is
-        not run again; with it, it may be run twice. It is given up after ``max_takeovers``, or when
-        its maximum lock ends.
-    :param max_takeovers: how often in a row a task's dead runs are taken over, until the next one
-        that dies is given up
-    :param poll_interval: longest time between two looks for dead holders, a ``timedelta`` or
-        seconds; it is also looked three times in a lease of a job with failover
-    :param period: what stands for the period of a run time that no other follows, as of a date
+    :param lease: how long after its last renewal a holder counts as dead; a ``timedelta`` or
+        seconds, 1 or more. A living holder renews its claim after each third of the lease. By
+        default 60 s, or a third of the maximum lock if that is shorter; no lease if that third is
+        below 15 s, or with failover below 1 s. ``None``: no lease. Without a lease, a holder counts
+        as dead when its maximum lock ends.
+    :param failover: whether another replica runs the window of a dead holder again. Without
+        failover, no replica runs that window again. With failover, the window may be run twice. The
+        run is given up after ``max_takeovers`` takeovers, or when its maximum lock ends.
+    :param max_takeovers: how many times in a row a task's dead runs are taken over; the next dead
+        run is given up
+    :param poll_interval: longest time between two looks at the tasks' rows, in which dead runs are
+        found; a ``timedelta`` or seconds. A job with failover causes three looks in each lease.
+        If there are very many replicas, looks come less often.
+    :param period: period of a run time that no other run time follows, such as that of a date
         trigger; a ``timedelta`` or seconds
-    :param jobs: options of single jobs, as ``{"job-id": {"max_factor": 2}}``, for those whose
-        kwargs or function cannot carry them
+    :param jobs: options of single jobs, such as ``{"job-id": {"max_factor": 2}}``, for jobs whose
+        kwargs or function cannot carry options
     :param namespace: put before every task name, for applications that share a database
-    :param on_database_error: what becomes of a job when the database stays unavailable: ``"skip"``
-        it, or ``"run"`` it without a lock
-    :param claim_timeout: seconds for which a claim is tried while the database is unavailable
-    :param schema: schema of the task lock table; by default up to the ``search_path``
+    :param on_database_error: what becomes of a job whose claim fails because the database stays
+        unavailable: ``"skip"`` it, or ``"run"`` it without a lock
+    :param claim_timeout: for how long a claim is tried while the database is unavailable; a
+        ``timedelta`` or seconds
+    :param schema: schema of the task lock table; by default the ``search_path`` decides
     :param table: name of the task lock table
     :param history: how many runs of each task the run history keeps, up to 10,000; 0: none
-    :param redact: returns what the run history keeps of an exception's message, or ``None``; it
-        must be importable where jobs run in worker processes
-    :param replica_id: who holds a lock, shown in logs; by default host, process and a random part
-    :param enabled: ``False`` runs every job here, without a lock and without a database, as in
+    :param redact: gets a job's exception, and returns the message that the run history keeps, or
+        ``None`` to keep no message
+    :param replica_id: this replica's id, as the holder of locks and in logs; by default host,
+        process and a random part
+    :param enabled: ``False`` runs every job here, without a lock and without a database, for
         development and tests
-    :param executor_options: passed on to the wrapped executor, as ``max_workers=20``
+    :param executor_options: passed on to the wrapped executor, such as ``max_workers=20``
     :raises TaskLockOptionError: an option is unknown or impossible
     """
 
@@ -207,12 +210,12 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         self._executor_options = executor_options
         self._run_unlocked = on_database_error == "run"
         self._inner: Any = None
-        self._started_in: int | None = None  # the process
+        self._started_in: int | None = None  # the id of the process that started this executor
         settings = lock_settings(
             database,
             replica_id=replica_id,
             claim_timeout=parse_positive_seconds(claim_timeout, "claim_timeout", where),
-            schema=schema or None,  # a configuration file says '' for none
+            schema=schema or None,  # a configuration file has '' for no schema
             table=table,
             history=history,
             redact=redact,
@@ -234,33 +237,34 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         replace_in_each_child(self)
 
     def _begin(self, locks: LockClient) -> None:
-        """Make what lives until the next shutdown, or until this process forks."""
+        """Make the parts that are replaced after a shutdown, and in a forked child."""
         self.locks = locks
-        self._workers = WorkerQueue()
+        self._shutdown = None
         self._passes = SchedulerPasses()
         self._coroutines: set[RunAttempt] = set()
-        self._queued = QueuedRuns(self.timings)
-        self._contexts: dict[bool, RunContext] = {}  # of coroutines, and of functions
+        # The notifier of coroutine jobs under the key True, and that of all other jobs under False.
+        self._notifiers: dict[bool, Notifier] = {}
         self._active: dict[UUID, _Active] = {}
-        self._idle = threading.Condition()  # told when one of these is over
-        self._lost_workers = LostWorkers(locks)
+        self._idle = threading.Condition()  # notified when `_active` has lost a submission
         self._known = KnownTasks(self._defaults.lease if self._defaults.failover else None)
-        self._notices = JobNotices()  # of jobs that are left alone
+        self._notices = JobNotices()  # log lines about jobs that are skipped here
         self._registrar = Registrar(
             locks,
             self._known,
             self._jobs.registration,
             self._jobs.has_next_run,
-            self._adapter.hands_out,
+            self._adapter.is_shared,
             self._adapter.stored_tasks,
             self.timings,
             self._notices,
         )
+        self._kept = KeptRuns()
         self._presence = Presence(locks, self._known, self._rejected, self.timings)
         self._watch = Watch(
             locks,
             self._known,
             self._jobs,
+            self._kept,
             self._registrar,
             lambda: self._adapter.state,
             self._poll_interval,
@@ -268,23 +272,53 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             looked=self._note_look,
             timings=self.timings,
         )
+        self._runs = self._make_runs()
 
     def _note_look(self, has_listed: bool) -> None:
         self._presence.note_look(has_listed=has_listed)
         self._notices.sum_up()
 
+    def _make_runs(self) -> ExecutorRuns | UnlockedRuns | None:
+        """Return the object that runs jobs on the wrapped executor; ``None`` before a start."""
+        if self._inner is None:
+            return None
+        owner = Owner(
+            coroutines=self._coroutines,
+            wrap_function=self._wrap,
+            note_begun=self._note_begun,
+            kept=self._kept,
+            note_unfinished=self._watch.note_unfinished,
+            wake_look=self._watch.looks.wake,
+            note_kept=self._forget_active,
+            note_given=self._count,
+            renewed=self._jobs.renewed,
+            note_over=self._run_over,
+            note_worker_died=self._presence.report_alive,
+            dispatch=self._adapter.dispatch,
+            log_not_submitted=self._adapter.log_not_submitted,
+            report_failed=self._report_failed,
+            report_submitted=self._report_submitted,
+            report_missed=self._report_missed,
+        )
+        if not self._enabled:
+            return UnlockedRuns(self._inner, owner)
+        return (ProcessRuns if has_processes(self._inner) else ExecutorRuns)(self._inner, owner)
+
     def replace_in_child(self) -> None:
-        """Leave the parent's locks alone. Called in a forked child, where no scheduler runs."""
+        """Make new parts in a forked child, so that the child leaves the parent's locks alone.
+
+        No scheduler runs in a child that was just forked.
+        """
         self._begin(self.locks.for_child())
 
     def start(self, scheduler: Any, alias: str) -> None:
         """Start the wrapped executor. Called by the scheduler.
 
-        :raises TaskLockSchemaError: tables are missing, old or not permitted; the message names all
-            that is missing
-        :raises TaskLockOptionError: options of a job that was added already are impossible, or
-            another scheduler runs with this executor, or its ``redact`` cannot go to the worker
-            processes that it has
+        :raises TaskLockSchemaError: tables are missing, old or not permitted; the message names
+            everything that is missing
+        :raises TaskLockOptionError: options of a job that was added before the start are
+            impossible, the executor to wrap cannot be made or wrapped, or another scheduler runs
+            with this executor
         """
         self._check_scheduler(scheduler)
         is_again = self._leave_failed_start()
@@ -292,19 +326,20 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         inner = make_inner(self._executor, self._executor_options, scheduler)
         if isinstance(inner, TaskLockExecutor):
             raise TaskLockOptionError(
-                f"{type(self).__name__}: the executor to wrap is a TaskLockExecutor itself; one "
-                "claims the lock, two would wait for each other"
+                f"{type(self).__name__}: the executor to wrap is a TaskLockExecutor itself; two "
+                "nested ones would wait for each other"
             )
         if is_wrapped_by_another(self, inner):
             raise TaskLockOptionError(
-                f"{type(self).__name__}: the executor to wrap is wrapped by another one already, "
-                "which would no longer hear of its own jobs; give each an executor of its own"
+                f"{type(self).__name__}: the executor to wrap is wrapped by another executor "
+                "already, which would no longer get the reports of its own jobs; give each an "
+                "executor of its own"
             )
-        check_importable(self.locks.settings.redact, inner)
         self._inner = inner
         for job, jobstore in self._adapter.pending_jobs(alias):
             self._jobs.resolve(job, jobstore)
-        self._contexts = {}  # which are of the last one, if this start follows one that failed
+        self._notifiers = {}  # the notifiers of a failed start belong to another wrapped executor
+        self._runs = self._make_runs()
         locks = client_at_start(self.locks, scheduler if self._enabled else None)
         if locks is not self.locks:
             self._begin(locks)
@@ -313,13 +348,16 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
                 check_gevent(inner, scheduler)
                 self._check_database()
             self._inner.start(scheduler, alias)
-            self._log_start(alias)  # a handler of the application's may raise
+            self._log_start(alias)  # may raise, because a log handler is the application's code
         except BaseException:
-            self.locks.close()  # the check has left a connection
-            self._started_in = None  # its looks, if it had been started, end with the connection
+            self.locks.close()  # because the check has opened a connection
+            # Closing has also ended the looks of an earlier start, so the next start begins anew.
+            self._started_in = None
             raise
         wrap(self, self._inner)
-        report_jobs(self._inner, self._ended, self._failed)
+        runs = self._runs
+        assert runs is not None
+        report_runs(self._inner, runs.events_of, runs.failed, runs.ended)
         self._add_listeners(scheduler)
         if self._enabled and not is_again:
             self._presence.start()
@@ -331,7 +369,10 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         return time.time()
 
     def _leave_failed_start(self) -> bool:
-        """Undo a start after which the scheduler's own has failed; tell whether there was one."""
+        """Undo this executor's start if the scheduler's own start failed after it.
+
+        :return: whether the scheduler's start had failed
+        """
         is_again = self._started_in == os.getpid()
         if is_again:
             unwrap(self._inner)
@@ -339,11 +380,13 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         return is_again
 
     def _check_scheduler(self, scheduler: Any) -> None:
-        # In a forked child nothing of the parent's runs.
+        # In a forked child another scheduler may start this executor, because the parent's
+        # scheduler has no thread there.
         if self._started_in == os.getpid() and self._adapter.is_of_another(scheduler):
             raise TaskLockOptionError(
                 f"{type(self).__name__}: it is the executor of another running scheduler, which "
-                "would no longer hear of its own jobs; give each scheduler an executor of its own"
+                "would no longer get the reports of its own jobs; give each scheduler an executor "
+                "of its own"
             )
 
     def _log_start(self, alias: str) -> None:
@@ -351,7 +394,11 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             logger.info("Task locks are off for the executor %r: every job runs here", alias)
             return
         if self.locks.settings.stand_in is not None:
-            logger.info("Task locks of the executor %r need no database, as in a test", alias)
+            logger.info(
+                "Task locks of the executor %r use no database, because "
+                "apscheduler_tasklock.testing replaces it",
+                alias,
+            )
             return
         lease = self._defaults.lease
         logger.info(
@@ -368,62 +415,84 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
     def shutdown(self, wait: bool = True) -> None:
         """Shut the wrapped executor down. From now on nothing is claimed.
 
-        What runs in threads and processes goes on until it ends, and is released then. Coroutines
-        that an event loop's executor cancels are cut: their claims are ended here, since the loop
-        may be over before they notice. With failover another replica runs their windows again.
-        A claim whose job has not begun is handed over.
+        Jobs in threads and processes go on until they end, and each claim is released when its job
+        ends. Coroutines that an event loop's executor cancels are cut: this method releases their
+        claims, because the loop may be closed before the coroutines notice the cancellation. With
+        failover another replica runs their windows again. Windows that are claimed, and whose jobs
+        have not begun, are handed over.
 
-        It takes 5 seconds at most beyond the jobs that it waits for.
+        Besides the time for jobs that it waits for, a shutdown takes 5 seconds at most, for all
+        executors and job stores of a scheduler together.
 
-        :param wait: whether to let running jobs end first
+        :param wait: whether to wait until running jobs have ended
         """
-        over_at = time.monotonic() + SHUTDOWN_LIMIT
+        with self.shutting_down() as shutdown:
+            self._stop_runs(shutdown)
+            self._presence.close(self.locks.what_runs() if wait else (), shutdown.last_at)
+            try:
+                if self._inner is not None:
+                    self._shut_down_inner(shutdown, wait=wait)
+            finally:  # because a pool's `shutdown` raises if one of its own workers calls it
+                self._end_shutdown(shutdown, wait=wait)
+
+    def begin_shutdown(self, shutdown: Shutdown) -> None:
+        """Let no run begin any more, without waiting. ``shutdown`` of this executor comes later."""
+        super().begin_shutdown(shutdown)
         self.locks.stop_claiming()
         self._watch.looks.close()
-        self._presence.close(self.locks.what_runs() if wait else ())
-        if self._inner is not None:
+        if self._runs is not None:
+            self._runs.stop(0.0, closes=True)
+
+    def _stop_runs(self, shutdown: Shutdown) -> None:
+        if self._runs is not None:
+            self._runs.stop(min(WITHDRAWING_LIMIT, shutdown.seconds_left), closes=True)
+
+    def _shut_down_inner(self, shutdown: Shutdown, *, wait: bool) -> None:
+        with self._reporting_waits(wait):
             begun = time.monotonic()
-            with shutting_down(self._inner), self._saying_waiting(wait):
-                self._inner.shutdown(wait)
+            self._inner.shutdown(wait)
+            shutdown.note_waited(time.monotonic() - begun)
+        # Once more, so that the jobs' thread ends the leases of runs whose worker processes have
+        # died meanwhile.
+        self._stop_runs(shutdown)
+
+    def _end_shutdown(self, shutdown: Shutdown, *, wait: bool) -> None:
+        if self._inner is not None:
             unwrap(self._inner)
-            over_at += time.monotonic() - begun
-        if wait:  # an operator sees what runs until then
-            self._presence.close(())
-        # What is left then is for releases that have to be sent once more.
-        deadline = min(time.monotonic() + CLOSING_TIMEOUT, over_at - 1.0)
+        if wait:  # report no runs, because the runs that the replica's row still shows have ended
+            self._presence.close((), shutdown.last_at)
         runs = list(self._coroutines) if cancels_coroutines(self._inner) else []
-        # Coroutines that the wrapped executor has cancelled, and that have not noticed.
+        # The wrapped executor has cancelled these coroutines, and they have not noticed it yet.
         cut = [(run, ticket) for run in runs if (ticket := run.begin_cut()) is not None]
-        self.locks.claiming.wait(max(0.0, deadline - time.monotonic()))
+        self.locks.claiming.wait(shutdown.seconds_left)
         for run, ticket in cut:
-            run.report_end(ticket, max(0.0, deadline - time.monotonic()))
+            run.report_release(ticket, shutdown.seconds_left)
         for run in runs:
             if run.is_being_released:
-                run.report_at_stop(max(0.0, deadline - time.monotonic()))
+                run.report_at_stop(shutdown.seconds_left)
         self._remove_listeners()
-        self.locks.close(blocking=True, until=over_at)
+        self.locks.close(blocking=True, shutdown=shutdown)
         self._started_in = None
 
-    def _saying_waiting(self, wait: bool = True) -> AbstractContextManager[None]:
+    def _reporting_waits(self, wait: bool = True) -> AbstractContextManager[None]:
         if not wait:
             return nullcontext()
-        return saying(self._tell_waiting, self.timings.waiting_interval)
+        return reporting(self._report_waiting, self.timings.waiting_interval)
 
-    def _tell_waiting(self) -> None:
-        self._say_waiting()
+    def _report_waiting(self) -> None:
+        self._log_waiting()
         self._presence.close(self.locks.what_runs())
 
-    def _say_waiting(self) -> None:
-        """Say which jobs a stop waits for."""
-        # What waits in a pool of threads is not begun any more; a process pool does not tell.
-        may_wait = not has_own_threads(self._inner)
-        running = [active for active in list(self._active.values()) if active.begun_at or may_wait]
+    def _log_waiting(self) -> None:
+        """Log the jobs that a stop waits for."""
+        # Runs that wait in the queue are not named, because a stop lets none of them begin.
+        running = [active for active in list(self._active.values()) if active.begun_at]
         if running:
-            more = len(running) - MOST_TOLD
+            more = len(running) - MOST_NAMED
             logger.warning(
                 "The stop waits for jobs to end: %s",
                 ", ".join(
-                    [active.in_words() for active in running[:MOST_TOLD]]
+                    [active.in_words() for active in running[:MOST_NAMED]]
                     + [f"{more} more"] * (more > 0)
                 ),
             )
@@ -437,21 +506,21 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         scheduler.add_listener(self._check_job, EVENT_JOB_ADDED | EVENT_JOB_MODIFIED)
         scheduler.add_listener(self._forget_job, EVENT_JOB_REMOVED)
         scheduler.add_listener(self._forget_all_jobs, EVENT_ALL_JOBS_REMOVED)
-        scheduler.add_listener(self._tell_of_unknown_jobs, EVENT_SCHEDULER_STARTED)
+        scheduler.add_listener(self._log_unknown_jobs, EVENT_SCHEDULER_STARTED)
 
     def _remove_listeners(self) -> None:
         self._adapter.remove_listeners(
             self._check_job,
             self._forget_job,
             self._forget_all_jobs,
-            self._tell_of_unknown_jobs,
+            self._log_unknown_jobs,
         )
 
     def health(self) -> Health:
-        """Return how this executor fares, for a container's probes. Asks nobody.
+        """Return this executor's health, for a container's probes. Sends nothing to the database.
 
-        A database that is unavailable makes it ``degraded``, and neither not live nor not ready: it
-        must not restart every replica.
+        An unavailable database makes the executor ``degraded``. The executor stays live and ready,
+        so that an outage does not restart every replica.
         """
         degraded = []
         if self.locks.outage.reason is not None:
@@ -463,10 +532,12 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             degraded.append(f"jobs whose own code hangs: {', '.join(self._known.left_out)}")
         if self._watch.looks.hangs:
             degraded.append(
-                "the look at the tasks has not come back, as from a job store that hangs"
+                "a look at the tasks waits for code of the application, such as a job store that "
+                "hangs"
             )
         started = self._started_in == os.getpid()
-        goes_on = self.locks.is_live and self._adapter.stores_are_live and self._adapter.is_alive
+        goes_on = self.locks.is_live and (self._runs is None or self._runs.is_live)
+        goes_on = goes_on and self._adapter.stores_are_live and self._adapter.is_alive
         return Health(
             live=started and goes_on,
             ready=started and (self._watch.has_looked or not self._enabled),
@@ -474,26 +545,35 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         )
 
     def _rejected(self) -> tuple[str, ...]:
-        """Return what the database rejects of this replica's work, its job store's too."""
-        return tuple(sorted({*self.locks.rejections.told(), *self._adapter.rejected_by_stores()}))
+        """Return the work of this replica and of its job stores that the database rejects."""
+        return tuple(
+            sorted({*self.locks.rejections.reported(), *self._adapter.rejected_by_stores()})
+        )
 
     def drain(self, timeout: float | timedelta | None = None, *, coroutines: bool = True) -> bool:
-        """Claim nothing more, and wait until what runs here has ended; then shut down as usual.
+        """Claim nothing more, and wait until the runs of this executor have ended.
 
-        Other replicas run what is due meanwhile. It is for a container that is about to be stopped.
-        Do not call it on the scheduler's own event loop, where the jobs end: use
-        ``await asyncio.to_thread(executor.drain, 50)`` there.
+        Call this method in a container that is about to be stopped, and then shut the scheduler
+        down as usual. Other replicas run the jobs that come due meanwhile.
 
-        :param timeout: seconds or ``timedelta``; ``None``: for as long as it takes
+        Do not call this method on the scheduler's own event loop, because it would block the loop
+        on which the jobs have to end. Use ``await asyncio.to_thread(executor.drain, 50)``.
+
+        Give a ``timeout`` if a job, or a listener of a job's events, calls this method, because
+        that job cannot end before this method returns.
+
+        :param timeout: limits the wait; seconds or ``timedelta``; ``None``: no limit
         :param coroutines: whether to wait for coroutines, too, which a shutdown would cancel
-        :return: whether nothing runs any more of what it has waited for
+        :return: whether all runs that this method has waited for have ended
         """
         seconds = None
         if timeout is not None:
             seconds = parse_seconds(timeout, "timeout", f"{type(self).__name__}.drain()")
         self.locks.stop_claiming()
         self._watch.looks.close()
-        with self._saying_waiting(), self._idle:
+        if self._runs is not None:
+            self._runs.stop(WITHDRAWING_LIMIT)
+        with self._reporting_waits(), self._idle:
             return self._idle.wait_for(lambda: self._is_idle(coroutines), seconds)
 
     def _is_idle(self, coroutines: bool) -> bool:
@@ -502,25 +582,26 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         )
 
     def wrap_function(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return what is called in place of a job's function, where the job runs.
+        """Return the callable that is called in place of a job's function.
 
-        Here it is the function itself. A subclass may return another callable, which sets something
-        up around it; for a coroutine function, one that returns an awaitable. It is called for each
-        run, under the lock, but not in worker processes.
+        This class returns the function itself. A subclass may return a callable that sets something
+        up around the function; for a coroutine function, that callable returns an awaitable. The
+        callable is called for each run, under the lock, but not in worker processes.
         """
         return function
 
     def _wrap(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        return self.wrap_function(function)  # as it is now
+        # Looked up for each run, so that an application can replace `wrap_function` at run time.
+        return self.wrap_function(function)
 
     def submit_job(self, job: Any, run_times: list[datetime]) -> None:
-        """Hand a job to the wrapped executor; its worker will claim it. No database work here.
+        """Queue a job's run times, to be claimed and run. Sends nothing to the database.
 
         :raises MaxInstancesReachedError: as many instances as allowed are running
-        :raises TaskLockOptionError: the job's options are impossible, or its function never runs
+        :raises TaskLockOptionError: the job's options are impossible, or a call of its function
+            would not run the function's body
         """
         scheduler_pass = self._passes.submitting(run_times[-1])
-        job = as_handed_out(job)
         jobstore = jobstore_of(job)
         try:
             task = self._jobs.resolve(job, jobstore)
@@ -542,98 +623,100 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         self._know(job, jobstore, task)
         try:
             self._submit(submission)
-        except MaxInstancesReachedError:
-            if not self._waits_for_its_own_run(submission):
-                raise
         except RuntimeError:
             if not self.locks.closed and not interpreter_is_ending():
                 raise
-            # It came due in the very moment of the shutdown; or the interpreter is ending, which
-            # shuts pools down and waits for their jobs before the application's `atexit` functions.
-            self._tell_not_begun(submission)
+            # Either the job came due at the moment of the shutdown. Or the interpreter ends, which
+            # closes pools before the application's `atexit` functions shut the scheduler down.
+            self._report_not_begun(submission)
 
-    def _waits_for_its_own_run(self, submission: Submission) -> bool:
-        """Tell whether a job that runs here already is run after that, and see to it."""
-        if submission.hand_out is not None:
-            submission.job.not_taken()  # it is handed out again then
-            return True
-        running = self._extra_run(submission.job.id)
-        if running is None:
-            return False
-        # That run is not the schedule's own, and must not cost it one. A standby's has the
-        # window of this run time.
-        if running.is_manual:
-            self._watch.add(Blocked(submission, 0, is_new=True, waits=False, follows=True))
-        return True
-
-    def _extra_run(self, job_id: str) -> Submission | None:
-        """Return what runs a job here that was asked for by hand, or in a replica's place."""
-        for active in list(self._active.values()):
-            submission = active.submission
-            is_extra = submission.is_manual or submission.is_standby
-            if submission.job.id == job_id and is_extra:
-                return submission
-        return None
-
-    def _tell_not_begun(self, submission: Submission) -> None:
+    def _report_not_begun(self, submission: Submission) -> None:
         notifier = Notifier(self._adapter.dispatch, self._blocked)
         for run_time in submission.run_times:
             Reports(submission, run_time, self.locks, notifier).not_begun()
 
     def _know(self, job: Any, jobstore: str, task: ResolvedTask) -> None:
         key = (job.id, jobstore)
-        hand_out = hand_out_of(job)
-        if hand_out is not None and hand_out.following is None:
-            return  # its store finds out if its last run dies
-        # A stored job was listed without its lease.
-        is_known = hand_out is None and self._known.has(task.name, key)
-        if task.options is not None and not is_known:
+        if task.options is not None and not self._known.has(task.name, key):
             self._know_as(task.name, key, self._jobs.lease(job, jobstore, task))
 
     def _know_as(self, task_name: str, key: JobKey, lease: float | None) -> None:
         if self._known.add(task_name, key, lease):
-            self._watch.looks.wake()  # the pause that goes on may be longer than this lease
+            self._watch.looks.wake()  # because the next look may be due only after this lease
 
     def _submit(self, submission: Submission) -> None:
-        key = submission.claim_ids[0]
-        self._active[key] = _Active(submission)
+        """Put a submission into the queue."""
+        job, runs = submission.job, self._runs
+        assert runs is not None
+        with self._lock:
+            # A stored job has no limit here, because its lock lets one run go on at a time.
+            if submission.due is None and self._instances[job.id] >= job.max_instances:
+                raise MaxInstancesReachedError(job)
+            self._count(submission)
         try:
-            self._hand_to_worker(submission)
+            runs.submit(submission, client_now(self.locks), self._notifier(submission.awaited))
         except BaseException:
-            self._active.pop(key, None)
-            self._queued.take(submission)
-            with self._idle:
-                self._idle.notify_all()
+            self._forget_active(submission)
             raise
-        active = self._active.get(key)  # it may be over by now
-        if active is not None:
-            active.processes = worker_processes(self._inner)
 
-    def _hand_to_worker(self, submission: Submission) -> None:
-        """Submit what claims and runs to the wrapped executor."""
-        context = self._context(awaited=submission.awaited)
-        if has_own_threads(self._inner):
-            self._queued.add(submission)
-        self._inner.submit_job(JobWrapper(submission, context), list(submission.run_times[-1:]))
+    def _report_failed(self, submission: Submission, run_time: datetime, error: Exception) -> None:
+        """Report a run time that could not be claimed, as APScheduler reports a failed job."""
+        call_where_allowed(
+            partial(self._logger.error, "Error running job %s", submission.job.id, exc_info=error)
+        )
+        event = JobExecutionEvent(
+            EVENT_JOB_ERROR, submission.job.id, submission.jobstore, run_time, exception=error
+        )
+        call_where_allowed(partial(self._adapter.dispatch, event))
 
-    def _context(self, *, awaited: bool) -> RunContext:
-        """Return what the submissions share that are made now, of coroutines or of functions."""
-        locks, context = client_now(self.locks), self._contexts.get(awaited)
-        if context is None or context.locks is not locks:
+    def _run_over(self, submission: Submission) -> None:
+        """Note that all runs of a submission are over."""
+        if not self._forget_active(submission):
+            return
+        if submission.one_off and self._adapter.is_shared(submission.jobstore):
+            self._forget(submission.key)
+        self._watch.ended(submission)
+        if submission.due is not None:
+            submission.due.reader.note_over(submission.due)
+
+    def _count(self, submission: Submission) -> None:
+        """Count a submission as active, and as an instance of its job, unless that is done already.
+
+        While its run is kept, a submission is not counted. So it is counted again when the run is
+        given to the wrapped executor.
+        """
+        with self._lock:
+            if submission.claim_ids[0] not in self._active:
+                self._active[submission.claim_ids[0]] = _Active(submission)
+                self._instances[submission.job.id] += submission.is_instance
+
+    def _forget_active(self, submission: Submission) -> bool:
+        """Stop counting a submission as active and as an instance; return whether it was."""
+        with self._lock:
+            if self._active.pop(submission.claim_ids[0], None) is None:
+                return False
+            self._instances[submission.job.id] -= submission.is_instance
+            if not self._instances[submission.job.id]:
+                del self._instances[submission.job.id]
+        with self._idle:
+            self._idle.notify_all()
+        return True
+
+    def _notifier(self, awaited: bool) -> Notifier:
+        """Return the notifier of coroutines or of functions; it is made at the first call."""
+        notifier = self._notifiers.get(awaited)
+        if notifier is None:
             dispatch = dispatcher(self._inner, self._adapter.dispatch, awaited=awaited)
-            context = self._contexts[awaited] = RunContext(
-                locks,
-                Notifier(dispatch, self._blocked, self._adapter.has_listener),
-                self._workers,
-                self._coroutines,
-                self._queued,
-                self._wrap,
-                self._note_begun,
+            notifier = self._notifiers[awaited] = Notifier(
+                _where_allowed(dispatch), self._blocked, self._adapter.has_listener
             )
-        return context
+        return notifier
 
     def _submit_again(self, submission: Submission, not_now: Callable[[], None]) -> None:
-        """Submit what runs again, where the scheduler submits."""
+        """Submit a takeover, a manual run or a standby, in the thread where the scheduler submits.
+
+        :param not_now: called if the run could not be submitted, so that a later look tries again
+        """
 
         def submit() -> None:
             try:
@@ -641,7 +724,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             except MaxInstancesReachedError:
                 not_now()
             except Exception as error:  # noqa: BLE001  # whatever the wrapped executor raises
-                # Its pool is closed or broken, or threads are limited. It is tried again.
+                # The pool is closed or broken, or no thread can be started.
                 logger.debug("Task %r: not run again: %r", submission.task_name, error)
                 not_now()
 
@@ -651,47 +734,13 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             logger.debug("Task %r: not run again: %s", submission.task_name, error)
             not_now()
 
-    def _ended(self, job_id: str, result: RunResult | None) -> None:
-        """Note what became of a submission. Called where the wrapped executor reports it."""
-        if result is None:
-            active = self._oldest_active(job_id)
-        else:
-            active = self._active.pop(result.claim_ids[0], None)
-            self.locks.adopt_pending(result.pending)
-        if active is not None:
-            self._over(active.submission)
-        for blocked in result.blocked if result is not None else ():
-            self._watch.add(blocked)
-
-    def _failed(self, job_id: str, error: BaseException) -> None:
-        """Note that a submission was not run to its end: its worker has died, or was cancelled."""
-        active = self._oldest_active(job_id)
-        if active is None:
-            return
-        self._over(active.submission)
-        if isinstance(error, futures.BrokenExecutor) and active.submission.options is not None:
-            self._lost_workers.add(active.processes, active.submission)
-
-    def _over(self, submission: Submission) -> None:
-        self._queued.take(submission)  # if no worker has: it was cancelled
-        if submission.one_off and self._adapter.hands_out(submission.jobstore):
-            self._forget(submission.key)
-        self._watch.ended(submission)
-        with self._idle:
-            self._idle.notify_all()
-
-    def _oldest_active(self, job_id: str) -> _Active | None:
-        for key, active in list(self._active.items()):
-            if active.submission.job.id == job_id:
-                return self._active.pop(key, None)
-        return None
-
     def _given_up(self, dead: RunState, key: JobKey, reason: str) -> None:
-        """Tell of a dead run that is not run again any more."""
+        """Report a dead run that is given up."""
         job_id, jobstore = key
         what, run_time = f"the window of {dead.window_start}", dead.window_start
         if dead.manual:
-            what, run_time = "the run that was asked for by hand", dead.database_time
+            # A manual run has no window, so its event has the time of this decision.
+            what, run_time = "the manual run", dead.database_time
         error = TaskLockError(
             f"task {dead.task_name!r}: {what} is given up: {reason}. "
             f"Its last holder was {dead.holder!r} (token {dead.token})"
@@ -712,9 +761,13 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         )
 
     def _check_database(self) -> None:
-        """Check the tables."""
-        # Logged as an outage. An application should start while its database restarts; the first
-        # look finds out what this check could not.
+        """Check the tables, unless the database is unavailable.
+
+        :raises TaskLockSchemaError: tables are missing, old or not permitted
+        """
+        # An unavailable database is logged as an outage and is no error here, so that an
+        # application can start while its database restarts. The first look after the outage finds
+        # what is wrong with the tables.
         with suppress(TaskLockDatabaseError):
             self.locks.check(jobs=self._adapter.has_store_beside(self.locks))
 
@@ -722,9 +775,9 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         raise NotImplementedError("the wrapped executor does this")
 
     def _check_job(self, event: Any) -> None:
-        """Say at once what is wrong with a job that was added or changed at run time."""
-        if self._adapter.hands_out(event.jobstore):
-            return  # that store has checked it, and told of it
+        """Log what is wrong with a job when it is added or changed, not only at its run time."""
+        if self._adapter.is_shared(event.jobstore):
+            return  # because a `TaskLockJobStore` itself checks its jobs, and raises errors
         job = self._adapter.job(event.job_id, event.jobstore)
         if job is None:
             return
@@ -737,7 +790,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             moved = event.code == EVENT_JOB_MODIFIED
             self._note_job(job, event.jobstore, task, moved=moved)
             if event.code == EVENT_JOB_ADDED:
-                self._jobs.tell_what_the_lock_limits(job, event.jobstore, task)
+                self._jobs.log_limited_settings(job, event.jobstore, task)
 
     def _note_job(self, job: Any, jobstore: str, task: ResolvedTask, *, moved: bool = True) -> None:
         key = (job.id, jobstore)
@@ -750,17 +803,106 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         return self._inner
 
     @property
-    def takes_hand_outs(self) -> bool:
-        """Whether a ``TaskLockJobStore`` may leave it to this executor to claim what it hands out.
+    def claims(self) -> bool:
+        """Whether this executor claims its runs; ``False`` for an executor with ``enabled=False``.
 
-        Not with ``enabled=False``: then its jobs run at most once, without a lock.
+        Such an executor runs each run time of a job of a ``TaskLockJobStore`` at most once, without
+        a lock.
         """
         return self._enabled
 
-    def check_stored_job(self, job: Any, jobstore: str) -> str | None:
-        """Return the task of a job of a ``TaskLockJobStore``; ``None`` if it has no lock.
+    @property
+    def room(self) -> float:
+        """How many more runs of a ``TaskLockJobStore`` can get a worker now; ``inf``: no limit."""
+        if isinstance(self._runs, ExecutorRuns):
+            return self._runs.room
+        workers = worker_count(self._inner) if self._inner is not None else 0
+        return inf if workers is None else max(0, workers - sum(self._instances.values()))
 
-        :raises TaskLockOptionError: its options are impossible, or make no sense for such a job
+    def call_if_there_is_room(self, has_room: Callable[[], object]) -> None:
+        """Call a function whenever :attr:`room` has become larger. The function must not wait."""
+        if isinstance(self._runs, ExecutorRuns):
+            self._runs.call_if_there_is_room(has_room)
+
+    @property
+    def begins_nothing(self) -> bool:
+        """Whether no run begins any more: after a drain or a shutdown, and at the process's end."""
+        return self.locks.closed or accepts_nothing_more(self._inner)
+
+    def submit_stored(self, job: Any, jobstore: str, due: DueRun) -> None:
+        """Queue a due job of a ``TaskLockJobStore``, to be claimed and run.
+
+        :raises RuntimeError: the scheduler is shut down, the interpreter ends, or no thread can be
+            started
+        """
+        task = self._jobs.resolve(job, jobstore)
+        if due.move.following is not None:
+            # Note the job's lease at each run time, because `look_after` and the list of tasks add
+            # the job without it. Not at the last run time: if its run dies, the job store calls
+            # `look_after`.
+            self._know_as(task.name, (job.id, jobstore), self._jobs.lease(job, jobstore, task))
+        submission = self._stored_submission(job, jobstore, task, due.move.run_time)
+        self._submit(replace(submission, due=due))
+
+    def run_stored(self, job: Any, jobstore: str, run_time: datetime) -> None:
+        """Run a job of a ``TaskLockJobStore`` without a lock.
+
+        The job's row was moved to the next run time before.
+
+        :raises Exception: whatever the wrapped executor raises
+        """
+        task = self._jobs.resolve(job, jobstore)
+        submission = self._stored_submission(job, jobstore, task, run_time)
+        self._report_submitted(submission)
+        self._submit(submission)
+
+    def report_missed(self, job: Any, jobstore: str, due: DueRun) -> None:
+        """Report a missed run time of a job of a ``TaskLockJobStore``."""
+        run_time = due.move.run_time
+        task = self._jobs.resolve(job, jobstore)
+        submission = self._stored_submission(job, jobstore, task, run_time)
+        notifier = self._notifier(submission.awaited)
+        Reports(submission, run_time, self.locks, notifier).telemetry.skipped("misfire")
+        self._report_missed(replace(submission, due=due))
+
+    def _stored_submission(
+        self, job: Any, jobstore: str, task: ResolvedTask, run_time: datetime
+    ) -> Submission:
+        return self._jobs.submission(job, jobstore, task, [run_time], self._passes.alone())
+
+    def _report_submitted(self, submission: Submission) -> None:
+        """Report a stored job as submitted. Other jobs are reported by the scheduler itself."""
+        if self._adapter.has_listener(EVENT_JOB_SUBMITTED):
+            run_times = list(submission.run_times)
+            event = JobSubmissionEvent(
+                EVENT_JOB_SUBMITTED, submission.job.id, submission.jobstore, run_times
+            )
+            self._notifier(submission.awaited).dispatch(event)
+
+    def _report_missed(self, submission: Submission) -> None:
+        """Let APScheduler's ``run_job`` report a stored job's missed run time, in this thread."""
+        if submission.due is not None and submission.due.move.following is None:
+            logger.warning(
+                "Job %r: its last run time %s is missed, so the job is removed without this run. "
+                "With a longer misfire_grace_time, or None, the job would run late",
+                submission.job.id,
+                submission.run_times[0],
+            )
+        self._report_submitted(submission)
+        events = run_job(
+            JobView(submission.job, ALWAYS_MISSED),
+            submission.jobstore,
+            list(submission.run_times),
+            submission.logger_name,
+        )
+        for event in events:
+            self._notifier(submission.awaited).dispatch(event)
+
+    def check_stored_job(self, job: Any, jobstore: str) -> str | None:
+        """Check a job of a ``TaskLockJobStore``, and return its task's name.
+
+        :return: ``None`` if the job has no lock
+        :raises TaskLockOptionError: its options are impossible, or make no sense for a stored job
         """
         task = self._jobs.resolve(job, jobstore)
         if task.options is None:
@@ -770,25 +912,28 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         if self._run_unlocked:
             raise TaskLockOptionError(
                 f"{where}: its executor has on_database_error='run', which makes no sense in a "
-                "TaskLockJobStore: without the database nobody knows what is due"
+                "TaskLockJobStore: without the database nobody knows which jobs are due"
             )
         return task.name
 
     def note_stored_job(self, job: Any, jobstore: str) -> None:
-        """Note a recurring job that was added to a ``TaskLockJobStore`` here, or changed."""
+        """Note that this replica has added or changed a recurring job of a ``TaskLockJobStore``.
+
+        The next look registers the job's task.
+        """
         task = self._jobs.resolve(job, jobstore)
         if task.options is not None:
             self._note_job(job, jobstore, task)
 
     def look_after(self, task_name: str, job_id: str, jobstore: str) -> None:
-        """See to the dead run of a job of a ``TaskLockJobStore``, as to those of other jobs."""
+        """Let the next look check a task, because the run of its job in a shared store is dead."""
         self._known.add(task_name, (job_id, jobstore), None)
         self._watch.looks.wake()
 
-    def _tell_of_unknown_jobs(self, _event: Any) -> None:
-        """Name the jobs that ``jobs`` has options for and that do not run here."""
+    def _log_unknown_jobs(self, _event: Any) -> None:
+        """Log the ids in the option ``jobs`` for which this executor has no job."""
         if unknown := self._jobs.unknown_ids():
-            # No warning: an application may well add them after the start.
+            # At INFO, because an application may add these jobs after the start.
             logger.info(
                 "%s has options for jobs that it does not have so far: %s",
                 type(self).__name__,
@@ -808,21 +953,29 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         self._jobs.forget(key)
 
 
-class _Active:
-    """A submission that is not over.
+def _where_allowed(dispatch: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Return a function that dispatches events in a thread where application code may run."""
 
-    :ivar processes: of the pool that runs it, by their ids
-    :ivar begun_at: when a worker of this process began it, on the monotonic clock
+    def call(event: Any) -> None:
+        call_where_allowed(partial(dispatch, event))
+
+    return call
+
+
+class _Active:
+    """A submission with a run that is not over.
+
+    :ivar begun_at: when a worker last began a run of the submission, on the monotonic clock;
+        ``None``: no run has begun
     """
 
     def __init__(self, submission: Submission) -> None:
         self.submission = submission
-        self.processes: Mapping[int, Any] = {}
         self.begun_at: float | None = None
 
     def in_words(self) -> str:
-        """Return which job it is, and for how long it has run."""
-        told = f"{self.submission.job.id!r} (task {self.submission.task_name!r}"
+        """Return the job, and for how long it has run."""
+        words = f"{self.submission.job.id!r} (task {self.submission.task_name!r}"
         if self.begun_at is not None:
-            told += f", has run for {time.monotonic() - self.begun_at:.0f} s"
-        return f"{told})"
+            words += f", has run for {time.monotonic() - self.begun_at:.0f} s"
+        return f"{words})"

@@ -1,4 +1,4 @@
-"""The held lock, and ``current_lock()``: what a job may know of the lock it runs under."""
+"""The held lock, and ``current_lock()``, which returns the lock of the running job."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ _current: ContextVar[HeldLock | None] = ContextVar("apscheduler_tasklock_current
 
 
 class HeldLock:
-    """A granted claim.
+    """The held lock of a task: a granted claim, until its release.
 
     :ivar name: the task's name
-    :ivar token: fencing token: larger with every granted claim of the task. A resource that
-        remembers the highest token it has seen can refuse a write with an older one.
-    :ivar run_time: the run time that the claim is for, as scheduled; ``None`` outside a scheduler.
-        Of a window that was taken over, that of the run that died; of a run that was asked for by
-        hand, when it was begun.
-    :ivar is_takeover: whether this runs the window of a holder that died, or handed it over
-    :ivar dead_holder: that holder, or ``None``
-    :ivar window_start: start of its window, in database time
-    :ivar claim_id: what releases match on
-    :ivar lease: seconds for which the claim stands after each renewal, or ``None`` if it stands
-        until the maximum lock
+    :ivar token: the fencing token, which grows with each granted claim of the task. A resource that
+        remembers the highest token can reject a write with an older token.
+    :ivar run_time: the run time of the claim, as scheduled; ``None`` outside a scheduler. For a
+        takeover it is the run time of the run that was taken over; for a manual run it is the time
+        at which that run was started.
+    :ivar is_takeover: whether the claim took over a dead run, or a run that was handed over
+    :ivar dead_holder: the holder of the run that was taken over; ``None`` if this is no takeover
+    :ivar window_start: the start of the window, in database time
+    :ivar claim_id: the claim's id
+    :ivar lease: seconds for which the claim stands after each renewal; ``None``: the claim stands
+        until the maximum lock's end
     """
 
     def __init__(
@@ -75,22 +75,22 @@ class HeldLock:
 
     @property
     def abandoned(self) -> bool:
-        """Whether it was left to an event loop that is closed, so that nobody will release it."""
+        """Whether the event loop of the run is closed, so that the lock is never released."""
         return self._loop is not None and self._loop.is_closed()
 
     @property
     def inherited(self) -> bool:
-        """Whether this is a forked child's copy of what its parent holds, and will release."""
+        """Whether this is a forked child's copy of a lock that the parent will release."""
         return self._pid != os.getpid()
 
     @property
     def locked_until(self) -> datetime:
-        """Database time until which the task is held if it is neither renewed nor released."""
+        """The database time at which the lease ends, unless the claim is renewed or released."""
         return self._locked_until
 
     @property
     def run_until(self) -> datetime:
-        """Database time at which the maximum lock ends, beyond which no renewal goes."""
+        """The database time at which the maximum lock ends. No renewal goes beyond it."""
         return self._run_until
 
     @property
@@ -98,78 +98,88 @@ class HeldLock:
         """Seconds until ``run_until``, by this replica's monotonic clock; never below 0."""
         return max(0.0, self._ends_at - time.monotonic())
 
+    def database_time(self) -> datetime:
+        """Return the database's time now, computed from its last answer about the claim."""
+        return self._run_until - timedelta(seconds=self._ends_at - time.monotonic())
+
     @property
     def lease_left(self) -> float:
-        """Seconds until the lease ends if it is not renewed, by the monotonic clock; 0 or more."""
+        """Seconds until the lease ends without a renewal, by the monotonic clock; never below 0."""
         return max(0.0, self._lease_ends_at - time.monotonic())
 
     @property
     def lost(self) -> bool:
-        """Whether the claim stands no more, so that another replica may run the task.
+        """Whether the claim does not stand any more, so that another replica may run the task.
 
-        That is so if another claim was granted or somebody freed the task, which the next renewal
-        finds out; if the maximum lock has ended, by this replica's own monotonic clock; if a
-        shutdown has cut the run; and after the release. It stays so. A lease that could not be
-        renewed during an outage is not lost by that alone. If only this replica is cut off, another
-        one may run the task before this says so.
+        A lock is lost when one of these things has happened:
+
+        - A renewal has found that another claim was granted, or that an operator freed the task.
+        - The maximum lock has ended, by this replica's own monotonic clock.
+        - The run was cut, for example by a shutdown.
+        - The lock was released.
+
+        A lost lock stays lost. An outage in which the lease cannot be renewed does not make
+        ``lost`` true. So if only this replica is cut off from the database, another replica may run
+        the task before ``lost`` is true here.
         """
         if self.seconds_left == 0:
             self._lost = True
         return self._ended or self._lost
 
-    def on_lost(self, tell: Callable[[], None]) -> None:
-        """Call ``tell`` in a thread when a lock with a lease is lost while it is held."""
-        self._on_lost = tell
+    def on_lost(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` in another thread if a lock with a lease is lost before its release."""
+        self._on_lost = callback
         if self._lost:
             self.lose()
 
     @property
     def has_lost_callback(self) -> bool:
-        """Whether somebody is to be called when it is lost."""
+        """Whether there is a callback for the loss, which has not been called."""
         return self._on_lost is not None
 
     def lose(self) -> None:
-        """Note that the claim does not stand any more, and tell who wants to know."""
+        """Note that the claim does not stand any more, and call the callback."""
         self._lost = True
-        tell, self._on_lost = self._on_lost, None
-        if tell is not None and not self._ended:
-            # Listeners may take long; other claims have to be renewed meanwhile.
-            call_application(tell)
+        callback, self._on_lost = self._on_lost, None
+        if callback is not None and not self._ended:
+            # In another thread, because listeners may take long, and renewals must not wait.
+            call_application(callback)
 
     def cut(self) -> None:
-        """Note that the run is cut short and its claim is ended; tell nobody."""
+        """Note that the run is cut. Its claim is released, so the callback is not called."""
         self._lost = True
         self._on_lost = None
 
     def note_renewal(self, locked_until: datetime, run_until: datetime, ends_at: float) -> None:
-        """Note until when the claim stands; ``ends_at`` is ``run_until`` on the monotonic clock."""
+        """Note that the claim was renewed, and until when it stands now.
+
+        :param ends_at: ``run_until`` on the monotonic clock
+        """
         self._locked_until = locked_until
         self._run_until = run_until
         self._ends_at = ends_at
         self._lease_ends_at = ends_at - (run_until - locked_until).total_seconds()
 
     def end(self) -> bool:
-        """Note that the claim is released, and return whether it had not been."""
+        """Note that the claim is released; return whether this is its first release."""
         is_first, self._ended = not self._ended, True
-        self._on_lost = None  # which refers to this
+        self._on_lost = None  # because the callback may refer to this lock, in a reference cycle
         return is_first
 
     def extend(self, by: float | timedelta) -> None:
-        """Move the end of the maximum lock to a later time.
+        """Move the end of the maximum lock to a later time. Renewals go on until that time.
 
-        A lease goes on being renewed until then.
-
-        Waits for the database; in a coroutine, await :meth:`extend_async` instead.
+        The call waits for the database; in a coroutine, await :meth:`extend_async` instead.
 
         :param by: seconds or a ``timedelta``, above 0
-        :raises TaskLockError: the claim has ended already; nothing was changed
-        :raises TaskLockDatabaseError: the database is unavailable; ask again
+        :raises TaskLockError: the claim does not stand any more; nothing was changed
+        :raises TaskLockDatabaseError: the database is unavailable; try again
         """
         seconds = parse_positive_seconds(by, "by", f"extend() of task {self.name!r}")
         if self.inherited:
             raise TaskLockError(
-                f"the lock of task {self.name!r} is its parent process's, and cannot be extended "
-                "in a forked child"
+                f"the lock of task {self.name!r} belongs to the parent process, and cannot be "
+                "extended in a forked child"
             )
         if self.lost or not self._extender(self, seconds):
             self.lose()
@@ -179,7 +189,7 @@ class HeldLock:
             )
 
     async def extend_async(self, by: float | timedelta) -> None:
-        """Do the same as :meth:`extend` in a thread, so that the event loop goes on."""
+        """Do the same as :meth:`extend`, in another thread, so that the event loop goes on."""
         await asyncio.get_running_loop().run_in_executor(None, self.extend, by)
 
     def __repr__(self) -> str:
@@ -190,18 +200,18 @@ class HeldLock:
 
 
 def current_lock() -> HeldLock | None:
-    """Return the lock that the running job holds, or ``None`` outside such a job."""
+    """Return the lock under which the calling code runs, or ``None`` if there is none."""
     return _current.get()
 
 
 @contextmanager
 def holding(lock: HeldLock) -> Iterator[None]:
-    """Make ``lock`` the current one for this thread or coroutine."""
+    """Make ``lock`` the current lock of this thread or coroutine while the context lasts."""
     before = _current.set(lock)
     try:
         yield
     finally:
-        # A generator may be closed in another context than it was begun in; nothing is current
-        # there that had to be put back.
+        # A generator may be closed in another context than the one in which it began. In that other
+        # context the lock was never current, so nothing has to be reset.
         with suppress(ValueError):
             _current.reset(before)

@@ -1,4 +1,4 @@
-"""``TaskLocks``: the same lock around any code, outside APScheduler."""
+"""``TaskLocks``: a task's lock around any code, without APScheduler."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ import os
 import secrets
 import socket
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
+from importlib import import_module
 from inspect import (
     isasyncgen,
     isasyncgenfunction,
@@ -23,22 +25,27 @@ from inspect import (
     isgenerator,
     isgeneratorfunction,
 )
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from sqlalchemy import Engine
 from sqlalchemy.engine import URL
 
+from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.client import LockClient, Released, client_now
 from apscheduler_tasklock._lock.forking import replace_in_each_child
-from apscheduler_tasklock._lock.messages import ClaimRequest, Refusal, RunEnd
+from apscheduler_tasklock._lock.job_changes import JobChanges
 from apscheduler_tasklock._lock.operations import Operations, like_of
+from apscheduler_tasklock._lock.outcomes import RunOutcome
+from apscheduler_tasklock._lock.protocol_messages import ClaimRequest, Refusal
 from apscheduler_tasklock._lock.replica import LockSettings
 from apscheduler_tasklock._values import LONGEST_MESSAGE, logger_of
 from apscheduler_tasklock.errors import (
     TaskLockDatabaseError,
     TaskLockError,
+    TaskLockNotFoundError,
     TaskLockOptionError,
     TaskLockRefusedError,
+    TaskLockStateError,
 )
 from apscheduler_tasklock.lock import HeldLock, holding
 from apscheduler_tasklock.options import (
@@ -52,7 +59,9 @@ from apscheduler_tasklock.options import (
 )
 from apscheduler_tasklock.schema.table import DEFAULT_TABLE
 from apscheduler_tasklock.status import (
+    KINDS,
     OUTCOMES,
+    JobState,
     JobStatus,
     ReplicaStatus,
     Run,
@@ -65,18 +74,20 @@ logger = logger_of(__name__)
 Function = TypeVar("Function", bound=Callable[..., Any])
 Result = TypeVar("Result")
 
-# Seconds for which a claim may be tried, at most. Whoever wants more has mistaken the unit.
+# Limits ``claim_timeout``, in seconds, because a larger number was hardly meant in seconds.
 LONGEST_CLAIM = 24 * 3600.0
 
-# How many runs of a task the history keeps at most: reading them all is to stay quick.
+# Limits how many runs of a task the history keeps, so that reading them all stays quick.
 LONGEST_HISTORY = 10_000
 
-# Seconds after which it is looked again whether a run that seems dead is.
+# The pause between two claims of a hold, in seconds, while its claims are refused because of a run
+# whose lease has ended.
 PAUSE = 0.3
 
 LOST = (
-    "Task %r: its lock is lost (token %s), and another replica may hold it. Either it could not be "
-    "renewed in time, or what held it outlived max_lock; if so, raise that above what it takes"
+    "Task %r: its lock is lost (token %s), and another replica may have the task. Either the lock "
+    "could not be renewed in time, or the code under it took longer than max_lock; in the second "
+    "case, raise max_lock"
 )
 
 
@@ -92,7 +103,7 @@ def lock_settings(
 ) -> LockSettings:
     """Return checked settings; for the parameters see :class:`TaskLocks`.
 
-    :raises TaskLockOptionError: one of them is invalid
+    :raises TaskLockOptionError: a parameter is invalid
     """
     is_named = bool(replica_id)
     replica_id = check_name(replica_id or make_replica_id(), "replica_id")
@@ -120,28 +131,31 @@ def lock_settings(
 def make_replica_id() -> str:
     """Return an id for this replica: host, process, and a random part.
 
-    Containers share host names and process ids more often than one would think.
+    The random part is needed, because containers may share host names and process ids.
     """
     return f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
 
 
 class TaskLocks:
-    """The task locks of one database, as one replica uses them. Safe to share between threads.
+    """One replica's task locks in one database. Safe to share between threads.
 
-    A context manager, sync or async, which closes them when it is left.
+    It is a context manager, sync or async, which closes the task locks when it is left.
 
-    :param database: a URL, or an SQLAlchemy engine with the psycopg driver: a connection is opened
-        as the engine opens its own, and its pool is not used
-    :param schema: schema of the task lock table; ``None`` leaves it to the ``search_path``
-    :param table: name of the task lock table
-    :param replica_id: who claims, shown in logs; by default host, process and a random part
-    :param claim_timeout: seconds for which a claim is tried while the database is unavailable
+    :param database: a URL, or an SQLAlchemy engine with the psycopg driver. The engine opens one
+        connection outside its pool.
+    :param schema: the schema of the task lock table; ``None``: the ``search_path`` decides
+    :param table: the name of the task lock table
+    :param replica_id: the replica's id, shown in logs; by default host, process and a random part
+    :param claim_timeout: limits how long a claim is tried while the database is unavailable, in
+        seconds
     :param history: how many runs of each task the run history keeps, up to 10,000; 0: none
-    :param redact: returns what the run history keeps of an exception's message, or ``None``; it
-        must be importable where jobs run in worker processes
-    :raises TaskLockOptionError: ``database`` is not one that the task lock can use, or another
-        parameter is impossible
+    :param redact: called with a failed run's exception; returns the message that the run history
+        keeps, or ``None`` to keep none. By default the history keeps the exception's own message.
+    :raises TaskLockOptionError: the task lock cannot use ``database``, or another parameter is
+        invalid
     """
+
+    timings: ClassVar[Timings] = Timings()
 
     def __init__(
         self,
@@ -163,17 +177,17 @@ class TaskLocks:
             history=history,
             redact=redact,
         )
-        self._client = LockClient(settings)
-        self._operations = Operations(self._client.table, self._client.rejections)
+        self._client = LockClient(replace(settings, timings=self.timings))
+        self._operations = Operations(self._client.table, self._client.rejections, settings.history)
         replace_in_each_child(self)
 
     def replace_in_child(self) -> None:
-        """Use connections and threads of its own. Called in a forked child."""
+        """Use a new client with a connection of its own. Called in a forked child."""
         self._client = self._client.for_child()
 
     @property
     def replica_id(self) -> str:
-        """Who claims, shown in logs."""
+        """The replica's id, shown in logs."""
         return self._client.replica_id
 
     def __enter__(self) -> TaskLocks:
@@ -191,9 +205,10 @@ class TaskLocks:
         await asyncio.to_thread(self.close)
 
     def check(self) -> None:
-        """Make sure that the tables are there, new enough, and permitted: but that of stored jobs.
+        """Check that all tables except the job store's exist, are new enough, and may be used.
 
-        :raises TaskLockSchemaError: they are not; the message names all that is missing
+        :raises TaskLockSchemaError: a table or a right is missing, or a table is too old; the
+            message names all that is missing
         :raises TaskLockDatabaseError: the database is unavailable
         """
         client_now(self._client).check()
@@ -208,19 +223,22 @@ class TaskLocks:
     ) -> Hold:
         """Return a context manager, sync or async, and decorator that holds a task's lock.
 
-        Entered, it gives the :class:`HeldLock`, which is also ``current_lock()``.
+        When the context manager is entered, it returns the :class:`HeldLock`, which is also
+        ``current_lock()``.
 
         :param name: the task's name
-        :param min_lock: seconds or ``timedelta``, 0 or more, from the claim on, during which the
-            task is refused to everybody, also after it was released
-        :param max_lock: seconds or ``timedelta``, above 0, after which the lock ends, whether or
-            not its holder lives
-        :param lease: seconds or ``timedelta``, 1 or more, after which a holder that does not
-            renew its claim counts as dead; by default 60 s or a third of ``max_lock``, whichever is
+        :param min_lock: how long all other claims of the task are refused after this claim, also
+            after its release; seconds or ``timedelta``, 0 or more
+        :param max_lock: how long after its claim the lock ends in any case; seconds or
+            ``timedelta``, above 0
+        :param lease: how long after its last renewal a holder counts as dead; seconds or
+            ``timedelta``, 1 or more; by default 60 s or a third of ``max_lock``, whichever is
             shorter, and ``max_lock`` itself if that third is below 15 s; ``None``: ``max_lock``
-        :raises TaskLockOptionError: one of them is impossible
-        :raises TaskLockRefusedError: when entered: the task runs elsewhere, or was just run
-        :raises TaskLockError: when entered: the database is unavailable, or rejects that
+        :raises TaskLockOptionError: a parameter is invalid
+        :raises TaskLockRefusedError: when the hold is entered: the task runs elsewhere, was just
+            run, or is paused
+        :raises TaskLockError: when the hold is entered: the database is unavailable, or rejects the
+            statement
         """
         where = f"hold({name!r})"
         given = {"min_lock": min_lock, "max_lock": max_lock, "lease": lease}
@@ -237,11 +255,11 @@ class TaskLocks:
     def tasks(self, *patterns: str, limit: int | None = None) -> list[TaskStatus]:
         """Return the tasks that have a row, in the order of their names.
 
-        Where the replicas' table cannot be read, one INFO line says so, and no task is ``gone``.
+        If the replicas' table cannot be read, one INFO line says so, and no task is ``gone``.
 
         :param patterns: names, in which ``*`` and ``?`` stand for characters; none: all tasks
         :param limit: how many, at most
-        :raises TaskLockError: the database is unavailable, or rejects that
+        :raises TaskLockError: the database is unavailable, or rejects the statement
         """
         like = [like_of(pattern) for pattern in patterns] or None
         return self._operate(lambda operations, cursor: operations.tasks(cursor, like, limit))
@@ -250,36 +268,39 @@ class TaskLocks:
         self,
         *patterns: str,
         outcome: str | None = None,
+        kind: str | None = None,
         since: datetime | None = None,
         until: datetime | None = None,
         limit: int = 100,
     ) -> list[Run]:
-        """Return runs that are over, the newest first.
+        """Return finished runs and what operators did, the newest first.
+
+        For each task the history keeps ``history`` runs that ended well, as many that did not, and
+        20 entries of what operators did, in each case the newest ones. So runs that did not end
+        well may go back farther than the others.
 
         :param patterns: names of tasks, in which ``*`` and ``?`` stand for characters
-        :param outcome: only those with this outcome: one of :class:`Run`'s
-        :param since: only those that began then or later; aware
-        :param until: only those that began before then; aware
+        :param outcome: only entries with this outcome; :class:`Run` has a list of outcomes
+        :param kind: only entries of this kind, such as ``"operator"``; :class:`Run` has a list
+        :param since: only runs that began at this time or later; aware
+        :param until: only runs that began before this time; aware
         :param limit: how many, at most
-        :raises TaskLockOptionError: there is no such outcome, or a time has no zone
-        :raises TaskLockError: the database is unavailable, or rejects that
+        :raises TaskLockOptionError: there is no such outcome or kind, or a time has no zone
+        :raises TaskLockError: the database is unavailable, or rejects the statement
         """
-        if outcome not in (None, *OUTCOMES):
-            raise TaskLockOptionError(
-                f"runs: there is no outcome {outcome!r}; give one of {', '.join(OUTCOMES)}"
-            )
-        for name, moment in (("since", since), ("until", until)):
-            if moment is not None and moment.utcoffset() is None:
+        for name, given, known in (("outcome", outcome, OUTCOMES), ("kind", kind, KINDS)):
+            if given not in (None, *known):
                 raise TaskLockOptionError(
-                    f"runs: {name} must be a time with a zone, not {moment!r}; "
-                    f"{name}.astimezone() gives it this machine's"
+                    f"runs: there is no {name} {given!r}; give one of {', '.join(known)}"
                 )
+        _check_zone("runs", since=since, until=until)
         is_name = len(patterns) == 1 and not set("*?") & set(patterns[0])
         like = [like_of(pattern) for pattern in patterns] or None
 
         def read(operations: Operations, cursor: Any) -> list[Run]:
             wanted: dict[str, Any] = {
                 "outcome": outcome,
+                "kind": kind,
                 "since": since,
                 "until": until,
                 "limit": limit,
@@ -291,22 +312,22 @@ class TaskLocks:
         return self._operate(read)
 
     def replicas(self) -> list[ReplicaStatus]:
-        """Return the replicas, those that started first before the others.
+        """Return the replicas, in the order of their starts.
 
-        :raises TaskLockError: the database is unavailable, or rejects that
+        :raises TaskLockError: the database is unavailable, or rejects the statement
         """
         return self._operate(lambda operations, cursor: operations.replicas(cursor))
 
     def jobs(self, *patterns: str, limit: int | None = None) -> list[JobStatus]:
-        """Return the jobs of the job store by their next run times; those without one last.
+        """Return the jobs of the job store by their next run times; jobs without one come last.
 
-        They are read as they are stored. No function is imported, no signature is checked, and
+        Jobs are returned as they are stored. No function is imported, no signature is checked, and
         nothing is unpickled.
 
         :param patterns: ids, in which ``*`` and ``?`` stand for characters; none: all jobs
         :param limit: how many, at most
         :raises TaskLockSchemaError: the jobs' table is missing; the message names the remedy
-        :raises TaskLockError: the database is unavailable, or rejects that
+        :raises TaskLockError: the database is unavailable, or rejects the statement
         """
         like = [like_of(pattern) for pattern in patterns] or None
         return self._operate(lambda operations, cursor: operations.jobs(cursor, like, limit))
@@ -318,41 +339,47 @@ class TaskLocks:
         by: str | None = None,
         reason: str | None = None,
     ) -> list[str]:
-        """Pause tasks on all replicas: once this has returned, not one more claim is granted.
+        """Pause tasks on all replicas. When the call returns, the tasks are paused.
 
-        A run that goes on ends by itself. Run times that fall into the pause are not made up for.
-        Tasks that appear later are not paused, whether or not they match.
+        No claim of a paused task is granted, except for a manual run. A run that has begun is not
+        stopped. Run times that fall into the pause are not run after the pause. Tasks whose rows
+        are added after this call are not paused, even if their names match.
 
-        :param patterns: names, in which ``*`` and ``?`` stand for characters where no task has
+        :param patterns: names, in which ``*`` and ``?`` stand for characters if no task has
             exactly that name
         :param duration: seconds or ``timedelta``; ``None``: until :meth:`resume`
-        :param by: who, shown to others; by default this process's user and host
-        :param reason: why, shown to others
-        :return: the names of the tasks, in order
+        :param by: the operator's name, shown to others; by default this process's user and host
+        :param reason: the reason, shown to others
+        :return: the names of the paused tasks, in order
         :raises TaskLockOptionError: ``by`` or ``reason`` has more than 4,000 characters
-        :raises TaskLockNotFoundError: no task matches one of the patterns; then none is paused
-        :raises TaskLockError: the database is unavailable, or rejects that
+        :raises TaskLockNotFoundError: a pattern matches no task; in that case no task is paused
+        :raises TaskLockError: the database is unavailable, or rejects the statement
         """
         seconds = None
         if duration is not None:
             seconds = parse_positive_seconds(duration, "duration", "pause()")
-        _check_told("pause()", by=by, reason=reason)
+        _check_lengths("pause()", by=by, reason=reason)
         return self._operate(
             lambda operations, cursor: operations.pause(
                 cursor, patterns, seconds, by or _operator(), reason
             )
         )
 
-    def resume(self, *patterns: str) -> list[str]:
-        """End the pause of tasks. Those that are not paused stay as they are.
+    def resume(self, *patterns: str, by: str | None = None) -> list[str]:
+        """End the pause of tasks. Tasks that are not paused are not changed.
 
-        :param patterns: names, in which ``*`` and ``?`` stand for characters where no task has
+        :param patterns: names, in which ``*`` and ``?`` stand for characters if no task has
             exactly that name
-        :return: the names of those that were paused, in order
-        :raises TaskLockNotFoundError: no task matches one of the patterns; then none is resumed
-        :raises TaskLockError: the database is unavailable, or rejects that
+        :param by: the operator's name, shown to others; by default this process's user and host
+        :return: the names of the tasks that were paused, in order
+        :raises TaskLockOptionError: ``by`` has more than 4,000 characters
+        :raises TaskLockNotFoundError: a pattern matches no task; in that case no task is resumed
+        :raises TaskLockError: the database is unavailable, or rejects the statement
         """
-        return self._operate(lambda operations, cursor: operations.resume(cursor, patterns))
+        _check_lengths("resume()", by=by)
+        return self._operate(
+            lambda operations, cursor: operations.resume(cursor, patterns, by or _operator())
+        )
 
     def request_run(
         self,
@@ -361,80 +388,194 @@ class TaskLocks:
         by: str | None = None,
         expires: float | timedelta = timedelta(hours=1),
     ) -> RunRequest:
-        """Ask for one run of a task, now, on one of the replicas that have it.
+        """Ask for a manual run: one run of a task, now, on one of the replicas that have it.
 
-        However often it is asked while the request is open, the task runs once. It runs also while
-        it is paused; if it is running, after that run. Its schedule does not change.
+        Another call before the manual run has begun does not ask for a second manual run. A manual
+        run begins also while the task is paused. If the task is running, the manual run begins
+        after that run. A manual run does not change the schedule.
 
-        :param by: who, shown to others; by default this process's user and host
-        :param expires: seconds or ``timedelta`` after which nobody begins it any more
+        :param by: the operator's name, shown to others; by default this process's user and host
+        :param expires: seconds or ``timedelta`` after which the manual run is not begun any more
         :raises TaskLockOptionError: ``by`` has more than 4,000 characters
         :raises TaskLockNotFoundError: the task has no row
-        :raises TaskLockStateError: no replica that is alive has it
-        :raises TaskLockError: the database is unavailable, or rejects that
+        :raises TaskLockStateError: no live replica has the task
+        :raises TaskLockError: the database is unavailable, or rejects the statement
         """
         seconds = parse_positive_seconds(expires, "expires", "request_run()")
-        _check_told("request_run()", by=by)
+        _check_lengths("request_run()", by=by)
         return self._operate(
             lambda operations, cursor: operations.request_run(
                 cursor, name, by or _operator(), seconds
             )
         )
 
-    def free(self, name: str, token: int, *, force: bool = False, run_again: bool = False) -> None:
-        """End a claim in the place of its holder, which is dead or hangs.
+    def free(
+        self,
+        name: str,
+        token: int,
+        *,
+        force: bool = False,
+        run_again: bool = False,
+        by: str | None = None,
+    ) -> None:
+        """Finish a run in place of its holder, which is dead or hangs.
 
-        A holder that is alive is told at its next renewal that its lock is lost; its run may
-        overlap with the next for a third of its lease.
+        A holder that is alive finds at its next renewal that its lock is lost. The next renewal may
+        come only after a third of the lease, and until it comes the holder's run may overlap with
+        the next run.
 
-        :param token: of the run that is to be ended, so that no newer one is; also as a string
-        :param force: also if its lease has not ended, so that its holder may be alive
-        :param run_again: whether its window is opened, so that the run time can be run again. A
-            job of the job store is due again at that run time, at once.
-        :raises TaskLockOptionError: the token is no whole number
+        :param token: the run's fencing token, so that no newer run is finished; also as a string
+        :param force: whether to finish the run even if its lease has not ended, although its holder
+            may be alive
+        :param run_again: whether to open the run's window again, so that its run time can be run
+            again. A job of the job store becomes due again at once, for that run time.
+        :param by: the operator's name, shown to others; by default this process's user and host
+        :raises TaskLockOptionError: the token is no whole number, or ``by`` has more than 4,000
+            characters
         :raises TaskLockNotFoundError: the task has no row
-        :raises TaskLockStateError: its last run is another one, or has ended; or it may be alive;
-            or it is to be run again, and was asked for by hand
-        :raises TaskLockError: the database is unavailable, or rejects that
+        :raises TaskLockStateError: the task's last run has another token, is finished, or may be
+            alive and ``force`` is not set; or ``run_again`` is set, and the run is a manual run
+        :raises TaskLockError: the database is unavailable, or rejects the statement
         """
-        slots = self._client.settings.history
         parsed = parse_token(token, f"free({name!r:.200})")
+        _check_lengths("free()", by=by)
         self._operate(
             lambda operations, cursor: operations.free(
-                cursor, name, parsed, force=force, run_again=run_again, slots=slots
+                cursor, name, parsed, by or _operator(), force=force, run_again=run_again
             )
         )
 
     def forget(self, name: str) -> None:
-        """Delete the row and the history of a task that no longer exists. Needs ``DELETE``.
+        """Delete the row and the history of a task that no longer exists.
+
+        The database's role needs the right ``DELETE``.
 
         :raises TaskLockNotFoundError: the task has no row
-        :raises TaskLockStateError: it runs, or a replica that is alive has it
-        :raises TaskLockError: the database is unavailable, or rejects that
+        :raises TaskLockStateError: the task runs, or a live replica has it
+        :raises TaskLockError: the database is unavailable, or rejects the statement
         """
         self._operate(lambda operations, cursor: operations.forget(cursor, name))
+
+    def pause_job(self, job_id: str) -> None:
+        """Pause a job of the job store, as APScheduler's ``pause_job`` does, on all replicas.
+
+        When the call returns, no run time of the job is claimed until somebody resumes the job. A
+        run that has begun is not stopped. A paused job is not changed.
+
+        :raises TaskLockNotFoundError: there is no such job
+        :raises TaskLockStateError: the job has ended, and is kept until its last run is over
+        :raises TaskLockError: the database is unavailable, or rejects the statement
+        """
+        self._job_changes().pause(job_id)
+
+    def resume_job(self, job_id: str) -> datetime:
+        """Resume a job of the job store. A job that is not paused is not changed.
+
+        Its next run time is the trigger's first run time from now on, by the database's clock. A
+        one-off job whose date has passed runs at once. The job's function is not imported, and the
+        row's signature is not checked. This call needs APScheduler.
+
+        :return: the job's next run time
+        :raises TaskLockNotFoundError: there is no such job
+        :raises TaskLockStateError: the job has ended; or its trigger is pickled, cannot be read, or
+            has no further run time, so that only :meth:`move_job` gives the job a run time
+        :raises TaskLockError: the database is unavailable, or rejects the statement
+        """
+        # Imported here and by its name, because the other operations work without APScheduler, and
+        # the triggers are its own.
+        times = import_module("apscheduler_tasklock.jobstore.next_run_time")
+        return self._job_changes().resume(job_id, times.resumed_run_time)
+
+    def run_job(
+        self,
+        job_id: str,
+        *,
+        by: str | None = None,
+        expires: float | timedelta = timedelta(hours=1),
+    ) -> RunRequest | None:
+        """Let one replica run a job of the job store once, now. The schedule does not change.
+
+        A recurring job's task gets a manual run, as by :meth:`request_run`, also while the job is
+        paused. A one-off job is due now in place of its date, also if it was paused.
+
+        :param by: as in :meth:`request_run`
+        :param expires: as in :meth:`request_run`
+        :return: the request for the manual run; ``None``: the job is a one-off job
+        :raises TaskLockOptionError: ``by`` has more than 4,000 characters
+        :raises TaskLockNotFoundError: there is no such job
+        :raises TaskLockStateError: the job has ended, its row cannot be read, or no live replica
+            has the job's task
+        :raises TaskLockError: the database is unavailable, or rejects the statement
+        """
+        found = () if "\0" in job_id else self.jobs(job_id)  # PostgreSQL's texts have no NUL
+        job = next((job for job in found if job.id == job_id), None)
+        if job is None:
+            raise TaskLockNotFoundError([job_id], "job")
+        if job.state is JobState.UNREADABLE:
+            raise TaskLockStateError(
+                f"job {job_id!r} cannot run, because its row cannot be read; it can be paused and "
+                "removed"
+            )
+        if job.is_one_off or job.state is JobState.ENDED:
+            self._job_changes().make_due(job_id)
+            return None
+        if job.task is not None:
+            with suppress(TaskLockNotFoundError):  # no replica has registered the task
+                return self.request_run(job.task, by=by, expires=expires)
+        raise TaskLockStateError(
+            f"job {job_id!r} cannot have a manual run: no replica has registered its task; "
+            "`apscheduler-tasklock jobs move ID --to now` makes it due, and moves its schedule"
+        )
+
+    def move_job(self, job_id: str, to: datetime) -> None:
+        """Set the next run time of a job of the job store. A paused job is resumed.
+
+        As after APScheduler's ``modify_job(job_id, next_run_time=to)``, the following run times
+        come from the trigger, and those of an interval count from ``to``.
+
+        :param to: the time, with a zone. If it has passed, the job is due at once.
+        :raises TaskLockOptionError: ``to`` has no zone
+        :raises TaskLockNotFoundError: there is no such job
+        :raises TaskLockStateError: the job has ended, and is kept until its last run is over
+        :raises TaskLockError: the database is unavailable, or rejects the statement
+        """
+        _check_zone("move_job", to=to)
+        self._job_changes().move(job_id, to)
+
+    def remove_job(self, job_id: str) -> None:
+        """Remove a job of the job store. No run time of the job is claimed after this call.
+
+        :raises TaskLockNotFoundError: there is no such job
+        :raises TaskLockStateError: the job has ended, and is kept until its last run is over
+        :raises TaskLockError: the database is unavailable, or rejects the statement
+        """
+        self._job_changes().remove(job_id)
+
+    def _job_changes(self) -> JobChanges:
+        return JobChanges(client_now(self._client))
 
     def _operate(self, operation: Callable[[Operations, Any], Result]) -> Result:
         client = client_now(self._client)
         return client.ask(lambda cursor: operation(self._operations, cursor))
 
     def close(self) -> None:
-        """Claim nothing more, send pending releases, and close the idle connection.
+        """Stop claiming, send the pending releases, and close the connection.
 
-        While the database is unavailable, these are tried for 3 seconds. On an event loop a thread
-        does that, which the process waits for when it ends. What is held can still be released, on
-        a connection that is closed after it.
+        While the database is unavailable, the releases are tried for 3 seconds. If an event loop
+        runs in the calling thread, another thread sends the releases, and the process waits for
+        that thread before it ends. A lock that is still held after this call can be released, on a
+        new connection that is closed after the release.
         """
         self._client.close()
 
 
 class Hold:
-    """A task lock to hold once: a context manager, sync or async. As a decorator, once per call.
+    """A hold: a context manager, sync or async, that holds a task's lock once.
 
-    Made by ``TaskLocks.hold``.
+    As a decorator it holds the lock once for each call. ``TaskLocks.hold`` makes it.
 
-    :param client: returns the task locks, which a forked child replaces
-    :param request: returns what is claimed each time
+    :param client: returns the client, which a forked child replaces
+    :param request: returns a new request for each claim
     """
 
     def __init__(
@@ -459,7 +600,7 @@ class Hold:
         _traceback: object = None,
     ) -> None:
         held = self._leave()
-        self._release(held, self._end_after(held, exception))
+        self._release(held, self._outcome_after(held, exception))
 
     async def __aenter__(self) -> HeldLock:
         with self._entering():
@@ -477,25 +618,26 @@ class Hold:
         if held.inherited:
             return
         is_unknown = held.has_lost_callback
-        release = self._client.begin_release(held, self._end_after(held, exception))
+        release = self._client.begin_release(held, self._outcome_after(held, exception))
         if isinstance(exception, GeneratorExit):
-            return  # it is closed, as with its event loop, and cannot wait
+            return  # a coroutine that is being closed cannot wait
         try:
-            # It goes on when this is cancelled.
+            # The release is sent also if this coroutine is cancelled.
             released = await self._client.released_async(held, release)
         except TaskLockError as error:
-            self._tell_failure(held, error)
+            self._log_failure(held, error)
         else:
-            self._tell_lost(held, released, is_unknown=is_unknown)
+            self._log_lost(held, released, is_unknown=is_unknown)
 
     def __call__(self, function: Function) -> Function:
         """Hold the lock around each call of a function or coroutine function.
 
-        What a call returns must not run later, without the lock: no coroutine, task, future or
-        generator. Such a call raises a :class:`TaskLockOptionError`, and a task or future that it
-        has begun is cancelled.
+        A call must not return a coroutine, task, future or generator, because the returned object
+        would run after the call, without the lock. A call that does so raises a
+        :class:`TaskLockOptionError`, and the returned object is cancelled or closed.
 
-        :raises TaskLockOptionError: a call of it only makes something that runs later
+        :raises TaskLockOptionError: the function is a class or a generator function, whose calls
+            return objects that run after the call
         """
         if isclass(function) or isgeneratorfunction(function) or isasyncgenfunction(function):
             raise self._runs_later(function)
@@ -516,7 +658,10 @@ class Hold:
         return held  # type: ignore[return-value]  # it has the same signature
 
     def _result(self, function: Callable[..., Any], result: Any) -> Any:
-        """Return what a call has returned, if that is not what runs later."""
+        """Return the result of a call.
+
+        :raises TaskLockOptionError: the result is an object that would run after the call
+        """
         if isinstance(result, (asyncio.Future, concurrent.futures.Future)):
             result.cancel()
         elif iscoroutine(result) or isgenerator(result):
@@ -536,12 +681,17 @@ class Hold:
         return Hold(self._get_client, self._name, self._request)
 
     def _entering(self) -> ExitStack:
-        """Return a context in which this is entered; it is not if an exception leaves it."""
+        """Return a context in which the hold is entered.
+
+        If an exception leaves the context, the hold is not entered, and can be entered again.
+        """
         if self._entered:
             raise TaskLockError(f"this hold of task {self._name!r} is entered already")
         self._entered = True
         own = self._get_client()
-        # What a stand-in has granted is released there, also after it has stood in.
+        # A test may have set a stand-in for the database. Keep the stand-in's client until the
+        # release, even if the test removes the stand-in before, because only the stand-in can
+        # release a lock that it has granted.
         now = client_now(own)
         self._stands_in = None if now is own else now
         entering = ExitStack()
@@ -556,10 +706,10 @@ class Hold:
         return self._stands_in or self._get_client()
 
     def _claim(self) -> HeldLock:
-        """Return the lock, maybe after a while.
+        """Claim the lock, and return it.
 
-        A run whose lease has ended counts as dead only after a while, in which it may be renewed
-        or released: right after an outage, and in a process that has just started.
+        Claim again while a claim is refused because of a run whose lease has ended. Either that run
+        is to be run again first, or its holder gets time to renew, after a start or an outage.
         """
         client = self._client
         claimed = client.claim(self._request())
@@ -568,7 +718,7 @@ class Hold:
         return self._granted(claimed)
 
     async def _claim_async(self) -> HeldLock:
-        """Do the same in a coroutine."""
+        """Do the same as :meth:`_claim` in a coroutine."""
         client = self._client
         claimed = await client.begin_claim(self._request()).result()
         while isinstance(claimed, Refusal) and claimed.waits and not client.closed:
@@ -597,44 +747,57 @@ class Hold:
         self._context.close()
         return held
 
-    def _end_after(self, held: HeldLock, exception: BaseException | None) -> RunEnd:
+    def _outcome_after(self, held: HeldLock, exception: BaseException | None) -> RunOutcome:
         redact = self._client.settings.redact
-        return RunEnd.of(exception, redact=redact, overran=held.seconds_left == 0)
+        return RunOutcome.of(exception, redact=redact, overran=held.seconds_left == 0)
 
-    def _release(self, held: HeldLock, end: RunEnd) -> None:
+    def _release(self, held: HeldLock, end: RunOutcome) -> None:
         if held.inherited:
             return
         is_unknown = held.has_lost_callback
         try:
             released = self._client.release(held, end)
         except TaskLockError as error:
-            self._tell_failure(held, error)
+            self._log_failure(held, error)
         else:
-            self._tell_lost(held, released, is_unknown=is_unknown)
+            self._log_lost(held, released, is_unknown=is_unknown)
 
     @staticmethod
-    def _tell_failure(held: HeldLock, error: TaskLockError) -> None:
+    def _log_failure(held: HeldLock, error: TaskLockError) -> None:
         if isinstance(error, TaskLockDatabaseError):
-            return  # logged as an outage; the release is pending
+            return  # the outage is logged already, and the release is pending
         logger.error(
-            "Task %r: its lock could not be released, and is tried again until it ends by itself: "
-            "%s",
+            "Task %r: its lock could not be released; the release is tried again until the lock "
+            "ends by itself: %s",
             held.name,
             error,
         )
 
     @staticmethod
-    def _tell_lost(held: HeldLock, released: Released | None, *, is_unknown: bool) -> None:
+    def _log_lost(held: HeldLock, released: Released | None, *, is_unknown: bool) -> None:
         if released is None and is_unknown:
             logger.warning(LOST, held.name, held.token)
 
 
-def _check_told(where: str, **told: str | None) -> None:
-    """Make sure that what operators are shown of somebody's call is not too long.
+def _check_zone(where: str, **moments: datetime | None) -> None:
+    """Check that the times of an operator's call have a zone.
 
-    :raises TaskLockOptionError: it is
+    :raises TaskLockOptionError: a time has none
     """
-    for name, text in told.items():
+    for name, moment in moments.items():
+        if moment is not None and moment.utcoffset() is None:
+            raise TaskLockOptionError(
+                f"{where}: {name} must be a time with a zone, not {moment!r}; "
+                f"{name}.astimezone() gives it this machine's"
+            )
+
+
+def _check_lengths(where: str, **texts: str | None) -> None:
+    """Check that the texts of an operator's call, which other operators see, are not too long.
+
+    :raises TaskLockOptionError: a text is too long
+    """
+    for name, text in texts.items():
         if text is not None and len(text) > LONGEST_MESSAGE:
             raise TaskLockOptionError(
                 f"{where}: {name} has {len(text):,} characters, and at most {LONGEST_MESSAGE:,} "
@@ -643,14 +806,14 @@ def _check_told(where: str, **told: str | None) -> None:
 
 
 def _operator() -> str:
-    """Return who operates, for others to see."""
+    """Return the name of the operator, shown to others."""
     try:
         user = getpass.getuser()
-    except (OSError, KeyError):  # a container's user may have no name
+    except (OSError, KeyError):  # in a container the user may have no name
         user = "somebody"
     return f"{user}@{socket.gethostname()}"
 
 
 def _call_of(function: Callable[..., Any]) -> Any:
-    """Return what a call of an object runs."""
-    return getattr(function, "__call__", None)  # noqa: B004  # what it is, not whether there is one
+    """Return the function that a call of an object runs."""
+    return getattr(function, "__call__", None)  # noqa: B004  # needed itself, not only its existence

@@ -1,6 +1,6 @@
-"""Metrics of the tasks, as their rows tell of them: also while every replica is down.
+"""Metrics of the tasks, as OpenTelemetry's gauges and as text for Prometheus.
 
-There is one reader. What it reads is told as OpenTelemetry's gauges, and as Prometheus' text.
+The metrics are read from the tasks' rows, so that they are right even while every replica is down.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ logger = logger_of(__name__)
 TASK_NAME = "tasklock.task.name"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-# Seconds for which the gauges of one collection share what was read.
+# Seconds for which all gauges of a collection use the same rows.
 SHARED_FOR = 1.0
-# Seconds that a client may take to send its request, and to take the answer.
+# Limits the seconds until a client has sent its request, and until it has read the answer.
 CLIENT_TIMEOUT = 5.0
 
 
 @dataclass(frozen=True)
 class _Gauge:
-    """A gauge of tasks.
+    """A gauge with a value for each task.
 
-    :ivar value: returns a task's value; ``None``: the task has none
+    :ivar value: returns a task's value; ``None``: the task has no value
     """
 
     name: str
@@ -50,19 +50,20 @@ class _Gauge:
 
     @property
     def prometheus_name(self) -> str:
-        """The name as the conversion from OpenTelemetry to Prometheus makes it."""
+        """The gauge's name in Prometheus, by OpenTelemetry's rules for the conversion of names."""
         return self.name.replace(".", "_") + ("_seconds" if self.unit == "s" else "")
 
 
 def _overdue(task: TaskStatus) -> float:
-    """Return 1 for an overdue task, also for one whose last run is dead: its state is that.
+    """Return 1 for an overdue task, else 0.
 
-    Or it is too long, if it has outlived its maximum lock.
+    A task whose last run is dead or takes too long has the state ``DEAD`` or ``TOO_LONG``, even if
+    its next run is overdue. So in these states ``overdue_at`` is compared with the time now.
     """
-    if task.gone:  # which is a note and not an alarm
+    if task.gone:  # no alarm, because no live replica has the task any more
         return 0.0
-    # The row's answer does not say how late it is, nor whether a lease has ended. The grace time is
-    # far above what clocks differ by.
+    # `now` comes from this machine's clock, because a task's status does not say what time it is in
+    # the database. The two clocks differ by far less than a grace time.
     now = datetime.now(timezone.utc)
     is_over = task.state is TaskState.TOO_LONG and task.locked_until < now
     if (task.state is TaskState.DEAD or is_over) and task.overdue_at is not None:
@@ -71,7 +72,7 @@ def _overdue(task: TaskStatus) -> float:
 
 
 def _cut(task: TaskStatus) -> float:
-    """Return 1 for a task whose last run was cut, unless it is paused or gone."""
+    """Return 1 for a task whose last run was cut, unless the task is paused or gone; else 0."""
     return float(task.cut_for is not None and not (task.paused or task.gone))
 
 
@@ -106,7 +107,7 @@ GAUGES = (
 
 
 def _read(locks: TaskLocks) -> list[TaskStatus]:
-    """Return the tasks that have metrics: not those of one-off jobs, which are without number."""
+    """Return the tasks that have metrics. One-off jobs have none, because there may be many."""
     return [task for task in locks.tasks() if not _is_one_off(task)]
 
 
@@ -115,7 +116,7 @@ def _is_one_off(task: TaskStatus) -> bool:
 
 
 def prometheus_text(locks: TaskLocks) -> str:
-    """Return the metrics of all tasks in Prometheus' text format, version 0.0.4.
+    """Return the metrics of the tasks in Prometheus' text format, version 0.0.4.
 
     :raises TaskLockError: the database is unavailable, or rejects the read
     """
@@ -130,7 +131,7 @@ def prometheus_text(locks: TaskLocks) -> str:
 
 
 def metric_values(locks: TaskLocks) -> dict[str, dict[str, float]]:
-    """Return the metrics of all tasks: by the metric's name in Prometheus, then by task.
+    """Return the metrics' values: by the metric's name in Prometheus, then by the task's name.
 
     :raises TaskLockError: the database is unavailable, or rejects the read
     """
@@ -144,15 +145,15 @@ def metric_values(locks: TaskLocks) -> dict[str, dict[str, float]]:
 
 
 def _escaped(value: str) -> str:
-    """Return a label's value as it stands between the quotes."""
+    """Return a label's value, escaped so that it can stand between double quotes."""
     return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
 
 def observe_tasks(locks: TaskLocks, meter_provider: MeterProvider | None = None) -> None:
-    """Register OpenTelemetry's gauges of all tasks. Each collection reads the rows once.
+    """Register OpenTelemetry's gauges of the tasks. Each collection reads the rows once.
 
-    Call it in one process: each that does so reports the same tasks. While the database is
-    unavailable, nothing is reported, and a WARNING says so.
+    Call this function in one process only, because each process that calls it reports the same
+    tasks. While the database is unavailable, nothing is reported, and a WARNING says so.
 
     :param meter_provider: by default the global one
     :raises TaskLockOptionError: ``opentelemetry-api`` is not installed
@@ -182,7 +183,7 @@ def _observe(
 
 
 class _SharedReader:
-    """Reads the tasks once for all gauges of a collection, which are asked one after the other."""
+    """Reads the tasks once for all gauges of a collection, which are read one after the other."""
 
     def __init__(self, locks: TaskLocks) -> None:
         self._locks = locks
@@ -192,7 +193,7 @@ class _SharedReader:
         self._fails = False
 
     def read(self) -> list[TaskStatus]:
-        """Return the tasks; none if they cannot be read."""
+        """Return the tasks; an empty list if they cannot be read."""
         with self._reading:
             if self._read_at is None or time.monotonic() > self._read_at + SHARED_FOR:
                 try:
@@ -208,18 +209,19 @@ class _SharedReader:
 
 
 class MetricsServer(ThreadingHTTPServer):
-    """Serves ``/metrics`` to Prometheus. Call ``serve_forever()``; a ``with`` closes its socket.
+    """An HTTP server that serves ``/metrics`` to Prometheus.
 
-    While the database is unavailable, it answers 503 with one line that says why.
+    Call ``serve_forever()``, in a ``with`` block that closes the server's socket. While the
+    database is unavailable, the server answers 503 with one line that says why.
 
-    :param locks: reads the rows; its ``claim_timeout`` limits how long that is tried, which is to
-        be shorter than Prometheus' ``scrape_timeout``
-    :param host: address that it listens on; by default only this machine reaches it
-    :param port: 0 takes one that is free
-    :raises OSError: the address cannot be listened on
+    :param locks: reads the rows. Its ``claim_timeout`` limits the seconds for which a read is
+        tried. Choose a ``claim_timeout`` shorter than Prometheus' ``scrape_timeout``.
+    :param host: address that the server listens on; by default only this machine reaches it
+    :param port: port that the server listens on; 0: a free one
+    :raises OSError: the server cannot listen on the address
     """
 
-    daemon_threads = True  # a client that hangs does not keep the process
+    daemon_threads = True  # so that a client that hangs does not keep the process from ending
 
     def __init__(self, locks: TaskLocks, host: str = "127.0.0.1", port: int = 9464) -> None:
         self.locks = locks
@@ -229,13 +231,13 @@ class MetricsServer(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """Where the metrics are."""
+        """The URL of the metrics."""
         host, port = self.server_address[:2]
         shown = f"[{host!s}]" if self.address_family == socket.AF_INET6 else str(host)
         return f"http://{shown}:{port}/metrics"
 
     def handle_error(self, _request: Any, _client_address: Any) -> None:
-        """Log an error of one client, such as a connection that it has reset."""
+        """Log an error of one client, such as a connection reset."""
         logger.debug("A client of the metrics failed", exc_info=True)
 
 

@@ -1,4 +1,4 @@
-"""Lock options: what may be set, what is refused, and which of several places wins."""
+"""Lock options: their checks and defaults, and which value wins if several places give one."""
 
 from __future__ import annotations
 
@@ -13,21 +13,26 @@ from typing import Any, Final, Literal
 from apscheduler_tasklock._values import LONGEST_NAME
 from apscheduler_tasklock.errors import TaskLockOptionError
 
-# The key that a job's kwargs carry its lock options under.
+# The key of the lock options in a job's kwargs.
 RESERVED_KEY = "task_lock"
 
-# Longer than any schedule, and far from where PostgreSQL's timestamps end.
+# Limits every option that is a time, in seconds: to 100 years, which is longer than any schedule
+# and far below the end of PostgreSQL's timestamps.
 LONGEST_SECONDS = timedelta(days=36500).total_seconds()
 
-# The longest lease that holds where nobody says otherwise; and its share of the maximum lock.
+# Limit the default lease, in seconds and as a share of the maximum lock.
 DEFAULT_LEASE = 60.0
 DEFAULT_LEASE_SHARE = 1 / 3
-# The shortest one of a job without failover: its maximum lock frees the task soon enough.
+# The shortest default lease of a job that has no failover, in seconds. If the default would be
+# shorter, claims have no lease, because the end of the maximum lock frees the task soon enough.
 SHORTEST_DEFAULT_LEASE = 15.0
 
 
 class Default(Enum):
-    """Stands for an option that was not given, where ``None`` says something."""
+    """The type of ``DEFAULT``, the value of an option that was not given.
+
+    ``None`` cannot be that value, because some options can be given as ``None``.
+    """
 
     DEFAULT = "the default"
 
@@ -40,26 +45,30 @@ DEFAULT: Final = Default.DEFAULT
 
 @dataclass(frozen=True)
 class LockOptions:
-    """The lock options given in one place. ``None`` leaves an option to the next weaker place.
+    """The lock options that one place gives, such as a job's kwargs, its function or the executor.
+
+    If an option is ``None``, this place does not give it, and the next weaker place decides.
 
     :ivar name: the task's name, instead of the job's id
     :ivar min_factor: minimum lock, as a multiple of the period; 0 or more. If no minimum lock is
-        given, it is 0.9, and of a one-off job the minimum lock is 60 s.
+        given, the factor is 0.9, and a one-off job has a minimum lock of 60 s.
     :ivar max_factor: maximum lock, as a multiple of the period; above 0
     :ivar min_lock: minimum lock in seconds, instead of a factor
     :ivar max_lock: maximum lock in seconds, instead of a factor
-    :ivar period: seconds that stand for the period of a run time that no other follows
-    :ivar lease: seconds after which a holder that does not renew its claim counts as dead; infinite
-        for the maximum lock
+    :ivar period: period in seconds of a run time that no other follows
+    :ivar lease: seconds after which a holder that does not renew its claim counts as dead. Users
+        give ``None`` for no lease, which is stored as infinity: then a holder counts as dead when
+        its maximum lock ends.
     :ivar failover: whether another replica runs the window of a dead holder again
-    :ivar max_takeovers: how often in a row, until it is given up; 0 or more
+    :ivar max_takeovers: how many dead runs in a row are taken over, 0 or more; the next dead run is
+        given up
     :ivar cancel_on_lost: whether a coroutine job is cancelled when its lock is lost
-    :ivar on_failure: ``"keep"`` or ``"release"`` the window of a run that raised
-    :ivar grace: seconds after a run time was due after which it counts as overdue; ``None``: a
-        tenth of the period, at least 60 s and at most 10 min, never below the job's own grace time,
-        and the trigger's jitter
-    :ivar max_runtime: seconds after which a run counts as too long, which is only told; ``None``:
-        the maximum lock
+    :ivar on_failure: what becomes of the window if the job raises: ``"keep"`` it, or ``"release"``
+        it, so that it can be run again
+    :ivar grace: seconds after which a due run time counts as overdue; ``None``: the larger of the
+        job's own grace time and a tenth of the period, which counts as 60 s at least and as 10 min
+        at most; plus the trigger's jitter
+    :ivar max_runtime: seconds after which a run is reported as too long; ``None``: the maximum lock
     """
 
     name: str | None = None
@@ -78,11 +87,11 @@ class LockOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, Any], where: str) -> LockOptions:
-        """Return checked options.
+        """Check options, and return them.
 
-        :param options: option names and values; numbers may be strings, times ``timedelta``
-        :param where: whose options these are, for messages, as in ``job "clean-up"``
-        :raises TaskLockOptionError: one of them is unknown or impossible
+        :param options: option names and values; a number may be a string, a time a ``timedelta``
+        :param where: names the owner of the options in messages, as in ``job "clean-up"``
+        :raises TaskLockOptionError: an option is unknown or impossible
         """
         allowed = [field.name for field in fields(cls)]
         for option in options:
@@ -101,12 +110,12 @@ class LockOptions:
         return parsed
 
     def over(self, weaker: LockOptions, where: str) -> LockOptions:
-        """Return these options, with what they leave open taken from the weaker ones.
+        """Return these options; where one is not given, the weaker place's option is used.
 
-        A lock time set here, as a factor or as an absolute time, replaces the weaker one in
-        either form.
+        A minimum or maximum lock that is given here replaces that of the weaker place, even if one
+        is given as a factor and the other one in seconds.
 
-        :raises TaskLockOptionError: together they are impossible
+        :raises TaskLockOptionError: the merged options are impossible together
         """
         merged = {
             field.name: getattr(weaker if getattr(self, field.name) is None else self, field.name)
@@ -138,9 +147,9 @@ class LockOptions:
         return [field.name for field in fields(self) if getattr(self, field.name) is not None]
 
     def check_default_minimum(self, where: str) -> None:
-        """Make sure that a recurring job's minimum factor, if none is given, is not too large.
+        """Check the default minimum factor against the maximum factor, if the default is used.
 
-        :raises TaskLockOptionError: it is above the maximum factor
+        :raises TaskLockOptionError: the default minimum factor is above the maximum factor
         """
         if self.min_factor is None and self.min_lock is None:
             replace(self, min_factor=DEFAULT_MIN_FACTOR)._check_pairs(where)
@@ -148,11 +157,12 @@ class LockOptions:
     def lock_times(self, period: float, *, one_off: bool = False) -> tuple[float, float]:
         """Return the minimum and maximum lock for a run time, in seconds.
 
-        An absolute maximum may well be below a minimum that comes from a factor: the one says when
-        a dead holder is given up, the other how long the window is.
+        If a lock time comes from a factor, the maximum lock may be below the minimum lock. Such
+        lock times are allowed, because the maximum lock limits a claim, and the minimum lock is the
+        length of a window.
 
         :param period: seconds from the run time to the next one
-        :param one_off: whether no run time follows, as of a date
+        :param one_off: whether the job has one run time only
         """
         if self.min_lock is not None:
             least = self.min_lock
@@ -164,7 +174,7 @@ class LockOptions:
         return min(least, LONGEST_SECONDS), min(most, LONGEST_SECONDS)
 
     def lease_within(self, max_lock: float) -> float | None:
-        """Return the lease in seconds, or ``None`` if a claim stands for the maximum lock.
+        """Return the lease of a claim in seconds, or ``None`` if the claim has no lease.
 
         :param max_lock: the maximum lock in seconds
         """
@@ -176,20 +186,21 @@ class LockOptions:
         return lease if lease < max_lock else None
 
 
-# Seconds. Three renewals go into a lease, each over the network and on a thread of a busy process.
+# A lease must not be shorter than so many seconds, because a claim is renewed three times in each
+# lease, and a renewal needs time in a busy process and on the network.
 SHORTEST_LEASE = 1.0
-# Seconds. A shorter one is a warning: a database or a process that stands still for a moment costs
-# the lock.
+# A lease below so many seconds is logged as a WARNING, because a job may lose its lock in a short
+# stall of the database or the process.
 SHORT_LEASE = 5.0
 
-# The minimum lock where none is given, as a multiple of the period: 0.9 and not 1.0, because with
-# 1.0 a replica's next fire misses its window by milliseconds.
+# The default minimum lock, as a multiple of the period: 0.9 and not 1.0, because with 1.0 the next
+# run time could be a few milliseconds before the end of the last window, and would be skipped.
 DEFAULT_MIN_FACTOR = 0.9
-# Seconds that the minimum lock of a one-off job lasts where none is given: replicas that add the
-# same one do so within that time, and an id that is used again later runs again.
+# The default minimum lock of a one-off job, in seconds. Replicas that add the same job within these
+# seconds run the job once. A new job that gets the same id after these seconds is run, too.
 ONE_OFF_MIN_LOCK = 60.0
 
-# What else holds where nobody says otherwise.
+# The defaults of the other options.
 DEFAULTS = LockOptions(
     max_factor=5.0,
     period=3600.0,
@@ -201,7 +212,10 @@ DEFAULTS = LockOptions(
 
 
 def parse_seconds(value: Any, option: str, where: str) -> float:
-    """Return a time given as ``timedelta``, number or numeric string in seconds, 0 or more."""
+    """Return a time in seconds, 0 or more.
+
+    :param value: a ``timedelta``, or seconds as a number or as a string
+    """
     if isinstance(value, timedelta):
         value = value.total_seconds()
     seconds = parse_number(value, option, where, "seconds or a timedelta, 0 or more")
@@ -221,7 +235,7 @@ def parse_positive_seconds(value: Any, option: str, where: str) -> float:
 def parse_number(
     value: Any, option: str, where: str, allowed: str = "a number, 0 or more"
 ) -> float:
-    """Return a number, 0 or more, given as such or as a string."""
+    """Return a number, 0 or more, given as a number or as a string."""
     try:
         number = math.nan if isinstance(value, bool) else float(value)
     except (TypeError, ValueError, OverflowError):
@@ -275,7 +289,7 @@ def _parse_failover(value: Any, option: str, where: str) -> bool:
 
 
 def parse_count(value: Any, option: str, where: str) -> int:
-    """Return a whole number, 0 or more, given as such or as a string."""
+    """Return a whole number, 0 or more, given as a number or as a string."""
     number = parse_number(value, option, where, "a whole number, 0 or more")
     if number != int(number):
         raise TaskLockOptionError(
@@ -290,7 +304,7 @@ def parse_token(value: Any, where: str) -> int:
     if isinstance(value, str):
         is_whole = re.fullmatch(r"-?[0-9]{1,19}", value.strip()) is not None
     token = int(value) if is_whole else None
-    if token is None or not -(2**63) <= token < 2**63:  # as PostgreSQL's bigint
+    if token is None or not -(2**63) <= token < 2**63:  # the range of PostgreSQL's bigint
         raise TaskLockOptionError(
             f"{where}: token must be a whole number, that of the task's last run, not "
             f"{value!r:.100}"
@@ -299,7 +313,7 @@ def parse_token(value: Any, where: str) -> int:
 
 
 def parse_switch(value: Any, option: str, where: str) -> bool:
-    """Return a yes or no, given as such or as ``"true"`` or ``"false"``."""
+    """Return a ``bool``, given as a ``bool`` or as the text ``"true"`` or ``"false"``."""
     switches = {"true": True, "false": False}
     switched = switches.get(str(value).lower())
     if switched is None:
@@ -340,12 +354,12 @@ def parse_job_options(options: Any, where: str) -> LockOptions | Literal[False]:
 
 
 def resolve(*places: Any, where: str) -> LockOptions | Literal[False]:
-    """Return the options that hold for a job, from those given in several places.
+    """Return the options of a job, merged from all places that give options.
 
-    :param places: options, ``False`` or ``None`` for each place, from the strongest to the weakest
-    :param where: whose options these are, for messages
-    :return: the options, or ``False`` if the strongest place that says anything says so
-    :raises TaskLockOptionError: one of them is unknown or impossible
+    :param places: what each place gives: options, ``False`` or ``None``; the strongest place first
+    :param where: names the owner of the options in messages
+    :return: the options, or ``False`` if the first of ``places`` that is not ``None`` is ``False``
+    :raises TaskLockOptionError: an option is unknown or impossible
     """
     given = [parse_job_options(place, where) for place in places if place is not None]
     if given and given[0] is False:
@@ -357,9 +371,9 @@ def resolve(*places: Any, where: str) -> LockOptions | Literal[False]:
 
 
 def check_stored_options(options: LockOptions, where: str) -> None:
-    """Make sure that a job of a ``TaskLockJobStore`` can have these options.
+    """Check that a job of a ``TaskLockJobStore`` can have these options.
 
-    :raises TaskLockOptionError: one of them makes no sense there
+    :raises TaskLockOptionError: an option makes no sense there
     """
     if options.on_failure == "release":
         raise TaskLockOptionError(
@@ -369,9 +383,10 @@ def check_stored_options(options: LockOptions, where: str) -> None:
 
 
 def check_name(name: str, where: str) -> str:
-    """Return the name if PostgreSQL can store it.
+    """Check that PostgreSQL can store a task's name, and return the name.
 
-    :raises TaskLockOptionError: it is empty, too long, or has characters that no text may have
+    :raises TaskLockOptionError: the name is empty, too long, or has a character that PostgreSQL
+        cannot store
     """
     if not isinstance(name, str):
         raise TaskLockOptionError(f"{where}: the name must be a text, not {name!r}")

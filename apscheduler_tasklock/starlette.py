@@ -21,7 +21,7 @@ __all__ = ["scheduler_lifespan"]
 
 Lifespan = Callable[[Any], AbstractAsyncContextManager[Any]]
 
-# Seconds that coroutines have for their clean-up when they are cancelled.
+# Limits the wait for cancelled coroutines to clean up, in seconds.
 _CLEAN_UP_TIMEOUT = 5.0
 
 
@@ -33,20 +33,22 @@ def scheduler_lifespan(
 ) -> Lifespan:
     """Return a lifespan that runs a scheduler while the application runs.
 
-    The scheduler is ``request.state.scheduler`` and ``app.state.scheduler``. When the application
-    stops, nothing more is claimed; what runs in threads and processes is waited for, while the
-    event loop goes on; coroutines are cancelled, as APScheduler does, and handed over if they have
-    ``failover``.
+    The application finds the scheduler as ``request.state.scheduler`` and ``app.state.scheduler``.
+    When the application stops, nothing more is claimed. The lifespan waits for jobs in threads and
+    processes, while the event loop goes on. Coroutine jobs are cancelled, as in APScheduler's own
+    shutdown, and their windows are handed over if the jobs have ``failover``.
 
-    :param scheduler: a function that makes an ``AsyncIOScheduler`` or a ``BackgroundScheduler``
-        with its jobs, called at each start; or such a scheduler, which can be started once
-    :param lifespan: the application's own. It is entered before the scheduler starts, and left
-        after it has stopped.
-    :param drain_timeout: how long coroutines may go on until they are cancelled, a ``timedelta`` or
-        seconds
-    :return: what ``FastAPI(lifespan=...)`` and ``Starlette(lifespan=...)`` take
-    :raises TaskLockOptionError: the scheduler is of another kind, or ``drain_timeout`` is no time;
-        at the start: it has been started before
+    :param scheduler: a function that makes an ``AsyncIOScheduler`` or a ``BackgroundScheduler`` and
+        adds its jobs, called at each start of the application; or the scheduler itself, with which
+        the application can be started once
+    :param lifespan: the application's own lifespan. It is entered before the scheduler starts, and
+        left after the scheduler has stopped.
+    :param drain_timeout: limits how long coroutines go on until they are cancelled; a ``timedelta``
+        or seconds
+    :return: the lifespan, for ``FastAPI(lifespan=...)`` or ``Starlette(lifespan=...)``
+    :raises TaskLockOptionError: ``scheduler`` is neither a scheduler nor a function, or
+        ``drain_timeout`` is no time. The lifespan raises this error if the scheduler is neither an
+        ``AsyncIOScheduler`` nor a ``BackgroundScheduler``, or was started before.
     """
     where = "scheduler_lifespan"
     drains = parse_seconds(drain_timeout, "drain_timeout", where)
@@ -79,9 +81,9 @@ def scheduler_lifespan(
 
 
 def _check_new(made: BaseScheduler, last: list[BaseScheduler]) -> None:
-    """Make sure that a scheduler is not the one of an earlier start, whose jobs are gone.
+    """Check that a scheduler is new, because a scheduler has lost its jobs after a shutdown.
 
-    :raises TaskLockOptionError: it is, or it runs already
+    :raises TaskLockOptionError: the scheduler was started before, or runs
     """
     if made.running or made in last:
         raise TaskLockOptionError(
@@ -92,20 +94,23 @@ def _check_new(made: BaseScheduler, last: list[BaseScheduler]) -> None:
 
 
 def _checked(scheduler: BaseScheduler) -> Callable[[], BaseScheduler]:
-    """Return what gives a scheduler out once: its jobs are gone after it was shut down."""
-    given: list[BaseScheduler] = []
+    """Return a function that returns this scheduler once, and raises when it is called again.
 
-    def give() -> BaseScheduler:
-        if given or scheduler.running:
+    A scheduler cannot be started a second time, because it loses its jobs in its shutdown.
+    """
+    started: list[BaseScheduler] = []
+
+    def make() -> BaseScheduler:
+        if started or scheduler.running:
             raise TaskLockOptionError(
                 "scheduler_lifespan: the scheduler has been started before. Do not start it "
-                "yourself; and if the application is started several times, as by tests, give a "
-                "function that makes the scheduler and adds its jobs"
+                "yourself; and if the application is started several times, for example by tests, "
+                "give a function that makes the scheduler and adds its jobs"
             )
-        given.append(scheduler)
+        started.append(scheduler)
         return scheduler
 
-    return give
+    return make
 
 
 @asynccontextmanager
@@ -121,21 +126,23 @@ async def _start(scheduler: BaseScheduler) -> None:
     if isinstance(scheduler, BackgroundScheduler):
         await asyncio.to_thread(scheduler.start)
     else:
-        scheduler.start()  # it takes the running loop
+        scheduler.start()  # here, because it uses the event loop of this thread
 
 
 async def _stop(scheduler: BaseScheduler, drain_timeout: float) -> None:
     if not scheduler.running:
-        return  # somebody has shut it down
+        return  # because the application has shut it down
     executors = task_lock_executors(scheduler)
-    stop_claiming(scheduler)  # at once: a thread may have to wait for jobs to end
+    # Claiming is stopped at once, because `drain` needs a thread of the loop's pool, which may have
+    # no free thread until jobs end.
+    stop_claiming(scheduler)
     try:
         if drain_timeout:
             await _drain(executors, drain_timeout)
         await _drain(executors, None, coroutines=False)
     finally:
         if not scheduler.running:
-            pass  # somebody has shut it down meanwhile, as a call that the event loop makes later
+            pass  # the application has shut it down meanwhile
         elif isinstance(scheduler, BackgroundScheduler):
             await asyncio.to_thread(scheduler.shutdown)
         else:
@@ -152,7 +159,7 @@ async def _drain(
 
 
 async def _shut_down_on_loop(scheduler: AsyncIOScheduler) -> None:
-    """Shut it down, and wait until that is done: it is called by the loop, a moment later."""
+    """Shut a scheduler down, and wait until the event loop has carried out the shutdown."""
     scheduler.shutdown(wait=False)
     done = asyncio.Event()
     asyncio.get_running_loop().call_soon_threadsafe(done.set)

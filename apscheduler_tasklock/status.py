@@ -1,4 +1,4 @@
-"""What operators see: tasks, their runs, and the replicas. All times are the database's."""
+"""The status of tasks, jobs, runs and replicas, for operators. All times are database times."""
 
 from __future__ import annotations
 
@@ -10,48 +10,49 @@ from uuid import UUID
 
 
 class TaskState(str, Enum):
-    """What a task is doing, or how it fares. The first of these that is true, from the top.
+    """The state of a task: the first member of this list that is true of the task.
 
-    A task that runs is never late, and one that is paused never overdue.
+    For example, a running task never has the state late, because RUNNING comes before LATE.
     """
 
     UNREADABLE = "unreadable"
-    """Its row has a value that no replica writes, such as a ``schedule`` that is no JSON.
+    """The task's row has a value that no replica writes, such as a ``schedule`` that is no JSON.
 
-    Which ones, ``TaskStatus.unreadable`` tells. What else is known of the task is uncertain.
+    ``TaskStatus.unreadable`` has the columns. The rest of the status is uncertain.
     """
     TOO_LONG = "too long"
-    """It runs for longer than ``max_runtime``, by default its maximum lock.
+    """A run of the task goes on for longer than ``max_runtime``, by default its maximum lock.
 
-    Also while another replica runs a later window: see ``TaskStatus.stuck``.
+    The task has this state also while another replica runs a later window; see
+    ``TaskStatus.stuck``.
     """
     RUNNING = "running"
     PAUSED = "paused"
     DEAD = "dead"
-    """The holder of its last run was killed, or has lost the database; its lease has ended."""
+    """The last run's lease has ended: its holder was killed, or cannot reach the database."""
     OVERDUE = "overdue"
-    """It was due, and neither then nor in the grace time after that has anybody run it."""
+    """The task was due, its grace time has passed, and no replica has run it."""
     LATE = "late"
-    """It is due, and its grace time has not passed."""
+    """The task is due, and its grace time has not passed."""
     CUT = "cut"
-    """A stop has cut its last run, as that of a coroutine, and nobody has run its window."""
+    """A shutdown has cancelled the last run, and no replica has run the run's window again."""
     FAILING = "failing"
-    """Its last run failed."""
+    """The last run failed."""
     NEW = "new"
-    """A replica has it, and it has never run."""
+    """A replica has the task, and the task has never run."""
     OK = "ok"
 
 
 @dataclass(frozen=True)
 class RunningRun:
-    """A run that goes on.
+    """A run that has not ended.
 
     :ivar task: the task's name
-    :ivar token: its fencing token
-    :ivar replica: who runs it
+    :ivar token: the run's fencing token
+    :ivar replica: the replica that runs it
     :ivar since: when it was granted
-    :ivar lost: whether its lock is lost, so that others may run the task: it has outlived its
-        maximum lock, or was taken for dead, or freed
+    :ivar lost: whether its lock is lost, so that another replica may run the task: the run has
+        outlived its maximum lock, was taken over, or was freed
     """
 
     task: str
@@ -62,49 +63,52 @@ class RunningRun:
 
     @property
     def reported(self) -> dict[str, Any]:
-        """What the replica's row has of it. The time is in seconds since 1970."""
+        """The run as a JSON-like dict for the replica's row; ``since`` in seconds since 1970."""
         since = self.since.timestamp()
         return {"task": self.task, "token": self.token, "since": since, "lost": self.lost}
 
 
 @dataclass(frozen=True)
 class TaskStatus:
-    """A task, as its row tells of it.
+    """The status of a task, read from its row.
 
     :ivar name: the task's name
-    :ivar state: what it is doing, or how it fares
-    :ivar schedule: its trigger in canonical form, as JSON-like data; ``None`` if nobody has told it
-    :ivar kind: of its last run: ``"schedule"``, ``"takeover"``, ``"manual"`` or ``"hold"``
-    :ivar token: fencing token of its last run
-    :ivar holder: replica of its last run
-    :ivar scheduled_at: the run time of that
-    :ivar started_at: when it began; ``None`` if the task has never run
-    :ivar finished_at: when it ended; ``None`` while it runs, and if its holder died
-    :ivar window_until: when the window of that ends: an earlier run time is not run
-    :ivar locked_until: until when the task is held if nothing changes
+    :ivar state: the state
+    :ivar schedule: the trigger in canonical form, as JSON-like data; ``None``: not registered
+    :ivar kind: kind of the last run: ``"schedule"``, ``"takeover"``, ``"manual"`` or ``"hold"``
+    :ivar token: fencing token of the last run
+    :ivar holder: replica of the last run
+    :ivar scheduled_at: run time of the last run
+    :ivar started_at: when the last run began; ``None`` if the task has never run
+    :ivar finished_at: when the last run ended; ``None`` while the run goes on, and if its holder
+        died
+    :ivar window_until: when the window of the last run ends. Earlier run times are not run.
+    :ivar locked_until: until when the task is locked, unless its claim is renewed or released
     :ivar run_until: when the maximum lock of the last run ends
-    :ivar due_at: when the next run is due; ``None`` if none is, or nobody knows
-    :ivar overdue_at: when that counts as overdue
-    :ivar late_by: seconds for which it is due; ``None`` if it is not, or runs, or is paused
-    :ivar took: seconds that the last run took, or takes so far; of one that died or was cut, until
-        its lease ended
-    :ivar outcome: how the last run ended, as of :class:`Run`, or ``"cut"`` by a stop; ``None``
-        while it goes on, and if nobody knows
-    :ivar cut_for: seconds since its last run was cut, if it was and nobody has run its window
-    :ivar stuck: runs that go on although they have outlived their maximum lock, the oldest first
-    :ivar succeeded_at: when a run last ended well
-    :ivar failed_at: when a run last failed, or was found to have died
-    :ivar failures: how many in a row have failed since the last that ended well
+    :ivar due_at: when the next run is due; ``None`` if there is none, or its time is not known
+    :ivar overdue_at: from when the next run counts as overdue
+    :ivar late_by: seconds since ``due_at``; ``None`` unless the task is late or overdue
+    :ivar took: seconds that the last run took, or has taken so far; for a run that died or was
+        handed over, the seconds until its lease ended
+    :ivar outcome: outcome of the last run: as in :class:`Run`, or ``"cut"`` if a shutdown has
+        cut the run or handed it over; ``None`` while the run goes on, and if it is not known
+    :ivar cut_for: seconds since a stop cut the last run or handed it over; ``None`` if no stop did,
+        or if a replica has run the window again
+    :ivar stuck: runs that go on although their lock is lost and they have taken longer than
+        ``max_runtime``, by default their maximum lock; the oldest first
+    :ivar succeeded_at: when a run last ended without an error
+    :ivar failed_at: when a run last failed, or was found dead
+    :ivar failures: how many runs in a row have failed
     :ivar error_type: class of the last run's exception
-    :ivar paused: whether it is paused
-    :ivar paused_until: until when; ``None``: until somebody resumes it
-    :ivar paused_by: who paused it
-    :ivar pause_reason: why
-    :ivar requested_by: who has asked for a run that has not begun yet
-    :ivar requested_at: when that was
-    :ivar gone: whether replicas live, and none of them has it
-    :ivar failover: whether its last run is run again if its holder dies
-    :ivar unreadable: columns of its row that cannot be read. Such a schedule comes as ``None``.
+    :ivar paused: whether the task is paused
+    :ivar paused_until: end of the pause; ``None``: until somebody resumes the task
+    :ivar paused_by: who paused the task
+    :ivar pause_reason: reason of the pause
+    :ivar requested_by: who has asked for a manual run that has not begun yet
+    :ivar requested_at: when that manual run was asked for
+    :ivar gone: whether the task was removed: there are live replicas, and none of them has it
+    :ivar failover: whether the window of the last run is run again if the run's holder dies
+    :ivar unreadable: columns of the row that cannot be read. An unreadable schedule is ``None``.
     """
 
     name: str
@@ -142,41 +146,37 @@ class TaskStatus:
 
 
 class JobState(str, Enum):
-    """What a job of the job store is waiting for. The first of these that is true, from the top."""
+    """The state of a stored job: the first member of this list that is true of the job."""
 
     UNREADABLE = "unreadable"
-    """Its row has a value that no replica writes; see ``JobStatus.unreadable``."""
+    """The job's row has a value that no replica writes; see ``JobStatus.unreadable``."""
     ENDED = "ended"
-    """Its last run time was claimed. It goes when that run is over."""
-    HANDED_OUT = "handed out"
-    """It is due, and a replica has it, which has not begun it yet."""
+    """The job's last run time was claimed. The job is removed when that run is over."""
     PAUSED = "paused"
-    """It has no next run time, until somebody resumes it."""
+    """The job has no next run time, until somebody resumes the job."""
     DUE = "due"
-    """Its run time has come, and no replica has it."""
+    """The job's run time has come, and no replica has claimed the run time."""
     WAITING = "waiting"
-    """Its next run time is in the future."""
+    """The job's next run time is in the future."""
 
 
 @dataclass(frozen=True)
 class JobStatus:
-    """A job of the job store, as its row tells of it.
+    """The status of a job of the job store, read from its row.
 
     :ivar id: the job's id
-    :ivar state: what it is waiting for
-    :ivar name: its name, as APScheduler has it; ``None`` if its row lacks one
-    :ivar function: reference of its function, as ``"myapp.jobs:send"``
+    :ivar state: the state
+    :ivar name: its APScheduler name; ``None`` if its row lacks one
+    :ivar function: reference of its function, such as ``"myapp.jobs:send"``
     :ivar trigger: its trigger as it is stored, as JSON-like data
     :ivar executor: alias of its executor
-    :ivar next_run_time: when it is due; ``None`` if it is paused or has ended
-    :ivar last_run_time: the run time that was claimed last; ``None`` if none was
-    :ivar handed_to: the replica that it is handed out to; ``None`` if it is handed out to nobody
-    :ivar handed_until: until when, if that replica does not say more
-    :ivar task: the task that it is; ``None`` if no replica has told it
+    :ivar next_run_time: its next run time; ``None`` if the job is paused or has ended
+    :ivar last_run_time: the run time that was claimed last; ``None``: no run time was claimed
+    :ivar task: its task's name; ``None``: not registered
     :ivar holder: the replica on which its task runs; ``None`` if it does not run
     :ivar task_paused: whether its task is paused, by ``TaskLocks.pause``
-    :ivar task_paused_until: until when; ``None``: until somebody resumes it
-    :ivar unreadable: columns of its row that cannot be read. Such a trigger comes as ``None``.
+    :ivar task_paused_until: end of that pause; ``None``: until somebody resumes the task
+    :ivar unreadable: columns of its row that cannot be read. An unreadable trigger is ``None``.
     """
 
     id: str
@@ -187,40 +187,55 @@ class JobStatus:
     executor: str
     next_run_time: datetime | None
     last_run_time: datetime | None
-    handed_to: str | None
-    handed_until: datetime | None
     task: str | None
     holder: str | None
     task_paused: bool
     task_paused_until: datetime | None
     unreadable: tuple[str, ...] = ()
 
+    @property
+    def is_one_off(self) -> bool:
+        """Whether the job has only one run time, because its trigger is a date."""
+        return isinstance(self.trigger, dict) and self.trigger.get("type") == "date"
 
-# How a run can end; see :class:`Run`.
-OUTCOMES = ("ok", "error", "cancelled", "died", "overran", "overtaken", "freed", "missed")
+
+# The outcomes of a run; see :class:`Run`.
+OUTCOMES = (
+    *("ok", "error", "cancelled", "died", "overran", "overtaken", "freed", "missed"),
+    *("paused", "resumed", "run"),
+)
+# The kinds of a run; see :class:`Run`.
+KINDS = ("schedule", "takeover", "manual", "hold", "operator")
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run that is over, as the run history tells of it.
+    """A run that is over, or what an operator did with a task, read from the run history.
 
     :ivar task: the task's name
-    :ivar token: its fencing token
-    :ivar scheduled_at: its run time; ``None`` of a manual run and of ``hold``
-    :ivar started_at: when it was granted
-    :ivar ended_at: when it was released; of one that died or overran, when its lease ended
-    :ivar replica: who ran it
-    :ivar kind: ``"schedule"``, ``"takeover"``, ``"manual"`` or ``"hold"``
-    :ivar outcome: ``"ok"``, ``"error"``, ``"cancelled"``; ``"died"`` with its holder;
-        ``"overran"``: it outlived its maximum lock, while its holder lived; ``"freed"`` by an
-        operator; ``"overtaken"``: it was taken for dead, or freed, and ended
-        later; ``"missed"``: the last run time of a job of the job store, which never began
+    :ivar token: the run's fencing token; ``None`` for what an operator did
+    :ivar scheduled_at: its run time; ``None`` for a manual run and for ``hold``
+    :ivar started_at: when the run was granted, or when the operator did it
+    :ivar ended_at: when it was released; for a run that died or overran, when its lease ended
+    :ivar replica: the replica that ran it; empty for what an operator did
+    :ivar kind: ``"schedule"``, ``"takeover"``, ``"manual"`` or ``"hold"``; ``"operator"`` for what
+        an operator did
+    :ivar outcome: ``"ok"``, ``"error"`` or ``"cancelled"``; ``"died"``: its holder died;
+        ``"overran"``: it outlived its maximum lock, while its holder lived; ``"freed"``: an
+        operator freed its task, and the run has not reported its end; ``"overtaken"``: it was taken
+        over or freed, and has reported its end afterwards; ``"missed"``: it was the last run time
+        of a job of the job store, and never began. Of what an operator did: ``"paused"``,
+        ``"resumed"``, ``"run"`` (a manual run was asked for) or ``"freed"``
     :ivar error_type: class of its exception
-    :ivar error: what that said, 500 characters at most
+    :ivar error: message of its exception, 500 characters at most
+    :ivar by: the operator's name; ``None`` for a run
+    :ivar until: when the operator's pause ends, or the request for a manual run expires; ``None``:
+        it has no end
+    :ivar reason: the operator's reason for a pause
     """
 
     task: str
-    token: int
+    token: int | None
     scheduled_at: datetime | None
     started_at: datetime
     ended_at: datetime
@@ -229,44 +244,47 @@ class Run:
     outcome: str
     error_type: str | None
     error: str | None
+    by: str | None = None
+    until: datetime | None = None
+    reason: str | None = None
 
     @property
     def took(self) -> float:
-        """Seconds from its grant to its end."""
+        """Seconds from the run's grant to its end."""
         return (self.ended_at - self.started_at).total_seconds()
 
 
 class ReplicaState(str, Enum):
-    """What is known of a replica. The first of these that is true, from the top."""
+    """The state of a replica: the first member of this list that is true of the replica."""
 
     UNREADABLE = "unreadable"
-    """Its row has a value that no replica writes; see ``ReplicaStatus.unreadable``."""
+    """The replica's row has a value that no replica writes; see ``ReplicaStatus.unreadable``."""
     STOPPED = "stopped"
-    """It was shut down in good order."""
+    """The replica has reported its shutdown."""
     DIED = "died"
-    """A run of it has died, and nobody has heard of it since."""
+    """A run of the replica has died, and the replica has sent no sign of life since then."""
     ALIVE = "alive"
-    """It has said so in the last 45 seconds; it does every 30 seconds."""
+    """The replica has sent a sign of life in the last 45 seconds. It sends one every 30 seconds."""
     SILENT = "silent"
-    """Nobody has heard of it for 45 seconds: it was killed, hangs, or cannot reach the database."""
+    """No sign of life for 45 seconds: the replica is dead, hangs, or cannot reach the database."""
 
 
 @dataclass(frozen=True)
 class ReplicaStatus:
-    """A replica: one running scheduler process.
+    """The status of a replica, read from its row.
 
     :ivar replica_id: its id
     :ivar host: the host's name
-    :ivar version: of this library
+    :ivar version: the version of this library
     :ivar started_at: when it started
-    :ivar seen_at: when it last said that it is alive; it does so every 30 seconds
-    :ivar state: what is known of it
-    :ivar tasks: the tasks that it has, by name
-    :ivar running: what it runs, by the tasks' names
+    :ivar seen_at: time of its last sign of life; a replica sends one every 30 seconds
+    :ivar state: the state
+    :ivar tasks: the names of its tasks, sorted
+    :ivar running: its running runs, sorted by task
     :ivar rejected: what the database rejects of its work, each as ``"history: <why, and what to
         do>"``; empty if nothing
-    :ivar unreadable: columns of its row that cannot be read; of such tasks, rejections and runs
-        those that can be read are told
+    :ivar unreadable: columns of its row that cannot be read completely. ``tasks``, ``rejected`` and
+        ``running`` have the entries that can be read.
     """
 
     replica_id: str
@@ -280,7 +298,7 @@ class ReplicaStatus:
 
     @property
     def alive(self) -> bool:
-        """Whether it is alive, for all that is known."""
+        """Whether the replica is alive, as far as its row shows."""
         return self.state is ReplicaState.ALIVE
 
     rejected: tuple[str, ...] = ()
@@ -289,16 +307,16 @@ class ReplicaStatus:
 
 @dataclass(frozen=True)
 class Health:
-    """How an executor fares, for probes. None of it asks the database.
+    """The health of an executor, for probes. No statement is sent to the database to find it.
 
-    :ivar live: whether its scheduler goes on: its thread is alive, and no job in memory has been
-        due for more than a minute; and the thread that the lock has for the database is not stuck.
-        If not, only a restart helps.
-    :ivar ready: whether it has started and seen its table once. A database that goes away later
-        does not change that.
-    :ivar degraded: why not all is well, as a database that is unavailable, a right that is missing,
-        tasks that are overdue, or an application's trigger or job store that hangs; empty if all
-        is. For a database and a right, a restart does not help.
+    :ivar live: whether the scheduler works: its thread is alive, no job in memory has been due for
+        more than a minute, and the lock's own threads are not stuck. If ``False``, only a restart
+        helps.
+    :ivar ready: whether the executor has started, and has read its table once. A later outage does
+        not change ``ready``.
+    :ivar degraded: the faults, such as an unavailable database, a missing right, overdue tasks, or
+        a trigger or job store of the application that hangs; empty if there are none. A restart
+        does not help against an unavailable database or a missing right.
     """
 
     live: bool
@@ -308,13 +326,14 @@ class Health:
 
 @dataclass(frozen=True)
 class RunRequest:
-    """A run that was asked for by hand, and has not begun.
+    """A manual run that was asked for, and has not begun.
 
-    :ivar request_id: the same for all who asked while it was open
+    :ivar request_id: the id, which is the same for all who asked before the run began
     :ivar task: the task's name
-    :ivar token: of the last run when it was asked for; that of the run is larger
+    :ivar token: the task's last fencing token when the run was asked for. The run itself will get a
+        larger token.
     :ivar requested_by: who asked first
-    :ivar requested_at: when
+    :ivar requested_at: when it was asked for first
     :ivar until: when it expires, if no replica begins it before
     """
 

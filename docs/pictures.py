@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.terminal_theme import TerminalTheme
 
 from apscheduler_tasklock import TaskLocks, upgrade
-from apscheduler_tasklock._scheduler.names import canonical_schedule
+from apscheduler_tasklock._runs.task_names import canonical_schedule
 from apscheduler_tasklock.cli.output import TerminalOutput
 from apscheduler_tasklock.cli.status import task_table
 from apscheduler_tasklock.demo.jobs import TASKS as DEMO_TASKS

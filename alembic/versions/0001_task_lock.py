@@ -27,18 +27,18 @@ depends_on = None
 
 
 def upgrade(op: Operations, table: str, schema: str | None) -> None:
-    """Create the task lock table, and those beside it."""
+    """Create the task lock table and the tables beside it."""
     _create_task_lock(op, table, schema)
     _create_runs(op, table + RUN_SUFFIX, schema)
     _create_replicas(op, table + REPLICA_SUFFIX, schema)
     _create_jobs(op, table + JOB_SUFFIX, schema)
     identify(op, table + JOB_SUFFIX, schema)
-    # Default privileges may let roles update the tables and not delete, which the job store does.
+    # Default privileges may lack DELETE, which the job store needs. So roles with UPDATE get it.
     grant_like(op, table, table + JOB_SUFFIX, schema, deletes=True)
 
 
 def downgrade(op: Operations, table: str, schema: str | None) -> None:
-    """Drop the tables, and with them what they hold."""
+    """Drop the tables with all rows."""
     suffixes = (JOB_SUFFIX, REPLICA_SUFFIX, RUN_SUFFIX, "")
     dropped = ", ".join(qualified(table + suffix, schema) for suffix in suffixes)
     execute_when_unlocked(op, f"DROP TABLE IF EXISTS {dropped}")
@@ -92,6 +92,8 @@ def _create_task_lock(op: Operations, table: str, schema: str | None) -> None:
         _moment("overdue_at", nullable=True),
         _moment("overrun_at", nullable=True),
         sa.Column("recorded", sa.BigInteger, nullable=False, server_default=sa.text("0")),
+        sa.Column("recorded_failures", sa.BigInteger, nullable=False, server_default=sa.text("0")),
+        sa.Column("recorded_actions", sa.BigInteger, nullable=False, server_default=sa.text("0")),
         _moment("succeeded_at", nullable=True),
         _moment("failed_at", nullable=True),
         sa.Column("failures", sa.Integer, nullable=False, server_default=sa.text("0")),
@@ -144,7 +146,7 @@ def _create_task_lock(op: Operations, table: str, schema: str | None) -> None:
         ),
         schema=schema,
     )
-    # Half of each page stays empty, so that rows are updated in place.
+    # Half of each page stays empty, so that updates stay on their page.
     _set_storage(op, table, schema, fillfactor=50, scale_factor=0)
 
 
@@ -152,8 +154,9 @@ def _create_runs(op: Operations, table: str, schema: str | None) -> None:
     op.create_table(
         table,
         sa.Column("task_name", sa.Text, primary_key=True),
+        sa.Column("ring", sa.Text, primary_key=True),
         sa.Column("slot", sa.Integer, primary_key=True, autoincrement=False),
-        sa.Column("token", sa.BigInteger, nullable=False),
+        sa.Column("token", sa.BigInteger, nullable=True),
         _moment("scheduled_at", nullable=True),
         _moment("started_at", nullable=False),
         _moment("ended_at", nullable=False),
@@ -162,8 +165,22 @@ def _create_runs(op: Operations, table: str, schema: str | None) -> None:
         sa.Column("outcome", sa.Text, nullable=False),
         sa.Column("error_type", sa.Text, nullable=True),
         sa.Column("error", sa.Text, nullable=True),
-        _texts(table, "task_name", "replica", "kind", "outcome", "error_type", "error"),
-        _times(table, "scheduled_at", "started_at", "ended_at"),
+        sa.Column("by", sa.Text, nullable=True),
+        _moment("until", nullable=True),
+        sa.Column("reason", sa.Text, nullable=True),
+        _texts(
+            table,
+            "task_name",
+            "ring",
+            "replica",
+            "kind",
+            "outcome",
+            "error_type",
+            "error",
+            "by",
+            "reason",
+        ),
+        _times(table, "scheduled_at", "started_at", "ended_at", "until"),
         schema=schema,
     )
     _set_storage(op, table, schema, fillfactor=80, scale_factor=0.02)
@@ -207,21 +224,14 @@ def _create_jobs(op: Operations, table: str, schema: str | None) -> None:
         _moment("last_run_time", nullable=True),
         sa.Column("ended", sa.Boolean, nullable=False),
         sa.Column("task_name", sa.Text, nullable=True),
-        sa.Column("handed_id", sa.Uuid, nullable=True),
-        sa.Column("handed_to", sa.Text, nullable=True),
-        _moment("handed_until", nullable=True),
-        _moment("first_handed_at", nullable=True),
-        _texts(table, "id", "func", "executor", "signature", "task_name", "handed_to"),
-        _times(
-            table, "changed_at", "next_run_time", "last_run_time", "handed_until", "first_handed_at"
-        ),
+        _texts(table, "id", "func", "executor", "signature", "task_name"),
+        _times(table, "changed_at", "next_run_time", "last_run_time"),
         _sum(table, "definition", ("trigger", "options", "arguments"), 500_000),
         schema=schema,
     )
     _set_storage(op, table, schema, fillfactor=70, scale_factor=0.02)
     for suffix, columns, where in (
         ("due", ["executor", "next_run_time", "id"], "next_run_time IS NOT NULL"),
-        ("handed", ["handed_id"], "handed_id IS NOT NULL"),
         ("ended", ["id"], "ended"),
     ):
         op.create_index(
@@ -232,8 +242,8 @@ def _create_jobs(op: Operations, table: str, schema: str | None) -> None:
 def _set_storage(
     op: Operations, table: str, schema: str | None, *, fillfactor: int, scale_factor: float
 ) -> None:
-    """Set what SQLAlchemy 2.0.0 has no option of create_table for."""
-    name = qualified(table, schema).replace(":", r"\:")  # which begins a parameter here
+    """Set storage parameters, for which SQLAlchemy 2.0.0 has no option."""
+    name = qualified(table, schema).replace(":", r"\:")  # a plain colon would begin a parameter
     op.execute(
         f"ALTER TABLE {name} SET (fillfactor = {fillfactor}, "
         f"autovacuum_vacuum_scale_factor = {scale_factor}, autovacuum_vacuum_threshold = 1000)"

@@ -1,1 +1,1 @@
-"""Connections, their time limits and their errors. Knows nothing of locks."""
+"""Connections, their time limits and their errors. This package knows nothing of locks."""

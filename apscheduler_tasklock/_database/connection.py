@@ -1,4 +1,4 @@
-"""psycopg connections, and the limits of all that they wait for."""
+"""psycopg connections, and the limits of their waits."""
 
 from __future__ import annotations
 
@@ -16,33 +16,37 @@ from psycopg.rows import tuple_row
 from psycopg.types.datetime import TimestamptzBinaryLoader
 from sqlalchemy.engine import URL
 
-from apscheduler_tasklock._database.deadline import CANCEL_LIMIT, Closing, Deadline
+from apscheduler_tasklock._database.deadline import Deadline
 from apscheduler_tasklock._database.timings import Timings
+from apscheduler_tasklock._shutdown import CANCEL_LIMIT, Closing
 
-# Seconds in which a server that has cancelled a statement says so, and then why it took so long.
+# Limits the wait, in seconds, for each of the two answers after a statement was cancelled: the
+# confirmation of the cancel, and the answer to the query that asks which session locks a table.
 ASKING_LIMIT = 0.2
 
-# Limits the seconds from below for which an answer is waited for, however short a claim's timeout
-# is; and however urgent a renewal.
+# The shortest limits of the wait for one answer, in seconds. A claim's limit is SHORTEST_ATTEMPT or
+# more, even if its timeout is shorter. Any limit is SHORTEST_ANSWER or more, even if a renewal is
+# more urgent.
 SHORTEST_ATTEMPT, SHORTEST_ANSWER = 1.0, 0.3
-# Limits the seconds from below for which a claim waits for its turn.
+# The shortest limit of a claim's wait for its turn on the connection, in seconds.
 SHORTEST_TURN = 9.0
 
-# How often it is read from a connection at most, to see whether it has ended.
+# Limits how often an idle connection is read to find out whether its other side has ended it.
 _MOST_READS = 10
 
 
 class BoundedWait:
-    """What a psycopg connection does in place of its ``wait`` while it is used here.
+    """A ``wait`` with limits, which takes the place of a psycopg connection's own ``wait``.
 
-    TCP's own limits notice a dead path, but not a server that is stopped, waits for a lock, or
-    a middleman that swallows the answer. A ``statement_timeout`` would be session state, which
-    pgbouncer in transaction mode gives to somebody else.
+    TCP's own limits end a wait when the network path is dead. They do not end it when the server
+    process is suspended or waits for a lock, or when a proxy swallows the answer. A
+    ``statement_timeout`` does not help, because it belongs to the session, which pgbouncer in
+    transaction mode gives to the next client.
 
     :param connection: the connection
-    :param seconds: how long it waits for an answer at most
+    :param seconds: limits the wait for an answer
     :param deadline: ends the wait sooner
-    :ivar seconds: how long it waits for the next answer at most
+    :ivar seconds: limits the wait for the next answer
     """
 
     def __init__(
@@ -58,12 +62,14 @@ class BoundedWait:
         try:
             return self._wait(_until(gen, self.seconds, self._deadline), *args, **kwargs)
         except NoAnswerError:
-            # The statement should not be carried out later, when nobody waits for it. Where libpq
-            # is too old to do this within a time limit, closing the connection has to do.
+            # Cancel the statement, so that the server does not carry it out when nobody waits for
+            # it any more. An old libpq cannot limit the time of a cancel request, so with an old
+            # libpq the connection is only closed.
             if psycopg.capabilities.has_cancel_safe():
                 with suppress(psycopg.Error):
                     self._connection.cancel_safe(timeout=CANCEL_LIMIT)
-                    if self._deadline.seconds_left > 0:  # so that it can be asked why
+                    # Read the server's answer, so that `locking_session` can send its query.
+                    if self._deadline.seconds_left > 0:
                         _read_results(self._connection.pgconn, ASKING_LIMIT)
             raise
 
@@ -72,9 +78,9 @@ class BoundedWait:
 def bounded_waits(
     connection: psycopg.Connection[Any], seconds: float, deadline: Deadline
 ) -> Iterator[None]:
-    """Let a connection, which may be an application's, wait for each answer within limits.
+    """Limit the waits of a connection, which may be an application's, while the context lasts.
 
-    :param seconds: how long it waits for an answer at most
+    :param seconds: limits the wait for each answer
     :param deadline: ends the wait sooner
     """
     attributes = vars(connection)
@@ -89,10 +95,10 @@ def bounded_waits(
 
 
 def raw_cursor(connection: psycopg.Connection[Any]) -> psycopg.RawCursor[Any]:
-    """Return a cursor for our statements, whatever the connection makes of an application's.
+    """Return a cursor for the library's statements, whatever cursor factory the connection has.
 
-    It takes PostgreSQL's own numbered parameters, and gives tuples. Times come in binary form,
-    which is the same under each ``DateStyle``.
+    The cursor takes PostgreSQL's own numbered parameters and returns tuples. Times come in binary
+    form, because that form is the same under each ``DateStyle``.
     """
     cursor = psycopg.RawCursor(connection, row_factory=tuple_row)
     cursor.format = psycopg.pq.Format.BINARY
@@ -100,12 +106,12 @@ def raw_cursor(connection: psycopg.Connection[Any]) -> psycopg.RawCursor[Any]:
 
 
 def ended_by(connection: psycopg.Connection[Any]) -> str | None:
-    """Tell whether the other side has ended an idle connection. Asks nobody.
+    """Return why the other side has ended an idle connection. Sends nothing.
 
-    As ``idle_session_timeout`` does, a proxy, or a server that was restarted.
+    The other side is a proxy, or a server that was restarted or has an ``idle_session_timeout``.
 
-    :return: the SQLSTATE of PostgreSQL's last words, or ``""`` if there are none; ``None`` for a
-        connection that goes on
+    :return: the SQLSTATE of PostgreSQL's last message, or ``""`` without such a message; ``None``
+        for a connection that has not ended
     """
     if not _has_input(connection):
         return None
@@ -115,13 +121,13 @@ def ended_by(connection: psycopg.Connection[Any]) -> str | None:
         if said.severity_nonlocalized in ("FATAL", "PANIC"):
             last_words.append(said.sqlstate or "")
 
-    # For libpq whatever comes while nothing is asked is a notice.
+    # libpq treats the server's last message as a notice, because no statement is under way.
     connection.add_notice_handler(note)
     try:
-        for _ in range(_MOST_READS):  # there may be notices and notifications as well
+        for _ in range(_MOST_READS):  # notices and notifications may come before the last message
             connection.pgconn.consume_input()
             connection.pgconn.is_busy()
-            if last_words:  # the end itself may come a moment later
+            if last_words:  # do not wait until the socket is closed, a moment later
                 return last_words[0]
             if not _has_input(connection):
                 return None
@@ -132,11 +138,11 @@ def ended_by(connection: psycopg.Connection[Any]) -> str | None:
     return None
 
 
-def who_locks(connection: psycopg.Connection[Any], query: bytes) -> str | None:
-    """Return who has something locked, after a statement that was cancelled.
+def locking_session(connection: psycopg.Connection[Any], query: bytes) -> str | None:
+    """Return which session has a table locked, after a statement was cancelled.
 
     :param query: a SELECT that returns a text, or no row
-    :return: that text; ``None`` if there is no row, or no answer in a short time
+    :return: the text; ``None`` if there is no row, or no answer within a short time
     """
     pgconn = connection.pgconn
     try:
@@ -153,7 +159,10 @@ def who_locks(connection: psycopg.Connection[Any], query: bytes) -> str | None:
 
 
 def _read_results(pgconn: PGconn, seconds: float) -> list[PGresult]:
-    """Return what is still to come of what was sent; nothing if it does not come in that time."""
+    """Return the results that are still to come; none if they do not all come in time.
+
+    :param seconds: limits the wait for all results
+    """
     results: list[PGresult] = []
     until = time.monotonic() + seconds
     while True:
@@ -169,14 +178,14 @@ def _read_results(pgconn: PGconn, seconds: float) -> list[PGresult]:
 
 
 def wait_for_input(sockets: Sequence[int], seconds: float) -> bool:
-    """Wait until one of these has something to be read; tell whether that is so.
+    """Wait until one of the sockets can be read; return whether one can.
 
-    :param seconds: for how long at most; ``inf``: without a limit
+    :param seconds: limits the wait; ``inf``: no limit
     """
     limit = None if seconds == inf else seconds
     if not hasattr(select, "poll"):  # Windows
         return bool(select.select(sockets, [], [], limit)[0])
-    # A selector does the same in four times the time.
+    # Use `poll`, and not a selector, because a selector takes four times as long.
     poll = select.poll()
     for socket in sockets:
         poll.register(socket, select.POLLIN)
@@ -184,7 +193,7 @@ def wait_for_input(sockets: Sequence[int], seconds: float) -> bool:
 
 
 def _has_input(connection: psycopg.Connection[Any]) -> bool:
-    """Tell whether there is something to be read, or the connection is broken."""
+    """Return whether the connection can be read, or is broken."""
     try:
         return wait_for_input([connection.fileno()], 0)
     except (psycopg.Error, OSError, ValueError):
@@ -198,7 +207,10 @@ class NoAnswerError(psycopg.OperationalError):
 def _until(
     gen: Generator[Any, Any, Any], seconds: float, deadline: Deadline
 ) -> Generator[Any, Any, Any]:
-    """Pass a psycopg wait on, and end it after so many seconds. psycopg wakes it every 0.1 s."""
+    """Run a psycopg wait, and end it at its limits.
+
+    psycopg resumes this generator at least every 0.1 s, so the limits are checked that often.
+    """
     begun, over_at = time.monotonic(), inf
     ready = None
     while True:
@@ -210,27 +222,30 @@ def _until(
         now = time.monotonic()
         if now - begun > seconds or deadline.seconds_left < 0:
             over_at = min(over_at, now)
-            # What has come is read: the process may have been paused while the server answered. But
-            # what goes on to come has a limit, too.
+            # If an answer has come already, read it: it may have come in time, while this process
+            # was paused. An answer that arrives in parts has CANCEL_LIMIT more seconds.
             if not ready or now > over_at + CANCEL_LIMIT:
                 raise NoAnswerError(f"no answer from the server within {now - begun:.1f} sec")
 
 
 def attempt_limit(timeout: float, longest: float = Timings.longest_answer) -> float:
-    """Return for how many seconds of a claim's timeout one answer is waited for.
+    """Return how long a claim waits for one answer, in seconds.
 
-    However long a claim is tried, renewals wait for the same connection.
+    A long timeout does not make this wait long, because renewals wait for the same connection.
 
-    :param longest: for how many at most
+    :param timeout: the claim's timeout, in seconds
+    :param longest: limits the returned seconds
     """
     return min(longest, max(SHORTEST_ATTEMPT, timeout / 3))
 
 
 def turn_limit(timeout: float) -> float:
-    """Return for how many seconds a claim with such a timeout waits for its turn, at most.
+    """Return how long a claim may wait for its turn on the connection, in seconds.
 
-    Longer than for the database: that others are sent is no sign of an outage. On a database that
-    answers late, they take turns.
+    The returned time is longer than the claim's timeout, because that timeout is for outages. If
+    the database only answers slowly, the claim waits for other requests, which is no outage.
+
+    :param timeout: the claim's timeout, in seconds
     """
     return max(SHORTEST_TURN, 3 * timeout)
 
@@ -238,17 +253,17 @@ def turn_limit(timeout: float) -> float:
 def connector(
     url: URL, attempt: float, application_name: str, closing: Closing | None
 ) -> Callable[[], psycopg.Connection[Any]]:
-    """Return what opens a connection in autocommit mode, whose waits end.
+    """Return a function that opens a connection in autocommit mode.
 
-    :param attempt: seconds within which each of them does
-    :param closing: when it says that claiming is stopped, they are as short as libpq can
+    :param attempt: limits each wait of the connection, in seconds
+    :param closing: once claiming is stopped, the connect has the shortest timeout that libpq allows
     """
     parameters = {
         "application_name": application_name,
         "keepalives_idle": 5,
         "keepalives_interval": 2,
         "keepalives_count": 3,
-        # Not shorter, since a packet that is lost is sent again only after a while.
+        # At least 1 s, because TCP sends a lost packet again only after a while.
         "tcp_user_timeout": int(max(1.0, attempt) * 1000),
         **connect_parameters(url),
     }
@@ -269,46 +284,50 @@ def connector(
 
 
 def set_up(connection: psycopg.Connection[Any], attempt: float, closing: Closing | None) -> None:
-    """Set a connection of ours up, in autocommit mode.
+    """Set up a connection of the library, in autocommit mode.
 
-    :param attempt: seconds within which each answer has to come
-    :param closing: when it says that claiming is stopped, waits are short
+    :param attempt: limits the wait for each answer, in seconds
+    :param closing: once claiming is stopped, the waits are short
     """
-    # An application may have put its own loader of times in psycopg's map.
+    # Register the loader here, because the application may have registered another one in psycopg's
+    # global map.
     connection.adapters.register_loader("timestamptz", TimestamptzBinaryLoader)
     with bounded_waits(connection, attempt, Deadline(closing)):
-        # In a burst a replica hardly sends more than ten statements of each kind, and PostgreSQL
-        # parses each of them anew: that takes twice as long as the rest. To prepare one is a round
-        # trip of its own, so that it waits until the second time.
+        # Prepare a statement when it is sent for the second time. Preparing at the first time would
+        # cost a second round trip, also for a statement that is sent only once. Preparing later
+        # would make a burst slow, in which a replica sends about ten statements of each kind:
+        # PostgreSQL parses an unprepared statement each time, and parsing takes twice as long as
+        # everything else.
         connection.prepare_threshold = 1 if is_direct(connection) else None
 
 
 def connect_parameters(url: URL) -> dict[str, Any]:
-    """Return a URL's parameters for psycopg, with what each connection of ours needs besides."""
+    """Return a URL's parameters for psycopg, and defaults that the library's connections need."""
     parameters = dict(url.get_dialect()().create_connect_args(url)[1])
-    # A database in SQL_ASCII does not tell what its text is written in.
+    # Name the encoding, because a database in SQL_ASCII does not say which one its texts have.
     parameters.setdefault("client_encoding", "UTF8")
     hosts = parameters.get("host") or parameters.get("hostaddr") or os.environ.get("PGHOST", "")
     if "," in hosts and "PGTARGETSESSIONATTRS" not in os.environ:
-        # Not a standby that happens to be named first.
+        # Skip a standby that the URL names before the primary.
         parameters.setdefault("target_session_attrs", "read-write")
     return parameters
 
 
 def host_count(url: URL) -> int:
-    """Return how many hosts a connection is tried to, one after the other."""
+    """Return how many hosts libpq tries, one after the other."""
     parameters = url.get_dialect()().create_connect_args(url)[1]
     hosts = parameters.get("host") or parameters.get("hostaddr") or os.environ.get("PGHOST", "")
     return str(hosts).count(",") + 1
 
 
 def is_direct(connection: psycopg.Connection[Any]) -> bool:
-    """Tell whether the server process is the one that was named at the login.
+    """Return whether the connection goes to a server process directly, and not to a pooler.
 
-    A pooler answers the login by itself, and so with a process id of its own making. One that knows
-    nothing of prepared statements gives the same server connection to one client after the other;
-    and as every psycopg gives its statements the same names, a release of ours could there run what
-    the application has prepared, or the other way round, without an error.
+    A pooler answers the login itself, with a process id that is not the server's. A connection
+    through a pooler prepares nothing, because a pooler that does not know prepared statements gives
+    one server connection to several clients, and all psycopg clients use the same names for their
+    prepared statements. So the library could run a statement that the application has prepared, or
+    the application could run a statement of the library, without an error.
     """
     row = raw_cursor(connection).execute("SELECT pg_backend_pid()").fetchone()
     return row is not None and row[0] == connection.info.backend_pid

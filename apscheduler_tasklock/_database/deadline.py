@@ -1,4 +1,4 @@
-"""When claiming was stopped, and how long waits for the database may go on from then."""
+"""Deadlines: when the waits of one attempt end."""
 
 from __future__ import annotations
 
@@ -10,71 +10,24 @@ from contextlib import suppress
 from math import inf
 from typing import Any, Generic, TypeVar
 
+from apscheduler_tasklock._shutdown import ATTEMPT_LIMIT, CANCEL_LIMIT, Closing
 from apscheduler_tasklock.errors import TaskLockDatabaseError
 
 Result = TypeVar("Result")
-# A time on the monotonic clock, or what returns it.
+# A time on the monotonic clock, or a function that returns it.
 Until = float | Callable[[], float]
 
-# Seconds within which an attempt is over, once claiming was stopped: a claim, which nobody wants
-# any more; and a release, which a database that answers late should get all the same.
-ATTEMPT_LIMIT = 1.5
-RELEASE_LIMIT = 3.0
-# Seconds within which all is over that a shutdown does not have to wait for.
-SHUTDOWN_LIMIT = 4.8
-# The last of these seconds, for a request to the server to cancel what it was asked.
-CANCEL_LIMIT = 0.5
-# Seconds after which a wait looks at its deadline again.
+# Limits the seconds that a wait sleeps before it checks its deadline again.
 WAKE_INTERVAL = 0.1
 
 
-class Closing:
-    """Whether, and since when, claiming is stopped. All waits of one ``TaskLocks`` look at it."""
-
-    def __init__(self) -> None:
-        self._stopped_at: float | None = None
-        self._event = threading.Event()
-
-    @property
-    def stopped(self) -> bool:
-        """Whether claiming is stopped."""
-        return self._stopped_at is not None
-
-    def is_over(self, limit: float) -> bool:
-        """Tell whether claiming was stopped more than so many seconds ago."""
-        return self._stopped_at is not None and time.monotonic() > self._stopped_at + limit
-
-    def stop(self) -> None:
-        """Stop claiming. Another call changes nothing."""
-        if self._stopped_at is None:
-            self._stopped_at = time.monotonic()
-        self._event.set()
-
-    def stop_in_a_signal_handler(self) -> None:
-        """Stop claiming, without a lock that the interrupted code may hold. Pauses go on."""
-        if self._stopped_at is None:
-            self._stopped_at = time.monotonic()
-
-    def wait(self, seconds: float) -> bool:
-        """Pause, until claiming is stopped at the latest, and return whether it is."""
-        return self._event.wait(seconds) or self.stopped
-
-    def over_at(self, since: float, limit: float) -> float:
-        """Return when something is over that began at this time, on the monotonic clock.
-
-        :param limit: the seconds that it may take once claiming is stopped
-        """
-        stopped_at = self._stopped_at
-        return inf if stopped_at is None else max(stopped_at, since) + limit
-
-
 class Deadline:
-    """When the waits of one attempt end. It comes closer when claiming is stopped meanwhile.
+    """Says when the waits of one attempt end. A stop of claiming can move that time closer.
 
-    :param closing: says whether claiming is stopped; ``None`` for what goes on all the same
-    :param until: returns when the attempt is over in any case, on the monotonic clock; or that
-        time, if it does not change
-    :param limit: the seconds that it may take once claiming is stopped
+    :param closing: says whether claiming is stopped; ``None``: the attempt does not depend on that
+    :param until: the time on the monotonic clock at which the attempt is over in any case, or a
+        function that returns it
+    :param limit: limits the attempt once claiming is stopped, in seconds
     """
 
     def __init__(
@@ -92,7 +45,11 @@ class Deadline:
 
     @property
     def over_at(self) -> float:
-        """When the attempt waits no longer, on the monotonic clock; there is time to cancel it."""
+        """When the attempt's waits end, on the monotonic clock.
+
+        The waits end ``CANCEL_LIMIT`` seconds before the attempt is over, so that there is time to
+        cancel the statement.
+        """
         over_at = self._until()
         if self._closing is not None:
             over_at = min(over_at, self._closing.over_at(self._since, self._limit))
@@ -104,15 +61,15 @@ class Deadline:
         return self.over_at - time.monotonic()
 
     def of_attempt(self, closing: Closing, limit: float) -> Deadline:
-        """Return that of one attempt which begins now, of what is tried again until this one.
+        """Return the deadline of one attempt that begins now. It keeps this deadline's ``until``.
 
-        :param limit: the seconds that it may take once claiming is stopped
+        :param limit: limits the attempt once claiming is stopped, in seconds
         """
         return Deadline(closing, self._until, limit)
 
     @classmethod
     def latest(cls, deadlines: Sequence[Deadline]) -> Deadline:
-        """Return the one that passes last of several, as of what travels together."""
+        """Return the latest of several deadlines, for requests in one statement."""
         return max(deadlines, key=lambda each: (each._until(), each._limit, each._since))
 
     def call(
@@ -122,33 +79,34 @@ class Deadline:
         within: float = inf,
         started: Callable[[threading.Thread], object] = lambda _thread: None,
     ) -> Result:
-        """Call a function that opens a connection, and give it up at the deadline.
+        """Call a function that opens a connection, and abandon the call at the deadline.
 
-        Nothing can interrupt libpq while it looks a host's name up, nor the listeners of an
-        application's engine. So a thread makes the call, and goes on with it when it is given up.
+        A new thread makes the call, because the call may have to be abandoned: nothing can
+        interrupt libpq's look-up of a host's name, or a listener of an application's engine. The
+        new thread ends when the abandoned call returns.
 
-        :param discard: is given what the function returns if nobody waits for it any more
-        :param within: seconds after which it is given up in any case
-        :param started: gets the thread
-        :raises TaskLockDatabaseError: the deadline has passed
+        :param discard: called with the connection of an abandoned call
+        :param within: limits the wait in seconds, also if the deadline is later
+        :param started: called with the new thread
+        :raises TaskLockDatabaseError: no connection came in time
         """
         call = AbandonableCall(function, discard)
         thread = threading.Thread(target=call.run, name="tasklock-connect", daemon=True)
         try:
             thread.start()
-        except RuntimeError:  # threads are limited, or the interpreter ends and starts none
+        except RuntimeError:  # no thread can be started: threads are limited, or Python ends
             return function()
         started(thread)
-        given_up_at = time.monotonic() + within
+        abandoned_at = time.monotonic() + within
         try:
-            while (left := min(self.seconds_left, given_up_at - time.monotonic())) > 0:
+            while (left := min(self.seconds_left, abandoned_at - time.monotonic())) > 0:
                 if call.wait(min(left, WAKE_INTERVAL)):
                     break
         except BaseException:
-            if not call.give_up():
+            if not call.abandon():
                 call.discard()
             raise
-        if call.give_up():
+        if call.abandon():
             if self.seconds_left > 0:
                 raise TaskLockDatabaseError(f"no connection came within {within:.1f} sec")
             raise _out_of_time()
@@ -156,7 +114,7 @@ class Deadline:
 
 
 class AbandonableCall(Generic[Result]):
-    """A call in a thread, which may be given up."""
+    """A call that one thread makes, and that the thread waiting for it may abandon."""
 
     def __init__(self, function: Callable[[], Result], discard: Callable[[Result], Any]) -> None:
         self._function = function
@@ -164,10 +122,10 @@ class AbandonableCall(Generic[Result]):
         self._future: Future[Result] = Future()
 
     def run(self) -> None:
-        """Call the function, and discard its result if it was given up meanwhile."""
+        """Call the function, and discard its result if the call was abandoned meanwhile."""
         try:
             result = self._function()
-        except BaseException as error:  # noqa: BLE001  # for who waits, whatever it is
+        except BaseException as error:  # noqa: BLE001  # the waiter gets any error
             with suppress(InvalidStateError):
                 self._future.set_exception(error)
             return
@@ -177,15 +135,15 @@ class AbandonableCall(Generic[Result]):
             self._discard(result)
 
     def wait(self, seconds: float) -> bool:
-        """Return whether the function has returned or raised by then."""
+        """Wait for the function's end for so many seconds; return whether it has ended."""
         return bool(wait([self._future], seconds).done)
 
-    def give_up(self) -> bool:
-        """Want its result no more; return whether there is none yet."""
+    def abandon(self) -> bool:
+        """Abandon the call, unless it has ended; return whether it is abandoned."""
         return self._future.cancel()
 
     def discard(self) -> None:
-        """Discard the result that there is, if the function did not raise."""
+        """Discard the result of an ended call, unless the function raised."""
         if self._future.exception() is None:
             self._discard(self._future.result())
 
@@ -194,7 +152,7 @@ class AbandonableCall(Generic[Result]):
         try:
             return self._future.result()
         finally:
-            # An error's traceback refers to this frame, and so, in a circle, to the error.
+            # The error's traceback refers to this frame, so the frame must not refer to the error.
             del self
 
 

@@ -1,19 +1,20 @@
-"""Which text a database can store: the encodings of a connection and of its database."""
+"""Texts that a database cannot store, because its encoding lacks one of their characters."""
 
 from __future__ import annotations
 
 import codecs
 from typing import Any
 
-from apscheduler_tasklock._database.errors import UnstorableNameError
+from apscheduler_tasklock._database.sqlstates import UnstorableNameError
 
 
 def lacking(connection: Any, text: str) -> str | None:
-    """Return the encoding that lacks a character of a text; ``None`` if it can be stored.
+    """Return the encoding that lacks a character of a text; ``None`` if the text can be stored.
 
-    One that Python does not know, and ``SQL_ASCII``, which takes all bytes, are left to the server.
+    This also returns ``None`` for an encoding that Python does not know, so that the server
+    decides, and for ``SQL_ASCII``, which takes all bytes.
 
-    :param connection: of psycopg; ``None`` where there is no database
+    :param connection: a psycopg connection; ``None`` where there is no database
     """
     if connection is None or text.isascii():
         return None
@@ -29,13 +30,13 @@ def lacking(connection: Any, text: str) -> str | None:
 
 
 def unstorable(connection: Any, task_name: str) -> UnstorableNameError | None:
-    """Return the error of a task whose name cannot be stored; ``None`` if it can."""
+    """Return the error for a task name that cannot be stored; ``None`` if it can be stored."""
     encoding = lacking(connection, task_name)
     if encoding is None:
         return None
     return UnstorableNameError(
         f"task {task_name!r}: its name has characters that the encoding {encoding} of the database "
-        "lacks; choose another one: of a job, its id or its option 'name'"
+        "lacks; choose another name (that of a job is its id, or its option 'name')"
     )
 
 

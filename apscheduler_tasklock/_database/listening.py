@@ -1,7 +1,7 @@
-"""Notifications: a channel that the database's thread listens on, on the connection that it has.
+"""Notifications: the database's thread listens on a channel, on its one connection.
 
-Through a pooler such as pgbouncer in transaction mode a session's LISTEN is another client's. A
-pooler shows by the process id that it gives at the login; then nothing is listened for.
+Through a pooler, such as pgbouncer in transaction mode, the thread does not listen, because the
+pooler gives the listening session to other clients.
 """
 
 from __future__ import annotations
@@ -15,36 +15,40 @@ from typing import Any
 import psycopg
 
 from apscheduler_tasklock._database.connection import wait_for_input
-from apscheduler_tasklock._database.deadline import Closing, Deadline
-from apscheduler_tasklock._database.errors import as_unavailable, one_line
+from apscheduler_tasklock._database.deadline import Deadline
+from apscheduler_tasklock._database.outage import as_unavailable
+from apscheduler_tasklock._database.outbox import Ticket
 from apscheduler_tasklock._database.rejections import NOTIFICATIONS, Rejections
 from apscheduler_tasklock._database.requests import Outcome, Request
+from apscheduler_tasklock._database.retries import jittered
 from apscheduler_tasklock._database.session import Session
-from apscheduler_tasklock._database.side import Ticket
-from apscheduler_tasklock._database.timings import Timings, jittered
+from apscheduler_tasklock._database.sqlstates import one_line
+from apscheduler_tasklock._database.timings import Timings
+from apscheduler_tasklock._shutdown import Closing
 from apscheduler_tasklock._values import logger_of
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
 
 logger = logger_of(__name__)
 
-# Limits the seconds from above after which a connection is opened again that the database rejects,
-# because the server's own log tells it each time.
+# Limits the seconds between two attempts to listen while the database rejects them. The limit is
+# high, so that the server, which logs each rejected login, does not get many log lines.
 _LONGEST_BACKOFF = 60.0
-# How often that pause is doubled: enough to come to the limit from the default.
+# Limits how often the pause is doubled. The default pause of 2 s, doubled 5 times, is above
+# `_LONGEST_BACKOFF`.
 _DOUBLINGS = 5
 
 
 class Listening:
-    """What the database's thread listens for, and how it waits for that.
+    """Listens on one channel for the database's thread, and waits for notifications.
 
-    All is called in that thread, but for :meth:`wake` and :meth:`stop`.
+    Only the thread calls the methods, except :meth:`wake` and :meth:`stop`.
 
     :param session: the thread's connection
-    :param channel: what to listen on
-    :param heard: called when something was notified, or may have been missed; must not wait
-    :param closing: says when claiming was stopped, from when on listening is not begun any more
-    :param rejections: is told if the database rejects it
-    :param timings: has the pause after which a connection that broke is opened again
+    :param channel: the channel
+    :param heard: called when a notification came, or may have been missed; must not wait
+    :param closing: once claiming is stopped, listening does not begin any more
+    :param rejections: notes a rejected LISTEN
+    :param timings: has the pause after which a broken connection is opened again
     """
 
     def __init__(
@@ -64,20 +68,20 @@ class Listening:
         self._timings = timings
         self._is_wanted = True
         self._has_begun = False
-        self._is_asked = False  # whether a ticket is under way
+        self._is_asked = False  # whether a ticket that begins to listen is under way
         self._waits = False
-        # Something that is put into the thread's inbox does not wake a wait for a socket.
+        # Wakes a wait for the connection's socket when a message is put into the thread's inbox.
         self._waking, self._woken = socket.socketpair()
         self._waking.setblocking(False)
         self._woken.setblocking(False)
 
     @property
     def is_wanted(self) -> bool:
-        """Whether somebody wants to hear, and can."""
+        """Whether to listen: neither listening nor claiming was stopped."""
         return self._is_wanted and not self._closing.stopped
 
     def stop(self) -> None:
-        """Begin to listen no more. Does not wait."""
+        """Do not begin to listen again. Does not wait."""
         self._is_wanted = False
 
     def close(self) -> None:
@@ -87,10 +91,11 @@ class Listening:
         self._woken.close()
 
     def ticket(self, now: float) -> Ticket[Any] | None:
-        """Return what begins to listen, if the connection does not and nothing is under way.
+        """Return a ticket that begins to listen; ``None``: no ticket is needed.
 
-        After a connection that broke, it opens the next one, so there is a pause: the server may
-        have ended those of all replicas in one moment.
+        Each ticket except the first opens a connection in place of a broken one, and is sent after
+        a pause with jitter. Without jitter, all replicas would connect at the same moment if the
+        server has ended all connections at the same moment.
         """
         if self._session.listens or self._is_asked or not self.is_wanted:
             return None
@@ -101,36 +106,37 @@ class Listening:
         return ticket
 
     def tell(self) -> None:
-        """Tell whoever listens of what was notified since the last time."""
+        """Call ``heard`` if a notification came since the last call."""
         if self._session.notified:
             self._session.notified = False
             self._heard()
 
     def wait(self, seconds: float, has_come: Callable[[], bool]) -> None:
-        """Wait for a notification, for the end of the connection, or until it is woken.
+        """Wait for a notification, for the end of the connection, or for :meth:`wake`.
 
-        :param seconds: for how long at most
-        :param has_come: tells whether there is something else to do by now
+        :param seconds: limits the wait
+        :param has_come: returns whether the inbox has a message
         """
-        self._session.hear()  # what came with the last answer
+        self._session.hear()  # notes a notification that came with the last answer
         if self._session.notified or not self._session.listens:
             return
         self._waits = True
         try:
-            # Whoever puts something in after this finds that it is waited for.
+            # Check the inbox after `_waits` is set, so that a message that comes after this check
+            # wakes the wait.
             if not has_come():
                 wait_for_input([self._session.fileno(), self._woken.fileno()], seconds)
         finally:
             self._waits = False
-        with suppress(OSError):  # there is nothing more to be read
+        with suppress(OSError):  # it is raised when all wake-ups are read
             while self._woken.recv(4096):
                 pass
         self._session.hear()
 
     def wake(self) -> None:
-        """End a wait, if there is one. From a signal handler, too."""
+        """End a wait, if there is one. May be called from a signal handler."""
         if self._waits:
-            with suppress(OSError):  # it is full, and wakes the thread in any case; or closed
+            with suppress(OSError):  # the socket is full of wake-ups already, or is closed
                 self._waking.send(b"\0")
 
     def note_answer(self, outcome: Outcome[bool]) -> None:
@@ -142,20 +148,20 @@ class Listening:
             self.stop()
             self._rejections.end(NOTIFICATIONS)
             logger.info(
-                "A pooler is before the database, so that changes of jobs on other "
-                "replicas are not told at once, but found by polling"
+                "There is a pooler before the database, so changes of jobs on other replicas are "
+                "found by polling, not at once"
             )
 
     def note_rejection(self, error: Exception) -> None:
-        """Note that the database rejects it, or the connection. It is tried again."""
+        """Note that the database rejects the attempt to listen. The attempt is made again."""
         self._rejections.begin(NOTIFICATIONS, error)
 
 
 class _Request(Request[bool]):
-    """Begins to listen.
+    """The request that begins to listen.
 
-    :param session: whose connection listens
-    :param channel: what to listen on
+    :param session: the session whose connection listens
+    :param channel: the channel
     """
 
     def __init__(self, session: Session, channel: str) -> None:
@@ -163,15 +169,15 @@ class _Request(Request[bool]):
         self._channel = channel
 
     def send(self, cursor: Any) -> bool:
-        """Listen, and return ``True``; or ``False`` where nothing can be heard."""
+        """Listen, and return ``True``; ``False`` if the connection cannot listen."""
         try:
             return self._session.listen(cursor, self._channel)
         except psycopg.Error as error:
             if as_unavailable(error) is not None:
                 raise
             raise TaskLockError(
-                "changes of jobs on other replicas are not told at once, but found by polling, "
-                f"since listening for them failed: {one_line(error)}"
+                "changes of jobs on other replicas are found by polling, not at once, because "
+                f"listening for them failed: {one_line(error)}"
             ) from error
 
 
@@ -194,20 +200,20 @@ class _Listen(Ticket[bool]):
 
     @property
     def rejected_backoff(self) -> Sequence[float]:  # type: ignore[override]  # a class's is fixed
-        """The pauses after which it is sent again that was rejected."""
+        """The pauses after which a rejected ticket is sent again, in seconds."""
         return self._pauses
 
     @property
     def is_unwanted(self) -> bool:
-        """Whether nobody wants to hear any more."""
+        """Whether listening is stopped."""
         return not self._listening.is_wanted
 
     def fail(self, outcome: Outcome[bool]) -> None:
-        """Note a rejection. An outage is known already."""
+        """Note the error if it is a rejection. An outage was noted by the database's thread."""
         error = outcome.error
         if error is not None and not isinstance(error, TaskLockDatabaseError):
             self._listening.note_rejection(error)
 
     def finish(self, outcome: Outcome[bool]) -> None:
-        """Note how it ended."""
+        """Note how the attempt to listen has ended."""
         self._listening.note_answer(outcome)

@@ -1,4 +1,4 @@
-"""Outages: one log line when the database becomes unavailable, and one when it is back."""
+"""Outages of the database: which errors are an outage, and the grace in which holders can renew."""
 
 from __future__ import annotations
 
@@ -6,32 +6,56 @@ import threading
 import time
 from math import inf
 
-from apscheduler_tasklock._database.errors import ServerFullError, TableLockedError
+import psycopg
+import sqlalchemy.exc
+
+from apscheduler_tasklock._database.sqlstates import (
+    CONFLICT_STATES,
+    TRANSIENT_STATES,
+    ConflictError,
+    RowLockedError,
+    ServerFullError,
+    TableLockedError,
+    one_line,
+)
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._values import logger_of
 from apscheduler_tasklock.errors import TaskLockDatabaseError
 
 logger = logger_of(__name__)
 
-# Seconds of the recovery grace for each live replica of a fleet: as long as its renewals, releases
-# and connects may take until the last replica has had its turn at a server that is back.
+# The recovery grace lasts for at least so many seconds for each live replica, because all of them
+# connect, renew and release at the same time when the server is back.
 GRACE_OF_EACH = 0.01
-# The share of a lease that a statement may take. One that takes longer has kept others from
-# renewing such a lease in time.
+# Limits the share of a lease that a statement may take. After a slower statement the recovery grace
+# begins, because a database that was so slow may have kept other replicas from renewing in time.
 SLOW_SHARE = 1 / 3
+
+# Parts of libpq's messages about rejected logins, because libpq has no error codes for them.
+_REJECTIONS = (
+    "authentication failed",
+    "does not exist",
+    "no pg_hba.conf entry",
+    "not permitted",
+    "no password supplied",
+)
+# Parts of libpq's messages about a server without a free connection.
+_FULL = ("too many connections", "too many clients", "remaining connection slots")
 
 
 class Outage:
-    """Logs that a database is unavailable once, and once that it is back.
+    """Says whether the database is available, and whether a holder whose lease has ended is dead.
 
-    It also knows whether the rows can be believed: not right after a start or an outage, in which
-    nobody could renew a lease.
+    One log line says when an outage begins, and one when it is over. The recovery grace follows a
+    start or an outage. During the grace a holder whose lease has ended does not count as dead,
+    because it may only have been unable to renew its claim. Other modules say that the rows are not
+    *believed* yet.
 
     :param where: the database, shown in logs
-    :param attempt: seconds that a single attempt may take
+    :param attempt: limits a single attempt, in seconds
     :param timings: has the recovery grace
-    :ivar reason: why it is unavailable, or ``None`` while it is there
-    :ivar live_replicas: how many replicas were alive when this one looked last
+    :ivar reason: why the database is unavailable; ``None`` while it is available
+    :ivar live_replicas: how many replicas were alive at this replica's last look
     """
 
     def __init__(self, where: str, attempt: float = 0.0, timings: Timings | None = None) -> None:
@@ -43,12 +67,12 @@ class Outage:
         self.reason: str | None = None
         self._over_at: float | None = None
         self._only_full = False
-        self._is_locked = False  # whether it is known to be that
+        self._is_locked = False  # whether a locked table is known as the reason
         self._doubted_at = -inf
         self.live_replicas = 0
         self._shortest_lease = inf
-        # When the grace began, on the monotonic clock. Nothing is known of the time before the
-        # start: an outage may just have ended.
+        # When the grace began, on the monotonic clock; None: before the first answer. The grace
+        # follows a start, too, because an outage may have ended right before the start.
         self._grace_began: float | None = None
 
     def begin(self, error: TaskLockDatabaseError) -> None:
@@ -58,7 +82,8 @@ class Outage:
             full = isinstance(error, ServerFullError)
             self._only_full = full and (self._since is None or self._only_full)
             is_new = self._since is None
-            # Who has it locked may become known later: a busy server does not say so in time.
+            # An outage may be known before its reason, a locked table, is known, because a busy
+            # server does not answer in time which session has the table locked.
             is_found = isinstance(error, TableLockedError) and (is_new or not self._is_locked)
             if not (is_new or is_found):
                 return
@@ -67,28 +92,25 @@ class Outage:
             self._is_locked = is_found
         if is_found:
             logger.warning(
-                "A task lock table is locked (%s): %s (each run that is given up is logged)",
+                "A task lock table is locked (%s): %s (each run that is skipped is logged)",
                 self._where,
                 error,
             )
             return
         logger.warning(
-            "The task lock database is unavailable (%s): %s (each run that is given up is logged)",
+            "The task lock database is unavailable (%s): %s (each run that is skipped is logged)",
             self._where,
             error,
         )
 
     @property
     def stable(self) -> bool:
-        """Whether the database is there, and has been for long enough to believe its rows."""
+        """Whether the database is available, and the recovery grace is over."""
         return self.reason is None and self._is_grace_over(time.monotonic())
 
     @property
     def grace(self) -> float:
-        """Seconds from the first answer, after a start or an outage, until rows are believed.
-
-        It is longer in a large fleet, whose replicas come back all at once.
-        """
+        """The recovery grace, in seconds from the first answer."""
         of_fleet = self.live_replicas * GRACE_OF_EACH
         return self._attempt + max(self._timings.recovery_grace, of_fleet)
 
@@ -96,24 +118,29 @@ class Outage:
         return self._grace_began is not None and now >= self._grace_began + self.grace
 
     def note_lease(self, lease: float | None) -> None:
-        """Note the lease of a claim: others have such a lease, too. Called in one thread."""
+        """Note the lease of a claim. :meth:`end` compares slow statements with the shortest lease.
+
+        Other replicas run the same tasks, so they have leases of the same length. Only one thread
+        may call this method.
+        """
         if lease is not None and lease < self._shortest_lease:
             self._shortest_lease = lease
 
     def believe(self) -> None:
-        """Believe the rows from now on, unless an outage is known: somebody else does already."""
+        """End the recovery grace of the start, unless an outage has been noted since the start."""
         with self._lock:
             if self._over_at is None and self._since is None:
                 self._grace_began = -inf
 
     def idle_connection_ended(self, by_server: bool) -> None:
-        """Note that the other side has ended an idle connection: the server may have restarted.
+        """Note that an idle connection was ended, and begin the recovery grace.
 
-        Or a proxy ends what is idle, without a word, and will do so again and again. A dead run
-        must not stand against its task for as long: after one such end, further ones are believed
-        to be a proxy's for a while. Those that are not are logged, at the level DEBUG.
+        The server may have restarted. But a proxy may also end each idle connection after some
+        time, without a message. So after a grace that began here, connections that end without a
+        message begin no grace for a while. Otherwise one grace would follow the other, and in each
+        of them a dead run would block its task.
 
-        :param by_server: whether the server has said that it ends it
+        :param by_server: whether the server has said that it ends the connection
         """
         with self._lock:
             now = time.monotonic()
@@ -128,37 +155,32 @@ class Outage:
             self.grace,
         )
 
-    def doubt(self) -> None:
-        """Believe no row for the recovery grace: somebody else has seen an outage."""
-        with self._lock:
-            self._doubt(time.monotonic())
-
     def _doubt(self, now: float) -> bool:
-        """Begin the grace, if rows are believed; tell whether that is so."""
+        """Begin a grace, unless the last one is not over; return whether one has begun."""
         believed = self._is_grace_over(now)
         if believed:
             self._grace_began = now
         return believed
 
     def clock_stepped(self, seconds: float) -> None:
-        """Note that the database's clock has stepped: leases may have ended by that alone."""
+        """Begin the recovery grace, because a step of the clock may have ended leases."""
         with self._lock:
             self._grace_began = time.monotonic()
         logger.warning(
             "The clock of the task lock database (%s) has stepped by %+.1f sec. Holders whose "
-            "leases ended by that are given %.1f sec to renew them",
+            "leases ended because of the step are given %.1f sec to renew them",
             self._where,
             seconds,
             self.grace,
         )
 
     def end(self, begun: float, took: float = 0.0) -> None:
-        """Note that it did.
+        """Note that the database answered.
 
-        :param begun: when the statement was, on the monotonic clock; an answer that was on its way
-            when the outage was noticed does not end it
-        :param took: seconds that the statement took. For a third of a lease or longer, others had
-            no answer to their renewals either.
+        :param begun: when the attempt began, on the monotonic clock; an attempt that began before
+            the outage does not end it
+        :param took: the seconds that the statement took. A statement that took more than a third of
+            a lease begins the recovery grace.
         """
         is_slow = took > self._shortest_lease * SLOW_SHARE
         if self._since is None and self._grace_began is not None and not is_slow:
@@ -174,8 +196,8 @@ class Outage:
                 return
             since, self._since, self.reason = self._since, None, None
             self._over_at = time.monotonic()
-            # A server that is full again and again must not be doubted without an end: a dead run
-            # would stand against its task for as long.
+            # If the server was only full, a grace that is not over goes on, and does not begin
+            # anew. Otherwise a dead run would block its task while the server is often full.
             doubted = self._grace_began is not None and not self._is_grace_over(self._over_at)
             if not (self._only_full and doubted):
                 self._grace_began = self._over_at
@@ -192,3 +214,47 @@ class Outage:
             self._where,
             time.monotonic() - since,
         )
+
+
+def as_unavailable(error: BaseException) -> TaskLockDatabaseError | None:
+    """Return the error to raise if another attempt may succeed, else ``None``."""
+    if isinstance(error, TaskLockDatabaseError):
+        return error
+    if isinstance(error, sqlalchemy.exc.TimeoutError):
+        return TaskLockDatabaseError("no connection became free in time: all are in use")
+    cause = getattr(error, "orig", None) or error
+    if not isinstance(cause, psycopg.Error):
+        return None
+    state = cause.sqlstate
+    if state is not None:
+        if not state.startswith(TRANSIENT_STATES):
+            return None
+    elif not isinstance(
+        cause, (psycopg.OperationalError, psycopg.InterfaceError)
+    ) or _is_rejected_login(str(cause)):
+        return None
+    return _kind(cause)(one_line(cause))
+
+
+def _kind(error: psycopg.Error) -> type[TaskLockDatabaseError]:
+    if isinstance(error, psycopg.errors.LockNotAvailable):
+        return RowLockedError
+    if (error.sqlstate or "").startswith(CONFLICT_STATES):
+        return ConflictError
+    if _is_full(error):
+        return ServerFullError
+    return TaskLockDatabaseError
+
+
+def _is_full(error: psycopg.Error) -> bool:
+    if error.sqlstate is not None:
+        return isinstance(error, psycopg.errors.TooManyConnections)
+    # A message about several hosts does not count, because another host may be unavailable for
+    # another reason.
+    said = str(error)
+    return "Multiple connection attempts" not in said and any(sign in said for sign in _FULL)
+
+
+def _is_rejected_login(message: str) -> bool:
+    """Return whether a login was rejected for a reason that will last, so that it is no outage."""
+    return any(sign in message for sign in _REJECTIONS)

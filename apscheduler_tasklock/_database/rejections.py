@@ -1,8 +1,8 @@
-"""What the database rejects of a replica's work, and when that is tried again.
+"""Rejections: which work of a replica the database rejects, and when that work is tried again.
 
-A right may be revoked for some seconds, and a table be made anew with others. So nothing is
-switched off for good: all that is rejected goes on being tried, and who looks after it tells it
-here. One WARNING says when it begins, with the remedy, and one INFO line when it is over.
+No work is switched off for good, because the reason may pass: for example, a right that was revoked
+is granted again after some seconds. One WARNING says when a rejection begins, with the remedy, and
+one INFO line says when it is over.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from apscheduler_tasklock._values import logger_of
 
 logger = logger_of(__name__)
 
-# What can be rejected, as log lines and operators' commands name it.
+# The kinds of work that can be rejected, as log lines and operators' commands name them.
 CLAIMS = "claims"
 RENEWALS = "renewals"
 LOOKS = "looks"
@@ -30,7 +30,8 @@ JOB_STORE = "job store"
 LIST_OF_JOBS = "list of the job store"
 ENDED_JOBS = "ended jobs"
 NOTIFICATIONS = "notifications"
-# Nobody needs these: a role may lack the right to delete on purpose.
+# Rejections of the following kinds are logged at INFO, because a role may lack the rights for them
+# on purpose.
 OLD_ROWS = "old rows"
 OLD_REPLICAS = "old replicas"
 OLD_HISTORY = "old history"
@@ -39,29 +40,29 @@ REPLICAS = "list of replicas"
 
 @dataclass
 class _Cause:
-    """Why something is rejected.
+    """A cause of rejections, such as a missing right.
 
-    :ivar since: on the monotonic clock
-    :ivar quiet: whether it is told at the level INFO, and to no operator
-    :ivar suffering: what it concerns now
-    :ivar suffered: what it has concerned since it began
+    :ivar since: when the cause began, on the monotonic clock
+    :ivar quiet: whether the cause is logged at the level INFO, and not reported to operators
+    :ivar affects: the kinds of work that are rejected now
+    :ivar affected: all kinds of work that were rejected since the cause began
     """
 
     since: float
     quiet: bool
-    suffering: set[str] = field(default_factory=set)
-    suffered: dict[str, None] = field(default_factory=dict)
+    affects: set[str] = field(default_factory=set)
+    affected: dict[str, None] = field(default_factory=dict)
 
 
 @dataclass
 class _Rejection:
-    """One kind of work that is rejected.
+    """The rejection of one kind of work.
 
-    :ivar cause: the key of its cause
-    :ivar message: what is told of it, with the remedy
-    :ivar retry_at: when it is tried again, on the monotonic clock
-    :ivar until_taken: whether it is over only when the database has taken it: no missing right,
-        table or column explains it
+    :ivar cause: the key of the rejection's cause
+    :ivar message: the error, with the remedy
+    :ivar retry_at: when the work is tried again, on the monotonic clock
+    :ivar until_taken: whether only a success of the work ends the rejection. Otherwise a check that
+        finds no right, table or column missing ends it, too
     """
 
     cause: str
@@ -71,12 +72,13 @@ class _Rejection:
 
 
 class Rejections:
-    """What the database rejects of one replica's work now. Safe to share between threads.
+    """The work of one replica that the database rejects now. Safe to share between threads.
 
-    :param retry_after: seconds after which work that somebody leaves out is tried again
+    :param retry_after: seconds for which rejected work is left out before it is tried again
     :param clock: a monotonic clock
-    :ivar any: whether something is rejected
-    :ivar suspected: whether a claim or a release was rejected, so that the rights are looked at
+    :ivar any: whether any work is rejected
+    :ivar suspected: whether the next look at the tasks' rows also checks the rights, because a
+        claim or a release was rejected
     """
 
     def __init__(
@@ -99,25 +101,25 @@ class Rejections:
         until_taken: bool = False,
         leave_out: bool = True,
     ) -> None:
-        """Note that the database has rejected something. It is logged once for each cause.
+        """Note that the database has rejected a kind of work. Each cause is logged once.
 
-        :param what: one of this module's names
-        :param error: why, with the remedy
-        :param quiet: whether operators need not know
-        :param until_taken: whether no missing right, table or column explains it
-        :param leave_out: whether it is left out for a while; else the next is tried at once
+        :param what: the kind of work, one of this module's names
+        :param error: the error, with the remedy
+        :param quiet: whether the cause is logged at the level INFO, and not reported to operators
+        :param until_taken: whether only a success of the work ends the rejection
+        :param leave_out: whether the work is left out for ``retry_after`` seconds
         """
         now, message, cause = self._clock(), str(error), _cause_of(error, quiet=quiet)
         with self._lock:
             before = self._rejected.get(what)
-            if before is not None and before.cause != cause:  # another one tells that it goes on
+            if before is not None and before.cause != cause:
                 self._leave(what, before.cause)
             retry_at = now + self._retry_after if leave_out else now
             self._rejected[what] = _Rejection(cause, message, retry_at, until_taken)
             is_new = cause not in self._causes
             known = self._causes.setdefault(cause, _Cause(now, quiet))
-            known.suffering.add(what)
-            known.suffered[what] = None
+            known.affects.add(what)
+            known.affected[what] = None
             self.any = True
         if is_new:
             logger.log(
@@ -128,7 +130,7 @@ class Rejections:
             )
 
     def end(self, what: str) -> None:
-        """Note that the database takes something."""
+        """Note that the database takes a kind of work again."""
         if not self.any:
             return
         with self._lock:
@@ -139,13 +141,14 @@ class Rejections:
             logger.info(
                 "No longer rejected by the database, after %.1f sec: %s",
                 self._clock() - over.since,
-                ", ".join(over.suffered),
+                ", ".join(over.affected),
             )
 
     def permitted(self, what: str) -> None:
-        """Note that no right, table or column is missing for something.
+        """Note that no right, table or column is missing for a kind of work.
 
-        Was it rejected for another reason, it is tried again now.
+        This ends the work's rejection. A rejection that only a success can end goes on, but the
+        work is tried again now.
         """
         with self._lock:
             rejection = self._rejected.get(what)
@@ -156,28 +159,28 @@ class Rejections:
             self.end(what)
 
     def _leave(self, what: str, key: str) -> _Cause | None:
-        """Let a cause concern something no longer; return the cause if it is over."""
+        """Remove a kind of work from a cause; return the cause if it rejects no other work."""
         cause = self._causes[key]
-        cause.suffering.discard(what)
-        return None if cause.suffering else self._causes.pop(key)
+        cause.affects.discard(what)
+        return None if cause.affects else self._causes.pop(key)
 
     def has(self, what: str) -> bool:
-        """Tell whether something is rejected."""
+        """Return whether a kind of work is rejected."""
         return what in self._rejected
 
     def is_left_out(self, what: str) -> bool:
-        """Tell whether something is rejected, and not yet to be tried again."""
+        """Return whether a kind of work is rejected, and not yet to be tried again."""
         if not self.any:
             return False
         rejection = self._rejected.get(what)
         return rejection is not None and self._clock() < rejection.retry_at
 
     def suspect(self) -> None:
-        """Let the next look find out which rights there are."""
+        """Let the next look at the tasks' rows check the rights."""
         self.suspected = True
 
-    def told(self) -> tuple[str, ...]:
-        """Return what operators are to know, each as ``"history: <why, and what to do>"``."""
+    def reported(self) -> tuple[str, ...]:
+        """Return the rejections for operators, each as ``"history: <why, and what to do>"``."""
         if not self.any:
             return ()
         with self._lock:
@@ -191,10 +194,11 @@ class Rejections:
 
 
 def _cause_of(error: Exception | str, *, quiet: bool) -> str:
-    """Return what an error has in common with those of the same cause.
+    """Return the key of an error's cause.
 
-    That is what it says before PostgreSQL's own words, and before the remedy, which names as many
-    rights as are known to be missing. The right to delete is another matter.
+    The key is the message without PostgreSQL's own text and without the remedy, because both differ
+    between errors of one cause. A quiet rejection has another key than a loud one with the same
+    message, because the two are logged and reported differently.
     """
     cause, *_ = re.split(r"; | \(PostgreSQL: ", str(error), maxsplit=1)
     return f"quiet: {cause}" if quiet else cause

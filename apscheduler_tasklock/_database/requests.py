@@ -1,4 +1,4 @@
-"""What is asked of the database: requests, those that can travel together, and their outcomes."""
+"""Requests to the database, of which one statement can have several, and their outcomes."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ Answer = TypeVar("Answer")
 
 
 class Request(Generic[Answer]):
-    """Something to ask of the database.
+    """A request to the database.
 
-    :cvar kind: requests of one kind can travel together; ``None`` if it always goes alone
-    :ivar sender: on whose behalf: only requests of one sender can travel together
-    :ivar task_name: no two requests for one task travel together: the second is decided after the
-        first
-    :ivar in_doubt: whether the database may have carried it out without an answer having come
+    :cvar kind: requests of one kind can be sent in one statement; ``None``: the request always has
+        a statement of its own
+    :ivar sender: the object that sends the request; one statement has requests of one sender only
+    :ivar task_name: the task that the request is for. Two requests for one task are never in one
+        statement, so that the database decides on them one after the other
+    :ivar in_doubt: whether the database may have carried out the request although no answer came
     """
 
     kind: type[Request[Any]] | None = None
@@ -26,30 +27,38 @@ class Request(Generic[Answer]):
     task_name: str = ""
     in_doubt: bool = False
 
+    @property
+    def task_names(self) -> Sequence[str]:
+        """The tasks that the request is for."""
+        return (self.task_name,)
+
     def send(self, cursor: Any) -> Answer | TaskLockError:
-        """Ask alone, on a cursor in autocommit mode; return the answer, or why it was not asked."""
+        """Send this request alone, on a cursor in autocommit mode; return the answer or an error.
+
+        A returned error concerns this request alone, so the connection stays usable.
+        """
         raise NotImplementedError
 
     @property
     def goes_alone(self) -> bool:
-        """Whether this one cannot travel with others now."""
+        """Whether the request needs a statement of its own now."""
         return self.kind is None
 
     @classmethod
     def send_together(
         cls, cursor: Any, requests: Sequence[Any]
     ) -> Sequence[Answer | TaskLockError]:
-        """Ask for several of this kind; return their answers, or why one is to be asked again."""
+        """Send several requests of this kind; return an answer or an error for each."""
         raise NotImplementedError
 
     def note_failure(self, error: BaseException) -> None:
-        """Note that it was sent and failed. Must not wait."""
+        """Note that the request was sent and failed. Must not wait."""
 
 
 class Call(Request[Answer]):
-    """A request that always goes alone.
+    """A request that always has a statement of its own, which a function sends.
 
-    :param function: asks on a cursor
+    :param function: sends a statement on the given cursor, and returns the answer
     """
 
     def __init__(self, function: Callable[[Any], Answer]) -> None:
@@ -62,7 +71,7 @@ class Call(Request[Answer]):
 
 @dataclass(frozen=True)
 class Outcome(Generic[Answer]):
-    """What became of a request: an answer, or an error."""
+    """The outcome of a request: an answer, or an error."""
 
     answer: Answer | None = None
     error: Exception | None = None
@@ -73,6 +82,7 @@ class Outcome(Generic[Answer]):
             try:
                 raise self.error
             finally:
-                # The traceback refers to this frame, and so, in a circle, to the error.
+                # The error's traceback refers to this frame, so the frame must not refer to the
+                # error.
                 del self
-        return self.answer  # type: ignore[return-value]  # what the request answers may be None
+        return self.answer  # type: ignore[return-value]  # an answer may be None

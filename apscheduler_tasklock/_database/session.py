@@ -1,4 +1,4 @@
-"""The one connection to the database: opened when it is needed, and kept."""
+"""The one connection to the database: opened when it is needed, and kept open."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ from apscheduler_tasklock._database.connection import (
     connector,
     ended_by,
     host_count,
+    locking_session,
     raw_cursor,
     set_up,
-    who_locks,
 )
-from apscheduler_tasklock._database.deadline import Closing, Deadline
-from apscheduler_tasklock._database.errors import (
+from apscheduler_tasklock._database.deadline import Deadline
+from apscheduler_tasklock._database.outage import as_unavailable
+from apscheduler_tasklock._database.sqlstates import (
     LOST_STATEMENT_STATES,
     ConflictError,
     TableLockedError,
-    as_unavailable,
     one_line,
 )
 from apscheduler_tasklock._database.url import as_url, check_engine
+from apscheduler_tasklock._shutdown import Closing
 from apscheduler_tasklock.errors import (
     TaskLockDatabaseError,
     TaskLockError,
@@ -38,31 +39,33 @@ from apscheduler_tasklock.errors import (
 )
 
 IDLE_TOO_LONG = psycopg.errors.IdleSessionTimeout.sqlstate
-# A server says so when it shuts down, or has crashed.
+# The last messages of a server that shuts down or has crashed.
 SERVER_ENDS = (
     psycopg.errors.AdminShutdown.sqlstate,
     psycopg.errors.CrashShutdown.sqlstate,
     psycopg.errors.CannotConnectNow.sqlstate,
 )
 
-# How many attempts to connect may hang at a time, each in a thread that nobody can end.
+# Limits the attempts to connect that hang at a time, each in a thread that cannot be ended.
 MOST_CONNECTING = 2
 
-# Gets whether the server has said that it ends an idle connection.
+# A function that is called when the server, or a proxy before it, has ended the idle connection.
+# Its argument is whether the server has said that it shuts down or has crashed.
 Ended = Callable[[bool], None]
 
 
 class Session:
-    """A connection in autocommit mode, whose waits end. One thread uses it.
+    """A connection in autocommit mode, opened when it is needed. One thread uses it.
 
-    :param connect: opens it
-    :param attempt: seconds within which each answer has to come
-    :param ended: called when it turns out to have been ended by the other side while it was idle,
-        and not since it was idle for too long
-    :param lock_query: what tells, after a statement that was cancelled, who has our tables locked
-    :param hosts: how many it tries to connect to, one after the other
-    :ivar listens: whether the connection that there is listens on a channel
-    :ivar notified: whether something was notified, or may have been missed before that
+    :param connect: opens a connection
+    :param attempt: limits the wait for each answer, in seconds
+    :param ended: called if the idle connection was ended, unless the server's
+        ``idle_session_timeout`` is the reason
+    :param lock_query: the query that returns which session has the tables locked; sent after a
+        statement was cancelled
+    :param hosts: how many hosts libpq tries, one after the other
+    :ivar listens: whether the open connection listens on a channel
+    :ivar notified: whether a notification has come, or may have been missed
     """
 
     def __init__(
@@ -74,7 +77,8 @@ class Session:
         hosts: int = 1,
     ) -> None:
         self._connect = connect
-        # libpq takes as long for each host, and at least 2 seconds; there is one more to set it up.
+        # Limits the seconds of a connect. libpq's timeout counts for each host and is at least
+        # 2 s. One more second is for setting up the connection.
         self._connect_limit = hosts * max(2.0, attempt) + 1.0
         self._connecting: list[threading.Thread] = []
         self.attempt = attempt
@@ -87,20 +91,18 @@ class Session:
 
     @property
     def is_open(self) -> bool:
-        """Whether there is a connection, as far as is known."""
+        """Whether there is a connection. Its end may not have been noticed yet."""
         return self._connection is not None
 
     @property
     def limit(self) -> float:
-        """Seconds within which a connection has come, and what is sent on it is answered."""
+        """The seconds that a connect and one answer take at most."""
         return self._connect_limit + self.attempt
 
     def open(self, deadline: Deadline) -> None:
-        """Make sure that there is a connection.
+        """Open a connection, unless there is one.
 
-        Whatever keeps it from coming may be over at the next attempt.
-
-        :param deadline: when nothing is waited for any more
+        :param deadline: when the waits end
         :raises TaskLockDatabaseError: the database is unavailable; another attempt may succeed
         :raises psycopg.Error: the connection failed, and would fail again
         """
@@ -116,20 +118,21 @@ class Session:
             unavailable = as_unavailable(error)
             if unavailable is None and isinstance(original, psycopg.Error):
                 raise original from None
-            # Else it is as from an application's own hook that fetches a password.
+            # Any other error comes from the application's own code, such as a hook that fetches a
+            # password. Another attempt may succeed, so the database counts as unavailable.
             raise unavailable or TaskLockDatabaseError(f"no connection: {error!r}") from error
         if not self._prepares:
             connection.prepare_threshold = None
         self._connection = connection
 
     def hear(self) -> None:
-        """Take in what came while nothing was asked: a notification, or the connection's end."""
+        """Note a notification, or the connection's end, that came while no statement was sent."""
         connection = self._connection
         if connection is None:
             return
         ended = ended_by(connection)
         if ended is None:
-            # Also what has come together with the last answer, and is in libpq's buffer.
+            # Read all notifications, also those that came with the last answer into libpq's buffer.
             while self.listens and connection.pgconn.notifies() is not None:
                 self.notified = True
             return
@@ -138,15 +141,16 @@ class Session:
             self._ended(ended in SERVER_ENDS)
 
     def listen(self, cursor: Any, channel: str) -> bool:
-        """Listen on a channel, on the connection that is open; tell whether that can be done.
+        """Listen on a channel, on the open connection; return whether the connection can listen.
 
-        It cannot through a pooler, which gives the session to one client after the other.
+        A connection through a pooler cannot listen, because a pooler gives the session to one
+        client after the other.
 
-        :param cursor: on the connection
+        :param cursor: a cursor on the open connection
         """
         connection = self._connection
         assert connection is not None
-        if connection.prepare_threshold is None:  # it is not direct, by the same question
+        if connection.prepare_threshold is None:  # it goes through a pooler, see `set_up`
             return False
         if not self.listens:
             connection.add_notify_handler(self._note_notification)
@@ -163,12 +167,15 @@ class Session:
         return self._connection.fileno()
 
     def _connected(self, deadline: Deadline) -> psycopg.Connection[Any]:
-        """Return a new connection, unless it does not come in time."""
+        """Return a new connection.
+
+        :raises TaskLockDatabaseError: no connection came in time
+        """
         self._connecting = [thread for thread in self._connecting if thread.is_alive()]
         if len(self._connecting) >= MOST_CONNECTING:
             raise TaskLockDatabaseError(
-                f"{MOST_CONNECTING} attempts to connect have not come to an end yet, as where a "
-                "name is looked up in vain"
+                f"{MOST_CONNECTING} earlier attempts to connect still hang (in a look-up of the "
+                "host's name, or in a listener of the engine)"
             )
         return deadline.call(
             self._connect,
@@ -179,11 +186,11 @@ class Session:
 
     @contextmanager
     def cursor(self, deadline: Deadline, seconds: float | None = None) -> Iterator[Any]:
-        """Give a cursor on the connection, which is open.
+        """Give a cursor on the open connection.
 
-        One that fails is never used again: whatever interrupted it may have left an answer unread.
+        A connection on which a statement failed is closed, because an answer may be left unread.
 
-        :param seconds: how long an answer is waited for; by default the limit of an attempt
+        :param seconds: limits the wait for an answer; by default the limit of an attempt
         :raises TaskLockDatabaseError: the database is unavailable; another attempt may succeed
         :raises psycopg.Error: the statement failed, and would fail again
         """
@@ -195,15 +202,19 @@ class Session:
                 yield raw_cursor(connection)
             reusable = True
         except TaskLockError as error:
-            # What was made of an answer. But a server that has become read-only, as in a failover,
-            # stays so for this session; and so may what made a statement fail.
+            # Most of these errors were made from an answer, so the connection is usable. Close it
+            # after two kinds of errors:
+            # - an outage, because a server that has become read-only in a failover stays read-only
+            #   for this session
+            # - an error whose cause is an error of psycopg, because that cause may last as long as
+            #   the session
             is_outage = isinstance(error, TaskLockDatabaseError)
             is_outage = is_outage and not isinstance(error, ConflictError)
             reusable = not (is_outage or isinstance(error.__cause__, psycopg.Error))
             raise
         except psycopg.Error as error:
             if error.sqlstate in LOST_STATEMENT_STATES:
-                self._prepares = False  # it is a pooler that was not recognized as one
+                self._prepares = False  # because a pooler was not recognized by `is_direct`
             unavailable = self._locked(connection, error) or as_unavailable(error)
             if unavailable is None:
                 raise
@@ -215,13 +226,13 @@ class Session:
     def _locked(
         self, connection: psycopg.Connection[Any], error: psycopg.Error
     ) -> TableLockedError | None:
-        """Return the error if a statement was cancelled since somebody has a table locked."""
+        """Return an error if a statement was cancelled while a session had a table locked."""
         if self._lock_query is None or not isinstance(
             error, (NoAnswerError, psycopg.errors.QueryCanceled)
         ):
             return None
-        who = who_locks(connection, self._lock_query)
-        return None if who is None else TableLockedError(f"{one_line(error)}, since {who}")
+        session = locking_session(connection, self._lock_query)
+        return None if session is None else TableLockedError(f"{one_line(error)}, since {session}")
 
     def close(self) -> None:
         """Close the connection, if it is open. The next request opens another one."""
@@ -232,9 +243,9 @@ class Session:
 
 
 class NoSession(Session):
-    """In place of a connection where no database is asked: nothing is opened.
+    """Stands in for a session where there is no database.
 
-    :param attempt: seconds within which each answer has to come
+    :param attempt: as in :class:`Session`
     """
 
     def __init__(self, attempt: float) -> None:
@@ -254,11 +265,7 @@ def _no_connection() -> psycopg.Connection[Any]:
 
 
 class NoCursor:
-    """A cursor on which nothing can be executed.
-
-    :ivar row_factory: as psycopg's cursors have it
-    :ivar connection: none
-    """
+    """A cursor on which nothing can be executed, with the attributes of psycopg's cursors."""
 
     row_factory: Any = None
     connection: Any = None
@@ -269,8 +276,8 @@ class NoCursor:
         :raises TaskLockError: there is no database
         """
         raise TaskLockError(
-            "this needs the database, and there is none: apscheduler_tasklock.testing stands in "
-            "for it, which only claims, renews and releases locks. Test this on PostgreSQL"
+            "this call needs the database, but apscheduler_tasklock.testing has replaced the "
+            "database, and can only claim, renew and release locks. Test this call on PostgreSQL"
         )
 
 
@@ -283,13 +290,13 @@ def make_session(
     ended: Ended,
     lock_query: bytes | None = None,
 ) -> Session:
-    """Return a session of a URL, or one that is opened as an application's engine opens its own.
+    """Return a session whose connection is opened from a URL, or by an application's engine.
 
-    :param attempt: seconds within which each answer has to come
+    :param attempt: limits the wait for each answer, in seconds
     :param application_name: shown by ``pg_stat_activity``, unless an engine is given
-    :param closing: says when claiming is stopped, from when on connecting is short
-    :param ended: called when an idle connection turns out to have been ended by the other side
-    :param lock_query: as of :class:`Session`
+    :param closing: once claiming is stopped, connecting has a short limit
+    :param ended: as in :class:`Session`
+    :param lock_query: as in :class:`Session`
     :raises TaskLockOptionError: the task lock cannot use this database
     """
     hosts = host_count(as_url(database))
@@ -302,14 +309,15 @@ def make_session(
 
 
 def open_apart(engine: Engine, attempt: float) -> psycopg.Connection[Any]:
-    """Open a connection as an application's engine does, of which its pool knows nothing.
+    """Open a connection as an application's engine does, outside its pool.
 
-    :param attempt: seconds within which each answer has to come
+    :param attempt: limits the wait for each answer, in seconds
     :raises TaskLockOptionError: a listener of the engine leaves a transaction open
     """
-    # By a pool for this one: the engine's may be used up, or locked for ever in a forked child.
+    # Make a new pool for this one connection, because the engine's own pool may be used up, or may
+    # be locked for ever in a forked child.
     proxy = engine.pool.recreate().connect()
-    # Psycopg's, as the engine was checked for.
+    # The driver is psycopg, because `check_engine` has checked that.
     connection = cast("psycopg.Connection[Any]", proxy.driver_connection)
     proxy.detach()
     try:
@@ -325,6 +333,6 @@ def open_apart(engine: Engine, attempt: float) -> psycopg.Connection[Any]:
 def _check_idle(connection: psycopg.Connection[Any]) -> None:
     if connection.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
         raise TaskLockOptionError(
-            "the engine gives a connection whose transaction is open (by a listener that runs "
-            "SQL and does not end it); give the URL instead of the engine"
+            "the engine gives a connection whose transaction is open (a listener of the engine "
+            "runs SQL, and does not end the transaction); give the URL instead of the engine"
         )

@@ -1,9 +1,8 @@
-"""The one thread that owns the connection: what is asked of the database goes through it."""
+"""The database's thread, which owns the connection and sends all tickets."""
 
 from __future__ import annotations
 
 import atexit
-import concurrent.futures
 import multiprocessing
 import os
 import queue
@@ -11,7 +10,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from contextlib import suppress
 from math import inf
 from typing import Any, Protocol, TypeAlias, TypeVar
@@ -20,17 +18,24 @@ from weakref import WeakSet
 import psycopg
 
 from apscheduler_tasklock._application import flush_application, keep_application_out
-from apscheduler_tasklock._database.asked import Asked, wake_loops
+from apscheduler_tasklock._database.awaited_ticket import AwaitedTicket, wake_loops
 from apscheduler_tasklock._database.connection import SHORTEST_ANSWER, NoAnswerError, turn_limit
-from apscheduler_tasklock._database.deadline import RELEASE_LIMIT, Closing, Deadline
-from apscheduler_tasklock._database.errors import ConflictError, NotSentError
+from apscheduler_tasklock._database.deadline import Deadline
 from apscheduler_tasklock._database.listening import Listening
 from apscheduler_tasklock._database.outage import Outage
+from apscheduler_tasklock._database.outbox import Outbox, Step, Ticket
 from apscheduler_tasklock._database.rejections import Rejections
 from apscheduler_tasklock._database.requests import Outcome, Request
+from apscheduler_tasklock._database.retries import jittered
 from apscheduler_tasklock._database.session import Session
-from apscheduler_tasklock._database.side import DatabaseSide, Step, Ticket
-from apscheduler_tasklock._database.timings import Timings, jittered
+from apscheduler_tasklock._database.sqlstates import ConflictError, NotSentError
+from apscheduler_tasklock._database.timings import Timings
+from apscheduler_tasklock._shutdown import (
+    ENDING_LIMIT,
+    RELEASE_LIMIT,
+    SHORTEST_FLUSH,
+    Closing,
+)
 from apscheduler_tasklock._values import logger_of
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
 
@@ -39,70 +44,73 @@ Result = TypeVar("Result")
 
 logger = logger_of(__name__)
 
-# What the thread is sent: a request, or a function to call.
+# A message to the thread: a ticket, or a function to call.
 _Message: TypeAlias = "Ticket[Any] | Callable[[], object]"
 
 NAME = "tasklock-database"
-# Seconds for which the thread waits for something to do before it ends. The next request starts it.
-LINGER = 5.0
-# Seconds after which the thread goes on that has failed.
+# Limits how often the thread fails: the pause after a failure, in seconds.
 PAUSE_AFTER_FAILURE = 0.1
-# Seconds within which releases that wait are given to another process.
-TAKING_LIMIT = 5.0
-# Seconds after which the thread looks at what waits, which may have another deadline by then.
+# Limits the seconds that the thread sleeps while tickets wait, because their deadlines may have
+# changed meanwhile.
 LONGEST_WAIT = 0.5
-# For how many times the limit of a connection and an answer it may be late, or in one turn, before
-# it counts as stuck. Far more than any turn takes: a probe that fails has the process restarted.
+# The thread counts as stuck if a turn of its loop takes, or due work waits, for longer than so many
+# times the limit of a connect and an answer. No turn comes near that time: the number is so large
+# because an application's probe may restart the process of a stuck thread.
 STUCK = 10
-# Seconds that an interpreter that ends without a shutdown waits for what is on its way.
-ENDING_LIMIT = 3.0
-# Seconds that whoever starts the thread waits until it works, on a machine that is very busy.
+# Limits the seconds that a caller waits for the thread's start, on a very busy machine.
 STARTING_LIMIT = 0.5
-# The key of who works.
+# The key of the worker in `DatabaseThread._worker`.
 WORKER = "works"
 
 
 class Renewing(Protocol):
-    """What is renewed in the database's thread, before all else."""
+    """The renewals, whose tickets are sent before all other tickets."""
 
     @property
     def due_at(self) -> float:
-        """When something is due to be renewed, on the monotonic clock; ``inf``: nothing is."""
+        """When the next renewal is due, on the monotonic clock; ``inf``: no renewal is due."""
 
     @property
     def urgent_at(self) -> float:
         """When a renewal has to be sent at the latest; ``inf``: never."""
 
     def ticket(self, now: float) -> Ticket[Any] | None:
-        """Return the renewal of what is due, if it has to be sent."""
+        """Return the ticket of the due renewals; ``None``: no renewal has to be sent."""
 
 
 class Recurring(Protocol):
-    """What is done in the database's thread every now and then, as the look at the rows."""
+    """Recurring work of the database's thread, such as the look at the tasks' rows."""
 
     @property
     def due_at(self) -> float:
-        """When it is due, on the monotonic clock; ``inf``: never. It changes in the thread only."""
+        """When the work is due, on the monotonic clock; ``inf``: never.
+
+        Only the database's thread changes this time.
+        """
 
     @property
     def is_over(self) -> bool:
-        """Whether it is never due any more."""
+        """Whether the work has ended for good, so that the thread can forget it."""
 
     def begin(self, now: float) -> None:
-        """Begin it, and be due later. Must not wait."""
+        """Begin the work, and set when it is due again. Must not wait."""
 
 
 class DatabaseThread:
-    """Sends what is asked, in one thread that starts with the first request.
+    """The database's thread, which sends all tickets. It starts with the first message.
 
-    It never runs an application's code. What opens a connection does, and has a thread of its own.
+    The thread never runs the application's code. Opening a connection may run the application's
+    code, so each connection is opened in another thread.
 
     :param session: the connection
-    :param outage: is told when the database is unavailable, and when it is back
-    :param explain: returns what to raise for a failure that another attempt would not overcome
-    :param closing: says when claiming was stopped
-    :param renewing: what is renewed before all else
-    :param turn: seconds within which a request has to be sent, unless it says otherwise
+    :param outage: notes failed and answered statements
+    :param explain: returns the error to raise for an error of psycopg that another attempt would
+        not overcome
+    :param closing: says whether claiming is stopped
+    :param renewing: the renewals, which go before all other tickets
+    :param turn: limits the wait of a request for its turn, in seconds, unless the request has a
+        limit of its own
+    :param timings: the waits of the replica
     """
 
     def __init__(
@@ -113,58 +121,66 @@ class DatabaseThread:
         closing: Closing,
         renewing: Renewing | None = None,
         turn: float = turn_limit(10.0),
+        timings: Timings | None = None,
     ) -> None:
         self._session = session
+        self._timings = timings or Timings()
         self._turn_limit = turn
         self._outage = outage
         self._explain = explain
         self._closing = closing
         self._renewing: Renewing = renewing or _Nothing()
-        self._side = DatabaseSide(jittered)
+        self._side = Outbox(jittered)
         self._inbox: queue.SimpleQueue[_Message] = queue.SimpleQueue()
         self._came: list[Ticket[Any]] = []
-        self._batch: list[Ticket[Any]] = []  # what is being sent
+        self._batch: list[Ticket[Any]] = []  # the tickets that are being sent
         self._answered: list[tuple[Ticket[Any], Outcome[Any]]] = []
-        # Reentrant: the garbage collector may close a coroutine anywhere, and its lock is to be
-        # released then.
+        # Reentrant, because the garbage collector may close a coroutine at any line, and the
+        # coroutine then sends a release.
         self._starting = threading.RLock()
-        self._pumping = threading.Lock()  # whether somebody does without the thread
-        # Who works: the thread, or one that does without it. Whoever is in it first does, which is
-        # atomic. `Thread.is_alive` would not do: if a signal handler raises in the middle of it,
-        # Python up to 3.12 counts the thread as ended for good, and a second one would be started.
+        self._pumping = threading.Lock()  # locked while a caller works in the thread's place
+        # Has the worker under the key WORKER: the thread, or a marker of a caller that works in the
+        # thread's place. `setdefault` is atomic, so it makes only the first of them the worker.
+        # `Thread.is_alive` is not used, because Python up to 3.12 counts a thread as ended for good
+        # if a signal handler raises in the middle of that call. Then a second thread would start.
         self._worker: dict[str, object] = {}
         self._closed = False
         self._ending = False
         self._calls: list[Callable[[], object]] = []
-        self._turn_began = inf  # on the monotonic clock; ``inf`` while it waits for something to do
+        self._turn_began = inf  # on the monotonic clock; `inf`: the thread waits for a message
         self._pid = os.getpid()
-        self._drained: list[
-            tuple[threading.Event, object]
-        ] = []  # and whose releases; ``None``: all
+        # The events of waiting callers, each with the sender for whose releases the caller waits;
+        # None: the caller waits for all tickets.
+        self._drained: list[tuple[threading.Event, object]] = []
         self._listening: Listening | None = None
         self._recurring: list[Recurring] = []
         _all.add(self)
 
     @property
     def waiting(self) -> int:
-        """How many requests wait for their first turn."""
+        """How many tickets wait to be sent for the first time."""
         return self._inbox.qsize() + sum(each.error is None for each in list(self._side.waiting))
 
     @property
     def has_thread(self) -> bool:
-        """Whether the thread works, and does not have to be done without."""
+        """Whether the thread is the worker."""
         return isinstance(self._worker.get(WORKER), threading.Thread)
 
     @property
+    def listens(self) -> bool:
+        """Whether the connection listens for notifications now."""
+        return self._session.listens
+
+    @property
     def _pumps(self) -> bool:
-        """Whether somebody does without the thread."""
+        """Whether a caller works in the thread's place."""
         return bool(self._worker) and not self.has_thread
 
     @property
     def is_live(self) -> bool:
-        """Whether it goes on: it is not stuck, and it runs where something is due.
+        """Whether the thread is not stuck, and no due work has waited too long for it.
 
-        Neither a database that is unavailable nor the want of work makes it false.
+        True also while the database is unavailable, and while there is no work.
         """
         since = self._turn_began
         if not self.has_thread:
@@ -174,18 +190,13 @@ class DatabaseThread:
 
     @property
     def _own_due_at(self) -> float:
-        """When something is due that nobody has to ask for."""
+        """When a renewal or recurring work is due."""
         recurring = [] if self._closed or self._ending else list(self._recurring)
         return min([self._renewing.due_at, *(each.due_at for each in recurring)])
 
     @property
-    def releasing(self) -> set[str]:
-        """The tasks whose releases wait. For the thread itself."""
-        return {each.request.task_name for each in self._side.waiting if each.is_release}
-
-    @property
     def _is_idle(self) -> bool:
-        """Whether nothing is under way, and nothing waits, for all that is known without it."""
+        """Whether no thread runs, and no message or ticket waits."""
         return not (self.has_thread or self._inbox.qsize() or self._side.waiting)
 
     def ask(
@@ -199,16 +210,19 @@ class DatabaseThread:
     ) -> Answer:
         """Send a request, and wait for its answer.
 
-        :param deadline: when nothing is waited for any more
-        :param turn_within: seconds within which it must be its turn; by default as for all
-        :param tried_for: seconds for which it is sent again while the database is unavailable
-        :param answer_within: seconds within which the answer has to come; by default as for all
-        :raises NotSentError: its turn did not come; nothing was sent
+        :param deadline: when the waits end
+        :param turn_within: limits the wait for the request's turn on the connection, in seconds; by
+            default the thread's limit
+        :param tried_for: seconds for which the request is sent again while the database is
+            unavailable
+        :param answer_within: limits the wait for the answer, in seconds; by default the session's
+            limit
+        :raises NotSentError: the request's turn did not come in time; nothing was sent
         :raises TaskLockDatabaseError: the database is unavailable
-        :raises TaskLockError: it rejects the request; the message names the remedy
+        :raises TaskLockError: the database rejects the request; the message names the remedy
         """
         now = time.monotonic()
-        asked: Asked[Answer, Answer] = Asked(
+        asked: AwaitedTicket[Answer, Answer] = AwaitedTicket(
             request,
             deadline,
             Outcome.result,
@@ -219,10 +233,10 @@ class DatabaseThread:
         )
         return self.get(asked)
 
-    def get(self, asked: Asked[Any, Result]) -> Result:
-        """Send a request, and wait for its result, in a thread.
+    def get(self, asked: AwaitedTicket[Any, Result]) -> Result:
+        """Send a ticket, and wait for its result, in the caller's thread.
 
-        :raises TaskLockError: why there is none
+        :raises TaskLockError: the request failed
         """
         try:
             self._put(asked)
@@ -232,52 +246,40 @@ class DatabaseThread:
             raise
 
     def submit(self, ticket: Ticket[Any]) -> None:
-        """Send a request, and do not wait for it. On an event loop, a coroutine may await it."""
-        if isinstance(ticket, Asked):
+        """Send a ticket without a wait. On an event loop, a coroutine may await its result."""
+        if isinstance(ticket, AwaitedTicket):
             ticket.wait_on_this_loop()
         self._put(ticket)
 
-    def result(self, asked: Asked[Any, Result], seconds: float | None = None) -> Result:
-        """Wait for the result of a request, in a thread.
+    def result(self, asked: AwaitedTicket[Any, Result], seconds: float | None = None) -> Result:
+        """Wait for the result of a ticket, in the caller's thread.
 
-        :param seconds: for how long at most
-        :raises TaskLockDatabaseError: there was none in that time
-        :raises TaskLockError: why there is none
+        :param seconds: limits the wait
+        :raises TaskLockDatabaseError: no result came in that time
+        :raises TaskLockError: the request failed
         """
         if sys.is_finalizing() and not asked.future.done():
-            raise TaskLockError("the interpreter has ended all threads, and asks no database more")
+            raise TaskLockError(
+                "the interpreter ends and has stopped all threads, so nothing is sent any more"
+            )
         if threading.current_thread() is self._worker.get(WORKER):
-            raise TaskLockError("what runs in the task lock's database thread cannot wait for it")
+            raise TaskLockError(
+                "code in the task lock's database thread cannot wait for a result of that thread"
+            )
         if not self._start():
             self._pump(asked.future.done)
         return asked.wait(seconds)
 
     def call(self, function: Callable[[], object]) -> None:
-        """Call a function in the thread, between two requests. It must not wait."""
+        """Call a function in the thread, between two batches. The function must not wait."""
         self._put(function)
 
-    def take_releases(self) -> list[Ticket[Any]]:
-        """Return the releases that wait, and send them no more: somebody else will."""
-        if self._is_idle:
-            return []
-        taken: Future[list[Ticket[Any]]] = Future()
-
-        def take() -> None:
-            if taken.set_running_or_notify_cancel():
-                taken.set_result(self._side.take_releases())
-
-        self.call(take)
-        try:
-            return taken.result(TAKING_LIMIT)
-        except concurrent.futures.TimeoutError:  # they are sent here, if the process goes on
-            return [] if taken.cancel() else taken.result()
-
     def add_recurring(self, recurring: Recurring) -> None:
-        """Do something whenever it is due, until it is over or the thread is closed."""
+        """Begin recurring work whenever it is due, until it is over or the thread is closed."""
         self.call(lambda: self._recurring.append(recurring))
 
     def hurry_releases(self) -> None:
-        """Send the releases that wait now."""
+        """Send the waiting releases now."""
         self.call(lambda: self._side.hurry_releases(time.monotonic()))
 
     def listen(
@@ -287,12 +289,14 @@ class DatabaseThread:
         rejections: Rejections,
         timings: Timings,
     ) -> None:
-        """Listen on a channel from now on, where the connection can. The thread stays for that.
+        """Listen on a channel from now on, if the connection can listen.
 
-        :param heard: called in the thread when something was notified, or may have been missed;
-            must not wait
-        :param rejections: is told if the database rejects it
-        :param timings: has the pause after which a connection that broke is opened again
+        A thread that listens does not end while it has no work.
+
+        :param heard: called in the thread when a notification came, or may have been missed; must
+            not wait
+        :param rejections: notes a rejected LISTEN
+        :param timings: has the pause after which a broken connection is opened again
         """
         self.call(
             lambda: self._begin_to_listen(
@@ -301,23 +305,26 @@ class DatabaseThread:
         )
 
     def _begin_to_listen(self, listening: Listening) -> None:
-        self._end_listening()  # to an earlier one, that somebody did not end
+        self._end_listening()  # if an earlier call of `listen` has begun it
         if self._closed:
             listening.close()
         else:
             self._listening = listening
 
     def wake(self) -> None:
-        """Let it look at what waits, as after claiming was stopped. From a signal handler, too."""
+        """Wake the thread, so that it checks the waiting tickets, for example after a stop.
+
+        May be called from a signal handler.
+        """
         if self.has_thread:
             self._send_to_thread(_look)
 
     def close(self, until: float) -> None:
-        """Wait until nothing waits to be sent, and let the thread and the connection end then.
+        """Wait until no ticket waits. The thread then ends, and closes the connection.
 
-        What comes later is sent all the same, on a connection that is closed after it.
+        A ticket that comes after this call is still sent, on a new connection that is then closed.
 
-        :param until: when it waits no longer, on the monotonic clock
+        :param until: limits the wait, on the monotonic clock
         """
         self._closed = True
         self._stop_listening()
@@ -325,14 +332,17 @@ class DatabaseThread:
             self._drain(until)
 
     def end(self, until: float) -> None:
-        """Send the releases that wait, as the interpreter ends; nothing else is sent again."""
+        """Send the waiting tickets at the interpreter's end. Only failed releases are sent again.
+
+        :param until: limits the wait, on the monotonic clock
+        """
         if self._pid == os.getpid() and not self._is_idle:
             self._ending = True
             self._stop_listening()
             self._drain(until)
 
     def stop_listening(self) -> None:
-        """Listen no more. The connection is closed, and the next request opens another one."""
+        """End the listening. The connection is closed, and the next request opens another one."""
         self._stop_listening()
         self.call(self._end_listening)
 
@@ -341,14 +351,14 @@ class DatabaseThread:
             self._close_connection()
 
     def _stop_listening(self) -> None:
-        listening = self._listening  # the thread may be done with it in this moment
+        listening = self._listening  # read once, because the thread may set it to None
         if listening is not None:
             listening.stop()
 
     def wait_for_releases(self, sender: object, until: float) -> None:
-        """Wait until no release of one sender waits to be sent. The thread goes on.
+        """Wait until no release of one sender is left to send. The thread goes on.
 
-        :param until: when it waits no longer, on the monotonic clock
+        :param until: limits the wait, on the monotonic clock
         """
         if not self._is_idle:
             self._drain(until, sender)
@@ -364,25 +374,34 @@ class DatabaseThread:
 
     def _send_to_thread(self, message: _Message) -> None:
         self._inbox.put(message)
-        listening = self._listening  # likewise
+        listening = self._listening  # read once, because the thread may set it to None
         if listening is not None:
             listening.wake()
 
     def _put(self, message: _Message) -> None:
         self._send_to_thread(message)
-        # Then threads stand still wherever they are, and another one would never begin.
+        # While the interpreter finalizes, no thread runs, so a new thread would never begin.
         if self.has_thread or sys.is_finalizing() or self._start():
             return
-        if isinstance(message, Asked) and message.waiter is not None and not message.is_release:
-            self._pump(message.future.done)  # else nobody would send it again
+        if (
+            isinstance(message, AwaitedTicket)
+            and message.waiter is not None
+            and not message.is_release
+        ):
+            # Work until the ticket has its result, because no other thread would send the ticket
+            # again after a failure.
+            self._pump(message.future.done)
         else:
             self._pump(lambda: not self._has_ready)
 
     def _pump(self, until: Callable[[], bool]) -> None:
-        """Work here, where no thread can be started: they are limited, or the interpreter ends."""
+        """Do the thread's work in the caller's thread, because no thread can be started.
+
+        Either threads are limited, or the interpreter ends.
+        """
         with self._starting:
             if self._pumping.locked():
-                return  # the garbage collector has closed a coroutine in the middle of it
+                return  # the garbage collector makes this call, in the middle of the work below
             with self._pumping:
                 self._pump_alone(until)
 
@@ -390,9 +409,9 @@ class DatabaseThread:
         me = object()
         left = self._worker.get(WORKER)
         if left is not None and not isinstance(left, threading.Thread):
-            self._worker.clear()  # it was left by one who was interrupted
+            self._worker.clear()  # left by a caller that was interrupted
         try:
-            # Else a thread has been started all the same.
+            # If a thread has been started meanwhile, that thread is the worker.
             if self._worker.setdefault(WORKER, me) is me:
                 while not until():
                     self._turn(linger=0.0)
@@ -402,12 +421,12 @@ class DatabaseThread:
 
     @property
     def _has_ready(self) -> bool:
-        """Whether something can be done at once."""
+        """Whether there is work that can be done at once."""
         is_known = bool(self._answered or self._came or self._calls) or not self._inbox.empty()
         return is_known or self._side.has_ready(time.monotonic())
 
     def _start(self) -> bool:
-        """Start the thread, unless there is one; tell whether there is."""
+        """Start the thread, unless there is one; return whether there is one now."""
         if self.has_thread:
             return True
         with self._starting:
@@ -415,17 +434,19 @@ class DatabaseThread:
                 return self.has_thread
             begun = threading.Event()
             thread = threading.Thread(target=self._work, args=(begun,), name=NAME, daemon=True)
-            # By Ctrl-C it may have been started all the same, and works then.
+            # If Ctrl-C interrupts the start, the thread may run nevertheless. In that case it
+            # becomes the worker.
             with suppress(RuntimeError):
                 thread.start()
-                begun.wait(STARTING_LIMIT)  # so that no second one is started
+                begun.wait(STARTING_LIMIT)  # so that no second thread is started
             return self.has_thread
 
     def _work(self, begun: threading.Event) -> None:
-        """Do what there is to do, until there has been nothing for a while.
+        """Work until there has been no work for a while.
 
-        It takes no lock before it works: whoever has it may be a thread that a signal handler, or
-        the garbage collector, has interrupted in the middle of the start, and that waits for this.
+        The thread must not need the lock ``_starting`` before it works. The caller that starts the
+        thread has this lock, and may be interrupted in the middle of :meth:`_start` by a signal
+        handler or the garbage collector, which then may wait for a result of this thread.
         """
         keep_application_out()
         me = threading.current_thread()
@@ -436,22 +457,25 @@ class DatabaseThread:
                     pass
             finally:
                 self._worker.clear()
-            # What came right before nobody was there, whoever put it may not have noticed.
+            # Check the inbox once more, because a message may have come at this moment. Its sender
+            # may have taken this thread for the worker, and so have started no other thread.
             if self._inbox.empty():
                 return
-        begun.set()  # somebody else works
+        begun.set()  # there is another worker
 
     @property
     def _linger(self) -> float:
-        """Seconds for which the thread waits for something to do before it ends."""
+        """The seconds that the thread waits without work before it ends."""
         if self._closed:
             return 0.0
-        return inf if self._session.listens else LINGER
+        return inf if self._session.listens else self._timings.linger
 
     def _turn(self, linger: float) -> bool:
-        """Send what is next, or wait until there is something; tell whether to go on.
+        """Do one turn of the thread's loop: send the next batch, or wait for a message.
 
-        :param linger: seconds for which to wait while there is nothing to do
+        Return whether to go on.
+
+        :param linger: limits the wait without work, in seconds
         """
         try:
             self._turn_began = time.monotonic()
@@ -461,11 +485,12 @@ class DatabaseThread:
             came, self._came = self._came, []
             answered, self._answered = self._answered, []
             stopped = self._closing.stopped or self._ending
-            # A call is made when all that came before it is known, and before more is sent.
+            # If there are calls, send no batch in this turn. So a call is made after the outbox has
+            # taken all earlier tickets and answers, and before the next batch is sent.
             step = self._side.step(now, came, answered, stopped=stopped, sends=not self._calls)
             self._batch = step.batch
-            self._tell(step)
-            self._tell_drained()
+            self._report(step)
+            self._report_drained()
             if self._calls:
                 while self._calls:
                     self._calls.pop(0)()
@@ -475,17 +500,17 @@ class DatabaseThread:
                 self._batch = []
                 return True
             return self._wait(min(step.wakes_at, self._own_due_at), linger)
-        except BaseException as error:  # nothing may end this thread unseen
+        except BaseException as error:  # so that no error ends the thread unseen
             self._note_failure(error)
-            if self._pumps and not isinstance(error, Exception):  # Ctrl-C, in a thread of others
+            if self._pumps and not isinstance(error, Exception):  # Ctrl-C in the caller's thread
                 self._turn_began = inf
                 raise
-            _PAUSE.wait(PAUSE_AFTER_FAILURE)  # rather than fail over and over
+            _PAUSE.wait(PAUSE_AFTER_FAILURE)
             return True
 
     def _note_failure(self, error: BaseException) -> None:
-        """Let what was being sent fail, as in doubt."""
-        with suppress(Exception):  # an application's log handler may be what has failed
+        """After an error of the thread, let the requests that were being sent fail, as in doubt."""
+        with suppress(Exception):  # the error may come from an application's log handler
             logger.exception("The task lock's database thread failed, and goes on")
         failed, self._batch = self._batch, []
         for ticket in failed:
@@ -494,7 +519,7 @@ class DatabaseThread:
         self._answered += [(ticket, Outcome(error=why)) for ticket in failed]
 
     def _wait(self, wakes_at: float, linger: float) -> bool:
-        """Wait for a message, until it is time to look at most; tell whether to go on."""
+        """Wait for a message, or until the next due time; return whether to go on."""
         is_idle = wakes_at == inf
         self._turn_began = inf
         if not self._side.waiting and self._inbox.empty():
@@ -508,7 +533,7 @@ class DatabaseThread:
             if self._side.waiting:
                 seconds = min(LONGEST_WAIT, seconds)
             elif self._pumps:
-                seconds = 0.0  # whoever does without the thread has their answer by now
+                seconds = 0.0  # no ticket waits, so the caller that works here is not kept waiting
             message = self._get(max(0.0, seconds))
         except queue.Empty:
             return not is_idle or linger == inf
@@ -516,7 +541,7 @@ class DatabaseThread:
         return True
 
     def _get(self, seconds: float) -> _Message:
-        """Wait for a message, and for what is notified where that is listened for.
+        """Wait for a message, and for a notification if the connection listens.
 
         :raises queue.Empty: there is no message
         """
@@ -525,8 +550,8 @@ class DatabaseThread:
         self._listening.wait(seconds, lambda: not self._inbox.empty())
         return self._inbox.get_nowait()
 
-    def _tell_drained(self) -> None:
-        """Tell those who wait for their own releases alone."""
+    def _report_drained(self) -> None:
+        """Wake each caller that waits for a sender's releases, if that sender has none waiting."""
         for waits in [each for each in self._drained if each[1] is not None]:
             event, sender = waits
             left = [*self._side.waiting, *self._batch]
@@ -541,13 +566,13 @@ class DatabaseThread:
             listening.close()
 
     def _take_all(self) -> None:
-        """Take in what has come."""
+        """Take all messages of the inbox."""
         with suppress(queue.Empty):
             while True:
                 self._take(self._inbox.get_nowait())
 
     def _take_own(self, now: float) -> None:
-        """Take in what is due: a renewal, what begins to listen, and what else recurs."""
+        """Take the tickets of renewals and listening that are due, and begin recurring work."""
         if self._renewing.due_at <= now and (renewal := self._renewing.ticket(now)):
             self._came.append(renewal)
         self._recurring = [each for each in self._recurring if not each.is_over]
@@ -568,26 +593,26 @@ class DatabaseThread:
             self._calls.append(message)
 
     def _send(self, batch: list[Ticket[Any]]) -> list[tuple[Ticket[Any], Outcome[Any]]]:
-        """Send what travels together; return what became of it."""
+        """Send the tickets of a batch; return their outcomes."""
         deadline = _latest(batch)
         if batch[0].is_release:
             deadline = deadline.of_attempt(self._closing, RELEASE_LIMIT)
         begun = time.monotonic()
         try:
             self._session.open(deadline)
-        except Exception as error:  # noqa: BLE001  # for who asked, whatever it is
+        except Exception as error:  # noqa: BLE001  # the senders get any error
             outcome = self._failed(error)
-            # Nor would the others that are ready have one.
+            # The other ready tickets fail, too, because they have no connection either.
             step = self._side.fail_all(time.monotonic(), outcome, stopped=self._closing.stopped)
-            self._tell(step)
+            self._report(step)
             return [(ticket, outcome) for ticket in batch]
-        if deadline.seconds_left <= 0:  # rather than send what there is no time to have answered
+        if deadline.seconds_left <= 0:  # no time is left for an answer
             late = NotSentError("no time was left to send it")
             return [(ticket, Outcome(error=late)) for ticket in batch]
         requests = [ticket.request for ticket in batch]
         longest = max(ticket.answer_within for ticket in batch)
         attempt = seconds = min(self._session.attempt, longest)
-        if batch[0].by > -inf:  # it is no renewal, which others are not to wait for
+        if batch[0].by > -inf:  # the batch has no renewals, so its answer must not delay any
             urgent = self._renewing.urgent_at - begun
             seconds = max(SHORTEST_ANSWER, min(attempt, urgent))
         sent = time.monotonic()
@@ -598,13 +623,13 @@ class DatabaseThread:
                     if len(requests) == 1
                     else requests[0].send_together(cursor, requests)
                 )
-        except Exception as error:  # noqa: BLE001  # for who asked, whatever it is
+        except Exception as error:  # noqa: BLE001  # the senders get any error
             if len(batch) > 1 and isinstance(error, (psycopg.Error, UnicodeError)):
                 self._side.split(batch)
                 return []
             for request in requests:
                 request.note_failure(error.__cause__ or error)
-            # An answer that was waited for less than others are may be late for no other reason.
+            # If an urgent renewal has shortened the wait, a missing answer is no sign of an outage.
             is_short = seconds < attempt and isinstance(error.__cause__, NoAnswerError)
             outcome = self._failed(error, is_outage=not is_short)
             return [(ticket, outcome) for ticket in batch]
@@ -612,34 +637,35 @@ class DatabaseThread:
         return [(ticket, _outcome(answer)) for ticket, answer in zip(batch, answers, strict=True)]
 
     def _failed(self, error: Exception, *, is_outage: bool = True) -> Outcome[Any]:
-        """Return what becomes of requests that failed with an error."""
+        """Return the outcome of requests that failed with an error."""
         cause = error.__cause__ or error
         if isinstance(error, TaskLockDatabaseError):
             if is_outage and not isinstance(error, (ConflictError, NotSentError)):
                 self._outage.begin(error)
         elif isinstance(error, psycopg.Error):
-            # The message has what PostgreSQL said; its own traceback would only hide it.
+            # The new error has no psycopg error as its cause, because its message already has
+            # PostgreSQL's own text.
             error = self._explain(error)
         elif not isinstance(error, TaskLockError):
             error = TaskLockError(f"the task lock database failed: {error!r}")
             error.__cause__ = cause
         return Outcome(error=error)
 
-    def _tell(self, step: Step) -> None:
-        """Tell whoever waits."""
-        told: list[Ticket[Any]] = []
+    def _report(self, step: Step) -> None:
+        """Report the outcomes of a step to its tickets, and wake the waiting coroutines."""
+        reported: list[Ticket[Any]] = []
         shared = len(step.failed) + len(step.done) > 1
         for ticket, outcome in step.failed:
-            _tell_safely(ticket, ticket.fail, _own(outcome) if shared else outcome)
-            told.append(ticket)
+            _report_safely(ticket, ticket.fail, _own(outcome) if shared else outcome)
+            reported.append(ticket)
         for ticket, outcome in step.done:
-            _tell_safely(ticket, ticket.finish, _own(outcome) if shared else outcome)
-            told.append(ticket)
-        wake_loops(told)
+            _report_safely(ticket, ticket.finish, _own(outcome) if shared else outcome)
+            reported.append(ticket)
+        wake_loops(reported)
 
 
 class _Nothing:
-    """Renews nothing."""
+    """Stands in for the renewals of a thread that renews nothing."""
 
     due_at = urgent_at = inf
 
@@ -647,27 +673,27 @@ class _Nothing:
         return None
 
 
-_PAUSE = threading.Event()  # which nobody sets
+_PAUSE = threading.Event()  # never set
 
 
 def _look() -> None:
     pass
 
 
-def _tell_safely(
-    ticket: Ticket[Any], tell: Callable[[Outcome[Any]], object], outcome: Outcome[Any]
+def _report_safely(
+    ticket: Ticket[Any], report: Callable[[Outcome[Any]], object], outcome: Outcome[Any]
 ) -> None:
-    """Tell one that waits; whatever that raises, the others are told."""
+    """Report an outcome to a ticket. If that fails, log it, because other tickets are to follow."""
     try:
-        tell(outcome)
+        report(outcome)
     except Exception as error:
-        with suppress(Exception):  # an application's log handler may be what has failed
+        with suppress(Exception):  # the error may come from an application's log handler
             logger.exception("The task lock's database thread failed, and goes on")
-        ticket.give_up(error)
+        ticket.abandon(error)
 
 
 def _latest(batch: Sequence[Ticket[Any]]) -> Deadline:
-    """Return the deadline of what travels together: the last."""
+    """Return the latest deadline of a batch's tickets."""
     deadlines = [ticket.deadline for ticket in batch]
     return Deadline.latest([each for each in deadlines if isinstance(each, Deadline)])
 
@@ -677,7 +703,7 @@ def _outcome(answer: Any) -> Outcome[Any]:
 
 
 def _own(outcome: Outcome[Any]) -> Outcome[Any]:
-    """Return an outcome whose error is nobody else's: each thread raises one of its own."""
+    """Return the outcome with a copy of its error, because two threads must not raise one error."""
     error = outcome.error
     if not isinstance(error, TaskLockError):
         return outcome
@@ -690,19 +716,20 @@ _all: WeakSet[DatabaseThread] = WeakSet()
 
 
 def _end_all() -> None:
-    """Send the releases that are on their way, before the interpreter ends, and log the rest."""
+    """Send the waiting tickets before the interpreter ends, and flush the log lines."""
     until = time.monotonic() + ENDING_LIMIT
     for thread in list(_all):
         thread.end(until)
-    flush_application(until)
+    flush_application(max(until, time.monotonic() + SHORTEST_FLUSH))
 
 
 def _end_all_in_child() -> None:
-    # Processes of `multiprocessing` call nothing of `atexit`.
+    # Only processes of `multiprocessing` need this, because they do not call `atexit`'s functions.
     if multiprocessing.parent_process() is not None:
         _end_all()
 
 
-# Functions of `atexit` are called after the interpreter has waited for threads, whose jobs run on.
+# Use `atexit`, because its functions are called after the interpreter has waited for the threads
+# that run jobs, so the releases of these jobs are sent, too.
 atexit.register(_end_all)
 threading._register_atexit(_end_all_in_child)  # type: ignore[attr-defined]  # it has no public name

@@ -1,49 +1,51 @@
-"""How long things may take that no option sets."""
+"""Waits and pauses that no option sets."""
 
 from __future__ import annotations
 
-import random
 from dataclasses import dataclass
+
+from apscheduler_tasklock._shutdown import PENDING_LIMIT
 
 
 @dataclass(frozen=True)
 class Timings:
-    """Waits and pauses of one replica, in seconds where nothing else is said. Can be pickled.
+    """Waits and pauses of one replica, in seconds unless stated otherwise. Can be pickled.
 
-    :ivar longest_answer: for which an answer is waited for at most, however long a claim is tried:
-        what got lost on its way is to be sent again soon
-    :ivar recovery_grace: for which the database has to be there, after an outage or a start, until
-        a holder that it did not hear of counts as dead, and one attempt more: enough for pending
-        releases, which are sent every second, even if one that got lost on its way is still being
-        waited for. In a large fleet it is longer; see :class:`Outage`
-    :ivar doubt_interval: from a doubt for the silent end of an idle connection to the next such
-        doubt, at least
+    :ivar linger: how long the database's thread waits without work before it ends. The next message
+        starts it again
+    :ivar longest_answer: limits the wait for one answer, however long a claim is tried, so that a
+        statement whose answer was lost is sent again soon
+    :ivar recovery_grace: the time after a start or an outage in which a holder whose lease has
+        ended does not count as dead. :class:`Outage` adds the limit of one attempt, and makes the
+        time longer in a large fleet. So pending releases arrive in this time: each is sent again a
+        second after a failure, and an attempt whose answer is lost fails at the limit
+    :ivar doubt_interval: the shortest time between two recovery graces that begin because an idle
+        connection was ended without a message
     :ivar renewals_per_lease: how often a claim is renewed during one lease, so that a renewal may
         fail and be tried again
-    :ivar release_timeout: for which the job's own worker waits for a release that fails. Then the
-        worker goes on, and the release is sent again
-    :ivar release_interval: after which a release that could not be sent is sent again; sooner if
-        somebody waits for it
-    :ivar rejected_interval: after which what the database rejects is tried again, as until somebody
-        gives a right back: a release, and the run history. All else is tried again with each look.
-    :ivar listen_again: after which the connection that listens for notifications is opened again if
-        it broke and nothing else has opened it; one that is rejected, ever later
-    :ivar closing_timeout: for which pending releases are sent at a shutdown while the database is
-        unavailable, as when a server restarts under a deployment. All attempts are over by then.
-    :ivar report_interval: from one sign of life of a replica to the next; one that misses one is
-        silent to operators
-    :ivar waiting_interval: from one log line that says which jobs a stop waits for to the next
-    :ivar refusal_age: for which it is believed that the window of a queued run time is taken. After
-        that it may have been opened again, while the application's own jobs kept the workers busy.
-    :ivar give_back_after: for which a hand-out of the job store waits for a worker. Then it is
-        given back, and left to others for as long.
-    :ivar call_timeout: for which a user's call of the job store, as ``add_job``, is tried
-    :ivar longest_turn: for which a look waits for the application's own code. Then the job is left
-        out of looks until that comes back
-    :ivar ended_kept: for which a job of the job store that has ended is kept: a user's call whose
-        answer was lost may be repeated, and is to find what it has done
+    :ivar release_timeout: limits the wait of ``hold`` for a release that fails. After this time
+        ``hold`` returns, and the release is still sent again
+    :ivar release_interval: the longest pause before a failed release is sent again; a shutdown
+        sends it at once
+    :ivar rejected_interval: the pause before a rejected release and the rejected run history are
+        tried again. Other rejected work is tried again with each look at the tasks' rows
+    :ivar listen_again: the pause before a connection is opened in place of a broken one that
+        listened, unless another request opens it sooner. The pause grows while the database rejects
+        the connection
+    :ivar closing_timeout: limits how long a shutdown sends pending releases while the database is
+        unavailable, for example because its server restarts during a deployment
+    :ivar report_interval: the time between two signs of life of a replica; operators see a replica
+        that misses a sign of life as silent
+    :ivar waiting_interval: the time between two log lines that say which jobs a stop waits for
+    :ivar call_timeout: limits how long a user's call of the job store, such as ``add_job``, is
+        tried
+    :ivar longest_turn: limits how long a look at the tasks' rows waits for a job's own code, such
+        as its trigger. After this time looks leave the job out until that code returns
+    :ivar ended_kept: how long the row of an ended job of the job store is kept. A call that is
+        repeated because its answer was lost can then see what its first attempt has done
     """
 
+    linger: float = 5.0
     longest_answer: float = 3.3
     recovery_grace: float = 2.5
     doubt_interval: float = 120.0
@@ -52,16 +54,9 @@ class Timings:
     release_interval: float = 1.0
     rejected_interval: float = 5.0
     listen_again: float = 2.0
-    closing_timeout: float = 3.0
+    closing_timeout: float = PENDING_LIMIT
     report_interval: float = 30.0
     waiting_interval: float = 10.0
-    refusal_age: float = 5.0
-    give_back_after: float = 5.0
     call_timeout: float = 2.0
     longest_turn: float = 10.0
     ended_kept: float = 10.0
-
-
-def jittered(seconds: float) -> float:
-    """Return a pause near this one: replicas must not all come back at the same moment."""
-    return seconds * random.uniform(0.8, 1.2)  # noqa: S311  # no secret

@@ -1,4 +1,4 @@
-"""Where the database is: URLs and engines that the task lock can use."""
+"""URLs and engines of databases, and whether the task lock can use them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from apscheduler_tasklock.errors import TaskLockOptionError
 
 DRIVER = "postgresql+psycopg"
 
-# Where there are no locks there need not be a PostgreSQL; nothing connects to this.
+# Stands in for a URL where the task lock is off or has no database. Nothing connects to it.
 UNUSED = URL.create("postgresql", host="unused.invalid", database="unused")
 
 
-# Other drivers' names of parameters that libpq has under names which are not nearly the same.
+# Other drivers' names of parameters, with libpq's names for them. Names that differ only in case
+# and separators are left out, because `_alike` finds them.
 _NAMES_ELSEWHERE = {"ssl": "sslmode", "timeout": "connect_timeout"}
 
 _SEVERAL_AT_SIGNS = (
@@ -28,9 +29,9 @@ _SEVERAL_AT_SIGNS = (
 
 
 def as_url(database: str | URL | Engine) -> URL:
-    """Return the URL of what an application gave as its database.
+    """Return the URL of a database that an application gave as a URL or an engine.
 
-    :raises TaskLockOptionError: not a PostgreSQL URL
+    :raises TaskLockOptionError: the database is not a PostgreSQL URL
     """
     return database.url if isinstance(database, Engine) else parse_url(database)
 
@@ -38,8 +39,8 @@ def as_url(database: str | URL | Engine) -> URL:
 def parse_url(database: str | URL) -> URL:
     """Return the URL with psycopg 3 as its driver.
 
-    :raises TaskLockOptionError: not a PostgreSQL URL, or one with a parameter that libpq does not
-        have. The message never repeats the URL, since it may hold a password.
+    :raises TaskLockOptionError: the database is not a PostgreSQL URL, or the URL has a parameter
+        that libpq does not have. The message never repeats the URL, which may have a password.
     """
     if not isinstance(database, (str, URL)):
         raise TaskLockOptionError(
@@ -62,19 +63,19 @@ def parse_url(database: str | URL) -> URL:
         raise TaskLockOptionError(_SEVERAL_AT_SIGNS)
     _check_parameters(url)
     password = url.query.get("password")
-    if isinstance(password, str):  # where its text would show it
+    if isinstance(password, str):  # because the text of a URL shows its query, but no password
         url = url.difference_update_query(["password"]).set(password=password)
     host = unquote(url.host or "")
     if host != (url.host or ""):
-        # libpq decodes it, such as the folder of a socket, %2Ftmp; SQLAlchemy does not. Only as a
-        # parameter it may have a slash.
+        # libpq decodes a host such as %2Ftmp, the folder of a socket; SQLAlchemy does not. The
+        # decoded host becomes a parameter, because only a parameter may have a slash.
         parameters = {"host": host, **url.query}
         url = url._replace(host=None).set(query=parameters)
     return url.set(drivername=DRIVER)
 
 
 def _check_parameters(url: URL) -> None:
-    """Reject parameters that libpq does not have, as in a URL that was written for asyncpg."""
+    """Reject parameters that libpq does not have, such as those of a URL written for asyncpg."""
     unknown = [name for name in url.query if name not in libpq_parameters()]
     if not unknown:
         return
@@ -102,7 +103,7 @@ def libpq_parameters() -> frozenset[str]:
 
 
 def describe(url: URL) -> str:
-    """Return the database's host, port and name, shown in logs and messages."""
+    """Return the database's host, port and name, for logs and messages."""
     host = url.host or url.query.get("host") or "the default host"
     host = host if isinstance(host, str) else ", ".join(host)
     port = f":{url.port}" if url.port else ""
@@ -112,7 +113,7 @@ def describe(url: URL) -> str:
 def check_engine(engine: Engine) -> None:
     """Make sure that the task lock can use an application's engine.
 
-    :raises TaskLockOptionError: it cannot; the message says what to give instead
+    :raises TaskLockOptionError: the engine cannot be used; the message says what to give instead
     """
     if engine.dialect.is_async:
         raise TaskLockOptionError(

@@ -1,1 +1,1 @@
-"""Who runs a window: claims, releases, renewals and the clock. Knows nothing of APScheduler."""
+"""Claims, renewals, releases and the clock. This package knows nothing of APScheduler."""

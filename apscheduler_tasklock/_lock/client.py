@@ -1,4 +1,4 @@
-"""The task locks of one replica: claimed, renewed, released, and never left behind."""
+"""The client of one replica's task locks: it claims, renews and releases them."""
 
 from __future__ import annotations
 
@@ -6,53 +6,58 @@ import asyncio
 import os
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from functools import partial
 from math import inf
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 from uuid import UUID
 
 from psycopg.errors import InsufficientPrivilege
 from sqlalchemy import Engine
 
 from apscheduler_tasklock._application import flush_application
-from apscheduler_tasklock._database.asked import Asked
+from apscheduler_tasklock._database.awaited_ticket import AwaitedTicket
 from apscheduler_tasklock._database.connection import attempt_limit, turn_limit
-from apscheduler_tasklock._database.deadline import (
-    SHUTDOWN_LIMIT,
-    Closing,
-    Deadline,
-)
-from apscheduler_tasklock._database.errors import NoThreadError
+from apscheduler_tasklock._database.deadline import Deadline
+from apscheduler_tasklock._database.outbox import MOST_TOGETHER
 from apscheduler_tasklock._database.rejections import (
     CLAIMS,
     REGISTRATIONS,
     RUN_HISTORY,
 )
 from apscheduler_tasklock._database.requests import Call, Outcome, Request
-from apscheduler_tasklock._database.side import MOST_TOGETHER
-from apscheduler_tasklock._database.steps import Statement, Steps, StepTicket, ask_here, go_on
+from apscheduler_tasklock._database.sequences import Statement, Steps, StepTicket, ask_here, go_on
+from apscheduler_tasklock._database.sqlstates import NoThreadError
 from apscheduler_tasklock._database.thread import Recurring
 from apscheduler_tasklock._database.url import as_url
-from apscheduler_tasklock._lock.claim import (
+from apscheduler_tasklock._lock.claim_attempts import (
+    AnyAttempt,
     AnyRequest,
+    BeyondLimitError,
     ClaimAttempt,
     ClaimContext,
     Decision,
-    HandOutAttempt,
     ManualAttempt,
+    StoredAttempt,
     TakeoverAttempt,
 )
-from apscheduler_tasklock._lock.commands import command_line
-from apscheduler_tasklock._lock.jobs import JobRows
-from apscheduler_tasklock._lock.lifetime import InProgress, off_the_loop
-from apscheduler_tasklock._lock.messages import (
-    NOT_BEGUN,
+from apscheduler_tasklock._lock.command_lines import command_line
+from apscheduler_tasklock._lock.job_rows import JobRows
+from apscheduler_tasklock._lock.limited_claims import (
+    Claimed,
+    LimitedAttempt,
+    LimitedClaims,
+    LimitedTicket,
+    LoneTicket,
+    NotNow,
+    Report,
+)
+from apscheduler_tasklock._lock.outcomes import NOT_BEGUN, RunOutcome, WindowAfter
+from apscheduler_tasklock._lock.protocol_messages import (
     ClaimRequest,
-    Ending,
-    HandOut,
+    JobMove,
     LockTimes,
     ManualRequest,
     Refusal,
@@ -60,19 +65,34 @@ from apscheduler_tasklock._lock.messages import (
     Registration,
     ReleaseAnswer,
     ReleaseRequest,
-    RunEnd,
     RunState,
     TakeoverRequest,
 )
-from apscheduler_tasklock._lock.releases import PendingRelease, Release, ReleaseTicket
-from apscheduler_tasklock._lock.replica import LockSettings, Replica, note_times, shared_replica
-from apscheduler_tasklock._lock.stand_in import current_standing
+from apscheduler_tasklock._lock.releases import LeaseEnd, Release, ReleaseTicket
+from apscheduler_tasklock._lock.replica import (
+    LockSettings,
+    ReleaseLimit,
+    Replica,
+    note_times,
+    shared_replica,
+)
+from apscheduler_tasklock._lock.test_doubles import LockProtocol, current_standing
+from apscheduler_tasklock._shutdown import (
+    CANCEL_LIMIT,
+    SHORTEST_CLOSING,
+    SHORTEST_FLUSH,
+    SHUTDOWN_LIMIT,
+    Closing,
+    InProgress,
+    Shutdown,
+    off_the_loop,
+)
 from apscheduler_tasklock._values import logger_of
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError, TaskLockSchemaError
 from apscheduler_tasklock.lock import HeldLock
 from apscheduler_tasklock.schema.check import (
     check_tables,
-    explain_refusal,
+    explain_missing_rights,
     find_problem,
 )
 from apscheduler_tasklock.schema.table import (
@@ -85,45 +105,46 @@ from apscheduler_tasklock.status import RunningRun
 logger = logger_of(__name__)
 
 Answer = TypeVar("Answer")
-AnyAttempt: TypeAlias = ClaimAttempt | TakeoverAttempt | ManualAttempt | HandOutAttempt
 
-# Seconds that pending releases have at a shutdown in any case, whatever else of it took long.
-SHORTEST_CLOSING = 0.7
 CLOSED = "these locks are closed"
-# Seconds for which extending a lock is tried.
+# The shortest time for which the hand-over of a run that never began is tried, in seconds.
+NEVER_BEGUN_TRIED = 300.0
+# Limits how long extending a lock is tried while the database is unavailable, in seconds.
 EXTEND_TIMEOUT = 2.0
 
 
 @dataclass(frozen=True)
 class Released:
-    """A claim that was ended.
+    """A released claim.
 
-    :ivar locked_until: database time until which its window is taken; ``None`` if the answer that
-        said so was lost
+    :ivar locked_until: the database time until which the claim's window is taken; ``None`` if the
+        answer with that time was lost
     """
 
     locked_until: datetime | None = None
 
 
 class LockClient:
-    """The task locks of one database, as one replica uses them. Safe to share between threads.
+    """The client of one replica's task locks in one database. Safe to share between threads.
 
-    It is ready when it is made, and is closed once. A forked child makes one of its own.
+    A client is ready when it is made, and is closed once. A forked child makes a client of its own.
 
     :raises TaskLockOptionError: the task lock cannot use the database
-    :param replica: what it shares with others of its scheduler; by default its own
-    :ivar replica: the same
-    :ivar clock: what is known of the database's clock
-    :ivar outage: what is known of its outages
-    :ivar rejections: what it rejects of this replica's work now
+    :param replica: the replica, which the executors and the job store of a scheduler share; by
+        default a new one
+    :ivar replica: the replica that the client uses
+    :ivar clock: the bound of the database's time
+    :ivar outage: whether the database is available, and its rows are believed
+    :ivar rejections: the work of this replica that the database rejects now
     :ivar jobs: the statements of the job store, for :meth:`ask`
-    :ivar claiming: counts the claims that are being made, and given back if nobody wants them
+    :ivar claiming: counts the claims under way, until they are concluded
+    :ivar release_limit: the time limit of releases that are begun now
     """
 
     def __init__(self, settings: LockSettings, replica: Replica | None = None) -> None:
         self.settings = settings
         self.replica_id = settings.replica_id
-        self._started_at: datetime | None = None  # as it was reported first
+        self._started_at: datetime | None = None  # as the first sign of life has returned it
         self.replica = replica or Replica(settings)
         self.table, self.where = self.replica.table, self.replica.where
         self._url = as_url(settings.database)
@@ -136,12 +157,12 @@ class LockClient:
         self._closing = Closing()
         self._released_at = 0.0
         self.claiming = InProgress()
-        self._give_up_at = inf  # when pending releases are given up, on the monotonic clock
+        self.release_limit = ReleaseLimit()
         self.outage = self.replica.outage
         self.rejections = self.replica.rejections
-        self._rights_at = 0.0  # when they are looked at, on the monotonic clock
+        self._rights_at = 0.0  # when the rights are checked next, on the monotonic clock
         self._protocol = self.replica.protocol(settings)
-        # The database's thread has it.
+        # Used in the database's thread only.
         self._heartbeat = self.replica.heartbeat
         self._database = self.replica.database
         self.jobs = JobRows(
@@ -155,15 +176,18 @@ class LockClient:
         self._context = ClaimContext(
             self._protocol, self.clock, self.outage, settings.claim_timeout
         )
-        self._running: dict[UUID, tuple[HeldLock, datetime]] = {}  # and since when
+        # The locks of this client's runs that go on, by claim id, each with the run's start.
+        self._running: dict[UUID, tuple[HeldLock, datetime]] = {}
         self._listens = False
         self.replica.join(self._closing)
 
     def for_child(self) -> LockClient:
-        """Return the same task locks in a forked child, with nothing of its parent's.
+        """Return a client for a forked child, which uses nothing of the parent's.
 
-        They keep these: closed or collected here, the connections would end in the parent. They are
-        another replica: several children of one parent may run schedulers.
+        The child's client keeps a reference to the parent's client. Otherwise the garbage collector
+        of the child would close the inherited connection, which would end the connection in the
+        parent, too. The child's client is another replica, because several children of one parent
+        may run schedulers.
         """
         replica_id = f"{self.settings.replica_id} child {os.getpid()}"
         child = LockClient(replace(self.settings, replica_id=replica_id))
@@ -176,29 +200,30 @@ class LockClient:
 
     @property
     def closed(self) -> bool:
-        """Whether nothing new is claimed any more."""
+        """Whether claiming is stopped."""
         return self._closing.stopped
 
     @property
     def waiting(self) -> int:
-        """How many requests wait for their turn on the connection."""
+        """How many tickets wait to be sent for the first time."""
         return self._database.waiting
 
     @property
     def is_live(self) -> bool:
-        """Whether the database's thread goes on, or is not needed now. Asks nobody."""
+        """Whether the database's thread is not stuck. Sends nothing."""
         return self._database.is_live
 
     @property
     def stable(self) -> bool:
-        """Whether the database has been there for long enough to believe that a holder died."""
+        """Whether the database is available, and the rows are believed."""
         return self.outage.stable
 
     def check(self, *, jobs: bool = False) -> None:
-        """Make sure that the tables are there, new enough, and permitted.
+        """Check that the tables exist, are new enough, and may be used.
 
-        :param jobs: whether that of the job store is needed, too
-        :raises TaskLockSchemaError: they are not; the message names all that is missing
+        :param jobs: whether to check the job store's table, too
+        :raises TaskLockSchemaError: a table or a right is missing, or a table is too old; the
+            message names all that is missing
         :raises TaskLockDatabaseError: the database is unavailable
         """
         if self.settings.stand_in is not None:
@@ -218,17 +243,17 @@ class LockClient:
         self._rights_at = time.monotonic() + self._timings.report_interval
 
     def look_at_rights(self) -> Steps[None]:
-        """Find out whether claims and the run history are still permitted.
+        """Check whether claims and the run history are still permitted.
 
-        Others find that out by what they do every few seconds. A task may run once a night.
-
-        It asks as often as a replica gives a sign of life; each time while something is rejected.
+        Claims alone would not show a missing right in time, because a task may be claimed once a
+        night. So the rights are checked as often as a replica sends a sign of life. While work is
+        rejected, the rights are checked at each look at the tasks' rows.
 
         :raises TaskLockDatabaseError: the database is unavailable
-        :raises TaskLockError: it rejects that
+        :raises TaskLockError: the database rejects the statement
         """
         rejections, now = self.rejections, time.monotonic()
-        is_urgent = rejections.suspected or rejections.told()
+        is_urgent = rejections.suspected or rejections.reported()
         if self.settings.stand_in is not None or not (is_urgent or now > self._rights_at):
             return
         rejections.suspected = False
@@ -256,15 +281,17 @@ class LockClient:
         self._rights_at = now + self._timings.report_interval
 
     def ask_for(self, seconds: float, statement: Callable[[Any], Answer]) -> Answer:
-        """Run a short statement, again if the database is unavailable, for so many seconds.
+        """Run a short statement. While the database is unavailable, try for some seconds.
 
-        :param statement: gets a psycopg cursor in autocommit mode; the server may have carried it
-            out although it is called again
+        :param seconds: limits the call; the last try begins after four fifths of it at the latest
+        :param statement: called with a psycopg cursor in autocommit mode. It may be called again
+            although the server has carried it out.
         :raises TaskLockDatabaseError: the database is unavailable
-        :raises TaskLockError: it rejects the statement; the message names the remedy
+        :raises TaskLockError: the database rejects the statement; the message names the remedy
         """
         deadline = Deadline(self._closing, time.monotonic() + seconds)
-        return self._ask(Call(statement), deadline, turn_within=seconds, tried_for=seconds)
+        # The last try needs time for its answer.
+        return self._ask(Call(statement), deadline, turn_within=seconds, tried_for=0.8 * seconds)
 
     def _ask(
         self,
@@ -282,18 +309,18 @@ class LockClient:
         )
 
     def listen(self, heard: Callable[[], object]) -> None:
-        """Listen for other replicas' changes of jobs, where the connection can.
+        """Listen for other replicas' changes of jobs, if the connection can listen.
 
-        :param heard: called in the database's thread when something was changed, or may have been
-            before this; must not wait
+        :param heard: called in the database's thread when a job was changed, or may have been; must
+            not wait
         """
         self._listens = True
         self._database.listen(self.jobs.channel, heard, self.rejections, self._timings)
 
     def attempt(self, request: AnyRequest) -> AnyAttempt:
-        """Return a claim that can be sent, and then :meth:`claim` be called with its outcome.
+        """Return an attempt at a claim, for :meth:`claim` and the other methods that send one.
 
-        :raises TaskLockError: these task locks are closed
+        :raises TaskLockError: the client is closed
         """
         if self.closed or self._pid != os.getpid():
             raise TaskLockError(f"task {request.task_name!r} is not claimed: {CLOSED}")
@@ -301,44 +328,33 @@ class LockClient:
             return TakeoverAttempt(request, self._context)
         if isinstance(request, ManualRequest):
             return ManualAttempt(request, self._context)
-        if request.hand_out is not None:
-            return HandOutAttempt(request, self._context)
+        if request.move is not None:
+            return StoredAttempt(request, self._context)
         return ClaimAttempt(request, self._context)
 
-    def claim(
-        self,
-        wanted: AnyRequest | AnyAttempt,
-        since: float | None = None,
-        known: Decision | None = None,
-    ) -> HeldLock | Refusal | None:
-        """Claim a task for one run time, or take a dead holder's run over.
+    def claim(self, wanted: AnyRequest | AnyAttempt) -> HeldLock | Refusal | None:
+        """Claim a task for one run time, take over a dead run, or claim a manual run.
 
-        It is tried again while the database is unavailable.
+        The claim is sent again while the database is unavailable.
 
-        :param wanted: a request, or the attempt that was made of one
-        :param since: when the claim was wanted, from :func:`time.monotonic`, if that was not now
-        :param known: what would become of it, if that is known already
-        :return: the held lock, which must be released; or why it was refused; or ``None`` if the
-            row of what was to be taken over is gone
+        :param wanted: a request, or an attempt
+        :return: the held lock, which must be released; or why the claim was refused; or ``None`` if
+            there is nothing to claim any more
         :raises TaskLockDatabaseError: the database stayed unavailable for ``claim_timeout``. A
-            claim that it may have granted all the same is ended in the background.
+            claim in doubt is released in the background.
         :raises TaskLockError: the database rejects the statement, and the message names the
-            remedy; or these task locks are closed
+            remedy; or the client is closed
         """
         if isinstance(wanted, (ClaimRequest, TakeoverRequest, ManualRequest)):
             wanted = self.attempt(wanted)
-        if known is not None:
-            return self._claimed(wanted.request, known)
-        return self._database.get(self._asked(wanted, since))
+        return self._database.get(self._asked(wanted))
 
-    def begin_claim(
-        self, wanted: AnyRequest, since: float | None = None
-    ) -> Asked[Decision, HeldLock | Refusal | None]:
-        """Begin a claim in a coroutine, which awaits its ``result``: see :meth:`claim`.
+    def begin_claim(self, wanted: AnyRequest) -> AwaitedTicket[Decision, HeldLock | Refusal | None]:
+        """Begin a claim in a coroutine, which awaits its ``result``; see :meth:`claim`.
 
-        What is granted to one that is cancelled is given back.
+        If the coroutine is cancelled, the claim is withdrawn.
         """
-        asked = self._asked(self.attempt(wanted), since, asyncio.get_running_loop())
+        asked = self._asked(self.attempt(wanted), asyncio.get_running_loop())
         self.claiming.begin()
         self._database.submit(asked)
         return asked
@@ -346,30 +362,25 @@ class LockClient:
     def _asked(
         self,
         attempt: AnyAttempt,
-        since: float | None,
         loop: asyncio.AbstractEventLoop | None = None,
-    ) -> Asked[Decision, HeldLock | Refusal | None]:
-        """Return a claim that can be sent.
+    ) -> AwaitedTicket[Decision, HeldLock | Refusal | None]:
+        """Return the ticket of a claim.
 
-        :param loop: on which a coroutine waits for it
+        :param loop: the event loop of the coroutine that waits for the claim; ``None``: a thread
+            waits
         """
         now = time.monotonic()
-        begun = now if since is None else since
-        reason = self.outage.reason
-        if reason is not None and now > begun + self._timeout:
-            raise TaskLockDatabaseError(self._gave_up(begun, reason))
-
-        asked = Asked(
+        asked = AwaitedTicket(
             attempt,
             Deadline(self._closing),
-            partial(self._conclude, attempt, begun)
+            partial(self._conclude, attempt, now)
             if loop is None
-            else partial(self._conclude_on, loop, attempt, begun),
+            else partial(self._conclude_on, loop, attempt, now),
             partial(self._hand_over, attempt.request),
             came=now,
             turn_until=now + self._turn_limit,
             answer_within=self._attempt,
-            tried_until=begun + self._timeout,
+            tried_until=now + self._timeout,
         )
         asked.follows_releases = True
         return asked
@@ -377,25 +388,25 @@ class LockClient:
     def _conclude(
         self, attempt: AnyAttempt, begun: float, outcome: Outcome[Decision]
     ) -> HeldLock | Refusal | None:
-        """Make what was claimed of a claim's outcome, in the database's thread."""
+        """Make the result of a claim from its outcome, in the database's thread."""
         self.outage.note_lease(attempt.request.lease)
         error = outcome.error
         if error is None:
             claimed = self._claimed(attempt.request, outcome.result())
             if self.closed and isinstance(claimed, HeldLock):
-                # Whoever waits for this may not be there any more.
+                # Claiming was stopped, so the waiter may have gone meanwhile.
                 self._hand_over(attempt.request, claimed)
                 raise TaskLockError(f"task {claimed.name!r} is not claimed: {CLOSED}")
             if not isinstance(claimed, HeldLock):
-                # It was refused when it was sent again. The first time it may have been held up on
-                # its way, and be granted yet, when nobody waits for it any more.
+                # Release a claim in doubt, because an earlier try of the claim may still be on its
+                # way, and be granted when nobody waits for the claim any more.
                 self._end_in_doubt(attempt)
             return claimed
         if isinstance(error, TaskLockSchemaError):
             self.rejections.suspect()
         self._end_in_doubt(attempt)
         if isinstance(error, TaskLockDatabaseError):
-            raise type(error)(self._gave_up(begun, str(error))) from error.__cause__
+            raise type(error)(self._timed_out(begun, str(error))) from error.__cause__
         raise error
 
     def _conclude_on(
@@ -405,7 +416,7 @@ class LockClient:
         begun: float,
         outcome: Outcome[Decision],
     ) -> HeldLock | Refusal | None:
-        """Do the same for a coroutine."""
+        """Make the result of a claim for a coroutine, in the database's thread."""
         try:
             claimed = self._conclude(attempt, begun, outcome)
             if isinstance(claimed, HeldLock):
@@ -414,53 +425,106 @@ class LockClient:
         finally:
             self.claiming.end()
 
+    def begin_claims(
+        self, attempts: Sequence[LimitedAttempt], most: int | None, report: Report
+    ) -> None:
+        """Begin to claim several tasks, of which a limited number is granted. Does not wait.
+
+        While the database is unavailable, the claims are sent again until one of them has been
+        wanted for longer than ``claim_timeout``. After that a claim without a usable answer fails,
+        and is released in the background if it is in doubt.
+
+        :param attempts: the claims in the order in which they are to be granted, each for another
+            task, and all of one kind. An attempt whose result is a :class:`NotNow` has to be passed
+            to this method again, or to :meth:`withdraw`.
+        :param most: limits how many claims are granted; ``None``: no limit
+        :param report: called in the database's thread with the result of each claim. It has to make
+            sure that granted locks are released.
+        """
+        wanted_at = min(self._want(attempt) for attempt in attempts)
+        self._begin(LimitedTicket, LimitedClaims(attempts, most), wanted_at, report)
+
+    def begin_lone_claim(self, attempt: AnyAttempt, report: Report) -> None:
+        """Begin one claim of any kind. Does not wait; see :meth:`begin_claims`."""
+        self._begin(LoneTicket, attempt, self._want(attempt), report)
+
+    @staticmethod
+    def _want(attempt: AnyAttempt) -> float:
+        """Return since when a claim has been wanted; since now, if it was not wanted before."""
+        if attempt.wanted_at is None:
+            attempt.wanted_at = time.monotonic()
+        return attempt.wanted_at
+
+    def _begin(
+        self,
+        kind: type[LimitedTicket] | type[LoneTicket],
+        claims: Any,
+        wanted_at: float,
+        report: Report,
+    ) -> None:
+        now = time.monotonic()
+        ticket = kind(
+            claims,
+            Deadline(self._closing),
+            self._conclude_queued,
+            report,
+            self.claiming.end,
+            came=now,
+            turn_until=now + self._turn_limit,
+            answer_within=self._attempt,
+            tried_until=wanted_at + self._timeout,
+        )
+        self.claiming.begin()
+        self._database.submit(ticket)
+
+    def _conclude_queued(self, attempt: AnyAttempt, outcome: Outcome[Decision]) -> Claimed:
+        """Make the result of a queue's claim from its outcome, in the database's thread."""
+        error, wanted_at = outcome.error, attempt.wanted_at
+        assert wanted_at is not None
+        if isinstance(error, BeyondLimitError):
+            attempt.wanted_at = None  # because no worker is free
+            return NotNow.BEYOND
+        is_tried = time.monotonic() < wanted_at + self._timeout and not self.closed
+        if isinstance(error, TaskLockDatabaseError) and is_tried:
+            return NotNow.LOCKED
+        try:
+            return self._conclude(attempt, wanted_at, outcome)
+        except TaskLockError as failed:
+            return failed
+
+    def withdraw(self, attempt: AnyAttempt) -> None:
+        """Withdraw a claim. If it is in doubt, it is released in the background."""
+        self._end_in_doubt(attempt)
+
     def _hand_over(self, request: AnyRequest, claimed: HeldLock | Refusal | None) -> None:
-        """Give back what was claimed, and nobody wants any more."""
+        """Release a granted claim that nobody waits for, so that another replica can claim."""
         if isinstance(claimed, HeldLock):
             is_hold = isinstance(request, ClaimRequest) and not request.runs
-            self.begin_release(claimed, RunEnd(Ending.OPEN if is_hold else Ending.HAND_OVER))
+            self.begin_release(
+                claimed, RunOutcome(WindowAfter.OPEN if is_hold else WindowAfter.HAND_OVER)
+            )
 
-    def _gave_up(self, since: float, reason: str) -> str:
+    def _timed_out(self, since: float, reason: str) -> str:
         return (
             f"the task lock database ({self.where}) could not be used for "
             f"{time.monotonic() - since:.1f} sec: {reason}"
         )
 
-    def find_taken(self, requests: Sequence[ClaimRequest]) -> dict[UUID, Decision]:
-        """Tell which claims would be refused, since their windows are taken, without sending them.
-
-        A window that is taken stays so, unless its run fails, or somebody opens it again.
-
-        :return: what would become of them, by their ids; of at most so many as travel together. One
-            that is missing may be granted, or not.
-        :raises TaskLockDatabaseError: the database is unavailable
-        :raises TaskLockError: it rejects the statement
-        """
-        attempts = [ClaimAttempt(request, self._context) for request in requests[:MOST_TOGETHER]]
-
-        def find(cursor: Any) -> dict[UUID, Decision]:
-            # Else it could be refused on account of this replica's own last run.
-            releasing = self._database.releasing
-            wanted = [each for each in attempts if each.task_name not in releasing]
-            return ClaimAttempt.find_taken(cursor, wanted) if wanted else {}
-
-        # The claims of those who wait for this would only come later, if it has no turn for long.
-        return self._ask(Call(find), Deadline(self._closing), turn_within=self._attempt)
-
     def _end_in_doubt(self, attempt: AnyAttempt) -> None:
-        """See to it that a claim that was sent and not answered is ended."""
+        """Release a claim in doubt, in the background."""
         request = attempt.request
         if not attempt.in_doubt:
             return
         if isinstance(request, TakeoverRequest):
-            ending, seconds = Ending.HAND_OVER, self._timeout * 10
+            window, seconds = WindowAfter.HAND_OVER, self._timeout * 10
         elif isinstance(request, ManualRequest):
-            ending, seconds = Ending.KEEP, request.max_lock
+            window, seconds = WindowAfter.KEEP, request.max_lock
         else:
-            ending, seconds = request.ending_in_doubt, request.max_lock
-        in_doubt = ReleaseRequest(request.task_name, request.claim_id, RunEnd(ending))
+            window, seconds = request.window_in_doubt, request.max_lock
+        in_doubt = ReleaseRequest(request.task_name, request.claim_id, RunOutcome(window))
         now = time.monotonic()
-        # No claim is granted later than its `not_after`, and an answer takes no longer than this.
+        # Send the release again until no earlier try of the claim can be granted any more: until
+        # the claim's `not_after` and the longest wait for an answer have passed.
         granted_until = now + self._timeout + self._attempt
         self._database.submit(self._ticket_of(in_doubt, now + seconds, stays_until=granted_until))
 
@@ -470,7 +534,7 @@ class LockClient:
             return None if answer is None else Refusal.of(answer)
         run_time, dead_holder = None, None
         if isinstance(request, TakeoverRequest):
-            if not answer.manual:  # which has none but the time at which it begins
+            if not answer.manual:  # a manual run has no run time
                 run_time = datetime.now(timezone.utc) - (answer.database_time - answer.window_start)
             dead_holder = request.dead_holder
         elif isinstance(request, ClaimRequest):
@@ -486,10 +550,11 @@ class LockClient:
             ends_at=sent + (answer.run_until - answer.database_time).total_seconds(),
             lease=request.lease,
             dead_holder=dead_holder,
-            extender=self._extend,
+            extender=self.extend,
         )
         if held.lease is not None and not self._database.has_thread:
-            # Threads are limited, and the lease could not be renewed.
+            # No thread could be started, because threads are limited, so nothing would renew the
+            # lease.
             self._hand_over(request, held)
             raise NoThreadError(
                 f"task {held.name!r} is not claimed: no thread can be started that would renew "
@@ -500,27 +565,26 @@ class LockClient:
         return held
 
     def what_runs(self) -> list[RunningRun]:
-        """Return what runs here under a lock, or went on when that was lost."""
+        """Return this client's runs that go on, also the runs whose locks are lost."""
         return [
             RunningRun(held.name, held.token, self.replica_id, since, lost=held.lost)
             for held, since in list(self._running.values())
         ]
 
-    def release(self, held: HeldLock, end: RunEnd = NOT_BEGUN) -> Released | None:
-        """End a claim, now or in the background.
+    def release(self, held: HeldLock, end: RunOutcome = NOT_BEGUN) -> Released | None:
+        """Release a claim, and wait for the answer.
 
         :param held: the lock to release
-        :param end: how its run ended
-        :return: until when its window is taken, or ``None`` if the claim had expired and was
-            somebody else's
+        :param end: the outcome of the run
+        :return: until when the window is taken; ``None`` if another claim stands in the row
         :raises TaskLockDatabaseError: the database is unavailable. The release is pending: it is
-            sent again in the background until the claim's end.
-        :raises TaskLockError: the database rejects the statement. The release is pending as well.
+            sent again in the background until the end of the maximum lock.
+        :raises TaskLockError: the database rejects the statement. The release is pending, too.
         """
         return self.released(held, self.begin_release(held, end))
 
-    def begin_release(self, held: HeldLock, end: RunEnd = NOT_BEGUN) -> ReleaseTicket:
-        """Begin to end a claim, and do not wait; see :meth:`released`. Never waits for a lock."""
+    def begin_release(self, held: HeldLock, end: RunOutcome = NOT_BEGUN) -> ReleaseTicket:
+        """Begin the release of a claim; see :meth:`released`. Never waits, not even for a lock."""
         ticket = self._release_ticket(held, end)
         self._database.submit(ticket)
         return ticket
@@ -528,34 +592,47 @@ class LockClient:
     def released(
         self, held: HeldLock, ticket: ReleaseTicket, seconds: float | None = None
     ) -> Released | None:
-        """Wait for what becomes of a release that was begun; see :meth:`release`.
+        """Wait for the answer of a release that was begun; see :meth:`release`.
 
-        :param seconds: for how long at most; ``None``: without a limit of its own
+        :param seconds: limits the wait; ``None``: no limit
         """
         return self._made_of(held, ticket, self._database.result(ticket, seconds))
 
     async def released_async(self, held: HeldLock, ticket: ReleaseTicket) -> Released | None:
-        """Do the same in a coroutine. The release goes on when that is cancelled."""
+        """Do the same as :meth:`released` in a coroutine.
+
+        If the coroutine is cancelled, the release is still sent.
+        """
         return self._made_of(held, ticket, await ticket.result())
 
     def _made_of(
         self, held: HeldLock, ticket: ReleaseTicket, answer: ReleaseAnswer | None
     ) -> Released | None:
         if answer is None and ticket.release.in_doubt and held.lease_left > 0:
-            # It stood when it was released; somebody has claimed the task since then.
+            # An earlier try has released the claim, and another claim was granted since then.
             return Released()
         return None if answer is None else Released(answer.locked_until)
 
-    def _release_ticket(self, held: HeldLock, end: RunEnd) -> ReleaseTicket:
+    def _release_ticket(
+        self,
+        held: HeldLock,
+        end: RunOutcome,
+        make: Callable[[LockProtocol, ReleaseRequest], Release] = Release,
+    ) -> ReleaseTicket:
         self._released_at = time.monotonic()
         self._running.pop(held.claim_id, None)
         held.end()
-        # Also beyond the end of a lease: until somebody takes the run over, the row can be told its
-        # end.
+        # The release is tried until the maximum lock ends, also when the lease has ended, because
+        # the release still finishes the run unless another replica has taken the run over. The
+        # hand-over of a run that never began is tried for longer, because the maximum lock counts
+        # anew from it.
+        never_began = end.window is WindowAfter.HAND_OVER and not end.outcome
+        seconds = max(held.seconds_left, NEVER_BEGUN_TRIED if never_began else 0.0)
         return self._ticket_of(
             _release_of(held, end),
-            time.monotonic() + held.seconds_left,
+            time.monotonic() + seconds,
             partial(self._heartbeat.remove, held),
+            make=make,
         )
 
     def _ticket_of(
@@ -564,13 +641,19 @@ class LockClient:
         until: float,
         on_taken: Callable[[], object] = lambda: None,
         stays_until: float = -inf,
+        make: Callable[[LockProtocol, ReleaseRequest], Release] = Release,
     ) -> ReleaseTicket:
+        own, of_replica = self.release_limit, self.replica.release_limit
+
+        def over_at() -> float:
+            return min(own.over_at, of_replica.over_at)
+
         return ReleaseTicket(
-            Release(self._protocol, request),
-            Deadline(None, lambda: self._give_up_at),
+            make(self._protocol, request),
+            Deadline(None, over_at),
             until,
             self._timings,
-            lambda: self._give_up_at < inf,
+            lambda: over_at() < inf,
             self._suspecting,
             on_taken,
             stays_until=stays_until,
@@ -583,26 +666,19 @@ class LockClient:
         return outcome.result()
 
     def abandon(self, held: HeldLock) -> None:
-        """Renew a claim no more, and never release it, as if its process were killed."""
+        """Stop renewing a claim, and never release it, as if its process were killed."""
         self._database.call(lambda: self._heartbeat.remove(held))
         self._running.pop(held.claim_id, None)
         held.end()
 
     def believe(self) -> None:
-        """Believe that holders died whose leases have ended, unless an outage is known here.
-
-        A worker process is as sure as its parent, which has seen the database for longer.
-        """
+        """Believe the rows at once after a start, unless there was an outage; see ``ReadTimes``."""
         self.outage.believe()
 
-    def doubt(self) -> None:
-        """Believe no such thing for a while: the parent process has seen an outage."""
-        self.outage.doubt()
-
     def reading(self, task_names: Sequence[str], always: Sequence[str] = ()) -> Statement:
-        """Return what asks which of these tasks call for something, and for their rows.
+        """Return a statement that reads the rows of tasks that need an action, such as a takeover.
 
-        :param always: tasks whose last run is returned whatever its state
+        :param always: the tasks whose rows are read in any case
         """
 
         def read(cursor: Any) -> list[RunState]:
@@ -614,10 +690,10 @@ class LockClient:
         return read
 
     def register(self, tasks: Sequence[Registration]) -> Steps[list[Registered]]:
-        """Tell of the tasks that this replica has, and how they are scheduled.
+        """Register the tasks of this replica and their schedules.
 
-        :return: what became of each. One that the database rejects is to be told again; one whose
-            name it cannot store is missing.
+        :return: an answer for each task. A task that the database rejects is to be registered
+            again. A task whose name cannot be stored has no answer.
         :raises TaskLockDatabaseError: the database is unavailable
         """
         registered, rejected = yield from self._register(tasks)
@@ -630,7 +706,7 @@ class LockClient:
     def _register(
         self, tasks: Sequence[Registration]
     ) -> Steps[tuple[list[Registered], TaskLockError | None]]:
-        """Do so; return what became of each, and why the last was rejected that was."""
+        """Register the tasks; return an answer for each, and the last rejection."""
         registered: list[Registered] = []
         rejected: TaskLockError | None = None
         for begin in range(0, len(tasks), MOST_TOGETHER):
@@ -643,7 +719,7 @@ class LockClient:
                 if isinstance(error, TaskLockSchemaError):
                     rejected = error
                     registered += [Registered(task.task_name, again=True) for task in some]
-                elif len(some) > 1:  # one task's mistake is its own
+                elif len(some) > 1:  # alone, so that one task's mistake does not affect the others
                     for task in some:
                         one, why = yield from self._register([task])
                         registered, rejected = registered + one, why or rejected
@@ -659,7 +735,7 @@ class LockClient:
         rejected: Sequence[str] = (),
         running: Sequence[RunningRun] = (),
     ) -> Statement:
-        """Return what tells that this replica is alive, its tasks, what is rejected and runs."""
+        """Return a statement that reports this replica as alive, with its tasks and runs."""
 
         def report(cursor: Any) -> None:
             started_at, self.outage.live_replicas = self._protocol.report_replica(
@@ -677,50 +753,44 @@ class LockClient:
         return report
 
     def retiring(self, successor_of: Sequence[str], dropped: Sequence[str]) -> Statement:
-        """Return what lets nobody wait any more for tasks that no replica has.
+        """Return a statement that retires removed tasks, so that they are not overdue.
 
-        :param successor_of: the tasks that it has, once it has had the time to get all of its jobs:
-            what a replica before it had, and it has not, was removed then
-        :param dropped: the tasks that it had, and that were removed here
+        :param successor_of: this replica's tasks; none while this replica may not have all of its
+            jobs yet. A stopped replica's task that is not among these tasks was removed.
+        :param dropped: the tasks whose jobs were removed on this replica
         """
         return partial(self._protocol.retire, successor_of=successor_of, dropped=dropped)
 
-    def stop_replica(self, running: Sequence[RunningRun] = ()) -> None:
-        """Say that this replica stops, so that nobody counts on it, and what it still runs.
+    def stop_replica(self, running: Sequence[RunningRun] = (), until: float = inf) -> None:
+        """Report that this replica stops, and which of its runs still go on.
 
+        :param until: limits the wait, on the monotonic clock
         :raises TaskLockDatabaseError: the database is unavailable
-        :raises TaskLockError: it rejects that
+        :raises TaskLockError: the database rejects the statement
         """
-        self.ask(partial(self._protocol.stop_replica, running=running))
+        self.ask(partial(self._protocol.stop_replica, running=running), until)
 
     def removing_replicas(self, age: float) -> Statement:
-        """Return what deletes the replicas that were last seen so many seconds ago."""
+        """Return a statement that deletes replicas without a sign of life for so many seconds."""
         return partial(self._protocol.remove_replicas, age=age)
 
     def shortening_history(self, task_names: Sequence[str]) -> Statement:
-        """Return what deletes what is left of tasks' history from when it was longer than now."""
+        """Return a statement that deletes the entries beyond the length of tasks' histories."""
         return partial(self._protocol.shorten_history, task_names=task_names)
 
-    def settle_missed(self, hand_out: HandOut, task_name: str) -> bool:
-        """Move a job on whose run time was missed; tell whether it was still handed out.
+    def begin_move_on(self, moves: Mapping[JobMove, str]) -> AwaitedTicket[set[str], set[str]]:
+        """Begin to move stored jobs on, because run times were missed. Does not wait.
 
-        :raises TaskLockDatabaseError: the database is unavailable
-        :raises TaskLockError: it rejects that
+        :param moves: as in :meth:`JobRows.move_on`
         """
-        return self.ask(partial(self.jobs.settle_missed, hand_out=hand_out, task_name=task_name))
-
-    async def settle_missed_async(self, hand_out: HandOut, task_name: str) -> bool:
-        """Do the same in a coroutine."""
-        asked = self._asked_once(
-            partial(self.jobs.settle_missed, hand_out=hand_out, task_name=task_name)
-        )
+        asked = self._asked_once(partial(self.jobs.move_on, moves=moves))
         self._database.submit(asked)
-        return await asked.result()
+        return asked
 
-    def _asked_once(self, statement: Callable[[Any], Answer]) -> Asked[Answer, Answer]:
-        """Return a statement that is sent once, if its turn comes in time."""
+    def _asked_once(self, statement: Callable[[Any], Answer]) -> AwaitedTicket[Answer, Answer]:
+        """Return the ticket of a statement that is sent once."""
         now = time.monotonic()
-        return Asked(
+        return AwaitedTicket(
             Call(statement),
             Deadline(self._closing),
             Outcome.result,
@@ -729,136 +799,130 @@ class LockClient:
             answer_within=self._attempt,
         )
 
-    def give_back(self, hand_out: HandOut) -> None:
-        """End a hand-out whose task is running; its run time is handed out again after that.
-
-        Does not wait for that.
-        """
-        give_back = partial(self.jobs.give_back, handed_ids=[hand_out.handed_id], waits=True)
-        self._database.submit(self._asked_once(give_back))
-
     def giving_up(self, dead: RunState) -> Statement:
-        """Return what finishes a dead run that is not to be run again, and tells whether it has."""
+        """Return a statement that gives up a dead run, and returns whether it has."""
         return lambda cursor: self._protocol.give_up(cursor, dead.task_name, dead.claim_id)
 
-    def end_lease(self, task_name: str, claim_id: UUID, holders: Sequence[str]) -> bool:
-        """End the lease of a claim whose holder, one of these, is known to be dead.
+    def begin_lease_end(self, held: HeldLock) -> ReleaseTicket:
+        """Begin to end the lease of a claim whose run is known to be dead. Does not wait.
 
-        :return: whether there was such a claim
-        :raises TaskLockDatabaseError: the database is unavailable
-        :raises TaskLockError: it rejects that
+        If the task has failover, another replica can then take the run over.
         """
-        ended = self.ask(
-            lambda cursor: self._protocol.end_lease(cursor, task_name, claim_id, holders)
-        )
-        return ended is not None
+        ticket = self._release_ticket(held, NOT_BEGUN, partial(LeaseEnd, holder=self.replica_id))
+        self._database.submit(ticket)
+        return ticket
 
     def pruning(self, age: float) -> Statement:
-        """Return what deletes rows of one-off jobs that were over so many seconds ago.
+        """Return a statement that deletes the rows of one-off jobs that ended so long ago.
 
-        It returns how many it has deleted.
+        The statement returns how many rows it has deleted.
+
+        :param age: the least seconds since a job's end
         """
         return partial(self._protocol.prune, age=age)
 
-    def take_pending(self) -> list[PendingRelease]:
-        """Return the releases that could not be sent, for another process to send them."""
-        taken = self._database.take_releases()
-        return [ticket.pending for ticket in taken if isinstance(ticket, ReleaseTicket)]
-
-    def adopt_pending(self, releases: Sequence[PendingRelease]) -> None:
-        """Send releases that another process could not send."""
-        for release in releases:
-            self._database.submit(self._ticket_of(release.request, release.until))
-
     def command_line(self, command: str, *options: str, task: str) -> str:
-        """Return the command line by which an operator does something to a task."""
+        """Return the command line of an operator's command for a task."""
         schema, table = self.table.schema, self.table.name
         return command_line(command, *options, task=task, schema=schema, table=table)
 
     def wait(self, seconds: float) -> bool:
-        """Wait for so long, or until these task locks are closed; tell whether they are."""
+        """Wait for so many seconds, or until claiming is stopped; return whether it is stopped."""
         return self._closing.wait(seconds)
 
     def stop_claiming(self) -> None:
-        """End what claims under way wait for. Releases still go through.
-
-        From now on each attempt at a claim ends within 1.5 seconds.
-        """
+        """Stop claiming. Each claim under way ends within 1.5 seconds. Releases are still sent."""
         self._closing.stop()
         self.replica.note_stopped()
         self._database.wake()
 
-    def stop_claiming_in_a_signal_handler(self) -> None:
-        """Do the same where the interrupted code may hold any lock."""
-        self._closing.stop_in_a_signal_handler()
-        self.replica.note_stopped(Closing.stop_in_a_signal_handler)
+    def close(self, *, blocking: bool = False, shutdown: Shutdown | None = None) -> None:
+        """Stop claiming, send the pending releases, and close the connection.
 
-    def close(self, *, blocking: bool = False, until: float = inf) -> None:
-        """Claim nothing more, send pending releases, and close idle connections.
+        While the database is unavailable, the releases are tried for 3 seconds. A lock that is
+        still held after this call can be released, on a new connection that is closed after the
+        release.
 
-        While the database is unavailable, these are tried for 3 seconds. On an event loop a thread
-        does that, which the process waits for when it ends, unless ``blocking``. What is held can
-        still be released, on a connection that is closed after it.
-
-        :param until: when they are not tried any more in any case, on the monotonic clock
+        :param blocking: whether this thread waits for the releases even if an event loop runs in
+            it. Otherwise a new thread waits in place of an event loop's thread, and the process
+            waits for the new thread before it ends.
+        :param shutdown: the scheduler's shutdown, after whose end releases are not tried any more.
+            If executors or job stores that share the connection are shut down after this client,
+            the last of them waits for all releases.
         """
         self._closing.stop()
         self.replica.note_stopped()
         now = time.monotonic()
-        # From the stop on, or from when the last job ended that was waited for.
-        limit = self._closing.over_at(self._released_at, SHUTDOWN_LIMIT)
-        latest = min(now + self._timings.closing_timeout, until, limit)
-        close = partial(self._close, max(now + SHORTEST_CLOSING, latest))
+        if shutdown is not None:
+            limit = shutdown.over_at
+        else:  # the limit counts from the stop, or from the last release after the stop
+            limit = self._closing.over_at(self._released_at, SHUTDOWN_LIMIT)
+        latest = min(now + self._timings.closing_timeout, limit)
+        waits = shutdown is None or not shutdown.has_others
+        close = partial(self._close, max(now + SHORTEST_CLOSING, latest), waits=waits)
         if blocking:
             close()
         else:
             off_the_loop(close)
 
-    def _close(self, give_up_at: float) -> None:
-        self._give_up_at = min(self._give_up_at, give_up_at)
+    def _close(self, abandon_at: float, *, waits: bool) -> None:
+        own = frozenset(self._running)
+        self._database.call(lambda: self._heartbeat.close(own))
+        is_last = self.replica.leave(self._closing)
+        if not (waits or is_last) and self.replica.closing.stopped:
+            return  # because the last user of the connection waits for all releases
+        owner = self.replica if is_last else self
+        limit = owner.release_limit
+        limit.over_at = min(limit.over_at, abandon_at)
         try:
-            own = frozenset(self._running)
-            self._database.call(lambda: self._heartbeat.close(own))
             self._database.hurry_releases()
-            if self.replica.closing.stopped:
-                self._database.close(give_up_at)
+            if is_last:
+                self._database.close(abandon_at)
             else:
-                self._leave(give_up_at)
-            flush_application(give_up_at)
+                self._leave(abandon_at)
+            flush_application(max(abandon_at, time.monotonic() + SHORTEST_FLUSH))
         finally:
-            self._give_up_at = inf
+            # Releases that begin after this get a new limit. Earlier releases keep the limit that
+            # has passed, because the thread may not have dropped them yet.
+            if owner.release_limit is limit:
+                owner.release_limit = ReleaseLimit()
 
-    def _leave(self, give_up_at: float) -> None:
-        """Let the others who use the connection go on with it."""
+    def _leave(self, abandon_at: float) -> None:
+        """Wait for this client's releases. The other users of the connection go on with it."""
         if self._listens:
             self._database.stop_listening()
-        self._database.wait_for_releases(self._protocol, give_up_at)
+        self._database.wait_for_releases(self._protocol, abandon_at)
 
-    def ask(self, statement: Callable[[Any], Answer]) -> Answer:
-        """Run a short statement on this replica's connection, when it is its turn.
+    def ask(self, statement: Callable[[Any], Answer], until: float = inf) -> Answer:
+        """Run a short statement on this replica's connection, and wait for its result.
 
-        :param statement: gets a psycopg cursor in autocommit mode
-        :return: what it returns
+        :param statement: called with a psycopg cursor in autocommit mode
+        :param until: limits the wait, on the monotonic clock
+        :return: the statement's result
         :raises TaskLockDatabaseError: the database is unavailable
-        :raises TaskLockError: it rejects the statement; the message names the remedy
+        :raises TaskLockError: the database rejects the statement; the message names the remedy
         """
-        return self._ask(Call(self._explaining(statement)), Deadline(self._closing))
+        if time.monotonic() > until - CANCEL_LIMIT:
+            raise TaskLockDatabaseError("no time was left to send the statement")
+        return self._ask(Call(self._explaining(statement)), Deadline(self._closing, until))
 
     def _explaining(self, statement: Callable[[Any], Answer]) -> Callable[[Any], Answer]:
-        """Return a statement that says which rights are missing, if some are."""
+        """Return the statement in a form whose errors name the missing rights."""
 
         def run(cursor: Any) -> Answer:
             try:
                 return statement(cursor)
             except InsufficientPrivilege as error:
-                raise explain_refusal(cursor, error, self.table, self._url.username) from error
+                raise explain_missing_rights(
+                    cursor, error, self.table, self._url.username
+                ) from error
 
         return run
 
     def ask_all(self, steps: Steps[Answer]) -> Answer:
-        """Ask several statements, one after the other, and wait for each.
+        """Send a sequence's statements one after the other, and wait for each.
 
-        :raises TaskLockError: why one of them was not answered
+        :raises TaskLockError: a statement failed
         """
         return ask_here(steps, self.ask)
 
@@ -868,11 +932,12 @@ class LockClient:
         call: Callable[[Callable[[], object]], object],
         done: Callable[[], object],
     ) -> None:
-        """Ask several statements, one after the other, and wait for none.
+        """Send a sequence's statements one after the other. Does not wait.
 
-        :param call: calls what comes between two of them, or before the first, or lets it be called
-            elsewhere. Must not wait in the database's thread.
-        :param done: called at the end, where the rest was
+        :param call: called with a function that runs the sequence's code up to its next statement.
+            ``call`` has to call that function, in this thread or in another one. The database's
+            thread makes most of the calls of ``call``, so in that thread ``call`` must not wait.
+        :param done: called at the end, in the thread that has run the sequence's last code
         """
 
         def proceed(outcome: Outcome[Any] | None) -> None:
@@ -899,11 +964,11 @@ class LockClient:
         call(partial(proceed, None))
 
     def add_recurring(self, recurring: Recurring) -> None:
-        """Do something in the database's thread whenever it is due, until it is over."""
+        """Let the database's thread begin recurring work whenever the work is due."""
         self._database.add_recurring(recurring)
 
     def call(self, function: Callable[[], object]) -> None:
-        """Call a function in the database's thread. It must not wait."""
+        """Call a function in the database's thread. The function must not wait."""
         self._database.call(function)
 
     def _learn(self, sent: float, database_time: datetime) -> None:
@@ -911,7 +976,12 @@ class LockClient:
         now = time.monotonic()
         self.clock.learn(sent=sent, answered=now, database_time=database_time, bound=bound)
 
-    def _extend(self, held: HeldLock, by: float) -> bool:
+    def extend(self, held: HeldLock, by: float) -> bool:
+        """Move the end of a maximum lock by so many seconds; return whether the claim stood.
+
+        :raises TaskLockDatabaseError: the database is unavailable
+        :raises TaskLockError: the database rejects the statement
+        """
         sent = 0.0
 
         def extend(cursor: Any) -> LockTimes | None:
@@ -919,7 +989,8 @@ class LockClient:
             sent = time.monotonic()
             return self._protocol.extend(cursor, held.name, held.claim_id, by, held.lease)
 
-        # What goes on after a shutdown has begun has the time that it always has.
+        # The deadline does not depend on `Closing`, because a job that goes on after claiming was
+        # stopped has its usual time to extend the lock.
         deadline = Deadline(None, time.monotonic() + 2 * self._timeout)
         times = self._ask(
             Call(extend), deadline, turn_within=self._timeout, tried_for=EXTEND_TIMEOUT
@@ -929,14 +1000,14 @@ class LockClient:
         return times is not None
 
     def renew_now(self, held: HeldLock) -> bool:
-        """Renew a claim at once; tell whether it stands. ``False`` too if that is not known."""
+        """Renew a claim at once; return whether the claim stands; ``False`` if that is unknown."""
         try:
             return self._database.get(self._renewal_of(held))
         except TaskLockError as error:
             return _not_renewed(held, error)
 
     async def renew_now_async(self, held: HeldLock) -> bool:
-        """Do the same in a coroutine."""
+        """Do the same as :meth:`renew_now` in a coroutine."""
         asked = self._renewal_of(held)
         self._database.submit(asked)
         try:
@@ -944,7 +1015,7 @@ class LockClient:
         except TaskLockError as error:
             return _not_renewed(held, error)
 
-    def _renewal_of(self, held: HeldLock) -> Asked[bool, bool]:
+    def _renewal_of(self, held: HeldLock) -> AwaitedTicket[bool, bool]:
         return self._asked_once(
             lambda cursor: bool(self.replica.renew(cursor, [held], frozenset()).get(held.claim_id))
         )
@@ -955,12 +1026,14 @@ def _not_renewed(held: HeldLock, error: TaskLockError) -> bool:
     return False
 
 
-def _release_of(held: HeldLock, end: RunEnd) -> ReleaseRequest:
-    return ReleaseRequest(held.name, held.claim_id, end, held.token)
+def _release_of(held: HeldLock, end: RunOutcome) -> ReleaseRequest:
+    # A release may arrive long after the run's end. What came due in between did not come while the
+    # run went on.
+    return ReleaseRequest(held.name, held.claim_id, end, held.token, held.database_time())
 
 
 def client_now(client: LockClient) -> LockClient:
-    """Return what claims for a client now: itself, or in a test the client of a stand-in."""
+    """Return the client to claim with now: this one, or in a test the client of a stand-in."""
     standing, settings = current_standing(), client.settings
     if standing is None or settings.stand_in is not None:
         return client
@@ -970,19 +1043,21 @@ def client_now(client: LockClient) -> LockClient:
 
 
 def is_made_for_now(client: LockClient) -> bool:
-    """Tell whether a client asks what stands in for the database now, or the database."""
+    """Return whether a client uses the stand-in that is set, or the database if none is set."""
     standing = current_standing()
     return client.settings.stand_in is (None if standing is None else standing.stand_in)
 
 
 def client_at_start(client: LockClient, scheduler: Any) -> LockClient:
-    """Return the client with which a user of a scheduler starts, itself if it can be used.
+    """Return the client with which an executor or job store starts: the given or a new client.
 
-    It asks what stands in for the database now, or the database, and then on the connection that
-    others of the scheduler have, if they name the same place.
+    The returned client uses the stand-in that is set now, or the database if no stand-in is set. It
+    shares the replica of the scheduler's other executors and job store, if they use the same
+    database and table.
 
-    :param scheduler: ``None`` for a user that asks no database
-    :raises TaskLockOptionError: they connect to it in another way
+    :param scheduler: the scheduler; ``None`` for an executor that uses no database
+    :raises TaskLockOptionError: another executor or job store of the scheduler connects to the same
+        database in another way
     """
     is_usable = not client.closed and is_made_for_now(client)
     standing = current_standing()
@@ -994,5 +1069,5 @@ def client_at_start(client: LockClient, scheduler: Any) -> LockClient:
     if is_usable and client.replica is shared:
         return client
     if is_usable:
-        client.close(blocking=True)  # it may have been used before the start
+        client.close(blocking=True)  # because it may have opened a connection before the start
     return LockClient(settings, shared)

@@ -1,4 +1,8 @@
-"""Forked children: each replaces what it inherits of locks, threads and connections."""
+"""Forked children: each child replaces the locks, threads and connections that it inherits.
+
+An executor, a job store, a ``TaskLocks``, Flask's extension and a test's stand-in replace their
+replica, with its connection and its database's thread. A held lock stays with the parent.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +12,10 @@ from weakref import WeakSet
 
 
 class Inherited(Protocol):
-    """Something of which a forked child must not use its parent's state."""
+    """An object whose inherited state a forked child must not use."""
 
     def replace_in_child(self) -> None:
-        """Make anew what was inherited. Called in a forked child, before anything else."""
+        """Replace the inherited state. Called in a forked child, before all other code."""
 
 
 _inherited: WeakSet[Inherited] = WeakSet()
@@ -20,9 +24,9 @@ _inherited: WeakSet[Inherited] = WeakSet()
 def replace_in_each_child(inherited: Inherited) -> None:
     """Let ``replace_in_child`` be called in each child that is forked from now on.
 
-    At the fork, and not when the child first uses the object: a lock may be held at that moment by
-    a thread that the child does not have, and would never be released; and two threads of the child
-    that found at the same time that they are in a child would both replace it.
+    The method is called at the fork, and not at the child's first use of the object, for two
+    reasons. First, a thread that the child does not have may own one of the object's locks, which
+    would never be released. Second, two threads of the child could both replace the state.
     """
     _inherited.add(inherited)
 

@@ -1,4 +1,4 @@
-"""The heartbeat: claims stand for a lease, and are renewed for as long as their holder lives."""
+"""The heartbeat: the renewals of a replica's claims."""
 
 from __future__ import annotations
 
@@ -11,29 +11,33 @@ from typing import Any
 from uuid import UUID
 
 from apscheduler_tasklock._database.deadline import Deadline
+from apscheduler_tasklock._database.outbox import Ticket
 from apscheduler_tasklock._database.rejections import RENEWALS, Rejections
 from apscheduler_tasklock._database.requests import Call, Outcome
-from apscheduler_tasklock._database.side import Ticket
-from apscheduler_tasklock._database.timings import Timings, jittered
+from apscheduler_tasklock._database.retries import jittered
+from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._values import logger_of
 from apscheduler_tasklock.errors import TaskLockDatabaseError
 from apscheduler_tasklock.lock import HeldLock
 
 logger = logger_of(__name__)
 
-# Seconds after which a renewal that failed is tried again, or sooner if the lease is short.
+# Limits the pause before a failed renewal is sent again, in seconds.
 RETRY_INTERVAL = 0.5
-# Seconds before the end of a maximum lock at which it is renewed for the last time, or a fifth of
-# what is left of it when it begins.
+# Limits the time from the last renewal to the end of the maximum lock: in seconds, and as a share
+# of the maximum lock.
 LAST_RENEWAL = 1.0
 LAST_RENEWAL_SHARE = 0.2
-# Seconds after its time at which a renewal that nobody has heard of counts as lost.
+# Limits the wait for a renewal's outcome after the renewal's deadline, in seconds. After that the
+# next renewals are sent, although the outcome is not known.
 LOST_AFTER = 2.0
-# Seconds that stand for the lease of a claim without one, for the time that its renewal may take.
+# Limits how long the renewal of a claim without a lease is tried, as if the claim had a lease of so
+# many seconds.
 UNLEASED_RENEWAL = 3.0
 
-# Sends the renewals of claims on a cursor; gets the ids of those that are renewed for the last
-# time, notes their new ends, and returns which stand, by id, and whether each was renewed.
+# A function that sends renewals, and notes the new ends of the claims. It gets a cursor, the
+# claims, and the ids of the claims that are renewed for the last time. It returns the ids of the
+# claims that stand, each with whether the claim was renewed.
 Renew = Callable[[Any, Sequence[HeldLock], "frozenset[UUID]"], "dict[UUID, bool]"]
 
 
@@ -41,28 +45,30 @@ Renew = Callable[[Any, Sequence[HeldLock], "frozenset[UUID]"], "dict[UUID, bool]
 class _Lease:
     held: HeldLock
     due: float  # when to renew it, on the monotonic clock
-    last: float  # seconds before the end of the maximum lock of the last renewal
+    last: float  # seconds from the last renewal to the end of the maximum lock
 
     @property
     def is_last(self) -> bool:
         """Whether a renewal that is sent now is the last one."""
-        # It is due at `last`; a batch of others may take it along a little sooner.
+        # The factor 1.5 is for a last renewal that is sent together with other renewals, and so a
+        # little before `last`.
         return self.held.seconds_left <= self.last * 1.5
 
 
 class Heartbeat:
-    """Renews what a replica holds, all of it with one statement.
+    """Renews all claims of a replica, together in one statement.
 
-    The last renewal, right before the maximum lock ends, says that the run is about to overrun it
-    while its holder lives. A claim without a lease has that one only.
+    The last renewal, right before the maximum lock ends, notes in the row that the holder was alive
+    then. So a run that is not finished when the maximum lock ends has overrun, and is not dead. A
+    claim without a lease has only this renewal.
 
-    The database's thread alone uses it. The workers and event loops that the jobs run on have no
-    part in it, and may be as busy as they like.
+    Only the database's thread uses the heartbeat, so that busy workers and event loops delay no
+    renewal.
 
     :param renew: sends renewals
-    :param attempt: seconds within which an answer has to come
+    :param attempt: limits the wait for an answer, in seconds
     :param timings: has the number of renewals in a lease
-    :param rejections: is told if the database rejects a renewal
+    :param rejections: notes rejected renewals
     """
 
     def __init__(
@@ -78,67 +84,70 @@ class Heartbeat:
         self._per_lease = timings.renewals_per_lease
         self._leases: dict[UUID, _Lease] = {}  # by the claim's id
         self._due_at = inf
-        self._sent_until = -inf  # until when a renewal is under way
+        self._sent_until = -inf  # until when a sent renewal keeps others from being sent
 
     @property
     def due_at(self) -> float:
-        """When something is due to be renewed, on the monotonic clock; ``inf``: nothing is.
+        """When the next renewal is due, on the monotonic clock; ``inf``: no renewal is due.
 
-        Nothing is while a renewal is under way. One that nobody hears of any more, because the
-        thread has failed on the way, keeps no other from being sent.
+        No renewal is due while an earlier one is under way. The wait for the earlier one has a
+        limit, because its outcome is never reported if the thread has failed.
         """
         return max(self._due_at, self._sent_until)
 
     @property
     def urgent_at(self) -> float:
-        """When a renewal has to be sent at the latest: two answers before the first lease ends.
+        """When a renewal has to be sent at the latest, on the monotonic clock.
 
-        On the monotonic clock.
+        There has to be time for two answers before the first lease ends.
         """
         left = [
             each.held.lease_left
             for each in self._leases.values()
-            # A shorter one leaves no time for two.
+            # Short leases are left out, because they have no time for two answers.
             if each.held.lease is not None and each.held.lease > 2 * self._attempt
         ]
-        # Those that have ended, as in an outage, are urgent no more.
+        # Leases that have ended, for example in an outage, are not urgent any more.
         shortest = min((seconds for seconds in left if seconds > 0), default=inf)
         return time.monotonic() + shortest - 2 * self._attempt
 
     def add(self, held: HeldLock) -> None:
-        """Renew a claim from now on, until it is removed or lost."""
+        """Begin to renew a claim, until it is removed or lost."""
         lease = self._leases[held.claim_id] = self._lease_of(held)
         self._due_at = min(self._due_at, lease.due)
 
     def remove(self, held: HeldLock) -> None:
-        """Renew a claim no longer."""
+        """Stop renewing a claim."""
         if self._leases.pop(held.claim_id, None) is not None and not self._leases:
             self._due_at = inf
-            self._rejections.end(RENEWALS)  # there is none to be rejected
+            self._rejections.end(RENEWALS)  # because no claim is left to renew
 
     def close(self, own: Container[UUID]) -> None:
-        """Renew no more what has no lease: nobody is left who would tell of an overrun.
+        """Remove a client's claims without a lease, because nobody would report that they overran.
 
-        :param own: the ids of the claims of whoever closes
+        :param own: the ids of the claims of the client that closes
         """
         for lease in list(self._leases.values()):
             if lease.held.lease is None and lease.held.claim_id in own:
                 self.remove(lease.held)
 
     def ticket(self, now: float) -> Ticket[Any] | None:
-        """Return the renewal of what is due. What is lost is told, whatever becomes of it."""
+        """Return the ticket of the due renewals; ``None``: no renewal is to be sent.
+
+        Lost and abandoned locks are removed and reported.
+        """
         standing = []
         for lease in [each for each in self._leases.values() if self._is_nearly_due(each, now)]:
             if lease.held.abandoned:
                 logger.warning(
-                    "Task %r: its event loop was closed while it ran; its lock (token %s) is no "
-                    "longer renewed",
+                    "Task %r: its event loop was closed while the task ran; its lock (token %s) is "
+                    "no longer renewed",
                     lease.held.name,
                     lease.held.token,
                 )
                 self.remove(lease.held)
             elif lease.held.lost:
-                self._lose(lease)  # without a lease its job is told when it ends
+                self._lose(lease)  # without a lease, the loss is reported at the end of the run
             else:
                 standing.append(lease)
         self._look_again()
@@ -153,7 +162,7 @@ class Heartbeat:
         return now + max(1.0, shortest / self._per_lease)
 
     def send(self, leases: Sequence[_Lease], cursor: Any) -> dict[UUID, bool]:
-        """Renew what stands by now; return which do, and whether each was renewed."""
+        """Renew claims; return the ids of the standing claims, each with whether it was renewed."""
         wanted = [each for each in leases if each.held.claim_id in self._leases]
         last = frozenset(each.held.claim_id for each in wanted if each.is_last)
         if not wanted:
@@ -162,23 +171,28 @@ class Heartbeat:
         now = time.monotonic()
         for lease in wanted:
             claim_id = lease.held.claim_id
-            is_last = claim_id in last
+            # If a worker process has extended the lock meanwhile, this was not the last renewal.
+            # The claim is then renewed once more at once, because this renewal has noted an overrun
+            # in the row, and the next one removes that note.
+            is_last = claim_id in last and lease.is_last
             lease.due = self._due(lease, now, is_last=is_last)
+            if claim_id in last and not is_last:
+                lease.due = now
             is_over = lease.held.lease is None and is_last and renewed.get(claim_id)
             if claim_id not in renewed or is_over:
                 self._lose(lease)
-        # Somebody has their rows locked, maybe for a moment only.
+        # If another session had a row locked, the row's renewal is sent again soon.
         _put_off([lease for lease in wanted if renewed.get(lease.held.claim_id) is False])
         return renewed
 
     def sent(self, leases: Sequence[_Lease], error: Exception | None) -> None:
-        """Note what became of a renewal."""
+        """Note the outcome of a renewal."""
         self._sent_until = -inf
         if error is None:
             self._rejections.end(RENEWALS)
         else:
             _put_off(leases)
-            if not isinstance(error, TaskLockDatabaseError):  # which is logged as an outage
+            if not isinstance(error, TaskLockDatabaseError):  # an outage is logged elsewhere
                 self._rejections.begin(RENEWALS, error)
         self._look_again()
 
@@ -191,7 +205,7 @@ class Heartbeat:
             lost.held.lose()
 
     def _is_nearly_due(self, lease: _Lease, now: float) -> bool:
-        """Tell whether a lease is renewed together with those that are due, in one statement."""
+        """Return whether a lease is due, or is due so soon that it is renewed with the due ones."""
         early = 0.0 if lease.held.lease is None else lease.held.lease / self._per_lease / 2
         return lease.due <= now + early
 
@@ -199,14 +213,16 @@ class Heartbeat:
         last = last_renewal(held)
         wait = held.seconds_left - last
         if held.lease is not None:
-            # The claim's answer may have taken most of the first lease.
+            # Count with the time that is left of the lease, because the claim's answer may have
+            # taken most of it.
             wait = min(wait, min(held.lease, held.lease_left) / self._per_lease)
         return _Lease(held, time.monotonic() + wait, last)
 
     def _due(self, lease: _Lease, now: float, *, is_last: bool) -> float:
-        """Return when it is due after a renewal.
+        """Return when a lease is due after a renewal.
 
-        :param is_last: whether that was the last one. Then the next look tells that it is lost.
+        :param is_last: whether that was the last renewal. If so, the lease is due at the end of the
+            maximum lock, so that the loss of the lock is reported.
         """
         left = lease.held.seconds_left - (0.0 if is_last else lease.last)
         interval = inf if lease.held.lease is None else lease.held.lease / self._per_lease
@@ -214,13 +230,14 @@ class Heartbeat:
 
 
 class _RenewalTicket(Ticket["dict[UUID, bool]"]):
-    """A renewal on its way. It goes before all else."""
+    """The ticket of renewals, which is sent before all other tickets."""
 
     def __init__(
         self, heartbeat: Heartbeat, leases: Sequence[_Lease], now: float, until: float
     ) -> None:
         super().__init__(
-            # What goes on after a shutdown has begun has the time that it always has.
+            # The deadline does not depend on `Closing`, because runs that go on after claiming was
+            # stopped are renewed as before.
             Call(partial(heartbeat.send, leases)),
             Deadline(None, until),
             came=now,
@@ -230,12 +247,12 @@ class _RenewalTicket(Ticket["dict[UUID, bool]"]):
         self._leases = leases
 
     def finish(self, outcome: Outcome[dict[UUID, bool]]) -> None:
-        """Note what became of it."""
+        """Note the outcome."""
         self._heartbeat.sent(self._leases, outcome.error)
 
 
 def last_renewal(held: HeldLock) -> float:
-    """Return the seconds before the end of a new claim's maximum lock of its last renewal."""
+    """Return the seconds from a new claim's last renewal to the end of its maximum lock."""
     return min(LAST_RENEWAL, held.seconds_left * LAST_RENEWAL_SHARE)
 
 

@@ -1,23 +1,24 @@
-"""What operators see and steer: reads of the rows, and changes of single tasks.
-
-These are for people and for what watches, and not on the way of a run time.
-"""
+"""Operators' statements: reads of all rows, and changes of single tasks."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
+import psycopg
 from psycopg.errors import InsufficientPrivilege, UndefinedTable
 from psycopg.rows import class_row, dict_row
 from sqlalchemy import Table
 
-from apscheduler_tasklock._database.errors import one_line
+from apscheduler_tasklock._database.outage import as_unavailable
 from apscheduler_tasklock._database.rejections import REPLICAS, Rejections
-from apscheduler_tasklock._lock.jobs import channel_of
-from apscheduler_tasklock._lock.readable import IS_RUN, RUNS_TOLD, read_json, texts
+from apscheduler_tasklock._database.sqlstates import one_line
+from apscheduler_tasklock._lock.job_rows import channel_of
+from apscheduler_tasklock._lock.json_columns import IS_RUN, REPORTED_RUNS, read_json, texts
+from apscheduler_tasklock._lock.protocol import HISTORY, history_beside
 from apscheduler_tasklock._lock.statements import (
     DUE_IN_PAUSE,
     IS_ALIVE,
@@ -26,6 +27,8 @@ from apscheduler_tasklock._lock.statements import (
     JUST_BEFORE,
     NEVER,
     SHORTEST_WAIT,
+    History,
+    RecordingStatement,
     Statement,
     for_template,
 )
@@ -49,31 +52,34 @@ from apscheduler_tasklock.status import (
     TaskStatus,
 )
 
-# A replica that lives tells after a pause when the task is due. If none does, it is due about a
-# period after the end of the pause.
+# When a task is due. After a pause, a live replica registers the next due time. Without a live
+# replica, the task counts as due about a period after the pause's end.
 _DUE = f"""
     CASE WHEN NOT {DUE_IN_PAUSE} THEN lock.due_at
          WHEN lock.paused_until <= now() AND lock.started_at <> {NEVER}
          THEN lock.paused_until + GREATEST(lock.due_at - lock.window_start, '0') END
 """
 _DUE_AND_GRACE = f"({_DUE} + (lock.overdue_at - lock.due_at))"
-# As it is reckoned, it might be a time that Python lacks.
+# When a task counts as overdue. The sum is limited to the times that Python has, because it may be
+# a time that only PostgreSQL has.
 _OVERDUE = f"""
     CASE WHEN {_DUE_AND_GRACE} IS NOT NULL
          THEN LEAST(GREATEST({_DUE_AND_GRACE}, {EARLIEST}), {LATEST}) END
 """
-# It was removed, and its row is left: replicas live, none of them has it, and nobody waits for it.
+# A removed task whose row is left: there are live replicas, none of them has the task, and it has
+# no due time.
 _GONE = """(lock.due_at IS NULL AND NOT lock.is_last AND EXISTS (SELECT FROM alive)
             AND known.task_name IS NULL AND COALESCE(lock.kind, '') <> 'hold'
             AND NOT lock.one_off)"""
-# It has outlived its maximum lock, and goes on, unless its replica is gone by now.
+# A run that goes on beyond its maximum lock, on a replica that still gives signs of life.
 _OVERRUNS = """(lock.finished_at IS NULL AND NOT lock.handed_over AND lock.overran
                 AND NOT EXISTS (SELECT FROM unheard WHERE replica_id = lock.locked_by))"""
-# A run that its replica still has, although its lock is lost and its time is over.
+# A run that goes on although its lock is lost, and takes longer than it may.
 _IS_STUCK = """((lost.token < lock.token OR lock.finished_at IS NULL
                  OR lock.last_outcome IN ('died', 'overran', 'freed'))
                 AND lost.since + COALESCE(lock.overrun_at - lock.started_at, '0') < now())"""
-# When a stop cut it, if nobody has run its window. One that was handed over is looked for first.
+# When a shutdown has cut the run, if no replica has run the window again. A handed-over run counts
+# as cut only after the time that a takeover needs.
 _CUT_AT = f"""
     CASE WHEN lock.finished_at IS NOT NULL AND lock.last_outcome = 'cut' THEN lock.finished_at
          WHEN lock.finished_at IS NULL AND lock.handed_over
@@ -102,55 +108,57 @@ _STATE = f"""
          ELSE 'ok' END
 """
 
-# Its run was found dead, in the task's row or in the history, and it has said nothing since. A
-# worker process of its pool may die alone, so that its run tells only of a replica that is silent.
+# A replica has died if one of its runs was found dead, in the task's row or in the history, and the
+# replica has given no sign of life since the run's end. A replica of which only a worker process
+# has died gives a sign of life at once, so it does not count as dead.
 _REPLICA_STATE = """
     CASE WHEN stopped_at IS NOT NULL AND NOT heard THEN 'stopped'
-         WHEN died_at > seen_at OR NOT heard AND worker_died_at > seen_at OR EXISTS (
+         WHEN died_at > seen_at OR EXISTS (
              SELECT FROM {table} AS lock
-             WHERE (locked_by = replica_id
-                    OR NOT heard AND starts_with(locked_by, replica_id || ' worker '))
-                   AND finished_at IS NULL AND NOT handed_over
+             WHERE locked_by = replica_id AND finished_at IS NULL AND NOT handed_over
                    AND NOT overran AND locked_until <= now() AND locked_until > seen_at)
              THEN 'died'
          WHEN heard THEN 'alive' ELSE 'silent' END
 """
-# What a replica told when it was heard last, of runs whose locks were lost.
+# The runs with lost locks that a replica has reported with its last sign of life.
 _LOST = f"""
     SELECT run ->> 'task'::text AS task,
            CASE WHEN {IS_RUN} THEN (run ->> 'token'::text)::numeric::bigint END AS token,
            CASE WHEN {IS_RUN} THEN to_timestamp((run ->> 'since'::text)::float8) END AS since,
            replica_id
-    FROM replicas, {RUNS_TOLD} AS run
+    FROM replicas, {REPORTED_RUNS} AS run
     WHERE heard AND {IS_RUN} AND run -> 'lost'::text = 'true'
 """
-# In place of the replicas, where they cannot be read.
+# An empty table, which is used if the replicas' table cannot be read.
 _NO_REPLICAS = """
     SELECT '' AS replica_id, NULL::text[] AS tasks, '[]'::jsonb AS running, false AS alive,
            false AS heard WHERE false
 """
 
 _JOB_STATE = """
-    CASE WHEN job.ended THEN 'ended' WHEN job.handed_until > now() THEN 'handed out'
-         WHEN job.next_run_time IS NULL THEN 'paused' WHEN job.next_run_time <= now() THEN 'due'
-         ELSE 'waiting' END
+    CASE WHEN job.ended THEN 'ended' WHEN job.next_run_time IS NULL THEN 'paused'
+         WHEN job.next_run_time <= now() THEN 'due' ELSE 'waiting' END
 """
 
-# Of a replica. The operator is that of any array, and one for text[] alone would come before it.
+# Whether a replica has a task. The schema of ``@>`` is given, so that PostgreSQL does not find
+# another ``@>`` for text[] first.
 _HAS_TASK = "tasks OPERATOR(pg_catalog.@>) ARRAY[%(task)s::text]"
 
-# A request for a run that nobody has begun yet.
+# Whether an operator has asked for a manual run that has not begun.
 _IS_OPEN = "lock.request_id IS NOT NULL AND lock.request_until > now()"
 
 
 class Operations:
-    """The statements of operators for one task lock table, run on a cursor as of ``raw_cursor``.
+    """The statements of operators for one task lock table, run on a cursor of ``raw_cursor``.
 
     :param table: the task lock table
-    :param rejections: is told if the database rejects what can be left out
+    :param rejections: notes a rejected read of the replicas, which can be left out
+    :param history: how many runs of each task the run history keeps; 0: none
     """
 
-    def __init__(self, table: Table, rejections: Rejections | None = None) -> None:
+    def __init__(
+        self, table: Table, rejections: Rejections | None = None, history: int = HISTORY
+    ) -> None:
         self._rejections = rejections or Rejections()
         name = for_template(table)
         self._name = name
@@ -158,7 +166,8 @@ class Operations:
         self._channel = channel_of(table)
         self._runs = for_template(run_table(table))
         self._replicas = for_template(replica_table(table))
-        # Replicas of one deployment have the same tasks, and say so in the same order.
+        # In `known`, the inner DISTINCT drops equal lists of tasks before `unnest`, because all
+        # replicas of a deployment have the same list.
         replicas = f"""SELECT *, {IS_ALIVE} AS alive, {IS_HEARD} AS heard
                        FROM {self._replicas} AS replica"""
         tasks = f"""
@@ -203,14 +212,15 @@ class Operations:
         self._tasks = Statement(tasks)
         self._tasks_without_replicas = Statement(tasks.replace(replicas, _NO_REPLICAS))
         columns = """run.task_name AS task, run.token, run.scheduled_at, run.started_at,
-                     run.ended_at, run.replica, run.kind, run.outcome, run.error_type, run.error"""
-        # It reads the whole history, which is limited for each task. An index by time would make
-        # every release write to the indexes as well. Nor does a task's row say when its newest
-        # entry is from: the last run may have none, or be going on. Most of the time would go into
-        # sorting. Where a hundredth of the history already has so many runs that match, none is
-        # wanted that is older than those.
+                     run.ended_at, run.replica, run.kind, run.outcome, run.error_type, run.error,
+                     run.by, run.until, run.reason"""
+        # The statement reads the whole history, which is limited for each task. There is no index
+        # by time, because each release would have to write to it. Sorting all runs would take most
+        # of the time, so a hundredth of the history is read first. If that hundredth has as many
+        # matching runs as are asked for, all runs that are older than these are not sorted.
         matches = """(%(like)s::text[] IS NULL OR run.task_name LIKE ANY (%(like)s::text[]))
                      AND (%(outcome)s::text IS NULL OR run.outcome = %(outcome)s)
+                     AND (%(kind)s::text IS NULL OR run.kind = %(kind)s)
                      AND (%(since)s::timestamptz IS NULL OR run.started_at >= %(since)s)
                      AND (%(until)s::timestamptz IS NULL OR run.started_at < %(until)s)"""
         self._matching_runs = Statement(f"""
@@ -226,21 +236,20 @@ class Operations:
             SELECT {columns} FROM {self._runs} AS run
             WHERE run.task_name = %(task)s
               AND (%(outcome)s::text IS NULL OR run.outcome = %(outcome)s)
+              AND (%(kind)s::text IS NULL OR run.kind = %(kind)s)
               AND (%(since)s::timestamptz IS NULL OR run.started_at >= %(since)s)
               AND (%(until)s::timestamptz IS NULL OR run.started_at < %(until)s)
-            ORDER BY run.token DESC LIMIT %(limit)s
+            ORDER BY run.started_at DESC, run.token DESC LIMIT %(limit)s
         """)
         found_dead = f"""
-            SELECT split_part(replica, ' worker ', 1) AS replica_id,
-                   max(ended_at) FILTER (WHERE strpos(replica, ' worker ') = 0) AS died_at,
-                   max(ended_at) AS worker_died_at
+            SELECT replica AS replica_id, max(ended_at) AS died_at
             FROM {self._runs} WHERE outcome = 'died' GROUP BY 1
         """
         list_replicas = f"""
             WITH replicas AS ({replicas}), dead AS ({found_dead})
             SELECT replica_id, host, version, started_at, seen_at, tasks, rejected,
                    jsonb_typeof(running) = 'array' AND NOT EXISTS (
-                       SELECT FROM {RUNS_TOLD} AS run WHERE NOT {IS_RUN}) AS tells_runs,
+                       SELECT FROM {REPORTED_RUNS} AS run WHERE NOT {IS_RUN}) AS tells_runs,
                    {_REPLICA_STATE.format(table=name)} AS state
             FROM replicas LEFT JOIN dead USING (replica_id) ORDER BY started_at, replica_id
         """
@@ -248,17 +257,14 @@ class Operations:
         self._list_replicas_without_runs = Statement(
             list_replicas.replace(
                 found_dead,
-                """SELECT '' AS replica_id, NULL::timestamptz AS died_at,
-                          NULL::timestamptz AS worker_died_at WHERE false""",
+                "SELECT '' AS replica_id, NULL::timestamptz AS died_at WHERE false",
             )
         )
-        # What worker processes of its pool hold is its own, too.
         self._list_running = Statement(f"""
             WITH replicas AS ({replicas}), lost AS ({_LOST})
             SELECT lock.task_name AS task, lock.token, replica_id AS replica,
                    lock.started_at AS since, lock.locked_until <= now() AS lost
             FROM {name} AS lock JOIN replicas ON locked_by = replica_id
-                 OR starts_with(locked_by, replica_id || ' worker ')
             WHERE finished_at IS NULL AND NOT handed_over
                   AND (locked_until > now() OR (overran AND heard))
             UNION ALL
@@ -272,8 +278,6 @@ class Operations:
             SELECT job.id, {_JOB_STATE} AS state, job.options ->> 'name'::text AS name,
                    job.func AS function, job.trigger::text AS trigger, job.executor,
                    job.next_run_time, job.last_run_time,
-                   CASE WHEN job.handed_until > now() THEN job.handed_to END AS handed_to,
-                   CASE WHEN job.handed_until > now() THEN job.handed_until END AS handed_until,
                    job.task_name AS task,
                    CASE WHEN lock.finished_at IS NULL AND lock.locked_until > now()
                              AND NOT lock.handed_over THEN lock.locked_by END AS holder,
@@ -288,30 +292,14 @@ class Operations:
             SELECT wanted FROM pg_catalog.unnest(%(names)s::text[]) AS wanted
             WHERE NOT EXISTS (SELECT FROM {name} WHERE task_name = wanted) ORDER BY 1
         """)
-        self._pause = _change_of_many(
-            name,
-            f"""paused_by = %(by)s, pause_reason = %(reason)s,
-               paused_at = COALESCE(CASE WHEN {IS_PAUSED} THEN paused_at END, now()),
-               paused_until = now() + %(seconds)s::float8 * interval '1 second'""",
-        )
-        # The run times of the pause stay behind the end of it: nobody makes up for them.
-        self._resume = _change_of_many(
-            name,
-            f"""paused_by = NULL, pause_reason = NULL, paused_until =
-               CASE WHEN {IS_PAUSED} THEN now() ELSE paused_until END""",
-        )
-        self._request_run = Statement(f"""
-            UPDATE {name} AS lock SET
-                request_id = CASE WHEN {_IS_OPEN} THEN lock.request_id ELSE %(request_id)s END,
-                requested_by = CASE WHEN {_IS_OPEN} THEN lock.requested_by ELSE %(by)s END,
-                requested_at = CASE WHEN {_IS_OPEN} THEN lock.requested_at ELSE now() END,
-                request_until = CASE WHEN {_IS_OPEN} THEN lock.request_until
-                    ELSE now() + %(seconds)s::float8 * interval '1 second' END
-            WHERE task_name = %(task)s AND runs <> '' AND EXISTS (
-                SELECT FROM {self._replicas} WHERE {IS_ALIVE} AND {_HAS_TASK})
-            RETURNING request_id, task_name AS task, token, requested_by, requested_at,
-                      request_until AS until
-        """)
+        runs = history_beside(table, history)
+        self._pause = RecordingStatement(_pause, name, runs)
+        self._resume = RecordingStatement(_resume, name, runs)
+        ask = partial(_request_run, replicas=self._replicas)
+        self._request_run = RecordingStatement(ask, name, runs)
+        self._free = RecordingStatement(_free, name, runs)
+        free_and_move = partial(_free, jobs=self._jobs_name)
+        self._free_and_move = RecordingStatement(free_and_move, name, runs)
         self._forget = Statement(f"""
             WITH forgotten AS (
                 DELETE FROM {name} WHERE task_name = %(task)s
@@ -337,7 +325,7 @@ class Operations:
         return [_task_status(row) for row in self._task_rows(cursor, wanted)]
 
     def _task_rows(self, cursor: Any, wanted: dict[str, Any]) -> list[dict[str, Any]]:
-        """Return the rows of tasks, also where the replicas, a convenience, cannot be read."""
+        """Return the rows of tasks, also if the replicas cannot be read."""
         if not self._rejections.is_left_out(REPLICAS):
             try:
                 rows = self._all(cursor, self._tasks, **wanted)
@@ -345,7 +333,7 @@ class Operations:
                 rows = self._all(cursor, self._tasks_without_replicas, **wanted)
                 self._rejections.begin(
                     REPLICAS,
-                    "the replicas cannot be read, so that it is not known which tasks none of them "
+                    "the replicas cannot be read, so it is not known which tasks no live replica "
                     f"has: {one_line(error)}",
                     quiet=True,
                 )
@@ -361,13 +349,15 @@ class Operations:
         *,
         like: Sequence[str] | None = None,
         outcome: str | None = None,
+        kind: str | None = None,
         since: datetime | None = None,
         until: datetime | None = None,
         limit: int = 100,
     ) -> list[Run]:
-        """Return runs that are over, the newest first."""
+        """Return finished runs and what operators did, the newest first."""
         cursor.row_factory = dict_row
-        wanted = {"outcome": outcome, "since": since, "until": until, "limit": limit}
+        times = {"since": since, "until": until}
+        wanted = {"outcome": outcome, "kind": kind, **times, "limit": limit}
         if task is not None:
             rows = self._all(cursor, self._runs_of_task, task=task, **wanted)
         else:
@@ -375,11 +365,12 @@ class Operations:
         return [Run(**row) for row in rows]
 
     def replicas(self, cursor: Any) -> list[ReplicaStatus]:
-        """Return the replicas, those that started first before the others."""
+        """Return the replicas, in the order of their starts."""
         cursor.row_factory = dict_row
         try:
             rows = self._all(cursor, self._list_replicas)
-        except (UndefinedTable, InsufficientPrivilege):  # of the history, or else this says so, too
+        except (UndefinedTable, InsufficientPrivilege):
+            # Read without the history. If another table was the reason, this read raises, too.
             rows = self._all(cursor, self._list_replicas_without_runs)
         running: dict[str, dict[tuple[str, int], RunningRun]] = {}
         for found in self._all(cursor, self._list_running):
@@ -392,7 +383,7 @@ class Operations:
     def jobs(
         self, cursor: Any, like: Sequence[str] | None = None, limit: int | None = None
     ) -> list[JobStatus]:
-        """Return jobs of the job store by their next run times; those without one last.
+        """Return jobs of the job store by their next run times; jobs without one come last.
 
         :param like: patterns of ids, as for SQL's ``LIKE``; ``None`` for all
         """
@@ -408,132 +399,79 @@ class Operations:
         by: str,
         reason: str | None,
     ) -> list[str]:
-        """Pause tasks; once this has returned, nobody is granted them.
+        """Pause tasks. When the call returns, the tasks are paused.
 
-        :param patterns: names, or globs where no task has exactly that name
-        :return: the names of the tasks
-        :raises TaskLockNotFoundError: no task matches one of the patterns; then none is paused
+        :param patterns: names, or globs if no task has exactly that name
+        :return: the names of the paused tasks
+        :raises TaskLockNotFoundError: a pattern matches no task; in that case no task is paused
         """
         wanted = {"seconds": seconds, "by": by, "reason": reason}
         return [row["name"] for row in self._change_many(cursor, self._pause, patterns, wanted)]
 
-    def resume(self, cursor: Any, patterns: Sequence[str]) -> list[str]:
+    def resume(self, cursor: Any, patterns: Sequence[str], by: str) -> list[str]:
         """End the pause of tasks.
 
-        :param patterns: names, or globs where no task has exactly that name
-        :return: the names of those that were paused
-        :raises TaskLockNotFoundError: no task matches one of the patterns; then none is resumed
+        :param patterns: names, or globs if no task has exactly that name
+        :return: the names of the tasks that were paused
+        :raises TaskLockNotFoundError: a pattern matches no task; in that case no task is resumed
         """
-        rows = self._change_many(cursor, self._resume, patterns, {})
+        rows = self._change_many(cursor, self._resume, patterns, {"by": by})
         return [row["name"] for row in rows if row["was_paused"]]
 
     def request_run(self, cursor: Any, task: str, by: str, seconds: float) -> RunRequest:
-        """Ask for a run; while a request is open, return that one.
+        """Ask for a manual run, unless one was asked for and has not begun; return the request.
 
         :raises TaskLockNotFoundError: the task has no row
-        :raises TaskLockStateError: no replica that lives has it, or it is a ``hold``
+        :raises TaskLockStateError: no live replica has the task, or only ``hold`` uses it
         """
         cursor.row_factory = class_row(RunRequest)
         wanted = {"task": task, "by": by, "seconds": seconds, "request_id": uuid4()}
-        request: RunRequest | None = self._run(cursor, self._request_run, **wanted).fetchone()
+        found = self._run_recording(cursor, self._request_run, **wanted)
+        request: RunRequest | None = found.fetchone()
         if request is None:
             self._check_there(cursor, [task])
             raise TaskLockStateError(
-                f"task {task!r} cannot be run by hand: no replica that is alive has it (a task "
-                "that only `hold` uses is in none); see `apscheduler-tasklock replicas`"
+                f"task {task!r} cannot have a manual run: no live replica has it (a task that only "
+                "`hold` uses has no replica); see `apscheduler-tasklock replicas`"
             )
         return request
 
     def free(
-        self, cursor: Any, task: str, token: int, *, force: bool, run_again: bool, slots: int
+        self, cursor: Any, task: str, token: int, by: str, *, force: bool, run_again: bool
     ) -> None:
-        """End a claim in the place of its holder.
+        """Finish a run in place of its holder.
 
-        :param slots: how many runs of each task the history keeps
         :raises TaskLockNotFoundError: the task has no row
-        :raises TaskLockStateError: its last run has another token, or has ended, or is alive; or it
-            is to be run again, and was asked for by hand
+        :raises TaskLockStateError: the task's last run has another token, is finished, or may be
+            alive and ``force`` is not set; or ``run_again`` is set, and the run is a manual run
         """
         cursor.row_factory = dict_row
         wanted = {
             "task": task,
             "token": token,
+            "by": by,
             "force": force,
             "run_again": run_again,
-            "slots": slots,
             "channel": self._channel,
         }
         moves_job = run_again and self._has_jobs(cursor)
-        try:
-            statement = self._free(recorded=True, moves_job=moves_job)
-            freed = self._run(cursor, statement, **wanted).fetchone()
-        except (UndefinedTable, InsufficientPrivilege):  # of the history, which is a convenience
-            statement = self._free(recorded=False, moves_job=moves_job)
-            freed = self._run(cursor, statement, **wanted).fetchone()
-        if freed is None:
+        statement = self._free_and_move if moves_job else self._free
+        if self._run_recording(cursor, statement, **wanted).fetchone() is None:
             self._check_there(cursor, [task])
             [now] = self.tasks(cursor, [escaped(task)], 1)
             raise TaskLockStateError(_why_not_freed(now, token, run_again=run_again))
 
     def _has_jobs(self, cursor: Any) -> bool:
-        """Tell whether there is a table of stored jobs."""
+        """Return whether there is a table of stored jobs."""
         there = Statement("SELECT to_regclass(%(jobs)s) IS NOT NULL AS there")
         [row] = self._all(cursor, there, jobs=self._jobs_name.replace("%%", "%"))
         return bool(row["there"])
-
-    def _free(self, *, recorded: bool, moves_job: bool) -> Statement:
-        """Return the statement that ends a claim.
-
-        :param recorded: whether it has an entry in the run history
-        :param moves_job: whether a stored job is due again at the run time that it ran
-        """
-        entry = f"""
-            INSERT INTO {self._runs} (task_name, slot, token, scheduled_at, started_at,
-                                      ended_at, replica, kind, outcome)
-            SELECT task_name, (recorded - 1) %% %(slots)s::int, token,
-                   CASE WHEN kind IN ('hold', 'manual') THEN NULL ELSE window_start END,
-                   started_at,
-                   now(), locked_by, COALESCE(kind, 'schedule'), 'freed' FROM freed
-            WHERE %(slots)s::int > 0
-            ON CONFLICT (task_name, slot) DO UPDATE SET
-                token = excluded.token, scheduled_at = excluded.scheduled_at,
-                started_at = excluded.started_at, ended_at = excluded.ended_at,
-                replica = excluded.replica, kind = excluded.kind, outcome = excluded.outcome,
-                error_type = NULL, error = NULL
-        """
-        # As if it had been handed out in time, so that it is no misfire. One that its users have
-        # paused stays so.
-        moved = f"""
-            UPDATE {self._jobs_name} AS job SET
-                next_run_time = last_run_time, ended = false, version = version + 1,
-                handed_id = NULL, handed_to = NULL, handed_until = NULL,
-                first_handed_at = last_run_time
-            FROM freed
-            WHERE job.task_name = freed.task_name AND last_run_time = freed.window_start
-                  AND (ended OR next_run_time IS NOT NULL)
-        """
-        more = [f"entry AS ({entry})"] * recorded + [f"moved AS ({moved})"] * moves_job
-        return Statement(f"""
-            WITH freed AS (
-                UPDATE {self._name} AS lock SET
-                    finished_at = now(), claim_id = gen_random_uuid(), handed_over = false,
-                    last_outcome = 'freed', locked_until = now(), recorded = recorded + 1,
-                    deaths = 0, handovers = 0,
-                    window_until = CASE WHEN %(run_again)s::boolean
-                                        THEN window_start - {JUST_BEFORE} ELSE window_until END
-                WHERE task_name = %(task)s AND token = %(token)s AND finished_at IS NULL
-                      AND (locked_until <= now() OR %(force)s::boolean)
-                      AND NOT (%(run_again)s::boolean AND kind IS NOT DISTINCT FROM 'manual')
-                RETURNING *
-            ){"".join(f", {part}" for part in more)}
-            SELECT task_name{", pg_notify(%(channel)s, '')" * moves_job} FROM freed
-        """)
 
     def forget(self, cursor: Any, task: str) -> None:
         """Delete a task's row and its history.
 
         :raises TaskLockNotFoundError: the task has no row
-        :raises TaskLockStateError: it runs, or a replica that lives has it
+        :raises TaskLockStateError: the task runs, or a live replica has it
         """
         if self._run(cursor, self._forget, task=task).fetchone() is None:
             self._check_there(cursor, [task])
@@ -544,18 +482,18 @@ class Operations:
     def _change_many(
         self,
         cursor: Any,
-        statement: Statement,
+        statement: RecordingStatement,
         patterns: Sequence[str],
         wanted: dict[str, Any],
     ) -> list[dict[str, Any]]:
-        """Return the rows of the tasks that a change was made of, in the order of their names."""
+        """Change the tasks that match patterns; return their rows, in the order of their names."""
         cursor.row_factory = dict_row
-        # One that is no pattern matches what has exactly its name.
+        # A name without * and ? matches only itself.
         likes = [like_of(each) if set("*?") & set(each) else None for each in patterns]
         chosen = {"patterns": list(patterns), "likes": likes}
-        rows = self._all(cursor, statement, **chosen, **wanted)
+        rows = self._run_recording(cursor, statement, **chosen, **wanted).fetchall()
         missing = [row["name"] for row in rows if not row["is_there"]]
-        if missing or (patterns and not rows):  # or they were forgotten meanwhile
+        if missing or (patterns and not rows):  # without rows: the tasks were deleted meanwhile
             raise TaskLockNotFoundError(missing or patterns)
         return sorted(rows, key=lambda row: str(row["name"]))
 
@@ -569,21 +507,131 @@ class Operations:
         found: list[Any] = self._run(cursor, statement, **wanted).fetchall()
         return found
 
+    def _run_recording(self, cursor: Any, statement: RecordingStatement, **wanted: object) -> Any:
+        """Run a statement with its entries in the run history, or without them if rejected."""
+        if statement.recording is not None:
+            try:
+                return self._run(cursor, statement.recording, **wanted)
+            except psycopg.DatabaseError as error:
+                if as_unavailable(error) is not None:
+                    raise
+        return self._run(cursor, statement, **wanted)
+
     @staticmethod
     def _run(cursor: Any, statement: Statement, **wanted: object) -> Any:
         return cursor.execute(statement.query, statement.arguments(wanted))
 
 
-def _change_of_many(name: str, assignments: str) -> Statement:
-    """Return a statement that changes all tasks that patterns choose, or none.
+def _pause(name: str, history: History | None = None) -> str:
+    """Return the statement that pauses tasks."""
+    assignments = f"""
+        paused_by = %(by)s, pause_reason = %(reason)s,
+        paused_at = COALESCE(CASE WHEN {IS_PAUSED} THEN paused_at END, now()),
+        paused_until = now() + %(seconds)s::float8 * interval '1 second',
+        recorded_actions = recorded_actions + {int(history is not None)}
+    """
+    end = {"until": "run.paused_until", "reason": "%(reason)s::text"}
+    entry = history.action("paused", "changed AS run", **end) if history else ""
+    return _change_of_many(name, assignments, entry)
 
-    A pattern chooses the task of exactly that name alone. If one chooses no task, somebody has
-    mistyped it: then it comes back as not there, and nothing is changed.
+
+def _resume(name: str, history: History | None = None) -> str:
+    """Return the statement that ends the pauses of tasks.
+
+    The pause ends now and is kept in the row, so that no run makes up for the run times in it.
+    """
+    entries = f"CASE WHEN {IS_PAUSED} THEN {int(history is not None)} ELSE 0 END"
+    assignments = f"""
+        paused_by = NULL, pause_reason = NULL,
+        paused_until = CASE WHEN {IS_PAUSED} THEN now() ELSE paused_until END,
+        recorded_actions = recorded_actions + {entries}
+    """
+    rows = "changed AS run WHERE run.was_paused"
+    entry = history.action("resumed", rows) if history else ""
+    return _change_of_many(name, assignments, entry)
+
+
+def _request_run(name: str, history: History | None = None, *, replicas: str) -> str:
+    """Return the statement that asks for a manual run.
+
+    :param replicas: the quoted name of the replicas' table, for a template
+    """
+    entry, entries = "", int(history is not None)
+    if history is not None:
+        asked = "requested AS run WHERE run.request_id = %(request_id)s"
+        entry = f", entry AS ({history.action('run', asked, until='run.request_until')})"
+    return f"""
+        WITH requested AS (
+            UPDATE {name} AS lock SET
+                request_id = CASE WHEN {_IS_OPEN} THEN lock.request_id ELSE %(request_id)s END,
+                requested_by = CASE WHEN {_IS_OPEN} THEN lock.requested_by ELSE %(by)s END,
+                requested_at = CASE WHEN {_IS_OPEN} THEN lock.requested_at ELSE now() END,
+                request_until = CASE WHEN {_IS_OPEN} THEN lock.request_until
+                    ELSE now() + %(seconds)s::float8 * interval '1 second' END,
+                recorded_actions = recorded_actions
+                    + CASE WHEN {_IS_OPEN} THEN 0 ELSE {entries} END
+            WHERE task_name = %(task)s AND runs <> '' AND EXISTS (
+                SELECT FROM {replicas} WHERE {IS_ALIVE} AND {_HAS_TASK})
+            RETURNING *
+        ){entry}
+        SELECT request_id, task_name AS task, token, requested_by, requested_at,
+               request_until AS until
+        FROM requested
+    """
+
+
+def _free(name: str, history: History | None = None, *, jobs: str | None = None) -> str:
+    """Return the statement that finishes a run in place of its holder.
+
+    :param jobs: the quoted name of the jobs' table, for a template, if the run's stored job becomes
+        due again at the same run time
+    """
+    more, entries = [], int(history is not None)
+    if history is not None:
+        freed = history.entry("freed AS run", outcome="'freed'")
+        more += [f"entry AS ({freed})", f"action AS ({history.action('freed', 'freed AS run')})"]
+    if jobs is not None:
+        # The job gets a new `changed_id`, so that a replica that has read the job before cannot
+        # claim it. A paused job stays paused.
+        more.append(f"""moved AS (
+            UPDATE {jobs} AS job SET
+                next_run_time = last_run_time, ended = false, version = version + 1,
+                changed_id = gen_random_uuid()
+            FROM freed
+            WHERE job.task_name = freed.task_name AND last_run_time = freed.window_start
+                  AND (ended OR next_run_time IS NOT NULL)
+        )""")
+    return f"""
+        WITH freed AS (
+            UPDATE {name} AS lock SET
+                finished_at = now(), claim_id = gen_random_uuid(), handed_over = false,
+                last_outcome = 'freed', locked_until = now(),
+                recorded_failures = recorded_failures + {entries},
+                recorded_actions = recorded_actions + {entries},
+                deaths = 0, handovers = 0,
+                window_until = CASE WHEN %(run_again)s::boolean
+                                    THEN window_start - {JUST_BEFORE} ELSE window_until END
+            WHERE task_name = %(task)s AND token = %(token)s AND finished_at IS NULL
+                  AND (locked_until <= now() OR %(force)s::boolean)
+                  AND NOT (%(run_again)s::boolean AND kind IS NOT DISTINCT FROM 'manual')
+            RETURNING *
+        ){"".join(f", {part}" for part in more)}
+        SELECT task_name{", pg_notify(%(channel)s, '')" if jobs else ""} FROM freed
+    """
+
+
+def _change_of_many(name: str, assignments: str, entry: str) -> str:
+    """Return a statement that changes all tasks that match patterns, or none.
+
+    If a task has exactly the name that a pattern spells, the pattern matches only that task. A
+    pattern that matches no task may be mistyped, so the statement changes nothing, and returns that
+    pattern as missing.
 
     :param name: the quoted name of the task lock table, for a template
-    :param assignments: what is set
+    :param assignments: the assignments of the UPDATE
+    :param entry: the INSERT of the entries of ``changed`` in the run history; ``""``: none
     """
-    return Statement(f"""
+    return f"""
         WITH given AS (
             SELECT DISTINCT pattern, alike
             FROM unnest(%(patterns)s::text[], %(likes)s::text[]) AS given (pattern, alike)
@@ -604,15 +652,15 @@ def _change_of_many(name: str, assignments: str) -> Statement:
         ), changed AS (
             UPDATE {name} AS lock SET {assignments}
             FROM locked WHERE lock.task_name = locked.task_name
-            RETURNING lock.task_name, locked.was_paused
-        )
+            RETURNING lock.*, locked.was_paused
+        ){f", entry AS ({entry})" if entry else ""}
         SELECT task_name AS name, was_paused, true AS is_there FROM changed
         UNION ALL SELECT pattern, false, false FROM missing
-    """)
+    """
 
 
 def like_of(pattern: str) -> str:
-    """Return the ``LIKE`` pattern of a glob, in which ``*`` and ``?`` stand for characters."""
+    """Return the ``LIKE`` pattern of a glob with ``*`` and ``?``."""
     return escaped(pattern).replace("*", "%").replace("?", "_")
 
 
@@ -629,7 +677,7 @@ def _task_status(row: dict[str, Any]) -> TaskStatus:
     is_new, state = row.pop("is_new"), TaskState(row["state"])
     is_due = state in (TaskState.LATE, TaskState.OVERDUE)
     unknown = ["started_at", "finished_at", "took"] if is_new else []
-    if row.pop("has_no_window"):  # it was never claimed for a run time; maybe by hand
+    if row.pop("has_no_window"):  # never claimed for a run time, at most for a manual run
         unknown += ["scheduled_at", "window_until"]
     bad: list[str] = []
     schedule = _from_json(row, "schedule", bad)
@@ -669,7 +717,10 @@ def _job_status(row: dict[str, Any]) -> JobStatus:
 
 
 def _from_json(row: dict[str, Any], name: str, unreadable: list[str]) -> Any:
-    """Return what a column says in JSON; ``None`` if it is null, or unreadable, which is noted."""
+    """Return the value of a JSON column; ``None`` if it is null or cannot be read.
+
+    :param unreadable: the list to which the name of a column that cannot be read is added
+    """
     try:
         return None if row[name] is None else read_json(row[name])
     except ValueError:
@@ -684,13 +735,14 @@ def _why_not_freed(task: TaskStatus, token: int, *, run_again: bool) -> str:
         why = "its run has ended"
     elif run_again and task.kind == "manual":
         why = (
-            "its run was asked for by hand and has no window that could be opened; free it without "
-            "--run-again (`run_again=True`), and then ask for another with `apscheduler-tasklock "
-            "run`"
+            "its run is a manual run, which has no window to open again; free the task without "
+            "--run-again (`run_again=True`), and then ask for another manual run with "
+            "`apscheduler-tasklock run`"
         )
     else:
         why = (
-            f"{task.holder!r} has it until {task.locked_until:%Y-%m-%d %H:%M:%S %Z} and may be "
-            "alive; if its run hangs, force it"
+            f"its holder {task.holder!r} may be alive, and has the lock until "
+            f"{task.locked_until:%Y-%m-%d %H:%M:%S %Z}; if its run hangs, use --force "
+            "(`force=True`)"
         )
     return f"task {task.name!r} (token {token}) is not freed: {why}"

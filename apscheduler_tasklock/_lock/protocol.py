@@ -1,4 +1,4 @@
-"""The lock protocol: what a replica asks of the database, and what it makes of the answers."""
+"""The lock protocol: sends the statements of a replica, and reads their answers."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from sqlalchemy import Table
 
 from apscheduler_tasklock._database.connection import raw_cursor
 from apscheduler_tasklock._database.encoding import lacking, unstorable
-from apscheduler_tasklock._database.errors import as_unavailable, one_line
+from apscheduler_tasklock._database.outage import as_unavailable
 from apscheduler_tasklock._database.rejections import OLD_HISTORY, RUN_HISTORY, Rejections
+from apscheduler_tasklock._database.sqlstates import one_line
 from apscheduler_tasklock._lock import statements
-from apscheduler_tasklock._lock.messages import (
+from apscheduler_tasklock._lock.outcomes import WindowAfter
+from apscheduler_tasklock._lock.protocol_messages import (
     IN_TIME,
     ClaimAnswer,
     ClaimRequest,
-    Ending,
     LockTimes,
     ManualRequest,
     ReadTimes,
@@ -44,27 +45,30 @@ from apscheduler_tasklock._lock.statements import (
 )
 from apscheduler_tasklock._values import logger_of
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError, TaskLockSchemaError
-from apscheduler_tasklock.schema.check import explain_refusal, find_problem
+from apscheduler_tasklock.schema.check import explain_missing_rights, find_problem
 from apscheduler_tasklock.schema.table import LARGEST_REPLICA, job_table, replica_table, run_table
 from apscheduler_tasklock.status import RunningRun
 
 logger = logger_of(__name__)
 
-# How often a claim looks for its row, which others may insert and delete meanwhile.
+# Limits how often a claim looks for its task's row, because other replicas may insert and delete
+# the row again and again.
 MOST_LOOKS = 10
 
-# Seconds that a statement waits in the server for a row that somebody has locked. It keeps the
-# replica's connection for so long; the wait of a commit for a disk is shorter as a rule.
+# Limits the seconds that a statement waits in the server for a locked row, because the replica's
+# other requests wait for the connection meanwhile. The limit is long enough for most commits of
+# other sessions, which wait for a disk.
 LOCK_TIMEOUT = 0.03
 
-# The row of one task has a value that nothing can be reckoned with, such as the last time that
-# PostgreSQL knows. The others of a batch are not to suffer.
+# The error of a batch in which one task's row has a value that PostgreSQL cannot compute with, such
+# as PostgreSQL's latest time. The batch is split, so that the other tasks are not affected.
 _ERROR_OF_ONE = psycopg.DataError
 
-# The most bytes of the names of a replica's tasks. In the row some take twice as many.
-MOST_TOLD = LARGEST_REPLICA * 2 // 5
+# Limits the bytes of the names of a replica's tasks. The limit is less than half of the limit of a
+# replica's row, because some names take twice as many bytes in the row.
+LONGEST_TASK_LIST = LARGEST_REPLICA * 2 // 5
 
-# How many runs of each task the run history keeps, unless an option says otherwise.
+# Limits the runs of each task in the run history, unless the option `history` does.
 HISTORY = 100
 
 
@@ -73,21 +77,20 @@ def _reported(running: Sequence[RunningRun]) -> str:
 
 
 def history_beside(table: Table, runs: int) -> History | None:
-    """Return where the history beside a task lock table is written, and how many runs of a task.
+    """Return the run history of a task lock table.
 
-    :param runs: 0: no history
+    :param runs: how many runs of each task the history keeps; 0: there is no history
     """
     return History(for_template(run_table(table)), runs) if runs else None
 
 
 class TaskLockProtocol:
-    """The statements for one task lock table, run on a cursor as of ``raw_cursor``.
+    """The statements for one task lock table, run on a cursor of ``raw_cursor``.
 
-    :param replica_id: who asks, shown in logs
-    :param lock_timeout: seconds that a statement waits in the server for a row that somebody has
-        locked
+    :param replica_id: the replica's id
+    :param lock_timeout: limits the wait of a statement in the server for a locked row, in seconds
     :param history: how many runs of each task the run history keeps; 0: none
-    :param rejections: is told if PostgreSQL rejects the history
+    :param rejections: notes a rejected run history
     """
 
     def __init__(
@@ -98,12 +101,12 @@ class TaskLockProtocol:
         history: int = HISTORY,
         rejections: Rejections | None = None,
     ) -> None:
-        # Quoted for PostgreSQL by SQLAlchemy. Its Core is not used to send the statements: that
-        # adds about as much time again as a whole refused claim takes.
+        # SQLAlchemy only quotes the names. SQLAlchemy does not send the statements, because its
+        # Core alone takes about as long as a whole refused claim.
         name, runs = for_template(table), history_beside(table, history)
         self._table = table
         self._rejections = rejections or Rejections()
-        self._has_told_of_most = False
+        self._has_warned = False
         self._own: dict[str, object] = {
             "replica_id": replica_id,
             "lock_timeout": f"{max(1, round(lock_timeout * 1000))}ms",
@@ -115,7 +118,6 @@ class TaskLockProtocol:
         self._claim_some = RecordingStatement(
             partial(statements.claim_many, limited=True), name, runs, ClaimAnswer, is_batch=True
         )
-        self._find_taken = Statement(statements.find_taken(name), ClaimAnswer)
         self._first_claim_many = Statement(statements.first_claim_many(name), ClaimAnswer)
         self._first_claim_some = Statement(
             statements.first_claim_many(name, limited=True), ClaimAnswer
@@ -135,12 +137,11 @@ class TaskLockProtocol:
         self._read = Statement(statements.read(name))
         self._prune = RecordingStatement(statements.prune, name, runs)
         self._shorten_history = Statement(statements.shorten_history(runs)) if runs else None
-        self._claim_requested = RecordingStatement(
-            statements.claim_requested, name, runs, ClaimAnswer
-        )
+        self._claim_manual = RecordingStatement(statements.claim_manual, name, runs, ClaimAnswer)
         self._register = Statement(statements.register(name))
-        self._claim_handed_out = RecordingStatement(
-            partial(statements.claim_handed_out, jobs=for_template(job_table(table))), name, runs
+        jobs = for_template(job_table(table))
+        self._claim_and_move = RecordingStatement(
+            partial(statements.claim_and_move, jobs=jobs), name, runs, ClaimAnswer, is_batch=True
         )
         replicas = for_template(replica_table(table))
         self._report_replica = Statement(statements.report_replica(replicas))
@@ -154,10 +155,11 @@ class TaskLockProtocol:
         request: ClaimRequest,
         times: ReadTimes = IN_TIME,
     ) -> ClaimAnswer:
-        """Try to take the task for one run time. A refused claim writes nothing.
+        """Claim a task for one run time. A refused claim writes nothing.
 
-        :return: the task's row, or what would be in it. One that looks free is to be asked for
-            again: others claim it over and over, or it was asked for too late.
+        :return: the task's row, or an empty one if the task still has no row. If the row looks free
+            although the claim is not granted, the claim is to be sent again: other replicas claim
+            the task over and over, or the claim came after its ``not_after``.
         :raises TaskLockError: the task's row can be neither read nor inserted
         """
         asked = request.parameters(times.lag)
@@ -173,43 +175,12 @@ class TaskLockProtocol:
                 first = statements.many([asked])
                 self._execute(cursor, self._first_claim_many, first | times.parameters)
                 answer = self._first_claim_many.by_claim_id(cursor)[request.claim_id]
-            # One that looks free is the row before another claim won, for which this one waited.
+            # If the row looks free, the statement has waited for another claim, which was granted,
+            # and the answer has the row from before that claim. So claim again.
             if not answer.looks_free or answer.stays_refused(request, times):
                 return answer
         if found is not None:
             return found
-        raise TaskLockError(
-            f"task {request.task_name!r}: its row can be neither read nor inserted, although "
-            "PostgreSQL reports no error; is there a policy or a trigger on the task lock table?"
-        )
-
-    def claim_handed_out(
-        self, cursor: Any, request: ClaimRequest, *, stable: bool
-    ) -> ClaimAnswer | None:
-        """Try to take the task of a job for the run time that was handed out, and move the job on.
-
-        :param stable: as of :class:`ReadTimes`
-        :return: ``None`` if it is handed out no more, and the task has no row
-        :raises TaskLockError: the task's row can be neither read nor inserted
-        """
-        assert request.hand_out is not None
-        parameters = {
-            **request.parameters(0.0),
-            **request.hand_out.parameters,
-            "run_time": request.hand_out.run_time,
-            "stable": stable,
-        }
-        for _ in range(MOST_LOOKS):
-            [row] = self._rows(cursor, self._claim_handed_out, parameters)
-            if row.pop("was_handed") and row["withdrawn"]:
-                continue  # the job was changed while this waited: maybe by this claim, sent before
-            if row["granted"] is None:
-                if row["withdrawn"]:
-                    return None
-                continue  # another claim has inserted the task's row meanwhile
-            answer = ClaimAnswer(**row)
-            if not answer.looks_free:  # or else another claim won while this one waited for it
-                return answer
         raise TaskLockError(
             f"task {request.task_name!r}: its row can be neither read nor inserted, although "
             "PostgreSQL reports no error; is there a policy or a trigger on the task lock table?"
@@ -223,13 +194,13 @@ class TaskLockProtocol:
         times: ReadTimes,
         most: int | None = None,
     ) -> dict[UUID, ClaimAnswer]:
-        """Try to take many tasks, each for one run time and each only once in the batch.
+        """Claim several tasks, each for one run time and each only once in the batch.
 
-        :param lags: of each request, in place of the one in ``times``
-        :param most: how many are granted at most, in this order; ``None``: all that may be
-        :return: the answers by the ids of the requests. One that is missing has no row: see
-            :meth:`first_claim_many`. One that looks free is to be asked again: somebody else has
-            its row locked, or others before it were granted.
+        :param lags: the lag of each request, in place of the one in ``times``
+        :param most: limits how many claims are granted, in this order; ``None``: no limit
+        :return: the answers by the claim ids of the requests. A claim of a task without a row has
+            no answer, see :meth:`first_claim_many`. If a row looks free, the claim is to be sent
+            again: another session has the row locked, or earlier claims have reached the limit.
         """
         asked = (r.parameters(lag) for r, lag in zip(requests, lags, strict=True))
         if most is None:
@@ -244,10 +215,11 @@ class TaskLockProtocol:
         times: ReadTimes,
         most: int | None = None,
     ) -> dict[UUID, ClaimAnswer]:
-        """Try to take many tasks that have no row. See :meth:`claim_many`.
+        """Claim several tasks that have no row. See :meth:`claim_many`.
 
-        :return: the answers by the ids of the requests. One that looks free is to be asked again:
-            it has a row by now, it was asked for too late, or others before it were granted.
+        :return: the answers by the claim ids of the requests. If a row looks free, the claim is to
+            be sent again: the task has a row by now, the claim came after its ``not_after``, or
+            earlier claims have reached the limit.
         """
         asked = (r.parameters(lag) for r, lag in zip(requests, lags, strict=True))
         if most is None:
@@ -266,34 +238,6 @@ class TaskLockProtocol:
         parameters = {**statements.many(in_order), **times.parameters, "most": most}
         return self._answers(cursor, statement, parameters)
 
-    def find_taken(
-        self,
-        cursor: Any,
-        requests: Sequence[ClaimRequest],
-        lags: Sequence[float],
-        times: ReadTimes,
-    ) -> dict[UUID, ClaimAnswer]:
-        """Tell which of many claims would be refused, since their windows are taken.
-
-        It changes nothing. See :meth:`claim_many`.
-
-        :return: their answers. One that is missing may be granted, or cannot be asked for, by its
-            name or by what is in its row.
-        """
-        asked = [
-            request.window_parameters(lag)
-            for request, lag in zip(requests, lags, strict=True)
-            if not lacking(cursor.connection, request.task_name)
-        ]
-        try:
-            return self._claims(cursor, self._find_taken, asked, times)
-        except _ERROR_OF_ONE:
-            half = len(requests) // 2
-            if not half:
-                return {}
-            first = self.find_taken(cursor, requests[:half], lags[:half], times)
-            return first | self.find_taken(cursor, requests[half:], lags[half:], times)
-
     def _claims(
         self,
         cursor: Any,
@@ -304,29 +248,53 @@ class TaskLockProtocol:
         parameters = {**statements.many(asked), **times.parameters}
         return self._answers(cursor, statement, parameters)
 
+    def claim_and_move(
+        self,
+        cursor: Any,
+        requests: Sequence[ClaimRequest],
+        times: ReadTimes,
+        most: int,
+    ) -> dict[UUID, ClaimAnswer]:
+        """Claim the tasks of stored jobs, each only once, and move the jobs to later run times.
+
+        :param requests: the requests, each with its ``move``
+        :param most: limits how many claims are granted, in this order
+        :return: the answers by the claim ids of the requests. If a row looks free, the claim is to
+            be sent again: another session has the job or the task locked, or earlier claims have
+            reached the limit.
+        """
+        asked = (
+            {**request.parameters(0.0), **request.move.parameters, "position": position}
+            for position, request in enumerate(requests)
+            if request.move is not None
+        )
+        limits = {"most": most, "count": len(requests)}
+        parameters = {**statements.many(asked), **times.parameters, **limits}
+        return self._answers(cursor, self._claim_and_move, parameters)
+
     def take_over_many(
         self,
         cursor: Any,
         requests: Sequence[TakeoverRequest],
         times: ReadTimes = IN_TIME,
     ) -> dict[UUID, ClaimAnswer]:
-        """Try to take over many claims, each of another task.
+        """Take over several dead runs, each of another task.
 
-        :return: the answers by the ids of the requests. One that is missing has no row any more.
-            One that looks dead as before is to be asked again: somebody else has its row locked, or
-            it was asked for too late.
+        :return: the answers by the claim ids of the requests. A takeover of a task without a row
+            has no answer. If a run still looks dead, the takeover is to be sent again: another
+            session has the row locked, or the takeover came after its ``not_after``.
         """
         asked = statements.many(request.parameters for request in requests)
         parameters = {**asked, "stable": times.stable, "not_after": times.not_after}
         return self._answers(cursor, self._take_over_many, parameters)
 
     def release(self, cursor: Any, request: ReleaseRequest) -> ReleaseAnswer | None:
-        """End a claim. ``None`` means that it no longer stood, and that nothing was changed."""
-        hands_over = request.end.ending is Ending.HAND_OVER
+        """Release a claim. Return ``None`` if the claim no longer stood, so nothing was changed."""
+        hands_over = request.end.window is WindowAfter.HAND_OVER
         statement = self._hand_over if hands_over else self._release
         cursor.row_factory = tuple_row
         query = self._query(statement, request.parameters)
-        try:  # as in `_execute`, with a frame less
+        try:  # the same as in `_execute`, which is not called, because a call takes time
             cursor.execute(*query)
         except (psycopg.DatabaseError, UnicodeError) as error:
             self._execute_without_history(cursor, statement, request.parameters, error)
@@ -338,10 +306,10 @@ class TaskLockProtocol:
     def release_many(
         self, cursor: Any, requests: Sequence[ReleaseRequest]
     ) -> dict[UUID, ReleaseAnswer | None]:
-        """End many claims, each of another task.
+        """Release several claims, each of another task.
 
-        :return: the answers of the claims that stood, by claim id. ``None``: somebody else has the
-            row locked; it is to be sent again.
+        :return: the answers of the claims that stood, by claim id. ``None``: another session has
+            the row locked, and the release is to be sent again.
         """
         asked = statements.many(request.parameters for request in requests)
         cursor.row_factory = tuple_row
@@ -355,9 +323,10 @@ class TaskLockProtocol:
     def end_lease(
         self, cursor: Any, task_name: str, claim_id: UUID, holders: Sequence[str]
     ) -> ReleaseAnswer | None:
-        """End the lease of a run whose holder, one of these, is known to be dead.
+        """End the lease of a run that is known to be dead.
 
-        :return: the task's row, or ``None`` if the claim no longer stood
+        :param holders: the replicas that may have claimed the run
+        :return: the task's row; ``None`` if the claim no longer stood
         """
         parameters = {"task_name": task_name, "claim_id": claim_id, "holders": list(holders)}
         cursor.row_factory = tuple_row
@@ -366,14 +335,17 @@ class TaskLockProtocol:
         return answer
 
     def give_up(self, cursor: Any, task_name: str, claim_id: UUID) -> bool:
-        """Finish a dead run that is not to be run again; tell whether this replica did."""
+        """Give up a dead run; return whether this call has finished it."""
         parameters = {"task_name": task_name, "claim_id": claim_id}
         return bool(self._execute(cursor, self._give_up, parameters).rowcount)
 
     def extend(
         self, cursor: Any, task_name: str, claim_id: UUID, by: float, lease: float | None
     ) -> LockTimes | None:
-        """Move the end of a claim's maximum lock by seconds. ``None``: it stands no more."""
+        """Move the end of a maximum lock. Return ``None`` if the claim no longer stands.
+
+        :param by: by how many seconds to move it
+        """
         parameters = {"task_name": task_name, "claim_id": claim_id, "by": by, "lease": lease}
         cursor.row_factory = class_row(LockTimes)
         times: LockTimes | None
@@ -381,9 +353,9 @@ class TaskLockProtocol:
         return times
 
     def renew(self, cursor: Any, renewals: Sequence[Renewal]) -> dict[UUID, LockTimes]:
-        """Let claims stand for another lease each.
+        """Renew claims.
 
-        :return: when each of them ends now, by claim id. One that is missing stands no more.
+        :return: the new ends of the claims, by claim id. A missing claim no longer stands.
         """
         parameters = {
             "task_names": [renewal.task_name for renewal in renewals],
@@ -397,11 +369,13 @@ class TaskLockProtocol:
     def read(
         self, cursor: Any, task_names: Sequence[str], always: Sequence[str] = ()
     ) -> tuple[list[RunState], datetime]:
-        """Return which of these tasks have a dead run, and the database's time.
+        """Return the rows of tasks that need an action, such as a takeover.
 
-        :param always: tasks whose last run is returned whatever its state
-        :raises TaskLockDatabaseError: the server is read-only. While nobody can renew or release,
-            a run that looks dead need not be; and what a standby shows may be old.
+        Also return the database's time.
+
+        :param always: the tasks whose rows are returned in any case
+        :raises TaskLockDatabaseError: the server is read-only. Its rows are not used, because
+            holders cannot renew their leases there, and a standby's rows may be old.
         """
         stored = [name for name in task_names if not lacking(cursor.connection, name)]
         rows = self._read_rows(cursor, stored, list(always))
@@ -414,20 +388,20 @@ class TaskLockProtocol:
     def _read_rows(
         self, cursor: Any, task_names: list[str], always: list[str]
     ) -> list[dict[str, Any]]:
-        """Return the rows of the tasks, but for those that cannot be asked for."""
+        """Return the rows of the tasks, without rows that PostgreSQL cannot compute with."""
         always = list(set(always).intersection(task_names))
         parameters = {"task_names": task_names, "always": always}
         try:
             return self._rows(cursor, self._read, parameters)
         except _ERROR_OF_ONE:
-            # The claims of its job say so.
+            # The error is not logged here, because the claims of the job log it.
             if len(task_names) == 1:
                 return self._read_rows(cursor, [], [])
             half = len(task_names) // 2
             rows = self._read_rows(cursor, task_names[:half], always)
             return rows + self._read_rows(cursor, task_names[half:], always)
 
-    def claim_requested(
+    def claim_manual(
         self,
         cursor: Any,
         request: ManualRequest,
@@ -435,24 +409,26 @@ class TaskLockProtocol:
         stable: bool,
         not_after: datetime | None = None,
     ) -> ClaimAnswer | None:
-        """Try to begin a run that was asked for by hand. ``None``: the task has no row any more.
+        """Claim a manual run. Return ``None`` if the task has no row any more.
 
-        :param stable: as of :class:`ReadTimes`, like what follows
+        :param stable: as in :class:`ReadTimes`
+        :param not_after: as in :class:`ReadTimes`
         """
         parameters = {**request.parameters(stable=stable), "not_after": not_after}
         answer: ClaimAnswer | None = None
         for _ in range(MOST_LOOKS):
             cursor.row_factory = tuple_row
-            self._execute(cursor, self._claim_requested, parameters)
-            answer = self._claim_requested.one(cursor)
+            self._execute(cursor, self._claim_manual, parameters)
+            answer = self._claim_manual.one(cursor)
             if answer is None or not answer.looks_free:
-                break  # or else another claim won while this one waited for its row
+                break
+            # The row looks free, because another claim was granted while this statement waited.
         return answer
 
     def register(self, cursor: Any, tasks: Sequence[Registration]) -> list[Registered]:
-        """Tell of the tasks that a replica has; each once. Return what became of each.
+        """Register the tasks of a replica, each once; return an answer for each.
 
-        One whose name cannot be stored is missing, and an error is logged.
+        A task whose name cannot be stored has no answer, and an error is logged.
         """
         problems = [unstorable(cursor.connection, task.task_name) for task in tasks]
         for problem in filter(None, problems):
@@ -465,7 +441,7 @@ class TaskLockProtocol:
         try:
             rows = self._rows(cursor, self._register, asked)
         except _ERROR_OF_ONE as error:
-            # The claims of its job say so, too.
+            # Log at the level INFO, because the claims of the job log an error.
             if len(tasks) == 1:
                 logger.info("Task %r is not registered: %s", tasks[0].task_name, one_line(error))
                 return []
@@ -473,7 +449,8 @@ class TaskLockProtocol:
             first = self._register_stored(cursor, tasks[:half])
             return first + self._register_stored(cursor, tasks[half:])
         found = {row["task_name"]: Registered(**row) for row in rows}
-        # Another replica may have registered one in the same moment: its row is not seen yet.
+        # A task is missing in the rows if another replica has inserted the task's row in the same
+        # moment. Such a task is to be registered again.
         return [
             found.get(task.task_name) or Registered(task.task_name, again=True) for task in tasks
         ]
@@ -488,13 +465,12 @@ class TaskLockProtocol:
         rejected: Sequence[str] = (),
         running: Sequence[RunningRun] = (),
     ) -> tuple[datetime, int]:
-        """Say that this replica is alive, and which tasks it has.
+        """Report this replica as alive, with its tasks.
 
-        :return: when its id started, and how many replicas are alive
-
-        :param started_at: what this returned the first time; ``None`` then
-        :param rejected: what the database rejects of its work
-        :param running: what runs there
+        :param started_at: the start that the first call returned; ``None`` in the first call
+        :param rejected: the replica's rejected work, with the remedies
+        :param running: the replica's runs that go on
+        :return: when the replica started, and how many replicas are alive
         """
         connection = cursor.connection
         parameters = {
@@ -510,44 +486,47 @@ class TaskLockProtocol:
         return row["started_at"], row["live"]
 
     def _fitting(self, names: list[str]) -> list[str]:
-        """Return as many names as a replica's row takes, and warn once of the rest."""
+        """Return the names that fit into a replica's row, and warn once if some do not fit."""
         sizes = accumulate(len(name.encode()) for name in names)
-        count = sum(size <= MOST_TOLD for size in sizes)
-        if count < len(names) and not self._has_told_of_most:
-            self._has_told_of_most = True
+        count = sum(size <= LONGEST_TASK_LIST for size in sizes)
+        if count < len(names) and not self._has_warned:
+            self._has_warned = True
             logger.warning(
-                "Of %s tasks of this replica, operators are told of %s: their names are too long "
-                "for its row",
+                "Of %s tasks of this replica, operators see only %s, because the names are too "
+                "long for the replica's row",
                 len(names),
                 count,
             )
         return names[:count]
 
     def retire(self, cursor: Any, successor_of: Sequence[str], dropped: Sequence[str]) -> None:
-        """Let nobody wait any more for tasks that no replica has, if they were removed.
+        """Retire removed tasks that no live replica has, so that they are not overdue.
 
-        :param successor_of: the tasks that it has, if what a replica before it had, and it has not,
-            was removed
-        :param dropped: the tasks that it had, and that were removed here
+        :param successor_of: this replica's tasks; none while this replica may not have all of its
+            jobs yet. A stopped replica's task that is not among these tasks was removed.
+        :param dropped: the tasks whose jobs were removed on this replica
         """
         tasks = {"tasks": list(successor_of), "dropped": list(dropped)}
         self._execute(cursor, self._retire, tasks)
 
     def stop_replica(self, cursor: Any, running: Sequence[RunningRun] = ()) -> None:
-        """Say that this replica stops, and what it still runs."""
+        """Report that this replica stops, and which of its runs still go on."""
         self._execute(cursor, self._stop_replica, {"running": _reported(running)})
 
     def remove_replicas(self, cursor: Any, age: float) -> None:
-        """Delete the replicas that were last seen so many seconds ago."""
+        """Delete replicas without a sign of life for so many seconds."""
         self._execute(cursor, self._remove_replicas, {"age": age})
 
     def shorten_history(self, cursor: Any, task_names: Sequence[str]) -> None:
-        """Delete what is left of these tasks' history from when it was longer than now."""
+        """Delete the entries beyond the length of these tasks' histories."""
         if self._shorten_history is not None:
             self._execute(cursor, self._shorten_history, {"names": list(task_names)})
 
     def prune(self, cursor: Any, age: float) -> int:
-        """Delete rows of one-off jobs that were over so many seconds ago; return how many."""
+        """Delete the rows of one-off jobs that ended so long ago; return how many were deleted.
+
+        :param age: the least seconds since a job's end
+        """
         return int(self._execute(cursor, self._prune, {"age": age}).rowcount)
 
     def _execute(self, cursor: Any, statement: Statement, parameters: Mapping[str, object]) -> Any:
@@ -562,7 +541,7 @@ class TaskLockProtocol:
     def _query(
         self, statement: Statement, parameters: Mapping[str, object]
     ) -> tuple[str | bytes, list[object]]:
-        """Return what is sent, and the values of its parameters."""
+        """Return the query to send, and the values of its parameters."""
         if (
             isinstance(statement, RecordingStatement)
             and statement.recording
@@ -572,11 +551,11 @@ class TaskLockProtocol:
         return statement.query, statement.arguments({**self._own, **parameters})
 
     def _history_of(self, statement: Statement) -> str:
-        """Return what is rejected with a statement's history."""
+        """Return the kind of work to which a statement's write to the run history belongs."""
         return OLD_HISTORY if statement is self._prune else RUN_HISTORY
 
     def _note_taken(self, statement: Statement, query: str | bytes) -> None:
-        """Note that PostgreSQL has taken a statement, maybe with its history."""
+        """Note that PostgreSQL has taken an entry of the run history, if the statement had one."""
         if self._rejections.any and query is not statement.query:
             self._rejections.end(self._history_of(statement))
 
@@ -587,22 +566,24 @@ class TaskLockProtocol:
         parameters: Mapping[str, object],
         error: psycopg.DatabaseError | UnicodeError,
     ) -> Any:
-        """Send a statement again that failed by its history; the lock does not depend on that.
+        """Send a failed statement again without its entry in the run history.
 
-        :raises psycopg.DatabaseError: it has another reason
-        :raises UnicodeError: likewise
+        The statement is sent again only if the entry may be the reason of the failure.
+
+        :raises psycopg.DatabaseError: the statement failed for another reason
+        :raises UnicodeError: the statement failed for another reason
         """
         is_set_up_wrong = isinstance(error, psycopg.ProgrammingError)
         if (
             not (isinstance(statement, RecordingStatement) and statement.recording)
             or self._rejections.is_left_out(self._history_of(statement))
             or as_unavailable(error) is not None
-            # A batch is sent again one by one, on account of one entry.
+            # A batch with one wrong entry is split, so that the other entries are written.
             or (statement.is_batch and not is_set_up_wrong)
         ):
             raise error
         if isinstance(error, (UnicodeError, psycopg.DataError)) and "error" in parameters:
-            # What an exception says has characters that the database's encoding lacks.
+            # An exception's message may have characters that the database's encoding lacks.
             parameters = {
                 name: _ascii(value) if name in ("error", "error_type") else value
                 for name, value in parameters.items()
@@ -617,7 +598,7 @@ class TaskLockProtocol:
     def _answers(
         self, cursor: Any, statement: Statement, parameters: Mapping[str, object]
     ) -> dict[UUID, ClaimAnswer]:
-        """Return the answers to many claims or takeovers, by the ids of the requests."""
+        """Return the answers to several claims or takeovers, by the claim ids of the requests."""
         cursor.row_factory = tuple_row
         self._execute(cursor, statement, parameters)
         return statement.by_claim_id(cursor)
@@ -631,7 +612,7 @@ class TaskLockProtocol:
 
 
 def _ascii(text: object) -> object:
-    """Return a text as every database can store it."""
+    """Return a text in a form that each database can store."""
     if not isinstance(text, str):
         return text
     return text.encode("ascii", "replace").decode().replace("\0", "?")
@@ -644,24 +625,25 @@ def note_rejected_history(
     what: str,
     error: psycopg.DatabaseError | UnicodeError,
 ) -> None:
-    """Note that what was written or deleted of the run history was rejected, and why.
+    """Note that a write or a deletion of the run history was rejected, and why.
 
-    :param cursor: that it was sent on
-    :param what: as of :meth:`Rejections.begin`
+    :param cursor: the cursor of the rejected statement
+    :param what: as in :meth:`Rejections.begin`
     """
     problem: TaskLockSchemaError | None = None
-    told: Exception | str = f"PostgreSQL does not take its entries: {one_line(error)}"
-    with suppress(psycopg.Error):  # on a cursor of its own: the other has answers to be read
+    reason: Exception | str = f"PostgreSQL does not take its entries: {one_line(error)}"
+    with suppress(psycopg.Error):  # a second cursor, because the first has answers to be read
         beside = raw_cursor(cursor.connection)
         problem = find_problem(beside, task_lock, run_table(task_lock), None)
         if problem is not None:
-            told = problem
+            reason = problem
         elif isinstance(error, psycopg.errors.InsufficientPrivilege):
-            told = explain_refusal(beside, error, task_lock, None)
+            reason = explain_missing_rights(beside, error, task_lock, None)
     rejections.begin(
         what,
-        told,
+        reason,
         quiet=what == OLD_HISTORY,
         until_taken=problem is None,
-        leave_out=isinstance(error, psycopg.ProgrammingError),  # else the entry alone is wrong
+        # After an error of another class the next entry is tried, because only this entry is wrong.
+        leave_out=isinstance(error, psycopg.ProgrammingError),
     )

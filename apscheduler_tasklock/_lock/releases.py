@@ -1,36 +1,35 @@
-"""Releases: sent until they have arrived, or until the claim has ended by itself."""
+"""Releases of claims, which are sent until they have arrived or the maximum lock has ended."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from math import inf
 from typing import Any
 
-from apscheduler_tasklock._database.asked import Asked
+from apscheduler_tasklock._database.awaited_ticket import AwaitedTicket
 from apscheduler_tasklock._database.deadline import Deadline
-from apscheduler_tasklock._database.errors import RowLockedError, is_rolled_back
 from apscheduler_tasklock._database.requests import Outcome, Request
+from apscheduler_tasklock._database.sqlstates import RowLockedError, is_rolled_back
 from apscheduler_tasklock._database.timings import Timings
-from apscheduler_tasklock._lock.messages import ReleaseAnswer, ReleaseRequest
-from apscheduler_tasklock._lock.stand_in import LockProtocol
+from apscheduler_tasklock._lock.protocol_messages import ReleaseAnswer, ReleaseRequest
+from apscheduler_tasklock._lock.test_doubles import LockProtocol
 from apscheduler_tasklock._values import logger_of
 from apscheduler_tasklock.errors import TaskLockDatabaseError
 
 logger = logger_of(__name__)
 
-# Seconds after which a release that could not be sent is sent again at a shutdown.
+# Limits the pause before a failed release is sent again at a shutdown, in seconds.
 CLOSING_INTERVAL = 0.2
 
 _NOTHING_FOUND: Outcome[ReleaseAnswer | None] = Outcome(None)
 
 
 class Release(Request[ReleaseAnswer | None]):
-    """A claim that is to be ended. The answer is ``None`` if it no longer stood.
+    """The request that releases a claim. The answer is ``None`` if the claim no longer stood.
 
-    :param request: the claim, and how it is to be ended
-    :ivar in_doubt: whether it may have ended the claim without an answer having come
+    :param request: the claim, and its run's outcome
+    :ivar in_doubt: whether the claim may be released although no answer came
     """
 
     def __init__(self, protocol: LockProtocol, request: ReleaseRequest) -> None:
@@ -41,18 +40,18 @@ class Release(Request[ReleaseAnswer | None]):
         self.in_doubt = False
 
     def note_failure(self, error: BaseException) -> None:
-        """Note whether it may have ended the claim all the same."""
+        """Note whether the claim may be released although the statement failed."""
         self.in_doubt = self.in_doubt or not is_rolled_back(error)
 
     def send(self, cursor: Any) -> ReleaseAnswer | None:
-        """End the claim."""
+        """Release the claim."""
         return self._protocol.release(cursor, self.request)
 
     @classmethod
     def send_together(
         cls, cursor: Any, requests: Sequence[Release]
     ) -> list[ReleaseAnswer | TaskLockDatabaseError | None]:
-        """End several claims in one statement."""
+        """Release several claims in one statement."""
         asked = [each.request for each in requests]
         answers = requests[0]._protocol.release_many(cursor, asked)
         locked = RowLockedError("another session has the task's row locked")
@@ -62,36 +61,36 @@ class Release(Request[ReleaseAnswer | None]):
         ]
 
 
-@dataclass(frozen=True)
-class PendingRelease:
-    """A release that has not arrived yet, or of which no answer came. Can be pickled.
+class LeaseEnd(Release):
+    """The request that ends the lease of a dead run. Each request has a statement of its own.
 
-    :ivar request: the claim, and how it is to be ended
-    :ivar until: when it need not be sent any more, on the monotonic clock, which the processes of a
-        machine share
+    :param holder: the replica that has claimed the run
     """
 
-    request: ReleaseRequest
-    until: float
+    def __init__(self, protocol: LockProtocol, request: ReleaseRequest, holder: str) -> None:
+        super().__init__(protocol, request)
+        self.kind = None
+        self._holder = holder
 
-    @property
-    def task_name(self) -> str:
-        """The task's name."""
-        return self.request.task_name
+    def send(self, cursor: Any) -> ReleaseAnswer | None:
+        """End the lease. The answer is ``None`` if the claim no longer stood."""
+        request = self.request
+        return self._protocol.end_lease(cursor, request.task_name, request.claim_id, [self._holder])
 
 
 def _nothing() -> None:
     pass
 
 
-class ReleaseTicket(Asked[ReleaseAnswer | None, "ReleaseAnswer | None"]):
-    """A release on its way, which goes before a later claim of its task.
+class ReleaseTicket(AwaitedTicket[ReleaseAnswer | None, "ReleaseAnswer | None"]):
+    """The ticket of a release, which is sent before the next claim of its task.
 
-    :param until: when it need not be sent any more, on the monotonic clock
-    :param is_hurried: tells whether somebody waits for all that is pending, as at a shutdown
-    :param on_taken: called when the database's thread has it
-    :param stays_until: when it is sent once more if it finds nothing: a claim in doubt may be held
-        up on its way, and granted after the release that is to end it
+    :param until: when the release expires, on the monotonic clock
+    :param is_hurried: returns whether a shutdown waits for the pending releases
+    :param on_taken: called when the database's thread has taken the ticket
+    :param stays_until: for a claim in doubt: the time at which the release is sent once more if it
+        has found no claim. The claim may have been delayed on its way, and granted after the
+        release.
     """
 
     ends_with_claiming = False
@@ -126,13 +125,14 @@ class ReleaseTicket(Asked[ReleaseAnswer | None, "ReleaseAnswer | None"]):
         self._stays_until = stays_until
 
     def taken(self) -> None:
-        """Renew the claim no longer."""
+        """Call ``on_taken``, which stops the renewals of a held claim."""
         self._on_taken()
 
     def stays(self, outcome: Outcome[ReleaseAnswer | None], now: float) -> bool:
-        """Tell whether the claim may still have been on its way to the database when this was sent.
+        """Return whether to send this release again, because the claim may be granted after it.
 
-        Not whether it is now: this process may have been stopped before it saw the answer.
+        The time when the release was sent decides, and not the time of its answer, because this
+        process may have been paused before it got the answer.
         """
         is_last = self._is_hurried() or self.sent_at >= self._stays_until
         if is_last or outcome != _NOTHING_FOUND:
@@ -142,23 +142,21 @@ class ReleaseTicket(Asked[ReleaseAnswer | None, "ReleaseAnswer | None"]):
 
     @property
     def backoff(self) -> Sequence[float]:  # type: ignore[override]  # a class's is fixed
-        """The pauses while the database is unavailable: the first is within ``patience``."""
+        """The pauses while the database is unavailable, in seconds.
+
+        The first two pauses together are shorter than the ``patience`` of the waiter.
+        """
         if self._is_hurried():
             return (CLOSING_INTERVAL,)
         return (0.05, 0.1, self._timings.release_interval)
 
     @property
     def rejected_backoff(self) -> Sequence[float]:  # type: ignore[override]  # a class's is fixed
-        """The pause after which it is sent again that was rejected; at a shutdown it is not."""
+        """The pause before a rejected release is sent again; none at a shutdown."""
         return () if self._is_hurried() else (self._timings.rejected_interval,)
 
-    @property
-    def pending(self) -> PendingRelease:
-        """What another process needs to send it."""
-        return PendingRelease(self.release.request, self.tried_until)
-
     def finish(self, outcome: Outcome[ReleaseAnswer | None]) -> None:
-        """Tell whoever waits, or that it has not arrived."""
+        """Report the outcome, and log a release that has not arrived."""
         if outcome.error is not None:
             if time.monotonic() >= self.tried_until - CLOSING_INTERVAL:
                 logger.warning(
@@ -167,8 +165,8 @@ class ReleaseTicket(Asked[ReleaseAnswer | None, "ReleaseAnswer | None"]):
                 )
             else:
                 logger.warning(
-                    "The lock of task %r was not released, or no answer said so: it stands until "
-                    "its lease ends, or its maximum lock",
+                    "The lock of task %r was not released, or the answer was lost: the lock stands "
+                    "until its lease or its maximum lock ends",
                     self.request.task_name,
                 )
         super().finish(outcome)

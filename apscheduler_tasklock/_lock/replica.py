@@ -1,4 +1,7 @@
-"""What the users of one scheduler share of a database: its connection, and what is known of it."""
+"""Replicas: what a scheduler's executors and job store share, above all the connection.
+
+An executor, a job store or a ``TaskLocks`` is a *user* of its replica.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Any
 from uuid import UUID
 from weakref import WeakKeyDictionary
@@ -14,37 +18,48 @@ from sqlalchemy import Engine
 from sqlalchemy.engine import URL
 
 from apscheduler_tasklock._database.connection import attempt_limit, turn_limit
-from apscheduler_tasklock._database.deadline import Closing
 from apscheduler_tasklock._database.outage import Outage
 from apscheduler_tasklock._database.rejections import Rejections
 from apscheduler_tasklock._database.session import NoSession, Session, make_session
 from apscheduler_tasklock._database.thread import DatabaseThread
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._database.url import as_url, describe
-from apscheduler_tasklock._lock.clock import DatabaseClock
+from apscheduler_tasklock._lock.database_clock import DatabaseClock
 from apscheduler_tasklock._lock.heartbeat import Heartbeat
-from apscheduler_tasklock._lock.messages import LockTimes, Renewal
 from apscheduler_tasklock._lock.protocol import HISTORY, TaskLockProtocol
-from apscheduler_tasklock._lock.stand_in import LockProtocol, StandIn
+from apscheduler_tasklock._lock.protocol_messages import LockTimes, Renewal
+from apscheduler_tasklock._lock.test_doubles import LockProtocol, StandIn
+from apscheduler_tasklock._shutdown import Closing
 from apscheduler_tasklock.errors import TaskLockError, TaskLockOptionError
 from apscheduler_tasklock.lock import HeldLock
 from apscheduler_tasklock.schema.check import explain_rejection, lock_query
 from apscheduler_tasklock.schema.table import DEFAULT_TABLE, task_lock_table
 
 
+@dataclass
+class ReleaseLimit:
+    """Says when waiting releases expire, on the monotonic clock.
+
+    :ivar over_at: when the releases expire; ``inf``: no close has begun, so no release expires
+    """
+
+    over_at: float = inf
+
+
 @dataclass(frozen=True)
 class LockSettings:
-    """What a replica's task locks are made with.
+    """The settings of a client.
 
-    :ivar database: a URL, which holds the password, or an application's engine
-    :ivar replica_id: who claims, shown in logs
-    :ivar claim_timeout: seconds for which a claim is tried while the database is unavailable
-    :ivar schema: schema of the task lock table; ``None`` leaves it to the ``search_path``
-    :ivar table: name of the task lock table
+    :ivar database: a URL, which may have a password, or an application's engine
+    :ivar replica_id: the replica's id, shown in logs
+    :ivar claim_timeout: limits how long a claim is tried while the database is unavailable, in
+        seconds
+    :ivar schema: the schema of the task lock table; ``None``: the ``search_path`` decides
+    :ivar table: the name of the task lock table
     :ivar history: how many runs of each task the run history keeps; 0: none
-    :ivar redact: returns what the run history keeps of an exception. Not compared: a worker
-        process gets a copy with each run, and has one connection for all that are alike.
-    :ivar stand_in: what decides in place of the database, in an application's tests
+    :ivar redact: called with a failed run's exception; returns the message that the run history
+        keeps, or ``None``
+    :ivar stand_in: stands in for the database in an application's tests
     :ivar is_named: whether the application has given the replica's id
     """
 
@@ -54,30 +69,32 @@ class LockSettings:
     schema: str | None = None
     table: str = DEFAULT_TABLE
     history: int = HISTORY
-    redact: Callable[[BaseException], str | None] = field(default=str, compare=False)
+    redact: Callable[[BaseException], str | None] = str
     timings: Timings = field(default_factory=Timings)
     stand_in: StandIn | None = None
     is_named: bool = True
 
     def for_process(self) -> LockSettings:
-        """Return the settings of a worker process, which can be pickled."""
-        return replace(self, database=as_url(self.database))
+        """Return settings that can be pickled, with which a worker process extends locks."""
+        return replace(self, database=as_url(self.database), redact=str)
 
 
 class Replica:
-    """A connection to a database, the thread that owns it, and what is known of the database.
+    """A replica: the connection, the thread that owns it, and the state of the database.
 
-    The executors and the job store of one scheduler share it where they name the same place. It is
-    ready when it is made, and is closed once, by its last user. A forked child makes its own.
+    The executors and the job store of one scheduler share a replica if they use the same database,
+    table and replica id. A replica is ready when it is made, and is closed once, by its last user.
+    A forked child makes a replica of its own.
 
-    :param settings: of whoever starts first
+    :param settings: the settings of the first user
     :raises TaskLockOptionError: the task lock cannot use the database
-    :ivar closing: says when all users have stopped claiming
-    :ivar database: the thread
-    :ivar clock: what is known of the database's clock
-    :ivar outage: what is known of its outages
-    :ivar rejections: what it rejects of this replica's work now
-    :ivar heartbeat: what is renewed; the thread has it
+    :ivar closing: says whether all users have stopped claiming
+    :ivar release_limit: the time limit of releases that any user begins now
+    :ivar database: the database's thread
+    :ivar clock: the bound of the database's time
+    :ivar outage: whether the database is available, and its rows are believed
+    :ivar rejections: the work of this replica that the database rejects now
+    :ivar heartbeat: the renewals, used in the database's thread only
     """
 
     def __init__(self, settings: LockSettings) -> None:
@@ -88,6 +105,7 @@ class Replica:
         self.pid = os.getpid()
         self.closing = Closing()
         self._users: list[Closing] = []
+        self.release_limit = ReleaseLimit()
         self.attempt = attempt_limit(settings.claim_timeout, settings.timings.longest_answer)
         self.outage = Outage(self.where, self.attempt, settings.timings)
         self.rejections = Rejections(settings.timings.rejected_interval)
@@ -102,10 +120,11 @@ class Replica:
             self.closing,
             self.heartbeat,
             turn_limit(settings.claim_timeout),
+            settings.timings,
         )
 
     def _make_session(self) -> Session:
-        """Return the connection."""
+        """Return the session: the one connection, or a stand-in's session without a connection."""
         settings = self.settings
         if settings.stand_in is not None:
             return NoSession(self.attempt)
@@ -119,7 +138,7 @@ class Replica:
         )
 
     def protocol(self, settings: LockSettings) -> LockProtocol:
-        """Return the statements of one of its users."""
+        """Return the protocol of one user."""
         if settings.stand_in is not None:
             return settings.stand_in.protocol(settings.replica_id)
         return TaskLockProtocol(
@@ -130,30 +149,32 @@ class Replica:
         )
 
     def explain(self, error: Any) -> TaskLockError:
-        """Return what to raise for an error of PostgreSQL's."""
+        """Return the error to raise for a statement that PostgreSQL rejects."""
         return explain_rejection(error, self.table, self._url.username, self.where)
 
     def join(self, closing: Closing) -> None:
-        """Be used by one more, until its claiming is stopped."""
+        """Add a user, which counts until its claiming is stopped."""
         self._users = [user for user in self._users if not user.stopped] + [closing]
+
+    def leave(self, closing: Closing) -> bool:
+        """Remove a user, which is closed; return whether it was the last one."""
+        self._users = [user for user in self._users if user is not closing]
+        return not self._users
 
     @property
     def is_over(self) -> bool:
-        """Whether nobody uses it any more, or those who do are in another process."""
+        """Whether all users have stopped claiming, or this is a forked child's copy."""
         return self.closing.stopped or self.pid != os.getpid()
 
-    def note_stopped(self, stop: Callable[[Closing], object] = Closing.stop) -> None:
-        """Note that one of its users has stopped claiming.
-
-        :param stop: how the others hear of it, if it was the last one
-        """
-        if all(user.stopped for user in list(self._users)):
-            stop(self.closing)
+    def note_stopped(self) -> None:
+        """Stop the claiming of the replica, if all users have stopped theirs."""
+        if all(user.stopped for user in list(self._users)):  # also true if there are no users
+            self.closing.stop()
 
     def is_shared_by(self, settings: LockSettings) -> bool:
-        """Tell whether somebody with these settings is a user of this replica.
+        """Return whether a client with these settings can be a user of this replica.
 
-        :raises TaskLockOptionError: it is, and would connect in another way
+        :raises TaskLockOptionError: the client uses the same database, but connects in another way
         """
         own = self.settings
         if own.stand_in is not None or settings.stand_in is not None:
@@ -175,17 +196,19 @@ class Replica:
             raise TaskLockOptionError(
                 "an executor or job store of this scheduler connects to the same database with "
                 f"{mine.render_as_string()!r}, and another one with "
-                f"{others.render_as_string()!r}; they share one connection, so give both the same "
-                "URL, or a replica_id of its own to one of them"
+                f"{others.render_as_string()!r}; the two share one connection, so give both the "
+                "same URL, or give one of them a replica_id of its own"
             )
         return True
 
     def renew(
         self, cursor: Any, held: Sequence[HeldLock], last: frozenset[UUID]
     ) -> dict[UUID, bool]:
-        """Renew claims with one statement; return which stand, and whether each was renewed.
+        """Renew claims with one statement.
 
-        :param last: the ids of those that are renewed for the last time
+        Return the ids of the claims that stand, each with whether the claim was renewed.
+
+        :param last: the ids of the claims that are renewed for the last time
         """
         sent = time.monotonic()
         times = self._protocol.renew(
@@ -202,9 +225,9 @@ class Replica:
 
 
 def note_times(held: HeldLock, times: LockTimes, sent: float) -> None:
-    """Note until when a claim stands.
+    """Note in a held lock until when its claim stands.
 
-    :param sent: when the statement was that says so, on the monotonic clock
+    :param sent: when the statement was sent, on the monotonic clock
     """
     ends_at = sent + (times.run_until - times.database_time).total_seconds()
     held.note_renewal(times.locked_until or held.locked_until, times.run_until, ends_at)
@@ -213,18 +236,18 @@ def note_times(held: HeldLock, times: LockTimes, sent: float) -> None:
 def _without_password(database: str | URL | Engine) -> URL:
     url = as_url(database)
     secret = [name for name in url.query if "password" in name]
-    return url.set(password="").difference_update_query(secret)  # it is none
+    return url.set(password="").difference_update_query(secret)
 
 
-# What the users of each scheduler share. A forked child finds its parent's, which are over there.
+# The replicas of each scheduler. In a forked child the parent's replicas are over; see `is_over`.
 _of_schedulers: WeakKeyDictionary[Any, list[Replica]] = WeakKeyDictionary()
 
 
 def shared_replica(scheduler: Any, settings: LockSettings, own: Replica | None) -> Replica:
-    """Return the replica of a scheduler that somebody with these settings uses from now on.
+    """Return the replica of a scheduler that a client with these settings uses from now on.
 
-    :param own: what they have been using, if it can be used further
-    :raises TaskLockOptionError: a user of it would connect in another way
+    :param own: the client's current replica; ``None`` if that cannot be used any more
+    :raises TaskLockOptionError: another user connects to the same database in another way
     """
     replicas = [each for each in _of_schedulers.get(scheduler, ()) if not each.is_over]
     for each in replicas:

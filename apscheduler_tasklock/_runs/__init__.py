@@ -1,1 +1,1 @@
-"""The life of a run, from when it is due until its worker is free again."""
+"""The jobs' side: runs of jobs, each from its run time until its worker is free again."""

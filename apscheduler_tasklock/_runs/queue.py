@@ -1,200 +1,247 @@
-"""The queue of runs: which are asked for, which are given to a worker, which are missed.
+"""The queue of runs: it decides which runs are claimed, given to the executor, or missed.
 
-A run waits here until a worker is free for it, is claimed, and only then given to the executor. The
-queue only decides. Time, answers and chance come in as arguments, so that it can be driven on a
-clock of any kind.
+A run waits here until a worker is free for it. Then the run is claimed, and given to the executor
+if the claim is granted. The queue only decides. The jobs' thread carries the decisions out, and
+passes in the time, the answers of the database and random pauses, so that a simulation can drive
+the queue on its own clock.
 """
 
 from __future__ import annotations
 
-import heapq
 from bisect import insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from math import inf
 
-from apscheduler_tasklock._runs.run import JobKey, Kind, Run, State, Verdict
+from apscheduler_tasklock._database.retries import LOCKED_BACKOFF
+from apscheduler_tasklock._runs.kept_runs import Outlook
+from apscheduler_tasklock._runs.misfires import is_misfire
+from apscheduler_tasklock._runs.run import Kind, Run, State, Verdict
+from apscheduler_tasklock._runs.workers import Workers
 
-# How many runs one statement asks for at least, and for each free worker: most of them are refused,
-# since other replicas ask for the same.
+# Limit the runs that are asked for at once: `ASKED_PER_WORKER` for each free worker, but at least
+# `FEWEST_ASKED` and at most `MOST_ASKED`. More runs are asked for than workers are free, because
+# other replicas claim the same runs, so that most claims are refused.
 FEWEST_ASKED = 16
 ASKED_PER_WORKER = 4
-# How many at most.
 MOST_ASKED = 256
-# Seconds after which a run is asked for again whose row was locked, by the claim of another replica
-# as a rule; the last one repeats.
-LOCKED_PAUSES = (0.01, 0.02, 0.04, 0.08, 0.16, 0.25)
-# Seconds for which nothing is asked for after the executor did not take a run.
+# Seconds for which no run is claimed or given after the executor did not take a run.
 PAUSE_AFTER_FAILURE = 1.0
-# Seconds for which a run without a lock leaves a worker to those that the database is asked for.
+# Seconds for which a run waits for a worker until a log line says that all workers are busy.
+FULL_AFTER = 10.0
+# Seconds between two log lines that all workers are busy.
+FULL_INTERVAL = 600.0
+# Seconds for which the workers that an ask has reserved stay free for the runs of that ask. After
+# these seconds, a run that needs no lock may get one of these workers.
 PATIENCE = 0.1
 
 
 @dataclass
 class Inputs:
-    """What has happened since the last step.
+    """The inputs of a step: what has happened since the last step.
 
     :ivar came: runs that were submitted
-    :ivar answers: what the database has said of each run of an ask, all of them at once
+    :ivar answers: runs that were asked for, each with its verdict
     :ivar begun: runs that a worker has begun
-    :ivar freed: runs after which a worker is free, and how many seconds each took
-    :ivar failed: runs that the executor did not take, or whose worker did not begin
-    :ivar finished: tasks whose last run has ended or is dead, so that what was kept is asked for
-    :ivar changed: jobs that were paused, removed or rescheduled
-    :ivar workers: how many workers the executor has; ``None``: as many as there are runs
-    :ivar stopped: whether nothing is to be begun any more
+    :ivar freed: runs whose workers are free now, and the seconds that each run took
+    :ivar failed: runs that the executor did not take
+    :ivar kept: kept runs, each with its outlook after a look at its task's row, and with the time
+        at which the look began
+    :ivar workers: how many workers the executor has; ``None``: there is no limit of workers
+    :ivar stopped: whether no run is to begin any more
     """
 
-    came: Sequence[Run] = ()
-    answers: Sequence[tuple[Run, Verdict]] = ()
-    begun: Sequence[Run] = ()
-    freed: Sequence[tuple[Run, float]] = ()
-    failed: Sequence[Run] = ()
-    finished: Sequence[str] = ()
-    changed: Sequence[JobKey] = ()
+    came: list[Run] = field(default_factory=list)
+    answers: list[tuple[Run, Verdict]] = field(default_factory=list)
+    begun: list[Run] = field(default_factory=list)
+    freed: list[tuple[Run, float]] = field(default_factory=list)
+    failed: list[Run] = field(default_factory=list)
+    kept: list[tuple[Run, Outlook, float]] = field(default_factory=list)
     workers: int | None = None
     stopped: bool = False
 
 
 @dataclass
 class Ask:
-    """Runs of one kind of statement to ask the database for.
+    """A request to claim several runs of one kind, in one statement.
 
-    :ivar runs: in the order in which they are to be granted
-    :ivar most: how many may be granted; ``None``: all of them
+    :ivar runs: the runs, in the order in which they are to be granted
+    :ivar most: limits how many claims are granted; ``None``: all may be granted
     """
 
     runs: list[Run]
     most: int | None
 
 
+@dataclass(frozen=True)
+class Full:
+    """The data of a log line that says that all workers have been busy for long.
+
+    :ivar workers: how many workers there are
+    :ivar waiting: how many runs wait
+    :ivar longest: seconds for which the first of these runs has waited
+    """
+
+    workers: int
+    waiting: int
+    longest: float
+
+
 @dataclass
 class Step:
-    """What is to be done now.
+    """The decisions of a step.
 
-    :ivar asks: what to ask the database for, each with a statement of its own
-    :ivar given: what to give to the executor
-    :ivar refused: what was refused for good, or could not be asked for
-    :ivar dropped: what was kept, and is not run
-    :ivar withdrawn: what is not begun; what it has got of the database is to be handed over
-    :ivar wakes_at: when to step again, if nothing happens before; on the monotonic clock
+    :ivar asks: the asks to send, each as a statement of its own
+    :ivar given: the runs to give to the executor
+    :ivar refused: the runs that were refused for good, or could not be claimed
+    :ivar withdrawn: the runs that do not begin because of a stop. If such a run was granted, its
+        window is to be handed over.
+    :ivar is_look_due: whether a look is due, because a run waits until a look has decided on an
+        earlier, kept run of its job
+    :ivar full: set if a log line is to say that all workers are busy
+    :ivar wakes_at: when to step again if no input comes before; on the monotonic clock
     """
 
     asks: list[Ask] = field(default_factory=list)
     given: list[Run] = field(default_factory=list)
     refused: list[tuple[Run, Verdict]] = field(default_factory=list)
-    dropped: list[Run] = field(default_factory=list)
     withdrawn: list[Run] = field(default_factory=list)
+    is_look_due: bool = False
+    full: Full | None = None
     wakes_at: float = inf
 
 
 class RunQueue:
     """The runs of one executor that are not over, in the order in which they came.
 
-    :param jitter: returns a pause near the one that it is given
+    :param jitter: returns a random pause that is near a given pause
     """
 
     def __init__(self, jitter: Callable[[float], float]) -> None:
         self._jitter = jitter
-        self._waiting: list[Run] = []  # also those that are kept
+        self._waiting: list[Run] = []  # waiting and kept runs
+        self._numbers = count()
         self._asked: set[Run] = set()
         self._asked_at = inf
-        self._reserved = 0  # workers, for what the database is asked for
-        self._given: set[Run] = set()  # until their workers are free
+        self._reserved = 0  # workers that stay free for the runs of the current ask
         self._unbegun: set[Run] = set()
-        self._growth = 1  # of an ask, while all are refused
+        self._growth = 1  # multiplies the size of an ask; doubled while all runs are refused
         self._not_before = -inf
+        self._full_reported_at = -inf
         self._stopped = False
-        self._workers: int | None = None
-        self._virtual = VirtualWorkers()
+        self._workers = Workers()
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing waits, is asked for, or runs."""
-        return not (self._waiting or self._asked or self._given)
+        """Whether no run waits and no claim is under way, so that a step decides nothing new."""
+        return not (self._asked or any(run.state is State.WAITING for run in self._waiting))
+
+    @property
+    def room(self) -> float:
+        """How many workers are free, less one for each waiting or asked run; at least 0."""
+        waiting = sum(run.state is State.WAITING for run in self._waiting)
+        return max(0, self._workers.free - waiting - len(self._asked))
 
     def step(self, now: float, inputs: Inputs) -> Step:
-        """Take in what has happened, and return what to do.
+        """Update the queue with the inputs, and return the decisions.
 
         :param now: on the monotonic clock
         """
         step = Step()
         self._stopped = self._stopped or inputs.stopped
-        self._workers = inputs.workers
-        self._virtual.count(inputs.workers)
+        self._workers.note_count(inputs.workers)
         for run in inputs.came:
+            run.number = next(self._numbers)
             insort(self._waiting, run, key=_place)
         for run in inputs.begun:
-            run.state, run.began_at = State.BEGUN, now
-            self._unbegun.discard(run)
+            self._note_begun(run, now)
         for run, took in inputs.freed:
             self._leave(run, took)
         for run in inputs.failed:
             self._leave(run, 0.0)
-            step.withdrawn.append(run)
             self._not_before = now + self._jitter(PAUSE_AFTER_FAILURE)
-        self._drop(step, set(inputs.changed))
-        self._ask_again(now, set(inputs.finished))
         self._take_answers(step, now, inputs.answers)
+        for run, outlook, as_of in inputs.kept:
+            run.looked_at = as_of
+            self._decide_kept(step, now, run, outlook)
         if self._stopped:
             self._withdraw_all(step)
         elif now >= self._not_before:
             self._deal(step, now)
+            self._report_full(step, now)
         step.wakes_at = self._wakes_at(now)
         return step
 
+    def _note_begun(self, run: Run, now: float) -> None:
+        if run.state is State.GIVEN:
+            run.state, run.began_at = State.BEGUN, now
+        self._unbegun.discard(run)
+
     def _take_answers(self, step: Step, now: float, answers: Sequence[tuple[Run, Verdict]]) -> None:
-        """Take in what the database has said of the runs that it was asked for."""
+        """Note the verdicts on runs that were asked for."""
         for run, verdict in answers:
             self._asked.discard(run)
             if verdict is Verdict.GRANTED:
-                if self._stopped or self._idle_workers < 1:
+                if self._stopped:
                     step.withdrawn.append(run)
                     self._end(run, run.earliest)
                 else:
+                    # A run that needs no lock may have taken the reserved worker by now. Then this
+                    # granted run waits for the next free worker in the executor's own queue.
                     self._give(step, run)
             elif verdict in (Verdict.REFUSED, Verdict.FAILED):
                 step.refused.append((run, verdict))
                 self._end(run, run.earliest)
             else:
-                self._take_back(run, now, verdict)
+                self._wait_again(run, now, verdict)
         verdicts = {verdict for _run, verdict in answers}
         if verdicts:
-            is_in_vain = verdicts <= {Verdict.REFUSED, Verdict.KEPT}
-            self._growth = min(MOST_ASKED, self._growth * 2) if is_in_vain else 1
+            all_refused = verdicts <= {Verdict.REFUSED, Verdict.KEPT}
+            self._growth = min(MOST_ASKED, self._growth * 2) if all_refused else 1
         if not self._asked:
             self._reserved, self._asked_at = 0, inf
 
-    def _take_back(self, run: Run, now: float, verdict: Verdict) -> None:
-        """Let a run wait again, at its place."""
+    def _wait_again(self, run: Run, now: float, verdict: Verdict) -> None:
+        """Put a run back at its place among the waiting runs."""
         run.state = State.WAITING
         if verdict is Verdict.KEPT:
             run.state, run.kept_at = State.KEPT, now
+        elif verdict is Verdict.UNLOCKED:
+            run.claims = False
         elif verdict is Verdict.LOCKED:
-            pause = LOCKED_PAUSES[min(run.locked, len(LOCKED_PAUSES) - 1)]
+            pause = LOCKED_BACKOFF[min(run.locked, len(LOCKED_BACKOFF) - 1)]
             run.not_before = now + self._jitter(pause)
             run.locked += 1
+            # From now on the run is no misfire, because a worker was free for it in time. The run
+            # may become late, because by its next claim that worker may have another run.
+            run.grace = None
         insort(self._waiting, run, key=_place)
 
-    def _drop(self, step: Step, changed: set[JobKey]) -> None:
-        """Drop what is kept of these jobs, and what goes after it."""
-        dropped = [run for run in self._waiting if run.state is State.KEPT and run.job in changed]
-        for run in dropped:
+    def _decide_kept(self, step: Step, now: float, run: Run, outlook: Outlook) -> None:
+        """Let a kept run wait for a worker again, or end it, as its outlook says.
+
+        The seconds for which the run was kept do not count as its lateness.
+        """
+        # The run may have been withdrawn since the look began.
+        if outlook is Outlook.WAITS or run.state is not State.KEPT:
+            return
+        for each in run.backlog:
+            each.excused += now - run.kept_at
+        if outlook is Outlook.ASKED_AGAIN:
+            run.state = State.WAITING
+            return
+        self._waiting.remove(run)
+        if outlook is Outlook.DROPPED:
             for each in run.backlog:
                 each.state = State.OVER
-                step.dropped.append(each)
-        self._waiting = [run for run in self._waiting if run.state is not State.OVER]
-
-    def _ask_again(self, now: float, finished: set[str]) -> None:
-        """Let what was kept on account of these tasks' last runs be asked for again."""
-        for run in self._waiting:
-            if run.state is State.KEPT and run.task_name in finished:
-                run.state = State.WAITING
-                for each in run.backlog:
-                    each.excused += now - run.kept_at
+                step.refused.append((each, Verdict.REFUSED))
+        else:
+            step.refused.append((run, Verdict.REFUSED))
+            self._end(run, run.earliest)
 
     def _withdraw_all(self, step: Step) -> None:
-        """Begin nothing that claims. The rest goes to the executor, as it would have without us."""
+        """Withdraw the waiting runs that need a claim, and give the others to the executor."""
         waiting, self._waiting = self._waiting, []
         for run in waiting:
             if run.claims:
@@ -205,16 +252,25 @@ class RunQueue:
                 self._give(step, run)
 
     def _deal(self, step: Step, now: float) -> None:
-        """Deal the free workers out, in one decision."""
-        free = self._idle_workers
+        """Decide which waiting runs get the free workers, or are claimed for them."""
+        free = self._workers.free
         if now < self._asked_at + PATIENCE:
             free -= self._reserved
-        # No run of a task overtakes one whose row was locked.
+        # While a run pauses because its task's row was locked, no other run of the task is claimed,
+        # so that the task's runs stay in their order.
         pausing = {run.task_name for run in self._waiting if run.not_before > now}
         ready = [r for r in self._waiting if r.may_go(now) and r.task_name not in pausing]
         first = [run for run in ready if run.kind.goes_first]
-        others = [run for run in ready if not run.kind.goes_first]
-        # Neither those that somebody waits for nor the schedule is to wait for all of the others.
+        # If a job runs the first run time of a backlog, later run times of the job wait for the
+        # rest of the backlog. If they were claimed first, the rest of the backlog would be refused.
+        backlogs = {
+            run.job for run in self._workers.given if run.claims and run.following is not None
+        }
+        others = [r for r in ready if not (r.kind.goes_first or r.job in backlogs)]
+        kept = [run for run in self._waiting if run.state is State.KEPT]
+        others = [run for run in others if not self._is_held(run, kept, step)]
+        # Takeovers and manual runs go first. If other runs are ready too, they get half of the
+        # free workers at most, so that the other runs do not wait for all of them.
         share = max(1.0, free // 2) if first and others else free
         taken = self._deal_to(first, min(free, share), step, now)
         self._deal_to(others, free - taken, step, now)
@@ -225,20 +281,50 @@ class RunQueue:
         stay = (State.WAITING, State.KEPT)
         self._waiting = [run for run in self._waiting if run.state in stay]
 
+    def _is_held(self, run: Run, kept: Sequence[Run], step: Step) -> bool:
+        """Return whether a run waits until a look has read the row of an earlier, kept run.
+
+        Both are runs of one job. The run because of which the earlier run is kept may be over,
+        which only a look can find out. If the later run were claimed before that look, the earlier
+        run and its backlog would be refused.
+        """
+        earlier = [each for each in kept if each.job == run.job and each.due_at < run.due_at]
+        looked_at = [each.looked_at for each in earlier]
+        is_held = min(looked_at, default=inf) < run.came
+        step.is_look_due = step.is_look_due or (is_held and not run.is_held)
+        run.is_held = is_held
+        return is_held
+
+    def _report_full(self, step: Step, now: float) -> None:
+        """Decide whether a log line is to say that all workers have been busy for long."""
+        workers = self._workers.count
+        if workers is None or self._workers.free >= 1:
+            return
+        since = [max(r.came, r.earliest) for r in self._waiting if r.state is State.WAITING]
+        longest = now - min(since, default=now)
+        if longest > FULL_AFTER and now > self._full_reported_at + FULL_INTERVAL:
+            self._full_reported_at = now
+            step.full = Full(workers, len(since), longest)
+
     def _deal_to(self, ready: Sequence[Run], free: float, step: Step, now: float) -> int:
-        """Deal so many workers out to these runs, at most; return how many these have."""
-        # What was given and has not begun waits behind work that somebody else gave the executor.
-        asks = not (self._asked or (self._workers is not None and self._unbegun))
+        """Give ready runs to free workers, or ask for their claims.
+
+        :return: how many workers these runs take
+        """
+        # No claims are asked for while an ask is under way, or while a given run has not begun. In
+        # the second case the executor's workers are busy with other work than this scheduler's.
+        asks = not (self._asked or (self._workers.count is not None and self._unbegun))
         asking = _Asking(free, self._growth) if asks else _Asking(0, 0)
         taken = 0
         for run in ready:
             has_worker = taken + 1 <= free
             if not (has_worker or asking.has_room):
                 break
-            run.is_missed = run.is_late(self._virtual.begins_at(run, now))
+            run.is_missed = is_misfire(run, self._workers.begins_at(run, now))
             if run.claims and not run.is_missed:
                 taken += asking.add(run, has_worker=has_worker)
             elif has_worker:
+                run.overtakes = not run.is_missed and now >= self._asked_at + PATIENCE
                 self._give(step, run)
                 taken += 1
         step.asks += asking.asks()
@@ -246,41 +332,39 @@ class RunQueue:
 
     def _give(self, step: Step, run: Run) -> None:
         """Give a run to the executor."""
-        self._virtual.begin(run)
+        self._workers.give(run)
         run.state = State.GIVEN
-        self._given.add(run)
         self._unbegun.add(run)
         step.given.append(run)
 
     def _leave(self, run: Run, took: float) -> None:
-        """Note that a worker is free again."""
-        self._given.discard(run)
+        """Note that the worker of a run is free again."""
         self._unbegun.discard(run)
-        self._end(run, self._virtual.end(run, took))
+        if run.following is not None:
+            # A missed run had no virtual worker, so the next run cannot go on with that worker.
+            run.following.goes_on = not run.is_missed
+        self._end(run, self._workers.leave(run, took))
 
     def _end(self, run: Run, at: float) -> None:
-        """Let the next run of the same submission go, if there is one."""
+        """Note that a run is over, and put the next run of its submission into the queue."""
         run.state = State.OVER
         if run.following is not None:
             run.following.earliest = at
+            run.following.number = run.number
             insort(self._waiting, run.following, key=_place)
 
-    @property
-    def _idle_workers(self) -> float:
-        return inf if self._workers is None else self._workers - len(self._given)
-
     def _wakes_at(self, now: float) -> float:
-        """Return when something can be done, if nothing happens before."""
+        """Return when the next decision is possible, if no input comes before."""
         times = [self._asked_at + PATIENCE, self._not_before]
         times += [run.not_before for run in self._waiting if run.state is State.WAITING]
         return min((time for time in times if time > now), default=inf)
 
 
 class _Asking:
-    """What the database is to be asked for, by the statement that does it.
+    """Collects the runs to ask for, in one ask for each kind of run.
 
-    :param free: how many workers are free for it
-    :param growth: by how much more than that many runs are asked for
+    :param free: how many workers are free for these runs
+    :param growth: multiplies the size of the asks
     """
 
     def __init__(self, free: float, growth: int) -> None:
@@ -292,11 +376,15 @@ class _Asking:
 
     @property
     def has_room(self) -> bool:
-        """Whether more can be asked for."""
+        """Whether the asks have room for another run."""
         return len(self._tasks) < self._size
 
     def add(self, run: Run, *, has_worker: bool) -> bool:
-        """Ask for a run, too, if there is room; tell whether it takes a worker."""
+        """Add a run, unless the asks have no room, or have another run of its task.
+
+        :param has_worker: whether a worker is free for the run
+        :return: whether the run reserves a worker
+        """
         if run.task_name in self._tasks or not self.has_room:
             return False
         self._tasks.add(run.task_name)
@@ -308,61 +396,12 @@ class _Asking:
         return has_worker
 
     def asks(self) -> list[Ask]:
-        """Return what is asked for: nothing where others come before it for all workers."""
+        """Mark the runs as asked, and return the asks, except those for which no worker is left."""
         asks = [ask for ask in self._asks.values() if ask.most != 0]
         for run in (run for ask in asks for run in ask.runs):
             run.state = State.ASKED
         return asks
 
 
-class VirtualWorkers:
-    """The workers as they would be if claims took no time: since when each is free.
-
-    A run that waits for its claim keeps a worker idle. So in an overload, or while the database
-    stalls, APScheduler would call runs missed on account of the lock. Hence a run is as late as it
-    would be on workers that wait for nothing.
-    """
-
-    def __init__(self) -> None:
-        self._free_at: list[float] | None = None  # a heap; ``None``: there is no limit
-        self._busy: set[Run] = set()
-
-    def count(self, workers: int | None) -> None:
-        """Note how many there are; ``None``: as many as there are runs."""
-        if workers is None:
-            self._free_at = None
-            return
-        free_at = [] if self._free_at is None else self._free_at
-        while len(free_at) + len(self._busy) < workers:
-            heapq.heappush(free_at, -inf)
-        while free_at and len(free_at) + len(self._busy) > workers:
-            free_at.remove(max(free_at))
-            heapq.heapify(free_at)
-        self._free_at = free_at
-
-    def begins_at(self, run: Run, now: float) -> float:
-        """Return when a run would begin, at the earliest."""
-        free_at = -inf
-        if self._free_at:
-            # One that began late, since it waited for its claim, may be over before another one.
-            over_at = [busy.at + max(0.0, now - busy.began_at) for busy in self._busy]
-            free_at = min([self._free_at[0], *over_at])
-        return max(run.came, run.earliest, free_at)
-
-    def begin(self, run: Run) -> None:
-        """Let a run have the worker that is free first."""
-        free_at = heapq.heappop(self._free_at) if self._free_at else -inf
-        run.at = max(run.came, run.earliest, free_at)
-        self._busy.add(run)
-
-    def end(self, run: Run, took: float) -> float:
-        """Note that a run is over, which took so many seconds; return when it would have been."""
-        at = run.at + took
-        self._busy.discard(run)
-        if self._free_at is not None:
-            heapq.heappush(self._free_at, at)
-        return at
-
-
-def _place(run: Run) -> float:
-    return run.came
+def _place(run: Run) -> tuple[float, int]:
+    return run.came, run.number

@@ -17,51 +17,54 @@ class Kind(enum.Enum):
     """Why a run is due."""
 
     SCHEDULE = "schedule"
-    TAKEOVER = "takeover"  # of the window of a dead run
-    MANUAL = "manual"  # somebody has asked for it
-    STANDBY = "standby"  # in the place of a replica that should have run it
-    STORED = "stored"  # of a job in the store that all replicas share
+    TAKEOVER = "takeover"  # the window of a dead run is run again
+    MANUAL = "manual"  # an operator has asked for the run
+    STANDBY = "standby"  # another replica was to run it, and has not run it
+    STORED = "stored"  # a run time of a job in the job store that all replicas share
 
     @property
     def goes_first(self) -> bool:
-        """Whether somebody waits for it, so that it goes before those that have just come due."""
+        """Whether the run goes first: a takeover is late, and somebody waits for a manual run."""
         return self in (Kind.TAKEOVER, Kind.MANUAL)
 
 
 class State(enum.Enum):
-    """Where a run is."""
+    """The state of a run."""
 
-    WAITING = "waiting"  # for a worker, a run before it, or a locked row
-    ASKED = "asked"  # the database is asked for its lock
-    KEPT = "kept"  # it was refused because of a run that is not over, and is asked again after it
-    GIVEN = "given"  # to the wrapped executor, which has not begun it
+    WAITING = "waiting"  # for a worker, for the run before, or until its task's row is not locked
+    ASKED = "asked"  # its claim is on the way to the database
+    KEPT = "kept"  # refused because of an unfinished run, and claimed again when that run is over
+    GIVEN = "given"  # given to the wrapped executor, and not begun
     BEGUN = "begun"
     OVER = "over"
 
 
 class Verdict(enum.Enum):
-    """What the database has answered."""
+    """The outcome of a run's claim, for the queue."""
 
     GRANTED = "granted"
     REFUSED = "refused"
-    KEPT = "kept"  # refused, but its own window is still to be run
-    LOCKED = "locked"  # somebody has locked its row at the moment
-    BEYOND = "beyond"  # as many were granted as there are workers
-    FAILED = "failed"  # there was no answer, or the database rejects it
+    KEPT = "kept"  # refused because of another run, and the run's own window is still to be run
+    LOCKED = "locked"  # another session has the task's row locked
+    BEYOND = "beyond"  # not granted, because other claims have got all free workers
+    UNLOCKED = "unlocked"  # the database did not answer, and the run is run without a lock
+    FAILED = "failed"  # the database did not answer, or rejected the claim
 
 
 class Token:
-    """The right to begin a run that was given to a worker, or to withdraw it: whoever takes it.
+    """The right to begin a given run, or to withdraw it. The token can be taken once.
 
-    A message that it has begun would come too late: a pool whose ``submit`` raises may have queued
-    the item all the same.
+    The worker takes the token before it begins the run. Code that withdraws the run takes the token
+    before that, too. So only one of the two happens. A message from the worker that the run has
+    begun could come too late: even if a pool's ``submit`` has raised an error, the pool may have
+    queued the run, and a worker may begin the run at any time.
     """
 
     def __init__(self) -> None:
-        self._left = [self]
+        self._left = [True]
 
     def take(self) -> bool:
-        """Take it; return whether it was there. Is atomic, in a signal handler, too."""
+        """Take the token; return whether it was there. Atomic, also in a signal handler."""
         with suppress(IndexError):
             self._left.pop()
             return True
@@ -72,23 +75,33 @@ class Token:
 class Run:
     """One run time of one job. Times are seconds on the monotonic clock.
 
-    :ivar kind: why it is due
-    :ivar task_name: its task
-    :ivar job: whose run it is
-    :ivar due_at: its run time
-    :ivar came: when it was submitted; the run time of a stored job
-    :ivar grace: seconds for which it may be late; ``None``: it is never late
-    :ivar claims: whether it needs the task's lock
-    :ivar following: the next run time of the same submission, which goes when this one is over
-    :ivar what: what the executor knows of it, and this package does not
-    :ivar not_before: when it may be asked for again
-    :ivar locked: how often in a row its row was locked
-    :ivar kept_at: since when it has been kept
-    :ivar excused: seconds for which it was kept, which are no lateness
-    :ivar began_at: when it began; ``inf``: not yet
-    :ivar at: when it would have begun if claims took no time
-    :ivar earliest: when the run before it would have been over
-    :ivar is_missed: whether it is given only so that APScheduler says that it was missed
+    :ivar kind: why the run is due
+    :ivar task_name: the task's name
+    :ivar job: the job
+    :ivar due_at: the run time; for a stored job as in ``DueRun``
+    :ivar came: when the run was submitted; for a stored job as in ``DueRun``
+    :ivar grace: limits the seconds of lateness; ``None``: the run is never a misfire
+    :ivar claims: whether the run needs the task's lock
+    :ivar following: the run of the next run time in the same submission, which is put into the
+        queue when this run is over
+    :ivar what: the data of the run that its executor needs. The queue does not read them.
+    :ivar number: orders runs with the same ``came``. All runs of a submission have one number.
+    :ivar not_before: the run is not claimed before this time, because its task's row was locked
+    :ivar locked: how many claims of the run have found the task's row locked
+    :ivar kept_at: when the state of the run became ``KEPT``
+    :ivar looked_at: for a kept run, when the last look began that has read its task's row
+    :ivar is_held: whether the run is not claimed until a look has read the row of an earlier, kept
+        run of its job
+    :ivar excused: seconds for which the run was kept, which do not count as lateness
+    :ivar began_at: when the run began; ``inf``: it has not begun
+    :ivar at: when the run would have begun if claims took no time
+    :ivar earliest: when the run before it in its submission would have been over if claims took no
+        time
+    :ivar goes_on: whether the run before it in its submission was run, so that this run has the
+        same virtual worker
+    :ivar overtakes: whether the run needs no claim, and was given before runs that came earlier and
+        are being claimed
+    :ivar is_missed: whether the run is given only so that APScheduler reports it as missed
     """
 
     kind: Kind
@@ -102,27 +115,28 @@ class Run:
     what: Any = None
     state: State = State.WAITING
     token: Token = field(default_factory=Token)
+    number: int = 0
     not_before: float = -inf
     locked: int = 0
     kept_at: float = 0.0
+    looked_at: float = -inf
+    is_held: bool = False
     excused: float = 0.0
     began_at: float = inf
     at: float = -inf
     earliest: float = -inf
+    goes_on: bool = False
+    overtakes: bool = False
     is_missed: bool = False
 
     @property
     def backlog(self) -> Iterator[Run]:
-        """It, and those of its submission that go after it."""
+        """The run itself, and all later runs of its submission."""
         run: Run | None = self
         while run is not None:
             yield run
             run = run.following
 
     def may_go(self, now: float) -> bool:
-        """Tell whether it can be asked for now, if a worker is free."""
+        """Return whether the run can be claimed now, if a worker is free."""
         return self.state is State.WAITING and self.not_before <= now
-
-    def is_late(self, at: float) -> bool:
-        """Tell whether APScheduler would call it missed if it began at this time."""
-        return self.grace is not None and at - self.excused - self.due_at > self.grace

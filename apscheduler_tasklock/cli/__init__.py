@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 import psycopg
 from sqlalchemy.exc import DBAPIError
 
-from apscheduler_tasklock._database.errors import one_line
-from apscheduler_tasklock._lock.commands import PROGRAM
+from apscheduler_tasklock._database.sqlstates import one_line
+from apscheduler_tasklock._lock.command_lines import PROGRAM
 from apscheduler_tasklock.cli.check import UNKNOWN, answer_monitor
 from apscheduler_tasklock.cli.exits import FAILED, INTERRUPTED, message_of, say, status_of
-from apscheduler_tasklock.cli.parser import Default, MonitorParser, build_parser, needs_defaults
+from apscheduler_tasklock.cli.parser import Default, MonitorParser, build_parser, joined
 from apscheduler_tasklock.errors import TaskLockError
 
 
@@ -27,15 +27,16 @@ def main(
 ) -> int:
     """Run the command line and return its exit status; see ``apscheduler-tasklock --help``.
 
-    :param arguments: by default the process's own
-    :param prog: what it is called as, where a framework's command runs it
-    :param defaults: returns those of the options ``database``, ``schema``, ``table`` and
-        ``namespace``. ``database`` may be a function, which is called where no other is given. What
-        both raise is told as other errors are, and by no command's ``--help``.
+    :param arguments: the words of the command line; by default those of this process
+    :param prog: the program's name in messages, if a framework's command runs it
+    :param defaults: returns defaults of the options ``database``, ``schema``, ``table`` and
+        ``namespace``. ``database`` may be a function, which is called if no database is given. If
+        one of these functions raises an error, the error is reported, but ``--help`` works.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a name may be in any script
+        # A task's name may have characters that the stream's encoding lacks.
+        if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     is_check = next((word for word in given if not word.startswith("-")), None) == "check"
     try:
@@ -48,10 +49,10 @@ def main(
             return _answer(lambda: _run(argparse.ArgumentParser, prog, defaults, given))
         finally:
             if sys.stdout is not None:
-                sys.stdout.flush()  # now, when it can still be told that this fails
+                sys.stdout.flush()  # because a failure can be reported here, and not at the exit
     except OSError as error:
         _give_up_output()
-        if not isinstance(error, BrokenPipeError):  # as in `apscheduler-tasklock runs | head`
+        if not isinstance(error, BrokenPipeError):  # a closed pipe is usual, as in `runs | head`
             say(f"cannot write: {error}")
         return UNKNOWN if is_check else FAILED
     except KeyboardInterrupt:
@@ -59,7 +60,7 @@ def main(
 
 
 def _give_up_output() -> None:
-    """Let nobody have what is left to print; else Python would try again at its end."""
+    """Discard unprinted text, because Python would try to print it again at its exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -74,9 +75,9 @@ def _run(
         known = dict(defaults())
     except TaskLockError as error:
         failure = error
-    # The parser may end here, as it does for `--help`, which needs no defaults.
-    options = build_parser(parser_class, prog, known).parse_args(given)
-    if failure is not None and needs_defaults(options):
+    # `--help` ends the process here, so it works without defaults.
+    options = build_parser(parser_class, prog, known).parse_args(joined(given))
+    if failure is not None:
         raise failure
     status: int = options.run(options)
     return status
@@ -89,7 +90,7 @@ def _answer(run: Callable[[], int]) -> int:
         say(message_of(error))
         return status_of(error)
     except (DBAPIError, psycopg.Error) as error:
-        # SQLAlchemy's message repeats the statement; the driver's says what is wrong.
+        # The driver's message is shown, because SQLAlchemy's message repeats the statement.
         cause = getattr(error, "orig", None) or error
         refused = isinstance(cause, psycopg.Error) and cause.sqlstate is not None
         what = "the database refused" if refused else "cannot use the database"

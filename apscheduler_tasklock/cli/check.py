@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
-from apscheduler_tasklock.cli.exits import message_of, say
+from apscheduler_tasklock._values import cut
+from apscheduler_tasklock.cli.exits import message_of
 from apscheduler_tasklock.cli.output import print_json
 from apscheduler_tasklock.cli.target import patterns_of, task_locks, unmatched
-from apscheduler_tasklock.cli.text import cut, printable, rfc3339
+from apscheduler_tasklock.cli.text import printable, rfc3339
 from apscheduler_tasklock.errors import TaskLockError
 from apscheduler_tasklock.status import TaskState, TaskStatus
 
@@ -23,16 +23,16 @@ UNKNOWN = 3
 
 _WORDS = ("OK", "WARNING", "CRITICAL", "UNKNOWN")
 
-# With failover a dead run is found and run again within two polls.
+# Limits the seconds within which failover finds a dead run and runs it again: two poll intervals.
 _TWO_POLLS = 10.0
 
-# Seconds of the grace time of a task that is not due again.
+# The grace time, in seconds, of a task that is not due again.
 SHORTEST_GRACE = 60.0
 
-# So many tasks are named of each kind of problem.
+# Limits the tasks that are named for each kind of problem.
 _MOST_NAMES = 5
 
-# Characters of such a name and what is said of it.
+# Limits the characters of a task's name and its detail together.
 _LONGEST_NAMED = 300
 
 _ALARMS = (TaskState.OVERDUE, TaskState.DEAD, TaskState.TOO_LONG)
@@ -43,10 +43,10 @@ _WARNINGS = (TaskState.UNREADABLE, TaskState.LATE, TaskState.CUT, TaskState.FAIL
 class Problem:
     """What is wrong with a task.
 
-    :ivar task: its name
-    :ivar problem: a state's name
-    :ivar detail: how far it has come, in words
-    :ivar exit_status: what the command exits with because of it, at least
+    :ivar task: the task's name
+    :ivar problem: the name of the task's state
+    :ivar detail: how late the task is, or on which replica it runs, in words
+    :ivar exit_status: the exit status of the command if no other problem is worse
     """
 
     task: str
@@ -57,12 +57,13 @@ class Problem:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a monitor is told.
+    """The answer to a monitor.
 
     :ivar exit_status: 0 to 3
     :ivar message: what is wrong, in one line
-    :ivar problems: one for each task that has one
-    :ivar metrics: numbers to draw, by name; those that end with ``_seconds`` are seconds
+    :ivar problems: at most one for each task
+    :ivar metrics: numbers for a graph, by name. If a name ends with ``_seconds``, its number is in
+        seconds.
     """
 
     exit_status: int
@@ -77,34 +78,34 @@ def check(options: argparse.Namespace) -> int:
     with task_locks(options) as locks:
         tasks = locks.tasks(*patterns)
         if not tasks:
-            locks.check()  # rows may be hidden by a policy
+            locks.check()  # because a policy may hide the rows
     names = [task.name for task in tasks]
     verdict = judge(tasks, unmatched(patterns, names), datetime.now(timezone.utc))
     return _tell(verdict, as_json=options.json)
 
 
 def answer_monitor(answer: Callable[[], int], *, as_json: bool) -> int:
-    """Return what the command exits with, which is 3 for whatever fails in the command itself."""
+    """Return the exit status, which is 3 for each failure of the command itself."""
     try:
         return answer()
     except TaskLockError as error:
         return _tell(Verdict(UNKNOWN, message_of(error)), as_json=as_json)
-    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  # 1 and 2 would tell of tasks
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  # because 1 and 2 would speak of tasks
         said = " ".join(str(error).split()) or type(error).__name__
         return _tell(Verdict(UNKNOWN, said), as_json=as_json)
 
 
 def judge(tasks: Sequence[TaskStatus], missing: Sequence[str], now: datetime) -> Verdict:
-    """Return what a monitor is told of these tasks.
+    """Return the answer to a monitor about these tasks.
 
     :param missing: patterns that no task matches
-    :param now: this machine's time, for what only now seems dead
+    :param now: this machine's time
     """
     problems = [problem for task in tasks if (problem := problem_of(task, now)) is not None]
     status = max((problem.exit_status for problem in problems), default=OK)
     parts = _parts(problems)
     if missing:
-        # A task that is overdue is known to be so, whatever else is unknown.
+        # Critical wins over unknown, because an overdue task is surely overdue.
         status = status if status == CRITICAL else UNKNOWN
         parts.append(f"no task matches {', '.join(map(repr, missing))}")
     count = f"{len(tasks)} task{'s' * (len(tasks) != 1)}"
@@ -113,9 +114,10 @@ def judge(tasks: Sequence[TaskStatus], missing: Sequence[str], now: datetime) ->
 
 
 def problem_of(task: TaskStatus, now: datetime) -> Problem | None:
-    """Return what is wrong with a task, or ``None``. Those paused or gone never alarm.
+    """Return what is wrong with a task, or ``None``.
 
-    Unless nobody knows whether they are, as their rows cannot be read.
+    A task that is paused or gone is no problem. A row that cannot be read is a problem, because
+    nobody knows whether its task is paused or gone.
     """
     if task.unreadable:
         columns = ", ".join(task.unreadable)
@@ -139,21 +141,22 @@ def _warning_of(task: TaskStatus) -> Problem | None:
 
 
 def _may_be_taken_over(task: TaskStatus, now: datetime) -> bool:
-    """Tell whether a lease has ended so short a time ago that failover may not have seen it.
+    """Return whether a lease ended so recently that failover may not have found the dead run yet.
 
-    By this machine's clock. If that is off, it is told at once.
+    This machine's clock decides. If the clock is wrong by more than two poll intervals, a dead run
+    is a problem at once.
     """
     ended = (now - task.locked_until).total_seconds()
     return task.state is TaskState.DEAD and 0 <= ended < _TWO_POLLS
 
 
 def _is_well_late(task: TaskStatus) -> bool:
-    """Tell whether more than half of the grace time has passed."""
+    """Return whether more than half of the grace time has passed."""
     return task.late_by is not None and task.late_by > _grace(task) / 2
 
 
 def _grace(task: TaskStatus) -> float:
-    """Return the task's grace time in seconds; where no run is due, the shortest."""
+    """Return the task's grace time in seconds; the shortest if no run is due."""
     if task.due_at is None or task.overdue_at is None:
         return SHORTEST_GRACE
     return (task.overdue_at - task.due_at).total_seconds()
@@ -202,7 +205,7 @@ def _metrics(tasks: Sequence[TaskStatus], problems: Sequence[Problem]) -> dict[s
 
 
 def _tell(verdict: Verdict, *, as_json: bool) -> int:
-    """Print a verdict, and return what to exit with."""
+    """Print a verdict, and return its exit status."""
     told: dict[str, Any] = {
         "status": _WORDS[verdict.exit_status],
         "exit_status": verdict.exit_status,
@@ -210,21 +213,15 @@ def _tell(verdict: Verdict, *, as_json: bool) -> int:
         "problems": verdict.problems,
         "metrics": verdict.metrics or {},
     }
-    try:
-        if as_json:
-            print_json(told)
-        else:
-            print(_line(verdict), flush=True)
-    except OSError as error:
-        sys.stdout = None  # or Python would try again at its end
-        if not isinstance(error, BrokenPipeError):
-            say(f"cannot write: {error}")
-        return UNKNOWN
+    if as_json:
+        print_json(told)
+    else:
+        print(_line(verdict), flush=True)
     return verdict.exit_status
 
 
 def _line(verdict: Verdict) -> str:
-    message = printable(verdict.message).replace("|", "\\x7c")  # which begins the numbers
+    message = printable(verdict.message).replace("|", "\\x7c")  # because the numbers follow a |
     line = f"TASKLOCK {_WORDS[verdict.exit_status]} - {message}"
     if not verdict.metrics:
         return line

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import psycopg
@@ -19,8 +18,10 @@ from sqlalchemy.engine import URL
 
 from apscheduler_tasklock._database.connection import bounded_waits, connector, raw_cursor
 from apscheduler_tasklock._database.deadline import Deadline
-from apscheduler_tasklock._database.errors import as_unavailable, one_line
+from apscheduler_tasklock._database.outage import as_unavailable
+from apscheduler_tasklock._database.sqlstates import one_line
 from apscheduler_tasklock._database.url import describe, parse_url
+from apscheduler_tasklock._lock.command_lines import library_version
 from apscheduler_tasklock._lock.statements import SILENT_AFTER
 from apscheduler_tasklock.cli.exits import FAILED, OK
 from apscheduler_tasklock.cli.output import Cell, output, print_json
@@ -75,25 +76,28 @@ from apscheduler_tasklock.schema.table import (
     task_lock_table,
 )
 
-# Seconds within which each answer has to come.
+# Limits the seconds that each answer of the database may take.
 _TIMEOUT = 5.0
 
-# The oldest server and the first libpq that do all that this library asks of them.
+# The oldest supported server, and the first libpq that can cancel a statement within a limit.
 _OLDEST_SERVER = 140000
 _CANCELLING_LIBPQ = 170000
 
-# Seconds: schedules of minutes suffer from the second.
+# Limits the seconds by which this machine's clock may deviate. A deviation above the first limit is
+# a note. Above the second limit the finding is wrong, because schedules of minutes are unreliable.
 _CLOCK_NOTE, _CLOCK_WRONG = 2.0, 60.0
 
-# SELECT, INSERT, UPDATE and DELETE.
+# The number of rights: SELECT, INSERT, UPDATE and DELETE.
 _ALL_RIGHTS = 4
-# Autovacuum comes by after 1,000 dead rows; with ten times as many it does not get through.
+# Limits the dead rows of a table. Autovacuum begins at 1,000 dead rows, so ten times as many mean
+# that autovacuum is stuck.
 _MOST_DEAD_ROWS = 10_000
 
-# Seconds. The task lock's own transactions are one statement each, and take milliseconds.
+# Limits the seconds that a transaction may be open. The task lock's own transactions take
+# milliseconds.
 _LONG_TRANSACTION = 2.0
 
-# With so few connections left, the next deployment finds none.
+# The least number of free connections, because a deployment needs some for its new replicas.
 _FEW_CONNECTIONS = 2
 
 _FULL = {"server": FULL_SERVER, "role": FULL_ROLE, "database": FULL_DATABASE}
@@ -103,12 +107,12 @@ _STYLES = {"ok": "green", "note": "yellow", "wrong": "bold red"}
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that was looked at.
+    """The result of one check.
 
-    :ivar what: what that is
+    :ivar what: what was checked
     :ivar level: ``"ok"``, ``"note"`` or ``"wrong"``
-    :ivar says: how it is
-    :ivar remedy: what to do; ``""`` if nothing
+    :ivar says: the state that was found
+    :ivar remedy: what to do; ``""`` for nothing
     """
 
     what: str
@@ -118,7 +122,7 @@ class Finding:
 
 
 def doctor(options: argparse.Namespace) -> int:
-    """Look at the set-up; return 0 if nothing is wrong."""
+    """Check the set-up, and print the findings; return 0 if nothing is wrong."""
     findings = list(_examine(options))
     is_wrong = any(finding.level == "wrong" for finding in findings)
     if options.json:
@@ -156,9 +160,8 @@ def _examine(options: argparse.Namespace) -> Iterator[Finding]:
 
 
 def _libraries() -> Iterator[Finding]:
-    ours = _version_of("apscheduler-tasklock")
     python = ".".join(map(str, sys.version_info[:3]))
-    yield Finding("versions", "ok", f"apscheduler-tasklock {ours}, Python {python}")
+    yield Finding("versions", "ok", f"apscheduler-tasklock {library_version()}, Python {python}")
     libpq = psycopg.pq.version()
     says = f"psycopg {psycopg.__version__} ({psycopg.pq.__impl__}), libpq {libpq // 10000}"
     if libpq >= _CANCELLING_LIBPQ:
@@ -172,18 +175,11 @@ def _libraries() -> Iterator[Finding]:
     )
 
 
-def _version_of(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:  # run from a folder where it is not installed
-        return "(not installed)"
-
-
 class _Examination:
-    """Looks at a database through one connection.
+    """Checks a database through one connection.
 
-    :param prefix: of tasks' names
-    :param url: where the connection leads
+    :param prefix: the prefix of tasks' names
+    :param url: the URL of that connection
     """
 
     def __init__(
@@ -199,7 +195,7 @@ class _Examination:
         self._server_state: ServerState | None = None
 
     def findings(self) -> Iterator[Finding]:
-        """Yield what is found, from what all depends on to what little does."""
+        """Yield the findings of all checks. The server comes first, because each check needs it."""
         yield from self._guarded("server", self._server)
         server = self._server_state
         if server is None:
@@ -216,7 +212,7 @@ class _Examination:
                 for table in self._tables
             ]
         for what, look in [*looks, ("replicas", self._replicas)]:
-            if self._connection.closed:  # which is told by now
+            if self._connection.closed:  # the check before has reported this
                 return
             yield from self._guarded(what, look)
 
@@ -225,7 +221,7 @@ class _Examination:
         return raw_cursor(self._connection)
 
     def _guarded(self, what: str, look: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
-        """Yield what a look finds, and an error of the database as a finding."""
+        """Yield the findings of a check. An error of the database is a finding, too."""
         try:
             yield from self._unblocked(what, look)
         except psycopg.Error as error:
@@ -239,7 +235,7 @@ class _Examination:
                 )
 
     def _unblocked(self, what: str, look: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
-        """Yield what a look finds, or who keeps it waiting for a lock."""
+        """Yield the findings of a check, or the sessions with the lock that the check waits for."""
         try:
             yield from look()
         except psycopg.errors.LockNotAvailable as error:
@@ -247,16 +243,16 @@ class _Examination:
 
     @contextmanager
     def _in_transaction(self, *, undone: bool = False) -> Iterator[None]:
-        """Wait for locks for a few seconds only, in what is done meanwhile.
+        """Open a transaction that waits for a lock for a few seconds only.
 
-        :param undone: whether it is rolled back
+        :param undone: whether the transaction is rolled back
         """
         with self._connection.transaction(force_rollback=undone):
             limit_locks(self._cursor)
             yield
 
     def _blocked(self, what: str, error: psycopg.Error) -> Iterator[Finding]:
-        """Yield who has a table locked, once each."""
+        """Yield the sessions that have a table locked; each session only the first time."""
         tables = [table for table in self._tables if self._may_use(table)]
         blockers = read_blockers(self._cursor, [*tables, *self._noted()])
         for blocker in blockers:
@@ -268,8 +264,8 @@ class _Examination:
             yield Finding(
                 what,
                 "wrong",
-                f"{one_line(error)}, and whoever had the lock has given it up since",
-                "run it again",
+                f"{one_line(error)}, and the session with the lock has released it since",
+                "run doctor again",
             )
 
     def _noted(self) -> list[Table]:
@@ -282,7 +278,7 @@ class _Examination:
         return self._server_state.role if self._server_state else ""
 
     def _may_use(self, table: Table, *rights: str) -> bool:
-        """Tell whether a table is there, in a schema that the role may enter, with these rights."""
+        """Return whether a table exists, and the role may enter its schema and has these rights."""
         found = self._found.get(table.name)
         return (
             found is not None
@@ -313,15 +309,15 @@ class _Examination:
             yield Finding(
                 "pooler",
                 "wrong",
-                f"pgbouncer pools by statement: {one_line(error)}; so nothing else is looked at",
+                f"pgbouncer pools by statement: {one_line(error)}; nothing else can be checked",
                 STATEMENT_POOLING,
             )
             return
         yield Finding(
             "pooler",
             "note",
-            "a pooler such as pgbouncer is in the way; the task lock works through it",
-            "nothing has to be done; prepared statements are not used through it",
+            "the connection goes through a pooler such as pgbouncer; the task lock works with it",
+            "nothing has to be done; prepared statements are not used through a pooler",
         )
 
     def _connections(self) -> Iterator[Finding]:
@@ -333,14 +329,14 @@ class _Examination:
         yield Finding("connections", "note" if few else "ok", says, "; ".join(remedies))
 
     def _transactions(self) -> Iterator[Finding]:
-        """Yield whose transactions may have tasks' rows locked, which then nobody is granted."""
+        """Yield long transactions that may have tasks' rows locked, which holds up their claims."""
         if not self._may_use(self._task_lock):
-            return  # told already
+            return  # because an earlier check has reported the problem
         found = read_open_transactions(self._cursor, [self._task_lock], _LONG_TRANSACTION)
         for blocker in found:
             yield blocking("transactions", blocker)
         if not found:
-            yield Finding("transactions", "ok", "none is open for long that has rows locked")
+            yield Finding("transactions", "ok", "no long transaction has rows locked")
 
     def _table(self, table: Table) -> Iterator[Finding]:
         what = f"table {table.fullname}"
@@ -362,10 +358,10 @@ class _Examination:
             yield _bloat(table, read_statistics(self._cursor, table))
 
     def _in_another_schema(self, table: Table, there: Sequence[Elsewhere]) -> Finding:
-        """Return that a table is not where it is looked for, but in another schema."""
+        """Return a finding that a table is in another schema than the one that was given."""
         role = quoted(self._role)
         where = f"schema {table.schema}" if table.schema else "the search_path"
-        # Somebody may have made one of this name to have it used.
+        # The owner is named, because somebody may have created a table of this name as a trap.
         schemas = ", ".join(f"{quoted(one.schema)} of role {quoted(one.owner)}" for one in there)
         says = f"it is not in {where}, but there is one in schema {schemas}"
         first = there[0]
@@ -391,9 +387,9 @@ class _Examination:
                 what,
                 "note",
                 f"role {quoted(role)} has no rights on it, so that a TaskLockJobStore does not "
-                "start here; nothing else needs them",
-                "if there is to be one, let its owner run: GRANT SELECT, INSERT, UPDATE, DELETE ON "
-                f"{quoted_name(table)} TO {quoted(role)}",
+                "start here; only a TaskLockJobStore needs these rights",
+                "if there is to be a TaskLockJobStore, let the table's owner run: GRANT SELECT, "
+                f"INSERT, UPDATE, DELETE ON {quoted_name(table)} TO {quoted(role)}",
             )
         elif found.not_granted == ["DELETE"] and found.may_enter:
             found = found.with_all_rights()
@@ -408,7 +404,7 @@ class _Examination:
 
     def _revision(self) -> Iterator[Finding]:
         if not self._may_use(self._task_lock):
-            return  # told already
+            return  # because an earlier check has reported the problem
         try:
             with self._in_transaction():
                 revision = read_revision(self._cursor, self._task_lock)
@@ -419,9 +415,9 @@ class _Examination:
                 "revision",
                 "note",
                 f"not known: role {role} may not read {noted.fullname}; the tables' columns were "
-                "looked at all the same",
-                "to have it looked at, run `apscheduler-tasklock doctor` as the tables' owner, or "
-                f"let that run: GRANT SELECT ON {quoted_name(noted)} TO {role}",
+                "checked",
+                "to check the revision, run `apscheduler-tasklock doctor` as the tables' owner, or "
+                f"let the owner run: GRANT SELECT ON {quoted_name(noted)} TO {role}",
             )
             return
         says = f"{revision.there}, and this library needs {revision.head}"
@@ -437,21 +433,21 @@ class _Examination:
         elif revision.is_known:
             remedy = f"bring them up to date with: {command(UPGRADE_COMMAND, self._task_lock)}"
             yield Finding("revision", "wrong", says, remedy)
-        elif not self._is_unreleased:  # which is told already
+        elif not self._is_unreleased:  # an earlier check has reported that
             yield Finding(
                 "revision", "note", f"{says}: the tables are newer", "upgrade the library"
             )
 
     @property
     def _is_unreleased(self) -> bool:
-        """Whether a table lacks a column, as none does of a version that was released."""
+        """Whether a table lacks a column, so that an unreleased version made it."""
         return any(found.exists and found.lacks_columns for found in self._found.values())
 
     def _writing(self, table: Table) -> Iterator[Finding]:
-        """Try what a claim does, and roll it back: policies and triggers have the last word."""
+        """Write a row and roll it back, to see whether a policy or a trigger forbids claims."""
         found = self._found.get(table.name)
         if not self._may_use(table, "SELECT", "INSERT", "UPDATE"):
-            return  # told already
+            return  # because an earlier check has reported the problem
         if found is None or found.lacks_columns or found.without_policy:
             return
         with self._in_transaction(undone=True):
@@ -470,7 +466,7 @@ class _Examination:
     def _replicas(self) -> Iterator[Finding]:
         table = replica_table(self._task_lock)
         if not self._may_use(table, "SELECT"):
-            return  # told already
+            return  # because an earlier check has reported the problem
         with self._in_transaction():
             versions = read_versions(self._cursor, self._task_lock, SILENT_AFTER)
         says = ", ".join(f"{count} with version {name}" for name, count in versions.items())
@@ -478,43 +474,43 @@ class _Examination:
             yield Finding(
                 "replicas",
                 "wrong",
-                f"they differ: {says}; an older one may not obey a pause",
-                "finish the deployment, so that all have one version",
+                f"their versions differ: {says}; an older version may ignore a pause",
+                "finish the deployment, so that all replicas have one version",
             )
         elif versions:
             yield Finding("replicas", "ok", says)
         else:
             yield Finding("replicas", "note", "none is alive", "start a scheduler, or see its log")
         if "rejected" in self._found[table.name].lacks_columns:
-            return  # told already
+            return  # because an earlier check has reported the problem
         rejected = read_rejected(self._cursor, self._task_lock, SILENT_AFTER)
         for entry, replicas in rejected.items():
             yield _rejected(entry, replicas)
 
 
 def _wrong(what: str, error: TaskLockError, says: str = "") -> Finding:
-    """Return a finding of an error, whose message names the remedy last."""
+    """Return a finding from an error whose message has the remedy behind a semicolon."""
     problem, _, remedy = str(error).partition("; ")
     return Finding(what, "wrong", says or problem, remedy)
 
 
 def _rejected(entry: str, replicas: Sequence[str]) -> Finding:
-    """Return a finding of what the database rejects of replicas' work, as they have told.
+    """Return a finding about statements of replicas that the database rejects.
 
-    It is told in their own words, which whoever can write the table can have written. So they are
-    quoted, and are no remedy of ours.
+    The text of the row is quoted, and is not shown as a remedy, because anybody who can write the
+    table may have written it.
     """
     what, _, why = entry.partition(": ")
     says = f"{what} rejected on {', '.join(replicas)}, which say: {json.dumps(why)}"
     remedy = (
-        "see the logs of these replicas, or run doctor as their role; what is quoted is the text "
-        "of a table: run nothing of it that you do not know"
+        "see the logs of these replicas, or run doctor as their role; the quoted text comes from "
+        "a table: run no command in it that you do not know"
     )
     return Finding("rejected", "wrong", says, remedy)
 
 
 def blocking(what: str, blocker: Blocker) -> Finding:
-    """Return who has something of the tables locked, and what ends that."""
+    """Return a finding about a session that blocks others, with the way to end it."""
     if blocker.gid is not None:
         who = f"the prepared transaction {blocker.gid!r}"
         ends = f"ROLLBACK PREPARED {literal(blocker.gid)}, or COMMIT PREPARED"
@@ -529,7 +525,7 @@ def blocking(what: str, blocker: Blocker) -> Finding:
     if blocker.modes is None:
         does = "keeps another session waiting that wants the table locked"
     elif not blocker.holds:
-        does = f"waits for {blocker.modes}, and all others behind it"
+        does = f"waits for {blocker.modes}, and all other sessions wait behind it"
     else:
         does = f"has {blocker.modes}"
     return Finding(
@@ -559,14 +555,14 @@ def _read_only(server: ServerState) -> Finding:
 
 
 def clock_finding(database_time: datetime, before: datetime, after: datetime) -> Finding:
-    """Return what is to be told of this machine's clock.
+    """Return a finding about this machine's clock.
 
-    :param before: its time before the database was asked for its own
-    :param after: its time after that
+    :param before: this machine's time right before the database's time was read
+    :param after: this machine's time right after the database's time was read
     """
     off = (before + (after - before) / 2 - database_time).total_seconds()
     ahead = "ahead of" if off > 0 else "behind"
-    says = f"this machine's is {abs(off):.1f} s {ahead} the database's"
+    says = f"this machine's clock is {abs(off):.1f} s {ahead} the database's"
     surely_off = abs(off) - (after - before).total_seconds() / 2
     level = "ok"
     if surely_off > _CLOCK_NOTE:
@@ -583,7 +579,7 @@ def _bloat(table: Table, counted: Statistics) -> Finding:
     return Finding(
         what,
         "wrong",
-        f"{says}: vacuum does not get through",
+        f"{says}: vacuum does not remove them fast enough",
         f"VACUUM {quoted_name(table)}; if that does not help, end old transactions "
         "(pg_stat_activity.backend_xmin, pg_prepared_xacts, pg_replication_slots), and see that "
         "autovacuum is on",

@@ -1,10 +1,10 @@
-"""What the command line's exit statuses mean, and what says so on standard error."""
+"""The exit statuses of the command line, and its lines on standard error."""
 
 from __future__ import annotations
 
 import sys
 
-from apscheduler_tasklock._lock.commands import PROGRAM
+from apscheduler_tasklock._lock.command_lines import PROGRAM
 from apscheduler_tasklock.cli.text import printable
 from apscheduler_tasklock.errors import (
     TaskLockDatabaseError,
@@ -19,13 +19,13 @@ FAILED = 1
 USAGE = 2
 NOT_FOUND = 3
 FORBIDDEN = 4
-"""A task's state forbids it."""
+"""A task's state forbids the command."""
 WAIT_OVER = 5
-"""The wait ran out."""
+"""The awaited run did not end within the time of ``--wait``."""
 RUN_FAILED = 6
 """The awaited run failed."""
 INTERRUPTED = 130
-"""Ctrl-C, as shells have it."""
+"""Ctrl-C. Shells use the same number."""
 
 _STATUSES: tuple[tuple[type[TaskLockError], int], ...] = (
     (TaskLockNotFoundError, NOT_FOUND),
@@ -35,28 +35,28 @@ _STATUSES: tuple[tuple[type[TaskLockError], int], ...] = (
 
 
 def status_of(error: TaskLockError) -> int:
-    """Return the exit status that tells of an error."""
+    """Return the exit status of an error."""
     return next((status for kind, status in _STATUSES if isinstance(error, kind)), FAILED)
 
 
 def message_of(error: TaskLockError) -> str:
-    """Return what is told of an error."""
+    """Return the message of an error."""
     if isinstance(error, TaskLockDatabaseError):
         return f"the database is unavailable: {error}"
     return str(error)
 
 
 def say(message: str) -> None:
-    """Write a line to standard error, where all goes that is no data."""
+    """Write a line to standard error. Standard output is for data alone."""
     print(f"{PROGRAM}: {printable(message)}", file=sys.stderr, flush=True)
 
 
 def is_asked() -> bool:
-    """Tell whether somebody is there to be asked: on a terminal."""
+    """Return whether questions can be asked, which needs a terminal."""
     return sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()
 
 
 def confirms(question: str) -> bool:
-    """Ask on the terminal, and tell whether the answer is yes."""
+    """Ask on the terminal, and return whether the answer is yes."""
     print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")

@@ -17,7 +17,7 @@ from apscheduler_tasklock.errors import TaskLockOptionError
 
 def import_jobs(options: argparse.Namespace) -> int:
     """Take over the jobs of an old table."""
-    # What reads APScheduler's jobs is imported by this command alone.
+    # Imported here, because no other command reads APScheduler's jobs.
     from apscheduler_tasklock.jobstore.importing import import_jobs
     from apscheduler_tasklock.jobstore.store import TaskLockJobStore
 
@@ -27,7 +27,7 @@ def import_jobs(options: argparse.Namespace) -> int:
             "functions=... and secret=..."
         )
     logging.getLogger("apscheduler_tasklock").addHandler(logging.NullHandler())
-    if os.getcwd() not in sys.path:  # the application is as a rule in the current folder
+    if os.getcwd() not in sys.path:  # because the application is usually in the current folder
         sys.path.insert(0, os.getcwd())
     store = TaskLockJobStore(
         database_of(options),
@@ -54,9 +54,9 @@ def import_jobs(options: argparse.Namespace) -> int:
 
 
 def _secret_of(file: str) -> bytes:
-    """Return the secret that a file has, without the line break at its end.
+    """Return the secret in a file, without the line break at its end.
 
-    :raises TaskLockOptionError: it cannot be read
+    :raises TaskLockOptionError: the file cannot be read
     """
     try:
         return Path(file).read_bytes().rstrip(b"\r\n")

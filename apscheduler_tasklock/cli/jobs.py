@@ -1,25 +1,32 @@
-"""The command ``jobs``: the jobs of the job store."""
+"""The command ``jobs`` and its actions, which change jobs of the job store."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
+from typing import Any
 
-from apscheduler_tasklock.cli.exits import OK, say
+from apscheduler_tasklock.cli.exits import OK, message_of, say, status_of
 from apscheduler_tasklock.cli.output import Cell, Output, Table, output, print_json
 from apscheduler_tasklock.cli.schedules import trigger_in_words
+from apscheduler_tasklock.cli.steering import tell
 from apscheduler_tasklock.cli.target import check_names, task_locks
 from apscheduler_tasklock.cli.text import unreadable_in_words
+from apscheduler_tasklock.errors import TaskLockNotFoundError, TaskLockStateError
+from apscheduler_tasklock.locks import TaskLocks
 from apscheduler_tasklock.status import JobState, JobStatus
+
+# What may follow `jobs` directly, as a part of the command's name.
+ACTIONS = ("pause", "resume", "run", "move", "remove")
 
 _COLUMNS = ("job", "state", "trigger", "next run", "last run", "function", "executor", "notes")
 
-# On a narrow terminal, so that an id is whole and can be copied.
+# A narrow terminal leaves these columns out, so that ids are whole and can be copied.
 _DROPPED = ("executor", "last run", "function", "notes", "trigger", "next run")
 
 _STYLES = {
     JobState.UNREADABLE: "bold red",
     JobState.ENDED: "cyan",
-    JobState.HANDED_OUT: "bold blue",
     JobState.PAUSED: "magenta",
     JobState.DUE: "yellow",
     JobState.WAITING: "green",
@@ -31,8 +38,11 @@ def jobs(options: argparse.Namespace) -> int:
     with task_locks(options) as locks:
         found = locks.jobs(*options.patterns)
     if options.namespace:
-        found = [job for job in found if (job.task or "").startswith(options.namespace)]
-    check_names(options.patterns, [job.id for job in found], "job")
+        found = [job for job in found if _is_within(options.namespace, job)]
+    ids = [job.id for job in found]
+    if options.patterns and options.patterns[0] in ACTIONS and options.patterns[0] not in ids:
+        say(f"`{options.patterns[0]}` has to follow `jobs` directly, before any option")
+    check_names(options.patterns, ids, "job")
     if options.json:
         print_json(found)
         return OK
@@ -60,13 +70,130 @@ def _row(job: JobStatus, shown: Output) -> list[Cell | str]:
 
 
 def _notes(job: JobStatus, shown: Output) -> str:
-    """Return who has the job, and what keeps it from running."""
+    """Return which replica runs the job, and what keeps the job from running."""
     notes = [unreadable_in_words(job.unreadable)] if job.unreadable else []
-    if job.handed_to is not None:
-        notes.append(f"handed out to {job.handed_to}")
     if job.holder is not None:
         notes.append(f"its task runs on {job.holder}")
     if job.task_paused:
         until = shown.moment(job.task_paused_until) or "resumed"
         notes.append(f"its task is paused until {until}")
     return "; ".join(notes)
+
+
+def pause(options: argparse.Namespace) -> int:
+    """Pause jobs."""
+
+    def paused(locks: TaskLocks, job: JobStatus) -> str:
+        locks.pause_job(job.id)
+        return "paused until it is resumed"
+
+    return _change_each(options, "paused", paused)
+
+
+def resume(options: argparse.Namespace) -> int:
+    """Resume jobs."""
+
+    def resumed(locks: TaskLocks, job: JobStatus) -> str | None:
+        due = locks.resume_job(job.id)
+        is_resumed = job.state is JobState.PAUSED
+        return f"resumed, due {output().moment(due)}" if is_resumed else None
+
+    return _change_each(options, "resumed", resumed, otherwise="was not paused")
+
+
+def remove(options: argparse.Namespace) -> int:
+    """Remove jobs."""
+
+    def removed(locks: TaskLocks, job: JobStatus) -> str:
+        locks.remove_job(job.id)
+        return "removed"
+
+    return _change_each(options, "removed", removed)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Let one replica run a job now."""
+    with task_locks(options) as locks:
+        [job] = _chosen(options, locks)
+        request = locks.run_job(job.id)
+    what = "due now" if request is None else f"a run of its task {request.task} is asked for"
+    tell(options, {"run": job.id, "request": request}, what, [job.id])
+    return OK
+
+
+def move(options: argparse.Namespace) -> int:
+    """Move the next run time of a job."""
+    with task_locks(options) as locks:
+        [job] = _chosen(options, locks)
+        locks.move_job(job.id, options.to)
+    what = f"moved to {output().moment(options.to)}"
+    if job.state is JobState.PAUSED:
+        what += ", and no longer paused"
+    tell(options, {"moved": job.id, "next_run_time": options.to}, what, [job.id])
+    return OK
+
+
+def _change_each(
+    options: argparse.Namespace,
+    key: str,
+    change: Callable[[TaskLocks, JobStatus], str | None],
+    otherwise: str = "",
+) -> int:
+    """Change each chosen job, and print the changes. A job's state keeps no other job from it.
+
+    :param key: the key of the changed jobs' ids in the JSON document
+    :param change: changes a job; returns what was done, or ``None`` if nothing was to be done
+    :param otherwise: what is printed of a job to which nothing was to be done
+    """
+    status, done = OK, dict[str, str | None]()
+    with task_locks(options) as locks:
+        chosen = _chosen(options, locks)
+        try:
+            for job in chosen:
+                try:
+                    done[job.id] = change(locks, job)
+                except (TaskLockStateError, TaskLockNotFoundError) as error:
+                    say(message_of(error))
+                    status = max(status, status_of(error))
+        finally:  # also if the database becomes unavailable, because some jobs are changed
+            told: dict[str, Any] = {key: [name for name, what in done.items() if what]}
+            if options.json:
+                print_json(told)
+            else:
+                for name, what in done.items():
+                    output().print(f"{name}: {what or otherwise}")
+    return status
+
+
+def _chosen(options: argparse.Namespace, locks: TaskLocks) -> list[JobStatus]:
+    """Return the jobs whose ids are given, or match a pattern that is given.
+
+    If a job has exactly the id that a pattern spells, the pattern matches only that job. A pattern
+    does not match jobs that have ended.
+
+    :raises TaskLockNotFoundError: an id or a pattern matches no job
+    """
+    chosen, missing = dict[str, JobStatus](), list[str]()
+    for given in options.jobs:
+        found = locks.jobs(given)
+        exact = [job for job in found if job.id == given]
+        if exact:
+            # A replica may not have registered the job's task yet.
+            found = [job for job in exact if not job.task or _is_within(options.namespace, job)]
+        elif options.patterns:
+            found = [job for job in found if _is_within(options.namespace, job)]
+            found = [job for job in found if job.state is not JobState.ENDED]
+        else:
+            if found:
+                say("exact ids are needed here, and no patterns")
+            found = []
+        chosen.update({job.id: job for job in found})
+        if not found:
+            missing.append(given)
+    if missing:
+        raise TaskLockNotFoundError(missing, "job")
+    return list(chosen.values())
+
+
+def _is_within(namespace: str, job: JobStatus) -> bool:
+    return not namespace or (job.task or "").startswith(namespace)

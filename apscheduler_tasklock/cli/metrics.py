@@ -1,4 +1,4 @@
-"""The command ``metrics``: what the tasks' rows tell, for Prometheus."""
+"""The command ``metrics``: numbers from the tasks' rows, for Prometheus."""
 
 from __future__ import annotations
 

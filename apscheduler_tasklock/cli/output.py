@@ -1,4 +1,4 @@
-"""What goes to standard output: tables for people, columns for awk, JSON for programs."""
+"""Writes to standard output: tables for people, columns for awk, JSON for programs."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
+from apscheduler_tasklock._values import cut
 from apscheduler_tasklock.cli.text import (
-    cut,
     local_time,
     one_cell,
     plain_seconds,
     printable,
     rfc3339,
     seconds_in_words,
-    width,
 )
 from apscheduler_tasklock.status import Run, TaskState
 
@@ -42,10 +41,15 @@ STATE_STYLES = {
     TaskState.TOO_LONG: "bold red",
     TaskState.UNREADABLE: "bold red",
 }
-OUTCOME_STYLES = {"ok": "green", "cancelled": "yellow", "freed": "yellow"}
+OUTCOME_STYLES = {
+    "ok": "green",
+    "cancelled": "yellow",
+    "freed": "yellow",
+    **dict.fromkeys(("paused", "resumed", "run"), "magenta"),
+}
 FAILED_STYLE = "bold red"
 
-# In these a terminal may break the lines: how many characters they have then, at least.
+# The columns whose texts may be broken into lines on a terminal, and their least widths.
 _LONG_COLUMNS = {
     "task": 16,
     "schedule": 20,
@@ -61,16 +65,16 @@ _LONG_COLUMNS = {
     "how it is": 18,
 }
 
-# And how many they have where even that is too much.
+# The least width of the columns above, if the table does not fit otherwise.
 _NARROW_COLUMN = 14
 
-# How much of a line a first column may take then.
+# Limits the share of a line that the first column takes if the table does not fit otherwise.
 _NARROW_FIRST = 0.2
 
-# How many characters are shown of a cell, and of a line that is no table's.
+# Limits the characters that are shown of a cell, and of a line outside of tables.
 _LONGEST_CELL, _LONGEST_LINE = 500, 4_000
 
-# Between two columns of a terminal.
+# Spaces between two columns on a terminal.
 _GAP = 2
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -80,8 +84,8 @@ _BARS = "▁▂▃▄▅▆▇█"
 class Cell:
     """A cell of a table.
 
-    :ivar text: what is in it, as it came from the database; ``""`` for nothing
-    :ivar style: how rich shows it
+    :ivar text: its text, as it came from the database; ``""`` for nothing
+    :ivar style: rich's style for it
     """
 
     text: str
@@ -90,18 +94,17 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """A table, however it is shown.
+    """A table, for any kind of output.
 
-    :ivar columns: their names
-    :ivar rows: their cells
+    :ivar columns: the names of the columns
+    :ivar rows: the cells of each row
     :ivar numbers: the columns that are aligned to the right
     :ivar dispensable: the columns that a terminal does not show while they are empty, or all 0
-    :ivar dropped: the columns that a terminal leaves out where it is too narrow, the first of them
-        first
-    :ivar dropped_last: those that it leaves out after long texts in others were broken into more
-        lines. The first column, and others that are in neither, are always shown.
-    :ivar first_share: how much of a line the first column may take before it is broken, which is
-        what one copies: a name or an id
+    :ivar dropped: the columns that a narrow terminal leaves out, in this order
+    :ivar dropped_last: the columns that a terminal leaves out if it is still too narrow after long
+        texts in other columns were broken into lines. All further columns are always shown.
+    :ivar first_share: the share of a line that the first column may take before its texts are
+        broken into lines. The share is large, because people copy the name or id in this column.
     """
 
     columns: Sequence[str]
@@ -115,8 +118,6 @@ class Table:
 
 class PlainOutput:
     """Lines for programs: columns with two spaces or more between them, and no colours."""
-
-    is_terminal = False
 
     def moment(self, moment: datetime | None) -> str:
         """Return a time, as in ``2026-01-01T03:00:00Z``."""
@@ -137,15 +138,13 @@ class PlainOutput:
         sys.stdout.flush()
 
     def print_bars(self, runs: Sequence[Run]) -> None:
-        """Print runs as a picture: a digit for how long each took, and a mark for its end."""
+        """Print runs as a picture: a digit for the duration of each, and a mark for its outcome."""
         heights = "".join(str(height + 1) for height in _heights(runs))
         print(f"took  {heights}\nend   {_marks(runs, '.', 'x')}")
 
 
 class TerminalOutput:
     """Tables and colours, drawn by rich."""
-
-    is_terminal = True
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -188,7 +187,7 @@ class TerminalOutput:
         return drawn
 
     def print_bars(self, runs: Sequence[Run]) -> None:
-        """Print runs as bars, as high as each took, with a mark below those that failed."""
+        """Print runs as bars, whose height is the duration, with a mark below failed runs."""
         from rich.text import Text
 
         bars, marks = Text(), Text(_marks(runs, " ", "✗"), style=FAILED_STYLE)
@@ -203,7 +202,7 @@ Output = PlainOutput | TerminalOutput
 
 
 def output() -> Output:
-    """Return what standard output is: a terminal that rich draws on, or anything else."""
+    """Return the output for standard output: plain, or for a terminal if rich is installed."""
     if sys.stdout is None or not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":
         return PlainOutput()
     try:
@@ -221,7 +220,7 @@ def print_json(data: Any) -> None:
 
 def as_json(data: Any, indent: int | None = None) -> str:
     """Return data as JSON: times as RFC 3339, durations as numbers of seconds."""
-    # The only control character that JSON leaves alone; it can be in a text only.
+    # DEL is the only control character that json.dumps() does not escape. Only texts can have DEL.
     return json.dumps(data, default=_jsonable, indent=indent).replace("\x7f", "\\u007f")
 
 
@@ -236,7 +235,7 @@ def _jsonable(value: Any) -> Any:
 def plain_lines(table: Table, widths: Sequence[int] = ()) -> list[str]:
     """Return a table's lines, the first of them with the names of its columns.
 
-    :param widths: of the columns, at least
+    :param widths: the least widths of the columns
     """
     widths = column_widths(table, widths)
     return [_aligned(table, line, widths) for line in _plain(table)]
@@ -245,24 +244,24 @@ def plain_lines(table: Table, widths: Sequence[int] = ()) -> list[str]:
 def column_widths(table: Table, widths: Sequence[int] = ()) -> list[int]:
     """Return how wide a table's columns are.
 
-    :param widths: how wide they are at least
+    :param widths: the least widths of the columns
     """
     lines = _plain(table)
     at_least = widths or [0] * len(table.columns)
     return [
-        max(least, *(width(line[index]) for line in lines)) for index, least in enumerate(at_least)
+        max(least, *(len(line[index]) for line in lines)) for index, least in enumerate(at_least)
     ]
 
 
 def terminal_widths(table: Table, terminal: int) -> dict[str, int]:
     """Return the columns that a terminal shows, and how wide each of them is.
 
-    :param terminal: how many characters a line of it has
+    :param terminal: the number of characters in a line of the terminal
     """
     fitting = _Fitting(table, terminal)
     fitting.drop(table.dropped)
     first = table.columns[0]
-    # The first column comes last: what is in it is copied.
+    # The first column is narrowed last, because people copy from it.
     long = [name for name in _LONG_COLUMNS if name in fitting.widths and name != first]
     for name in long:
         fitting.narrow(name, _NARROW_COLUMN)
@@ -276,9 +275,9 @@ def terminal_widths(table: Table, terminal: int) -> dict[str, int]:
 
 
 class _Fitting:
-    """Fits a table into the lines of a terminal. What is narrower is broken, and never cut.
+    """Fits a table into the lines of a terminal. Long texts are broken into lines, and never cut.
 
-    :ivar widths: how wide each column is that is shown
+    :ivar widths: the width of each column that is shown
     """
 
     def __init__(self, table: Table, terminal: int) -> None:
@@ -297,30 +296,32 @@ class _Fitting:
         return self._terminal - sum(self.widths.values()) - _GAP * (len(self.widths) - 1)
 
     def drop(self, names: Sequence[str]) -> None:
-        """Leave columns out, one after the other, until the others fit."""
+        """Leave columns out, one after the other, until the other columns fit."""
         for name in names:
             if self._left < 0:
                 self.widths.pop(name, None)
 
     def narrow(self, name: str, at_least: int) -> None:
-        """Make a column narrower, if that is needed."""
+        """Make a column narrower, if the table does not fit."""
         if name in self.widths:
             columns = self.widths[name]
             self.widths[name] = max(min(columns, at_least), columns + min(0, self._left))
 
     def widen(self) -> None:
-        """Give the columns what is left of the line."""
+        """Give the rest of the line to the columns that are narrower than their texts."""
         for name, columns in list(self.widths.items()):
             self.widths[name] = columns + max(0, min(self._natural[name] - columns, self._left))
 
 
 def _natural_widths(table: Table) -> dict[str, int]:
-    """Return how wide the columns are that have something in them, where there is room."""
+    """Return the columns' widths if there is room for all, without empty dispensable columns."""
+    from rich.cells import cell_len
+
     natural = {}
     for index, name in enumerate(table.columns):
         texts = [_cell(row[index]).text for row in table.rows]
         if name not in table.dispensable or any(text not in ("", "0") for text in texts):
-            natural[name] = max(width(printable(text)) for text in [name, *texts])
+            natural[name] = max(cell_len(printable(text)) for text in [name, *texts])
     return natural
 
 
@@ -332,13 +333,13 @@ def _plain(table: Table) -> list[list[str]]:
 def _aligned(table: Table, line: Sequence[str], widths: Sequence[int]) -> str:
     padded = []
     for name, text, wanted in zip(table.columns, line, widths, strict=True):
-        padding = " " * (wanted - width(text))
+        padding = " " * (wanted - len(text))
         padded.append(padding + text if name in table.numbers else text + padding)
     return "  ".join(padded).rstrip()
 
 
 def _cell(cell: Cell | str) -> Cell:
-    """Return a cell that is short enough to be shown: its row may say anything."""
+    """Return a cell whose text is cut, because a row may have texts of any length."""
     known = Cell(cell) if isinstance(cell, str) else cell
     return Cell(cut(known.text, _LONGEST_CELL), known.style)
 
@@ -350,7 +351,7 @@ def _text(cell: Cell) -> Text:
 
 
 def _heights(runs: Sequence[Run]) -> list[int]:
-    """Return how high each bar is, from 0 to 7, beside the longest run's."""
+    """Return the height of each run's bar, from 0 to 7. The longest run has the height 7."""
     longest = max((run.took for run in runs), default=0)
     top = len(_BARS) - 1
     return [max(0, round(run.took / longest * top)) if longest else 0 for run in runs]

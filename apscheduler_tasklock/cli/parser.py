@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from apscheduler_tasklock._lock.commands import PROGRAM
+from apscheduler_tasklock._lock.command_lines import PROGRAM, library_version
 from apscheduler_tasklock.cli import (
     check,
     doctor,
@@ -24,20 +23,27 @@ from apscheduler_tasklock.cli import (
 from apscheduler_tasklock.cli.target import DATABASE_VARIABLE
 from apscheduler_tasklock.errors import TaskLockOptionError
 from apscheduler_tasklock.schema.table import DEFAULT_TABLE
-from apscheduler_tasklock.status import OUTCOMES
+from apscheduler_tasklock.status import KINDS, OUTCOMES
 
 _STATUSES = """
-exit status: 0; 1 failed; 2 wrong usage; 3 no such task; 4 its state forbids it;
-5 the wait ran out; 6 the awaited run failed
+exit status: 0; 1 failed; 2 wrong usage; 3 no such task or job; 4 its state forbids
+it; 5 the wait ran out; 6 the awaited run failed
 """
 
 _TIMES = """
 A time T is written as 02:00, yesterday, 'yesterday 22:00', today, 2026-01-31,
 '2026-01-31 03:00' or 2026-01-31T03:00:00Z; or as a duration ago: 90s, 15m, 2h,
-1d. A time of day is the last one that there was, and a day its beginning. With
---since 22:00, --until 02:00 is the one after that, or now if it is still to come.
-Without a zone (Z, UTC or +02:00) it is in the zone of this machine, as the
-environment's TZ and /etc/localtime have it.
+1d. A time of day is the last one that there was, and a day its beginning. Without
+a zone (Z, UTC or +02:00) it is in the zone of this machine, as the environment's
+TZ and /etc/localtime have it.
+"""
+
+_TIMES_AHEAD = """
+A time T is written as 02:00, now, 'today 22:00', tomorrow, 'tomorrow 04:00',
+'2026-01-31 03:00' or 2026-01-31T03:00:00Z; or as a duration from now: 90s, 15m,
+2h, 'in 1d'. A time of day is the next one, and a day its beginning. A time that
+has passed is wrong usage. Without a zone (Z, UTC or +02:00) it is in the zone of
+this machine, as the environment's TZ and /etc/localtime have it.
 """
 
 _CHECK_STATUSES = """
@@ -48,22 +54,23 @@ itself. Tasks that are paused or gone never alarm.
 """
 
 _DOCTOR_STATUSES = """
-It writes a row to each table, and rolls that back.
+The command writes a row to each table, and rolls it back.
 
 exit status: 0 nothing is wrong; 1 something is; 2 wrong usage
 """
 
 _IMPORT = """
 Takes over the jobs of a table of APScheduler's SQLAlchemyJobStore, which lies in
-the same database. They keep their next run times, and stay paused if they are.
-What is there already is left as it is, and nothing is deleted from the old table,
-so it can be run again.
+the same database. Jobs keep their next run times, and paused jobs stay paused.
+Jobs that the job store has already are not changed, and nothing is deleted from
+the old table, so the command can be run again.
 
-SQLAlchemyJobStore pickles its jobs. To read a pickle runs what it says: only do
-this with a table that you trust, that is, one that nobody else could write to.
+SQLAlchemyJobStore pickles its jobs, and reading a pickle can run any code. So use
+the command only for a table that nobody else could write to.
 
-Stop what runs the jobs of the old table first, or they run here and there. Run
-this where the application's modules can be imported, as in its folder.
+First stop the scheduler that runs the jobs of the old table. Otherwise the jobs
+run in both places. Run the command where the application's modules can be
+imported, for example in the application's folder.
 """
 
 _IMPORT_EXAMPLES = f"""
@@ -75,17 +82,17 @@ exit status: 0; 1 failed, or a job could not be taken over; 2 wrong usage
 """
 
 Default = str | Callable[[], str]
-"""An option's default; of ``--database``, also a function that returns it."""
+"""An option's default. For ``--database`` it may be a function that returns the default."""
 
-# How long `run --wait` waits: as long as a request stands.
+# Limits the seconds that `run --wait` waits by default: until the request for the run expires.
 _WAIT = 3600.0
 
 
 class MonitorParser(argparse.ArgumentParser):
-    """A parser for ``check``, whose usage errors are the monitor's to be told."""
+    """A parser for ``check``, whose usage errors go to the monitor."""
 
     def error(self, message: str) -> NoReturn:
-        """Raise an error in place of ending with 2, which would say that a task is overdue.
+        """Raise an error, because a monitor takes argparse's exit status 2 for an overdue task.
 
         :raises TaskLockOptionError: always
         """
@@ -99,29 +106,35 @@ def build_parser(
 ) -> argparse.ArgumentParser:
     """Return the parser of the whole command line.
 
-    :param prog: what it is called as
-    :param defaults: of options of all commands except ``demo``, as ``database``
+    :param prog: the program's name
+    :param defaults: defaults of options, such as ``database``, for all commands except ``demo``
     """
     parser = parser_class(
         prog=prog,
         description="What operators see and steer of APScheduler's task locks.",
         epilog=f"{prog} COMMAND --help shows the options of a command, and examples",
     )
-    parser.add_argument("--version", action="version", version=f"{PROGRAM} {_version()}")
+    parser.add_argument("--version", action="version", version=f"{PROGRAM} {library_version()}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_reads(commands)
     _add_changes(commands)
+    _add_job_changes(commands)
     _add_monitors(commands)
     _add_setup(commands)
     for name, command in commands.choices.items():
-        if defaults and name != "demo":  # which makes a database of its own
+        if defaults and name != "demo":  # because the demo makes a database of its own
             command.set_defaults(**defaults)
     return parser
 
 
-def needs_defaults(options: argparse.Namespace) -> bool:
-    """Tell whether the command that was given has defaults; ``demo`` has a database of its own."""
-    return options.run is not setup.demo
+def joined(words: Sequence[str]) -> list[str]:
+    """Return the words of a command line, in which a command's name is one word.
+
+    An action that follows ``jobs`` directly is a part of the command's name, as in ``jobs pause``.
+    """
+    if words[:1] == ["jobs"] and words[1:2] and words[1] in jobs.ACTIONS:
+        return [f"jobs {words[1]}", *words[2:]]
+    return list(words)
 
 
 def _add_reads(commands: Any) -> None:
@@ -151,36 +164,40 @@ def _add_reads(commands: Any) -> None:
         commands,
         "runs",
         runs.runs,
-        "the run history, the newest first",
+        "the run history, and what operators did, the newest first",
         [
             "runs",
             "runs sync-prices --outcome error --since 2h",
             "runs --since yesterday --until today",
             "runs --since 22:00 --until 02:00",
+            "runs --kind operator --since yesterday",
             "runs --follow",
         ],
         _TIMES,
     )
     _add_patterns(command, "TASK")
-    command.add_argument("--outcome", choices=OUTCOMES, help="only runs that ended so")
+    command.add_argument("--outcome", choices=OUTCOMES, help="only runs with this outcome")
+    command.add_argument(
+        "--kind", choices=KINDS, help="only entries of this kind; operator: what operators did"
+    )
     command.add_argument(
         "--since",
         type=values.moment,
         metavar="T",
-        help="only those begun then or later",
+        help="only runs that began at this time or later",
     )
     command.add_argument(
-        "--until", type=values.End.of, metavar="T", help="only those begun before then"
+        "--until", type=values.moment, metavar="T", help="only runs that began before this time"
     )
     command.add_argument(
         "--limit",
         type=values.at_least_one,
         default=100,
         metavar="N",
-        help="how many, the newest of them (default: 100); it is said if there are more",
+        help="how many of the newest runs (default: 100); a line says if there are more",
     )
     command.add_argument(
-        "--follow", action="store_true", help="print further ones when they end, until Ctrl-C"
+        "--follow", action="store_true", help="print further runs when they end, until Ctrl-C"
     )
     _add(commands, "replicas", replicas.replicas, "who runs the tasks", ["replicas"])
 
@@ -190,7 +207,9 @@ def _add_reads(commands: Any) -> None:
         jobs.jobs,
         "the jobs of the job store",
         ["jobs", "jobs 'reminder-*'", "jobs --json"],
-        "With --namespace, only those whose tasks' names begin with it; patterns are of ids.",
+        "With --namespace, only those whose tasks' names begin with it; patterns are of ids. What "
+        "changes jobs directly follows `jobs`: `jobs pause`, `jobs resume`, `jobs run`, `jobs "
+        "move`, `jobs remove`.",
     )
     command.add_argument(
         "patterns",
@@ -245,7 +264,7 @@ def _add_changes(commands: Any) -> None:
         nargs="?",
         const=_WAIT,
         metavar="D",
-        help="wait until that run has ended, for 1h or so long at most, and tell how it ended",
+        help="wait until the run has ended, at most for D (default: 1h), and print its outcome",
     )
 
     command = _add(
@@ -258,13 +277,15 @@ def _add_changes(commands: Any) -> None:
     )
     _add_name(command)
     command.add_argument(
-        "--token", type=int, required=True, metavar="N", help="of the run, as `show` has it"
+        "--token", type=int, required=True, metavar="N", help="the run's token, from `show`"
     )
     command.add_argument(
-        "--run-again", action="store_true", help="open its window, so that it can be run again"
+        "--run-again",
+        action="store_true",
+        help="open the run's window, to be run again",
     )
     command.add_argument(
-        "--force", action="store_true", help="also if its holder may be alive, and hangs"
+        "--force", action="store_true", help="also if the run's holder may be alive"
     )
     command.add_argument("--yes", action="store_true", help="do not ask")
 
@@ -276,6 +297,62 @@ def _add_changes(commands: Any) -> None:
         ["forget old-report"],
     )
     _add_name(command)
+
+
+def _add_job_changes(commands: Any) -> None:
+    command = _add(
+        commands,
+        "jobs pause",
+        jobs.pause,
+        "let jobs have no next run time until somebody resumes them",
+        ["jobs pause reminder-7", "jobs pause 'reminder-*' nightly"],
+        "A run that goes on ends by itself.",
+    )
+    _add_ids(command)
+
+    command = _add(
+        commands,
+        "jobs resume",
+        jobs.resume,
+        "let jobs have the first run times of their triggers from now on",
+        ["jobs resume reminder-7", "jobs resume 'reminder-*'"],
+        "A one-off job whose date has passed runs at once.",
+    )
+    _add_ids(command)
+
+    command = _add(
+        commands,
+        "jobs run",
+        jobs.run,
+        "let one replica run a job now; its schedule does not change",
+        ["jobs run nightly"],
+        "A one-off job runs in place of its date.",
+    )
+    _add_id(command)
+
+    command = _add(
+        commands,
+        "jobs move",
+        jobs.move,
+        "move the next run time of a job; a paused job is resumed",
+        ["jobs move nightly --to 04:00", "jobs move nightly --to 'in 2h'"],
+        "The run times after it come from the trigger.",
+        f"{_TIMES_AHEAD}{_STATUSES}",
+    )
+    command.add_argument(
+        "--to", type=values.moment_ahead, metavar="T", required=True, help="the time"
+    )
+    _add_id(command)
+
+    command = _add(
+        commands,
+        "jobs remove",
+        jobs.remove,
+        "remove jobs",
+        ["jobs remove reminder-7"],
+        "A run that goes on ends by itself.",
+    )
+    _add_id(command, "+")
 
 
 def _add_monitors(commands: Any) -> None:
@@ -376,8 +453,8 @@ def _add_import(commands: Any) -> None:
     command.add_argument(
         "--late",
         action="store_true",
-        help="also jobs whose last run time has passed: they run at once. Not if the old table was "
-        "taken over before: those that have run since would run again",
+        help="also take over jobs whose last run time has passed; they run at once. Not for an old "
+        "table that was taken over before, because jobs that have run since would run again",
     )
     command.add_argument("--json", action="store_true", help="print one JSON document")
     command.set_defaults(run=importing.import_jobs)
@@ -392,7 +469,7 @@ def _add(
     more: str = "",
     epilog: str = _STATUSES,
 ) -> argparse.ArgumentParser:
-    """Add a command, with the options that all of them have."""
+    """Add a command for operators, with the options that all these commands have."""
     shown = "\n".join(f"  {PROGRAM} {example}" for example in examples)
     description = f"{help_[0].upper()}{help_[1:]}."
     if more:
@@ -410,18 +487,11 @@ def _add(
         type=values.namespace,
         default="",
         metavar="PREFIX",
-        help="put before the names and patterns that are given; without any, all tasks with it",
+        help="put before the given names and patterns; without any, all tasks that begin with it",
     )
     _add_json(command)
     command.set_defaults(run=run)
     return command
-
-
-def _version() -> str:
-    try:
-        return version(PROGRAM)
-    except PackageNotFoundError:  # run from a folder where it is not installed
-        return "(not installed)"
 
 
 def _add_database_option(parser: argparse.ArgumentParser, default: str) -> None:
@@ -461,3 +531,20 @@ def _add_names(parser: argparse.ArgumentParser) -> None:
 
 def _add_name(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("tasks", nargs=1, metavar="TASK", help="its exact name; no pattern")
+
+
+def _add_ids(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "jobs",
+        nargs="+",
+        metavar="ID",
+        help="their ids, in which * and ? stand for characters where no job has exactly that id; "
+        "if one matches no job, nothing is changed",
+    )
+    parser.set_defaults(patterns=True)
+
+
+def _add_id(parser: argparse.ArgumentParser, nargs: str | int = 1) -> None:
+    help_ = "its exact id; no pattern" if nargs == 1 else "their exact ids; no patterns"
+    parser.add_argument("jobs", nargs=nargs, metavar="ID", help=help_)
+    parser.set_defaults(patterns=False)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 import psycopg
 from sqlalchemy.engine import URL
 
-from apscheduler_tasklock._database.errors import as_unavailable
+from apscheduler_tasklock._database.outage import as_unavailable
 from apscheduler_tasklock.schema.table import literal, quoted
 
 _WHO_IS_CONNECTED = (
@@ -17,19 +17,19 @@ _WHO_IS_CONNECTED = (
 )
 
 FULL_SERVER = (
-    "close what is not needed, or raise max_connections and restart the server, or put pgbouncer "
-    "in between (pool_mode = transaction); a superuser, for whom a few are kept, sees who has "
-    f"them: {_WHO_IS_CONNECTED}"
+    "close connections that are not needed, or raise max_connections and restart the server, or "
+    "put pgbouncer before it (pool_mode = transaction); a superuser, for whom some connections are "
+    f"reserved, can list all connections: {_WHO_IS_CONNECTED}"
 )
 FULL_ROLE = (
-    "close what is not needed (SELECT pid, application_name, state, state_change FROM "
+    "close connections that are not needed (SELECT pid, application_name, state, state_change FROM "
     "pg_stat_activity WHERE usename = {role_text}), or let a superuser run: ALTER ROLE {role} "
     "CONNECTION LIMIT -1"
 )
 FULL_DATABASE = (
-    "close what is not needed (SELECT pid, usename, application_name, state FROM pg_stat_activity "
-    "WHERE datname = {database_text}), or let its owner run: ALTER DATABASE {database} CONNECTION "
-    "LIMIT -1"
+    "close connections that are not needed (SELECT pid, usename, application_name, state FROM "
+    "pg_stat_activity WHERE datname = {database_text}), or let the database's owner run: ALTER "
+    "DATABASE {database} CONNECTION LIMIT -1"
 )
 
 STATEMENT_POOLING = (
@@ -43,22 +43,22 @@ _HBA = (
     "pg_reload_conf()"
 )
 
-# Signs in what the server, pgbouncer or libpq says, and what to do then. `user` and `name` in a
-# sign are the role and the database that the message tells.
+# Patterns of messages of the server, pgbouncer or libpq, and the remedies. The groups `user`,
+# `name` and `host` of a pattern are the role, the database and the client's address in the message.
 _REMEDIES: tuple[tuple[str, str], ...] = (
     (r'too many connections for role "(?P<user>.+?)"', FULL_ROLE),
     (r'too many connections for database "(?P<name>.+?)"', FULL_DATABASE),
     (r"too many clients already|remaining connection slots", FULL_SERVER),
     (
         r"no more connections allowed",
-        "raise what pgbouncer names (max_client_conn and its like) in pgbouncer.ini, or close "
-        "clients: SHOW CLIENTS in its console tells who they are",
+        "raise the limit that pgbouncer names (such as max_client_conn) in pgbouncer.ini, or close "
+        "clients: SHOW CLIENTS in pgbouncer's console lists them",
     ),
     (
         r"query_wait_timeout",
         "pgbouncer had no connection to the server free: raise default_pool_size in pgbouncer.ini, "
-        "or end who keeps one: SHOW SERVERS in its console, and pg_stat_activity with the state "
-        "'idle in transaction'",
+        "or end the sessions that keep connections: see SHOW SERVERS in pgbouncer's console, and "
+        "pg_stat_activity with the state 'idle in transaction'",
     ),
     (
         r"server login has been failing|client_login_timeout|server down",
@@ -135,8 +135,8 @@ _REMEDIES: tuple[tuple[str, str], ...] = (
     (
         r"system is starting up|not yet accepting connections|not accepting connections|"
         r"in recovery mode",
-        "wait until the server has started or recovered, of which its log tells; a standby answers "
-        "only with hot_standby = on",
+        "wait until the server has started or recovered, as its log shows; a standby answers only "
+        "with hot_standby = on",
     ),
     (
         r"system is shutting down|terminating connection due to administrator command",
@@ -170,11 +170,11 @@ _REMEDIES: tuple[tuple[str, str], ...] = (
     ),
     (
         r"timeout expired|no answer from the server|Network is unreachable|No route to host",
-        "check the host and the port, that the server runs, and that no firewall is between",
+        "check the host and the port, that the server runs, and that no firewall blocks the way",
     ),
     (
         r"invalid response|expected authentication request",
-        "check the port: what answers there is no PostgreSQL",
+        "check the port: the program that answers there is not PostgreSQL",
     ),
     (
         r"server closed the connection unexpectedly",
@@ -184,16 +184,16 @@ _REMEDIES: tuple[tuple[str, str], ...] = (
 
 _REJECTED = "check the role, the password and the database's name, and pg_hba.conf"
 _UNAVAILABLE = (
-    "check the host and the port, that the server runs, and that no firewall is between; "
-    "the server's log may tell more"
+    "check the host and the port, that the server runs, and that no firewall blocks the way; the "
+    "server's log may say more"
 )
 
 
 def remedy_of(error: psycopg.Error, url: URL) -> str:
     """Return what to do about a connection that cannot be opened.
 
-    :param error: what libpq says; of several hosts, it has what each said
-    :param url: where the connection was to lead
+    :param error: libpq's error, which has the messages of all hosts
+    :param url: the URL of the connection
     """
     found = list(dict.fromkeys(_remedies(str(error), url)))
     if found:
@@ -209,9 +209,9 @@ def _remedies(said: str, url: URL) -> Iterator[str]:
 
 
 def filled(remedy: str, url: URL, told: Mapping[str, str | None] | None = None) -> str:
-    """Return a remedy with the role, the database and the network in their places.
+    """Return a remedy with the role, the database and the network filled in.
 
-    :param told: ``user``, ``name`` and ``host``, as far as the server has told them
+    :param told: ``user``, ``name`` and ``host`` from the error's message, each if it has one
     """
     told = told or {}
     user = told.get("user") or url.username or "<the role>"

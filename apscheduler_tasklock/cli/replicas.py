@@ -21,7 +21,7 @@ _STYLES = {
     ReplicaState.STOPPED: "",
 }
 
-# On a narrow terminal.
+# A narrow terminal leaves these columns out, in this order.
 _DROPPED = ("host", "version", "started", "tasks", "running", "seen")
 
 
@@ -33,7 +33,7 @@ def replicas(options: argparse.Namespace) -> int:
         print_json(found)
         return OK
     shown = output()
-    now = datetime.now(timezone.utc)  # as this machine's clock says
+    now = datetime.now(timezone.utc)  # by this machine's clock
     rows = [_row(replica, now, shown) for replica in found]
     shown.print_table(Table(_COLUMNS, rows, numbers=frozenset({"tasks"}), dropped=_DROPPED))
     for replica in found:
@@ -44,7 +44,7 @@ def replicas(options: argparse.Namespace) -> int:
             told = unreadable_in_words(replica.unreadable)
             shown.print(f"the row of {replica.replica_id} {told}", "bold red")
     if not found:
-        say("no replica has told of itself")
+        say("no replica has reported itself")
     return OK
 
 
@@ -62,7 +62,7 @@ def _row(replica: ReplicaStatus, now: datetime, shown: Output) -> list[Cell | st
 
 
 def _run(run: RunningRun, now: datetime, shown: Output) -> str:
-    """Return what runs there, for how long, and whether others may run it meanwhile."""
+    """Return a run of a replica in words: its task, for how long, and whether its lock is lost."""
     took = max(0.0, (now - run.since).total_seconds())
     text = f"{run.task} for {shown.seconds(round(took))}"
     return f"{text} (lock lost, token {run.token})" if run.lost else text

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 
+from apscheduler_tasklock._lock.statements import ACTIONS
 from apscheduler_tasklock.cli.exits import OK, message_of, say
 from apscheduler_tasklock.cli.output import (
     FAILED_STYLE,
@@ -26,27 +27,25 @@ from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockOptionErr
 from apscheduler_tasklock.locks import TaskLocks
 from apscheduler_tasklock.status import Run
 
-# Seconds between two looks.
+# Limits the seconds between two reads of the history with `--follow`.
 _INTERVAL = 1.0
 
-# Claims are granted in this time, at most, after the time that stands in their rows.
+# Limits the time from the start of a run, as its row has it, until other sessions can read the row.
 _MARGIN = timedelta(seconds=60)
 
-# More runs than that do not end between two looks.
+# Limits the runs of one read. The limit is far above the number of runs that end between two reads.
 _MOST_NEW = 100_000
 
-_COLUMNS = ("task", "started", "took", "outcome", "kind", "replica", "token", "error")
+_COLUMNS = ("task", "started", "took", "outcome", "kind", "replica", "token", "error", "notes")
 
 
 def runs(options: argparse.Namespace) -> int:
-    """Show runs, the newest first; or as they end, the newest last."""
-    if options.until:
-        options.until = options.until.after(options.since)
+    """Show the run history, the newest first; with ``--follow`` as they end, the newest last."""
     _check_times(options)
     with task_locks(options) as locks:
         if options.follow:
             return _follow(options, locks)
-        # One more than is shown, which tells whether there is one.
+        # One run more than is shown is read, to find out whether there are more.
         found = _find(options, locks, options.limit + 1)
     runs, has_more = found[: options.limit], len(found) > options.limit
     shown = output()
@@ -65,9 +64,10 @@ def runs(options: argparse.Namespace) -> int:
 
 
 def _check_times(options: argparse.Namespace) -> None:
-    """Make sure that there can be runs between the times that were given.
+    """Make sure that runs can be between the times of the options.
 
-    :raises TaskLockOptionError: there cannot
+    :raises TaskLockOptionError: ``--since`` is not before ``--until``, or ``--until`` is given
+        with ``--follow``
     """
     if options.follow and options.until:
         raise TaskLockOptionError("--follow goes on until Ctrl-C, and goes without --until")
@@ -77,17 +77,35 @@ def _check_times(options: argparse.Namespace) -> None:
 
 
 def _between(options: argparse.Namespace) -> str:
-    """Return between which times runs were looked for, with the zone that they were taken in."""
+    """Return the times of the options in words, with their zone."""
     given = (("since", options.since), ("before", options.until))
     told = (f" {word} {moment:%Y-%m-%d %H:%M:%S %Z}" for word, moment in given if moment)
     return "".join(told)
 
 
 def runs_of(locks: TaskLocks, task: str, limit: int) -> list[Run]:
-    """Return the newest runs of the task of exactly this name."""
+    """Return the newest runs of the task of exactly this name, without what operators did."""
+    found = _entries_of(locks, task, limit + ACTIONS)
+    return [run for run in found if run.kind != "operator"][:limit]
+
+
+def actions_of(locks: TaskLocks, task: str) -> list[Run]:
+    """Return what operators did with the task of exactly this name, the newest first."""
+    return _entries_of(locks, task, ACTIONS, kind="operator")
+
+
+def _entries_of(locks: TaskLocks, task: str, limit: int, kind: str | None = None) -> list[Run]:
     is_pattern = set("*?") & set(task)
-    found = locks.runs(task, limit=1000 if is_pattern else limit)
-    return [run for run in found if run.task == task][:limit]
+    found = locks.runs(task, kind=kind, limit=1000 if is_pattern else limit)
+    return [run for run in found if run.task == task]
+
+
+def action_in_words(action: Run, shown: Output) -> str:
+    """Return by whom, until when and why an operator did something."""
+    end = shown.moment(action.until) or ("resumed" if action.outcome == "paused" else "")
+    words = [f"by {action.by or 'nobody'}", end and f"until {end}"]
+    words.append(f"({action.reason})" if action.reason else "")
+    return " ".join(filter(None, words))
 
 
 def run_rows(runs: Sequence[Run], shown: Output) -> Table:
@@ -96,23 +114,25 @@ def run_rows(runs: Sequence[Run], shown: Output) -> Table:
         _COLUMNS,
         [_row(run, shown) for run in runs],
         numbers=frozenset({"took", "token"}),
-        dispensable=frozenset({"error"}),
+        dispensable=frozenset({"error", "notes"}),
         dropped=("token", "kind", "took"),
-        dropped_last=("started", "replica", "error"),
+        dropped_last=("started", "replica", "error", "notes"),
     )
 
 
 def _row(run: Run, shown: Output) -> list[Cell | str]:
     error = ": ".join(part for part in (run.error_type, run.error) if part)
+    is_action = run.kind == "operator"
     return [
         run.task,
         shown.moment(run.started_at),
-        shown.seconds(run.took),
+        "" if is_action else shown.seconds(run.took),
         Cell(run.outcome, OUTCOME_STYLES.get(run.outcome, FAILED_STYLE)),
         run.kind,
         run.replica,
-        str(run.token),
+        "" if is_action else str(run.token),
         error,
+        action_in_words(run, shown) if is_action else "",
     ]
 
 
@@ -120,6 +140,7 @@ def _find(options: argparse.Namespace, locks: TaskLocks, limit: int) -> list[Run
     patterns = patterns_of(options, options.patterns)
     wanted = {
         "outcome": options.outcome,
+        "kind": options.kind,
         "since": options.since,
         "until": options.until,
         "limit": limit,
@@ -131,7 +152,7 @@ def _find(options: argparse.Namespace, locks: TaskLocks, limit: int) -> list[Run
 
 
 def _follow(options: argparse.Namespace, locks: TaskLocks) -> int:
-    """Print runs when they end, until somebody ends it."""
+    """Print runs when they end, until Ctrl-C."""
     printer = _Printer(options.json)
     try:
         for found in _new_runs(options, locks):
@@ -142,7 +163,7 @@ def _follow(options: argparse.Namespace, locks: TaskLocks) -> int:
 
 
 def _new_runs(options: argparse.Namespace, locks: TaskLocks) -> Iterator[list[Run]]:
-    """Yield the last runs, and then again and again those that have ended meanwhile."""
+    """Yield the last runs, and after that, once a second, the runs that have ended meanwhile."""
     looks = _Looks(options, locks)
     is_unavailable = False
     while True:
@@ -151,7 +172,7 @@ def _new_runs(options: argparse.Namespace, locks: TaskLocks) -> Iterator[list[Ru
             is_unavailable = False
         except TaskLockDatabaseError as error:
             if not is_unavailable:
-                say(f"{message_of(error)}; it is asked again")
+                say(f"{message_of(error)}; trying again")
             is_unavailable = True
         else:
             yield found[::-1]
@@ -159,7 +180,7 @@ def _new_runs(options: argparse.Namespace, locks: TaskLocks) -> Iterator[list[Ru
 
 
 class _Looks:
-    """Looks at the run history, each of which finds what the ones before have not."""
+    """Reads the run history again and again, each time the runs that ended since the last read."""
 
     def __init__(self, options: argparse.Namespace, locks: TaskLocks) -> None:
         self._options = options
@@ -170,7 +191,8 @@ class _Looks:
 
     def look(self) -> list[Run]:
         """Return the runs that have ended since the last look, the newest first."""
-        # Before the runs: one that ends between the two is found by this look and by the next.
+        # `since` is read before the runs, so that a run that ends between the two reads is not left
+        # out. If this look finds such a run already, the next look finds it again and skips it.
         since = self._earliest_to_end()
         if self._known is None:
             known = {_key(run) for run in self._ended(since)}
@@ -185,11 +207,15 @@ class _Looks:
     def _ended(self, since: datetime | None) -> list[Run]:
         if since is not None and self._options.since is not None:
             since = max(since, self._options.since)
-        outcome = self._options.outcome
-        return self._locks.runs(*self._patterns, outcome=outcome, since=since, limit=_MOST_NEW)
+        outcome, kind = self._options.outcome, self._options.kind
+        wanted = {"outcome": outcome, "kind": kind, "since": since, "limit": _MOST_NEW}
+        return self._locks.runs(*self._patterns, **wanted)
 
     def _earliest_to_end(self) -> datetime | None:
-        """Return when the earliest run began that may end from now on; ``None`` if nobody runs."""
+        """Return the earliest begin of a run that may still end; ``None`` if no task has ever run.
+
+        The margin is subtracted, because a run that others cannot read yet may have begun earlier.
+        """
         begun = [
             (task.started_at, task.finished_at is None)
             for task in self._locks.tasks(*self._patterns)
@@ -202,16 +228,16 @@ class _Looks:
         return min([newest, *running]) - _MARGIN
 
 
-_Key = tuple[str, int, str]
+_Key = tuple[str, int | None, datetime, str]
 
 
 def _key(run: Run) -> _Key:
-    # A run that was taken for dead is told again when it has ended.
-    return run.task, run.token, run.outcome
+    # The outcome is in the key, because a dead run is printed, and printed again if it ends later.
+    return run.task, run.token, run.started_at, run.outcome
 
 
 class _Printer:
-    """Prints runs one after the other, in columns at least as wide as those before."""
+    """Prints runs as they end, in columns that get wider, but never narrower."""
 
     def __init__(self, is_json: bool) -> None:
         self._is_json = is_json
@@ -219,7 +245,7 @@ class _Printer:
         self._widths: list[int] = []
 
     def print(self, runs: Sequence[Run]) -> None:
-        """Print runs; the first time after the names of the columns."""
+        """Print runs. The first time, print the names of the columns above them."""
         if self._is_json:
             for run in runs:
                 print(as_json(run), flush=True)
@@ -231,4 +257,5 @@ class _Printer:
         if is_first:
             self._shown.print(names)
         for run, line in zip(runs, lines, strict=True):
-            self._shown.print(line, "" if run.outcome == "ok" else FAILED_STYLE)
+            is_well = run.outcome == "ok" or run.kind == "operator"
+            self._shown.print(line, "" if is_well else FAILED_STYLE)

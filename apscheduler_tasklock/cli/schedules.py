@@ -11,20 +11,22 @@ from typing import Any
 from apscheduler_tasklock.cli.text import printable, seconds_in_words
 from apscheduler_tasklock.status import TaskStatus
 
-# From coarse to fine, as people read a time.
+# From coarse to fine, because people read times in this order.
 _CRON_FIELDS = ("year", "month", "day", "week", "day_of_week", "hour", "minute", "second")
 
-# What a field is if one that is coarser was given, and none that is finer; else every one.
+# APScheduler's defaults of the fields that are finer than all given fields. The default of any
+# other field is `*`.
 _CRON_DEFAULTS = {"month": "1", "day": "1", "hour": "0", "minute": "0", "second": "0"}
 
-# Whatever may be wrong with a form that somebody has written: a type, a name, a size.
+# The errors that a form with a wrong type, name or size causes. These errors are caught, because
+# anybody may have written the row.
 _NO_FORM = (AttributeError, LookupError, TypeError, ValueError, ArithmeticError, RecursionError)
 
 _CALENDAR_UNITS = ("year", "month", "week", "day")
 
 
 def schedule_of(task: TaskStatus) -> str:
-    """Return a task's schedule in words; ``-`` if nobody has told it."""
+    """Return a task's schedule in words; ``-`` if the row has none."""
     if task.schedule is None:
         return "hold" if task.kind == "hold" else "-"
     return schedule_in_words(task.schedule)
@@ -33,8 +35,8 @@ def schedule_of(task: TaskStatus) -> str:
 def schedule_in_words(schedule: Any) -> str:
     """Return a trigger's canonical form in words.
 
-    :param schedule: as of ``TaskStatus.schedule``. A form that this version does not know, as of a
-        newer replica, comes as JSON.
+    :param schedule: a ``TaskStatus.schedule``. A form that this version does not know is returned
+        as JSON.
     """
     try:
         return printable(_words(schedule))
@@ -43,9 +45,10 @@ def schedule_in_words(schedule: Any) -> str:
 
 
 def trigger_in_words(trigger: Any) -> str:
-    """Return a trigger as the job store keeps it in words.
+    """Return a trigger of the job store in words.
 
-    :param trigger: as of ``JobStatus.trigger``. What this version does not know comes as JSON.
+    :param trigger: a ``JobStatus.trigger``. A form that this version does not know is returned as
+        JSON.
     """
     try:
         return printable(_words(_canonical(trigger)))
@@ -67,7 +70,7 @@ def _canonical(trigger: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _all_fields(given: Mapping[str, str]) -> dict[str, str]:
-    """Return the fields of a cron trigger with what APScheduler puts below the finest of them."""
+    """Return a cron trigger's given fields, and APScheduler's defaults of all finer fields."""
     finest = max((_CRON_FIELDS.index(name) for name in given), default=len(_CRON_FIELDS))
     defaults = {name: _CRON_DEFAULTS.get(name, "*") for name in _CRON_FIELDS[finest + 1 :]}
     return {**defaults, **given}
@@ -85,7 +88,7 @@ def _interval(form: Mapping[str, Any]) -> str:
 
 
 def _exactly(seconds: float) -> str:
-    """Return a duration with all its units: a period of 1 d 1 h 1 min is no period of 1 d 1 h."""
+    """Return a duration with all its units, because a period must not be rounded."""
     words, left = [], seconds
     for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
         count, left = divmod(left, size)
@@ -101,7 +104,7 @@ def _cron(form: Mapping[str, Any]) -> str:
     shown = {name: fields[name] for name in _CRON_FIELDS if fields.get(name, "*") != "*"}
     if shown.get("second") == "0":
         del shown["second"]
-        # What is left out below the finest field that is shown is 0.
+        # Readers take fields finer than the last shown field for 0, so show a minute of `*`.
         if fields.get("minute", "*") == "*":
             shown["minute"] = "*"
     if not shown:
@@ -128,7 +131,7 @@ def _combined(form: Mapping[str, Any]) -> str:
 
 
 def _zone(form: Mapping[str, Any]) -> str:
-    """Return the time zone of a schedule, which those of tasks' rows do not have."""
+    """Return the time zone of a stored trigger; ``""`` for UTC, and if there is no time zone."""
     zone = form.get("zone") or "UTC"
     if zone.lstrip("-").isdigit():  # an offset, in microseconds
         zone = str(timezone(timedelta(microseconds=int(zone))))
@@ -145,7 +148,7 @@ def _jitter(form: Mapping[str, Any]) -> str:
 
 
 def _moment(moment: str) -> str:
-    """Return a time as it stands in a trigger, to the second."""
+    """Return a time of a trigger without the fraction of its second."""
     return re.sub(r"\.[0-9]+", "", moment).replace("+00:00", "Z")
 
 

@@ -59,18 +59,18 @@ def downgrade(options: argparse.Namespace) -> int:
 def _is_confirmed(options: argparse.Namespace, name: str) -> bool:
     """Ask whether to drop the tables."""
     say(
-        f"this drops {name} and the tables beside it, with all that they tell of tasks and runs; "
-        f"{_alive(options)}"
+        f"this drops {name} and the tables beside it, with all tasks, runs and stored jobs in "
+        f"them; {_alive(options)}"
     )
     return confirms("Drop them?")
 
 
 def _alive(options: argparse.Namespace) -> str:
-    """Tell of the replicas that would lose the tables."""
+    """Return how many replicas would lose the tables, in words."""
     try:
         with task_locks(options) as locks:
             count = sum(replica.alive for replica in locks.replicas())
-    except TaskLockError:  # as where there are no tables
+    except TaskLockError:  # for example because there are no tables
         return "whether replicas use them is not known"
     if not count:
         return "no replica is known to be alive"

@@ -1,4 +1,4 @@
-"""The commands ``status`` and ``show``: tasks, and one of them with its last runs."""
+"""The commands ``status`` and ``show``: all tasks, and one task with its last runs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from apscheduler_tasklock._lock.commands import command_line
+from apscheduler_tasklock._lock.command_lines import command_line
 from apscheduler_tasklock.cli.exits import OK, say
 from apscheduler_tasklock.cli.output import (
     STATE_STYLES,
@@ -18,7 +18,7 @@ from apscheduler_tasklock.cli.output import (
     output,
     print_json,
 )
-from apscheduler_tasklock.cli.runs import run_rows, runs_of
+from apscheduler_tasklock.cli.runs import action_in_words, actions_of, run_rows, runs_of
 from apscheduler_tasklock.cli.schedules import schedule_of
 from apscheduler_tasklock.cli.target import (
     check_names,
@@ -35,10 +35,13 @@ from apscheduler_tasklock.status import Run, TaskState, TaskStatus
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-# Seconds between two looks.
+# Limits the seconds between two reads of the tasks with `--watch`.
 _INTERVAL = 2.0
 
 _SHOWN_RUNS = 20
+
+# What operators do, in words. Other outcomes are shown as they are.
+_ACTIONS = {"run": "a run asked for"}
 
 _COLUMNS = (
     "task",
@@ -53,10 +56,10 @@ _COLUMNS = (
     "notes",
 )
 
-# On a narrow terminal. What is left is a task's name and state.
+# A narrow terminal leaves these columns out, and shows a task's name and state.
 _DROPPED = ("notes", "holder", "failures", "took", "last run", "due", "schedule", "late by")
 
-# A live view shows first what somebody has to look at.
+# The order of a live view: the worst state comes first.
 _SEVERITY = {state: place for place, state in enumerate(STATE_STYLES)}
 
 
@@ -87,18 +90,26 @@ def show(options: argparse.Namespace) -> int:
     with task_locks(options) as locks:
         task = find_task(locks, name_of(options, options.task))
         runs = runs_of(locks, task.name, _SHOWN_RUNS)
+        actions = actions_of(locks, task.name)
     if options.json:
-        print_json({"task": task, "runs": runs})
+        print_json({"task": task, "runs": runs, "actions": actions})
         return OK
     shown = output()
     _print_facts(options, task, runs, shown)
     shown.print()
-    if not runs:
+    if runs:
+        shown.print_bars(runs[::-1])
+        shown.print()
+        shown.print_table(run_rows(runs, shown))
+    else:
         shown.print("no runs in the history")
-        return OK
-    shown.print_bars(runs[::-1])
-    shown.print()
-    shown.print_table(run_rows(runs, shown))
+    if actions:
+        shown.print()
+        shown.print("what operators did:")
+        for action in actions:
+            what = _ACTIONS.get(action.outcome, action.outcome)
+            words = f"{what} {action_in_words(action, shown)}"
+            shown.print(f"{shown.moment(action.started_at)}  {words}")
     return OK
 
 
@@ -114,7 +125,7 @@ def task_table(tasks: Sequence[TaskStatus], shown: Output) -> Table:
 
 
 def notes_of(task: TaskStatus, shown: Output) -> str:
-    """Return what else there is to know of a task."""
+    """Return notes on a task: pauses, requests, and whether it is gone."""
     notes = [unreadable_in_words(task.unreadable)] if task.unreadable else []
     if task.paused:
         notes.append(_pause_of(task, shown))
@@ -155,12 +166,12 @@ def _tasks(options: argparse.Namespace, locks: TaskLocks) -> list[TaskStatus]:
 
 
 def _watch(options: argparse.Namespace, locks: TaskLocks, shown: TerminalOutput) -> int:
-    """Show the tasks until somebody ends it."""
+    """Show the tasks until Ctrl-C."""
     from rich.live import Live
 
     view = _View(options, locks, shown)
     try:
-        # Drawn by this thread alone, when there is something new.
+        # auto_refresh would start a thread, and there is something new to draw only after a look.
         with Live(console=shown.console, auto_refresh=False, screen=True) as live:
             while True:
                 live.update(view.look(), refresh=True)
@@ -170,7 +181,7 @@ def _watch(options: argparse.Namespace, locks: TaskLocks, shown: TerminalOutput)
 
 
 class _View:
-    """The tasks as they were when the database was last there."""
+    """The tasks, as the last successful read has returned them."""
 
     def __init__(
         self, options: argparse.Namespace, locks: TaskLocks, shown: TerminalOutput
@@ -181,7 +192,7 @@ class _View:
         self._tasks: list[TaskStatus] = []
 
     def look(self) -> RenderableType:
-        """Return the tasks as they are now, or were, with a line that says so."""
+        """Read the tasks; return them as a table, with a line that says how old the table is."""
         from rich.console import Group
         from rich.text import Text
 
@@ -194,7 +205,7 @@ class _View:
                 key=lambda task: (-_SEVERITY[task.state], task.name),
             )
         except TaskLockDatabaseError as error:
-            message = f"the database is unavailable, this is how it was before: {error}"
+            message = f"the database is unavailable, these are the tasks of the last read: {error}"
             line = Text(printable(message), style="bold red")
         return Group(line, self._shown.drawn(task_table(self._tasks, self._shown)))
 
@@ -229,15 +240,15 @@ def _state_in_words(options: argparse.Namespace, task: TaskStatus, shown: Output
     explained = {
         TaskState.RUNNING: f"on {task.holder}, locked until {shown.moment(task.locked_until)}",
         TaskState.TOO_LONG: _too_long_in_words(task, shown),
-        TaskState.DEAD: f"its holder {task.holder} was last heard of before "
-        f"{shown.moment(task.locked_until)}; if nobody takes it over, free it: {free}",
+        TaskState.DEAD: f"its holder {task.holder} has not renewed its lease, which ended at "
+        f"{shown.moment(task.locked_until)}; if no replica takes the run over, free it: {free}",
         TaskState.LATE: f"by {shown.seconds(task.late_by)}",
         TaskState.OVERDUE: f"by {shown.seconds(task.late_by)}",
         TaskState.CUT: f"a stop of {task.holder} has cut its last run, and nobody has run "
         "its window",
-        TaskState.NEW: "a replica has it, and it has never run",
-        TaskState.UNREADABLE: "no replica writes what is in its row; its next run may mend that, "
-        "or else an UPDATE",
+        TaskState.NEW: "a replica has the task, and the task has never run",
+        TaskState.UNREADABLE: "its row has a value that no replica writes; its next run may mend "
+        "the row, or else an UPDATE",
     }.get(task.state)
     return f"{task.state.value}: {explained}" if explained else task.state.value
 
@@ -260,7 +271,7 @@ def _end_in_words(task: TaskStatus, shown: Output) -> str:
         "cut": f"cut by a stop after {took}",
         "freed": f"freed after {took}",
         "cancelled": f"cancelled after {took}",
-        # What is known of it is its lease alone.
+        # The moment of the death is not known, only the end of the lease.
         "died": f"died with its holder, whose lease ended after {took}",
         "overran": f"overran its maximum lock after {took}",
     }
@@ -283,7 +294,7 @@ def _too_long_in_words(task: TaskStatus, shown: Output) -> str:
 
 
 def _last_failure_in_words(task: TaskStatus, runs: Sequence[Run]) -> str:
-    """Return how the last run failed. One that died or overran has left no exception."""
+    """Return how the last run failed. A run that died or overran has no exception."""
     if task.error_type:
         return f"the last with {task.error_type}"
     outcomes = [task.outcome, *(run.outcome for run in runs)]
@@ -294,11 +305,11 @@ def _last_failure_in_words(task: TaskStatus, runs: Sequence[Run]) -> str:
 
 
 def _lock_times_in_words(task: TaskStatus, shown: Output) -> str:
-    """Tell of the last run's options. Its minimum lock may have been cut short since."""
+    """Return the last run's lock times. The release may have shortened the minimum lock."""
     if task.started_at is None:
         return ""
     most = shown.seconds((task.run_until - task.started_at).total_seconds())
-    if task.scheduled_at is None or task.window_until is None:  # it has only been run by hand
+    if task.scheduled_at is None or task.window_until is None:  # the task had manual runs only
         return f"maximum {most}"
     least = shown.seconds((task.window_until - task.scheduled_at).total_seconds())
     return (

@@ -30,12 +30,13 @@ from apscheduler_tasklock.errors import (
 from apscheduler_tasklock.locks import TaskLocks
 from apscheduler_tasklock.status import Run, RunRequest, TaskState, TaskStatus
 
-# Seconds between two looks whether the run has ended.
+# Limits the seconds between two reads of the awaited run's row.
 _INTERVAL = 1.0
 
-# After so many of them in a row a run counts as dead whose lease has ended.
+# Limits the reads in a row that find the lease of a run ended. After so many reads the run is
+# reported as dead.
 _LOOKS_DEAD = 3
-# How runs ended that may have been taken over.
+# Outcomes of runs that may have been taken over.
 _CUT = ("died", "cancelled")
 
 
@@ -51,7 +52,7 @@ def pause(options: argparse.Namespace) -> int:
         how_long = (
             f"until {shown.moment(until)}" if until else f"for {shown.seconds(options.duration)}"
         )
-    _tell(options, {"paused": names, "until": until}, f"paused {how_long}", names)
+    tell(options, {"paused": names, "until": until}, f"paused {how_long}", names)
     patterns = [pattern for pattern in given if pattern not in names]
     if patterns:
         told = ", ".join(map(repr, patterns))
@@ -60,11 +61,11 @@ def pause(options: argparse.Namespace) -> int:
 
 
 def _paused_until(locks: TaskLocks, name: str) -> datetime | None:
-    """Return until when a task is paused, which it is by now, whether or not that can be read."""
+    """Return when a task's pause ends; ``None`` if the pause has no end, or cannot be read."""
     try:
         return find_task(locks, name).paused_until
     except TaskLockError as error:
-        say(f"until when could not be read: {message_of(error)}")
+        say(f"the end of the pause could not be read: {message_of(error)}")
         return None
 
 
@@ -89,12 +90,12 @@ def forget(options: argparse.Namespace) -> int:
     with task_locks(options) as locks:
         name = _one_name(options, locks)
         locks.forget(name)
-    _tell(options, {"forgotten": [name]}, "forgotten", [name])
+    tell(options, {"forgotten": [name]}, "forgotten", [name])
     return OK
 
 
 def free(options: argparse.Namespace) -> int:
-    """End a claim in the place of its holder."""
+    """Finish a run in place of its holder."""
     with task_locks(options) as locks:
         name = _one_name(options, locks)
         if not options.yes and is_asked() and not _is_confirmed(find_task(locks, name), options):
@@ -103,17 +104,17 @@ def free(options: argparse.Namespace) -> int:
         locks.free(name, options.token, force=options.force, run_again=options.run_again)
     told = {"freed": [name], "token": options.token, "run_again": options.run_again}
     what = "freed" + (", and its window is open again" if options.run_again else "")
-    _tell(options, told, what, [name])
+    tell(options, told, what, [name])
     return OK
 
 
 def run(options: argparse.Namespace) -> int:
-    """Ask for a run, and wait for it if that is wanted."""
+    """Ask for a run, and wait for it with ``--wait``."""
     with task_locks(options) as locks:
         name = _one_name(options, locks)
         request = locks.request_run(name)
         if not options.wait:
-            _tell(options, {"request": request}, "a run is asked for", [name])
+            tell(options, {"request": request}, "a run is asked for", [name])
             return OK
         awaited = _AwaitedRun(locks, request)
         ended = awaited.wait(options.wait)
@@ -122,26 +123,26 @@ def run(options: argparse.Namespace) -> int:
 
 @dataclass(frozen=True)
 class _End:
-    """How the awaited run ended; of a task without a run history without the run itself."""
+    """How the awaited run ended. ``run`` is ``None`` if the history does not have the run."""
 
     outcome: str
     run: Run | None
 
 
 class _AwaitedRun:
-    """A run that was asked for, as looks at its task's row and history find it.
+    """A manual run that was asked for, as its task's row and history show it.
 
-    With failover its takeover is awaited in its place.
+    If the run dies and the task has failover, the takeover is awaited in its place.
 
-    :param request: asks for it
+    :param request: the request for the run
     """
 
     def __init__(self, locks: TaskLocks, request: RunRequest) -> None:
         self._locks = locks
         self._request = request
         self._task: TaskStatus | None = None  # as of the last look
-        self._token: int | None = None  # of the run, or of its last takeover; None: not begun
-        self._looks_dead = 0  # how often in a row
+        self._token: int | None = None  # of the run, or of its last takeover; None if not begun
+        self._looks_dead = 0  # reads in a row that found the run dead
 
     def wait(self, seconds: float) -> _End | None:
         """Return how the run ended, or ``None`` if the wait ran out."""
@@ -155,7 +156,7 @@ class _AwaitedRun:
                 is_unavailable = False
             except TaskLockDatabaseError as error:
                 if not is_unavailable:
-                    say(f"{message_of(error)}; it is asked again")
+                    say(f"{message_of(error)}; trying again")
                 is_unavailable = True
                 self._looks_dead = 0
             left = over_at - time.monotonic()
@@ -164,33 +165,39 @@ class _AwaitedRun:
             time.sleep(min(_INTERVAL, left))
 
     def _look(self) -> _End | None:
-        # Before its runs, so that a run that has ended here has its entry there.
+        # The row is read before the runs, so that a run that has ended in the row has its entry.
         try:
             task = self._task = find_task(self._locks, self._request.task)
-        except TaskLockNotFoundError:  # forgotten meanwhile
+        except TaskLockNotFoundError:  # because somebody has used `forget`
             return _End("forgotten", None)
         runs = runs_of(self._locks, self._request.task, 20)
         cut = {run.token for run in runs if run.outcome in _CUT and task.failover}
-        self._follow([*((run.token, run.kind) for run in runs), (task.token, task.kind)], cut)
+        claims = [(run.token, run.kind) for run in runs if run.token is not None]
+        self._follow([*claims, (task.token, task.kind)], cut)
         is_open = task.token == self._token and task.finished_at is None
         if is_open and task.state is TaskState.DEAD and not task.failover:
             self._looks_dead += 1
-            # Its holder may only have been without the database, and renew its lease yet.
+            # Several reads must find the run dead, because the holder may only have lost its
+            # connection, and may still renew the lease.
             return _End("died", None) if self._looks_dead >= _LOOKS_DEAD else None
         self._looks_dead = 0
         for run in runs:
-            # The entry of one that died comes with the next claim, which may be its takeover.
+            # A run that died gets its entry with the next claim. If that claim is the takeover,
+            # self._token already has the takeover's token.
             if run.token == self._token and not is_open:
                 return _End(run.outcome, run)
         if task.token == self._token and not is_open:  # a task without a history
             return _End(task.outcome or ("error" if task.failures else "ok"), None)
         return None
 
-    def _follow(self, claims: Iterable[tuple[int, str | None]], cut: Collection[int]) -> None:
-        """Find the run, and its takeovers, among claims: their tokens and kinds.
+    def _follow(
+        self, claims: Iterable[tuple[int, str | None]], cut: Collection[int | None]
+    ) -> None:
+        """Find the run and its takeovers.
 
-        :param cut: the tokens of runs that died or were cut. What follows such a run by hand as one
-            by hand takes it over.
+        :param claims: tokens and kinds of the task's claims
+        :param cut: tokens of runs that died or were cut. A manual run that follows such a run is
+            its takeover.
         """
         for token, kind in sorted(claims, key=lambda claim: claim[0]):
             if self._token is None:
@@ -202,15 +209,15 @@ class _AwaitedRun:
                 self._token = token
 
     def when_it_ran_out(self) -> str:
-        """Return how it stands when the wait has run out."""
+        """Return in words what has become of the run by the end of the wait."""
         task = self._task
         if task is None:
-            return "how the run stands is not known"
+            return "the state of the run is not known"
         if self._token is None:
             is_asked_for = task.requested_by is not None
             return "the run may still begin" if is_asked_for else "the request has expired"
         if task.token != self._token:
-            return "the run has ended, and the history does not tell how"
+            return "the run has ended, and the history does not have its outcome"
         if task.state in (TaskState.RUNNING, TaskState.TOO_LONG):
             return f"the run goes on, on {task.holder}"
         return f"its holder {task.holder} died or was stopped, and its takeover has not begun"
@@ -224,7 +231,7 @@ def _tell_of_run(
     told = {"request": request, "outcome": outcome, "run": run}
     if outcome is None:
         over = f"the wait of {options.wait:g} s ran out; {awaited.when_it_ran_out()}"
-        _tell(options, told, over, [request.task])
+        tell(options, told, over, [request.task])
         return WAIT_OVER
     words = f"ended: {outcome}"
     if run is not None:
@@ -232,7 +239,7 @@ def _tell_of_run(
         words += f", took {output().seconds(run.took)} on {run.replica}"
         words += ", as a takeover" if run.kind == "takeover" else ""
         words += f", {error}" if error else ""
-    _tell(options, told, words, [request.task])
+    tell(options, told, words, [request.task])
     return OK if outcome == "ok" else RUN_FAILED
 
 
@@ -241,9 +248,9 @@ def _names(options: argparse.Namespace) -> list[str]:
 
 
 def _one_name(options: argparse.Namespace, locks: TaskLocks) -> str:
-    """Return the name of the one task that a command is about, which is no pattern.
+    """Return the full name of the one task that a command is about.
 
-    :raises TaskLockNotFoundError: it looks like a pattern, and there is no task of that name
+    :raises TaskLockNotFoundError: the name looks like a pattern, and no task has that name
     """
     [name] = _names(options)
     if set("*?") & set(name):
@@ -261,7 +268,7 @@ def _count(names: Sequence[str]) -> str:
     return f"{len(names) or 'no'} task{'s are' if names else ' is'}"
 
 
-def _tell(
+def tell(
     options: argparse.Namespace, told: dict[str, Any], what: str, names: Sequence[str]
 ) -> None:
     """Print what was done, once for each task."""
@@ -276,8 +283,8 @@ def _is_confirmed(task: TaskStatus, options: argparse.Namespace) -> bool:
     """Ask whether to free a task."""
     lease = _until(task.locked_until)
     say(
-        f"task {task.name!r} (token {options.token}) is held by {task.holder!r} {lease}. If that "
-        "still runs, its run may overlap with the next one for a third of its lease."
+        f"task {task.name!r} (token {options.token}) is held by {task.holder!r} {lease}. If this "
+        "holder is alive, its run may overlap with the next run for a third of its lease."
     )
     return confirms("Free it?")
 

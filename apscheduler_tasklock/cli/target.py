@@ -18,14 +18,14 @@ from apscheduler_tasklock.status import TaskStatus
 
 DATABASE_VARIABLE = "TASKLOCK_DATABASE_URL"
 
-# Seconds for which a command is tried.
+# Limits the seconds that a command waits for the database.
 _TIMEOUT = 15.0
 
 
 def database_of(options: argparse.Namespace) -> str:
-    """Return the database's URL, from the command line, a framework or else the environment.
+    """Return the database's URL, from the command line, a framework or the environment.
 
-    :raises TaskLockOptionError: none has it, or the framework's is none for task locks
+    :raises TaskLockOptionError: no URL is given, or the framework's database is not PostgreSQL
     """
     given = options.database() if callable(options.database) else options.database
     url = given or os.environ.get(DATABASE_VARIABLE)
@@ -40,7 +40,7 @@ def database_of(options: argparse.Namespace) -> str:
 @contextmanager
 def task_locks(options: argparse.Namespace) -> Iterator[TaskLocks]:
     """Open the task locks that a command is about."""
-    # What the library logs of an outage is in the error as well, which is one line.
+    # An outage is not logged, because the error says the same in one line.
     logging.getLogger("apscheduler_tasklock").addHandler(logging.NullHandler())
     locks = TaskLocks(
         database_of(options), claim_timeout=_TIMEOUT, schema=options.schema, table=options.table
@@ -52,13 +52,13 @@ def task_locks(options: argparse.Namespace) -> Iterator[TaskLocks]:
     try:
         yield locks
     finally:
-        locks.close()  # after which what it has to say is said
+        locks.close()  # before the handler is removed, because this may log notes, too
         notes.removeHandler(handler)
         notes.setLevel(notes_level)
 
 
 class _Notes(logging.Handler):
-    """Says what is not known for want of a table or a right."""
+    """Writes notes on missing tables and rights to standard error."""
 
     def emit(self, record: logging.LogRecord) -> None:
         say(record.getMessage())
@@ -70,16 +70,16 @@ def name_of(options: argparse.Namespace, task: str) -> str:
 
 
 def patterns_of(options: argparse.Namespace, given: Sequence[str]) -> list[str]:
-    """Return the patterns of full names; none for all tasks there are."""
+    """Return the patterns with the namespace; without patterns, one for the whole namespace."""
     if not given and options.namespace:
         return [name_of(options, "*")]
     return [name_of(options, pattern) for pattern in given]
 
 
 def find_task(locks: TaskLocks, name: str) -> TaskStatus:
-    """Return the task of exactly this name, in which ``*`` and ``?`` are what they are.
+    """Return the task of exactly this name, in which ``*`` and ``?`` are ordinary characters.
 
-    :raises TaskLockNotFoundError: there is none
+    :raises TaskLockNotFoundError: there is no such task
     """
     for task in locks.tasks(name):
         if task.name == name:
@@ -101,9 +101,9 @@ def unmatched(patterns: Sequence[str], names: Iterable[str]) -> list[str]:
 def check_names(
     patterns: Sequence[str], names: Iterable[str], kind: Literal["task", "job"] = "task"
 ) -> None:
-    """Make sure that what was given as a name, without ``*`` and ``?``, is a task's or a job's.
+    """Make sure that each pattern without ``*`` and ``?`` is the name of a task or a job.
 
-    :raises TaskLockNotFoundError: it is not; somebody has mistyped it
+    :raises TaskLockNotFoundError: a pattern is no such name, perhaps because it was mistyped
     """
     missing = [name for name in unmatched(patterns, names) if not set("*?") & set(name)]
     if missing:

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections.abc import Sequence
 from datetime import datetime, timezone
 
 _UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
-# In a terminal these take the place of two characters.
-_WIDE = ("W", "F")
-
 
 def printable(text: str) -> str:
     """Return a text with its control characters written as escapes.
 
-    A task's name may be anything. Shown as it is, it could move a terminal's cursor, or set the
-    window's title, or read from right to left.
+    A task's name may have any characters. Without the escapes it could move a terminal's cursor,
+    set the window's title, or be shown from right to left.
     """
     return "".join(
         character if character.isprintable() else character.encode("unicode_escape").decode()
@@ -25,31 +21,17 @@ def printable(text: str) -> str:
     )
 
 
-def cut(text: str, longest: int) -> str:
-    """Return a text of at most so many characters, with how many it had if it was longer."""
-    if len(text) <= longest:
-        return text
-    return f"{text[:longest]}... ({len(text)} characters)"
-
-
 def unreadable_in_words(columns: Sequence[str]) -> str:
-    """Return what cannot be read of a row; ``""`` if all can."""
+    """Return which columns of a row cannot be read; ``""`` for none."""
     return f"cannot be read: {', '.join(columns)}" if columns else ""
 
 
 def one_cell(text: str) -> str:
-    """Return a printable text that two spaces can end, as between columns; ``-`` for none."""
+    """Return a printable text without two spaces in a row, which end a cell; ``-`` if it is empty.
+
+    A space that follows another one, or that the text begins or ends with, is written as an escape.
+    """
     return re.sub(r"(?<= ) |^ | $", r"\\x20", printable(text)) or "-"
-
-
-def width(text: str) -> int:
-    """Return how many characters of a terminal a printable text takes."""
-    return sum(
-        0
-        if unicodedata.combining(character)
-        else 1 + (unicodedata.east_asian_width(character) in _WIDE)
-        for character in text
-    )
 
 
 def rfc3339(moment: datetime, timespec: str = "auto") -> str:
@@ -59,7 +41,7 @@ def rfc3339(moment: datetime, timespec: str = "auto") -> str:
     """
     try:
         moment = moment.astimezone(timezone.utc)
-    except OverflowError:  # in the last hours that there are
+    except OverflowError:  # in the last hours of the year 9999
         moment = moment.replace(tzinfo=timezone.utc)
     return moment.isoformat(timespec=timespec).replace("+00:00", "Z")
 
@@ -93,6 +75,6 @@ def plain_seconds(seconds: float) -> str:
 
 
 def _rounded(seconds: float) -> float:
-    """Return a duration without digits that nobody reads: milliseconds below a second only."""
+    """Return a duration rounded to seconds; to tenths below 10 s, to milliseconds below 1 s."""
     size = abs(seconds)
     return round(seconds, 3 if size < 1 else 1 if size < 10 else 0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import math
 import re
-from dataclasses import dataclass
 from datetime import date, datetime, timedelta, timezone
 from datetime import time as day_time
 
@@ -13,21 +12,34 @@ from apscheduler_tasklock.status import TaskState
 
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
-# Whoever wants more has mistaken the unit.
+# Limits the seconds of a duration. A longer duration probably has a wrong unit.
 _LONGEST = 100 * 366 * 86400.0
 
 _AGO = re.compile(r"([0-9.]+ ?[smhd])(?: ago)?", re.IGNORECASE)
 
+_AHEAD = re.compile(r"(?:in )?([0-9.]+ ?[smhd])", re.IGNORECASE)
+
 _POINT = re.compile(
     r"(?P<now>now)"
-    r"|(?:(?P<day>today|yesterday)|(?P<date>[0-9]{4}-[0-9]{2}-[0-9]{2}))?"
+    r"|(?:(?P<day>today|yesterday|tomorrow)|(?P<date>[0-9]{4}-[0-9]{2}-[0-9]{2}))?"
     r"(?:(?:(?<=.)[t ])?(?P<time>[0-9]{1,2}:[0-9]{2}(?::[0-9]{2}(?:\.[0-9]+)?)?)"
     r"(?: ?(?P<zone>z|utc|[+-][0-9]{2}(?::?[0-9]{2})?))?)?"
 )
 
+_DAYS = {
+    "yesterday": timedelta(days=-1),
+    "today": timedelta(0),
+    "tomorrow": timedelta(days=1),
+}
+
 _MOMENT = (
     "a time such as 02:00, yesterday, 'yesterday 22:00', 2026-01-31, '2026-01-31 03:00' or "
     "2026-01-31T03:00:00Z, or a duration ago such as 90s, 15m, 2h or 1d"
+)
+
+_MOMENT_AHEAD = (
+    "a time in the future such as 02:00, now, tomorrow, 'tomorrow 04:00', '2026-01-31 03:00' or "
+    "2026-01-31T03:00:00Z, or a duration from now such as 90s, 15m, 2h or 'in 1d'"
 )
 
 _DURATION = "seconds, or a duration such as 90s, 15m, 2h or 1d"
@@ -36,7 +48,7 @@ _DURATION = "seconds, or a duration such as 90s, 15m, 2h or 1d"
 def duration(text: str) -> float:
     """Return the seconds of ``90``, ``90s``, ``15m``, ``2h`` or ``1d``.
 
-    :raises argparse.ArgumentTypeError: it is none of these, not above 0, or above 100 years
+    :raises argparse.ArgumentTypeError: the text is no duration, not above 0, or above 100 years
     """
     seconds = _seconds(text)
     if seconds is None:
@@ -47,64 +59,53 @@ def duration(text: str) -> float:
 
 
 def moment(text: str, now: datetime | None = None) -> datetime:
-    """Return the time that somebody has written: a time, or a duration before now.
+    """Return the time of a text: a time, or a duration before now.
 
-    Without a zone it is in this machine's zone; a time of day is the last one that there was, and
-    a day its beginning.
+    A time without a zone is in this machine's zone. A time of day without a day means its last
+    occurrence before now. A day without a time of day means the beginning of the day.
 
-    :param now: by default what this machine's clock tells
-    :raises argparse.ArgumentTypeError: it is none
+    :param now: by default this machine's time
+    :raises argparse.ArgumentTypeError: the text is no time
     """
     found = _AGO.fullmatch(text.strip())
     try:
         now = now or datetime.now(timezone.utc)
         told = now - _length(found[1]) if found else _point(text.strip(), now)
-    except (ValueError, OverflowError):  # argparse would name this function in its message
+    except (ValueError, OverflowError):  # because argparse's own message would name this function
         told = None
     if told is None:
         raise argparse.ArgumentTypeError(f"must be {_MOMENT}, not {text!r}")
     return told.astimezone()
 
 
-@dataclass(frozen=True)
-class End:
-    """The end of a span of time, as somebody has written it.
+def moment_ahead(text: str, now: datetime | None = None) -> datetime:
+    """Return the time of a text: a time that has not passed, or a duration from now.
 
-    :ivar moment: the time that was written, as of :func:`moment`
-    :ivar daily: whether it is a time of day alone, as 02:00
+    It is as :func:`moment`, but a time of day without a day means its next occurrence.
+
+    :param now: by default this machine's time
+    :raises argparse.ArgumentTypeError: the text is no time, or the time has passed
     """
-
-    moment: datetime
-    daily: bool
-
-    @classmethod
-    def of(cls, text: str) -> End:
-        """Return what was written.
-
-        :raises argparse.ArgumentTypeError: it is no time
-        """
-        found = _POINT.fullmatch(text.strip().lower())
-        daily = found is not None and bool(found["time"]) and not (found["day"] or found["date"])
-        return cls(moment(text), daily)
-
-    def after(self, begin: datetime | None) -> datetime:
-        """Return the end of a span that begins then; ``None`` if it has no beginning.
-
-        After 22:00, and also at midnight, 02:00 is still to come: the span goes on until now.
-        """
-        if begin is not None and self.daily and self.moment <= begin:
-            return datetime.now(timezone.utc).astimezone()
-        return self.moment
+    found = _AHEAD.fullmatch(text.strip())
+    now = now or datetime.now(timezone.utc)
+    try:
+        told = now + _length(found[1]) if found else _point(text.strip(), now, ahead=True)
+    except (ValueError, OverflowError):  # because argparse's own message would name this function
+        told = None
+    if told is None or told < now:
+        raise argparse.ArgumentTypeError(f"must be {_MOMENT_AHEAD}, not {text!r}")
+    return told.astimezone()
 
 
 def _length(text: str) -> timedelta:
     return timedelta(seconds=duration(text.replace(" ", "").lower()))
 
 
-def _point(text: str, now: datetime) -> datetime | None:
-    """Return a point in time; ``None`` if it is written as none.
+def _point(text: str, now: datetime, *, ahead: bool = False) -> datetime | None:
+    """Return a point in time; ``None`` if the text is no point in time.
 
-    :param now: aware
+    :param now: with a zone
+    :param ahead: whether a time of day without a day is the next one, and not the last one
     :raises ValueError: there is no such day, time or offset
     """
     found = _POINT.fullmatch(text.lower())
@@ -114,20 +115,17 @@ def _point(text: str, now: datetime) -> datetime | None:
     now = now.astimezone(zone)
     if found["now"]:
         return now
-    day = now.date()
-    if found["day"] == "yesterday":
-        day -= timedelta(days=1)
-    elif found["date"]:
-        day = date.fromisoformat(found["date"])
     at = _time_of_day(found["time"] or "00:00")
-    told = _on(day, at, zone)
-    if told > now and not found["day"] and not found["date"]:
-        told = _on(day - timedelta(days=1), at, zone)
-    return told
+    if found["date"]:
+        return _on(date.fromisoformat(found["date"]), at, zone)
+    told = _on(now.date() + _DAYS[found["day"] or "today"], at, zone)
+    if found["day"] or (told > now) == ahead:
+        return told
+    return _on(now.date() + timedelta(days=1 if ahead else -1), at, zone)
 
 
 def _zone(text: str | None) -> timezone | None:
-    """Return a zone that was given; ``None`` for this machine's."""
+    """Return the time zone that a text names; ``None`` for this machine's zone."""
     if not text:
         return None
     if text in ("z", "utc"):
@@ -145,14 +143,14 @@ def _time_of_day(text: str) -> day_time:
 
 def _on(day: date, at: day_time, zone: timezone | None) -> datetime:
     told = datetime.combine(day, at)
-    # What has no zone is this machine's, whose offset depends on the day.
+    # Without a zone, the offset is this machine's on that day.
     return told.replace(tzinfo=zone) if zone else told.astimezone()
 
 
 def address(text: str) -> tuple[str, int]:
     """Return the host and the port of ``127.0.0.1:9464``, ``[::1]:9464`` or ``localhost:0``.
 
-    :raises argparse.ArgumentTypeError: it is none
+    :raises argparse.ArgumentTypeError: the text is no host and port
     """
     host, colon, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
@@ -164,7 +162,7 @@ def address(text: str) -> tuple[str, int]:
 def at_least_one(text: str) -> int:
     """Return a whole number, 1 or more.
 
-    :raises argparse.ArgumentTypeError: it is none
+    :raises argparse.ArgumentTypeError: the text is no such number
     """
     try:
         number = int(text)
@@ -178,7 +176,7 @@ def at_least_one(text: str) -> int:
 def demo_seconds(text: str) -> float:
     """Return for how long the demo runs, in seconds.
 
-    :raises argparse.ArgumentTypeError: it is no number from 1 to 86400
+    :raises argparse.ArgumentTypeError: the text is no number from 1 to 86400
     """
     try:
         seconds = float(text)
@@ -204,7 +202,7 @@ def state(text: str) -> TaskState:
 def namespace(text: str) -> str:
     """Return a prefix of tasks' names.
 
-    :raises argparse.ArgumentTypeError: it has characters that stand for others in patterns
+    :raises argparse.ArgumentTypeError: the text has ``*`` or ``?``, which patterns use
     """
     if set("*?") & set(text):
         raise argparse.ArgumentTypeError(f"must be without * and ?, not {text!r}")

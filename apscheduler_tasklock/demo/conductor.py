@@ -1,4 +1,4 @@
-"""The conductor: kills a replica in the middle of a run, and later starts a new one."""
+"""The conductor: kills a replica in the middle of a run, and after the takeover starts another."""
 
 from __future__ import annotations
 
@@ -6,24 +6,25 @@ from apscheduler_tasklock.demo.fleet import Event, Fleet
 from apscheduler_tasklock.demo.jobs import LONG_TASK
 from apscheduler_tasklock.demo.ledger import Ledger
 
-# What the whole story takes, in seconds: the first long run, its death, the end of its lease, the
-# run that takes over, and a new replica that has started and runs something.
+# Seconds that the whole story takes: the first long run, its death, the end of its lease, the run
+# that takes over, and a new replica that has started and runs something.
 SHORTEST_STORY = 12.0
 
-# Somebody has to be left to take over.
+# One replica is killed, and one has to be left to take over.
 FEWEST_REPLICAS = 2
 
-# The kill is so long before the middle, in seconds, that the takeover is in it.
+# Seconds from the first try to kill a replica to the middle of the demo, so that the takeover comes
+# about in the middle.
 _BEFORE_THE_MIDDLE = 6.0
 
-# Seconds from the kill to the end of the run that takes over, and a little.
+# Seconds from the kill to the end of the run that takes over, and a little more.
 _TAKEOVER = 5.5
 
-# Seconds for which the demo goes on if the story is not told when its time is up.
-_PATIENCE = 20.0
+# Limits the seconds that the demo lasts longer than its time, until all of the story has happened.
+PATIENCE = 20.0
 
 # Seconds from one look at the ledger to the next.
-_LOOK = 0.2
+LOOK = 0.2
 
 
 class Conductor:
@@ -40,16 +41,19 @@ class Conductor:
         self._next_look = max(0.0, seconds / 2 - _BEFORE_THE_MIDDLE)
         self._new_replica_at: float | None = None
         self._newest: int | None = None
-        self._awaited: set[str] = set()  # "takeover", "new replica"
+        self._awaited: set[str] = set()  # what must still happen: "takeover", "new replica"
 
     def busy(self, elapsed: float) -> bool:
-        """Tell whether something is under way that the demo should wait for."""
-        return bool(self._awaited) and elapsed < self._seconds + _PATIENCE
+        """Return whether something is under way that the demo should wait for."""
+        return bool(self._awaited) and elapsed < self._seconds + PATIENCE
 
     def act(self, elapsed: float) -> None:
-        """Do what is due, so many seconds after the start."""
+        """Kill or start a replica, if this is due.
+
+        :param elapsed: seconds since the start
+        """
         if self._to_kill and self._next_look <= elapsed < self._seconds - _TAKEOVER:
-            self._next_look = elapsed + _LOOK
+            self._next_look = elapsed + LOOK
             if self._ledger.kill_in_mid_run(LONG_TASK, self._fleet.kill_in):
                 self._to_kill = False
                 self._new_replica_at = elapsed + _TAKEOVER
@@ -58,18 +62,18 @@ class Conductor:
             self._start_replica()
 
     def take_in(self, event: Event) -> None:
-        """Take in what a replica told."""
+        """React to an event of a replica."""
         if event.kind == "ready":
             self._fleet.go_too(event.replica)
         elif event.replica == self._newest:
-            self._awaited.discard("new replica")  # it has asked for a lock, or failed
+            self._awaited.discard("new replica")  # it has asked for a lock, or has failed
         if event.reason == "takeover" and event.task == LONG_TASK:
             self._awaited.discard("takeover")
             if self._new_replica_at is not None:
                 self._start_replica()
 
     def fault(self) -> str | None:
-        """Return what should have happened and did not."""
+        """Return what should have happened and did not, or ``None``."""
         return "no replica could be killed in the middle of a run" if self._to_kill else None
 
     def _start_replica(self) -> None:
@@ -79,12 +83,12 @@ class Conductor:
 
 
 def kills(replicas: int, seconds: float) -> bool:
-    """Tell whether such a demo is one in which a replica is killed."""
+    """Return whether a replica is killed in a demo of so many replicas and seconds."""
     return replicas >= FEWEST_REPLICAS and seconds >= SHORTEST_STORY
 
 
 def describe_plan(replicas: int, seconds: float) -> str:
-    """Return whether a replica will be killed, and if not, what that would take."""
+    """Return whether a replica will be killed; if not, which demo would be large enough."""
     if kills(replicas, seconds):
         return f"One of them will be killed in the middle of {LONG_TASK}, and a new one started"
     return (

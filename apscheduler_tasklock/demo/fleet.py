@@ -1,4 +1,4 @@
-"""The replicas, as the demo sees them: processes to start and stop, and what they tell."""
+"""The replicas as processes that the demo starts and stops, and their events."""
 
 from __future__ import annotations
 
@@ -20,28 +20,23 @@ from apscheduler_tasklock.demo.account import Run
 from apscheduler_tasklock.demo.ledger import Ledger
 from apscheduler_tasklock.demo.replica import DATABASE_VARIABLE
 
-# The replicas' starts are this far apart, in seconds, within one period of the interval job.
-_OFFSET = 0.7
-_OFFSETS_WITHIN = 2.0
-
-# The jobs that count from a common start run first so many seconds after it: when all replicas,
-# with their offsets, have scheduled them.
+# Seconds until the common start, so that all replicas have scheduled their jobs before the start.
 _FIRST_COMMON_RUN = 2
 
-# How long a replica may take to end its running jobs, in seconds, before it is killed.
+# Limits the seconds that a replica may take to end its running jobs before it is killed.
 _STOP_TIMEOUT = 30.0
 
 
 @dataclass(frozen=True)
 class Event:
-    """What a replica told.
+    """An event of a replica.
 
     :ivar replica: number of the replica
-    :ivar kind: ``ready``, ``granted``, ``refused``, ``released``, ``lost``, ``raised`` (as it was
-        meant to), ``error``, ``exited``, or ``killed`` (by the demo, in the run in question); with
+    :ivar kind: ``ready``, ``granted``, ``refused``, ``released``, ``lost``, ``raised`` (on
+        purpose), ``error``, ``exited``, or ``killed`` (by the demo, in the run in question); with
         a shared store also ``added`` and ``removed``
     :ivar at: when, in seconds since 1970
-    :ivar run_time: the run time in question, likewise
+    :ivar run_time: the run time in question, in seconds since 1970
     :ivar detail: what went wrong
     """
 
@@ -59,10 +54,11 @@ class Event:
 class Replica:
     """One replica's process.
 
-    It has a session of its own: Ctrl-C is for the demo, which then stops the replicas in order.
+    The process has its own session, so that Ctrl-C reaches only the demo, which then stops the
+    replicas.
 
-    :param events: gets what it tells
-    :param module: what it runs
+    :param events: the queue of the replica's events
+    :param module: the module that the process runs
     """
 
     def __init__(
@@ -72,10 +68,9 @@ class Replica:
         self._events = events
         self._killed_in: Run | None = None
         self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # see close()
-        offset = (number - 1) * _OFFSET % _OFFSETS_WITHIN
         url = ledger.url.render_as_string(hide_password=False)
         self.process = subprocess.Popen(
-            [sys.executable, "-m", module, str(number), f"{offset:.3f}", ledger.schema],
+            [sys.executable, "-m", module, str(number), ledger.schema],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,
@@ -86,36 +81,39 @@ class Replica:
         self._reader.start()
 
     def go(self, start: float) -> None:
-        """Let it schedule its jobs, of which one counts from that moment on."""
+        """Let the replica schedule its jobs, whose intervals count from ``start``."""
         self.tell(str(start))
 
     def tell(self, line: str) -> None:
-        """Write a line to its standard input."""
+        """Write a line to the replica's standard input."""
         assert self.process.stdin is not None
-        if self.process.stdin.closed:  # it was told to stop
+        if self.process.stdin.closed:  # the replica was told to stop
             return
-        with suppress(BrokenPipeError):  # it has died; its exit will be told
+        with suppress(BrokenPipeError):  # the replica has died, which will be an event
             self.process.stdin.write(f"{line}\n".encode())
             self.process.stdin.flush()
 
     def stop(self) -> None:
-        """Tell it to end what it runs, and then itself.
+        """Tell the replica to end its jobs, and then itself, by the end of its standard input.
 
-        Not by a signal: one that the system hands to another thread than the main one does not wake
-        that one, and the replica would run on.
+        No signal is sent, because the system may deliver a signal to another thread than the main
+        thread, which would then not wake up.
         """
         assert self.process.stdin is not None
         with suppress(BrokenPipeError):
             self.process.stdin.close()
 
     def kill_in(self, run: Run) -> None:
-        """Kill it with SIGKILL in the middle of a run."""
+        """Kill the replica with SIGKILL in the middle of a run."""
         self._killed_in = run
         self.process.kill()
         self.process.wait()
 
     def wait(self, deadline: float) -> None:
-        """Wait until it has ended and all that it told is in the queue; kill it at the deadline."""
+        """Wait until the replica has ended and all its events are in the queue.
+
+        At the deadline, kill the replica.
+        """
         try:
             self.process.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
@@ -124,7 +122,7 @@ class Replica:
         self._reader.join()
 
     def failure(self) -> str | None:
-        """Return why the ended process counts as failed, with what it wrote to standard error."""
+        """Return why the ended process has failed, with its standard error; else ``None``."""
         self._stderr.seek(0)
         said = self._stderr.read().decode(errors="replace").strip()
         meant = -signal.SIGKILL if self._killed_in else 0
@@ -134,7 +132,7 @@ class Replica:
         return f"{ended}:\n{said}" if said else ended
 
     def close(self) -> None:
-        """Close what the ended process leaves open here."""
+        """Close this side of the ended process's pipes, and the file of its standard error."""
         for stream in (self.process.stdin, self.process.stdout, self._stderr):
             assert stream is not None
             with suppress(BrokenPipeError):
@@ -153,9 +151,9 @@ class Replica:
 
 
 class Fleet:
-    """All replicas. As a context manager it starts them, and leaves none behind.
+    """All replicas. As a context manager, the fleet starts and ends them.
 
-    :param module: what their processes run
+    :param module: the module that their processes run
     """
 
     def __init__(self, ledger: Ledger, count: int, module: str) -> None:
@@ -187,11 +185,11 @@ class Fleet:
         return len(self._replicas)
 
     def start_replica(self) -> None:
-        """Start one more. It says when it is ready to go."""
+        """Start one more replica. Its event ``ready`` says when it can go."""
         self._replicas.append(Replica(len(self) + 1, self._ledger, self._events, self._module))
 
     def go(self) -> None:
-        """Let all replicas schedule their jobs, each after its offset."""
+        """Let all replicas schedule their jobs."""
         self._start = math.ceil(time.time()) + _FIRST_COMMON_RUN
         for replica in self._replicas:
             replica.go(self._start)
@@ -216,12 +214,12 @@ class Fleet:
             return None
 
     def stop(self) -> None:
-        """Tell all replicas to end what they run, and then themselves."""
+        """Tell all replicas to end their jobs, and then themselves."""
         for replica in self._replicas:
             replica.stop()
 
     def wait(self) -> list[str]:
-        """Wait for all replicas, which were told to stop; return why any of them failed."""
+        """Wait for all replicas, which were told to stop; return a text for each that failed."""
         deadline = time.monotonic() + _STOP_TIMEOUT
         for replica in self._replicas:
             replica.wait(deadline)

@@ -5,48 +5,30 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from apscheduler_tasklock.decorator import task_lock
+from apscheduler_tasklock.demo.account import DemoTask
 from apscheduler_tasklock.demo.ledger import Ledger
 from apscheduler_tasklock.lock import current_lock
 
-
-@dataclass(frozen=True)
-class DemoTask:
-    """What the demo knows of one of its tasks.
-
-    :ivar name: id of the job, and so the task's name
-    :ivar period: seconds from one run time to the next
-    :ivar on_grid: whether all replicas have the same run times, as with cron; an interval counts
-        from each replica's own start
-    :ivar about: for people
-    """
-
-    name: str
-    period: float
-    on_grid: bool
-    about: str
-
-
-# Seconds after its last sign of life that a replica counts as dead.
+# Seconds without a renewal after which a run is dead.
 LEASE = 2.0
 
-# The one in whose run a replica is killed. Its period has room for the run that dies, for the
-# rest of its lease, and for the run that takes over.
+# The task in whose run a replica is killed. Its period has room for the dead run, the rest of its
+# lease, and the run that takes over.
 LONG_TASK = "report-8s"
 
 TASKS = (
-    DemoTask("tick-2s", 2, on_grid=False, about="interval, every 2 s, takes 0.4 s"),
-    DemoTask(LONG_TASK, 8, on_grid=True, about="interval from a common start, takes 2.5 s"),
-    DemoTask("flaky-2s", 2, on_grid=True, about="cron, every 2 s, raises now and then"),
+    DemoTask("tick-2s", 2, about="interval, every 2 s, takes 0.4 s"),
+    DemoTask(LONG_TASK, 8, about="interval, every 8 s, takes 2.5 s"),
+    DemoTask("flaky-2s", 2, about="cron, every 2 s, raises now and then"),
 )
 
 
 class ExpectedError(Exception):
-    """What the flaky job raises."""
+    """The error that the flaky job raises on purpose."""
 
 
 @task_lock
@@ -83,17 +65,18 @@ def recorded_run(ledger: Ledger) -> Iterator[int]:
 
 
 def schedule(scheduler: Any, ledger: Ledger, start: datetime) -> None:
-    """Add the jobs; the same on every replica.
+    """Add the jobs, which are the same on every replica.
 
-    :param start: from when on the interval of the long one counts
+    :param start: the first run time of the intervals
     """
     scheduler.add_job(
         tick,
         "interval",
         seconds=2,
+        start_date=start,
         id="tick-2s",
         args=[ledger],
-        # A run that hangs is given up after 4 x 2 s.
+        # The maximum lock: 4 x 2 s.
         kwargs={"task_lock": {"max_factor": 4}},
     )
     scheduler.add_job(report, "interval", seconds=8, start_date=start, id=LONG_TASK, args=[ledger])

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 from rich.text import Text
 
+from apscheduler_tasklock.demo.account import DemoTask
 from apscheduler_tasklock.demo.fleet import Event
-from apscheduler_tasklock.demo.jobs import DemoTask
 
 BAD = "bold red"
 AGAIN = "bold yellow"
 FAINT = "bright_black"
 RUN, RAISING_RUN, TAKEOVER, DEATH = "█", "▒", "▓", "✗"
-# The signs of what takes no time, by the kind of event.
+# The signs of events that take no time, by their kinds.
 MARKS = {"refused": "·", "added": "+"}
 _COLOURS = ("cyan", "green", "magenta")
 _NOW, _GONE, _START = "│", "╌", "├"
@@ -40,11 +40,11 @@ class Block:
 
 @dataclass(frozen=True)
 class Scale:
-    """Where a moment is on the axis.
+    """The time axis.
 
-    :ivar columns: how many there are
-    :ivar step: seconds of one
-    :ivar first: number, counted from the start, of the leftmost one in sight
+    :ivar columns: number of its columns
+    :ivar step: seconds of one column
+    :ivar first: number of the leftmost visible column, counted from the start of the demo
     """
 
     columns: int
@@ -53,12 +53,12 @@ class Scale:
 
     @classmethod
     def at(cls, elapsed: float, span: float, columns: int) -> Scale:
-        """Return the scale that shows the last ``span`` seconds; it scrolls by whole columns."""
+        """Return the scale of the last ``span`` seconds, which scrolls by whole columns."""
         step = span / columns
         return cls(columns, step, max(0, int(elapsed / step) + 1 - columns))
 
     def column(self, moment: float) -> int:
-        """Return the column of a moment, which may be out of sight."""
+        """Return the column of a moment, which may not be visible."""
         return int(moment / self.step) - self.first
 
 
@@ -68,7 +68,7 @@ def colours(tasks: Sequence[DemoTask]) -> dict[str, str]:
 
 
 class Lanes:
-    """What has happened so far, and its drawing.
+    """The events so far, and their drawing.
 
     :param span: seconds that the axis shows
     :param tasks: the three tasks that have lanes
@@ -90,7 +90,7 @@ class Lanes:
         self._marks: list[tuple[int, str, float]] = []
 
     def add(self, event: Event, elapsed: float) -> None:
-        """Take in an event."""
+        """Add an event to the lanes."""
         self.counts[event.replica, event.kind] += 1
         self._replicas = range(1, max(self._replicas[-1], event.replica) + 1)
         key = (event.replica, event.task, event.run_time)
@@ -108,7 +108,7 @@ class Lanes:
             block.raised = block.raised or event.kind == "raised"
 
     def total(self, kind: str) -> int:
-        """Return how many events of a kind all replicas told."""
+        """Return how many events of a kind all replicas had."""
         return sum(self.counts[replica, kind] for replica in self._replicas)
 
     def draw(self, elapsed: float, width: int, height: int) -> Iterator[Text]:
@@ -142,7 +142,7 @@ class Lanes:
         ]
 
     def _axis(self, scale: Scale) -> Text:
-        # The shortest distance of labels that leaves two columns between them.
+        # Seconds from one label to the next: as few as leave room between the labels.
         every = next((s for s in (1, 2, 5, 10, 15, 30) if s / scale.step >= 6), 60)
         cells = [" "] * (scale.columns + 1)
         for moment in range(0, int((scale.first + scale.columns) * scale.step) + 1, every):

@@ -1,4 +1,4 @@
-"""The ledger: a row for every run, in a schema of the demo's own that goes when the demo ends."""
+"""The ledger: a row for each run, in a schema that the demo creates and drops."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CONNECT_TIMEOUT = 10
 # The columns of a `Run`.
 _RUN = "run.task, run.replica, run.token, run.run_time, run.takeover, run.started_at, run.ended_at"
 
-# Seconds after which a run is well begun.
+# Seconds from the start of a run until its replica may be killed.
 _MID_RUN_SECONDS = 0.5
 
 _ALL_RUNS = f"SELECT {_RUN} FROM {{table}} AS run ORDER BY started_at"  # noqa: S608  # the columns are those above
@@ -39,8 +39,8 @@ class Ledger:
     """The ledger as one process uses it.
 
     :ivar url: the database
-    :ivar schema: the demo's own schema, which holds the task lock table too
-    :ivar replica: number of the replica that writes; 0 for the demo itself
+    :ivar schema: the demo's own schema, in which the task lock table is, too
+    :ivar replica: number of the replica that writes; 0 for the demo
     """
 
     url: URL
@@ -48,7 +48,7 @@ class Ledger:
     replica: int = 0
 
     def begin_run(self, task: str, token: int, run_time: datetime, *, takeover: bool) -> UUID:
-        """Enter a run that starts now; return what ``end_run`` wants."""
+        """Enter a run that starts now; return its id for ``end_run``."""
         run = uuid4()
         self._execute(
             "INSERT INTO {table} (id, task, replica, token, run_time, takeover, started_at)"
@@ -59,7 +59,7 @@ class Ledger:
 
     def end_run(self, run: UUID) -> None:
         """Enter that a run ends now."""
-        # What arrives from a replica that has been killed in its run comes too late.
+        # A statement of a replica that has been killed meanwhile changes nothing.
         self._execute(
             "UPDATE {table} SET ended_at = clock_timestamp() WHERE id = %s AND died_at IS NULL",
             [run],
@@ -68,9 +68,9 @@ class Ledger:
     def kill_in_mid_run(self, task: str, kill: Callable[[Run], None], spared: int = 0) -> bool:
         """Kill a replica that is in the middle of a run of this task, and of no other run.
 
-        Meanwhile the run's row is locked, so that its end cannot be entered.
+        The run's row is locked until the replica is dead, so that the run's end cannot be entered.
 
-        :param kill: kills the run's replica, and returns when that is gone
+        :param kill: kills the run's replica, and returns when the replica is gone
         :param spared: number of a replica that is not to be killed
         :return: whether there was such a replica
         """
@@ -93,7 +93,7 @@ class Ledger:
         return [_run(row) for row in rows]
 
     def read_deaths(self) -> dict[int, float]:
-        """Return when which replica was killed, in seconds since 1970."""
+        """Return when each killed replica was killed, in seconds since 1970, by its number."""
         rows = self._execute(
             "SELECT replica, max(died_at) FROM {table} WHERE died_at IS NOT NULL GROUP BY replica"
         )

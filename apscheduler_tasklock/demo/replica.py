@@ -1,9 +1,9 @@
-"""One replica of the demo: ``python -m apscheduler_tasklock.demo.replica NUMBER OFFSET SCHEMA``.
+"""One replica of the demo: ``python -m apscheduler_tasklock.demo.replica NUMBER SCHEMA``.
 
-It says ``ready`` and waits for a line on standard input: the moment from which on the interval
-counts that all replicas share. It schedules the jobs ``OFFSET`` seconds later. It ends on SIGTERM,
-or when standard input ends, as it does when the demo is killed. What happens goes to standard
-output, a line of JSON per event.
+The replica writes ``ready``, and waits for a line on standard input: the moment from which on
+intervals count. Then the replica schedules the jobs. It ends on SIGTERM, or when standard input
+ends, for example because the demo was killed. It writes events to standard output, a line of JSON
+each.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from apscheduler_tasklock.events import (
 )
 from apscheduler_tasklock.executor import TaskLockExecutor
 
-# The URL may hold a password, and arguments are there for everybody to read.
+# The environment has the URL, because it may hold a password, and everybody can read arguments.
 DATABASE_VARIABLE = "TASKLOCK_DEMO_DATABASE"
 
 _KINDS = {
@@ -45,11 +45,12 @@ _KINDS = {
     EVENT_TASK_LOCK_ERROR: "error",
 }
 
-# A line longer than what a pipe takes at once could be mixed with another thread's.
+# Limits the characters of a detail, so that a pipe takes each line at once. A longer line could be
+# mixed with the line of another thread.
 _LONGEST_DETAIL = 500
 
 
-def main(number: int, offset: float, schema: str) -> None:
+def main(number: int, schema: str) -> None:
     """Run the replica until it is told to stop."""
     signal.signal(signal.SIGTERM, stop)
     ledger = Ledger(parse_url(os.environ[DATABASE_VARIABLE]), schema, number)
@@ -57,7 +58,6 @@ def main(number: int, offset: float, schema: str) -> None:
     tell("ready")
     try:
         if start := sys.stdin.readline():
-            time.sleep(offset)
             schedule(scheduler, ledger, datetime.fromtimestamp(float(start), timezone.utc))
             scheduler.start()
             sys.stdin.read()
@@ -69,10 +69,10 @@ def main(number: int, offset: float, schema: str) -> None:
 def make_scheduler(
     ledger: Ledger, *, max_workers: int = 10, max_instances: int = 5
 ) -> BackgroundScheduler:
-    """Return a scheduler that takes the task lock before each run, and tells what happens.
+    """Return a scheduler that takes the task lock before each run, and reports events to the demo.
 
-    :param max_workers: how many jobs it runs at a time
-    :param max_instances: how many runs of one job
+    :param max_workers: how many jobs the scheduler runs at a time
+    :param max_instances: how many runs of one job the scheduler has at a time
     """
     scheduler = BackgroundScheduler(
         executors={
@@ -86,7 +86,7 @@ def make_scheduler(
                 poll_interval=1,
             )
         },
-        # On a machine that stalls, runs are late and not left out: the demo counts them.
+        # Late runs are no misfires, because the demo counts runs, and a busy machine is late.
         job_defaults={
             "misfire_grace_time": None,
             "coalesce": False,
@@ -114,7 +114,7 @@ def tell_lock_event(event: TaskLockEvent) -> None:
 
 
 def tell_job_error(event: Any) -> None:
-    """Tell the demo that a job raised, and whether it was meant to."""
+    """Tell the demo that a job raised, and whether on purpose."""
     expected = isinstance(event.exception, ExpectedError)
     tell(
         "raised" if expected else "error",
@@ -135,7 +135,7 @@ def tell_crowded(event: Any) -> None:
 
 
 def tell(kind: str, **details: Any) -> None:
-    """Write one event as a line, in a single call: jobs end in several threads."""
+    """Write one event as a line, in a single call, because jobs end in several threads."""
     line = json.dumps({"kind": kind, "at": time.time(), **details}) + "\n"
     os.write(sys.stdout.fileno(), line.encode())
 
@@ -153,9 +153,9 @@ def stop(_number: int, _frame: object) -> NoReturn:
 
 
 if __name__ == "__main__":
-    # The flaky job's tracebacks are no news; what matters is told by the events.
+    # No tracebacks of the flaky job are printed, because events report its failures.
     logging.getLogger("apscheduler").addFilter(lambda _record: False)
     logging.getLogger("apscheduler").setLevel(logging.CRITICAL + 1)
-    # Leases are short here, so that nobody waits for long, and that each job is told of is no news.
-    logging.getLogger("apscheduler_tasklock._scheduler.jobs").setLevel(logging.ERROR)
-    main(int(sys.argv[1]), float(sys.argv[2]), sys.argv[3])
+    # No warnings of short leases are printed, because the demo's leases are short on purpose.
+    logging.getLogger("apscheduler_tasklock._runs.executor_jobs").setLevel(logging.ERROR)
+    main(int(sys.argv[1]), sys.argv[2])

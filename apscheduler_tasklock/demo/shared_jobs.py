@@ -6,25 +6,27 @@ import time
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
-from apscheduler_tasklock.demo.jobs import DemoTask, recorded_run
+from apscheduler_tasklock.demo.account import DemoTask
+from apscheduler_tasklock.demo.jobs import recorded_run
 from apscheduler_tasklock.demo.ledger import Ledger
 
-# The job that comes again, and those that run once. There are more of the latter than a replica has
-# workers, so one of them begins on another replica than the one that adds them.
-TICK = DemoTask("tick-2s", 2, on_grid=True, about="interval, every 2 s, takes 0.3 s")
+# The demo has a recurring job, and two jobs that run once. A replica has one worker, so at least
+# one report begins on another replica than the one that adds the jobs.
+TICK = DemoTask("tick-2s", 2, about="interval, every 2 s, takes 0.3 s")
 REPORTS = (
-    DemoTask("report-1", 3600, on_grid=True, about="once, takes 3 s"),
-    DemoTask("report-2", 3600, on_grid=True, about="once, takes 3 s"),
+    DemoTask("report-1", 3600, about="once, takes 3 s"),
+    DemoTask("report-2", 3600, about="once, takes 3 s"),
 )
 TASKS = (TICK, *REPORTS)
 
-# How many jobs a replica runs at a time.
+# Workers of a replica.
 WORKERS = 1
 
 # Seconds from when the jobs are added until they are due.
 _DUE_IN = 1.0
 
-# What a job is called with is stored for all replicas; the ledger is each one's own.
+# This process's ledger. The jobs do not get it as an argument, because all replicas share the
+# arguments.
 _ledgers: list[Ledger] = []
 
 
@@ -34,7 +36,7 @@ def use_ledger(ledger: Ledger) -> None:
 
 
 def work(seconds: float) -> None:
-    """Take so long."""
+    """Run for so many seconds, and record the run in the ledger."""
     with recorded_run(_ledgers[0]):
         time.sleep(seconds)
 

@@ -1,7 +1,7 @@
 """One replica of the demo of the shared store.
 
-It is run as :mod:`~apscheduler_tasklock.demo.replica` is, and tells the same way what happens. The
-lines on its standard input that follow the first one are commands: ``add``, and ``remove ID``.
+It is started like :mod:`~apscheduler_tasklock.demo.replica`, and writes the same kind of events.
+The lines on its standard input that follow the first one are commands: ``add``, and ``remove ID``.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def main(number: int, schema: str) -> None:
 
 
 def do(scheduler: Any, command: str, job_id: str = "") -> None:
-    """Do what the demo asks for, and tell it."""
+    """Carry out a command of the demo, and tell the demo of it."""
     if command == "add":
         for job in shared_jobs.add(scheduler):
             tell("added", task=job.id, run_time=job.next_run_time.timestamp())
@@ -56,4 +56,4 @@ def do(scheduler: Any, command: str, job_id: str = "") -> None:
 
 if __name__ == "__main__":
     logging.getLogger("apscheduler").setLevel(logging.CRITICAL + 1)
-    main(int(sys.argv[1]), sys.argv[3])
+    main(int(sys.argv[1]), sys.argv[2])

@@ -9,8 +9,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from apscheduler_tasklock.demo.account import DemoTask
 from apscheduler_tasklock.demo.fleet import Event
-from apscheduler_tasklock.demo.jobs import DemoTask
 from apscheduler_tasklock.demo.lanes import (
     AGAIN,
     BAD,
@@ -28,10 +28,10 @@ from apscheduler_tasklock.demo.lanes import (
 from apscheduler_tasklock.demo.verdict import Verdict
 from apscheduler_tasklock.demo.views import describe_event, describe_takeovers, table_rows
 
-# Seconds that the axis spans; a longer demo scrolls.
+# Seconds that the axis spans. A longer demo scrolls.
 _SPAN = 30.0
 
-# Seconds at its end for the runs that end after the time is up.
+# Seconds at the end of the axis for runs that end after the time is up.
 _LAST_RUNS = 3.0
 
 _ANY_WIDTH = 1000
@@ -69,7 +69,7 @@ class LiveView:
         self._live.__exit__(None, None, None)
 
     def show(self, event: Event, elapsed: float) -> None:
-        """Take in the event; print it above the lanes if it is worth a line."""
+        """Add an event to the lanes; print it above them if it is worth a line."""
         self._lanes.add(event, elapsed)
         style = _told_style(event)
         if style:
@@ -77,7 +77,7 @@ class LiveView:
             self._live.console.print(Text(text, style))
 
     def tick(self, elapsed: float, *, stopping: bool = False) -> None:
-        """Draw."""
+        """Draw the lanes and the progress."""
         self._elapsed = elapsed
         width, height = self._console.size
         progress = self._progress(elapsed, width, stopping=stopping)
@@ -90,7 +90,7 @@ class LiveView:
         console.print(_cropped([*lanes, self._legend()]))
 
     def show_verdicts(self, verdicts: Sequence[Verdict], replicas: int) -> None:
-        """Print the table."""
+        """Print the table of the verdicts, and the takeovers."""
         heading, *rows = table_rows(verdicts, replicas)
         table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
         for name in heading:
@@ -101,7 +101,8 @@ class LiveView:
             for cell, count in zip(cells[3:5], (verdict.doubled, verdict.missed), strict=True):
                 cell.stylize(BAD if count else "green")
             table.add_row(*cells)
-        # Rather wrapped by a narrow terminal than with its numbers cut off.
+        # The console is wider than the terminal, so that rich cuts off no numbers. A narrow
+        # terminal wraps the lines.
         told = describe_takeovers(verdicts)
         Console(width=_ANY_WIDTH, highlight=False).print(
             "", table, "", *told, *[""][: len(told)], sep="\n"
@@ -141,7 +142,7 @@ def _cropped(lines: Sequence[Text]) -> Group:
 
 
 def _told_style(event: Event) -> str | None:
-    """Return how to print an event that should be seen, or ``None`` if the lanes show enough."""
+    """Return the style in which to print an event; ``None`` if only the lanes show the event."""
     if event.kind in ("lost", "error", "killed"):
         return BAD
     return (

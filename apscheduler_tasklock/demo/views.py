@@ -8,17 +8,17 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Protocol
 
+from apscheduler_tasklock.demo.account import DemoTask
 from apscheduler_tasklock.demo.fleet import Event
-from apscheduler_tasklock.demo.jobs import DemoTask
 from apscheduler_tasklock.demo.verdict import Verdict
 
-# With more replicas than that, the table's columns have short names to stay within 80.
+# Limits the replicas whose columns have long names, so that the table stays within 80 characters.
 _REPLICAS_WITH_NAMES = 2
 
-# What is counted of each task, and of all.
+# The counts of each task, and of all tasks together.
 _COUNTS = ("windows", "runs", "doubled", "missed")
 
-# What the fields of the last line mean.
+# The meanings of the fields of the last line.
 _MEANINGS = {
     "windows": "how often the jobs were due; each window should run once",
     "runs": "how often the jobs ran to their end, on whichever replica",
@@ -28,25 +28,28 @@ _MEANINGS = {
     "run_again": "the windows of these takeovers, as task@run time",
 }
 
-# So that a terminal of 80 columns breaks no line in the middle of a word.
+# Limits the characters of a line, so that a terminal of 80 columns breaks no word.
 _TEXT_WIDTH = 79
 
 
 class View(Protocol):
-    """What the demo asks of either way to show it. Entered while the replicas run."""
+    """A way to show the demo, entered while the replicas run."""
 
     def __enter__(self) -> View: ...
 
     def __exit__(self, *_: object) -> None: ...
 
     def show(self, event: Event, elapsed: float) -> None:
-        """Show what a replica told, so many seconds after the start."""
+        """Show an event of a replica.
+
+        :param elapsed: seconds since the start
+        """
 
     def tick(self, elapsed: float, *, stopping: bool = False) -> None:
         """Show that time passes, or that the replicas are ending."""
 
     def show_verdicts(self, verdicts: Sequence[Verdict], replicas: int) -> None:
-        """Show the table."""
+        """Show the table of the verdicts."""
 
 
 class PlainView:
@@ -62,10 +65,10 @@ class PlainView:
         print(f"{elapsed:7.3f}s  replica {event.replica}  {describe_event(event)}", flush=True)
 
     def tick(self, elapsed: float, *, stopping: bool = False) -> None:
-        """Print nothing; the lines carry the time."""
+        """Print nothing, because each line has its time."""
 
     def show_verdicts(self, verdicts: Sequence[Verdict], replicas: int) -> None:
-        """Print the table, its columns lined up with spaces."""
+        """Print the table of the verdicts, with spaces between its columns, and the takeovers."""
         rows = table_rows(verdicts, replicas)
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         print()
@@ -139,7 +142,7 @@ def explain_summary(verdicts: Sequence[Verdict]) -> str:
 
 
 def compare_with_no_lock(verdicts: Sequence[Verdict], fires: int) -> str:
-    """Return how often the jobs would have run without the lock, and how often they did.
+    """Return how often the jobs would have run without the lock, and how often they did run.
 
     :param fires: how many fires there were, of all replicas
     """
@@ -147,7 +150,7 @@ def compare_with_no_lock(verdicts: Sequence[Verdict], fires: int) -> str:
     return "\n".join([without, *_wrapped(f"With it, {describe_outcome(verdicts)}.")])
 
 
-def describe_shared(verdicts: Sequence[Verdict]) -> str:
+def describe_shared(verdicts: Sequence[Verdict], _fires: int) -> str:
     """Return how often the jobs of a shared store ran."""
     told = f"All jobs were added on replica 1: {describe_outcome(verdicts)}."
     return "\n".join(_wrapped(told))
@@ -169,12 +172,12 @@ def _wrapped(text: str) -> list[str]:
 
 
 def _describe_begun_again(verdicts: Sequence[Verdict]) -> str:
-    """Return which windows began more than once, in the order in which they did."""
+    """Return which windows began more than once, in the order of their run times."""
     again = Counter(
         (takeover.task, takeover.run_time)
         for verdict in verdicts
         for takeover in verdict.takeovers
-        if takeover.died is not None  # else the run had not begun
+        if takeover.died is not None  # `None`: the dead run had not begun
     )
     told = [
         f"{task} of {_clock_time(run_time)} began {_times(count + 1)}"

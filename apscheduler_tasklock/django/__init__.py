@@ -1,4 +1,4 @@
-"""The task lock as an app of a Django project.
+"""The Django app of the task lock.
 
 Add ``"apscheduler_tasklock.django"`` to ``INSTALLED_APPS``.
 """

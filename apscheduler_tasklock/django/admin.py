@@ -28,33 +28,33 @@ from apscheduler_tasklock.status import TaskState, TaskStatus
 
 
 class ReadOnlyAdmin(admin.ModelAdmin):
-    """A list without forms."""
+    """An admin list without forms."""
 
     list_display_links = None
     list_per_page = 50
 
     def has_add_permission(self, _request: Any, _obj: object = None) -> bool:
-        """Nothing is added by hand."""
+        """Allow no additions."""
         return False
 
     def has_delete_permission(self, _request: Any, _obj: object = None) -> bool:
-        """Nothing is deleted by hand."""
+        """Allow no deletions."""
         return False
 
     def has_change_permission(self, _request: Any, _obj: object = None) -> bool:
-        """Nothing is changed in a form."""
+        """Allow no changes in a form."""
         return False
 
     def get_queryset(self, request: Any) -> Any:
-        """Return all rows, of which the model's first manager has none."""
+        """Return all rows. Django would use the model's first manager, which has no rows."""
         return self.model.objects.order_by(*self.get_ordering(request))
 
     def get_changelist(self, _request: Any, **_kwargs: Any) -> type[ChangeList]:
-        """Return the list that says so of a filter which PostgreSQL does not take."""
+        """Return the list that reports filters which PostgreSQL rejects."""
         return ReadOnlyList
 
     def get_object(self, request: Any, object_id: str, from_field: str | None = None) -> Any:
-        """Return a row; ``None`` if there is none, as of a name that PostgreSQL cannot have."""
+        """Return a row; ``None`` if there is none, also for a name that PostgreSQL rejects."""
         try:
             return super().get_object(request, object_id, from_field)
         except (DataError, ValueError):
@@ -62,13 +62,13 @@ class ReadOnlyAdmin(admin.ModelAdmin):
 
 
 class ReadOnlyList(ChangeList):
-    """A list whose filters come from the URL, where anybody may write anything."""
+    """A list that reports invalid filters, because anybody can write any filter into the URL."""
 
     def get_results(self, request: Any) -> None:
         """Read the rows of a page.
 
-        :raises IncorrectLookupParameters: PostgreSQL does not take a filter, as a NUL or a number
-            that is too large; Django then shows the list without filters
+        :raises IncorrectLookupParameters: PostgreSQL rejects a filter, such as a NUL or a number
+            that is too large. Django then shows the list without filters.
         """
         try:
             super().get_results(request)
@@ -82,7 +82,7 @@ class TaskList(ReadOnlyList):
     """The list of tasks, each with its status."""
 
     def get_results(self, request: Any) -> None:
-        """Read the rows of a page, and from the library what they mean."""
+        """Read the rows of a page, and the statuses of their tasks."""
         super().get_results(request)
         tasks: list[Any] = list(self.result_list)
         try:
@@ -97,7 +97,7 @@ class TaskList(ReadOnlyList):
 
 
 class StateFilter(admin.SimpleListFilter):
-    """Chooses tasks by what they are doing."""
+    """Filters tasks by their states."""
 
     title = "state"
     parameter_name = "state"
@@ -107,7 +107,7 @@ class StateFilter(admin.SimpleListFilter):
         return [(state.value, state.value) for state in TaskState]
 
     def queryset(self, request: Any, queryset: Any) -> Any:
-        """Return the tasks in the state that was chosen."""
+        """Return the tasks in the chosen state."""
         if self.value() is None:
             return queryset
         try:
@@ -120,7 +120,7 @@ class StateFilter(admin.SimpleListFilter):
 
 
 class TaskAdmin(ReadOnlyAdmin):
-    """The list of tasks, and what an operator may do with them."""
+    """The list of tasks, with the actions of operators."""
 
     list_display = ("task_name", "state", "due", "holder", "started", "outcome", "run_list")
     list_filter = (StateFilter,)
@@ -130,20 +130,20 @@ class TaskAdmin(ReadOnlyAdmin):
     actions: ClassVar = ["pause", "resume", "run_now", "free"]
 
     def get_changelist(self, _request: Any, **_kwargs: Any) -> type[ChangeList]:
-        """Return the list that knows each task's status."""
+        """Return the list that reads each task's status."""
         return TaskList
 
     def has_operate_permission(self, request: Any) -> bool:
-        """Tell whether a user may pause, resume, run and free tasks."""
+        """Return whether a user may pause, resume, run and free tasks."""
         return bool(request.user.has_perm("apscheduler_tasklock.change_task"))
 
     def has_view_permission(self, request: Any, obj: object = None) -> bool:
-        """Whoever may use the actions may see the tasks."""
+        """Return whether a user may see the tasks. Users who may operate tasks may see them."""
         return super().has_view_permission(request, obj) or self.has_operate_permission(request)
 
     @admin.display(description="state")
     def state(self, task: Any) -> str:
-        """Return what the task is doing, and why it is paused."""
+        """Return the task's state, and why it is paused."""
         status = task.status
         if status is None:
             return "-"
@@ -170,17 +170,17 @@ class TaskAdmin(ReadOnlyAdmin):
 
     @admin.display(description="last holder", ordering="locked_by")
     def holder(self, task: Any) -> str:
-        """Return the replica that runs the task, or ran it last."""
+        """Return the replica that runs the task or ran it last."""
         return (task.status and task.status.holder) or "-"
 
     @admin.display(description="last started", ordering="started_at")
     def started(self, task: Any) -> datetime | None:
-        """Return when its last run began."""
+        """Return when the task's last run began."""
         return task.status and _local(task.status.started_at)
 
     @admin.display(description="last outcome")
     def outcome(self, task: Any) -> str:
-        """Return how its last run ended."""
+        """Return the outcome of the task's last run."""
         return _outcome(task.status) if task.status else "-"
 
     @admin.display(description="runs")
@@ -191,7 +191,7 @@ class TaskAdmin(ReadOnlyAdmin):
         return str(format_html('<a href="{}?{}">runs</a>', url, query))
 
     def response_action(self, request: Any, queryset: Any) -> Any:
-        """Do an action with the tasks that were chosen; say so if there can be none such."""
+        """Run an action on the chosen tasks; report names that PostgreSQL rejects."""
         try:
             return super().response_action(request, queryset)
         except (DataError, ValueError) as error:
@@ -201,18 +201,19 @@ class TaskAdmin(ReadOnlyAdmin):
 
     @admin.action(description="Pause selected tasks", permissions=["operate"])
     def pause(self, request: Any, queryset: Any) -> None:
-        """Pause tasks until somebody resumes them."""
+        """Pause tasks until a resume."""
         by = request.user.get_username()
         self._each(request, queryset, "paused", lambda locks, name: locks.pause(name, by=by))
 
     @admin.action(description="Resume selected tasks", permissions=["operate"])
     def resume(self, request: Any, queryset: Any) -> None:
         """End the pause of tasks."""
-        self._each(request, queryset, "resumed", lambda locks, name: locks.resume(name))
+        by = request.user.get_username()
+        self._each(request, queryset, "resumed", lambda locks, name: locks.resume(name, by=by))
 
     @admin.action(description="Run selected tasks now", permissions=["operate"])
     def run_now(self, request: Any, queryset: Any) -> None:
-        """Ask for a run of each task."""
+        """Ask for a manual run of each task."""
         by = request.user.get_username()
         self._each(
             request,
@@ -223,18 +224,19 @@ class TaskAdmin(ReadOnlyAdmin):
 
     @admin.action(description="Free selected tasks", permissions=["operate"])
     def free(self, request: Any, queryset: Any) -> Any:
-        """Ask which runs are to be ended, and end those that were shown."""
+        """Show the runs that would be freed; after the confirmation free the shown runs."""
         if "confirmed" in request.POST:
             tokens = dict(
                 zip(request.POST.getlist("name"), request.POST.getlist("token"), strict=False)
             )
             force, run_again = "force" in request.POST, "run_again" in request.POST
+            by = request.user.get_username()
             self._each(
                 request,
                 queryset.filter(task_name__in=tokens),
                 "freed",
                 lambda locks, name: locks.free(
-                    name, tokens[name], force=force, run_again=run_again
+                    name, tokens[name], force=force, run_again=run_again, by=by
                 ),
             )
             return None
@@ -260,25 +262,25 @@ class TaskAdmin(ReadOnlyAdmin):
         done: str,
         operation: Callable[[TaskLocks, str], object],
     ) -> None:
-        """Do something with each task, and say of each what came of it."""
+        """Carry out an operation on each task, and report each outcome."""
         with closing(task_locks()) as locks:
             for task in queryset:
                 try:
                     operation(locks, task.task_name)
                 except TaskLockDatabaseError as error:
                     self.message_user(request, str(error), messages.ERROR)
-                    return  # each of the others would wait for it as long
+                    return  # because each of the other tasks would wait as long
                 except TaskLockError as error:
                     self.message_user(request, str(error), messages.ERROR)
                     continue
                 self.log_change(request, task, done)
-                # Not the name first: the admin's pages begin each message with a capital letter.
-                told = f"Task {task.task_name!r}: {done}"
-                self.message_user(request, told, messages.SUCCESS)
+                # The name is not the first word, because the admin's pages capitalize each message.
+                message = f"Task {task.task_name!r}: {done}"
+                self.message_user(request, message, messages.SUCCESS)
 
 
 class RunAdmin(ReadOnlyAdmin):
-    """The run history."""
+    """The run history, with what operators did."""
 
     list_display = (
         "task_name",
@@ -289,20 +291,27 @@ class RunAdmin(ReadOnlyAdmin):
         "replica",
         "error_type",
         "error",
+        "operator",
     )
     list_filter = ("outcome", "kind")
-    search_fields = ("task_name", "error_type", "error")
+    search_fields = ("task_name", "error_type", "error", "by", "reason")
     ordering = ("-ended_at",)
     actions = None
 
+    @admin.display(description="operator", ordering="by", empty_value="")
+    def operator(self, run: Any) -> str | None:
+        """Return who did it, until when it holds, and why; ``None`` for a run."""
+        why = f": {run.reason}" if run.reason else ""
+        return run.by and f"{run.by}{_until(run.until)}{why}"
+
     def get_object(self, _request: Any, _object_id: str, _from_field: str | None = None) -> None:
-        """Return none: a name stands for several runs, so that no run has a page of its own."""
+        """Return ``None``, because a name has several runs, so that no run has its own page."""
 
 
 def _statuses(locks: TaskLocks, tasks: Sequence[Any]) -> list[TaskStatus]:
-    """Return the statuses of tasks. There are none for tasks that were deleted meanwhile."""
+    """Return the statuses of tasks, without tasks that were deleted meanwhile."""
     names = {task.task_name for task in tasks}
-    # A name may have a character that stands for others in a pattern.
+    # The answer is filtered, because a name may contain a wildcard of a pattern.
     return [status for status in locks.tasks(*names) if status.name in names] if names else []
 
 
@@ -324,16 +333,16 @@ def _until(moment: datetime | None) -> str:
 
 
 def _local(moment: datetime | None) -> datetime | None:
-    """Return a moment as Django shows it."""
+    """Return a moment in Django's time zone."""
     return moment and timezone.localtime(moment)
 
 
 def _register(models: Iterable[tuple[Any, Any]]) -> None:
-    """Show the lists, unless there are no locks and so maybe no tables."""
+    """Register the lists if locks are on. Without locks there may be no tables."""
     try:
         enabled = configuration().enabled
     except ImproperlyConfigured:
-        return  # as `manage.py check` says
+        return  # `manage.py check` reports the error
     if enabled:
         for model, model_admin in models:
             admin.site.register(model, model_admin)

@@ -1,4 +1,4 @@
-"""The app, as Django finds it."""
+"""The app's configuration for Django."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class TaskLockConfig(AppConfig):
     verbose_name = "Task locks"
 
     def ready(self) -> None:
-        """Register the system checks, and a look at the tables after each ``manage.py migrate``.
+        """Register the system checks, and have ``manage.py migrate`` make dropped tables anew.
 
         No scheduler is imported or started here.
         """

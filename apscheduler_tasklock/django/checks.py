@@ -1,4 +1,4 @@
-"""What ``manage.py check`` says of the task lock."""
+"""The system checks of the task lock, for ``manage.py check``."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def _check_scheduler() -> list[CheckMessage]:
         import_scheduler()
     except ImproperlyConfigured as error:
         return [Error(str(error), id="apscheduler_tasklock.E003")]
-    except Exception as error:  # noqa: BLE001  # whatever the project's module raises
-        told = f"{type(error).__name__}: {error}"
+    except Exception as error:  # noqa: BLE001  # the project's module can raise anything
+        reason = f"{type(error).__name__}: {error}"
         path = configuration().scheduler
         return [
             Error(
-                f"{SETTING}: {path} cannot be imported ({told})",
+                f"{SETTING}: {path} cannot be imported ({reason})",
                 id="apscheduler_tasklock.E003",
             )
         ]
@@ -52,15 +52,15 @@ def _check_scheduler() -> list[CheckMessage]:
 
 
 def _is_migrating() -> bool:
-    """Tell whether this is `manage.py migrate`, which checks the database before its work."""
+    """Return whether this is `manage.py migrate`, which runs the checks before its work."""
     return sys.argv[1:2] == ["migrate"]
 
 
 def check_tables(databases: Sequence[str] | None = None, **_options: Any) -> list[CheckMessage]:
-    """Check that the tables are there, new enough, and permitted.
+    """Check that the tables exist, are new enough, and are permitted.
 
-    These are warnings, since errors would keep a ``migrate`` that another program calls from
-    creating the tables.
+    A problem is a warning, because an error would stop a ``migrate`` that another program calls
+    before it has created the tables.
 
     :param databases: the aliases that ``--database`` names
     """
@@ -71,12 +71,12 @@ def check_tables(databases: Sequence[str] | None = None, **_options: Any) -> lis
             return []
         locks = task_locks(claim_timeout=5)
     except ImproperlyConfigured:
-        return []  # which `check_settings` has told
+        return []  # because `check_settings` reports the error
     hint = None
     try:
         locks.check()
     except TaskLockError as error:
-        # A right that is missing is no matter of migrations.
+        # The hint is left out if only a right is missing.
         if UPGRADE_COMMAND in str(error) and router.allow_migrate(using, "apscheduler_tasklock"):
             other = "" if using == "default" else f" --database {using}"
             hint = f"`manage.py migrate{other}` creates the tables"

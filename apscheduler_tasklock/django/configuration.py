@@ -1,4 +1,4 @@
-"""The project's settings of the task lock, as they are now: tests change settings."""
+"""The project's settings of the task lock, read at each use because tests change settings."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Configuration:
     :ivar scheduler: dotted path of the scheduler, or of a function that returns it
     :ivar database: alias of the database
     :ivar schema: schema of the task lock table
-    :ivar table: its name
-    :ivar namespace: put before every task name
+    :ivar table: name of the task lock table
+    :ivar namespace: prefix of every task name
     :ivar enabled: whether jobs run under locks
     """
 
@@ -37,7 +37,7 @@ class Configuration:
 def configuration() -> Configuration:
     """Return the settings.
 
-    :raises ImproperlyConfigured: one of them is impossible; the message names it
+    :raises ImproperlyConfigured: a setting is invalid; the message names it
     """
     scheduler = _setting("SCHEDULER", None)
     if scheduler is not None and not isinstance(scheduler, str):
@@ -52,7 +52,7 @@ def configuration() -> Configuration:
     if not isinstance(namespace, str):
         raise ImproperlyConfigured(f"TASKLOCK_NAMESPACE must be a text, not {namespace!r}")
     try:
-        task_lock_table(table, schema)  # which knows what PostgreSQL can have
+        task_lock_table(table, schema)  # raises an error if a name is invalid
         enabled = parse_switch(_setting("ENABLED", True), "TASKLOCK_ENABLED", "settings")
     except TaskLockOptionError as error:
         raise ImproperlyConfigured(f"TASKLOCK_ settings: {error}") from None
@@ -60,15 +60,15 @@ def configuration() -> Configuration:
 
 
 def table_settings() -> tuple[Any, Any]:
-    """Return the settings of the table's schema and name, unchecked: models are made of them."""
+    """Return the settings of the table's schema and name, unchecked, for the models."""
     return _setting("SCHEMA", None) or None, _setting("TABLE", DEFAULT_TABLE)
 
 
 def check_alias(alias: Any, where: str) -> None:
-    """Make sure that there is such a database.
+    """Make sure that an alias names a database.
 
-    :param where: what names it
-    :raises ImproperlyConfigured: there is none
+    :param where: the setting or option with the alias
+    :raises ImproperlyConfigured: there is no such database
     """
     if alias not in connections.settings:
         known = ", ".join(map(repr, connections.settings))

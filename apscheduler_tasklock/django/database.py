@@ -1,4 +1,4 @@
-"""The database of ``settings.DATABASES``, as the task lock connects to it."""
+"""The URL and the task locks of a database in ``settings.DATABASES``."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from apscheduler_tasklock.locks import TaskLocks
 def database_url(using: str | None = None) -> URL:
     """Return the URL of a database of ``settings.DATABASES``; during tests, of the test database.
 
-    It has all of libpq's parameters in ``OPTIONS``, and assumes the role of ``assume_role``.
-    Options for Django's connections alone are left out.
+    The URL has the parameters of libpq that ``OPTIONS`` contains, and the role of ``assume_role``.
+    Options that only Django knows are left out.
 
     :param using: alias of the database; by default that of ``TASKLOCK_DATABASE``
     :raises ImproperlyConfigured: there is no such database, or it is not PostgreSQL
@@ -33,7 +33,8 @@ def database_url(using: str | None = None) -> URL:
             f"{connection.settings_dict['ENGINE']!r}; set TASKLOCK_DATABASE to the alias of a "
             "PostgreSQL database, or TASKLOCK_ENABLED = False to run jobs without locks"
         )
-    # What a backend adds to the settings, as a password of an hour, is in here as well.
+    # Ask the backend for the parameters, because a backend may add to the settings, for example a
+    # short-lived password.
     given = connection.get_connection_params()
     parameters = {
         name: str(value)
@@ -53,13 +54,13 @@ def task_locks(using: str | None = None, **options: Any) -> TaskLocks:
     :param options: of :class:`~apscheduler_tasklock.TaskLocks`; ``schema`` and ``table`` are by
         default those of the settings
     :raises ImproperlyConfigured: there is no such database, or it is not PostgreSQL
-    :raises TaskLockOptionError: an option is impossible
+    :raises TaskLockOptionError: an option is invalid
     """
     return TaskLocks(database_url(using), **{**table_options(), **options})
 
 
 def table_options() -> dict[str, Any]:
-    """Return the options of the settings that say where the table is."""
+    """Return the options ``schema`` and ``table`` of the settings."""
     configured = configuration()
     return {"schema": configured.schema, "table": configured.table}
 
@@ -69,7 +70,7 @@ def _url(parameters: dict[str, str]) -> URL:
     parts: dict[str, Any] = {part: parameters.pop(name, None) for part, name in names.items()}
     host, port = parameters.pop("host", ""), parameters.pop("port", "")
     if "," in host or "," in port:
-        # Several servers, in libpq's own form. One port stands for all of them.
+        # Several hosts are passed in libpq's own form. A single port is repeated for each host.
         ports = port.split(",") if "," in port else [port] * len(host.split(","))
         parameters |= {"host": host} | ({"port": ",".join(ports)} if port else {})
     else:
@@ -78,5 +79,5 @@ def _url(parameters: dict[str, str]) -> URL:
 
 
 def _escaped(value: str) -> str:
-    """Return a value for libpq's ``options``, where spaces part them."""
+    """Return a value escaped for libpq's ``options``, which spaces separate."""
     return value.replace("\\", "\\\\").replace(" ", "\\ ")

@@ -1,4 +1,4 @@
-"""The executor of a Django project: its database, and connections that are fresh for each job."""
+"""The executor of a Django project: it uses the project's database, and closes old connections."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from apscheduler_tasklock.options import parse_switch
 class DjangoTaskLockExecutor(TaskLockExecutor):
     """A :class:`~apscheduler_tasklock.TaskLockExecutor` for a Django project.
 
-    Its database is one of ``settings.DATABASES``; during tests, the test database. Around each job
-    Django's old and broken connections are closed, except in worker processes.
+    Its database is one of ``settings.DATABASES``; during tests, the test database. Before and after
+    each job Django's old and broken connections are closed, except in worker processes.
 
     :param executor: executor to wrap; by default the scheduler's own default executor
     :param using: alias of the database; by default that of ``TASKLOCK_DATABASE``
     :param options: of :class:`~apscheduler_tasklock.TaskLockExecutor`; ``enabled``, ``namespace``,
         ``schema`` and ``table`` are by default those of the settings
     :raises ImproperlyConfigured: there is no such database, or it is not PostgreSQL
-    :raises TaskLockOptionError: an option is unknown or impossible
+    :raises TaskLockOptionError: an option is unknown or invalid
     """
 
     def __init__(
@@ -54,17 +54,18 @@ class DjangoTaskLockExecutor(TaskLockExecutor):
         """Start the wrapped executor. Called by the scheduler.
 
         :raises TaskLockSchemaError: the task lock table is missing, old or not permitted
-        :raises TaskLockOptionError: options of a job that was added already are impossible, or
+        :raises TaskLockOptionError: an option of a job that was added already is invalid, or
             another scheduler runs with this executor
         """
-        # Tests import a project's modules before they have a test database.
+        # The URL is read again, because tests import the project's modules before the test database
+        # exists.
         url, settings = self._find_url(), self.locks.settings
         if url != settings.database:
             self._begin(LockClient(replace(settings, database=url)))
         super().start(scheduler, alias)
 
     def wrap_function(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a job's function with fresh connections around it."""
+        """Return a job's function that closes Django's old connections before and after it."""
         if iscoroutinefunction_partial(function):
             return functools.partial(_await_with_fresh_connections, function)
         return functools.partial(_call_with_fresh_connections, function)
@@ -81,13 +82,13 @@ def _call_with_fresh_connections(function: Callable[..., Any], /, *args: Any, **
 async def _await_with_fresh_connections(
     function: Callable[..., Any], /, *args: Any, **kwargs: Any
 ) -> Any:
-    # In the thread in which Django's own asynchronous methods use connections.
+    # sync_to_async closes the connections of the thread in which Django's asynchronous methods run.
     close = sync_to_async(close_old_connections)
     await close()
     try:
         result = await function(*args, **kwargs)
     except (CancelledError, GeneratorExit):
-        raise  # its event loop may be over before a thread has answered; the next job closes them
+        raise  # no wait, because the event loop may be ending; the next job closes the connections
     except BaseException:
         await close()
         raise

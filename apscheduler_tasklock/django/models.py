@@ -1,4 +1,4 @@
-"""The tables as the admin reads them. Django neither creates them nor writes to them."""
+"""The models of the admin. Django neither creates nor writes their tables."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ def run_table_name() -> str:
 def _db_table(suffix: str) -> str:
     schema, table = table_settings()
     name = f"{table}{suffix}"
-    # Django leaves a name in quotes as it is, and so a schema before it.
+    # The quotes let the name contain a schema, because Django leaves a quoted name as it is.
     return f'"{schema}"."{name}"' if schema else name
 
 
 class _TaskLockManager(models.Manager):
-    """Reads from the database of the task locks, whatever a router says."""
+    """Reads from the database of the task locks, past all routers."""
 
     def get_queryset(self) -> Any:
         return super().get_queryset().using(configuration().database)
 
 
 class _DumpManager(models.Manager):
-    """Has no rows: ``dumpdata`` reads with the first manager of each model.
+    """Has no rows, so that ``dumpdata`` dumps none, because it reads with a model's first manager.
 
-    A lock that ``loaddata`` restores would be an old one. And where locks are off, there may be no
-    tables.
+    Otherwise ``loaddata`` would restore old locks, and ``dumpdata`` would fail where locks are off
+    and there are no tables.
     """
 
     def get_queryset(self) -> Any:
@@ -46,9 +46,9 @@ class _DumpManager(models.Manager):
 
 
 class Task(models.Model):
-    """A row of the task lock table: what lists are ordered and searched by.
+    """A row of the task lock table, with the columns by which lists are ordered and searched.
 
-    What the task is doing, ``TaskLocks.tasks`` makes of all columns.
+    ``TaskLocks.tasks`` reads the task's status, which depends on the other columns, too.
     """
 
     task_name = models.TextField("task", primary_key=True)
@@ -61,7 +61,7 @@ class Task(models.Model):
     objects = _TaskLockManager()
 
     class Meta:
-        """How Django sees the table."""
+        """Django's options of the model."""
 
         managed = False
         db_table = task_table_name()
@@ -72,12 +72,14 @@ class Task(models.Model):
 
 
 class Run(models.Model):
-    """A row of the run history."""
+    """A row of the run history: a run, or what an operator did."""
 
-    # Django wants one column. Several rows have the same name, so none is looked up by it.
+    # Django needs a single column as the key. Several rows have the same name, so no row is looked
+    # up by its name.
     task_name = models.TextField("task", primary_key=True)
+    ring = models.TextField()
     slot = models.IntegerField()
-    token = models.BigIntegerField()
+    token = models.BigIntegerField(null=True)
     scheduled_at = models.DateTimeField("run time", null=True)
     started_at = models.DateTimeField("started")
     ended_at = models.DateTimeField("ended")
@@ -86,16 +88,19 @@ class Run(models.Model):
     outcome = models.TextField()
     error_type = models.TextField("error", null=True)
     error = models.TextField("message", null=True)
+    by = models.TextField(null=True)
+    until = models.DateTimeField(null=True)
+    reason = models.TextField(null=True)
 
     dumped = _DumpManager()
     objects = _TaskLockManager()
 
     class Meta:
-        """How Django sees the table."""
+        """Django's options of the model."""
 
         managed = False
         db_table = run_table_name()
         default_permissions = ("view",)
 
     def __str__(self) -> str:
-        return f"{self.task_name} ({self.token})"
+        return f"{self.task_name} ({self.token or self.outcome})"

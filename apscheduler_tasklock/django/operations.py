@@ -1,4 +1,8 @@
-"""What the app's migrations do: they take the library's tables to one of its revisions."""
+"""The operations of the app's migrations: they migrate the tables to a revision of the library.
+
+Alembic prints the statements, and Django's connection runs them, so that they are in Django's
+transaction with any driver.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,7 @@ from django.db.migrations.operations.base import Operation
 from django.db.migrations.recorder import MigrationRecorder
 from django.db.utils import Error
 
-from apscheduler_tasklock._database.errors import one_line
+from apscheduler_tasklock._database.sqlstates import one_line
 from apscheduler_tasklock.django.configuration import configuration
 from apscheduler_tasklock.errors import TaskLockSchemaError
 from apscheduler_tasklock.schema.check import UPGRADE_COMMAND
@@ -39,16 +43,15 @@ from apscheduler_tasklock.schema.migrations import (
 APP = "apscheduler_tasklock"
 
 
-class TakeTablesTo(Operation):
-    """Takes the tables to a revision of the library, and back to the one before.
+class MigrateTables(Operation):
+    """Upgrades the tables to a revision of the library, or downgrades them to the revision before.
 
-    What there is to do is found in the tables and in the library's own table of versions, so that
-    the tables may have been created or upgraded by ``apscheduler-tasklock upgrade`` as well. It
-    happens on Django's connection. Databases that are not PostgreSQL, or that a router keeps the
-    app from, are left alone.
+    The plan depends on the tables and on the library's own version table, because
+    ``apscheduler-tasklock upgrade`` may have created or upgraded the tables. The statements run on
+    Django's connection. Databases that are not PostgreSQL, or that a router excludes, are skipped.
 
-    :param revision: of the library
-    :param before: the revision before it; ``"base"`` before the first
+    :param revision: the revision of the library
+    :param before: the revision before that one; ``"base"`` before the first
     """
 
     reduces_to_sql = True
@@ -59,23 +62,23 @@ class TakeTablesTo(Operation):
         self.before = before
 
     def deconstruct(self) -> tuple[str, list[Any], dict[str, Any]]:
-        """Return what a squashed migration writes for this."""
+        """Return the parts from which a squashed migration makes this operation again."""
         arguments = {"revision": self.revision, "before": self.before}
         return type(self).__qualname__, [], arguments
 
     def describe(self) -> str:
-        """Return what ``migrate --plan`` and ``sqlmigrate`` show."""
+        """Return the text for ``migrate --plan`` and ``sqlmigrate``."""
         return f"Task lock tables, revision {self.revision}"
 
     def state_forwards(self, app_label: str, state: Any) -> None:
-        """Change no model: the app's models are not managed by Django."""
+        """Change no model, because Django does not manage the app's models."""
 
     def database_forwards(
         self, app_label: str, schema_editor: Any, _from_state: Any, _to_state: Any
     ) -> None:
-        """Do what is to be done from the revision that the tables have.
+        """Upgrade the tables from the revision that they have.
 
-        :raises CommandError: the role may not, or the tables were made by an unreleased version
+        :raises CommandError: the role lacks a right, or an unreleased version made the tables
         """
         if not _is_for(schema_editor.connection, app_label):
             return
@@ -87,9 +90,9 @@ class TakeTablesTo(Operation):
     def database_backwards(
         self, app_label: str, schema_editor: Any, _from_state: Any, _to_state: Any
     ) -> None:
-        """Undo what is to be undone from the revision that the tables have.
+        """Downgrade the tables from the revision that they have.
 
-        :raises CommandError: the role may not, or a newer version has upgraded the tables
+        :raises CommandError: the role lacks a right, or a newer version has upgraded the tables
         """
         if not _is_for(schema_editor.connection, app_label):
             return
@@ -112,14 +115,15 @@ class TakeTablesTo(Operation):
 
 
 def make_anew(using: str, plan: Any = None, **_others: Any) -> None:
-    """After ``manage.py migrate``, make tables anew that were dropped since they were migrated.
+    """Create tables again that were dropped since their migration, after ``manage.py migrate``.
 
-    Django looks at its own table of migrations alone. Tables that this role may not change are left
-    to whoever may, as long as none is missing: a DBA has made them, and they were faked here.
+    Django itself does not notice that tables were dropped, because it reads only its own table of
+    migrations. Nothing is done if no table is missing and the role may not change the tables,
+    because a DBA then maintains the tables.
 
     :param using: the database's alias
     :param plan: the migrations that ``migrate`` has just run, or faked; ``None`` after ``flush``
-    :raises CommandError: as of a migration
+    :raises CommandError: as in a migration
     """
     connection = connections[using]
     if plan is None or any(step.app_label == APP for step, _ in plan):
@@ -140,7 +144,8 @@ def make_anew(using: str, plan: Any = None, **_others: Any) -> None:
 def _upgrade(schema_editor: Any, revision: str) -> None:
     _, *known = revisions()
     with _migrating(schema_editor, lambda there: upgrading(there, known)) as (there, plan):
-        # If the tables were missing, a revision that is noted is forgotten by now.
+        # If the tables were missing, the plan's statements have deleted the noted revision, so the
+        # revisions run from the first on.
         start = there.noted if there.tables and there.noted else BASE
         if plan.runs_revisions and _is_before(start, revision):
             _execute(schema_editor, start, revision, there)
@@ -150,9 +155,9 @@ def _upgrade(schema_editor: Any, revision: str) -> None:
 def _migrating(
     schema_editor: Any, planned: Callable[[There], Plan]
 ) -> Iterator[tuple[There, Plan]]:
-    """Look at the tables, and do what the plan has to be done before the revisions are run.
+    """Plan the migration, and execute the statements that come before the revisions.
 
-    Nobody else migrates until this transaction ends.
+    No other process migrates until this transaction ends.
     """
     configured = configuration()
     try:
@@ -193,7 +198,8 @@ def _is_before(revision: str, other: str) -> bool:
 
 def _execute(schema_editor: Any, start: str, end: str, there: There) -> None:
     if start == BASE and there.versions is not None:
-        # A downgrade has left it, empty. The statements create it.
+        # A downgrade has left an empty version table. It is dropped, because the statements create
+        # it again.
         schema_editor.execute(f"DROP TABLE {there.versions_name}", params=None)
     has_schema = there.schema is not None
     schema_editor.execute(_statements(start, end, has_schema=has_schema), params=None)

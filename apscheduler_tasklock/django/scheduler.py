@@ -14,11 +14,11 @@ SETTING = "TASKLOCK_SCHEDULER"
 
 
 def import_scheduler() -> Any:
-    """Return what the setting names: a scheduler, or a function that makes one.
+    """Return the object of the setting: a scheduler, or a function that makes one.
 
-    :raises ImproperlyConfigured: there is no setting, it names something else, or a scheduler that
-        runs already
-    :raises ImportError: it cannot be imported
+    :raises ImproperlyConfigured: the setting is missing, names something else, or names a scheduler
+        that runs already
+    :raises ImportError: the object cannot be imported
     """
     path = configuration().scheduler
     if path is None:
@@ -40,8 +40,8 @@ def import_scheduler() -> Any:
 def make_scheduler() -> Any:
     """Return the scheduler, made by the function if the setting names one.
 
-    :raises ImproperlyConfigured: as of :func:`import_scheduler`
-    :raises ImportError: it cannot be imported
+    :raises ImproperlyConfigured: as :func:`import_scheduler`
+    :raises ImportError: as :func:`import_scheduler`
     """
     path, found = configuration().scheduler, import_scheduler()
     scheduler = found if isinstance(found, BaseScheduler) else found()
@@ -55,9 +55,9 @@ def make_scheduler() -> Any:
 
 
 def check_not_running(scheduler: Any, path: str | None) -> None:
-    """Make sure that a scheduler was made only, and not started.
+    """Make sure that a scheduler was not started.
 
-    :raises ImproperlyConfigured: it runs
+    :raises ImproperlyConfigured: the scheduler runs
     """
     if scheduler.running:
         raise ImproperlyConfigured(

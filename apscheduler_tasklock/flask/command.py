@@ -13,7 +13,7 @@ from apscheduler_tasklock.flask.configuration import Configuration
 @click.command(
     "tasklock",
     short_help="See and steer the task locks of this application.",
-    add_help_option=False,  # `apscheduler-tasklock --help` has all commands
+    add_help_option=False,  # because `apscheduler-tasklock` prints the help of all commands
     context_settings={"ignore_unknown_options": True},
 )
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)

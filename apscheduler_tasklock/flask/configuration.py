@@ -1,4 +1,4 @@
-"""What an application's configuration says."""
+"""Reads the extension's options from ``app.config``."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ FALLBACK = "SQLALCHEMY_DATABASE_URI"
 class Configuration:
     """The configuration of one application.
 
-    :ivar database: as of ``TaskLockExecutor``; ``None`` only where locks are off
+    :ivar database: as for ``TaskLockExecutor``; ``None`` only if locks are off
     :ivar enabled: whether jobs run under locks
     :ivar executor_options: further options of ``TaskLockExecutor``
     :ivar scheduler_options: options of APScheduler's scheduler
-    :ivar autostart: whether the scheduler starts by itself where the application is served
+    :ivar autostart: whether the scheduler starts by itself when the application is served
     """
 
     database: str | URL | Engine | None
@@ -38,9 +38,9 @@ class Configuration:
 
     @classmethod
     def of(cls, app: Flask) -> Configuration:
-        """Return what an application's configuration says.
+        """Return the configuration that an application has in ``app.config``.
 
-        :raises TaskLockOptionError: there is no database, or an option is impossible
+        :raises TaskLockOptionError: there is no database, or an option is invalid
         """
         options = app.config.get_namespace(PREFIX)
         database = options.pop("database_url", None) or app.config.get(FALLBACK)
@@ -62,7 +62,7 @@ class Configuration:
 
     @property
     def executor_database(self) -> str | URL | Engine:
-        """The database of the executor, which where locks are off need not be a PostgreSQL."""
+        """The executor's database; if locks are off, a placeholder that is not used."""
         return self.database if self.enabled and self.database else UNUSED
 
     @property

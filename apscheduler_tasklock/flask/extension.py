@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import concurrent.futures.thread  # noqa: F401  # so that `_shut_down_all` runs before its own exit handler
 import os
 import threading
-import time
 from collections.abc import Callable
 from typing import Any, ClassVar, TypeVar
 from weakref import WeakSet
@@ -27,23 +27,20 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 EXTENSION = "tasklock"
 
-# Seconds between two looks whether the server has loaded the application.
+# Limits the seconds between two checks whether the server has loaded the application.
 _LOOK_INTERVAL = 0.05
-
-# Seconds for which a forked process may take to become a worker of gunicorn.
-_WORKER_TIMEOUT = 60.0
 
 
 class TaskLockScheduler:
     """A scheduler for Flask applications, which starts in each process that serves them.
 
-    Each job runs once per window, however many processes there are, with the application's context
-    around it. An application is configured by ``app.config``: ``TASKLOCK_DATABASE_URL`` or else
+    Each job runs once per window, however many processes there are, and in the application's
+    context. An application is configured by ``app.config``: ``TASKLOCK_DATABASE_URL`` or else
     ``SQLALCHEMY_DATABASE_URI`` is the database, and ``TASKLOCK_FAILOVER`` and so on are options of
     :class:`~apscheduler_tasklock.TaskLockExecutor`.
 
     :param app: the application; without one, call :meth:`init_app`
-    :raises TaskLockOptionError: the configuration has no database, or an impossible option
+    :raises TaskLockOptionError: the configuration has no database, or an invalid option
     """
 
     def __init__(self, app: Flask | None = None) -> None:
@@ -55,12 +52,12 @@ class TaskLockScheduler:
     def init_app(self, app: Flask) -> None:
         """Give an application a scheduler of its own, and the command ``flask tasklock``.
 
-        It starts by itself where the application is served: in the workers of gunicorn, with
-        ``flask run`` and ``app.run()``, and anywhere else with the first request. It does not start
-        with other ``flask`` commands, in a process that only watches files or workers, and with
-        ``app.testing``.
+        The scheduler starts by itself where the application is served: in the workers of gunicorn,
+        with ``flask run`` and ``app.run()``, and anywhere else with the first request. It does not
+        start with other ``flask`` commands, in a process that only watches files or workers, and
+        with ``app.testing``.
 
-        :raises TaskLockOptionError: the configuration has no database, or an impossible option
+        :raises TaskLockOptionError: the configuration has no database, or an invalid option
         """
         if EXTENSION in app.extensions:
             raise TaskLockOptionError(
@@ -76,9 +73,9 @@ class TaskLockScheduler:
     def task(self, trigger: Any, *, id: str | None = None, **options: Any) -> Any:  # noqa: A002  # APScheduler's name
         """Make a function a job of each application: a decorator.
 
-        :param trigger: as of APScheduler's ``add_job``: ``"cron"``, ``"interval"``, ...
-        :param id: the job's id, and so its task; by default the function's name
-        :param options: further ones of ``add_job``, as ``minutes=5``
+        :param trigger: as in APScheduler's ``add_job``: ``"cron"``, ``"interval"``, ...
+        :param id: the job's id, and so its task's name; by default the function's name
+        :param options: further options of ``add_job``, such as ``minutes=5``
         :return: the decorator, which returns the function itself
         :raises TaskLockOptionError: another job has this id
         """
@@ -97,15 +94,15 @@ class TaskLockScheduler:
         id: str | None = None,  # noqa: A002  # APScheduler's name
         **options: Any,
     ) -> None:
-        """Add a job to each application, also to those that are given a scheduler later.
+        """Add a job to each application, also to an application of a later :meth:`init_app`.
 
-        For jobs that come and go while the application runs, see :attr:`apscheduler`.
+        To add and remove jobs while an application runs, use :attr:`apscheduler`.
 
-        :param func: a function, or its reference as ``"module:function"``
-        :param trigger: as of APScheduler's ``add_job``: ``"cron"``, ``"interval"``, ...
-        :param id: the job's id, and so its task; by default the function's name
-        :param options: further ones of ``add_job``, as ``minutes=5``
-        :raises TaskLockOptionError: another job has this id, or there is none
+        :param func: a function, or its reference such as ``"module:function"``
+        :param trigger: as in APScheduler's ``add_job``: ``"cron"``, ``"interval"``, ...
+        :param id: the job's id, and so its task's name; by default the function's name
+        :param options: further options of ``add_job``, such as ``minutes=5``
+        :raises TaskLockOptionError: another job has this id, or the job has no id
         """
         job_id = id or getattr(func, "__name__", None)
         if not job_id or job_id == "<lambda>":
@@ -121,34 +118,33 @@ class TaskLockScheduler:
 
     @property
     def apscheduler(self) -> BackgroundScheduler:
-        """APScheduler's own scheduler of the current application, or of the only one.
+        """APScheduler's own scheduler of the current application, or of the only application.
 
-        It is another one after :meth:`shutdown`.
+        :meth:`shutdown` replaces it by a new scheduler.
 
-        :raises TaskLockOptionError: there are several, and none is the current one
+        :raises TaskLockOptionError: there are several applications, and none is the current one
         """
         return self._of(None).apscheduler
 
     def start(self, app: Flask | None = None) -> None:
-        """Start the scheduler here and now, unless it runs, for servers that are not recognised.
+        """Start the scheduler at once, unless it runs. Servers that are not recognised need this.
 
-        It does nothing with ``flask`` commands except ``flask run``, and in a process that only
-        watches files or workers, so that it may stand in a module.
+        A module may call this when it is imported, because the call does nothing under ``flask``
+        commands except ``flask run``, in the reloader's process that only watches files, and in
+        gunicorn's master.
 
         :param app: by default the current application, or the only one
         :raises TaskLockSchemaError: the task lock table is missing, old or not permitted
-        :raises TaskLockOptionError: options of a job are impossible
+        :raises TaskLockOptionError: options of a job are invalid
         """
         scheduler = self._of(app)
-        command = servers.flask_command()
-        watches = servers.is_gunicorn_master() if command is None else False
-        if watches or (command is not None and not servers.command_serves(command)):
+        if not servers.may_serve():
             logger.debug("The scheduler is not started: this process does not serve")
             return
         scheduler.start()
 
     def shutdown(self, wait: bool = True, app: Flask | None = None) -> None:
-        """Shut the scheduler down, if it runs here. The end of the process does so by itself.
+        """Shut the scheduler down, if it runs here. It is also shut down when the process ends.
 
         :param wait: whether to let running jobs end first
         :param app: by default the current application, or the only one
@@ -178,10 +174,10 @@ class TaskLockScheduler:
 class AppScheduler:
     """The scheduler of one application.
 
-    :param jobs: the extension's, as arguments of ``add_job``, by their ids
-    :ivar configuration: what the application's configuration says
-    :ivar apscheduler: APScheduler's own scheduler; another one after a shutdown
-    :cvar retry_interval: seconds until one whose table is missing tries to start again
+    :param jobs: the extension's jobs, as arguments of ``add_job``, by their ids
+    :ivar configuration: the application's configuration
+    :ivar apscheduler: APScheduler's own scheduler; a shutdown replaces it by a new scheduler
+    :cvar retry_interval: seconds between two tries to start while the tables are missing
     """
 
     retry_interval: ClassVar[float] = 30.0
@@ -191,8 +187,9 @@ class AppScheduler:
         self._jobs = jobs
         self.configuration = Configuration.of(app)
         self.apscheduler = self._make()
-        self._started_in: int | None = None  # the process
-        self._is_wanted = False  # once it is to start by itself, nothing else starts it
+        self._started_in: int | None = None  # id of the process
+        # Whether a thread or app.run() starts the scheduler, so that no request has to start it.
+        self._is_wanted = False
         self._is_patched_too_late = False
         self._lock = threading.Lock()
         replace_in_each_child(self)
@@ -210,16 +207,21 @@ class AppScheduler:
         return made
 
     def start(self) -> None:
-        """Start it, unless it runs."""
+        """Start the scheduler, unless it runs in this process."""
         with self._lock:
             if self._started_in == os.getpid() or _ending.is_set() or self._is_patched_too_late:
                 return
-            self.apscheduler.start()
-            self._started_in = os.getpid()
+            # Added before the start, so that it is shut down if the process ends in the first job.
             _running.add(self)
+            try:
+                self.apscheduler.start()
+            except BaseException:
+                _running.discard(self)
+                raise
+            self._started_in = os.getpid()
 
     def shutdown(self, wait: bool = True) -> None:
-        """Shut it down, if it runs in this process."""
+        """Shut the scheduler down, if it runs in this process."""
         with self._lock:
             if self._started_in != os.getpid():
                 return
@@ -228,12 +230,12 @@ class AppScheduler:
             stopping = self.apscheduler
             if not _ending.is_set():
                 self.apscheduler = self._make()
-        # Without the lock: a job that is waited for may start or shut down the scheduler itself.
-        if stopping.running:  # unless somebody has shut APScheduler's own down
+        # Without the lock, because this waits for jobs, which may call `start` or `shutdown`.
+        if stopping.running:  # `False` if the application has shut APScheduler's scheduler down
             stopping.shutdown(wait)
 
     def start_when_served(self) -> None:
-        """Start it as soon as this process serves the application, or a forked one does."""
+        """Start the scheduler as soon as this process or a forked child serves the application."""
         command = servers.flask_command()
         if command is not None:
             if servers.command_serves(command):
@@ -247,7 +249,7 @@ class AppScheduler:
         self._app.before_request(self._start_with_request)
 
     def replace_in_child(self) -> None:
-        """Start it in a worker of gunicorn that has preloaded the application.
+        """Start the scheduler if this process is gunicorn's worker with a preloaded application.
 
         Called in each forked child.
         """
@@ -269,16 +271,20 @@ class AppScheduler:
     def _start_with_run(self) -> None:
         run = self._app.run
 
-        def start_and_run(*arguments: Any, **options: Any) -> None:
-            if servers.run_is_ignored():
-                pass
-            elif servers.run_only_watches(self._app, arguments, options):
-                self.shutdown()  # if somebody has started it by hand
+        def start_and_run(
+            host: Any = None,
+            port: Any = None,
+            debug: bool | None = None,
+            *more: Any,
+            **options: Any,
+        ) -> None:
+            if servers.run_only_watches(self._app, debug, options):
+                self.shutdown()  # because the application may have called `start`
             else:
                 servers.end_on_sigterm()
                 self._is_wanted = True
                 self.start()
-            run(*arguments, **options)
+            run(host, port, debug, *more, **options)
 
         self._app.run = start_and_run  # type: ignore[method-assign]  # Flask has no such hook
 
@@ -293,11 +299,9 @@ class AppScheduler:
         ).start()
 
     def _start_once(self, is_served: Callable[[], bool]) -> None:
-        """Start it once it is served; try again for as long as the table is missing."""
-        deadline = time.monotonic() + _WORKER_TIMEOUT
+        """Start the scheduler when the application is served; retry while the table is missing."""
         while not is_served():
-            if time.monotonic() > deadline or _ending.wait(_LOOK_INTERVAL):
-                self._is_wanted = False
+            if _ending.wait(_LOOK_INTERVAL):
                 return
         while not _ending.is_set():
             try:
@@ -333,7 +337,7 @@ class ContextExecutor(TaskLockExecutor):
         self._app = app
 
     def wrap_function(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return what calls the job's function in a new context of the application."""
+        """Return a function that calls the job's function in a new context of the application."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
             with self._app.app_context():
@@ -342,15 +346,17 @@ class ContextExecutor(TaskLockExecutor):
         return call
 
 
-# The schedulers that run in this process, and whether it ends.
+# The schedulers that run in this process, and whether the process is ending.
 _running: set[AppScheduler] = set()
 _ending = threading.Event()
 
 
 def _shut_down_all() -> None:
-    """Let all jobs of this process end, and release them."""
+    """Shut all schedulers of this process down, after their running jobs have ended."""
     _ending.set()
-    schedulers = list(_running)
+    # A scheduler that has not started yet has no running jobs, and does not start any more, because
+    # `_ending` is set.
+    schedulers = [each for each in list(_running) if each.apscheduler.running]
     for scheduler in schedulers:
         stop_claiming(scheduler.apscheduler)
     for scheduler in schedulers:
@@ -358,6 +364,6 @@ def _shut_down_all() -> None:
         scheduler.shutdown()
 
 
-# Before the interpreter closes its thread pools, so that no job is submitted to a closed one.
-# `atexit` would come after that.
+# Handlers run in reverse order of registration, so `_shut_down_all` runs before the interpreter
+# closes its thread pools and waits for their jobs. A handler of `atexit` would run after that wait.
 threading._register_atexit(_shut_down_all)  # type: ignore[attr-defined]  # not public

@@ -1,1 +1,1 @@
-"""The job store that all replicas share: what its rows hold, who hands them out, and when."""
+"""The job store that all replicas share: its rows, the reads of due jobs, and their run times."""

@@ -1,10 +1,12 @@
-"""Rows that cannot run here: when they are tried again, and floods of them.
+"""Rows whose jobs cannot run here (bad rows): when they are tried again, and floods of them.
 
-A few such rows are left out of the look for due jobs by their names. But whoever can write the
-table can write any number of them, all due before the good ones. A replica that finds many due rows
-bad, or the bad ones of one look slow, therefore reads in pages what is due, without a hand-out:
-from the first row to the last, and after a rest again. Meanwhile it is handed out only the jobs
-that it has found good there, and those that have come due since.
+A look for due jobs leaves out a few bad rows by their names. But somebody who can write the table
+can write any number of bad rows that are due before the good rows, so that a look would find only
+bad rows. Many bad rows, or bad rows that make a look slow, are a *flood*.
+
+In a flood a replica reads all due rows in pages, from the first page to the last, and reads them
+again after a rest. Until the flood is over, the replica claims only jobs that were good in these
+pages, and jobs that came due after the read of the pages had begun.
 """
 
 from __future__ import annotations
@@ -14,26 +16,31 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
-from apscheduler_tasklock._lock.jobs import JobRow
+from apscheduler_tasklock._lock.job_rows import JobRow
 
-# Seconds after which something is tried again that failed on account of one job: first and at most.
+# The first pause and the longest pause until a bad row or function is tried again, in seconds.
 FIRST_BACKOFF, LONGEST_BACKOFF = 1.0, 60.0
-# How many names of such things are remembered, and how many of them are left out by each look.
+# Limits how many names of bad rows or functions are remembered, and how many a look leaves out.
 MOST_REMEMBERED = 1000
-MOST_LEFT_OUT = 100
-# How many names that are left out make a flood.
+MOST_SKIPPED = 100
+# Limits the bad rows and functions that looks leave out by their names. More of them are a flood.
 FLOOD = 50
-# Seconds of a look in which pages of a flood are read, and after which bad rows count as slow; and
-# how many good jobs are kept of a flood.
+# Limits the seconds in which a look reads pages of a flood. A look whose bad rows take longer than
+# that begins a flood.
 SIFT_FOR = 1.0
+# Limits the good jobs that are remembered in a flood.
 MOST_GOOD = 500
-# After this many times as long as it took, and seconds at least and at most, a flood is read again.
-# A bad row is tried again after so many times as long as that took, at least.
+# The rest until the pages of a flood are read again is AGAIN_AFTER times as long as the read was,
+# but at least SHORTEST_REST and at most LONGEST_REST seconds. The pause of a single bad row is at
+# least AGAIN_AFTER times as long as its failed try was.
 AGAIN_AFTER, SHORTEST_REST, LONGEST_REST = 10, 1.0, 60.0
 
 
 class Backoff:
-    """What cannot be used here now, and when it is tried again: ever later."""
+    """Names of bad rows or functions, each with a pause until its next try.
+
+    The pause doubles with each failure.
+    """
 
     def __init__(self) -> None:
         self._until: dict[str, tuple[float, float]] = {}
@@ -41,35 +48,35 @@ class Backoff:
     def add(self, name: str, took: float = 0.0) -> None:
         """Note a failure.
 
-        :param took: seconds that it took
+        :param took: seconds that the failed try took
         """
         until, pause = self._until.get(name, (0.0, 0.0))
-        if until <= time.monotonic():  # of several at once, one counts
+        if until <= time.monotonic():  # several failures during one pause count as one
             longer = min(LONGEST_BACKOFF, max(FIRST_BACKOFF, pause * 2, took * AGAIN_AFTER))
             self._until[name] = (time.monotonic() + longer, longer)
-        if len(self._until) > MOST_REMEMBERED:  # names come and go; the first ones begin anew
+        if len(self._until) > MOST_REMEMBERED:  # forget the oldest name
             self._until.pop(next(iter(self._until)))
 
     def clear(self, name: str) -> None:
-        """Note that it can be used."""
+        """Forget a name, because its last try succeeded."""
         self._until.pop(name, None)
 
     def has(self, name: str) -> bool:
-        """Tell whether something is left alone for the time being."""
+        """Return whether a name is in its pause."""
         return self._until.get(name, (0.0, 0.0))[0] > time.monotonic()
 
     def names(self) -> list[str]:
-        """Return what is left alone for the time being."""
+        """Return the names that are in their pauses."""
         now = time.monotonic()
         return [name for name, (until, _) in list(self._until.items()) if until > now]
 
 
 class Flood:
-    """What is read of what is due while many rows of it are bad.
+    """The pages that are read while many due rows are bad, and the good jobs in them.
 
     :param now: the database's time
-    :ivar since: what has come due after it is handed out without having been read before
-    :ivar good: ids of what has come due before and was found good
+    :ivar since: jobs that have come due after this time are claimed although no page had them
+    :ivar good: ids of the jobs that came due before this time and were found good
     """
 
     def __init__(self, now: datetime) -> None:
@@ -83,13 +90,13 @@ class Flood:
 
     @property
     def is_over(self) -> bool:
-        """Whether all was read soon, and each of the bad rows can be left out by its name."""
+        """Whether all pages were read quickly, and looks can leave out the few bad rows by name."""
         is_slow = self._took > SIFT_FOR
         return self._is_read and not is_slow and self._bad + self._bad_since <= FLOOD
 
     @property
     def rest(self) -> float:
-        """Seconds until there is more to read."""
+        """Seconds until the next page is to be read."""
         if self._is_read:
             return max(0.0, self._again_at - time.monotonic())
         return LONGEST_REST if self._is_full else 0.0
@@ -99,7 +106,7 @@ class Flood:
         return len(self.good) >= MOST_GOOD
 
     def note(self, job_id: str, *, is_bad: bool) -> None:
-        """Note that a job was handed out."""
+        """Note that a replica has claimed a job, or that its row is bad."""
         self.good.pop(job_id, None)
         self._bad_since += is_bad
 
@@ -109,11 +116,11 @@ class Flood:
         read: Callable[[datetime, tuple[datetime, str] | None], list[JobRow]],
         is_good: Callable[[JobRow], Any],
     ) -> None:
-        """Read on, for some time; or again from the start, or up to now.
+        """Read the next pages for a limited time; begin with the first page if the rest is over.
 
         :param now: the database's time
-        :param read: returns a page of what has come due up to a time, after a row
-        :param is_good: tells whether a row can be run here
+        :param read: returns the page of rows that are due up to a time, and come after a row
+        :param is_good: returns whether a row can run here
         """
         began = time.monotonic()
         self._begin(now)
@@ -136,12 +143,15 @@ class Flood:
             self._again_at = time.monotonic() + rest
 
     def _begin(self, now: datetime) -> None:
-        """Begin from the start if it is time to, or go on up to now if there are more bad rows."""
-        has_ended = self._is_read or self._is_full  # or else what comes late is never read
+        """Begin anew if the rest is over; extend the read up to now if many new rows are bad."""
+        # A read that has not ended goes on, so that it reaches the last pages, too.
+        has_ended = self._is_read or self._is_full
         if has_ended and time.monotonic() >= self._again_at:
             self._after, self._bad, self._took = None, 0, 0.0
             self._again_at = time.monotonic() + LONGEST_REST
-            if self._is_full:  # of what others have, or what is paused by now
+            # A full list is cleared, because other replicas may have claimed its jobs, or users may
+            # have paused them. Such jobs would keep their places in the list for ever.
+            if self._is_full:
                 self.good.clear()
         elif self._bad_since <= FLOOD:
             return

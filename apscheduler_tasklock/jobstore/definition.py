@@ -1,4 +1,4 @@
-"""What a row says of a job: its function, trigger, options and arguments, and how it is read."""
+"""Turns jobs into definitions for their rows (function, trigger, options, arguments), and back."""
 
 from __future__ import annotations
 
@@ -12,21 +12,27 @@ from typing import Any
 from uuid import UUID
 
 from apscheduler.triggers.base import BaseTrigger
+from apscheduler.util import obj_to_ref
 
-from apscheduler_tasklock._lock.jobs import JobRow
+from apscheduler_tasklock._lock.job_rows import JobRow
 from apscheduler_tasklock._values import LONGEST_NAME, cut, shown
 from apscheduler_tasklock.errors import TaskLockError, TaskLockOptionError
-from apscheduler_tasklock.jobstore.triggers import (
+from apscheduler_tasklock.jobstore.stored_triggers import (
     declared_schedule,
     decode_trigger,
     encode_trigger,
 )
+from apscheduler_tasklock.jobstore.stored_values import (
+    UnreadableError,
+    UnstorableError,
+    decode,
+    encode,
+)
 from apscheduler_tasklock.jobstore.trust import AllowedFunctions, Signer, UntrustedError, canonical
-from apscheduler_tasklock.jobstore.values import UnreadableError, UnstorableError, decode, encode
 from apscheduler_tasklock.options import LONGEST_SECONDS
 from apscheduler_tasklock.schema.table import LARGEST_DEFINITION
 
-# With the types that APScheduler lets them have.
+# The options of a job that are stored in its row, with the types that APScheduler allows.
 _OPTIONS: Mapping[str, type | tuple[type, ...]] = {
     "name": str,
     "misfire_grace_time": (int, float, type(None)),
@@ -39,13 +45,13 @@ _PICKLE = "pickle"
 
 @dataclass(frozen=True)
 class Definition:
-    """A job as its row has it: JSON-like data, and texts.
+    """A job's definition as its row has it: JSON-like data and texts.
 
-    :ivar func: the function's reference, as ``"myapp.jobs:send"``
+    :ivar func: the function's reference, such as ``"myapp.jobs:send"``
     :ivar trigger: the encoded trigger
     :ivar options: ``name``, ``misfire_grace_time``, ``coalesce`` and ``max_instances``
     :ivar arguments: the encoded ``args`` and ``kwargs``
-    :ivar executor: the alias of its executor
+    :ivar executor: the alias of the job's executor
     """
 
     func: str
@@ -56,41 +62,42 @@ class Definition:
 
     @classmethod
     def of(cls, row: JobRow) -> Definition:
-        """Return what a row says of its job, whoever has written it."""
+        """Return the definition in a row. The row's signature is not verified."""
         return cls(row.func, row.trigger, row.options, row.arguments, row.executor)
 
     @property
     def columns(self) -> dict[str, Any]:
-        """What it is, by column."""
+        """The parts of the definition by the names of their columns."""
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
     def is_same(self, other: Definition) -> bool:
-        """Tell whether nothing differs, also not a value that Python calls equal to another."""
-        # What is equal is as deep as what we have made, whoever has written it.
+        """Return whether two definitions are equal, also in the types of their values."""
+        # canonical() fails on definitions that are nested too deeply. It cannot fail on the other
+        # definition, which at this point is equal to this one, and so is nested as deeply.
         return self == other and canonical(self.columns) == canonical(other.columns)
 
     @property
     def schedule(self) -> Any:
-        """What of the trigger was chosen; see :func:`declared_schedule`."""
+        """The declared part of the trigger; see :func:`declared_schedule`."""
         return declared_schedule(self.trigger)
 
     @property
     def is_one_off(self) -> bool:
-        """Whether it has one run time only."""
+        """Whether the job has only one run time."""
         return self.trigger.get("type") == "date"
 
 
 class MissingFunction:
-    """Stands for the function of a job that cannot be imported here, or may not be.
+    """Stands in for a job's function that this process cannot or may not import.
 
-    :param reference: the function's
+    :param reference: the function's reference
     """
 
     def __init__(self, reference: str) -> None:
         self._reference = reference
 
     def __call__(self, *_args: Any, **_kwargs: Any) -> Any:
-        """Say that it is none.
+        """Raise an error, because the function is missing.
 
         :raises LookupError: always
         """
@@ -98,9 +105,9 @@ class MissingFunction:
 
 
 class UnreadableTrigger(BaseTrigger):  # type: ignore[misc]  # APScheduler has no types
-    """Stands for the trigger of a job whose row cannot be read.
+    """Stands in for the trigger of a job whose row cannot be read.
 
-    :param error: why it cannot
+    :param error: why the row cannot be read
     """
 
     __slots__ = ("_error",)
@@ -109,12 +116,12 @@ class UnreadableTrigger(BaseTrigger):  # type: ignore[misc]  # APScheduler has n
         self._error = error
 
     def get_next_fire_time(self, _previous_fire_time: Any, _now: Any) -> Any:
-        """Say that nobody knows. Of a job without a next time, ``resume_job`` would remove the row.
+        """Raise an error, because ``resume_job`` removes a job whose trigger returns ``None``.
 
         :raises UnreadableError: always
         """
         raise UnreadableError(
-            f"its row cannot be read, so nobody knows its run times: {self._error}"
+            f"its run times are unknown, because its row cannot be read: {self._error}"
         )
 
     def __str__(self) -> str:
@@ -122,10 +129,10 @@ class UnreadableTrigger(BaseTrigger):  # type: ignore[misc]  # APScheduler has n
 
 
 def check_names(names: Mapping[str, str]) -> None:
-    """Make sure that no name is too long: each replica would remember it, and send it.
+    """Make sure that no name is too long, because each replica remembers and sends names.
 
-    :param names: by what they are, for messages
-    :raises UnreadableError: one is
+    :param names: the names of parts of a job; the keys say of which, such as ``"function"``
+    :raises UnreadableError: a name is too long
     """
     for what, name in names.items():
         if len(name) > LONGEST_NAME:
@@ -135,11 +142,11 @@ def check_names(names: Mapping[str, str]) -> None:
 
 
 class JobCodec:
-    """Writes jobs for the table, and reads them.
+    """Makes definitions of jobs, and reads the definitions in rows.
 
     :param functions: which functions jobs may call
-    :param signer: signs the rows, if they are signed
-    :param pickles: whether triggers and arguments are pickled; they are signed then
+    :param signer: signs and verifies rows; without it rows are not signed
+    :param pickles: whether triggers and arguments are pickled, which needs a signer
     """
 
     def __init__(
@@ -147,17 +154,17 @@ class JobCodec:
     ) -> None:
         if pickles and signer is None:
             raise TaskLockOptionError(
-                "serializer='pickle' needs secret=...: whoever could write an unsigned row could "
-                "run any code"
+                "serializer='pickle' needs secret=..., because anybody who can write an unsigned "
+                "row could run any code"
             )
         self._functions = functions
         self._signer = signer
         self._pickles = pickles
 
     def encode(self, job: Any) -> Definition:
-        """Return what is stored of a job.
+        """Return the definition of a job.
 
-        :raises UnstorableError: it cannot be stored, or would come back different
+        :raises UnstorableError: the job cannot be stored, or would come back different
         :raises TaskLockOptionError: its function is not allowed
         """
         definition = Definition(**self._encoded(job, _ATTRIBUTES))
@@ -165,13 +172,14 @@ class JobCodec:
         return definition
 
     def change(self, definition: Definition, job: Any, names: Collection[str]) -> Definition:
-        """Return a definition with those attributes of a job that a user has changed.
+        """Return a definition in which the attributes that a user has changed are replaced.
 
-        All else stays as it was stored, and is not stored anew.
+        The other attributes stay as they are stored.
 
-        :param names: of the changed attributes
-        :raises UnstorableError: as of :meth:`encode`, and TaskLockOptionError too
-        :raises UnreadableError: the arguments were to be changed in part, and cannot be read
+        :param names: the names of the changed attributes
+        :raises UnstorableError: as :meth:`encode`
+        :raises TaskLockOptionError: as :meth:`encode`
+        :raises UnreadableError: only a part of the arguments changes, and the rest cannot be read
         """
         encoded = self._encoded(job, names, definition)
         options = {**definition.options, **encoded.pop("options", {})}
@@ -182,7 +190,7 @@ class JobCodec:
     def _encoded(
         self, job: Any, names: Collection[str], before: Definition | None = None
     ) -> dict[str, Any]:
-        """Return what is stored of some attributes of a job, by column."""
+        """Return the columns for some attributes of a job."""
         where, encoded = f"job {shown(job.id)}", dict[str, Any]()
         _check_storable(job, names, where)
         try:
@@ -206,27 +214,28 @@ class JobCodec:
         return encoded
 
     def _arguments(self, job: Any, names: Collection[str]) -> dict[str, Any]:
-        """Return those of a job's arguments that are among some attributes."""
+        """Return a job's ``args`` and ``kwargs``, each only if it is among the given attributes.
+
+        The instance of a method can be the first of the ``args``.
+        """
         arguments = {name: getattr(job, name) for name in ("args", "kwargs") if name in names}
-        is_bound = ismethod(job.func) and not isclass(job.func.__self__)
-        if is_bound and ("func" in names or "args" in names):
-            # A method is called with its instance, which is stored before the arguments.
+        if _is_called_with_instance(job) and ("func" in names or "args" in names):
             arguments["args"] = (job.func.__self__, *job.args)
         return arguments
 
     def _encode_function(self, job: Any) -> str:
         if not job.func_ref:
             raise UnstorableError(
-                f"its function {job.func!r} cannot be stored, as no module has it under a "
-                "name (a lambda, a partial or a nested function); pass one that a module has"
+                f"its function {job.func!r} cannot be stored, because no module has it under a "
+                "name (a lambda, a partial or a nested function); pass a function of a module"
             )
         self._functions.check(job.func, job.func_ref)
         return str(encode(str(job.func_ref), "func"))
 
     def decode(self, definition: Definition) -> dict[str, Any]:
-        """Return the attributes of a job, without its function. Its row has to be a verified one.
+        """Return a job's attributes without its function. The definition must be verified.
 
-        :raises UnreadableError: its row cannot be read
+        :raises UnreadableError: the definition cannot be read
         """
         check_names({"function": definition.func, "executor": definition.executor})
         arguments = self._decode_arguments(definition)
@@ -236,11 +245,11 @@ class JobCodec:
             raise
         except KeyError as error:
             raise UnreadableError(f"its row lacks {error}") from error
-        except Exception as error:  # whatever is raised, it concerns this row alone
+        except Exception as error:  # any error makes only this row unreadable
             raise UnreadableError(f"its options cannot be read: {shown(error)}") from error
-        impossible = _impossible_option(options)
-        if impossible is not None:
-            raise UnreadableError(f"its {impossible}")
+        invalid = _invalid_option(options)
+        if invalid is not None:
+            raise UnreadableError(f"its {invalid}")
         check_names({"name": options["name"]})
         return {
             "trigger": self.decode_trigger(definition),
@@ -260,7 +269,7 @@ class JobCodec:
             raise
         except KeyError as error:
             raise UnreadableError(f"its row lacks {error}") from error
-        except Exception as error:  # whatever is raised, it concerns this row alone
+        except Exception as error:  # any error makes only this row unreadable
             raise UnreadableError(f"its arguments cannot be read: {shown(error)}") from error
         if not isinstance(args, (list, tuple)) or not isinstance(kwargs, dict):
             raise UnreadableError("its args must be a list, and its kwargs an object")
@@ -269,13 +278,13 @@ class JobCodec:
     def decode_trigger(self, definition: Definition) -> Any:
         """Return the trigger of a job; see :meth:`decode`.
 
-        :raises UnreadableError: it cannot be read
+        :raises UnreadableError: the trigger cannot be read
         """
         trigger = self._checked(definition.trigger)
         return _unpickled(trigger) if _PICKLE in trigger else decode_trigger(trigger)
 
     def placeholder(self, job_id: str, definition: Definition, error: TaskLockError) -> Any:
-        """Return attributes with which a job is shown whose row cannot be read, or is not ours."""
+        """Return the attributes that users see of a job whose row is unreadable or not verified."""
         return {
             "trigger": UnreadableTrigger(error),
             "executor": definition.executor,
@@ -290,12 +299,12 @@ class JobCodec:
     def load_function(self, definition: Definition) -> Any:
         """Return the function of a job.
 
-        :raises UntrustedError: it is not allowed
-        :raises Exception: it cannot be imported; whatever the import raises
+        :raises UntrustedError: the function is not allowed
+        :raises Exception: the function cannot be imported; an import can raise anything
         """
         try:
             return self._functions.load(definition.func)
-        except SystemExit as error:  # which would end the thread, and say nothing
+        except SystemExit as error:  # because it would end the thread silently
             raise ImportError(f"its module calls sys.exit({error.code!r})") from error
 
     @property
@@ -308,26 +317,26 @@ class JobCodec:
     ) -> str | None:
         """Return the signature of a row; ``None`` if rows are not signed.
 
-        :param definition_id: made for this change
-        :param place: where the row lies, as PostgreSQL says
+        :param definition_id: the uuid of this change
+        :param place: database, schema and table of the row, as PostgreSQL reports them
         """
         if self._signer is None:
             return None
         return self._signer.sign(_signed(job_id, definition, definition_id, place))
 
     def verified(self, row: JobRow) -> Definition:
-        """Return what a row says of its job; if rows are signed, of one that we have signed.
+        """Return the definition in a row. If rows are signed, verify its signature.
 
-        :raises UntrustedError: we have not
+        :raises UntrustedError: the signature is missing or wrong
         """
         definition = Definition.of(row)
         self._is_signed_first(row, definition)
         return definition
 
     def is_up_to_date(self, row: JobRow) -> bool:
-        """Tell whether a row is signed with the first key, with which it would be signed now.
+        """Return whether a row is signed with the first key, which signs new rows.
 
-        :raises UntrustedError: we have not signed it
+        :raises UntrustedError: the signature is missing or wrong
         """
         return self._is_signed_first(row, Definition.of(row))
 
@@ -337,12 +346,14 @@ class JobCodec:
         try:
             signed = _signed(row.id, definition, row.definition_id, row.place)
             return self._signer.verify(signed, row.signature)
-        except RecursionError as error:  # deeper than what we could have signed
+        except RecursionError as error:  # no row that was signed here is nested so deeply
             raise UntrustedError(f"its signature cannot be checked: {error}") from error
 
     def _checked(self, data: Any) -> Mapping[str, Any]:
         if not isinstance(data, dict):
-            raise UnreadableError(f"its row has {type(data).__name__} where an object belongs")
+            raise UnreadableError(
+                f"a column of its row must have a JSON object, and has a {type(data).__name__}"
+            )
         if _PICKLE in data and not self._pickles:
             raise UnreadableError("it is pickled, and this job store reads JSON")
         return data
@@ -365,9 +376,9 @@ class JobCodec:
 
 
 def _check_storable(job: Any, names: Collection[str], where: str) -> None:
-    """Make sure that some attributes of a job are such as can be stored.
+    """Make sure that some attributes of a job can be stored.
 
-    :raises UnstorableError: one is not
+    :raises UnstorableError: an attribute cannot be stored
     """
     named = {name: getattr(job, name) for name in ("executor", "name") if name in names}
     if "func" in names:
@@ -376,15 +387,15 @@ def _check_storable(job: Any, names: Collection[str], where: str) -> None:
         check_names({"id": job.id, **named})
     except UnreadableError as error:
         raise UnstorableError(f"{where} cannot be stored: {error}") from None
-    impossible = _impossible_option({n: getattr(job, n) for n in _OPTIONS if n in names})
-    if impossible is not None:
-        raise UnstorableError(f"{where}: its {impossible}")
+    invalid = _invalid_option({n: getattr(job, n) for n in _OPTIONS if n in names})
+    if invalid is not None:
+        raise UnstorableError(f"{where}: its {invalid}")
 
 
 def _check_size(definition: Definition, job_id: str) -> None:
-    """Make sure that the table takes what a row says of its job.
+    """Make sure that a definition is not larger than the table allows.
 
-    :raises UnstorableError: it is too much
+    :raises UnstorableError: the definition is too large
     """
     parts = definition.trigger, definition.options, definition.arguments
     size = sum(len(json.dumps(part, ensure_ascii=False).encode()) for part in parts)
@@ -396,23 +407,24 @@ def _check_size(definition: Definition, job_id: str) -> None:
         )
 
 
-def _impossible_option(options: Mapping[str, Any]) -> str | None:
-    """Return which of some options of a job cannot be what it is; ``None`` if all can."""
+def _invalid_option(options: Mapping[str, Any]) -> str | None:
+    """Return which option of a job is invalid, and why; ``None`` if all options are valid."""
     for name, value in options.items():
         if not isinstance(value, _OPTIONS[name]):
             return f"{name} cannot be {shown(value)}"
     grace = options.get("misfire_grace_time")
     if grace is not None and not 0 < grace <= LONGEST_SECONDS:
         return (
-            f"misfire_grace_time is not above 0 and up to {LONGEST_SECONDS:.0f} s; None: no limit"
+            f"misfire_grace_time must be above 0 and at most {LONGEST_SECONDS:.0f} s, or None for "
+            "no limit"
         )
-    return None if options.get("max_instances", 1) > 0 else "max_instances is not above 0"
+    return None if options.get("max_instances", 1) > 0 else "max_instances must be above 0"
 
 
 def _signed(
     job_id: str, definition: Definition, definition_id: UUID | None, place: str
 ) -> dict[str, Any]:
-    """Return what a signature is of: what the row says, which row that is, and where it lies."""
+    """Return what a row's signature covers: the row's definition, its ids, and its place."""
     return {
         "place": place,
         "id": job_id,
@@ -424,13 +436,26 @@ def _signed(
 def _pickled(value: Any, what: str) -> dict[str, Any]:
     try:
         return {_PICKLE: b64encode(pickle.dumps(value)).decode()}
-    except Exception as error:  # whatever an object's own code raises
+    except Exception as error:  # an object's own code can raise anything
         raise UnstorableError(f"{what} cannot be pickled: {error}") from error
 
 
 def _unpickled(data: Mapping[str, Any]) -> Any:
-    read: Callable[[bytes], Any] = pickle.loads  # of a row that we have signed
+    read: Callable[[bytes], Any] = pickle.loads  # only verified rows are unpickled
     try:
         return read(b64decode(data[_PICKLE]))
     except (Exception, SystemExit) as error:
         raise UnreadableError(f"it has a pickle that cannot be read: {shown(error)}") from error
+
+
+def _is_called_with_instance(job: Any) -> bool:
+    """Return whether a job's function is a method whose instance is stored as its first argument.
+
+    The answer is ``False`` if the reference names the instance: ``"myapp.jobs:mailer.send"``.
+    """
+    if not ismethod(job.func) or isclass(job.func.__self__):
+        return False
+    try:
+        return bool(job.func_ref == obj_to_ref(job.func))
+    except (AttributeError, TypeError, ValueError):  # the method has no name in its class
+        return False

@@ -1,11 +1,13 @@
-"""The thread that asks for due jobs, and what was handed out to this replica.
+"""The thread that reads due jobs, and puts their run times into the executors' queues.
 
-APScheduler's own loop only takes from memory what this thread has put there, so no database error
-reaches it, and no event loop waits.
+A *look* is a read of due jobs, with all work that follows from the read until the next look.
+A read locks nothing and writes nothing, so several replicas may read the same due job. Each of
+these replicas claims the job's run time when one of its workers is free. One claim is granted, and
+its statement also moves the job to its next run time. So no run time is lost if a replica dies
+between its read and its claim, or if its claim is refused.
 
-A hand-out begins with the fetch. Until the job's run time is claimed or missed, it is renewed with
-all others. If its worker has not begun by then, it is given back after some seconds, once; sooner,
-if its executor is drained, since its worker will not claim it any more.
+APScheduler's own loop does none of this, so that no database error can end that loop, and no event
+loop waits for the database.
 """
 
 from __future__ import annotations
@@ -15,93 +17,158 @@ import random
 import sys
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any
-from uuid import UUID, uuid4
+from math import inf
+from typing import Any, TypeVar
+from uuid import uuid4
 
+from apscheduler_tasklock._application import ApplicationThread, call_application
 from apscheduler_tasklock._database.rejections import ENDED_JOBS, JOB_STORE
 from apscheduler_tasklock._lock.client import LockClient
-from apscheduler_tasklock._lock.jobs import HAND_OUT, Fetched, HandedOutRow, JobRow
-from apscheduler_tasklock._lock.messages import HandOut
-from apscheduler_tasklock._scheduler.adapter import accepts_nothing_more
-from apscheduler_tasklock._scheduler.lateness import is_later_than
-from apscheduler_tasklock._scheduler.notices import JobNotices
-from apscheduler_tasklock._scheduler.submission import ALWAYS_MISSED
+from apscheduler_tasklock._lock.job_rows import DueRow, JobRow
+from apscheduler_tasklock._lock.protocol_messages import JobMove
+from apscheduler_tasklock._runs.job_notices import JobNotices
+from apscheduler_tasklock._runs.submission import FAILED, DueRun
+from apscheduler_tasklock._shutdown import WITHDRAWING_LIMIT, Shutdown
 from apscheduler_tasklock._values import cut, logger_of, shown
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError, TaskLockOptionError
 from apscheduler_tasklock.executor import TaskLockExecutor
 from apscheduler_tasklock.jobstore.bad_rows import (
     FLOOD,
-    MOST_LEFT_OUT,
+    MOST_SKIPPED,
     SIFT_FOR,
     Backoff,
     Flood,
 )
 from apscheduler_tasklock.jobstore.definition import Definition, JobCodec
-from apscheduler_tasklock.jobstore.inside import (
-    HandedOutJob,
-    SchedulerInside,
-    free_workers,
-    running_jobs,
-)
-from apscheduler_tasklock.jobstore.runtimes import due_run_time
+from apscheduler_tasklock.jobstore.next_run_time import Due, due_run
+from apscheduler_tasklock.jobstore.scheduler_inside import DueJob, SchedulerInside
 from apscheduler_tasklock.jobstore.trust import UntrustedError
 
 logger = logger_of(__name__)
 
-# Seconds between two looks, at least.
-SHORTEST_INTERVAL = 0.05
-# Seconds after which a hand-out is renewed.
-RENEW_AFTER = HAND_OUT / 3
-# Seconds between two looks for dead runs, and two deletions of jobs that have ended.
-TEND_INTERVAL = 5.0
-# Seconds after a job is due until it is looked for: a look a moment before would find nothing.
+Answer = TypeVar("Answer")
+
+NAME, OWN_CODE = "tasklock-store", "tasklock-imports"
+# Limits the due jobs that are read for each free worker. Other replicas claim some of them.
+READ_PER_WORKER = 3
+# Limits the due jobs of one read, and the jobs that one statement moves to their next run times.
+MOST_READ = 256
+# The shortest pause, in seconds, between two looks for due jobs: SHORTEST_INTERVAL if a change of a
+# job called for the second look, SHORTEST_PAUSE in all other cases.
+SHORTEST_INTERVAL, SHORTEST_PAUSE = 0.05, 0.005
+# The shortest pause between two ordinary looks of a replica, in seconds for each live replica, so
+# that all replicas together look at most 20 times a second.
+INTERVAL_OF_EACH = 0.05
+# Delays the look for a due job by so many seconds, because a look a moment too early finds nothing.
 MARGIN = 0.002
-# Seconds for which it is remembered that a job was here.
-MEMORY = 600.0
-# Why a job with task_lock: False is not run.
+# LOOKING limits how many replicas look for a job when it is due, on average. The other replicas
+# look at least OTHERS_LOOK_AFTER seconds later, in case the job is still due then.
+LOOKING, OTHERS_LOOK_AFTER = 3, 0.5
+# The first pause and the longest pause until a refused job is read again, in seconds.
+FIRST_REFUSED, LONGEST_REFUSED = 0.05, 1.0
+# Limits the seconds between two checks, in which dead runs are found and ended jobs are deleted.
+CHECK_INTERVAL = 5.0
+# The error of a job with task_lock: False.
 NO_LOCK = (
     "task_lock: False makes no sense in a TaskLockJobStore, whose jobs run on one replica each, by "
     "their locks. Leave it out, or put the job into each replica's memory store"
 )
-# Seconds after which a scheduler that does not run is looked at again.
+# The seconds until this replica checks again whether a stopped or paused scheduler runs.
 NOT_RUNNING_INTERVAL = 0.2
 
 
-@dataclass
-class _Out:
-    """A hand-out to this replica that is not known to be over.
+def look_after(replicas: int, chance: Callable[[], float]) -> float:
+    """Return how many seconds after a job's due time a replica looks for it.
 
-    :ivar run_time: in seconds since 1970
-    :ivar since: when it was handed out, on the monotonic clock
-    :ivar renewed_at: when it was renewed last
-    :ivar keeps: whether it is kept while it is queued: it was given back before
-    :ivar taken: whether the scheduler has it
+    Some replicas look at once. The others look later, and find the job if the first ones had no
+    free worker.
+
+    :param replicas: number of live replicas
+    :param chance: returns a random number from 0 to 1
+    """
+    if chance() * replicas < LOOKING:
+        return MARGIN
+    return OTHERS_LOOK_AFTER + chance() * replicas * INTERVAL_OF_EACH
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """A due run time whose job can run here.
+
+    :ivar task_name: the job's task; ``None`` if locks are off
+    :ivar is_void: whether the run time fell into a pause of its task, so that it is not run
+    :ivar is_missed: whether the run time is a misfire
     """
 
-    job_id: str
-    executor: str
-    run_time: float
-    since: float
-    renewed_at: float
-    keeps: bool
-    taken: bool = False
+    job: DueJob
+    due: DueRun
+    executor: TaskLockExecutor
+    task_name: str | None
+    is_void: bool
+    is_missed: bool
+
+
+class _Look:
+    """One look for due jobs: when it was, and what it found.
+
+    :param executors: the executors by alias
+    :param now: the database's time
+    :param received: when the database's time was received, on the monotonic clock
+    :ivar again_at: when submitted jobs are due again, on the monotonic clock
+    :ivar moving: run times that are not run, because they are missed or fell into a pause. Their
+        jobs are moved to their next run times.
+    :ivar has_bad: whether a job that was read cannot run here
+    """
+
+    def __init__(
+        self, executors: Mapping[str, TaskLockExecutor], now: datetime, received: float
+    ) -> None:
+        self.executors = executors
+        self.now = now
+        self.received = received
+        self.again_at: list[float] = []
+        self.moving: list[_Prepared] = []
+        self.has_bad = False
+
+    def monotonic(self, moment: datetime) -> float:
+        """Convert a moment of the database's clock to the monotonic clock."""
+        # Timestamps are used, because Python subtracts two datetimes of one zone by local times.
+        return self.received - (self.now.timestamp() - moment.timestamp())
+
+
+class _Call:
+    """A call of a job's own code: the import of its function, its trigger, its arguments.
+
+    :ivar is_over: set when the code has returned or raised
+    :ivar returned: what the code has returned; ``None`` if it raised
+    """
+
+    def __init__(self) -> None:
+        self.is_over = threading.Event()
+        self.returned: Any = None
+
+    def run(self, do: Callable[[], Any]) -> None:
+        """Call the code."""
+        try:
+            self.returned = do()
+        finally:
+            self.is_over.set()
 
 
 class DueJobs:
-    """Asks for due jobs, and has those that were handed out to this replica.
+    """Reads due jobs, and has their run times claimed and run.
 
     :param locks: the job store's connection
-    :param scheduler: which runs them
-    :param alias: of the job store
+    :param scheduler: the scheduler of the job store
+    :param alias: the alias of the job store
     :param codec: reads the rows
-    :param interval: seconds between two looks, at most
-    :param notices: tells of jobs that are left alone
+    :param interval: seconds between two ordinary looks. Many live replicas make this time longer.
+    :param notices: log lines about jobs that cannot run here
     """
 
     def __init__(
@@ -115,110 +182,82 @@ class DueJobs:
     ) -> None:
         self._locks = locks
         self._rows = locks.jobs
-        self._give_back_after = locks.settings.timings.give_back_after
         self._scheduler = scheduler
         self._alias = alias
         self._codec = codec
         self._interval = interval
-        self._lock = threading.RLock()
         self._closed = threading.Event()
-        self._woken = threading.Event()  # also by the database's thread, which waits for nobody
+        # Messages of other threads: _woken ends the wait, _is_called asks for a look soon,
+        # _is_urgent asks for a look at once, and _over has the run times that are over.
+        self._woken = threading.Event()
+        self._is_called = self._is_urgent = False
+        self._over: deque[DueRun] = deque()
         self._next_at = 0.0  # when to look, on the monotonic clock
         self._looked_at = 0.0
-        self._tend_at = 0.0
-        self._has_more = False  # whether jobs may be due for which no worker was free
-        self._ready: list[HandedOutJob] = []
-        self._out: dict[UUID, _Out] = {}
-        self._not_taken: set[UUID] = set()
-        self._given_back: dict[str, float] = {}  # the run times, by job, in seconds since 1970
-        self._left_to_others: dict[str, float] = {}  # until when, on the monotonic clock
-        self._following: dict[str, float] = {}  # of what runs here, on the monotonic clock
-        self._missing = Backoff()  # references of functions, and modules
-        self._bad = Backoff()  # ids of jobs
-        self._has_told_of_executors = False
-        self._flood: Flood | None = None  # of due rows that cannot be run here
-        self._began = 0.0  # when the row was begun that is read, on the monotonic clock
+        self._check_runs_at = 0.0
+        # When the scheduler began to run, on the monotonic clock.
+        self._running_since: float | None = None
+        self._rejected: TaskLockError | None = None  # why the database rejects claims
+        self._has_more = False  # whether more jobs may be due than were read
+        self._growth = 1  # multiplies the next read's size while all jobs that are read are missed
+        self._queued: dict[str, DueRun] = {}  # by job id
+        self._refused: dict[str, tuple[float, float]] = {}  # end and length of each job's pause
+        self._again_at: dict[str, float] = {}  # when jobs that have run here are due again
+        self._missing = Backoff()  # functions' references and modules that cannot be imported
+        self._bad = Backoff()  # ids of jobs whose rows cannot run here
+        self._has_warned_of_executors = False
+        self._flood: Flood | None = None
+        self._began = 0.0  # when the read of the current row began, on the monotonic clock
         self._notices = notices
-        self._thread = threading.Thread(target=self._work, name="tasklock-jobs", daemon=True)
+        # Runs the jobs' own code in another thread, so that code that hangs delays other jobs only
+        # briefly.
+        self._own_code = ApplicationThread(OWN_CODE)
+        self._longest_turn = locks.settings.timings.longest_turn
+        self._hanging: dict[str, _Call] = {}  # by job id
+        self._thread = threading.Thread(target=self._work, name=NAME, daemon=True)
 
     def start(self) -> None:
-        """Begin to look."""
+        """Start the thread."""
         self._thread.start()
 
-    def close(self) -> None:
-        """Look no more, and give back what has not begun. Waits for the thread, up to a second."""
+    def close(self, shutdown: Shutdown) -> None:
+        """Stop the thread, and wait for it within the limits of a shutdown."""
         self._closed.set()
         self._woken.set()
-        self._locks.stop_claiming()  # which ends what it waits for
-        self._thread.join(timeout=1.0)
-        try:
-            self._give_back(list(self._out))
-        except TaskLockError as error:  # the hand-outs end by themselves
-            logger.debug("Hand-outs are not given back: %s", error)
+        self._locks.stop_claiming()  # which ends the thread's wait for the database
+        self._thread.join(min(WITHDRAWING_LIMIT, shutdown.seconds_left))
 
     def wake(self) -> None:
-        """Look now: something may be due that was not. Does not wait."""
+        """Ask for a look soon, because a change may have made a job due. Does not wait."""
+        self._is_called = True
         self._woken.set()
 
-    def take(self) -> list[HandedOutJob]:
-        """Return what is to be run now. The scheduler calls it; it asks nobody."""
-        with self._lock:
-            ready, self._ready = self._ready, []
-            executors = self._scheduler.executors
-            standing = [job for job in ready if self._stands(job)]
-            # APScheduler would remove a job whose executor was removed: for all replicas. One that
-            # was handed out is given back.
-            here = [job for job in standing if job.executor in executors]
-            for job in here:
-                if job.hand_out is not None:
-                    self._out[job.hand_out.handed_id].taken = True
-        for job in standing:
-            if job.executor not in executors and job.hand_out is None:
-                logger.error(
-                    "Job %r: its run time %s is not run, since its executor %r was removed",
-                    job.id,
-                    job.run_time,
-                    job.executor,
-                )
-        return sorted(here, key=lambda job: job.run_time.timestamp())
+    # ---- called by the queues, in other threads --------------------------------------------------
 
-    def _stands(self, job: HandedOutJob) -> bool:
-        return job.hand_out is None or job.hand_out.handed_id in self._out
+    def is_wanted(self, _due: DueRun) -> bool:
+        """Return whether a run time that was read is still to be claimed here."""
+        is_wanted = self._scheduler.is_running and not self._scheduler.is_abandoned
+        return is_wanted and not self._closed.is_set()
 
-    @property
-    def has_ready(self) -> bool:
-        """Whether there is something to run now."""
-        return bool(self._ready)
+    def note_over(self, due: DueRun) -> None:
+        """Note that a run time is over here: it was run, or another replica has claimed it."""
+        self._over.append(due)
+        self._woken.set()
 
-    def job_begun(self, job_id: str) -> None:
-        """Note that a hand-out of a job was claimed, or cannot be any more.
+    def _note_room(self) -> None:
+        """Ask for a look at once if more jobs may be due than were read. A worker is free now."""
+        if self._has_more and self._rejected is None:
+            self._is_urgent = True
+            self._woken.set()
 
-        One that the scheduler does not have yet is another one: events can be late.
-        """
-        with self._lock:
-            for handed_id, out in list(self._out.items()):
-                if out.job_id == job_id and out.taken:
-                    del self._out[handed_id]
-
-    def job_ended(self, job_id: str) -> None:
-        """Note that a job's run is over: a worker is free, and it may be due again already."""
-        self.job_begun(job_id)
-        now = time.monotonic()
-        with self._lock:
-            following = self._following.get(job_id)
-            if following is not None and not now < following < now + self._interval:
-                del self._following[job_id]  # an ordinary look comes before it
-        if self._has_more or (following is not None and following <= now):
-            self.wake()
-
-    def _is_ready(self, handed_id: UUID) -> bool:
-        return any(job.hand_out and job.hand_out.handed_id == handed_id for job in self._ready)
+    # ---- when to look ----------------------------------------------------------------------------
 
     def _work(self) -> None:
         while self._wait():
             try:
                 self._look()
-                self._locks.rejections.end(JOB_STORE)
+                if self._rejected is None:
+                    self._locks.rejections.end(JOB_STORE)
             except TaskLockDatabaseError:  # logged as an outage
                 self._look_in(self._interval * random.uniform(0.8, 1.2))  # noqa: S311  # no secret
             except TaskLockError as error:
@@ -229,341 +268,385 @@ class DueJobs:
                 logger.exception("The job store could not be looked at; trying again")
 
     def _wait(self) -> bool:
-        """Wait until it is time to look; return whether it is, or else all is over."""
-        self._woken.wait(max(0.0, self._next_at - time.monotonic()))
-        too_soon = self._looked_at + SHORTEST_INTERVAL - time.monotonic()
+        """Wait until it is time to look; return ``False`` when the job store is closed."""
+        while True:
+            self._woken.wait(max(0.0, self._next_at - time.monotonic()))
+            self._woken.clear()
+            self._note_outcomes()
+            if self._closed.is_set():
+                return False
+            if self._is_called or self._is_urgent or time.monotonic() >= self._next_at:
+                break
+        is_soon = self._is_urgent or time.monotonic() >= self._next_at
+        shortest = SHORTEST_PAUSE if is_soon else SHORTEST_INTERVAL
+        too_soon = self._looked_at + shortest - time.monotonic()
         if too_soon > 0:
             self._closed.wait(too_soon)
-        self._woken.clear()
+        self._is_called = self._is_urgent = False
         self._looked_at = time.monotonic()
         return not self._closed.is_set()
 
     def _look_in(self, seconds: float) -> None:
         self._next_at = time.monotonic() + seconds
 
+    def _look_by(self, moment: float) -> None:
+        self._next_at = min(self._next_at, moment)
+
+    def _note_outcomes(self) -> None:
+        """Note the outcomes of the run times that are over here."""
+        now = time.monotonic()
+        while self._over:
+            due = self._over.popleft()
+            job_id = due.move.job_id
+            if self._queued.get(job_id) is due:
+                del self._queued[job_id]
+            self._note_outcome(due, now)
+            if self._flood is not None:
+                self._flood.note(job_id, is_bad=False)
+            if self._has_more and self._rejected is None:
+                self._look_by(now)
+
+    def _note_outcome(self, due: DueRun, now: float) -> None:
+        """Note the outcome of a run time, and when its job may be due again."""
+        if due.rejected is not None:
+            self._rejected = due.rejected
+            self._locks.rejections.begin(JOB_STORE, due.rejected)
+            return
+        if due.refused != FAILED:
+            self._rejected = None
+        if due.refused is None:
+            # Usually the job has run here, so this replica looks for the job when it is due again.
+            self._refused.pop(due.move.job_id, None)
+            self._again_at[due.move.job_id] = due.again_at
+            self._look_by(max(now, due.again_at + MARGIN))
+        elif due.refused != "withdrawn":
+            self._skip_refused(due.move.job_id, now)
+
+    def _skip_refused(self, job_id: str, now: float) -> None:
+        """Skip a job for a moment, because it was read as due and could not be claimed."""
+        _, before = self._refused.get(job_id, (0.0, 0.0))
+        pause = min(LONGEST_REFUSED, max(FIRST_REFUSED, 2 * before))
+        self._refused[job_id] = now + pause, pause
+        self._look_by(now + pause)
+
+    def _plan(self, next_in: float | None, look: _Look) -> None:
+        """Plan the next look: after the ordinary pause, or earlier if a job is due earlier.
+
+        :param next_in: seconds from the read until the next job is due; ``None`` if there is none
+        """
+        now = time.monotonic()
+        replicas = max(1, self._locks.outage.live_replicas)
+        # next_at may be in the past, because the next job may have come due during this look. A
+        # submitted job that is due again by now is left out, because a look follows its run.
+        next_at = inf if next_in is None else look.received + next_in
+        due_at = min([next_at, *(moment for moment in look.again_at if moment > now)])
+        pause = max(self._interval, replicas * INTERVAL_OF_EACH)
+        self._next_at = min(now + pause, due_at + look_after(replicas, random.random))
+        self._again_at = {k: at for k, at in self._again_at.items() if now < at < now + pause}
+        self._look_by(min(self._again_at.values(), default=inf) + MARGIN)
+        self._look_by(min([until for until, _ in self._refused.values() if until > now] or [inf]))
+        if self._flood is not None:
+            self._look_by(now + self._flood.rest)
+
+    # ---- a look ----------------------------------------------------------------------------------
+
     def _look(self) -> None:
-        """Tend what is handed out, and ask for more."""
+        """Check dead runs from time to time, and read due jobs if workers are free."""
         if self._scheduler.is_abandoned:
             self._abandon()
             return
-        is_running = self._scheduler.is_running
-        self._tend_hand_outs(is_running=is_running)
-        if not is_running:
+        if not self._scheduler.is_running:
+            self._running_since = None
             self._look_in(NOT_RUNNING_INTERVAL)
             self._notices.sum_up()
             return
-        if time.monotonic() >= self._tend_at:
-            self._tend_runs()
+        if self._running_since is None:
+            self._running_since = time.monotonic()
+        if time.monotonic() >= self._check_runs_at:
+            self._check_runs()
         executors = self._scheduler.executors
-        self._tell_of_executors(executors)
-        free = {
-            alias: self._free(alias, executor)
-            for alias, executor in executors.items()
-            if not is_drained(executor)
-        }
-        running = set().union(*(running_jobs(executor) for executor in executors.values()))
-        not_here = self._missing.names()[-MOST_LEFT_OUT:]
-        bad = self._bad.names()[-MOST_LEFT_OUT:]
-        flood = self._flood
-        has_free = any(free.values())
-        if flood is not None and has_free:
-            self._sift(flood, list(free), not_here)
-        fetched = self._locks.ask(
-            partial(
-                self._rows.fetch,
-                free=free,
-                not_here=not_here,
-                not_these=[*running, *bad, *self._others_jobs()],
-                since=flood.since if flood else None,
-                among=list(flood.good) if flood else [],
-            )
-        )
-        received = time.monotonic()
-        got = Counter(found.row.executor for found in fetched.jobs)
-        # Also where all workers are busy: whoever ends is to wake this thread.
-        self._has_more = any(got[alias] >= count for alias, count in free.items())
-        self._look_in(self._pause(fetched, has_free=has_free))
-        is_bad = True
-        try:
-            is_bad = self._prepare(fetched, received)
-            is_slow = is_bad and time.monotonic() - received > SIFT_FOR
-        finally:  # whatever becomes of the rest of them
-            if self._ready:
-                self._scheduler.wake()
-        self._look_for_following()
-        names = len(self._missing.names()) + len(self._bad.names())
-        if flood is None and (is_slow or names > FLOOD):
-            self._flood = Flood(fetched.database_time)
-            self._look_in(0)
-        elif not is_bad and (flood is None or flood.rest):
-            self._notices.sum_up()  # all that is bad now was found
+        self._warn_without_executors(executors)
+        executors = {k: each for k, each in executors.items() if not each.begins_nothing}
+        most = {alias: self._most(alias, executor) for alias, executor in executors.items()}
+        if any(most.values()):
+            self._read_due(executors, most)
+        else:  # a worker that becomes free wakes this thread
+            self._has_more = True
+            self._look_in(self._interval)
 
     def _abandon(self) -> None:
-        """Give back what has not begun, and look no more."""
-        self._give_back(self._waiting_hand_outs())
+        """Stop, because the scheduler's event loop was closed."""
         self._closed.set()
         logger.warning(
-            "The job store %r takes no more jobs, because the event loop of its scheduler was "
+            "The job store %r runs no more jobs here, because the event loop of its scheduler was "
             "closed. Call the scheduler's shutdown() before the loop is closed",
             self._alias,
         )
 
-    def _tell_of_executors(self, executors: Mapping[str, Any]) -> None:
-        if executors or self._has_told_of_executors:
+    def _warn_without_executors(self, executors: Mapping[str, Any]) -> None:
+        if executors or self._has_warned_of_executors:
             return
-        self._has_told_of_executors = True
+        self._has_warned_of_executors = True
         logger.warning(
             "The job store %r runs no jobs here, because no executor of this scheduler is a "
-            "TaskLockExecutor beside it",
+            "TaskLockExecutor on the same database and table",
             self._alias,
         )
 
+    def _most(self, alias: str, executor: TaskLockExecutor) -> int:
+        """Return how many due jobs to read for an executor."""
+        executor.call_if_there_is_room(self._note_room)
+        if self._rejected is not None:  # read one job, to see whether its claim is rejected, too
+            return int(executor.room >= 1)
+        room = executor.room
+        if room == inf:
+            room = MOST_READ - sum(each.executor == alias for each in self._queued.values())
+        elif executor.claims:  # because other replicas claim some of the jobs
+            room *= READ_PER_WORKER
+        return 0 if room < 1 else min(MOST_READ, int(room) * self._growth)
+
+    def _read_due(self, executors: Mapping[str, TaskLockExecutor], most: dict[str, int]) -> None:
+        """Read due jobs, and submit their run times. Move a job on if its run time is not run."""
+        not_here = self._missing.names()[-MOST_SKIPPED:]
+        now = time.monotonic()
+        self._refused = {k: v for k, v in self._refused.items() if v[0] > now - LONGEST_REFUSED}
+        refused = [job_id for job_id, (until, _) in self._refused.items() if until > now]
+        self._hanging = {k: call for k, call in self._hanging.items() if not call.is_over.is_set()}
+        flood = self._flood
+        if flood is not None:
+            self._sift(flood, [alias for alias, count in most.items() if count], not_here)
+        found = self._locks.ask(
+            partial(
+                self._rows.read_due,
+                most=most,
+                stable=self._locks.outage.stable,
+                not_here=not_here,
+                not_these=[
+                    *self._queued,
+                    *self._bad.names()[-MOST_SKIPPED:],
+                    *refused,
+                    *self._hanging,
+                ],
+                since=flood.since if flood else None,
+                among=list(flood.good) if flood else [],
+            )
+        )
+        look = _Look(executors, found.database_time, time.monotonic())
+        got = Counter(each.row.executor for each in found.jobs)
+        self._has_more = any(got[alias] >= count for alias, count in most.items())
+        self._sort_out(found.jobs, look)
+        is_slow = look.has_bad and time.monotonic() - look.received > SIFT_FOR
+        self._plan(found.next_in, look)
+        has_moved = self._move_on(look.moving)
+        is_in_vain = self._has_more and look.moving and not look.again_at
+        self._growth = min(MOST_READ, self._growth * 2) if is_in_vain else 1
+        if self._rejected is not None:
+            self._look_in(self._locks.settings.timings.rejected_interval)
+            return
+        if look.has_bad or has_moved:  # because the read may have left out other due jobs
+            self._look_in(0)
+        names = len(self._missing.names()) + len(self._bad.names())
+        if flood is None and (is_slow or names > FLOOD):
+            self._flood = Flood(found.database_time)
+            self._look_in(0)
+        elif not look.has_bad and (flood is None or flood.rest):
+            self._notices.sum_up()  # because no further bad row was found
+
     def _sift(self, flood: Flood, executors: list[str], not_here: list[str]) -> None:
-        """Read what is due while many rows of it are bad."""
+        """Read pages of due rows while many of them are bad."""
 
         def read(until: datetime, after: tuple[datetime, str] | None) -> list[JobRow]:
             due = partial(self._rows.due, until=until, after=after, not_here=not_here)
-            return self._locks.ask(partial(due, executors=executors))
+            stable = self._locks.outage.stable
+            return self._locks.ask(partial(due, executors=executors, stable=stable))
 
         now = self._locks.ask(self._rows.now)
         received = time.monotonic()
-        flood.sift(now, read, lambda row: self._is_good(row, now, received))
+        flood.sift(
+            now,
+            read,
+            lambda row: self._run_own_code(row.id, lambda: self._is_good(row, now, received)),
+        )
         if flood.is_over:
             self._flood = None
 
     def _is_good(self, row: JobRow, now: datetime, received: float) -> bool:
-        """Tell whether a row can be run here that was not handed out."""
+        """Return whether a row of a flood can run here."""
         attributes = self._read(row)
         if attributes is None:
             return False
-        found = HandedOutRow(row, uuid4(), first_late_by=None, paused_until=None)
+        found = DueRow(row, uuid4(), now, None, None, None, runs_again=False)
         try:
-            hand_out = self._hand_out(found, attributes, now, received)
-            self._claims(self._made(found, attributes, hand_out))
-        except (Exception, SystemExit) as error:  # noqa: BLE001  # as of one that was handed out
-            self._leave_alone(row, error)
+            due = self._due(found, attributes, _Look({}, now, received))
+            job = self._scheduler.make_due(attributes, due.run_time)
+            self._task_of(job, self._scheduler.executors[row.executor])
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # any error concerns this job alone
+            self._skip_bad(row, error)
             return False
         return True
 
-    def _prepare(self, fetched: Fetched, received: float) -> bool:
-        """Make the scheduler's jobs of what was handed out; tell whether some cannot be run here.
-
-        Each is ready on its own account: some run without a lock, and have been moved on already.
-        """
-        renewed_at = received
-        unused: list[UUID] = []
-        for number, found in enumerate(fetched.jobs):
-            if time.monotonic() - renewed_at > RENEW_AFTER:  # imports can take long
-                self._scheduler.wake()
-                waiting = [each.handed_id for each in fetched.jobs[number:]]
-                renewed_at = time.monotonic()
-                self._renew([*self._waiting_hand_outs(), *waiting])
-            if unused and time.monotonic() - received > SIFT_FOR:  # good ones are kept waiting
-                unused += [each.handed_id for each in fetched.jobs[number:]]
-                self._look_in(0)
-                break
-            attributes = self._read(found.row)
-            job = None
-            if attributes is None:
-                unused.append(found.handed_id)
-            else:
-                job = self._prepared(found, attributes, fetched.database_time, received, unused)
-            if self._flood is not None:
-                self._flood.note(found.row.id, is_bad=found.handed_id in unused)
-            if job is None:  # there may be others that can run in its place
-                self._look_in(0)
-            else:
-                with self._lock:
-                    self._ready.append(job)
-        self._give_back(unused)
-        return bool(unused)
-
-    def _waiting_hand_outs(self) -> list[UUID]:
-        with self._lock:
-            return list(self._out)
-
-    def _others_jobs(self) -> list[str]:
-        """Return the jobs that others are to have, since here they did not begin."""
-        now = time.monotonic()
-        left = {job_id: end for job_id, end in self._left_to_others.items() if end > now}
-        self._left_to_others = left
-        return list(left)
-
-    def _pause(self, fetched: Fetched, *, has_free: bool) -> float:
-        pause = self._interval
-        if fetched.next_in is not None:
-            pause = min(pause, fetched.next_in + MARGIN)
-        if self._flood is not None and has_free:
-            pause = min(pause, self._flood.rest)
-        return min(pause, RENEW_AFTER) if self._out or fetched.jobs else pause
-
-    def _look_for_following(self) -> None:
-        """Look when a job is due again that runs here, or has run here.
-
-        Its row did not say so when it was read, because the claim moves it on.
-        """
-        now = time.monotonic()
-        with self._lock:
-            coming = [moment for moment in self._following.values() if moment > now]
-        self._next_at = min([self._next_at, *(moment + MARGIN for moment in coming)])
-
-    def _free(self, alias: str, executor: Any) -> int:
-        """Return how many jobs an executor's workers can begin now."""
-        submitted = running_jobs(executor)
-        with self._lock:
-            waiting = {job.id for job in self._ready if job.executor == alias}
-            outs = {out.job_id for out in self._out.values() if out.executor == alias}
-        return max(0, free_workers(executor) - len((waiting | outs) - submitted))
-
-    # ---- what was handed out -------------------------------------------------------------------
-
-    def _tend_hand_outs(self, *, is_running: bool) -> None:
-        """Renew what waits for a worker, and give back what does for too long."""
-        now = time.monotonic()
-        with self._lock:
-            outs = dict(self._out)
-            running = set(self._not_taken)  # as another scheduler's job in this process
-            back = set(running)
-            for handed_id, out in outs.items():
-                is_old = now - out.since > self._give_back_after
-                if (
-                    (is_old and not (out.keeps and self._is_queued(out)))
-                    or (not is_running and self._is_ready(handed_id))
-                    or self._is_drained(out.executor)
-                ):
-                    back.add(handed_id)
-        self._renew([h for h in outs if h not in back and now - outs[h].renewed_at > RENEW_AFTER])
-        for handed_id in back:
-            known = outs.get(handed_id)
-            if known is None:  # to give it back has failed before
+    def _sort_out(self, found: Sequence[DueRow], look: _Look) -> None:
+        """Submit the run times that were read, and note the run times that are not to be run."""
+        for row in found:
+            if self._closed.is_set():  # because a job's import may last longer than the shutdown
+                return
+            if look.has_bad and time.monotonic() - look.received > SIFT_FOR:
+                return  # so that good jobs do not wait for more bad ones
+            executor = look.executors[row.row.executor]
+            if executor.begins_nothing:  # the executor was removed or drained meanwhile
                 continue
-            self._given_back[known.job_id] = known.run_time
-            if now - known.since > self._give_back_after:  # others are to have it
-                self._left_to_others[known.job_id] = now + self._give_back_after
-        self._give_back(list(running), waits=True)
-        with self._lock:
-            self._not_taken -= running
-        self._give_back(list(back - running))
+            prepared = self._run_own_code(row.row.id, partial(self._prepared, row, executor, look))
+            if prepared is not None:
+                self._submit(prepared, look)
+            else:
+                look.has_bad = True
+                if self._flood is not None:
+                    self._flood.note(row.row.id, is_bad=True)
 
-    def _is_drained(self, alias: str) -> bool:
-        executor = self._scheduler.executors.get(alias)
-        return executor is not None and is_drained(executor)
+    def _run_own_code(self, job_id: str, do: Callable[[], Answer]) -> Answer | None:
+        """Return what a job's own code returns; ``None`` if it does not return in time."""
+        if job_id in self._hanging:
+            return None
+        call = _Call()
+        self._own_code.call(partial(call.run, do))
+        if call.is_over.wait(self._longest_turn):
+            if call.returned is None:  # the job cannot run here, or its code ended the thread
+                self._skip_refused(job_id, time.monotonic())
+            returned: Answer | None = call.returned
+            return returned
+        self._hanging[job_id] = call
+        self._own_code.relieve(0.0)
+        logger.warning(
+            "Job %r: the import of its function, or its trigger, has not returned for %g s; until "
+            "it returns, the job is left to other replicas",
+            job_id,
+            self._longest_turn,
+        )
+        return None
 
-    def _is_queued(self, out: _Out) -> bool:
-        """Tell whether an executor still has the job of a hand-out."""
-        executor = self._scheduler.executors.get(out.executor)
-        return executor is not None and out.job_id in running_jobs(executor)
+    def _prepared(self, found: DueRow, executor: TaskLockExecutor, look: _Look) -> _Prepared | None:
+        """Return the due run time of a job; ``None`` if the job cannot run here."""
+        row = found.row
+        attributes = self._read(row)
+        if attributes is None:
+            return None
+        try:
+            due = self._due(found, attributes, look)
+            self._log_earlier(row, due, attributes)
+            is_missed = due.is_missed(attributes["misfire_grace_time"])
+            # An executor that does not claim lets APScheduler check the grace time again, by this
+            # machine's clock. So the job loses its grace time: the database's clock has decided.
+            if not executor.claims:
+                attributes["misfire_grace_time"] = None
+            job = self._scheduler.make_due(attributes, due.run_time)
+            task_name = self._task_of(job, executor)
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # any error concerns this job alone
+            self._skip_bad(row, error)
+            return None
+        self._bad.clear(row.id)
+        self._notices.forget(row.id)
+        is_void = due.in_pause and not Definition.of(row).is_one_off
+        due_run = self._due_run(found, due, look)
+        return _Prepared(job, due_run, executor, task_name, is_void, is_missed)
 
-    def _renew(self, handed_ids: list[UUID]) -> None:
-        if not handed_ids:
+    def _submit(self, prepared: _Prepared, look: _Look) -> None:
+        """Submit a run time to its executor, or note that it is not run."""
+        if prepared.is_void or prepared.is_missed:
+            look.moving.append(prepared)
             return
-        standing = self._locks.ask(partial(self._rows.renew, handed_ids=handed_ids))
-        now = time.monotonic()
-        with self._lock:
-            for handed_id in handed_ids:
-                if handed_id not in standing:  # claimed, settled, changed or removed
-                    self._out.pop(handed_id, None)
-                elif handed_id in self._out:
-                    self._out[handed_id].renewed_at = now
+        look.again_at.append(prepared.due.again_at)
+        job, due, executor = prepared.job, prepared.due, prepared.executor
+        if prepared.task_name is None:
+            self._run_without_lock(executor, job, due.move)
+            return
+        self._queued[job.id] = due
+        try:
+            executor.submit_stored(job, self._alias, due)
+        except Exception as error:  # noqa: BLE001  # the executor was removed, or no thread can start
+            self._queued.pop(job.id, None)
+            self._skip_refused(job.id, time.monotonic())
+            logger.debug("Job %r: not run here: %s", job.id, error)
 
-    def _give_back(self, handed_ids: list[UUID], *, waits: bool = False) -> None:
-        """End hand-outs; what their executors have queued is fenced off.
+    def _run_without_lock(self, executor: TaskLockExecutor, job: DueJob, move: JobMove) -> None:
+        """Run a job without a lock.
 
-        :param waits: whether they wait for the end of a run
+        The job is moved to its next run time first, so that no other replica runs it, too.
         """
-        with self._lock:
-            for handed_id in handed_ids:
-                self._out.pop(handed_id, None)
-            self._ready = [job for job in self._ready if self._stands(job)]
-        if handed_ids:
-            give_back = partial(self._rows.give_back, handed_ids=handed_ids, waits=waits)
-            self._locks.ask(give_back)
+        if self._locks.ask(partial(self._rows.move_on, moves={move: job.id}, run=True)):
+            executor.run_stored(job, self._alias, move.run_time)
 
-    def _note_not_taken(self, handed_id: UUID) -> None:
-        """Note that an executor did not take a job, since it runs there already."""
-        with self._lock:
-            self._not_taken.add(handed_id)
+    def _move_on(self, moving: Sequence[_Prepared]) -> bool:
+        """Move jobs to their next run times without a run; return whether any job was moved."""
+        moved: set[str] = set()
+        for executor in {each.executor for each in moving}:
+            # Use the executor's client, because the statement writes the client's replica id, and
+            # keeps as many entries of the history as the client's settings say.
+            locks = executor.locks if executor.claims else self._locks
+            of_executor = [each for each in moving if each.executor is executor]
+            moves = {each.due.move: each.task_name or each.job.id for each in of_executor}
+            moved |= locks.ask(partial(locks.jobs.move_on, moves=moves))
+        for each in moving:
+            if each.job.id not in moved:  # another session has locked or changed the job
+                self._skip_refused(each.job.id, time.monotonic())
+                continue
+            run_time = each.due.move.run_time
+            if each.is_void:
+                logger.info(
+                    "Job %r: skipped its run time %s, because it fell into a pause",
+                    each.job.id,
+                    run_time,
+                )
+            else:
+                call_application(
+                    partial(each.executor.report_missed, each.job, self._alias, each.due)
+                )
+        return bool(moved)
 
-    def _tend_runs(self) -> None:
-        """Have dead runs seen to, and delete jobs that have ended."""
-        self._tend_at = time.monotonic() + TEND_INTERVAL * random.uniform(0.8, 1.0)  # noqa: S311  # no secret
+    def _check_runs(self) -> None:
+        """Have executors check the dead runs of stored jobs, and delete ended jobs."""
+        self._check_runs_at = time.monotonic() + CHECK_INTERVAL * random.uniform(0.8, 1.0)  # noqa: S311  # no secret
         self._locks.ask_all(self._locks.look_at_rights())
         executors = self._scheduler.executors
         for dead in self._locks.ask(self._rows.dead_runs):
             executor = executors.get(dead.executor)
-            if executor is not None and executor.takes_hand_outs:
+            if executor is not None and executor.claims:
                 executor.look_after(dead.task_name, dead.job_id, self._alias)
-        self._forget_old()
         try:
             self._locks.ask(self._rows.sweep)
         except TaskLockDatabaseError:
             raise
-        except TaskLockError as error:  # no reason to run no jobs
+        except TaskLockError as error:  # no reason to stop: ended jobs only stay in the table
             self._locks.rejections.begin(ENDED_JOBS, error)
         else:
             self._locks.rejections.end(ENDED_JOBS)
 
-    def _forget_old(self) -> None:
-        """Forget what concerns jobs that other replicas run by now."""
-        now, wall = time.monotonic(), time.time()
-        with self._lock:
-            self._following = {k: at for k, at in self._following.items() if at > now - MEMORY}
-            self._given_back = {k: at for k, at in self._given_back.items() if at > wall - MEMORY}
-
-    # ---- what is made of a row -----------------------------------------------------------------
-
-    def _prepared(
-        self,
-        found: HandedOutRow,
-        attributes: dict[str, Any],
-        now: datetime,
-        received: float,
-        unused: list[UUID],
-    ) -> HandedOutJob | None:
-        """Return what the scheduler gets for a job, or ``None`` if it is not run now.
-
-        :param now: the database's time
-        :param received: when that was told, on the monotonic clock
-        :param unused: gets the hand-out if the job cannot be run here
-        """
-        row = found.row
-        try:
-            prepared = self._due(found, attributes, now, received)
-        except TaskLockDatabaseError:
-            raise
-        except (Exception, SystemExit) as error:  # noqa: BLE001  # of one job; the others are not to suffer
-            self._leave_alone(row, error)
-            unused.append(found.handed_id)
-            return None
-        self._bad.clear(row.id)
-        self._notices.forget(row.id)
-        return prepared
+    # ---- from a row to a job and its run time ----------------------------------------------------
 
     def _read(self, row: JobRow) -> dict[str, Any] | None:
-        """Return a job's attributes; ``None`` if it cannot be run here."""
+        """Return a job's attributes; ``None`` if the job cannot run here."""
         self._began = time.monotonic()
         try:
             definition = self._codec.verified(row)
             attributes = self._codec.decode(definition)
-        except Exception as error:  # noqa: BLE001  # whatever somebody has written into the row
-            self._leave_alone(row, error)
+        except Exception as error:  # noqa: BLE001  # a row can hold anything
+            self._skip_bad(row, error)
             return None
         if self._missing.has(row.func):
             return None
         try:
             function = self._load(definition)
         except UntrustedError as error:
-            self._leave_alone(row, error)
-            self._missing.add(row.func)  # and all jobs that call it
+            self._skip_bad(row, error)
+            self._missing.add(row.func)  # so that all jobs that call this function are skipped
             return None
-        except Exception as error:  # noqa: BLE001  # whatever an import raises
+        except Exception as error:  # noqa: BLE001  # an import can raise anything
             self._missing.add(row.func)
-            self._notices.tell(
+            self._notices.log(
                 row.func,
                 logger,
                 logging.WARNING,
-                "Job %r is left to other replicas, and tried again: its function %r cannot be "
-                "imported here: %s: %s",
+                "Job %r is left to other replicas, and tried again later, because its function %r "
+                "cannot be imported here: %s: %s",
                 row.id,
                 row.func,
                 type(error).__name__,
@@ -575,7 +658,7 @@ class DueJobs:
         return {"id": row.id, "func": function, "func_ref": row.func, **attributes}
 
     def _load(self, definition: Definition) -> Any:
-        """Return a job's function; a module is not imported again right after that has failed."""
+        """Return a job's function. A module whose import failed is imported again after a pause."""
         module = definition.func.partition(":")[0]
         if self._missing.has(module):
             raise ImportError(f"the import of {shown(module)} failed a moment ago")
@@ -590,142 +673,66 @@ class DueJobs:
         self._missing.clear(module)
         return function
 
-    def _leave_alone(self, row: JobRow, error: BaseException) -> None:
+    def _skip_bad(self, row: JobRow, error: BaseException) -> None:
         self._bad.add(row.id, time.monotonic() - self._began)
-        self._notices.tell(
+        self._notices.log(
             row.id,
             logger,
             logging.ERROR,
-            "Job %r is not run here, and left alone: %s",
+            "Job %r is not run on this replica: %s",
             row.id,
             cut(error),
         )
 
-    def _due(
-        self, found: HandedOutRow, attributes: dict[str, Any], now: datetime, received: float
-    ) -> HandedOutJob | None:
-        """Return the job for its run time; ``None`` if that is settled unrun."""
-        if (
-            self._closed.is_set()
-        ):  # the answer came then, or an import took longer than a shutdown waits
-            with suppress(TaskLockError):  # or else the hand-out ends by itself
-                self._give_back([found.handed_id])
-            return None
-        row, first = found.row, found.row.next_run_time
-        assert first is not None
-        hand_out = self._hand_out(found, attributes, now, received)
-        run_time, following = hand_out.run_time, hand_out.following
-        if run_time != first and not attributes["coalesce"]:
-            logger.warning(
-                "Job %r: its run times from %s on, before %s, are missed too",
-                row.id,
-                first.astimezone(run_time.tzinfo),
-                run_time,
-            )
-        in_pause = found.paused_until is not None and run_time < found.paused_until
-        if in_pause and not Definition.of(row).is_one_off:
-            self._locks.ask(partial(self._rows.settle, hand_out=hand_out))
-            logger.info("Job %r: its run time %s fell into a pause", row.id, run_time)
-            return None
-        job = self._made(found, attributes, hand_out)
-        if self._claims(job):
-            moment = run_time.timestamp()
-            keeps = self._given_back.pop(row.id, None) == moment
-            with self._lock:
-                if following is not None:
-                    due_in = following.timestamp() - now.timestamp()
-                    self._following[row.id] = received + due_in
-                self._out[found.handed_id] = _Out(
-                    row.id, row.executor, moment, received, received, keeps
-                )
-            return job
-        make = partial(self._scheduler.make_handed_out, run_time=run_time)
-        return self._without_lock(hand_out, attributes, make)
+    def _task_of(self, job: DueJob, executor: TaskLockExecutor) -> str | None:
+        """Return the task of a job; ``None`` if locks are off here.
 
-    def _made(
-        self, found: HandedOutRow, attributes: dict[str, Any], hand_out: HandOut
-    ) -> HandedOutJob:
-        """Return a job as the scheduler gets it whose run time is to be claimed."""
-        not_taken = partial(self._note_not_taken, found.handed_id)
-        return self._scheduler.make_handed_out(
-            attributes, hand_out.run_time, hand_out=hand_out, not_taken=not_taken
-        )
-
-    def _hand_out(
-        self, found: HandedOutRow, attributes: dict[str, Any], now: datetime, received: float
-    ) -> HandOut:
-        """Return a hand-out with the run time that it is for, and the one that follows.
-
-        :raises Exception: whatever a trigger raises
+        :raises TaskLockOptionError: the job has no lock, or invalid options
         """
-        row, trigger = found.row, attributes["trigger"]
-        assert row.next_run_time is not None
-        zone = getattr(trigger, "timezone", None) or self._scheduler.timezone
-        first, local_now = row.next_run_time.astimezone(zone), now.astimezone(zone)
-        grace = attributes["misfire_grace_time"]
-        is_late_by_nature = _is_late_by_nature(found, grace)
-        ends = [first]
-        if found.paused_until is not None:
-            ends.append(min(now, found.paused_until).astimezone(zone))
-        if grace is not None and not is_late_by_nature:
-            ends.append(local_now - timedelta(seconds=grace))
-        run_time, following = due_run_time(
-            trigger,
-            first,
-            local_now,
-            coalesce=attributes["coalesce"],
-            missed_before=max(ends, key=datetime.timestamp),
-        )
-        return HandOut(
-            row.id,
-            found.handed_id,
-            run_time,
-            following,
-            # By timestamps: two datetimes of one zone subtract to what its clocks show.
-            due_at=received - (now.timestamp() - run_time.timestamp()),
-            is_late_by_nature=is_late_by_nature,
-        )
-
-    def _claims(self, job: HandedOutJob) -> bool:
-        """Tell whether the job's executor will claim its run time; else locks are off there.
-
-        :raises TaskLockOptionError: the job can have no lock
-        """
-        executor = self._scheduler.executors[job.executor]
-        if not executor.takes_hand_outs:
-            return False
-        if executor.check_stored_job(job, self._alias) is None:
+        if not executor.claims:
+            return None
+        task_name: str | None = executor.check_stored_job(job, self._alias)
+        if task_name is None:
             raise TaskLockOptionError(NO_LOCK)
-        return True
+        return task_name
 
-    def _without_lock(
-        self,
-        hand_out: HandOut,
-        attributes: dict[str, Any],
-        make: Callable[..., HandedOutJob],
-    ) -> HandedOutJob | None:
-        """Move a job on that runs without a lock: at most once, on this replica."""
-        grace = attributes["misfire_grace_time"]
-        missed = not hand_out.is_late_by_nature and is_later_than(
-            hand_out.due_at, grace, time.monotonic()
+    def _due(self, found: DueRow, attributes: dict[str, Any], look: _Look) -> Due:
+        """Return which run time of a job is due.
+
+        :raises Exception: a trigger can raise anything
+        """
+        trigger = attributes["trigger"]
+        zone = getattr(trigger, "timezone", None) or self._scheduler.timezone
+        since = self._running_since or look.received
+        return due_run(
+            found,
+            trigger,
+            look.now.astimezone(zone),
+            coalesce=attributes["coalesce"],
+            grace=attributes["misfire_grace_time"],
+            running_since=look.now - timedelta(seconds=look.received - since),
         )
-        settle = partial(self._rows.settle, hand_out=hand_out, runs=not missed)
-        if not self._locks.ask(settle):
-            return None
-        # The scheduler's executor is to say what is missed, by the database's clock.
-        grace = ALWAYS_MISSED if missed else None
-        late = {**attributes, "misfire_grace_time": grace}
-        return make(late, hand_out=None, not_taken=lambda: None)
 
+    def _due_run(self, found: DueRow, due: Due, look: _Look) -> DueRun:
+        """Return a due run time in the form that its executor's queue takes."""
+        row = found.row
+        assert row.next_run_time is not None
+        return DueRun(
+            self,
+            row.executor,
+            JobMove(row.id, found.change_id, row.next_run_time, due.run_time, due.following),
+            due_at=look.monotonic(due.due_at),
+            came=look.monotonic(due.came),
+            again_at=inf if due.following is None else look.monotonic(due.following),
+        )
 
-def is_drained(executor: TaskLockExecutor) -> bool:
-    """Tell whether an executor begins nothing any more.
-
-    As before its container is stopped, or while the interpreter ends and waits for running jobs.
-    """
-    return executor.locks.closed or accepts_nothing_more(executor.inner)
-
-
-def _is_late_by_nature(found: HandedOutRow, grace: float | None) -> bool:
-    """Tell whether a run time was handed out in time before."""
-    return found.first_late_by is not None and (grace is None or found.first_late_by <= grace)
+    def _log_earlier(self, row: JobRow, due: Due, attributes: dict[str, Any]) -> None:
+        """Log that the run times before the due one are missed."""
+        assert row.next_run_time is not None
+        if due.run_time != row.next_run_time and not attributes["coalesce"]:
+            logger.warning(
+                "Job %r: its run times from %s on and before %s are missed",
+                row.id,
+                row.next_run_time.astimezone(due.run_time.tzinfo),
+                due.run_time,
+            )

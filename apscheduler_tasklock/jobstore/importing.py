@@ -1,7 +1,7 @@
-"""Takes over the jobs that APScheduler's ``SQLAlchemyJobStore`` has kept in a table.
+"""Imports jobs from the table of an APScheduler ``SQLAlchemyJobStore`` (the *old table*).
 
-That store pickles its jobs. Reading a pickle runs what it says, so only a table is read that the
-caller trusts. Nothing in it is changed.
+That store pickles its jobs, and reading a pickle can run any code. So the caller has to trust the
+old table. The import does not change the old table.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from sqlalchemy import LargeBinary, NullPool, column, create_engine, func, selec
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import ProgrammingError
 
-from apscheduler_tasklock._database.errors import one_line
+from apscheduler_tasklock._database.sqlstates import one_line
 from apscheduler_tasklock._database.url import as_url
-from apscheduler_tasklock._scheduler.triggers import following_run_time
+from apscheduler_tasklock._runs.trigger_times import following_run_time
 from apscheduler_tasklock.decorator import function_options
 from apscheduler_tasklock.errors import TaskLockError, TaskLockOptionError
 from apscheduler_tasklock.jobstore.store import TaskLockJobStore
@@ -29,11 +29,12 @@ from apscheduler_tasklock.options import RESERVED_KEY, check_stored_options, res
 
 @dataclass(frozen=True)
 class ImportedJob:
-    """What became of a job of the old table.
+    """A job of the old table, and the outcome of its import.
 
     :ivar id: the job's id
-    :ivar outcome: ``"there already"``: the job store has a job of this id, and was not changed
-    :ivar reason: why it could not be taken over; ``None`` if it was, or was there
+    :ivar outcome: ``"added"``; ``"there already"``: the job store has a job of this id, which the
+        import did not change; ``"not taken over"``: the job could not be imported
+    :ivar reason: why the job could not be imported, or ``None``
     """
 
     id: str
@@ -43,7 +44,7 @@ class ImportedJob:
 
 @dataclass(frozen=True)
 class _OldJobs:
-    """The rows of the old table: ids and pickles; and the database's time."""
+    """The ids and pickles of the old table, and the database's time."""
 
     rows: list[tuple[str, bytes]]
     read_at: datetime
@@ -52,14 +53,14 @@ class _OldJobs:
 def import_jobs(
     store: TaskLockJobStore, source: str, *, late: bool = False
 ) -> Iterator[ImportedJob]:
-    """Add the jobs of an old table that a job store does not have yet; tell of each of them.
+    """Add the jobs of an old table to a job store, unless it has them; yield each job's outcome.
 
-    They keep their next run times, and stay paused if they are. The store need not be started.
+    Jobs keep their next run times, and paused jobs stay paused. The store need not be started.
 
-    :param source: the old table, in the job store's database; ``schema.table`` if it is in a schema
-        that the ``search_path`` does not have
-    :param late: whether a job is added whose last run time has passed. It runs at once, also if it
-        was taken over before, has run, and is therefore gone from the job store.
+    :param source: the old table, in the job store's database; ``schema.table`` if its schema is not
+        on the ``search_path``
+    :param late: whether to add jobs whose last run time has passed. Such a job runs at once. A
+        second import would run it again, because the job store removes a job after its last run.
     :raises TaskLockSchemaError: the job store's tables are missing, old or not permitted
     :raises TaskLockDatabaseError: the database is unavailable
     :raises TaskLockError: the old table cannot be read
@@ -71,8 +72,8 @@ def import_jobs(
             job = _unpickled(pickled)
             if not late and _is_over(job, old.read_at):
                 reason = (
-                    f"its last run time, {job.next_run_time}, has passed; with --late it is taken "
-                    "over, and runs at once"
+                    f"its last run time, {job.next_run_time}, has passed; with --late it is "
+                    "imported and runs at once"
                 )
                 yield ImportedJob(job_id, "not taken over", reason)
                 continue
@@ -85,7 +86,7 @@ def import_jobs(
             yield ImportedJob(job_id, "not taken over", reason)
         except TaskLockError:
             raise
-        except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever unpickling and imports raise
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # unpickling can raise anything
             reason = f"{type(error).__name__}: {error}"
             yield ImportedJob(job_id, "not taken over", reason)
         else:
@@ -117,14 +118,14 @@ def _read(url: URL, source: str) -> _OldJobs:
 
 def _unpickled(pickled: bytes) -> Any:
     job = Job.__new__(Job)
-    job.__setstate__(pickle.loads(pickled))  # noqa: S301  # whoever calls this trusts the table
+    job.__setstate__(pickle.loads(pickled))  # noqa: S301  # the caller trusts the old table
     return job
 
 
 def _check_options(job: Any) -> None:
-    """Check a job's own lock options. Those of its executor are not known here.
+    """Check a job's own lock options. The options of its executor are not known here.
 
-    :raises TaskLockOptionError: they are invalid, or make no sense in the job store
+    :raises TaskLockOptionError: an option is invalid, or makes no sense in the job store
     """
     where = f"job {job.id!r}"
     options = resolve(job.kwargs.get(RESERVED_KEY), function_options(job.func), where=where)
@@ -133,7 +134,7 @@ def _check_options(job: Any) -> None:
 
 
 def _is_over(job: Any, now: datetime) -> bool:
-    """Tell whether a job's run time has passed, and no other follows."""
+    """Return whether a job's next run time has passed, and no other run time follows."""
     due = job.next_run_time
     if due is None or due.timestamp() > now.timestamp():
         return False

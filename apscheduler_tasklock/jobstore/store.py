@@ -16,37 +16,38 @@ from typing import Any, ClassVar, Literal, TypeVar
 from uuid import uuid4
 from weakref import WeakKeyDictionary
 
-from apscheduler.events import (
-    EVENT_JOB_ERROR,
-    EVENT_JOB_EXECUTED,
-    EVENT_JOB_MISSED,
-)
+from apscheduler.events import EVENT_SCHEDULER_RESUMED, EVENT_SCHEDULER_STARTED
 from apscheduler.jobstores.base import BaseJobStore, ConflictingIdError, JobLookupError
 from apscheduler.triggers.date import DateTrigger
 from apscheduler.triggers.interval import IntervalTrigger
 from sqlalchemy import Engine
 from sqlalchemy.engine import URL
 
+from apscheduler_tasklock._database.sqlstates import RowLockedError
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.client import LockClient, client_at_start
 from apscheduler_tasklock._lock.forking import replace_in_each_child
-from apscheduler_tasklock._lock.jobs import MOST_RECURRING, JobChange, JobRow, StoredTask
-from apscheduler_tasklock._lock.stand_in import current_standing
-from apscheduler_tasklock._scheduler.functions import check_runs
-from apscheduler_tasklock._scheduler.notices import JobNotices
-from apscheduler_tasklock._scheduler.submission import as_handed_out
-from apscheduler_tasklock._scheduler.triggers import EndlessTriggerError, first_run_time
+from apscheduler_tasklock._lock.job_rows import (
+    LOCKED_JOB,
+    MOST_CHANGES,
+    MOST_RECURRING,
+    JobChange,
+    JobRow,
+    StoredTask,
+    is_removed,
+    unsaved,
+)
+from apscheduler_tasklock._lock.test_doubles import current_standing
+from apscheduler_tasklock._runs.job_functions import check_runs
+from apscheduler_tasklock._runs.job_notices import JobNotices
+from apscheduler_tasklock._runs.stopping import ShutDownTogether
+from apscheduler_tasklock._runs.trigger_times import EndlessTriggerError, first_run_time
+from apscheduler_tasklock._shutdown import Shutdown
 from apscheduler_tasklock._values import logger_of, shown
 from apscheduler_tasklock.errors import (
     TaskLockDatabaseError,
-    TaskLockError,
     TaskLockOptionError,
     TaskLockStateError,
-)
-from apscheduler_tasklock.events import (
-    EVENT_TASK_LOCK_ERROR,
-    EVENT_TASK_LOCK_GRANTED,
-    EVENT_TASK_LOCK_REFUSED,
 )
 from apscheduler_tasklock.executor import TaskLockExecutor
 from apscheduler_tasklock.jobstore.bad_rows import Backoff
@@ -57,10 +58,10 @@ from apscheduler_tasklock.jobstore.definition import (
     check_names,
 )
 from apscheduler_tasklock.jobstore.due import NO_LOCK, DueJobs
-from apscheduler_tasklock.jobstore.inside import HandedOutJob, SchedulerInside, StoredJob
-from apscheduler_tasklock.jobstore.triggers import starts_from_now
+from apscheduler_tasklock.jobstore.scheduler_inside import SchedulerInside, StoredJob
+from apscheduler_tasklock.jobstore.stored_triggers import starts_from_now
+from apscheduler_tasklock.jobstore.stored_values import UnreadableError
 from apscheduler_tasklock.jobstore.trust import AllowedFunctions, Signer, UntrustedError
-from apscheduler_tasklock.jobstore.values import UnreadableError
 from apscheduler_tasklock.locks import lock_settings
 from apscheduler_tasklock.options import parse_positive_seconds
 from apscheduler_tasklock.schema.table import DEFAULT_TABLE, job_table
@@ -69,48 +70,44 @@ logger = logger_of(__name__)
 
 Answer = TypeVar("Answer")
 
-# Seconds, as of a claim: each attempt of a user's call is to end within a second.
+# Limits the seconds of a claim. A third of this number limits each attempt of a user's call.
 _TIMEOUT = 3.0
-# How often a change is tried whose job somebody else changes at the same time.
-MOST_CHANGES = 20
-# As far as clocks are no further off, an interval starts when its application says so: the question
-# for the database's time takes a while, too.
+# An interval keeps its own start if this machine's clock and the database's clock seem to differ by
+# no more than this. The time that the database's answer takes can make a difference of this size.
 _ON_THE_WAY = timedelta(seconds=1)
-# APScheduler's default, which is meant for jobs that come again.
+# APScheduler's default grace time in seconds, which is meant for recurring jobs. A one-off job with
+# this grace time gets no limit instead.
 _DEFAULT_GRACE_TIME = 1
 
-# Events after which a hand-out is no more: when its run has begun, and when it is over.
-_BEGUN = EVENT_TASK_LOCK_GRANTED | EVENT_TASK_LOCK_REFUSED | EVENT_TASK_LOCK_ERROR
-_OVER = EVENT_JOB_EXECUTED | EVENT_JOB_ERROR | EVENT_JOB_MISSED
 
+class TaskLockJobStore(BaseJobStore, ShutDownTogether):  # type: ignore[misc]  # it has no types
+    """Jobs that all replicas share. Each replica can add and change jobs; one replica runs a job.
 
-class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has no types
-    """Jobs that all replicas share: added, changed, paused and removed on any, run on one.
-
-    They are kept in PostgreSQL. What is due is handed out to one replica at a time, and moved to
-    its next run time by the statement that claims its task lock. Use it with a
-    :class:`TaskLockExecutor` on the same database; on any other executor its jobs are errors.
+    The jobs are in PostgreSQL. Each replica that has free workers reads due jobs and claims their
+    task locks. The statement that grants a claim also moves the job to its next run time. So a job
+    store needs a :class:`TaskLockExecutor` on the same database. A job on any other executor is an
+    error.
 
     Plugin alias: ``tasklock``
 
-    :param database: PostgreSQL URL, or an SQLAlchemy ``Engine`` with psycopg: connections are
-        opened as the engine opens its own, and its pool is not used
+    :param database: PostgreSQL URL, or an SQLAlchemy ``Engine`` with psycopg. The job store opens
+        its connections as the engine does, and does not use the engine's pool.
     :param functions: which functions jobs may call: packages, modules or functions by their dotted
-        names, as ``["myapp."]``
-    :param secret: signs the rows: a text or bytes of 16 bytes or more, or a list, of which the
-        first signs and any verifies. ``functions`` or this has to be given, or both.
-    :param serializer: ``"json"``, or ``"pickle"`` for triggers and arguments that JSON cannot hold,
-        which needs a ``secret``
-    :param schema: schema of the task lock table; by default up to the ``search_path``
-    :param table: name of the task lock table, beside which the jobs' table lies
+        names, such as ``["myapp."]``
+    :param secret: the key that signs the rows: a text or bytes of at least 16 bytes, or a list of
+        keys. The first key signs, each key verifies. ``functions``, ``secret`` or both are needed.
+    :param serializer: ``"json"``, or ``"pickle"`` for triggers and arguments that JSON cannot
+        store, which needs a ``secret``
+    :param schema: schema of the task lock table; by default the ``search_path`` decides
+    :param table: name of the task lock table. The jobs' table is in the same schema.
     :param poll_interval: longest time between two looks for due jobs, a ``timedelta`` or seconds
-    :param replica_id: to whom jobs are handed out, shown to operators
-    :raises TaskLockOptionError: an option is impossible, or neither ``functions`` nor ``secret`` is
-        given
+    :param replica_id: id of this replica, for operators
+    :raises TaskLockOptionError: an option is invalid, or both ``functions`` and ``secret`` are
+        missing
     """
 
-    #: Tells a ``TaskLockExecutor`` that the jobs of this store are handed out.
-    hands_out = True
+    #: Tells a ``TaskLockExecutor`` that all replicas share the jobs of this job store.
+    is_shared = True
 
     timings: ClassVar[Timings] = Timings()
 
@@ -131,8 +128,8 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
         if not functions and secret is None:
             raise TaskLockOptionError(
                 f"{where} needs functions=['myapp.'], the functions that jobs may call, or "
-                "secret='...', which signs the rows: else whoever can write the table could run "
-                "any code"
+                "secret='...', which signs the rows. Without either, anybody who can write the "
+                "table could run any code"
             )
         if serializer not in ("json", "pickle"):
             raise TaskLockOptionError(
@@ -143,7 +140,7 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
             database,
             replica_id=replica_id,
             claim_timeout=_TIMEOUT,
-            schema=schema or None,  # a configuration file says '' for none
+            schema=schema or None,  # because a configuration file can only say '' for None
             table=table,
         )
         self.locks = LockClient(replace(settings, timings=self.timings))
@@ -152,21 +149,22 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
         self._codec = JobCodec(AllowedFunctions(functions or None), signer, pickles=pickles)
         if pickles:
             logger.warning(
-                "%s: what jobs are called with is pickled; who has the secret can run any code",
+                "%s: arguments of jobs are pickled; anybody who has the secret can run any code",
                 where,
             )
-        self._missing = Backoff()  # modules
-        self._notices = JobNotices()  # of jobs that are left alone
-        self._has_told_of_most = False
-        self._has_told_of_instances = False
-        self._told: WeakKeyDictionary[Any, object] = WeakKeyDictionary()  # executors
+        self._missing = Backoff()  # modules whose import failed
+        self._notices = JobNotices()  # about jobs that cannot run here
+        self._has_warned_of_most = False
+        self._has_warned_of_instances = False
+        self._warned_of: WeakKeyDictionary[Any, object] = WeakKeyDictionary()  # by executor
         self._inside: SchedulerInside | None = None
         self._due: DueJobs | None = None
-        self._fails_until = 0.0  # on the monotonic clock: users' calls, while an outage lasts
+        # In an outage, users' calls fail at once until this time, on the monotonic clock.
+        self._fails_until = 0.0
         replace_in_each_child(self)
 
     def replace_in_child(self) -> None:
-        """Leave the parent's connection alone. Called in a forked child, without a scheduler."""
+        """Replace the parent's connection, and drop its thread. Called in a forked child."""
         self.locks = self.locks.for_child()
         self._due = None
         self._notices = JobNotices()
@@ -178,18 +176,19 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
 
         :raises TaskLockSchemaError: a table is missing, old or not permitted
         :raises TaskLockOptionError: the scheduler has the same jobs under another alias, or an
-            executor whose task locks are in another place
-        :raises TaskLockStateError: a test has no database
+            executor whose task locks are in another database, schema or table
+        :raises TaskLockStateError: :mod:`apscheduler_tasklock.testing` replaces the database
         """
         if current_standing() is not None:
             raise TaskLockStateError(
-                f"{type(self).__name__}: the jobs are in the database, and there is none: "
-                "apscheduler_tasklock.testing stands in for it, without jobs. Give the scheduler "
-                "APScheduler's memory store in this test, or test it on PostgreSQL"
+                f"{type(self).__name__}: there is no database to read the jobs from, because "
+                "apscheduler_tasklock.testing stands in for it. Give the scheduler APScheduler's "
+                "memory store in this test, or test it on PostgreSQL"
             )
         super().start(scheduler, alias)
-        if self._due is not None:  # the scheduler's last start failed after this one's
-            self.shutdown()
+        if self._due is not None:  # the scheduler's last start failed after this method had run
+            self._end(Shutdown())
+        self._shutdown = None  # because a shutdown may have begun without reaching this job store
         self.locks = client_at_start(self.locks, scheduler)
         inside = SchedulerInside(scheduler, alias)
         try:
@@ -202,7 +201,7 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
             raise
         self._inside = inside
         self._due = DueJobs(self.locks, inside, alias, self._codec, self._interval, self._notices)
-        inside.add_listener(self._note_event, _BEGUN | _OVER)
+        inside.add_listener(self._note_running, EVENT_SCHEDULER_STARTED | EVENT_SCHEDULER_RESUMED)
         self._due.start()
         self.locks.listen(self._due.wake)
         logger.info(
@@ -223,27 +222,27 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
         for alias, executor in inside.executors.items():
             if self._is_misplaced(executor):
                 raise TaskLockOptionError(self._say_misplaced(alias, executor))
-        inside.accepts = self._accepts  # others may be added later
+        inside.accepts = self._accepts  # also for executors that are added later
         inside.first_run_time = _first_of
 
     def is_beside(self, locks: LockClient) -> bool:
-        """Tell whether the jobs are in the database, schema and table of these task locks."""
+        """Return whether the jobs are in the database, schema and table of these task locks."""
         return _place(locks) == _place(self.locks)
 
     @property
     def is_live(self) -> bool:
-        """Whether its thread for the database goes on, or is not needed now. Asks nobody."""
+        """Whether the database's thread is alive, or not needed now. Sends nothing."""
         return self.locks.is_live
 
     def rejected(self) -> tuple[str, ...]:
-        """Return what the database rejects of what this job store asks. Asks nobody."""
-        return self.locks.rejections.told()
+        """Return the requests of this job store that the database rejects now. Sends nothing."""
+        return self.locks.rejections.reported()
 
     def _is_misplaced(self, executor: Any) -> bool:
-        """Tell whether an executor has task locks, and not beside the jobs."""
+        """Return whether an executor's task locks are not in the same place as the jobs."""
         return (
             isinstance(executor, TaskLockExecutor)
-            and executor.takes_hand_outs
+            and executor.claims
             and not self.is_beside(executor.locks)
         )
 
@@ -251,75 +250,75 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
         return (
             f"{type(self).__name__}: the executor {alias!r} has its task locks in "
             f"{' '.join(_place(executor.locks))}, and this job store is in "
-            f"{' '.join(_place(self.locks))}; a run time is claimed in one statement, so both need "
-            "the same database and table. Give both the same URL, schema and table: what is "
-            "written is compared, also if two addresses lead to one server, as with pgbouncer"
+            f"{' '.join(_place(self.locks))}; one statement claims a run time in both, so both "
+            "need the same database and table. Give both the same URL, schema and table. Two "
+            "addresses of one server, with and without pgbouncer, count as different"
         )
 
     def _accepts(self, alias: str, executor: Any) -> bool:
-        """Tell whether an executor, which may be newer than the start, runs this store's jobs."""
+        """Return whether an executor runs this store's jobs; log once why it does not."""
         if not isinstance(executor, TaskLockExecutor):
             return False
-        if not executor.takes_hand_outs:
-            if self._is_news_of(executor):
+        if not executor.claims:
+            if self._is_first_warning(executor):
                 logger.warning(
-                    "The executor %r has enabled=False: jobs of the job store that are due run "
-                    "here without a lock, and are done for all replicas",
+                    "The executor %r has enabled=False: due jobs of the job store run here without "
+                    "a lock, and on no other replica",
                     alias,
                 )
             return True
         if not self._is_misplaced(executor):
             return True
-        if self._is_news_of(executor):
-            logger.error("%s. Its jobs are left alone", self._say_misplaced(alias, executor))
+        if self._is_first_warning(executor):
+            logger.error("%s. Its jobs are not run", self._say_misplaced(alias, executor))
         return False
 
-    def _is_news_of(self, executor: Any) -> bool:
-        """Tell whether nothing was said of an executor so far, and remember that it is now."""
+    def _is_first_warning(self, executor: Any) -> bool:
+        """Return whether this is the first warning about an executor, and remember the executor."""
         first = object()
-        return self._told.setdefault(executor, first) is first
+        return self._warned_of.setdefault(executor, first) is first
 
     def shutdown(self) -> None:
-        """Look no more, and give back what has not begun. Called by the scheduler."""
+        """Stop looking for due jobs. Called by the scheduler."""
+        with self.shutting_down() as shutdown:
+            self._end(shutdown)
+
+    def begin_shutdown(self, shutdown: Shutdown) -> None:
+        """Stop claiming, without a wait. The scheduler calls ``shutdown`` afterwards."""
+        super().begin_shutdown(shutdown)
+        self.locks.stop_claiming()
+
+    def _end(self, shutdown: Shutdown) -> None:
         if self._inside is not None:
-            self._inside.remove_listener(self._note_event)
+            self._inside.remove_listener(self._note_running)
             self._inside.leave()
         if self._due is not None:
-            self._due.close()
-        self.locks.close(blocking=True)
+            self._due.close(shutdown)
+        self.locks.close(blocking=True, shutdown=shutdown)
         self._inside = self._due = None
 
     def get_due_jobs(self, now: datetime) -> list[Any]:
-        """Return what was handed out to this replica and has not been taken. Asks nobody."""
-        return [] if self._due is None else self._due.take()
+        """Return no jobs, because a thread of the job store reads due jobs. Sends nothing."""
+        return []
 
     def get_next_run_time(self) -> datetime | None:
-        """Return when the scheduler is to look again by itself. Asks nobody."""
-        if self._inside is None or self._due is None:
-            return None
-        return self._inside.next_look(has_ready=self._due.has_ready)
+        """Return ``None``, so that the scheduler's loop does not wake up for the jobs."""
 
-    def _note_event(self, event: Any) -> None:
-        if self._due is None or event.jobstore != self._alias:
-            return
-        if event.code & _OVER:
-            self._due.job_ended(event.job_id)
-        else:
-            self._due.job_begun(event.job_id)
+    def _note_running(self, _event: Any) -> None:
+        if self._due is not None:
+            self._due.wake()
 
     def recurring_tasks(self) -> Sequence[StoredTask]:
-        """Return the tasks of the jobs that come again, whichever replica has added them.
-
-        They are those of the 10,000 that are due next.
+        """Return the tasks of recurring jobs, at most 10,000: the ones that are due first.
 
         :raises TaskLockDatabaseError: the database is unavailable
         """
         found = self._ask(self.locks.jobs.recurring)
-        if len(found) > MOST_RECURRING and not self._has_told_of_most:
-            self._has_told_of_most = True
+        if len(found) > MOST_RECURRING and not self._has_warned_of_most:
+            self._has_warned_of_most = True
             logger.warning(
-                "The job store has more than %s recurring jobs: those due later than that many are "
-                "run, but nobody is told when they are overdue",
+                "The job store has more than %s recurring jobs. Only that many, the ones that are "
+                "due first, are reported when they are overdue. The other jobs are run, too",
                 MOST_RECURRING,
             )
         return found[:MOST_RECURRING]
@@ -331,13 +330,13 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
 
         :raises TaskLockDatabaseError: the database is unavailable
         """
-        if "\0" in job_id:  # which PostgreSQL's texts do not have
+        if "\0" in job_id:  # because PostgreSQL's texts have no NUL
             return None
         row = self._ask(partial(self.locks.jobs.read, job_id=job_id))
         return None if row is None else self._shown(row)
 
     def lookup_ended_job(self, job_id: str) -> Any:
-        """Return a job whose last run time was claimed and whose run is not over, or ``None``.
+        """Return a job that has no more run times, while its final run goes on, or ``None``.
 
         :raises TaskLockDatabaseError: the database is unavailable
         """
@@ -345,22 +344,23 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
         return None if row is None else self._shown(row)
 
     def get_all_jobs(self) -> list[Any]:
-        """Return all jobs, also those that cannot run here; by their run times, paused ones last.
+        """Return all jobs in the order of their run times, paused jobs last.
 
-        One whose row cannot be read has its id, next run time and executor only.
+        Jobs that cannot run here are included. A job whose row cannot be read has only its id, next
+        run time and executor.
 
         :raises TaskLockDatabaseError: the database is unavailable
         """
         found = [self._shown(row) for row in self._ask(self.locks.jobs.read_all)]
-        if self._due is None:  # which does so in a moment
+        if self._due is None:  # otherwise the thread of DueJobs sums the log lines up
             self._notices.sum_up()
         return found
 
     def add_job(self, job: Any) -> None:
         """Add a job.
 
-        :raises ConflictingIdError: there is one with its id
-        :raises TaskLockOptionError: it cannot be stored, or would come back different, or its
+        :raises ConflictingIdError: there is a job with this id
+        :raises TaskLockOptionError: the job cannot be stored, or would come back different, or its
             options make no sense here
         :raises TaskLockDatabaseError: the database is unavailable
         """
@@ -376,17 +376,16 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
         self._changed(job)
 
     def update_job(self, job: Any) -> None:
-        """Save what a user has changed of a job; of one that a scheduler runs, nothing.
+        """Save a user's changes of a job.
 
-        A job that is declared with ``replace_existing=True`` is added if it is gone by now. One
-        that was made anew otherwise is saved as it is.
+        Only the changed attributes are saved if the job was read from this job store. Otherwise the
+        whole job is saved, and a job that is declared with ``replace_existing=True`` is added if
+        its row is gone.
 
         :raises JobLookupError: there is no such job
         :raises TaskLockOptionError: as :meth:`add_job`
         :raises TaskLockDatabaseError: the database is unavailable
         """
-        if isinstance(as_handed_out(job), HandedOutJob):
-            return  # its claim moves it on
         self._count_as_one(job)
         next_run_time = job.next_run_time
         if isinstance(job, StoredJob):
@@ -395,76 +394,71 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
         else:
             save = partial(self._declare, job, self._codec.encode(job))
         for _ in range(MOST_CHANGES):
-            job.next_run_time = next_run_time  # not that of a row which has changed since
+            job.next_run_time = next_run_time  # because the last attempt may have changed it
             row = self._ask(partial(self.locks.jobs.read, job_id=job.id))
             if save(row):
                 self._changed(job)
                 return
-        raise TaskLockError(f"job {job.id!r} is changed by others all the time; nothing was saved")
+        raise unsaved(job.id)
 
     def remove_job(self, job_id: str) -> None:
-        """Remove a job. Once this has returned, no run time of it is claimed.
+        """Remove a job. No run time of the job is claimed after this call has returned.
 
         :raises JobLookupError: there is no such job
         :raises TaskLockDatabaseError: the database is unavailable
         """
-        attempts = 0
-
-        def remove(cursor: Any) -> bool:
-            nonlocal attempts
-            attempts += 1
-            return self.locks.jobs.remove(cursor, job_id)
-
-        # If an attempt's answer was lost, it may have removed it. PostgreSQL's texts have no NUL.
-        if "\0" in job_id or (not self._ask(remove) and attempts == 1):
+        if not is_removed(self._ask, self.locks.jobs, job_id):
             raise JobLookupError(job_id)
 
     def remove_all_jobs(self) -> None:
-        """Remove all jobs, those of all replicas.
+        """Remove all jobs, for all replicas.
 
         :raises TaskLockDatabaseError: the database is unavailable
         """
         count = self._ask(self.locks.jobs.remove_all)
         logger.warning("All jobs of the job store are removed, for all replicas: %d", count)
 
-    # ---- how they are done ---------------------------------------------------------------------
+    # ---- how users' calls are carried out ------------------------------------------------------
 
     def _ask(self, statement: Callable[[Any], Answer]) -> Answer:
-        """Ask the database; not right after a call that has failed, unless it is back.
+        """Return the answer to a statement. In an outage, fail at once if a call has just failed.
 
-        APScheduler holds a lock meanwhile that its own loop needs: several calls that wait one
-        after the other would hold that up, and an event loop with it.
+        The caller holds a lock that APScheduler's own loop needs. So several calls that wait for
+        the database one after the other would block this loop, and the event loop that it runs in.
         """
         reason = self.locks.outage.reason
         if reason is not None and time.monotonic() < self._fails_until:
             raise TaskLockDatabaseError(reason)
         try:
             return self.locks.ask_for(self.timings.call_timeout, statement)
+        except RowLockedError as error:
+            raise RowLockedError(LOCKED_JOB) from error
         except TaskLockDatabaseError:
             self._fails_until = time.monotonic() + self.timings.call_timeout
             raise
 
     def _count_as_one(self, job: Any) -> None:
-        """Let a ``max_instances`` above 1 that is the scheduler's default count as 1."""
+        """Set ``max_instances`` to 1 if only the scheduler's job defaults set it above 1."""
         inside = self._inside
         if inside is None or job.max_instances <= 1 or not inside.has_default_instances(job):
             return
-        if not self._has_told_of_instances:
-            self._has_told_of_instances = True
+        if not self._has_warned_of_instances:
+            self._has_warned_of_instances = True
             logger.warning(
                 "max_instances=%d of the scheduler's job defaults counts as 1 for the jobs of a "
-                "%s: one run of a job goes on at a time",
+                "%s, because one run of a job goes on at a time",
                 job.max_instances,
                 type(self).__name__,
             )
         job.max_instances = 1
 
     def _check_change(self, job: StoredJob) -> None:
-        """Make sure that a job which a user has changed could be read, and set its new start.
+        """Make sure that a changed job was readable, and set the start of a changed interval.
 
-        What they change may rest on what they have seen of it.
+        A change of an unreadable job is an error, because the user has seen placeholders in place
+        of its attributes.
 
-        :raises TaskLockOptionError: it could not
+        :raises TaskLockOptionError: the job was not readable
         """
         if job.changed and not job.is_readable:
             raise TaskLockOptionError(f"{_unchangeable(job)}: its row is {job.trigger}")
@@ -472,7 +466,7 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
             self._set_start(job, self._database_now())
 
     def _changed(self, job: Any) -> None:
-        """Look for what may be due now, and tell the executor of a job that comes again."""
+        """Have due jobs read soon, and register a recurring job with its executor."""
         if self._due is not None:
             self._due.wake()
         if isinstance(job, StoredJob) and not job.is_readable:
@@ -480,25 +474,28 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
         executor = self._executor_of(job)
         comes_again = not isinstance(job.trigger, DateTrigger)
         if executor is not None and comes_again and not isinstance(job.func, MissingFunction):
-            with suppress(TaskLockOptionError):  # of an option that was changed, and is told then
+            with suppress(TaskLockOptionError):  # logged when the job is due
                 executor.note_stored_job(job, self._alias)
 
     def _executor_of(self, job: Any) -> TaskLockExecutor | None:
-        """Return the executor that claims a job's run times, if it is here."""
+        """Return the executor here that claims a job's run times; ``None`` if there is none."""
         executor = None if self._inside is None else self._inside.executors.get(job.executor)
-        claims = isinstance(executor, TaskLockExecutor) and executor.takes_hand_outs
+        claims = isinstance(executor, TaskLockExecutor) and executor.claims
         return executor if claims else None
 
     def _is_computed(self, job: Any) -> bool:
-        """Tell whether a job's next run time was computed by this machine's clock."""
+        """Return whether this machine's clock decided on a job's next run time.
+
+        It never decides on the run time of a ``DateTrigger``, which is fixed.
+        """
         is_computed = self._inside is not None and self._inside.has_computed_time(job)
         return is_computed and not isinstance(job.trigger, DateTrigger)
 
     def _first_time(self, job: Any) -> datetime | None:
         """Return the first run time of a job from now on, by the database's clock.
 
-        A machine whose clock is ahead would leave out what is due until then, and one whose clock
-        is behind would have run again what has been run.
+        A machine's clock that is ahead would skip run times, and a clock that is behind would
+        repeat them.
         """
         return _first_of(job, self._database_now())
 
@@ -507,30 +504,30 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
         return self._ask(self.locks.jobs.now).astimezone(self._inside.timezone)
 
     def _set_start(self, job: Any, now: datetime) -> None:
-        """Let an interval that starts from now do so by the database's clock.
+        """Shift an interval's default start from this machine's clock to the database's clock.
 
-        :param now: the database's time, which was asked for a moment ago
+        :param now: the database's time of a moment ago
         """
         if type(job.trigger) is not IntervalTrigger or not starts_from_now(job.trigger):
             return
         ahead = now - datetime.now(timezone.utc)
         if abs(ahead) > _ON_THE_WAY:
-            job.trigger = copy(job.trigger)  # which may be another job's, too
+            job.trigger = copy(job.trigger)  # because another job may have the same object
             job.trigger.start_date += ahead
 
     def _change_to(
         self, job: Any, definition: Definition, next_run_time: datetime | None, place: str
     ) -> JobChange:
-        """Return what is written of a job, signed. Its options are checked.
+        """Check a job's options, and return the change of its row, with its signature.
 
-        :param definition: what is signed: nothing of it may be from a row that was not verified
-        :param place: where the row lies; it is not needed if rows are not signed
-        :raises TaskLockOptionError: they make no sense here
+        :param definition: the definition to sign. No part of it may come from an unverified row.
+        :param place: database, schema and table of the row; not needed if rows are not signed
+        :raises TaskLockOptionError: an option makes no sense here
         """
         if job.max_instances > 1:
             raise TaskLockOptionError(
                 f"job {job.id!r}: max_instances={job.max_instances} makes no sense in a "
-                f"{type(self).__name__}, where one run of a job goes on at a time; leave it at 1"
+                f"{type(self).__name__}, because one run of a job goes on at a time; leave it at 1"
             )
         executor, task_name = self._executor_of(job), None
         runs_jobs = self._inside is not None and self._inside.runs_jobs
@@ -542,20 +539,21 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
             task_name = executor.check_stored_job(job, self._alias)
             if task_name is None and runs_jobs:
                 raise TaskLockOptionError(f"job {job.id!r}: {NO_LOCK}")
-        made_for_this = uuid4()
+        change_id = uuid4()
         columns = {
             **definition.columns,
-            "definition_id": made_for_this,
-            "signature": self._codec.sign(job.id, definition, made_for_this, place),
+            "definition_id": change_id,
+            "signature": self._codec.sign(job.id, definition, change_id, place),
         }
         return JobChange(columns, next_run_time, task_name)
 
     def _check_executor(self, job: Any) -> None:
-        """Make sure that a job's executor claims its run times, if it is on this replica.
+        """Make sure that a job's executor is a ``TaskLockExecutor``, if this replica has it.
 
-        Not while the scheduler is paused, as in a web process that only adds jobs.
+        Called only if the scheduler runs jobs, because a paused scheduler may be there only to add
+        jobs.
 
-        :raises TaskLockOptionError: it does not
+        :raises TaskLockOptionError: the executor is of another class
         """
         assert self._inside is not None
         executor = self._inside.executor(job.executor)
@@ -568,18 +566,18 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
             )
 
     def _add(self, job: Any, definition: Definition) -> bool:
-        """Add a job; tell whether its id was free."""
+        """Add a job; return whether its id was free."""
         place = self._ask(self.locks.jobs.place) if self._codec.signs else ""
         change = self._change_to(job, definition, job.next_run_time, place)
         add = partial(self.locks.jobs.add, job_id=job.id, change=change, added_id=uuid4())
         return self._ask(add)
 
     def _save(self, job: StoredJob, row: JobRow | None) -> bool:
-        """Write what a user has changed of a job since it was read; tell whether that succeeded.
+        """Write a user's changes of a job; return ``False`` if its row was changed meanwhile.
 
-        :param row: as it is now
-        :raises JobLookupError: there is none
-        :raises TaskLockOptionError: it is not as we have signed it
+        :param row: the job's row as it was just read; ``None`` if there is none
+        :raises JobLookupError: there is no row
+        :raises TaskLockOptionError: the row cannot be verified
         """
         if row is None:
             raise JobLookupError(job.id)
@@ -600,9 +598,10 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
         return self._write(row, change, moves=moves, is_computed=is_computed)
 
     def _declare(self, job: Any, definition: Definition, row: JobRow | None) -> bool:
-        """Write a job that an application declares, as when it starts; tell whether that succeeded.
+        """Write a job that an application declares; return ``False`` if its row changed meanwhile.
 
-        A pause stays, and with an unchanged schedule the next run time, unless one is given.
+        A paused job stays paused. A job with an unchanged schedule keeps its next run time. But an
+        explicit ``next_run_time`` is always written, and ``None`` pauses the job.
 
         :raises JobLookupError: there is no such job, and it is not being added
         """
@@ -611,9 +610,8 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
         if row is None:
             if not is_adding:
                 raise JobLookupError(job.id)
-            return self._add(
-                job, definition
-            )  # it has ended, or was removed, since its id was taken
+            # The job has ended or was removed since its id was found to be taken.
+            return self._add(job, definition)
         now = Definition.of(row)
         is_explicit = self._inside.has_explicit_time(job) or not is_adding
         next_run_time = job.next_run_time
@@ -635,7 +633,10 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
         return self._write(row, change, moves=moves, is_computed=moves and not is_explicit)
 
     def _is_paused(self, row: JobRow, now: datetime) -> bool:
-        """Tell whether a job has no next run time, although its trigger has one."""
+        """Return whether a job has no next run time, although its trigger has one.
+
+        The answer is ``True``, too, if the trigger cannot be verified, or raises an error.
+        """
         if row.next_run_time is not None:
             return False
         if not self._is_ours(row):
@@ -643,14 +644,14 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
         try:
             trigger = self._codec.decode_trigger(Definition.of(row))
             return first_run_time(trigger, now) is not None
-        except Exception:  # noqa: BLE001  # whatever a custom trigger raises
+        except Exception:  # noqa: BLE001  # a custom trigger can raise anything
             return True
 
     def _has_schedule(self, row: JobRow, definition: Definition) -> bool:
-        """Tell whether a row has the declared schedule, and its trigger may therefore stay.
+        """Return whether a row has the declared schedule, so that its trigger stays.
 
-        One that cannot be read, or that somebody else wrote, has another one: to keep its trigger
-        would be to sign it.
+        The answer is ``False`` for a row that is unreadable or not verified, because otherwise a
+        trigger that nobody checked would be signed.
         """
         if not self._is_ours(row):
             return False
@@ -662,9 +663,9 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
         return bool(now.schedule == definition.schedule)
 
     def _write(self, row: JobRow, change: JobChange, *, moves: bool, is_computed: bool) -> bool:
-        """Write what a user has made of a job; tell whether the row was still as it was read.
+        """Write a user's change of a job; return whether the row was still as it was read.
 
-        :param is_computed: whether the next run time depends on the one that was read
+        :param is_computed: whether the next run time depends on the row that was read
         """
         write = partial(
             self.locks.jobs.change,
@@ -688,20 +689,20 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
         return self._is_ours(row) and self._codec.is_up_to_date(row)
 
     def _shown(self, row: JobRow) -> StoredJob:
-        """Return a job for users; its function may be one that is missing here."""
+        """Return a job for users. A :class:`MissingFunction` replaces a missing function."""
         assert self._inside is not None
         definition, is_readable = Definition.of(row), True
         try:
             check_names({"id": row.id})
             attributes = self._codec.decode(self._codec.verified(row))
         except (UnreadableError, UntrustedError) as error:
-            # Nothing is shown that is not ours: a user's change may rest on what they have seen.
+            # Users get placeholders, so that they do not base a change on unverified values.
             attributes, is_readable = self._codec.placeholder(row.id, definition, error), False
-            self._notices.tell(
+            self._notices.log(
                 row.id,
                 logger,
                 logging.ERROR,
-                "Job %s cannot be read, only paused and removed: %s",
+                "Job %s can only be paused or removed, because its row cannot be read: %s",
                 shown(row.id),
                 error,
             )
@@ -723,15 +724,15 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
     def _function(self, definition: Definition) -> Any:
         """Return a job's function; ``None`` if it cannot be imported here, or is not allowed.
 
-        A module whose import fails is imported anew each time, which may take long. So it is tried
-        again ever later, and not for each job, nor each time that somebody lists the jobs.
+        A module whose import failed is imported again only after a pause, which grows. Otherwise a
+        list of jobs might repeat a slow import for each job.
         """
         module = definition.func.partition(":")[0]
         if module in self._missing.names():
             return None
         try:
             function = self._codec.load_function(definition)
-        except Exception as error:  # noqa: BLE001  # whatever an import raises; who runs it tells of it
+        except Exception as error:  # noqa: BLE001  # logged when the job is due
             if not isinstance(error, UntrustedError) and sys.modules.get(module) is None:
                 self._missing.add(module)
             return None
@@ -754,7 +755,10 @@ def _place(locks: LockClient) -> tuple[str, str]:
 
 
 def _is_same_moment(one: datetime | None, other: datetime | None) -> bool:
-    """Compare by timestamps: Python calls times of an hour that comes twice unequal."""
+    """Return whether two times are the same moment, or both are ``None``.
+
+    Timestamps are compared, because Python calls equal times in a repeated hour unequal.
+    """
     if one is None or other is None:
         return one is other
     return one.timestamp() == other.timestamp()
@@ -763,7 +767,7 @@ def _is_same_moment(one: datetime | None, other: datetime | None) -> bool:
 def _first_of(job: Any, now: datetime) -> datetime | None:
     """Return the first run time of a job from now on; ``None`` if there is none.
 
-    :raises TaskLockOptionError: it cannot be found within bounds
+    :raises TaskLockOptionError: the trigger does not find its first run time in a limited search
     """
     try:
         return first_run_time(job.trigger, now)
@@ -772,16 +776,16 @@ def _first_of(job: Any, now: datetime) -> datetime | None:
 
 
 def _first_run_time(job: Any, row: JobRow, now: datetime) -> datetime | None:
-    """Return the first run time under a schedule that was changed; ``None`` if there is none.
+    """Return the first run time under a changed schedule; ``None`` if there is none.
 
-    An interval without a start counts from the last run: else replicas of an old and a new version
-    that restart over and over would push the job ahead of themselves for ever.
+    An interval without an explicit start counts from the last run. If it counted from now, replicas
+    of an old and a new version that restart over and over would postpone the job for ever.
 
     :param now: the database's time
     """
     trigger = job.trigger
     computed = _first_of(job, now)
-    now = now.astimezone(timezone.utc)  # in which time elapses evenly
+    now = now.astimezone(timezone.utc)  # because local times skip or repeat hours
     if type(trigger) is not IntervalTrigger or not starts_from_now(trigger):
         return computed
     times = [time for time in (computed, row.next_run_time) if time is not None]
@@ -789,7 +793,8 @@ def _first_run_time(job: Any, row: JobRow, now: datetime) -> datetime | None:
         last = row.last_run_time.astimezone(timezone.utc)
         passed = 1
         if row.next_run_time is not None and row.next_run_time > now:
-            # Under a shorter interval, several run times may have passed. Only the last is due.
+            # If the new interval is shorter, several of its run times may have passed since the
+            # last run. Only the latest of them is due.
             passed = max(1, floor((now - last).total_seconds() / trigger.interval_length))
         times = [last + passed * trigger.interval]
     first, end = min(times, default=None), trigger.end_date

@@ -1,4 +1,4 @@
-"""Which rows may be run: whoever can write the table must not be able to run code of his own."""
+"""Decides which rows may run, so that nobody can run code merely by writing to the table."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from apscheduler.util import ref_to_obj
 from apscheduler_tasklock._values import LONGEST_VALUE, cut, shown
 from apscheduler_tasklock.errors import TaskLockError, TaskLockOptionError
 
-# Bytes that a key has at least.
+# The least number of bytes of a key.
 SHORTEST_KEY = 16
 
 _NOTHING = object()
-# What reads an attribute of an object that is not written in Python.
+# The descriptors of attributes of objects that are not written in Python.
 _BUILT_IN = (GetSetDescriptorType, MemberDescriptorType)
 
 
 class UntrustedError(TaskLockError):
-    """A row may not be run: its function is not allowed, or its signature is not ours."""
+    """A row may not run, because its function is not allowed or its signature is wrong."""
 
     def __init__(self, message: str) -> None:
         super().__init__(cut(message))
 
 
 class AllowedFunctions:
-    """Which functions jobs may call.
+    """Decides which functions jobs may call.
 
-    :param prefixes: packages, modules, classes or functions, by their dotted names; ``None`` for
-        all functions
-    :raises TaskLockOptionError: one of them is no name
+    :param prefixes: dotted names of packages, modules, classes or functions; ``None`` for all
+        functions
+    :raises TaskLockOptionError: a prefix is no name
     """
 
     def __init__(self, prefixes: Sequence[str] | str | None) -> None:
@@ -53,11 +53,11 @@ class AllowedFunctions:
     def load(self, reference: str) -> Any:
         """Return the function that a reference names.
 
-        No module is imported that is not allowed, also not by way of one that is: only functions
-        and classes are looked for that are in the module itself.
+        Only an allowed module is imported. Only functions and classes that are already in the
+        module's namespace are found, so that the search does not make the module import others.
 
-        :raises UntrustedError: it is not allowed
-        :raises Exception: it cannot be imported; whatever the import raises
+        :raises UntrustedError: the function is not allowed
+        :raises Exception: the function cannot be imported; an import can raise anything
         """
         if self._names is None:
             return ref_to_obj(reference)
@@ -77,16 +77,17 @@ class AllowedFunctions:
         if found is _NOTHING:
             raise LookupError(f"there is no {reference!r}")
         raise UntrustedError(
-            f"{reference!r} is in a {type(found).__qualname__}; only functions of modules and of "
-            f"classes are allowed here: functions={self._names!r}"
+            f"{reference!r} is an attribute of a {type(found).__qualname__}. A job's function must "
+            f"be in a module or a class, and be allowed by functions={self._names!r}"
         )
 
     def check(self, function: Any, reference: str) -> None:
-        """Make sure that a job's function is allowed, by what it is and not by what it is called.
+        """Make sure that a job's function is allowed, by its own name and by its reference.
 
-        ``"myapp.jobs:os.system"`` names a function of another module.
+        The reference alone is not enough: ``"myapp.jobs:os.system"`` names another module's
+        function.
 
-        :raises UntrustedError: it is not
+        :raises UntrustedError: the function is not allowed
         """
         if self._names is None:
             return
@@ -95,11 +96,11 @@ class AllowedFunctions:
         self._check_found(function, instance if isclass(instance) else type(instance), reference)
 
     def _check_found(self, function: Any, owner: Any, reference: str) -> None:
-        """Make sure that what was found is the function that a reference names, and is allowed.
+        """Make sure that a function is allowed, and that its reference is its own name.
 
-        :param owner: in which module or class it was found
+        :param owner: the module or class in which the function was found
         """
-        module, name = _told(function, "__module__"), _told(function, "__qualname__")
+        module, name = _text(function, "__module__"), _text(function, "__qualname__")
         if module is None or name is None:
             raise UntrustedError(
                 f"{shown(reference)} is a {type(function).__qualname__}, which does not say where "
@@ -125,17 +126,18 @@ class AllowedFunctions:
 
 
 def _parts(reference: str) -> list[str]:
-    """Return the names in a reference behind its module.
+    """Return the names in a reference that follow its module.
 
-    :raises UntrustedError: one is none of an ordinary function: ``guarded.__wrapped__`` would be
-        what a decorator guards. To import ``package.__main__`` would run it.
+    :raises UntrustedError: a name is no identifier, or has two underscores at both ends, because
+        ``guarded.__wrapped__`` would bypass a decorator, and an import of ``package.__main__``
+        would run the package
     """
     module, _, path = reference.partition(":")
     parts = path.split(".")
     names = parts if module == "__main__" else [*module.split("."), *parts]
     if not all(name.isidentifier() and not _is_dunder(name) for name in names):
         raise UntrustedError(
-            f"{reference!r} is not allowed: it has to be names, none of them as __this__"
+            f"{reference!r} is not allowed: it must consist of names, none of them like __this__"
         )
     return parts
 
@@ -145,15 +147,16 @@ def _is_dunder(name: str) -> bool:
 
 
 def _member(owner: Any, name: str) -> Any:
-    """Return what a class has under a name, without running code of its own."""
+    """Return a class's attribute without running the class's own code."""
     found = getattr_static(owner, name, _NOTHING)
     return getattr(owner, name) if type(found) in (classmethod, staticmethod) else found
 
 
-def _told(function: Any, attribute: str) -> str | None:
-    """Return the text that a function or class has as an attribute, without running its code.
+def _text(function: Any, attribute: str) -> str | None:
+    """Return a text attribute of a function or class without running the object's own code.
 
-    What is no function may stand for anything, such as a module that is imported when it is used.
+    If ``function`` is neither a function nor a class, its attribute is looked up statically,
+    because an ordinary ``getattr`` can run the object's code, as in a lazily imported module.
     """
     function = getattr(function, "__func__", None) if type(function) is MethodType else function
     found = getattr_static(function, attribute, None)
@@ -163,7 +166,7 @@ def _told(function: Any, attribute: str) -> str | None:
 
 
 def _name_where_inherited(owner: Any, module: str, name: str) -> str | None:
-    """Return what a class calls a function that it has from another class."""
+    """Return the name that a function has in a class which inherits it, or ``None``."""
     member = name.rpartition(".")[2]
     for base in owner.__mro__ if issubclass(type(owner), type) else ():
         if f"{base.__module__}:{base.__qualname__}.{member}" == f"{module}:{name}":
@@ -172,20 +175,20 @@ def _name_where_inherited(owner: Any, module: str, name: str) -> str | None:
 
 
 def canonical(state: Any) -> str:
-    """Return decoded JSON in one way of writing: jsonb rewrites what it is given.
+    """Return decoded JSON as text in one form, because jsonb changes the order and the spaces.
 
-    It tells ``1``, ``1.0`` and ``True`` apart, which Python calls equal.
+    The texts of ``1``, ``1.0`` and ``True`` differ, although Python calls the values equal.
 
-    :raises RecursionError: it is nested too deeply
+    :raises RecursionError: the data is nested too deeply
     """
     return json.dumps(state, sort_keys=True, separators=(",", ":"))
 
 
 class Signer:
-    """Signs what is stored of a job, so that nobody else can make up or change one.
+    """Signs the rows of jobs, so that nobody without a key can add or change a row.
 
-    :param keys: any of them verifies, the first one signs; texts or bytes
-    :raises TaskLockOptionError: there is no key, or one of them is too short
+    :param keys: texts or bytes; the first key signs, each key verifies
+    :raises TaskLockOptionError: there is no key, or a key is too short
     """
 
     def __init__(self, keys: Sequence[str | bytes] | str | bytes) -> None:
@@ -201,13 +204,13 @@ class Signer:
             raise TaskLockOptionError(f"secret must have at least {SHORTEST_KEY} bytes")
 
     def sign(self, signed: Mapping[str, Any]) -> str:
-        """Return the signature of what is stored of a job, and of where that is."""
+        """Return the signature of a row's data, made with the first key."""
         return self._signature(self._keys[0], signed)
 
     def verify(self, signed: Mapping[str, Any], signature: str | None) -> bool:
-        """Make sure that one of our keys has signed this; tell whether it was the first one.
+        """Verify the signature of a row's data; return whether the first key made it.
 
-        :raises UntrustedError: none has
+        :raises UntrustedError: no key made the signature
         """
         if signature is None:
             raise UntrustedError("it is not signed")
@@ -215,8 +218,8 @@ class Signer:
             if hmac.compare_digest(self._signature(key, signed).encode(), signature.encode()):
                 return key == self._keys[0]
         raise UntrustedError(
-            "its signature is none of ours: somebody else wrote or changed it, it was moved here, "
-            "or it was signed with a secret that is not given here"
+            "its signature is wrong: somebody else wrote or changed it, it was moved here, or it "
+            "was signed with a secret that this replica does not have"
         )
 
     def _signature(self, key: bytes, signed: Mapping[str, Any]) -> str:

@@ -1,1 +1,1 @@
-"""The task lock table: what it is, how it is made, and the check of it."""
+"""The tables of the task lock: their definition, their migrations, and the check at the start."""

@@ -1,4 +1,4 @@
-"""The check at start, that the task lock table is there, new enough, and permitted."""
+"""Checks at the start whether the tables exist, have all columns, and may be used by the role."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import psycopg
 from psycopg.rows import dict_row
 from sqlalchemy import Table
 
-from apscheduler_tasklock._database.errors import one_line
+from apscheduler_tasklock._database.sqlstates import one_line
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError, TaskLockSchemaError
 from apscheduler_tasklock.schema.shell import table_options
 from apscheduler_tasklock.schema.table import (
@@ -23,7 +23,8 @@ from apscheduler_tasklock.schema.table import (
     tables_of,
 )
 
-# For which commands row-level security hides the rows of `found` from this role.
+# The commands for which row-level security hides all rows of the table `found` from this role,
+# because no policy allows them.
 _WITHOUT_POLICY = """CASE WHEN row_security_active(found.oid) THEN ARRAY(
     SELECT command
     FROM (VALUES ('SELECT', 'r'), ('INSERT', 'a'), ('UPDATE', 'w')) AS _ (command, code)
@@ -34,9 +35,9 @@ _WITHOUT_POLICY = """CASE WHEN row_security_active(found.oid) THEN ARRAY(
                           WHERE role = 0::oid OR pg_has_role(role, 'USAGE'))))
 ELSE '{}' END"""
 
-# From the catalogue, which every role may read: the run-time role has rights on our tables only,
-# and so cannot read the version that Alembic notes in a table of its own. Nor may it always look
-# into the schema, so that a table whose schema is known is looked up there.
+# The check reads the catalogue, because the application's role has rights on our tables only, and
+# so cannot read Alembic's version table. A table whose schema is known is looked up by that schema,
+# because to_regclass() fails for a role without USAGE on the schema.
 _CHECK = f"""
     SELECT now() AS database_time, current_user::text AS role,
            current_setting('transaction_read_only') = 'on' AS read_only,
@@ -57,7 +58,7 @@ _CHECK = f"""
     ORDER BY asked.place
 """
 
-# These stand against every write of a row, also while they are waited for.
+# A lock in one of these modes blocks every write of a row, also while its session waits for it.
 STRONG_LOCKS = """('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')"""
 
 _NEEDED_RIGHTS = ("SELECT", "INSERT", "UPDATE")
@@ -65,10 +66,10 @@ _NEEDED_RIGHTS = ("SELECT", "INSERT", "UPDATE")
 
 @dataclass(frozen=True)
 class Found:
-    """A table as a role finds it.
+    """A table as a role finds it: whether it exists, and what the role may do with it.
 
     :ivar table: the table as this library declares it
-    :ivar row: the columns of the check
+    :ivar row: the table's row in the answer to the check's query
     """
 
     table: Table
@@ -76,12 +77,12 @@ class Found:
 
     @property
     def exists(self) -> bool:
-        """Whether it is there."""
+        """Whether the table exists."""
         return bool(self.row["table_exists"])
 
     @property
     def may_enter(self) -> bool:
-        """Whether the role may look into its schema."""
+        """Whether the role has USAGE on the table's schema."""
         return bool(self.row["may_enter"])
 
     @property
@@ -96,16 +97,16 @@ class Found:
 
     @property
     def lacks_columns(self) -> list[str]:
-        """The columns that this library needs, and that are missing."""
+        """The columns that this library needs and the table lacks."""
         columns = set(self.row["columns"])
         return [column.name for column in self.table.columns if column.name not in columns]
 
     def with_all_rights(self) -> Found:
-        """Return this as if the role had all rights on the table, and on its schema."""
+        """Return a copy in which the role has all rights on the table and its schema."""
         return replace(self, row={**self.row, "not_granted": [], "may_enter": True})
 
     def lacks_rights(self, needed: Sequence[str]) -> list[str]:
-        """Return the rights of these that the role lacks."""
+        """Return which of the needed rights the role lacks."""
         return [right for right in self.not_granted if right in needed]
 
 
@@ -114,17 +115,17 @@ def check_tables(
 ) -> datetime:
     """Make sure that tables can be used as they are.
 
-    Columns that this library does not know are left alone: during a rolling deployment the tables
-    may be newer than some of the replicas.
+    Unknown columns are ignored, because the tables may be newer than some replicas during a rolling
+    deployment.
 
     :param cursor: a psycopg cursor
     :param task_lock: the task lock table as this library declares it
-    :param tables: those that are needed: this one, and some of those beside it
-    :param user: the role that asks, for the message
+    :param tables: the needed tables: the task lock table, and some of the tables beside it
+    :param user: the role of the connection, for the message
     :return: the database's time
-    :raises TaskLockSchemaError: some are missing, old, or not permitted. The one message names all
-        that is missing.
-    :raises TaskLockDatabaseError: the database can only be read, as during a failover
+    :raises TaskLockSchemaError: a table is missing, old, or not permitted. One message names all
+        problems.
+    :raises TaskLockDatabaseError: the database is read-only, as during a failover
     """
     found = look_up(cursor, tables)
     problems = problems_of(found, task_lock, user)
@@ -140,18 +141,18 @@ def check_tables(
 def find_problem(
     cursor: Any, task_lock: Table, table: Table, user: str | None
 ) -> TaskLockSchemaError | None:
-    """Return what is missing of a table and the rights on it; ``None`` if nothing is.
+    """Return the first problem of a table and the rights on it; ``None`` if there is none.
 
     :param cursor: a psycopg cursor
     :param task_lock: the task lock table
-    :param table: that one, or one beside it
+    :param table: the task lock table, or a table beside it
     """
     problems = problems_of(look_up(cursor, [table]), task_lock, user)
     return problems[0] if problems else None
 
 
 def look_up(cursor: Any, tables: Sequence[Table]) -> list[Found]:
-    """Return how a role finds tables of one schema.
+    """Look up tables of one schema as the connection's role finds them.
 
     :param cursor: a psycopg cursor
     """
@@ -164,10 +165,10 @@ def look_up(cursor: Any, tables: Sequence[Table]) -> list[Found]:
 def problems_of(
     found: Sequence[Found], task_lock: Table, user: str | None
 ) -> list[TaskLockSchemaError]:
-    """Return what keeps tables from being used: one error for each kind of problem.
+    """Return one error for each kind of problem that makes tables unusable.
 
-    :param found: as of :func:`look_up`
-    :param user: the role that asks, if the server has not told it
+    :param found: the answer of :func:`look_up`
+    :param user: the role of the connection, for messages if the server has not named it
     """
     problems = []
     there = [each for each in found if each.exists]
@@ -188,7 +189,7 @@ def problems_of(
     if lacking or not may_enter:
         lacking = lacking or {there[0].table: []}
         problems.append(missing_grants(lacking, role, on_schema=not may_enter))
-    # Else the rows would not be there, and each claim be refused.
+    # Without a policy the rows are invisible, so that each claim would be refused.
     problems += [
         missing_policy(each.table, role, each.without_policy)
         for each in there
@@ -208,10 +209,10 @@ def _rights_needed(task_lock: Table, table: Table) -> Sequence[str]:
 
 
 def lock_query(tables: Sequence[Table]) -> bytes:
-    """Return the query that tells, as one text, who has tables locked against claims.
+    """Return the query for the session that blocks claims by its lock on a table.
 
-    It returns no row if nobody has. A session that waits for such a lock stands against claims as
-    well, as an ALTER TABLE behind a transaction that has only read.
+    The query returns one text, or no row. A session that only waits for such a lock blocks claims,
+    too: for example an ALTER TABLE that waits for a transaction that has read the table.
     """
     names = ", ".join(f"to_regclass({literal(quoted_name(table))})" for table in tables)
     return f"""
@@ -239,11 +240,11 @@ DOWNGRADE_COMMAND = "apscheduler-tasklock downgrade"
 def explain_rejection(
     error: psycopg.Error, table: Table, user: str | None, where: str
 ) -> TaskLockError:
-    """Return the error to raise for a failure that another attempt would not overcome.
+    """Return the error to raise for a statement that PostgreSQL rejects every time.
 
-    :param error: what PostgreSQL said
+    :param error: PostgreSQL's error
     :param table: the task lock table
-    :param user: the role that asked, if known
+    :param user: the role of the connection, if known
     :param where: the database, shown in messages
     """
     if isinstance(error, psycopg.errors.UndefinedTable):
@@ -255,58 +256,59 @@ def explain_rejection(
     if isinstance(error, psycopg.errors.InsufficientPrivilege):
         said = one_line(error)
         named = _named(table, said)
-        refused = table if named is None else named
-        return missing_grant(refused, user, said, _rights_needed(table, refused))
+        rejected = table if named is None else named
+        return missing_grant(rejected, user, said, _rights_needed(table, rejected))
     return TaskLockError(f"the task lock database ({where}) rejects this: {one_line(error)}")
 
 
-def explain_refusal(
+def explain_missing_rights(
     cursor: Any, error: psycopg.errors.InsufficientPrivilege, table: Table, user: str | None
 ) -> TaskLockSchemaError:
     """Return the error for a statement that a role may not run, with the rights that it lacks.
 
-    :param cursor: of the connection that was refused, outside a transaction
+    :param cursor: of the same connection, outside a transaction
     :param table: the task lock table
-    :param user: the role that asked, for the message
+    :param user: the role of the connection, for the message
     """
     said = one_line(error)
     named = _named(table, said)
-    refused = table if named is None else named
-    # A schema that the role may not look into keeps it from all tables but that of the jobs, which
-    # only a job store needs.
+    rejected = table if named is None else named
+    # An error without a table's name is about the schema. Then all tables are checked, except the
+    # jobs' table, because only a job store needs it.
     asked = [named] if named is not None else tables_of(table)[:-1]
     try:
         found, *others = look_up(cursor, asked)
-    except psycopg.Error:  # somebody has changed the connection's rights, too
-        return missing_grant(refused, user, said, _rights_needed(table, refused))
+    except psycopg.Error:  # the role may not even read the catalogue
+        return missing_grant(rejected, user, said, _rights_needed(table, rejected))
     problems = problems_of([found, *others], table, user)
     if problems:
         return _as_one(problems)
     role, rights = found.row["role"], found.not_granted
-    if rights:  # to delete, which most roles do without
-        return missing_grant(refused, role, rights=rights)
+    if rights:  # the role lacks only DELETE, which is no problem on most tables
+        return missing_grant(rejected, role, rights=rights)
     return TaskLockSchemaError(
-        f"role {quoted(role)} may not use the table {refused.fullname} (PostgreSQL: {said}); let "
-        f"its owner look at its policies and triggers, with: \\d {quoted_name(refused)}"
+        f"role {quoted(role)} may not use the table {rejected.fullname} (PostgreSQL: {said}); let "
+        f"its owner look at its policies and triggers, with: \\d {quoted_name(rejected)}"
     )
 
 
 def _named(table: Table, said: str) -> Table | None:
-    """Return the table that PostgreSQL names, of ours; ``None`` if it names none."""
-    # The names of those beside the task lock table begin with its own.
+    """Return which of our tables PostgreSQL's message names; ``None`` if it names none."""
+    # The task lock table's name is looked for last, because the other tables' names begin with it.
     return next((each for each in reversed(tables_of(table)) if each.name in said), None)
 
 
 def missing_table(table: Table, beside: Table | None = None) -> TaskLockSchemaError:
-    """Return the error for a database that was never upgraded.
+    """Return the error for a missing table.
 
-    :param beside: the table that is missing, if it is one of those beside the task lock table
+    :param table: the task lock table
+    :param beside: the missing table; by default the task lock table
     """
     return missing_tables(table, [table if beside is None else beside])
 
 
 def missing_tables(table: Table, missing: Sequence[Table]) -> TaskLockSchemaError:
-    """Return the error for a database in which some of our tables are missing.
+    """Return the error for missing tables.
 
     :param table: the task lock table
     """
@@ -321,9 +323,11 @@ def missing_tables(table: Table, missing: Sequence[Table]) -> TaskLockSchemaErro
 def old_table(table: Table, missing: str = "", beside: Table | None = None) -> TaskLockSchemaError:
     """Return the error for a table that an unreleased version of this library made.
 
-    No other lacks a column, as long as there is one revision.
+    A table of a released version lacks no column, because there is only one revision.
 
-    :param beside: the table that is old, if it is one of those beside the task lock table
+    :param table: the task lock table
+    :param missing: a column that the old table lacks
+    :param beside: the old table; by default the task lock table
     """
     what = f" (it has no column {missing})" if missing else ""
     old = table if beside is None else beside
@@ -336,11 +340,11 @@ def old_table(table: Table, missing: str = "", beside: Table | None = None) -> T
 def missing_grant(
     table: Table, user: str | None, said: str = "", rights: Sequence[str] = ()
 ) -> TaskLockSchemaError:
-    """Return the error for a role that may not use the table.
+    """Return the error for a role that may not use a table.
 
-    :param table: the task lock table, or one beside it
-    :param said: PostgreSQL's own words, where it is not known which rights are missing
-    :param rights: that it lacks; by default all that a replica needs
+    :param table: the task lock table, or a table beside it
+    :param said: PostgreSQL's message, where the missing rights are not known
+    :param rights: the missing rights; by default all that a replica needs
     """
     lacking = {table: rights or _NEEDED_RIGHTS}
     return missing_grants(lacking, user, said, on_schema=table.schema is not None)
@@ -355,9 +359,9 @@ def missing_grants(
 ) -> TaskLockSchemaError:
     """Return the error for a role that lacks rights on some of our tables.
 
-    :param lacking: the rights that it lacks, by table
-    :param said: PostgreSQL's own words, where it is not known which rights are missing
-    :param on_schema: whether it may not look into their schema either
+    :param lacking: the missing rights by table
+    :param said: PostgreSQL's message, where the missing rights are not known
+    :param on_schema: whether the role also lacks USAGE on the schema
     """
     role = quoted(user) if user else "<the application's role>"
     tables = list(lacking)
@@ -379,10 +383,10 @@ def missing_grants(
 def missing_policy(table: Table, user: str | None, commands: Sequence[str]) -> TaskLockSchemaError:
     """Return the error for a role from which row-level security hides the rows.
 
-    :param commands: for which it has no policy
+    :param commands: the commands for which the role has no policy
     """
     role = quoted(user) if user else "<the application's role>"
-    # Each role has one of its own.
+    # The policy's name contains the role, because each role needs its own policy.
     name = f"task_lock_of_{user or 'the_application'}".encode()[:LONGEST_IDENTIFIER]
     policy = quoted(name.decode(errors="ignore"))
     return TaskLockSchemaError(

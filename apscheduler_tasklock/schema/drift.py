@@ -1,7 +1,7 @@
-"""What a database has of the tables, beside the revision that is noted, and what follows from that.
+"""Compares the tables in a database with the noted revision, and plans what a migration does.
 
-Alembic looks at its version table alone. But tables are dropped without it, restored without it,
-made by a newer version of this library, or by one that was never released.
+Alembic reads only its own version table. But tables may have been dropped or restored without the
+version table, or made by a newer or an unreleased version of this library.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from apscheduler_tasklock.schema.table import (
     task_lock_table,
 )
 
-# What Alembic calls the state before the first revision.
+# Alembic's name for the state before the first revision.
 BASE = "base"
 
-# SQLSTATEs of what a role may not do.
+# The SQLSTATEs of missing rights.
 _INSUFFICIENT_PRIVILEGE, _NO_SCHEMA = "42501", "3F000"
 
 _LOOK = """
@@ -62,11 +62,12 @@ _LOOK = """
 class TableThere:
     """A table that was found.
 
-    :ivar schema: where it is
-    :ivar owner: the role whose it is
-    :ivar readable: whether the role that asks may read it
-    :ivar changeable: whether that role may alter and drop it, as its owner and members of that may
-    :ivar columns: the names of its columns
+    :ivar schema: the table's schema
+    :ivar owner: the table's owner
+    :ivar readable: whether the connection's role may read the table
+    :ivar changeable: whether that role may alter and drop the table, because the role is the owner
+        or a member of the owner
+    :ivar columns: the names of the table's columns
     """
 
     schema: str
@@ -78,16 +79,16 @@ class TableThere:
 
 @dataclass(frozen=True)
 class There:
-    """What a database has of the tables.
+    """The tables that a database has.
 
     :ivar declared: the task lock table as this library declares it
-    :ivar tables: those that there are, by name, without the version table
-    :ivar versions: the version table, if there is one
-    :ivar noted: the revision in it, if there is one
-    :ivar role: who is logged in
-    :ivar schema: where tables are created; ``None`` if that schema does not exist
-    :ivar schema_owner: whose the schema is; of the schema public, the database's owner
-    :ivar database_owner: whose the database is
+    :ivar tables: the tables that exist, by name, without the version table
+    :ivar versions: the version table, if it exists
+    :ivar noted: the revision in the version table, if there is one
+    :ivar role: the connection's role
+    :ivar schema: the schema in which tables are created; ``None`` if it does not exist
+    :ivar schema_owner: the schema's owner; for the schema public, the database's owner
+    :ivar database_owner: the database's owner
     """
 
     declared: Table
@@ -101,18 +102,18 @@ class There:
 
     @property
     def missing(self) -> list[Table]:
-        """The tables that there are not."""
+        """The tables that do not exist."""
         return [table for table in tables_of(self.declared) if table.name not in self.tables]
 
     @property
     def is_kept_by_others(self) -> bool:
-        """Whether no table is missing, and this role may not change them all."""
+        """Whether no table is missing, but the role may not change every table."""
         found = [*self.tables.values(), *([self.versions] if self.versions else [])]
         return not self.missing and not all(each.changeable for each in found)
 
     @property
     def incomplete(self) -> tuple[Table, str] | None:
-        """A table that lacks a column that this library needs, and the column, if there is one."""
+        """The first table that lacks a needed column, and that column; or ``None``."""
         for table in tables_of(self.declared):
             there = self.tables.get(table.name)
             for column in table.columns if there else ():
@@ -122,18 +123,18 @@ class There:
 
     @property
     def versions_name(self) -> str:
-        """The version table's name, as SQL has it."""
+        """The version table's name, qualified and quoted for SQL."""
         schema = self.versions.schema if self.versions else self.declared.schema
         return qualified(self.declared.name + VERSION_SUFFIX, schema)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be done before the revisions are run, or in their place.
+    """The plan of a migration: statements to execute, and whether the revisions run after them.
 
-    :ivar statements: in this order
-    :ivar runs_revisions: whether the revisions are run afterwards
-    :ivar notes: what a user is to be told
+    :ivar statements: to be executed in this order
+    :ivar runs_revisions: whether the revisions are run after the statements
+    :ivar notes: texts to log or print for the user
     """
 
     statements: tuple[str, ...] = ()
@@ -142,14 +143,14 @@ class Plan:
 
 
 Execute = Callable[[str], Sequence[Any]]
-"""Runs a statement and returns its rows. The statement has its values in it."""
+"""Executes a statement without parameters, and returns its rows."""
 
 
 def look(execute: Execute, schema: str | None, table: str) -> There:
-    """Return what the database has of the tables, with the revision that is noted.
+    """Return the tables that the database has, with the noted revision.
 
-    :param execute: on the connection that migrates
-    :raises TaskLockSchemaError: the role may not read which revision is noted
+    :param execute: executes statements on the connection that migrates
+    :raises TaskLockSchemaError: the role may not read the version table
     """
     there = find(execute, schema, table)
     if there.versions is None:
@@ -162,9 +163,9 @@ def look(execute: Execute, schema: str | None, table: str) -> There:
 
 
 def find(execute: Execute, schema: str | None, table: str) -> There:
-    """Return what the database has of the tables, as every role may see it: without the revision.
+    """Return the tables that the database has, without the noted revision. Needs no rights.
 
-    :param execute: as of :func:`look`
+    :param execute: as for :func:`look`
     """
     declared = task_lock_table(table, schema)
     ours = [each.name for each in tables_of(declared)]
@@ -191,10 +192,10 @@ def find(execute: Execute, schema: str | None, table: str) -> There:
 
 
 def upgrading(there: There, known: Sequence[str]) -> Plan:
-    """Return what an upgrade does.
+    """Return the plan of an upgrade.
 
-    :param known: the revisions that this library has, the oldest first
-    :raises TaskLockSchemaError: the tables are of an unreleased version, or of somebody else
+    :param known: the revisions of this library, the oldest first
+    :raises TaskLockSchemaError: an unreleased version or another program made the tables
     """
     noted, head = there.noted, known[-1]
     if not there.tables:
@@ -235,15 +236,15 @@ def _from_nothing(there: There) -> Plan:
         runs_revisions=True,
         notes=(
             f"the tables were missing, although revision {there.noted} was noted: made anew, "
-            "without what they held; other roles have no rights on them, except by default",
+            "without their earlier rows; other roles have no rights on them, except by default",
         ),
     )
 
 
 def dropping(there: There, known: Sequence[str]) -> Plan:
-    """Return what a downgrade to before the first revision does.
+    """Return the plan of a downgrade that drops the tables.
 
-    :raises TaskLockSchemaError: the tables are of a newer version, or of somebody else
+    :raises TaskLockSchemaError: a newer version or another program made the tables
     """
     if there.noted in known:
         return Plan(runs_revisions=True)
@@ -264,7 +265,7 @@ def dropping(there: There, known: Sequence[str]) -> Plan:
 
 
 def newer_than(there: There, head: str) -> TaskLockSchemaError:
-    """Return the error for tables that this library cannot take back."""
+    """Return the error for tables that this library cannot downgrade."""
     return TaskLockSchemaError(
         f"the tables of {there.declared.fullname} are of a newer version of this library (revision "
         f"{there.noted}; this one knows {head} as the last); downgrade with that version"
@@ -272,7 +273,7 @@ def newer_than(there: There, head: str) -> TaskLockSchemaError:
 
 
 def is_of_rights(error: BaseException | None) -> bool:
-    """Tell whether a driver's error is that the role may not do something."""
+    """Return whether a driver's error is about missing rights."""
     code = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
     return code in (_INSUFFICIENT_PRIVILEGE, _NO_SCHEMA)
 
@@ -280,8 +281,8 @@ def is_of_rights(error: BaseException | None) -> bool:
 def wrong_role(there: There, what: str, said: str) -> TaskLockSchemaError:
     """Return the error for a role that may not migrate the tables.
 
-    :param what: the command that it may run
-    :param said: PostgreSQL's own words
+    :param what: the command to run as another role
+    :param said: PostgreSQL's message
     """
     role = quoted(there.role)
     problem = f"role {role} may not change the tables of the task lock (PostgreSQL: {said})"
@@ -321,9 +322,10 @@ def _named(tables: Sequence[Table]) -> str:
 
 
 def _creating(there: There, missing: Sequence[Table]) -> list[str]:
-    """Return the statements that make some tables beside the others, with the same grants."""
+    """Return the statements that create missing tables, with the grants of an existing table."""
     first_name, first = next(iter(there.tables.items()))
-    # Where the others are: the search_path may begin with another schema by now.
+    # The missing tables are created in the schema of the existing ones, because the search_path may
+    # begin with another schema by now.
     declared = task_lock_table(there.declared.name, first.schema)
     names = {table.name for table in missing}
     statements = []
@@ -333,8 +335,8 @@ def _creating(there: There, missing: Sequence[Table]) -> list[str]:
         statements.append(str(CreateTable(table).compile(dialect=DIALECT)))
         parameters = storage_parameters(table, declared)
         if parameters:
-            told = ", ".join(f"{name} = {value}" for name, value in parameters.items())
-            statements.append(f"ALTER TABLE {quoted_name(table)} SET ({told})")
+            settings = ", ".join(f"{name} = {value}" for name, value in parameters.items())
+            statements.append(f"ALTER TABLE {quoted_name(table)} SET ({settings})")
         statements += [
             str(CreateIndex(index).compile(dialect=DIALECT))
             for index in sorted(table.indexes, key=lambda index: str(index.name))

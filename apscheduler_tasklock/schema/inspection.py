@@ -1,4 +1,4 @@
-"""What there is to know of a database that the task lock is set up in. For `doctor`."""
+"""Reads the state of a server and of the task lock's tables, for `doctor`."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _LOCKS_ON = """
           AND pid IS DISTINCT FROM pg_backend_pid()
 """
 
-# Who waits in the queue is named with those that he waits for.
+# A session that waits for its lock is listed together with the sessions that block it.
 _BLOCKERS = f"""
     WITH held AS ({_LOCKS_ON} AND mode IN {STRONG_LOCKS}),
          blocking AS (SELECT pid, prepared, mode, granted FROM held
@@ -74,7 +74,7 @@ _BLOCKERS = f"""
     GROUP BY 1, 2, 4, 5, 6, 7 ORDER BY holds DESC, since, 1
 """
 
-# A replica's own transactions are one statement each.
+# No long transaction is a replica's, because each statement of a replica is its own transaction.
 _OPEN_TRANSACTIONS = f"""
     WITH held AS ({_LOCKS_ON} AND granted AND mode IN ('RowShareLock', 'RowExclusiveLock'))
     SELECT held.pid, prepared_xact.gid, string_agg(DISTINCT mode, ', ') AS modes,
@@ -118,8 +118,8 @@ _NEW_ROW = {
                 0, 0, false, '', true)
     """,
     "run": """
-        INSERT INTO {name} (task_name, slot, token, started_at, ended_at, replica, kind, outcome)
-        VALUES ($1, 0, 0, now(), now(), 'doctor', 'hold', 'ok')
+        INSERT INTO {name} (task_name, ring, slot, started_at, ended_at, replica, kind, outcome)
+        VALUES ($1, 'runs', 0, now(), now(), 'doctor', 'hold', 'ok')
     """,
     "replica": """
         INSERT INTO {name} (replica_id, host, version, started_at, seen_at, tasks)
@@ -135,15 +135,15 @@ _NEW_ROW = {
 
 @dataclass(frozen=True)
 class ServerState:
-    """A server, as a connection to it sees it.
+    """A server and a connection to it.
 
-    :ivar database_time: its time
-    :ivar backend_pid: the process that answers
-    :ivar version: as in ``17.2``
-    :ivar version_number: as in ``170002``
-    :ivar read_only: whether nothing can be written
-    :ivar is_standby: whether that is because it is a standby
-    :ivar role: who is logged in
+    :ivar database_time: the server's time
+    :ivar backend_pid: the connection's server process
+    :ivar version: such as ``17.2``
+    :ivar version_number: such as ``170002``
+    :ivar read_only: whether transactions are read-only
+    :ivar is_standby: whether the server is a standby
+    :ivar role: the connection's role
     """
 
     database_time: datetime
@@ -157,10 +157,10 @@ class ServerState:
 
 @dataclass(frozen=True)
 class Statistics:
-    """What the server has counted of a table.
+    """The server's statistics of a table.
 
-    :ivar live_rows: rows that there are
-    :ivar dead_rows: versions of rows that a vacuum would remove
+    :ivar live_rows: number of rows
+    :ivar dead_rows: number of versions of rows that a vacuum would remove
     """
 
     live_rows: int
@@ -169,12 +169,12 @@ class Statistics:
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """A table of the same name and columns in another schema.
+    """A table in another schema, with the name and the key columns of one of our tables.
 
-    :ivar schema: which one
-    :ivar owner: the role whose the table is
-    :ivar may_use: whether the role may look into it
-    :ivar in_path: whether the ``search_path`` has it
+    :ivar schema: the other schema
+    :ivar owner: the table's owner
+    :ivar may_use: whether the connection's role has USAGE on the schema
+    :ivar in_path: whether the schema is on the ``search_path``
     """
 
     schema: str
@@ -185,16 +185,17 @@ class Elsewhere:
 
 @dataclass(frozen=True)
 class Blocker:
-    """A session, or a prepared transaction, that has something of our tables locked.
+    """A session, or a prepared transaction, that has locks on our tables or waits for them.
 
-    :ivar pid: the session's server process; ``None`` of a prepared transaction
+    :ivar pid: the session's server process; ``None`` for a prepared transaction
     :ivar gid: the prepared transaction's name
-    :ivar modes: how it has tables locked; ``None`` if it only keeps another session waiting
-    :ivar application: its ``application_name``
-    :ivar role: its role
-    :ivar since: since when its transaction is open; ``None`` if this role may not see that
-    :ivar state: what it does, as ``idle in transaction``; ``None`` if this role may not see that
-    :ivar holds: whether it has what it asked for, and is not itself waiting
+    :ivar modes: the modes of its locks; ``None`` if it has none on our tables, and only blocks
+        another session of the list
+    :ivar application: the session's ``application_name``
+    :ivar role: the session's role
+    :ivar since: the start of its transaction; ``None`` if this role may not see it
+    :ivar state: such as ``idle in transaction``; ``None`` if this role may not see it
+    :ivar holds: whether its locks are granted, and it does not wait
     """
 
     pid: int | None
@@ -209,11 +210,11 @@ class Blocker:
 
 @dataclass(frozen=True)
 class Connections:
-    """How many connections there are, and may be.
+    """A limit of connections, and how many there are.
 
-    :ivar of: the ``server``, the ``role`` or the ``database``
-    :ivar used: how many there are
-    :ivar allowed: how many there may be
+    :ivar of: the owner of the limit: ``server``, ``role`` or ``database``
+    :ivar used: number of connections
+    :ivar allowed: the limit
     """
 
     of: str
@@ -223,11 +224,11 @@ class Connections:
 
 @dataclass(frozen=True)
 class Revision:
-    """How far the tables are migrated.
+    """The revision of the tables.
 
-    :ivar there: the revision that Alembic noted; ``None`` if it noted none
-    :ivar head: the one that this library needs
-    :ivar is_known: whether this library has the revision that is there; a newer one has others
+    :ivar there: the revision that Alembic noted, or ``None``
+    :ivar head: the revision that this library needs
+    :ivar is_known: whether this library knows the noted revision; a newer version has others
     """
 
     there: str | None
@@ -236,9 +237,9 @@ class Revision:
 
 
 def read_server(cursor: Any) -> ServerState:
-    """Return what the server says of itself.
+    """Return the state of the server.
 
-    :param cursor: as of ``raw_cursor``
+    :param cursor: a cursor of ``raw_cursor``
     """
     cursor.row_factory = class_row(ServerState)
     state: ServerState = cursor.execute(_SERVER).fetchone()
@@ -246,16 +247,16 @@ def read_server(cursor: Any) -> ServerState:
 
 
 def read_statistics(cursor: Any, table: Table) -> Statistics:
-    """Return what the server has counted of a table; zeros if it has counted nothing."""
+    """Return the server's statistics of a table; zeros if there are none."""
     cursor.row_factory = class_row(Statistics)
     found: Statistics | None = cursor.execute(_STATISTICS, [quoted_name(table)]).fetchone()
     return found or Statistics(0, 0)
 
 
 def has_table(cursor: Any, table: Table) -> bool:
-    """Tell whether there is a table.
+    """Return whether a table exists.
 
-    :raises psycopg.errors.InsufficientPrivilege: the role may not look into its schema
+    :raises psycopg.errors.InsufficientPrivilege: the role lacks USAGE on the table's schema
     """
     cursor.row_factory = tuple_row
     [is_there] = cursor.execute(
@@ -265,7 +266,7 @@ def has_table(cursor: Any, table: Table) -> bool:
 
 
 def read_elsewhere(cursor: Any, table: Table) -> list[Elsewhere]:
-    """Return where else in the database there is a table of that name, with its key."""
+    """Return the tables of the same name and key in other schemas."""
     cursor.row_factory = class_row(Elsewhere)
     key = [column.name for column in table.primary_key]
     found: list[Elsewhere] = cursor.execute(_ELSEWHERE, [table.name, table.schema, key]).fetchall()
@@ -273,14 +274,14 @@ def read_elsewhere(cursor: Any, table: Table) -> list[Elsewhere]:
 
 
 def read_blockers(cursor: Any, tables: Sequence[Table]) -> list[Blocker]:
-    """Return who stands against writing to these tables, which there are."""
+    """Return the sessions that block writes to tables. The tables must exist."""
     cursor.row_factory = class_row(Blocker)
     found: list[Blocker] = cursor.execute(_BLOCKERS, [_names(tables)]).fetchall()
     return found
 
 
 def read_open_transactions(cursor: Any, tables: Sequence[Table], seconds: float) -> list[Blocker]:
-    """Return whose transactions have been open for so long, and may have rows of these locked."""
+    """Return transactions open for more than ``seconds`` that may have rows of tables locked."""
     cursor.row_factory = class_row(Blocker)
     arguments = [_names(tables), seconds]
     found: list[Blocker] = cursor.execute(_OPEN_TRANSACTIONS, arguments).fetchall()
@@ -299,7 +300,7 @@ def _names(tables: Sequence[Table]) -> list[str]:
 
 
 def noted_in(table: Table) -> Table:
-    """Return the table in which Alembic notes the revision of our tables."""
+    """Return Alembic's version table of our tables."""
     names = version_table(table.schema, table.name)
     return Table(names["version_table"], MetaData(), schema=table.schema)
 
@@ -307,7 +308,7 @@ def noted_in(table: Table) -> Table:
 def read_revision(cursor: Any, table: Table) -> Revision:
     """Return the revision of the tables.
 
-    :raises psycopg.errors.InsufficientPrivilege: only the tables' owner may read it, as is usual
+    :raises psycopg.errors.InsufficientPrivilege: the role may not read the version table
     """
     noted = noted_in(table)
     row = None
@@ -320,9 +321,9 @@ def read_revision(cursor: Any, table: Table) -> Revision:
 
 
 def read_versions(cursor: Any, task_lock: Table, alive_for: float) -> dict[str, int]:
-    """Return how many replicas have each version of the library.
+    """Return the number of live replicas by their version of the library.
 
-    :param alive_for: seconds after its last sign that a replica counts as alive
+    :param alive_for: the seconds for which a replica counts as live after its last sign of life
     """
     cursor.row_factory = dict_row
     query = f"""
@@ -335,9 +336,9 @@ def read_versions(cursor: Any, task_lock: Table, alive_for: float) -> dict[str, 
 
 
 def read_rejected(cursor: Any, task_lock: Table, alive_for: float) -> dict[str, list[str]]:
-    """Return what the database rejects of replicas' work, and of which replicas.
+    """Return the requests that the database rejects, each with its live replicas.
 
-    :param alive_for: seconds after its last sign that a replica counts as alive
+    :param alive_for: the seconds for which a replica counts as live after its last sign of life
     """
     cursor.row_factory = dict_row
     query = f"""
@@ -351,18 +352,18 @@ def read_rejected(cursor: Any, task_lock: Table, alive_for: float) -> dict[str, 
 
 
 def limit_locks(cursor: Any) -> None:
-    """Let what follows in this transaction wait for a lock for 3 seconds at most."""
+    """Limit the waits for locks in this transaction to 3 seconds."""
     cursor.row_factory = tuple_row
     cursor.execute("SELECT set_config('lock_timeout', '3s', true)")
 
 
 def try_to_write(cursor: Any, table: Table, task_lock: Table, prefix: str) -> bool:
-    """Insert a row into one of our tables and update it; the caller rolls that back.
+    """Insert a row into one of our tables and update it. The caller rolls back.
 
-    :param table: the task lock table or one beside it
-    :param prefix: what the row's name begins with, as a policy may ask for
-    :return: whether the row could be seen afterwards
-    :raises psycopg.Error: a policy, a trigger or something else rejects it
+    :param table: the task lock table, or a table beside it
+    :param prefix: the prefix of the row's name, because a policy may ask for one
+    :return: whether the inserted row was visible to the update
+    :raises psycopg.Error: a policy, a trigger or a constraint rejects the row
     """
     kind, key = {
         run_table(task_lock).name: ("run", "task_name"),

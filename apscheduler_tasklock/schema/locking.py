@@ -1,4 +1,4 @@
-"""What the migrations do beside tables that are in use."""
+"""Statements for migrations: changes of tables in use, grants, and the id of the jobs' table."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from alembic.operations import Operations
 
 from apscheduler_tasklock.schema.table import literal, quoted
 
-# Milliseconds that an attempt waits for others to leave the table, and how many attempts there are.
-# While one waits, every claim waits behind it: for longer, and jobs would be missed.
+# Limits the milliseconds that one attempt waits for the table's lock, and the number of attempts.
+# All claims wait while an attempt waits, so a longer wait would cause misfires.
 LOCK_TIMEOUT = 1000
 MOST_ATTEMPTS = 30
 
-# One statement, which is retried in the server: also where a DBA runs printed SQL.
+# All attempts are in one statement, so that printed SQL also makes them when a DBA runs the SQL.
 _UNTIL_UNLOCKED = """
 DECLARE
     before text := current_setting('lock_timeout');
@@ -34,7 +34,7 @@ BEGIN
 END
 """
 
-# Whoever may use the task lock table may use what lies beside it.
+# Grants each role the rights on another table that it has on the task lock table.
 _GRANT_LIKE = """
 DECLARE
     entry record;
@@ -52,8 +52,8 @@ BEGIN
     END LOOP;
 END
 """
-# Only the table's owner can change a comment, and a backup has it. The id is made by the server, so
-# that printed SQL gives each database another one.
+# The id is in the table's comment, because only the table's owner can change the comment, and
+# backups contain it. The server makes the id, so that printed SQL makes another in each database.
 _IDENTIFY = """
 BEGIN
     EXECUTE 'COMMENT ON TABLE ' || {table_literal} || ' IS ' || pg_catalog.quote_literal(
@@ -73,15 +73,16 @@ def qualified(table: str, schema: str | None) -> str:
 
 
 def execute_when_unlocked(op: Operations, statement: str) -> None:
-    """Run a statement that needs a table for itself, without keeping claims waiting for long.
+    """Run a statement that needs an exclusive lock on a table, without long waits of claims.
 
-    It waits for a second, lets claims pass, and tries again, for about a minute.
+    Each attempt waits for the lock for a second. Claims go on between the attempts. After 30
+    attempts, which take about a minute, the statement fails.
     """
     _execute(op, when_unlocked(statement))
 
 
 def when_unlocked(statement: str) -> str:
-    """Return the statement that does what :func:`execute_when_unlocked` does."""
+    """Return the statement that :func:`execute_when_unlocked` runs."""
     return _block(
         _UNTIL_UNLOCKED.format(most=MOST_ATTEMPTS, timeout=LOCK_TIMEOUT, statement=statement)
     )
@@ -90,15 +91,15 @@ def when_unlocked(statement: str) -> str:
 def grant_like(
     op: Operations, table: str, beside: str, schema: str | None, *, deletes: bool = False
 ) -> None:
-    """Grant on one table what roles may do with another.
+    """Grant each role the rights on the table ``beside`` that it has on ``table``.
 
-    :param deletes: whether those that may update may delete as well
+    :param deletes: whether roles with UPDATE also get DELETE
     """
     _execute(op, granting_like(table, beside, schema, deletes=deletes))
 
 
 def granting_like(table: str, beside: str, schema: str | None, *, deletes: bool = False) -> str:
-    """Return the statement that does what :func:`grant_like` does."""
+    """Return the statement that :func:`grant_like` runs."""
     beside_literal = literal(qualified(beside, schema))
     return _block(
         _GRANT_LIKE.format(
@@ -110,7 +111,7 @@ def granting_like(table: str, beside: str, schema: str | None, *, deletes: bool 
 
 
 def _block(body: str) -> str:
-    """Return the statement that runs a block of PL/pgSQL, whatever names are in it."""
+    """Return a DO statement with a block of PL/pgSQL, which may contain any names."""
     quote = "$tasklock$"
     while quote in body:
         quote = f"{quote[:-1]}_$"
@@ -118,14 +119,14 @@ def _block(body: str) -> str:
 
 
 def identify(op: Operations, table: str, schema: str | None) -> None:
-    """Give a table an id, which the signatures of its rows are made with."""
+    """Give a table an id, which the signatures of its rows cover."""
     _execute(op, identifying(table, schema))
 
 
 def identifying(table: str, schema: str | None) -> str:
-    """Return the statement that does what :func:`identify` does."""
+    """Return the statement that :func:`identify` runs."""
     return _block(_IDENTIFY.format(table_literal=literal(qualified(table, schema))))
 
 
 def _execute(op: Operations, statement: str) -> None:
-    op.execute(statement.replace(":", r"\:"))  # which begins a parameter here
+    op.execute(statement.replace(":", r"\:"))  # a plain colon would begin a parameter

@@ -1,4 +1,4 @@
-"""Creating and upgrading the task lock table, with Alembic."""
+"""Creates, upgrades and drops the tables of the task lock, with Alembic."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sqlalchemy.pool import NullPool
 from sqlalchemy.schema import CreateSchema
 
 from apscheduler_tasklock._database.connection import connect_parameters
-from apscheduler_tasklock._database.errors import one_line
+from apscheduler_tasklock._database.sqlstates import one_line
 from apscheduler_tasklock._database.url import parse_url
 from apscheduler_tasklock._values import logger_of
 from apscheduler_tasklock.errors import TaskLockError
@@ -49,20 +49,22 @@ from apscheduler_tasklock.schema.table import (
 
 logger = logger_of(__name__)
 
-# Any number will do as long as it is the same everywhere: replicas that upgrade at the same
-# moment wait for each other on it.
+# The advisory lock on which replicas wait for each other when they upgrade at the same time. The
+# number is arbitrary.
 UPGRADE_LOCK = 0x7461736B6C6F636B
 
+# Limits the wait for another process's migration.
 LOCK_TIMEOUT = "60s"
+# Limits the seconds of connecting to one host.
 _CONNECT_TIMEOUT = 10
 
 
 @dataclass(frozen=True)
 class Migrated:
-    """What a migration has done.
+    """The outcome of a migration.
 
-    :ivar changed: whether there was anything to do
-    :ivar notes: what a user is to be told
+    :ivar changed: whether the migration changed something
+    :ivar notes: texts to log or print for the user
     """
 
     changed: bool
@@ -78,20 +80,20 @@ def upgrade(
 ) -> bool:
     """Create the tables, or bring them up to date.
 
-    Replicas may call this at the same moment; one of them does the work. The schema is created if
-    it is missing. Tables that were dropped are made anew. Tables that a newer version of this
-    library has upgraded are left as they are. A warning is logged of both.
+    Replicas may call this function at the same moment; one of them does the work. A missing schema
+    is created. Tables that were dropped are created again, and a warning is logged. Tables that a
+    newer version of this library has upgraded stay as they are, and a warning is logged, too.
 
     :param database: a PostgreSQL URL of a role that may create tables
-    :param schema: schema of the table; ``None`` leaves it to the ``search_path``
+    :param schema: schema of the table; with ``None`` the ``search_path`` decides
     :param table: name of the table
     :param revision: an Alembic revision of this library
-    :return: whether there was anything to do
+    :return: whether the upgrade changed something
     :raises TaskLockOptionError: ``database`` is not a PostgreSQL URL, or ``schema`` or ``table`` is
-        no name that PostgreSQL can have
-    :raises TaskLockSchemaError: the role may not do that, or the tables were made by an unreleased
-        version of this library; the message says what to do
-    :raises sqlalchemy.exc.SQLAlchemyError: the database is unavailable, or rejects that
+        no valid name
+    :raises TaskLockSchemaError: the role may not change the tables, or an unreleased version of
+        this library made them; the message says what to do
+    :raises sqlalchemy.exc.SQLAlchemyError: the database is unavailable, or rejects a statement
     """
     migrated = upgrade_tables(database, schema=schema, table=table, revision=revision)
     log_notes(migrated.notes)
@@ -101,7 +103,7 @@ def upgrade(
 def upgrade_tables(
     database: str | URL, *, schema: str | None, table: str, revision: str = "head"
 ) -> Migrated:
-    """Do what :func:`upgrade` does, and return what there is to tell instead of logging it."""
+    """Do what :func:`upgrade` does, but return the notes instead of logging them."""
     return _run(database, schema, table, lambda config: command.upgrade(config, revision))
 
 
@@ -112,11 +114,11 @@ def downgrade(
     table: str = DEFAULT_TABLE,
     revision: str = "base",
 ) -> bool:
-    """Take the tables back to a revision; ``"base"`` drops them. See :func:`upgrade`.
+    """Downgrade the tables to a revision; ``"base"`` drops them. See :func:`upgrade`.
 
-    :return: whether there was anything to take back; if not, nothing is created either
-    :raises TaskLockSchemaError: the role may not do that, or a newer version of this library has
-        upgraded the tables
+    :return: whether the downgrade changed something. A downgrade never creates anything.
+    :raises TaskLockSchemaError: the role may not change the tables, or a newer version of this
+        library has upgraded them
     """
     return _run(database, schema, table, lambda config: command.downgrade(config, revision)).changed
 
@@ -133,25 +135,28 @@ def migrate(
     table: str = DEFAULT_TABLE,
     revision: str = "head",
 ) -> None:
-    """Take the tables to a revision within an application's own migration.
+    """Migrate the tables to a revision within an application's own migration.
 
     In the application's Alembic script: ``migrate(op.get_bind())`` in ``upgrade()``, and
-    ``migrate(op.get_bind(), revision="base")`` in ``downgrade()``. It takes part in the
-    connection's transaction, which the caller commits, and keeps a history of its own in
-    ``task_lock_alembic_version``. Under ``alembic upgrade --sql`` the statements go where the
-    application's own go, as for a database that has none of our tables, or all of them.
+    ``migrate(op.get_bind(), revision="base")`` in ``downgrade()``. The statements run in the
+    connection's transaction, which the caller commits. The revision is noted in the table
+    ``task_lock_alembic_version``, not in the application's version table.
+
+    Under ``alembic upgrade --sql`` the statements are printed among the application's statements.
+    Printed statements of an upgrade are for a database without our tables, and those of a downgrade
+    are for a database with all of them.
 
     :param connection: an SQLAlchemy connection; ``None`` in Alembic's offline mode, where
-        ``op.get_bind()`` has none
-    :param schema: schema of the table; ``None`` leaves it to the ``search_path``
+        ``op.get_bind()`` returns ``None``
+    :param schema: schema of the table; with ``None`` the ``search_path`` decides
     :param table: name of the table
-    :param revision: an Alembic revision of this library, newer or older than the one that is there;
+    :param revision: an Alembic revision of this library, newer or older than the noted revision;
         ``"base"`` drops the tables
-    :raises TaskLockError: there is no connection, and no migration is being run offline
-    :raises TaskLockSchemaError: as of :func:`upgrade` and :func:`downgrade`
+    :raises TaskLockError: there is no connection, and no offline migration is running
+    :raises TaskLockSchemaError: as :func:`upgrade` and :func:`downgrade`
     """
     offline = {}
-    if not isinstance(connection, Connection):  # offline, where there is none, or a mock of one
+    if not isinstance(connection, Connection):  # in offline mode it is None, or a mock
         connection = None
         offline = _offline_options(starts_at="head" if revision == BASE else None)
     context = _context_to(revision, schema, table, connection, offline)
@@ -159,7 +164,7 @@ def migrate(
 
 
 def revisions() -> list[str]:
-    """Return the revisions of this library, the oldest first; before them, ``"base"``."""
+    """Return ``"base"`` and the revisions of this library, the oldest first."""
     scripts = ScriptDirectory(str(scripts_folder()))
     known = [script.revision for script in scripts.iterate_revisions("head", BASE)]
     return [BASE, *reversed(known)]
@@ -173,11 +178,11 @@ def revision_sql(
     table: str = DEFAULT_TABLE,
     has_schema: bool = False,
 ) -> str:
-    """Return the statements that take the tables from one revision to another.
+    """Return the statements that migrate the tables from one revision to another.
 
-    They neither begin nor end a transaction. See :func:`revisions`.
+    The statements do not begin or end a transaction. See :func:`revisions`.
 
-    :param has_schema: whether the schema is there; if not, they create it
+    :param has_schema: whether the schema exists; if not, the statements create it
     """
     statements = StringIO()
     offline = {
@@ -201,12 +206,12 @@ def _context_to(
     connection: Connection | None,
     offline: dict[str, Any],
 ) -> MigrationContext:
-    """Return a context in which the tables go to a revision, up or down."""
-    task_lock_table(table, schema)  # which knows what PostgreSQL can have
+    """Return a context that upgrades or downgrades the tables to a revision."""
+    task_lock_table(table, schema)  # raises an error if a name is invalid
     scripts = ScriptDirectory(str(scripts_folder()))
 
     def to_revision(heads: Any, _context: MigrationContext) -> Any:
-        # What Alembic's own commands call; it has no public name.
+        # Alembic's own commands call these two methods, too, which have no public names.
         if revision == BASE or _is_older(scripts, revision, heads):
             return scripts._downgrade_revs(revision, heads)
         return scripts._upgrade_revs(revision, heads)
@@ -214,7 +219,7 @@ def _context_to(
     return MigrationContext.configure(
         connection,
         dialect_name="postgresql",
-        dialect_opts={"paramstyle": "named"},  # which leaves a percent sign in a name alone
+        dialect_opts={"paramstyle": "named"},  # so that names may contain percent signs
         opts={
             "fn": to_revision,
             "script": scripts,
@@ -226,8 +231,8 @@ def _context_to(
 
 
 def _is_older(scripts: ScriptDirectory, revision: str, heads: Any) -> bool:
-    """Tell whether a revision comes before those that the database has."""
-    if revision.startswith(("+", "-")):  # relative, which Alembic resolves itself
+    """Return whether a revision is older than the database's heads."""
+    if revision.startswith(("+", "-")):  # a relative revision, which Alembic resolves
         return revision.startswith("-")
     before = {script.revision for script in scripts.iterate_revisions(heads, "base")}
     before -= {heads} if isinstance(heads, str) else set(heads)
@@ -236,13 +241,13 @@ def _is_older(scripts: ScriptDirectory, revision: str, heads: Any) -> bool:
 
 
 def _offline_options(starts_at: str | None) -> dict[str, Any]:
-    """Return the options with which the statements go where a running migration prints its own.
+    """Return the options that print statements to the output of the running migration.
 
-    :param starts_at: the revision that the database has, which nobody can ask
+    :param starts_at: the revision that the database is assumed to have
     """
     try:
         outer = op.get_context()
-    except NameError:  # Alembic's, outside a migration
+    except NameError:  # raised by Alembic outside a migration
         outer = None
     if outer is None or not outer.as_sql:
         raise TaskLockError("migrate() needs a connection, except in Alembic's --sql mode")
@@ -267,7 +272,7 @@ def include_name(
     In the application's ``env.py``: ``context.configure(..., include_name=include_name)``. With
     another table or schema name, ``functools.partial(include_name, schema="jobs")``.
 
-    :return: ``False`` for the task lock table, those beside it and its version table, else ``True``
+    :return: ``False`` for the tables of the task lock and their version table, else ``True``
     """
     if type_ != "table" or parent_names.get("schema_name") != schema:
         return True
@@ -276,18 +281,18 @@ def include_name(
 
 
 def version_table(schema: str | None, table: str) -> dict[str, Any]:
-    """Return Alembic's options for where the task lock table's history is kept."""
+    """Return Alembic's options that name the version table of the task lock's tables."""
     place = None if schema is None else identifier(schema)
     return {"version_table": f"{table}{VERSION_SUFFIX}", "version_table_schema": place}
 
 
 def run_migrations(context: MigrationContext, schema: str | None, table: str) -> Migrated:
-    """Run the migrations that an Alembic context was configured for, one process at a time.
+    """Run the migrations of a configured Alembic context, one process at a time.
 
-    :raises TaskLockSchemaError: see :func:`upgrade` and :func:`downgrade`
+    :raises TaskLockSchemaError: as :func:`upgrade` and :func:`downgrade`
     """
     schema, table = None if schema is None else identifier(schema), identifier(table)
-    if context.as_sql or context.opts.get("dont_mutate"):  # the latter is `alembic current`
+    if context.as_sql or context.opts.get("dont_mutate"):  # dont_mutate: `alembic current`
         if schema is not None and context.as_sql and not _to_base(context):
             Operations(context).execute(CreateSchema(schema, if_not_exists=True))
         context.run_migrations(op=Operations(context), table=table, schema=schema)
@@ -316,18 +321,19 @@ def run_migrations(context: MigrationContext, schema: str | None, table: str) ->
 
 
 def _plan(context: MigrationContext, there: There) -> Plan:
-    """Return what is to be done, as the tables are that were found."""
+    """Return the plan for the command of a context and the tables that were found."""
     _, *known = revisions()
     if _to_base(context):
         return dropping(there, known)
-    # Alembic's commands pass a function that is called after them; `migrate` has one of its own.
+    # Alembic's commands pass a function that is named after the command. `migrate` passes the
+    # function `to_revision`.
     what = context.opts["fn"].__name__
     if what == "downgrade" or (what == "to_revision" and _goes_back(context, there, known)):
         if there.noted is not None and there.noted not in known:
             raise newer_than(there, known[-1])
     elif what in ("upgrade", "to_revision"):
         return upgrading(there, known)
-    return Plan(runs_revisions=True)  # also of `alembic stamp`
+    return Plan(runs_revisions=True)  # also for `alembic stamp`
 
 
 def _to_base(context: MigrationContext) -> bool:
@@ -335,7 +341,7 @@ def _to_base(context: MigrationContext) -> bool:
 
 
 def _goes_back(context: MigrationContext, there: There, known: list[str]) -> bool:
-    """Tell whether `migrate` is to take the tables back to a revision."""
+    """Return whether `migrate` is to downgrade the tables."""
     revision = str(context.opts["destination_rev"])
     if there.noted is None or revision in ("head", "heads"):
         return False
@@ -347,20 +353,20 @@ def _rows(connection: Connection, sql: str) -> Sequence[Any]:
 
 
 def _as_it_is(sql: str) -> TextClause:
-    return text(sql.replace(":", r"\:"))  # which begins a parameter
+    return text(sql.replace(":", r"\:"))  # a plain colon would begin a parameter
 
 
 def wait_for_others(execute: Execute) -> None:
-    """Let one process at a time migrate, until the end of the transaction."""
+    """Take the lock of migrations until the end of the transaction."""
     [[before]] = execute("SELECT pg_catalog.current_setting('lock_timeout')")
     execute(f"SELECT pg_catalog.set_config('lock_timeout', {literal(LOCK_TIMEOUT)}, true)")
     execute(f"SELECT pg_catalog.pg_advisory_xact_lock({UPGRADE_LOCK})")
-    # The transaction may be an application's, with a limit of its own.
+    # Restore the limit, because the transaction may be an application's.
     execute(f"SELECT pg_catalog.set_config('lock_timeout', {literal(before)}, true)")
 
 
 def migration_engine(database: str | URL) -> Engine:
-    """Return an engine for migrations, which keeps no connection.
+    """Return an engine for migrations, which pools no connections.
 
     :raises TaskLockOptionError: ``database`` is not a PostgreSQL URL
     """
@@ -373,25 +379,25 @@ def _run(database: str | URL, schema: str | None, table: str, run: Any) -> Migra
     with migration_engine(database).connect() as connection:
         config = _config(schema, table, connection)
         run(config)
-    migrated: Migrated = config.attributes["migrated"]  # env.py notes it
+    migrated: Migrated = config.attributes["migrated"]  # set by env.py
     return migrated
 
 
 def log_notes(notes: Sequence[str]) -> None:
-    """Log what a user is to be told of a migration."""
+    """Log the notes of a migration."""
     for note in notes:
         logger.warning("%s", note)
 
 
 def _config(schema: str | None, table: str, connection: Connection | None = None) -> Config:
-    task_lock_table(table, schema)  # which knows what PostgreSQL can have
+    task_lock_table(table, schema)  # raises an error if a name is invalid
     config = Config(attributes={"connection": connection, "schema": schema, "table": table})
     config.set_main_option("script_location", str(scripts_folder()).replace("%", "%%"))
     return config
 
 
 def scripts_folder() -> Path:
-    """Return where the migrations are: inside an installed package, or beside a checkout's."""
+    """Return the folder of the migrations: in the installed package, or beside it in a checkout."""
     package = Path(__file__).parent.parent
     installed = package / "migrations"
     return installed if installed.is_dir() else package.parent / "alembic"

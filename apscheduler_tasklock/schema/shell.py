@@ -1,4 +1,4 @@
-"""Words of a shell, for commands that messages print."""
+"""Quotes words of shell commands in messages."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from apscheduler_tasklock.schema.table import DEFAULT_TABLE
 def word(text: str) -> str:
     """Return a text as one word of a POSIX shell, in printable characters.
 
-    What a terminal or an interactive shell would take for itself is written by its bytes. Line
-    breaks at the end of the text are lost.
+    Characters that a terminal or an interactive shell would interpret are written as bytes. A text
+    with such characters loses the line breaks at its end.
     """
     if text.isprintable():
         return shlex.quote(text)
@@ -20,13 +20,13 @@ def word(text: str) -> str:
 
 
 def table_options(schema: str | None, table: str = DEFAULT_TABLE) -> list[str]:
-    """Return the options that name a task lock table; none for the one that is so by default."""
+    """Return the options that name a task lock table; default names need none."""
     given = {"--schema": schema, "--table": None if table == DEFAULT_TABLE else table}
     return [_option(name, value) for name, value in given.items() if value is not None]
 
 
 def _option(name: str, value: str) -> str:
-    separator = "=" if value.startswith("-") else " "  # else the value is taken for an option
+    separator = "=" if value.startswith("-") else " "  # so that the value is not read as an option
     return f"{name}{separator}{word(value)}"
 
 

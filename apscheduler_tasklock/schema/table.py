@@ -1,8 +1,7 @@
-"""The tables as SQLAlchemy knows them. The migrations create them; a test compares both.
+"""The tables as SQLAlchemy definitions. Tests compare these with the tables of the migrations.
 
-The task lock table has all that a claim is decided on. Two tables beside it are for operators: the
-run history, and the replicas. The lock does not depend on them. A third has the jobs of the job
-store.
+A claim is decided on the task lock table alone. Two tables beside it are for operators: the run
+history and the replicas. A third table beside it contains the jobs of the job store.
 """
 
 from __future__ import annotations
@@ -33,62 +32,59 @@ from apscheduler_tasklock.errors import TaskLockOptionError
 
 DEFAULT_TABLE = "task_lock"
 
-# What Alembic's table with the revision is called: the task lock table's name, and this.
+# The version table's name is the task lock table's name and this suffix.
 VERSION_SUFFIX = "_alembic_version"
 
-# PostgreSQL's limit, in bytes; the table's name needs room for the longest suffix, which is that of
-# the primary key of Alembic's table.
+# Limits the bytes of a name, as PostgreSQL does. The task lock table's name is shorter, because the
+# other names consist of it and a suffix. The longest suffix is that of the version table's key.
 LONGEST_IDENTIFIER = 63
 LONGEST_TABLE = LONGEST_IDENTIFIER - len(f"{VERSION_SUFFIX}_pkc")
 
-# What the tables beside the task lock table are called: its own name, and this.
+# A table beside the task lock table has the task lock table's name and one of these suffixes.
 RUN_SUFFIX = "_run"
 REPLICA_SUFFIX = "_replica"
 JOB_SUFFIX = "_job"
 
-# With a parameter style that leaves percent signs as they are.
+# Compiles statements to text. The parameter style is one that does not double percent signs.
 DIALECT = PGDialect(paramstyle="named")  # type: ignore[no-untyped-call]  # SQLAlchemy's own
 
-# What needs no quotes: as people write it, and no word that PostgreSQL keeps for itself.
+# A name needs no quotes if it matches the pattern and is not reserved.
 _PLAIN = re.compile("[a-z_][a-z0-9_]*")
 _RESERVED = PGIdentifierPreparer.reserved_words | {"lateral", "system_user", "tablesample"}
 
-# Every claim and release updates a row, never its key. A half-empty page keeps such updates
-# on their page (HOT), where the next one prunes them; the absolute threshold makes autovacuum
-# come by for a table whose handful of rows would never reach a share of itself.
+# Every claim and release updates a row, but not its key. Half of each page stays empty, so that the
+# new version of a row fits on the page of the old one (HOT), where PostgreSQL prunes old versions.
+# Autovacuum begins after a fixed number of dead rows, because the table has few rows.
 STORAGE_PARAMETERS: dict[str, float] = {
     "fillfactor": 50,
     "autovacuum_vacuum_scale_factor": 0,
     "autovacuum_vacuum_threshold": 1000,
 }
-# A run that ends overwrites the oldest one of its task, whose page keeps room for that.
+# A finished run overwrites the row of its task's oldest run, so pages have room for updates.
 RUN_STORAGE_PARAMETERS: dict[str, float] = {
     "fillfactor": 80,
     "autovacuum_vacuum_scale_factor": 0.02,
     "autovacuum_vacuum_threshold": 1000,
 }
-# A job's row changes with each of its run times, and with it the index by which due jobs are found.
+# A job's row and its entry in the index of due jobs change with each run time, so pages have more
+# room for updates.
 JOB_STORAGE_PARAMETERS: dict[str, float] = {
     "fillfactor": 70,
     "autovacuum_vacuum_scale_factor": 0.02,
     "autovacuum_vacuum_threshold": 1000,
 }
-# The indexes of the jobs: the end of the name, the columns, and of which rows. They find what is
-# due, what is handed out, and what has ended.
+# The indexes of the jobs' table, for due and for ended jobs: suffix, columns, condition.
 JOB_INDEXES = (
     ("due", ("executor", "next_run_time", "id"), "next_run_time IS NOT NULL"),
-    ("handed", ("handed_id",), "handed_id IS NOT NULL"),
     ("ended", ("id",), "ended"),
 )
 
-# The most bytes of a text, of what a replica has and runs, and of a job's trigger, options and
-# arguments together. Else one row, made by whoever can write the tables, could take each replica
-# longer to read than an answer may take.
+# Limits the bytes of a text, of a replica's lists together, and of a job's trigger, options and
+# arguments together, so that no row takes longer to read than an answer may take.
 LONGEST_TEXT, LARGEST_REPLICA, LARGEST_DEFINITION = 1_000_000, 10_000_000, 500_000
 
-# No time of a row is outside these, `infinity` neither: Python has all times between them, in each
-# time zone. Else one row, made by whoever can write the tables, could not be read, nor those beside
-# it.
+# Limits the times of a row, so that Python can represent each of them in each time zone. A row with
+# another time, such as `infinity`, would make every answer unreadable that contains this time.
 EARLIEST, LATEST = "timestamptz '0001-01-02Z'", "timestamptz '9999-12-30Z'"
 
 
@@ -99,8 +95,8 @@ def task_lock_table(name: str = DEFAULT_TABLE, schema: str | None = None) -> Tab
     :func:`replica_table` and :func:`job_table`.
 
     :param name: the table's name
-    :param schema: its schema; ``None`` leaves it to the connection's ``search_path``
-    :raises TaskLockOptionError: PostgreSQL cannot have such a name
+    :param schema: the table's schema; with ``None`` the connection's ``search_path`` decides
+    :raises TaskLockOptionError: a name is invalid
     """
     _check_identifier(name, "table", LONGEST_TABLE)
     if schema is not None:
@@ -116,8 +112,9 @@ def task_lock_table(name: str = DEFAULT_TABLE, schema: str | None = None) -> Tab
         name + RUN_SUFFIX,
         metadata,
         Column("task_name", Text, primary_key=True),
+        Column("ring", Text, primary_key=True),
         Column("slot", Integer, primary_key=True, autoincrement=False),
-        Column("token", BigInteger, nullable=False),
+        Column("token", BigInteger, nullable=True),
         Column("scheduled_at", moment(), nullable=True),
         Column("started_at", moment(), nullable=False),
         Column("ended_at", moment(), nullable=False),
@@ -126,6 +123,9 @@ def task_lock_table(name: str = DEFAULT_TABLE, schema: str | None = None) -> Tab
         Column("outcome", Text, nullable=False),
         Column("error_type", Text, nullable=True),
         Column("error", Text, nullable=True),
+        Column("by", Text, nullable=True),
+        Column("until", moment(), nullable=True),
+        Column("reason", Text, nullable=True),
         schema=schema,
     )
     _limit_texts(runs)
@@ -166,10 +166,6 @@ def task_lock_table(name: str = DEFAULT_TABLE, schema: str | None = None) -> Tab
         Column("last_run_time", moment(), nullable=True),
         Column("ended", Boolean, nullable=False),
         Column("task_name", Text, nullable=True),
-        Column("handed_id", Uuid, nullable=True),
-        Column("handed_to", Text, nullable=True),
-        Column("handed_until", moment(), nullable=True),
-        Column("first_handed_at", moment(), nullable=True),
         schema=schema,
     )
     _limit_texts(jobs)
@@ -206,6 +202,8 @@ def task_lock_table(name: str = DEFAULT_TABLE, schema: str | None = None) -> Tab
         Column("overdue_at", moment(), nullable=True),
         Column("overrun_at", moment(), nullable=True),
         Column("recorded", BigInteger, nullable=False, server_default=text("0")),
+        Column("recorded_failures", BigInteger, nullable=False, server_default=text("0")),
+        Column("recorded_actions", BigInteger, nullable=False, server_default=text("0")),
         Column("succeeded_at", moment(), nullable=True),
         Column("failed_at", moment(), nullable=True),
         Column("failures", Integer, nullable=False, server_default=text("0")),
@@ -231,28 +229,28 @@ def task_lock_table(name: str = DEFAULT_TABLE, schema: str | None = None) -> Tab
 
 
 def run_table(task_lock: Table) -> Table:
-    """Return the run history's table, which lies beside a task lock table."""
+    """Return the run history's table, which is beside a task lock table."""
     return _beside(task_lock, RUN_SUFFIX)
 
 
 def replica_table(task_lock: Table) -> Table:
-    """Return the replicas' table, which lies beside a task lock table."""
+    """Return the replicas' table, which is beside a task lock table."""
     return _beside(task_lock, REPLICA_SUFFIX)
 
 
 def job_table(task_lock: Table) -> Table:
-    """Return the jobs' table, which lies beside a task lock table."""
+    """Return the jobs' table, which is beside a task lock table."""
     return _beside(task_lock, JOB_SUFFIX)
 
 
 def tables_of(task_lock: Table) -> list[Table]:
-    """Return the task lock table and those that lie beside it."""
+    """Return the task lock table and the tables beside it."""
     beside = run_table(task_lock), replica_table(task_lock), job_table(task_lock)
     return [task_lock, *beside]
 
 
 def storage_parameters(table: Table, task_lock: Table) -> dict[str, float]:
-    """Return the storage parameters of a table, which lies beside a task lock table or is it."""
+    """Return the storage parameters of a task lock table, or of a table beside it."""
     return {
         "": STORAGE_PARAMETERS,
         RUN_SUFFIX: RUN_STORAGE_PARAMETERS,
@@ -261,19 +259,19 @@ def storage_parameters(table: Table, task_lock: Table) -> dict[str, float]:
 
 
 def _limit_texts(table: Table) -> None:
-    """Let no text of a row have more bytes than it may."""
+    """Limit the bytes of each text of a row."""
     lengths = [_bytes(column.name) for column in table.columns if isinstance(column.type, Text)]
     _check(table, "texts", f"GREATEST({', '.join(lengths)}) <= {LONGEST_TEXT}")
 
 
 def _limit_times(table: Table) -> None:
-    """Let no time of a row be one that Python lacks."""
+    """Limit the times of a row to times that Python can represent."""
     times = ", ".join(each.name for each in table.columns if isinstance(each.type, DateTime))
     _check(table, "times", f"LEAST({times}) >= {EARLIEST} AND GREATEST({times}) <= {LATEST}")
 
 
 def _limit_sum(table: Table, what: str, columns: Sequence[str], most: int) -> None:
-    """Let some columns of a row, written as text, have no more bytes together than they may."""
+    """Limit the bytes of some columns of a row together, written as text."""
     lengths = [_bytes(f"CAST({column} AS text)") for column in columns]
     _check(table, what, f"{' + '.join(lengths)} <= {most}")
 
@@ -314,7 +312,7 @@ def identifier(name: str) -> str:
 
 
 def literal(text: str) -> str:
-    """Return a text as SQL has it, in printable characters, whatever the server's settings."""
+    """Return a text as an SQL literal in printable characters, valid under all server settings."""
     doubled = text.replace("'", "''")
     if text.isprintable() and "\\" not in text:
         return f"'{doubled}'"
@@ -323,7 +321,7 @@ def literal(text: str) -> str:
 
 
 def _check_identifier(name: object, what: str, longest: int) -> None:
-    # One with control characters could not be shown, nor be pasted.
+    # A name with control characters is invalid, because nobody can read or paste it.
     if not isinstance(name, str) or not name or not name.isprintable():
         raise TaskLockOptionError(f"{what} must be a name, not {name!r}")
     if len(name.encode(errors="replace")) > longest:

@@ -1,9 +1,9 @@
-"""For tests of applications that use task locks: without a database, and without waiting.
+"""Helpers for the tests of applications that use task locks: no database, no waits.
 
 ``held_lock`` gives a job a lock. ``unlocked`` grants every claim. ``in_memory_locks`` decides on
 claims as PostgreSQL would.
 
-To import this takes APScheduler alone.
+To import this package, only APScheduler has to be installed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["held_lock", "in_memory_locks", "unlocked"]
 
-# Imported when they are asked for: they need the library's own dependencies, as a scheduler does.
+# These names are imported at their first use, because they need the library's other dependencies.
 _LATE = ("in_memory_locks", "unlocked")
 
 

@@ -1,7 +1,7 @@
 """Fixtures for pytest: ``pytest_plugins = ["apscheduler_tasklock.testing.fixtures"]``.
 
-They are loaded by that line alone. A plugin that pytest finds by itself would import this library,
-and rewrite its assertions, in the tests of all who have it installed.
+The fixtures have no entry point, because pytest would then load them in each project that has the
+library installed, and would import the library and rewrite its assertions there.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from apscheduler_tasklock.testing.held import held_lock
 
 @pytest.fixture
 def held_task_lock(request: pytest.FixtureRequest) -> Iterator[HeldLock]:
-    """Give the test a held lock that has its own name, which is ``current_lock()``."""
+    """Yield a held lock, which is ``current_lock()``. Its name is the test's name."""
     with held_lock(request.node.name) as lock:
         yield lock
 

@@ -1,4 +1,4 @@
-"""A held lock for the test of a job function, which no database has granted."""
+"""A held lock for the test of a job function, without a database."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ def held_lock(
     is_takeover: bool = False,
     max_lock: float | timedelta = 300,
 ) -> Iterator[HeldLock]:
-    """Give a test a held lock, which is ``current_lock()`` within. Also a decorator of functions.
+    """Hold a lock without a database: a context manager, or a decorator of functions.
 
-    It is the lock's own class, as a job sees it, without a database: ``extend`` moves its end,
-    ``lose`` loses it as when another replica was granted the task, and after the block it is lost,
-    as after a release. Within a coroutine, and in threads that take over its context, as those of
-    ``asyncio.to_thread``, it is the current one as well.
+    Inside, ``current_lock()`` returns the lock, also in coroutines, and in threads that copy the
+    context, as ``asyncio.to_thread`` does. The lock has the class of a job's lock. ``extend`` moves
+    the lock's end. ``lose`` makes the lock lost, as if another replica had been granted the task.
+    After the block the lock is lost, as after a release.
 
     :param name: the task's name
-    :param token: its fencing token
-    :param run_time: the run time that it is for; ``None``: as of a ``hold``, which has none
-    :param lost: whether it is lost from the beginning
-    :param is_takeover: whether it runs the window of a holder that died
-    :param max_lock: seconds or ``timedelta`` until it is lost by itself, in real time
+    :param token: the lock's fencing token
+    :param run_time: the lock's run time; ``None`` for a lock without one, such as a ``hold``'s
+    :param lost: whether the lock is lost from the beginning
+    :param is_takeover: whether the lock is that of a takeover
+    :param max_lock: seconds or ``timedelta``, in real time, after which the lock is lost
     :raises TaskLockOptionError: ``max_lock`` is not above 0
     """
     seconds = parse_positive_seconds(max_lock, "max_lock", f"held_lock({name!r})")

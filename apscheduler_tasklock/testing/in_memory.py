@@ -1,4 +1,4 @@
-"""The rows of tasks, kept in memory: the rule decides on them in place of the statements."""
+"""Task locks in memory. The rule in Python decides on claims, not the database's statements."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
+from itertools import chain
 from typing import Any, TypeVar
 from uuid import UUID, uuid4
 
-from apscheduler_tasklock._lock.messages import (
+from apscheduler_tasklock._lock.always_granted import monotonic_now
+from apscheduler_tasklock._lock.protocol import HISTORY
+from apscheduler_tasklock._lock.protocol_messages import (
     ClaimAnswer,
     ClaimRequest,
     LockTimes,
@@ -24,9 +27,6 @@ from apscheduler_tasklock._lock.messages import (
     RunState,
     TakeoverRequest,
 )
-from apscheduler_tasklock._lock.protocol import HISTORY
-from apscheduler_tasklock._lock.unlocked import monotonic_now
-from apscheduler_tasklock.errors import TaskLockOptionError
 from apscheduler_tasklock.status import Run, RunningRun
 from apscheduler_tasklock.testing import rule
 from apscheduler_tasklock.testing.rule import Decision, Row
@@ -40,8 +40,8 @@ _LONG_AGO = datetime(1970, 1, 1, tzinfo=timezone.utc)
 class MemoryTaskLocks:
     """The rows of tasks and the history of their runs, in this process. Safe between threads.
 
-    :param now: returns the time by which all is decided, with a time zone
-    :param history: how many runs of each task are kept
+    :param now: returns the time of decisions, with a time zone
+    :param history: the number of runs that the history keeps of each task
     """
 
     def __init__(self, now: Callable[[], datetime] = monotonic_now, history: int = HISTORY) -> None:
@@ -50,42 +50,38 @@ class MemoryTaskLocks:
         self.lock = threading.RLock()
         self.rows: dict[str, Row] = {}
         self.tasks_of: dict[str, frozenset[str]] = {}  # by replica
-        self._runs: dict[str, deque[Run]] = {}
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        raise TaskLockOptionError(
-            "task locks in memory are this process's own, which the worker processes of a "
-            "process pool cannot ask; test with a thread pool"
-        )
+        # By task, and by whether the runs ended well.
+        self._runs: dict[str, dict[bool, deque[Run]]] = {}
 
     def protocol(self, replica_id: str) -> MemoryProtocol:
-        """Return what a replica asks."""
+        """Return the protocol of a replica."""
         return MemoryProtocol(self, replica_id)
 
     def runs(self, task_name: str) -> list[Run]:
-        """Return the runs of a task that are over, the oldest first."""
+        """Return the history of a task, the oldest run first."""
         with self.lock:
-            return sorted(self._runs.get(task_name, ()), key=lambda run: run.token)
+            rings = self._runs.get(task_name, {}).values()
+            return sorted(chain.from_iterable(rings), key=lambda run: run.token or 0)
 
     def decide(
         self, task_name: str, decide: Callable[[Row | None, datetime], Decision[Answer]]
     ) -> Answer:
-        """Let the rule decide on a task now; keep the row and the runs that ended."""
+        """Decide on a request by the rule; store the task's new row and entries of the history."""
         with self.lock:
             decision = decide(self.rows.get(task_name), self.now())
             if decision.row is not None:
                 self.rows[task_name] = decision.row
             for run in decision.ended:
-                self._runs.setdefault(task_name, deque(maxlen=self.history)).append(run)
+                rings = self._runs.setdefault(task_name, {})
+                rings.setdefault(rule.ended_well(run), deque(maxlen=self.history)).append(run)
             return decision.answer
 
     def note_late(self, request: ReleaseRequest) -> None:
-        """Correct the history after a release whose claim no longer stood."""
+        """Correct the history after a release whose claim was no longer in the task's row."""
         with self.lock:
-            runs = self._runs.get(request.task_name)
-            if runs:
-                late = rule.overtaken(runs, request, self.now())
-                self._runs[request.task_name] = deque(late, self.history)
+            rings = self._runs.get(request.task_name, {})
+            for ended_well, runs in rings.items():
+                rings[ended_well] = deque(rule.overtaken(runs, request, self.now()), self.history)
 
     def forget(self, task_name: str) -> None:
         """Delete a task, with its history."""
@@ -94,10 +90,10 @@ class MemoryTaskLocks:
 
 
 class MemoryProtocol:
-    """What a replica asks of task locks in memory, as of ``LockProtocol``.
+    """A replica's claims, releases and renewals of task locks in memory; a ``LockProtocol``.
 
-    :param locks: the rows
-    :param replica_id: who asks
+    :param locks: the task locks
+    :param replica_id: the replica's id
     """
 
     def __init__(self, locks: MemoryTaskLocks, replica_id: str) -> None:
@@ -107,21 +103,21 @@ class MemoryProtocol:
     def claim(
         self, cursor: Any, request: ClaimRequest, times: ReadTimes = _READ_NOW
     ) -> ClaimAnswer:
-        """Try to take the task for one run time. A refused claim changes nothing."""
+        """Claim a task for one run time. A refused claim changes nothing."""
         return self._locks.decide(
             request.task_name,
             lambda row, now: rule.claim(row, request, times, self._replica_id, now),
         )
 
-    def claim_handed_out(
-        self, cursor: Any, request: ClaimRequest, *, stable: bool
-    ) -> ClaimAnswer | None:
-        """Raise an error: in memory there is no job store that hands anything out.
+    def claim_and_move(
+        self, cursor: Any, requests: Sequence[ClaimRequest], times: ReadTimes, most: int
+    ) -> dict[UUID, ClaimAnswer]:
+        """Raise an error, because there is no job store in memory.
 
         :raises TaskLockError: always
         """
-        cursor.execute(f"claim {request.task_name!r} ({stable=})")
-        return None
+        cursor.execute(f"claim {len(requests)} run times of stored jobs ({times}, {most=})")
+        return {}
 
     def claim_many(
         self,
@@ -131,7 +127,7 @@ class MemoryProtocol:
         times: ReadTimes,
         most: int | None = None,
     ) -> dict[UUID, ClaimAnswer]:
-        """Try to take so many tasks, each once. Those without a row are missing in the answers."""
+        """Claim many tasks, each once. A task without a row has no answer."""
         return self._claims(cursor, requests, lags, times, most, have_rows=True)
 
     def first_claim_many(
@@ -142,7 +138,7 @@ class MemoryProtocol:
         times: ReadTimes,
         most: int | None = None,
     ) -> dict[UUID, ClaimAnswer]:
-        """Try to take so many tasks that have no row. Those that have one are missing."""
+        """Claim many tasks that have no row. A task with a row has no answer."""
         return self._claims(cursor, requests, lags, times, most, have_rows=False)
 
     def _claims(
@@ -168,7 +164,7 @@ class MemoryProtocol:
             for request, lag in zip(requests, lags, strict=True):
                 if (request.task_name in known) is have_rows:
                     is_beyond = most is not None and len(granted) >= most
-                    # It is answered as one that nobody waits for.
+                    # A claim beyond the limit is refused in the same way as an expired claim.
                     not_after = _LONG_AGO if is_beyond else times.not_after
                     asked = replace(times, lag=lag, not_after=not_after)
                     answer = answers[request.claim_id] = self.claim(cursor, request, asked)
@@ -176,25 +172,7 @@ class MemoryProtocol:
                         granted.add(request.claim_id)
             return answers
 
-    def find_taken(
-        self,
-        cursor: Any,
-        requests: Sequence[ClaimRequest],
-        lags: Sequence[float],
-        times: ReadTimes,
-    ) -> dict[UUID, ClaimAnswer]:
-        """Tell which of many claims would be refused, since their windows are taken."""
-        taken = {}
-        with self._locks.lock:
-            now, rows = self._locks.now(), self._locks.rows
-            for request, lag in zip(requests, lags, strict=True):
-                row = rows.get(request.task_name)
-                asked = rule.Claim.of(request, replace(times, lag=lag), now)
-                if row is not None and asked.is_taken(row):
-                    taken[request.claim_id] = asked.found(row)
-        return taken
-
-    def claim_requested(
+    def claim_manual(
         self,
         cursor: Any,
         request: ManualRequest,
@@ -202,7 +180,7 @@ class MemoryProtocol:
         stable: bool,
         not_after: datetime | None = None,
     ) -> ClaimAnswer | None:
-        """Try to begin a manual run. ``None``: the task has no row."""
+        """Claim a manual run; return ``None`` if the task has no row."""
         return self._locks.decide(
             request.task_name,
             lambda row, now: rule.claim_manual(
@@ -216,7 +194,7 @@ class MemoryProtocol:
         requests: Sequence[TakeoverRequest],
         times: ReadTimes = _READ_NOW,
     ) -> dict[UUID, ClaimAnswer]:
-        """Try to take over many claims. Those of tasks without a row are missing."""
+        """Take over many dead runs. A task without a row has no answer."""
         answers = {each.claim_id: self._take_over(each, times) for each in requests}
         return {claim_id: each for claim_id, each in answers.items() if each is not None}
 
@@ -227,7 +205,7 @@ class MemoryProtocol:
         )
 
     def release(self, cursor: Any, request: ReleaseRequest) -> ReleaseAnswer | None:
-        """End a claim. ``None`` means that it no longer stood, and that nothing was changed."""
+        """Release a claim, or hand its window over; ``None`` if the claim no longer stands."""
         with self._locks.lock:
             answer = self._locks.decide(
                 request.task_name, lambda row, now: rule.release(row, request, now)
@@ -239,32 +217,32 @@ class MemoryProtocol:
     def release_many(
         self, cursor: Any, requests: Sequence[ReleaseRequest]
     ) -> dict[UUID, ReleaseAnswer | None]:
-        """End many claims; return the answers of those that stood."""
+        """Release many claims; return the answers of those that stood until now."""
         answers = {request.claim_id: self.release(cursor, request) for request in requests}
         return {claim_id: each for claim_id, each in answers.items() if each is not None}
 
     def end_lease(
         self, cursor: Any, task_name: str, claim_id: UUID, holders: Sequence[str]
     ) -> ReleaseAnswer | None:
-        """End the lease of a run whose holder, one of these, is known to be dead."""
+        """End the lease of a run if its holder is among ``holders``, which are known to be dead."""
         return self._locks.decide(
             task_name, lambda row, now: rule.end_lease(row, claim_id, holders, now)
         )
 
     def give_up(self, cursor: Any, task_name: str, claim_id: UUID) -> bool:
-        """Finish a dead run that is not to be run again; tell whether this replica did."""
+        """Give up the window of a dead run; return whether this call gave it up."""
         return self._locks.decide(task_name, lambda row, now: rule.give_up(row, claim_id, now))
 
     def extend(
         self, cursor: Any, task_name: str, claim_id: UUID, by: float, lease: float | None
     ) -> LockTimes | None:
-        """Move the end of a claim's maximum lock by seconds. ``None``: it stands no more."""
+        """Extend a claim's maximum lock by seconds; ``None`` if the claim no longer stands."""
         return self._locks.decide(
             task_name, lambda row, now: rule.extend(row, claim_id, by, lease, now)
         )
 
     def renew(self, cursor: Any, renewals: Sequence[Renewal]) -> dict[UUID, LockTimes]:
-        """Let claims stand for another lease each. One that is missing stands no more."""
+        """Renew claims. A claim that no longer stands has no answer."""
         with self._locks.lock:
             answers = {each.claim_id: self._renew(each) for each in renewals}
         return {claim_id: times for claim_id, times in answers.items() if times is not None}
@@ -275,9 +253,9 @@ class MemoryProtocol:
     def read(
         self, cursor: Any, task_names: Sequence[str], always: Sequence[str] = ()
     ) -> tuple[list[RunState], datetime]:
-        """Return which of these tasks call for something, and the time.
+        """Return the states of the tasks on which a replica has to act, and the time.
 
-        :param always: tasks whose last run is returned whatever its state
+        :param always: tasks whose states are returned in any case
         """
         with self._locks.lock:
             now = self._locks.now()
@@ -288,7 +266,7 @@ class MemoryProtocol:
             return [rule.state_of(row, now) for row in found], now
 
     def register(self, cursor: Any, tasks: Sequence[Registration]) -> list[Registered]:
-        """Tell of the tasks that a replica has. None has to be told again."""
+        """Register the tasks of the replica."""
         with self._locks.lock:
             return [self._register(task) for task in tasks]
 
@@ -307,13 +285,13 @@ class MemoryProtocol:
         rejected: Sequence[str] = (),
         running: Sequence[RunningRun] = (),
     ) -> tuple[datetime, int]:
-        """Note the replica's tasks; return since when it is known, and how many are."""
+        """Note the replica's tasks; return when it was first seen, and the number of replicas."""
         with self._locks.lock:
             self._locks.tasks_of[self._replica_id] = frozenset(tasks)
             return started_at or self._locks.now(), len(self._locks.tasks_of)
 
     def retire(self, cursor: Any, successor_of: Sequence[str], dropped: Sequence[str]) -> None:
-        """Let nobody wait for a task that it has dropped, unless another replica has it."""
+        """Clear the due time of dropped tasks that no replica has any more."""
         with self._locks.lock:
             rows = self._locks.rows
             for name in frozenset(dropped).difference(*self._locks.tasks_of.values()):
@@ -321,18 +299,18 @@ class MemoryProtocol:
                     rows[name] = rule.retire(rows[name])
 
     def stop_replica(self, cursor: Any, running: Sequence[RunningRun] = ()) -> None:
-        """Forget the replica's tasks."""
+        """Forget the replica and its tasks."""
         with self._locks.lock:
             self._locks.tasks_of.pop(self._replica_id, None)
 
     def remove_replicas(self, cursor: Any, age: float) -> None:
-        """Do nothing: when replicas were last seen is not kept."""
+        """Do nothing, because replicas leave no sign of life in memory."""
 
     def shorten_history(self, cursor: Any, task_names: Sequence[str]) -> None:
-        """Do nothing: the history is as long as it was made."""
+        """Do nothing, because the history has a fixed length."""
 
     def prune(self, cursor: Any, age: float) -> int:
-        """Delete rows of one-off jobs that were over so many seconds ago; return how many."""
+        """Delete rows of one-off jobs that have been over for ``age`` seconds; return how many."""
         with self._locks.lock:
             now = self._locks.now()
             old = [name for name, row in self._locks.rows.items() if rule.is_over(row, age, now)]

@@ -1,13 +1,12 @@
-"""The rule in Python, once: who is granted a task, and what becomes of the task's row.
+"""The rule in Python: which claim is granted, and how it changes the task's row.
 
-Each function takes a row, a request and the time, and returns a ``Decision``: the row after it, the
-answer, and the runs that have ended by it. There are no threads, no clock and no SQL here. The
-statements in ``_lock/statements`` have the same rule; random histories in ``tests/contract``
-compare the two, column by column.
+A function that decides on a request takes the task's row, the request and the time. It returns a
+``Decision``: the changed row, the answer, and the runs that are over now. There are no threads, no
+clock and no SQL here. The statements in ``_lock/statements`` follow the same rule. Tests in
+``tests/contract`` make random requests to both, and compare the rows column by column.
 
-What the statements say of transactions, of locked rows and of the write-ahead log has no
-counterpart here. Nor have the claims of stored jobs, and what operators do but to pause a task, to
-resume it, and to ask for a manual run.
+This module leaves out transactions, locked rows, the write-ahead log, and the claims of stored
+jobs. Of the operations for operators it has ``pause``, ``resume`` and ``request_run``.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ from datetime import datetime, timedelta, timezone
 from typing import Generic, TypeVar
 from uuid import UUID
 
-from apscheduler_tasklock._lock.clock import later
-from apscheduler_tasklock._lock.messages import (
+from apscheduler_tasklock._lock.database_clock import later
+from apscheduler_tasklock._lock.outcomes import RunOutcome, WindowAfter
+from apscheduler_tasklock._lock.protocol_messages import (
     IN_TIME,
     ClaimAnswer,
     ClaimRequest,
-    Ending,
     LockTimes,
     ManualRequest,
     ReadTimes,
@@ -32,7 +31,6 @@ from apscheduler_tasklock._lock.messages import (
     ReleaseAnswer,
     ReleaseRequest,
     Renewal,
-    RunEnd,
     RunState,
     TakeoverRequest,
     is_wanted,
@@ -42,17 +40,20 @@ from apscheduler_tasklock.status import Run
 Answer_co = TypeVar("Answer_co", covariant=True)
 
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
-# What the times of a task say that has never run.
+# The value of the times in the row of a task that has never run.
 NEVER = EPOCH
 
-# How far a run time may be from what the replica's clock makes of it, to be believed.
+# Limits the distance between an exact run time and the run time that the claim's lag results in.
 TOLERANCE = timedelta(minutes=5)
-# A release that opens the window again puts the window's end so far before its start: half a
-# window, within these limits.
+# A release that opens the window again sets the window's end before its start, by half the length
+# of the window. These times limit this distance from above and from below.
 LONGEST_BEFORE = timedelta(seconds=1)
 SHORTEST_BEFORE = timedelta(microseconds=1)
-# What the replicas' polls find is waited for so long at least: two intervals.
+# The shortest time that replicas have to find a dead run or a due task: two poll
+# intervals, because replicas look for them only once in each poll interval.
 SHORTEST_WAIT = timedelta(seconds=10)
+# For how long a one-off job's run that was handed over before it began can still be begun.
+KEPT_TO_BEGIN = timedelta(hours=1)
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,8 @@ class Row:
     overdue_at: datetime | None = None
     overrun_at: datetime | None = None
     recorded: int = 0
+    recorded_failures: int = 0
+    recorded_actions: int = 0
     succeeded_at: datetime | None = None
     failed_at: datetime | None = None
     failures: int = 0
@@ -101,53 +104,56 @@ class Row:
 
     @property
     def schedule_of_window(self) -> str | None:
-        """The schedule by which its window was claimed; replicas may have told another since."""
+        """The schedule of the last claim. Replicas may have registered another schedule since."""
         return self.window_schedule or self.schedule
 
     @property
     def finished(self) -> bool:
-        """Whether its last run was released."""
+        """Whether the last run is finished: released or given up."""
         return self.finished_at is not None
 
     def is_running(self, now: datetime) -> bool:
-        """Tell whether it is run. A run that never finished counts until its lease ends."""
+        """Return whether the task is running. An unfinished run is running until its lease ends."""
         return not self.finished and self.locked_until > now
 
     def is_dead(self, now: datetime) -> bool:
-        """Tell whether its last run was not released, and its lease has ended."""
+        """Return whether the last run is unfinished although its lease has ended."""
         return not self.finished and self.locked_until <= now
 
     def stands(self, now: datetime) -> bool:
-        """Tell whether its holder may go on: also after its lease, until it is taken over."""
+        """Return whether the last claim stands, although its lease may have ended.
+
+        The claim stands until it is released or handed over, or its maximum lock ends.
+        """
         return not (self.finished or self.handed_over) and self.run_until > now
 
     def is_granted(self, claim_id: UUID, now: datetime) -> bool:
-        """Tell whether this claim stands."""
+        """Return whether this claim is the row's last claim and stands."""
         return self.claim_id == claim_id and self.stands(now)
 
     def is_paused(self, now: datetime) -> bool:
-        """Tell whether it is paused. A pause without an end lasts until somebody resumes it."""
+        """Return whether the task is paused. A pause without an end lasts until a resume."""
         if self.paused_until is None:
             return self.paused_at is not None
         return self.paused_until > now
 
     def is_requested(self, now: datetime) -> bool:
-        """Tell whether a manual run is asked for that nobody has begun."""
+        """Return whether a manual run was asked for, has not begun, and may still begin."""
         return self.request_until is not None and self.request_until > now
 
     @property
     def due_in_pause(self) -> bool:
-        """Whether it was due in a pause. Nobody makes up for that."""
+        """Whether the due time fell into a pause. Such a run time is never run."""
         if self.due_at is None or self.paused_at is None or self.due_at < self.paused_at:
             return False
         return self.paused_until is None or self.due_at < self.paused_until
 
     def is_due(self, now: datetime) -> bool:
-        """Tell whether it was due, and is not paused."""
+        """Return whether the due time has passed and the task is not paused."""
         return self.due_at is not None and self.due_at < now and not self.is_paused(now)
 
     def is_overdue(self, now: datetime) -> bool:
-        """Tell whether it was due, nobody has run it since, and its grace time has passed."""
+        """Return whether the grace time has passed, and no run has begun since the due time."""
         return (
             self.finished
             and self.is_due(now)
@@ -160,17 +166,18 @@ class Row:
 
     @property
     def times(self) -> tuple[datetime, ...]:
-        """When its last run was over, its window ended, and its maximum lock."""
+        """The ends of the last run, of its window, and of its maximum lock."""
         return (self.finished_at or NEVER, self.window_until, self.run_until)
 
 
 @dataclass(frozen=True)
 class Decision(Generic[Answer_co]):
-    """What a request comes to.
+    """The outcome of a request.
 
-    :ivar row: the task's row after it; the same object if nothing is written; ``None``: no row
-    :ivar answer: what the replica is told
-    :ivar ended: runs that have ended by it, for the run history
+    :ivar row: the task's changed row; the same object if nothing is written; ``None`` if the task
+        has no row
+    :ivar answer: the answer to the replica
+    :ivar ended: runs that are over now, for the run history
     """
 
     row: Row | None
@@ -180,13 +187,13 @@ class Decision(Generic[Answer_co]):
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim as it is decided.
+    """A claim, with everything on which its decision depends besides the task's row.
 
-    :ivar request: what is asked for
-    :ivar reckoned: its run time, as the replica's clock has it, by the clock of the rows
-    :ivar now: the time
+    :ivar request: the request
+    :ivar reckoned: the run time by the clock of the rows: the current time minus the claim's lag
+    :ivar now: the current time
     :ivar stable: whether the rows can be believed
-    :ivar wanted: whether somebody still waits for it
+    :ivar wanted: whether somebody still waits for the claim
     """
 
     request: ClaimRequest
@@ -197,14 +204,21 @@ class Claim:
 
     @classmethod
     def of(cls, request: ClaimRequest, times: ReadTimes, now: datetime) -> Claim:
-        """Return a claim with what its replica has read besides."""
+        """Return a claim as it is decided now.
+
+        :param times: the times that the replica has read right before it sent the claim
+        """
         latest = now if times.latest is None else min(now, times.latest)
         wanted = is_wanted(times.not_after, now)
         return cls(request, later(latest, -times.lag), now, times.stable, wanted)
 
     @property
     def fired(self) -> datetime:
-        """Its run time by the clock of the rows: where all replicas share it, that one."""
+        """The run time by the clock of the rows.
+
+        An exact run time replaces the reckoned run time, but differs from it by the tolerance at
+        most.
+        """
         if not self.request.exact or self.request.run_time is None:
             return self.reckoned
         run_time = self.request.run_time.astimezone(timezone.utc)
@@ -212,33 +226,38 @@ class Claim:
 
     @property
     def schedule_since(self) -> datetime | None:
-        """Since when its replica has had its schedule, by the clock of the rows."""
+        """When the replica got its schedule, by the clock of the rows."""
         if self.request.schedule_for is None:
             return None
         return later(self.reckoned, -self.request.schedule_for)
 
     def is_new_after(self, row: Row) -> bool:
-        """Tell whether its window is new after that of the last claim."""
+        """Return whether the claim's window is a new one, after the window of the last claim."""
         end = row.window_until
-        # Options that a deployment has changed take effect at once; a hold's minimum lock was
-        # promised to it.
+        # If this claim's minimum lock is shorter than the last claim's, the shorter one decides, so
+        # that changed options take effect at once. If one of the two claims is a hold, the last
+        # claim's minimum lock decides.
         if row.runs and self.request.runs:
             end = min(end, later(row.window_start, self._min_lock_after(row)))
         if self.fired < end:
             return False
         was_opened = row.window_until < row.window_start
-        # One run time is run once, also with a minimum lock of 0.
+        # An exact run time must be after the last claim's run time, so that each run time is run
+        # once, even with a minimum lock of 0. A window that was opened again is an exception.
         return not self.request.exact or self.fired > row.window_start or was_opened
 
     def schedule_since_after(self, row: Row) -> datetime | None:
-        """Return since when its schedule is known: of the same one, the newest replica counts."""
+        """Return when the claim's schedule began.
+
+        If the last claim has the same schedule, the later time of the two claims is returned.
+        """
         since, of_window = self.schedule_since, row.schedule_of_window
         if since is None or row.schedule_since is None or of_window is None:
             return since
         return max(since, row.schedule_since) if of_window == self.request.schedule else since
 
     def has_newer_schedule(self, row: Row) -> bool:
-        """Tell whether the window of the last claim is that of an older schedule."""
+        """Return whether this claim has another schedule than the last claim, and a newer one."""
         of_window, since = row.schedule_of_window, self.schedule_since
         if of_window is None or since is None or row.schedule_since is None:
             return False
@@ -246,14 +265,18 @@ class Claim:
         return is_another and since > row.schedule_since
 
     def _min_lock_after(self, row: Row) -> float:
-        """Return the minimum lock that counts against the window of the last claim."""
+        """Return the minimum lock to compare with the window of the last claim."""
         least_gap = self.request.least_gap
         if self.request.exact and least_gap is not None and self.has_newer_schedule(row):
             return least_gap
         return self.request.min_lock
 
     def waits_for(self, row: Row) -> bool:
-        """Tell whether a dead run stands against it: it comes first, or may not be dead."""
+        """Return whether an unfinished run blocks the claim, also after the end of its lease.
+
+        The run blocks the claim until the end of its maximum lock in two cases: if the run is to be
+        taken over, or if it may be alive because the rows are not believed.
+        """
         if row.finished or row.run_until <= self.now:
             return False
         if not (row.handed_over or self.stable):
@@ -262,12 +285,12 @@ class Claim:
         return is_same and (row.handed_over or (row.failover and self.request.failover))
 
     def is_paused(self, row: Row) -> bool:
-        """Tell whether the task is paused, or was when the run time was due."""
+        """Return whether the task is paused, or was paused when the run time was due."""
         was_paused = row.paused_until is not None and self.fired < row.paused_until
         return was_paused or row.is_paused(self.now)
 
     def is_granted(self, row: Row) -> bool:
-        """Tell whether it may take the task."""
+        """Return whether the claim is granted now."""
         return (
             not row.is_running(self.now)
             and row.claim_id != self.request.claim_id
@@ -278,7 +301,7 @@ class Claim:
         )
 
     def found(self, row: Row) -> ClaimAnswer:
-        """Return what is said of a row that it does not change."""
+        """Return the answer to a claim that does not change the row."""
         granted, running = row.is_granted(self.request.claim_id, self.now), row.is_running(self.now)
         return _answer(row, self.now)._replace(
             granted=granted,
@@ -286,11 +309,8 @@ class Claim:
             new_window=self.is_new_after(row) and not granted,
             waits=not running and self.waits_for(row),
             paused=self.is_paused(row),
+            came_first=row.started_at <= self.fired,
         )
-
-    def is_taken(self, row: Row) -> bool:
-        """Tell whether its window is taken: nothing but a new window could be granted."""
-        return not (row.is_granted(self.request.claim_id, self.now) or self.is_new_after(row))
 
 
 def claim(
@@ -303,9 +323,11 @@ def claim(
         if not asked.wanted:
             return Decision(None, _missing(now))
         row = _first_row(request.task_name, request.claim_id, now, now)
+        ran = request.runs
     elif not asked.is_granted(row):
         return Decision(row, asked.found(row))
     else:
+        ran = row.runs
         row, ended = _followed(row)
     fired, run_until = asked.fired, later(now, request.max_lock)
     due_at = None if request.is_last else _due(fired, request.next_in)
@@ -333,7 +355,7 @@ def claim(
         is_last=request.is_last,
         overrun_at=_leased(now, request.max_runtime, run_until),
     )
-    return Decision(row, _granted(row, now), ended)
+    return Decision(row, _granted(row, now)._replace(runs=ran), ended)
 
 
 def take_over(
@@ -343,10 +365,10 @@ def take_over(
     now: datetime,
     times: ReadTimes = IN_TIME,
 ) -> Decision[ClaimAnswer | None]:
-    """Decide on a takeover of a dead run. It keeps the window and the maximum lock."""
+    """Decide on a takeover of a dead run. The row keeps its window and its maximum lock."""
     if row is None:
         return Decision(None, None)
-    # Its holder may be alive, and had no answer to its renewals either.
+    # After an outage the holder may be alive, because its renewals failed in the outage, too.
     is_doubted = not (row.finished or row.handed_over or times.stable)
     may_take_over = (
         row.claim_id == request.dead_claim_id
@@ -370,10 +392,12 @@ def take_over(
         locked_until=_leased(now, request.lease, dead.run_until),
         locked_by=replica_id,
         claim_id=request.claim_id,
-        # What runs a manual run again is one itself: it has no window of the schedule's.
+        # A takeover of a manual run counts as a manual run, because a manual run has no window of
+        # the schedule.
         kind="manual" if dead.kind == "manual" else "takeover",
         overrun_at=overrun_at,
-        handovers=dead.handovers + dead.handed_over,
+        # A hand-over of a run that never began is not counted.
+        handovers=dead.handovers + (dead.handed_over and dead.last_outcome is not None),
         handed_over=False,
         failover=request.failover,
     )
@@ -389,9 +413,10 @@ def claim_manual(
     stable: bool,
     not_after: datetime | None = None,
 ) -> Decision[ClaimAnswer | None]:
-    """Decide on a claim of a manual run. The window stays, and when the next run is due.
+    """Decide on a claim of a manual run. The row keeps its window and its next due time.
 
-    :param stable: as of ``ReadTimes``, like what follows
+    :param stable: as in ``ReadTimes``
+    :param not_after: as in ``ReadTimes``
     """
     if row is None:
         return Decision(None, None)
@@ -400,6 +425,7 @@ def claim_manual(
     if not is_free or not is_wanted(not_after, now):
         found = _found(row, request.claim_id, now, paused=False)
         return Decision(row, found._replace(new_window=is_free))
+    ran = row.runs
     row, ended = _followed(row)
     run_until = later(now, request.max_lock)
     row = replace(
@@ -421,15 +447,16 @@ def claim_manual(
         requested_at=None,
         request_until=None,
     )
-    return Decision(row, _granted(row, now), ended)
+    return Decision(row, _granted(row, now)._replace(runs=ran), ended)
 
 
 def _gives_way(row: Row, now: datetime, *, stable: bool) -> bool:
-    """Tell whether an unfinished run stands against no manual run.
+    """Return whether a manual run may replace an unfinished run.
 
-    One that is to be run again comes first. A manual run takes its place where nobody does that:
-    while the task is paused, and once the request and the dead run have stood for longer than a
-    takeover takes.
+    A takeover of a dead run goes first, so the manual run waits for the takeover, except in two
+    cases. First, nobody will take the dead run over: its maximum lock has ended, it has no failover
+    and was not handed over, or the task is paused. Second, replicas have had the time to find the
+    dead run since its lease ended and the manual run was asked for.
     """
     if row.is_running(now) or not stable:
         return False
@@ -442,22 +469,37 @@ def _gives_way(row: Row, now: datetime, *, stable: bool) -> bool:
 def release(
     row: Row | None, request: ReleaseRequest, now: datetime
 ) -> Decision[ReleaseAnswer | None]:
-    """End a claim, or hand its window over. ``None``: it stood no longer, and nothing changes."""
-    hands_over = request.end.ending is Ending.HAND_OVER
+    """Release a claim, or hand its window over.
+
+    The answer is ``None`` if the claim no longer stands.
+    """
+    hands_over = request.end.window is WindowAfter.HAND_OVER
     if row is None or row.claim_id != request.claim_id or (hands_over and row.finished):
         return Decision(row, None)
     end = _hand_over if hands_over else _finish
-    row, ended = end(row, request.end, now)
+    row, ended = end(row, request.end, now, _end_of(row.started_at, request, now))
     return Decision(row, ReleaseAnswer(row.locked_until, now), ended)
 
 
-def _hand_over(row: Row, end: RunEnd, now: datetime) -> tuple[Row, tuple[Run, ...]]:
-    """End the lease of a run, so that another replica runs its window."""
+def _end_of(started_at: datetime, request: ReleaseRequest, now: datetime) -> datetime:
+    """Return when a run ended, whose release may arrive much later."""
+    return max(started_at, min(now, request.ended_at or now))
+
+
+def _hand_over(
+    row: Row, end: RunOutcome, now: datetime, ended_at: datetime
+) -> tuple[Row, tuple[Run, ...]]:
+    """End the lease of a run and mark the run, so that another replica runs its window."""
     ended: tuple[Run, ...] = ()
     if not row.handed_over:
-        row, ended = _recorded(row, end, now)
+        row, ended = _recorded(row, end, ended_at)
         if end.outcome == "overran":
             row = replace(row, failures=row.failures + 1, failed_at=now, error_type=None)
+        # The maximum lock of a run that never began counts anew.
+        if not end.outcome:
+            max_lock = row.run_until - row.started_at
+            run_until = now + (max(max_lock, KEPT_TO_BEGIN) if row.one_off else max_lock)
+            row = replace(row, run_until=run_until)
     row = replace(
         row,
         locked_until=min(row.locked_until, now),
@@ -467,20 +509,22 @@ def _hand_over(row: Row, end: RunEnd, now: datetime) -> tuple[Row, tuple[Run, ..
     return row, ended
 
 
-def _finish(row: Row, end: RunEnd, now: datetime) -> tuple[Row, tuple[Run, ...]]:
-    """End a run. One that has ended already stays as it is."""
+def _finish(
+    row: Row, end: RunOutcome, now: datetime, ended_at: datetime
+) -> tuple[Row, tuple[Run, ...]]:
+    """Finish a run. The outcome of a finished run stays as it is."""
     ended: tuple[Run, ...] = ()
-    due = _due_after_run(row, end, now)
+    due = _due_after_run(row, end, now, ended_at)
     if not row.finished:
-        row, ended = _recorded(row, end, now)
+        row, ended = _recorded(row, end, ended_at)
         if end.outcome == "ok":
-            row = replace(row, succeeded_at=now, failures=0)
+            row = replace(row, succeeded_at=ended_at, failures=0)
         elif end.outcome in ("error", "overran"):
-            row = replace(row, failed_at=now, failures=row.failures + 1)
+            row = replace(row, failed_at=ended_at, failures=row.failures + 1)
         if end.outcome in ("ok", "error", "overran"):
             row = replace(row, error_type=end.error_type)
         row = replace(row, last_outcome=end.last_outcome)
-        if end.ending is Ending.OPEN:
+        if end.window is WindowAfter.OPEN:
             half = (row.window_until - row.window_start) / 2
             before = max(SHORTEST_BEFORE, min(LONGEST_BEFORE, half))
             row = replace(row, window_until=row.window_start - before)
@@ -489,7 +533,7 @@ def _finish(row: Row, end: RunEnd, now: datetime) -> tuple[Row, tuple[Run, ...]]
         due_at=due.due_at,
         overdue_at=due.overdue_at,
         is_last=due.is_last,
-        finished_at=row.finished_at or now,
+        finished_at=row.finished_at or ended_at,
         locked_until=max(now, row.window_until),
         deaths=0,
         handovers=0,
@@ -498,19 +542,20 @@ def _finish(row: Row, end: RunEnd, now: datetime) -> tuple[Row, tuple[Run, ...]]
     return row, ended
 
 
-def _due_after_run(row: Row, end: RunEnd, now: datetime) -> Row:
-    """Return the row with when the next run is due, after a run that went on past that."""
+def _due_after_run(row: Row, end: RunOutcome, now: datetime, ended_at: datetime) -> Row:
+    """Return the row with its next due time, which can change only if it has passed."""
     due_at, overdue_at = row.due_at, row.overdue_at
     if due_at is None or overdue_at is None or due_at > now:
         return row
     grace, is_manual = overdue_at - due_at, row.kind == "manual"
-    # A run time that came while a manual run went on follows it. One that was overdue before, or
-    # came in a pause, stays what it is.
+    # A run time that came while a manual run went on is due at the end of that run. But a run time
+    # that was overdue before the manual run, or fell into a pause, keeps its due time.
     follows = is_manual and not row.finished and overdue_at > row.started_at
     in_pause = row.paused_at is not None and row.paused_until is None
     if follows and not (in_pause or (row.paused_until is not None and due_at < row.paused_until)):
         return replace(row, due_at=now, overdue_at=now + max(grace, SHORTEST_WAIT))
-    # A manual run moves one only if it makes up for it: it was overdue, and the run went well.
+    # A manual run moves the due time only if it makes up for the overdue run time: the task was
+    # overdue when the manual run began, and the manual run succeeded.
     makes_up = overdue_at <= row.started_at and end.outcome == "ok"
     if not makes_up and is_manual:
         return row
@@ -518,14 +563,14 @@ def _due_after_run(row: Row, end: RunEnd, now: datetime) -> Row:
         return replace(row, due_at=None, overdue_at=None, is_last=True)
     if end.next_in is None:
         return row
-    due_at = later(now, end.next_in)
+    due_at = later(ended_at, end.next_in)
     return replace(row, due_at=due_at, overdue_at=later(due_at, grace.total_seconds()))
 
 
 def end_lease(
     row: Row | None, claim_id: UUID, holders: Sequence[str], now: datetime
 ) -> Decision[ReleaseAnswer | None]:
-    """End the lease of a run whose holder, one of these, is known to be dead."""
+    """End the lease of a run if its holder is among ``holders``, which are known to be dead."""
     if row is None or row.claim_id != claim_id or row.finished or row.locked_by not in holders:
         return Decision(row, None)
     row = replace(row, locked_until=min(row.locked_until, now))
@@ -533,7 +578,7 @@ def end_lease(
 
 
 def give_up(row: Row | None, claim_id: UUID, now: datetime) -> Decision[bool]:
-    """Finish a dead run that is not to be run again."""
+    """Give up the window of a dead run: finish the run, so that the window is not run again."""
     if row is None or row.claim_id != claim_id or not row.is_dead(now):
         return Decision(row, False)
     ended: tuple[Run, ...] = ()
@@ -548,7 +593,7 @@ def give_up(row: Row | None, claim_id: UUID, now: datetime) -> Decision[bool]:
 def extend(
     row: Row | None, claim_id: UUID, by: float, lease: float | None, now: datetime
 ) -> Decision[LockTimes | None]:
-    """Move the end of a claim's maximum lock by seconds. ``None``: it stands no more."""
+    """Extend a claim's maximum lock; the answer is ``None`` if the claim no longer stands."""
     if row is None or not row.is_granted(claim_id, now):
         return Decision(row, None)
     run_until = later(row.run_until, by)
@@ -558,7 +603,7 @@ def extend(
 
 
 def renew(row: Row | None, renewal: Renewal, now: datetime) -> Decision[LockTimes | None]:
-    """Let a claim stand for another lease. ``None``: it stands no more."""
+    """Renew a claim; the answer is ``None`` if the claim no longer stands."""
     if row is None or not row.is_granted(renewal.claim_id, now):
         return Decision(row, None)
     locked_until = max(row.locked_until, _leased(now, renewal.lease, row.run_until))
@@ -569,9 +614,9 @@ def renew(row: Row | None, renewal: Renewal, now: datetime) -> Decision[LockTime
 def register(
     row: Row | None, task: Registration, claim_id: UUID, now: datetime
 ) -> Decision[Registered]:
-    """Note a task that a replica has: its schedule, and when it is due.
+    """Register a task of a replica: its schedule and its due time.
 
-    :param claim_id: of the row of a task that has none
+    :param claim_id: the claim id of a new row
     """
     if row is None:
         due_at = _due(now, task.next_in)
@@ -594,14 +639,14 @@ def register(
 
 
 def _rescheduled(row: Row, task: Registration, now: datetime) -> Row:
-    """Note another schedule, or another due time. The window stays that of the last claim."""
+    """Return the row with another schedule or due time. The window of the last claim stays."""
     due_at, window_until = _due(now, task.next_in), row.window_until
     of_window = row.schedule_of_window
     if of_window not in (None, task.schedule) and row.runs:
-        # When it ends for a claim under this schedule.
+        # A claim under the new schedule is refused only until the schedule's least gap is over.
         window_until = min(window_until, later(row.window_start, task.least_gap))
     if due_at is not None and due_at < window_until:
-        # A run time inside the window is refused: the one after it is due.
+        # A run time inside the window would be refused, so the following run time is due.
         following = window_until if task.period is None else later(due_at, task.period)
         due_at = max(following, window_until)
     return replace(
@@ -615,38 +660,41 @@ def _rescheduled(row: Row, task: Registration, now: datetime) -> Row:
 
 
 def retire(row: Row) -> Row:
-    """Let nobody wait for a task that no replica has any more."""
+    """Clear the due time of a task that no replica has any more."""
     if not row.finished or row.one_off:
         return row
     return replace(row, due_at=None, overdue_at=None, is_last=False)
 
 
 def is_over(row: Row, age: float, now: datetime) -> bool:
-    """Tell whether the row is one of a one-off job that was over so many seconds ago."""
+    """Return whether the row belongs to a one-off job that has been over for ``age`` seconds."""
     return row.one_off and max(row.times) < later(now, -age)
 
 
 def pause(
     row: Row, seconds: float | None, now: datetime, by: str | None = None, reason: str | None = None
 ) -> Row:
-    """Pause a task for so long; ``None``: until it is resumed."""
+    """Pause a task for ``seconds``; with ``None``, until a resume."""
     return replace(
         row,
         paused_by=by,
         pause_reason=reason,
         paused_at=(row.paused_at if row.is_paused(now) else None) or now,
         paused_until=None if seconds is None else later(now, seconds),
+        recorded_actions=row.recorded_actions + 1,
     )
 
 
 def resume(row: Row, now: datetime) -> Row:
-    """End a pause. Its run times stay behind its end: nobody makes up for them."""
-    until = now if row.is_paused(now) else row.paused_until
-    return replace(row, paused_by=None, pause_reason=None, paused_until=until)
+    """End a pause. Run times that fell into the pause are not run."""
+    row = replace(row, paused_by=None, pause_reason=None)
+    if not row.is_paused(now):
+        return row
+    return replace(row, paused_until=now, recorded_actions=row.recorded_actions + 1)
 
 
 def request_run(row: Row, request_id: UUID, by: str, seconds: float, now: datetime) -> Row:
-    """Ask for a manual run, to be begun within so many seconds. One that is open stays."""
+    """Ask for a manual run within ``seconds``, unless a manual run is asked for already."""
     if row.is_requested(now) or not row.runs:
         return row
     return replace(
@@ -655,17 +703,18 @@ def request_run(row: Row, request_id: UUID, by: str, seconds: float, now: dateti
         requested_by=by,
         requested_at=now,
         request_until=later(now, seconds),
+        recorded_actions=row.recorded_actions + 1,
     )
 
 
 def calls_for_something(row: Row, now: datetime) -> bool:
-    """Tell whether a look at the rows finds it: dead, due, or asked for."""
+    """Return whether a replica has to act: on a dead run, a due task, or a requested manual run."""
     return row.is_dead(now) or (row.finished and row.is_due(now)) or row.is_requested(now)
 
 
 def state_of(row: Row, now: datetime) -> RunState:
-    """Return what a look at the rows says of it."""
-    # A run that died and is not run again stands against no later one.
+    """Return the state of a task, as a replica reads it from the row."""
+    # A dead run without failover does not block the next run, so the task can be due.
     died = row.locked_until <= now and not (row.failover or row.handed_over)
     return RunState(
         task_name=row.task_name,
@@ -693,13 +742,14 @@ def state_of(row: Row, now: datetime) -> RunState:
 
 
 def overtaken(runs: Iterable[Run], request: ReleaseRequest, now: datetime) -> list[Run]:
-    """Return a task's history after a release that found its claim no more.
+    """Return a task's history after a release whose claim is no longer in the task's row.
 
-    Its run was taken for dead, and has ended only now.
+    The history has the run as dead or freed, but the run has gone on until now. So its outcome
+    becomes ``"overtaken"``, unless the release hands the window over.
     """
-    is_late = request.end.ending is not Ending.HAND_OVER
+    is_late = request.end.window is not WindowAfter.HAND_OVER
     return [
-        replace(run, outcome="overtaken", ended_at=now)
+        replace(run, outcome="overtaken", ended_at=_end_of(run.started_at, request, now))
         if is_late and run.token == request.token and run.outcome in ("died", "freed")
         else run
         for run in runs
@@ -707,7 +757,7 @@ def overtaken(runs: Iterable[Run], request: ReleaseRequest, now: datetime) -> li
 
 
 def _followed(row: Row) -> tuple[Row, tuple[Run, ...]]:
-    """Return a row whose last run is followed by another claim, which gets the next token."""
+    """Return the row for the next claim, with the next token. An unfinished run has died."""
     ended: tuple[Run, ...] = ()
     if row.finished or row.handed_over:
         row = replace(row, last_outcome=None)
@@ -717,9 +767,9 @@ def _followed(row: Row) -> tuple[Row, tuple[Run, ...]]:
 
 
 def _died(row: Row) -> tuple[Row, tuple[Run, ...]]:
-    """Note that the holder of the last run died, or let it overrun its maximum lock."""
+    """Note that the holder of the last run died, or that the run overran its maximum lock."""
     outcome = "overran" if row.overran else "died"
-    row, ended = _recorded(row, RunEnd(outcome=outcome), row.locked_until)
+    row, ended = _recorded(row, RunOutcome(outcome=outcome), row.locked_until)
     row = replace(
         row,
         last_outcome=outcome,
@@ -731,8 +781,8 @@ def _died(row: Row) -> tuple[Row, tuple[Run, ...]]:
     return row, ended
 
 
-def _recorded(row: Row, end: RunEnd, ended_at: datetime) -> tuple[Row, tuple[Run, ...]]:
-    """Count the last run in the history, and return its entry. What never began has none."""
+def _recorded(row: Row, end: RunOutcome, ended_at: datetime) -> tuple[Row, tuple[Run, ...]]:
+    """Count the last run, and return its history entry. A run that never began has no entry."""
     if not end.outcome:
         return row, ()
     kind = row.kind or "schedule"
@@ -748,18 +798,25 @@ def _recorded(row: Row, end: RunEnd, ended_at: datetime) -> tuple[Row, tuple[Run
         error_type=end.error_type,
         error=end.error,
     )
-    return replace(row, recorded=row.recorded + 1), (run,)
+    if ended_well(run):
+        return replace(row, recorded=row.recorded + 1), (run,)
+    return replace(row, recorded_failures=row.recorded_failures + 1), (run,)
+
+
+def ended_well(run: Run) -> bool:
+    """Return whether a run ended well. The history keeps the others in slots of their own."""
+    return run.outcome == "ok"
 
 
 def _first_row(task_name: str, claim_id: UUID, then: datetime, now: datetime) -> Row:
-    # The first token comes from the clock, in milliseconds, so that the tokens of a row that comes
-    # back are larger.
+    # The first token is the time in milliseconds, so that a row that was deleted and inserted again
+    # gets larger tokens.
     token = ((now - EPOCH) // timedelta(microseconds=1) + 500) // 1000
     return Row(task_name, then, then, then, then, "", claim_id, token, None, then)
 
 
 def _answer(row: Row, now: datetime) -> ClaimAnswer:
-    """Return what a row says of its last claim, which is neither granted nor refused yet."""
+    """Return an answer with the last claim's columns. The caller sets the outcome."""
     return ClaimAnswer(
         granted=False,
         running=row.is_running(now),
@@ -767,6 +824,7 @@ def _answer(row: Row, now: datetime) -> ClaimAnswer:
         unfinished=not row.finished,
         waits=False,
         paused=False,
+        came_first=False,
         window_start=row.window_start,
         holder=row.locked_by,
         token=row.token,
@@ -775,11 +833,12 @@ def _answer(row: Row, now: datetime) -> ClaimAnswer:
         database_time=now,
         claim_id=row.claim_id,
         manual=row.kind == "manual",
+        runs=row.runs,
     )
 
 
 def _missing(now: datetime) -> ClaimAnswer:
-    """Return the answer to a claim that is not granted, although there is no row."""
+    """Return the answer to an expired claim of a task that has no row."""
     no_row = replace(_first_row("", UUID(int=0), NEVER, now), token=0, finished_at=NEVER)
     return _answer(no_row, now)._replace(new_window=True)
 
@@ -789,15 +848,15 @@ def _granted(row: Row, now: datetime) -> ClaimAnswer:
 
 
 def _found(row: Row, claim_id: UUID, now: datetime, *, paused: bool) -> ClaimAnswer:
-    """Return what is said of a row to a takeover, or a manual run, that does not change it."""
+    """Return the answer to a takeover or manual run that does not change the row."""
     return _answer(row, now)._replace(granted=row.is_granted(claim_id, now), paused=paused)
 
 
 def _leased(now: datetime, seconds: float | None, most: datetime) -> datetime:
-    """Return when a lease ends: with the maximum lock at the latest."""
+    """Return the end of a lease, limited by the end of the maximum lock."""
     return most if seconds is None else min(later(now, seconds), most)
 
 
 def _due(since: datetime, next_in: float | None) -> datetime | None:
-    """Return when the next run time is due; ``None``: nobody knows."""
+    """Return when the next run time is due; ``None`` if it is unknown."""
     return None if next_in is None else later(since, next_in)

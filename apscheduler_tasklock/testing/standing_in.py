@@ -1,12 +1,12 @@
-"""What stands in for the database while a test runs."""
+"""Context managers for tests, in which claims need no database."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from apscheduler_tasklock._lock.stand_in import standing_in
-from apscheduler_tasklock._lock.unlocked import Unlocked
+from apscheduler_tasklock._lock.always_granted import Unlocked
+from apscheduler_tasklock._lock.test_doubles import standing_in
 from apscheduler_tasklock.testing.in_memory import MemoryTaskLocks
 
 
@@ -14,17 +14,18 @@ from apscheduler_tasklock.testing.in_memory import MemoryTaskLocks
 def unlocked() -> Iterator[None]:
     """Grant every claim of each ``TaskLockExecutor`` and ``TaskLocks`` in this process.
 
-    There is no database: nothing is connected to, and no table is checked. All else is as usual.
-    Options are taken out of the jobs' kwargs and checked, a job has its ``current_lock()``, which
-    it can extend, and events and log lines tell of what was granted and released. Any number of
-    schedulers may run one task at once. Worker processes of a process pool do the same.
+    Nothing connects to a database, and no table is checked. Everything else works as usual: options
+    are taken out of the jobs' kwargs and checked, a job has its ``current_lock()`` and can extend
+    it, and grants and releases have their events and log lines. Several schedulers can run the same
+    task at the same time.
 
-    An executor that is started within stays like that until it is shut down. One that runs already
-    is granted its claims too, but goes on looking at its database every few seconds. What only
-    a database has raises a ``TaskLockError``: ``TaskLocks.tasks()`` and the like, and the start of
-    a ``TaskLockJobStore``.
+    An executor that is started inside needs no database until it is shut down. The claims of an
+    executor that was started before are granted, too, but this executor still reads its rows in the
+    database every few seconds. Calls that need a database raise a ``TaskLockError``, such as
+    ``TaskLocks.tasks()`` and the start of a ``TaskLockJobStore``.
 
-    A context manager, a decorator of functions (not of coroutines), and so the body of a fixture.
+    Use ``unlocked`` as a context manager, as a decorator of functions (not of coroutines), or in a
+    fixture.
     """
     with standing_in(Unlocked()):
         yield
@@ -32,15 +33,16 @@ def unlocked() -> Iterator[None]:
 
 @contextmanager
 def in_memory_locks() -> Iterator[None]:
-    """Decide on the claims of this process in memory, by the rule that PostgreSQL decides by.
+    """Decide on the claims of this process in memory, by the same rule as in PostgreSQL.
 
-    One window is run once, however many schedulers of this process have the job; a run is refused
-    while another goes on; a hold is refused in its minimum lock. Time is real. All that
-    :func:`unlocked` says of what there is without a database holds here too, but that worker
-    processes cannot ask this one: give the executor threads.
+    A window is run once, however many schedulers of this process have the job. A claim is refused
+    while another run of the task goes on. A hold is refused until the minimum lock of the task's
+    last claim has ended. Locks last as long in the test as they would on PostgreSQL. In a worker
+    process a job can extend only its own copy of the lock. For executors, for calls that need a
+    database, and for everything that works as usual, see :func:`unlocked`.
 
-    The locks are empty at the beginning, and gone with the block. A context manager, a decorator of
-    functions (not of coroutines), and so the body of a fixture.
+    At the start no task has a row, and at the end all rows are dropped. Use ``in_memory_locks`` as
+    a context manager, as a decorator of functions (not of coroutines), or in a fixture.
     """
     with standing_in(MemoryTaskLocks()):
         yield

@@ -1,1 +1,1 @@
-"""Thousands of windows of simulated time: who runs a window twice, and who loses one."""
+"""Thousands of windows of simulated time: which rule runs a window twice, or loses one."""

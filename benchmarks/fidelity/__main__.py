@@ -33,7 +33,7 @@ FOLDER = Path(__file__).parent
 def measure(
     database: TravellingDatabase, windows: int, seed: int
 ) -> Iterator[tuple[str, str, Account]]:
-    """Yield what came of each trace under each rule."""
+    """Yield the account of each trace under each rule."""
     for conditions in TRACES:
         trace = Trace(conditions, windows, seed)
         for kind in RULES:
@@ -44,7 +44,7 @@ def measure(
 def measure_short_gaps(
     database: TravellingDatabase, windows: int, seed: int
 ) -> Iterator[tuple[str, str, Account]]:
-    """Yield what came of each schedule with short gaps under each rule."""
+    """Yield the account of each schedule with short gaps under each rule."""
     for schedule in SCHEDULES:
         trace = ShortGaps(schedule, windows, seed)
         for kind in SHORT_GAP_RULES:
@@ -55,7 +55,7 @@ def measure_short_gaps(
 def measure_schedules(
     database: TravellingDatabase, windows: int, seed: int
 ) -> Iterator[tuple[str, str, ScheduleAccount]]:
-    """Yield what came of each job whose schedule, or replica, changes, under each rule."""
+    """Yield the account of each job whose schedule or replica changes, under each rule."""
     for move in MOVES:
         moved = MovedSchedule(move, windows, seed)
         for kind in RULES:
@@ -69,7 +69,7 @@ def measure_schedules(
 
 
 def main() -> int:
-    """Print the figures; fail if this library did anything that it promises not to do."""
+    """Print the figures; fail if this library broke one of its promises."""
     options = _parser().parse_args()
     results: Results = {}
     short_gaps: Results = {}

@@ -1,4 +1,4 @@
-"""What a history comes to: windows run twice, windows lost, runs that overlap, and silence."""
+"""Counts of a history: windows run twice, windows lost, runs that overlap, and silence."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from math import inf
 from benchmarks.fidelity.simulation import History, Run
 from benchmarks.fidelity.trace import Trace
 
-# Two runs serve one window if their run times are less than this many periods apart. A rule may
-# hand the job from a replica to one that fires a little earlier, but not twice in a period.
+# Two runs serve one window if their run times are less than so many periods apart. A rule may move
+# the job from a replica to one that fires a little earlier, but not twice in a period.
 SAME_WINDOW = 0.8
-# Periods that a run time may be from the last one at least, with the minimum lock of 0.9. Hence
-# nothing is lost yet where up to 1.9 go by: when a replica that fires late in the period leaves,
-# one that fires early may have its next run time only then.
+# The fewest periods from one run time to the next, by the minimum lock. No window is lost within
+# 1.9 periods, because if a replica leaves that fires late in the period, one that fires early may
+# have its next run time only then.
 NEXT_WINDOW = 0.9
 
 
@@ -25,18 +25,18 @@ NEXT_WINDOW = 0.9
 class Account:
     """How a rule did in a trace.
 
-    :ivar windows: how many there were
-    :ivar runs: those that came to their end
+    :ivar windows: number of windows
+    :ivar runs: runs that came to their end
     :ivar doubled: runs of a window that another run had served, whose holder did not die
     :ivar lost_with_holder: windows whose run was cut short, since its replica was killed or
         stopped, and that nobody ran again
     :ivar missed: other windows that nobody ran, although a worker asked for them before the next
         one was due, while no run was going on
-    :ivar overtaken: those that nobody asked for until a later one ran, as on a replica whose clock
-        is ahead
-    :ivar skipped: those that were due or asked for only while a run was going on, as
+    :ivar overtaken: windows that nobody asked for until a later one ran, as on a replica whose
+        clock is ahead
+    :ivar skipped: windows that were due or asked for only while a run was going on, as
         ``max_instances`` skips them on one replica
-    :ivar unattended: those that no worker asked for in time, on any replica
+    :ivar unattended: windows that no worker asked for in time, on any replica
     :ivar overlapping: runs that began while another one was going on
     :ivar silence: longest time from the end of a run to the start of the next, in periods
     """
@@ -62,7 +62,7 @@ def account(trace: Trace, history: History) -> Account:
         windows=trace.windows,
         runs=len(ended),
         doubled=sum(_serve_one_window(*pair) for pair in pairwise(ended)),
-        # What is cut short at the very end has nobody left to run it again.
+        # Without a run that is cut short at the very end, because no replica is left to repeat it.
         lost_with_holder=sum(run.end + run.period < trace.end for run in lost),
         missed=fates["missed"],
         skipped=fates["skipped"],
@@ -74,7 +74,7 @@ def account(trace: Trace, history: History) -> Account:
 
 
 def account_by_run_time(history: History, run_times: Sequence[float]) -> Account:
-    """Count what went wrong with a schedule each of whose run times is a window."""
+    """Count what went wrong with a schedule whose run times each are a window."""
     ended = [run for run in history.runs if run.ended]
     served = Counter(run.run_time for run in ended)
     cut = {run.run_time for run in history.runs if not run.ended}
@@ -134,7 +134,7 @@ def _lost_with_holder(history: History, ended: Sequence[Run]) -> Iterator[Run]:
 
 
 def _fates(trace: Trace, history: History, started: Sequence[Run]) -> Iterator[str]:
-    """Yield what became of each window that nobody ran."""
+    """Yield the fate of each window that nobody ran."""
     busy = _Busy(history.runs)
     for due in _not_run(trace, started):
         asked = _asked_in_time(trace, history, due)

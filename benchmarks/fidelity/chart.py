@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from benchmarks.fidelity.report import COUNTS, Results, per_thousand
 from benchmarks.fidelity.rules import RULES
 
-# Dark for what is compared with, and the eye-catching ones for this library.
+# Grey for other rules, bright colours for this library.
 COLOURS = ("#9aa5b1", "#69757f", "#3e4c59", "#e8833a", "#1f7a4d")
 PANELS = ("doubled", "missed", "lost_with_holder", "overlapping")
 

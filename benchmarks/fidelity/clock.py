@@ -25,8 +25,8 @@ class TravellingDatabase:
     """A connection to a server on which ``now()`` is what it was set to.
 
     :ivar now: seconds since the beginning, by a clock that is right
-    :ivar clock: what its own clock shows, in such seconds
-    :ivar pipeline: in which statements are sent, if they are
+    :ivar clock: its own clock's time, in such seconds
+    :ivar pipeline: the pipeline in which statements are sent, or ``None``
     :ivar in_python: whether this library's rule decides in Python, and asks no database
     """
 
@@ -48,7 +48,7 @@ class TravellingDatabase:
         """Run a statement; return how many rows it touched."""
         cursor = self.connection.execute(statement, parameters)
         if self.pipeline is not None:
-            self.pipeline.sync()  # else nobody knows yet
+            self.pipeline.sync()  # so that the number of rows is known
         return cursor.rowcount
 
     @property
@@ -56,7 +56,7 @@ class TravellingDatabase:
         """The connection, for a statement that sees the time as it is now."""
         if self._shown != self.clock:
             self._shown = self.clock
-            # In a pipeline this travels with the statement that follows.
+            # In a pipeline this is sent together with the next statement.
             self._connection.execute(
                 "SELECT set_config('travel.time', %s, false)", [moment(self.clock).isoformat()]
             )

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 from functools import partial
-from typing import Any, cast
+from typing import Any
 from uuid import uuid4
 
 from apscheduler.job import Job as SchedulerJob
@@ -19,22 +19,23 @@ from apscheduler.jobstores.memory import MemoryJobStore
 from apscheduler.schedulers.base import STATE_RUNNING
 
 from apscheduler_tasklock._database.rejections import Rejections
-from apscheduler_tasklock._database.steps import Statement, Steps, ask_here
-from apscheduler_tasklock._lock.messages import (
+from apscheduler_tasklock._database.sequences import Statement, Steps, ask_here
+from apscheduler_tasklock._lock.protocol_messages import (
     ClaimRequest,
     Registered,
     Registration,
     RunState,
 )
-from apscheduler_tasklock._lock.stand_in import LockProtocol
-from apscheduler_tasklock._scheduler.attempt import RunAttempt
-from apscheduler_tasklock._scheduler.jobs import ExecutorJobs
-from apscheduler_tasklock._scheduler.known import KnownTasks
-from apscheduler_tasklock._scheduler.notices import JobNotices
-from apscheduler_tasklock._scheduler.registration import Registrar
-from apscheduler_tasklock._scheduler.submission import JobKey, Submission
-from apscheduler_tasklock._scheduler.tasks import Tasks
-from apscheduler_tasklock._scheduler.watch import Watch
+from apscheduler_tasklock._lock.test_doubles import LockProtocol
+from apscheduler_tasklock._runs import claim_request
+from apscheduler_tasklock._runs.executor_jobs import ExecutorJobs
+from apscheduler_tasklock._runs.job_notices import JobNotices
+from apscheduler_tasklock._runs.kept_runs import KeptRuns
+from apscheduler_tasklock._runs.known_tasks import KnownTasks
+from apscheduler_tasklock._runs.registration import Registrar
+from apscheduler_tasklock._runs.submission import JobKey, Submission
+from apscheduler_tasklock._runs.tasks import Tasks
+from apscheduler_tasklock._runs.watch import Watch
 from apscheduler_tasklock.options import LockOptions
 from benchmarks.fidelity.trace import Fire
 
@@ -48,8 +49,8 @@ def job() -> None:
 class TravellingClient:
     """Sends what a look asks for.
 
-    :param cursor: returns what statements are sent on
-    :param protocol: what its replica asks
+    :param cursor: returns the cursor of the statements
+    :param protocol: the replica's protocol
     :param stable: tells whether the replica has been there long enough to believe the rows
     """
 
@@ -71,16 +72,16 @@ class TravellingClient:
         return statement(self._cursor())
 
     def reading(self, names: Sequence[str], always: Sequence[str] = ()) -> Statement:
-        """Return what asks for the rows that call for something."""
+        """Return the statement that reads the rows which call for something."""
         return lambda cursor: self._protocol.read(cursor, names, always)[0]
 
     def register(self, tasks: Sequence[Registration]) -> Steps[list[Registered]]:
-        """Tell of tasks."""
+        """Register tasks."""
         registered: list[Registered] = yield partial(self._protocol.register, tasks=tasks)
         return registered
 
     def look_at_rights(self) -> Steps[None]:
-        """Leave it: the tables are there."""
+        """Do nothing, because the tables have all rights."""
         yield from ()
 
 
@@ -93,7 +94,7 @@ class OneJob:
     timezone = timezone.utc
     awaits_nothing = None
 
-    def hands_out(self, _jobstore: str) -> bool:
+    def is_shared(self, _jobstore: str) -> bool:
         """Say that the job is in a store of this replica's own."""
         return False
 
@@ -127,21 +128,21 @@ class OneJob:
 
 
 class Jobs(ExecutorJobs):
-    """The job, as a look finds it. Its dead runs are left to the rule that is measured."""
+    """The job for a look. The measured rule looks after its dead runs."""
 
     def submission_for(self, key: JobKey, dead: RunState) -> Submission | None:
-        """Return nothing."""
+        """Return ``None``."""
 
 
 class ReplicaExecutor:
-    """What looks at the rows on behalf of one replica.
+    """The looks of one replica at the rows.
 
-    :param options: of the job's lock
-    :param scheduler: has the job
+    :param options: options of the job's lock
+    :param scheduler: the scheduler with the job
     :param client: sends the statements
-    :param submit: submits what runs in another replica's place
-    :param tell_overdue: told that the job is overdue
-    :param clock: the replica's own, in seconds since 1970
+    :param submit: submits a standby run
+    :param tell_overdue: called if the job is overdue
+    :param clock: the replica's clock, in seconds since 1970
     """
 
     def __init__(
@@ -170,6 +171,7 @@ class ReplicaExecutor:
             client,
             known,
             self.jobs,
+            KeptRuns(),
             Registrar(client, known, self.jobs.registration, self.jobs.has_next_run),
             lambda: STATE_RUNNING,
             5.0,
@@ -186,17 +188,16 @@ class ReplicaExecutor:
             ask_here(self._watch.look(), self._client.ask)
 
     def submission(self, run_time: datetime) -> Submission:
-        """Return what is submitted for a run time of the scheduler's."""
+        """Return the submission of a run time."""
         [found] = self._scheduler.jobs_of("default")
         task = self.jobs.resolve(found, "default")
         return self.jobs.submission(found, "default", task, [run_time])
 
 
 def request_of(fire: Fire) -> ClaimRequest:
-    """Return what a worker claims for a submission."""
-    submission, nobody = fire.submission, cast(Any, None)
+    """Return the claim's request for a submission."""
+    submission = fire.submission
     assert submission is not None
-    attempt = RunAttempt(submission, submission.run_times[0], uuid4(), nobody, nobody)
-    request = attempt._request()
-    assert isinstance(request, ClaimRequest)
-    return request
+    asked = claim_request.request_of(submission, submission.run_times[0], uuid4())
+    assert isinstance(asked, ClaimRequest)
+    return asked

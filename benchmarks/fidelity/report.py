@@ -31,7 +31,7 @@ from benchmarks.fidelity.trace import (
 Results = dict[str, dict[str, Account]]
 ScheduleResults = dict[str, dict[str, ScheduleAccount]]
 
-# What is counted, by its name in an account.
+# Headings of the counts, by their names in an account.
 COUNTS = {
     "runs": "runs",
     "doubled": "doubled",

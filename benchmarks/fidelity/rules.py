@@ -16,20 +16,19 @@ from psycopg.rows import namedtuple_row
 from apscheduler_tasklock._database.connection import attempt_limit, raw_cursor
 from apscheduler_tasklock._database.outage import Outage
 from apscheduler_tasklock._database.timings import Timings
-from apscheduler_tasklock._lock.messages import (
+from apscheduler_tasklock._lock.outcomes import RunOutcome, WindowAfter
+from apscheduler_tasklock._lock.protocol import TaskLockProtocol
+from apscheduler_tasklock._lock.protocol_messages import (
     ClaimRequest,
-    Ending,
     ReadTimes,
     Refusal,
     ReleaseRequest,
     Renewal,
-    RunEnd,
     RunState,
     TakeoverRequest,
 )
-from apscheduler_tasklock._lock.protocol import TaskLockProtocol
-from apscheduler_tasklock._lock.stand_in import LockProtocol
-from apscheduler_tasklock._scheduler.watch import STANDBY_AFTER
+from apscheduler_tasklock._lock.test_doubles import LockProtocol
+from apscheduler_tasklock._runs.standby import STANDBY_AFTER
 from apscheduler_tasklock.options import DEFAULTS
 from apscheduler_tasklock.schema.table import task_lock_table
 from apscheduler_tasklock.testing.in_memory import MemoryTaskLocks
@@ -39,9 +38,9 @@ from benchmarks.fidelity.trace import PERIODS, Fire
 
 TASK = "task"
 MIN_FACTOR, MAX_FACTOR = 0.9, 5.0
-# What the job runs, as the row has it.
+# The job's function, as the row has it.
 RUNS = "jobs:job"
-# Seconds for which a standby runs what is due, at most: the longest period of a trace.
+# Seconds after the due time for which a standby may run: the longest period of a trace.
 LONGEST_STANDBY = max(PERIODS)
 # The executor's own defaults.
 CLAIM_TIMEOUT = 10.0
@@ -64,9 +63,9 @@ class Refused:
 class Granted:
     """A claim that was granted.
 
-    :ivar run_time: of the window that is to be run
-    :ivar period: of the job, in the version that claimed
-    :ivar holding: what the rule releases by
+    :ivar run_time: run time of the window
+    :ivar period: the job's period, in the version that claimed
+    :ivar holding: what the rule needs for the release
     """
 
     run_time: float
@@ -92,7 +91,7 @@ class Rule(ABC):
         """Ask for a run time, now.
 
         :param stable: whether the replica has been there long enough to believe that a run is
-            dead; only this library asks itself that
+            dead; for this library's rule only
         """
 
     @abstractmethod
@@ -100,7 +99,7 @@ class Rule(ABC):
         """End a run."""
 
     def cut(self, granted: Granted) -> None:
-        """End a run that a graceful stop cut short, as the job's own cancellation does."""
+        """End a run that a graceful stop cut short."""
         self.release(granted)
 
     def execute(self, statement: str, **parameters: Any) -> bool:
@@ -209,7 +208,7 @@ class SlotLock(Rule):
 
 @dataclass(frozen=True)
 class _Holding:
-    """What this library releases and renews by.
+    """A claim of this library, for its release and renewals.
 
     :ivar lease: seconds
     """
@@ -222,7 +221,7 @@ class _Holding:
 class Due:
     """When the job is due, as its row has it.
 
-    :ivar may_run: whether its last run may stand against the next one no longer
+    :ivar may_run: whether the last run does not stand against the next one
     """
 
     may_run: bool
@@ -230,9 +229,9 @@ class Due:
     overdue_at: float
 
     def next_look(self, now: float, *, standby: bool) -> float | None:
-        """Return the earliest time at which a look may find what has to be done, if any.
+        """Return the earliest time at which a look may find something to do, if any.
 
-        :param standby: whether what is due is run in another replica's place
+        :param standby: whether other replicas may run the job as standbys
         """
         if self.may_run and standby and now < self.due_at + LONGEST_STANDBY:
             return self.due_at + STANDBY_AFTER
@@ -240,12 +239,12 @@ class Due:
 
 
 class TaskLockRule(Rule):
-    """This library with its defaults: its own statements, and what its executor does with them.
+    """This library with its defaults: its statements, and the decisions of its executor.
 
-    :ivar options: the executor's
+    :ivar options: the executor's options
     :ivar poll_interval: seconds from one look at dead runs to the next
     :ivar recovery_grace: seconds for which a replica that has just started believes no dead run
-    :ivar exact: whether it makes use of run times that all replicas share
+    :ivar exact: whether claims say that all replicas share their run times
     """
 
     name = "apscheduler-tasklock"
@@ -260,13 +259,13 @@ class TaskLockRule(Rule):
         if self.database.in_python:
             self._rows = MemoryTaskLocks(lambda: moment(self.database.clock))
         self._replicas: dict[str, LockProtocol] = {}
-        # What does not say who asks.
+        # For statements that do not name the replica.
         self._protocol = self.protocol_of("")
 
     def claim(self, replica: str, fire: Fire, *, stable: bool) -> Granted | Refused:
         lease = self._lease(fire.period)
         request = self._request(fire, lease) if fire.submission is None else request_of(fire)
-        # By the replica's own clock, so that its being off cancels out.
+        # By the replica's own clock, so that an error of the clock cancels out.
         times = ReadTimes(lag=max(0.0, self.database.now - fire.time), stable=stable)
         answer = self.protocol_of(replica).claim(self.cursor(), request, times)
         if answer.granted:
@@ -304,14 +303,14 @@ class TaskLockRule(Rule):
         return cursor.execute("SELECT * FROM task_lock").fetchone()
 
     def release(self, granted: Granted) -> None:
-        self._release(granted, Ending.KEEP)
+        self._release(granted, WindowAfter.KEEP)
 
     def cut(self, granted: Granted) -> None:
-        ending = Ending.HAND_OVER if self.failover else Ending.KEEP
-        self._release(granted, ending)
+        window = WindowAfter.HAND_OVER if self.failover else WindowAfter.KEEP
+        self._release(granted, window)
 
-    def _release(self, granted: Granted, ending: Ending) -> None:
-        request = ReleaseRequest(TASK, granted.holding.claim_id, RunEnd(ending))
+    def _release(self, granted: Granted, window: WindowAfter) -> None:
+        request = ReleaseRequest(TASK, granted.holding.claim_id, RunOutcome(window))
         self._protocol.release(self.cursor(), request)
 
     def renewal_interval(self, granted: Granted) -> float:
@@ -325,7 +324,7 @@ class TaskLockRule(Rule):
         return holding.claim_id in self._protocol.renew(self.cursor(), [renewal])
 
     def read(self) -> RunState | None:
-        """Return the last run, as a poll reads it on behalf of a run time that waits for it."""
+        """Return the last run, as a look reads it for a run time that waits."""
         states, _ = self._protocol.read(self.cursor(), [TASK], [TASK])
         return states[0] if states else None
 
@@ -362,7 +361,7 @@ class TaskLockRule(Rule):
         return self.options.lease_within(max_lock) or max_lock
 
     def protocol_of(self, replica: str) -> LockProtocol:
-        """Return what a replica asks: the statements, or the rule in Python."""
+        """Return a replica's protocol: the statements, or the rule in Python."""
         if replica not in self._replicas:
             self._replicas[replica] = (
                 TaskLockProtocol(task_lock_table(), replica)
@@ -372,7 +371,7 @@ class TaskLockRule(Rule):
         return self._replicas[replica]
 
     def cursor(self) -> Any:
-        """Return what its statements are sent on, if any."""
+        """Return a cursor for its statements; ``None`` for the rule in Python."""
         return None if self._rows is not None else raw_cursor(self.database.connection)
 
 
@@ -384,14 +383,14 @@ class TaskLockWithFailover(TaskLockRule):
 
 
 class TaskLockInDatabaseTime(TaskLockRule):
-    """The same as the default, as it does where replicas do not share their run times."""
+    """The same as the default, as if replicas did not share their run times."""
 
     name = "apscheduler-tasklock, run times not shared"
     exact = False
 
 
 RULES = (TaskLockTable, ShedLock, SlotLock, TaskLockRule, TaskLockWithFailover)
-# The slot lock is left out: the slots of an irregular schedule are no multiples of a period.
+# Without the slot lock, because slots of an irregular schedule are no multiples of a period.
 SHORT_GAP_RULES = (
     TaskLockTable,
     ShedLock,

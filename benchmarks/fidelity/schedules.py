@@ -20,7 +20,7 @@ from typing import Any
 from apscheduler.triggers.cron import CronTrigger
 from apscheduler.triggers.interval import IntervalTrigger
 
-from apscheduler_tasklock._scheduler.triggers import has_shared_times, is_shared, period_after
+from apscheduler_tasklock._runs.trigger_times import has_shared_times, is_shared, period_after
 from benchmarks.fidelity.clock import BEGINNING, moment, seconds
 from benchmarks.fidelity.simulation import History, Run
 from benchmarks.fidelity.trace import (
@@ -37,18 +37,18 @@ from benchmarks.fidelity.trace import (
     Trace,
 )
 
-# Two runs of one schedule serve one window if their run times are less than this many periods
-# apart; and two of any schedules if less than that.
+# Two runs serve one window if their run times are less than so many periods apart: the first limit
+# is for runs of one schedule, the second for runs of any two.
 SAME_WINDOW = 0.8
 LEAST_GAP = 0.1
-# Periods and seconds that may lie between two runs of an interval job at most: the poll, and what
-# a fire may wait for its worker.
+# The most periods between two runs of an interval job; and seconds beside them: the poll, and the
+# wait of a fire for its worker.
 LONGEST_GAP = 1.1
 POLL = 5.0 + USUAL_LATENCY
 # How long a job takes, in seconds.
 DURATION = (5.0, 50.0)
-# Periods from one deployment to the next; from one replica's turn in it to the next one's, where
-# it is quick and where versions live side by side; the share of the latter, and of those
+# Periods from one deployment to the next; from one replica's turn to the next one's, in a quick
+# deployment and in one whose versions live side by side; the share of the latter; and the share of
 # deployments that are taken back half-way.
 BETWEEN_DEPLOYMENTS = (3.0, 12.0)
 QUICK_TURN = (0.0, 0.1)
@@ -56,7 +56,7 @@ LONG_TURN = (0.2, 1.5)
 LONG_DEPLOYMENTS = 0.5
 TAKEN_BACK = 0.3
 # The share of deployments whose last replica is replaced a moment after a run time of the old
-# schedule, which its old version may run when the new one has begun; and the seconds.
+# schedule, so that its old version may still run that; and the seconds of that moment.
 AT_A_RUN_TIME = 0.5
 JUST_AFTER = 10.0
 # Seconds after the last new replica's start until a deployment counts as complete.
@@ -67,7 +67,7 @@ SETTLING = 10.0
 class Move:
     """A job whose schedule deployments change.
 
-    :ivar schedules: between which they choose: fields of a cron trigger, or a period in seconds
+    :ivar schedules: the schedules: fields of a cron trigger, or a period in seconds
     """
 
     name: str
@@ -95,8 +95,8 @@ MOVES = (
 class Step:
     """A deployment, or its taking back: replicas get another version, one after the other.
 
-    :ivar turns: when, which replica, and its version's number
-    :ivar complete: when the last one has begun, if all replicas have one version then
+    :ivar turns: the time, the replica's number, and the number of its new version
+    :ivar complete: whether all replicas have one version after the last turn
     """
 
     turns: Sequence[tuple[float, int, int]]
@@ -113,7 +113,7 @@ class MovedSchedule(Trace):
         self.end = self.steps[-1].turns[0][0]
 
     def window(self, time: float) -> int:
-        """Return a number for what is drawn for runs of a time."""
+        """Return the number of the window that a time is in, for draws."""
         return math.floor(time)
 
     def fires(self, life: Life) -> Iterator[Fire]:
@@ -239,7 +239,7 @@ def trigger_of(schedule: Any, joined: float) -> Any:
     """Return a job's trigger, as it is made on a replica that joins then."""
     if isinstance(schedule, dict):
         return CronTrigger(timezone=BEGINNING.tzinfo, **schedule)
-    # A period after its replica's start, in microseconds that nobody has written down.
+    # One period after the replica's start, with microseconds as APScheduler's own default has.
     start = moment(math.floor(joined + schedule) + 0.123456)
     return IntervalTrigger(seconds=int(schedule), start_date=start, timezone=BEGINNING.tzinfo)
 
@@ -260,11 +260,11 @@ class ScheduleAccount:
 
     :ivar windows: run times of stretches in which all replicas had one schedule; of an interval
         job, its periods in them
-    :ivar runs: that were begun
+    :ivar runs: runs that were begun
     :ivar doubled: runs whose window another run has served
-    :ivar missed: of those windows
-    :ivar alarms: how often it was told that the job is overdue
-    :ivar longest: most periods from the start of a run to that of the next
+    :ivar missed: windows that nobody ran
+    :ivar alarms: how often the job was reported as overdue
+    :ivar longest: the most periods from the start of a run to that of the next
     """
 
     windows: int
@@ -314,7 +314,7 @@ def account_of_wandering(trace: WanderingInterval, history: History) -> Schedule
 
 
 def _begun(runs: Sequence[Run], end: float) -> list[Run]:
-    """Return the first run of each window: one that was begun again does not count again."""
+    """Return the first run of each window."""
     first: list[Run] = []
     cut: set[float] = set()
     for run in runs:

@@ -13,16 +13,16 @@ from itertools import islice, pairwise
 
 from apscheduler.triggers.cron import CronTrigger
 
-from apscheduler_tasklock._scheduler.triggers import is_shared, period_after
+from apscheduler_tasklock._runs.trigger_times import is_shared, period_after
 from benchmarks.fidelity.clock import BEGINNING, moment, seconds
 from benchmarks.fidelity.trace import REPLICAS, Conditions, Fire, Job, Life, Trace
 
-# How long a fire waits for its worker, and how long a job takes, in shortest gaps.
+# The longest wait of a fire for its worker, and the duration of a job, in shortest gaps.
 LATENCY = 0.1
 DURATION = (0.1, 0.5)
 # Run times from one step of the database's clock to the next, which goes the other way.
 STEADY = 120
-# For how many run times a replica stays, and is gone then.
+# Run times for which a replica stays, and for which it is gone then.
 STAYS = (20, 120)
 GONE = (3, 30)
 
@@ -31,7 +31,7 @@ GONE = (3, 30)
 class Schedule:
     """A cron schedule, and what goes wrong.
 
-    :ivar fields: of the cron trigger
+    :ivar fields: fields of the cron trigger
     :ivar skew: seconds by which the first replica's clock is ahead, and the last one's behind
     :ivar step: seconds by which the database's clock steps back, and later forward again
     """
@@ -97,12 +97,12 @@ class ShortGaps(Trace):
             yield Fire(run_time - life.skew, run_time, period, exact)
 
     def latency(self, life: Life, time: float) -> float:
-        """Return after how long what is submitted at a time reaches a worker."""
+        """Return the seconds from a submission until a worker has it."""
         draw = self._draw("fire", life.name, round(time, 1))
         return draw.uniform(0, LATENCY) * self._shortest
 
     def job(self, window: int, attempt: int, period: float) -> Job:
-        """Return what becomes of a run: its job takes a part of the shortest gap."""
+        """Return the job of a run, which takes a part of the shortest gap."""
         draw = self._draw("job", window, attempt)
         return Job(draw.uniform(*DURATION) * self._shortest, None)
 

@@ -18,9 +18,9 @@ from functools import partial
 from itertools import count
 from typing import Literal
 
-from apscheduler_tasklock._lock.messages import RunState
-from apscheduler_tasklock._scheduler.submission import Submission
-from apscheduler_tasklock._scheduler.triggers import has_shared_times
+from apscheduler_tasklock._lock.protocol_messages import RunState
+from apscheduler_tasklock._runs.submission import Submission
+from apscheduler_tasklock._runs.trigger_times import has_shared_times
 from benchmarks.fidelity.clock import TravellingDatabase, moment, seconds
 from benchmarks.fidelity.executor import OneJob, ReplicaExecutor, TravellingClient
 from benchmarks.fidelity.rules import TASK, Granted, Rule, TaskLockRule
@@ -33,8 +33,8 @@ Outcome = Literal["ended", "killed", "stopped"]
 class Run:
     """A run of the job, in seconds since the beginning.
 
-    :ivar run_time: of the window that it is for
-    :ivar period: of the job, in the version that ran
+    :ivar run_time: run time of its window
+    :ivar period: the job's period, in the version that ran
     :ivar end: when it ended, or was cut short
     :ivar outcome: whether it ended, or its replica was killed before, or stopped
     """
@@ -53,11 +53,11 @@ class Run:
 
 @dataclass
 class History:
-    """What came of a trace under a rule.
+    """The history of a trace under a rule.
 
-    :ivar runs: all of them, as they started
-    :ivar asked: the run times that a worker asked for, and when it did
-    :ivar alarms: when a replica told that the job was overdue
+    :ivar runs: all runs, in the order of their starts
+    :ivar asked: the run times that workers asked for, and when
+    :ivar alarms: when a replica reported the job as overdue
     """
 
     runs: list[Run] = field(default_factory=list)
@@ -67,9 +67,9 @@ class History:
 
 @dataclass
 class Current:
-    """What a replica runs.
+    """The present run of a replica.
 
-    :ivar taken_over: whether it is the window of a dead holder
+    :ivar taken_over: whether it is a takeover
     """
 
     run: Run
@@ -81,7 +81,7 @@ class Current:
 class Blocked:
     """A run time that was refused because of an unfinished run.
 
-    :ivar token: of that run
+    :ivar token: token of that run
     """
 
     fire: Fire
@@ -93,11 +93,11 @@ class Replica:
     """A running scheduler process.
 
     :ivar busy: whether an instance of the job is running, or waits for a worker
-    :ivar current: what it runs
+    :ivar current: its present run
     :ivar blocked: the last run time that waits for an unfinished run, which may be dead
     :ivar polls: the polls that are planned, counted from its start
     :ivar next_fire: the next run time of its scheduler
-    :ivar executor: what looks at the rows, where it is the library's own
+    :ivar executor: its looks at the rows, if they are the library's own
     """
 
     life: Life
@@ -127,7 +127,7 @@ class Simulation:
         self._every_poll = every_poll
         self._history = History()
         self._replicas: list[Replica] = []
-        self._dead = False  # whether a run was cut short that the table still has as unfinished
+        self._dead = False  # whether a run that was cut short is unfinished in the table
         self._attempts: Counter[int] = Counter()
         self._order = count()
         self._agenda: list[tuple[float, int, Callable[[], None]]] = []
@@ -220,7 +220,7 @@ class Simulation:
         if isinstance(claim, Granted):
             self._run(replica, claim)
         elif claim.blocked_by is not None:
-            # As APScheduler coalesces: the last one counts.
+            # The last one counts, because APScheduler coalesces.
             replica.blocked = Blocked(fire, claim.blocked_by)
             self._look_soon()
             if claim.waits:
@@ -279,7 +279,7 @@ class Simulation:
         return self._dead and isinstance(self._rule, TaskLockRule) and self._rule.failover
 
     def _look_soon(self) -> None:
-        """Plan the next polls, where the last run's state is another one.
+        """Plan the next polls that can find a change of the last run.
 
         All others would find a run that its holder renews, or a finished one.
         """
@@ -298,7 +298,7 @@ class Simulation:
         if not replica.alive or replica.leaving:
             return
         passed = max(self._now, not_before) - replica.life.joined
-        # The last one may have been planned for now, and come a rounding error later.
+        # 0.001, because the last poll may be a rounding error later than it was planned for.
         polls = math.floor(passed / rule.poll_interval + 0.001) + 1
         if polls not in replica.polls:
             replica.polls.add(polls)
@@ -324,8 +324,8 @@ class Simulation:
             return
         if state.finished:
             self._dead = False
-            # A run that ended stood rightly against what was due meanwhile; one that was given up
-            # did not.
+            # A run that ended stood rightly against run times that were due meanwhile. A run that
+            # was given up did not.
             blocked = replica.blocked
             if blocked is not None and blocked.token == state.token and not state.deaths:
                 replica.blocked = None
@@ -351,7 +351,7 @@ class Simulation:
             return
         granted = rule.take_over(replica.life.name, dead, replica.life.period)
         if granted is not None:
-            # The window stays that of the version which died.
+            # The window keeps the period of the version that died.
             period = self._history.runs[-1].period
             self._run(replica, replace(granted, period=period), taken_over=True)
         elif replica.blocked is not None:
@@ -387,7 +387,7 @@ class ScheduledSimulation(Simulation):
         super()._join(life)
         if isinstance(self._rule, TaskLockRule):
             self._poll(self._rule, self._replicas[-1])
-            self._plan_poll(self._rule, self._replicas[-1])  # by which it knows the row
+            self._plan_poll(self._rule, self._replicas[-1])  # so that it knows the row
 
     def _work(self, replica: Replica, fire: Fire) -> None:
         if replica.executor is not None and fire.submission is None:
@@ -423,7 +423,7 @@ class ScheduledSimulation(Simulation):
     def _stand_by(
         self, replica: Replica, submission: Submission, not_now: Callable[[], None]
     ) -> None:
-        """Let a worker run the job in another replica's place, unless one does here."""
+        """Let a worker make a standby run, unless one runs the job here."""
         if replica.busy:
             not_now()
             return

@@ -1,4 +1,4 @@
-"""What befalls the replicas in a simulation: the same for every rule, and repeated by its seed.
+"""Traces: the events and faults of replicas, the same for every rule, and repeated by a seed.
 
 Times are seconds since the beginning, by the database's clock. A draw belongs to what it is about
 (this fire of that replica, that run of this window) and not to when it is asked for, so that two
@@ -15,21 +15,21 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any
 
-from apscheduler_tasklock._scheduler.submission import Submission
+from apscheduler_tasklock._runs.submission import Submission
 
 PERIODS = (300.0, 120.0, 600.0)
 REPLICAS = 3
 
-# How a fire reaches its worker: within moments, or where the pool is starved, periods later.
+# Seconds until a fire reaches its worker; and periods, if the pool is starved.
 USUAL_LATENCY = 2.0
 MOST_PERIODS_LATE = 3.0
-# How long a job takes, in periods.
+# Periods that a job takes, at least and at most.
 USUAL_DURATION = (0.02, 0.5)
 LONG_DURATION = (1.1, 2.5)
-# Seconds until a replica that was killed is there again, and until a deployed one is.
+# Seconds until a killed replica is there again, and until a deployed one is.
 RESTART = (20.0, 180.0)
 DEPLOYED_WITHIN = 60.0
-# Periods for which a replica stays, where replicas join and leave; and where stops are frequent.
+# Periods for which a replica stays, if replicas join and leave; and if stops are frequent.
 USUAL_STAY = (5.0, 60.0)
 SHORT_STAY = (1.0, 10.0)
 # Rolling deployments: periods between two of them, seconds from one replica's turn to the next
@@ -110,12 +110,12 @@ TRACES = (
 class Fire:
     """One run time of the job on one replica.
 
-    :ivar time: when it comes there, by a clock that is right
+    :ivar time: when it is due there, by a clock that is right
     :ivar run_time: what it stands for: where replicas share their run times, the time that all of
         them mean by it; else the same as ``time``
     :ivar period: seconds until the next one
     :ivar exact: whether all replicas compute the same run times
-    :ivar submission: what the executor makes of it, where it is the library's own
+    :ivar submission: its submission, if the executor is the library's own
     """
 
     time: float
@@ -131,7 +131,7 @@ class Life:
 
     :ivar joined: when it started
     :ivar left: when it is shut down
-    :ivar period: of the job, in the version that it runs
+    :ivar period: the job's period, in the version that it runs
     :ivar phase: seconds from its start to the first run time, if it counts from there
     :ivar skew: seconds by which its clock is ahead
     :ivar killed: whether it is killed when its time is over, rather than stopped
@@ -248,14 +248,14 @@ class Trace:
         return self._life(replace(life, name=f"{life.name}, again", joined=joined))
 
     def latency(self, life: Life, time: float) -> float:
-        """Return after how long what is submitted at a time reaches a worker."""
+        """Return the seconds from a submission until a worker has it."""
         draw = self._draw("fire", life.name, round(time))
         if draw.random() < self.conditions.starved:
             return draw.uniform(0, MOST_PERIODS_LATE) * life.period
         return draw.uniform(0, USUAL_LATENCY)
 
     def job(self, window: int, attempt: int, period: float) -> Job:
-        """Return what becomes of a run: the first, second, ... of its window."""
+        """Return the job of a run, which is the first, second, ... of its window."""
         draw = self._draw("job", window, attempt)
         long = draw.random() < self.conditions.long
         duration = draw.uniform(*(LONG_DURATION if long else USUAL_DURATION)) * period

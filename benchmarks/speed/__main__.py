@@ -11,8 +11,8 @@ from pathlib import Path
 
 import benchmarks.speed
 from benchmarks.speed import (
+    before_after,
     burst,
-    burst_growth,
     counts,
     end_to_end,
     event_loop,
@@ -23,11 +23,8 @@ from benchmarks.speed import (
     job_store,
     machine,
     memory,
-    one_replica,
-    one_thread,
     poll,
     pool_job,
-    size,
     status,
 )
 from benchmarks.speed.effort import Effort, progress
@@ -36,7 +33,7 @@ from benchmarks.speed.report import Section, goal_table
 PARTS: dict[str, Callable[[Effort], Section]] = {
     "hot-path": hot_path.run,
     "peers": hot_path.run_peers,
-    "one-thread": one_thread.run,
+    "before-after": before_after.run,
     "counts": counts.run,
     "forms": forms.run,
     "history": history.run,
@@ -44,13 +41,10 @@ PARTS: dict[str, Callable[[Effort], Section]] = {
     "end-to-end": end_to_end.run,
     "event-loop": event_loop.run,
     "memory": memory.run,
-    "size": size.run,
     "history-size": history_size.run,
     "status": status.run,
     "poll": poll.run,
-    "one-replica": one_replica.run,
     "burst": burst.run,
-    "burst-growth": burst_growth.run,
     "job-store": job_store.run,
 }
 

@@ -4,36 +4,30 @@ from __future__ import annotations
 
 import json
 import statistics
+import threading
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
+
+import psycopg
 
 from apscheduler_tasklock.demo.server import EmbeddedServer
 from benchmarks.speed import burst_process
-from benchmarks.speed.connections import watched
 from benchmarks.speed.effort import Effort, progress
 from benchmarks.speed.report import Goal, Section, table
-from benchmarks.speed.versions import BEFORE, NOW, library_before, running
+from benchmarks.speed.versions import NOW, running
 
-# How often a longer time is tried for the jobs to be set up in before they are due.
+# Tries with more and more time in which the jobs are set up before they are due.
 LEADS = 3
 # Replicas and jobs of the largest burst, and the seconds that it may take.
 LARGEST = (64, 200)
 MOST = 4.0
-# How many times as long it has to take before requests travelled together. The two goals are the
-# same on the machine where it took 15.9 s.
-TIMES = 15.9 / MOST
 # APScheduler's default `misfire_grace_time`, in seconds.
 DEFAULT_GRACE = 1
-
-HOW = (
-    "R replicas, each a process with a `BackgroundScheduler` with APScheduler's pool of 10 "
-    "threads, and the same J jobs, all due at one moment, without a `misfire_grace_time`, so that "
-    "each is claimed; on the same cores as the server. Time is from then until the last claim is "
-    "decided."
-)
+_COUNT = "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'tasklock %'"
+# Seconds between two counts of connections.
+_COUNT_EVERY = 0.05
 
 
 @dataclass(frozen=True)
@@ -47,7 +41,7 @@ class Decisions:
     :ivar run: how often a job ran
     :ivar ended: when the last claim was decided, in seconds since 1970
     :ivar late: seconds by which the setting up ended after the jobs were due
-    :ivar outages: how often it took the database to be away
+    :ivar outages: how often the replica reported an outage
     """
 
     granted: list[str]
@@ -85,32 +79,28 @@ def run(effort: Effort) -> Section:
     """Measure the largest burst."""
     replicas, jobs = effort.of(LARGEST, (16, 200))
     rounds = effort.of(3, 1)
-    burst = typical([measure(replicas, jobs) for _ in range(rounds)])
+    burst = _typical([_measure(replicas, jobs) for _ in range(rounds)])
     section = Section(
         "A burst",
-        f"{HOW} The time is the median of {rounds}, all else the worst of them. *Once* says "
-        "whether each of the J windows was granted exactly once, its job ran exactly once, and all "
-        "others were refused. *Told away* counts replicas that took the database to be away for a "
-        "while, because a connection took too long to open. At rest is right before the moment. "
-        "The full form has two more bursts. One is of the library of commit "
-        f"{BEFORE[:7]}, which sent a statement for each claim and each release. The other one has "
-        f"APScheduler's default misfire grace of {DEFAULT_GRACE} s: run times that reach their "
-        "worker later are misfires, and not claimed.",
+        "R replicas, each a process with a `BackgroundScheduler` with APScheduler's pool of 10 "
+        "threads, and the same J jobs, all due at one moment, without a `misfire_grace_time`, so "
+        "that each is claimed; on the same cores as the server. Time is from then until the last "
+        f"claim is decided: the median of {rounds} bursts. All else is the worst of them. *Once* "
+        "says whether each of the J windows was granted exactly once, its job ran exactly once, "
+        "and all other claims were refused. *Told away* counts replicas that took the database to "
+        "be away, because a connection took too long to open. *At rest* is right before the jobs "
+        f"are due. The full form has one more burst, with APScheduler's default misfire grace of "
+        f"{DEFAULT_GRACE} s: run times that reach their worker later are misfires, and not "
+        "claimed.",
     )
-    section.tables.append(bursts_table([burst]))
+    section.tables.append(_table(burst))
     section.goals = [_decided(burst), *_fast(burst), _connections(burst)]
     if not effort.quick:
-        with library_before() as before:
-            if before is None:
-                section.tables.append("**Not measured: the version before; see *one replica*.**")
-            else:
-                section.goals.append(_faster(burst, measure(replicas, jobs, folder=before)))
-        section.goals.append(_with_misfires(measure(replicas, jobs, DEFAULT_GRACE)))
+        section.goals.append(_with_misfires(_measure(replicas, jobs, DEFAULT_GRACE)))
     return section
 
 
-def bursts_table(bursts: Sequence[Burst]) -> str:
-    """Return a table with a line for each burst."""
+def _table(burst: Burst) -> str:
     return table(
         [
             "replicas x jobs",
@@ -135,12 +125,11 @@ def bursts_table(bursts: Sequence[Burst]) -> str:
                 f"{burst.peak} connections",
                 str(burst.rest),
             ]
-            for burst in bursts
         ],
     )
 
 
-def typical(bursts: Sequence[Burst]) -> Burst:
+def _typical(bursts: Sequence[Burst]) -> Burst:
     """Return several bursts of one size as one: the median of the times, all else at its worst."""
     worst_decided = min(bursts, key=lambda burst: burst.decided)
     return replace(
@@ -172,16 +161,6 @@ def _fast(burst: Burst) -> list[Goal]:
     return [Goal(_what(burst), f"in {MOST:g} s", f"{burst.seconds:.2f} s", met)]
 
 
-def _faster(burst: Burst, before: Burst) -> Goal:
-    times = before.seconds / burst.seconds
-    return Goal(
-        _what(burst),
-        f"{TIMES:.1f} x as fast as before",
-        f"{times:.2f} x; {before.seconds:.1f} s before",
-        times >= TIMES,
-    )
-
-
 def _with_misfires(burst: Burst) -> Goal:
     return Goal(
         f"{_what(burst)}, with the default misfire grace",
@@ -200,37 +179,34 @@ def _connections(burst: Burst) -> Goal:
     )
 
 
-def measure(replicas: int, jobs: int, grace: int | None = None, *, folder: Path = NOW) -> Burst:
+def _measure(replicas: int, jobs: int, grace: int | None = None) -> Burst:
     """Let some replicas have some jobs each, all due at one moment, and see how it ends.
 
     :param grace: the jobs' ``misfire_grace_time``; a misfire claims nothing
-    :param folder: where the replicas' version of the library is
     """
     # All of them connect and add their jobs on the same cores first.
     lead = 1 + replicas * 0.02 + replicas * jobs * 0.0001
     for _ in range(LEADS):
-        burst = _due_after(lead, replicas, jobs, grace, folder)
+        burst = _due_after(lead, replicas, jobs, grace)
         if burst is not None:
             return burst
         lead *= 3
     raise RuntimeError(f"{lead / 3:.0f} s are not enough to set up {replicas} x {jobs} jobs")
 
 
-def _due_after(
-    lead: float, replicas: int, jobs: int, grace: int | None, folder: Path
-) -> Burst | None:
+def _due_after(lead: float, replicas: int, jobs: int, grace: int | None) -> Burst | None:
     """Run a burst; return ``None`` if the jobs were due before all of them were set up."""
     settings = {"max_connections": str(5 * max(replicas, 16) + 20)}
     with EmbeddedServer(settings, loopback=True) as server, ExitStack() as stack:
         arguments = (server.url, str(jobs), "" if grace is None else str(grace))
         processes = [
-            stack.enter_context(running(burst_process, folder, *arguments)) for _ in range(replicas)
+            stack.enter_context(running(burst_process, NOW, *arguments)) for _ in range(replicas)
         ]
         for process in processes:
             process.wait_until_loaded()
         processes[0].tell("upgrade")
         processes[0].answer()
-        seen = stack.enter_context(watched(server.url))
+        seen = stack.enter_context(_watched(server.url))
         due = time.time() + lead
         for process in processes:
             process.tell(repr(due))
@@ -266,3 +242,28 @@ def _outcome(
         errors=sum(part.errors for part in parts),
         outages=sum(part.outages for part in parts),
     )
+
+
+@contextmanager
+def _watched(url: str) -> Iterator[list[tuple[float, int]]]:
+    """Count the connections of all replicas again and again, until the end.
+
+    :return: when they were counted, in seconds since 1970, and how many there were
+    """
+    seen: list[tuple[float, int]] = []
+    stop = threading.Event()
+
+    def watch() -> None:
+        with psycopg.connect(url, autocommit=True, application_name="watch") as connection:
+            while not stop.wait(_COUNT_EVERY):
+                row = connection.execute(_COUNT).fetchone()
+                assert row is not None
+                seen.append((time.time(), row[0]))
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield seen
+    finally:
+        stop.set()
+        thread.join()

@@ -1,4 +1,4 @@
-"""Who is compared: bare psycopg, ShedLock's statements, and the library at two depths."""
+"""The contenders: bare psycopg, ShedLock's statements, our statements, and the library."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import psycopg
 from apscheduler_tasklock import upgrade
 from apscheduler_tasklock._database.connection import raw_cursor
 from apscheduler_tasklock._lock.client import LockClient
-from apscheduler_tasklock._lock.messages import ClaimRequest, ReleaseRequest
 from apscheduler_tasklock._lock.protocol import TaskLockProtocol
+from apscheduler_tasklock._lock.protocol_messages import ClaimRequest, ReleaseRequest
 from apscheduler_tasklock._lock.replica import LockSettings
 from apscheduler_tasklock.lock import HeldLock
 from apscheduler_tasklock.schema.table import task_lock_table
@@ -39,7 +39,7 @@ class Contender(ABC):
 
     @abstractmethod
     def claim(self, task: str) -> Any:
-        """Claim a task; return what a release needs, or ``None`` if it was refused."""
+        """Claim a task; return the argument of its release, or ``None`` if it was refused."""
 
     def claim_second(self, task: str) -> Any:
         """Claim as another replica does, for whom the task is taken."""
@@ -69,7 +69,7 @@ class OnPsycopg(Contender):
 
 
 class Bare(OnPsycopg):
-    """The least that a lock in a row can do: an UPDATE with a condition."""
+    """The simplest lock in a row: an UPDATE with a condition."""
 
     name = "bare psycopg"
 
@@ -199,7 +199,7 @@ class Protocol(OnPsycopg):
 
 
 class Library(Contender):
-    """All of the library's own: the database's thread, the clock bound, the error handling."""
+    """The library: its statements with the database's thread, clock bound and error handling."""
 
     name = "apscheduler-tasklock"
 

@@ -16,13 +16,13 @@ from tests.support.proxy import Proxy
 STATEMENT = re.compile(r"LOG:  (?:statement|execute [^:]+): ")
 CONNECTED = re.compile(r"LOG:  connection authorized")
 
-# Seconds for what a contender does in the background to show in the log.
+# Seconds until statements that a contender sends in the background are in the log.
 SETTLE = 0.1
 
 
 @dataclass
 class Count:
-    """What an operation took."""
+    """The counted costs of an operation."""
 
     statements: float = 0
     connections: float = 0
@@ -32,7 +32,7 @@ class Count:
 
 
 class RoundTrips:
-    """Counts how often a client sends something after the server had the word."""
+    """Counts round trips: how often a client sends something after an answer of the server."""
 
     def __init__(self, proxy: Proxy) -> None:
         self.count = 0
@@ -48,7 +48,7 @@ class RoundTrips:
 
 
 def in_log(server: EmbeddedServer, trips: RoundTrips, count: Count) -> Callable[[], None]:
-    """Begin to count what the log and the proxy see; return what ends it."""
+    """Begin to count in the log and the proxy; return a function that ends the count."""
     before, log = trips.count, len(server.log)
 
     def end() -> None:
@@ -62,7 +62,7 @@ def in_log(server: EmbeddedServer, trips: RoundTrips, count: Count) -> Callable[
 
 
 def in_server(own: psycopg.Connection[Any], count: Count) -> Callable[[], None]:
-    """Begin to count by the server's own counters; return what ends it."""
+    """Begin to count by the server's own counters; return a function that ends the count."""
 
     def read() -> tuple[int, int]:
         row = own.execute(

@@ -1,4 +1,4 @@
-"""What a claim, a refusal and a release are made of: counted, not timed."""
+"""Statements, round trips, WAL and connections of a claim, a refusal and a release."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from benchmarks.speed.rounds import OPERATIONS
 from tests.support.proxy import proxy_to
 
 LOGGED = {"log_statement": "all", "log_connections": "on", "max_connections": "100"}
-# Of a claim, further refusals: the first one may prune the page, as any read of it may, and that is
-# written down.
+# The name of further refusals of one claim. The first refusal may prune the page, as any read may,
+# which writes WAL.
 IN_A_ROW = "refused again"
 
 CYCLES = 5
@@ -142,7 +142,7 @@ def count(
 
 
 def _cycles(contender: Contender, often: int, begin: Callable[[str], Callable[[], None]]) -> None:
-    """Claim, be refused and release; ``begin`` is called before each, and what it gives after."""
+    """Claim, be refused and release; ``begin`` is called before each, and its result after it."""
 
     def observed(what: str, operation: Callable[..., Any], *arguments: Any) -> Any:
         end = begin(what)
@@ -161,7 +161,7 @@ def _cycles(contender: Contender, often: int, begin: Callable[[str], Callable[[]
 
 
 def _refusals_in_a_row(contender: Contender, own: psycopg.Connection[Any], often: int) -> Count:
-    """Return the least of some batches: the server writes things of its own now and then."""
+    """Return the least of some batches, because the server now and then writes WAL of its own."""
     held = contender.claim("counted")
     batches = [Count() for _ in range(3)]
     for batch in batches:

@@ -1,4 +1,4 @@
-"""How much is measured: a full run for RESULTS.md, or a quick one to see that it works."""
+"""How much is measured: a full run for RESULTS.md, or a quick run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Effort:
     seed: int
 
     def of(self, full: T, quick: T) -> T:
-        """Return the one of the two that fits this run."""
+        """Return the first value for a full run, the second for a quick one."""
         return quick if self.quick else full
 
     def rng(self) -> random.Random:
@@ -33,5 +33,5 @@ class Effort:
 
 
 def progress(text: str) -> None:
-    """Say on standard error how far it has come."""
+    """Write to standard error how far the run has come."""
     print(f"  .. {text}", file=sys.stderr, flush=True)

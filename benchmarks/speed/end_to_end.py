@@ -2,85 +2,92 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
+import threading
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from datetime import datetime, timezone
+from typing import Any
+
+from apscheduler.executors.pool import ThreadPoolExecutor
+from apscheduler.schedulers.background import BackgroundScheduler
 
 from apscheduler_tasklock import TaskLockExecutor, upgrade
 from apscheduler_tasklock.demo.server import EmbeddedServer
-from benchmarks.speed import apscheduler4
 from benchmarks.speed.effort import Effort, progress
-from benchmarks.speed.fires import TooLateError, fire
 from benchmarks.speed.report import Section, median, milliseconds, p99, table
 
-# Python of an environment with APScheduler 4 (see the Makefile).
-APSCHEDULER_4 = Path(os.environ.get("APSCHEDULER_4_PYTHON", ".venv-apscheduler4/bin/python"))
 AT_ONCE = 200
 LONE = 20
+# Seconds from one of the lone jobs to the next.
 APART = 0.1
+# Seconds to set up the jobs in, and for all of them to begin.
+LEAD, PATIENCE = 2.0, 60.0
 
-# Seconds to set up the jobs in; more are tried if they were not enough.
-LEADS = (2.0, 6.0, 30.0, 120.0)
-
+# When each job was due, and when it began.
 Fires = list[tuple[float, float]]
-Way = Callable[[Sequence[float]], Fires]
 
 
 def run(effort: Effort) -> Section:
-    """Fire on each of them in turn."""
+    """Fire without and with the lock in turn."""
     rounds = effort.of(5, 1)
     section = Section(
         "From due to begun",
         f"One replica, a pool of 10 threads: {LONE} jobs due {APART} s apart, and {AT_ONCE} due at "
         f"once, each a task's first claim; {rounds} rounds in a shuffled order. Jobs a second are "
         f"those of the {AT_ONCE}, from when they were due until the last one began, in the median "
-        "round. APScheduler 4 is an alpha that its authors advise against in production; its jobs "
-        "run in its default executor, and its store and event broker use asyncpg.",
+        "round.",
     )
     with EmbeddedServer({"max_connections": "100"}, loopback=True) as server:
         upgrade(server.url)
-        ways: dict[str, Way] = {
-            "APScheduler 3, no lock": lambda dues: fire(None, dues),
-            "with the task lock": lambda dues: fire(TaskLockExecutor(server.url), dues),
+        executors: dict[str, Callable[[], Any]] = {
+            "APScheduler, no lock": lambda: ThreadPoolExecutor(10),
+            "with the task lock": lambda: TaskLockExecutor(server.url),
         }
-        if APSCHEDULER_4.exists():
-            ways["APScheduler 4.0.0a6"] = lambda dues: _fire_4(server.url, dues)
-        else:
-            section.tables.append("**Not installed, and not measured: APScheduler 4.**")
-        lone: dict[str, list[Fires]] = {name: [] for name in ways}
-        burst: dict[str, list[Fires]] = {name: [] for name in ways}
+        lone: dict[str, list[Fires]] = {name: [] for name in executors}
+        burst: dict[str, list[Fires]] = {name: [] for name in executors}
         rng = effort.rng()
         for number in range(rounds):
             progress(f"round {number + 1}")
-            for name in rng.sample(list(ways), len(ways)):
-                lone[name].append(_one_by_one(ways[name]))
-                burst[name].append(_at_once(ways[name]))
-    rows = [_row(name, lone[name], burst[name]) for name in ways]
+            for name in rng.sample(list(executors), len(executors)):
+                lone[name].append(_fire(executors[name](), [each * APART for each in range(LONE)]))
+                burst[name].append(_fire(executors[name](), [0.0] * AT_ONCE))
+    rows = [_row(name, lone[name], burst[name]) for name in executors]
     section.tables.append(
         table(["", "alone", "p99", f"{AT_ONCE} at once", "last one", "jobs a second"], rows)
     )
     return section
 
 
-def _one_by_one(way: Way) -> Fires:
-    return _in_time(lambda begin: way([begin + each * APART for each in range(LONE)]))
+def _fire(executor: Any, delays: Sequence[float]) -> Fires:
+    """Run one job for each delay; return when each was due and when it began."""
+    begin = time.time() + LEAD
+    fires: Fires = []
+    all_began = threading.Event()
 
+    def job(due: float) -> None:
+        fires.append((due, time.time()))
+        if len(fires) == len(delays):
+            all_began.set()
 
-def _at_once(way: Way) -> Fires:
-    return _in_time(lambda begin: way([begin] * AT_ONCE))
-
-
-def _in_time(fires: Callable[[float], Fires]) -> Fires:
-    """Fire so long from now that all jobs are set up by then. APScheduler 4 takes its time."""
-    for lead in LEADS:
-        try:
-            return fires(time.time() + lead)
-        except TooLateError as late:
-            progress(f"set up {late} s after the jobs were due; once more")
-    raise TooLateError(f"{LEADS[-1]} s are not enough to set up the jobs")
+    scheduler = BackgroundScheduler(executors={"default": executor})
+    scheduler.start()
+    try:
+        for number, delay in enumerate(delays):
+            due = begin + delay
+            scheduler.add_job(
+                job,
+                "date",
+                run_date=datetime.fromtimestamp(due, timezone.utc),
+                args=[due],
+                id=f"{begin} {number}",
+                misfire_grace_time=None,
+            )
+        if time.time() > begin:
+            raise RuntimeError(f"{LEAD} s are not enough to set up the jobs")
+        assert all_began.wait(PATIENCE), f"{len(fires)} of {len(delays)} jobs began"
+        return fires
+    finally:
+        scheduler.shutdown()
 
 
 def _row(name: str, lone: list[Fires], burst: list[Fires]) -> list[str]:
@@ -92,16 +99,3 @@ def _row(name: str, lone: list[Fires], burst: list[Fires]) -> list[str]:
         *(milliseconds(value) for value in (median(alone), p99(alone), median(together), last)),
         f"{AT_ONCE / last:,.0f}",
     ]
-
-
-def _fire_4(url: str, dues: Sequence[float]) -> Fires:
-    output = subprocess.run(
-        [str(APSCHEDULER_4), apscheduler4.__file__, url, *(repr(due) for due in dues)],
-        check=True,
-        capture_output=True,
-        text=True,
-    ).stdout
-    late, fires = json.loads(output)
-    if late:
-        raise TooLateError(f"{late:.1f}")
-    return [(due, began) for due, began in fires]

@@ -10,12 +10,12 @@ from apscheduler_tasklock.demo.server import EmbeddedServer
 # Seconds between two runs of each task.
 PERIOD = 300
 
-# Of the tasks, one in so many is running, was left by a dead holder, and is paused.
+# One task in 100 is running, one in 1009 was left by a dead holder, one in 211 is paused.
 RUNNING, DEAD, PAUSED = 100, 1009, 211
-# Of the runs, one in so many failed, and died with its holder.
+# One run in 53 failed, one in 10007 died with its holder.
 FAILED, DIED = 53, 10007
 
-# As PostgreSQL has it; the embedded server is smaller for its own purposes.
+# PostgreSQL's default, because the embedded server's own is smaller.
 SETTINGS = {"shared_buffers": "128MB"}
 
 
@@ -56,7 +56,8 @@ _TASKS = f"""
 # order in which the entries of tasks that run side by side get onto their pages.
 _RUNS = f"""
     INSERT INTO task_lock_run
-    SELECT task_name, slot, 100000 + slot, began, began, began + interval '5 seconds',
+    SELECT task_name, CASE outcome WHEN 'ok' THEN 'runs' ELSE 'failures' END, slot,
+           100000 + slot, began, began, began + interval '5 seconds',
            locked_by, 'schedule', outcome,
            CASE WHEN outcome = 'error' THEN 'ValueError' END,
            CASE WHEN outcome = 'error' THEN repeat('x', 100) END

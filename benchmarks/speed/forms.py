@@ -1,4 +1,4 @@
-"""What a batch of one costs beside the statement for one alone.
+"""The cost of a batch of one, beside the statement for one claim.
 
 A statement has one form, the batch, unless a batch of one costs more than 1.1 times as much.
 """
@@ -9,7 +9,12 @@ from typing import Any
 from uuid import UUID
 
 from apscheduler_tasklock._database.connection import raw_cursor
-from apscheduler_tasklock._lock.messages import IN_TIME, ClaimAnswer, ClaimRequest, ReleaseRequest
+from apscheduler_tasklock._lock.protocol_messages import (
+    IN_TIME,
+    ClaimAnswer,
+    ClaimRequest,
+    ReleaseRequest,
+)
 from apscheduler_tasklock.demo.server import EmbeddedServer
 from benchmarks.speed.contenders import MAX_LOCK, Contender
 from benchmarks.speed.effort import Effort

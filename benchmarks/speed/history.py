@@ -1,4 +1,4 @@
-"""What the run history and the due times add to a claim and a release."""
+"""The costs of run history and due times, for a claim and a release."""
 
 from __future__ import annotations
 
@@ -13,17 +13,16 @@ from opentelemetry.sdk.trace import TracerProvider
 
 from apscheduler_tasklock import upgrade
 from apscheduler_tasklock._database.connection import raw_cursor
-from apscheduler_tasklock._lock.messages import (
-    NOT_BEGUN,
+from apscheduler_tasklock._lock.outcomes import NOT_BEGUN, RunOutcome
+from apscheduler_tasklock._lock.protocol import HISTORY, TaskLockProtocol
+from apscheduler_tasklock._lock.protocol_messages import (
     ClaimAnswer,
     ClaimRequest,
     Refusal,
     ReleaseRequest,
-    RunEnd,
 )
-from apscheduler_tasklock._lock.protocol import HISTORY, TaskLockProtocol
-from apscheduler_tasklock._scheduler.otel import OpenTelemetryRun
-from apscheduler_tasklock._scheduler.submission import Submission
+from apscheduler_tasklock._runs.otel import OpenTelemetryRun
+from apscheduler_tasklock._runs.submission import Submission
 from apscheduler_tasklock.demo.server import EmbeddedServer
 from apscheduler_tasklock.lock import HeldLock
 from apscheduler_tasklock.schema.table import task_lock_table
@@ -48,7 +47,7 @@ class WithHistory(OnPsycopg):
     name = "with all of it"
     history: ClassVar[int] = HISTORY
     asked: ClassVar[dict[str, Any]] = {"schedule": SCHEDULE, "next_in": 60.0}
-    end: ClassVar[RunEnd] = RunEnd(outcome="ok")
+    end: ClassVar[RunOutcome] = RunOutcome(outcome="ok")
 
     def __init__(self, url: str) -> None:
         super().__init__(url)

@@ -12,8 +12,9 @@ from psycopg.rows import class_row
 
 from apscheduler_tasklock import upgrade
 from apscheduler_tasklock._database.connection import raw_cursor
-from apscheduler_tasklock._lock.messages import ClaimRequest, ReleaseRequest, RunEnd
+from apscheduler_tasklock._lock.outcomes import RunOutcome
 from apscheduler_tasklock._lock.protocol import HISTORY, TaskLockProtocol
+from apscheduler_tasklock._lock.protocol_messages import ClaimRequest, ReleaseRequest
 from apscheduler_tasklock.demo.server import EmbeddedServer
 from apscheduler_tasklock.schema.table import task_lock_table
 from benchmarks.speed.effort import Effort, progress
@@ -22,21 +23,22 @@ from benchmarks.speed.report import Goal, Section, table
 TASKS = 100
 WORKERS = 4
 STEPS = 20
-MOST = 5 * 10**6
+# Bytes of all, and of the task lock table alone.
+MOST, MOST_LOCK = 5 * 10**6, 10**6
 
 SCHEDULE = '{"type":"interval","length":[0,60,0]}'
-# One run in so many fails, with a message of so many characters: entries differ in length. The
-# number has no divisor in common with a process's share of the tasks, so that all fail as often.
+# One run in 16 fails, with a message of 100 characters, so that entries differ in length. 16 has no
+# divisor in common with a process's 25 tasks, so that all tasks fail equally often.
 FAILS = 16
 MESSAGE = 100
 
-# In the table of results: those of the 20 steps after which the growth is told.
+# The steps of the 20 that have a line in the table of results.
 SHOWN = (1, 2, 5, 10, 15, 20)
 
 
 @dataclass(frozen=True)
 class Size:
-    """Bytes on disk after some runs, and what became of the updates so far.
+    """Bytes on disk after some runs, and counts of updates.
 
     :ivar runs: how many runs have ended
     :ivar lock: of the task lock table, with its index
@@ -83,6 +85,9 @@ def run(effort: Effort) -> Section:
     largest = max(size.total for size in sizes)
     what = f"table and history after {runs:,} runs of {TASKS} tasks, {HISTORY} kept of each"
     section.goals.append(Goal(what, "at most 5 MB", _megabytes(largest), largest <= MOST))
+    lock = max(size.lock for size in sizes)
+    what = f"table alone after {runs:,} claims over {TASKS} tasks"
+    section.goals.append(Goal(what, "under 1 MB", _megabytes(lock), lock < MOST_LOCK))
     return section
 
 
@@ -116,7 +121,7 @@ def _sizes(url: str, runs: int) -> list[Size]:
 def work(url: str, tasks: range, runs: int) -> None:
     """Claim and release one task after the other."""
     protocol = TaskLockProtocol(task_lock_table(), "bench")
-    failed = RunEnd(outcome="error", error_type="ValueError", error="x" * MESSAGE)
+    failed = RunOutcome(outcome="error", error_type="ValueError", error="x" * MESSAGE)
     options = "-c synchronous_commit=off"
     with psycopg.connect(url, autocommit=True, options=options) as connection:
         cursor = raw_cursor(connection)
@@ -131,7 +136,7 @@ def work(url: str, tasks: range, runs: int) -> None:
             )
             answer = protocol.claim(cursor, request)
             assert answer.granted
-            end = failed if number % FAILS == 0 else RunEnd(outcome="ok")
+            end = failed if number % FAILS == 0 else RunOutcome(outcome="ok")
             protocol.release(
                 cursor, ReleaseRequest(request.task_name, request.claim_id, end, answer.token)
             )

@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import statistics
-import threading
 import time
 from collections import Counter
 from datetime import datetime, timedelta, timezone
-from typing import Any
 
 import psycopg
 
 from apscheduler_tasklock import upgrade
 from apscheduler_tasklock._database.connection import raw_cursor
-from apscheduler_tasklock._lock.jobs import JobRows
+from apscheduler_tasklock._lock.job_rows import JobRows
 from apscheduler_tasklock.demo.server import EmbeddedServer
 from apscheduler_tasklock.schema.table import task_lock_table
-from benchmarks.speed.counters import STATEMENT, Count, in_server
-from benchmarks.speed.counts import LOGGED
+from benchmarks.speed.counters import Count, in_server
 from benchmarks.speed.effort import Effort, progress
 from benchmarks.speed.report import Goal, Section, median, microseconds, milliseconds, p99, table
+from benchmarks.speed.store_fires import fires_in_fleets
 from benchmarks.speed.store_loop import held_up
 from benchmarks.speed.store_replica import (
     WORKERS,
-    StoreReplica,
+    Begun,
     job,
     make_scheduler,
     store_replicas,
@@ -32,10 +30,9 @@ from benchmarks.speed.store_replica import (
 REPLICAS = 3
 JOBS = 10_000
 
-# The goals, in seconds, times `SELECT 1`, statements, and seconds.
+# The goals, in seconds, times `SELECT 1`, and seconds.
 BEGUN_WITHIN = 0.02
 LOOK = 3.0
-STATEMENTS = 10.0
 HELD_UP = 0.05
 # What counts as an even share: the busiest replica's runs beside those of the idlest.
 EVEN = 1.5
@@ -43,21 +40,6 @@ EVEN = 1.5
 # Seconds from one job to the next that is added. A replica looks once in 50 ms at most, for which a
 # job that comes sooner after another has to wait.
 APART = (0.1, 0.2)
-
-# Seconds for a burst; then what is missing is reported.
-PATIENCE = 300.0
-
-# How statements begin, and what they are.
-_STARTS = {
-    "WITH here AS": "look for due jobs",
-    "WITH asked AS": "claim",
-    "WITH ended AS": "release",
-    "WITH begun AS MATERIALIZED": "look for dead runs of the store",
-    "SELECT job.id AS job_id": "look at the recurring tasks",
-    "SELECT task_name, claim_id": "look for dead runs of known tasks",
-    "DELETE FROM task_lock_job": "deletion of ended jobs",
-    "WITH pruned AS": "deletion of old tasks",
-}
 
 # Copies of a job that was added as any other.
 _COPIES = """
@@ -74,12 +56,13 @@ def run(effort: Effort) -> Section:
     section = Section(
         "The shared job store",
         "Replicas are processes with a `BackgroundScheduler` and 10 workers each, on the cores of "
-        "the server. *A look* is the statement by which a replica asks for due jobs, on one "
-        "connection, in turn with `SELECT 1`. Statements of a fire are all that the server's log "
-        "has, whatever they are for, of replicas that run one interval job. Jobs are added on A, a "
-        f"replica that runs none, {APART[0]:g} to {APART[1]:g} s apart.",
+        "the server; those of the large fleet share four processes. *A look* is the statement by "
+        "which a replica asks for due jobs, on one connection, in turn with `SELECT 1`. Statements "
+        "of a fire are told by the server's log, while one interval job runs: every second, and in "
+        "the large fleet every 4.3 s. Jobs are added on A, a replica that runs none, "
+        f"{APART[0]:g} to {APART[1]:g} s apart.",
     )
-    for part in (_added_until_begun, _look, _statements, _burst, _event_loop):
+    for part in (_added_until_begun, _look, fires_in_fleets, _burst, _event_loop):
         part(effort, section)
     return section
 
@@ -156,7 +139,7 @@ def _look(effort: Effort, section: Section) -> None:
             cursor = raw_cursor(connection)
 
             def look() -> None:
-                assert rows.fetch(cursor, {WORKERS: 10}).jobs == []
+                assert rows.read_due(cursor, {WORKERS: 30}).jobs == []
 
             looks, selects = [], []
             for _ in range(20):
@@ -201,43 +184,6 @@ def _look(effort: Effort, section: Section) -> None:
             least.wal == least.transactions == 0,
         ),
     ]
-
-
-def _statements(effort: Effort, section: Section) -> None:
-    fires = effort.of(60, 20)
-    progress(f"{fires} fires of a job that is due every second")
-    with EmbeddedServer(LOGGED, loopback=True) as server:
-        upgrade(server.url)
-        with store_replicas(server.url, REPLICAS) as replicas:
-            begun = Begun(replicas)
-            scheduler = make_scheduler(server.url)
-            scheduler.start()
-            scheduler.add_job(job, "interval", seconds=1, id="every second", executor=WORKERS)
-            scheduler.shutdown()  # it is not one of the three
-            begun.wait(3)
-            log, before = len(server.log), begun.count
-            begun.wait(before + fires)
-            added, counted = server.log[log:], begun.count - before
-    statements = len(STATEMENT.findall(added))
-    what = Counter(_kind(line) for line in added.splitlines() if STATEMENT.search(line))
-    each = statements / counted
-    rows = [[name, f"{count / counted:.2f}"] for name, count in what.most_common()]
-    section.tables.append(table(["statement", "of a fire"], [*rows, ["all", f"{each:.2f}"]]))
-    section.goals.append(
-        Goal(
-            f"statements of a fire, one job a second, {REPLICAS} replicas",
-            f"under {STATEMENTS:g}",
-            f"{each:.1f}",
-            each < STATEMENTS,
-        )
-    )
-
-
-def _kind(line: str) -> str:
-    """Return which statement a line of the log begins, by its first words."""
-    words = " ".join(STATEMENT.split(line)[1].split())
-    known = [name for start, name in _STARTS.items() if words.startswith(start)]
-    return known[0] if known else f"`{words[:40]}`"
 
 
 def _burst(effort: Effort, section: Section) -> None:
@@ -307,31 +253,6 @@ def _event_loop(effort: Effort, section: Section) -> None:
             longest < HELD_UP,
         )
     )
-
-
-class Begun:
-    """Collects what replicas begin, in threads."""
-
-    def __init__(self, replicas: list[StoreReplica]) -> None:
-        self.by_replica: list[list[dict[str, Any]]] = [[] for _ in replicas]
-        for replica, share in zip(replicas, self.by_replica, strict=True):
-            threading.Thread(target=self._collect, args=(replica, share), daemon=True).start()
-
-    @property
-    def count(self) -> int:
-        """How many runs have begun."""
-        return sum(map(len, self.by_replica))
-
-    def wait(self, count: int) -> None:
-        """Wait until so many have begun, for some minutes at most."""
-        deadline = time.monotonic() + PATIENCE
-        while self.count < count and time.monotonic() < deadline:
-            time.sleep(0.05)
-
-    @staticmethod
-    def _collect(replica: StoreReplica, share: list[dict[str, Any]]) -> None:
-        while (told := replica.next()) is not None:
-            share.append(told)
 
 
 def copy_jobs(url: str, count: int, after: float) -> float:

@@ -107,7 +107,7 @@ class DislockSchedule(Dislock):
 class PGLease(Contender):
     """pglease with its standard backend, which keeps one connection.
 
-    What it holds it is granted again. So there is another replica, once one is asked for.
+    It grants a lock again to the replica that holds it, so a second replica asks for refusals.
     """
 
     name = "pglease"
@@ -148,7 +148,7 @@ class DistributedPGLock(Contender):
 
         handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         self._manager = distributed_pg_lock.DistributedLockManager(lock_timeout_minutes=1)
-        for number, handler in handlers.items():  # it takes them for itself
+        for number, handler in handlers.items():  # because the library replaces them
             signal.signal(number, handler)
 
     @classmethod

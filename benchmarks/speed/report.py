@@ -1,4 +1,4 @@
-"""What a part of the benchmark found, and how it is written down, in Markdown."""
+"""The results of a part of the benchmark, in Markdown."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ class Goal:
     what: str
     goal: str
     measured: str
-    met: bool | None  # None: there is nothing to compare with
+    met: bool | None  # None if there is nothing to compare with
 
 
 @dataclass
 class Section:
-    """What one part found.
+    """The results of one part.
 
-    :ivar notes: how it was measured
-    :ivar tables: in Markdown
+    :ivar notes: how they were measured
+    :ivar tables: tables in Markdown
     """
 
     title: str
@@ -68,7 +68,7 @@ def median(samples: Sequence[float]) -> float:
 
 
 def p99(samples: Sequence[float]) -> float:
-    """Return what 99 % of the samples do not exceed."""
+    """Return the 99th percentile."""
     ordered = sorted(samples)
     return ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))]
 

@@ -1,6 +1,6 @@
 """Rounds in which each contender is measured once, in a shuffled order.
 
-What else the machine does then falls on all of them alike, and the ratios are taken within rounds.
+Other work on the machine then slows all of them alike, because the ratios are taken within rounds.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def measure_threads(
 ) -> Samples:
     """Measure in several threads at once, each with contenders and a task of its own.
 
-    They are in step, so that each contender meets no other: it would be as fast as they let it.
+    The threads are in step, so that no contender runs beside another one, which would slow it.
     """
     opened = [[kind(url) for kind in kinds] for _ in range(threads)]
     seed, together = rng.random(), Barrier(threads, timeout=60)

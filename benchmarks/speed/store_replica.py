@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +19,10 @@ from apscheduler_tasklock import TaskLockExecutor, TaskLockJobStore, current_loc
 # The executor that only replicas which run jobs have; who adds them has none of that name.
 WORKERS = "workers"
 
-_URL = "TASKLOCK_BENCH_DATABASE"
+# Seconds for what is waited for; then what is missing is reported.
+PATIENCE = 300.0
+
+_URL, _SCHEDULERS = "TASKLOCK_BENCH_DATABASE", "TASKLOCK_BENCH_SCHEDULERS"
 
 
 def make_scheduler(url: str, **options: Any) -> BackgroundScheduler:
@@ -41,14 +45,17 @@ def job(*_arguments: Any) -> None:
 
 
 class StoreReplica:
-    """Such a process, seen from outside."""
+    """Such a process, seen from outside.
 
-    def __init__(self, url: str) -> None:
+    :param schedulers: how many it has, each of which is a replica of its own
+    """
+
+    def __init__(self, url: str, schedulers: int = 1) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.speed.store_replica"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**os.environ, _URL: url},
+            env={**os.environ, _URL: url, _SCHEDULERS: str(schedulers)},
             text=True,
         )
 
@@ -80,10 +87,35 @@ class StoreReplica:
         self._process.stdout.close()
 
 
+class Begun:
+    """Collects what replicas begin, in threads."""
+
+    def __init__(self, replicas: list[StoreReplica]) -> None:
+        self.by_replica: list[list[dict[str, Any]]] = [[] for _ in replicas]
+        for replica, share in zip(replicas, self.by_replica, strict=True):
+            threading.Thread(target=self._collect, args=(replica, share), daemon=True).start()
+
+    @property
+    def count(self) -> int:
+        """How many runs have begun."""
+        return sum(map(len, self.by_replica))
+
+    def wait(self, count: int) -> None:
+        """Wait until so many have begun, for some minutes at most."""
+        deadline = time.monotonic() + PATIENCE
+        while self.count < count and time.monotonic() < deadline:
+            time.sleep(0.05)
+
+    @staticmethod
+    def _collect(replica: StoreReplica, share: list[dict[str, Any]]) -> None:
+        while (told := replica.next()) is not None:
+            share.append(told)
+
+
 @contextmanager
-def store_replicas(url: str, count: int) -> Iterator[list[StoreReplica]]:
-    """Start some of them, and end them after it."""
-    replicas = [StoreReplica(url) for _ in range(count)]
+def store_replicas(url: str, count: int, schedulers: int = 1) -> Iterator[list[StoreReplica]]:
+    """Start some of them, each with so many schedulers, and end them after it."""
+    replicas = [StoreReplica(url, schedulers) for _ in range(count)]
     try:
         for replica in replicas:
             replica.wait_until_ready()
@@ -97,11 +129,14 @@ def store_replicas(url: str, count: int) -> Iterator[list[StoreReplica]]:
 
 def main() -> None:
     """Run jobs until standard input ends."""
-    scheduler = make_scheduler(os.environ[_URL], max_workers=10)
-    scheduler.start()
+    url, count = os.environ[_URL], int(os.environ[_SCHEDULERS])
+    schedulers = [make_scheduler(url, max_workers=10) for _ in range(count)]
+    for scheduler in schedulers:
+        scheduler.start()
     os.write(sys.stdout.fileno(), b"ready\n")
     sys.stdin.read()
-    scheduler.shutdown()
+    for scheduler in schedulers:
+        scheduler.shutdown()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The library before a change that a benchmark shows, as it is now, and processes with either."""
+"""An earlier version of the library, and processes that run it or the present one."""
 
 from __future__ import annotations
 
@@ -16,11 +16,8 @@ from types import ModuleType
 
 import apscheduler_tasklock
 
-# The last commit in which each claim and each release was a statement of its own.
-BEFORE = "acaf702c94f5f699287c32f12c64927df215cfca"
-
-# The last commit in which whoever asked the database sent that, too: threads took turns.
-BEFORE_ONE_THREAD = "b701961"
+# The last commit in which the threads that asked the database took turns on its connection.
+BEFORE = "b701961"
 
 # The folder that the imported library is in.
 NOW = Path(apscheduler_tasklock.__file__).parent.parent
@@ -29,12 +26,12 @@ _CHECKOUT = Path(__file__).parent.parent.parent
 
 
 @contextmanager
-def library_before(commit: str = BEFORE) -> Iterator[Path | None]:
-    """Put the library of a commit into a temporary folder.
+def library_before() -> Iterator[Path | None]:
+    """Put the library of the commit before into a temporary folder.
 
     :return: the folder; ``None`` if this is no checkout, or one without that commit in its history
     """
-    archive = _archive(commit)
+    archive = _archive()
     if archive is None:
         yield None
         return
@@ -95,11 +92,11 @@ def running(script: ModuleType, folder: Path, *arguments: str) -> Iterator[Versi
         yield VersionProcess(process, folder)
 
 
-def _archive(commit: str) -> bytes | None:
+def _archive() -> bytes | None:
     git = shutil.which("git")
     if git is None:
         return None
     paths = ["apscheduler_tasklock", "alembic"]
-    command = [git, "-C", str(_CHECKOUT), "archive", "--format=zip", commit, *paths]
+    command = [git, "-C", str(_CHECKOUT), "archive", "--format=zip", BEFORE, *paths]
     finished = subprocess.run(command, check=False, capture_output=True)
     return finished.stdout if finished.returncode == 0 else None

@@ -47,6 +47,16 @@ def work(folder: str) -> None:
 
 
 @task_lock
+def until_lost() -> None:
+    """Work until the lock is lost, and for long after that."""
+    lock = begin()
+    while not lock.lost:
+        time.sleep(0.01)
+    end(lock)
+    time.sleep(60)
+
+
+@task_lock
 async def work_async(folder: str) -> None:
     lock = begin()
     try:

@@ -1,8 +1,9 @@
 """A process with a scheduler that does what lines on standard input say.
 
 ``SCHEDULER`` has, as JSON: ``options`` of the executor; ``asyncio``, whether it is an event loop's;
-``own_engine``, whether the library gets an engine that the process has made;
-and ``jobs``, how many there are.
+``own_engine``, whether the library gets an engine that the process has made; ``jobs``, how many
+there are on each executor; ``executors``, how many of these; ``own_replicas``, whether each is a
+replica of its own, with a connection of its own; and ``store``, whether there is a job store too.
 
 It prints "ready", "submitted" for each job that was, and "runs" in each job. The lines are "run
 jobs"; "end jobs"; "shut down", which ends the jobs, too, and makes it print how many seconds
@@ -26,7 +27,7 @@ from apscheduler.schedulers.asyncio import AsyncIOScheduler
 from apscheduler.schedulers.background import BackgroundScheduler
 from sqlalchemy import create_engine
 
-from apscheduler_tasklock import TaskLockExecutor
+from apscheduler_tasklock import TaskLockExecutor, TaskLockJobStore
 from apscheduler_tasklock._database.url import parse_url
 from tests.acceptance.jobs import say
 
@@ -48,12 +49,28 @@ def configured(scheduler: Any, job: Any, wanted: dict[str, Any]) -> Any:
     database: Any = os.environ["DATABASE_URL"]
     if wanted["own_engine"]:
         database = create_engine(parse_url(database), pool_size=1, max_overflow=0)
-    locked = TaskLockExecutor(database, **wanted["options"])
-    scheduler.configure(executors={"default": locked}, timezone="UTC")
+    executors = {
+        f"executor {number}": TaskLockExecutor(
+            database,
+            **wanted["options"],
+            **({"replica_id": f"replica {number}"} if wanted["own_replicas"] else {}),
+        )
+        for number in range(wanted["executors"])
+    }
+    scheduler.configure(executors=executors, timezone="UTC")
+    if wanted["store"]:
+        scheduler.add_jobstore(TaskLockJobStore(database, functions=["tests."]), "shared")
     scheduler.add_listener(lambda _event: say("submitted"), EVENT_JOB_SUBMITTED)
     scheduler.start()
-    for number in range(wanted["jobs"]):
-        scheduler.add_job(job, "interval", hours=1, id=f"job {number}", misfire_grace_time=None)
+    for number in range(wanted["jobs"] * wanted["executors"]):
+        scheduler.add_job(
+            job,
+            "interval",
+            hours=1,
+            id=f"job {number}",
+            executor=f"executor {number % wanted['executors']}",
+            misfire_grace_time=None,
+        )
     say("ready")
     return scheduler
 
@@ -64,7 +81,7 @@ def obey(scheduler: Any) -> bool:
         if line == "end jobs\n":
             ending.set()
         else:
-            for job in scheduler.get_jobs():
+            for job in scheduler.get_jobs("default"):
                 job.modify(next_run_time=datetime.now(timezone.utc))
     return line == "shut down\n"
 

@@ -11,13 +11,12 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import pytest
 
 from apscheduler_tasklock._lock.client import LockClient
-from apscheduler_tasklock._lock.messages import ReleaseRequest
 from apscheduler_tasklock._lock.replica import LockSettings
+from tests.support.claims import held
 from tests.support.faults import READ
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy, proxy_to
@@ -30,6 +29,15 @@ QUIET = 1.5
 
 pytestmark = pytest.mark.slow
 
+# What a process has, unless a test says otherwise.
+ONE = {
+    "jobs": 1,
+    "executors": 1,
+    "own_engine": False,
+    "own_replicas": False,
+    "store": False,
+    "options": {},
+}
 PLAIN = [
     pytest.param({"asyncio": False}, id="threads"),
     pytest.param({"asyncio": True}, id="asyncio"),
@@ -50,6 +58,7 @@ class BlackHole:
 
     :ivar looked: whether a look at the tasks was answered before, and what follows from it, as
         their registration, is over; the next look is 4 s later
+    :ivar has_looked: whether a look at the tasks was answered
     :ivar swallowed: the numbers of the connections on which a client sent something
     """
 
@@ -57,13 +66,13 @@ class BlackHole:
         self._proxy = proxy
         self._proxy.tap = self._pass_on
         self._looks: set[int] = set()
-        self._has_looked = False
+        self.has_looked = False
         self._passed_at = 0.0
         self.swallowed: set[int] = set()
 
     @property
     def looked(self) -> bool:
-        return self._has_looked and time.monotonic() - self._passed_at > QUIET
+        return self.has_looked and time.monotonic() - self._passed_at > QUIET
 
     def open(self, *, cut: bool = False) -> None:
         """Swallow from now on.
@@ -78,7 +87,7 @@ class BlackHole:
     def _pass_on(self, number: int, to_server: bool, data: bytes) -> bytes:
         self._passed_at = time.monotonic()
         if not to_server:
-            self._has_looked = self._has_looked or number in self._looks
+            self.has_looked = self.has_looked or number in self._looks
         elif READ in data:
             self._looks.add(number)
         return data
@@ -94,7 +103,7 @@ class Process:
 
     def __init__(self, log: Path, database_url: str, checkout: Path, wanted: Any) -> None:
         self._log = log
-        wanted = {"jobs": 1, "own_engine": False, "options": {}, **wanted}
+        wanted = {**ONE, **wanted}
         with log.open("wb") as output:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tests.acceptance.shutting_down"],
@@ -154,8 +163,8 @@ def start(tmp_path: Path, database_url: str, checkout: Path) -> Iterator[Start]:
             black_hole = BlackHole(proxy)
             process = Process(tmp_path / "log", proxy.url, checkout, wanted)
             ending.callback(process.end)
-            # It opens no connection by itself for a while then.
-            eventually(lambda: black_hole.looked)
+            # It opens no connection by itself for a while then; but a job store always looks.
+            eventually(lambda: black_hole.looked or (wanted.get("store") and black_hole.has_looked))
             return process, black_hole
 
         yield start
@@ -227,6 +236,34 @@ def test_a_shutdown_ends_while_many_claims_wait_for_the_connection(
     ends_in_time(process)
 
 
+SEVERAL = [
+    pytest.param({"executors": 3, "asyncio": asyncio, **more}, id="-".join([kind, *more]))
+    for kind, asyncio in (("threads", False), ("asyncio", True))
+    for more in ({}, {"own_replicas": True}, {"store": True})
+]
+
+
+@pytest.mark.parametrize("begins", ["claims", "releases", "nothing"])
+@pytest.mark.parametrize("wanted", SEVERAL)
+def test_a_shutdown_of_several_executors_ends_as_soon_as_that_of_one(
+    start: Start, wanted: dict[str, Any], begins: str
+) -> None:
+    """They are shut down one after the other, while each waits for what is not answered."""
+    process, black_hole = start(jobs=2, **wanted)
+    if begins == "claims":
+        black_hole.open()
+        process.tell("run jobs")
+    else:
+        process.tell("run jobs")
+        eventually(lambda: len(process.lines("runs")) == 6)
+        black_hole.open()
+    if begins == "releases":
+        process.tell("end jobs")
+    if begins != "nothing":
+        eventually(lambda: black_hole.swallowed)
+    ends_in_time(process)
+
+
 @pytest.mark.parametrize("failover", [False, True])
 def test_a_loop_that_ends_without_a_shutdown_does_not_wait_for_each_release(
     start: Start, failover: bool
@@ -238,26 +275,23 @@ def test_a_loop_that_ends_without_a_shutdown_does_not_wait_for_each_release(
     assert process.leave() <= 2 * EXIT
 
 
-@pytest.mark.inside
-def test_a_shutdown_ends_while_a_release_that_a_worker_process_could_not_send_is_tried(
+def test_a_shutdown_ends_while_a_release_that_began_after_the_stop_is_tried(
     database_url: str,
 ) -> None:
     """It was begun after claiming was stopped, and before the shutdown came to it."""
 
-    from apscheduler_tasklock._database.deadline import SHUTDOWN_LIMIT
-    from apscheduler_tasklock._lock.client import SHORTEST_CLOSING
-    from apscheduler_tasklock._lock.releases import PendingRelease
+    from apscheduler_tasklock._shutdown import SHORTEST_CLOSING, SHUTDOWN_LIMIT
 
     with (
         proxy_to(database_url) as proxy,
         closing(LockClient(LockSettings(proxy.url, "replica"))) as locks,
     ):
-        until = time.monotonic() + 600
+        lock = held(locks, min_lock=0, max_lock=600)
         black_hole = BlackHole(proxy)
         black_hole.open()
         locks.stop_claiming()
         stopped = time.monotonic()
-        locks.adopt_pending([PendingRelease(ReleaseRequest("task", uuid4()), until)])
+        locks.begin_release(lock)
         eventually(lambda: len(black_hole.swallowed) == 2)  # it is tried for the second time
         locks.close(blocking=True)
         assert time.monotonic() - stopped <= SHUTDOWN_LIMIT + 2 * SHORTEST_CLOSING

@@ -8,7 +8,6 @@ import re
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import urllib.request
@@ -26,17 +25,12 @@ import pytest
 import yaml
 from sqlalchemy.engine import make_url
 
+from apscheduler_tasklock.demo.server import free_port
 from tests.support.polling import eventually
 from tests.support.rows import add_job
 
 PERIOD = 2  # seconds, in the examples
 RUNS = 5
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def gunicorn(app: str, workers: int) -> list[str]:

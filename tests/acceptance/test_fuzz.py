@@ -11,7 +11,8 @@ import pytest
 
 from apscheduler_tasklock import HeldLock
 from apscheduler_tasklock._lock.client import LockClient
-from apscheduler_tasklock._lock.messages import ClaimRequest, Ending, RunEnd
+from apscheduler_tasklock._lock.outcomes import RunOutcome, WindowAfter
+from apscheduler_tasklock._lock.protocol_messages import ClaimRequest
 from apscheduler_tasklock._lock.replica import LockSettings
 
 PROCESSES = 8
@@ -35,7 +36,7 @@ def work(database_url: str, folder: Path, seed: int) -> None:
         claimed = locks.claim(ClaimRequest(task, min_lock=0.0, max_lock=60.0))
         if isinstance(claimed, HeldLock):
             increment(folder / task)
-            locks.release(claimed, RunEnd(rng.choice([Ending.KEEP, Ending.OPEN])))
+            locks.release(claimed, RunOutcome(rng.choice([WindowAfter.KEEP, WindowAfter.OPEN])))
             left[task] -= 1
             if not left[task]:
                 del left[task]

@@ -51,7 +51,7 @@ def test_every_instrument_and_alert_is_in_the_tables(checkout: Path) -> None:
     text = (checkout / "docs/metrics.md").read_text()
     code = [
         (checkout / "apscheduler_tasklock" / module).read_text()
-        for module in ("_scheduler/otel.py", "metrics.py")
+        for module in ("_runs/otel.py", "metrics.py")
     ]
     names = set(re.findall(r'"(tasklock\.[a-z_.]+)"', "".join(code)))
     assert len(names) > 12

@@ -14,7 +14,7 @@ import pytest
 
 from apscheduler_tasklock import HeldLock
 from apscheduler_tasklock._lock.client import LockClient
-from apscheduler_tasklock._lock.messages import Refusal
+from apscheduler_tasklock._lock.protocol_messages import Refusal
 from apscheduler_tasklock._lock.replica import LockSettings
 from tests.support.claims import claim, held
 from tests.support.pgbouncer import PgBouncer, UnavailableError

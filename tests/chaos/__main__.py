@@ -12,19 +12,20 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from apscheduler_tasklock.demo.run import InterruptedDemo
 from tests.chaos import history
 from tests.chaos.checker import check
 from tests.chaos.fleet import find_faketime
 from tests.chaos.history import Event
 from tests.chaos.plan import PEACE_AFTER, PEACE_BEFORE, draw
 from tests.chaos.report import describe, summary, surroundings
-from tests.chaos.run import ClockSetError, InterruptedChaosError, unleash
+from tests.chaos.run import ClockSetError, unleash
 from tests.chaos.tasks import TASKS
 
 # Exit statuses. 130 is what shells give a process that SIGINT ended.
 OK, FAULTS, NO_CHAOS, INTERRUPTED = 0, 1, 2, 130
 
-# Of so many findings the surroundings are shown.
+# The most findings whose surroundings are shown.
 _SHOWN = 3
 
 
@@ -42,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     repeat = f"--seed {seed} --seconds {options.seconds:g} --replicas {options.replicas}"
     repeat += " --no-faketime" if options.no_faketime else ""
     print(f"Chaos: {repeat}", flush=True)
-    # Else SIGTERM would leave the folder, outside of `unleash`, which has handlers of its own.
+    # So that SIGTERM removes the folder, too. Within `unleash` there are other handlers.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(INTERRUPTED))
     with tempfile.TemporaryDirectory(prefix="tasklock-chaos-") as scratch:
         folder = Path(options.keep or scratch)
@@ -58,7 +59,7 @@ def _unleash(options: argparse.Namespace, seed: int, folder: Path) -> int:
     (folder / "plan.json").write_text(json.dumps(asdict(plan), indent=1))
     try:
         outcome = unleash(plan, options.seconds, folder)
-    except InterruptedChaosError:
+    except InterruptedDemo:
         print("\nInterrupted; all processes are gone.", file=sys.stderr)
         return INTERRUPTED
     except ClockSetError:

@@ -14,11 +14,8 @@ from tests.chaos.history import Event
 
 _CONNECT_TIMEOUT = 5
 
-# Between a replica's name and the id of its worker process, in who holds a claim.
-WORKER = " worker "
-
-# Changes of the task lock table, noted in the transactions that make them. An application has no
-# such trigger; here it tells of claims whose replica was killed before the job began.
+# A trigger notes changes of the task lock table in their own transactions, so that the history also
+# has claims whose replica was killed before the job began.
 _TABLES = """
     CREATE TABLE resource (task text PRIMARY KEY, token bigint NOT NULL);
     CREATE TABLE write (id bigserial PRIMARY KEY, task text NOT NULL, token bigint NOT NULL,
@@ -48,6 +45,10 @@ _TABLES = """
             END IF;
         ELSIF NEW.handed_over AND NOT OLD.handed_over THEN
             kind := 'handed over';
+        ELSIF NEW.locked_until < OLD.locked_until OR NEW IS NOT DISTINCT FROM OLD THEN
+            kind := 'lease ended';  -- to this moment, unless it had ended before
+        ELSIF NEW.locked_until = OLD.locked_until THEN
+            RETURN NULL;  -- no sign of life: somebody has changed something else
         END IF;
         INSERT INTO claim (kind, at, task, token, replica, window_start, until, kept, run_until,
                            deaths)
@@ -72,7 +73,7 @@ _WRITE = """
 
 
 class Application:
-    """The tables as one replica uses them. A write that the server is away for is left out."""
+    """The tables as one replica uses them. A write is left out while the server is away."""
 
     def __init__(self, url: str, replica: str) -> None:
         self._url = url
@@ -118,17 +119,16 @@ def read_events(url: str, offset: float) -> list[Event]:
         Event(
             at.timestamp() + offset,
             kind,
-            holder.partition(WORKER)[0],
+            replica,
             task,
             token,
-            worker=int(holder.partition(WORKER)[2] or 0),
             due=start.timestamp() + offset,
             until=until.timestamp() + offset,
             kept=kept,
             run_until=None if run_until is None else run_until.timestamp() + offset,
             deaths=deaths,
         )
-        for at, kind, holder, task, token, start, until, kept, run_until, deaths in claims
+        for at, kind, replica, task, token, start, until, kept, run_until, deaths in claims
     ]
     return events + [
         Event(at.timestamp() + offset, "written", replica, task, token)

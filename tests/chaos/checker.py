@@ -3,8 +3,9 @@
 A pure function of the history and of what the tasks are; the rules are in the modules beside it:
 
 - ``exclusion.py``: two claims stand at a time; two runs overlap that both believed that they held
-  the lock, the first for longer than it takes to learn better; a token goes back; a write with an
-  old token is accepted
+  the lock, the first for longer than it takes to learn better; a run in a worker process outlives
+  its lock, or its replica; a lease is ended of a worker process that lives; a token goes back; a
+  write with an old token is accepted
 - ``repeats.py``: a window is run twice without a dead holder, or a holder is believed dead by a
   replica that has just come, or just come back
 - ``misses.py``: a window is missed while a replica lived
@@ -12,23 +13,28 @@ A pure function of the history and of what the tasks are; the rules are in the m
 
 Nor may a replica end on its own, log an error, or run a job that is not due for long. Of the runs
 in a pool of which a worker process was killed, APScheduler logs errors until the pool is replaced;
-and where SIGTERM ended the worker processes, or what starts them.
+and where SIGTERM ended the worker processes, or what starts them. The library logs an error where
+so many holders of a task died in a row that it gives their window up.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import takewhile
 from math import inf
 
 from tests.chaos import exclusion, misses, repeats, stops
 from tests.chaos.bounds import POOL_BACK
 from tests.chaos.finding import Finding
 from tests.chaos.history import POOL, Event
-from tests.chaos.records import PROCESS, Records
-from tests.chaos.tasks import ChaosTask
+from tests.chaos.records import PROCESS, Claim, Records
+from tests.chaos.tasks import MAX_TAKEOVERS, ChaosTask
 
-# How APScheduler tells of runs in such a pool, and of one whose workers cannot be started any more.
+# What APScheduler logs of runs in a broken pool, and of a pool that cannot start workers any more.
 BROKEN, UNSTARTED = "BrokenProcessPool", "EOFError"
+
+# What the library logs of a window that it gives up.
+GIVEN_UP = "is given up: "
 
 
 def check(events: Sequence[Event], tasks: Sequence[ChaosTask]) -> list[Finding]:
@@ -41,7 +47,7 @@ def _all(records: Records, tasks: Sequence[ChaosTask]) -> Iterator[Finding]:
     for event in records.died:
         yield Finding("replica died", "", event.at, f"{event.replica} ended: {event.detail}")
     for event in records.errors:
-        if _was_broken(records, event):
+        if _was_broken(records, event) or _was_given_up(records, event):
             continue
         yield Finding("error logged", "", event.at, f"{event.replica}: {event.detail}")
     for event in records.early:
@@ -56,7 +62,7 @@ def _all(records: Records, tasks: Sequence[ChaosTask]) -> Iterator[Finding]:
 
 
 def _was_broken(records: Records, event: Event) -> bool:
-    """Tell whether an error is one of a pool of which a worker was killed, or the group ended.
+    """Tell whether an error is due to a killed worker process, or to a group that got SIGTERM.
 
     A pool of which a worker was killed is replaced soon, and then runs jobs again.
     """
@@ -70,6 +76,24 @@ def _was_broken(records: Records, event: Event) -> bool:
             for replica, at in records.killed_workers.values()
         )
     )
+
+
+def _was_given_up(records: Records, event: Event) -> bool:
+    """Tell whether an error is about a window that was rightly given up after too many deaths."""
+    return GIVEN_UP in event.detail and any(
+        f"'{task}'" in event.detail
+        and claim.given_up is not None
+        and claim.given_up <= event.at
+        and _deaths(claims[: number + 1]) > MAX_TAKEOVERS
+        for task, claims in records.claims.items()
+        for number, claim in enumerate(claims)
+    )
+
+
+def _deaths(claims: Sequence[Claim]) -> int:
+    """Return how many of the last claims died in a row. A claim that was handed over did not."""
+    lasting = takewhile(lambda claim: claim.released is None, reversed(claims))
+    return sum(claim.handed_over is None for claim in lasting)
 
 
 def _replaced_by(records: Records, pool: str, killed: float) -> float:

@@ -1,21 +1,28 @@
-"""Who held a lock, and with which token: one at a time, and ever later ones."""
+"""Who held a lock, and with which token: one at a time, and ever later ones.
+
+In a worker process nobody tells a run that its lock is lost: it believes until its maximum lock has
+ended, or its replica's own process is dead. That process ends the lease of a run only when the
+worker process is dead.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
+from math import inf
 
-from tests.chaos.bounds import BURST_REACTION, RECOVERY
+from tests.chaos.bounds import BURST_REACTION, ORPHANED, RECOVERY
 from tests.chaos.finding import Finding
-from tests.chaos.records import LATE, PATH, PROCESS, Records, Run
+from tests.chaos.records import LATE, PATH, PROCESS, Claim, Records, Run
 from tests.chaos.tasks import ChaosTask
 
 OVERLAP = "overlap"
 TOKEN_WENT_BACK = "token went back"
 OLD_TOKEN_WRITTEN = "old token written"
+OUTLIVED = "run outlived its lock"
 
-# Seconds. A moment of the server's wall clock and one of the monotonic clock may be read in the
-# wrong order: the one may be slewed against the other by 500 ppm, 7.5 ms in 15 s.
+# Seconds by which times of the server's wall clock and of the monotonic clock may be in the wrong
+# order, because one may be slewed against the other by 500 ppm, which is 7.5 ms in 15 s.
 SLEW = 0.008
 
 
@@ -23,6 +30,8 @@ def check(records: Records, task: ChaosTask) -> Iterator[Finding]:
     """Find overlapping claims and runs, tokens that went back, and writes with old tokens."""
     yield from _granted_twice(records, task)
     yield from _overlaps(records, task)
+    yield from _outlived(records, task)
+    yield from _ended_too_soon(records, task)
     yield from _tokens(records, task)
     yield from _writes(records, task)
 
@@ -42,7 +51,7 @@ def _granted_twice(records: Records, task: ChaosTask) -> Iterator[Finding]:
 
 
 def _overlaps(records: Records, task: ChaosTask) -> Iterator[Finding]:
-    """Find runs that both believed at one moment, of which the first had the time to learn better.
+    """Find two runs that believed at one moment that they held the lock, if the first could know.
 
     A lock that is lost stays so. So who was told at two moments that it was not held it, by its own
     belief, all the time between them.
@@ -62,20 +71,72 @@ def _overlaps(records: Records, task: ChaosTask) -> Iterator[Finding]:
 
 
 def _had_no_answer(records: Records, task: ChaosTask, run: Run) -> bool:
-    """Tell whether a run that last believed may not have learned yet that its lock was lost.
+    """Tell whether a run may not know yet that its lock was lost.
 
     A lease that has ended is no loss: the renewal that revives it, or finds another claim, tells.
     So a holder that was stopped, or cut off, believes until its next renewal is answered. That
     renewal is due at once when the trouble is over, a third of the lease after the one before; it
-    may have to wait for an attempt that still waits for an answer, and be sent again. A worker
-    process renews by itself, whatever becomes of its replica's process and of other workers.
+    may have to wait for an attempt that still waits for an answer, and be sent again. A run in a
+    worker process does not learn it at all, if its replica's own process was not able to renew.
     """
     assert run.believed is not None
-    bound = max(RECOVERY, task.lease / 3 + BURST_REACTION)
+    since, until = run.believed - max(RECOVERY, task.lease / 3 + BURST_REACTION), run.believed
+    if run.worker:
+        if _outlived_at(records, task, run) is not None:
+            return False
+        if claim := records.claim_of[task.name].get(run.token):
+            since, until = claim.renewed, claim.until
     return any(
-        trouble.begun <= run.believed and trouble.ended >= run.believed - bound
-        for trouble in records.troubles(run.holder, PROCESS + PATH + LATE)
+        trouble.begun <= until and trouble.ended >= since
+        for trouble in records.troubles(run.process, PROCESS + PATH + LATE)
     )
+
+
+def _outlived(records: Records, task: ChaosTask) -> Iterator[Finding]:
+    """Find runs in worker processes that went on, or believed in their lock, for too long."""
+    for run in records.runs[task.name]:
+        at = _outlived_at(records, task, run) if run.worker else None
+        if at is not None:
+            text = f"{run}, went on until {at:.3f}, which was to end with its lock or its replica"
+            yield Finding(OUTLIVED, task.name, at, text)
+
+
+def _outlived_at(records: Records, task: ChaosTask, run: Run) -> float | None:
+    """Return a time at which a run in a worker process went on although it had to be over.
+
+    Its lock is lost at the end of its maximum lock. When its replica's own process is dead, it is
+    lost at once; with failover the worker process ends, so that the run does not go on either.
+    """
+    claim = records.claim_of[task.name].get(run.token)
+    run_until = inf if claim is None else claim.run_until
+    if run.believed is not None and run.believed > run_until + SLEW:
+        return run.believed
+    orphaned = records.orphaned.get(run.process)
+    went_on = run.seen if task.failover else run.believed
+    if orphaned is None or went_on is None:
+        return None
+    takes = ORPHANED + records.reaction(orphaned)
+    return went_on if went_on > records.worker_able_by(run, orphaned, takes) else None
+
+
+def _ended_too_soon(records: Records, task: ChaosTask) -> Iterator[Finding]:
+    """Find leases that a replica ended whose worker process was not dead."""
+    runs = {(run.replica, run.token): run for run in records.runs[task.name]}
+    for claim in records.claims[task.name]:
+        if claim.lease_ended is None:
+            continue
+        broke = records.pools.may_have_broken(claim.replica, claim.worker, claim.at)
+        run = runs.get((claim.replica, claim.token))
+        if broke > claim.lease_ended:
+            yield _too_soon(claim, "no worker process of its pool was killed before")
+        elif run is not None and run.seen > claim.lease_ended + SLEW:
+            yield _too_soon(claim, f"its run went on until {run.seen:.3f}")
+
+
+def _too_soon(claim: Claim, why: str) -> Finding:
+    assert claim.lease_ended is not None
+    text = f"{claim}, had its lease ended {claim.lease_ended:.3f}, and {why}"
+    return Finding(OVERLAP, claim.task, claim.lease_ended, text)
 
 
 def _tokens(records: Records, task: ChaosTask) -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""What the checker finds."""
+"""A finding of the checker."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class Finding:
     """Something that must not have happened.
 
-    :ivar fault: which of the faults
+    :ivar fault: the kind of fault
     :ivar at: when, on the machine's monotonic clock
     :ivar text: which runs, and when
     """

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from dataclasses import asdict
 from itertools import count
 from pathlib import Path
 
+from apscheduler_tasklock.demo.server import die_with_parent
 from tests.chaos.history import Event
 from tests.chaos.plan import NEAR_SKEW, Newcomer
 from tests.chaos.settings import ONE_OFFS, Settings
@@ -24,13 +24,13 @@ from tests.support.proxy import Proxy, Rule, pass_on, proxy_to
 
 CHECKOUT = Path(__file__).parent.parent.parent
 
-# Where Debian and others have it.
+# The folders of faketime, in Debian and other distributions.
 _FAKETIME = ("lib/*/faketime/libfaketimeMT.so.1", "lib*/faketime/libfaketimeMT.so.1")
 
 # Seconds that replicas may take to end their jobs.
 _END_TIMEOUT = 30.0
 
-# Seconds for which worker processes may be there after the replica that they belong to.
+# Seconds that worker processes may outlive their replica.
 _LAST_WORKERS = 5.0
 # Seconds in which a process that hangs writes its stacks.
 _SHOWING = 0.5
@@ -47,18 +47,16 @@ def find_faketime() -> Path | None:
 
 
 class Member:
-    """One replica's process, and those of its pool. It dies with this one, however that ends.
+    """One replica's process, and those of its pool. It dies with this process.
 
-    :ivar orphaned: whether it was killed, and its worker processes live on
-
-    It is started ahead of time, since that takes seconds on a busy machine, and begins when it is
-    told its settings.
+    It is started ahead of time, because that takes seconds on a busy machine, and begins when it
+    gets its settings.
     """
 
     def __init__(self, name: str, newcomer: Newcomer, folder: Path, note: Note) -> None:
         self.name = name
         self.newcomer = newcomer
-        self.stopped = self.leaving = self.killed = self.orphaned = False
+        self.stopped = self.leaving = self.killed = False
         self.on_loop = bool(newcomer.loop)
         self._note = note
         command = [sys.executable, "-m", "tests.chaos.replica", name]
@@ -66,7 +64,7 @@ class Member:
         command += ["--forkserver"] * (newcomer.pool == "forkserver")
         with (folder / f"{name}.log").open("wb") as log:
             self.process = subprocess.Popen(
-                [*_die_with_parent(), *command],
+                [*die_with_parent("KILL"), *command],
                 cwd=CHECKOUT,
                 env={**os.environ, **skewed_clock(newcomer.skew)},
                 stdin=subprocess.PIPE,
@@ -99,7 +97,6 @@ class Member:
         :param alone: leave its worker processes alone
         """
         self.killed = self.leaving = True
-        self.orphaned = alone and bool(self.newcomer.pool)
         if alone:
             self.process.kill()
         else:
@@ -116,7 +113,7 @@ class Member:
         return False
 
     def _has(self, pid: int) -> bool:
-        """Tell whether a process is one of its group: ids are used again."""
+        """Tell whether a process is one of its group, because ids are used again."""
         try:
             return os.getpgid(pid) == self.process.pid
         except ProcessLookupError:
@@ -127,9 +124,9 @@ class Member:
             os.killpg(self.process.pid, which)
 
     def leave(self, *, group: bool = False) -> None:
-        """Tell it to end; a server on an event loop as it is told in real life.
+        """Tell it to end; a scheduler on an event loop by SIGTERM, as a server is told.
 
-        :param group: by a signal that its worker processes get as well
+        :param group: whether its worker processes get the signal, too
         """
         if group and not self.leaving:
             self._signal_group(signal.SIGTERM)
@@ -142,12 +139,12 @@ class Member:
 
     @property
     def failed(self) -> bool:
-        """Whether it has ended, otherwise than it was told."""
+        """Whether it has ended in another way than it was told."""
         usual = (0, -signal.SIGTERM) if self.on_loop and self.leaving else (0,)
         return not self.killed and self.process.returncode not in usual
 
     def end(self, deadline: float = 0.0) -> None:
-        """Wait until it is gone, and all that it told is noted; kill it at the deadline."""
+        """Wait until it is gone and all its events are noted; kill it at the deadline."""
         try:
             self.process.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
@@ -168,7 +165,7 @@ class Member:
     def _read(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            if line.endswith(b"\n"):  # killed while it wrote
+            if line.endswith(b"\n"):  # else it was killed while it wrote
                 self._note(Event(**json.loads(line)))
         if self.leaving and not self.killed:
             self._note(Event(time.monotonic(), "gone", self.name))
@@ -178,7 +175,6 @@ class Slot:
     """A place in the fleet: one replica after the other, behind the same proxy.
 
     :ivar member: the replica that is or was there last
-    :ivar here: it, and those before it of which worker processes live on
     :ivar disturbed: how its path to the server is disturbed, or ``""``
     :ivar late_by: seconds by which the server's answers are late
     """
@@ -188,7 +184,6 @@ class Slot:
         self.disturbed = ""
         self.late_by = 0.0
         self.member: Member | None = None
-        self.here: list[Member] = []
         self._gate = threading.Event()
         proxy.to_client = self._answer
 
@@ -271,7 +266,6 @@ class Fleet:
     def begin(self, slot: Slot, member: Member) -> None:
         """Let a process that waits be the replica in a slot."""
         slot.member = member
-        slot.here = [*(one for one in slot.here if one.orphaned), member]
         member.begin(
             Settings(
                 start_after=member.newcomer.offset,
@@ -330,10 +324,7 @@ def skewed_clock(skew: float) -> dict[str, str]:
         "FAKETIME": f"{skew:+.3f}s",
         "DONT_FAKE_MONOTONIC": "1",
         "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        # Else waits on the monotonic clock end at wrong times, those for the interpreter's lock,
+        # too: a thread then takes 100 ms to start, and a replica 10 s to end.
+        "FAKETIME_FORCE_MONOTONIC_FIX": "0",
     }
-
-
-def _die_with_parent() -> list[str]:
-    """Return what makes the kernel kill a replica, stopped or not, if this process is killed."""
-    setpriv = shutil.which("setpriv")
-    return [setpriv, "--pdeathsig", "KILL"] if setpriv else []

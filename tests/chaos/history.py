@@ -1,4 +1,4 @@
-"""What a run of the chaos leaves: events, in lines of JSON, which the checker reads.
+"""The history of a run of the chaos: events, which the checker reads.
 
 All times are seconds on the machine's monotonic clock, which the replicas, the database server and
 the monkey share, and which nobody sets: ``faketime`` is told to leave it alone.
@@ -11,10 +11,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-# Detail of a replica that is ready.
+# Detail of the event `ready` of a replica whose clock is far off.
 FAR = "far"
 
-# What follows a replica's name where its pool of processes, or of threads beside a loop, is meant.
+# The suffix of a replica's name that stands for its pool of processes, or of threads beside a loop.
 POOL = " pool"
 
 # Detail of a kill of the replica's own process alone. Its workers live on.
@@ -34,12 +34,13 @@ class Event:
     ``fire``, APScheduler handed a run time to the executor; ``skipped``, which then
     could not claim it; ``misfired``; ``begin``, ``holds`` and ``end`` of a run, with what
     ``current_lock().lost`` was, and ``cut`` in place of the end of a coroutine that is cancelled;
-    ``early``, a job ran that was not due; ``stalled``; ``erred``, something was logged as an error.
+    ``early``, a job ran that was not due; ``worker started``, a process of a pool; ``stalled``;
+    ``erred``, something was logged as an error.
     A replica that runs some tasks in a pool beside the others is ``starting`` and ``ready`` twice,
     as itself and as its pool, with `` pool`` after its name. What concerns these tasks is told of
     the pool.
     What the task lock table shows: ``claimed``, ``renewed``, ``released``, ``handed over``,
-    ``given up``.
+    ``given up``; ``lease ended``, by the replica that has it, of a dead worker process.
     What the application's table shows: ``written``, an accepted write.
     What the monkey does: ``killed``, with ``alone`` if the worker processes live on, ``stopped``,
     ``continued``, ``hung``, ``freed``, ``cut off``, ``terminated``, ``leaving``; to a worker of a
@@ -48,17 +49,18 @@ class Event:
     What the fleet sees: ``died``, a replica that nobody told to; ``gone``, one that was told to
     end; ``closing``, all are to end.
 
-    :ivar at: when; of a belief, right before it was asked
-    :ivar replica: whose; ``""`` if it concerns all of them
+    :ivar at: its time; a run reads the clock right before it asks whether its lock is lost
+    :ivar replica: the replica's name; ``""`` if the event concerns all of them
     :ivar token: fencing token of the run or claim
     :ivar due: the run time, or the start of the claim's window
-    :ivar until: of a claim when it ends; of a stall when it was over
-    :ivar lost: what the run was told of its lock
-    :ivar takeover: whether the run was told that it runs a dead holder's window again
+    :ivar until: the end of a claim's lease, or of a stall
+    :ivar lost: whether the run's lock was lost, as ``current_lock()`` said
+    :ivar takeover: whether the run was a takeover, as ``current_lock()`` said
     :ivar kept: whether the window stayed taken when the claim was released
     :ivar run_until: of a claim when its maximum lock ends
     :ivar deaths: how many holders of the task have died in a row
-    :ivar worker: the worker process that claims or runs, or to which it was done; 0 for none
+    :ivar worker: the worker process that the event is of; 0 for none. Its replica's own process
+        claims for it
     :ivar detail: shown in logs
     """
 

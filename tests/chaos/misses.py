@@ -29,7 +29,7 @@ from tests.chaos.bounds import (
     UNDER_WAY,
 )
 from tests.chaos.finding import Finding
-from tests.chaos.history import POOL, Event
+from tests.chaos.history import Event
 from tests.chaos.plan import LATE_BY
 from tests.chaos.records import ANY, BLIP, LATE, PATH, PROCESS, SLOW, UNABLE, Claim, Records
 from tests.chaos.tasks import CLAIM_TIMEOUT, POLL_INTERVAL, ChaosTask
@@ -37,11 +37,11 @@ from tests.chaos.tasks import CLAIM_TIMEOUT, POLL_INTERVAL, ChaosTask
 MISSED = "window missed"
 SILENT = "lease too long"
 
-# Seconds after a fire for which the server may be away without that costing anything: until the
+# Seconds after a fire for which the server may be away without a missed window, because until the
 # claim timeout there is time for an attempt that is under way, a pause, and another attempt.
 PATIENCE = CLAIM_TIMEOUT / 2
 
-# Seconds. What one reckons a run time to be at two moments differs by less.
+# Seconds by which two readings of one run time may differ.
 _SAME = 0.05
 
 
@@ -65,7 +65,8 @@ def _unclaimed(records: Records, task: ChaosTask, claims: Sequence[Claim]) -> It
         answered = _answered_by(records, fire, task)
         if answered is None:
             continue
-        # Of what is due once, who gives up while answers are late costs nothing if others do not.
+        # A one-off job is not missed if one replica gives up while answers are late and another one
+        # claims it.
         if _gave_up(records, fire, answered) and not (task.once and claims):
             text = f"{fire.replica} was able to claim its run time {fire.due:.3f}, and skipped it"
             yield Finding(MISSED, task.name, fire.at, text)
@@ -121,7 +122,7 @@ def _answered_by(records: Records, fire: Event, task: ChaosTask) -> float | None
         fire.replica, fire.at, by, ever
     ):
         return by
-    # It is asked again until the replica reaches the server. Late answers are answers.
+    # A claim is asked again until the replica reaches the server. A late answer counts.
     met = [
         trouble
         for trouble in records.troubles(fire.replica, PATH + LATE + BLIP)
@@ -154,14 +155,14 @@ def _stands_against(
     asked = _asked(records, fire)
     ends = [claim.released, claim.given_up, None if after is None else after.at]
     if all(end is None or end + COMMIT > asked for end in ends):
-        # It runs. Or it is dead, or handed over: then that is seen to first, see `_forgotten`.
+        # The task runs; or its run is dead or handed over, which comes first, see `_forgotten`.
         return True
     assert fire.due is not None
     return claim.kept and claim.window > fire.due - task.window - UNDER_WAY
 
 
 def _asked(records: Records, fire: Event) -> float:
-    """Return when a fire's claim may have been sent first: it is told when a worker has it."""
+    """Return the earliest time at which a fire's claim may have been sent."""
     assert fire.due is not None
     return min(fire.at, max(fire.due, fire.at - records.reaction(fire.at)))
 
@@ -204,7 +205,7 @@ def _unrun(records: Records, task: ChaosTask, claims: Sequence[Claim]) -> Iterat
 
 
 def _is_claimed_again(records: Records, given_back: Claim, claims: Sequence[Claim]) -> bool:
-    """Tell whether a claim was given back only to be claimed again, as one answered too late is."""
+    """Tell whether a claim was released to be claimed again, as one that is answered too late."""
     assert given_back.released is not None
     by = given_back.released + records.reaction(given_back.released)
     return not given_back.kept and any(
@@ -308,7 +309,7 @@ def _forgotten(records: Records, task: ChaosTask, claims: Sequence[Claim]) -> It
 
 
 def _done_by(task: ChaosTask, claims: Sequence[Claim]) -> float:
-    """Return when a dead run stands against nothing any more, as it has been run again."""
+    """Return when a dead run stands against no claim any more, because it has been run again."""
     if not task.failover and claims[0].handed_over is None:
         return claims[0].until
     again = [claim for claim in claims if claim.window == claims[0].window]
@@ -317,7 +318,7 @@ def _done_by(task: ChaosTask, claims: Sequence[Claim]) -> float:
 
 
 def _believed_by(records: Records, fire: Event, done: float) -> float:
-    """Return from when on a replica believes that a run is dead that was done with then."""
+    """Return from when on a replica believes a run dead that was over at a time."""
     since = records.lives[fire.replica].begun if fire.replica in records.lives else inf
     ends = [trouble.ended for trouble in records.troubles(fire.replica, ANY)]
     return max([fire.at, done, *(end + SETTLING for end in [since, *ends] if end < fire.at)])
@@ -341,17 +342,19 @@ def _long_leases(task: ChaosTask, claims: Sequence[Claim]) -> Iterator[Finding]:
 def _left_to_the_lease(
     records: Records, task: ChaosTask, claims: Sequence[Claim]
 ) -> Iterator[Finding]:
-    """Find claims of killed worker processes that a replica that was well did not end."""
+    """Find claims of broken pools that a replica that was well did not end.
+
+    It may when all processes of the pool are dead.
+    """
     for claim, after in zip_longest(claims, claims[1:]):
-        replica, killed = records.killed_workers.get(claim.worker, ("", 0.0))
-        if replica != claim.replica or not claim.at < killed < min(
-            claim.until, _over(claim, after)
-        ):
+        broke = records.pools.broke(claim.replica, claim.worker, claim.at)
+        ended = min(claim.until, _over(claim, after))
+        if broke is None or broke > ended:
             continue
-        process = replica.removesuffix(POOL)
-        by = records.able_by(process, killed, FREED + records.reaction(killed))
-        if claim.until > by and by < records.lives[process].ended:
-            text = f"{claim}, of a worker that was killed {killed:.3f}, stood until its lease ended"
+        dead = records.pools.dead(claim.replica, claim.worker, claim.at)
+        by = records.able_by(claim.process, dead, FREED + records.reaction(dead))
+        if ended > by and by < records.lives[claim.process].ended:
+            text = f"{claim}, of a pool that was dead {dead:.3f}, stood until {ended:.3f}"
             yield Finding(SILENT, task.name, by, text)
 
 

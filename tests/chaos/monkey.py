@@ -14,31 +14,31 @@ import psycopg
 
 from apscheduler_tasklock.demo.server import EmbeddedServer
 from tests.chaos import history
-from tests.chaos.application import WORKER, connect
+from tests.chaos.application import connect
 from tests.chaos.fleet import Fleet, Member, Slot
 from tests.chaos.history import ALONE, POOL, Event
-from tests.chaos.plan import LATE_BY, NEAR_SKEW, Action, Plan
+from tests.chaos.plan import LATE_BY, NEAR_SKEW, POOL_FAULTS, Action, Plan
 
 _TERMINATE = """
     SELECT pg_terminate_backend(pid) FROM pg_stat_activity
-    WHERE application_name = %(name)s OR application_name LIKE %(name)s || %(worker)s || '%%'
+    WHERE application_name = %(name)s
 """
 
-# Seconds before an action at which the processes are started of those that join after it.
+# Seconds before an action at which the processes of its newcomers are started.
 AHEAD = 7.0
 
-# Seconds for which a fault of a worker process waits for one that runs something, and in between.
+# Seconds for which a fault of a pool waits for a worker that runs something, and between two looks.
 _WORKER_WAIT, _WORKER_PAUSE = 4.0, 0.05
 
-# So many events back it looks for runs that are going on.
+# The number of the last events in which it looks for runs that are going on.
 _RECENT = 5000
 
 
 class Monkey:
     """Does one thing after the other, in the thread that started the processes.
 
-    :param history: what has happened so far; it adds what it does
-    :ivar done: how often it did what
+    :param history: the events so far, to which it adds its own
+    :ivar done: how often it did each kind of action
     """
 
     def __init__(
@@ -86,16 +86,18 @@ class Monkey:
         if action.kind == "mute claim":
             self._mute_claim(action)
             return
-        slot = self._holder_of(action.aim) or self._fleet.slots[action.slot]
-        member = slot.member
         if action.kind == "replace others":
             self._replace_others(action)
             return
-        if action.kind.endswith("worker"):
-            self._act_on_worker(action, time.monotonic() + _WORKER_WAIT)
+        if action.kind in POOL_FAULTS:
+            self._act_on_pool(action, time.monotonic() + _WORKER_WAIT)
             return
+        self._act_at(action, self._holder_of(action.aim) or self._fleet.slots[action.slot])
+
+    def _act_at(self, action: Action, slot: Slot) -> None:
+        member = slot.member
         if member is None or not member.alive or (member.stopped and action.kind != "kill"):
-            return  # it is gone already, or as good as
+            return  # because it is gone already, or stopped
         if self._act_on(action, slot, member):
             self.done[action.kind] += 1
 
@@ -135,33 +137,40 @@ class Monkey:
                 if slot and slot.member and slot.member.alive and not slot.member.stopped:
                     yield slot, event
 
-    def _act_on_worker(self, action: Action, until: float) -> None:
-        """Kill or stop the worker process that runs a task, or another one if none does for long.
+    def _act_on_pool(self, action: Action, until: float) -> None:
+        """Do something to the worker process that runs a task, or to its replica.
+
+        If none runs it for long, to another one that runs something.
 
         :param until: when not to wait for a run any more
         """
         running = list(self._running_workers())
         aimed = [one for one in running if one[1].task == action.aim]
         late = time.monotonic() > until - _WORKER_WAIT / 2
-        for slot, run in aimed or (running if late else []):
-            member = slot.member
-            assert member is not None
-            if action.kind == "kill worker":
-                # Before: what it still does until it is gone is not held against it.
-                self._note_worker("worker killed", run)
-                member.signal_worker(run.worker, signal.SIGKILL)
-            else:
-                self._note_worker("worker stopped", run)
-                member.signal_worker(run.worker, signal.SIGSTOP)
-                self._after(action, partial(self._continue_worker, member, run))
-            self.done[action.kind] += 1
-            return
-        if time.monotonic() < until:
-            again = partial(self._act_on_worker, action, until)
+        slot, run = next(iter(aimed or (running if late else [])), (None, None))
+        if time.monotonic() < until and run is None:
+            again = partial(self._act_on_pool, action, until)
             self._later(time.monotonic() + _WORKER_PAUSE, again)
+        elif not action.kind.endswith("worker"):
+            self._act_at(action, slot or self._fleet.slots[action.slot])
+        elif slot is not None and run is not None:
+            self._act_on_worker(action, slot, run)
+
+    def _act_on_worker(self, action: Action, slot: Slot, run: Event) -> None:
+        member = slot.member
+        assert member is not None
+        if action.kind == "kill worker":
+            # Noted before the kill, so that what it does until it is gone is no finding.
+            self._note_worker("worker killed", run)
+            member.signal_worker(run.worker, signal.SIGKILL)
+        else:
+            self._note_worker("worker stopped", run)
+            member.signal_worker(run.worker, signal.SIGSTOP)
+            self._after(action, partial(self._continue_worker, member, run))
+        self.done[action.kind] += 1
 
     def _continue_worker(self, member: Member, run: Event) -> None:
-        # Noted also where the worker is gone: nothing is stopped any more.
+        # Noted also if the worker is gone, because then it is not stopped any more.
         member.signal_worker(run.worker, signal.SIGCONT)
         self._note_worker("worker continued", run)
 
@@ -169,7 +178,7 @@ class Monkey:
         self._history.append(Event(time.monotonic(), kind, run.replica, worker=run.worker))
 
     def _mute_claim(self, action: Action) -> None:
-        """Lose the answer of the replica that claims a task first: that of the fastest clock."""
+        """Lose the answer of the replica that claims a task first, which has the fastest clock."""
         near = {
             number: slot.member.newcomer.skew
             for number, slot in enumerate(self._fleet.slots)
@@ -178,7 +187,7 @@ class Monkey:
         slot = self._fleet.slots[max(near, key=near.__getitem__, default=0)]
         member = slot.member
         if member is not None and not slot.disturbed:
-            slot.mute_after_claim(action.aim, lambda: self._note_all("hung", slot, "mute"))
+            slot.mute_after_claim(action.aim, lambda: self._note_path("hung", slot, "mute"))
             self.done[action.kind] += 1
             self._after(action, lambda: self._free(slot))
 
@@ -188,17 +197,17 @@ class Monkey:
                 self._kill(action, slot, member)
             case "leave" | history.END_GROUP:
                 self._leave(action, slot, member)
-            case "stop":
+            case "stop" | "stop parent":
                 self._note("stopped", member)
                 member.signal(signal.SIGSTOP)
                 self._after(action, lambda: self._continue(member))
             case "hang" | "swallow" | "mute":
                 return self._disturb(action, slot, member)
             case "cut":
-                self._note_all("cut off", slot)
+                self._note_path("cut off", slot)
                 slot.proxy.cut_all()
             case "terminate":
-                self._terminate(slot)
+                self._terminate(member)
             case "stall":
                 return self._stall(action)
             case _:
@@ -206,7 +215,7 @@ class Monkey:
         return True
 
     def _kill(self, action: Action, slot: Slot, member: Member) -> None:
-        # Before: what it still does until it is gone is not held against it.
+        # Noted before the kill, so that what it does until it is gone is no finding.
         alone = action.kind == "kill parent"
         self._note("killed", member, ALONE if alone else action.kind)
         member.kill(alone=alone)
@@ -218,7 +227,7 @@ class Monkey:
         self._after(action, lambda: self._join(slot, action))
 
     def _replace_others(self, action: Action) -> None:
-        """Replace all that do not run a task. If nobody runs it, it is too late for that."""
+        """Replace all replicas that do not run a task, if one runs it."""
         holder = self._holder_of(action.aim)
         for slot in self._fleet.slots if holder else ():
             member = slot.member
@@ -241,23 +250,21 @@ class Monkey:
     def _disturb(self, action: Action, slot: Slot, member: Member) -> bool:
         if slot.disturbed:
             return False
-        self._note_all("hung", slot, action.kind)
+        self._note_path("hung", slot, action.kind)
         {"hang": slot.hang, "swallow": slot.swallow, "mute": slot.mute}[action.kind]()
         self._after(action, lambda: self._free(slot))
         return True
 
     def _free(self, slot: Slot) -> None:
         slot.free()
-        # Whoever is there by now: a newcomer was behind the same proxy.
-        self._note_all("freed", slot)
+        # The present replica is noted, because a newcomer is behind the same proxy.
+        self._note_path("freed", slot)
 
-    def _terminate(self, slot: Slot) -> None:
+    def _terminate(self, member: Member) -> None:
         try:
             with connect(self._server.url) as connection:
-                self._note_all("terminated", slot)
-                for member in slot.here:
-                    names = {"name": f"tasklock {member.name}", "worker": WORKER}
-                    connection.execute(_TERMINATE, names)
+                self._note("terminated", member)
+                connection.execute(_TERMINATE, {"name": f"tasklock {member.name}"})
         except psycopg.OperationalError:
             pass
 
@@ -267,7 +274,7 @@ class Monkey:
         self._event("slowed")
         self._be_late(LATE_BY)
         self._after(action, lambda: self._be_late(0.0))
-        # Answers that are on their way are late as well.
+        # Later by as much as answers are late that are on their way.
         self._later(time.monotonic() + action.lasts + LATE_BY, self._be_quick)
         return True
 
@@ -298,10 +305,10 @@ class Monkey:
     def _note(self, kind: str, member: Member, detail: str = "") -> None:
         self._event(kind, member.name, detail)
 
-    def _note_all(self, kind: str, slot: Slot, detail: str = "") -> None:
-        """Note what is done to all that are behind one proxy."""
-        for member in slot.here:
-            self._note(kind, member, detail)
+    def _note_path(self, kind: str, slot: Slot, detail: str = "") -> None:
+        """Note an event of the path of the replica that is behind a proxy."""
+        if slot.member is not None:
+            self._note(kind, slot.member, detail)
 
     def _event(self, kind: str, replica: str = "", detail: str = "") -> None:
         self._history.append(Event(time.monotonic(), kind, replica, detail=detail))

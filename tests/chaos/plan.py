@@ -42,19 +42,21 @@ FAULTS: dict[str, tuple[float, tuple[float, float]]] = {
 POOL_FAULTS: dict[str, tuple[float, tuple[float, float]]] = {
     "kill worker": (3, (0.0, 0.0)),
     "stop worker": (2, (0.2, 8.0)),
+    "stop parent": (2, (3.5, 8.0)),  # for longer than the lease of `pool-3s`; the workers go on
     "kill parent": (2, (0.3, 3.0)),  # the workers live on; until another replica joins
     "end group": (2, (0.3, 3.0)),  # SIGTERM to all its processes; until another replica joins
 }
 POOL_PAUSE = (2.5, 4.5)
 
-# Whose lease would tell if a dead worker's task were not free, or an orphaned one's not renewed.
-POOL_AIMS = {"kill worker": "pool-4s", "kill parent": "pool-3s"}
+# The lease of the one would tell if a dead worker's task were not free. That of the other ends, and
+# its window is run again, while its run still goes on, or would if it did not end.
+POOL_AIMS = {"kill worker": "pool-4s", "stop parent": "pool-3s", "kill parent": "pool-3s"}
 
 # After these another replica joins.
 _GOING = ("kill", "leave", "kill parent", "end group")
 
-# Seconds. Replicas whose clock is further off have no tasks of which all replicas compute the same
-# run times: where the one with the fastest clock dies, those are late by the difference.
+# Seconds by which clocks are off at most: of replicas that have tasks with shared run times, which
+# are late by the difference if the replica with the fastest clock dies; and of other replicas.
 NEAR_SKEW, LARGEST_SKEW = 1.5, 180.0
 LARGEST_OFFSET = 1.5
 
@@ -65,10 +67,10 @@ JOINING = 2.5
 BURST = (100, 140)
 BURST_TAKES = 0.02
 
-# Seconds: a renewal may be answered late in a stall.
+# Seconds of a burst's leases, so that a renewal may be answered late in a stall.
 BURST_LEASE = 15.0
 
-# How many of them have ids that look as if APScheduler had made them up.
+# The share of a burst's jobs with ids that look as if APScheduler had made them up.
 RANDOM_IDS = 0.2
 
 # Seconds by which the database's answers are late in a stall, and how long that lasts after jobs
@@ -101,10 +103,10 @@ class Action:
     """A fault, or a piece of ordinary life.
 
     :ivar at: seconds from the start
-    :ivar aim: whose: the replica that runs this task at that moment
-    :ivar slot: if there is none, the one in this place of the fleet; a restart concerns all
+    :ivar aim: a task, so that the replica which runs it at that moment is meant
+    :ivar slot: the place of the replica that is meant if none runs the task. A restart concerns all
     :ivar lasts: seconds
-    :ivar newcomers: who join in place of replicas that go
+    :ivar newcomers: the replicas that join in place of those that go
     """
 
     at: float
@@ -204,7 +206,7 @@ class _Draft:
         for index in range(self._dice.randint(*BURST)):
             looks_random = self._dice.random() < RANDOM_IDS
             name = self._random_id() if looks_random else f"burst-{number + index}"
-            # Which tasks those with such ids are is told when they begin: they all do.
+            # With failover, because the history has the names of such tasks only if they begin.
             failover = looks_random or self._dice.random() < 0.5
             self._one_offs.append(OneOff(name, due, BURST_TAKES, failover, lease=BURST_LEASE))
         return due + 1.5
@@ -212,7 +214,7 @@ class _Draft:
     def _burst_in_a_stall(self, at: float) -> float:
         after = self._dice.uniform(*STALL)
         due = at + 1.0 + NEAR_SKEW
-        # Before the run times of the fastest clock.
+        # The stall begins before the run times of the fastest clock.
         self._do(due - NEAR_SKEW - 0.5, "stall", 0.5 + 2 * NEAR_SKEW + after)
         self._burst(due - 1.0)
         return due + NEAR_SKEW + after + LATE_BY + JOINING
@@ -247,7 +249,7 @@ class _Draft:
         return due + 2 * NEAR_SKEW + 2.0
 
     def _unanswered(self, at: float) -> float:
-        """Lose the answer of who claims first, for longer than it asks, for less than its lease."""
+        """Lose the answer to a claim for longer than it is tried, and for less than its lease."""
         name = f"unanswered-{len(self._one_offs)}"
         due = at + 1.0 + NEAR_SKEW
         lasts = NEAR_SKEW + CLAIM_TIMEOUT + 2.0
@@ -276,17 +278,17 @@ class _Draft:
     def _newcomer(self, slot: int) -> Newcomer:
         dice = self._dice
         offset, kind = dice.uniform(0, LARGEST_OFFSET), dice.random()
-        # One place in the fleet has them: the others have all tasks.
+        # Only one place in the fleet has clocks that are far off, so that others have all tasks.
         largest = LARGEST_SKEW if slot == 0 and kind > 0.7 else NEAR_SKEW
         skew = dice.uniform(-largest, largest) if self._skewed and kind > 0.4 else 0.0
         how = dice.choice(["cancels", "left", "signal"])
         loop = how if _is_loop(slot) else ""
-        # No fork with a clock of its own: a thread may be in faketime's lock at that moment.
+        # No fork with a clock of its own, because a thread may have faketime's lock at that moment.
         pools = ["forkserver", "forkserver", ""] if skew else [*3 * ["fork"], "forkserver", ""]
         pool = dice.choice(pools)
         return Newcomer(round(offset, 3), round(skew, 3), loop, pool)
 
 
 def _is_loop(slot: int) -> bool:
-    """Tell whether a place of the fleet has replicas on event loops, but for who is aimed at."""
+    """Tell whether a place of the fleet has replicas on event loops."""
     return slot % 2 == 1

@@ -1,4 +1,4 @@
-"""A history, sorted by what it tells of: runs, claims, fires, and the replicas' troubles."""
+"""A history, sorted into runs, claims, fires, and the replicas' troubles."""
 
 from __future__ import annotations
 
@@ -11,20 +11,23 @@ from math import inf
 
 from tests.chaos.bounds import BURST, BURST_NEAR, BURST_REACTION, POOL_BACK, REACTION, RECOVERY
 from tests.chaos.history import ALONE, END_GROUP, FAR, POOL, Event
+from tests.chaos.pools import Pools
+from tests.chaos.stretch import Stretch
 from tests.chaos.tasks import OneOff
 
 
 @dataclass
 class Run:
-    """A job that ran, as it told itself.
+    """A run of a job, from its own events.
 
     :ivar due: its run time
     :ivar begun: when it began
-    :ivar believed: when it last asked whether its lock was lost, and was told no; ``None``: never
+    :ivar believed: the last time at which its lock was not lost, as it found; ``None`` for never
     :ivar ended: when it ended; ``None`` if it did not live so long
     :ivar cut: when its coroutine was cancelled; ``None`` if it was not, or could not tell
     :ivar worker: the worker process that it was in; 0 for none
-    :ivar killed: when that was killed, its replica left alone; ``None`` if it was not
+    :ivar seen: the time of its last event
+    :ivar killed: when its worker process was dead before the run had ended; ``None`` if it was not
     """
 
     task: str
@@ -37,16 +40,17 @@ class Run:
     ended: float | None = None
     cut: float | None = None
     worker: int = 0
+    seen: float = -inf
     killed: float | None = None
 
     @property
-    def holder(self) -> str:
-        """Whose troubles are those of its renewals."""
-        return _holder(self.replica, self.worker)
+    def process(self) -> str:
+        """Who renews: the replica's own process, also for its pool."""
+        return self.replica.removesuffix(POOL)
 
     @property
     def over(self) -> float | None:
-        """When it ended, was cut, or its worker process was killed."""
+        """When it ended, was cut, or its worker process was dead."""
         ends = (self.ended, self.cut, self.killed)
         return next((end for end in ends if end is not None), None)
 
@@ -68,9 +72,11 @@ class Claim:
     :ivar kept: whether its window stayed taken then
     :ivar handed_over: when its window was handed over to whoever takes it; ``None`` if never
     :ivar given_up: when another replica ended it for good; ``None`` if never
+    :ivar lease_ended: when its own replica ended its lease, of a worker process that is dead, which
+        leaves it to whoever takes it over; ``None`` if never
     :ivar run_until: when its maximum lock ends
     :ivar deaths: how many holders before it died in a row
-    :ivar worker: the worker process that made it; 0 for none
+    :ivar worker: the worker process that ran it; 0 if none did
     """
 
     task: str
@@ -85,14 +91,15 @@ class Claim:
     kept: bool = True
     handed_over: float | None = None
     given_up: float | None = None
+    lease_ended: float | None = None
     run_until: float = inf
     deaths: int = 0
     worker: int = 0
 
     @property
-    def holder(self) -> str:
-        """Whose troubles are those of its renewals."""
-        return _holder(self.replica, self.worker)
+    def process(self) -> str:
+        """Who renews: the replica's own process, also for its pool."""
+        return self.replica.removesuffix(POOL)
 
     def end_before(self, after: Claim) -> None:
         """Let it have ended when another one was granted, if the row has had its end by then.
@@ -117,26 +124,13 @@ class Claim:
         return f"claim of token {self.token} by {self.replica}, granted {self.at:.3f}"
 
 
-@dataclass(frozen=True)
-class Stretch:
-    """A stretch of time."""
-
-    begun: float
-    ended: float
-
-    def shared_with(self, begun: float, ended: float) -> float:
-        """Return how many seconds it has in common with another one."""
-        return max(0.0, min(self.ended, ended) - max(self.begun, begun))
-
-
-# A replica that is stopped or dead; that does not reach the server; that gets its answers late,
-# but gets them; that is slow for a moment, on a busy machine; whose connections broke at a moment,
-# which it should survive.
+# Kinds of trouble. A replica is stopped or dead; does not reach the server; gets its answers late;
+# is slow for a moment, on a busy machine; or lost its connections, which it should survive.
 PROCESS, PATH, LATE, SLOW, BLIP = "P", "N", "L", "S", "B"
 UNABLE = PROCESS + PATH + LATE + SLOW
 ANY = UNABLE + BLIP
 
-# A stall of a replica that is longer is like being stopped.
+# Seconds of the longest stall that counts as slow. A longer one counts as a stop.
 _LONGEST_SLOW = 1.5
 
 
@@ -173,6 +167,8 @@ class Records:
     :ivar errors: what they logged as errors
     :ivar ended_groups: by replica, when it and its worker processes got SIGTERM
     :ivar killed_workers: by the id of a worker process, whose it was, and when it was killed
+    :ivar orphaned: by replica, when its own process was killed, and no worker process of its
+    :ivar pools: the worker processes, and when their pools broke
     """
 
     def __init__(self, events: Sequence[Event]) -> None:
@@ -194,7 +190,7 @@ class Records:
         self.errors = [event for event in events if event.kind == "erred"]
         self._open: dict[tuple[str, str, int], Run] = {}
         self._wrote: dict[str, list[float]] = defaultdict(list)
-        # Names of tasks of which the id looks made up are not the ids; see `_take_in_run`.
+        # Ids of tasks by their names, which differ if the id looks made up; see `_take_in_run`.
         self._ids: dict[str, str] = {}
         self.killed_workers: dict[int, tuple[str, float]] = {}
         for event in events:
@@ -205,16 +201,25 @@ class Records:
             for event in events
             if event.kind == "leaving" and event.detail == END_GROUP
         }
+        self.orphaned = {
+            event.replica: event.at
+            for event in events
+            if event.kind == "killed" and event.detail == ALONE
+        }
         self._pools = {event.replica for event in events if event.kind == "ready"}
         self._pools = {replica for replica in self._pools if replica.endswith(POOL)}
-        # Of which tasks pools tell: those that replicas with a pool run there.
+        # The tasks that replicas with a pool run in it.
         self._pooled = {event.task for event in events if event.replica in self._pools}
         events = list(self._with_pools(events))
-        # Stable: of one moment, what was written first happened first.
+        # The sort is stable, so that events of one moment stay in the order of their lines.
         ordered = sorted(events, key=lambda event: event.at)
+        self.pools = Pools(ordered)
         for event in ordered:
             self._take_in(event)
-        for event in events:  # not by time: a row's time is from before it waited for its turn
+        for run in [run for runs in self.runs.values() for run in runs if run.worker]:
+            self._kill(run)
+        # Not in the order of time, because a row's time is from before it waited for a lock.
+        for event in events:
             if event.kind == "written":
                 self.writes[event.task].append(event)
             elif event.kind in _ROWS:
@@ -230,7 +235,7 @@ class Records:
             pool = event.replica + POOL
             if pool not in self._pools:
                 yield event
-            elif event.kind in _ROWS and (event.worker or event.task in self._pooled):
+            elif event.kind in _ROWS and event.task in self._pooled:
                 yield replace(event, replica=pool)
             else:
                 yield event
@@ -259,6 +264,14 @@ class Records:
         for trouble in sorted(self.troubles(replica, kinds), key=lambda trouble: trouble.begun):
             if trouble.begun <= by and trouble.ended + RECOVERY >= at:
                 by = max(by, trouble.ended + RECOVERY + takes)
+        return by
+
+    def worker_able_by(self, run: Run, at: float, takes: float) -> float:
+        """Return by when a run's worker process has had so many seconds without being stopped."""
+        by = at + takes
+        for stop in sorted(self.pools.stops(run.worker), key=lambda stop: stop.begun):
+            if stop.begun <= by and stop.ended >= at:
+                by = max(by, stop.ended + takes)
         return by
 
     def runs_there(self, task: str, replica: str) -> bool:
@@ -303,7 +316,8 @@ class Records:
             )
             claim.run_until = inf if event.run_until is None else event.run_until
             claim.deaths = event.deaths
-            claim.worker = event.worker
+            run = self._open.get((task, event.replica, event.token))
+            claim.worker = 0 if run is None else run.worker
             claim.lasts = event.until - event.at
             if self.claims[task]:
                 self.claims[task][-1].end_before(claim)
@@ -314,11 +328,14 @@ class Records:
         match event.kind:
             case "renewed":
                 claim.renewed, claim.until = event.at, event.until
+                claim.lease_ended = None
                 claim.lasts = max(claim.lasts, event.until - event.at)
             case "released":
                 claim.released, claim.kept = event.at, event.kept
             case "handed over":
                 claim.handed_over, claim.until = event.at, event.until
+            case "lease ended":
+                claim.lease_ended, claim.until = event.at, event.until
             case _:
                 claim.given_up = event.at
 
@@ -328,20 +345,25 @@ class Records:
             due = event.at if event.due is None else event.due
             run = Run(event.task, event.replica, event.token, due, event.takeover, event.at)
             run.worker = event.worker
-            replica, killed = self.killed_workers.get(event.worker, ("", 0.0))
-            if replica == event.replica and killed > event.at:
-                run.killed = killed
             self._open[key] = run
             self.runs[event.task].append(run)
             if event.detail:
                 self._ids[event.detail] = event.task
         run = self._open[key]
+        run.seen = event.at
         if not event.lost:
             run.believed = event.at
         if event.kind == "end":
             run.ended = event.at
         elif event.kind == "cut":
             run.cut = event.at
+
+    def _kill(self, run: Run) -> None:
+        """Note when a run was over since its worker process was dead."""
+        broke = self.pools.may_have_broken(run.replica, run.worker, run.begun)
+        lost = min(broke, self.orphaned.get(run.process, inf))
+        if run.ended is None and lost < inf:
+            run.killed = max(lost, self.pools.ended(run.worker))
 
     def _live(self, ordered: Sequence[Event]) -> None:
         ready = {event.replica: event.at for event in ordered if event.kind == "ready"}
@@ -372,7 +394,7 @@ _OF_THE_PROCESS = (
 )
 
 # What the task lock table shows.
-_ROWS = ("claimed", "renewed", "released", "handed over", "given up")
+_ROWS = ("claimed", "renewed", "released", "handed over", "given up", "lease ended")
 
 # What begins a trouble, what ends it, and its kind.
 _LASTING: dict[str, tuple[tuple[str, ...], str]] = {
@@ -381,29 +403,19 @@ _LASTING: dict[str, tuple[tuple[str, ...], str]] = {
     "hung": (("freed",), PATH),
     "down": (("up",), PATH),
     "slowed": (("quick",), LATE),
-    "worker killed": ((), PROCESS),
     # A kill ends it as well, since that process cannot be continued. What is left is its kill.
     "worker stopped": (("worker continued", "worker killed"), PROCESS),
 }
-_TO_WORKERS = ("worker killed", "worker stopped")
 
 
 def _troubles(ordered: Sequence[Event], lives: dict[str, Stretch]) -> dict[str, list[Trouble]]:
     found: dict[str, list[Trouble]] = defaultdict(list)
-    holders: dict[str, set[str]] = defaultdict(set)
-    for event in ordered:
-        if event.worker and event.kind == "begin":
-            holders[event.replica].add(_holder(event.replica, event.worker))
     for number, event in enumerate(ordered):
         trouble = _trouble(event, ordered[number:])
         if trouble is None:
             continue
         for replica in [event.replica] if event.replica else list(lives):
             found[replica].append(trouble)
-            for holder in holders[replica] if _is_of_workers(event) else ():
-                found[holder].append(trouble)
-        if event.kind in _TO_WORKERS:
-            found[_holder(event.replica, event.worker)].append(_lasting(event, ordered[number:]))
     return found
 
 
@@ -427,21 +439,6 @@ def _trouble(event: Event, events: Sequence[Event]) -> Trouble | None:
 def _lasting(event: Event, events: Sequence[Event]) -> Trouble:
     ends, kind = _LASTING[event.kind]
     return Trouble(event.at, _end(events, *ends), kind)
-
-
-def _is_of_workers(event: Event) -> bool:
-    """Tell whether a replica's trouble is one of its worker processes, which renew by themselves.
-
-    They live on when it is killed alone, or stopped.
-    """
-    if event.kind == "killed":
-        return event.detail != ALONE
-    return event.kind not in ("stopped", "gone", "stalled", *_TO_WORKERS)
-
-
-def _holder(replica: str, worker: int) -> str:
-    """Return who renews: a worker process, or the replica if there is none."""
-    return f"{replica} {worker}" if worker else replica
 
 
 def _outages(ordered: Sequence[Event]) -> list[Stretch]:

@@ -1,4 +1,4 @@
-"""Whose window a run was: its own, or one that a dead holder left, or that was handed over."""
+"""Whether each run was in its own window, or in that of a dead run or a hand-over."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tests.chaos.tasks import ChaosTask
 RUN_TWICE = "window run twice"
 BELIEVED_TOO_SOON = "row believed too soon"
 
-# A lease is renewed when a third of it has passed. A holder that loses it was in trouble for most
-# of the other two; this share of the lease leaves some for the ways to and fro.
+# The share of a lease for which a holder that loses it was in trouble. A lease is renewed after a
+# third, so it is most of the other two thirds; the rest is left for the ways of statements.
 TROUBLE_SHARE = 0.3
 
 
@@ -55,7 +55,7 @@ def _takes_over(run: Run, before: Claim, claim: Claim) -> bool:
 
 
 def _too_close(task: ChaosTask, apart: float, before: Claim, run: Run | Claim) -> Iterator[Finding]:
-    # A run that raised opens its window again, and that for half a window before, where other
+    # A run that raised opens its window again, from half a window before, because there other
     # replicas' run times of the same window may be.
     opened = before.released is not None and not before.kept
     owned = -task.window / 2 if opened else task.window
@@ -77,7 +77,7 @@ def _unfounded(records: Records, task: ChaosTask, before: Claim, claim: Claim) -
     if not task.failover:
         return "the task has no failover"
     if before.until > claim.at:
-        return None  # it stood: see exclusion.py
+        return None  # because its lease stood, which exclusion.py finds
     return _alive(records, before, claim.at, runs)
 
 
@@ -92,12 +92,16 @@ def _kept_back(task: ChaosTask, before: Claim, at: float, runs: list[Run]) -> st
 
 def _alive(records: Records, before: Claim, at: float, runs: list[Run]) -> str | None:
     """Return why a claim that has ended should not count as dead, or ``None``."""
+    if before.lease_ended is not None:
+        return None  # because its replica ended the lease, which exclusion.py checks
+    if records.pools.dead(before.replica, before.worker, before.at) <= at:
+        return None
     lease = before.until - before.renewed
     # A renewal is given a third of the lease to be answered.
     unable = UNABLE if lease < 3 * (LATE_BY + ATTEMPT) else PROCESS + PATH
     troubled = sum(
         stretch.shared_with(before.renewed, before.until)
-        for stretch in records.troubles(before.holder, unable)
+        for stretch in records.troubles(before.process, unable)
     )
     if troubled < TROUBLE_SHARE * lease:
         return f"{before}, was not renewed after {before.renewed:.3f} by a replica without trouble"

@@ -37,21 +37,21 @@ from tests.chaos.history import FAR, POOL
 from tests.chaos.settings import Settings
 from tests.chaos.tasks import CLAIM_TIMEOUT, POLL_INTERVAL, POOLED, TASKS, ChaosTask, OneOff
 
-# Seconds from one sign of life of the main thread to the next, and by how much one may be late.
+# Seconds between two signs of life of the main thread, and by how much one may be late.
 _BEAT, _STALL = 0.1, 0.3
 
 # Seconds that a pool's worker processes may take to start.
 _POOL_START = 10.0
 
-# A line longer than what a pipe takes at once could be mixed with another thread's.
+# The most characters of a detail, so that a pipe takes each line at once.
 _LONGEST_DETAIL = 500
 
-# Seconds until a job is due that got the id of one that is due before.
+# Seconds until the job is due that replaces another one under its id.
 _MUCH_LATER = 3600.0
 
 
 class Errors(logging.Handler):
-    """Tells of lines that are logged as errors. No fault here should lead to one."""
+    """Writes an event for each line that is logged as an error. No fault should cause one."""
 
     def __init__(self, tell: Callable[..., None]) -> None:
         super().__init__(logging.ERROR)
@@ -65,7 +65,7 @@ class Errors(logging.Handler):
 
 
 def unexpected(record: logging.LogRecord) -> bool:
-    """Tell whether a line in the log is about something else than a job that is to fail.
+    """Tell whether a log line is about another error than that of a job that fails on purpose.
 
     Of coroutines that a graceful stop cancels, APScheduler says so.
     """
@@ -198,7 +198,7 @@ class Replica:
         elif run_time > datetime.now(timezone.utc):
             trigger = DateTrigger(run_time)
         else:
-            return  # who joins later does not know of it
+            return  # because a replica that joins later does not know the job
         if not self._settings.far:
             # With APScheduler's own misfire grace time, of a second.
             self._add_job(scheduler, one_off.task, trigger)
@@ -222,8 +222,8 @@ class Replica:
     def _tell_fire(self, event: Any) -> None:
         task = self._work.tasks.get(event.job_id)
         if task is None:
-            return  # its pool took long to start
-        if len(event.scheduled_run_times) == 1:  # of a backlog, most are rightly refused
+            return  # because the event is of a job that started the pool
+        if len(event.scheduled_run_times) == 1:  # because most of a backlog are rightly refused
             due = self._work.on_monotonic_clock(event.scheduled_run_times[0], exact=task.exact)
             self._work.tell("fire", task=task, due=due)
         one_off = self._work.one_offs.get(event.job_id)
@@ -268,10 +268,10 @@ if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger("apscheduler").setLevel(logging.WARNING)
     logging.getLogger("apscheduler.executors.default").addFilter(unexpected)
-    # A forked worker's signals are not to wake up the event loop of its parent.
+    # So that a forked worker's signals do not wake up the event loop of its parent.
     os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
     if "--forkserver" in sys.argv:
-        # What this module imports: it is the main one of each worker process, too.
+        # Preload what this module imports, because it is the main module of worker processes, too.
         ours = ("apscheduler", "apscheduler_tasklock", "tests")
         multiprocessing.set_forkserver_preload(
             sorted(name for name in sys.modules if name.partition(".")[0] in ours)
@@ -281,7 +281,7 @@ if __name__ == "__main__":
     if "--loop" not in sys.argv:
         signal.signal(signal.SIGTERM, lambda *_: told_to_end.set())
     work.tell(sys.argv[1], "loaded")
-    # Not by sys.stdin, which would read on.
+    # Not by sys.stdin, because that would read further lines into its buffer.
     if told := os.read(0, select.PIPE_BUF):
         replica = Replica(sys.argv[1], Settings(**json.loads(told)), told_to_end)
         replica.live()

@@ -1,4 +1,4 @@
-"""What a run of the chaos prints."""
+"""The output of a run of the chaos."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.chaos.tasks import TASKS
 # Seconds before and after a finding that its surroundings show.
 _BEFORE, _AFTER = 6.0, 2.0
 
-# So many findings are listed.
+# The most findings that are listed.
 _LISTED = 40
 
 _HEADINGS = ("task", "runs", "windows", "takeovers", "handed over", "cut short", "lost", "writes")

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import signal
-import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from apscheduler_tasklock import upgrade
+from apscheduler_tasklock.demo.run import Interrupts
 from apscheduler_tasklock.demo.server import EmbeddedServer
 from tests.chaos.application import create_tables, monotonic_offset, read_events
 from tests.chaos.fleet import Fleet
@@ -23,15 +22,11 @@ from tests.chaos.settings import ONE_OFFS
 
 _TICK = 0.02
 
-# Seconds from one status line to the next, where it cannot be written over.
-_PLAIN_PAUSE = 15.0
+# Seconds from one status line to the next.
+_STATUS_EVERY = 15.0
 
 # Seconds by which the machine's clock may have been set against its monotonic one.
 _CLOCK_TOLERANCE = 0.02
-
-
-class InterruptedChaosError(Exception):
-    """Somebody wants it to end."""
 
 
 class ClockSetError(Exception):
@@ -40,11 +35,11 @@ class ClockSetError(Exception):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a run.
+    """The outcome of a run.
 
     :ivar started: when it did, on the machine's monotonic clock
     :ivar events: the history
-    :ivar done: how often the monkey did what
+    :ivar done: how often the monkey did each kind of action
     """
 
     started: float
@@ -56,11 +51,12 @@ def unleash(plan: Plan, seconds: float, folder: Path) -> Outcome:
     """Carry the plan out, and return what happened. Nothing is left behind.
 
     :param folder: gets the replicas' logs
-    :raises InterruptedChaosError: on SIGINT or SIGTERM
+    :raises InterruptedDemo: on SIGINT or SIGTERM
     """
     events: list[Event] = []
     with ExitStack() as stack:
-        check_interrupt = stack.enter_context(_interrupts())
+        interrupts = Interrupts()
+        stack.enter_context(interrupts.listening())
         server = stack.enter_context(EmbeddedServer(loopback=True))
         upgrade(server.url)
         create_tables(server.url)
@@ -71,21 +67,25 @@ def unleash(plan: Plan, seconds: float, folder: Path) -> Outcome:
         monkey = Monkey(plan, fleet, server, events)
         monkey.prepare()
         while sum(event.kind == "loaded" for event in list(events)) < len(plan.first):
-            check_interrupt()
+            interrupts.check()
             time.sleep(_TICK)
         started = time.monotonic()
         _write_one_offs(plan, started, folder, events)
         monkey.begin(started)
-        status = _Status(seconds)
-        while time.monotonic() < started + seconds:
-            check_interrupt()
+        told_at = started
+        while (now := time.monotonic()) < started + seconds:
+            interrupts.check()
             monkey.act()
-            status.show(time.monotonic() - started, events, monkey.done)
+            if now >= told_at:
+                told_at = now + _STATUS_EVERY
+                runs = sum(event.kind == "begin" for event in list(events))
+                faults = monkey.done.total()
+                line = f"{now - started:4.0f} of {seconds:.0f} s: {runs} runs, {faults} faults"
+                print(line, flush=True)
             time.sleep(_TICK)
-        status.clear()
         events.append(Event(time.monotonic(), "closing"))
         fleet.close()
-        check_interrupt()
+        interrupts.check()
         if abs(monotonic_offset() - offset) > _CLOCK_TOLERANCE:
             raise ClockSetError
         events += read_events(server.url, offset)
@@ -97,44 +97,3 @@ def _write_one_offs(plan: Plan, started: float, folder: Path, events: list[Event
     jobs = [replace(job, at=started + job.at) for job in plan.one_offs]
     (folder / ONE_OFFS).write_text(json.dumps([asdict(job) for job in jobs]))
     events += [Event(started, "planned", detail=json.dumps(asdict(job))) for job in jobs]
-
-
-@contextmanager
-def _interrupts() -> Iterator[Callable[[], None]]:
-    """Note signals that end it. An exception out of a handler could come at any place."""
-    noted: list[int] = []
-
-    def check() -> None:
-        if noted:
-            raise InterruptedChaosError
-
-    before = {
-        number: signal.signal(number, lambda number, _frame: noted.append(number))
-        for number in (signal.SIGINT, signal.SIGTERM)
-    }
-    try:
-        yield check
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-class _Status:
-    """A line that says how far it is; written over on a terminal."""
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        self._over = sys.stdout.isatty()
-        self._due = 0.0
-
-    def show(self, elapsed: float, events: Sequence[Event], done: Counter[str]) -> None:
-        if elapsed < self._due:
-            return
-        self._due = elapsed + (0.2 if self._over else _PLAIN_PAUSE)
-        runs = sum(event.kind == "begin" for event in list(events))
-        line = f"{elapsed:4.0f} of {self._seconds:.0f} s: {runs} runs, {done.total()} faults"
-        print(f"\r{line}" if self._over else line, end="" if self._over else "\n", flush=True)
-
-    def clear(self) -> None:
-        if self._over:
-            print("\r\033[K", end="", flush=True)

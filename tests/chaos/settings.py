@@ -1,4 +1,4 @@
-"""What a replica is told when it begins."""
+"""The settings that a replica gets when it begins."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ONE_OFFS = "one_offs.json"
 
 @dataclass(frozen=True)
 class Settings:
-    """What a replica is told when it begins.
+    """The settings of a replica.
 
     :ivar start_after: seconds to wait first
     :ivar loop: how it ends, if it runs on an event loop; see ``Newcomer``

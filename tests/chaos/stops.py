@@ -1,4 +1,4 @@
-"""What graceful stops leave behind: nothing that others would have to wait for."""
+"""Graceful stops: whether they leave locks behind, or take too long."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from math import inf
 from tests.chaos.bounds import BURST_REACTION, RECOVERY, SHUTDOWN
 from tests.chaos.finding import Finding
 from tests.chaos.history import POOL
-from tests.chaos.records import ANY, PROCESS, Claim, Records, Stretch
+from tests.chaos.records import ANY, PROCESS, Claim, Records
+from tests.chaos.stretch import Stretch
 from tests.chaos.tasks import ChaosTask
 
 STRANDED = "lock left behind"
@@ -26,9 +27,10 @@ def check(records: Records, task: ChaosTask) -> Iterator[Finding]:
             continue
         if _settled_by(claim, after) <= gone or claim.until < told:
             continue
-        # Not by whether it lived: it was told to end. It was well when it last wrote to its rows.
+        # Only troubles count, and not its life, which ended on purpose. It was well when it last
+        # wrote to its rows.
         end = Stretch(max(told - RECOVERY, records.wrote_before(claim.replica, gone)), gone)
-        if not any(_meets(end, trouble) for trouble in records.troubles(claim.replica, ANY)):
+        if not any(_meets(end, trouble) for trouble in records.troubles(claim.process, ANY)):
             text = f"{claim}, was held when its replica had ended, {gone:.3f}"
             yield Finding(STRANDED, task.name, gone, text)
 
@@ -56,7 +58,8 @@ def check_replicas(records: Records) -> Iterator[Finding]:
 
 def _settled_by(claim: Claim, after: Claim | None) -> float:
     """Return when a claim was nobody's any more."""
-    ends = [claim.released, claim.handed_over, claim.given_up, None if after is None else after.at]
+    ends = [claim.released, claim.handed_over, claim.given_up, claim.lease_ended]
+    ends += [] if after is None else [after.at]
     return min((end for end in ends if end is not None), default=inf)
 
 

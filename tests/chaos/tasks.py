@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-# The library's default factors, and the options that are the same for all.
-MIN_FACTOR, MAX_FACTOR = 0.9, 5.0
+# The library's default, and the options that are the same for all.
+MIN_FACTOR = 0.9
+MAX_TAKEOVERS = 3
 POLL_INTERVAL = 1.0
 
 # A third of it is what the library waits for one answer: longer than answers are late in a stall.
@@ -54,11 +55,6 @@ class ChaosTask:
         return MIN_FACTOR * self.period
 
     @property
-    def longest_lock(self) -> float:
-        """Seconds that a run may take: the maximum lock."""
-        return MAX_FACTOR * self.period if self.max_lock is None else self.max_lock
-
-    @property
     def options(self) -> dict[str, Any]:
         """The job's own options of the task lock."""
         options: dict[str, Any] = {"failover": self.failover, "lease": self.lease}
@@ -76,8 +72,8 @@ TASKS = (
     ChaosTask("long-3s", 3, (3.5, 4.5), True, 3, 40, cancels=True, job={"max_instances": 1}),
     ChaosTask("flaky-4s", 4, (0.2, 1.0), True, 3, 40, raises=True, job={"max_instances": 2}),
     ChaosTask("once-3s", 3, (0.5, 1.5), False, 5, job={"max_instances": 2}),
-    # At times longer than their periods. The one's lease has to be renewed, also beside a parent
-    # that is stopped or dead; the other's ends long after a dead worker's task has to be free.
+    # At times longer than their periods. The one's lease ends while its run goes on if its replica
+    # is stopped; the other's ends long after a dead worker's task has to be free.
     ChaosTask("pool-3s", 3, (2.0, 5.0), True, 3, 40, pooled=True, job={"max_instances": 1}),
     ChaosTask("pool-4s", 4, (1.5, 5.0), True, 12, 40, pooled=True, job={"max_instances": 1}),
     ChaosTask("pool-once-4s", 4, (0.5, 2.5), False, 6, pooled=True, job={"max_instances": 1}),

@@ -78,10 +78,12 @@ SHOW_STACKS = signal.SIGUSR1
 
 
 def settle(name: str, settings: Settings) -> Workplace:
-    """Let the jobs in this process be those of a replica."""
+    """Let the jobs in this process be those of a replica, or of its pool."""
     faulthandler.register(SHOW_STACKS)
-    _settled[:] = [Workplace(name, settings)]
-    return _settled[0]
+    _settled[:] = [here] = [Workplace(name, settings)]
+    if here.worker:
+        tell(name + POOL, "worker started", worker=here.worker)
+    return here
 
 
 def tell(name: str, kind: str, at: float | None = None, **details: Any) -> None:

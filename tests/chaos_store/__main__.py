@@ -18,6 +18,7 @@ import psycopg
 
 from apscheduler_tasklock import upgrade
 from apscheduler_tasklock.demo.server import EmbeddedServer
+from tests.chaos.application import monotonic_offset
 from tests.chaos.fleet import find_faketime
 from tests.chaos_store.checker import check
 from tests.chaos_store.guard import WATCHES
@@ -27,25 +28,25 @@ from tests.chaos_store.slot import Slot, newcomers
 
 OK, FAULTS, NO_CHAOS = 0, 1, 2
 
-# Seconds from one thing that users do to the next, and from one fault to the next.
+# Seconds from one action of a user to the next, and from one fault to the next.
 USE, FAULT = (0.05, 0.4), (0.5, 2.5)
-# Seconds for which a process is stopped, shorter and longer than a hand-out; and for which answers
-# are lost: longer than a claim is tried, and so short that its lease has not ended by then.
+# Seconds for which a process is stopped, which is shorter or longer than a lease; and for which
+# answers are lost, which is longer than a claim is tried, and shorter than its lease.
 STOPPED, MUTE = (0.5, 7.0), 2.4
 # Seconds from one restart to the next: while a version is rolled out; and while replicas of two
-# versions crash in turn, which are less than any interval.
+# versions crash in turn, which is less than any interval of a job.
 ROLLING, CRASHING = 1.5, 1.2
-# How many such crashes there are; and seconds until the next ones or the next version may come,
-# since who takes over is to live for some seconds.
+# How many such crashes there are; and seconds until the next crashes or the next version, so that
+# replicas which take over live for some seconds.
 CRASHES, CALM = 6, 3.0
 # Seconds by which the machine's clock may be set meanwhile without any harm to the verdict.
 CLOCK_SET = 0.02
-# Seconds of peace at the end, in which all has to be caught up with.
+# Seconds at the end without faults, in which all jobs have to be caught up with.
 PEACE = 90.0
 
 
 class Monkey:
-    """Does what users do, and what befalls replicas, at random moments of a seed."""
+    """Makes users' changes and replicas' faults at random moments of a seed."""
 
     def __init__(self, rng: random.Random, slots: list[Slot], server: EmbeddedServer) -> None:
         self.done: Counter[str] = Counter()
@@ -86,7 +87,7 @@ class Monkey:
             if slot.muted_at is not None and now > slot.muted_at + MUTE:
                 self.done["claim without an answer"] += 1
                 slot.unmute()
-            if slot.process.poll() is not None:  # at a step
+            if slot.process.poll() is not None:  # after a kill at a step, or for a new version
                 slot.start()
 
     def end(self) -> None:
@@ -99,7 +100,7 @@ class Monkey:
         number = next(self._numbers)
         dice = self._rng.random()
         if dice < 0.6:
-            # By this machine's clock: the replica's own may be wrong.
+            # By this machine's clock, because the replica's own may be wrong.
             at, takes = time.time() + self._rng.uniform(0, 3), self._rng.uniform(0.05, 1)
             slot.tell("add", f"once-{number}", at=at, takes=takes)
         elif dice < 0.8:
@@ -130,9 +131,9 @@ class Monkey:
         slot.proxy.cut_all()
 
     def _new_version(self, slot: Slot) -> None:
-        """A rolling restart: one replica after the other ends in order, for one of a new version.
+        """Replace all replicas in turn by those of another version.
 
-        Which is the one that this replica does not have, so that each version comes back.
+        It is the version that this replica does not have, so that each version comes back.
         """
         version = _other(slot.version)
         for number, one in enumerate(self._slots):
@@ -186,7 +187,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         upgrade(server.url)
         with psycopg.connect(server.url, autocommit=True) as connection:
             connection.execute(WATCHES)
-        offset = _clock_offset()
+        offset = -monotonic_offset()
         slots: list[Slot] = []
         for number in range(options.replicas):
             comers = newcomers(seed, number, skewed=skewed)
@@ -201,7 +202,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         stalled = _wait_for_peace(ledger, slots)
         entries = ledger.read()
         said = "".join(path.read_text() for path in sorted(folder.glob("replica-*.log")))
-        if abs(_clock_offset() - offset) > CLOCK_SET:
+        if abs(-monotonic_offset() - offset) > CLOCK_SET:
             print("The machine's clock was set meanwhile: there is no verdict.", file=sys.stderr)
             return NO_CHAOS
         findings = [*stalled, *check(entries, server.log, said, offset)]
@@ -214,11 +215,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(finding)
     print(f"{len(findings)} findings" if findings else "no findings")
     return FAULTS if findings else OK
-
-
-def _clock_offset() -> float:
-    """Return what to add to the machine's monotonic clock for a wall clock time."""
-    return time.time() - time.monotonic()
 
 
 def _wait_for_peace(ledger: Ledger, slots: Sequence[Slot]) -> list[str]:

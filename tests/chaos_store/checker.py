@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from datetime import datetime
 
 from tests.chaos_store.guard import SIGNS
 from tests.chaos_store.ledger import Entry
 from tests.chaos_store.replica import GRACE, PERIOD, STEADY
 from tests.chaos_store.versions import changing, run_times
 
+# Seconds that a user's call goes on at most.
+LONGEST_CALL = 2.5
 # Seconds for which a run that was claimed just before a pause or removal may take to begin, on a
 # replica that was not stopped meanwhile; the claim's first answer may have been lost.
 CLAIMED_BEFORE = 6.0
-# Seconds by which a run may begin before its run time: what the clocks of two processes differ by
-# in their readings. No replica's clock is off by so little.
+# Seconds by which a run may begin before its run time, because two processes read their clocks at
+# different moments. Replicas' clocks are off by much more.
 EARLY = 0.05
 
 
@@ -22,11 +26,11 @@ def check(entries: Sequence[Entry], server_log: str, said: str, offset: float = 
     """Return all findings, each as a text.
 
     :param entries: the ledger, in order
-    :param server_log: in which the database's triggers tell of wrong times
+    :param server_log: the server's log, in which the database's triggers report wrong times
     :param said: the replicas' logs
     :param offset: what to add to a time of the ledger for one of the database's clock
     """
-    findings = [*_once(entries), *_one_offs(entries), *_steady(entries), *_withdrawn(entries)]
+    findings = [*_once(entries), *_one_offs(entries), *_steady(entries, said), *_withdrawn(entries)]
     findings += [*_on_time(entries, offset), *changing(entries, offset)]
     findings += [
         f"the database said: {line}"
@@ -71,7 +75,10 @@ def _one_offs(entries: Sequence[Entry]) -> Iterator[str]:
             yield f"{entry.key}: was added at {entry.at:.3f}, and {what}: {begun[entry.key]}"
 
 
-def _steady(entries: Sequence[Entry]) -> Iterator[str]:
+_MISSED_TOO = r"Job '{key}': its run times from (\S+ \S+) on and before (\S+ \S+) are missed"
+
+
+def _steady(entries: Sequence[Entry], said: str) -> Iterator[str]:
     """Find run times of jobs that nobody pauses or removes that did not run to their end."""
     for key in STEADY:
         ends = [entry for entry in entries if entry.kind == "end" and entry.key == key]
@@ -79,10 +86,14 @@ def _steady(entries: Sequence[Entry]) -> Iterator[str]:
         if not ran:
             yield f"{key}: never ran"
             continue
-        # Whether that is right is judged elsewhere.
+        # Whether the misfire is right is judged elsewhere.
         missed = {
             round(e.run_time / PERIOD) for e in entries if e.kind == "missed" and e.key == key
         }
+        # Those before the latest that came while the job's own run went on are told in the log.
+        for first, latest in re.findall(_MISSED_TOO.format(key=key), said):
+            since, until = (datetime.fromisoformat(each).timestamp() for each in (first, latest))
+            missed |= set(range(round(since / PERIOD), round(until / PERIOD)))
         lost = sorted(set(range(min(ran), max(ran))) - ran - missed)
         for number in lost:
             near = [e for e in entries if e.key == key and abs(e.run_time - number * PERIOD) < 1]
@@ -122,10 +133,21 @@ def _moments(entries: Sequence[Entry]) -> list[tuple[float, Entry]]:
     moments = []
     for entry in entries:
         if entry.kind in ("pause", "remove") and not entry.error:
-            moments.append((entry.until, entry))
+            if not _may_be_resumed(entries, entry):
+                moments.append((entry.until, entry))
         elif entry.kind == "resume" or (entry.kind == "begin" and not entry.is_takeover):
             moments.append((entry.at, entry))
     return sorted(moments, key=lambda moment: moment[0])
+
+
+def _may_be_resumed(entries: Sequence[Entry], pause: Entry) -> bool:
+    """Tell whether a job was resumed at the same time, so that either change may be the last."""
+    return any(
+        entry.kind == "resume"
+        and entry.key == pause.key
+        and pause.at - LONGEST_CALL < entry.at < pause.until
+        for entry in entries
+    )
 
 
 def _was_stopped(entries: Sequence[Entry], run: Entry, change: Entry) -> bool:

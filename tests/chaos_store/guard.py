@@ -1,14 +1,14 @@
-"""What the database itself watches: whether an interval job's next run time is a right one."""
+"""Triggers by which the database watches the next run times of interval jobs."""
 
 from __future__ import annotations
 
 from tests.support.stored_jobs import GUARD
 
-# How each line begins that tells of a wrong one.
+# Words in the log lines of wrong next run times.
 IS_AHEAD, IS_BACK = "is pushed ahead by", "is set back to"
 
-# The next run time of an interval is never further away than the interval, on the database's clock,
-# whoever has set it; a second is left for the way there. And it never comes to what has been run.
+# The next run time of an interval job is never further away than its interval by the database's
+# clock, with a second for the way of the statement, and is always after the last run time.
 _WATCH = f"""
     CREATE FUNCTION watch() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
         IF NEW.next_run_time > clock_timestamp() + interval '1 second'
@@ -28,8 +28,8 @@ _WATCH = f"""
     EXECUTE FUNCTION watch();
 """
 
-# A next run time that falls without a user's change is refused; the others are told of.
+# A next run time that falls without a user's change is an error; others are warnings.
 WATCHES = GUARD + _WATCH
 
-# Which lines of the server's log tell of something wrong.
+# Words in lines of the server's log that are findings.
 SIGNS = ("falls from", IS_AHEAD, IS_BACK)

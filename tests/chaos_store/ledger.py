@@ -1,4 +1,4 @@
-"""What the jobs and their users write down: lines of a file, which outlive a killed process."""
+"""The ledger: lines of a file that jobs and users write, which outlive a killed process."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Entry:
         ``add``, ``rename``, ``pause``, ``resume`` or ``remove`` of a job; ``declare`` before a
         replica declares its jobs and ``declared`` after it; ``stop`` of a replica, and ``gone``
         once it has ended
-    :ivar at: when, on the machine's monotonic clock; of what users do, when it was asked for
-    :ivar until: when that was answered, or when a stopped process went on
+    :ivar at: when, on the machine's monotonic clock; of a user's change, when it was asked for
+    :ivar until: when the change was answered, or when a stopped process went on
     :ivar error: why it failed
     :ivar period: the interval that a replica declares for the jobs that change
     """

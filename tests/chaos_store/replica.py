@@ -24,9 +24,8 @@ from apscheduler.schedulers.asyncio import AsyncIOScheduler
 from apscheduler.schedulers.background import BackgroundScheduler
 
 from apscheduler_tasklock import TaskLockExecutor, TaskLockJobStore, current_lock
-from apscheduler_tasklock._lock.client import LockClient
-from apscheduler_tasklock._lock.jobs import JobRows
-from apscheduler_tasklock.jobstore.due import DueJobs
+from apscheduler_tasklock._lock.job_rows import JobRows
+from apscheduler_tasklock._lock.protocol import TaskLockProtocol
 from tests.chaos_store.ledger import Ledger
 
 # Jobs that every replica declares: those that nobody pauses or removes, and those that are paused.
@@ -34,34 +33,33 @@ STEADY = [f"steady-{number}" for number in range(4)]
 PAUSED = [f"paused-{number}" for number in range(3)]
 # Seconds between their run times, and for which they run.
 PERIOD, TAKES = 2, 0.3
-# Jobs whose interval is another one in each version of the application: one whose start is given,
-# so that its run times are multiples of the period, and one that counts from its last run.
+# Jobs whose interval each version of the application changes: one with a given start, so that its
+# run times are multiples of the period, and one that counts from its last run.
 FIXED, FLOATING = "changing-fixed", "changing-floating"
 # Seconds between their run times, in the one version and in the other.
 VERSIONS = (2, 3)
-# Those of the steady jobs that have a grace time, and how many seconds: less than clocks are off,
-# and more than any run is late here.
+# The steady jobs with a grace time, and its seconds, which are fewer than clocks are off, and more
+# than any run is late here.
 IN_GRACE, GRACE = STEADY[:2], 60
-# Times the period for which a dead run stands against others. By default that is soon over here,
-# and then it is not run again.
+# The maximum lock as a multiple of the period, so that dead runs can be taken over for long. The
+# default would soon be over here.
 MAX_FACTOR = 300
-# Seconds.
+# Seconds of the lease, and for which a claim is tried.
 LEASE, CLAIM_TIMEOUT = 3, 2
 
 # At which steps of a run time's life a replica can be killed: what is called there, and whether
 # before or after it.
 STEPS: dict[str, tuple[Any, str, bool]] = {
-    "handed out": (JobRows, "fetch", True),
-    "taken": (DueJobs, "take", True),
-    "renewed": (JobRows, "renew", True),
-    "given back": (JobRows, "give_back", True),
-    "claiming": (LockClient, "claim", False),
-    "claimed": (LockClient, "claim", True),
-    "releasing": (LockClient, "release", False),
-    "released": (LockClient, "release", True),
+    "read": (JobRows, "read_due", True),
+    "moved on": (JobRows, "move_on", True),
+    "claiming": (TaskLockProtocol, "claim_and_move", False),
+    "claimed": (TaskLockProtocol, "claim_and_move", True),
+    "taking over": (TaskLockProtocol, "take_over_many", True),
+    "releasing": (TaskLockProtocol, "release_many", False),
+    "released": (TaskLockProtocol, "release_many", True),
 }
 
-# What is written down, and by whom. Jobs are functions of a module, and find it there.
+# The step, the ledger and the replica's name are globals, because jobs are functions of a module.
 _step = ""
 _ledger: Ledger
 _name = ""
@@ -69,7 +67,7 @@ _name = ""
 
 @dataclass(frozen=True)
 class Settings:
-    """What a replica is.
+    """The settings of a replica.
 
     :ivar name: its name
     :ivar ledger: path of the ledger
@@ -141,9 +139,8 @@ def _watch(step: str, owner: Any, method: str, *, after: bool) -> None:
         if _step == step and not after:
             _die()
         result = original(*arguments, **named)
-        # What has found nothing is no step of a run time.
-        found = getattr(result, "jobs", result)
-        if _step == step and after and (found or method in ("give_back", "release")):
+        # A call that finds nothing is no step of a run time.
+        if _step == step and after and getattr(result, "jobs", result):
             _die()
         return result
 
@@ -249,7 +246,7 @@ def _do(scheduler: Any, asked: dict[str, Any]) -> None:
         _step = key
         return
     begun, error = time.monotonic(), ""
-    if kind == "resume":  # from now on it may run again, whether or not this has an answer
+    if kind == "resume":  # written before, because the job may run from now on
         _ledger.write(kind, begun, replica=_name, key=key)
     try:
         _change(scheduler, **asked)

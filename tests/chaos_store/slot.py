@@ -20,8 +20,8 @@ from tests.support.proxy import Proxy, pass_on
 
 # Seconds by which replicas' clocks are ahead.
 CLOCKS = (0.0, 90.0, -90.0)
-# Which scheduler replicas have: whether it is one on an event loop, and whether the jobs are
-# coroutines. A background scheduler comes as often as both others.
+# The schedulers of replicas: whether they are on an event loop, and whether jobs are coroutines. A
+# background scheduler comes as often as both others together.
 SCHEDULERS = ((False, False), (True, True), (False, False), (True, False))
 
 
@@ -40,10 +40,10 @@ class Newcomer:
 
 
 def newcomers(seed: int, place: int, *, skewed: bool) -> Iterator[Newcomer]:
-    """Yield who comes to a place, one after the other; the same for the same seed.
+    """Yield the newcomers of a place, one after the other; the same for the same seed.
 
-    They do not take from the dice of the faults, as it is a matter of time who comes when. Of the
-    first ones, each has another clock and another scheduler than its neighbours.
+    They have dice of their own, because it depends on time when each of them comes. Each of the
+    first ones has another clock and another scheduler than its neighbours.
     """
     clocks, schedulers = list(CLOCKS), list(SCHEDULERS)
     shuffled = random.Random(seed)  # noqa: S311  # repeatable
@@ -60,7 +60,7 @@ def newcomers(seed: int, place: int, *, skewed: bool) -> Iterator[Newcomer]:
 class Slot:
     """The place.
 
-    :ivar version: of the application, which the next replica has: an interval of ``VERSIONS``
+    :ivar version: the next replica's version of the application: an interval of ``VERSIONS``
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Slot:
         self.start()
 
     def start(self) -> None:
-        """Start a replica; the one before is gone."""
+        """Start a replica, after the one before is gone."""
         if self.generation:
             self._ledger.write("gone", replica=self.name)
         self.generation += 1

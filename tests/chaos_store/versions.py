@@ -14,19 +14,19 @@ from math import ceil, inf
 from tests.chaos_store.ledger import Entry
 from tests.chaos_store.replica import FIXED, FLOATING, VERSIONS
 
-# Seconds by which two notes of one run time may differ: a takeover's is not exact. Run times of
-# different versions are a second apart, if they are not the same.
+# Seconds by which two entries of one run time may differ, because a takeover's is not exact. Run
+# times of different versions are equal, or a second apart.
 SAME = 0.3
-# Seconds after a replica is gone, or gave up, in which the database may still do what it asked for.
+# Seconds after a replica is gone, or gave up, in which the database may carry out its statements.
 ON_ITS_WAY = 3.0
 
 
 @dataclass(frozen=True)
 class _Declaration:
-    """What a replica declared when it started.
+    """The declaration of the jobs by a replica that started.
 
-    :ivar until: from when on it had been done, or nobody was there any more who asked for it
-    :ivar is_certain: whether it was done, by then
+    :ivar until: when it was done, or could not be done any more
+    :ivar is_certain: whether it was done
     """
 
     period: float
@@ -116,7 +116,7 @@ def _in_force(declarations: Sequence[_Declaration], since: float, until: float) 
 
 
 def _declarations(entries: Sequence[Entry]) -> list[_Declaration]:
-    """Return what was declared, also by replicas of which nobody knows whether it was done."""
+    """Return all declarations, also those of which nobody knows whether they were done."""
     found = []
     for number, entry in enumerate(entries):
         if entry.kind != "declare":

@@ -18,21 +18,20 @@ from psycopg import sql
 
 from apscheduler_tasklock._database.connection import raw_cursor
 from apscheduler_tasklock._database.session import NoCursor
-from apscheduler_tasklock._lock.messages import (
+from apscheduler_tasklock._lock.outcomes import RunOutcome, WindowAfter
+from apscheduler_tasklock._lock.protocol import TaskLockProtocol
+from apscheduler_tasklock._lock.protocol_messages import (
     ClaimAnswer,
     ClaimRequest,
-    Ending,
     LockTimes,
     ManualRequest,
     ReadTimes,
     ReleaseAnswer,
     ReleaseRequest,
     Renewal,
-    RunEnd,
     RunState,
     TakeoverRequest,
 )
-from apscheduler_tasklock._lock.protocol import TaskLockProtocol
 from apscheduler_tasklock.schema.table import task_lock_table
 from apscheduler_tasklock.testing.in_memory import MemoryTaskLocks
 from tests.support.pgbouncer import PgBouncer
@@ -137,18 +136,20 @@ class Replica:
         """Claim a run that was asked for by hand."""
         asked = ManualRequest(task, request_id, max_lock, **{"runs": "jobs:job", **request})
         cursor = self.cursor
-        return asked.claim_id, self.protocol.claim_requested(cursor, asked, stable=stable)
+        return asked.claim_id, self.protocol.claim_manual(cursor, asked, stable=stable)
 
     def release(
         self, claim_id: UUID, task: str = "task", *, keep_window: bool = True
     ) -> ReleaseAnswer | None:
-        return self.end(claim_id, task, ending=Ending.KEEP if keep_window else Ending.OPEN)
+        return self.end(
+            claim_id, task, window=WindowAfter.KEEP if keep_window else WindowAfter.OPEN
+        )
 
     def end(
         self, claim_id: UUID, task: str = "task", *, token: int | None = None, **end: Any
     ) -> ReleaseAnswer | None:
         """Release, and say how the run ended."""
-        request = ReleaseRequest(task, claim_id, RunEnd(**end), token)
+        request = ReleaseRequest(task, claim_id, RunOutcome(**end), token)
         return self.protocol.release(self.cursor, request)
 
     def claim_many(
@@ -168,8 +169,11 @@ class Replica:
     ) -> ReleaseAnswer | None:
         return self.protocol.end_lease(self.cursor, task, claim_id, holders)
 
-    def hand_over(self, claim_id: UUID, task: str = "task") -> ReleaseAnswer | None:
-        return self.end(claim_id, task, ending=Ending.HAND_OVER)
+    def hand_over(
+        self, claim_id: UUID, task: str = "task", *, begun: bool = False
+    ) -> ReleaseAnswer | None:
+        end = {"outcome": "cancelled", "cut": True} if begun else {}
+        return self.end(claim_id, task, window=WindowAfter.HAND_OVER, **end)
 
     def give_up(self, claim_id: UUID, task: str = "task") -> bool:
         return self.protocol.give_up(self.cursor, task, claim_id)

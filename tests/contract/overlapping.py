@@ -14,29 +14,28 @@ from uuid import NAMESPACE_OID, UUID, uuid5
 
 import psycopg
 
-from apscheduler_tasklock._database.errors import RowLockedError
 from apscheduler_tasklock._database.outage import Outage
-from apscheduler_tasklock._lock.claim import (
+from apscheduler_tasklock._database.sqlstates import RowLockedError
+from apscheduler_tasklock._lock.claim_attempts import (
     ClaimAttempt,
     ClaimContext,
-    HandOutAttempt,
     ManualAttempt,
+    StoredAttempt,
     TakeoverAttempt,
 )
-from apscheduler_tasklock._lock.clock import DatabaseClock
-from apscheduler_tasklock._lock.messages import (
+from apscheduler_tasklock._lock.database_clock import DatabaseClock
+from apscheduler_tasklock._lock.operations import Operations
+from apscheduler_tasklock._lock.outcomes import RunOutcome, WindowAfter
+from apscheduler_tasklock._lock.protocol import LOCK_TIMEOUT, TaskLockProtocol
+from apscheduler_tasklock._lock.protocol_messages import (
     ClaimRequest,
-    Ending,
-    HandOut,
+    JobMove,
     ManualRequest,
     Registration,
     ReleaseRequest,
     Renewal,
-    RunEnd,
     TakeoverRequest,
 )
-from apscheduler_tasklock._lock.operations import Operations
-from apscheduler_tasklock._lock.protocol import LOCK_TIMEOUT, TaskLockProtocol
 from apscheduler_tasklock._lock.releases import Release
 from apscheduler_tasklock.errors import TaskLockNotFoundError, TaskLockStateError
 from apscheduler_tasklock.schema.table import task_lock_table
@@ -65,9 +64,6 @@ def last_claim(task: str) -> UUID:
 def requested(task: str) -> UUID:
     """Return the request for a run of a task."""
     return uuid_of("request", task)
-
-
-HANDED_ID = uuid_of("hand-out")
 
 
 @cache
@@ -101,7 +97,7 @@ class Side:
         return sorted(tasks, reverse=self.name != "one")
 
 
-def _claim_of(side: Side, task: str, hand_out: HandOut | None = None) -> ClaimRequest:
+def _claim_of(side: Side, task: str, **stored: Any) -> ClaimRequest:
     return ClaimRequest(
         task,
         min_lock=50,
@@ -114,7 +110,7 @@ def _claim_of(side: Side, task: str, hand_out: HandOut | None = None) -> ClaimRe
         schedule='"each minute"',
         next_in=60,
         claim_id=side.claim_id(task),
-        hand_out=hand_out,
+        **stored,
     )
 
 
@@ -171,30 +167,21 @@ def _manual(side: Side, task: str) -> ManualRequest:
     return ManualRequest(task, request, 300, 30, runs="job", claim_id=side.claim_id(task))
 
 
-def _stored(side: Side, task: str) -> ClaimRequest:
-    return _claim_of(side, task, HandOut("job", HANDED_ID, NOW, NOW + timedelta(seconds=60), 0.0))
+def _due(side: Side, task: str) -> ClaimRequest:
+    following = NOW + timedelta(seconds=60)
+    return _claim_of(side, task, move=JobMove(task, uuid_of("added"), NOW, NOW, following))
 
 
-def _window_taken(side: Side) -> Send:
-    def send(cursor: Any, tasks: Sequence[str]) -> dict[str, Any]:
-        wanted = {task: ClaimAttempt(_claim_of(side, task), side.context) for task in tasks}
-        found = ClaimAttempt.find_taken(cursor, list(wanted.values()))
-        decisions = {task: found.get(each.request.claim_id) for task, each in wanted.items()}
-        return {task: each and each.answer for task, each in decisions.items()}
-
-    return send
+def _ending(task: str, window: WindowAfter, claim_id: UUID) -> ReleaseRequest:
+    outcome = "cancelled" if window is WindowAfter.HAND_OVER else "ok"
+    return ReleaseRequest(task, claim_id, RunOutcome(window, outcome), token=7)
 
 
-def _ending(task: str, ending: Ending, claim_id: UUID) -> ReleaseRequest:
-    outcome = "cancelled" if ending is Ending.HAND_OVER else "ok"
-    return ReleaseRequest(task, claim_id, RunEnd(ending, outcome), token=7)
-
-
-def _release(ending: Ending) -> Callable[[Side], Send]:
+def _release(window: WindowAfter) -> Callable[[Side], Send]:
     def make(side: Side) -> Send:
         def send(cursor: Any, tasks: Sequence[str]) -> dict[str, Any]:
             [task] = tasks
-            request = _ending(task, ending, last_claim(task))
+            request = _ending(task, window, last_claim(task))
             return {task: Release(side.protocol, request).send(cursor)}
 
         return send
@@ -207,7 +194,7 @@ def _releases(side: Side) -> Send:
 
     def send(cursor: Any, tasks: Sequence[str]) -> dict[str, Any]:
         tasks = side.in_order(tasks)
-        kinds = [Ending.KEEP if task == "a" else Ending.HAND_OVER for task in tasks]
+        kinds = [WindowAfter.KEEP if task == "a" else WindowAfter.HAND_OVER for task in tasks]
         requests = [_ending(*each, last_claim(each[0])) for each in zip(tasks, kinds, strict=True)]
         answers = Release.send_together(cursor, [Release(side.protocol, each) for each in requests])
         locked = (AGAIN if isinstance(each, RowLockedError) else each for each in answers)
@@ -221,7 +208,7 @@ def _release_in_doubt(side: Side) -> Send:
 
     def send(cursor: Any, tasks: Sequence[str]) -> dict[str, Any]:
         [task] = tasks
-        request = ReleaseRequest(task, uuid_of("one", task), RunEnd(Ending.HAND_OVER))
+        request = ReleaseRequest(task, uuid_of("one", task), RunOutcome(WindowAfter.HAND_OVER))
         return {task: Release(side.protocol, request).send(cursor) or AGAIN}
 
     return send
@@ -300,7 +287,7 @@ def _pause(side: Side, cursor: Any, tasks: list[str]) -> None:
 
 
 def _free(side: Side, cursor: Any, task: str, *, run_again: bool) -> None:
-    side.operations.free(cursor, task, 7, force=True, run_again=run_again, slots=100)
+    side.operations.free(cursor, task, 7, "me", force=True, run_again=run_again)
 
 
 @dataclass(frozen=True)
@@ -332,11 +319,12 @@ STATEMENTS = {
     ),
     "takeover": Statement(_attempts(TakeoverAttempt, _takeover), ("dead", "handed over"), **MANY),
     "manual run": Statement(_attempt(ManualAttempt, _manual), ("requested",)),
-    "stored run": Statement(_attempt(HandOutAttempt, _stored), ("no row", "over")),
-    "windows taken": Statement(_window_taken, **MANY),
-    "release": Statement(_release(Ending.KEEP), ("running", "handed over")),
-    "release, window open": Statement(_release(Ending.OPEN), ("running",)),
-    "hand-over": Statement(_release(Ending.HAND_OVER), ("running", "dead")),
+    "stored runs": Statement(
+        _attempts(StoredAttempt, _due, most=len(TASKS)), ("no row", "over", "died for good"), **MANY
+    ),
+    "release": Statement(_release(WindowAfter.KEEP), ("running", "handed over")),
+    "release, window open": Statement(_release(WindowAfter.OPEN), ("running",)),
+    "hand-over": Statement(_release(WindowAfter.HAND_OVER), ("running", "dead")),
     "releases": Statement(_releases, ("running",), **MANY),
     "release in doubt": Statement(_release_in_doubt),
     "end of a lease": Statement(
@@ -389,7 +377,7 @@ STATEMENTS = {
     ),
     "pause": Statement(_together(_pause), ("over", "dead"), many=True, **OPERATORS),
     "end of a pause": Statement(
-        _together(lambda side, cursor, tasks: side.operations.resume(cursor, tasks)),
+        _together(lambda side, cursor, tasks: side.operations.resume(cursor, tasks, "me")),
         ("paused",),
         many=True,
         **OPERATORS,
@@ -457,13 +445,21 @@ def set_up(connection: psycopg.Connection[Any], situation: str) -> None:
         seen_at="now() - interval '1 day'",
         stopped_at="now() - interval '1 day'",
     )
+    for task in TASKS:  # of which the last run is the task's
+        add_job(
+            connection,
+            task,
+            func="'job'",
+            added_id=f"'{uuid_of('added')}'",
+            changed_at="now()",
+            next_run_time="now()",
+            last_run_time="now() - interval '100 s'",
+            task_name=f"'{task}'",
+        )
     add_job(
         connection,
         "job",
         added_id=f"'{uuid_of('added')}'",
         changed_at="now()",
         next_run_time="now()",
-        handed_id=f"'{HANDED_ID}'",
-        handed_to="'one'",
-        handed_until="now() + interval '20 s'",
     )

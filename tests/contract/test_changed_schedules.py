@@ -16,8 +16,8 @@ import pytest
 from apscheduler.triggers.cron import CronTrigger
 from apscheduler.triggers.interval import IntervalTrigger
 
-from apscheduler_tasklock._lock.messages import ReadTimes
-from apscheduler_tasklock._scheduler.submission import Submission
+from apscheduler_tasklock._lock.protocol_messages import ReadTimes
+from apscheduler_tasklock._runs.submission import Submission
 from apscheduler_tasklock.options import DEFAULTS, LockOptions
 from benchmarks.fidelity.executor import OneJob, ReplicaExecutor, TravellingClient, request_of
 from benchmarks.fidelity.trace import Fire

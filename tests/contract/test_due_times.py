@@ -16,8 +16,8 @@ from apscheduler.triggers.interval import IntervalTrigger
 
 from apscheduler_tasklock import TaskState
 from apscheduler_tasklock._database.connection import raw_cursor
-from apscheduler_tasklock._lock.messages import ReadTimes
 from apscheduler_tasklock._lock.operations import Operations
+from apscheduler_tasklock._lock.protocol_messages import ReadTimes
 from apscheduler_tasklock.options import DEFAULTS
 from apscheduler_tasklock.schema.table import task_lock_table
 from benchmarks.fidelity.executor import OneJob, ReplicaExecutor, TravellingClient, request_of
@@ -225,7 +225,7 @@ def test_what_was_due_in_a_pause_is_no_alarm_and_it_is_due_anew_after_it(
     job.next_run_time = datetime(2026, 3, 30, 4, tzinfo=BERLIN)
     job.executor.look()
     assert state(connection) == (TaskState.PAUSED, None)
-    operations.resume(raw_cursor(connection), ["task"])
+    operations.resume(raw_cursor(connection), ["task"], "me")
     assert state(connection)[1] is None
     job.executor.look()
     assert state(connection) == (TaskState.NEW, job.next_run_time)

@@ -10,7 +10,7 @@ from uuid import uuid4
 import psycopg
 import pytest
 
-from apscheduler_tasklock._lock.messages import Renewal
+from apscheduler_tasklock._lock.protocol_messages import Renewal
 from apscheduler_tasklock.errors import TaskLockDatabaseError
 from tests.contract.conftest import Replica, database_now, row
 
@@ -216,7 +216,7 @@ class TestTakeover:
             "failover": False,
             "kind": "takeover",
             "last_outcome": "died",
-            "recorded": 1,
+            "recorded_failures": 1,
             "failures": 1,
             "failed_at": before["locked_until"],
         }
@@ -391,9 +391,12 @@ class TestDeaths:
         claim_id, _ = one.claim(**LEASED)
         for handovers in range(3):
             assert row(connection)["handovers"] == handovers
-            one.hand_over(claim_id)
+            one.hand_over(claim_id, begun=True)
             claim_id, _ = one.take_over(claim_id, lease=30)
         assert row(connection)["deaths"] == 0
+        one.hand_over(claim_id)  # which never began
+        claim_id, _ = one.take_over(claim_id, lease=30)
+        assert row(connection)["handovers"] == 3
         one.hand_over(claim_id)
         travel(60)
         assert other.granted(**{**LEASED, "runs": "jobs:new"})
@@ -401,8 +404,9 @@ class TestDeaths:
 
     def test_a_release_forgets_hand_overs_too(self, one: Replica, connection: Connection) -> None:
         claim_id, _ = one.claim(**LEASED)
-        one.hand_over(claim_id)
+        one.hand_over(claim_id, begun=True)
         claim_id, _ = one.take_over(claim_id)
+        assert row(connection)["handovers"] == 1
         one.release(claim_id)
         assert row(connection)["handovers"] == 0
 
@@ -417,7 +421,9 @@ class TestHandOver:
         answer = one.hand_over(claim_id)
         assert answer is not None
         assert (answer.locked_until, answer.database_time) == (now, now)
-        assert row(connection) == {**before, "locked_until": now, "handed_over": True}
+        max_lock = before["run_until"] - before["started_at"]
+        changes = {"locked_until": now, "run_until": now + max_lock, "handed_over": True}
+        assert row(connection) == {**before, **changes}
 
     def test_others_take_the_window_over_without_a_wait(
         self, one: Replica, other: Replica, connection: Connection
@@ -430,7 +436,7 @@ class TestHandOver:
         assert (answer.granted, answer.token) == (True, first.token + 1)
         after = row(connection)
         assert {key: after[key] for key in KEPT} == {key: before[key] for key in KEPT}
-        assert (after["handovers"], after["deaths"], after["handed_over"]) == (1, 0, False)
+        assert (after["handovers"], after["deaths"], after["handed_over"]) == (0, 0, False)
 
     def test_it_never_prolongs_a_lease_that_had_ended(
         self, one: Replica, travel: Travel, connection: Connection
@@ -505,7 +511,7 @@ class TestGivingUp:
             "finished_at": database_now(connection),
             "last_outcome": "died",
             "deaths": 1,
-            "recorded": 1,
+            "recorded_failures": 1,
             "failures": 1,
             "failed_at": before["locked_until"],
         }

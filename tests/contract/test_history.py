@@ -11,14 +11,13 @@ from typing import Any
 import psycopg
 import pytest
 
-from apscheduler_tasklock._lock.messages import (
+from apscheduler_tasklock._lock.outcomes import RunOutcome, WindowAfter
+from apscheduler_tasklock._lock.protocol import TaskLockProtocol
+from apscheduler_tasklock._lock.protocol_messages import (
     ClaimRequest,
-    Ending,
     ReleaseRequest,
-    RunEnd,
     TakeoverRequest,
 )
-from apscheduler_tasklock._lock.protocol import TaskLockProtocol
 from apscheduler_tasklock.schema.table import task_lock_table
 from tests.contract.conftest import Memory, Replica, database_now, row
 from tests.support.polling import eventually
@@ -32,12 +31,17 @@ LEASED: dict[str, Any] = {"max_lock": 300.0, "lease": 30.0, "failover": True}
 def entries(connection: Connection, task: str = "task") -> list[dict[str, Any]]:
     """Return the entries of a task, the oldest first, without what the table is kept by."""
     if isinstance(connection, Memory):
-        kept = [dict(vars(run)) for run in connection.locks.runs(task)]
-        return [{k: v for k, v in entry.items() if k != "task"} for entry in kept]
+        return [without_place(vars(run)) for run in connection.locks.runs(task)]
     cursor = connection.cursor(row_factory=psycopg.rows.dict_row)
     query = "SELECT * FROM task_lock_run WHERE task_name = %s ORDER BY token"
     found = cursor.execute(query, [task]).fetchall()
-    return [{k: v for k, v in entry.items() if k not in ("task_name", "slot")} for entry in found]
+    return [without_place(entry) for entry in found]
+
+
+def without_place(entry: dict[str, Any]) -> dict[str, Any]:
+    """Return what a run's entry says, without where it is, and what only operators' entries say."""
+    left_out = {"task", "task_name", "ring", "slot", "by", "until", "reason"}
+    return {name: value for name, value in entry.items() if name not in left_out}
 
 
 def outcomes(connection: Connection, task: str = "task") -> list[str]:
@@ -132,7 +136,7 @@ class TestReleases:
         run(one, travel)
         claim_id, _ = one.claim(**LEASED)
         for _ in range(1 + twice):
-            one.end(claim_id, ending=Ending.HAND_OVER, outcome="cancelled")
+            one.end(claim_id, window=WindowAfter.HAND_OVER, outcome="cancelled")
         again, _ = other.take_over(claim_id)
         other.end(again, outcome="ok")
         assert outcomes(connection) == ["ok", "cancelled", "ok"]
@@ -143,10 +147,10 @@ class TestReleases:
         self, one: Replica, travel: Travel, connection: Connection
     ) -> None:
         ends = {
-            "ok": RunEnd(outcome="ok"),
-            "error": RunEnd(outcome="error", error_type="E", error="e"),
-            "handed over": RunEnd(Ending.HAND_OVER, "cancelled"),
-            "never begun": RunEnd(Ending.HAND_OVER),
+            "ok": RunOutcome(outcome="ok"),
+            "error": RunOutcome(outcome="error", error_type="E", error="e"),
+            "handed over": RunOutcome(WindowAfter.HAND_OVER, "cancelled"),
+            "never begun": RunOutcome(WindowAfter.HAND_OVER),
         }
         requests = []
         for task, end in ends.items():
@@ -229,7 +233,7 @@ class TestDeaths:
         self, one: Replica, other: Replica, connection: Connection
     ) -> None:
         claim_id, _ = one.claim(**LEASED)
-        one.end(claim_id, ending=Ending.HAND_OVER, outcome="cancelled")
+        one.end(claim_id, window=WindowAfter.HAND_OVER, outcome="cancelled")
         assert other.give_up(claim_id)
         assert outcomes(connection) == ["cancelled"]
         assert row(connection)["failures"] == 0
@@ -242,7 +246,7 @@ class TestDeaths:
         travel(100)
         again, second = other.take_over(dead)
         assert second is not None
-        late = ReleaseRequest("task", dead, RunEnd(outcome="ok"), first.token)
+        late = ReleaseRequest("task", dead, RunOutcome(outcome="ok"), first.token)
         ended_at = database_now(connection)
         for _ in range(2):
             travel(1)
@@ -290,6 +294,25 @@ class TestRetention:
         keeping(one, 3)
         tokens = [run(one, travel) for _ in range(8)]
         assert [entry["token"] for entry in entries(connection)] == tokens[-3:]
+
+    def test_what_did_not_end_well_outlasts_the_runs_after_it(
+        self, one: Replica, travel: Travel, connection: Connection
+    ) -> None:
+        keeping(one, 3)
+        ends = ["error", *["ok"] * 5, "cancelled", *["ok"] * 4, "error", "error", "ok"]
+        for outcome in ends:
+            run(one, travel, outcome=outcome)
+        assert outcomes(connection) == ["cancelled", "ok", "ok", "error", "error", "ok"]
+
+    def test_deaths_outlast_the_runs_after_them(
+        self, one: Replica, travel: Travel, connection: Connection
+    ) -> None:
+        keeping(one, 2)
+        one.claim(**{**LEASED, "failover": False})
+        travel(31)
+        for _ in range(4):
+            run(one, travel)
+        assert outcomes(connection) == ["died", "ok", "ok"]
 
     def test_each_task_has_its_own(
         self, one: Replica, travel: Travel, connection: Connection
@@ -381,7 +404,7 @@ def test_what_an_exception_says_is_made_fit_first(
     one: Replica, travel: Travel, connection: Connection, says: str, kept: str
 ) -> None:
     claim_id, _ = one.claim()
-    end = RunEnd.of(ValueError(says))
+    end = RunOutcome.of(ValueError(says))
     one.end(claim_id, **vars(end))
     [entry] = entries(connection)
     assert (entry["error_type"], entry["error"]) == ("ValueError", kept)
@@ -395,7 +418,7 @@ def test_what_cannot_say_anything_keeps_its_type(
         def __str__(self) -> str:
             raise raised
 
-    end = RunEnd.of(MuteError())
+    end = RunOutcome.of(MuteError())
     assert (end.outcome, end.error) == ("error", None)
     assert str(end.error_type).endswith("MuteError")
     assert "is not in the run history" in caplog.text

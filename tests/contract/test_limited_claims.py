@@ -8,16 +8,16 @@ from typing import Any
 import psycopg
 import pytest
 
-from apscheduler_tasklock._database.errors import RowLockedError
 from apscheduler_tasklock._database.outage import Outage
-from apscheduler_tasklock._lock.claim import (
+from apscheduler_tasklock._database.sqlstates import RowLockedError
+from apscheduler_tasklock._lock.claim_attempts import (
     BeyondLimitError,
     ClaimAttempt,
     ClaimContext,
     Decision,
 )
-from apscheduler_tasklock._lock.clock import DatabaseClock
-from apscheduler_tasklock._lock.messages import ClaimRequest
+from apscheduler_tasklock._lock.database_clock import DatabaseClock
+from apscheduler_tasklock._lock.protocol_messages import ClaimRequest
 from tests.contract.conftest import Replica
 
 Travel = Callable[[float], None]

@@ -10,8 +10,9 @@ import psycopg
 import pytest
 
 from apscheduler_tasklock._database.connection import raw_cursor
-from apscheduler_tasklock._lock.messages import ClaimAnswer, Ending, TakeoverRequest
 from apscheduler_tasklock._lock.operations import Operations
+from apscheduler_tasklock._lock.outcomes import WindowAfter
+from apscheduler_tasklock._lock.protocol_messages import ClaimAnswer, TakeoverRequest
 from apscheduler_tasklock.schema.table import task_lock_table
 from apscheduler_tasklock.status import Run, TaskState
 from tests.contract.conftest import Replica, row
@@ -52,9 +53,10 @@ def ask(connection: Connection) -> Callable[[], UUID]:
 
 
 def runs(connection: Connection) -> list[Run]:
-    """Return the history of the task, the oldest first."""
+    """Return the history of the task's runs, the oldest first."""
     cursor = raw_cursor(connection)
-    return Operations(task_lock_table()).runs(cursor, "task")[::-1]
+    found = Operations(task_lock_table()).runs(cursor, "task")[::-1]
+    return [run for run in found if run.kind != "operator"]
 
 
 def ran(replica: Replica, **job: Any) -> None:
@@ -253,7 +255,7 @@ class TestTakeover:
             if how == "killed":
                 travel(31)
             else:
-                one.end(claim_id, ending=Ending.HAND_OVER, outcome="cancelled")
+                one.end(claim_id, window=WindowAfter.HAND_OVER, outcome="cancelled")
             assert other.read("task")["task"].manual
             if together:
                 request = TakeoverRequest("task", claim_id, "dead", lease=30)

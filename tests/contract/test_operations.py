@@ -12,8 +12,8 @@ import pytest
 
 from apscheduler_tasklock import TaskLockNotFoundError, TaskLockStateError, TaskState, TaskStatus
 from apscheduler_tasklock._database.connection import raw_cursor
-from apscheduler_tasklock._lock.messages import Ending
 from apscheduler_tasklock._lock.operations import Operations, like_of
+from apscheduler_tasklock._lock.outcomes import WindowAfter
 from apscheduler_tasklock.schema.table import task_lock_table
 from apscheduler_tasklock.status import ReplicaState, RunningRun
 from tests.contract.conftest import Replica, database_now, row
@@ -56,7 +56,7 @@ class Operator:
         return self.task(name).state
 
     def freed(self, token: int, task: str = "task", **options: Any) -> None:
-        self.free(task, token, **{"force": False, "run_again": False, "slots": 100, **options})
+        self.free(task, token, "me", **{"force": False, "run_again": False, **options})
 
     def has_replica(self, *tasks: str, replica: str = "one", seen: float = 0) -> None:
         """Let a replica have said so many seconds ago that it has these tasks."""
@@ -267,7 +267,7 @@ class TestStates:
     ) -> None:
         claim_id, _ = one.claim(**JOB)
         travel(4)
-        one.end(claim_id, ending=Ending.HAND_OVER, outcome="cancelled", cut=True)
+        one.end(claim_id, window=WindowAfter.HAND_OVER, outcome="cancelled", cut=True)
         travel(5)
         task = operator.task()
         assert (task.state, task.outcome, task.took) == (TaskState.OK, "cut", 4.0)
@@ -280,7 +280,7 @@ class TestStates:
         self, one: Replica, other: Replica, operator: Operator, travel: Travel
     ) -> None:
         claim_id, _ = one.claim(**{**JOB, "next_in": 1000, "failover": True})
-        one.end(claim_id, ending=Ending.HAND_OVER, outcome="cancelled", cut=True)
+        one.end(claim_id, window=WindowAfter.HAND_OVER, outcome="cancelled", cut=True)
         travel(11)
         assert operator.state() is TaskState.CUT
         again, _ = other.take_over(claim_id)
@@ -314,7 +314,7 @@ class TestStates:
         operator.pause(["task"], None, "me", None)
         assert operator.state() is TaskState.PAUSED
         travel(100)
-        operator.resume(["task"])
+        operator.resume(["task"], "me")
         assert (operator.state(), operator.task().late_by) == (TaskState.OVERDUE, 121.0)
 
     def test_of_one_whose_pause_was_made_longer(
@@ -325,7 +325,7 @@ class TestStates:
         travel(20)
         operator.pause(["task"], None, "me", "for longer")
         travel(20)
-        operator.resume(["task"])
+        operator.resume(["task"], "me")
         assert operator.state() is TaskState.OK  # it was due in the pause
 
 
@@ -422,7 +422,7 @@ class TestPause:
         travel(1000)
         answer = one.claim(**JOB)[1]
         assert (answer.granted, answer.paused, answer.looks_free) == (False, True, False)
-        operator.resume(["task"])
+        operator.resume(["task"], "me")
         assert not operator.task().paused
         assert not one.granted(lag=1, **JOB)  # due in the pause
         assert one.granted(**JOB)
@@ -448,7 +448,7 @@ class TestPause:
     ) -> None:
         run(one)
         before = row(operator.connection)
-        operator.resume(["task"])
+        operator.resume(["task"], "me")
         assert row(operator.connection) == before
 
     @pytest.mark.parametrize("operation", ["pause", "resume"])
@@ -456,7 +456,7 @@ class TestPause:
         self, one: Replica, operator: Operator, operation: str
     ) -> None:
         run(one)
-        more = (None, "me", None) if operation == "pause" else ()
+        more = (None, "me", None) if operation == "pause" else ("me",)
         with pytest.raises(TaskLockNotFoundError, match="no such task: 'tusk'"):
             getattr(operator, operation)(["task", "tusk"], *more)
         assert operator.state() is TaskState.OK
@@ -482,7 +482,7 @@ class TestRequests:
             operator.request_run("task", "me", 3600.0)
         run(one)
         operator.has_replica("task", replica="dead", seen=100)
-        with pytest.raises(TaskLockStateError, match="no replica that is alive has it"):
+        with pytest.raises(TaskLockStateError, match="no live replica has it"):
             operator.request_run("task", "me", 3600.0)
         one.end(one.hold("held")[0], "held")
         operator.has_replica("held")
@@ -498,7 +498,7 @@ class TestFreeing:
         travel(31)
         operator.freed(answer.token)
         assert one.end(claim_id, outcome="ok", token=answer.token) is None
-        [entry] = operator.runs("task")
+        [entry] = operator.runs("task", kind="schedule")
         assert (entry.token, entry.outcome) == (answer.token, "overtaken")
         assert not one.granted(min_lock=200, **JOB)
 
@@ -517,7 +517,7 @@ class TestFreeing:
         _, answer = one.claim(**JOB)
         travel(31)
         operator.connection.execute("UPDATE task_lock SET kind = 'manual'")
-        with pytest.raises(TaskLockStateError, match="was asked for by hand"):
+        with pytest.raises(TaskLockStateError, match="is a manual run"):
             operator.freed(answer.token, run_again=True)
         operator.freed(answer.token)
 
@@ -534,7 +534,8 @@ class TestFreeing:
         self, one: Replica, operator: Operator, lease: float | None
     ) -> None:
         claim_id, answer = one.claim(**{**JOB, "lease": lease})
-        with pytest.raises(TaskLockStateError, match="may be alive; if its run hangs, force it"):
+        said = r"may be alive, .+; if its run hangs, use --force"
+        with pytest.raises(TaskLockStateError, match=said):
             operator.freed(answer.token)
         operator.freed(answer.token, force=True)
         assert not one.renewed(claim_id)
@@ -605,7 +606,7 @@ class TestRuns:
     def test_the_newest_are_found_in_a_long_history(self, operator: Operator) -> None:
         operator.connection.execute("""
             INSERT INTO task_lock_run
-            SELECT 'task ' || number % 500, number / 500, number,
+            SELECT 'task ' || number % 500, 'runs', number / 500, number,
                    now(), now() - number * 7919 % 50000 * interval '1 second', now(), 'one',
                    'schedule', CASE WHEN number % 10 = 0 THEN 'error' ELSE 'ok' END
             FROM generate_series(0, 49999) AS number
@@ -629,6 +630,89 @@ class TestRuns:
         assert operator.runs("task", outcome="died") == []
 
 
+class TestActions:
+    def test_what_operators_did_is_in_the_history(
+        self, one: Replica, operator: Operator, travel: Travel
+    ) -> None:
+        operator.has_replica("task")
+        claim_id, answer = one.claim(**JOB, runs="job")
+        began = database_now(operator.connection)
+        operator.pause(["task"], 60.0, "ann", "closed")
+        travel(1)
+        operator.resume(["task"], "bob")
+        travel(1)
+        operator.pause(["task"], None, "ann", None)
+        travel(1)
+        operator.request_run("task", "bob", 3600.0)
+        travel(1)
+        operator.freed(answer.token, force=True)
+        done = operator.runs("task", kind="operator")[::-1]
+        assert [(each.outcome, each.by, each.until, each.reason) for each in done] == [
+            ("paused", "ann", began + timedelta(seconds=60), "closed"),
+            ("resumed", "bob", None, None),
+            ("paused", "ann", None, None),
+            ("run", "bob", began + timedelta(seconds=3603), None),
+            ("freed", "me", None, None),
+        ]
+        assert [each.started_at for each in done] == [
+            began + timedelta(seconds=second) for second in range(5)
+        ]
+        assert {(each.token, each.scheduled_at, each.replica) for each in done} == {
+            (None, None, "")
+        }
+        assert len(operator.runs()) == 6
+        assert [each.by for each in operator.runs(outcome="freed")].count(None) == 1
+        one.end(claim_id, outcome="ok", token=answer.token)
+        ended = [each for each in operator.runs("task") if each.kind != "operator"]
+        assert [each.outcome for each in ended] == ["overtaken"]
+
+    def test_what_changes_nothing_leaves_no_entry(self, one: Replica, operator: Operator) -> None:
+        operator.has_replica("task")
+        run(one)
+        operator.resume(["task"], "me")
+        for by in ("ann", "bob"):
+            operator.request_run("task", by, 3600.0)
+        with pytest.raises(TaskLockStateError):
+            operator.freed(operator.task().token)
+        with pytest.raises(TaskLockNotFoundError):
+            operator.pause(["task", "tusk"], None, "me", None)
+        [asked] = operator.runs(kind="operator")
+        assert (asked.outcome, asked.by) == ("run", "ann")
+
+    def test_each_task_has_entries_of_its_own_which_overwrite_no_run(
+        self, one: Replica, operator: Operator, travel: Travel
+    ) -> None:
+        for task in ("a", "b"):
+            run(one, task)
+        for number in range(25):
+            operator.pause(["a", "b"] if number < 2 else ["a"], None, f"operator {number}", None)
+            travel(1)
+        done = operator.runs("a", kind="operator")
+        assert [each.by for each in done] == [f"operator {number}" for number in range(24, 4, -1)]
+        assert [each.by for each in operator.runs("b", kind="operator")] == [
+            "operator 1",
+            "operator 0",
+        ]
+        assert [each.outcome for each in operator.runs(outcome="ok")] == ["ok", "ok"]
+
+    def test_they_work_without_the_history(self, one: Replica, operator: Operator) -> None:
+        operator.has_replica("task")
+        answer = one.claim(**JOB, runs="job")[1]
+        operator.connection.execute("ALTER TABLE task_lock_run RENAME TO elsewhere")
+        assert operator.pause(["task"], None, "me", None) == ["task"]
+        assert operator.resume(["task"], "me") == ["task"]
+        assert operator.request_run("task", "me", 3600.0).requested_by == "me"
+        operator.freed(answer.token, force=True)
+        assert operator.task().outcome == "freed"
+
+    def test_a_history_of_no_runs_has_no_actions(self, one: Replica, operator: Operator) -> None:
+        answer = one.claim(**JOB)[1]
+        operator.operations = Operations(task_lock_table(), history=0)
+        operator.pause(["task"], None, "me", None)
+        operator.freed(answer.token, force=True)
+        assert operator.runs() == []
+
+
 class TestReplicas:
     def test_those_that_live_and_what_they_run(self, one: Replica, operator: Operator) -> None:
         operator.has_replica("task", "other")
@@ -642,13 +726,6 @@ class TestReplicas:
         assert first.tasks == ("task", "other")
         assert (second.replica_id, second.state) == ("two", ReplicaState.SILENT)
         assert second.running == ()
-
-    def test_what_runs_in_worker_processes(self, operator: Operator) -> None:
-        operator.has_replica("task")
-        Replica("one worker 7", operator.connection).claim(**JOB)
-        Replica("another worker 7", operator.connection).claim("more", **JOB)
-        [found] = operator.replicas()
-        assert [run.task for run in found.running] == ["task"]
 
     @pytest.mark.parametrize(
         ("seen", "state"), [(44, ReplicaState.ALIVE), (46, ReplicaState.SILENT)]
@@ -673,26 +750,11 @@ class TestReplicas:
         report(one, "task")
         assert operator.replicas()[0].state is ReplicaState.ALIVE
 
-    def test_one_whose_worker_process_died_has_died_once_it_is_silent(
-        self, one: Replica, other: Replica, operator: Operator, travel: Travel
-    ) -> None:
-        report(one, "task")
-        worker = Replica(f"{one.name} worker 7", one.connection)
-        job = {**JOB, "lease": 3}
-        worker.claim(**job)
-        travel(4)
-        assert operator.replicas()[0].state is ReplicaState.ALIVE  # it may go on by itself
-        travel(60)
-        assert operator.replicas()[0].state is ReplicaState.DIED
-        other.claim(**job)
-        assert operator.runs("task")[0].outcome == "died"
-        assert operator.replicas()[0].state is ReplicaState.DIED
-
     def test_one_that_hands_over_or_overruns_has_not_died(
         self, one: Replica, operator: Operator, travel: Travel
     ) -> None:
         report(one, "task")
-        one.end(one.claim(**JOB)[0], ending=Ending.HAND_OVER, outcome="cancelled")
+        one.end(one.claim(**JOB)[0], window=WindowAfter.HAND_OVER, outcome="cancelled")
         overruns, _ = one.claim("more", **{**JOB, "max_lock": 3})
         assert one.renewed(overruns, "more", is_last=True)
         travel(4)
@@ -740,4 +802,4 @@ def test_of_very_many_tasks_a_replica_tells_as_many_as_its_row_takes(
     found = connection.execute("SELECT cardinality(tasks) FROM task_lock_replica").fetchone()
     assert found == (4000,)
     [warning] = [each for each in caplog.records if "of this replica" in each.getMessage()]
-    assert "Of 10001 tasks of this replica, operators are told of 4000" in warning.getMessage()
+    assert "Of 10001 tasks of this replica, operators see only 4000" in warning.getMessage()

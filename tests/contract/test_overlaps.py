@@ -26,10 +26,10 @@ from sqlalchemy.engine import make_url
 
 from apscheduler_tasklock._database.connection import connector, raw_cursor
 from apscheduler_tasklock._database.deadline import Deadline
-from apscheduler_tasklock._database.errors import RowLockedError
 from apscheduler_tasklock._database.session import Session
-from apscheduler_tasklock._lock.messages import ClaimAnswer
+from apscheduler_tasklock._database.sqlstates import RowLockedError
 from apscheduler_tasklock._lock.protocol import LOCK_TIMEOUT
+from apscheduler_tasklock._lock.protocol_messages import ClaimAnswer
 from apscheduler_tasklock._lock.statements import Statement
 from apscheduler_tasklock.errors import TaskLockError
 from tests.contract.overlapping import (
@@ -62,7 +62,7 @@ PATIENT = 20.0
 MOST_SENT = 5
 TABLES = ("task_lock", "task_lock_run", "task_lock_replica", "task_lock_job")
 # What a release of the last claim is that was found: it must not stand any more.
-CLAIMS = ("claim", "claims", "takeover", "manual run", "stored run")
+CLAIMS = ("claim", "claims", "takeover", "manual run", "stored runs")
 RELEASES = ("release", "release, window open", "hand-over", "releases")
 # A release that comes too late corrects what the run history says of its run. One that waited for
 # the takeover, or for whoever freed the task, does not see the entry yet: it goes on to say `died`.
@@ -464,11 +464,17 @@ MISTAKES = {
         check,
         Pair("dead", "hand-over", "giving up"),
     ),
-    "a stored run that is sent again is withdrawn": (
-        "AS was_handed",
-        "AND false AS was_handed",
+    "stored runs wait for jobs": (
+        "FOR NO KEY UPDATE OF job SKIP LOCKED",
+        "FOR NO KEY UPDATE OF job",
         check,
-        Pair("over", "stored run", "stored run", repeated=True),
+        Pair("over", "stored runs", "stored runs"),
+    ),
+    "stored runs wait for rows": (
+        "FOR NO KEY UPDATE OF lock SKIP LOCKED",
+        "FOR NO KEY UPDATE OF lock",
+        check,
+        Pair("over", "pause", "stored runs"),
     ),
 }
 

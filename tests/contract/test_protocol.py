@@ -11,14 +11,14 @@ import psycopg
 import pytest
 
 from apscheduler_tasklock import TaskLockError, upgrade
-from apscheduler_tasklock._lock.messages import (
+from apscheduler_tasklock._lock.protocol import TaskLockProtocol
+from apscheduler_tasklock._lock.protocol_messages import (
     ClaimAnswer,
     ClaimRequest,
     ManualRequest,
     ReadTimes,
     TakeoverRequest,
 )
-from apscheduler_tasklock._lock.protocol import TaskLockProtocol
 from apscheduler_tasklock._lock.statements import RecordingStatement, Statement
 from apscheduler_tasklock.schema.table import task_lock_table
 from tests.contract.conftest import Replica, database_now, row
@@ -32,6 +32,8 @@ NOTHING_ELSE = {
     "overdue_at": None,
     "overrun_at": None,
     "recorded": 0,
+    "recorded_failures": 0,
+    "recorded_actions": 0,
     "succeeded_at": None,
     "failed_at": None,
     "failures": 0,
@@ -128,7 +130,7 @@ class TestClaim:
             **NOTHING_ELSE,
             "kind": "schedule",
             "overrun_at": now + timedelta(seconds=30),
-            "recorded": 1,
+            "recorded_failures": 1,
             "failed_at": failed_at,
             "failures": 1,
             "error_type": "ValueError",
@@ -745,7 +747,7 @@ class TestWhenNobodyWaits:
         )
 
         def granted(seconds: float) -> bool:
-            answer = one.protocol.claim_requested(
+            answer = one.protocol.claim_manual(
                 one.cursor, asked, stable=True, not_after=in_seconds(seconds)
             )
             assert answer is not None

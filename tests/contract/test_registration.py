@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from apscheduler_tasklock._lock.messages import Registered, Registration
+from apscheduler_tasklock._lock.protocol_messages import Registered, Registration
 from tests.contract.conftest import Memory, Replica, database_now, row
 
 Travel = Callable[[float], None]

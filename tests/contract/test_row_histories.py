@@ -21,20 +21,19 @@ import psycopg
 import pytest
 
 from apscheduler_tasklock._database.connection import raw_cursor
-from apscheduler_tasklock._lock.messages import (
+from apscheduler_tasklock._lock.operations import Operations
+from apscheduler_tasklock._lock.outcomes import RunOutcome, WindowAfter
+from apscheduler_tasklock._lock.protocol import HISTORY, TaskLockProtocol
+from apscheduler_tasklock._lock.protocol_messages import (
     IN_TIME,
     ClaimRequest,
-    Ending,
     ManualRequest,
     ReadTimes,
     Registration,
     ReleaseRequest,
     Renewal,
-    RunEnd,
     TakeoverRequest,
 )
-from apscheduler_tasklock._lock.operations import Operations
-from apscheduler_tasklock._lock.protocol import HISTORY, TaskLockProtocol
 from apscheduler_tasklock.errors import TaskLockStateError
 from apscheduler_tasklock.schema.table import task_lock_table
 from apscheduler_tasklock.testing import rule
@@ -101,7 +100,7 @@ class Requests:
         yield 1.0, partial(self.request_run, task, 100.0)
         if turn == 1:
             yield 0.5, partial(self.pause, task, 60.0)
-        claim = partial(self.claim_requested, task, surely=turn < 3)
+        claim = partial(self.claim_manual, task, surely=turn < 3)
         yield {1: 5.0, 2: 30.0}.get(turn, choice([0.5, 5.0, 30.0])), claim
         if self.chance(0.4):
             yield choice([11.0, 30.0]), partial(self.take_over, task)
@@ -112,10 +111,9 @@ class Requests:
         kinds = [
             *[self.claim] * 6,
             self.claim_many,
-            self.find_taken,
             *[self.take_over] * 3,
             self.take_over_many,
-            *[self.claim_requested] * 2,
+            *[self.claim_manual] * 2,
             *[self.request_run] * 2,
             *[self.pause] * 2,
             self.resume,
@@ -220,10 +218,6 @@ class Requests:
 
         return ask
 
-    def find_taken(self) -> Ask:
-        requests, times = [self.claim_request(task) for task in TASKS], self.times()
-        return lambda protocol: protocol.find_taken(protocol.cursor, requests, [0.0, 1.0], times)
-
     def takeover_request(self, task: str) -> TakeoverRequest:
         dead, lease = self.claim_of(task), self.rng.choice([None, 1.0, 5.0])
         return TakeoverRequest(task, dead, "", lease, self.chance(0.7), self.new_claim(task))
@@ -242,7 +236,7 @@ class Requests:
     def takeover_times(self) -> ReadTimes:
         return ReadTimes(stable=self.chance(0.8), not_after=self.not_after())
 
-    def claim_requested(self, task: str | None = None, *, surely: bool = False) -> Ask:
+    def claim_manual(self, task: str | None = None, *, surely: bool = False) -> Ask:
         task, stable = task or self.task(), self.chance(0.8)
         row = self.memory.locks.rows.get(task)
         asked_for = None if row is None else row.request_id
@@ -257,16 +251,16 @@ class Requests:
             claim_id=self.claim_of(task) if self.chance(0.1) else self.new_claim(task),
         )
         not_after = None if surely else self.not_after()
-        return lambda protocol: protocol.claim_requested(
+        return lambda protocol: protocol.claim_manual(
             protocol.cursor, request, stable=stable, not_after=not_after
         )
 
     def release_request(self, task: str) -> ReleaseRequest:
-        row, ending = self.memory.locks.rows.get(task), self.rng.choice(list(Ending))
+        row, window = self.memory.locks.rows.get(task), self.rng.choice(list(WindowAfter))
         if row is not None and row.handed_over:
-            ending = Ending.KEEP  # who hands over twice says the same both times
-        end = RunEnd(
-            ending,
+            window = WindowAfter.KEEP  # who hands over twice says the same both times
+        end = RunOutcome(
+            window,
             self.rng.choice(["", "ok", "ok", "error", "cancelled", "overran"]),
             self.rng.choice([None, "Error"]),
             self.rng.choice([None, "why"]),
@@ -275,12 +269,14 @@ class Requests:
             self.chance(0.2),
         )
         token = None if row is None else self.rng.choice([None, row.token, row.token - 1])
-        return ReleaseRequest(task, self.claim_of(task), end, token)
+        ended_ago = self.rng.choice([None, 0.25, 7.5, -1.0])
+        ended_at = ended_ago and self.memory.time - timedelta(seconds=ended_ago)
+        return ReleaseRequest(task, self.claim_of(task), end, token, ended_at)
 
     def finish(self, task: str) -> Ask:
         """Release the last run, if there is one."""
         row, next_in = self.memory.locks.rows.get(task), self.rng.choice([None, 10.0])
-        end = RunEnd(outcome=self.rng.choice(["ok", "ok", "error"]), next_in=next_in)
+        end = RunOutcome(outcome=self.rng.choice(["ok", "ok", "error"]), next_in=next_in)
         request = ReleaseRequest(task, uuid4() if row is None else row.claim_id, end)
         return lambda protocol: protocol.release(protocol.cursor, request)
 
@@ -354,7 +350,9 @@ class Requests:
 
     def resume(self, task: str | None = None) -> Ask:
         task = task or self.task()
-        return self.operate(task, lambda cursor: OPERATIONS.resume(cursor, [task]), rule.resume)
+        return self.operate(
+            task, lambda cursor: OPERATIONS.resume(cursor, [task], "me"), rule.resume
+        )
 
     def request_run(self, task: str | None = None, seconds: float | None = None) -> Ask:
         task, seconds = task or self.task(), seconds or self.seconds(100.0)
@@ -393,8 +391,8 @@ class Requests:
 ROW = f"SELECT {', '.join(each.name for each in fields(Row))} FROM task_lock"
 ENTRY = """
     SELECT task_name AS task, token, scheduled_at, started_at, ended_at, replica, kind, outcome,
-           error_type, error
-    FROM task_lock_run
+           error_type, error, by, until, reason
+    FROM task_lock_run WHERE kind <> 'operator'
 """
 
 

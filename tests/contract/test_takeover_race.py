@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from apscheduler_tasklock._lock.messages import ClaimAnswer
+from apscheduler_tasklock._lock.protocol_messages import ClaimAnswer
 from tests.contract.conftest import Replica, row
 from tests.support.polling import eventually
 

@@ -16,8 +16,8 @@ import pytest
 from apscheduler.triggers.cron import CronTrigger
 from apscheduler.triggers.interval import IntervalTrigger
 
-from apscheduler_tasklock._scheduler.submission import Submission
-from apscheduler_tasklock._scheduler.triggers import is_shared, nominal_time
+from apscheduler_tasklock._runs.submission import Submission
+from apscheduler_tasklock._runs.trigger_times import is_shared, nominal_time
 from apscheduler_tasklock.options import DEFAULTS
 from tests.contract.conftest import Memory, Replica, Rows
 

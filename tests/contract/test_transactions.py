@@ -11,8 +11,9 @@ from typing import Any
 import psycopg
 import pytest
 
-from apscheduler_tasklock._lock.messages import ClaimRequest, ReleaseRequest, RunEnd
+from apscheduler_tasklock._lock.outcomes import RunOutcome
 from apscheduler_tasklock._lock.protocol import HISTORY
+from apscheduler_tasklock._lock.protocol_messages import ClaimRequest, ReleaseRequest
 from tests.contract.conftest import Replica, row
 from tests.support.polling import eventually
 
@@ -152,14 +153,15 @@ class TestLockTimeout:
     ) -> None:
         """A row of the task that is locked is passed over; one of its history is waited for."""
         replica = Replica("one", session, lock_timeout=0.05)
-        for _ in range(HISTORY):  # all entries are there, so that the next one overwrites one
+        # All entries are there, so that the next one overwrites one.
+        for outcome in ["ok", "error"] * HISTORY:
             ended, _ = replica.claim(**LEASED)
-            replica.end(ended, outcome="ok")
+            replica.end(ended, outcome=outcome)
             travel(60)
         dead, _ = replica.claim(**LEASED)
         travel(60)
         request = ClaimRequest("task", **LEASED)
-        release = ReleaseRequest("task", dead, RunEnd(outcome="ok"))
+        release = ReleaseRequest("task", dead, RunOutcome(outcome="ok"))
         for ask in (
             lambda: replica.take_over(dead, lease=30),
             lambda: replica.claim_many(request),

@@ -13,7 +13,7 @@ from alembic.config import CommandLine
 from alembic.script import ScriptDirectory
 
 from apscheduler_tasklock import TaskLocks, upgrade
-from apscheduler_tasklock.cli.parser import build_parser
+from apscheduler_tasklock.cli.parser import build_parser, joined
 from docs.commands import commands, option_strings
 from tests.support.commands import Command
 from tests.support.snippets import ROOT, Snippet, parts, snippets, spans
@@ -46,7 +46,7 @@ def check_own_command(words: list[str], _page: str) -> None:
         def error(self, message: str) -> None:  # type: ignore[override]  # it never returns either
             raise AssertionError(f"{shlex.join(words)}: {message}")
 
-    build_parser(Parser).parse_args(words[1:])
+    build_parser(Parser).parse_args(joined(words[1:]))
 
 
 def check_make(words: list[str], _page: str) -> None:
@@ -146,9 +146,10 @@ def check_part(words: list[str]) -> None:
     """Check a command that a sentence names, perhaps without what else has to be given."""
     if words[1].startswith("-"):
         return
-    assert words[1] in commands(), f"no command {words[1]}"
-    options = option_strings(commands()[words[1]])
-    unknown = {word for word in words[2:] if word.startswith("--") and word not in options}
+    name, *rest = joined(words[1:])
+    assert name in commands(), f"no command {name}"
+    options = option_strings(commands()[name])
+    unknown = {word for word in rest if word.startswith("--") and word not in options}
     assert unknown == set(), words
 
 
@@ -166,7 +167,7 @@ def shown_outputs() -> Iterator[tuple[Snippet, str, str]]:
     """Yield each command of the library below which a page shows what it prints, and that."""
     for one in snippets("console"):
         for line, output in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)+)", one.text, re.MULTILINE):
-            # Of `import-jobs`, tests/integration/test_import_jobs.py says what it prints.
+            # Of `import-jobs`, tests/integration/store/test_import_jobs.py says what it prints.
             if re.match(r"apscheduler-tasklock (?!import-jobs)[^|]*$", line):
                 yield one, line.partition(" ")[2], output
 

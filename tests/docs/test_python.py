@@ -85,9 +85,21 @@ BEFORE = {
         from apscheduler.schedulers.blocking import BlockingScheduler
         from apscheduler_tasklock import TaskLockExecutor
         scheduler = BlockingScheduler(executors={"default": TaskLockExecutor(DATABASE_URL)})
+        import threading
+        import time
+        def is_waiting() -> bool:
+            frame = sys._current_frames()[threading.main_thread().ident]
+            calls = [frame, frame.f_back, frame.f_back and frame.f_back.f_back]
+            names = [call.f_code.co_name for call in calls if call]
+            return names == ["wait", "wait", "_main_loop"]
         def stop() -> None:
-            os.kill(os.getpid(), signal.SIGTERM)
-        # A job with a lock, because APScheduler logs a signal that interrupts a job's submission.
+            # APScheduler logs a signal that interrupts a job's submission, and goes on.
+            while not is_waiting():
+                time.sleep(0.01)
+            # Python does not notice a signal that comes right before the main thread waits.
+            while is_waiting():
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(0.2)
         scheduler.add_job(stop, id="stop", misfire_grace_time=None)
         """,
     "executor.drain(timeout=50)": """
@@ -113,6 +125,22 @@ BEFORE = {
         with psycopg.connect(DATABASE_URL) as _connection:
             _connection.execute("UPDATE task_lock SET token = 1795300160006, finished_at = NULL,"
                 " locked_until = now() - interval '1 day' WHERE task_name = 'report'")
+        """,
+    # The stored jobs, and a replica that has their tasks.
+    'for job in locks.jobs("import-*"):': """
+        from apscheduler.schedulers.background import BackgroundScheduler
+        from apscheduler_tasklock import TaskLockExecutor, TaskLockJobStore, TaskLocks
+        from myapp.jobs import send_reminder
+        _replica = BackgroundScheduler(
+            jobstores={"default": TaskLockJobStore(DATABASE_URL, functions=["myapp."])},
+            executors={"default": TaskLockExecutor(DATABASE_URL)},
+        )
+        _replica.start()
+        for _id in ("import-prices", "reminder-7", "nightly"):
+            _replica.add_job(send_reminder, "cron", month=1, day=1, args=[7], id=_id)
+        _before = TaskLocks(DATABASE_URL)
+        while len(_before.tasks()) < 3: ...
+        _before.close()
         """,
 }
 

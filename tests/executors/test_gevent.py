@@ -27,3 +27,43 @@ def test_the_executor_contract_holds_under_gevent(server: Server, checkout: Path
     )
     assert finished.returncode == 0, finished.stdout + finished.stderr
     assert "passed" in finished.stdout
+
+
+THREE_THREADS = """
+import sys, threading, time
+from datetime import datetime, timezone
+from apscheduler.schedulers.gevent import GeventScheduler
+from apscheduler_tasklock import EVENT_TASK_LOCK_RELEASED, TaskLockExecutor
+
+ended = threading.Event()
+scheduler = GeventScheduler(executors={"default": TaskLockExecutor(sys.argv[1])})
+scheduler.add_listener(lambda _event: ended.set(), EVENT_TASK_LOCK_RELEASED)
+scheduler.start()
+now = datetime.now(timezone.utc)
+scheduler.add_job(lambda: None, "interval", hours=1, id="job", next_run_time=now)
+assert ended.wait(60)
+names = {each.name for each in threading.enumerate()}
+print(*sorted(name for name in names if name.startswith("tasklock-")))
+scheduler.shutdown()
+"""
+
+
+@pytest.mark.skipif(gevent_patched(), reason="this is the process that gevent has patched")
+def test_a_patched_process_has_three_greenlets_of_the_library(
+    database_url: str, tmp_path: Path
+) -> None:
+    script = tmp_path / "three.py"
+    script.write_text(THREE_THREADS)
+    finished = subprocess.run(
+        [sys.executable, "-m", "gevent.monkey", str(script), database_url],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stdout.split() == [
+        "tasklock-application",
+        "tasklock-database",
+        "tasklock-jobs",
+    ]

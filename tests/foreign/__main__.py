@@ -1,4 +1,4 @@
-"""Run the test suites of APScheduler and django-apscheduler with this library's executor.
+"""Run the test suites of APScheduler and django-apscheduler with this library in its place.
 
 Arguments are those of pytest.
 """
@@ -13,6 +13,7 @@ import sys
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import psycopg
 
@@ -43,22 +44,26 @@ def say(what: str) -> None:
 
 
 def title(suite: Suite) -> str:
-    return f"{suite.project}{' under gevent' if suite.gevent else ''}"
+    if suite.store is not None:
+        return f"{suite.sdist}, job stores with {' and '.join(suite.store)}"
+    return f"{suite.sdist}{' under gevent' if suite.gevent else ''}"
 
 
 def passes(suite: Suite, server: Server, arguments: list[str]) -> bool:
     """Run a suite, and tell whether it went as it is listed."""
     say(title(suite))
-    folder = unpacked(suite.project, CACHE / "foreign")
+    folder = unpacked(suite.sdist, CACHE / "foreign")
     options = ["-ra", "--timeout=60", "-p", "no:cacheprovider", "-p", "tasklock_in_place"]
     if suite.django:
         for file in (HERE / "django").glob("*.py"):
             shutil.copy(file, folder / "tests")
         (folder / "tests" / "__init__.py").touch()
-        (folder / "pytest.ini").write_text("[pytest]\n")  # and not this project's configuration
         options += ["--ds=tests.settings", "--reuse-db"]
     else:
         options += ["-p", "no:django"]
+    if suite.django or suite.store is not None:
+        # Not this project's configuration, nor one that needs more plugins.
+        (folder / "pytest.ini").write_text("[pytest]\n")
     with server.database() as url, tempfile.TemporaryDirectory() as scratch:
         upgrade(url)
         used = Path(scratch) / "used.json"
@@ -84,6 +89,9 @@ def environment(suite: Suite, url: str, used: Path) -> dict[str, str]:
     settings = {
         "database": url,
         "django": suite.django,
+        "store": suite.store,
+        "due": suite.due,
+        "only": suite.only,
         "used": str(used),
         "differences": [
             {"test": test, "failure": difference.failure, "why": difference.why}
@@ -100,10 +108,17 @@ def environment(suite: Suite, url: str, used: Path) -> dict[str, str]:
     }
 
 
-def was_used(suite: Suite, url: str, submitted: dict[str, int]) -> bool:
+def was_used(suite: Suite, url: str, used: dict[str, Any]) -> bool:
     """Tell whether the suite's jobs went through this library, and claimed their tasks."""
+    if suite.project == "apscheduler" and suite.version != used["apscheduler"]:
+        say(f"the tests of {suite.sdist} were run with APScheduler {used['apscheduler']}")
+        return False
+    if suite.store is not None:
+        say(f"jobs found in the database: {used['stored']}")
+        return bool(used["stored"])
     with psycopg.connect(url) as connection:
         [claimed] = connection.execute("SELECT count(*) FROM task_lock_run").fetchone() or [0]
+    submitted = used["submitted"]
     say(f"jobs given to each executor: {submitted}; runs under a claim: {claimed}")
     missing = sorted(suite.executors - submitted.keys())
     if missing:

@@ -6,7 +6,6 @@ import os
 import re
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -17,16 +16,11 @@ from typing import Any
 
 import psycopg
 
+from apscheduler_tasklock.demo.server import free_port
 from tests.support.polling import eventually
 
 # Windows until a test believes that each is run once.
 WINDOWS = 4
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @dataclass(frozen=True)

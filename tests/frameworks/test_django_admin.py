@@ -171,6 +171,9 @@ def test_the_actions_pause_resume_and_request_a_run_in_the_users_name(
         ("one", "resumed"),
         ("other", "asked for a run"),
     ]
+    [page] = site.browse(("get", RUNS, {"kind": "operator"}))
+    assert "4 runs" in page[1]
+    assert len(re.findall(r"field-operator[^>]*>alice(?: until [-: \d]+)?</td>", page[1])) == 4
 
 
 def test_what_the_library_refuses_is_shown(

@@ -93,6 +93,8 @@ def test_the_tables_can_be_created_and_dropped_by_it(
 
 def test_a_help_of_the_command_is_that_of_the_command_line(project: DjangoProject) -> None:
     assert "usage: manage.py tasklock pause" in project.manage("tasklock", "pause", "--help")
+    helped = project.manage("tasklock", "jobs", "pause", "--help")
+    assert "usage: manage.py tasklock jobs pause" in helped
     for words in (["tasklock", "--help"], ["help", "tasklock"]):
         assert "usage: manage.py tasklock [-h]" in project.manage(*words)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shlex
 import signal
-import socket
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -15,6 +14,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from apscheduler_tasklock.demo.server import free_port
 from tests.support.django_project import DjangoProject, database_settings
 from tests.support.polling import eventually
 from tests.support.postgres import Server
@@ -240,12 +240,6 @@ def test_coroutines_and_worker_processes_run_as_well(
         process.terminate()
         assert process.wait(60) == 0, log.read_text()
     assert "Traceback" not in log.read_text(), log.read_text()
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def answers(port: int) -> bool:

@@ -81,7 +81,7 @@ def test_a_signal_lets_running_jobs_end_and_releases_them(
     with ready.scheduler(log) as process:
         eventually(lambda: "begins" in log.read_text())
         process.send_signal(which)
-        eventually(lambda: f"{which.name}: waits for running jobs" in log.read_text())
+        eventually(lambda: f"{which.name}: waiting for running jobs" in log.read_text())
         (ready.folder / "go").touch()
         assert process.wait(60) == 0, log.read_text()
     lines = log.read_text().splitlines()
@@ -102,7 +102,7 @@ def test_a_second_signal_ends_the_process_at_once(
     with ready.scheduler(log) as process:
         eventually(lambda: "begins" in log.read_text())
         process.send_signal(signal.SIGTERM)
-        eventually(lambda: "waits for running jobs" in log.read_text())
+        eventually(lambda: "waiting for running jobs" in log.read_text())
         process.send_signal(which)
         assert process.wait(60) == 128 + which
     assert "ends\n" not in log.read_text()
@@ -416,7 +416,7 @@ def test_nothing_begins_on_another_executor_while_jobs_end(
     with ready.scheduler(log) as process:
         eventually(lambda: "begins" in log.read_text())
         process.terminate()
-        eventually(lambda: "waits for running jobs" in log.read_text())
+        eventually(lambda: "waiting for running jobs" in log.read_text())
         (ready.folder / "go").touch()
         assert process.wait(60) == 0, log.read_text()
     assert "ends\n" in log.read_text()
@@ -449,7 +449,7 @@ def test_a_job_may_call_the_scheduler_while_it_is_waited_for(
     with ready.scheduler(log) as process:
         eventually(lambda: "begins" in log.read_text())
         process.terminate()
-        eventually(lambda: "waits for running jobs" in log.read_text())
+        eventually(lambda: "waiting for running jobs" in log.read_text())
         (ready.folder / "go").touch()
         assert process.wait(60) == 0, log.read_text()
     assert "ends\n" in log.read_text()

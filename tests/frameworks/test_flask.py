@@ -28,7 +28,7 @@ from apscheduler_tasklock import (
 from apscheduler_tasklock.flask import TaskLockScheduler
 from apscheduler_tasklock.flask.extension import AppScheduler
 from tests.frameworks.servers import windows
-from tests.support.internals import executor_of, pool_size
+from tests.support.internals import executors_of, pool_size
 from tests.support.polling import eventually
 
 MakeApp = Callable[..., Flask]
@@ -217,8 +217,9 @@ def test_options_of_the_executor_and_of_the_scheduler_are_in_the_configuration(
     assert str(apscheduler.timezone) == "Europe/Berlin"
     job = apscheduler.add_job(print, "interval", hours=1, id="print")
     assert job.coalesce is False
-    assert executor_of(apscheduler).locks.replica_id == "me"
-    assert pool_size(executor_of(apscheduler)) == 3
+    executor = executors_of(apscheduler)["default"]
+    assert executor.locks.replica_id == "me"
+    assert pool_size(executor) == 3
 
 
 def test_the_command_has_the_namespace_and_the_table_of_the_application(
@@ -242,6 +243,8 @@ def test_a_help_of_the_command_is_that_of_the_command_line(make_app: MakeApp) ->
     said = app.test_cli_runner().invoke(args=["tasklock", "pause", "--help"])
     assert said.exit_code == 0
     assert "usage: flask tasklock pause" in said.output
+    said = app.test_cli_runner().invoke(args=["tasklock", "jobs", "pause", "--help"])
+    assert "usage: flask tasklock jobs pause" in said.output
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ from apscheduler_tasklock import (
 )
 from apscheduler_tasklock._database.url import parse_url
 from tests.migration.conftest import described
+from tests.support.commands import Command
 from tests.support.roles import role, url_of
 
 TABLES = ("task_lock", "task_lock_run", "task_lock_replica", "task_lock_job")
@@ -40,35 +41,32 @@ Ended = subprocess.CompletedProcess[str]
 Start = Callable[..., Ended]
 
 
-def python(*arguments: str, checkout: Path) -> Ended:
-    return subprocess.run(
-        [sys.executable, "-m", *arguments],
-        cwd=checkout,
-        env={k: v for k, v in os.environ.items() if k != "TASKLOCK_DATABASE_URL"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-
-
 @pytest.fixture
-def command(checkout: Path, database_url: str) -> Start:
+def command(database_url: str, capsys: pytest.CaptureFixture[str]) -> Start:
     """Run `apscheduler-tasklock` on the test's database; return how it ended."""
+    run = Command(database_url, capsys)
 
-    def command(name: str, *arguments: str, url: str = database_url) -> Ended:
-        options = (name, *arguments, "--database", url)
-        return python("apscheduler_tasklock.cli", *options, checkout=checkout)
+    def command(name: str, *arguments: str, url: str | None = None) -> Ended:
+        answer = run(name, *arguments, database=url)
+        return Ended([], answer.status, answer.out, answer.err)
 
     return command
 
 
 @pytest.fixture
 def alembic(checkout: Path, database_url: str) -> Start:
-    """Run `alembic` on the test's database; return how it ended."""
+    """Run `alembic`, which configures the logging, in its own process; return how it ended."""
 
     def alembic(*arguments: str, url: str = database_url) -> Ended:
-        return python("alembic", "-x", f"database={url}", *arguments, checkout=checkout)
+        return subprocess.run(
+            [sys.executable, "-m", "alembic", "-x", f"database={url}", *arguments],
+            cwd=checkout,
+            env={k: v for k, v in os.environ.items() if k != "TASKLOCK_DATABASE_URL"},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
 
     return alembic
 

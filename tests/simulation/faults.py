@@ -1,4 +1,4 @@
-"""What may go wrong at a statement, and between two of them."""
+"""The faults at a statement, and at a step between two statements."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from apscheduler_tasklock._database.timings import Timings
 from tests.simulation.world import Process, World
 
 CLAIM_TIMEOUT = 10.0
-# Seconds for which a process is stopped.
+# The seconds of a pause of a process.
 PAUSE = 70.0
 STEP = 300.0
-# Seconds that a database takes that answers late.
+# The seconds that an answer of a slow database takes.
 SLOW = 2.0
-# Seconds that a statement takes to the database, and its answer back.
+# The seconds that a statement takes to the database, and its answer takes back.
 LATENCY = 0.001
-# For how long each repetition of a statement has the same fault.
+# Limits the seconds in which each repetition of a statement has the same fault.
 STUBBORN = CLAIM_TIMEOUT + 2.0
 
-CLAIMS = ("claim", "claim_many", "first_claim_many")
+CLAIMS = ("claim", "claim_many", "first_claim_many", "claim_and_move")
 RELEASES = ("release", "release_many")
 
 
@@ -32,13 +32,13 @@ RELEASES = ("release", "release_many")
 class Place:
     """A statement on its way, or a step of a replica between two statements.
 
-    :ivar number: how many there were before it
-    :ivar what: its name, shown in the trace
-    :ivar group: what its repetitions have in common
-    :ivar carry_out: lets the database carry it out; ``None`` where nothing is sent
-    :ivar at: when it begins, in seconds from the beginning
-    :ivar limit: seconds for which its answer is waited for
-    :ivar lease: of the scenario's claims
+    :ivar number: the number of places before it
+    :ivar what: its name in the trace
+    :ivar group: the name that its repetitions share
+    :ivar carry_out: makes the database carry it out; ``None`` for a step
+    :ivar at: its begin, in seconds from the beginning
+    :ivar limit: the limit of the wait for its answer, in seconds
+    :ivar lease: the lease of the scenario's claims
     """
 
     world: World
@@ -52,7 +52,7 @@ class Place:
     at: float
 
     def send(self) -> Any:
-        """Carry it out without a fault."""
+        """Send the statement without a fault."""
         if self.carry_out is None:
             return None
         world, process = self.world, self.process
@@ -65,7 +65,7 @@ class Place:
         return answer
 
     def answer_in(self, seconds: float) -> None:
-        """Wait for so long, or as long as it is waited for."""
+        """Wait for so many seconds, or until the limit of the wait for an answer."""
         if seconds >= 1:
             self.process.lose_touch(self.world.now, min(seconds, self.limit))
         if seconds > self.limit:
@@ -74,7 +74,7 @@ class Place:
         self.world.sleep(seconds)
 
     def pause(self, seconds: float) -> None:
-        """Stop the process, and let it go on after so many seconds."""
+        """Pause the process for so many seconds."""
         now = self.world.now
         self.process.paused_until = max(self.process.paused_until, now + seconds)
         self.process.lose_touch(now, seconds)
@@ -86,10 +86,10 @@ class Place:
         self.world.sleep(inf)
 
     def cut_off(self, seconds: float, *others: Process) -> None:
-        """Let nothing of the process come to the database, and of others."""
+        """Cut the process and other processes off from the database."""
         now = self.world.now
         for process in (self.process, *others):
-            # A longer outage that goes on is not over by this.
+            # A longer outage that goes on already keeps its end.
             process.cut_until = max(process.cut_until, now + seconds)
             process.lose_touch(now, seconds, alone=not others)
 
@@ -118,7 +118,7 @@ def _late(place: Place) -> Any:
 
 
 def _worse(place: Place) -> Any:
-    """Come late, by most of a lease, and then nothing for half a lease."""
+    """Answer late by most of a lease, and then cut the process off for half a lease."""
     answer = _carried_out(place)
     place.answer_in(place.lease * 0.8)
     place.cut_off(place.lease * 0.5)
@@ -201,7 +201,7 @@ def _locked(place: Place) -> Any:
 
 def _rejected(place: Place) -> Any:
     place.world.sleep(LATENCY)
-    if place.group == "release":  # it is sent again after that, and the lease may end before
+    if place.group == "release":  # the lease may end before the release is sent again
         place.process.lose_touch(place.world.now, 1.2 * Timings().rejected_interval)
     raise psycopg.errors.InsufficientPrivilege("permission denied for table task_lock")
 
@@ -233,7 +233,7 @@ def _short_pause_between(place: Place) -> Any:
     place.cut_off(place.lease * 0.5)
 
 
-# At each statement.
+# The faults at statements.
 FAULTS: dict[str, Callable[[Place], Any]] = {
     "lost before": _lost_before,
     "lost after": _lost_after,
@@ -257,7 +257,7 @@ FAULTS: dict[str, Callable[[Place], Any]] = {
     "cut off": _cut_off,
     "outage": _outage(5.0),
     "long outage": _outage(75.0),
-    # Also each repetition of the statement, as where a pooler holds them.
+    # At each repetition of the statement, too, as behind a pooler that keeps them back.
     "always lost before": _lost_before,
     "always lost after": _lost_after,
     "always held up 1 s": _held_up(1.0),
@@ -266,7 +266,7 @@ FAULTS: dict[str, Callable[[Place], Any]] = {
     "always locked": _locked,
     "always hung": _hung,
 }
-# Between two statements.
+# The faults at steps.
 STEPS: dict[str, Callable[[Place], Any]] = {
     "kill": _kill_before,
     "pause": _pause_between,
@@ -275,15 +275,15 @@ STEPS: dict[str, Callable[[Place], Any]] = {
 
 
 def is_stubborn(name: str) -> bool:
-    """Tell whether a fault is that of each repetition as well."""
+    """Return whether a fault also occurs at each repetition."""
     return name.startswith("always")
 
 
 @dataclass(frozen=True)
 class Planned:
-    """A fault that is to be injected.
+    """A planned fault.
 
-    :ivar at: the number of the statement or step
+    :ivar at: the number of its place
     """
 
     at: int
@@ -291,7 +291,7 @@ class Planned:
 
 
 class Plan:
-    """Injects faults, and counts the places for them."""
+    """Injects planned faults, and counts the places."""
 
     def __init__(self, planned: tuple[Planned, ...] = ()) -> None:
         self._planned = {each.at: each.fault for each in planned}
@@ -300,7 +300,7 @@ class Plan:
         self.injected: list[str] = []
 
     def pass_through(self, place: Place) -> Any:
-        """Send a statement, or take a step, with the fault that is planned for it."""
+        """Pass through a statement or step, with its planned fault if there is one."""
         is_statement = place.carry_out is not None
         self.places.append(place)
         fault = self._planned.get(place.number) or self._again(place)

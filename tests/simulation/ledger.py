@@ -1,6 +1,6 @@
-"""What the jobs themselves saw, and what must not be in it whatever happened on the way.
+"""The ledger that the jobs write, and the check of it.
 
-Nothing here knows how a claim is decided.
+The check knows nothing of the rule by which claims are decided.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from tests.simulation.world import BEGIN, Process
 
-# Seconds of the recovery grace in which a replica can be sure to have renewed what it holds.
+# Limits the seconds of the recovery grace within which a replica has renewed its claims for sure.
 GRACE = 2.0
 
 
@@ -21,10 +21,11 @@ GRACE = 2.0
 class Run:
     """A run of a job, or a stretch of code under a hold.
 
-    :ivar window: the run time, in seconds from the beginning; of a hold: who holds
+    :ivar window: the run time, in seconds from the beginning; for a hold: its holder
     :ivar asked: when its claim was asked for, on the virtual clock
-    :ivar began: likewise, as `ended`, which is ``None`` of one that never came to it
-    :ivar lost: whether its lock was told to be lost when it ended
+    :ivar began: when the run began, on the virtual clock
+    :ivar ended: when the run ended, on the virtual clock, or ``None``
+    :ivar lost: whether its lock was reported as lost when it ended
     """
 
     task: str
@@ -37,14 +38,14 @@ class Run:
 
     @property
     def gone(self) -> float:
-        """When it went on no longer."""
+        """When the run ended or its replica was killed; ``inf``: neither."""
         killed_at = self.process.killed_at
         if self.ended is not None:
             return self.ended
         return inf if killed_at is None else killed_at
 
     def is_killed_by(self, at: float) -> bool:
-        """Tell whether its replica was killed by then, so that nobody may know that it ended."""
+        """Return whether the replica was killed by then, so that its release may be missing."""
         killed_at = self.process.killed_at
         return killed_at is not None and killed_at <= at
 
@@ -59,11 +60,11 @@ class Run:
 
 @dataclass(eq=False)
 class Question:
-    """What somebody waits for.
+    """A request of a replica, and its answer.
 
-    :ivar window: which it asks for, if it is a claim of one
-    :ivar answer: ``None`` while there is none
-    :ivar holder: of a refusal: who has it
+    :ivar window: the window that a claim asks for, or ``None``
+    :ivar answer: the answer; ``None`` while there is none
+    :ivar holder: the holder that a refusal names
     """
 
     task: str
@@ -78,9 +79,9 @@ class Question:
 
 @dataclass(frozen=True)
 class Wanted:
-    """A window that is to be run.
+    """A window that must be run.
 
-    :ivar processes: who would have run it
+    :ivar processes: the replicas that would have run it
     """
 
     task: str
@@ -90,7 +91,7 @@ class Wanted:
 
 @dataclass
 class Ledger:
-    """What was run, and what was asked."""
+    """The runs and the requests."""
 
     runs: list[Run] = field(default_factory=list)
     questions: list[Question] = field(default_factory=list)
@@ -98,15 +99,15 @@ class Ledger:
 
 @dataclass(frozen=True)
 class Promise:
-    """What is promised of a scenario's tasks.
+    """The promises of a scenario's tasks.
 
-    :ivar lease: of their claims
-    :ivar failover: the tasks whose windows are run again
-    :ivar holds: the tasks that are held, and have no windows
-    :ivar costly: whether what went wrong may cost a window that is not run again
-    :ivar needless: whether nothing went wrong for which a claim has to fail
-    :ivar hopeless: whether the database answered later than a lease for long
-    :ivar own_in_the_way: whether a release could not arrive for long
+    :ivar lease: the lease of their claims
+    :ivar failover: the tasks with failover
+    :ivar holds: the tasks of holds, which have no windows
+    :ivar costly: whether the faults may cost a window without failover
+    :ivar needless: whether no fault is a reason for a claim to fail
+    :ivar hopeless: whether the database answered later than a lease for a long time
+    :ivar own_in_the_way: whether a release could not arrive for a long time
     :ivar steps_ahead: when the database's clock was set ahead by more than a lease
     """
 
@@ -151,10 +152,10 @@ def violations(
 
 
 def out_of_touch(run: Run, at: float, promise: Promise) -> bool:
-    """Tell whether a run's replica could not know at that time that its lease had ended.
+    """Return whether a run's replica could not know at that time that its lease had ended.
 
-    It renews three times in a lease, so two thirds of it have to pass without a word. A step of the
-    clock ends the lease, and then only the recovery grace is left to renew it in.
+    A replica renews three times in a lease, so it must have had no answer for two thirds of the
+    lease. After a step of the clock only the recovery grace is left for a renewal.
     """
     enough = promise.lease * 2 / 3 - 0.5
     if any(run.asked < step <= at for step in promise.steps_ahead):
@@ -162,7 +163,7 @@ def out_of_touch(run: Run, at: float, promise: Promise) -> bool:
     return any(
         run.began < until
         and since + enough <= min(until, at)
-        # In an outage nobody else is told that it may take over.
+        # In an outage no other replica is granted a takeover.
         and any(first < until and since < last for first, last in run.process.out_of_touch)
         for since, until in run.process.silences
     )
@@ -193,7 +194,7 @@ def _doubles(runs: Sequence[Run], promise: Promise) -> list[str]:
 
 
 def _not_told(runs: Sequence[Run], promise: Promise) -> list[str]:
-    """Return the runs that went on long after another one began, and did not hear of it."""
+    """Return the runs that went on long after another run began, and whose loss was unreported."""
     found = []
     for first in runs:
         later = [
@@ -211,15 +212,16 @@ def _not_told(runs: Sequence[Run], promise: Promise) -> list[str]:
 
 
 def _has_failed(ledger: Ledger, wanted: Wanted) -> bool:
-    """Tell whether each replica that is there was told in the end that its claim failed.
+    """Return whether failed claims explain that a window was not run.
 
-    If one was that ran a later window then, the others come too late with this one, also if that
-    one was killed after it.
+    Either the last claim of each live replica failed. Or a claim failed and a later window was run,
+    after which the other replicas' claims come too late.
     """
     last = {
         each.process: (each.answer or "").startswith("failed")
         for each in ledger.questions
         if (each.task, each.window) == (wanted.task, wanted.window)
+        and each.process in wanted.processes
     }
     failed = [has_failed for process, has_failed in last.items() if not process.is_dead]
     later = [
@@ -248,10 +250,10 @@ def _never_run(ledger: Ledger, wanted: Sequence[Wanted], promise: Promise) -> li
 
 
 def _own_in_the_way(ledger: Ledger, promise: Promise) -> list[str]:
-    """Return the refusals on account of a run of the same replica that had ended.
+    """Return the refusals because of a run of the same replica that had ended.
 
-    Where the clock was set ahead while a claim was asked for, what it was granted first, without an
-    answer, has ended by that. It is handed over, and in the way until somebody takes it over.
+    Exempt is a claim during which the clock was set ahead: its first grant, whose answer was lost,
+    has expired by the step. It is handed over, and blocks the task until a takeover.
     """
     if promise.own_in_the_way:
         return []

@@ -1,4 +1,4 @@
-"""Mistakes that could be made in the database's side, each of which the simulation has to find."""
+"""Mutations of the database's side: mistakes that the simulation must find."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any
 from uuid import uuid4
 
 from apscheduler_tasklock._database.outage import Outage
-from apscheduler_tasklock._database.side import DatabaseSide
-from apscheduler_tasklock._lock import claim, heartbeat
+from apscheduler_tasklock._database.outbox import Outbox
+from apscheduler_tasklock._lock import claim_attempts, heartbeat
 from apscheduler_tasklock._lock.client import LockClient
-from apscheduler_tasklock._lock.clock import DatabaseClock
-from apscheduler_tasklock._lock.messages import ReadTimes
+from apscheduler_tasklock._lock.database_clock import DatabaseClock
+from apscheduler_tasklock._lock.protocol_messages import ReadTimes
 from apscheduler_tasklock._lock.releases import ReleaseTicket
-from apscheduler_tasklock._scheduler import attempt
+from apscheduler_tasklock._runs import run_attempt
 from apscheduler_tasklock.lock import HeldLock
 from tests.simulation.world import replaced
-from tests.support.internals import attempts, take_nothing_back
+from tests.support.internals import undo_nothing
 
 
 def _nothing(*_: object) -> None:
@@ -27,7 +27,7 @@ def _nothing(*_: object) -> None:
 
 
 def _read_times(**changes: Any) -> Callable[..., ReadTimes]:
-    original = claim.ClaimContext.read_times
+    original = claim_attempts.ClaimContext.read_times
 
     def read_times(context: Any, sent: float, lag: float = 0.0) -> ReadTimes:
         return replace(original(context, sent, lag), **changes)
@@ -65,7 +65,7 @@ def _refused_is_refused(
 
 
 def _method(function: Callable[..., Any], owner: Any, name: str) -> Callable[..., Any]:
-    """Return a method that is given the one in whose place it is."""
+    """Return a method that gets the replaced method as its first argument."""
     original = vars(owner)[name]
 
     def method(*arguments: Any, **options: Any) -> Any:
@@ -79,15 +79,15 @@ def _put_off(leases: Any) -> None:
         each.due += each.held.lease or 0.0
 
 
-# What is wrong, in which scenario that is looked for first, and how it is made.
+# The mutations by name: the scenario that is tried first, and how the mistake is made.
 MUTATIONS: dict[str, tuple[str, Callable[[], AbstractContextManager[None]]]] = {
     "a claim that nobody waits for is granted": (
         "hold",
-        lambda: replaced((claim.ClaimContext, "read_times", _read_times(not_after=None))),
+        lambda: replaced((claim_attempts.ClaimContext, "read_times", _read_times(not_after=None))),
     ),
     "rows are believed at once": (
         "overrun",
-        lambda: replaced((claim.ClaimContext, "read_times", _read_times(stable=True))),
+        lambda: replaced((claim_attempts.ClaimContext, "read_times", _read_times(stable=True))),
     ),
     "a claim in doubt is not ended": (
         "hold",
@@ -95,7 +95,7 @@ MUTATIONS: dict[str, tuple[str, Callable[[], AbstractContextManager[None]]]] = {
     ),
     "a doubt is not noted": (
         "hold",
-        lambda: replaced((attempts(), "note_failure", _nothing)),
+        lambda: replaced((claim_attempts.Attempt, "note_failure", _nothing)),
     ),
     "a claim that was refused when it was sent again is not ended": (
         "hold",
@@ -109,11 +109,11 @@ MUTATIONS: dict[str, tuple[str, Callable[[], AbstractContextManager[None]]]] = {
     ),
     "a release does not go before a claim of its task": (
         "backlog",
-        lambda: replaced((DatabaseSide, "_let_releases_go_first", _nothing)),
+        lambda: replaced((Outbox, "_let_releases_go_first", _nothing)),
     ),
     "a claim is sent again with a new id": (
         "windows",
-        lambda: replaced((attempts(), "note_failure", _with_a_new_id)),
+        lambda: replaced((claim_attempts.Attempt, "note_failure", _with_a_new_id)),
     ),
     "a claim is sent once": (
         "windows",
@@ -136,7 +136,7 @@ MUTATIONS: dict[str, tuple[str, Callable[[], AbstractContextManager[None]]]] = {
     "a loss is not told": ("lost lock", lambda: replaced((HeldLock, "lose", _nothing))),
     "a run begins at the end of its lease": (
         "failover",
-        lambda: replaced((attempt, "LEAST_OF_LEASE", 0.0)),
+        lambda: replaced((run_attempt, "LEAST_OF_LEASE", 0.0)),
     ),
     "there is no recovery grace": ("renewals", lambda: replaced((Outage, "grace", 0.0))),
     "an outage is not noted": ("overrun", lambda: replaced((Outage, "begin", _nothing))),
@@ -146,6 +146,6 @@ MUTATIONS: dict[str, tuple[str, Callable[[], AbstractContextManager[None]]]] = {
     ),
     "a claim that cannot be used is left": (
         "windows",
-        lambda: replaced((claim.ClaimAttempt, "_take_back", take_nothing_back)),
+        lambda: replaced((claim_attempts.ClaimAttempt, "_undo", undo_nothing)),
     ),
 }

@@ -1,55 +1,58 @@
-"""A replica on a simulated clock: an APScheduler scheduler and a ``TaskLockExecutor`` of its own.
+"""A replica on a simulated clock: an APScheduler scheduler with its own ``TaskLockExecutor``.
 
-What decides is the library's own: the executor, its looks, one ``RunAttempt`` for
-each run time, and the rule in memory. What stands in for others are their surroundings: the clock,
-the scheduler's main loop, and the workers, of which there are as many as are asked for.
+The library's own code decides: the executor, its looks, its ``ExecutorRuns`` with their queue, and
+the rule in memory. Stand-ins replace the surroundings: the clock, the threads, the scheduler's main
+loop, and the workers and the event loop of the wrapped executor.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextvars
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from dataclasses import replace
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from math import inf
 from typing import Any, Protocol, TypeVar
-from uuid import UUID
 
-from apscheduler.events import (
-    EVENT_JOB_ERROR,
-    EVENT_JOB_MAX_INSTANCES,
-    EVENT_JOB_SUBMITTED,
-    JobSubmissionEvent,
-)
+import greenlet
+from apscheduler.events import EVENT_JOB_MAX_INSTANCES, EVENT_JOB_SUBMITTED, JobSubmissionEvent
 from apscheduler.executors.base import BaseExecutor, MaxInstancesReachedError, run_job
 from apscheduler.schedulers.base import STATE_RUNNING, STATE_STOPPED, BaseScheduler
 from apscheduler.triggers.interval import IntervalTrigger
+from apscheduler.util import iscoroutinefunction_partial
 
+from apscheduler_tasklock import executor, lock
 from apscheduler_tasklock._database.session import NoCursor
-from apscheduler_tasklock._lock.claim import AnyRequest
-from apscheduler_tasklock._lock.client import AnyAttempt, LockClient, Released
+from apscheduler_tasklock._lock import claim_attempts
+from apscheduler_tasklock._lock.claim_attempts import AnyAttempt
+from apscheduler_tasklock._lock.client import LockClient, Released
 from apscheduler_tasklock._lock.heartbeat import last_renewal
-from apscheduler_tasklock._lock.messages import (
-    NOT_BEGUN,
+from apscheduler_tasklock._lock.limited_claims import Claimed, NotNow, Report
+from apscheduler_tasklock._lock.outcomes import NOT_BEGUN, RunOutcome
+from apscheduler_tasklock._lock.protocol_messages import (
     ClaimAnswer,
     ClaimRequest,
     ReadTimes,
     Refusal,
     ReleaseRequest,
     Renewal,
-    RunEnd,
     TakeoverRequest,
 )
-from apscheduler_tasklock._scheduler.attempt import RunAttempt
-from apscheduler_tasklock._scheduler.notify import Notifier
-from apscheduler_tasklock._scheduler.submission import JobView, RunResult, Submission
-from apscheduler_tasklock.errors import TaskLockStateError
+from apscheduler_tasklock._runs import executor_runs, jobs_thread, misfires, run_attempt
+from apscheduler_tasklock._runs.adapter import UNKNOWN_WORKERS, jobstore_of, report_runs, wrap
+from apscheduler_tasklock._runs.submission import Submission
+from apscheduler_tasklock.errors import TaskLockError, TaskLockStateError
 from apscheduler_tasklock.executor import TaskLockExecutor
-from apscheduler_tasklock.lock import HeldLock
+from apscheduler_tasklock.lock import HeldLock, current_lock
 from apscheduler_tasklock.testing.in_memory import MemoryTaskLocks
+from tests.simulation.jobs_thread import SimulatedJobsThread
+from tests.simulation.workers import Pool
+from tests.simulation.world import BEGIN, CLOCK, Process, World, replaced
 
 try:
     from apscheduler.executors.base import run_coroutine_job
@@ -58,96 +61,177 @@ except ImportError:  # APScheduler 3.10
 
 Answer = TypeVar("Answer")
 
-# Never connected to.
+# A URL to which nothing connects.
 NO_DATABASE = "postgresql://nobody@simulated.invalid/simulated"
 
+ASKS_THE_TIME = (run_attempt, claim_attempts, executor, jobs_thread, misfires, lock, executor_runs)
+CALLS_THE_APPLICATION = (lock, executor_runs)
 
-class Clock(Protocol):
+
+@contextmanager
+def simulating(world: World) -> Iterator[None]:
+    """Replace the clock and the threads of the library's modules by a world's."""
+    CLOCK.world = world
+    # The running event loop of a test that is a coroutine is hidden from the world.
+    running = asyncio._get_running_loop()
+    asyncio._set_running_loop(None)
+    try:
+        with replaced(
+            *((module, "time", CLOCK) for module in ASKS_THE_TIME),
+            *((module, "call_application", _call_application) for module in CALLS_THE_APPLICATION),
+            (executor_runs, "jittered", CLOCK.jittered),
+        ):
+            yield
+    finally:
+        asyncio._set_running_loop(running)
+
+
+def _call_application(function: Callable[[], object]) -> None:
+    world = CLOCK.world
+    if world.current is None:
+        function()
+    else:
+        world.start(world.current, function)
+
+
+class Simulation(Protocol):
     """The simulation, as a replica needs it."""
 
-    @property
-    def now(self) -> datetime:
-        """The time, by a clock that is right."""
-
-    def plan(self, after: float, action: Callable[[], None]) -> None:
-        """Call something so many seconds later."""
-
     def latency(self) -> float:
-        """Return the seconds until a worker begins what it was given."""
+        """Return the seconds that a claim takes to the database."""
 
-    def run(self, run: ReplicaRun) -> float:
-        """Let a run's function be called; return the seconds for which the run goes on then."""
+    def begin(self, run: ReplicaRun) -> None:
+        """Note the call of a run's function."""
+
+    def duration(self, run: ReplicaRun) -> float:
+        """Return the seconds for which a run goes on after its function has returned."""
+
+    def end(self, run: ReplicaRun, outcome: str) -> None:
+        """Note that a run is over."""
 
     def changed(self) -> None:
         """Note that rows have changed."""
 
 
-class SimulatedLock(HeldLock):
-    """A held lock on a simulated clock.
+@dataclass(eq=False)
+class ReplicaRun:
+    """A run in a worker of the wrapped executor, or on its event loop.
 
-    :ivar clock: returns the seconds that have passed
+    :ivar held: the lock under which its function was called
     """
 
-    clock: Callable[[], float]
+    job_id: str
+    run_time: datetime
+    replica: str
+    held: HeldLock | None = None
 
-    def __init__(self, clock: Callable[[], float], **claim: Any) -> None:
-        self.clock = clock
-        super().__init__(**claim)
 
-    @property
-    def seconds_left(self) -> float:
-        """Seconds until ``run_until``; never below 0."""
-        return max(0.0, self._ends_at - self.clock())
+# The run whose function is running.
+_run: ContextVar[ReplicaRun | None] = ContextVar("simulated_run", default=None)
 
-    @property
-    def lease_left(self) -> float:
-        """Seconds until the lease ends if it is not renewed; 0 or more."""
-        return max(0.0, self._lease_ends_at - self.clock())
 
-    def _call(self, tell: Callable[[], None]) -> None:
-        tell()
+def is_in_a_job() -> bool:
+    """Return whether the caller is a job of a simulation."""
+    return _run.get() is not None
+
+
+def sleep(world: World, seconds: float) -> None:
+    """Let a job take longer, and block its event loop meanwhile."""
+    running = asyncio._get_running_loop()
+    asyncio._set_running_loop(None)
+    try:
+        world.sleep(seconds)
+    finally:
+        asyncio._set_running_loop(running)
+
+
+@dataclass(frozen=True)
+class _Release:
+    """A release that has arrived."""
+
+    released: Released | None
+    future: Future[None]
 
 
 class SimulatedClient(LockClient):
-    """The task locks of a replica, asked for in memory and decided at once, in this thread."""
+    """The lock client of a replica, whose rows are in memory.
 
-    def __init__(self, locks: MemoryTaskLocks, name: str, template: LockClient) -> None:
+    A claim is decided when it arrives at the database, everything else at once.
+    """
+
+    def __init__(
+        self,
+        locks: MemoryTaskLocks,
+        name: str,
+        template: LockClient,
+        world: World,
+        process: Process,
+        simulation: Simulation,
+    ) -> None:
         super().__init__(replace(template.settings, replica_id=name, stand_in=locks))
-        self._rows = locks
+        self._world = world
+        self._process = process
+        self._simulation = simulation
         self.lag_of: Callable[[datetime | None], float] = lambda _run_time: 0.0
         self.is_stable: Callable[[], bool] = lambda: True
-        self.changed: Callable[[], None] = lambda: None
 
     @property
     def stable(self) -> bool:
-        """Whether rows are believed, which they are some seconds after the replica's start."""
+        """Whether rows are believed: some seconds after the replica's start."""
         return self.is_stable()
 
-    def ask(self, statement: Callable[[Any], Answer]) -> Answer:
+    def ask(self, statement: Callable[[Any], Answer], _until: float = inf) -> Answer:
         """Ask at once."""
         return statement(NoCursor())
 
     def _learn(self, sent: float, database_time: datetime) -> None:
-        """Leave it: the clock of the rows is the simulation's."""
+        """Do nothing, because the rows have the simulation's clock."""
 
-    def claim(
-        self,
-        wanted: AnyRequest | AnyAttempt,
-        since: float | None = None,
-        known: Any = None,
-    ) -> HeldLock | Refusal | None:
-        """Claim a task, or take a dead holder's run over."""
-        assert isinstance(wanted, (ClaimRequest, TakeoverRequest))
-        answer = self._decide(wanted)
+    def _later(self, seconds: float, action: Callable[[], None]) -> None:
+        """Call a function later, unless the replica is killed before."""
+
+        def act() -> None:
+            if not self._process.is_dead:
+                with self._world.acting(self._process):
+                    action()
+
+        self._world.call_at(self._world.now + seconds, act)
+
+    def begin_claims(self, attempts: Sequence[Any], most: int | None, tell: Report) -> None:
+        """Begin claims, of which at most so many are granted."""
+        self._later(
+            self._simulation.latency(), lambda: tell(list(self._decide_all(attempts, most)))
+        )
+
+    def begin_lone_claim(self, attempt: AnyAttempt, tell: Report) -> None:
+        """Begin a claim of any kind."""
+        self.begin_claims([attempt], None, tell)
+
+    def _decide_all(
+        self, attempts: Sequence[AnyAttempt], most: int | None
+    ) -> Iterator[tuple[AnyAttempt, Claimed]]:
+        left = inf if most is None else most
+        for each in attempts:
+            claimed = self._decide(each.request) if left > 0 else NotNow.BEYOND
+            left -= isinstance(claimed, HeldLock)
+            yield each, claimed
+
+    def _decide(self, request: Any) -> Claimed:
+        if self.closed:
+            return TaskLockError(f"task {request.task_name!r} is not claimed: the replica stops")
+        answer = self._answer(request)
         if answer is None or not answer.granted:
             return None if answer is None else Refusal.of(answer)
-        self.changed()
-        return self._held(wanted, answer)
+        self._simulation.changed()
+        held = self._held(request, answer)
+        self._renew_later(held, last_renewal(held))
+        return held
 
-    def _decide(self, request: ClaimRequest | TakeoverRequest) -> ClaimAnswer | None:
+    def _answer(self, request: Any) -> ClaimAnswer | None:
         cursor = NoCursor()
         if isinstance(request, TakeoverRequest):
             return self._protocol.take_over_many(cursor, [request]).get(request.claim_id)
+        assert isinstance(request, ClaimRequest)
         times = ReadTimes(self.lag_of(request.run_time), None, self.stable)
         return self._protocol.claim(cursor, request, times)
 
@@ -156,8 +240,7 @@ class SimulatedClient(LockClient):
         dead_holder = None
         if isinstance(request, TakeoverRequest):
             run_time, dead_holder = answer.window_start, request.dead_holder
-        return SimulatedLock(
-            lambda: seconds(self._rows.now()),
+        return HeldLock(
             name=request.task_name,
             token=answer.token,
             claim_id=answer.claim_id,
@@ -165,49 +248,83 @@ class SimulatedClient(LockClient):
             window_start=answer.window_start,
             locked_until=answer.locked_until,
             run_until=answer.run_until,
-            ends_at=seconds(answer.run_until),
+            ends_at=self._monotonic(answer.run_until),
             lease=request.lease,
             dead_holder=dead_holder,
             extender=self._extend,
         )
 
-    def begin_release(self, held: HeldLock, end: RunEnd = NOT_BEGUN) -> Any:
-        """End a claim; return what ``released`` answers."""
+    def _monotonic(self, moment: datetime) -> float:
+        return BEGIN + (moment - self._world.start_time).total_seconds()
+
+    def withdraw(self, attempt: AnyAttempt) -> None:
+        """Do nothing, because a claim that is under way at a stop is not granted."""
+
+    def begin_release(self, held: HeldLock, end: RunOutcome = NOT_BEGUN) -> Any:
+        """Release a claim, or hand its window over."""
         request = ReleaseRequest(held.name, held.claim_id, end, held.token)
-        answer = self._protocol.release(NoCursor(), request)
+        answer = None
+        if not self._process.is_dead:
+            answer = self._protocol.release(NoCursor(), request)
         held.end()
-        self.changed()
-        return None if answer is None else Released(answer.locked_until)
+        self._simulation.changed()
+        future: Future[None] = Future()
+        future.set_result(None)
+        return _Release(None if answer is None else Released(answer.locked_until), future)
 
     def released(
         self, held: HeldLock, ticket: Any, seconds: float | None = None
     ) -> Released | None:
-        """Return what became of a release."""
-        released: Released | None = ticket
+        """Return the answer of a release."""
+        released: Released | None = ticket.released
         return released
 
-    def renew(self, held: HeldLock, *, is_last: bool) -> bool:
-        """Renew a claim, as the heartbeat does; tell whether it stands."""
+    def renew_now(self, held: HeldLock) -> bool:
+        """Renew a claim; return whether it stands."""
+        return self._renew(held, is_last=False)
+
+    async def renew_now_async(self, held: HeldLock) -> bool:
+        """Do the same in a coroutine."""
+        return self._renew(held, is_last=False)
+
+    def _renew(self, held: HeldLock, *, is_last: bool) -> bool:
         renewal = Renewal(held.name, held.claim_id, held.lease, is_last)
         times = self._protocol.renew(NoCursor(), [renewal]).get(held.claim_id)
         if times is None or times.locked_until is None:
             return False
-        held.note_renewal(times.locked_until, times.run_until, seconds(times.run_until))
+        held.note_renewal(times.locked_until, times.run_until, self._monotonic(times.run_until))
         return True
+
+    def _renew_later(self, held: HeldLock, last: float) -> None:
+        """Renew a claim as the heartbeat does.
+
+        :param last: the seconds from the last renewal to the end of the maximum lock; 0 after it
+        """
+        interval = inf if held.lease is None else held.lease / 3
+        wait = min(interval, held.seconds_left - last)
+        self._later(max(0.0, wait), partial(self._renew_once, held, last))
+
+    def _renew_once(self, held: HeldLock, last: float) -> None:
+        is_last = held.seconds_left <= last * 1.5
+        if held.lost or not self._renew(held, is_last=is_last):
+            if held.lease is not None:
+                held.lose()
+        elif held.lease is not None or not is_last:
+            self._renew_later(held, 0.0 if is_last else last)
 
     def _extend(self, held: HeldLock, by: float) -> bool:
         times = self._protocol.extend(NoCursor(), held.name, held.claim_id, by, held.lease)
         if times is None or times.locked_until is None:
             return False
-        held.note_renewal(times.locked_until, times.run_until, seconds(times.run_until))
-        self.changed()
+        held.note_renewal(times.locked_until, times.run_until, self._monotonic(times.run_until))
+        self._simulation.changed()
         return True
 
 
 class SimulatedScheduler(BaseScheduler):  # type: ignore[misc]  # APScheduler has no types
     """A scheduler whose main loop the simulation runs, on the replica's own clock.
 
-    :ivar local_now: returns the time by that clock
+    :ivar local_now: returns the time by the replica's clock
     """
 
     local_now: Callable[[], datetime]
@@ -220,27 +337,27 @@ class SimulatedScheduler(BaseScheduler):  # type: ignore[misc]  # APScheduler ha
         super().__init__(**options)
 
     def start(self, paused: bool = False) -> None:
-        """Start, unless it runs: an application's own set-up may start it as well."""
+        """Start, unless it runs already, because an application's set-up may start it, too."""
         if self.state == STATE_STOPPED:
             super().start(paused)
 
     def shutdown(self, wait: bool = True) -> None:
-        """Stop the replica: nothing is claimed any more; what runs goes on to its end."""
+        """Stop the replica: it claims nothing any more, and its runs go on to their ends."""
         super().shutdown(wait)
         self.on_shutdown()
 
     def wakeup(self) -> None:
-        """Note that the next run time may be another one."""
+        """Do what a wake-up needs: the next run time may have changed."""
         self._is_known = False
 
     @property
     def due_at(self) -> datetime | None:
-        """When the next job is due, by the replica's clock, in UTC; ``None`` if none is."""
+        """When the next job is due, by the replica's clock, in UTC; ``None``: never."""
         if self.state != STATE_RUNNING:
             return None
         if not self._is_known:
             times = [store.get_next_run_time() for store in self._jobstores.values()]
-            # In UTC: within a zone, times are compared and added to without a change of the clocks.
+            # In UTC, because Python ignores clock changes when it compares times of one zone.
             in_utc = [time.astimezone(timezone.utc) for time in times if time is not None]
             self._due_at = min(in_utc, default=None)
             self._is_known = True
@@ -269,7 +386,7 @@ class SimulatedScheduler(BaseScheduler):  # type: ignore[misc]  # APScheduler ha
                 "Execution of job %r skipped: maximum number of running instances reached", job.id
             )
             code = EVENT_JOB_MAX_INSTANCES
-        except Exception:  # as APScheduler does, whose other jobs go on
+        except Exception:  # as in APScheduler, the other jobs are submitted all the same
             self._logger.exception("Job %r could not be submitted", job.id)
             return
         self._dispatch_event(JobSubmissionEvent(code, job.id, alias, run_times))
@@ -283,7 +400,7 @@ class SimulatedScheduler(BaseScheduler):  # type: ignore[misc]  # APScheduler ha
         return self.modify_job(job_id, jobstore, trigger=made, next_run_time=following)
 
     def resume_job(self, job_id: str, jobstore: str | None = None) -> Any:
-        """Let a paused job go on, from the simulated time on."""
+        """Resume a paused job, from the simulated time on."""
         job = self.get_job(job_id, jobstore)
         following = job.trigger.get_next_fire_time(None, self.local_now()) if job else None
         if following is None:
@@ -292,7 +409,7 @@ class SimulatedScheduler(BaseScheduler):  # type: ignore[misc]  # APScheduler ha
         return self.modify_job(job_id, jobstore, next_run_time=following)
 
     def _create_trigger(self, trigger: Any, trigger_args: dict[str, Any]) -> Any:
-        """Make a trigger that begins in simulated time where it says nothing of its beginning."""
+        """Make a trigger. A default start is in simulated time."""
         now = self.local_now()
         if trigger in (None, "date"):
             trigger_args = {"run_date": now, **trigger_args}
@@ -302,7 +419,7 @@ class SimulatedScheduler(BaseScheduler):  # type: ignore[misc]  # APScheduler ha
         if trigger == "interval":
             has_start = bool(trigger_args.get("start_date"))
         else:
-            # The default start is when it was made, which is hardly ever on a whole second.
+            # A default start has microseconds, because it is the moment of the trigger's making.
             has_start = not isinstance(made, IntervalTrigger) or not made.start_date.microsecond
         if not has_start:
             start = now + made.interval
@@ -322,12 +439,12 @@ class SimulatedScheduler(BaseScheduler):  # type: ignore[misc]  # APScheduler ha
 
 
 def _run_times(job: Any, now: datetime) -> tuple[list[datetime], datetime | None]:
-    """Return the run times of a job that are due, and the one after them.
+    """Return the due run times of a job, and the following one.
 
-    :raises TaskLockStateError: its trigger does not get on
+    :raises TaskLockStateError: the trigger makes no progress
     """
     run_times, run_time = [], job.next_run_time
-    # In seconds: two times of one zone are compared without their offsets from UTC.
+    # In seconds, because Python compares two times of one zone without their offsets.
     while run_time is not None and seconds(run_time) <= seconds(now):
         run_times.append(run_time)
         run_time = job.trigger.get_next_fire_time(run_time, now)
@@ -339,196 +456,131 @@ def _run_times(job: Any, now: datetime) -> tuple[list[datetime], datetime | None
     return run_times, run_time
 
 
-class ReplicaRun:
-    """A submission in a worker: its run times, one after the other.
+class VirtualLoop(asyncio.BaseEventLoop):
+    """An event loop on a virtual thread, with timers and without files and sockets."""
 
-    :ivar attempt: at its present run time
-    :ivar held: the lock that it holds
-    :ivar is_over: whether nothing of it is left to do
+    def __init__(self, world: World) -> None:
+        super().__init__()
+        self._selector = self
+        self._world = world
+        self._wakes: list[Callable[[], None]] = []
+
+    def __del__(self) -> None:
+        """Do nothing, because the loop has no open files and lives as long as its simulation."""
+
+    def time(self) -> float:
+        """Return the virtual time."""
+        return self._world.now
+
+    def select(self, timeout: float | None) -> list[Any]:
+        """Wait for the next timer, in place of a selector."""
+        if timeout is None or timeout > 0:
+            # Other threads run meanwhile, which are not on this loop.
+            asyncio._set_running_loop(None)
+            until = inf if timeout is None else self._world.now + timeout
+            self._world.wait(until, self._wakes.append)
+            asyncio._set_running_loop(self)
+        return []
+
+    def _process_events(self, event_list: list[Any]) -> None:
+        pass
+
+    def _write_to_self(self) -> None:
+        wakes, self._wakes = self._wakes, []
+        for wake in wakes:
+            wake()
+
+
+class SimulatedWorkers(BaseExecutor):  # type: ignore[misc]  # APScheduler has no types
+    """The wrapped executor: a pool of workers for functions, and an event loop for coroutines.
+
+    The number of its workers is the library's default for unknown executors.
     """
 
-    def __init__(self, executor: SimulatedExecutor, submission: Submission) -> None:
-        self.submission = submission
-        self.attempt: RunAttempt | None = None
-        self.held: HeldLock | None = None
-        self.is_over = False
-        self._executor = executor
-        self._clock = executor.clock
-        self._job: JobView | None = None
-        self._result = RunResult(submission.claim_ids)
-        self._left = self._attempts()
-        self._context = contextvars.copy_context()
-        self._holding = ExitStack()
-        self._is_called = False
-        self._events: list[Any] = []
+    def __init__(self, world: World, process: Process) -> None:
+        super().__init__()
+        self._world = world
+        self._process = process
+        self._workers = Pool(world, process, UNKNOWN_WORKERS)
+        self._loop: VirtualLoop | None = None
+        self._pending_futures: set[Any] = set()  # named as in an event loop's executor
 
-    @property
-    def replica(self) -> str:
-        """The replica's name."""
-        return self._executor.client.replica_id
+    def shutdown(self, wait: bool = True) -> None:
+        """Cancel coroutines, as an event loop's executor does; functions go on."""
+        for future in self._pending_futures:
+            assert self._loop is not None
+            self._loop.call_soon_threadsafe(future.cancel)
 
-    @property
-    def job_id(self) -> str:
-        """The job's id."""
-        return str(self.submission.job.id)
-
-    @property
-    def run_time(self) -> datetime:
-        """The run time that it is for."""
-        assert self.attempt is not None
-        return self.attempt.run_time
-
-    @property
-    def error(self) -> BaseException | None:
-        """What its function raised."""
-        raised = [event.exception for event in self._events if event.code == EVENT_JOB_ERROR]
-        return raised[0] if raised else None
-
-    def _attempts(self) -> Iterator[RunAttempt]:
-        submission = self.submission
-        for run_time, claim_id in zip(submission.run_times, submission.claim_ids, strict=True):
-            yield self._executor.attempt(submission, run_time, claim_id)
-
-    def work(self) -> None:
-        """Claim run times until one is granted, and begin to run it; or be over."""
-        if not self._executor.is_alive:
+    def _do_submit_job(self, job: Any, run_times: list[datetime]) -> None:
+        arguments = (job, jobstore_of(job), run_times, self._logger.name)
+        run = ReplicaRun(str(job.id), run_times[0], self._process.name)
+        if not iscoroutinefunction_partial(job.func):
+            self._workers.submit(partial(self._work, run, job.id, arguments))
             return
-        for attempt in self._left:
-            self.attempt = attempt
-            job = attempt.begin()
-            if attempt.blocked is not None:
-                self._result.blocked.append(attempt.blocked)
-            if job is not None:
-                self._begin(job)
-                return
-        self._end_submission()
+        if self._loop is None:
+            self._loop = VirtualLoop(self._world)
+            self._world.start(self._process, self._loop.run_forever, daemon=True)
+        self._loop.call_soon_threadsafe(self._await, run, job.id, arguments)
 
-    def _begin(self, job: JobView) -> None:
-        attempt = self.attempt
-        assert attempt is not None
-        self._context = contextvars.copy_context()
-        # What is current within a run is so in its own context, and nowhere else.
-        self._context.run(self._holding.enter_context, attempt.holding())
-        self.held = attempt.held
-        self._executor.running.append(self)
-        if self.held is not None:
-            self._renew_later(self.held, last_renewal(self.held))
-        self._job = job
-        self._clock.plan(self._clock.run(self), self._end)
-
-    def call(self) -> None:
-        """Call the job's function, and keep what APScheduler says of it."""
-        self._is_called = True
+    def _work(self, run: ReplicaRun, job_id: str, arguments: Sequence[Any]) -> None:
+        before = _run.set(run)
         try:
-            self._call()
+            self._report(job_id, partial(run_job, *arguments))
         finally:
-            self._is_called = False
-        if self.is_over:  # it has stopped or killed its own replica
-            self._leave()
+            _run.reset(before)
 
-    def _call(self) -> None:
-        submission, run_times = self.submission, [self.run_time]
-        arguments: Any = (self._job, submission.jobstore, run_times, submission.logger_name)
-        if not submission.awaited:
-            self._events = self._context.run(run_job, *arguments)
-            return
+    def _await(self, run: ReplicaRun, job_id: str, arguments: Sequence[Any]) -> None:
+        assert self._loop is not None
+        _run.set(run)
+        task = self._loop.create_task(run_coroutine_job(*arguments))
+        self._pending_futures.add(task)
 
-        def work() -> None:
-            self._events = self._context.run(asyncio.run, run_coroutine_job(*arguments))
+        def done(_task: Any) -> None:
+            self._pending_futures.discard(task)
+            self._report(job_id, task.result)
 
-        # In a thread: an event loop may be running in this one, as in a test that is a coroutine.
-        thread = threading.Thread(target=work, name="simulated-coroutine")
-        thread.start()
-        thread.join()
+        task.add_done_callback(done)
 
-    def _renew_later(self, held: HeldLock, last: float) -> None:
-        """Renew a claim as the heartbeat does.
-
-        :param last: seconds before the end of its maximum lock of its last renewal; 0 after that
-        """
-        interval = inf if held.lease is None else held.lease / 3
-        wait = min(interval, held.seconds_left - last)
-
-        def renew() -> None:
-            if self.held is not held or not self._executor.is_alive:
-                return
-            is_last = held.seconds_left <= last * 1.5
-            if held.lost or not self._executor.client.renew(held, is_last=is_last):
-                if held.lease is not None:
-                    held.lose()
-            elif held.lease is not None or not is_last:
-                self._renew_later(held, 0.0 if is_last else last)
-
-        self._clock.plan(max(0.0, wait), renew)
-
-    def _end(self) -> None:
-        """End a run whose time is over, unless it was cut short; go on with the next run time."""
-        if self.is_over or not self._executor.is_alive:
-            return
-        attempt = self.attempt
-        assert attempt is not None
-        self._leave()
-        attempt.end(self._events)
-        self._executor.ended(self)
-        self._result.extend(self._events)
-        self.work()
-
-    def cut(self) -> None:
-        """Cut the run of a coroutine short, as a shutdown does."""
-        attempt = self.attempt
-        assert attempt is not None
-        ticket = attempt.begin_cut()
-        if ticket is not None:
-            attempt.report_end(ticket)
-        self._leave()
-        self._executor.ended(self, "cancelled")
-        self._end_submission()
-
-    def die(self) -> None:
-        """Be gone with the replica, which releases nothing."""
-        self._leave()
-        self.is_over = True
-        self._executor.ended(self, "died")
-
-    def _leave(self) -> None:
-        self.held = None
-        if not self._is_called:  # or else its context is in use until the function returns
-            self._context.run(self._holding.close)
-
-    def _end_submission(self) -> None:
-        self.is_over = True
-        self._executor.report(self.job_id, self._result)
+    def _report(self, job_id: str, result: Callable[[], Any]) -> None:
+        try:
+            events = result()
+        except greenlet.GreenletExit:  # the world is over
+            raise
+        except BaseException:  # noqa: BLE001  # as in APScheduler's pools
+            self._run_job_error(job_id, *sys.exc_info()[1:])
+        else:
+            self._run_job_success(job_id, events)
 
 
 class SimulatedExecutor(TaskLockExecutor):
-    """The lock-aware executor of a simulated replica. It has workers without number.
+    """The lock-aware executor of a simulated replica.
 
-    :param clock: the simulation
+    :param simulation: the simulation, which notes the runs
+    :param world: the clock and the threads
+    :param process: the replica's process
     :param locks: the rows
-    :param name: the replica's
     :param local_now: returns the time by the replica's clock
-    :ivar client: asks for claims
+    :ivar client: the lock client
     :ivar running: the runs that go on
-    :ivar is_alive: whether the replica was not killed
     """
 
     def __init__(
         self,
-        clock: Clock,
+        simulation: Simulation,
+        world: World,
+        process: Process,
         locks: MemoryTaskLocks,
-        name: str,
         local_now: Callable[[], datetime],
         **options: Any,
     ) -> None:
-        self.clock = clock
         self.local_now = local_now
         self.running: list[ReplicaRun] = []
-        self.is_alive = True
-        self.on_ended: Callable[[ReplicaRun, str], None] = lambda _run, _outcome: None
-        super().__init__(NO_DATABASE, replica_id=name, **options)
-        self.client = SimulatedClient(locks, name, self.locks)
+        self._simulation = simulation
+        self._world = world
+        self._process = process
+        super().__init__(NO_DATABASE, replica_id=process.name, **options)
+        self.client = SimulatedClient(locks, process.name, self.locks, world, process, simulation)
         self.client.lag_of = self._lag
-        self.client.changed = clock.changed
         self._begin(self.client)
 
     def _clock(self) -> float:
@@ -540,27 +592,41 @@ class SimulatedExecutor(TaskLockExecutor):
     def start(self, scheduler: Any, alias: str) -> None:
         """Start, without a database and without threads."""
         BaseExecutor.start(self, scheduler, alias)
+        self._inner = SimulatedWorkers(self._world, self._process)
         for job, jobstore in self._adapter.pending_jobs(alias):
             self._jobs.resolve(job, jobstore)
+        threads = partial(SimulatedJobsThread, self._world, self._process)
+        with replaced(
+            (executor_runs, "JobsThread", threads), (executor_runs, "jittered", CLOCK.jittered)
+        ):
+            self._runs = made = self._make_runs()
+        assert made is not None
+        self._inner.start(scheduler, alias)
+        wrap(self, self._inner)
+        report_runs(self._inner, made.events_of, made.failed, made.ended)
         self._add_listeners(scheduler)
 
     def shutdown(self, wait: bool = True) -> None:
-        """Claim nothing more; what runs goes on, but for coroutines, which are cut."""
+        """Claim nothing more. Functions go on to their ends; coroutines are cut."""
         self.locks.stop_claiming()
         self._watch.looks.close()
+        if self._runs is not None:
+            self._runs.stop(0.0, closes=True)
         self.client.stop_replica()
-        for run in list(self.running):
-            if run.submission.awaited:
-                run.cut()
+        self._inner.shutdown(wait)
+        for run in list(self._coroutines):
+            ticket = run.begin_cut()
+            if ticket is not None:
+                run.report_release(ticket)
 
     @property
     def looks(self) -> bool:
-        """Whether it still looks at the rows of its tasks."""
-        return self.is_alive and not self._watch.closed
+        """Whether the executor still looks at the rows of its tasks."""
+        return not (self._process.is_dead or self._watch.closed)
 
     @property
     def is_watching(self) -> bool:
-        """Whether it wants to see a row whatever its state."""
+        """Whether the executor needs the states of some rows in any case."""
         return self._watch.is_watching
 
     @property
@@ -569,36 +635,61 @@ class SimulatedExecutor(TaskLockExecutor):
         return self._watch.looks.interval
 
     def look(self) -> None:
-        """Look at the rows, and give a sign of life if there is something to tell."""
+        """Look at the rows, and report the replica if its report has changed."""
         self.client.ask_all(self._watch.look())
-        self.client.ask_all(self._presence.tell())
+        self.client.ask_all(self._presence.send())
 
-    def attempt(self, submission: Submission, run_time: datetime, claim_id: UUID) -> RunAttempt:
-        """Return an attempt at a run time."""
-        notifier = Notifier(self._adapter.dispatch, self._blocked)
-        return RunAttempt(submission, run_time, claim_id, self.client, notifier, clock=self._clock)
+    def wrap_function(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that calls a job's function and takes the simulated time."""
+        if iscoroutinefunction_partial(function):
 
-    def _hand_to_worker(self, submission: Submission) -> None:
-        job = submission.job
-        if self._instances[job.id] >= job.max_instances:
-            raise MaxInstancesReachedError(job)
-        self._instances[job.id] += 1
-        self.clock.plan(self.clock.latency(), ReplicaRun(self, submission).work)
+            async def call_async(*arguments: Any, **named: Any) -> Any:
+                with self._running() as run:
+                    try:
+                        returned = await function(*arguments, **named)
+                    except Exception:
+                        await asyncio.sleep(self._simulation.duration(run))
+                        raise
+                    await asyncio.sleep(self._simulation.duration(run))
+                    return returned
 
-    def ended(self, run: ReplicaRun, outcome: str | None = None) -> None:
-        """Note that a run is over."""
-        self.running.remove(run)
-        if outcome is None:
-            outcome = "ok" if run.error is None else "error"
-        self.on_ended(run, outcome)
+            return call_async
 
-    def report(self, job_id: str, result: RunResult) -> None:
-        """Tell the listeners of a submission that is over, as an executor does."""
-        self._instances[job_id] -= 1
-        for event in result:
-            self._adapter.dispatch(event)
-        self._ended(job_id, result)
-        self.clock.changed()
+        def call(*arguments: Any, **named: Any) -> Any:
+            with self._running() as run:
+                try:
+                    returned = function(*arguments, **named)
+                except Exception:
+                    self._world.sleep(self._simulation.duration(run))
+                    raise
+                self._world.sleep(self._simulation.duration(run))
+                return returned
+
+        return call
+
+    @contextmanager
+    def _running(self) -> Iterator[ReplicaRun]:
+        run = _run.get()
+        assert run is not None
+        run.held = current_lock()
+        self.running.append(run)
+        self._simulation.begin(run)
+        outcome = "ok"
+        try:
+            yield run
+        except asyncio.CancelledError:
+            outcome = "cancelled"
+            raise
+        except BaseException:
+            outcome = "error"
+            raise
+        finally:
+            self.running.remove(run)
+            self._simulation.end(run, outcome)
+
+    def _run_over(self, submission: Submission) -> None:
+        super()._run_over(submission)
+        self._simulation.changed()
 
 
 def seconds(moment: datetime) -> float:

@@ -1,15 +1,13 @@
-"""Replicas of an application on a clock that is moved by hand: who ran what, and when."""
+"""Replicas of an application on a clock that the test moves, and their runs."""
 
 from __future__ import annotations
 
-import heapq
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from functools import partial
-from itertools import count
 from math import ceil
 from typing import Any
 
@@ -23,12 +21,16 @@ from tests.simulation.replica import (
     ReplicaRun,
     SimulatedExecutor,
     SimulatedScheduler,
+    is_in_a_job,
+    simulating,
+    sleep,
 )
 from tests.simulation.timeline import timeline
+from tests.simulation.world import BEGIN, Process, World
 
-# Seconds within which the replicas of a deployment start.
+# Limits the seconds within which the replicas of a deployment start.
 STARTS_WITHIN = 2.0
-# A row calls for something only after a time, not at it.
+# Added to a row's times, because a look finds the row only after such a time.
 JUST_AFTER = timedelta(milliseconds=1)
 
 
@@ -37,14 +39,14 @@ class SimulatedRun:
     """A run of a job on a simulated replica. Its times are in the time zone of the start.
 
     :ivar job_id: the job's id
-    :ivar run_time: the run time that it was for, as the replica's scheduler had it
+    :ivar run_time: the run time, by the replica's scheduler
     :ivar replica: the name of the replica
-    :ivar began_at: when the job's function was called, by a clock that is right
-    :ivar ended_at: when it ended, was cut, or its replica was killed; ``None`` while it goes on
+    :ivar began_at: when the job's function was called, by a correct clock
+    :ivar ended_at: when the run ended, was cut, or died with its replica; ``None`` while it goes on
     :ivar kind: ``"schedule"``, or ``"takeover"`` of another replica's run
     :ivar outcome: ``"ok"``, ``"error"``, ``"cancelled"`` by a stop, ``"died"`` with its replica;
         ``""`` while it goes on
-    :ivar token: its fencing token; ``None`` of a job without a lock
+    :ivar token: the fencing token; ``None`` for a job without a lock
     """
 
     job_id: str
@@ -58,11 +60,11 @@ class SimulatedRun:
 
 
 class SimulatedReplica:
-    """One of the replicas. :class:`SimulatedReplicas` makes them.
+    """A replica. :class:`SimulatedReplicas` makes it.
 
-    :ivar name: its name, which is its replica's id
-    :ivar scheduler: its scheduler, which runs. Jobs and listeners are added to it as always.
-    :ivar events: the lock's events that its listeners were told of
+    :ivar name: the replica's name, which is also its replica id
+    :ivar scheduler: the running scheduler, to which jobs and listeners can be added
+    :ivar events: the lock's events that its listeners got
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class SimulatedReplica:
         name: str,
         scheduler: SimulatedScheduler,
         executor: SimulatedExecutor,
+        process: Process,
         started_at: datetime,
         clock_offset: timedelta,
     ) -> None:
@@ -77,16 +80,17 @@ class SimulatedReplica:
         self.scheduler = scheduler
         self.events: list[TaskLockEvent] = []
         self.executor = executor
+        self.process = process
         self.started_at = started_at
         self.clock_offset = clock_offset
         self.gone_at: datetime | None = None
         self.looked_at: datetime | None = None
-        self.seen = -1  # which change of the rows it has looked at
+        self.seen = -1  # the number of the rows' last change that it has seen
         scheduler.add_listener(self.events.append, EVENT_TASK_LOCK_ALL)
 
     @property
     def is_alive(self) -> bool:
-        """Whether it was neither killed nor stopped."""
+        """Whether the replica was neither killed nor stopped."""
         return self.gone_at is None
 
     def __repr__(self) -> str:
@@ -94,12 +98,12 @@ class SimulatedReplica:
 
 
 class SimulatedReplicas:
-    """Replicas of an application that share their tasks, on a clock that is moved by hand.
+    """Replicas of an application that share their tasks, on a clock that the test moves.
 
-    Each has a scheduler of APScheduler and a ``TaskLockExecutor``. The application's own functions
-    are called, at run times of APScheduler's own triggers. Who runs them is decided by the
-    library's own code, in memory. Nothing sleeps and nothing runs side by side: a simulation with
-    the same seed goes the same way each time, as far as the application's functions do.
+    Each replica has a scheduler of APScheduler and a ``TaskLockExecutor``. The application's own
+    functions are called at run times of APScheduler's own triggers. The library's own code decides
+    in memory which replica runs them. Nothing sleeps and nothing runs in parallel, so that a
+    simulation with the same seed goes the same way each time, if the application's functions do.
 
     .. code-block:: python
 
@@ -109,34 +113,33 @@ class SimulatedReplicas:
         for run in simulation.runs_of("sync-prices"):
             print(run.run_time, run.replica, run.outcome)
 
-    What is simulated: when schedulers submit, workers that begin a little later, how long runs
-    take, leases, renewals and takeovers, the poll, clocks that differ, replicas that start, stop
-    and are killed. A function is called when its run begins, and returns at once. The time that its
-    run takes passes afterwards, so what it did is done also if its replica is killed meanwhile.
+    Simulated are the submissions of schedulers, the delay of claims, a pool of ten workers and an
+    event loop, the lengths of runs, leases, renewals and takeovers, the poll, clocks that differ,
+    and replicas that start, stop and are killed. A function is called when its run begins. The
+    length of its run passes after its return, so that its effects remain if its replica is killed
+    meanwhile.
 
-    What is not simulated: the database, so neither outages nor late answers; pools whose workers
-    are all busy, and paused processes, so that nothing is misfired; ``cancel_on_lost``; a
-    ``TaskLockJobStore``; ``TaskLocks.hold``; what operators do; how a replica that was stopped
-    counts as gone. ``datetime.now()`` and ``time.sleep()`` in the application's own functions are
-    real: use :attr:`now` and :meth:`sleep`. A coroutine runs to its end at once, on an event loop
-    of its own.
+    Not simulated are the database, and so outages and late answers; paused processes;
+    ``cancel_on_lost``; a ``TaskLockJobStore``; ``TaskLocks.hold``; operations of operators; and the
+    time after which a stopped replica counts as gone. ``datetime.now()`` and ``time.sleep()`` in
+    the application's functions are real: use :attr:`now` and :meth:`sleep`.
 
     An interval without a start date begins when its job is added, in simulated time. Give other
-    triggers by their aliases, or with all of their dates. The schedulers have the executor
-    ``default`` alone: a job for another one is not run, and an ERROR says so.
+    triggers by their aliases, or with all of their dates. The schedulers have only the executor
+    ``default``. A job for another executor is not run, and an ERROR says so.
 
-    :param replicas: how many there are at the beginning; they are called ``"replica-1"`` and so on
-    :param start: when it begins, with a time zone, which is that of the schedulers
-    :param add_jobs: called with the scheduler of each replica that starts: the application's set-up
-    :param durations: how long runs take, by job id, as seconds or ``timedelta``; others take no
-        time. It can be changed on the way.
+    :param replicas: the number of replicas at the beginning, called ``"replica-1"`` and so on
+    :param start: the begin of the simulation, with the time zone of the schedulers
+    :param add_jobs: the application's set-up, called with the scheduler of each replica that starts
+    :param durations: the lengths of runs by job id, as seconds or ``timedelta``; other runs take no
+        time. The mapping can be changed on the way.
     :param clock_offsets: by how much the clocks of the first replicas are ahead, as seconds or
         ``timedelta``
-    :param latency: seconds or ``timedelta`` after which a worker begins, at most; random
-    :param seed: of all that is random: who is first, above all; and the module ``random`` while
-        time passes, for jitter
+    :param latency: the limit of a claim's random delay, in seconds or as ``timedelta``
+    :param seed: the seed of all random decisions, such as which replica is first; also of the
+        module ``random`` while time passes, for jitter
     :param options: of the ``TaskLockExecutor``, as ``failover=True``
-    :raises TaskLockOptionError: one of them is impossible
+    :raises TaskLockOptionError: an option is invalid
     """
 
     def __init__(
@@ -158,8 +161,8 @@ class SimulatedReplicas:
         self.runs: list[SimulatedRun] = []
         self.start_time = start
         self._zone = start.tzinfo
-        self._now = start.astimezone(timezone.utc)
-        self._locks = MemoryTaskLocks(lambda: self._now + self._slept)
+        self._world = World(seed, start.astimezone(timezone.utc))
+        self._locks = MemoryTaskLocks(self._world.database_time)
         self._latency = parse_seconds(latency, "latency", where)
         self._add_jobs = add_jobs
         self._options = options
@@ -167,20 +170,20 @@ class SimulatedReplicas:
         self._random = random.Random(seed)  # noqa: S311  # repeatable, not secret
         self._shared_random = self._random.getstate()
         self._replicas: list[SimulatedReplica] = []
-        self._agenda: list[tuple[datetime, int, Callable[[], None]]] = []
-        self._order = count()
         self._changes = 0
-        self._current: SimulatedRun | None = None
         self._under_way: dict[ReplicaRun, SimulatedRun] = {}
-        self._slept = timedelta()
         for number in range(replicas):
             offset = clock_offsets[number] if number < len(clock_offsets) else 0.0
             self.start_replica(clock_offset=offset)
 
     @property
     def now(self) -> datetime:
-        """The time, by a clock that is right. In a job, with what it has slept."""
-        return (self._now + self._slept).astimezone(self._zone)
+        """The time, by a correct clock."""
+        return self._now.astimezone(self._zone)
+
+    @property
+    def _now(self) -> datetime:
+        return self._world.database_time()
 
     def __iter__(self) -> Iterator[SimulatedReplica]:
         """Iterate over the replicas that are alive."""
@@ -190,9 +193,9 @@ class SimulatedReplicas:
         return len(list(iter(self)))
 
     def __getitem__(self, name: str) -> SimulatedReplica:
-        """Return a replica by its name, also one that is gone; the last one of that name.
+        """Return the last replica of a name, also one that is gone.
 
-        :raises KeyError: there is none
+        :raises KeyError: there is no such replica
         """
         for replica in reversed(self._replicas):
             if replica.name == name:
@@ -206,11 +209,11 @@ class SimulatedReplicas:
     def start_replica(
         self, name: str | None = None, *, clock_offset: float | timedelta = 0.0
     ) -> SimulatedReplica:
-        """Start a further replica, within the next two seconds; its jobs are added at once.
+        """Start another replica within the next two seconds. Its jobs are added at once.
 
-        :param name: its name; by default the next one
-        :param clock_offset: by how much its clock is ahead, as seconds or ``timedelta``
-        :raises TaskLockOptionError: a replica that is alive has this name
+        :param name: the replica's name; by default the next number
+        :param clock_offset: by how much the replica's clock is ahead, as seconds or ``timedelta``
+        :raises TaskLockOptionError: a live replica has this name
         """
         name = name or f"replica-{len(self._replicas) + 1}"
         if any(replica.name == name for replica in self):
@@ -222,27 +225,30 @@ class SimulatedReplicas:
         started_at = self._now + timedelta(seconds=self._random.uniform(0.001, STARTS_WITHIN))
 
         def local_now() -> datetime:
-            return (max(self._now, started_at) + self._slept + offset).astimezone(self._zone)
+            return (max(self._now, started_at) + offset).astimezone(self._zone)
 
-        executor = SimulatedExecutor(self, self._locks, name, local_now, **self._options)
-        executor.on_ended = self._ended
+        process = Process(name, skew=offset.total_seconds())
+        self._world.processes.append(process)
         stable_from = started_at + timedelta(seconds=attempt_limit(10) + Timings().recovery_grace)
-        executor.client.is_stable = lambda: self._now >= stable_from
-        scheduler = SimulatedScheduler(
-            local_now, executors={"default": executor}, timezone=self._zone
-        )
-        scheduler.start()
-        replica = SimulatedReplica(name, scheduler, executor, started_at, offset)
-        scheduler.on_shutdown = partial(self._gone, replica)
-        self._replicas.append(replica)
-        if self._add_jobs is not None:
-            with self._seeded():
+        with self._seeded(), simulating(self._world), self._world.acting(process):
+            executor = SimulatedExecutor(
+                self, self._world, process, self._locks, local_now, **self._options
+            )
+            executor.client.is_stable = lambda: self._now >= stable_from
+            scheduler = SimulatedScheduler(
+                local_now, executors={"default": executor}, timezone=self._zone
+            )
+            scheduler.start()
+            replica = SimulatedReplica(name, scheduler, executor, process, started_at, offset)
+            scheduler.on_shutdown = partial(self._gone, replica)
+            self._replicas.append(replica)
+            if self._add_jobs is not None:
                 self._add_jobs(scheduler)
         return replica
 
     @contextmanager
     def _seeded(self) -> Iterator[None]:
-        """Let the module ``random``, which jitter comes from, go the same way each time."""
+        """Give the module ``random`` the simulation's seed, because triggers' jitter uses it."""
         before = random.getstate()
         random.setstate(self._shared_random)
         try:
@@ -252,29 +258,31 @@ class SimulatedReplicas:
             random.setstate(before)
 
     def kill(self, replica: SimulatedReplica | str) -> None:
-        """Kill a replica, as SIGKILL does: what it runs is neither renewed nor released.
+        """Kill a replica, as SIGKILL does: its claims are neither renewed nor released.
 
-        It may be stopping, as at the end of a container's grace period.
+        The replica may be stopping, as at the end of a container's grace period.
         """
         found = self._find(replica)
-        if not found.is_alive and not found.executor.running:
+        is_gone = not (found.is_alive or found.executor.running)
+        if is_gone or found.process.is_dead:
             raise _gone_already(found)
-        found.executor.is_alive = False
-        for run in list(found.executor.running):
-            run.die()
+        found.process.killed_at = self._world.now
+        for run in found.executor.running:
+            self._note_end(run, "died")
         self._gone(found)
         self.changed()
 
     def stop(self, replica: SimulatedReplica | str) -> None:
         """Stop a replica, as its scheduler's shutdown does.
 
-        It claims nothing more. What runs goes on to its end; coroutines are cut, and run again by
-        another replica if they have ``failover``.
+        The replica claims nothing more. Functions go on to their ends. Coroutines are cut, and with
+        ``failover`` another replica runs their windows again.
         """
         found = self._find(replica)
         if not found.is_alive:
             raise _gone_already(found)
-        found.scheduler.shutdown(wait=False)
+        with simulating(self._world), self._world.acting(found.process):
+            found.scheduler.shutdown(wait=False)
         self.changed()
 
     def _find(self, replica: SimulatedReplica | str) -> SimulatedReplica:
@@ -285,61 +293,64 @@ class SimulatedReplicas:
             replica.gone_at = self._now
 
     def sleep(self, duration: float | timedelta) -> None:
-        """Let the job that calls this take longer. Returns at once.
+        """Let the job that calls this take longer.
 
         :param duration: seconds or ``timedelta``
-        :raises TaskLockStateError: no job of the simulation calls it
+        :raises TaskLockStateError: the caller is no job of the simulation
         """
-        if self._current is None:
+        if not is_in_a_job():
             raise TaskLockStateError("sleep() is for a job; call advance() outside of one")
-        seconds = parse_seconds(duration, "duration", "sleep()")
-        self._slept += timedelta(seconds=seconds)
+        sleep(self._world, parse_seconds(duration, "duration", "sleep()"))
 
     def advance(self, duration: timedelta | None = None, **units: float) -> list[SimulatedRun]:
-        """Move the clock on, and let all happen that comes due until then.
+        """Move the clock, and carry out all that comes due until then.
 
-        :param duration: by how much
-        :param units: or so many of the units of ``timedelta``, as ``hours=5``
+        :param duration: the distance
+        :param units: the distance in the units of ``timedelta``, as ``hours=5``
         :return: the runs that began meanwhile
-        :raises TaskLockStateError: a job calls it
-        :raises TaskLockOptionError: it is not above 0
+        :raises TaskLockStateError: the caller is a job
+        :raises TaskLockOptionError: the distance is not above 0
         """
-        if self._current is not None:
+        if is_in_a_job():
             raise TaskLockStateError("a job cannot advance the clock; it can sleep()")
         duration = (duration or timedelta()) + timedelta(**units)
         parse_positive_seconds(duration, "duration", "advance()")
         until, before = self._now + duration, len(self.runs)
-        with self._seeded():
-            while (step := self._next()) is not None and step[0] <= until:
-                at, action = step
-                self._now = max(self._now, at)
-                action()
-        self._now = until
+        with self._seeded(), simulating(self._world):
+            while True:
+                step = self._next()
+                at = self._monotonic(until if step is None else min(until, step[0]))
+                if self._world.next_at <= at:
+                    self._world.run(self._world.next_at)
+                    continue
+                self._world.run(max(at, self._world.now))
+                if step is None or step[0] > until:
+                    break
+                _, process, action = step
+                with self._world.acting(process):
+                    action()
         return self.runs[before:]
 
-    def _next(self) -> tuple[datetime, Callable[[], None]] | None:
-        """Return what happens next, and when; the first of these, of what happens at once."""
-        found: list[tuple[datetime, Callable[[], None]]] = []
-        if self._agenda:
-            found.append((self._agenda[0][0], self._act))
+    def _monotonic(self, moment: datetime) -> float:
+        return BEGIN + (moment - self._world.start_time).total_seconds()
+
+    def _next(self) -> tuple[datetime, Process, Callable[[], None]] | None:
+        """Return the next pass of a scheduler or the next look: its time, process and function."""
+        found: list[tuple[datetime, Process, Callable[[], None]]] = []
         calls_at = self._calls_at()
         for replica in self._replicas:
             if replica.is_alive:
                 due_at = replica.scheduler.due_at
                 if due_at is not None:
                     at = max(due_at - replica.clock_offset, replica.started_at)
-                    found.append((at, replica.scheduler.process_jobs))
+                    found.append((at, replica.process, replica.scheduler.process_jobs))
                 look_at = self._looks_at(replica, calls_at)
                 if look_at is not None:
-                    found.append((look_at, partial(self._look, replica)))
+                    found.append((look_at, replica.process, partial(self._look, replica)))
         return min(found, key=lambda step: step[0], default=None)
 
-    def _act(self) -> None:
-        _, _, action = heapq.heappop(self._agenda)
-        action()
-
     def _calls_at(self) -> datetime | None:
-        """Return from when on a row calls for something, as the poll's statement has it."""
+        """Return the first moment at which a look finds a row, by the look's condition."""
         times = (
             row.due_at if row.finished else row.locked_until for row in self._locks.rows.values()
         )
@@ -348,7 +359,7 @@ class SimulatedReplicas:
     def _looks_at(self, replica: SimulatedReplica, calls_at: datetime | None) -> datetime | None:
         """Return when a replica looks at the rows next.
 
-        It does at its interval. Looks that can find nothing are left out.
+        It looks at its interval. Looks that cannot find anything are left out.
         """
         if not replica.executor.looks:
             return None
@@ -367,23 +378,18 @@ class SimulatedReplicas:
         replica.looked_at, replica.seen = self._now, self._changes
         replica.executor.look()
 
-    # What a replica asks of the simulation, as of ``Clock``.
-
-    def plan(self, after: float, action: Callable[[], None]) -> None:
-        """Call something so many seconds later. For the simulation's own use."""
-        at = self._now + timedelta(seconds=after)
-        heapq.heappush(self._agenda, (at, next(self._order), action))
+    # The methods of the protocol ``Simulation``, for the replicas.
 
     def latency(self) -> float:
-        """Return the seconds until a worker begins. For the simulation's own use."""
+        """Return the seconds that a claim takes to the database. For the simulation's own use."""
         return self._random.uniform(0, self._latency)
 
     def changed(self) -> None:
         """Note that rows have changed. For the simulation's own use."""
         self._changes += 1
 
-    def run(self, run: ReplicaRun) -> float:
-        """Let a run's function be called; return how long it takes. For the simulation's own."""
+    def begin(self, run: ReplicaRun) -> None:
+        """Note the call of a run's function. For the simulation's own use."""
         held = run.held
         entry = SimulatedRun(
             run.job_id,
@@ -397,22 +403,22 @@ class SimulatedReplicas:
         )
         self.runs.append(entry)
         self._under_way[run] = entry
-        self._current = entry
-        try:
-            run.call()
-            slept = self._slept
-        finally:
-            self._current = None
-            self._slept = timedelta()
-        duration = self.durations.get(run.job_id, 0.0)
-        return parse_seconds(duration, "duration", run.job_id) + slept.total_seconds()
 
-    def _ended(self, run: ReplicaRun, outcome: str) -> None:
+    def duration(self, run: ReplicaRun) -> float:
+        """Return how long a run goes on. For the simulation's own use."""
+        return parse_seconds(self.durations.get(run.job_id, 0.0), "duration", run.job_id)
+
+    def end(self, run: ReplicaRun, outcome: str) -> None:
+        """Note that a run is over. For the simulation's own use."""
+        if not self[run.replica].process.is_dead:
+            self._note_end(run, outcome)
+
+    def _note_end(self, run: ReplicaRun, outcome: str) -> None:
         entry = self._under_way.pop(run)
         entry.ended_at, entry.outcome = self.now, outcome
 
     def __str__(self) -> str:
-        """Return a timeline: for each job, what each replica ran of it and when."""
+        """Return a timeline: for each job the runs of each replica."""
         lives = [(replica.name, replica.started_at, replica.gone_at) for replica in self._replicas]
         return timeline(self.runs, lives, self.start_time, self.now)
 

@@ -1,4 +1,4 @@
-"""Replicas that claim, hold, renew, release and take over, each as an executor would have it do."""
+"""Scenarios of replicas that claim, hold, renew, release and take over, as executors do."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ from math import inf
 from typing import Any
 from uuid import uuid4
 
-from apscheduler_tasklock._lock.messages import (
+from apscheduler_tasklock._lock.outcomes import RunOutcome, WindowAfter
+from apscheduler_tasklock._lock.protocol_messages import (
     ClaimRequest,
-    Ending,
     Refusal,
     Registration,
-    RunEnd,
     RunState,
     TakeoverRequest,
 )
-from apscheduler_tasklock._scheduler import attempt
+from apscheduler_tasklock._runs import run_attempt
 from apscheduler_tasklock.errors import TaskLockError
 from apscheduler_tasklock.lock import HeldLock
 from apscheduler_tasklock.testing import rule
@@ -31,11 +30,11 @@ from tests.simulation.world import BEGIN, CLOCK, START, Process, World
 LEASE = 15.0
 MAX_LOCK = 1_000.0
 POLL_INTERVAL = 5.0
-# After each of these seconds it is looked whether all is over.
+# The seconds between two checks whether a story is over.
 SLICE = 5.0
 MOST_TAKEOVERS = 3
-# Faults that may cost a window which is not run again: its holder is not there, or the database
-# takes nothing for as long as a claim is tried.
+# Faults that may cost a window without failover: its holder is gone, or the database accepts
+# nothing for as long as a claim is tried.
 COSTLY = (
     "kill",
     "pause",
@@ -48,7 +47,7 @@ COSTLY = (
     "late",
     "slow database",
 )
-# Faults that a claim gets over, as it is sent again.
+# Faults that a claim survives, because it is sent again.
 TRIFLES = (
     "lost before",
     "lost after",
@@ -63,7 +62,7 @@ TRIFLES = (
     "kill before",
     "kill after",
 )
-# Faults by which a release does not arrive for longer than somebody waits.
+# Faults that delay a release for longer than anybody waits for it.
 KEEPS_RELEASES = ("always", "cut off", "outage", "long outage", "rejected", "pause", "short pause")
 
 
@@ -71,8 +70,8 @@ KEEPS_RELEASES = ("always", "cut off", "outage", "long outage", "rejected", "pau
 class Task:
     """A job that all replicas have.
 
-    :ivar windows: its run times, in seconds from the beginning
-    :ivar takes: how long it runs
+    :ivar windows: the run times, in seconds from the beginning
+    :ivar takes: the length of a run
     """
 
     name: str
@@ -81,6 +80,20 @@ class Task:
     takes: float = 2.0
     lease: float | None = LEASE
     failover: bool = False
+
+    def claim_of(self, window: float) -> ClaimRequest:
+        """Return the claim of a run time."""
+        return ClaimRequest(
+            self.name,
+            min_lock=0.9 * self.period,
+            max_lock=MAX_LOCK,
+            run_time=START + timedelta(seconds=window),
+            exact=True,
+            lease=self.lease,
+            failover=self.failover,
+            runs=f"job of {self.name}",
+            next_in=self.period,
+        )
 
 
 class Replica:
@@ -92,39 +105,30 @@ class Replica:
         self._story = story
         self._client = make_client(story.world, story.database, process)
         self._kept: dict[str, list[float]] = {}
+        self.looked_from = 0.0
         self._taking: set[object] = set()
-        self._asked: dict[object, float] = {}  # when each claim was asked for that was granted
-        # It has heard from the database, as an executor has that has checked its tables.
+        self._asked: dict[object, float] = {}  # when each granted claim was asked for
+        # The replica asks once, because an executor has checked its tables at its start.
         self.world.start(process, self._ask, 0.5, daemon=True)
         if poll_from < inf:
             self.world.start(self.process, self._poll, poll_from, daemon=True)
 
     def start(self, function: Callable[[], object], at: float) -> None:
-        """Start a thread at that many seconds from the beginning."""
+        """Start a thread, at a time in seconds from the beginning."""
         self.world.start(self.process, function, at - (self.world.now - BEGIN))
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is left for it to do."""
+        """Whether the replica has nothing left to do."""
         return self.process.is_dead or not (self._client.waiting or self._kept or self._taking)
 
     def run_windows(self, task: Task, windows: Sequence[float]) -> None:
-        """Run what was submitted together, one after the other."""
+        """Run the windows of one submission, one after the other."""
         for window in windows:
             self._run_window(task, window)
 
     def _run_window(self, task: Task, window: float) -> None:
-        request = ClaimRequest(
-            task.name,
-            min_lock=0.9 * task.period,
-            max_lock=MAX_LOCK,
-            run_time=START + timedelta(seconds=window),
-            exact=True,
-            lease=task.lease,
-            failover=task.failover,
-            runs=f"job of {task.name}",
-            next_in=task.period,
-        )
+        request = task.claim_of(window)
         claimed = self._claim(request, f"window {window:g}", window)
         if isinstance(claimed, Refusal) and claimed.blocked:
             self._kept.setdefault(task.name, []).append(window)
@@ -154,7 +158,7 @@ class Replica:
         self._story.database.step(self.process, f"begin {task.name}", "begin")
         if not self._stands(held):
             is_hold = isinstance(window, str)
-            self._release(held, RunEnd(Ending.OPEN if is_hold else Ending.HAND_OVER))
+            self._release(held, RunOutcome(WindowAfter.OPEN if is_hold else WindowAfter.HAND_OVER))
             return
         run = Run(task.name, window, self.process, self._asked[held.claim_id], self.world.now)
         self._story.ledger.runs.append(run)
@@ -164,15 +168,15 @@ class Replica:
         run.ended = self.world.now
         self.world.note(self.process.name, f"   {task.name} {window} ends")
         self._story.database.step(self.process, f"end {task.name}", "end")
-        self._release(held, RunEnd(Ending.KEEP, "ok"))
+        self._release(held, RunOutcome(WindowAfter.KEEP, "ok"))
 
     def _stands(self, held: HeldLock) -> bool:
-        """Tell whether its job may begin, as of ``Attempt``."""
+        """Return whether a claim's job may begin, as in ``Attempt``."""
         if held.lost or not _is_aged(held):
             return not held.lost
         return self._client.renew_now(held) and not _is_aged(held)
 
-    def _release(self, held: HeldLock, end: RunEnd) -> None:
+    def _release(self, held: HeldLock, end: RunOutcome) -> None:
         question = Question(held.name, "release", self.process, self.world.now)
         self._story.ledger.questions.append(question)
         try:
@@ -185,7 +189,7 @@ class Replica:
         self.world.note(self.process.name, f"   release of {held.name}: {question.answer}")
 
     def hold(self, task: Task, times: int = 1, attempts: int = 40) -> None:
-        """Hold a task, some times one after the other, and ask again until it is granted."""
+        """Hold a task several times in a row. A refused hold is asked for again."""
         for number in range(times):
             who = f"{self.process.name}/{number}"
             for _ in range(attempts):
@@ -199,7 +203,7 @@ class Replica:
                 self.world.sleep(2.0)
 
     def ask_often(self, times: int) -> None:
-        """Ask for many things at once, as in a burst."""
+        """Ask for many requests at once, as in a burst."""
         for _ in range(times):
             self.world.start(self.process, self._ask)
 
@@ -217,7 +221,8 @@ class Replica:
         tasks = {task.name: task for task in self._story.scenario.tasks if task.windows}
         while True:
             try:
-                states = self._client.ask(self._client.reading(list(tasks), list(self._kept)))
+                self.looked_from = self.world.now
+                states = self._client.ask(self._client.reading(list(tasks), self._watched))
             except TaskLockError as error:
                 self.world.note(self.process.name, f"   look: {error}")
                 states = []
@@ -225,8 +230,13 @@ class Replica:
                 self._act_on(state, tasks[state.task_name])
             self.world.sleep(POLL_INTERVAL)
 
+    @property
+    def _watched(self) -> Sequence[str]:
+        """The tasks whose states a look returns in any case."""
+        return list(self._kept)
+
     def _act_on(self, state: RunState, task: Task) -> None:
-        """Do what a row calls for, as of ``Watch``."""
+        """Handle the state of a row, as in ``Watch``."""
         if state.finished:
             self._run_kept(task)
             return
@@ -264,19 +274,19 @@ class Replica:
 
 
 def _is_aged(held: HeldLock) -> bool:
-    """Tell whether little of its lease is left."""
-    return held.lease is not None and held.lease_left < held.lease * attempt.LEAST_OF_LEASE
+    """Return whether little of a claim's lease is left."""
+    return held.lease is not None and held.lease_left < held.lease * run_attempt.LEAST_OF_LEASE
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """What replicas do, and until when all of it has to be over.
+    """The actions of replicas, and the time in which they must be over.
 
-    :ivar act: starts what they do
-    :ivar polls: whether they look for dead runs
-    :ivar lasts: seconds
-    :ivar known: tasks that have a row from before
-    :ivar looks: from when until when faults are injected at looks, too, of which there are many
+    :ivar act: starts the actions
+    :ivar polls: whether the replicas look for dead runs
+    :ivar lasts: the limit of the time, in seconds
+    :ivar known: tasks that have a row at the beginning
+    :ivar looks: the time in which looks are places, too. It is short because there are many looks.
     """
 
     name: str
@@ -291,15 +301,15 @@ class Scenario:
 
     @property
     def lease(self) -> float:
-        """The shortest lease of its claims."""
+        """The shortest lease of the scenario's claims."""
         return min(task.lease or LEASE for task in self.tasks)
 
 
 @dataclass
 class Story:
-    """A scenario as it was once gone through, with the faults that were planned.
+    """One execution of a scenario, with planned faults.
 
-    :ivar found: what is wrong with it
+    :ivar found: the broken promises
     """
 
     scenario: Scenario
@@ -319,7 +329,7 @@ class Story:
         world.processes += [Process(name, 0.2 * n) for n, name in enumerate(names)]
         for n, process in enumerate(world.processes):
             poll_from = 1.0 + 1.7 * n if scenario.polls else inf
-            self.replicas.append(Replica(self, process, poll_from))
+            self.replicas.append(self._make_replica(process, poll_from))
         scenario.act(self)
         try:
             while not self._is_over:
@@ -327,6 +337,9 @@ class Story:
             self.found = self._judged()
         finally:
             world.close()
+
+    def _make_replica(self, process: Process, poll_from: float) -> Any:
+        return Replica(self, process, poll_from)
 
     def _let_be_known(self, name: str) -> None:
         task = Registration(name, "", None, 60.0, 0.0, "")
@@ -338,7 +351,7 @@ class Story:
     @property
     def _is_over(self) -> bool:
         world = self.world
-        # A dead holder is noticed later by as much as the database's clock was set back.
+        # A clock that was set back delays the discovery of a dead holder by as much.
         lasts = self.scenario.lasts - min(0.0, world.database_ahead)
         lasts += PAUSE * max(0, len(self.planned) - 1)
         return world.now >= BEGIN + lasts or (
@@ -348,9 +361,13 @@ class Story:
         )
 
     def _judged(self) -> list[str]:
-        scenario, world = self.scenario, self.world
-        injected = self.plan.injected
-        promise = Promise(
+        found = violations(self.ledger, self._wanted, self._promise, self.world.now)
+        return found + self._held_by_nobody()
+
+    @property
+    def _promise(self) -> Promise:
+        scenario, injected = self.scenario, self.plan.injected
+        return Promise(
             lease=scenario.lease,
             failover=frozenset(task.name for task in scenario.tasks if task.failover),
             holds=frozenset(scenario.holds),
@@ -358,18 +375,19 @@ class Story:
             needless=all(each in TRIFLES for each in injected),
             hopeless="slow database" in injected and scenario.lease < 2 * SLOW,
             own_in_the_way=any(each.startswith(KEEPS_RELEASES) for each in injected),
-            steps_ahead=world.steps_ahead,
+            steps_ahead=self.world.steps_ahead,
         )
-        wanted = [
-            Wanted(task.name, window, world.processes)
-            for task in scenario.tasks
+
+    @property
+    def _wanted(self) -> Sequence[Wanted]:
+        return [
+            Wanted(task.name, window, self.world.processes)
+            for task in self.scenario.tasks
             for window in task.windows
         ]
-        found = violations(self.ledger, wanted, promise, world.now)
-        return found + self._held_by_nobody()
 
     def _held_by_nobody(self) -> list[str]:
-        """Return what is held at the end, and not by a replica that was killed."""
+        """Return the tasks that are claimed at the end by a replica that was not killed."""
         dead = {process.name for process in self.world.processes if process.is_dead}
         return [
             f"held by nobody: {row.task_name}, which {row.locked_by} claimed"
@@ -379,7 +397,7 @@ class Story:
 
     @property
     def singles(self) -> list[Planned]:
-        """Every fault at every place of this story, of which nothing went wrong."""
+        """Every fault at every place of this story. The story itself must have no faults."""
         since, until = self.scenario.looks
         return [
             Planned(place.number, fault)
@@ -396,7 +414,7 @@ class Story:
 
 
 def _offset(story: Story, task: Task, *, apart: float = 0.3) -> None:
-    """Let each replica run the windows of a task, each a little later than the one before it."""
+    """Let each replica run the windows of a task, a little later than the replica before it."""
     for n, replica in enumerate(story.replicas):
         for window in task.windows:
             replica.start(partial(replica.run_windows, task, [window]), window + apart * n)

@@ -1,4 +1,4 @@
-"""Real lock clients on a virtual clock: what they send goes to rows in memory, or gets lost."""
+"""Real lock clients on a virtual clock, whose statements go to rows in memory or meet faults."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from weakref import WeakSet
 
 import psycopg
 
-from apscheduler_tasklock import lock
+from apscheduler_tasklock import _shutdown, lock
 from apscheduler_tasklock._database import (
-    asked,
+    awaited_ticket,
     deadline,
     outage,
     rejections,
@@ -26,19 +26,22 @@ from apscheduler_tasklock._database.connection import attempt_limit
 from apscheduler_tasklock._database.deadline import Deadline
 from apscheduler_tasklock._database.session import NoCursor, Session
 from apscheduler_tasklock._database.thread import DatabaseThread
-from apscheduler_tasklock._lock import claim, client, heartbeat, releases, replica
+from apscheduler_tasklock._lock import claim_attempts, client, heartbeat, releases, replica
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.replica import LockSettings, Replica
+from apscheduler_tasklock._runs import jobs_thread
 from apscheduler_tasklock.testing.in_memory import MemoryProtocol, MemoryTaskLocks
 from tests.simulation.faults import CLAIM_TIMEOUT, CLAIMS, RELEASES, Place, Plan
 from tests.simulation.world import BEGIN, CLOCK, Inbox, Process, VirtualFuture, World, replaced
 
 ASKS_THE_TIME = (
-    asked,
-    claim,
+    awaited_ticket,
+    claim_attempts,
     client,
     deadline,
+    _shutdown,
     heartbeat,
+    jobs_thread,
     lock,
     outage,
     rejections,
@@ -48,28 +51,32 @@ ASKS_THE_TIME = (
 )
 
 
+# Statements that pass over locked rows.
+PASSING_OVER = ("claim_many", "first_claim_many")
+
+
 class Connection:
-    """In place of a connection of psycopg."""
+    """Stands in for a connection of psycopg."""
 
     def __init__(self) -> None:
         status = psycopg.pq.TransactionStatus.IDLE
         self.info = SimpleNamespace(transaction_status=status)
         self.prepare_threshold: int | None = None
-        self.limit: Callable[[], float] = lambda: inf  # seconds that an answer may take
+        self.limit: Callable[[], float] = lambda: inf  # limit of the wait for an answer, in seconds
 
     def close(self) -> None:
         pass
 
 
 class Cursor(NoCursor):
-    """A cursor that knows how long its answers are waited for."""
+    """A cursor with the limit of the wait for its answers."""
 
     def __init__(self, limit: Callable[[], float]) -> None:
         self.limit = limit
 
 
 class SimulatedSession(Session):
-    """The real one, whose connections are none."""
+    """The real session, with simulated connections."""
 
     def __init__(self, world: World, process: Process) -> None:
         super().__init__(Connection, attempt_limit(CLAIM_TIMEOUT))
@@ -90,7 +97,7 @@ def _bounded(connection: Connection, seconds: float, deadline: Deadline) -> Iter
 
 
 class SimulatedThread(DatabaseThread):
-    """The real one, but that it is a thread of a world."""
+    """The real database's thread, as a thread of a world."""
 
     def __init__(self, session: SimulatedSession, *arguments: Any) -> None:
         super().__init__(session, *arguments)
@@ -110,7 +117,7 @@ class SimulatedThread(DatabaseThread):
 
 
 class SimulatedReplica(Replica):
-    """The real one, in a process of a world."""
+    """The real replica, in a process of a world."""
 
     def __init__(self, settings: LockSettings, world: World, process: Process) -> None:
         self._world = world
@@ -122,20 +129,21 @@ class SimulatedReplica(Replica):
 
 
 class SimulatedClient(LockClient):
-    """The real one, in a process of a world."""
+    """The real lock client, in a process of a world."""
 
     def __init__(self, settings: LockSettings, world: World, process: Process) -> None:
         super().__init__(settings, SimulatedReplica(settings, world, process))
 
 
 class Database:
-    """Rows in memory; whatever is on its way to them may meet a fault. A stand-in.
+    """Rows in memory in place of the database. Each statement to them may meet a fault.
 
-    :param lease: of the scenario's claims
+    :param lease: the lease of the scenario's claims
     """
 
     def __init__(self, world: World, plan: Plan, lease: float) -> None:
         self.rows = MemoryTaskLocks(world.database_time)
+        self.locked_until: dict[str, float] = {}  # rows that another session has locked
         self._world = world
         self._plan = plan
         self._lease = lease
@@ -145,6 +153,16 @@ class Database:
         [process] = [each for each in self._world.processes if each.name == replica_id]
         return _OnTheWay(self, process, self.rows.protocol(replica_id))
 
+    def pass_over(self, arguments: Sequence[Any]) -> Sequence[Any]:
+        """Return the arguments of a batch of claims without the claims whose rows are locked."""
+        now = self._world.now
+        asked = [
+            (request, lag)
+            for request, lag in zip(arguments[0], arguments[1], strict=True)
+            if self.locked_until.get(request.task_name, -inf) <= now
+        ]
+        return [[request for request, _ in asked], [lag for _, lag in asked], *arguments[2:]]
+
     def step(
         self,
         process: Process,
@@ -153,7 +171,7 @@ class Database:
         carry_out: Callable[[], Any] | None = None,
         limit: float = inf,
     ) -> Any:
-        """Let a statement be sent, or a replica take a step, with the fault that is planned."""
+        """Carry out a statement or step, with its planned fault if there is one."""
         at = self._world.now - BEGIN
         place = Place(
             self._world, process, next(self._count), what, group, carry_out, limit, self._lease, at
@@ -162,7 +180,7 @@ class Database:
 
 
 class _OnTheWay:
-    """What a replica asks of the rows, a statement each."""
+    """The protocol of a replica, whose calls are statements on their way to the rows."""
 
     def __init__(self, database: Database, process: Process, protocol: MemoryProtocol) -> None:
         self._database = database
@@ -173,18 +191,23 @@ class _OnTheWay:
         return partial(self._send, name)
 
     def _send(self, name: str, cursor: Any, *arguments: Any, **options: Any) -> Any:
+        def carry_out() -> Any:
+            passes_over = name in PASSING_OVER and self._database.locked_until
+            asked = self._database.pass_over(arguments) if passes_over else arguments
+            return getattr(self._protocol, name)(cursor, *asked, **options)
+
         group = "claim" if name in CLAIMS else "release" if name in RELEASES else name
         return self._database.step(
             self._process,
             f"{name} {_tasks_of(arguments)}",
             group,
-            lambda: getattr(self._protocol, name)(cursor, *arguments, **options),
+            carry_out,
             cursor.limit(),
         )
 
 
 def _tasks_of(arguments: Sequence[Any]) -> str:
-    """Return the tasks that a statement is about, for the trace."""
+    """Return the tasks of a statement, for the trace."""
     if not arguments:
         return ""
     asked = arguments[0]
@@ -197,13 +220,12 @@ def _tasks_of(arguments: Sequence[Any]) -> str:
 
 @contextmanager
 def simulating() -> Iterator[None]:
-    """Let the library's own modules have a world's clock and threads within."""
+    """Replace the clock and the threads of the library's modules by a world's."""
     with ExitStack() as stack:
         stack.enter_context(replaced(*((module, "time", CLOCK) for module in ASKS_THE_TIME)))
         stack.enter_context(
             replaced(
-                (asked, "Future", VirtualFuture),
-                (thread, "Future", VirtualFuture),
+                (awaited_ticket, "Future", VirtualFuture),
                 (thread, "jittered", CLOCK.jittered),
                 (thread, "_PAUSE", CLOCK),
                 (thread, "_all", WeakSet()),

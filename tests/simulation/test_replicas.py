@@ -1,4 +1,4 @@
-"""Simulated replicas: the application's own functions, on a clock that is moved by hand."""
+"""Simulated replicas, which call the application's functions on a clock that the test moves."""
 
 from __future__ import annotations
 
@@ -257,7 +257,7 @@ class TestTime:
         )
         runs = simulation.advance(days=1)
         assert len({run.run_time for run in runs}) == len(runs) == 24
-        assert {run.replica for run in runs} == {"replica-2"}  # whose clock is ahead
+        assert {run.replica for run in runs} == {"replica-2"}  # because its clock is ahead
         assert runs[0].began_at < MIDNIGHT + timedelta(minutes=59, seconds=21)
 
     def test_the_zone_of_the_start_is_that_of_the_schedulers(self) -> None:
@@ -270,7 +270,7 @@ class TestTime:
         first, second = simulation.advance(days=2)
         assert [run.run_time.hour for run in (first, second)] == [12, 12]
         passed = second.began_at.timestamp() - first.began_at.timestamp()
-        assert abs(passed - 23 * 3600) < 1  # the clocks change in between
+        assert abs(passed - 23 * 3600) < 1  # because clocks change in between
 
     @pytest.mark.parametrize(
         ("day", "hour", "first"),
@@ -309,7 +309,7 @@ class TestTime:
 
 
 class Stuck(BaseTrigger):  # type: ignore[misc]  # APScheduler has no types
-    """As APScheduler's cron trigger with jitter, in the hour that clocks repeat in autumn."""
+    """A trigger without progress, like a cron trigger with jitter in a repeated hour."""
 
     def get_next_fire_time(self, previous: datetime | None, now: datetime) -> datetime:
         return MIDNIGHT + 10 * MINUTE
@@ -329,7 +329,7 @@ class TestDeaths:
         assert second.run_time == first.run_time
         assert second.replica != first.replica
         assert first.ended_at is not None
-        # The lease, and a look at the rows.
+        # The sum of the lease and the poll interval limits the wait.
         waited = (second.began_at - first.ended_at).total_seconds()
         assert 20 < waited < 37
 
@@ -454,7 +454,7 @@ class TestDeaths:
     ) -> None:
         simulation = simulated(every_minutes(60), 2)
         simulation.advance(minutes=30)
-        late = simulation.start_replica()  # by its own interval it runs at half past
+        late = simulation.start_replica()  # its own interval runs the job at half past
         [first] = simulation.advance(minutes=31)
         for replica in simulation:
             if replica is not late:

@@ -1,11 +1,10 @@
 """Every fault at every place of the database's side, on a virtual clock, and some pairs of them.
 
-What it does and does not see is in the README beside this.
+The README beside this module says what these tests find, and what they cannot find.
 """
 
 from __future__ import annotations
 
-import logging
 import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -16,30 +15,20 @@ import pytest
 from tests.simulation.faults import FAULTS, STEPS, Planned
 from tests.simulation.mutations import MUTATIONS
 from tests.simulation.scenarios import SCENARIOS, Scenario, Story
-from tests.simulation.side import simulating
 from tests.simulation.world import GoesRoundError
 
-# The second fault of a pair comes within so many places after the first.
+pytestmark = pytest.mark.usefixtures("simulation")
+
+# Limits the places from the first fault of a pair to the second one.
 NEAR = 10
 SEED = 31
-# The share of all pairs that `make test` has time for.
+# The share of all pairs in `make test`.
 SHARE_IN_SHORT = 0.0025
-# How many stories that went wrong are told in full.
+# Limits the failed stories that are printed in full.
 MOST_TOLD = 3
 
 
-@pytest.fixture(autouse=True)
-def simulation() -> Iterator[None]:
-    # What is logged here is true of no real database, and is much.
-    logging.disable(logging.CRITICAL)
-    try:
-        with simulating():
-            yield
-    finally:
-        logging.disable(logging.NOTSET)
-
-
-# Pairs that went wrong once, each with the statements that the faults go to.
+# Pairs that broke a promise once, each with the statements at which its faults are.
 MENDED = {
     "an answer that tells of no claim is seen when the claim was granted since": (
         "hold",
@@ -133,12 +122,12 @@ def pairs(scenario: Scenario, share: float) -> Iterator[tuple[Planned, Planned]]
 
 
 def is_beyond_promise(first: str, second: str) -> bool:
-    """Tell whether the documentation gives up what two faults together may cost."""
+    """Return whether the documentation excludes the cost of two faults together."""
     faults = (first, second)
-    # Beyond five minutes a run time is not believed that all replicas share.
+    # An exact run time does not count if the clocks differ by more than five minutes.
     if all(each.startswith("step") for each in faults):
         return True
-    # A claim that is held up on its way can be granted for longer on a clock that was set back.
+    # A delayed claim expires later on a clock that was set back.
     return "step back" in faults and any("held up" in each for each in faults)
 
 
@@ -170,7 +159,7 @@ def test_a_pair_of_faults_that_went_wrong_keeps_what_is_promised(pair: str) -> N
     name, *places = MENDED[pair]
     [scenario] = [each for each in SCENARIOS if each.name == name]
     story = Story(scenario, tuple(planned for _, planned in places))
-    # Else the scenario has changed, and the pair is to be looked for again.
+    # If this fails, the scenario has changed, and the pair has to be found again.
     assert [story.plan.places[planned.at].what for _, planned in places] == [
         what for what, _ in places
     ], story

@@ -1,4 +1,4 @@
-"""What simulated replicas ran, as a timeline of plain text."""
+"""The runs of simulated replicas as a timeline of plain text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LEGEND = "# began   D died   T taken over   : running   . idle"
 
 
 class Entry(Protocol):
-    """A run, as of ``SimulatedRun``."""
+    """A run, as ``SimulatedRun`` has it."""
 
     job_id: str
     replica: str
@@ -22,12 +22,12 @@ class Entry(Protocol):
     outcome: str
 
 
-# A replica's name, when it started, and when it was gone.
+# A replica's name, its start, and its end or ``None``.
 Life = tuple[str, datetime, "datetime | None"]
 
 
 def timeline(runs: Sequence[Entry], lives: Sequence[Life], start: datetime, end: datetime) -> str:
-    """Return a lane for each job and replica, of equal parts of the time from start to end."""
+    """Return a lane for each job and replica, in which equal parts stand for equal times."""
     lines = [f"{start:%Y-%m-%d %H:%M:%S} to {end:%Y-%m-%d %H:%M:%S %Z}, {LEGEND}"]
     width = max((len(name) for name, *_ in lives), default=0)
     for job_id in sorted({run.job_id for run in runs}):
@@ -48,7 +48,7 @@ def timeline(runs: Sequence[Entry], lives: Sequence[Life], start: datetime, end:
 
 
 class _Lane:
-    """What one replica ran of one job."""
+    """The runs of one job on one replica."""
 
     def __init__(
         self, start: datetime, end: datetime, began: datetime, gone: datetime | None
@@ -65,7 +65,7 @@ class _Lane:
         return min(WIDTH - 1, max(0, int(share * WIDTH)))
 
     def add(self, run: Entry) -> None:
-        """Draw a run. In a part with several, the most telling one counts."""
+        """Draw a run. If a part has several runs, the mark of the most important one stays."""
         first, last = self._part(run.began_at), self._part(run.ended_at or self._end)
         for part in range(first + 1, last + 1):
             if self._parts[part] == ".":

@@ -1,8 +1,8 @@
-"""One thread and a virtual clock for several processes, each of which has threads of its own.
+"""A virtual clock for several processes with several threads each, all in one real thread.
 
-A thread is a greenlet here. What would wait goes to the heap of what is due, and the clock jumps
-to the next of that. The order of everything is given by the times, and among equal ones by who came
-first, so that a world that is made again goes the same way.
+A thread is a greenlet here. A wait is an entry of a heap, and the clock jumps to the next entry.
+Entries are ordered by their times, and entries of equal times by their insertion, so that a world
+that is made again goes the same way.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ import greenlet
 # The monotonic clock and the date at which each world begins.
 BEGIN = 1_000.0
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)
-# How many times a thread goes on, after which a world counts as one that goes round in circles.
+# Limits how often threads go on without progress of the clock.
 MOST_TURNS = 100_000
 
 
 class GoesRoundError(Exception):
-    """Threads go on and on, and the clock does not."""
+    """Threads go on without progress of the clock."""
 
 
 @dataclass(eq=False)
@@ -39,12 +39,12 @@ class Process:
     """A replica's process.
 
     :ivar skew: seconds by which its wall clock is ahead
-    :ivar paused_until: when it goes on that was stopped
-    :ivar killed_at: when it was killed
-    :ivar cut_until: until when nothing of it comes to the database
-    :ivar out_of_touch: from when until when nothing of it came to the database while others might
-        have asked that, on the virtual clock
-    :ivar silent: likewise, also in outages
+    :ivar paused_until: until when the process is paused
+    :ivar killed_at: when the process was killed
+    :ivar cut_until: until when the process is cut off from the database
+    :ivar out_of_touch: the times in which the process was cut off while others may have reached the
+        database, each with begin and end on the virtual clock
+    :ivar silent: the times in which the process was cut off, also in outages
     """
 
     name: str
@@ -56,14 +56,14 @@ class Process:
     silent: list[tuple[float, float]] = field(default_factory=list)
 
     def lose_touch(self, since: float, seconds: float, *, alone: bool = True) -> None:
-        """Note that nothing comes from it, and from others neither unless it is alone."""
+        """Note that the process is cut off: alone, or together with all others in an outage."""
         self.silent.append((since, since + seconds))
         if alone:
             self.out_of_touch.append((since, since + seconds))
 
     @property
     def silences(self) -> list[tuple[float, float]]:
-        """What is silent, with those stretches made one that follow each other."""
+        """The times of ``silent``, with adjacent ones joined."""
         merged: list[tuple[float, float]] = []
         for since, until in sorted(self.silent):
             if merged and since <= merged[-1][1] + 1.0:
@@ -85,15 +85,17 @@ class _Wait:
 
 
 class World:
-    """What several processes do on one clock.
+    """Several processes on one clock.
 
+    :param start: the date at the beginning
     :ivar database_ahead: seconds by which the database's clock is ahead
-    :ivar steps_ahead: when that clock was set ahead
+    :ivar steps_ahead: when the database's clock was set ahead
     :ivar slow_until: until when the database answers late
-    :ivar trace: what happened: when, where, and what
+    :ivar trace: the events: time, place and text
     """
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self, seed: int = 0, start: datetime = START) -> None:
+        self.start_time = start
         self.now = BEGIN
         self.database_ahead = 0.0
         self.steps_ahead: list[float] = []
@@ -105,25 +107,44 @@ class World:
         self._heap: list[tuple[float, int, _Wait | Callable[[], object]]] = []
         self._order = count()
         self._threads: list[tuple[Any, Process]] = []
-        self._jobs: list[tuple[Any, Process]] = []  # those that are no daemons
-        self._calls = 0  # functions that are to be called
+        self._jobs: list[tuple[Any, Process]] = []  # the threads that are no daemons
+        self._calls = 0  # number of functions to be called
         self._current: Process | None = None
         self._is_over = False
 
     def database_time(self) -> datetime:
-        """Return what the database's clock says."""
-        return START + timedelta(seconds=self.now - BEGIN + self.database_ahead)
+        """Return the time of the database's clock."""
+        return self.start_time + timedelta(seconds=self.now - BEGIN + self.database_ahead)
 
     def step_database(self, seconds: float) -> None:
-        """Set the database's clock ahead, or back if the seconds are negative."""
+        """Set the database's clock ahead by so many seconds, or back by negative ones."""
         self.database_ahead += seconds
         if seconds > 0:
             self.steps_ahead.append(self.now)
 
     def wall_time(self) -> float:
-        """Return what the wall clock of the process says that goes on now."""
+        """Return the time of the current process's wall clock."""
         skew = 0.0 if self._current is None else self._current.skew
-        return START.timestamp() + self.now - BEGIN + skew
+        return self.start_time.timestamp() + self.now - BEGIN + skew
+
+    @property
+    def current(self) -> Process | None:
+        """The current process."""
+        return self._current
+
+    @contextmanager
+    def acting(self, process: Process) -> Iterator[None]:
+        """Make a process the current one. The code inside must not wait."""
+        before, self._current = self._current, process
+        try:
+            yield
+        finally:
+            self._current = before
+
+    @property
+    def next_at(self) -> float:
+        """The time of the next entry of the heap; ``inf``: there is none."""
+        return self._heap[0][0] if self._heap else inf
 
     def note(self, who: str, what: str) -> None:
         """Add a line to the trace."""
@@ -137,7 +158,7 @@ class World:
         *,
         daemon: bool = False,
     ) -> None:
-        """Start a thread of a process, which goes on for ever if it is a daemon."""
+        """Start a thread of a process. A daemon does not keep the world busy."""
         thread = greenlet.greenlet(function, parent=self._hub)
         self._threads.append((thread, process))
         if not daemon:
@@ -145,24 +166,24 @@ class World:
         self._push(self.now + after, _Wait(thread, process))
 
     def call_at(self, at: float, function: Callable[[], object]) -> None:
-        """Call a function then, which must not wait."""
+        """Call a function at a time. The function must not wait."""
         self._calls += 1
         self._push(at, function)
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing goes on but daemons."""
+        """Whether only daemons are left."""
         self._jobs = [(job, process) for job, process in self._jobs if not job.dead]
         return not self._calls and all(process.is_dead for _, process in self._jobs)
 
     def sleep(self, seconds: float) -> None:
-        """Let the thread that calls this wait."""
+        """Let the calling thread wait."""
         self.wait(self.now + seconds, lambda _wake: None)
 
     def wait(self, until: float, register: Callable[[Callable[[], None]], object]) -> None:
-        """Let the thread that calls this wait until then, or until it is woken.
+        """Let the calling thread wait until a time, or until it is woken.
 
-        :param register: gets what wakes it
+        :param register: gets the function that wakes the thread
         """
         if self._is_over:
             raise greenlet.GreenletExit
@@ -177,7 +198,7 @@ class World:
             raise greenlet.GreenletExit
 
     def run(self, until: float) -> None:
-        """Let all go on until that time on the virtual clock."""
+        """Let all threads go on until a time of the virtual clock."""
         for _ in range(MOST_TURNS):
             if not self._heap or self._heap[0][0] > until:
                 self.now = until
@@ -212,7 +233,7 @@ class World:
 
 
 class Clock:
-    """In place of the module ``time``: what a world's clocks say.
+    """Stands in for the module ``time``, with the clocks of a world.
 
     :ivar world: the world, which each simulation replaces
     """
@@ -226,7 +247,7 @@ class Clock:
         return self.world.wall_time()
 
     def wait(self, seconds: float) -> None:
-        """Wait, as of an event that nobody sets."""
+        """Wait, in place of an event that nobody sets."""
         self.world.sleep(seconds)
 
     def jittered(self, seconds: float) -> float:
@@ -281,7 +302,7 @@ class Inbox:
 
 @contextmanager
 def replaced(*replacements: tuple[Any, str, Any]) -> Iterator[None]:
-    """Replace attributes of modules and classes within."""
+    """Replace attributes of modules and classes inside the context."""
     before = [(owner, name, vars(owner)[name]) for owner, name, _ in replacements]
     try:
         for owner, name, value in replacements:

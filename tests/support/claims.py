@@ -1,4 +1,4 @@
-"""Claims of replicas without a scheduler, and holders that die."""
+"""Claims without a scheduler, and holders that die."""
 
 from __future__ import annotations
 
@@ -6,43 +6,45 @@ from typing import Any
 
 import psycopg
 
+from apscheduler_tasklock import TaskLocks
 from apscheduler_tasklock._lock.client import LockClient
-from apscheduler_tasklock._lock.messages import ClaimRequest, Refusal
+from apscheduler_tasklock._lock.protocol_messages import ClaimRequest, Refusal
 from apscheduler_tasklock.lock import HeldLock
+from apscheduler_tasklock.status import Run
 
 
-def claim(
-    locks: LockClient, task: str = "task", *, since: float | None = None, **wanted: Any
-) -> HeldLock | Refusal:
-    """Claim a task as a job does, for now if no run time is given.
-
-    :param since: when it was wanted, on the monotonic clock, if that was not now
-    """
+def claim(locks: LockClient, task: str = "task", **wanted: Any) -> HeldLock | Refusal:
+    """Claim a task as a job does. The default run time is now."""
     request = ClaimRequest(task, **{"min_lock": 9.0, "max_lock": 50.0, **wanted})
-    claimed = locks.claim(request, since)
+    claimed = locks.claim(request)
     assert claimed is not None
     return claimed
 
 
 def held(locks: LockClient, task: str = "task", **wanted: Any) -> HeldLock:
-    """Claim a task, which has to be free."""
+    """Claim a task, and fail if the claim is refused."""
     claimed = claim(locks, task, **wanted)
     assert isinstance(claimed, HeldLock), claimed
     return claimed
 
 
 def die(locks: LockClient, lock: HeldLock) -> None:
-    """Renew a claim no more, and never release it, as a process that was killed."""
+    """Stop renewing a claim, and never release it, like a killed process."""
     locks.abandon(lock)
 
 
 def row(connection: psycopg.Connection[Any], task: str = "job") -> dict[str, Any]:
-    """Return the row of a task, and as "over" whether its lease has ended."""
+    """Return the row of a task; its key "over" says whether the lease has ended."""
     cursor = connection.cursor(row_factory=psycopg.rows.dict_row)
     query = "SELECT *, locked_until <= now() AS over FROM task_lock WHERE task_name = %s"
     found = cursor.execute(query, [task]).fetchone()
     assert found is not None
     return found
+
+
+def ended_runs(locks: TaskLocks, task: str = "job") -> list[Run]:
+    """Return the entries of a task's runs, the newest first, without what operators did."""
+    return [run for run in locks.runs(task) if run.kind != "operator"]
 
 
 def pids(connection: psycopg.Connection[Any]) -> set[int]:

@@ -1,4 +1,4 @@
-"""The command line, run in this process or, on a terminal, in one of its own."""
+"""Runs the command line in this process, or in its own process with pipes or a terminal."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from tests.support.polling import eventually
 ROOT = Path(__file__).parent.parent.parent
 
 
-# The command line in a process of its own. It heeds Ctrl-C, which what a shell has started in the
-# background, and its children, ignore.
+# Starts the command line in its own process. The process restores the handler of SIGINT, because
+# background processes of a shell and their children ignore the signal.
 COMMAND = [
     sys.executable,
     "-u",
@@ -34,7 +34,7 @@ COMMAND = [
 
 
 def run_pasted(line: str, database_url: str) -> str:
-    """Run a command line that a log line has printed, in a shell, and return what it says."""
+    """Run a command of a log line in a shell, and return its output."""
     program = f'apscheduler-tasklock() {{ {shlex.join(COMMAND)} "$@"; }}'
     return subprocess.run(
         ["bash", "-c", f"{program}; {line}"],
@@ -49,7 +49,7 @@ def run_pasted(line: str, database_url: str) -> str:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a command has printed, and its exit status."""
+    """The output of a command, and its exit status."""
 
     status: int
     out: str
@@ -61,7 +61,7 @@ class Answer:
 
     @property
     def cells(self) -> list[list[str]]:
-        """The rows of the table that was printed, without the names of its columns."""
+        """The rows of the printed table, without its head."""
         return [[cell for cell in line.split("  ") if cell] for line in self.out.splitlines()[1:]]
 
 
@@ -76,10 +76,13 @@ class Command:
         self._capsys = capsys
 
     def __call__(self, command: str, *arguments: str, database: str | None = None) -> Answer:
-        """Run a command of the command line in this process."""
+        """Run a command of the command line in this process.
+
+        :param command: ``status``, or with the action as ``jobs pause``
+        """
         url = database or self.database_url
         try:
-            status = main([command, "--database", url, *arguments])
+            status = main([*command.split(), "--database", url, *arguments])
         except SystemExit as ended:
             status = int(ended.code or 0)
         printed = self._capsys.readouterr()
@@ -93,7 +96,7 @@ def environment(database_url: str, **more: str) -> dict[str, str]:
 
 
 class OnTerminal:
-    """The command line in a process of its own, on a terminal. A context manager."""
+    """A process of the command line on a terminal. A context manager."""
 
     def __init__(self, database_url: str, *arguments: str, **env: str) -> None:
         self._ours, theirs = pty.openpty()
@@ -121,16 +124,16 @@ class OnTerminal:
 
     @property
     def text(self) -> str:
-        """What it has shown so far."""
+        """The output so far."""
         try:
             while more := os.read(self._ours, 65536):
                 self.output += more
-        except (BlockingIOError, OSError):  # nothing yet; or it has ended
+        except (BlockingIOError, OSError):  # no output yet, or the process has ended
             pass
         return self.output.decode(errors="replace")
 
     def wait_for(self, text: str) -> str:
-        """Wait until it has shown a text."""
+        """Wait until the output has a text."""
         eventually(lambda: text in self.text or self.process.poll() is not None)
         assert text in self.text, self.text
         return self.text
@@ -144,13 +147,13 @@ class OnTerminal:
         self.process.send_signal(signal.SIGINT)
 
     def status(self) -> int:
-        """Wait until it has ended; return its exit status."""
+        """Wait for the end of the process, and return its exit status."""
         eventually(lambda: (self.text, self.process.poll())[1] is not None)
         return int(self.process.returncode)
 
 
 def run_process(env: Mapping[str, str], *arguments: str) -> Answer:
-    """Run the command line in a process of its own, whose output goes into pipes."""
+    """Run the command line in its own process, with pipes for its output."""
     finished = subprocess.run(
         [sys.executable, "-m", "apscheduler_tasklock.cli", *arguments],
         env=dict(env),

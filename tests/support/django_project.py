@@ -1,4 +1,4 @@
-"""A Django project in a folder, and its `manage.py` in processes of its own."""
+"""A Django project in a folder, whose `manage.py` runs in its own processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from tests.support.polling import eventually
 
-# What a script in the project begins with.
+# The first lines of a script in the project.
 _SET_UP = """
 import json, os, sys
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "project.settings")
@@ -69,7 +69,7 @@ def database_settings(url: str, **options: Any) -> dict[str, Any]:
 class DjangoProject:
     """A project of ``startproject``, whose package is ``project``.
 
-    :param folder: where it is made
+    :param folder: the folder in which it is made
     """
 
     def __init__(self, folder: Path, checkout: Path) -> None:
@@ -97,7 +97,7 @@ class DjangoProject:
             settings.write(f"\n{text}\n")
 
     def finished(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Run Python in the project, and return what came of it."""
+        """Run Python in the project, and return the finished process."""
         return subprocess.run(
             [sys.executable, *arguments],
             cwd=self.folder,
@@ -119,13 +119,13 @@ class DjangoProject:
         return self.python("manage.py", *arguments)
 
     def refused(self, *arguments: str) -> str:
-        """Run a command of ``manage.py`` that ends in an error, and return its last line."""
+        """Run a command of ``manage.py`` that fails, and return the last line of its error."""
         finished = self.finished("manage.py", *arguments)
         assert finished.returncode == 1, finished.stdout + finished.stderr
         return finished.stderr.strip().splitlines()[-1]
 
     def ask(self, code: str, *arguments: Any) -> Any:
-        """Run code in the project, and return what it gives to ``answer``."""
+        """Run code in the project, and return the value that it passes to ``answer``."""
         given = [json.dumps(argument) for argument in arguments]
         printed = self.python("-W", "error", "-c", _SET_UP + code, *given)
         [found] = re.findall(r"^answer: (.*)$", printed, re.M)
@@ -139,8 +139,8 @@ class DjangoProject:
     ) -> list[tuple[int, str, list[list[str]]]]:
         """Send requests to the project's pages as a user.
 
-        :param permissions: their code names; ``None``: all
-        :return: of each page the status, the text, and the messages with their levels
+        :param permissions: the code names of the user's permissions; ``None``: all
+        :return: for each page its status, its text, and its messages with their levels
         """
         pages: list[tuple[int, str, list[list[str]]]] = self.ask(
             _BROWSE, [user, permissions, requests]
@@ -149,7 +149,7 @@ class DjangoProject:
 
     @contextmanager
     def started(self, *arguments: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
-        """Run Python in the project, writing to a log; what is left of it at the end is killed."""
+        """Run Python in the project with a log; kill its processes at the end."""
         with log.open("wb") as output, ExitStack() as ending:
             process = subprocess.Popen(
                 [sys.executable, *arguments],
@@ -165,7 +165,7 @@ class DjangoProject:
 
     @contextmanager
     def scheduler(self, log: Path) -> Iterator[subprocess.Popen[bytes]]:
-        """Run ``runscheduler``, and go on when its scheduler runs."""
+        """Run ``runscheduler``, and wait until its scheduler runs."""
         with self.started("manage.py", "runscheduler", log=log) as process:
             eventually(lambda: " runs. " in log.read_text() or process.poll() is not None)
             assert process.poll() is None, log.read_text()

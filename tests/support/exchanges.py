@@ -1,4 +1,4 @@
-"""The database's thread by itself, and what holds it up."""
+"""The database's thread alone, and requests that delay it."""
 
 from __future__ import annotations
 
@@ -8,21 +8,27 @@ from typing import Any
 
 from apscheduler_tasklock import TaskLockError
 from apscheduler_tasklock._database.connection import attempt_limit, turn_limit
-from apscheduler_tasklock._database.deadline import Closing, Deadline
+from apscheduler_tasklock._database.deadline import Deadline
 from apscheduler_tasklock._database.outage import Outage
 from apscheduler_tasklock._database.requests import Call, Request
 from apscheduler_tasklock._database.session import Session, make_session
 from apscheduler_tasklock._database.thread import DatabaseThread, Renewing
+from apscheduler_tasklock._database.timings import Timings
+from apscheduler_tasklock._shutdown import Closing
 from tests.support.polling import eventually
 
 NAME = "a database's thread"
 
 
 class Setup:
-    """A database's thread, and what there is to hold it up."""
+    """A database's thread, with a request that can keep its connection in use."""
 
     def __init__(
-        self, database: Any, timeout: float = 60.0, renewing: Renewing | None = None
+        self,
+        database: Any,
+        timeout: float = 60.0,
+        renewing: Renewing | None = None,
+        timings: Timings | None = None,
     ) -> None:
         self.closing = Closing()
         self.outage = Outage("here", attempt_limit(timeout))
@@ -40,6 +46,7 @@ class Setup:
             self.closing,
             renewing,
             turn_limit(timeout),
+            timings,
         )
 
     def ask(
@@ -52,12 +59,12 @@ class Setup:
             request, deadline or Deadline(self.closing), turn_within=turn_within
         )
 
-    def ask_all(self, requests: Sequence[Request[Any]]) -> list[Asked]:
-        """Ask for each in a thread of its own, while the connection is in use."""
+    def ask_all(self, requests: Sequence[Request[Any]]) -> list[AwaitedTicket]:
+        """Ask for each request in its own thread, while the connection is in use."""
         with self.in_use():
             asked = []
             for number, request in enumerate(requests):
-                asked.append(Asked(self, request))
+                asked.append(AwaitedTicket(self, request))
                 eventually(lambda number=number: self.waiting() == number + 1)
         return [each.ended() for each in asked]
 
@@ -72,8 +79,8 @@ class Setup:
         self.database.close(0.0)
 
 
-class Asked(Thread):
-    """A request in a thread."""
+class AwaitedTicket(Thread):
+    """A thread that asks for a request."""
 
     def __init__(
         self, setup: Setup, request: Request[Any], deadline: Deadline | None = None
@@ -89,17 +96,17 @@ class Asked(Thread):
     def run(self) -> None:
         try:
             self.answer = self.setup.ask(self.request, deadline=self.deadline)
-        except BaseException as error:  # noqa: BLE001  # for the test to look at
+        except BaseException as error:  # noqa: BLE001  # the test checks it
             self.error = error
 
-    def ended(self) -> Asked:
+    def ended(self) -> AwaitedTicket:
         self.join(60)
         assert not self.is_alive()
         return self
 
 
 class InUse:
-    """The connection, in use by another request until the end of the context."""
+    """A context in which another request keeps the connection in use."""
 
     def __init__(self, setup: Setup) -> None:
         self.has_it, self.go_on = Event(), Event()
@@ -108,7 +115,7 @@ class InUse:
             self.has_it.set()
             assert self.go_on.wait(60)
 
-        self.asked = Asked(setup, Call(hold))
+        self.asked = AwaitedTicket(setup, Call(hold))
 
     def __enter__(self) -> InUse:
         assert self.has_it.wait(60)

@@ -1,4 +1,4 @@
-"""A fault that meets one statement of the library at one point of its way, through the proxy."""
+"""Faults at one point of one statement of the library, made by the proxy."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Literal
 
 from tests.support.proxy import Last, Proxy
 
-# What a statement of the library has that no other has. The text of a statement goes over the wire
-# for as long as psycopg does not prepare it, which is the first five times on a connection.
+# Texts that mark the library's statements. A statement's text goes over the wire until psycopg
+# prepares the statement, so in its first five executions on a connection.
 CLAIM = b"), claimed AS ("
 TAKEOVER = b"dead_claim_id uuid"
 FIRST_CLAIM = b"FROM asked LEFT JOIN first ON first.claim_id = asked.claim_id"
@@ -22,19 +22,21 @@ Kind = Literal["cut", "swallowed", "terminated"]
 
 
 class Fault:
-    """Meets the first statement with this text, once. Everything else passes.
+    """A fault at the first statement with a text, once. All other statements pass.
 
-    The points are ``"before"`` the statement has reached the server; ``"after"`` the server has
-    carried it out, and nothing of the answer arrives; ``"halfway"`` half of the answer arrives.
+    The points are ``"before"``: the statement does not reach the server; ``"after"``: the server
+    has carried it out, and no byte of the answer arrives; ``"halfway"``: half of the answer
+    arrives.
 
-    The kinds are ``"cut"``, the connection is closed; ``"swallowed"``, it stays open, and nothing
-    goes through it any more; ``"terminated"``, the server is told to end the connection, and its
-    last words arrive in place of what was held back. A server does not end a connection in the
-    middle of an answer, so that terminated halfway is: the whole answer, and then the last words.
+    The kinds are ``"cut"``: the connection is closed; ``"swallowed"``: the connection stays open,
+    and nothing passes any more; ``"terminated"``: the server ends the connection, and its last
+    message arrives in place of what the proxy keeps back. A server does not end a connection within
+    an answer, so a connection that is terminated halfway delivers the whole answer and the last
+    message.
 
     :param terminate: makes the server end the connection
-    :param passing: how many statements with this text pass before
-    :ivar met: set when a statement has met it
+    :param passing: the number of statements with this text that pass before
+    :ivar met: set when the fault has occurred
     """
 
     def __init__(
@@ -68,7 +70,7 @@ class Fault:
             if number != self._sent_on:
                 return data
             if self._broken:
-                # Of a terminated connection, what arrives now are the server's last words.
+                # After a termination, data of the server is its last message, which passes.
                 return b"" if self._kind == "swallowed" else data
             return data if to_server else self._break(data)
 

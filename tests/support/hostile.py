@@ -1,8 +1,7 @@
-"""Rows that somebody may write who can write the tables, and no replica would.
+"""Hostile rows: rows that no replica writes, but somebody who can write the tables can.
 
-A table of cases. Each makes one row of a good one, which keeps the case's name, so that a reader
-can be asked whether it tells of it. A new kind of such rows is one more line here; the tests that
-read it run it against every reader.
+This is a table of cases. Each case changes one good row, whose name is the case's name, so that a
+test can check whether a reader reports it. The tests run each case against every reader.
 """
 
 from __future__ import annotations
@@ -29,17 +28,17 @@ Connection = psycopg.Connection[Any]
 TASKS, RUNS = "task_lock", "task_lock_run"
 REPLICAS, JOBS = "task_lock_replica", "task_lock_job"
 
-# What has the name of a row in each table.
+# The column with the name of a row, by table.
 KEYS = {TASKS: "task_name", RUNS: "task_name", REPLICAS: "replica_id", JOBS: "id"}
 
 # The rows beside the hostile ones, by table.
 GOOD = {TASKS: "good task", RUNS: "good task", REPLICAS: "good replica", JOBS: "good job"}
 
-# The limits of all times, with which PostgreSQL's arithmetic leads beyond what Python has.
+# The limits of times in the tables. PostgreSQL's arithmetic with them leaves Python's range.
 EXTREME_TIMES = ("0001-01-02Z", "9999-12-30Z")
 
-# Times that Python lacks, in one time zone or another, which the tables do not take. The first and
-# the last are PostgreSQL's own limits, beyond which its arithmetic fails as well.
+# Times that the tables reject, because Python lacks them in some time zone. The first and the last
+# are PostgreSQL's own limits, at which its arithmetic fails, too.
 NO_TIMES = (
     "4714-11-24 00:00:00+00 BC",
     "0044-03-15 BC",
@@ -56,11 +55,11 @@ NO_TIMES = (
 class Hostile:
     """A hostile row.
 
-    :ivar name: of the row, unless it changes that itself
-    :ivar table: which table it is in
-    :ivar changes: what an UPDATE of a good row sets
-    :ivar unreadable: whether it has to be told as unreadable; the others are merely odd, and told
-    :ivar named: the name that the row then has, as SQL; ``None``: that of the case
+    :ivar name: the name of the case, and of the row unless the changes set another one
+    :ivar table: the row's table
+    :ivar changes: the SET clause of the UPDATE of a good row
+    :ivar unreadable: whether readers must report the row as unreadable; other rows are merely odd
+    :ivar named: the name that the changes set, as SQL, or ``None``
     """
 
     name: str
@@ -70,7 +69,7 @@ class Hostile:
     named: str | None = None
 
     def insert(self, connection: Connection) -> str:
-        """Make the row, and return its name."""
+        """Insert the row, and return its name."""
         _insert(connection, self.table, self.name)
         set_, key = self.changes, KEYS[self.table]
         if self.named is not None:
@@ -86,7 +85,7 @@ class Hostile:
 
 
 def insert_good(connection: Connection) -> None:
-    """Make a good row in each table."""
+    """Insert a good row into each table."""
     for table, name in GOOD.items():
         _insert(connection, table, name)
 
@@ -123,12 +122,12 @@ def nested(levels: int, kind: str = "or", parts: str = "parts") -> str:
 
 _BRACKETS = "[" * 5000 + "]" * 5000
 _CONTROLS = "E'\\x1b[2J\\x1b]0;owned\\x07\\r\\n\\x7f\\u202e\\u0085'"
-# As long as the tables take.
+# Values of nearly the largest sizes that the tables accept.
 _LARGE = f"repeat('x', {LARGEST_DEFINITION - 100_000})"
 _LONG = f"repeat('x', {LONGEST_TEXT})"
-_LONGEST_NAME = "repeat('x', 200000)"  # that an index takes
+_LONGEST_NAME = "repeat('x', 200000)"  # compressed it still fits into an index
 
-# Schedules that Python cannot read, or that are too deep for it.
+# Schedules that Python cannot read, or that are nested too deeply for it.
 _BAD_SCHEDULES = {
     "is no JSON": "every day",
     "is empty": "",
@@ -140,7 +139,7 @@ _BAD_SCHEDULES = {
     "is not a number": "NaN",
     "has an infinite number": '{"type": "interval", "length": [0, 1e999, 0]}',
 }
-# Schedules that are JSON, and no schedules.
+# Schedules that are valid JSON but no schedules.
 _ODD_SCHEDULES = {
     "is a number": "5",
     "is null": "null",
@@ -178,7 +177,10 @@ def _tasks() -> Iterable[Hostile]:
         "token negative": "token = -9223372036854775808",
         "token huge": "token = 9223372036854775807",
         "recorded negative": "recorded = -9223372036854775808",
-        "recorded huge": "recorded = 9223372036854775807",
+        "recorded huge": ", ".join(
+            f"{column} = 9223372036854775807"
+            for column in ("recorded", "recorded_failures", "recorded_actions")
+        ),
         "deaths huge, dead": "deaths = 2147483647, finished_at = NULL, failover = true",
         "deaths negative": "deaths = -2147483648",
         "handovers huge": "handovers = 2147483647, handed_over = true, finished_at = NULL",
@@ -238,6 +240,11 @@ def _runs() -> Iterable[Hostile]:
         "run's replica of 1 MB": f"replica = {_LONG}",
         "run's replica is a worker of nobody": "replica = ' worker '",
         "run's slot negative": "slot = -2147483648",
+        "run's ring unknown": "ring = 'wedding'",
+        "run without a token": "token = NULL",
+        "operator with control characters": f"kind = 'operator', by = {_CONTROLS}, "
+        f"reason = {_CONTROLS}, until = '9900-01-01', token = NULL, outcome = 'paused'",
+        "operator's outcome unknown": "kind = 'operator', outcome = 'exploded', by = NULL",
         "run's token huge": "token = 9223372036854775807",
         "run ended before it began": "ended_at = started_at - interval '100 years'",
         "run died in the future": "ended_at = now() + interval '1000 years', outcome = 'died'",
@@ -391,15 +398,12 @@ def _jobs() -> Iterable[Hostile]:
         "version huge": "version = 9223372036854775807",
         "version negative": "version = -1",
         "ended though due": "ended = true, next_run_time = now()",
-        "handed out to 1 MB": f"handed_to = {_LONG}, handed_until = now() + interval '1 h'",
-        "handed out to nobody": "handed_until = now() + interval '1 h'",
         "task of another": f"task_name = '{GOOD[TASKS]}'",
         "task of 1 MB": f"task_name = {_LONG}",
-        "due first of all, and handed out": "next_run_time = '0001-01-02Z',"
-        " first_handed_at = now()",
-        "due last of all, and handed out": "next_run_time = '9999-12-30Z', first_handed_at = now()",
-        "due first of all, and handed out last": "next_run_time = '0001-01-02Z',"
-        " first_handed_at = '9999-12-30Z'",
+        "due first of all": "next_run_time = '0001-01-02Z'",
+        "due last of all": "next_run_time = '9999-12-30Z'",
+        "changed first of all, and due": "next_run_time = now(), changed_at = '0001-01-02Z'",
+        "changed last of all, and due": "next_run_time = now(), changed_at = '9999-12-30Z'",
     }.items():
         yield Hostile(name, JOBS, changes)
     yield Hostile("function of 1 MB", JOBS, f"func = {_LONG}")

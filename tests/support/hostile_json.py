@@ -1,4 +1,4 @@
-"""Random JSON as somebody may have written it into a job's row: like what is stored, and worse."""
+"""Random JSON for the rows of jobs: stored values in which parts were overwritten."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ VALUES: list[Any] = [
     {"$": "UUID", "value": "00000000-0000-0000-0000-000000000001"},
     {"$": "Decimal", "value": "1.50"},
 ]
-# What is written over a part of these.
+# Values that overwrite parts.
 NASTY: list[Any] = [
     *VALUES,
     *("Europe", "x" * 300, "../etc/passwd", "", "9" * 30, "posixrules", "Zulu", "$", "-1", "0"),
@@ -74,7 +74,7 @@ FIELD_VALUES = ["*", "2", "29", "30", "31", "*/7", "1-31", "53", "last", "last s
 
 
 def hostile_trigger(rng: random.Random, depth: int = 0) -> Any:
-    """Return a trigger, mostly with something that is written over."""
+    """Return a trigger, mostly with an overwritten part."""
     if depth < 12 and rng.random() < 0.35:
         kind = rng.choice(["and", "or"])
         count = rng.choice([0, 1, 2, 2, 3, 60]) if depth < 2 else rng.choice([1, 1, 2])
@@ -89,7 +89,7 @@ def hostile_trigger(rng: random.Random, depth: int = 0) -> Any:
 
 
 def hostile_value(rng: random.Random, depth: int = 0) -> Any:
-    """Return a value of a job's arguments, mostly with something that is written over."""
+    """Return a value of a job's arguments, mostly with an overwritten part."""
     if rng.random() < 0.3:
         return copy.deepcopy(rng.choice(NASTY))
     data = copy.deepcopy(rng.choice(VALUES))
@@ -114,7 +114,7 @@ def hostile_columns(rng: random.Random) -> dict[str, Any]:
 
 
 def mutated(rng: random.Random, data: Any) -> Any:
-    """Return JSON with something in it written over, left out or added."""
+    """Return JSON in which a part is overwritten, removed or added."""
     if not isinstance(data, (dict, list)) or not data or rng.random() < 0.05:
         return copy.deepcopy(rng.choice(NASTY))
     key: Any = rng.choice(list(data)) if isinstance(data, dict) else rng.randrange(len(data))
@@ -129,7 +129,7 @@ def mutated(rng: random.Random, data: Any) -> Any:
 
 
 def random_moment(rng: random.Random) -> datetime:
-    """Return a time in the years to come, or far from now."""
+    """Return a time in the next years, or far from now."""
     start = datetime(2026, 1, 1, tzinfo=timezone.utc)
     days = rng.choice([rng.randrange(2000), rng.randrange(-20_000, 2_900_000)])
     return start + timedelta(days=days, seconds=rng.randrange(86_400))

@@ -1,4 +1,4 @@
-"""Hosts of the executors: each runs one kind of scheduler, and the event loop that it needs."""
+"""Hosts of executors: each runs one kind of scheduler and its event loop."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from tests.support.polling import eventually
 class Host:
     """Runs background schedulers.
 
-    :ivar executor: what the task lock executor wraps, as its arguments have it
-    :ivar coroutines: whether this executor awaits coroutine jobs
+    :ivar executor: the arguments that make the task lock executor wrap the host's executor
+    :ivar coroutines: whether the wrapped executor awaits coroutine jobs
     :ivar inline: whether a job runs before ``submit_job`` returns
     """
 
@@ -44,13 +44,13 @@ class Host:
     def submit_late(self, executor: Any, job: Any) -> None:
         """Submit a job to an executor that is being shut down.
 
-        So does a scheduler whose thread was in the middle of its round. A pool may refuse.
+        A scheduler whose thread is within a pass does the same. The pool may reject the job.
         """
         with suppress(RuntimeError):
             executor.submit_job(job, [datetime.now(timezone.utc)])
 
     def close(self) -> None:
-        """End what the host started."""
+        """Stop the host's event loop and threads."""
 
 
 class ThreadPool(Host):
@@ -59,7 +59,7 @@ class ThreadPool(Host):
 
 class ProcessPool(Host):
     def submit_late(self, executor: Any, job: Any) -> None:
-        # What the pool still takes runs in another process, which knows of no shutdown.
+        # Wait until the pool rejects jobs, because a job that it accepts would still run.
         eventually(lambda: pool_of(executor)._shutdown_thread)
         super().submit_late(executor, job)
 
@@ -86,7 +86,7 @@ class Debug(Host):
 
 
 class ThreadPerJobExecutor(BaseExecutor):
-    """A third party's executor: written from APScheduler's documentation, knowing of no lock."""
+    """A third party's executor, written from APScheduler's documentation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ class ThreadPerJobExecutor(BaseExecutor):
         def work() -> None:
             try:
                 events = run_job(job, job._jobstore_alias, run_times, self._logger.name)
-            except BaseException as error:  # noqa: BLE001  # as APScheduler's own executors do
+            except BaseException as error:  # noqa: BLE001  # as in APScheduler's own executors
                 self._run_job_error(job.id, error, error.__traceback__)
             else:
                 self._run_job_success(job.id, events)
@@ -188,8 +188,8 @@ class Twisted(Host):
     def submit_late(self, executor: Any, job: Any) -> None:
         from twisted.internet.threads import blockingCallFromThread
 
-        # As the scheduler does. The reactor's pool starts a worker from whatever thread submits,
-        # and only one that comes from the reactor's daemon thread lets the process end.
+        # In the reactor's thread, as the scheduler does. The pool starts a worker from the thread
+        # that submits. A worker is a daemon only if that thread is one, and else the process hangs.
         blockingCallFromThread(self.reactor, super().submit_late, executor, job)
 
 

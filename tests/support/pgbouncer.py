@@ -1,4 +1,4 @@
-"""pgbouncer in front of the server, in transaction mode: the harshest pooler that there is."""
+"""Runs pgbouncer in front of the server, in transaction mode, which keeps no session state."""
 
 from __future__ import annotations
 
@@ -15,29 +15,28 @@ from typing import Any
 import psycopg
 from sqlalchemy.engine import make_url
 
-from apscheduler_tasklock.demo.server import _die_with_parent, _free_port
+from apscheduler_tasklock.demo.server import die_with_parent, free_port
 from tests.support.polling import eventually
 
-# The first version that keeps track of prepared statements in transaction mode.
+# The first version that tracks prepared statements in transaction mode.
 PREPARES_SINCE = (1, 21)
 
-# pgbouncer refuses to run as root; then it runs as this user, which every system has.
+# pgbouncer does not run as root. Tests that run as root start it as this user.
 UNPRIVILEGED_USER = "nobody"
 
 
 class UnavailableError(Exception):
-    """There is no pgbouncer here that can do what is asked for."""
+    """There is no suitable pgbouncer on this machine."""
 
 
 class PgBouncer:
-    """A pgbouncer on a loopback port, whose configuration goes with it. A context manager.
+    """A pgbouncer on a loopback port, with a temporary configuration. A context manager.
 
-    It passes on to every database and every role of one server, so that tests may make their own.
-    Each transaction goes to another of its connections to the server, in turn: what leaves
-    anything behind in a session is found out.
+    It serves every database and every role of one server, so that tests can create their own. Each
+    transaction uses the next of its connections to the server, so that tests notice session state.
 
     :param target_url: the server, and its superuser
-    :param max_prepared_statements: how many it keeps track of for each connection; 0 for none
+    :param max_prepared_statements: the prepared statements that it tracks per connection; 0: none
     :param settings: further settings, as ``{"default_pool_size": "1"}``
     :raises UnavailableError: pgbouncer is not installed, or too old for prepared statements
     """
@@ -64,7 +63,7 @@ class PgBouncer:
 
     @property
     def description(self) -> str:
-        """For the header of the run."""
+        """The text for the header of the run."""
         prepares = self.max_prepared_statements
         return f"pgbouncer {_dotted(self.version)}, max_prepared_statements={prepares}"
 
@@ -79,9 +78,9 @@ class PgBouncer:
         return url.render_as_string(hide_password=False)
 
     def spread(self, direct_url: str, connections: int = 2) -> str:
-        """Let a database have several connections to the server, and return its URL.
+        """Open several connections to the server for a database, and return its URL.
 
-        With only one, as a lone client would get, session state would seem to work.
+        A lone client would get only one connection, on which session state would seem to work.
         """
         url = self.url_of(direct_url)
         with ExitStack() as clients:
@@ -92,17 +91,17 @@ class PgBouncer:
 
     @property
     def log(self) -> str:
-        """What it has logged."""
+        """The log so far."""
         return (self._home / "log").read_text(errors="replace")
 
     def __enter__(self) -> PgBouncer:
         with ExitStack() as closing:
             self._home = Path(tempfile.mkdtemp(prefix="tasklock-pgbouncer-"))
             closing.callback(shutil.rmtree, self._home, ignore_errors=True)
-            self.port = _free_port()
+            self.port = free_port()
             process = self._start(self._configure())
             closing.callback(process.wait, 30)
-            closing.callback(process.kill)  # it has nothing to save
+            closing.callback(process.kill)  # because it has nothing to save
             eventually(lambda: process.poll() is not None or self._listens())
             assert process.poll() is None, self.log
             self._closing = closing.pop_all()
@@ -118,7 +117,7 @@ class PgBouncer:
             "listen_addr": "127.0.0.1",
             "listen_port": str(self.port),
             "unix_socket_dir": "",
-            # A server that wants passwords gets those that the clients know.
+            # If the server needs passwords, the clients' passwords are passed on.
             "auth_type": "scram-sha-256" if self._target.password else "trust",
             "auth_file": str(self._home / "users.txt"),
             "auth_user": superuser,
@@ -151,14 +150,14 @@ class PgBouncer:
 
     def _start(self, configuration: Path) -> subprocess.Popen[bytes]:
         as_root = os.geteuid() == 0
-        # A copy, since the user that runs it need not be able to enter the folder of the original.
+        # A copy, because the user that runs it may lack access to the folder of the original.
         program = Path(shutil.copy2(self._program, self._home / "pgbouncer"))
         if as_root:
             for path in (self._home, *self._home.iterdir()):
                 shutil.chown(path, UNPRIVILEGED_USER)
         with (self._home / "log").open("ab") as log:
             return subprocess.Popen(
-                [*_die_with_parent(), str(program), str(configuration)],
+                [*die_with_parent(), str(program), str(configuration)],
                 cwd=self._home,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -177,8 +176,8 @@ class PgBouncer:
 
 
 def find_program() -> tuple[Path, tuple[int, ...]]:
-    """Return pgbouncer, the one of ``PGBOUNCER`` or else the system's, and its version."""
-    # Debian's is where only root looks.
+    """Return the pgbouncer of ``PGBOUNCER`` or else of the system, and its version."""
+    # Debian's pgbouncer is in a folder that only root has in PATH.
     path = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin"])
     named = os.environ.get("PGBOUNCER") or "pgbouncer"
     found = shutil.which(named, path=path)

@@ -1,4 +1,4 @@
-"""Waiting for something to come true, in place of sleeping."""
+"""Waits for a condition, in place of sleeps."""
 
 from __future__ import annotations
 

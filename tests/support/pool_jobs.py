@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -27,10 +28,6 @@ def fail() -> None:
     raise ValueError("in the pool")
 
 
-def redacted(text: str, error: BaseException) -> str:
-    return f"{text} {type(error).__name__}"
-
-
 def leave() -> None:
     sys.exit(3)
 
@@ -39,12 +36,39 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def return_a_lock() -> Any:
+    return threading.Lock()
+
+
+def extend(by: float, file: str) -> tuple[float, float, bool]:
+    """Extend the lock and work until the file exists; return the time left before and after."""
+    lock = current_lock()
+    assert lock is not None
+    left_before = lock.seconds_left
+    lock.extend(by)
+    left = lock.seconds_left
+    wait_for(file)
+    return left_before, left, lock.lost
+
+
+def until_lost() -> str:
+    """Work until the lock is lost."""
+    lock = current_lock()
+    assert lock is not None
+    assert not lock.lost
+    abandon_at = time.monotonic() + 30
+    while not lock.lost and time.monotonic() < abandon_at:
+        time.sleep(0.01)
+    return "lost" if lock.lost else "held"
+
+
 def wait_for(file: str, begun: str | None = None) -> None:
-    """Work until somebody makes the file.
+    """Work until the file exists.
 
     :param begun: a file that is made first
     """
     if begun is not None:
         Path(begun).touch()
-    while not Path(file).exists():
+    abandon_at = time.monotonic() + 90  # because the test may have failed
+    while not Path(file).exists() and time.monotonic() < abandon_at:
         time.sleep(0.01)

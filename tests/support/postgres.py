@@ -1,4 +1,4 @@
-"""Which PostgreSQL the tests run on: a given one, a container, or the embedded one."""
+"""The PostgreSQL of the tests: a given one, a container, or the embedded one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ IMAGE = "postgres:17-alpine"
 
 CACHE = Path(__file__).parent.parent.parent / ".cache"
 
-# Bytes that must be free in memory for the server's data: several times what a run has taken.
+# Limits from below the free bytes in memory for the server's data: several times what a run takes.
 ROOM = 2 * 1024**3
 
 
@@ -31,9 +31,9 @@ ROOM = 2 * 1024**3
 class Server:
     """A running server.
 
-    :ivar url: its superuser's URL
-    :ivar description: for the header of the run
-    :ivar close: what ends it, if it was started here
+    :ivar url: the superuser's URL
+    :ivar description: the text for the header of the run
+    :ivar close: stops the server, if it was started here
     """
 
     url: str
@@ -47,8 +47,8 @@ class Server:
         """Create a database and return its URL."""
         name = f"tasklock_test_{uuid.uuid4().hex[:12]}"
         with self.connect() as connection:
-            # By default a server from version 15 on writes the copy into its WAL as well, which
-            # takes several times as long.
+            # By default PostgreSQL 15 and later write the copy into the WAL as well, which takes
+            # several times as long.
             strategy = " STRATEGY file_copy" if connection.info.server_version >= 150000 else ""
             connection.execute(
                 sql.SQL("CREATE DATABASE {} TEMPLATE {}" + strategy).format(
@@ -78,7 +78,7 @@ class Server:
 
 
 def given_url(option: str | None) -> str | None:
-    """Return the server that the tests are to run on, if one was given."""
+    """Return the URL of the given server, if there is one."""
     return option or os.environ.get("TASKLOCK_TEST_DATABASE_URL")
 
 
@@ -97,7 +97,7 @@ def _container() -> Server | None:
     import docker
 
     with warnings.catch_warnings():
-        # docker-py leaves the socket open that it could not connect.
+        # docker-py does not close a socket that it could not connect.
         warnings.simplefilter("ignore", ResourceWarning)
         engine = None
         with contextlib.suppress(docker.errors.DockerException):
@@ -136,12 +136,12 @@ def _embedded(why: str, installed: Path | None = None) -> Server:
 
 
 def _memory() -> Path | None:
-    """Return a folder in memory, if there is one with room for the tests' databases.
+    """Return a folder in memory with room for the tests' databases, or ``None``.
 
-    Each test has a copy of a database, which is 300 files: 25 ms of work there, and up to 200 on a
+    Each test copies a database of 300 files, which takes 25 ms in memory, and up to 200 ms on a
     disk.
     """
-    memory = Path("/dev/shm")  # noqa: S108  # the server's folder in it has a name of its own
+    memory = Path("/dev/shm")  # noqa: S108  # the server's folder in it has a unique name
     has_room = memory.is_dir() and shutil.disk_usage(memory).free >= ROOM
     return memory if has_room and os.access(memory, os.W_OK) else None
 

@@ -1,4 +1,4 @@
-"""A TCP proxy in front of the server that can hold back, swallow or cut what goes through it."""
+"""A TCP proxy in front of the server, which can delay, swallow or cut connections."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from contextlib import ExitStack, contextmanager, suppress
 from sqlalchemy.engine import make_url
 
 Rule = Callable[[bytes], bytes | None]
-# Gets the number of the connection, whether a client sent it, and what was sent.
+# Gets the number of the connection, whether a client sent the data, and the data.
 Tap = Callable[[int, bool, bytes], "bytes | None"]
 
 
 class Last(bytes):
-    """What a rule returns to have it passed on and the connection cut after it."""
+    """Data that a rule returns to pass it on and then cut the connection."""
 
 
 def pass_on(data: bytes) -> bytes | None:
@@ -26,15 +26,15 @@ def pass_on(data: bytes) -> bytes | None:
 
 
 class Proxy:
-    """Forwards connections to a server. Its two rules may be changed at any time.
+    """Forwards connections to a server. Its two rules can be changed at any time.
 
-    :ivar to_server: gets what a client sent; returns what to pass on, or ``None`` to cut the
-        connection. It may block, which holds that one connection up.
-    :ivar to_client: the same for what the server sent
-    :ivar tap: the same for both, for what has to know which connection it is; asked first
-    :ivar accepting: ``False`` refuses new connections by closing them
-    :ivar accepted: how many it accepted, and
-    :ivar refused: how many it refused
+    :ivar to_server: gets a client's data; returns the data to pass on, or ``None`` to cut the
+        connection. It may block, which delays this connection only.
+    :ivar to_client: the same for the server's data
+    :ivar tap: the same for both directions, with the connection's number; it is called first
+    :ivar accepting: with ``False`` new connections are closed at once
+    :ivar accepted: the number of accepted connections
+    :ivar refused: the number of connections that were closed at once
     """
 
     def __init__(self, database_url: str) -> None:
@@ -63,7 +63,7 @@ class Proxy:
         return bool(self._open)
 
     def cut_all(self) -> None:
-        """Cut every connection there is, and those that are being accepted."""
+        """Cut all connections, also those that are being accepted."""
         self._cuts += 1
         _shut_down(*list(self._open))
 
@@ -93,11 +93,11 @@ class Proxy:
             self.accepted += 1
             try:
                 server = self._connect()
-            except OSError:  # it is not running
+            except OSError:  # the server is not running
                 client.close()
                 continue
             self._open |= {client, server}
-            if self._cuts != cuts:  # and did not see this one
+            if self._cuts != cuts:  # cut_all() was called meanwhile, and did not see this one
                 _shut_down(client, server)
             self._spawn(self._forward, client, server, self.accepted, True)
             self._spawn(self._forward, server, client, self.accepted, False)
@@ -142,7 +142,7 @@ def _shut_down(*sides: socket.socket) -> None:
 
 
 class Gate:
-    """Holds up what the server answers, from when it is shut until it is opened."""
+    """Delays the server's answers from the time it is shut until it is opened."""
 
     def __init__(self, proxy: Proxy) -> None:
         self._proxy = proxy
@@ -173,14 +173,14 @@ def proxy_to(database_url: str) -> Iterator[Proxy]:
         yield proxy
 
 
-# The end of what is sent with one statement.
+# The last message of a statement.
 SYNC = b"S\x00\x00\x00\x04"
 
 
 def counted(proxy: Proxy) -> list[bytes]:
-    """Return the statements that are sent to the server from now on, one at a time."""
+    """Return a list that grows with each statement that is sent from now on."""
     sent: list[bytes] = []
-    pieces: list[bytes] = []  # of a statement, which may come in several
+    pieces: list[bytes] = []  # the pieces of a statement
 
     def count(data: bytes) -> bytes:
         pieces.append(data)

@@ -1,4 +1,4 @@
-"""Roles of an application, with fewer rights than the tests' own."""
+"""Roles of an application, with fewer rights than the tests' own role."""
 
 from __future__ import annotations
 

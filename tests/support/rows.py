@@ -1,4 +1,4 @@
-"""Rows as replicas write them, for tests of what is made of them. Values are SQL expressions."""
+"""Rows as replicas write them, for tests of their readers. Values are SQL expressions."""
 
 from __future__ import annotations
 
@@ -36,7 +36,6 @@ _TASK = {
 }
 
 _RUN = {
-    "slot": "token",
     "scheduled_at": "now() - interval '60 s'",
     "started_at": "now() - interval '60 s'",
     "ended_at": "now() - interval '58 s'",
@@ -45,7 +44,7 @@ _RUN = {
     "outcome": "'ok'",
 }
 
-# Every hour, as the job store keeps it.
+# The stored trigger of an hourly job.
 TRIGGER = """{"type": "interval", "length": [0, 3600, 0], "start_date": "2026-01-01T00:00:00+00:00",
               "end_date": null, "timezone": "UTC", "jitter": null}"""
 
@@ -73,7 +72,7 @@ CUT = {
     "succeeded_at": "NULL",
 }
 HANDED_OVER = {**CUT, **DEAD, "handed_over": "true", "failover": "true"}
-# Renewed by its living holder until its maximum lock ended.
+# A run whose live holder renewed it until its maximum lock ended.
 OVERRUNS = {**DEAD, "overran": "true", "run_until": _TASK["locked_until"]}
 FIRST_BY_HAND = {
     "kind": "'manual'",
@@ -95,14 +94,34 @@ def add_task(connection: Connection, name: str, **changes: str) -> None:
 
 def add_run(connection: Connection, task: str, token: int, **changes: str) -> None:
     """Add an entry of the run history."""
-    values = {**_RUN, "task_name": _literal(task), "token": str(token), "slot": str(token)}
+    ring = "'runs'" if changes.get("outcome", "'ok'") == "'ok'" else "'failures'"
+    key = {"task_name": _literal(task), "ring": ring, "slot": str(token)}
+    values = {**_RUN, **key, "token": str(token)}
+    _insert(connection, "task_lock_run", {**values, **changes})
+
+
+def add_action(connection: Connection, task: str, slot: int, **changes: str) -> None:
+    """Add an entry of what an operator did: a pause an hour ago, for two hours."""
+    values = {
+        "task_name": _literal(task),
+        "ring": "'actions'",
+        "slot": str(slot),
+        "started_at": "now() - interval '1 h'",
+        "ended_at": "now() - interval '1 h'",
+        "replica": "''",
+        "kind": "'operator'",
+        "outcome": "'paused'",
+        "by": "'ann@ops'",
+        "until": "now() + interval '1 h'",
+        "reason": "'the shop is closed'",
+    }
     _insert(connection, "task_lock_run", {**values, **changes})
 
 
 def add_replica(
     connection: Connection, replica_id: str, tasks: Sequence[str] = (), **changes: str
 ) -> None:
-    """Add a replica, which has these tasks."""
+    """Add a replica with tasks."""
     values = {
         "replica_id": _literal(replica_id),
         "host": "'host'",
@@ -115,7 +134,7 @@ def add_replica(
 
 
 def add_job(connection: Connection, job_id: str, **changes: str) -> None:
-    """Add a job of the job store, which notes that it ran."""
+    """Add a job of the job store, whose function notes its runs."""
     arguments = json.dumps({"args": [job_id], "kwargs": {}})
     values = {"id": _literal(job_id), **_JOB, "arguments": f"{_literal(arguments)}::jsonb"}
     _insert(connection, "task_lock_job", {**values, **changes})

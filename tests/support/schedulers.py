@@ -1,4 +1,4 @@
-"""Schedulers under test, and what they reported."""
+"""Schedulers under test, and the events that they reported."""
 
 from __future__ import annotations
 
@@ -11,21 +11,35 @@ from typing import Any
 from apscheduler.events import EVENT_ALL, JobExecutionEvent
 from apscheduler.executors.base import BaseExecutor
 
-from apscheduler_tasklock import EVENT_TASK_LOCK_ALL, TaskLockEvent, TaskLockExecutor
+from apscheduler_tasklock import (
+    EVENT_TASK_LOCK_ALL,
+    EVENT_TASK_LOCK_ERROR,
+    EVENT_TASK_LOCK_GRANTED,
+    EVENT_TASK_LOCK_LOST,
+    EVENT_TASK_LOCK_RELEASED,
+    TaskLockEvent,
+    TaskLockExecutor,
+)
 from apscheduler_tasklock._database.timings import Timings
 from tests.support.hosts import Host
-from tests.support.internals import inner_of, instances, instances_lock
+from tests.support.internals import (
+    has_stored_runs,
+    instances,
+    instances_lock,
+)
 from tests.support.polling import eventually
 
-# Of jobs that come once a day and do not come due in a test: hours that are far from now.
+_OF_RELEASES = (EVENT_TASK_LOCK_RELEASED, EVENT_TASK_LOCK_ERROR, EVENT_TASK_LOCK_LOST)
+
+# Cron fields of daily jobs that do not come due in a test: hours far from now.
 DAILY, DAILY_LATER = ({"hour": (datetime.now().hour + hours) % 24} for hours in (11, 12))
 
 
 class _ReportsUnderWay:
-    """Counts the runs that APScheduler reports just now.
+    """Counts the runs whose end APScheduler is reporting.
 
-    It counts an instance out first and dispatches its events then, so that a run whose instance is
-    gone may not have told its end yet.
+    APScheduler counts an instance out before it dispatches the events, so that the events of a run
+    may still be missing when its instance is gone.
     """
 
     def __init__(self) -> None:
@@ -62,6 +76,10 @@ def executor_class(given: Timings | None) -> type[TaskLockExecutor]:
     return WithTimings
 
 
+def _run_of(event: Any) -> tuple[str, int]:
+    return event.task_name, event.token
+
+
 class Replica:
     """A scheduler with a task lock executor, recording every event about a job.
 
@@ -88,16 +106,16 @@ class Replica:
         self._host.start(self.scheduler)
 
     def shutdown(self) -> None:
-        """Shut down, if it is running, and wait until its last job has ended."""
+        """Shut the scheduler down if it is running, and wait for its last job."""
         if self.scheduler.running:
             self.finish_pass()
             self._host.shutdown(self.scheduler, wait=True)
         self.idle()
 
     def finish_pass(self) -> None:
-        """Wait until the scheduler is through with what is due.
+        """Wait until the scheduler has finished its pass.
 
-        APScheduler's thread ends with an error if a shutdown comes before it removes a one-off job.
+        APScheduler's thread fails if a shutdown comes before the pass removes a one-off job.
         """
         with self.scheduler._jobstores_lock:
             pass
@@ -107,11 +125,11 @@ class Replica:
             self.events.append(event)
 
     def record_nothing(self) -> None:
-        """Listen to nothing any more, as a replica without listeners."""
+        """Remove the listener, so that the replica has none."""
         self.scheduler.remove_listener(self._record)
 
     def codes(self, job_id: str = "job") -> list[int]:
-        """Return the codes of the executions and lock events of a job, in their order."""
+        """Return the codes of a job's execution and lock events, in order."""
         return [event.code for event in self.of(job_id)]
 
     def of(self, job_id: str = "job") -> list[Any]:
@@ -128,18 +146,25 @@ class Replica:
         return found[0]
 
     def idle(self) -> None:
-        """Wait until nothing runs, and what ran is reported."""
-        eventually(lambda: not self._runs() and not _reports.count)
+        """Wait until no run goes on, and all runs and releases are reported."""
+        eventually(lambda: not self._runs() and not _reports.count and not self._unreleased())
+
+    def _unreleased(self) -> set[tuple[str, int]]:
+        """Return the runs, by task and token, whose releases are not reported yet."""
+        told = [event for event in list(self.events) if isinstance(event, TaskLockEvent)]
+        granted = {_run_of(event) for event in told if event.code == EVENT_TASK_LOCK_GRANTED}
+        return granted - {_run_of(event) for event in told if event.code in _OF_RELEASES}
 
     def _runs(self) -> bool:
-        if inner_of(self.executor) is None:  # it was never started
+        if self.executor.inner is None:  # it was never started
             return False
-        # An instance is counted in it, after the job was submitted.
+        # Under the lock, because a submitted job is counted as an instance within it.
         with instances_lock(self.executor):
-            return any(instances(self.executor).values())
+            is_running = any(instances(self.executor).values())
+        return is_running or has_stored_runs(self.executor)
 
     def run_once(self, function: Callable[..., Any], *, job_id: str = "job", **job: Any) -> Any:
-        """Add a job that fires now, and not again for an hour."""
+        """Add a job that is due now, and again in an hour."""
         now = datetime.now(timezone.utc)
         defaults = {"trigger": "interval", "hours": 1, "next_run_time": now}
         defaults["misfire_grace_time"] = None

@@ -12,7 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
 
-# Pages whose files and commands are run as a whole, and the tests that do so.
+# Pages whose files and commands run as a whole, with the tests that run them.
 RUN_AS_A_WHOLE = {
     "docs/tutorial.md": "tests/docs/test_tutorial.py",
     "docs/how-to/django.md": "tests/frameworks/test_django_page.py",
@@ -29,10 +29,10 @@ _SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 class Snippet:
     """A block of code in a page.
 
-    :ivar page: its file, as seen from the checkout
-    :ivar line: where it begins there
-    :ivar language: as it is written after the backticks
-    :ivar text: the code, without the block's own indentation
+    :ivar page: the page's path in the checkout
+    :ivar line: the first line of the block
+    :ivar language: the word after the backticks
+    :ivar text: the code without the block's indentation
     """
 
     page: str
@@ -56,7 +56,7 @@ def snippets(language: str = "") -> list[Snippet]:
 
 
 def parts(language: str) -> list[Snippet]:
-    """Return the blocks of a language in pages that are not run as a whole."""
+    """Return the blocks of a language in pages that do not run as a whole."""
     return [snippet for snippet in snippets(language) if snippet.page not in RUN_AS_A_WHOLE]
 
 
@@ -96,7 +96,7 @@ def missing_names(code: str) -> set[str]:
 
 
 def as_module(snippet: Snippet) -> str:
-    """Return a block as a module; one that is the inside of a coroutine, as a coroutine."""
+    """Return a block as a module. A block with ``await`` at its top level becomes a coroutine."""
     try:
         compile(snippet.text, str(snippet), "exec")
     except SyntaxError:

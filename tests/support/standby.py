@@ -14,7 +14,7 @@ import psycopg
 from apscheduler_tasklock.demo.server import EmbeddedServer
 from tests.support.polling import eventually
 
-# A commit is answered when the standby shows it, so that a killed primary takes nothing with it.
+# A commit waits until the standby shows it, so that a killed primary loses no commit.
 SETTINGS = {"wal_level": "replica", "synchronous_commit": "remote_apply", "fsync": "off"}
 
 
@@ -36,13 +36,13 @@ class Standby(EmbeddedServer):
         super().__init__(settings, installation, loopback=True)
 
     def promote(self) -> None:
-        """Make it a primary, and wait until it takes writes."""
+        """Promote the standby, and wait until it accepts writes."""
         with psycopg.connect(self.url, autocommit=True) as connection:
             row = connection.execute("SELECT pg_promote()").fetchone()
         assert row == (True,), self.log
 
     def _initialize(self) -> None:
-        """Copy the primary, in place of making a new data folder."""
+        """Make the data folder as a copy of the primary's."""
         if self._user is not None:
             shutil.chown(self._home, self._user)
         command = [str(self._binaries / "pg_basebackup"), "--write-recovery-conf", "--no-sync"]
@@ -55,7 +55,7 @@ class Standby(EmbeddedServer):
 
 
 class Pair:
-    """A primary and its standby. A context manager, which leaves neither behind.
+    """A primary and its standby. A context manager, which stops both at its end.
 
     :param settings: settings of both
     :param installation: folder with ``bin`` and ``lib`` of a PostgreSQL to run instead
@@ -84,22 +84,22 @@ class Pair:
         self._closing.close()
 
     def url(self, database: str = "postgres", **parameters: str) -> str:
-        """Return the URL of a database on whichever of the two it is.
+        """Return the URL of a database with both servers.
 
-        :param parameters: libpq's, as ``target_session_attrs="read-write"``
+        :param parameters: libpq's parameters, as ``target_session_attrs="read-write"``
         """
         hosts = [f"host=127.0.0.1:{server.port}" for server in (self.primary, self.standby)]
         more = [f"{name}={value}" for name, value in parameters.items()]
         return f"postgresql://postgres@/{database}?{'&'.join([*hosts, *more])}"
 
     def kill_primary(self) -> None:
-        """End the primary without a last word to its clients or its standby."""
+        """Kill the primary, without messages to its clients or its standby."""
         self.primary.stop(signal.SIGQUIT)
 
     def _make_synchronous(self) -> None:
         """Let each commit of the primary wait for the standby, once it streams.
 
-        After the copy was made: the standby, when it is promoted, has nobody to wait for.
+        The setting comes after the copy, because a promoted standby must not wait for any server.
         """
         with psycopg.connect(self.primary.url, autocommit=True) as connection:
 

@@ -1,4 +1,4 @@
-"""Job functions that a job store can name, what they wrote down, and schedulers with the store."""
+"""Job functions for the job store, the notes of their runs, and schedulers with the store."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ from apscheduler_tasklock._database.timings import Timings
 from tests.support.polling import eventually
 from tests.support.schedulers import Replica
 
-# A run time may only be moved back by a user, whose change makes the version grow.
+# Only a user may move a run time back, with a change that has an id of its own.
 GUARD = """
     CREATE FUNCTION guard() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
-        IF NEW.next_run_time < OLD.next_run_time AND NEW.version = OLD.version THEN
+        IF NEW.next_run_time < OLD.next_run_time AND
+            COALESCE(NEW.changed_id, NEW.added_id) = COALESCE(OLD.changed_id, OLD.added_id)
+        THEN
             RAISE EXCEPTION 'next_run_time of % falls from % to %',
                 OLD.id, OLD.next_run_time, NEW.next_run_time;
         END IF;
@@ -28,21 +30,21 @@ GUARD = """
     CREATE TRIGGER guard BEFORE UPDATE ON task_lock_job FOR EACH ROW EXECUTE FUNCTION guard();
 """
 
-# What ran in this process: by a key, the replicas' tokens and run times.
+# The notes of the runs in this process: tokens and run times by key.
 ran: dict[str, list[Any]] = defaultdict(list)
 _gates: dict[str, threading.Event] = {}
 _lock = threading.Lock()
 
 
 def note(key: str, value: Any = None, **_task_lock: Any) -> None:
-    """Write down that this ran."""
+    """Note a run."""
     held = current_lock()
     with _lock:
         ran[key].append((held and held.run_time, held and held.token, value))
 
 
 def note_and_wait(key: str) -> None:
-    """Write down that this ran, and run until it is let go."""
+    """Note a run, and run until the gate is opened."""
     note(key)
     assert _gates[key].wait(60)
 
@@ -52,18 +54,18 @@ def note_and_fail(key: str) -> None:
     raise ValueError("on purpose")
 
 
-async def note_on_the_loop(key: str) -> None:
+async def note_on_the_loop(key: str, **_task_lock: Any) -> None:
     note(key)
 
 
 class OwnTrigger(CronTrigger):  # type: ignore[misc]  # APScheduler has no types
-    """A trigger that JSON cannot hold, since it is not one of APScheduler's."""
+    """A trigger that cannot be stored as JSON, because it is not one of APScheduler's."""
 
     __slots__ = ()
 
 
 class Gate:
-    """Lets the runs of ``note_and_wait`` go on."""
+    """Ends the waits of the runs of ``note_and_wait``."""
 
     def __init__(self, key: str) -> None:
         self.event = _gates[key] = threading.Event()
@@ -72,15 +74,15 @@ class Gate:
         self.event.set()
 
 
-# For tests in which the database answers: a user's call has its turn also on a busy machine.
+# Limits the seconds of users' calls in tests in which the database answers, on a busy machine.
 PATIENT = Timings(call_timeout=30.0)
 
 
 @contextmanager
 def store_replicas(database: str, *, paused: bool = False) -> Iterator[Callable[..., StoreReplica]]:
-    """Give what makes and starts replicas with the job store. All are shut down at the end.
+    """Yield a function that starts replicas with the job store; shut them down at the end.
 
-    :param paused: whether their schedulers start paused, unless they are told
+    :param paused: whether their schedulers start paused by default
     """
     with ExitStack() as closing:
 
@@ -103,10 +105,10 @@ def store_class(given: Timings) -> type[TaskLockJobStore]:
 
 
 class StoreReplica(Replica):
-    """A replica whose jobs are in the job store that all share.
+    """A replica whose jobs are in the shared job store.
 
-    :param timings: of the executor and of the store; by default those of the library, except that
-        users' calls have time
+    :param timings: of the executor and the store; by default those of the library, with longer
+        limits for users' calls
     """
 
     def __init__(
@@ -131,6 +133,6 @@ class StoreReplica(Replica):
         return self.scheduler.add_job(function, "date", run_date=run_date, **given)
 
     def runs(self, key: str, count: int = 1) -> list[Any]:
-        """Wait until a job has run so often, and return its runs."""
+        """Wait until a job has run ``count`` times, and return its runs."""
         eventually(lambda: len(ran[key]) >= count)
         return ran[key]

@@ -1,4 +1,4 @@
-"""OpenTelemetry's own SDK, set up once for the process: it can be set only once."""
+"""OpenTelemetry's own SDK, set up once, because a process can set it only once."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 
 class SdkError(Exception):
-    """What an SDK raises that is broken."""
+    """The error of a broken SDK."""
 
 
 class _Fault(SpanProcessor, AlwaysOffExemplarFilter):
-    """Lets the SDK fail where it begins and ends a span, and where it takes a measurement."""
+    """Makes the SDK fail at the beginning and end of a span, and at a measurement."""
 
     def __init__(self) -> None:
         self.is_on = False
@@ -43,9 +43,9 @@ class _Fault(SpanProcessor, AlwaysOffExemplarFilter):
 
 
 class Telemetry:
-    """What the SDK was told since it was asked to forget what was before.
+    """The measurements and spans of the SDK since the last call of ``forget``.
 
-    :ivar fault: lets it fail
+    :ivar fault: makes the SDK fail
     """
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class Telemetry:
         )
 
     def forget(self) -> None:
-        """Leave out what was told so far: other tests have tasks of the same names."""
+        """Forget all measurements and spans, because other tests have tasks of the same names."""
         self._spans.clear()
         self._before = [
             (metric.name, _measured(point))
@@ -75,7 +75,7 @@ class Telemetry:
         ]
 
     def points(self, instrument: str, task: str) -> list[Any]:
-        """Return the data points of an instrument that are a task's, and were measured since."""
+        """Return an instrument's data points of a task that were measured since ``forget``."""
         return [
             point
             for _, metric in self._metrics()
@@ -86,11 +86,11 @@ class Telemetry:
         ]
 
     def attributes(self, instrument: str, task: str) -> list[dict[str, Any]]:
-        """Return the attributes of these points, without the task's name."""
+        """Return the attributes of the points, without the task's name."""
         return [without_task(point.attributes) for point in self.points(instrument, task)]
 
     def attribute_names(self) -> set[str]:
-        """Return the names of all attributes that were measured with."""
+        """Return the names of all attributes of measurements."""
         return {
             name
             for _, metric in self._metrics()
@@ -113,12 +113,12 @@ class Telemetry:
         ]
 
     def spans(self, name: str) -> list[ReadableSpan]:
-        """Return the spans that have ended, by name."""
+        """Return the finished spans of a name."""
         return [span for span in self._spans.get_finished_spans() if span.name == name]
 
 
 def _measured(point: Any) -> tuple[dict[str, Any], Any]:
-    """Return what a data point is about, and what has been measured: a sum, or a count."""
+    """Return the attributes of a data point, and its sum or count."""
     value = point.count if hasattr(point, "count") else point.value
     return dict(point.attributes), value
 

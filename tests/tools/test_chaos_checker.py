@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from tests.chaos import history
-from tests.chaos.bounds import POOL_BACK, REACTION, RECOVERY, UNDER_WAY
+from tests.chaos.bounds import ORPHANED, POOL_BACK, REACTION, RECOVERY, UNDER_WAY
 from tests.chaos.checker import BROKEN, check
-from tests.chaos.exclusion import OLD_TOKEN_WRITTEN, OVERLAP, TOKEN_WENT_BACK
-from tests.chaos.history import ALONE, Event
+from tests.chaos.exclusion import OLD_TOKEN_WRITTEN, OUTLIVED, OVERLAP, SLEW, TOKEN_WENT_BACK
+from tests.chaos.history import ALONE, END_GROUP, Event
 from tests.chaos.misses import MISSED, SILENT
 from tests.chaos.repeats import BELIEVED_TOO_SOON, RUN_TWICE
 from tests.chaos.stops import SLOW_STOP, STRANDED
@@ -94,6 +94,9 @@ class Story:
     def hands_over(self, token: int, replica: str, at: float) -> None:
         self.tell(at, "handed over", replica, task="job", token=token, until=at)
 
+    def ends_lease(self, token: int, replica: str, at: float) -> None:
+        self.tell(at, "lease ended", replica, task="job", token=token, until=at)
+
     def renews(self, token: int, replica: str, at: float) -> None:
         self.tell(at, "renewed", replica, task="job", token=token, until=at + LEASE)
 
@@ -153,14 +156,20 @@ def peaceful() -> Story:
     return story
 
 
-def killed() -> Story:
-    """The holder of token 3 is killed in its run, and its window is run again."""
+def begun_on_a(*, ended: float = LAST) -> Story:
+    """The third run begins on replica a, which fires until it ends; b fires, too."""
     story = Story()
-    story.fires("a", ended=4.1)
+    story.fires("a", ended=ended)
     story.fires("b")
     story.goes_on(1, "a", 0.0, 4.0)
     story.claims(3, "a", 4.0)
     story.begins(3, "a", 4.0)
+    return story
+
+
+def killed() -> Story:
+    """The holder of token 3 is killed in its run, and its window is run again."""
+    story = begun_on_a(ended=4.1)
     story.tell(4.3, "killed", "a")
     story.takes_over(4, "b", 7.4, 4.0)
     story.goes_on(5, "b", 8.7)
@@ -210,12 +219,7 @@ def outage() -> Story:
 
 def cut_off() -> Story:
     """The holder of token 3 is cut off, ends its run, and cannot say so in time."""
-    story = Story()
-    story.fires("a")
-    story.fires("b")
-    story.goes_on(1, "a", 0.0, 4.0)
-    story.claims(3, "a", 4.0)
-    story.begins(3, "a", 4.0)
+    story = begun_on_a()
     story.tell(4.2, "hung", "a")
     story.ends(3, "a", 4.5)
     story.takes_over(4, "b", 7.4, 4.0)
@@ -234,12 +238,7 @@ def killed_before_it_began() -> Story:
 
 def long() -> Story:
     """A run takes longer than the period; other run times find it running."""
-    story = Story()
-    story.fires("a")
-    story.fires("b")
-    story.goes_on(1, "a", 0.0, 4.0)
-    story.claims(3, "a", 4.0)
-    story.begins(3, "a", 4.0)
+    story = begun_on_a()
     for at in range(5, 9):
         story.renews(3, "a", float(at))
     story.ends(3, "a", 9.0)
@@ -292,12 +291,7 @@ def killed_and_killed_again() -> Story:
 
 def killed_without_failover() -> Story:
     """The holder of token 3 is killed; a run time that was refused meanwhile is run."""
-    story = Story()
-    story.fires("a", ended=4.1)
-    story.fires("b")
-    story.goes_on(1, "a", 0.0, 4.0)
-    story.claims(3, "a", 4.0)
-    story.begins(3, "a", 4.0)
+    story = begun_on_a(ended=4.1)
     story.tell(4.3, "killed", "a")
     story.claims(4, "b", 7.4, window=6.7)
     story.begins(4, "b", 6.7, at=7.42)
@@ -309,12 +303,7 @@ def killed_without_failover() -> Story:
 
 def handed_over() -> Story:
     """The coroutine of token 3 is cut by a graceful stop, and another replica runs its window."""
-    story = Story()
-    story.fires("a", ended=4.1)
-    story.fires("b")
-    story.goes_on(1, "a", 0.0, 4.0)
-    story.claims(3, "a", 4.0)
-    story.begins(3, "a", 4.0)
+    story = begun_on_a(ended=4.1)
     story.tell(4.3, "leaving", "a")
     story.hands_over(3, "a", 4.35)
     story.tell(4.36, "cut", "a", task="job", token=3, lost=True)
@@ -555,12 +544,7 @@ def test_a_window_taken_over_from_a_run_that_was_released_late() -> None:
 def test_a_window_taken_over_from_a_run_that_ended_on_a_replica_that_could_have_said_so(
     freed: float, found: list[str]
 ) -> None:
-    story = Story()
-    story.fires("a")
-    story.fires("b")
-    story.goes_on(1, "a", 0.0, 4.0)
-    story.claims(3, "a", 4.0)
-    story.begins(3, "a", 4.0)
+    story = begun_on_a()
     story.tell(4.2, "hung", "a")
     story.ends(3, "a", 4.5)
     story.tell(freed, "freed", "a")
@@ -791,10 +775,9 @@ def test_a_replica_that_ends_on_its_own() -> None:
 @pytest.mark.parametrize("tell", RIGHT)
 def test_events_may_be_in_any_order(tell: Callable[[], Story], rng: random.Random) -> None:
     """Each replica tells of its own when it gets to it. Only the tables' rows are in order."""
-    kinds = ("written", "claimed", "renewed", "released", "handed over")
     events = tell().events
-    rows = [event for event in events if event.kind in kinds]
-    others = [event for event in events if event.kind not in kinds]
+    rows = [event for event in events if event.kind in ("written", *ROWS)]
+    others = [event for event in events if event not in rows]
     rng.shuffle(others)
     assert check([*others, *rows], [TASK]) == []
 
@@ -927,12 +910,7 @@ def test_a_window_taken_over_right_after_the_start_of_a_replica() -> None:
 
 def test_a_window_taken_over_right_after_an_outage() -> None:
     """Its run had ended meanwhile, which could not be said."""
-    story = Story()
-    story.fires("a")
-    story.fires("b")
-    story.goes_on(1, "a", 0.0, 4.0)
-    story.claims(3, "a", 4.0)
-    story.begins(3, "a", 4.0)
+    story = begun_on_a()
     story.tell(4.3, "down")
     story.ends(3, "a", 4.5)
     story.tell(8.0, "up")
@@ -1000,6 +978,36 @@ def test_a_job_that_runs_before_it_is_due() -> None:
     assert faults(story) == ["ran too early"]
 
 
+def given_up(deaths: int) -> Story:
+    """So many holders of a window die one after the other, and then another replica gives it up."""
+    story = killed()
+    story.events = [e for e in story.events if e.token < 4 and e.replica != "b"]
+    story.starts(-5.0, "e")
+    for at in range(1, int(LAST), 2):
+        story.tell(at, "fire", "e", task="job", due=float(at))
+    end = 7.2
+    for token, replica in zip(range(4, 3 + deaths), "bcd", strict=False):
+        story.starts(end - 8.0, replica)
+        story.claims(token, replica, end, window=4.0)
+        story.tell(end + 0.1, "killed", replica)
+        end += LEASE + 0.2
+    story.tell(end, "given up", "b", task="job", token=2 + deaths, until=end, deaths=deaths)
+    story.tell(end + 0.01, "erred", "e", detail="task 'job': the window of .. is given up: ..")
+    story.goes_on(3 + deaths, "e", float(int(end) // 2 * 2 + 1))
+    return story
+
+
+@pytest.mark.parametrize(("deaths", "found"), [(4, []), (3, ["error logged"])])
+def test_a_window_that_is_given_up_since_many_holders_died(deaths: int, found: list[str]) -> None:
+    assert faults(given_up(deaths)) == found
+
+
+def test_a_window_that_is_given_up_although_a_run_had_ended_among_the_deaths() -> None:
+    story = given_up(4)
+    story.releases(4, "b", 7.25)
+    assert "error logged" in faults(story)
+
+
 def once(*, late: bool = False, known_as: str = "") -> Story:
     """A one-off job, which one replica runs."""
     story = Story()
@@ -1040,99 +1048,290 @@ def test_a_dead_one_off_job_is_left_by_those_that_do_not_know_it() -> None:
     assert [f for f in check(story.events, []) if f.task == "once"] == []
 
 
-WORKER = 7
-ROWS = ("claimed", "renewed", "released", "handed over", "given up")
+WORKER, SIBLING, NEXT_WORKER = 7, 8, 9
+ROWS = ("claimed", "renewed", "released", "handed over", "given up", "lease ended")
 
 
 def in_pool(story: Story) -> Story:
-    """Let the runs of ``a`` be in a worker process of its pool."""
+    """Let the runs of ``a`` be in a worker process of its pool, or of the one after a kill.
+
+    The rows know of the replica alone, which claims, renews and releases.
+    """
+    killed = [event.at for event in story.events if event.kind == "worker killed"]
     for number, event in enumerate(story.events):
-        if event.replica == "a" and event.task:
-            replica = "a" if event.kind in ROWS else "a pool"
-            worker = 0 if event.kind == "fire" else WORKER
-            story.events[number] = replace(event, replica=replica, worker=worker)
+        if event.replica == "a" and event.task and event.kind not in ROWS:
+            worker = WORKER if not killed or event.at < killed[0] else NEXT_WORKER
+            worker = 0 if event.kind == "fire" else event.worker or worker
+            story.events[number] = replace(event, replica="a pool", worker=worker)
     story.starts(-5.0, "a pool")
+    story.tell(-5.0, "worker started", "a pool", worker=SIBLING)
     return story
 
 
-def worker_killed(*, freed: bool) -> Story:
-    """The worker process of token 3 is killed, and its replica ends its lease, or does not."""
-    story = Story()
-    story.fires("a")
-    story.fires("b")
-    story.goes_on(1, "a", 0.0, 4.0)
-    story.claims(3, "a", 4.0)
-    story.begins(3, "a", 4.0)
-    story.tell(4.1, "worker killed", "a pool", worker=WORKER)
+def worker_killed(*, freed: bool, killed: int = WORKER) -> Story:
+    """A worker process is killed in the run of token 3, and its replica ends its lease, or not."""
+    story = begun_on_a()
+    story.tell(4.1, "worker killed", "a pool", worker=killed)
     if freed:
-        story.tell(4.7, "renewed", "a", task="job", token=3, until=4.7)
+        story.ends_lease(3, "a", 4.7)
     story.takes_over(4, "b", 5.5 if freed else 7.4, 4.0)
     story.goes_on(5, "b", 6.7 if freed else 8.7)
     return in_pool(story)
 
 
-def test_runs_in_a_pool_are_right() -> None:
-    assert faults(in_pool(peaceful())) == []
-    assert faults(in_pool(killed())) == []
-    assert faults(worker_killed(freed=True)) == []
+@pytest.mark.parametrize(
+    "tell",
+    [
+        pytest.param(peaceful, id="peaceful"),
+        pytest.param(killed, id="killed"),
+        pytest.param(stopped, id="stopped"),
+        pytest.param(cut_off, id="cut off"),
+        pytest.param(killed_before_it_began, id="killed before it began"),
+        pytest.param(stopped_before_it_began, id="stopped before it began"),
+    ],
+)
+def test_runs_in_a_pool_are_right(tell: Callable[[], Story]) -> None:
+    assert faults(in_pool(tell())) == []
 
 
-def test_a_killed_workers_task_that_is_left_to_its_lease() -> None:
-    assert faults(worker_killed(freed=False)) == [SILENT]
-    disturbed = worker_killed(freed=False)
+@pytest.mark.parametrize("killed", [WORKER, SIBLING])
+def test_a_killed_worker_and_the_others_of_its_pool(killed: int) -> None:
+    assert faults(worker_killed(freed=True, killed=killed)) == []
+
+
+@pytest.mark.parametrize("killed", [WORKER, SIBLING])
+def test_a_killed_workers_task_that_is_left_to_its_lease(killed: int) -> None:
+    assert faults(worker_killed(freed=False, killed=killed)) == [SILENT]
+    disturbed = worker_killed(freed=False, killed=killed)
     disturbed.tell(4.2, "hung", "a")
     disturbed.tell(5.2, "freed", "a")
     assert faults(disturbed) == []
 
 
-def test_an_orphaned_worker_that_does_not_renew() -> None:
-    """It lives on if its replica's own process alone is killed."""
+def test_a_killed_workers_task_that_its_replica_renews_for_good() -> None:
+    story = worker_killed(freed=True)
+    story.events = [event for event in story.events if event.token < 4]
+    story.without(kind="lease ended")
+    for at in range(5, int(LAST)):
+        story.renews(3, "a", float(at))
+    assert SILENT in faults(story)
+
+
+def test_a_lease_is_not_ended_while_a_process_of_the_broken_pool_may_live() -> None:
+    """It is stopped, so that it does not end when it is told to."""
+    story = worker_killed(freed=False, killed=SIBLING)
+    story.events = [event for event in story.events if event.token < 4]
+    story.tell(4.05, "worker stopped", "a pool", worker=WORKER)
+    for at in range(5, 13):
+        story.renews(3, "a", float(at))
+    story.tell(12.5, "worker continued", "a pool", worker=WORKER)
+    story.ends_lease(3, "a", 12.6)
+    story.takes_over(4, "b", 12.7, 4.0)
+    story.goes_on(5, "b", 14.7)
+    assert faults(story) == []
+    story.without(kind="worker continued")
+    story.tell(9.0, "worker continued", "a pool", worker=WORKER)
+    assert faults(story) == [SILENT]
+
+
+def test_a_run_that_ends_after_its_pool_broke() -> None:
+    """Its process puts the signal off that ends the others. Nobody can hear of its end."""
+    story = worker_killed(freed=True, killed=SIBLING)
+    story.ends(3, "a", 4.65)
+    ended = story.events[-1]
+    story.events[-1] = replace(ended, replica="a pool", worker=WORKER)
+    assert faults(story) == []
+
+
+def test_a_lease_that_is_ended_while_its_run_goes_on() -> None:
+    story = worker_killed(freed=True, killed=SIBLING)
+    story.tell(4.7 + 2 * SLEW, "holds", "a pool", task="job", token=3, worker=WORKER)
+    assert faults(story) == [OVERLAP]
+
+
+@pytest.mark.parametrize(
+    ("kind", "worker"),
+    [
+        pytest.param("worker stopped", WORKER, id="it was stopped"),
+        pytest.param("worker killed", SIBLING, id="one of the pool before was killed"),
+    ],
+)
+def test_a_lease_that_is_ended_although_no_worker_of_its_pool_was_killed(
+    kind: str, worker: int
+) -> None:
+    """Processes of a pool that was replaced may live for long."""
+    story = worker_killed(freed=True)
+    story.without(kind="worker killed")
+    story.tell(-4.5, "worker killed", "a pool", worker=6)
+    story.tell(-4.6, "worker started", "a pool", worker=6)
+    story.tell(4.1, kind, "a pool", worker=worker)
+    assert faults(story) == [OVERLAP]
+
+
+def test_a_worker_is_killed_in_one_pool_after_the_other() -> None:
+    story = worker_killed(freed=True)
+    story.tell(-4.5, "worker killed", "a pool", worker=6)
+    story.tell(-4.6, "worker started", "a pool", worker=6)
+    assert faults(story) == []
+
+
+def test_a_run_that_is_claimed_before_its_pool_is_replaced() -> None:
+    """It is begun in the next one, whose processes live."""
+    story = worker_killed(freed=True, killed=SIBLING)
+    story.without(kind="begin", token=3)
+    story.begins(3, "a pool", 4.0, at=4.2, worker=NEXT_WORKER)
+    story.events.pop()  # its write
+    assert faults(story) == [OVERLAP]
+
+
+def test_a_stopped_worker_of_a_broken_pool_keeps_its_replica_waiting() -> None:
+    story = worker_killed(freed=False, killed=SIBLING)
+    story.events = [event for event in story.events if event.token < 4]
+    story.tell(4.05, "worker stopped", "a pool", worker=WORKER)
+    story.tell(4.3, "leaving", "a")
+    for at in range(5, 26):
+        story.renews(3, "a", float(at))
+    story.tell(25.5, "worker continued", "a pool", worker=WORKER)
+    story.ends_lease(3, "a", 25.6)
+    story.tell(25.7, "gone", "a")
+    story.takes_over(4, "b", 26.5, 4.0)
+    story.goes_on(5, "b", 26.7)
+    assert SLOW_STOP not in faults(story)
+    story.without(kind="gone")
+    story.tell(39.7, "gone", "a")
+    assert SLOW_STOP in faults(story)
+
+
+def test_a_lease_that_is_renewed_after_its_end() -> None:
+    """It is as if that had not been."""
+    story = signalled(freed=True)
+    renewed = [event.kind for event in story.events].index("lease ended") + 1
+    story.renews(3, "a", 4.4)
+    story.events.insert(renewed, story.events.pop())
+    assert STRANDED in faults(story)
+
+
+def test_a_pool_that_stops_firing_after_its_worker_was_killed() -> None:
+    """The run in it is over, and keeps no other one waiting."""
+    story = worker_killed(freed=True)
+    story.events = [
+        event for event in story.events if event.replica != "a pool" or event.at < BASE + 4.2
+    ]
+    (finding,) = check(story.events, [TASK])
+    assert (
+        finding.text
+        == f"a pool did not fire from {BASE + 4.1 + POOL_BACK:.3f} to {BASE + LAST:.3f}"
+    )
+
+
+def signalled(*, freed: bool) -> Story:
+    """SIGTERM to a whole group ends the worker process of token 3, too."""
+    story = begun_on_a(ended=4.1)
+    story.tell(4.1, "leaving", "a", detail=END_GROUP)
+    if freed:
+        story.ends_lease(3, "a", 4.3)
+    story.tell(4.5, "gone", "a")
+    story.takes_over(4, "b", 5.1 if freed else 7.4, 4.0)
+    story.goes_on(5, "b", 6.7 if freed else 8.7)
+    return in_pool(story)
+
+
+def test_a_signal_to_the_group_that_ends_a_worker() -> None:
+    assert faults(signalled(freed=True)) == []
+    assert STRANDED in faults(signalled(freed=False))
+
+
+def orphaned() -> Story:
+    """A replica's own process is killed alone in the run of token 3."""
     story = killed()
     story.without(kind="killed")
     story.tell(4.3, "killed", "a", detail=ALONE)
-    assert RUN_TWICE in faults(in_pool(story))
+    return story
 
 
-def test_a_stopped_replica_is_no_reason_for_its_worker_not_to_renew() -> None:
-    assert RUN_TWICE in faults(in_pool(stopped()))
+# So much later a worker process whose parent was killed has to know it.
+KNOWN = 4.3 + ORPHANED + REACTION
 
 
-def test_a_stopped_worker_is_a_reason_not_to_renew() -> None:
+@pytest.mark.parametrize(
+    ("failover", "at", "lost", "found"),
+    [
+        pytest.param(True, KNOWN - 0.1, False, [], id="goes on for a moment"),
+        pytest.param(True, KNOWN + 0.1, False, [OUTLIVED], id="goes on"),
+        pytest.param(True, KNOWN + 0.1, True, [OUTLIVED], id="goes on, and knows that it is lost"),
+        pytest.param(False, KNOWN + 0.1, True, [], id="without failover: goes on, and knows it"),
+        pytest.param(False, KNOWN + 0.1, False, [OUTLIVED], id="without failover: believes"),
+    ],
+)
+def test_a_worker_whose_parent_was_killed(
+    failover: bool, at: float, lost: bool, found: list[str]
+) -> None:
+    """With failover its process ends, and its window is run again."""
+    if failover:
+        story, task = orphaned(), TASK
+    else:
+        story, task = killed_without_failover(), AT_MOST_ONCE
+        story.tell(4.3, "killed", "a", detail=ALONE)
+    story.believes(3, "a", at, lost=lost)
+    assert faults(in_pool(story), task) == found
+
+
+def test_a_stopped_worker_learns_late_that_its_parent_was_killed() -> None:
+    story = orphaned()
+    story.believes(3, "a", 6.5)
+    story.tell(4.4, "worker stopped", "a pool", worker=WORKER)
+    story.tell(6.4, "worker continued", "a pool", worker=WORKER)
+    assert faults(in_pool(story)) == []
+
+
+def test_a_stopped_replica_is_a_reason_for_a_worker_to_believe() -> None:
+    """Its parent renews, and nobody tells it that its lock is lost."""
+    story = stopped()
+    story.believes(3, "a", 20.0)
+    assert faults(in_pool(story)) == []
+
+
+def test_a_worker_that_believes_beyond_its_maximum_lock() -> None:
+    story = stopped()
+    story.without(kind="claimed", token=3)
+    story.claims(3, "a", 4.0, run_until=20.0)
+    claim = story.events.pop()
+    story.events.insert([event.token for event in story.events].index(3), claim)
+    story.believes(3, "a", 20.1)
+    assert OUTLIVED in faults(in_pool(story))
+
+
+def test_a_stopped_worker_is_no_reason_for_its_replica_not_to_renew() -> None:
     story = stopped()
     story.without(kind="stopped")
     story.without(kind="continued")
     story.tell(4.3, "worker stopped", "a pool", worker=WORKER)
     story.tell(8.2, "worker continued", "a pool", worker=WORKER)
-    assert faults(in_pool(story)) == []
+    assert RUN_TWICE in faults(in_pool(story))
 
 
 @pytest.mark.parametrize(
     ("trouble", "worker", "over", "excused"),
     [
         pytest.param("killed", 0, "", False, id="its replica is killed alone"),
-        pytest.param("stopped", 0, "continued", False, id="its replica is stopped"),
-        pytest.param("worker stopped", 8, "worker continued", False, id="another one is stopped"),
-        pytest.param("worker killed", 8, "", False, id="another one is killed"),
-        pytest.param("worker stopped", WORKER, "worker continued", True, id="it is stopped"),
-        pytest.param("hung", 0, "freed", True, id="it is cut off"),
+        pytest.param("stopped", 0, "continued", True, id="its replica is stopped"),
+        pytest.param("worker stopped", SIBLING, "worker continued", False, id="another is stopped"),
+        pytest.param("worker killed", SIBLING, "", False, id="another one is killed"),
+        pytest.param("worker stopped", WORKER, "worker continued", False, id="it is stopped"),
+        pytest.param("hung", 0, "freed", True, id="its replica is cut off"),
     ],
 )
-def test_a_worker_that_believed_is_excused_by_its_own_troubles_alone(
+def test_a_worker_that_believed_is_excused_by_the_troubles_of_its_replica(
     trouble: str, worker: int, over: str, excused: bool
 ) -> None:
-    """It renews by itself, so that nothing else keeps it from learning that its lock is lost."""
-    story = Story()
-    story.fires("a", ended=4.1)
-    story.fires("b")
-    story.goes_on(1, "a", 0.0, 4.0)
-    story.claims(3, "a", 4.0)
-    story.begins(3, "a", 4.0)
+    """That renews for it, or does not. When it is dead, the worker process ends as well."""
+    story = begun_on_a(ended=4.1)
     replica = "a pool" if worker else "a"
     story.tell(4.3, trouble, replica, worker=worker, detail=ALONE * (trouble == "killed"))
     if over:
         story.tell(7.5, over, replica, worker=worker)
     story.takes_over(4, "b", 7.4, 4.0)
-    story.believes(3, "a", 7.7)
+    story.tell(7.7, "holds", "a pool", task="job", token=3, worker=WORKER)
     story.goes_on(5, "b", 8.7)
     assert (OVERLAP not in faults(in_pool(story))) == excused
 

@@ -115,6 +115,7 @@ def test_a_run_after_a_pause_is_found_unless_its_replica_was_stopped_before_it()
     stop = Entry("stop", 1.0, replica="replica", until=10.05)
     assert found([*entries, stop]) == ""
     assert found([*entries, Entry("resume", 5.0, key="paused-1", until=5.1)]) == ""
+    assert found([*entries, Entry("resume", 1.05, key="paused-1")]) == "", "which came last?"
 
 
 def test_a_run_time_that_falls_and_a_thread_that_ends_are_found() -> None:

@@ -21,7 +21,7 @@ from apscheduler_tasklock import (
     TaskLocks,
     testing,
 )
-from apscheduler_tasklock._scheduler.submission import (
+from apscheduler_tasklock._runs.submission import (
     GRACE_SHARE,
     LONGEST_GRACE,
     SHORTEST_GRACE,

@@ -24,6 +24,7 @@ from apscheduler_tasklock import (
     HeldLock,
     JobState,
     JobStatus,
+    RunRequest,
     TaskLockDatabaseError,
     TaskLockError,
     TaskLockEvent,
@@ -196,6 +197,16 @@ def waiting_jobs() -> list[str]:
     found: list[JobStatus] = locks.jobs("reminder-*", limit=5)
     locks.jobs(["reminder-*"])  # type: ignore[arg-type]
     return [job.id for job in found if job.state is JobState.WAITING]
+
+
+def steer_a_job() -> None:
+    locks.pause_job("nightly")
+    due: datetime = locks.resume_job("nightly")
+    asked: RunRequest | None = locks.run_job("nightly", by="alice", expires=60)
+    locks.move_job("nightly", due + timedelta(hours=1))
+    locks.move_job("nightly", "02:00")  # type: ignore[arg-type]
+    locks.remove_job("nightly")
+    print(asked)
 
 
 def script() -> None:

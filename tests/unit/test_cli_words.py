@@ -15,7 +15,7 @@ from apscheduler.triggers.cron import CronTrigger
 from apscheduler.triggers.date import DateTrigger
 from apscheduler.triggers.interval import IntervalTrigger
 
-from apscheduler_tasklock._scheduler.names import canonical_schedule
+from apscheduler_tasklock._runs.task_names import canonical_schedule
 from apscheduler_tasklock.cli.schedules import schedule_in_words, trigger_in_words
 from apscheduler_tasklock.cli.text import (
     local_time,
@@ -24,10 +24,9 @@ from apscheduler_tasklock.cli.text import (
     printable,
     rfc3339,
     seconds_in_words,
-    width,
 )
-from apscheduler_tasklock.cli.values import duration, moment
-from apscheduler_tasklock.jobstore.triggers import encode_trigger
+from apscheduler_tasklock.cli.values import duration, moment, moment_ahead
+from apscheduler_tasklock.jobstore.stored_triggers import encode_trigger
 
 UTC = timezone.utc
 
@@ -102,6 +101,55 @@ def test_a_time_is_what_people_write(
     berlin: Callable[[str, str], datetime], text: str, utc: str
 ) -> None:
     assert berlin("2026-01-31 09:30", text).astimezone(UTC).isoformat() == f"{utc}+00:00"
+
+
+@pytest.mark.parametrize(
+    ("text", "utc"),
+    [
+        ("now", "2026-01-31T08:30:00"),
+        # The next one: it is half past nine.
+        ("09:31", "2026-01-31T08:31:00"),
+        ("09:30", "2026-02-01T08:30:00"),
+        ("02:00", "2026-02-01T01:00:00"),
+        ("03:00 UTC", "2026-02-01T03:00:00"),
+        ("today 22:00", "2026-01-31T21:00:00"),
+        ("Tomorrow", "2026-01-31T23:00:00"),
+        ("tomorrow 04:00", "2026-02-01T03:00:00"),
+        ("2026-02-28 03:00", "2026-02-28T02:00:00"),
+        ("2026-02-28T03:00:00Z", "2026-02-28T03:00:00"),
+        ("2h", "2026-01-31T10:30:00"),
+        ("in 2h", "2026-01-31T10:30:00"),
+        ("In 15 m", "2026-01-31T08:45:00"),
+    ],
+)
+def test_a_time_ahead_is_the_next_one(
+    berlin: Callable[[str, str], datetime], text: str, utc: str
+) -> None:
+    now = datetime(2026, 1, 31, 8, 30, tzinfo=UTC)
+    assert moment_ahead(text, now).astimezone(UTC).isoformat() == f"{utc}+00:00"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "soon",
+        "90",
+        "2h ago",
+        "today",
+        "today 09:29",
+        "yesterday 22:00",
+        "2026-01-30",
+        "in 02:00",
+    ],
+)
+def test_what_is_no_time_ahead_is_an_error_that_repeats_it(
+    berlin: Callable[[str, str], datetime], text: str
+) -> None:
+    with pytest.raises(argparse.ArgumentTypeError) as error:
+        moment_ahead(text, datetime(2026, 1, 31, 8, 30, tzinfo=UTC))
+    assert repr(text) in str(error.value)
+    assert "'tomorrow 04:00'" in str(error.value)
 
 
 def test_what_the_command_line_prints_can_be_given_to_it(
@@ -204,10 +252,6 @@ def test_a_cell_never_looks_like_two_or_none() -> None:
         "\\x20a\\x20",
         "\\x20\\x20\\x20",
     ]
-
-
-def test_wide_characters_take_two_places() -> None:
-    assert [width(text) for text in ("abc", "報告", "u\u0308")] == [3, 4, 1]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from apscheduler_tasklock._lock.commands import command_line
+from apscheduler_tasklock._lock.command_lines import command_line
 from apscheduler_tasklock.cli.parser import build_parser
 from apscheduler_tasklock.schema.check import command
 from apscheduler_tasklock.schema.table import task_lock_table

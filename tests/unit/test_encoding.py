@@ -46,6 +46,6 @@ def test_the_error_says_what_to_do() -> None:
     error = unstorable(connection("UTF8", "LATIN1"), ARROW)
     assert str(error) == (
         f"task {ARROW!r}: its name has characters that the encoding LATIN1 of the database lacks; "
-        "choose another one: of a job, its id or its option 'name'"
+        "choose another name (that of a job is its id, or its option 'name')"
     )
     assert unstorable(connection("UTF8", "LATIN1"), UMLAUT) is None

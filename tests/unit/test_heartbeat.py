@@ -242,4 +242,4 @@ def test_what_an_event_loop_held_that_was_closed_is_renewed_no_longer(
     loop.close()
     renewing.turn()
     assert renewing.renewed == [["b"]]
-    assert "Task 'a': its event loop was closed while it ran" in caplog.text
+    assert "Task 'a': its event loop was closed while the task ran" in caplog.text

@@ -9,8 +9,8 @@ from typing import Any
 
 from apscheduler.triggers.base import BaseTrigger
 
-from apscheduler_tasklock._scheduler.names import canonical_schedule
-from apscheduler_tasklock._scheduler.triggers import (
+from apscheduler_tasklock._runs.task_names import canonical_schedule
+from apscheduler_tasklock._runs.trigger_times import (
     first_run_time,
     is_shared,
     next_after,
@@ -18,10 +18,10 @@ from apscheduler_tasklock._scheduler.triggers import (
     period_after,
 )
 from apscheduler_tasklock.jobstore.definition import Definition, JobCodec
-from apscheduler_tasklock.jobstore.runtimes import due_run_time
-from apscheduler_tasklock.jobstore.triggers import encode_trigger
+from apscheduler_tasklock.jobstore.next_run_time import due_run_time
+from apscheduler_tasklock.jobstore.stored_triggers import encode_trigger
+from apscheduler_tasklock.jobstore.stored_values import UnreadableError, encode
 from apscheduler_tasklock.jobstore.trust import AllowedFunctions
-from apscheduler_tasklock.jobstore.values import UnreadableError, encode
 from tests.support.hostile_json import hostile_columns, random_moment
 
 CASES = 150

@@ -12,7 +12,7 @@ from apscheduler.triggers.cron import CronTrigger
 from apscheduler.triggers.interval import IntervalTrigger
 
 from apscheduler_tasklock import TaskLockOptionError
-from apscheduler_tasklock._scheduler.triggers import (
+from apscheduler_tasklock._runs.trigger_times import (
     MOST_STEPS,
     EndlessTriggerError,
     OutOfStepsError,
@@ -25,14 +25,14 @@ from apscheduler_tasklock._scheduler.triggers import (
     period_after,
 )
 from apscheduler_tasklock.jobstore.definition import Definition, JobCodec
-from apscheduler_tasklock.jobstore.runtimes import due_run_time
-from apscheduler_tasklock.jobstore.triggers import decode_trigger, encode_trigger
-from apscheduler_tasklock.jobstore.trust import AllowedFunctions
-from apscheduler_tasklock.jobstore.values import (
+from apscheduler_tasklock.jobstore.next_run_time import due_run_time
+from apscheduler_tasklock.jobstore.stored_triggers import decode_trigger, encode_trigger
+from apscheduler_tasklock.jobstore.stored_values import (
     UnreadableError,
     UnstorableError,
     decode,
 )
+from apscheduler_tasklock.jobstore.trust import AllowedFunctions
 
 NOW = datetime(2026, 3, 2, 12, 0, 30, tzinfo=timezone.utc)
 CALENDAR = {
@@ -319,5 +319,5 @@ def test_a_job_with_options_that_make_no_sense_is_not_stored() -> None:
         max_instances=1,
         next_run_time=None,
     )
-    with pytest.raises(TaskLockOptionError, match="misfire_grace_time is not above 0"):
+    with pytest.raises(TaskLockOptionError, match="misfire_grace_time must be above 0"):
         JobCodec(AllowedFunctions(["tests."])).encode(job)

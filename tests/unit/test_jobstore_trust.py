@@ -17,10 +17,10 @@ from apscheduler.job import Job
 from apscheduler.schedulers.background import BackgroundScheduler
 
 from apscheduler_tasklock import TaskLockOptionError
-from apscheduler_tasklock._lock.jobs import JobRow
+from apscheduler_tasklock._lock.job_rows import JobRow
 from apscheduler_tasklock.jobstore.definition import Definition, JobCodec, MissingFunction
+from apscheduler_tasklock.jobstore.stored_values import UnreadableError, UnstorableError
 from apscheduler_tasklock.jobstore.trust import AllowedFunctions, Signer, UntrustedError
-from apscheduler_tasklock.jobstore.values import UnreadableError, UnstorableError
 
 KEY, OTHER_KEY = "k" * 16, "o" * 16
 PLACE = "'app', 'public', 'task_lock_job', 'an id'"
@@ -62,7 +62,21 @@ class Mailer:
 class Child(Mailer):
     def own(self) -> None: ...
 
+    def echo(self, text: str) -> str:
+        return text
+
     class Inner(Mailer): ...
+
+
+def instance_of_a_local_class() -> Any:
+    class Local:
+        def echo(self, text: str) -> str:
+            return text
+
+    return Local()
+
+
+child, local = Child(), instance_of_a_local_class()
 
 
 class Encoder(json.JSONEncoder): ...
@@ -280,7 +294,7 @@ class TestSignature:
         both = codec(secret=[OTHER_KEY, KEY.encode()])
         assert both.verified(signed) == definition
         assert not both.is_up_to_date(signed)
-        with pytest.raises(UntrustedError, match="none of ours"):
+        with pytest.raises(UntrustedError, match="its signature is wrong"):
             codec(secret=OTHER_KEY).verified(signed)
         rotated = row(definition, both.sign("job", definition, MADE_FOR, PLACE))
         assert codec(secret=OTHER_KEY).verified(rotated) == definition
@@ -333,6 +347,19 @@ class TestDefinition:
             True,
             "default",
         )
+
+    @pytest.mark.parametrize("pickles", [False, True])
+    @pytest.mark.parametrize("instance", ["child", "local"])
+    def test_a_method_that_its_instance_names_is_called_with_the_given_arguments(
+        self, instance: str, pickles: bool
+    ) -> None:
+        signing = codec(None, secret=KEY, pickles=pickles)
+        added = job(f"{HERE}:{instance}.echo", args=["one"])
+        definition = signing.encode(added)
+        assert signing.load_function(definition)(*signing.decode(definition)["args"]) == "one"
+        added.args = ("other",)
+        changed = signing.change(definition, added, ["args"])
+        assert signing.load_function(changed)(*signing.decode(changed)["args"]) == "other"
 
     def test_names_the_job_and_the_argument_that_cannot_be_stored(self) -> None:
         with pytest.raises(UnstorableError, match=r"job 'job': args\[1\] cannot be stored: a tup"):

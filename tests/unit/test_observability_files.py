@@ -20,9 +20,10 @@ from prometheus_client import REGISTRY
 from prometheus_client.parser import text_string_to_metric_families
 
 from apscheduler_tasklock import HeldLock, TaskLocks
-from apscheduler_tasklock._lock.messages import Refusal, RunEnd
-from apscheduler_tasklock._scheduler.otel import OpenTelemetryRun
-from apscheduler_tasklock._scheduler.submission import Submission
+from apscheduler_tasklock._lock.outcomes import RunOutcome
+from apscheduler_tasklock._lock.protocol_messages import Refusal
+from apscheduler_tasklock._runs.otel import OpenTelemetryRun
+from apscheduler_tasklock._runs.submission import Submission
 from apscheduler_tasklock.metrics import observe_tasks, prometheus_text
 from tests.support.telemetry import telemetry
 
@@ -72,7 +73,7 @@ def measure_everything() -> None:
     run.claimed(time.monotonic(), held)
     with run.running(held, now.timestamp()):
         pass
-    run.ended(RunEnd.of(ValueError()))
+    run.ended(RunOutcome.of(ValueError()))
     run.lost()
     run.skipped("misfire")
 

@@ -7,8 +7,8 @@ import logging
 import pytest
 
 from apscheduler_tasklock import TaskLockDatabaseError
-from apscheduler_tasklock._database.errors import ServerFullError, TableLockedError
 from apscheduler_tasklock._database.outage import Outage
+from apscheduler_tasklock._database.sqlstates import ServerFullError, TableLockedError
 from apscheduler_tasklock._database.timings import Timings
 
 NO_ROUTE = TaskLockDatabaseError("no route")
@@ -156,7 +156,7 @@ def test_a_server_that_was_full_for_longer_than_the_doubt_is_doubted_anew(seen: 
     """As after a restart, when all come back at once: holders may be among those left out."""
     seen.answer()
     seen.go_on(GRACE)
-    seen.outage.doubt()
+    seen.outage.idle_connection_ended(by_server=True)
     seen.fail(full=True)
     seen.go_on(GRACE + 1)
     seen.answer()
@@ -256,25 +256,15 @@ def test_who_has_a_table_locked_is_told_once_it_is_known(
         seen.go_on(1)
     seen.answer()
     assert [record.getMessage() for record in caplog.records] == [
-        "The task lock database is unavailable (db): no route (each run that is given up is "
-        "logged)",
+        "The task lock database is unavailable (db): no route (each run that is skipped is logged)",
         "A task lock table is locked (db): no answer, since pid 7 has it locked (each run that "
-        "is given up is logged)",
+        "is skipped is logged)",
         "The task lock tables are no longer locked (db), 4.0 sec after this replica noticed",
     ]
     caplog.clear()
     seen.go_on(1)
     seen.outage.begin(NO_ROUTE)  # the next outage is one of its own
     assert "is unavailable" in caplog.text
-
-
-def test_whoever_is_to_doubt_believes_nothing_for_the_grace(seen: Seen) -> None:
-    seen.answer()
-    seen.outage.believe()
-    assert seen.stable
-    seen.outage.doubt()
-    seen.outage.doubt()  # once more, as each job of a worker process does
-    seen.becomes_stable_after_the_grace()
 
 
 @pytest.mark.parametrize("by_server", [False, True])

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from apscheduler_tasklock._database.rejections import Rejections
-from apscheduler_tasklock._database.steps import Steps, ask_here
-from apscheduler_tasklock._lock.messages import Registered, Registration, RunState
-from apscheduler_tasklock._scheduler import registration
-from apscheduler_tasklock._scheduler.known import KnownTasks
-from apscheduler_tasklock._scheduler.registration import Registrar
+from apscheduler_tasklock._database.sequences import Steps, ask_here
+from apscheduler_tasklock._lock.protocol_messages import Registered, Registration, RunState
+from apscheduler_tasklock._runs import registration
+from apscheduler_tasklock._runs.known_tasks import KnownTasks
+from apscheduler_tasklock._runs.registration import Registrar
 from tests.contract.conftest import Memory, Replica
 
 HOUR = 3600.0

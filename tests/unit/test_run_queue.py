@@ -13,10 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from apscheduler_tasklock._runs.queue import MOST_ASKED, PATIENCE, Inputs, RunQueue, Step
+from apscheduler_tasklock._runs.kept_runs import Outlook
+from apscheduler_tasklock._runs.queue import MOST_ASKED, PATIENCE, Full, Inputs, RunQueue, Step
 from apscheduler_tasklock._runs.run import Kind, Run, State, Token, Verdict
 
 GRANTED, REFUSED, KEPT = Verdict.GRANTED, Verdict.REFUSED, Verdict.KEPT
+ASKED_AGAIN = Outlook.ASKED_AGAIN
 
 
 def run_of(name: str = "a", came: float = 0.0, kind: Kind = Kind.SCHEDULE, **more: Any) -> Run:
@@ -119,11 +121,41 @@ class TestAsking:
         steps.step(begun=step.given)
         assert len(steps.free(*step.given).asks[0].runs) == 16
 
+    def test_a_later_run_time_does_not_overtake_its_jobs_backlog(self) -> None:
+        steps, (first, second) = Steps(workers=3), backlog_of(2)
+        steps.begin([first])
+        later = run_of(first.task_name, steps.now)
+        assert steps.step(came=[later]).asks == []
+        assert steps.free(first).asks[0].runs == [second]
+
+    def test_instances_of_a_job_without_a_lock_go_on_beside_its_backlog(self) -> None:
+        steps, (first, second) = Steps(workers=3), backlog_of(2)
+        first.claims = second.claims = False
+        assert steps.step(came=[first]).given == [first]
+        steps.step(begun=[first])
+        later = run_of(first.task_name, steps.now, claims=False)
+        assert steps.step(came=[later]).given == [later]
+
     def test_what_was_beyond_the_limit_keeps_its_place(self) -> None:
         steps = Steps(workers=1)
         step = steps.begin([run_of("a", 1.0), run_of("b", 2.0)])
         step = steps.step(came=[run_of("c", 3.0)], freed=[(step.given[0], 0.0)])
         assert asked(step) == [(["b", "c"], 1)]
+
+    def test_what_was_beyond_the_limit_goes_before_those_that_came_with_it_after_it(self) -> None:
+        steps = Steps(workers=1)
+        step = steps.begin(runs(20))
+        step = steps.free(*step.given)
+        assert names(step.asks[0].runs) == names(runs(20))[1:17]
+
+    def test_a_backlog_goes_before_those_that_came_with_it_after_it(self) -> None:
+        # As in a plain pool, whose worker goes through all of it.
+        steps = Steps(workers=1)
+        first, second = backlog_of(2, "b")
+        step = steps.begin([run_of("a"), first, run_of("c")])
+        step = steps.grant(steps.free(*step.given))
+        steps.step(begun=step.given)
+        assert (step.given, steps.free(first).asks[0].runs[0]) == ([first], second)
 
     def test_a_locked_row_is_asked_for_again_after_a_pause_that_grows(self) -> None:
         steps, run = Steps(), run_of()
@@ -179,7 +211,7 @@ class TestAsking:
         steps, run = Steps(), run_of("a")
         steps.grant(steps.step(came=[run]))
         step = steps.step(failed=[run], came=[run_of("b")])
-        assert (step.withdrawn, step.asks) == ([run], [])
+        assert (run.state, step.asks) == (State.OVER, [])
         steps.now = step.wakes_at
         assert asked(steps.step()) == [(["b"], 1)]
 
@@ -236,8 +268,16 @@ class TestUnlockedRuns:
         assert step.wakes_at == steps.now + PATIENCE
         steps.now = step.wakes_at
         assert steps.step().given == [unlocked]
-        # What is granted then has no worker any more: others are to run it.
-        assert steps.answer(step, lambda _run: GRANTED).withdrawn == [waits]
+        # What is granted then is the next one of that worker.
+        assert steps.answer(step, lambda _run: GRANTED).given == [waits]
+        assert steps.step(came=[run_of("b")]).asks == []
+        assert asked(steps.free(unlocked, waits)) == [(["b"], 1)]
+
+    def test_what_is_to_run_all_the_same_without_an_answer_is_given_in_its_turn(self) -> None:
+        steps, some = Steps(workers=1), runs(2)
+        step = steps.answer(steps.step(came=some), lambda _run: Verdict.UNLOCKED)
+        assert (step.given, step.asks) == (some[:1], [])
+        assert steps.free(some[0]).given == some[1:]
 
     def test_at_a_stop_it_goes_to_the_executor(self) -> None:
         steps = Steps(workers=1)
@@ -275,12 +315,70 @@ class TestLateness:
         step = steps.free(first, took=2.0)
         assert (step.given, second.is_missed) == ([second], True)
 
+    def test_a_run_is_not_late_for_one_that_came_later_and_was_missed_at_once(self) -> None:
+        steps = Steps(workers=1)
+        step = steps.step(came=[run_of("a", 100.0)])
+        waits, late = run_of("b", 101.0, grace=1.0), run_of("c", 90.0, grace=1.0)
+        late.came = steps.now = 105.0
+        assert steps.step(came=[waits, late]).given == [late]
+        steps.step(begun=[late])
+        assert asked(
+            steps.step(freed=[(late, 0.0)], answers=[(step.asks[0].runs[0], REFUSED)])
+        ) == [(["b"], 1)]
+
+    def test_a_backlog_is_not_late_for_those_that_had_its_worker_since_it_waited(self) -> None:
+        # A worker of a plain pool would have gone on with it.
+        steps = Steps(workers=2)
+        first, second = backlog_of(2, "b", came=100.0, grace=1.0)
+        x, y = run_of("x", 104.0), run_of("y", 105.0)
+        step = steps.step(came=[first, x])
+        steps.now = 110.0
+        steps.answer(step, lambda run: GRANTED if run is first else Verdict.BEYOND)
+        step = steps.step(begun=[first])
+        assert asked(steps.step(freed=[(first, 0.1)], came=[y])) == []
+        steps.step(answers=[(x, GRANTED)])
+        step = steps.step(begun=[x])
+        assert asked(step) == [(["b", "y"], 1)]
+        steps.answer(step, lambda run: GRANTED if run is y else Verdict.LOCKED)
+        steps.step(begun=[y], freed=[(y, 0.0)])
+        steps.now = 111.0
+        assert asked(steps.step()) == [(["b"], 1)]
+        assert not second.is_missed
+
+    def test_who_waits_for_the_database_is_not_late_for_those_without_a_lock_that_go_meanwhile(
+        self,
+    ) -> None:
+        steps = Steps(workers=3)
+        waiting = [run_of(f"t{n}", 100.0, grace=2.0) for n in range(10)]
+        step = steps.step(came=waiting)
+        for second in range(101, 107):  # the database does not answer
+            steps.now = float(second)
+            came = [run_of(f"x{second}{n}", steps.now, claims=False) for n in range(3)]
+            given = steps.step(came=came).given
+            assert given == came
+            steps.step(begun=given)
+            steps.free(*given, took=0.9)
+        step = steps.answer(step, lambda run: GRANTED if run in waiting[:3] else Verdict.BEYOND)
+        assert step.given == waiting[:3]
+        steps.step(begun=step.given)
+        assert asked(steps.free(*step.given, took=0.1)) == [(names(waiting[3:]), 3)]
+
+    def test_who_waits_for_a_locked_row_is_not_late_for_those_that_go_meanwhile(self) -> None:
+        steps = Steps(workers=1)
+        run = run_of("a", 100.0, grace=1.0)
+        steps.answer(steps.step(came=[run]), lambda _run: Verdict.LOCKED)
+        later = run_of("b", 105.0)
+        steps.now = 100.005
+        steps.begin([later])
+        steps.now = 110.0
+        assert asked(steps.free(later, took=5.0)) == [(["a"], 1)]
+
     def test_who_is_kept_is_not_late_for_that(self) -> None:
         steps = Steps()
         first, second = backlog_of(2, came=100.0, grace=1.0)
         steps.answer(steps.step(came=[first]), lambda _run: KEPT)
         steps.now = 150.0
-        step = steps.step(finished=["a"])
+        step = steps.step(kept=[(first, ASKED_AGAIN, 0.0)])
         assert step.asks[0].runs == [first]
         assert asked(steps.answer(step, lambda _run: REFUSED)) == [(["a"], 1)]
         assert not second.is_missed
@@ -291,13 +389,22 @@ class TestKept:
         steps, run = Steps(), run_of()
         step = steps.answer(steps.step(came=[run]), lambda _run: KEPT)
         assert (step.asks, step.refused, run.state) == ([], [], State.KEPT)
-        assert steps.step().asks == steps.step(finished=["another"]).asks == []
-        assert steps.step(finished=["a"]).asks[0].runs == [run]
+        assert steps.step().asks == []
+        assert steps.queue.is_idle
+        assert steps.step(kept=[(run, ASKED_AGAIN, 0.0)]).asks[0].runs == [run]
 
     def test_its_backlog_waits_with_it(self) -> None:
         steps, backlog = Steps(), backlog_of(2)
         steps.answer(steps.step(came=backlog[:1]), lambda _run: KEPT)
-        step = steps.answer(steps.step(finished=["a"]), lambda _run: REFUSED)
+        step = steps.step(kept=[(backlog[0], ASKED_AGAIN, 0.0)])
+        assert step.asks[0].runs == backlog[:1]
+        assert steps.answer(step, lambda _run: REFUSED).asks[0].runs == backlog[1:]
+
+    def test_if_it_is_refused_for_good_its_backlog_goes_on(self) -> None:
+        steps, backlog = Steps(), backlog_of(2)
+        steps.answer(steps.step(came=backlog[:1]), lambda _run: KEPT)
+        step = steps.step(kept=[(backlog[0], Outlook.REFUSED, 0.0)])
+        assert step.refused == [(backlog[0], REFUSED)]
         assert step.asks[0].runs == backlog[1:]
 
     def test_it_takes_no_worker(self) -> None:
@@ -305,19 +412,40 @@ class TestKept:
         steps.answer(steps.step(came=[run_of("a")]), lambda _run: KEPT)
         assert asked(steps.step(came=[run_of("b")])) == [(["b"], 1)]
 
-    def test_a_change_of_its_job_drops_it_and_what_follows(self) -> None:
+    def test_it_is_dropped_with_what_follows(self) -> None:
         steps, backlog = Steps(), backlog_of(3)
         steps.answer(steps.step(came=backlog[:1]), lambda _run: KEPT)
-        assert steps.step(changed=[("a", "default")]).dropped == backlog
-        assert steps.queue.is_idle
+        step = steps.step(kept=[(backlog[0], Outlook.DROPPED, 0.0)])
+        assert step.refused == [(run, REFUSED) for run in backlog]
+        assert step.asks == steps.step(stopped=True).withdrawn == []
 
-    def test_a_change_touches_no_run_that_only_waits(self) -> None:
-        steps = Steps(workers=1)
-        (running,) = steps.begin([run_of("b")]).given
-        waits = run_of("a")
-        steps.step(came=[waits])
-        assert steps.step(changed=[waits.job]).dropped == []
-        assert steps.free(running).asks[0].runs == [waits]
+    def test_a_later_run_time_waits_for_a_look_at_what_is_in_the_way_of_an_earlier_one(
+        self,
+    ) -> None:
+        steps, kept = Steps(), run_of(came=100.0)
+        steps.answer(steps.step(came=[kept]), lambda _run: KEPT)
+        later = run_of(came=110.0)
+        step = steps.step(came=[later])
+        assert (step.asks, step.is_look_due) == ([], True)
+        # A look that began before it came tells nothing of what it would be asked for.
+        step = steps.step(kept=[(kept, Outlook.WAITS, 109.0)])
+        assert (step.asks, step.is_look_due) == ([], False)
+        step = steps.step(kept=[(kept, Outlook.WAITS, 111.0)])
+        assert step.asks[0].runs == [later]
+
+    def test_a_later_run_time_goes_after_an_earlier_one_that_is_asked_for_again(self) -> None:
+        steps, kept, later = Steps(), run_of(came=100.0), run_of(came=110.0)
+        steps.answer(steps.step(came=[kept]), lambda _run: KEPT)
+        steps.step(came=[later])
+        step = steps.step(kept=[(kept, ASKED_AGAIN, 111.0)])
+        assert step.asks[0].runs == [kept]
+        assert steps.answer(step, lambda _run: REFUSED).asks[0].runs == [later]
+
+    def test_what_was_withdrawn_meanwhile_is_not_asked_for(self) -> None:
+        steps, run = Steps(), run_of()
+        steps.answer(steps.step(came=[run]), lambda _run: KEPT)
+        assert steps.step(stopped=True).withdrawn == [run]
+        assert steps.step(kept=[(run, ASKED_AGAIN, 0.0)]).asks == []
 
 
 class TestStop:
@@ -327,7 +455,7 @@ class TestStop:
         backlog = backlog_of(2)
         steps.step(came=backlog[:1])
         assert steps.step(stopped=True).withdrawn == backlog
-        assert not steps.queue.is_idle
+        assert steps.queue.is_idle  # what runs needs nothing of it until it ends
         steps.free(running)
         assert steps.queue.is_idle
 
@@ -463,3 +591,28 @@ def test_the_time_of_claims_makes_nothing_missed(
     day.live()
     # What runs although a pool would miss it may be in the way of others after it.
     assert min(day.missed, default=inf) >= min(missed_by_a_pool(jobs, workers), default=inf)
+
+
+class TestFull:
+    """That all workers are busy for long is told, now and then."""
+
+    def test_after_ten_seconds_and_then_once_in_ten_minutes(self) -> None:
+        steps = Steps(workers=1)
+        (running,) = steps.begin([run_of("a")]).given
+        waiting = [run_of(name, came=steps.now) for name in "bc"]
+        assert steps.step(came=waiting).full is None
+        steps.now += 10
+        assert steps.step().full is None
+        steps.now += 1
+        assert steps.step().full == Full(workers=1, waiting=2, longest=11.0)
+        steps.now += 599
+        assert steps.step().full is None
+        steps.now += 2
+        assert steps.step().full == Full(workers=1, waiting=2, longest=612.0)
+        assert steps.free(running).full is None
+
+    def test_not_of_what_waits_for_the_database(self) -> None:
+        steps = Steps(workers=1)
+        steps.step(came=[run_of("a", came=steps.now), run_of("b", came=steps.now)])
+        steps.now += 60
+        assert steps.step().full is None

@@ -32,6 +32,7 @@ from apscheduler_tasklock import (
     task_lock,
 )
 from apscheduler_tasklock.testing import held_lock, in_memory_locks, unlocked
+from tests.support import pool_jobs
 from tests.support.hosts import AsyncIO, Host
 from tests.support.polling import eventually
 from tests.support.schedulers import Replica
@@ -195,7 +196,7 @@ class TestUnlocked:
             replica.shutdown()
         host.close()
 
-    def test_a_worker_process_grants_by_itself(self, make: Make) -> None:
+    def test_an_executor_of_worker_processes_is_unlocked_too(self, make: Make) -> None:
         with unlocked():
             replica = make(executor="processpool", max_workers=1)
             replica.run_once(report, kwargs={"a": 1})
@@ -264,7 +265,7 @@ class TestUnlocked:
 
     def test_what_only_a_database_has_says_so(self) -> None:
         locks = TaskLocks(NO_DATABASE)
-        with unlocked(), pytest.raises(TaskLockError, match="this needs the database"):
+        with unlocked(), pytest.raises(TaskLockError, match="this call needs the database"):
             locks.tasks()
         locks.close()
 
@@ -361,11 +362,14 @@ class TestInMemoryLocks:
         for host in hosts:
             host.close()
 
-    def test_a_worker_process_cannot_ask_for_them(self, make: Make, caplog: Any) -> None:
+    def test_they_serve_an_executor_of_worker_processes(self, make: Make) -> None:
+        """Which claims here, and not there."""
         with in_memory_locks():
-            replica = make(executor="processpool", max_workers=1)
-            replica.run_once(report)
-            eventually(lambda: "test with a thread pool" in caplog.text)
+            one, other = (make(executor="processpool", max_workers=1) for _ in range(2))
+            one.run_once(pool_jobs.decorated, args=[1])
+            assert one.one(EVENT_JOB_EXECUTED).retval == 1
+            other.run_once(pool_jobs.decorated, args=[1])
+            other.one(EVENT_TASK_LOCK_REFUSED)
 
 
 # What a script begins with that finds none of these, as where libpq is missing.

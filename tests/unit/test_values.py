@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import apscheduler_tasklock
-from apscheduler_tasklock._scheduler.notices import MOST_LINES, JobNotices
+from apscheduler_tasklock._runs.job_notices import MOST_LINES, JobNotices
 from apscheduler_tasklock._values import LONGEST_MESSAGE, LONGEST_VALUE, cut, logger_of, shown
 
 LONG = "x" * 1_000_000
@@ -99,7 +99,7 @@ def test_many_jobs_are_told_of_by_few_lines_and_their_number(
     notices = JobNotices()
     for _ in range(2):
         for number in range(MOST_LINES + 311):
-            notices.tell(f"job {number}", logger, logging.ERROR, "Job %d is bad", number)
+            notices.log(f"job {number}", logger, logging.ERROR, "Job %d is bad", number)
         notices.sum_up()
     assert len(caplog.messages) == MOST_LINES + 1
     assert caplog.messages[-1].startswith("And 311 more jobs are not run here")
@@ -110,8 +110,8 @@ def test_a_job_that_is_bad_again_is_told_of_again(
 ) -> None:
     notices = JobNotices()
     for _ in range(2):
-        notices.tell("job", logger, logging.ERROR, "Job %r is bad", "job")
-        notices.tell("job", logger, logging.ERROR, "Job %r is bad", "job")
+        notices.log("job", logger, logging.ERROR, "Job %r is bad", "job")
+        notices.log("job", logger, logging.ERROR, "Job %r is bad", "job")
         notices.forget("job")
         notices.sum_up()
     assert caplog.messages == ["Job 'job' is bad"] * 2

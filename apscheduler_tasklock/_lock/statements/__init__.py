@@ -1,48 +1,43 @@
-"""The statements of the lock protocol, for psycopg: the decision of who runs a window.
+"""The statements of the lock protocol, for psycopg: they decide which replica runs a window.
 
-Each is a transaction of its own and one round trip. All times are the database's. Claims,
-takeovers and releases have two forms: for one request, and for many that travel together. The
-decision is written once, for both: in the first form what is asked for are parameters, in the
-second the columns of ``asked``.
+Each statement is a transaction of its own and one round trip. All times are the database's. Claims
+and releases have two forms: one for a single request, and one for a batch. Both forms are made of
+the same clauses. In the first form the request's values are parameters, in the second they are
+columns of ``asked``.
 
-What closes a run also writes its entry into the run history (see :class:`History`): a release, and
-the claim or takeover that follows a run whose holder died. A running run has none: it is the
-task's row.
+A statement that ends a run also writes the run's entry into the run history (see
+:class:`History`). Such a statement is a release, or a claim or takeover that follows a dead run. A
+run that goes on has no entry, because the task's row describes it.
 """
 
 from apscheduler_tasklock._lock.statements.claims import (
     claim,
-    claim_handed_out,
     claim_many,
-    find_taken,
     first_claim_many,
-    settle_last,
 )
-from apscheduler_tasklock._lock.statements.history import History
-from apscheduler_tasklock._lock.statements.parts import (
+from apscheduler_tasklock._lock.statements.conditions import (
     BRIEFLY,
     DUE_IN_PAUSE,
-    HANDED_OUT_TO_NOBODY,
     IS_PAUSED,
     JUST_BEFORE,
     NEVER,
-    NOT_RUNNING,
     SAFELY,
     SHORTEST_WAIT,
     many,
 )
+from apscheduler_tasklock._lock.statements.deaths import NOT_RUNNING, end_lease, give_up
+from apscheduler_tasklock._lock.statements.history import ACTIONS, History
+from apscheduler_tasklock._lock.statements.manual_runs import claim_manual
 from apscheduler_tasklock._lock.statements.replicas import (
     IS_ALIVE,
     IS_HEARD,
     SILENT_AFTER,
-    prune,
     register,
-    remove_replicas,
     report_replica,
     retire,
-    shorten_history,
     stop_replica,
 )
+from apscheduler_tasklock._lock.statements.retention import prune, remove_replicas, shorten_history
 from apscheduler_tasklock._lock.statements.runs import (
     extend,
     hand_over,
@@ -56,21 +51,24 @@ from apscheduler_tasklock._lock.statements.statement import (
     Statement,
     for_template,
 )
-from apscheduler_tasklock._lock.statements.takeovers import (
-    claim_requested,
-    end_lease,
-    give_up,
-    take_over_many,
+from apscheduler_tasklock._lock.statements.stored_jobs import (
+    CHANGE_ID,
+    MAY_BE_CLAIMED,
+    claim_and_move,
+    move_on,
 )
+from apscheduler_tasklock._lock.statements.takeovers import take_over_many
 
 __all__ = [
+    "ACTIONS",
     "BRIEFLY",
+    "CHANGE_ID",
     "DUE_IN_PAUSE",
-    "HANDED_OUT_TO_NOBODY",
     "IS_ALIVE",
     "IS_HEARD",
     "IS_PAUSED",
     "JUST_BEFORE",
+    "MAY_BE_CLAIMED",
     "NEVER",
     "NOT_RUNNING",
     "SAFELY",
@@ -80,17 +78,17 @@ __all__ = [
     "RecordingStatement",
     "Statement",
     "claim",
-    "claim_handed_out",
+    "claim_and_move",
+    "claim_manual",
     "claim_many",
-    "claim_requested",
     "end_lease",
     "extend",
-    "find_taken",
     "first_claim_many",
     "for_template",
     "give_up",
     "hand_over",
     "many",
+    "move_on",
     "prune",
     "read",
     "register",
@@ -100,7 +98,6 @@ __all__ = [
     "renew",
     "report_replica",
     "retire",
-    "settle_last",
     "shorten_history",
     "stop_replica",
     "take_over_many",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from apscheduler_tasklock._lock.statements.answers import (
+from apscheduler_tasklock._lock.statements.columns import (
     DECIDED_FREE,
     DECIDED_GRANTED,
     NO_ROW,
@@ -15,14 +15,9 @@ from apscheduler_tasklock._lock.statements.answers import (
     made_or_missing,
     select_list,
 )
-from apscheduler_tasklock._lock.statements.history import History, death_entry
-from apscheduler_tasklock._lock.statements.parts import (
-    HANDED_OUT_TO_NOBODY,
+from apscheduler_tasklock._lock.statements.conditions import (
     IS_PAUSED,
     IS_WANTED,
-    NEVER,
-    NOT_RUNNING,
-    NOTES_DEATH,
     ROW_COLUMNS,
     SAFELY,
     STANDS,
@@ -32,9 +27,11 @@ from apscheduler_tasklock._lock.statements.parts import (
     due_after,
     json_rows,
 )
+from apscheduler_tasklock._lock.statements.deaths import NOT_RUNNING, NOTES_DEATH
+from apscheduler_tasklock._lock.statements.history import History, death_entry
 
-# What a claim asks for, and the types.
-_CLAIM_TYPES = {
+# The values of a claim's request, and their types.
+CLAIM_TYPES = {
     "task_name": "text",
     "claim_id": "uuid",
     "lag": "float8",
@@ -54,29 +51,13 @@ _CLAIM_TYPES = {
     "max_runtime": "float8",
 }
 
-# What says whether a claim's window is taken.
-_WINDOW_TYPES = {
-    name: _CLAIM_TYPES[name]
-    for name in (
-        "task_name",
-        "claim_id",
-        "lag",
-        "run_time",
-        "min_lock",
-        "least_gap",
-        "schedule",
-        "schedule_for",
-        "failover",
-        "runs",
-    )
-}
-
-# The run time in database time. The replica says how late it is by its own clock, so that the
-# offset between the clocks cancels out; `latest` caps the database's time at what it can have been
-# when the replica said so (see clock.py). LEAST passes over a null. Where every replica computes
-# the same run time, it is that one: clocks that differ by more than a short gap of the schedule
-# would otherwise take one run time for another. More than 5 minutes away it is not believed, since
-# then the replica's clock is wrong.
+# The run time in database time. The database subtracts the claim's lag, which the replica computes
+# on its own clock, so that the offset between the clocks cancels out. `latest` caps the database's
+# time at the moment when the claim was sent (see database_clock.py); LEAST ignores a null. If each
+# replica computes the same run time, that run time is used instead. Otherwise two run times could
+# be confused, if the clocks differ by more than the gap between the two. The run time is limited to
+# 5 minutes from the time that the database has computed, because beyond that the replica's clock is
+# wrong.
 _FIRED = """GREATEST(reckoned - interval '5 minutes',
                      LEAST(reckoned + interval '5 minutes', COALESCE(run_time, reckoned)))"""
 
@@ -85,32 +66,36 @@ def _reckoned(lag: str) -> str:
     return f"LEAST(now(), %(latest)s::timestamptz) - {lag} * interval '1 second' AS reckoned"
 
 
-class _Claim:
+class Claim:
     """The parts of a claim's statement.
 
-    :param asked: what is asked for, by name
+    :param asked: the SQL of the request's values, by name
     """
 
     def __init__(self, asked: Mapping[str, str]) -> None:
         self._asked = asked
-        # A claim whose answer was lost finds its id in the row: it was granted the first time.
+        # Whether the row has this claim's id, because an earlier try of the claim was granted and
+        # the answer was lost.
         self.own = f"lock.claim_id = {asked['claim_id']}"
         granted_before = f"({self.own} AND {STANDS})"
         min_lock = f"({asked['min_lock']} * interval '1 second')"
         max_lock = f"({asked['max_lock']} * interval '1 second')"
-        # LEAST passes over a null: a claim without a lease.
+        # Null for a claim without a lease. LEAST ignores a null.
         self.lease = f"({asked['lease']} * interval '1 second')"
-        # Whether the window is that of an older schedule, which must not cover the first run time
-        # of this one: of another schedule, whose holders had it before this replica had its own. A
-        # replica that a deployment has yet to replace gets no more than the windows leave it. A
-        # run time that is this replica's own is served by the run that stands against it.
+        # Whether the row's window belongs to an older schedule: to another schedule than the
+        # claim's, and the window's holder got that schedule before this replica got the claim's.
+        # Such a window must not cover the first run time of the newer schedule. This is false for a
+        # claim by a replica that still has the older schedule, in a rolling deployment. It is also
+        # false if replicas do not compute exactly the same run time.
         since = f"(asked.reckoned - {asked['schedule_for']} * interval '1 second')"
         is_newer = f"""({asked["run_time"]} IS NOT NULL AND {since} > lock.schedule_since
                         AND {WINDOW_SCHEDULE} <> {asked["schedule"]})"""
-        # Point 2: the window is new. The claimer's own minimum lock counts if it is the shorter
-        # one, so that an interval shortened by a deployment takes effect at once; and less than
-        # that after an older schedule. Not where either is a hold, whose minimum lock was promised
-        # to it. One run time is run once, also with a minimum lock of 0.
+        # Condition 2 of the decision: the window is new. The row's window lasts as long as the
+        # minimum lock that it was claimed with, or as this claim's minimum lock, if that is
+        # shorter. So a deployment that shortens an interval takes effect at once. For the window of
+        # an older schedule, `least_gap` is used instead of this claim's minimum lock. A hold's
+        # window is not shortened, because the whole minimum lock was promised to the holder. A run
+        # time is run once, also with a minimum lock of 0.
         self.new_window = f"""(
             asked.fired >= LEAST(lock.window_until,
                                  CASE WHEN lock.runs <> '' AND {asked["runs"]} <> ''
@@ -120,8 +105,9 @@ class _Claim:
             AND ({asked["run_time"]} IS NULL OR asked.fired > lock.window_start
                  OR lock.window_until < lock.window_start)
         )"""
-        # A dead run that stands against a new window: its own one is run again first; or the rows
-        # cannot be believed yet. Past its maximum lock it stands against nothing.
+        # Whether a dead run blocks a new window, because the dead run's window is run again first,
+        # or because this replica does not yet believe that the run is dead: after an outage,
+        # holders get time to renew first. A dead run whose maximum lock has ended blocks no claim.
         self.waits = f"""(
             lock.finished_at IS NULL AND (
                 NOT (lock.handed_over OR lock.run_until <= now() OR %(stable)s::boolean)
@@ -133,8 +119,9 @@ class _Claim:
         is_free = f"NOT {self.own} AND {self.new_window} AND NOT {self.waits} AND NOT {self.paused}"
         self.may_claim = f"{NOT_RUNNING} AND {is_free} AND {IS_WANTED}"
         due = due_after(asked, "asked.fired")
-        # Of the same schedule the newest replica counts, so that an older version is known as such
-        # whichever replica has claimed. GREATEST passes over a null.
+        # `schedule_since` is when the claim's replica got the schedule. If the row's window has the
+        # same schedule, the row's time is kept if it is later, so that an older schedule is
+        # recognized whichever replica has claimed. GREATEST ignores a null.
         is_same = f"{WINDOW_SCHEDULE} = {asked['schedule']}"
         known_since = f"""CASE WHEN {is_same} AND {asked["schedule_for"]} IS NOT NULL
                                THEN lock.schedule_since END"""
@@ -167,14 +154,14 @@ class _Claim:
             window_schedule = NULL,
             {NOTES_DEATH}
         """
-        # What stands for or against the claim in the row as the statement found it.
+        # The conditions of the decision, in the row as the statement found it.
         self.found_state = f"""LATERAL (SELECT {granted_before} AS granted, {NOT_RUNNING} AS idle,
                                        {self.new_window} AS new_window, {self.waits} AS waits,
                                        {self.paused} AS paused)
                                AS found"""
         self.made: dict[str, str] = {**DECIDED_GRANTED, **columns_made(asked["claim_id"])}
-        # The first token comes from the clock, in milliseconds: where a row was deleted, the tokens
-        # of the next one are larger all the same.
+        # The first token is the clock's time in milliseconds, so that tokens also grow after a row
+        # was deleted.
         self.first_row = f"""
             SELECT {asked["task_name"]}, now(), now() + LEAST({max_lock}, {self.lease}),
                    now() + {max_lock}, asked.fired, asked.fired + {min_lock}, %(replica_id)s,
@@ -185,42 +172,42 @@ class _Claim:
 
 
 # The columns of a ``ClaimAnswer`` from the row as the statement found it.
-_FOUND = {
+FOUND = {
     "granted": "found.granted",
     "running": "NOT found.idle",
     "new_window": "found.new_window AND NOT found.granted",
     "unfinished": "lock.finished_at IS NULL",
     "waits": "found.idle AND found.waits",
     "paused": "found.paused",
+    "came_first": "lock.started_at <= asked.fired",
 }
-_PARAMETERS = asked_parameters(_CLAIM_TYPES)
-_ONE = _Claim({**_PARAMETERS, "run_time": "asked.run_time"})
-_MANY = _Claim(asked_columns(_CLAIM_TYPES))
+_PARAMETERS = asked_parameters(CLAIM_TYPES)
+_ONE = Claim({**_PARAMETERS, "run_time": "asked.run_time"})
+_MANY = Claim(asked_columns(CLAIM_TYPES))
 _ASKED_ONE = f"""SELECT run_time, reckoned, {_FIRED} AS fired
                  FROM (SELECT {_PARAMETERS["run_time"]} AS run_time,
                               {_reckoned(_PARAMETERS["lag"])}) AS request"""
 
 
 def _asked(types: Mapping[str, str]) -> str:
-    """Return the select of what many claims ask for, from one JSON document."""
+    """Return the SELECT of many claims' requests, from one JSON document."""
     return f"""SELECT *, {_FIRED} AS fired
                FROM (SELECT *, {_reckoned("lag")} FROM {json_rows(types)}) AS request"""
 
 
-_ASKED_MANY = _asked(_CLAIM_TYPES)
-_ASKED_SOME = _asked({**_CLAIM_TYPES, "position": "int"})
-_ASKED_WINDOWS = _asked(_WINDOW_TYPES)
+_ASKED_MANY = _asked(CLAIM_TYPES)
+_ASKED_SOME = _asked({**CLAIM_TYPES, "position": "int"})
 
 
 def claim(table: str, history: History | None = None) -> str:
-    """Return the statement that claims, or says why it may not. Without a row it returns none.
+    """Return the statement that claims one task, and returns a ``ClaimAnswer``'s columns.
 
-    An UPDATE whose condition is false takes no row lock, no transaction id and no WAL; an
-    INSERT .. ON CONFLICT DO UPDATE would take all three to be refused. What it is joined with is
-    the row as it was before.
+    For a task without a row it returns nothing. The claim is an UPDATE, because an UPDATE whose
+    condition is false takes no row lock, no transaction id and no WAL. A refused INSERT .. ON
+    CONFLICT DO UPDATE would take all three. The SELECT sees the row as it was before the UPDATE.
 
-    A claim that was granted once is not granted again: a statement that was held up on its way may
-    arrive after the release, and nobody would know of what it got.
+    A claim that was granted once is not granted again, because its statement may be sent twice, and
+    arrive for the second time after the release.
     """
     return f"""
         WITH asked AS ({_ASKED_ONE}), claimed AS (
@@ -228,7 +215,7 @@ def claim(table: str, history: History | None = None) -> str:
             WHERE lock.task_name = {_PARAMETERS["task_name"]} AND {_ONE.may_claim} AND {SAFELY}
             RETURNING {RETURNED}
         ){death_entry(history, table)}
-        SELECT {made_or_found(_ONE.made, {**_FOUND, **ROW_FOUND})}
+        SELECT {made_or_found(_ONE.made, {**FOUND, **ROW_FOUND})}
         FROM {table} AS lock CROSS JOIN asked LEFT JOIN claimed ON true, {_ONE.found_state}
         WHERE lock.task_name = {_PARAMETERS["task_name"]}
     """
@@ -237,17 +224,17 @@ def claim(table: str, history: History | None = None) -> str:
 def claim_many(table: str, history: History | None = None, *, limited: bool = False) -> str:
     """Return the statement that claims many tasks, each of them once.
 
-    Only rows that may be claimed are locked, in the order of their names; a batch that is refused
-    writes nothing. A row that somebody else has locked is passed over: its answer is the row as it
-    was before, which looks free.
+    It locks only rows that may be claimed, in the order of the tasks' names. If all claims are
+    refused, nothing is written. A row that another session has locked is passed over, and its
+    answer looks free.
 
-    :param limited: whether as many are granted as ``most`` says, in the order in which they are
-        asked for. What is beyond that looks free, too. It counts those that were granted when the
-        same claims were sent before, and no answer came.
+    :param limited: whether at most ``most`` claims are granted, in the order of the requests.
+        Claims that an earlier try has granted count, too. The answer to a claim beyond the limit
+        also looks free.
     """
     order = "ORDER BY lock.task_name"
     if limited:
-        # Nobody waits for a row here, so any order will do.
+        # SKIP LOCKED never waits, so an order by position cannot end in a deadlock.
         order = f"""ORDER BY asked.position LIMIT GREATEST(0, %(most)s::bigint - (
                         SELECT count(*) FROM {table} AS lock JOIN asked USING (task_name)
                         WHERE {_MANY.own} AND {STANDS}))"""
@@ -262,29 +249,20 @@ def claim_many(table: str, history: History | None = None, *, limited: bool = Fa
             RETURNING {RETURNED}
         ){death_entry(history, table)}
         SELECT asked.claim_id AS asked_claim_id,
-               {made_or_found(_MANY.made, {**_FOUND, **ROW_FOUND})}
+               {made_or_found(_MANY.made, {**FOUND, **ROW_FOUND})}
         FROM asked JOIN {table} AS lock USING (task_name) LEFT JOIN claimed USING (task_name),
              {_MANY.found_state}
     """
 
 
-def find_taken(table: str) -> str:
-    """Return the statement that tells which of many windows are taken. It writes nothing."""
-    return f"""
-        WITH asked AS ({_ASKED_WINDOWS})
-        SELECT asked.claim_id AS asked_claim_id, {select_list({**_FOUND, **ROW_FOUND})}
-        FROM asked JOIN {table} AS lock USING (task_name), {_MANY.found_state}
-        WHERE NOT (found.granted OR found.new_window)
-    """
-
-
 def first_claim_many(table: str, *, limited: bool = False) -> str:
-    """Return the statement that claims many tasks that have no row, in the order of their names.
+    """Return the statement that claims many tasks without a row.
 
-    In any other order, two replicas that insert the same rows could wait for each other. A claim
-    that is not granted has an answer, too, which looks free: it has the database's time.
+    The statement inserts the rows in the order of their names, because two replicas that insert the
+    same rows in different orders could wait for each other. The answer to a claim that is not
+    granted looks free (see :attr:`ClaimAnswer.looks_free`), and has the database's time.
 
-    :param limited: whether as many are inserted as ``most`` says, those that are asked for first
+    :param limited: whether at most ``most`` rows are inserted, in the order of the requests
     """
     made = {**DECIDED_GRANTED, **ROW_FOUND}
     first = "asked"
@@ -300,105 +278,4 @@ def first_claim_many(table: str, *, limited: bool = False) -> str:
         SELECT asked.claim_id AS asked_claim_id,
                {made_or_missing("first", {**DECIDED_FREE, **NO_ROW})}
         FROM asked LEFT JOIN first ON first.claim_id = asked.claim_id
-    """
-
-
-def claim_handed_out(table: str, history: History | None = None, *, jobs: str) -> str:
-    """Return the statement that claims a run time of a job that was handed out to a replica.
-
-    It claims the task, with or without a row, and moves the job to its next run time, or ends it.
-    Both happen, or neither: whoever dies before it has lost nothing, and whoever sends it again
-    under the same id changes nothing. The id of the hand-out is the fence: it is gone once the job
-    was claimed, changed, removed or given back. There are no windows: the run time is in the row.
-
-    It always returns a row. Without ``granted`` the task has none yet; ``withdrawn`` says that the
-    job is handed out to this replica no more, and ``was_handed`` that it was when the statement
-    began: then it has waited for another one, whose changes its answer does not show.
-
-    :param jobs: the jobs' table
-    """
-    task_name = _PARAMETERS["task_name"]
-    may_claim = f"{NOT_RUNNING} AND NOT {_ONE.own} AND NOT {_ONE.waits} AND NOT {IS_PAUSED}"
-    found = {
-        **_FOUND,
-        "new_window": "NOT found.granted",
-        "paused": IS_PAUSED,
-        **ROW_FOUND,
-    }
-    first = {**DECIDED_GRANTED, **ROW_FOUND}
-    return f"""
-        WITH asked AS (
-            SELECT {_PARAMETERS["run_time"]} AS run_time, {_PARAMETERS["run_time"]} AS fired,
-                   {_PARAMETERS["run_time"]} AS reckoned
-        ), job AS (
-            SELECT id FROM {jobs}
-            WHERE id = %(job_id)s AND handed_id = %(handed_id)s::uuid AND {SAFELY}
-            FOR NO KEY UPDATE
-        ), claimed AS (
-            UPDATE {table} AS lock SET {_ONE.changes} FROM asked, job
-            WHERE lock.task_name = {task_name} AND {may_claim}
-            RETURNING {RETURNED}
-        ), first AS (
-            INSERT INTO {table} AS lock ({ROW_COLUMNS})
-            {_ONE.first_row} FROM asked, job
-            WHERE NOT EXISTS (SELECT FROM {table} WHERE task_name = {task_name})
-            ON CONFLICT DO NOTHING
-            RETURNING {select_list(first)}
-        ), moved AS (
-            UPDATE {jobs} AS job SET
-                next_run_time = %(following)s::timestamptz,
-                ended = %(following)s::timestamptz IS NULL,
-                last_run_time = asked.run_time, task_name = {task_name}, {HANDED_OUT_TO_NOBODY}
-            FROM asked, (SELECT FROM claimed UNION ALL SELECT FROM first) AS granted
-            WHERE job.id = %(job_id)s AND job.handed_id = %(handed_id)s::uuid
-        ){death_entry(history, table)}
-        SELECT NOT EXISTS (SELECT FROM job) AS withdrawn,
-               EXISTS (SELECT FROM {jobs} WHERE id = %(job_id)s AND handed_id = %(handed_id)s::uuid)
-                   AS was_handed, answer.*
-        FROM (SELECT) AS always LEFT JOIN (
-            SELECT {made_or_found(_ONE.made, found)}
-            FROM {table} AS lock CROSS JOIN asked LEFT JOIN claimed ON true, {_ONE.found_state}
-            WHERE lock.task_name = {task_name}
-            UNION ALL SELECT {", ".join(first)} FROM first
-        ) AS answer ON true
-    """
-
-
-def settle_last(table: str, history: History, *, jobs: str) -> str:
-    """Return the statement that ends a job whose last run time was missed, and notes that.
-
-    It has an entry in the run history then, as nobody else tells of it any more. The task gets a
-    row if it has none, which is deleted one day as those of one-off jobs are, with the history. It
-    returns the job, if it was still handed out.
-
-    :param jobs: the jobs' table
-    """
-    entry = history.entry(
-        "(SELECT * FROM known UNION ALL SELECT * FROM first) AS run",
-        scheduled_at="%(run_time)s::timestamptz",
-        started_at="now()",
-        replica="%(replica_id)s",
-        kind="'schedule'",
-        outcome="'missed'",
-    )
-    return f"""
-        WITH settled AS (
-            UPDATE {jobs} SET
-                next_run_time = NULL, ended = true, {HANDED_OUT_TO_NOBODY}
-            WHERE id = %(job_id)s AND handed_id = %(handed_id)s::uuid AND {SAFELY}
-            RETURNING id
-        ), known AS (
-            UPDATE {table} AS lock SET token = token + 1, recorded = recorded + 1
-            FROM settled WHERE lock.task_name = %(task_name)s AND lock.finished_at IS NOT NULL
-            RETURNING lock.task_name, lock.token, lock.recorded
-        ), first AS (
-            INSERT INTO {table} AS lock ({ROW_COLUMNS}, finished_at, recorded)
-            SELECT %(task_name)s::text, {NEVER}, {NEVER}, {NEVER}, {NEVER}, {NEVER}, '',
-                   gen_random_uuid(), (extract(epoch FROM now()) * 1000.0)::bigint, 0, 0, false,
-                   false, '', true, NULL, NULL, NULL, true, NULL, NULL, NULL, now(), 1
-            FROM settled WHERE NOT EXISTS (SELECT FROM {table} WHERE task_name = %(task_name)s)
-            ON CONFLICT DO NOTHING
-            RETURNING lock.task_name, lock.token, lock.recorded
-        ), entry AS ({entry})
-        SELECT id FROM settled
     """

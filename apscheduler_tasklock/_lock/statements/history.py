@@ -1,19 +1,25 @@
-"""The run history, as the statements that close a run write it."""
+"""The run history: the entries that are written by the statements that end a run."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+# Limits the entries of what operators did with each task.
+ACTIONS = 20
+
 
 @dataclass(frozen=True)
 class History:
-    """The run history's table: a ring of slots for each task, of which the oldest is overwritten.
+    """The run history's table, with rings of slots for each task.
 
-    So it keeps its size by itself: an entry is updated in place, and nothing has to be deleted.
-    The task's row counts its entries, which says the slot of the next one.
+    A new entry overwrites the oldest one of its ring, so that nothing has to be deleted. The task's
+    row counts the entries of each ring, so that the next slot is known. A run has one entry. It is
+    in the ring ``runs`` if the run ended well, and otherwise in the ring ``failures``, so that the
+    many runs of a frequent job do not overwrite the few that failed. What operators did is in the
+    ring ``actions``.
 
     :ivar table: the table's name, quoted
-    :ivar slots: how many runs of each task are kept; 1 or more
+    :ivar slots: how many slots each of the runs' two rings has; 1 or more
     """
 
     table: str
@@ -22,12 +28,17 @@ class History:
     def entry(self, rows: str, **columns: str) -> str:
         """Return the INSERT of entries.
 
-        :param rows: a FROM clause, where ``run`` is the row of the run that is closed
-        :param columns: how it ended, and ``recorded``, where they are not columns of ``run``
+        :param rows: a FROM clause, where ``run`` is the task's row of the run that ends
+        :param columns: the SQL of columns that are not taken from ``run``. ``recorded`` is no
+            column, but the ring's new count of entries. It is given if ``run`` lacks the new
+            counts.
         """
+        ended_well = f"{columns.get('outcome', 'run.outcome')} = 'ok'"
+        count = f"CASE WHEN {ended_well} THEN run.recorded ELSE run.recorded_failures END"
         values = {
             "task_name": "run.task_name",
-            "slot": f"(({columns.pop('recorded', 'run.recorded')}) - 1) % {self.slots}",
+            "ring": f"CASE WHEN {ended_well} THEN 'runs' ELSE 'failures' END",
+            "slot": f"({columns.pop('recorded', count)} - 1) % {self.slots}",
             "token": "run.token",
             "scheduled_at": "CASE WHEN run.kind IN ('hold', 'manual') THEN NULL "
             "ELSE run.window_start END",
@@ -40,18 +51,44 @@ class History:
             "error": "NULL",
             **columns,
         }
-        overwritten = ", ".join(f"{name} = excluded.{name}" for name in values)
+        key = ("task_name", "ring", "slot")
+        changed = [name for name in values if name not in key]
+        overwritten = ", ".join(f"{name} = excluded.{name}" for name in changed)
         return f"""
             INSERT INTO {self.table} ({", ".join(values)})
             SELECT {", ".join(values.values())} FROM {rows}
-            ON CONFLICT (task_name, slot) DO UPDATE SET {overwritten}
+            ON CONFLICT ({", ".join(key)}) DO UPDATE SET {overwritten}
         """
 
-    def death(self, table: str) -> str:
-        """Return the INSERT of the entry of a run whose holder died, as a claim follows it.
+    def action(self, what: str, rows: str, until: str = "NULL", reason: str = "NULL") -> str:
+        """Return the INSERT of entries of what the operator ``by`` did with tasks.
 
-        The row as it was before is the run's only if it was still unfinished when it was changed:
-        then the claim has noted an outcome in the row.
+        :param what: the outcome
+        :param rows: a FROM clause, where ``run`` is the task's row, which has counted the entry
+        :param until: the SQL of the time until which the action holds
+        :param reason: the SQL of the operator's reason
+        """
+        columns = {
+            "ring": "'actions'",
+            "slot": f"(run.recorded_actions - 1) % {ACTIONS}",
+            "token": "NULL",
+            "scheduled_at": "NULL",
+            "started_at": "now()",
+            "replica": "''",
+            "kind": "'operator'",
+            "outcome": f"'{what}'",
+            "by": "%(by)s::text",
+            "until": until,
+            "reason": reason,
+        }
+        return self.entry(rows, **columns)
+
+    def death(self, table: str) -> str:
+        """Return the INSERT of a dead run's entry, for the claim that follows the run.
+
+        The statement sees the row as it was before the claim. The entry is written only if the run
+        was still unfinished when the claim changed the row, because only then the claim has noted
+        an outcome.
         """
         return self.entry(
             f"""{table} AS run JOIN claimed USING (task_name)
@@ -63,5 +100,5 @@ class History:
 
 
 def death_entry(history: History | None, table: str) -> str:
-    """Return the part of a WITH clause that writes the entry of a run whose holder died."""
+    """Return the part of a WITH clause that writes a dead run's entry."""
     return f", death AS ({history.death(table)})" if history else ""

@@ -1,9 +1,8 @@
-"""What replicas tell of themselves and their tasks, and what is tidied up."""
+"""Replicas: their signs of life, the registrations of their tasks, and removed tasks."""
 
 from __future__ import annotations
 
-from apscheduler_tasklock._lock.statements.history import History
-from apscheduler_tasklock._lock.statements.parts import (
+from apscheduler_tasklock._lock.statements.conditions import (
     BRIEFLY,
     DUE_IN_PAUSE,
     NEVER,
@@ -12,7 +11,7 @@ from apscheduler_tasklock._lock.statements.parts import (
     json_rows,
 )
 
-# What a replica tells of a task, and the types.
+# The values of a registration, and their types.
 _REGISTRATION_TYPES = {
     "task_name": "text",
     "schedule": "text",
@@ -24,34 +23,38 @@ _REGISTRATION_TYPES = {
     "moved": "boolean",
 }
 
-# Seconds after its last sign for which a replica may be alive: three of its intervals.
+# Limits how long a replica counts as alive after its last sign of life, in seconds: three times the
+# interval between signs of life.
 ALIVE_FOR = 90.0
 IS_ALIVE = f"(stopped_at IS NULL AND seen_at > now() - {ALIVE_FOR}::float8 * interval '1 second')"
 
 
-# Seconds after its last sign of life after which operators see it as silent: one was missed.
+# Limits how long operators see a replica as alive after its last sign of life, in seconds. After
+# one missed sign the replica is silent.
 SILENT_AFTER = 45.0
-# One whose stop waits for its runs goes on telling of them.
+# Whether a replica sends signs of life. A stopping replica sends them as long as it has runs.
 IS_HEARD = f"""((stopped_at IS NULL OR running <> '[]'::jsonb)
                 AND seen_at > now() - {SILENT_AFTER}::float8 * interval '1 second')"""
 
 
 def register(table: str) -> str:
-    """Return the statement by which a replica tells of the tasks that it has.
+    """Return the statement that registers the tasks of a replica.
 
-    A task that has never run gets a row. A row that says the same is left alone, unless nobody
-    knows when its next run is due. Another schedule changes no window: whose claims are granted is
-    decided when they are made.
+    A task without a row gets a row. A row that has the same schedule is not changed, unless the job
+    has changed or the row's next due time is unknown. A new schedule does not change the window,
+    because each claim decides by its own schedule.
 
-    It returns of each task whether it was passed over, since somebody has its row locked.
+    The statement returns for each task whether it is to be registered again, because another
+    session has the row locked.
     """
     due = "now() + asked.next_in * interval '1 second'"
-    # When the window of another schedule ends for a claim under this one.
+    # When the row's window ends for a claim with the registered schedule. A window that belongs to
+    # another schedule may end earlier for such a claim.
     window_until = f"""CASE WHEN {WINDOW_SCHEDULE} <> asked.schedule AND lock.runs <> ''
                             THEN LEAST(lock.window_until, lock.window_start
                                        + asked.least_gap * interval '1 second')
                             ELSE lock.window_until END"""
-    # A run time inside the window is refused: the one after it is due.
+    # A run time inside the window would be refused, so the run time after it is due.
     next_due = f"""CASE WHEN {due} < {window_until}
                         THEN GREATEST({due} + asked.period * interval '1 second', {window_until})
                         ELSE {due} END"""
@@ -92,13 +95,12 @@ def register(table: str) -> str:
 
 
 def report_replica(replicas: str) -> str:
-    """Return the statement by which a replica says that it is alive, and what there is to tell.
+    """Return the statement that reports a replica as alive, with its tasks and rejected work.
 
-    That is which tasks it has, and what the database rejects of its work.
-
-    The first time it does, ``started_at`` is null, and all of the row becomes its own: the id may
-    be that of a process before it. Later it does not undo a stop, which may have overtaken it. It
-    returns the ``started_at`` that stands, and how many replicas are alive.
+    The first report has no ``started_at``, and overwrites the whole row, because the row may be
+    that of an earlier process with the same id. A later report does not undo a stop, because the
+    stop may have overtaken the report. The statement returns the row's ``started_at``, and how many
+    replicas are alive.
     """
     return f"""
         INSERT INTO {replicas} AS replica (replica_id, host, version, started_at, seen_at, tasks,
@@ -122,7 +124,7 @@ def report_replica(replicas: str) -> str:
 
 
 def stop_replica(replicas: str) -> str:
-    """Return the statement by which a replica says that it stops, and what it still runs."""
+    """Return the statement that reports a replica's stop, and which of its runs still go on."""
     return f"""
         UPDATE {replicas} SET stopped_at = COALESCE(stopped_at, now()), seen_at = now(),
                               running = %(running)s::jsonb
@@ -131,11 +133,12 @@ def stop_replica(replicas: str) -> str:
 
 
 def retire(table: str, replicas: str) -> str:
-    """Return the statement after which nobody waits for tasks that were removed.
+    """Return the statement that retires removed tasks, so that they are not overdue.
 
-    These are the ones that this replica has dropped, and, as after a deployment, the ones that a
-    replica had that has stopped and whose other tasks this one has. Not if its holder was killed,
-    or its application has no other replica: then somebody has to be told that they do not run.
+    Removed tasks are the tasks whose jobs were removed on this replica, and the tasks of stopped
+    replicas that share a task with this replica, as after a deployment. A task that a live replica
+    has is not retired. The tasks of a replica that was killed, or that shares no task with this
+    replica, are not retired either, because operators have to see that these tasks do not run.
     """
     return f"""
         UPDATE {table} AS lock SET due_at = NULL, overdue_at = NULL, is_last = false
@@ -151,44 +154,4 @@ def retire(table: str, replicas: str) -> str:
                   EXCEPT
                   SELECT pg_catalog.unnest(tasks) FROM {replicas} WHERE {IS_ALIVE})
                   ORDER BY task_name FOR NO KEY UPDATE SKIP LOCKED)
-    """
-
-
-def remove_replicas(replicas: str) -> str:
-    """Return the statement that removes replicas that nobody has seen for long."""
-    return f"""
-        DELETE FROM {replicas}
-        WHERE seen_at < now() - %(age)s::float8 * interval '1 second' AND {BRIEFLY}
-    """
-
-
-def shorten_history(history: History) -> str:
-    """Return the statement that deletes what a longer history has left of these tasks."""
-    return f"""
-        DELETE FROM {history.table}
-        WHERE task_name = ANY (%(names)s::text[]) AND slot >= {history.slots} AND {BRIEFLY}
-    """
-
-
-def prune(table: str, history: History | None = None) -> str:
-    """Return the statement that deletes rows of one-off jobs that were over long ago.
-
-    Their history goes with them.
-    """
-    runs = ""
-    if history is not None:
-        runs = f""", runs AS (
-            DELETE FROM {history.table}
-            WHERE task_name IN (SELECT task_name FROM pruned) AND {BRIEFLY}
-        )"""
-    return f"""
-        WITH pruned AS (
-            DELETE FROM {table} WHERE task_name IN (
-                SELECT task_name FROM {table}
-                WHERE one_off AND GREATEST(finished_at, window_until, run_until)
-                                  < now() - %(age)s::float8 * interval '1 second'
-                LIMIT 1000 FOR UPDATE SKIP LOCKED
-            ) RETURNING task_name
-        ){runs}
-        SELECT task_name FROM pruned
     """

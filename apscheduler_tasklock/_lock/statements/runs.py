@@ -1,14 +1,14 @@
-"""What becomes of a run that was granted: it is renewed, read, and released or handed over."""
+"""Runs: the statements that renew, extend, read, release and hand over runs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from apscheduler_tasklock._lock.statements.history import History
-from apscheduler_tasklock._lock.statements.parts import (
+from apscheduler_tasklock._lock.statements.conditions import (
     DUE_IN_PAUSE,
     IS_PAUSED,
     JUST_BEFORE,
+    KEPT_TO_BEGIN,
     SAFELY,
     SHORTEST_WAIT,
     STANDS,
@@ -17,8 +17,10 @@ from apscheduler_tasklock._lock.statements.parts import (
     due_after,
     json_rows,
 )
+from apscheduler_tasklock._lock.statements.deaths import IS_DEAD
+from apscheduler_tasklock._lock.statements.history import History
 
-# What a release asks for, and the types.
+# The values of a release's request, and their types.
 _RELEASE_TYPES = {
     "task_name": "text",
     "claim_id": "uuid",
@@ -31,50 +33,63 @@ _RELEASE_TYPES = {
     "last_outcome": "text",
     "next_in": "float8",
     "is_last": "boolean",
+    "ended_at": "timestamptz",
 }
 
 
 class _Release:
-    """The parts of a release's statement. One that is sent twice changes nothing the second time.
+    """The parts of a release's statement. A release that is sent twice counts its run once.
 
-    :param asked: what is asked for, by name
-    :param history: where the run's entry is written
+    :param asked: the SQL of the request's values, by name
+    :param history: the run history; ``None``: there is none
     """
 
     def __init__(self, asked: Mapping[str, str], history: History | None) -> None:
         outcome = asked["outcome"]
         self._history = history
-        # A release can open the window again.
+        # The release may arrive long after the end of the run.
+        ended = f"GREATEST(lock.started_at, LEAST(now(), {asked['ended_at']}))"
+        # Only the first release of a claim can open the window again.
         window_until = f"""CASE WHEN {asked["keep_window"]} OR lock.finished_at IS NOT NULL
                                 THEN lock.window_until
                                 ELSE lock.window_start - {JUST_BEFORE} END"""
-        # A run time that came while a run by hand went on follows it, and is due then. One that was
-        # overdue before, or came in a pause, stays what it is.
+        # Whether a run time became due while a manual run went on, so that the task is due at the
+        # manual run's end. A due time that was overdue before the manual run, or that fell into a
+        # pause, does not change.
         follows = """(lock.kind = 'manual' AND lock.finished_at IS NULL AND lock.due_at <= now()
                       AND lock.overdue_at > lock.started_at
                       AND COALESCE(lock.due_at >= lock.paused_until, lock.paused_at IS NULL))"""
-        # A job that ran past its next run time has another one by now.
-        # A run by hand moves one only if it makes up for it: it was overdue, and the run went well.
+        # Whether the next run time has passed while the run went on, so that a later one is due. A
+        # manual run moves the due time only if it makes up for an overdue run: the task was overdue
+        # when the manual run began, and the outcome is "ok".
         is_past = f"""(lock.due_at <= now()
                        AND ({asked["is_last"]} OR {asked["next_in"]} IS NOT NULL)
                        AND (lock.kind IS DISTINCT FROM 'manual'
                             OR (lock.overdue_at <= lock.started_at AND {outcome} = 'ok')))"""
-        due = due_after(asked, "now()")
+        due = due_after(asked, ended)
         is_first = "lock.finished_at IS NULL"
         failed = f"{outcome} IN ('error', 'overran')"
-        has_entry = f"{outcome} <> ''" if history else "false"
-        recorded = f"lock.recorded + CASE WHEN {{first}} AND {has_entry} THEN 1 ELSE 0 END"
+
+        def counts(is_counted: str) -> str:
+            """Return the assignments that count the entry in its ring."""
+            if history is None:
+                return ""
+            return f"""
+            recorded = lock.recorded
+                + CASE WHEN {is_counted} AND {outcome} = 'ok' THEN 1 ELSE 0 END,
+            recorded_failures = lock.recorded_failures
+                + CASE WHEN {is_counted} AND {outcome} NOT IN ('', 'ok') THEN 1 ELSE 0 END,"""
+
         self.changes = f"""
-            finished_at = COALESCE(lock.finished_at, now()),
+            finished_at = COALESCE(lock.finished_at, {ended}),
             window_until = {window_until},
             locked_until = GREATEST(now(), {window_until}),
             deaths = 0,
             handovers = 0,
-            handed_over = false,
-            recorded = {recorded.format(first=is_first)},
-            succeeded_at = CASE WHEN {is_first} AND {outcome} = 'ok' THEN now()
+            handed_over = false,{counts(is_first)}
+            succeeded_at = CASE WHEN {is_first} AND {outcome} = 'ok' THEN {ended}
                                 ELSE lock.succeeded_at END,
-            failed_at = CASE WHEN {is_first} AND {failed} THEN now() ELSE lock.failed_at END,
+            failed_at = CASE WHEN {is_first} AND {failed} THEN {ended} ELSE lock.failed_at END,
             failures = CASE WHEN {is_first} AND {outcome} = 'ok' THEN 0
                             WHEN {is_first} AND {failed} THEN lock.failures + 1
                             ELSE lock.failures END,
@@ -90,12 +105,19 @@ class _Release:
                           ELSE lock.due_at END,
             is_last = CASE WHEN {is_past} THEN {asked["is_last"]} ELSE lock.is_last END
         """
-        # It was cancelled since it outlived its maximum lock, so that nobody runs its window again.
+        # Whether the run was cancelled after its maximum lock, so that its window is not run again.
         overran = f"(NOT lock.handed_over AND {outcome} = 'overran')"
-        # What its holder has handed over stays handed over, also if the holder is then found dead.
+        # The maximum lock of a run that never began counts from now, because the run may have
+        # waited for longer than its maximum lock. The run of a one-off job blocks no other run
+        # time, so it gets more time.
+        is_new = f"({outcome} = '' AND NOT lock.handed_over)"
+        max_lock = "(lock.run_until - lock.started_at)"
+        one_off = f"CASE WHEN lock.one_off THEN {KEPT_TO_BEGIN} END"
+        # A handed-over run stays handed over, also if its holder dies afterwards.
         self.hand_over = f"""
             locked_until = LEAST(lock.locked_until, now()),
-            recorded = {recorded.format(first="NOT lock.handed_over")},
+            run_until = CASE WHEN {is_new} THEN now() + GREATEST({max_lock}, {one_off})
+                             ELSE lock.run_until END,{counts("NOT lock.handed_over")}
             last_outcome = {asked["last_outcome"]},
             failures = lock.failures + CASE WHEN {overran} THEN 1 ELSE 0 END,
             failed_at = CASE WHEN {overran} THEN now() ELSE lock.failed_at END,
@@ -104,39 +126,49 @@ class _Release:
         """
         self.ended = f"""lock.task_name, lock.claim_id, lock.token, lock.window_start,
                          lock.started_at, lock.finished_at, lock.locked_by, lock.kind,
-                         lock.recorded, lock.locked_until, {outcome} AS outcome,
-                         {asked["error_type"]} AS error_type, {asked["error"]} AS error"""
+                         lock.recorded, lock.recorded_failures, lock.locked_until,
+                         (lock.finished_at IS NULL OR lock.finished_at = {ended}) AS is_first,
+                         {ended} AS ended_at,
+                         {outcome} AS outcome, {asked["error_type"]} AS error_type,
+                         {asked["error"]} AS error"""
 
     @property
     def entry(self) -> str:
-        """The part of a WITH clause that writes the entries of what ended."""
+        """The part of a WITH clause that writes the entries of the ended runs."""
         if self._history is None:
             return ""
-        # Not of one that was released before: then its row counts the entry of another.
-        is_first = "(run.finished_at IS NULL OR run.finished_at = now())"
-        rows = f"ended AS run WHERE run.outcome <> '' AND {is_first}"
-        entry = self._history.entry(rows, error_type="run.error_type", error="run.error")
+        # A repeated release writes no entry, because the row's count may be that of another entry
+        # by then.
+        entry = self._history.entry(
+            "ended AS run WHERE run.outcome <> '' AND run.is_first",
+            ended_at="run.ended_at",
+            error_type="run.error_type",
+            error="run.error",
+        )
         return f", entry AS ({entry})"
 
     def overtaken(self, late: str) -> str:
-        """Return the part that corrects the entries of runs that were not as dead as they seemed.
+        """Return the part that corrects the entries of runs that seemed dead, but end only now.
 
-        :param late: a FROM clause and a condition, with their tasks and tokens as ``late``
+        :param late: a FROM clause and a condition, with the columns ``task_name``, ``token`` and
+            ``ended_at`` of these runs as ``late``
         """
         if self._history is None:
             return ""
         return f""", overtaken AS (
-            UPDATE {self._history.table} AS run SET outcome = 'overtaken', ended_at = now()
-            FROM {late} AND run.task_name = late.task_name AND run.token = late.token
-                 AND run.outcome IN ('died', 'freed')
+            UPDATE {self._history.table} AS run SET outcome = 'overtaken',
+                ended_at = GREATEST(run.started_at, LEAST(now(), late.ended_at))
+            FROM {late} AND run.task_name = late.task_name AND run.ring = 'failures'
+                 AND run.token = late.token AND run.outcome IN ('died', 'freed')
         )"""
 
 
 def release(table: str, history: History | None = None) -> str:
-    """Return the statement that ends a claim whose run has ended."""
+    """Return the statement that releases a claim, and finishes its run."""
     release = _Release(asked_parameters(_RELEASE_TYPES), history)
     mine = "task_name = %(task_name)s AND claim_id = %(claim_id)s::uuid"
-    late = """(SELECT %(task_name)s::text AS task_name, %(token)s::bigint AS token) AS late
+    late = """(SELECT %(task_name)s::text AS task_name, %(token)s::bigint AS token,
+                      %(ended_at)s::timestamptz AS ended_at) AS late
               WHERE NOT EXISTS (SELECT FROM ended)"""
     return f"""
         WITH ended AS (
@@ -148,9 +180,9 @@ def release(table: str, history: History | None = None) -> str:
 
 
 def hand_over(table: str, history: History | None = None) -> str:
-    """Return the statement that ends the lease of a run, so that another replica runs its window.
+    """Return the statement that hands over a run that its holder has cut, or has never begun.
 
-    Its holder has cut it short, or never begun it.
+    The statement ends the lease, so that another replica runs the window.
     """
     release = _Release(asked_parameters(_RELEASE_TYPES), history)
     mine = "task_name = %(task_name)s AND claim_id = %(claim_id)s::uuid AND finished_at IS NULL"
@@ -164,12 +196,15 @@ def hand_over(table: str, history: History | None = None) -> str:
 
 
 def release_many(table: str, history: History | None = None) -> str:
-    """Return the statement that ends many claims, in the order of their tasks' names.
+    """Return the statement that releases many claims, in the order of their tasks' names.
 
-    Some of them may be handed over, as :func:`hand_over` does. It returns the claims that stood.
-    One whose row somebody else has locked is passed over: it comes without an end.
-    PostgreSQL takes what has ended for a single row, and would join it as such: 200 times 200 rows
-    took a third of the statement's time. Names to be ``NOT IN`` are looked up in a hash table.
+    Some of the runs may be handed over, as by :func:`hand_over`. The statement returns the claims
+    that stood. A claim whose row another session has locked is passed over, and is returned without
+    a ``locked_until``.
+
+    The last part uses ``NOT IN``, because PostgreSQL looks the names up in a hash table. For a join
+    it would expect one row in ``ended`` and compare 200 times 200 rows, which took a third of the
+    statement's time.
     """
     release = _Release(asked_columns(_RELEASE_TYPES), history)
     found = "(lock.finished_at IS NULL OR NOT asked.hand_over)"
@@ -181,7 +216,7 @@ def release_many(table: str, history: History | None = None) -> str:
 
     released = update(release.changes, "NOT asked.hand_over")
     handed_over = update(release.hand_over, "asked.hand_over")
-    late = f"""(SELECT task_name, token FROM asked
+    late = f"""(SELECT task_name, token, ended_at FROM asked
                 WHERE NOT hand_over AND NOT EXISTS (
                     SELECT FROM {table} JOIN asked AS own USING (task_name, claim_id)
                     WHERE task_name = asked.task_name)
@@ -217,14 +252,14 @@ def extend(table: str) -> str:
 
 
 def renew(table: str) -> str:
-    """Return the statement that renews all that a replica holds, and says what of it stands.
+    """Return the statement that renews claims, and returns the claims that stand.
 
-    A lease that has ended is revived, as long as nobody has taken the run over: during an outage
-    nobody could renew, and the run goes on. A row that somebody has locked is passed over, and
-    comes without an end: else one of them would keep all the others waiting until their leases end.
+    A lease that has ended is revived unless the run is taken over, because holders cannot renew
+    during an outage, and their runs go on. A row that another session has locked is not
+    renewed, so that the other renewals are not delayed. Its ``locked_until`` is returned as null.
 
-    The last renewal before the maximum lock ends notes that the holder still lived then. Without a
-    lease it is the only one.
+    The last renewal before the maximum lock ends sets ``overran`` in the row, because the holder
+    was alive at that renewal. A claim without a lease has only this renewal.
     """
     return f"""
         WITH asked AS (
@@ -252,18 +287,20 @@ def renew(table: str) -> str:
 
 
 def read(table: str) -> str:
-    """Return the statement that reads the last runs of tasks: the dead ones, and some tasks' all.
+    """Return the statement that reads the rows of tasks that need an action of a replica.
 
-    A row without a task has the server's own state, also where there is no other row.
+    Such a task has a dead run, a due time that has passed, or an open request for a manual run. The
+    rows of the tasks in ``always`` are read in any case. If there are no rows to return, the
+    statement returns one row with only the server's own state.
     """
     not_paused = f"due_at < now() AND NOT {IS_PAUSED}"
     is_due = f"finished_at IS NOT NULL AND {not_paused}"
-    # A run that died and is not run again stands against no later one.
+    # A dead run that is not run again does not block the task's next run.
     died = "(locked_until <= now() AND NOT failover AND NOT handed_over)"
     is_over = f"(finished_at IS NOT NULL OR {died})"
     return f"""
         SELECT task_name, claim_id, token, finished_at IS NOT NULL AS finished,
-               finished_at IS NULL AND locked_until <= now() AS dead,
+               {IS_DEAD} AS dead,
                run_until <= now() AS expired, failover, deaths, handovers, handed_over, runs,
                window_start, locked_by AS holder, now() AS database_time, read_only,
                COALESCE(kind = 'manual', false) AS manual,
@@ -275,7 +312,7 @@ def read(table: str) -> str:
                {DUE_IN_PAUSE} AS due_in_pause
         FROM (SELECT current_setting('transaction_read_only')::boolean AS read_only) AS server
         LEFT JOIN {table} AS lock ON task_name = ANY(%(task_names)s::text[])
-            AND ((finished_at IS NULL AND locked_until <= now())
+            AND ({IS_DEAD}
                  OR ({is_due}) OR request_until > now()
                  OR task_name = ANY(%(always)s::text[]))
     """

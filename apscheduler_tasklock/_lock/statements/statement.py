@@ -1,9 +1,10 @@
-"""A statement of ours, as it is sent and as its rows are read."""
+"""Statements: how they are sent, and how the rows of their answers are read."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from operator import itemgetter
 from typing import Any
 from uuid import UUID
@@ -14,50 +15,57 @@ from apscheduler_tasklock._lock.statements.history import History
 from apscheduler_tasklock.schema.table import quoted_name
 
 
+@lru_cache(maxsize=512)  # each client of a replica has the same 100 statements
+def _numbered(template: str) -> tuple[str, Sequence[str]]:
+    """Return a template's text with numbered placeholders, and their names in that order."""
+    names: list[str] = []
+
+    def number(found: re.Match[str]) -> str:
+        name = found[1]
+        if name is None:
+            return "%"
+        if name not in names:
+            names.append(name)
+        return f"${names.index(name) + 1}"
+
+    # Lines are joined only at line breaks, so that a quoted name keeps its spaces.
+    one_line = re.sub(r"\s*\n\s*", " ", template.strip())
+    return re.sub(r"%%|%\((\w+)\)s", number, one_line), tuple(names)
+
+
 class Statement:
-    """A statement of ours, for a ``psycopg.RawCursor``.
+    """A statement for a ``psycopg.RawCursor``.
 
-    Its named parameters are numbered here, once. Else psycopg takes a statement of more than 4,096
-    characters apart each time that it is sent, which costs as much as the round trip.
+    Its named parameters are numbered once, here. Otherwise psycopg would parse a statement of more
+    than 4,096 characters each time that it is sent, which takes as long as the round trip.
 
-    :param template: with psycopg's named placeholders
-    :param answers: the named tuple that each of its rows becomes, if they do: its fields are named
-        as the columns
-    :ivar text: with numbered placeholders
-    :ivar query: what is sent
+    :param template: the text with psycopg's named placeholders
+    :param answers: the named tuple of a row, with fields named like columns; ``None``: rows are not
+        read as named tuples
+    :ivar text: the text with numbered placeholders
+    :ivar query: the query to send
     """
 
     def __init__(self, template: str, answers: Any = None) -> None:
         self.answers = answers
-        self._names: list[str] = []
         self._columns: list[str] = []
         self._read: Callable[[Sequence[Any]], Any] | None = None
-        # In one line, in which a name keeps its spaces.
-        one_line = re.sub(r"\s*\n\s*", " ", template.strip())
-        self.text = re.sub(r"%%|%\((\w+)\)s", self._numbered, one_line)
-        # As bytes, which are the same in each encoding: psycopg looks a statement up by its hash,
-        # which bytes keep; a text is encoded anew each time, and all of it is hashed.
+        self.text, self._names = _numbered(template)
+        # Send bytes if all is ASCII, because psycopg encodes a text and hashes the result each time
+        # that it is sent, while bytes keep their hash.
         self.query = self.text.encode() if self.text.isascii() else self.text
 
-    def _numbered(self, found: re.Match[str]) -> str:
-        name = found[1]
-        if name is None:
-            return "%"
-        if name not in self._names:
-            self._names.append(name)
-        return f"${self._names.index(name) + 1}"
-
     def arguments(self, parameters: Mapping[str, object]) -> list[object]:
-        """Return those of the parameters that it has, in order."""
+        """Return the values of the statement's parameters, in their order."""
         return [parameters[name] for name in self._names]
 
     def one(self, cursor: Any) -> Any:
-        """Return the row that a cursor has got for it, as a named tuple; ``None``: it has none."""
+        """Return the cursor's row as a named tuple; ``None``: there is no row."""
         row = cursor.fetchone()
         return None if row is None else self._reader(cursor)(row)
 
     def by_claim_id(self, cursor: Any) -> dict[UUID, Any]:
-        """Return the rows that a cursor has got for it, by the claims that were asked for."""
+        """Return the cursor's rows as named tuples, by the claim ids of the requests."""
         rows = cursor.fetchall()
         if not rows:
             return {}
@@ -65,25 +73,26 @@ class Statement:
         return {row[claim_id]: read(row) for row in rows}
 
     def _reader(self, cursor: Any) -> Callable[[Sequence[Any]], Any]:
-        """Return what makes a named tuple of a row. It is made with the first one.
+        """Return the function that makes a named tuple of a row.
 
-        psycopg's own would look for the names of the columns with each answer.
+        The function is made once, at the first row, because it would take time to look up the names
+        of the columns with each answer, as psycopg's own row factory does.
         """
         if self._read is None:
             kind = self.answers
             self._columns = [column.name for column in cursor.description]
             fields = [name for name in kind._fields if name in self._columns]
             pick = itemgetter(*(self._columns.index(name) for name in fields))
-            # Those that it lacks come last, and have defaults.
+            # Fields without a column come last, and have defaults.
             self._read = lambda row: kind(*pick(row))
         return self._read
 
 
 class RecordingStatement(Statement):
-    """A statement that writes run history as well, and the same one without that.
+    """A statement in two forms, with and without an entry in the run history.
 
-    :param make: returns the statement's text for a table, and for a history as well
-    :param is_batch: whether it is for many requests
+    :param make: returns the statement's text, for a table, or for a table and a history
+    :param is_batch: whether the statement is for many requests
     """
 
     def __init__(
@@ -101,5 +110,5 @@ class RecordingStatement(Statement):
 
 
 def for_template(table: Table) -> str:
-    """Return a table's name for a statement with psycopg's placeholders, which begin with ``%``."""
+    """Return a table's quoted name with ``%`` doubled, for a template of :class:`Statement`."""
     return quoted_name(table).replace("%", "%%")

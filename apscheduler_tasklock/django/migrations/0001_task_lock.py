@@ -1,4 +1,4 @@
-"""Revision 0001: the tables. And the models, which Django does not manage."""
+"""Revision 0001: creates the tables, and declares the models, which Django does not manage."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from django.db import migrations, models
 
 from apscheduler_tasklock.django.models import run_table_name, task_table_name
-from apscheduler_tasklock.django.operations import TakeTablesTo
+from apscheduler_tasklock.django.operations import MigrateTables
 
 PERMISSIONS = ("view", "change")
 
@@ -18,7 +18,7 @@ class Migration(migrations.Migration):
     initial = True
     dependencies: ClassVar[list[tuple[str, str]]] = []
     operations: ClassVar[list[Any]] = [
-        TakeTablesTo("0001"),
+        MigrateTables("0001"),
         migrations.CreateModel(
             name="Task",
             fields=[
@@ -38,8 +38,9 @@ class Migration(migrations.Migration):
             name="Run",
             fields=[
                 ("task_name", models.TextField(primary_key=True, serialize=False)),
+                ("ring", models.TextField()),
                 ("slot", models.IntegerField()),
-                ("token", models.BigIntegerField()),
+                ("token", models.BigIntegerField(null=True)),
                 ("scheduled_at", models.DateTimeField(null=True)),
                 ("started_at", models.DateTimeField()),
                 ("ended_at", models.DateTimeField()),
@@ -48,6 +49,9 @@ class Migration(migrations.Migration):
                 ("outcome", models.TextField()),
                 ("error_type", models.TextField(null=True)),
                 ("error", models.TextField(null=True)),
+                ("by", models.TextField(null=True)),
+                ("until", models.DateTimeField(null=True)),
+                ("reason", models.TextField(null=True)),
             ],
             options={
                 "db_table": run_table_name(),

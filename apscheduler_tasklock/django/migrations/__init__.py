@@ -1,1 +1,1 @@
-"""One migration for each revision of the library's own."""
+"""The app's migrations: one for each revision of the library."""

@@ -59,7 +59,7 @@ def test_a_run_time_that_is_refused_stays_recorded_as_started(
     scheduler.add_listener(refused.append, EVENT_TASK_LOCK_REFUSED)
     database = json.loads(os.environ["TASKLOCK_FOREIGN"])["database"]
     name = f"{request.node.nodeid} hourly"
-    with closing(TaskLocks(database)) as locks, locks.hold(name, min_lock=0, max_lock=60):
+    with closing(TaskLocks(database)) as locks, locks.hold(name, min_lock=60, max_lock=60):
         add_due_job(scheduler)
         eventually(lambda: bool(refused))
     eventually(lambda: statuses() == [DjangoJobExecution.SENT])

@@ -1,4 +1,4 @@
-"""A plugin of pytest that puts this library's executor in place of APScheduler's.
+"""A plugin of pytest that puts this library's executor or job store in place of APScheduler's.
 
 It lies outside of the package `tests`, since the suites have packages of that name themselves. What
 it needs to know comes from `tests/foreign/__main__.py`. Where it says ADAPTED, `suites.py` has the
@@ -17,16 +17,21 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 from unittest.mock import NonCallableMock
 
+import apscheduler
 import apscheduler.executors.base
+import psycopg
 import pytest
 from apscheduler.executors.base import BaseExecutor
 from apscheduler.schedulers.base import BaseScheduler
+from sqlalchemy.engine import make_url
+from tornado.ioloop import IOLoop
 
-from apscheduler_tasklock import TaskLockEvent, TaskLockExecutor
+from apscheduler_tasklock import TaskLockEvent, TaskLockExecutor, TaskLockJobStore
 from apscheduler_tasklock.django import DjangoTaskLockExecutor
 
 SETTINGS = json.loads(os.environ["TASKLOCK_FOREIGN"])
@@ -53,6 +58,8 @@ FAILURE = pytest.StashKey[str]()
 # The executors that run, and how many jobs each kind of them was given.
 running: list[TaskLockExecutor] = []
 submitted: Counter[str] = Counter()
+# How many jobs each job store left in the database.
+stored: list[int] = []
 
 Base: Any = DjangoTaskLockExecutor if SETTINGS["django"] else TaskLockExecutor
 
@@ -83,6 +90,10 @@ class InPlace(Base):
             # ADAPTED "clock": to the clock of the test, these run times are due now.
             now = datetime.now(run_times[-1].tzinfo)
             run_times = [now + (run_time - run_times[-1]) for run_time in run_times]
+        io_loop = getattr(self.inner, "_ioloop", None)
+        if io_loop is not None and not io_loop.asyncio_loop.is_running():
+            # ADAPTED "loop": fixtures that are no coroutines find no loop, and make one.
+            self.inner._ioloop = IOLoop.current()
         super().submit_job(job, run_times)
 
     def shutdown(self, wait: bool = True) -> None:
@@ -138,6 +149,40 @@ class PlainScheduler(BaseScheduler):
     def wakeup(self) -> None: ...
 
 
+class StoreInPlace(TaskLockJobStore):
+    """ADAPTED "store": stands where the tests make a SQLAlchemyJobStore."""
+
+    def __init__(self, url: str | None = None, **options: Any) -> None:
+        if url is not None:
+            options["database"] = SETTINGS["database"]
+            Path(make_url(url).database or "").touch()  # the fixture removes it at its end
+        super().__init__(**options, **SETTINGS["store"])
+
+    def start(self, scheduler: Any, alias: str) -> None:
+        # ADAPTED "scheduler": the fixture gives none.
+        super().start(PlainScheduler() if scheduler is None else scheduler, alias)
+
+    def shutdown(self) -> None:
+        """End it, and leave an empty table to the next test."""
+        super().shutdown()
+        with psycopg.connect(SETTINGS["database"]) as connection:
+            stored.append(connection.execute("DELETE FROM task_lock_job").rowcount)
+
+
+class StoreWithDueJobs(StoreInPlace):
+    """ADAPTED "due": answers what is due by what a replica reads."""
+
+    def get_due_jobs(self, now: datetime) -> list[Any]:
+        return [self.lookup_job(row.id) for row in self._due_rows() if row.next_run_time <= now]
+
+    def get_next_run_time(self) -> Any:
+        return min((row.next_run_time for row in self._due_rows()), default=None)
+
+    def _due_rows(self) -> list[Any]:
+        read = partial(self.locks.jobs.read_due, most={"default": 100})
+        return [found.row for found in self.locks.ask(read).jobs]
+
+
 def wrap_default_of(scheduler: type[BaseScheduler]) -> None:
     """Let a scheduler's own default executor be this library's, around the one that it makes."""
     make_own = scheduler._create_default_executor
@@ -154,6 +199,15 @@ def wrap_default_of(scheduler: type[BaseScheduler]) -> None:
 
 
 def pytest_configure() -> None:
+    if SETTINGS["store"] is None:
+        replace_executors()
+    else:
+        module = importlib.import_module("apscheduler.jobstores.sqlalchemy")
+        store = StoreWithDueJobs if SETTINGS["due"] else StoreInPlace
+        module.SQLAlchemyJobStore = store  # type: ignore[attr-defined]  # of any module
+
+
+def replace_executors() -> None:
     schedulers = {BaseScheduler}
     for name in SCHEDULERS:
         module = importlib.import_module(f"apscheduler.schedulers.{name}")
@@ -178,8 +232,9 @@ def pytest_runtest_teardown() -> Iterator[None]:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     left_out = [item for item in items if row_of(item, "left_out")]
-    items[:] = [item for item in items if item not in left_out]
-    config.hook.pytest_deselected(items=left_out)
+    unasked = [i for i in items if not fnmatch.fnmatchcase(name_of(i), SETTINGS["only"])]
+    config.hook.pytest_deselected(items=[i for i in items if i in left_out or i in unasked])
+    items[:] = [item for item in items if item not in left_out and item not in unasked]
     different = [(item, row) for item in items if (row := row_of(item, "differences"))]
     for item, row in different:
         item.add_marker(pytest.mark.xfail(strict=True, reason=row["why"]))
@@ -193,9 +248,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         raise pytest.UsageError(f"suites.py lists tests that are not there: {sorted(listed)}")
 
 
+def name_of(item: pytest.Item) -> str:
+    return item.nodeid.removeprefix("tests/")
+
+
 def row_of(item: pytest.Item, table: str) -> Any:
     """Return the first row of a table that lists a test, or ``None``."""
-    name = item.nodeid.removeprefix("tests/")
+    name = name_of(item)
     rows = [r for r in SETTINGS[table] if fnmatch.fnmatchcase(name, r["test"].replace("[", "[[]"))]
     return rows[0] if rows else None
 
@@ -215,4 +274,9 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 
 def pytest_sessionfinish() -> None:
-    Path(SETTINGS["used"]).write_text(json.dumps(submitted))
+    used = {
+        "apscheduler": apscheduler.version,
+        "submitted": submitted,
+        "stored": sum(stored),
+    }
+    Path(SETTINGS["used"]).write_text(json.dumps(used))

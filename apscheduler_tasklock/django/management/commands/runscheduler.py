@@ -1,4 +1,4 @@
-"""``manage.py runscheduler``: the project's scheduler in the foreground."""
+"""``manage.py runscheduler``: runs the project's scheduler in the foreground."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from apscheduler_tasklock.django.scheduler import SETTING, make_scheduler
 from apscheduler_tasklock.draining import drain, task_lock_executors
 from apscheduler_tasklock.errors import TaskLockError, TaskLockSchemaError
 
-# Seconds between two looks whether the scheduler lives. It counts as dead when two in a row say so.
+# Limits the seconds between two checks of the scheduler's health. After two failed checks in a row,
+# the scheduler is reported as dead.
 LOOK_INTERVAL = 5.0
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -32,16 +33,16 @@ class Command(BaseCommand):
     """Runs the scheduler until a signal asks it to stop."""
 
     help = (
-        f"Runs the scheduler that {SETTING} names, until SIGTERM or Ctrl-C. Then running jobs end, "
-        "and their locks are released. A second signal ends the process at once."
+        f"Runs the scheduler that {SETTING} names, until SIGTERM or Ctrl-C. Then running jobs "
+        "finish, and their locks are released. A second signal ends the process at once."
     )
 
     def handle(self, **_options: Any) -> None:
         """Run the scheduler.
 
-        :raises CommandError: it cannot be started, or has died
+        :raises CommandError: the scheduler cannot be started, or has died
         """
-        # A queue that a signal handler may use, whatever it interrupts.
+        # A SimpleQueue, because a signal handler can safely put into it at any moment.
         self._ends: SimpleQueue[BaseException | str] = SimpleQueue()
         self._signalled = False
         try:
@@ -75,7 +76,7 @@ class Command(BaseCommand):
 
     def _on_signal(self, number: int, _frame: object) -> None:
         if self._signalled:
-            # Not the signal's default action, which the first process of a container ignores.
+            # os._exit, because the first process of a container ignores a signal's default action.
             os._exit(128 + number)
         self._signalled = True
         self._ends.put(signal.Signals(number).name)
@@ -87,13 +88,13 @@ class Command(BaseCommand):
         _shut_down(scheduler)
 
     def _run_blocking(self, scheduler: Any) -> None:
-        """Run it in a thread: this one hears of signals, also while the scheduler waits."""
+        """Run the scheduler in a thread, so that the main thread can handle signals."""
         started: SimpleQueue[BaseException | None] = SimpleQueue()
 
         def run() -> None:
             try:
                 scheduler.start()
-            except BaseException as error:  # noqa: BLE001  # raised in the main thread
+            except BaseException as error:  # noqa: BLE001  # raised again in the main thread
                 started.put(error)
                 self._ends.put(error)
 
@@ -120,7 +121,7 @@ class Command(BaseCommand):
             await ended.wait()
 
     def _listen(self, scheduler: Any) -> None:
-        """End when the scheduler is shut down by somebody else, as by a job."""
+        """End the command when something else shuts the scheduler down, such as a job."""
         scheduler.add_listener(lambda _event: self._ends.put("shutdown"), EVENT_SCHEDULER_SHUTDOWN)
 
     def _wait(self, scheduler: Any) -> None:
@@ -138,12 +139,12 @@ class Command(BaseCommand):
                 dead_looks = 0 if is_live else dead_looks + 1
                 if dead_looks > 1:
                     raise CommandError(
-                        "the scheduler is dead: its thread has ended, or stands still"
+                        "the scheduler is dead: one of its threads has ended or hangs"
                     ) from None
                 continue
             if isinstance(end, BaseException):
                 raise end
-            self._say(f"{end}: waits for running jobs. Another signal ends the process at once.")
+            self._say(f"{end}: waiting for running jobs. Another signal ends the process at once.")
             return
 
     def _say(self, text: str) -> None:

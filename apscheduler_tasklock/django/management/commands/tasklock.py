@@ -1,4 +1,4 @@
-"""``manage.py tasklock``: the command line with the project's database."""
+"""``manage.py tasklock``: runs the command line with the project's database."""
 
 from __future__ import annotations
 
@@ -22,42 +22,42 @@ class Command(BaseCommand):
     """Runs ``apscheduler-tasklock`` with the project's database, schema, table and namespace."""
 
     help = "See and steer the task locks of this project, as apscheduler-tasklock does."
-    requires_system_checks: Sequence[str] = ()  # it is wanted most when something is wrong
+    requires_system_checks: Sequence[str] = ()  # so that it also works when a check fails
 
     def run_from_argv(self, argv: list[str]) -> None:
-        """Run it as a command of ``manage.py``, and end with the exit status of the command line.
+        """Run the command line for ``manage.py``, and exit with its status.
 
         :param argv: the words of the command, from ``manage.py`` on
         """
-        # Django has done what these say by now. All other options are the command line's.
-        done = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-        done.add_argument("--settings")
-        done.add_argument("--pythonpath")
-        _, arguments = done.parse_known_args(argv[2:])
+        # Django has handled these options already. All other options are the command line's.
+        handled = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+        handled.add_argument("--settings")
+        handled.add_argument("--pythonpath")
+        _, arguments = handled.parse_known_args(argv[2:])
         sys.exit(_run(arguments, f"{os.path.basename(argv[0])} {argv[1]}"))
 
     def print_help(self, prog_name: str, subcommand: str) -> None:
-        """Print the help of the command line, as ``manage.py help tasklock`` asks."""
+        """Print the help of the command line, for ``manage.py help tasklock``."""
         _run(["--help"], f"{os.path.basename(prog_name)} {subcommand}")
 
     def add_arguments(self, parser: Any) -> None:
-        """Take all arguments, for ``call_command("tasklock", "pause", "sync-prices")``."""
+        """Accept all arguments, as in ``call_command("tasklock", "pause", "sync-prices")``."""
         parser.add_argument("arguments", nargs=argparse.REMAINDER)
 
     def handle(self, *, arguments: Sequence[str], **options: Any) -> None:
-        """Run it as ``call_command`` does.
+        """Run the command line for ``call_command``.
 
-        :param options: ``stdout`` and ``stderr``: where its output goes, if that is to be elsewhere
-        :raises CommandError: it has failed; ``returncode`` is the exit status
+        :param options: ``stdout`` and ``stderr`` redirect the output
+        :raises CommandError: the command has failed; ``returncode`` is its exit status
         """
         with ExitStack() as redirected:
             for name, redirect in (("stdout", redirect_stdout), ("stderr", redirect_stderr)):
                 if options.get(name) is not None:
-                    # Django's own wrapper, without the line breaks that it adds.
+                    # Without ending="" Django's wrapper would add line breaks.
                     redirected.enter_context(redirect(OutputWrapper(options[name], ending="")))
             try:
                 status = _run(arguments, "manage.py tasklock")
-            except SystemExit as ended:  # the parser's, of `--help` or of wrong usage
+            except SystemExit as ended:  # raised by the parser, for `--help` or wrong usage
                 status = int(ended.code or 0)
         if status:
             raise CommandError(f"tasklock ended with the status {status}", returncode=status)

@@ -1,0 +1,446 @@
+"""Attempts at claims: a claim is sent until its answer can be used.
+
+A grant that cannot be used, for example because it came too late, is undone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any, Generic, TypeAlias, TypeVar
+from uuid import UUID, uuid4
+
+from apscheduler_tasklock._database.encoding import unstorable
+from apscheduler_tasklock._database.outage import Outage
+from apscheduler_tasklock._database.requests import Request
+from apscheduler_tasklock._database.sqlstates import ConflictError, RowLockedError, is_rolled_back
+from apscheduler_tasklock._lock.database_clock import DatabaseClock, later
+from apscheduler_tasklock._lock.outcomes import RunOutcome, WindowAfter
+from apscheduler_tasklock._lock.protocol_messages import (
+    ClaimAnswer,
+    ClaimRequest,
+    ManualRequest,
+    ReadTimes,
+    ReleaseRequest,
+    TakeoverRequest,
+)
+from apscheduler_tasklock._lock.test_doubles import LockProtocol
+from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
+
+Wanted = TypeVar("Wanted", bound=ClaimRequest | TakeoverRequest | ManualRequest)
+# A request for a claim of any kind.
+AnyRequest: TypeAlias = ClaimRequest | TakeoverRequest | ManualRequest
+
+# Limits how often a claim is sent while its answers cannot be used, for example because the bound
+# of the database's time was wrong. The first answer corrects the bound. But a clock may jump before
+# each answer.
+MOST_ANSWERS = 3
+
+CLOCK_JUMPS = (
+    "its clock, or this machine's, jumps back and forth, or each answer comes after the end of the "
+    "lease that it grants"
+)
+TOO_LATE = "the answer came after the end of the lease that it grants"
+CAME_LATE = "the claim reached the database when nobody waited for it any more"
+
+
+class BeyondLimitError(ConflictError):
+    """The claim was not granted, because other claims had reached the limit of grants before."""
+
+    def __init__(self) -> None:
+        super().__init__("as many claims were granted as there are workers")
+
+
+@dataclass(frozen=True)
+class ClaimContext:
+    """The protocol, clock, outage and timeout that all claims of a replica share.
+
+    :ivar claim_timeout: limits how long a claim's answer is waited for, in seconds
+    """
+
+    protocol: LockProtocol
+    clock: DatabaseClock
+    outage: Outage
+    claim_timeout: float
+
+    def read_times(self, sent: float, lag: float = 0.0) -> ReadTimes:
+        """Return the times on which the database decides a claim that is sent now.
+
+        :param sent: now, on the monotonic clock
+        :param lag: how late the claim is, in seconds
+        """
+        latest = self.clock.latest(sent)
+        not_after = None if latest is None else later(latest, self.claim_timeout)
+        return ReadTimes(lag, latest, self.outage.stable, not_after)
+
+    def learn(self, answers: Iterable[ClaimAnswer], sent: float, bound: datetime | None) -> bool:
+        """Learn the database's time from one statement's answers; return whether the bound held.
+
+        :param sent: when the statement was sent, on the monotonic clock
+        :param bound: the latest time that the database's clock could have had at that moment
+        """
+        for answer in answers:  # the first answer is enough, because all have the same time
+            return self.clock.learn(
+                sent=sent,
+                answered=time.monotonic(),
+                database_time=answer.database_time,
+                bound=bound,
+            )
+        return True
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The decision on a claim: its answer, and when the claim was sent.
+
+    :ivar answer: the task's row after the claim; ``None`` if there was nothing to claim
+    :ivar sent: when the claim was sent, on the monotonic clock
+    """
+
+    answer: ClaimAnswer | None
+    sent: float
+
+
+class Attempt(Request[Decision], Generic[Wanted]):
+    """A claim of any kind, which is sent until its answer can be used.
+
+    :ivar request: the request; it gets another claim id if a grant could not be used
+    :ivar in_doubt: whether the database may have granted the claim although no answer came
+    :ivar wanted_at: since when the claim has been wanted, on the monotonic clock; ``None``: the
+        claim is not wanted now, for example because no worker is free
+    """
+
+    def __init__(self, request: Wanted, context: ClaimContext) -> None:
+        self.task_name = request.task_name
+        self.request = request
+        self.in_doubt = False
+        self.wanted_at: float | None = None
+        self.sender = self._context = context
+
+    def note_failure(self, error: BaseException) -> None:
+        """Note whether the claim may have been granted although its statement failed."""
+        self.in_doubt = self.in_doubt or not is_rolled_back(error)
+
+
+class ClaimAttempt(Attempt[ClaimRequest]):
+    """A claim of a run time. One statement can have several claims of run times."""
+
+    def __init__(self, request: ClaimRequest, context: ClaimContext) -> None:
+        super().__init__(request, context)
+        self.kind = ClaimAttempt
+        run_time = request.run_time
+        self._due = _local_time() if run_time is None else run_time.timestamp()
+        # What becomes of the window of a grant that is to be undone; None: no grant is undone.
+        self._to_undo: WindowAfter | None = None
+
+    @property
+    def goes_alone(self) -> bool:
+        """Whether an earlier grant has to be undone first, on the same cursor."""
+        return self._to_undo is not None
+
+    def send(self, cursor: Any) -> Decision | TaskLockError:
+        """Send the claim, and send it again if its answer cannot be used.
+
+        :return: the decision; or an error if the task's name cannot be stored, in which case
+            nothing was sent
+        :raises TaskLockDatabaseError: the clocks jump from one answer to the next, or answers take
+            longer than the lease that they grant
+        """
+        context = self._context
+        if problem := unstorable(cursor.connection, self.task_name):
+            return problem
+        for _ in range(MOST_ANSWERS):
+            self._undo(cursor)
+            # Read both clocks right before the statement, so that the claim is decided on fresh
+            # times.
+            sent, lag = time.monotonic(), self._lag()
+            times = context.read_times(sent, lag)
+            answer = context.protocol.claim(cursor, self.request, times)
+            is_bound = context.learn([answer], sent, times.latest)
+            if self._is_usable(answer, sent, is_bound=is_bound):
+                if error := self._why_again(answer, times):
+                    raise error
+                return Decision(answer, sent)
+        raise TaskLockDatabaseError(CLOCK_JUMPS)
+
+    @classmethod
+    def send_together(
+        cls, cursor: Any, requests: Sequence[ClaimAttempt], most: int | None = None
+    ) -> list[Decision | TaskLockError]:
+        """Send several claims in one statement. A second statement claims the tasks without a row.
+
+        Each of the two statements is a transaction of its own. A claim whose task's name cannot be
+        stored is not sent.
+
+        :param most: limits how many claims are granted, in the order of ``requests``; each claim
+            beyond the limit gets a :class:`BeyondLimitError`
+        """
+        problems = [unstorable(cursor.connection, each.task_name) for each in requests]
+        stored = [each for each, problem in zip(requests, problems, strict=True) if not problem]
+        decided = iter(cls._send_stored(cursor, stored, most) if stored else ())
+        return [problem or next(decided) for problem in problems]
+
+    @classmethod
+    def _send_stored(
+        cls, cursor: Any, requests: Sequence[ClaimAttempt], most: int | None
+    ) -> list[Decision | TaskLockDatabaseError]:
+        context = requests[0]._context
+        for attempt in requests:
+            attempt._undo(cursor)
+        sent, lags = time.monotonic(), [attempt._lag() for attempt in requests]
+        times = context.read_times(sent)
+        asked = [attempt.request for attempt in requests]
+        protocol = context.protocol
+        answers = protocol.claim_many(cursor, asked, lags, times, most)
+        found = [answers.get(each.claim_id) for each in asked]
+        new = [n for n, answer in enumerate(found) if answer is None]
+        # At least 0, because an earlier try with a higher limit may have granted more than `most`.
+        left = None if most is None else max(0, most - _granted(answers))
+        if new and left != 0:
+            for attempt, answer in zip(requests, found, strict=True):
+                # If the next statement fails, nobody gets the answers to these grants, so note that
+                # they are in doubt.
+                attempt.in_doubt = attempt.in_doubt or (answer is not None and answer.granted)
+            those, their_lags = [asked[n] for n in new], [lags[n] for n in new]
+            answers |= protocol.first_claim_many(cursor, those, their_lags, times, left)
+        is_bound = context.learn(answers.values(), sent, times.latest)
+        is_limited = most is not None and _granted(answers) >= most
+        decided = (
+            attempt._decided(answers.get(attempt.request.claim_id), sent, times, is_bound=is_bound)
+            for attempt in requests
+        )
+        # If the limit is reached, no worker is free any more. A claim whose row is locked then
+        # gets the same error as a claim beyond the limit, so that the claim is sent again only
+        # when a worker is free.
+        return [
+            BeyondLimitError() if is_limited and isinstance(each, RowLockedError) else each
+            for each in decided
+        ]
+
+    def _lag(self) -> float:
+        return max(0.0, _local_time() - self._due)
+
+    def _decided(
+        self, answer: ClaimAnswer | None, sent: float, times: ReadTimes, *, is_bound: bool
+    ) -> Decision | TaskLockDatabaseError:
+        if answer is None:
+            return _locked()
+        if error := self._why_again(answer, times):
+            return error
+        if not self._is_usable(answer, sent, is_bound=is_bound):
+            return ConflictError(CLOCK_JUMPS)
+        return Decision(answer, sent)
+
+    def _why_again(self, answer: ClaimAnswer, times: ReadTimes) -> ConflictError | None:
+        """Return the error of a claim that was not granted although the row looks free.
+
+        After this error the claim is sent again. ``None`` if the claim was granted or refused. See
+        :attr:`ClaimAnswer.looks_free`.
+        """
+        if not answer.looks_free or answer.claim_id == self.request.claim_id:
+            return None
+        if answer.stays_refused(self.request, times):
+            return ConflictError(CAME_LATE)
+        return _locked()
+
+    def _is_usable(self, answer: ClaimAnswer, sent: float, *, is_bound: bool) -> bool:
+        """Return whether an answer can be used; if not, note that its grant is to be undone.
+
+        If the window was computed with a wrong bound, it is the wrong window, so it is opened again
+        and not handed over. If the lease was over when the answer came, the window is handed over,
+        because other replicas may have been refused because of this grant.
+        """
+        if is_bound and not (answer.granted and is_over(answer, sent)):
+            return True
+        if answer.granted:
+            right_window = is_bound and bool(self.request.runs)
+            self._to_undo = WindowAfter.HAND_OVER if right_window else WindowAfter.OPEN
+            self.in_doubt = True
+        return False
+
+    def _undo(self, cursor: Any) -> None:
+        """Undo a grant that cannot be used. The next try has a new claim id."""
+        if self._to_undo is not None:
+            granted = ReleaseRequest(
+                self.task_name, self.request.claim_id, RunOutcome(self._to_undo)
+            )
+            self._context.protocol.release(cursor, granted)
+            self.request = replace(self.request, claim_id=uuid4())
+            self._to_undo = None
+
+
+class TakeoverAttempt(Attempt[TakeoverRequest]):
+    """A takeover of a dead run. One statement can have several takeovers."""
+
+    def __init__(self, request: TakeoverRequest, context: ClaimContext) -> None:
+        super().__init__(request, context)
+        self.kind = TakeoverAttempt
+        self._is_over = False  # whether a granted lease was over when its answer came
+
+    def send(self, cursor: Any) -> Decision:
+        """Send the takeover; the answer is ``None`` if the row is gone.
+
+        :raises TaskLockDatabaseError: the row is locked, the answer took longer than the lease that
+            it grants, or the takeover came after its ``not_after``. In each case the takeover is to
+            be sent again.
+        """
+        [decided] = self.send_together(cursor, [self])
+        if isinstance(decided, TaskLockDatabaseError):
+            raise decided
+        return decided
+
+    @classmethod
+    def send_together(
+        cls, cursor: Any, requests: Sequence[TakeoverAttempt]
+    ) -> list[Decision | TaskLockDatabaseError]:
+        """Send several takeovers in one statement."""
+        for each in requests:
+            each._follow_own()
+        context, sent = requests[0]._context, time.monotonic()
+        times = context.read_times(sent)
+        asked = [each.request for each in requests]
+        answers = context.protocol.take_over_many(cursor, asked, times)
+        context.learn(answers.values(), sent, times.latest)
+        return [each._decided(answers.get(each.request.claim_id), sent, times) for each in requests]
+
+    def _decided(
+        self, answer: ClaimAnswer | None, sent: float, times: ReadTimes
+    ) -> Decision | TaskLockDatabaseError:
+        if answer is not None and answer.looks_dead(self.request.dead_claim_id):
+            return _locked() if answer.is_in_time(times.not_after) else ConflictError(CAME_LATE)
+        return Decision(answer, sent) if self._is_usable(answer, sent) else ConflictError(TOO_LATE)
+
+    def _is_usable(self, answer: ClaimAnswer | None, sent: float) -> bool:
+        """Return whether an answer can be used; if not, note that the granted lease is over."""
+        if answer is None or not (answer.granted and is_over(answer, sent)):
+            return True
+        self._is_over = self.in_doubt = True
+        return False
+
+    def _follow_own(self) -> None:
+        """Let the request take over this attempt's own earlier grant, if the grant's lease is over.
+
+        Called before the request is sent again. The request then gets a new claim id. If it is not
+        sent again, the earlier grant is handed over.
+        """
+        if self._is_over:
+            dead = self.request.claim_id
+            self.request = replace(self.request, dead_claim_id=dead, claim_id=uuid4())
+            self._is_over = False
+
+
+class ManualAttempt(Attempt[ManualRequest]):
+    """A claim of a manual run. Each claim has a statement of its own.
+
+    If a manual run's grant came too late, the run counts as dead until it is released. No replica
+    claims it again, because the grant has cleared the operator's request.
+    """
+
+    def __init__(self, request: ManualRequest, context: ClaimContext) -> None:
+        super().__init__(request, context)
+        self.kind = ManualAttempt
+
+    @property
+    def goes_alone(self) -> bool:
+        """``True``, because the claim of a manual run has a statement of its own."""
+        return True
+
+    def send(self, cursor: Any) -> Decision:
+        """Send the claim; the answer is ``None`` if there is no manual run to claim any more.
+
+        :raises TaskLockDatabaseError: the answer took longer than the lease that it grants; or the
+            claim came after its ``not_after``, and is to be sent again
+        """
+        context, sent = self._context, time.monotonic()
+        times = context.read_times(sent)
+        answer = context.protocol.claim_manual(
+            cursor, self.request, stable=times.stable, not_after=times.not_after
+        )
+        if answer is not None:
+            context.learn([answer], sent, times.latest)
+            if answer.granted and is_over(answer, sent):
+                self.in_doubt = True
+                raise TaskLockDatabaseError(TOO_LATE)
+            if not (answer.granted or answer.is_in_time(times.not_after)):
+                raise ConflictError(CAME_LATE)
+        return Decision(answer, sent)
+
+
+class StoredAttempt(Attempt[ClaimRequest]):
+    """A claim of a stored job's run time, which also moves the job to its next run time.
+
+    One statement can have several of these claims. A grant that came too late is handed over,
+    because the job has moved on, so that no other claim would run this run time.
+    """
+
+    def __init__(self, request: ClaimRequest, context: ClaimContext) -> None:
+        super().__init__(request, context)
+        self.kind = StoredAttempt
+
+    def send(self, cursor: Any) -> Decision | TaskLockError:
+        """Send this claim alone."""
+        [decided] = self.send_together(cursor, [self])
+        return decided
+
+    @classmethod
+    def send_together(
+        cls, cursor: Any, requests: Sequence[StoredAttempt], most: int | None = None
+    ) -> list[Decision | TaskLockError]:
+        """Send several claims in one statement.
+
+        A claim whose task's name cannot be stored is not sent.
+
+        :param most: limits how many claims are granted, in the order of ``requests``; each claim
+            beyond the limit gets a :class:`BeyondLimitError`
+        """
+        problems = [unstorable(cursor.connection, each.task_name) for each in requests]
+        asked = [each.request for each, no in zip(requests, problems, strict=True) if not no]
+        if not asked:
+            return [problem for problem in problems if problem]
+        most = len(asked) if most is None else most
+        context, sent = requests[0]._context, time.monotonic()
+        times = context.read_times(sent)
+        answers = context.protocol.claim_and_move(cursor, asked, times, most)
+        context.learn(answers.values(), sent, times.latest)
+        is_limited = _granted(answers) >= most
+        return [
+            problem or each._decided(answers[each.request.claim_id], sent, times, is_limited)
+            for each, problem in zip(requests, problems, strict=True)
+        ]
+
+    def _decided(
+        self, answer: ClaimAnswer, sent: float, times: ReadTimes, is_limited: bool
+    ) -> Decision | TaskLockDatabaseError:
+        if answer.granted and is_over(answer, sent):
+            self.in_doubt = True
+            return TaskLockDatabaseError(TOO_LATE)
+        if not answer.looks_free:
+            return Decision(answer, sent)
+        if not answer.is_in_time(times.not_after):
+            return ConflictError(CAME_LATE)
+        return BeyondLimitError() if is_limited else _locked()
+
+
+# An attempt at a claim of any kind.
+AnyAttempt: TypeAlias = ClaimAttempt | TakeoverAttempt | ManualAttempt | StoredAttempt
+
+
+def _granted(answers: Mapping[UUID, ClaimAnswer]) -> int:
+    return sum(answer.granted for answer in answers.values())
+
+
+def _locked() -> RowLockedError:
+    return RowLockedError("another session has the task's row locked")
+
+
+def is_over(answer: ClaimAnswer, sent: float) -> bool:
+    """Return whether the granted lease has ended by now."""
+    lasts = (answer.locked_until - answer.database_time).total_seconds()
+    return time.monotonic() > sent + lasts
+
+
+def _local_time() -> float:
+    """Return the time of the replica's own clock, because run times are on that clock, too."""
+    return time.time()

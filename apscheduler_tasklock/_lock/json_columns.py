@@ -1,0 +1,82 @@
+"""JSON columns: how they are read, whatever values the rows have.
+
+PostgreSQL's JSON can have values that Python cannot read. Such a value makes only its own row
+unreadable, so operators still see all other rows. No row has a time that Python cannot read; see
+``schema/table.py``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from math import isfinite
+from typing import Any
+
+# Limit the depth of JSON, and its characters. There is room for a trigger of hundreds of parts,
+# which has tens of thousands of characters.
+_DEEPEST = 50
+LONGEST_JSON = 200_000
+
+# Whether a JSON value has the form of ``RunningRun.reported``. The parts of other values are not
+# cast, because a cast of a wrong part would fail.
+IS_RUN = """
+    (CASE WHEN jsonb_typeof(run -> 'task'::text) = 'string'
+               AND jsonb_typeof(run -> 'lost'::text) = 'boolean'
+               AND jsonb_typeof(run -> 'token'::text) = 'number'
+               AND jsonb_typeof(run -> 'since'::text) = 'number'
+          THEN (run ->> 'token'::text)::numeric BETWEEN '-9223372036854775808'::numeric
+                                                    AND '9223372036854775807'::numeric
+               AND (run ->> 'token'::text)::numeric = trunc((run ->> 'token'::text)::numeric)
+               AND (run ->> 'since'::text)::numeric BETWEEN '0'::numeric
+                                                        AND '253402128000'::numeric
+          ELSE false END)
+"""
+# The runs that a replica has reported; none if the column is no list.
+REPORTED_RUNS = """
+    jsonb_array_elements(CASE WHEN jsonb_typeof(running) = 'array' THEN running ELSE '[]' END)
+"""
+
+
+def read_json(text: str) -> Any:
+    """Return the value of a JSON text.
+
+    :raises ValueError: the text is no JSON, is too long or too deep, or has a number that Python
+        cannot read
+    """
+    if len(text) > LONGEST_JSON:
+        raise ValueError(f"{len(text)} characters are too many")
+    try:
+        value = _DECODER.decode(text)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    if text.count("[") + text.count("{") > _DEEPEST and _depth(value) > _DEEPEST:
+        raise ValueError("it is nested too deeply")
+    return value
+
+
+def texts(values: Iterable[Any]) -> tuple[str, ...]:
+    """Return the texts of an array, which may also have nulls and further dimensions."""
+    return tuple(value for value in values if isinstance(value, str))
+
+
+def _depth(value: Any) -> int:
+    depth, level = 0, [value]
+    while level:
+        depth += 1
+        inner = (each.values() if isinstance(each, dict) else each for each in level)
+        level = [item for items in inner for item in items if isinstance(item, (dict, list))]
+        if depth > _DEEPEST:
+            break
+    return depth
+
+
+def _no_number(name: str) -> Any:
+    raise ValueError(f"{name} is no number")
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    return number if isfinite(number) else _no_number(digits)
+
+
+_DECODER = json.JSONDecoder(parse_constant=_no_number, parse_float=_finite)

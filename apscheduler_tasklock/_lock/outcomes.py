@@ -1,0 +1,103 @@
+"""Outcomes of runs, which a release writes into the row and the run history."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+from apscheduler_tasklock._values import logger_of
+
+logger = logger_of(__name__)
+
+# Limits the characters of an exception's message in the run history.
+LONGEST_ERROR = 500
+
+# Limits how often a window is begun and handed over before it is given up, because a fleet that
+# stops again and again would hand it over for ever.
+MOST_HANDOVERS = 10
+
+
+class WindowAfter(Enum):
+    """What becomes of a window when its claim is released."""
+
+    KEEP = "released, its window taken"
+    OPEN = "released, its window open again"
+    HAND_OVER = "handed over: its window is run again by another replica"
+
+
+@dataclass(frozen=True)
+class RunOutcome:
+    """The outcome of a run, and what becomes of the run's window.
+
+    :ivar window: what becomes of the run's window
+    :ivar outcome: ``"ok"``, ``"error"``, ``"cancelled"`` or ``"overran"``; ``""``: the run never
+        began
+    :ivar error_type: the exception's class
+    :ivar error: the exception's message, in a form that can be stored
+    :ivar next_in: seconds until the next run time. It is set only if the next run time that the
+        claim has written into the task's row has passed.
+    :ivar is_last: whether no run time follows
+    :ivar cut: whether a shutdown has cancelled the run
+    """
+
+    window: WindowAfter = WindowAfter.KEEP
+    outcome: str = ""
+    error_type: str | None = None
+    error: str | None = None
+    next_in: float | None = None
+    is_last: bool = False
+    cut: bool = False
+
+    @property
+    def last_outcome(self) -> str | None:
+        """The outcome in the task's row; ``None``: the run never began."""
+        return "cut" if self.cut else self.outcome or None
+
+    @classmethod
+    def of(
+        cls,
+        exception: BaseException | None,
+        window: WindowAfter = WindowAfter.KEEP,
+        redact: Callable[[BaseException], str | None] = str,
+        *,
+        overran: bool = False,
+    ) -> RunOutcome:
+        """Return the outcome of a run.
+
+        :param exception: the exception that ended the run; ``None``: there was none
+        :param redact: called with the exception; returns the message that is stored, or ``None``
+        :param overran: whether the maximum lock was over at the run's end, which is a failure
+        """
+        if exception is None:
+            return cls(window, "overran" if overran else "ok")
+        if isinstance(exception, (asyncio.CancelledError, GeneratorExit)):
+            return cls(window, "cancelled")
+        return cls(window, "error", _class_of(exception), _message_of(exception, redact))
+
+
+# The outcome of a claim whose run never began.
+NOT_BEGUN = RunOutcome()
+
+
+def _class_of(exception: BaseException) -> str:
+    kind = type(exception)
+    module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
+    return _fit(module + kind.__qualname__)
+
+
+def _message_of(
+    exception: BaseException, redact: Callable[[BaseException], str | None]
+) -> str | None:
+    try:
+        text = redact(exception)
+        return None if text is None else _fit(str(text))
+    except BaseException:  # the application's code may even exit, but the release must not fail
+        logger.exception("The message of %s is not in the run history", _class_of(exception))
+        return None
+
+
+def _fit(text: str) -> str:
+    """Return a text that PostgreSQL can store: without NUL and surrogates, and not too long."""
+    return text[:LONGEST_ERROR].replace("\0", "\ufffd").encode("utf-8", "replace").decode()

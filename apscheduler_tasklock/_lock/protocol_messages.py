@@ -1,0 +1,544 @@
+"""The requests and answers of the lock protocol."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import NamedTuple
+from uuid import UUID, uuid4
+
+from apscheduler_tasklock._lock.database_clock import storable
+from apscheduler_tasklock._lock.outcomes import (
+    MOST_HANDOVERS,
+    NOT_BEGUN,
+    RunOutcome,
+    WindowAfter,
+)
+from apscheduler_tasklock._values import logger_of
+
+logger = logger_of(__name__)
+
+
+@dataclass(frozen=True)
+class ReleaseRequest:
+    """A request to release a claim.
+
+    :ivar task_name: the task's name
+    :ivar claim_id: the claim's id
+    :ivar end: the outcome of the claim's run
+    :ivar token: the claim's fencing token, if it is known
+    :ivar ended_at: when the run ended, in database time; ``None``: when the statement is sent
+    """
+
+    task_name: str
+    claim_id: UUID
+    end: RunOutcome = NOT_BEGUN
+    token: int | None = None
+    ended_at: datetime | None = None
+
+    @property
+    def parameters(self) -> dict[str, object]:
+        """The parameters of the release's statement."""
+        end = self.end
+        return {
+            "task_name": self.task_name,
+            "claim_id": self.claim_id,
+            "keep_window": end.window is WindowAfter.KEEP,
+            "hand_over": end.window is WindowAfter.HAND_OVER,
+            "token": self.token,
+            "outcome": end.outcome,
+            "error_type": end.error_type,
+            "error": end.error,
+            "last_outcome": end.last_outcome,
+            "next_in": end.next_in,
+            "is_last": end.is_last,
+            "ended_at": self.ended_at,
+        }
+
+
+@dataclass(frozen=True)
+class JobMove:
+    """A stored job's move from one run time to the next.
+
+    :ivar job_id: the job's id
+    :ivar change_id: the id of the user's last change when the job was read
+    :ivar found: the next run time when the job was read. The job is moved only if its row still has
+        this next run time and ``change_id``.
+    :ivar run_time: the run time that is run or missed; later than ``found`` if run times are
+        coalesced
+    :ivar following: the next run time after the move; ``None`` if there is none
+    """
+
+    job_id: str
+    change_id: UUID
+    found: datetime
+    run_time: datetime
+    following: datetime | None
+
+    @property
+    def parameters(self) -> dict[str, object]:
+        """The parameters of a statement that moves the job on."""
+        return {
+            "job_id": self.job_id,
+            "change_id": self.change_id,
+            "found": self.found,
+            "run_time": self.run_time,
+            "following": storable(self.following),
+        }
+
+
+@dataclass(frozen=True)
+class ClaimRequest:
+    """A job's or a hold's request to claim a task for one run time.
+
+    :ivar task_name: the task's name
+    :ivar min_lock: the length of the window, in seconds from the run time on
+    :ivar max_lock: the maximum lock, in seconds from the claim on
+    :ivar run_time: the nominal run time, with a time zone; ``None``: now
+    :ivar exact: whether all replicas compute exactly the same run time
+    :ivar lease: seconds after which a holder that does not renew counts as dead; ``None``: the
+        maximum lock
+    :ivar failover: whether the window is run again if the run's holder dies
+    :ivar runs: the function and, for a one-off job, the run date, so that a takeover runs nothing
+        else; ``""`` for ``hold``
+    :ivar one_off: whether the task has no other run time, so that its row can be deleted some time
+        after the run
+    :ivar schedule: the trigger in canonical form; ``None`` for ``hold``
+    :ivar schedule_for: for how many seconds before the run time this replica has had the schedule;
+        ``None`` if the schedule cannot change, such as that of a one-off job
+    :ivar least_gap: the minimum lock that is used instead of ``min_lock`` if the last window
+        belongs to an older schedule, in seconds; ``None``: ``min_lock``
+    :ivar next_in: seconds from this run time to the next one; ``None`` if the next one is unknown
+    :ivar is_last: whether no run time follows
+    :ivar grace: seconds from the next run time until the task counts as overdue
+    :ivar max_runtime: seconds after which the run takes too long; ``None``: the maximum lock
+    :ivar claim_id: the claim's id; a request that is sent twice with one id claims once
+    :ivar keep_window_if_in_doubt: whether the window stays taken if the claim remains in doubt
+    :ivar move: the move to the job's next run time, which the claim of a stored job makes, too
+    """
+
+    task_name: str
+    min_lock: float
+    max_lock: float
+    run_time: datetime | None = None
+    exact: bool = False
+    lease: float | None = None
+    failover: bool = False
+    runs: str = ""
+    one_off: bool = False
+    schedule: str | None = None
+    schedule_for: float | None = None
+    least_gap: float | None = None
+    next_in: float | None = None
+    is_last: bool = False
+    grace: float = 60.0
+    max_runtime: float | None = None
+    claim_id: UUID = field(default_factory=uuid4)
+    keep_window_if_in_doubt: bool = False
+    move: JobMove | None = None
+
+    @property
+    def window_in_doubt(self) -> WindowAfter:
+        """What becomes of the window if the claim remains in doubt."""
+        if self.keep_window_if_in_doubt:
+            return WindowAfter.KEEP
+        # A hold is not handed over, because no replica has a job for the hold's task.
+        return WindowAfter.HAND_OVER if self.runs else WindowAfter.OPEN
+
+    def parameters(self, lag: float) -> dict[str, object]:
+        """Return the parameters of the statement.
+
+        :param lag: seconds since the run time, by the replica's clock; never below 0
+        """
+        return {
+            "task_name": self.task_name,
+            "claim_id": self.claim_id,
+            "lag": lag,
+            "run_time": self.run_time if self.exact else None,
+            # Send floats, because psycopg prepares a statement anew for integers of each size.
+            "min_lock": float(self.min_lock),
+            "max_lock": float(self.max_lock),
+            "lease": None if self.lease is None else float(self.lease),
+            "least_gap": float(self.min_lock if self.least_gap is None else self.least_gap),
+            "schedule": self.schedule,
+            "schedule_for": None if self.schedule_for is None else float(self.schedule_for),
+            "failover": self.failover,
+            "runs": self.runs,
+            "one_off": self.one_off,
+            "next_in": None if self.next_in is None else float(self.next_in),
+            "is_last": self.is_last,
+            "grace": float(self.grace),
+            "max_runtime": None if self.max_runtime is None else float(self.max_runtime),
+        }
+
+
+@dataclass(frozen=True)
+class TakeoverRequest:
+    """A request to take over a dead run.
+
+    :ivar task_name: the task's name
+    :ivar dead_claim_id: the id of the dead run's claim; no other run is taken over
+    :ivar dead_holder: the dead run's holder, shown in logs
+    :ivar lease: seconds after which a holder that does not renew counts as dead; ``None``: the
+        lease lasts until the dead run's maximum lock ends, which a takeover does not change
+    :ivar failover: whether the window is run again if the new holder dies, too
+    :ivar claim_id: the takeover's claim id; a request that is sent twice with one id claims once
+    """
+
+    task_name: str
+    dead_claim_id: UUID
+    dead_holder: str
+    lease: float | None = None
+    failover: bool = True
+    claim_id: UUID = field(default_factory=uuid4)
+
+    @property
+    def parameters(self) -> dict[str, object]:
+        """The parameters of the takeover's statement."""
+        return {
+            "task_name": self.task_name,
+            "claim_id": self.claim_id,
+            "dead_claim_id": self.dead_claim_id,
+            "lease": None if self.lease is None else float(self.lease),
+            "failover": self.failover,
+        }
+
+
+@dataclass(frozen=True)
+class ReadTimes:
+    """The times on which a claim is decided, read right before the claim is sent.
+
+    :ivar lag: seconds since the run time, by the replica's clock; never below 0
+    :ivar latest: the latest time that the database's clock can have had when the claim was sent;
+        ``None``: unknown
+    :ivar stable: whether the rows are *believed*: whether a run whose lease has ended counts as
+        dead. After a start or an outage the rows are not believed for a while, because holders get
+        time to renew, so a claim is refused because of such a run.
+    :ivar not_after: the database's time after which nobody waits for the claim any more; ``None``:
+        unknown
+    """
+
+    lag: float = 0.0
+    latest: datetime | None = None
+    stable: bool = True
+    not_after: datetime | None = None
+
+    @property
+    def parameters(self) -> dict[str, object]:
+        """The parameters of a statement, without the lag, because each request has its own."""
+        return {"latest": self.latest, "stable": self.stable, "not_after": self.not_after}
+
+
+def is_wanted(not_after: datetime | None, at: datetime) -> bool:
+    """Return whether somebody still waits for a claim at a time of the database's clock.
+
+    :param not_after: as in :class:`ReadTimes`
+    :param at: that time
+    """
+    return not_after is None or at <= not_after
+
+
+# The times of a claim that is not late, with an unknown bound and believed rows.
+IN_TIME = ReadTimes()
+
+
+class ClaimAnswer(NamedTuple):
+    """The task's row after a claim.
+
+    :ivar granted: whether the claim stands and the job may run
+    :ivar running: whether a run goes on, of this claim or of another claim
+    :ivar new_window: whether the requested window was new, and was not granted
+    :ivar unfinished: whether the last claim is not released: its run goes on, or is dead
+    :ivar waits: whether a dead run blocks the claim, because the dead run's window is run
+        again first, or because the rows are not believed yet
+    :ivar paused: whether the task is paused, or was when the run time was due
+    :ivar came_first: whether the last run began before the requested run time was due
+    :ivar window_start: the start of the last claim's window
+    :ivar holder: the replica of the last claim
+    :ivar token: the fencing token of the last claim
+    :ivar locked_until: the database time until which the task is taken
+    :ivar run_until: the database time at which the last claim's maximum lock ends
+    :ivar database_time: the database time of the decision
+    :ivar claim_id: the id of the last claim
+    :ivar manual: whether the last run is a manual run
+    :ivar runs: the function of the last run, as in :class:`ClaimRequest`. If this claim was granted
+        in an existing row, it is the function of the run before this claim.
+    :ivar withdrawn: whether the stored job has changed or moved on since it was read
+    """
+
+    granted: bool
+    running: bool
+    new_window: bool
+    unfinished: bool
+    waits: bool
+    paused: bool
+    came_first: bool
+    window_start: datetime
+    holder: str
+    token: int
+    locked_until: datetime
+    run_until: datetime
+    database_time: datetime
+    claim_id: UUID
+    manual: bool = False
+    runs: str = ""
+    withdrawn: bool = False
+
+    @property
+    def looks_free(self) -> bool:
+        """Whether the claim was not granted although nothing in this row blocks it.
+
+        There are three possible reasons. Another claim was granted while the statement waited, and
+        this is the row from before that claim. Another session has the row locked. Or the claim
+        came after its ``not_after``.
+        """
+        stands_against = self.running or self.granted or self.waits or self.paused
+        return self.new_window and not (stands_against or self.withdrawn)
+
+    def stays_refused(self, request: ClaimRequest, times: ReadTimes) -> bool:
+        """Return whether another try of the claim could not be granted, either.
+
+        No try can be granted if the claim was granted before and is over, or if its ``not_after``
+        has passed.
+        """
+        return self.claim_id == request.claim_id or not self.is_in_time(times.not_after)
+
+    def is_in_time(self, not_after: datetime | None) -> bool:
+        """Return whether somebody still waited for the claim when it was decided."""
+        return is_wanted(not_after, self.database_time)
+
+    def looks_dead(self, claim_id: UUID) -> bool:
+        """Return whether the dead run could still be taken over, but was not.
+
+        The possible reasons are those of :attr:`looks_free`.
+
+        :param claim_id: the id of the dead run's claim
+        """
+        stands_against = self.granted or self.running or self.waits or self.paused
+        is_dead = self.unfinished and not stands_against
+        return is_dead and self.claim_id == claim_id and self.database_time < self.run_until
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A refused claim, and the last run, which blocked it.
+
+    :ivar holder: the replica of the last claim
+    :ivar token: the fencing token of the last claim
+    :ivar locked_until: the database time until which the task is taken
+    :ivar reason: ``"paused"``, ``"running"``, ``"window"``, or ``"withdrawn"`` for a stored
+        job that has changed or moved on since it was read
+    :ivar renewed: whether the last claim has a lease that is renewed, so that its holder was alive
+        less than a lease ago
+    :ivar blocked: whether the requested window is new, and is only refused because of a run that
+        goes on or is dead
+    :ivar unfinished: whether the last run goes on or is dead
+    :ivar waits: whether a run whose lease has ended blocks the claim, because that run's
+        window is run again first, or because the rows are not believed yet
+    :ivar window_start: the start of the last run's window, in database time
+    :ivar came_first: whether the last run began before the requested run time was due, and is no
+        manual run. The requested run time then stays refused when the last run is released.
+    :ivar runs: the function of the last run, as in ``ClaimRequest``; ``""`` for a hold
+    """
+
+    holder: str
+    token: int
+    locked_until: datetime
+    reason: str
+    renewed: bool
+    blocked: bool
+    unfinished: bool
+    waits: bool
+    window_start: datetime
+    came_first: bool = False
+    runs: str = ""
+
+    @classmethod
+    def of(cls, answer: ClaimAnswer) -> Refusal:
+        """Return the refusal of an answer that grants nothing."""
+        standing = answer.running or answer.waits
+        reason = "paused" if answer.paused else "running" if standing else "window"
+        if answer.withdrawn:
+            reason = "withdrawn"
+        return cls(
+            holder=answer.holder,
+            token=answer.token,
+            locked_until=answer.locked_until,
+            reason=reason,
+            renewed=answer.running and answer.locked_until < answer.run_until,
+            blocked=standing and answer.new_window and not answer.paused,
+            unfinished=answer.unfinished,
+            waits=answer.waits,
+            window_start=answer.window_start,
+            came_first=answer.came_first and not answer.manual,
+            runs=answer.runs,
+        )
+
+
+class ReleaseAnswer(NamedTuple):
+    """The task's row after a release that found its claim.
+
+    :ivar locked_until: the database time at which the task's window ends
+    :ivar database_time: the database time of the release
+    """
+
+    locked_until: datetime
+    database_time: datetime
+
+
+@dataclass(frozen=True)
+class Renewal:
+    """A request to renew a claim.
+
+    :ivar lease: the lease in seconds, from the renewal on; ``None``: until the maximum lock's end
+    :ivar is_last: whether this is the last renewal before the maximum lock ends; it notes in the
+        row that the run overruns
+    """
+
+    task_name: str
+    claim_id: UUID
+    lease: float | None
+    is_last: bool = False
+
+
+@dataclass(frozen=True)
+class LockTimes:
+    """The ends of a claim after it was renewed or extended.
+
+    :ivar locked_until: the database time at which the lease ends; ``None`` if the claim was not
+        renewed, because another session has the row locked
+    :ivar run_until: the database time at which the maximum lock ends
+    :ivar database_time: the database time of the renewal
+    """
+
+    locked_until: datetime | None
+    run_until: datetime
+    database_time: datetime
+
+
+@dataclass(frozen=True)
+class RunState:
+    """The last run of a task, and the task's state, from the row.
+
+    :ivar finished: whether the run is finished
+    :ivar dead: whether the run is unfinished, and its lease has ended
+    :ivar expired: whether the run's maximum lock has ended
+    :ivar failover: whether the run's claim had failover
+    :ivar deaths: how many holders have died since a run of the task finished
+    :ivar handovers: how many holders have begun this window and handed it over
+    :ivar handed_over: whether the run is handed over, so that it can be taken over at once
+    :ivar runs: the run's function, as in :class:`ClaimRequest`
+    :ivar window_start: the start of the window
+    :ivar holder: the replica of the run
+    :ivar database_time: the database time of the read
+    :ivar manual: whether the run is a manual run, so that the window belongs to an earlier run
+    :ivar request_id: the id of a manual run that an operator asked for, and that has not begun
+    :ivar schedule: the task's trigger in canonical form, if a replica has written it
+    :ivar due_at: when the task was due; ``None`` if it is not due yet, runs or is paused
+    :ivar overdue: whether the grace time has passed, too
+    :ivar paused: whether the task is paused
+    :ivar due_in_pause: whether the due time falls into a pause. The next due time is then unknown
+    """
+
+    task_name: str
+    claim_id: UUID
+    token: int
+    finished: bool
+    dead: bool
+    expired: bool
+    failover: bool
+    deaths: int
+    handovers: int
+    handed_over: bool
+    runs: str
+    window_start: datetime
+    holder: str
+    database_time: datetime
+    manual: bool = False
+    request_id: UUID | None = None
+    schedule: str | None = None
+    due_at: datetime | None = None
+    overdue: bool = False
+    paused: bool = False
+    due_in_pause: bool = False
+
+    def is_run_again(self, *, failover: bool) -> bool:
+        """Return whether this run's window is run again if the run is dead.
+
+        :param failover: whether the task has failover on the replica that would take the run over
+        """
+        return bool(self.runs) and (self.handed_over or (self.failover and failover))
+
+    def reason_to_give_up(self, max_takeovers: int | None) -> str | None:
+        """Return why a dead run is given up; ``None``: the run is taken over.
+
+        :param max_takeovers: limits how many deaths in a row are followed by a takeover; ``None``:
+            no limit
+        """
+        if self.expired:
+            return "its maximum lock has ended"
+        if self.handed_over:
+            if self.handovers < MOST_HANDOVERS:
+                return None
+            return f"it was handed over {self.handovers} times"
+        if max_takeovers is None or self.deaths < max_takeovers:
+            return None
+        return f"{self.deaths + 1} runs of the task in a row have died with their holders"
+
+
+@dataclass(frozen=True)
+class ManualRequest:
+    """A request to claim a manual run. Other attributes are as in :class:`ClaimRequest`.
+
+    :ivar request_id: the id of the manual run, from the task's row
+    """
+
+    task_name: str
+    request_id: UUID
+    max_lock: float
+    lease: float | None = None
+    failover: bool = False
+    runs: str = ""
+    max_runtime: float | None = None
+    claim_id: UUID = field(default_factory=uuid4)
+
+    def parameters(self, *, stable: bool) -> dict[str, object]:
+        """Return the parameters of the statement."""
+        return {**vars(self), "stable": stable}
+
+
+@dataclass(frozen=True)
+class Registration:
+    """The registration of a replica's task.
+
+    :ivar task_name: the task's name
+    :ivar schedule: the task's trigger in canonical form
+    :ivar next_in: seconds until the next run time; ``None`` if the job is paused in the scheduler
+    :ivar grace: seconds from the next run time until the task counts as overdue
+    :ivar moved: whether the job has changed while its scheduler ran, so that its due time is new
+    :ivar least_gap: as in :class:`ClaimRequest`
+    :ivar runs: the job's function, as in :class:`ClaimRequest`
+    :ivar period: seconds from the next run time to the one after it; ``None`` if that is unknown
+    """
+
+    task_name: str
+    schedule: str
+    next_in: float | None
+    grace: float
+    least_gap: float
+    runs: str
+    moved: bool = False
+    period: float | None = None
+
+
+@dataclass(frozen=True)
+class Registered:
+    """The answer to a registration.
+
+    :ivar task_name: the task's name
+    :ivar again: whether the task is to be registered again, because another session has the row
+        locked
+    """
+
+    task_name: str
+    again: bool = False

@@ -1,0 +1,95 @@
+"""Conditions and parameters that several statements share."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+
+# The times in the row of a task that has never run.
+NEVER = "timestamptz 'epoch'"
+
+# The time that replicas get to act on a row, for example to take over a dead run. After this time a
+# statement assumes that no replica will act. Replicas act after a look, so the time is two
+# intervals between looks.
+SHORTEST_WAIT = "interval '10 seconds'"
+# For how long a one-off job's run that was handed over before it began can still be begun.
+KEPT_TO_BEGIN = "interval '1 hour'"
+
+
+# Whether a claim stands. It stands also after its lease has ended, until its run is finished or
+# handed over, another claim is granted, or its maximum lock ends.
+STANDS = "(lock.finished_at IS NULL AND NOT lock.handed_over AND lock.run_until > now())"
+
+# The schedule of the last claim's window. `schedule` alone is not enough, because replicas may have
+# registered another schedule since that claim.
+WINDOW_SCHEDULE = "COALESCE(lock.window_schedule, lock.schedule)"
+
+# The time from the window's end to its start after a release has opened the window again. The
+# release sets the window's end before the window's start: by half the window or a second, whichever
+# is shorter. So all claims of this window find it open, although small differences of the clocks
+# make their `fired` differ. A claim of an earlier window does not find it open.
+JUST_BEFORE = """GREATEST(interval '1 microsecond', LEAST(interval '1 second',
+    (lock.window_until - lock.window_start) / 2::float8))"""
+
+# Makes the commit durable, because a crash of the server must not undo a claim that was answered:
+# its token would be given to another claim. The setting lasts for the statement's transaction. The
+# expression is always true, and is the last part of its condition.
+DURABLY = """CASE WHEN current_setting('synchronous_commit') = 'off'
+    THEN set_config('synchronous_commit', 'local', true) IS NOT NULL ELSE true END"""
+
+# Limits the wait for a locked row of any table, because other requests need the connection. As in
+# DURABLY, the setting lasts for the statement's transaction, and the expression is always true.
+BRIEFLY = "set_config('lock_timeout', %(lock_timeout)s, true) IS NOT NULL"
+
+SAFELY = f"({DURABLY} AND {BRIEFLY})"
+
+# Whether somebody still waits for the claim, so that a claim that was delayed on its way is not
+# granted too late. Each answer has the database's time, so that the replica notices a wrong
+# `not_after`, and sends the claim again.
+IS_WANTED = "COALESCE(now() <= %(not_after)s::timestamptz, true)"
+
+# Whether a task is paused. A pause without an end lasts until an operator resumes the task.
+IS_PAUSED = "COALESCE(lock.paused_until > now(), lock.paused_at IS NOT NULL)"
+
+# Whether the due time falls into a pause, so that no run makes up for it. This is false for a due
+# time before the pause, because a run after the pause makes up for such a due time.
+DUE_IN_PAUSE = """COALESCE(lock.due_at >= lock.paused_at
+    AND (lock.paused_until IS NULL OR lock.due_at < lock.paused_until), false)"""
+
+
+def due_after(asked: Mapping[str, str], since: str) -> str:
+    """Return when the next run time is due; null if no run time follows or the next is unknown."""
+    following = f"{since} + {asked['next_in']} * interval '1 second'"
+    return f"CASE WHEN NOT {asked['is_last']} THEN {following} END"
+
+
+def asked_parameters(types: Mapping[str, str]) -> dict[str, str]:
+    """Return the values of a request as parameters of a statement."""
+    return {name: f"%({name})s::{type_}" for name, type_ in types.items()}
+
+
+def asked_columns(types: Mapping[str, str]) -> dict[str, str]:
+    """Return the values of a request as columns of ``asked``."""
+    return {name: f"asked.{name}" for name in types}
+
+
+def json_rows(types: Mapping[str, str]) -> str:
+    """Return the FROM item that has the batch's requests as rows, from :func:`many`'s parameter."""
+    columns = ", ".join(f"{name} {type_}" for name, type_ in types.items())
+    return f"json_to_recordset(%(many)s::json) AS request ({columns})"
+
+
+def many(requests: Iterable[Mapping[str, object]]) -> dict[str, str]:
+    """Return the parameter of a batch from the parameters of the single requests.
+
+    The parameter is one JSON document with an object for each request, because psycopg takes far
+    longer to send an array for each column. Characters are not escaped, because a database in
+    another encoding than UTF-8 may reject the escapes.
+    """
+    return {"many": json.dumps(list(requests), default=str, ensure_ascii=False)}
+
+
+# The columns of an inserted row.
+ROW_COLUMNS = """task_name, started_at, locked_until, run_until, window_start, window_until,
+                 locked_by, claim_id, token, deaths, handovers, handed_over, failover, runs,
+                 one_off, kind, schedule, due_at, is_last, overdue_at, overrun_at, schedule_since"""

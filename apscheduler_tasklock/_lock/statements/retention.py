@@ -1,0 +1,53 @@
+"""Retention: which rows are deleted, and how long they stay."""
+
+from __future__ import annotations
+
+from apscheduler_tasklock._lock.statements.conditions import (
+    BRIEFLY,
+)
+from apscheduler_tasklock._lock.statements.history import History
+
+# Limits how long rows of one-off jobs stay after their last run, and the time between two deletions
+# of such rows. In seconds.
+RETENTION = 7 * 24 * 3600.0
+PRUNE_INTERVAL = 3600.0
+# Limits how long the row of a replica stays after its last sign of life, in seconds.
+REPLICA_RETENTION = 3600.0
+
+
+def remove_replicas(replicas: str) -> str:
+    """Return the statement that deletes replicas without a sign of life for ``age`` seconds."""
+    return f"""
+        DELETE FROM {replicas}
+        WHERE seen_at < now() - %(age)s::float8 * interval '1 second' AND {BRIEFLY}
+    """
+
+
+def shorten_history(history: History) -> str:
+    """Return the statement that deletes the entries beyond the length of tasks' histories."""
+    return f"""
+        DELETE FROM {history.table}
+        WHERE task_name = ANY (%(names)s::text[]) AND ring <> 'actions'
+              AND slot >= {history.slots} AND {BRIEFLY}
+    """
+
+
+def prune(table: str, history: History | None = None) -> str:
+    """Return the statement that deletes old rows of one-off jobs, with their history."""
+    runs = ""
+    if history is not None:
+        runs = f""", runs AS (
+            DELETE FROM {history.table}
+            WHERE task_name IN (SELECT task_name FROM pruned) AND {BRIEFLY}
+        )"""
+    return f"""
+        WITH pruned AS (
+            DELETE FROM {table} WHERE task_name IN (
+                SELECT task_name FROM {table}
+                WHERE one_off AND GREATEST(finished_at, window_until, run_until)
+                                  < now() - %(age)s::float8 * interval '1 second'
+                LIMIT 1000 FOR UPDATE SKIP LOCKED
+            ) RETURNING task_name
+        ){runs}
+        SELECT task_name FROM pruned
+    """

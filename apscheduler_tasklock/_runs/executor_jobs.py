@@ -1,0 +1,434 @@
+"""The scheduler's jobs on one executor: their tasks, and the submissions of their runs."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta, timezone
+from math import inf
+from typing import Any
+from uuid import UUID
+
+from apscheduler.triggers.date import DateTrigger
+
+from apscheduler_tasklock._lock.protocol_messages import Registration, RunState
+from apscheduler_tasklock._runs.adapter import SchedulerAdapter, jobstore_of
+from apscheduler_tasklock._runs.job_functions import check_runs, function_reference
+from apscheduler_tasklock._runs.job_notices import JobNotices
+from apscheduler_tasklock._runs.misfires import SchedulerPass
+from apscheduler_tasklock._runs.standby import may_stand_in
+from apscheduler_tasklock._runs.submission import (
+    Gaps,
+    JobKey,
+    Submission,
+    new_claim_ids,
+)
+from apscheduler_tasklock._runs.task_names import canonical_schedule
+from apscheduler_tasklock._runs.tasks import ResolvedTask, Tasks
+from apscheduler_tasklock._runs.trigger_times import period_after
+from apscheduler_tasklock._values import logger_of
+from apscheduler_tasklock.errors import TaskLockError, TaskLockOptionError
+from apscheduler_tasklock.options import LONGEST_SECONDS, SHORT_LEASE
+
+logger = logger_of(__name__)
+
+# Limits the seconds until a registered next run time, so that PostgreSQL can store this time.
+LONGEST_WAIT = 50 * LONGEST_SECONDS
+
+
+@dataclass(frozen=True)
+class _Schedule:
+    """The schedule of a job.
+
+    :ivar trigger: the trigger
+    :ivar text: the trigger in canonical form
+    :ivar since: since when this replica has the schedule, in seconds since 1970 by the replica's
+        clock; ``None`` for a one-off job
+    :ivar gaps: the gaps between its run times
+    """
+
+    trigger: Any
+    text: str
+    since: float | None
+    gaps: Gaps = field(default_factory=Gaps)
+
+
+class ExecutorJobs:
+    """Finds the jobs of an executor, their tasks and options, and makes submissions of them.
+
+    :param scheduler: the scheduler of the jobs
+    :param tasks: finds the jobs' task names and options; ``None`` if every job runs on this
+        replica, without a lock
+    :param run_unlocked: whether jobs run without a lock if the database stays unavailable
+    :param logger_name: returns the name of the executor's logger
+    :param submit: submits a takeover, a manual run or a standby
+    :param notices: returns the object that logs jobs that are skipped here
+    :param clock: the wall clock, in seconds since 1970
+    """
+
+    def __init__(
+        self,
+        scheduler: SchedulerAdapter,
+        tasks: Tasks | None,
+        *,
+        run_unlocked: bool,
+        logger_name: Callable[[], str],
+        submit: Callable[[Submission, Callable[[], None]], None],
+        notices: Callable[[], JobNotices],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._scheduler = scheduler
+        self._tasks = tasks
+        self._run_unlocked = run_unlocked
+        self._logger_name = logger_name
+        self._submit = submit
+        self._clock = clock
+        self._schedules: dict[JobKey, _Schedule] = {}
+        self._notices = notices
+
+    def resolve(self, job: Any, jobstore: str) -> ResolvedTask:
+        """Return a job's task and its lock options.
+
+        :raises TaskLockOptionError: the options are impossible, or a call of the job's function
+            would not run the function's body
+        """
+        check_runs(job.func, f"job {job.id!r}", awaiting=self._scheduler.awaits_nothing)
+        if self._tasks is None:
+            return ResolvedTask(job.id, None)
+        return self._tasks.resolve(job, jobstore, self._scheduler.jobstores)
+
+    def submission(
+        self,
+        job: Any,
+        jobstore: str,
+        task: ResolvedTask,
+        run_times: Sequence[datetime],
+        scheduler_pass: SchedulerPass | None = None,
+    ) -> Submission:
+        """Return a submission of a job and its run times.
+
+        :param scheduler_pass: the pass of the scheduler in which the run times are submitted now;
+            ``None``: the submission gets no claim ids, so that only a copy made by
+            :meth:`Submission.anew` can be submitted
+        """
+        schedule = self._schedule((job.id, jobstore), job.trigger)
+        return Submission(
+            job=job,
+            jobstore=jobstore,
+            trigger=job.trigger,
+            run_times=tuple(run_times),
+            task_name=task.name,
+            options=task.options,
+            run_unlocked=self._run_unlocked,
+            logger_name=self._logger_name(),
+            runs=what_runs(job),
+            one_off=isinstance(job.trigger, DateTrigger),
+            schedule=schedule.text,
+            schedule_since=schedule.since,
+            gaps=schedule.gaps,
+            scheduler_pass=scheduler_pass,
+            claim_ids=new_claim_ids(run_times) if scheduler_pass else (),
+        )
+
+    def _schedule(self, key: JobKey, trigger: Any) -> _Schedule:
+        """Return a job's schedule, remembered because making one takes as long as a claim."""
+        known = self._schedules.get(key)
+        if known is not None and known.trigger is trigger:
+            return known
+        text = canonical_schedule(trigger)
+        if isinstance(trigger, DateTrigger):  # not remembered, because there may be many such jobs
+            return _Schedule(trigger, text, None)
+        is_same = known is not None and known.text == text
+        since = known.since if known is not None and is_same else self._clock()
+        self._schedules[key] = _Schedule(trigger, text, since)
+        return self._schedules[key]
+
+    def forget(self, key: JobKey) -> None:
+        """Forget the schedule of a job that was removed."""
+        self._schedules.pop(key, None)
+
+    def lease(self, job: Any, jobstore: str, task: ResolvedTask) -> float | None:
+        """Return the lease of a job with failover, within which dead runs of the job are found.
+
+        ``None`` if the job has no failover, or no lease.
+        """
+        submission = self._next(job, jobstore, task)
+        if not submission.failover or submission.options is None:
+            return None
+        _, max_lock = submission.lock_times(submission.period(submission.run_times[0]))
+        return submission.options.lease_within(max_lock)
+
+    def _next(self, job: Any, jobstore: str, task: ResolvedTask) -> Submission:
+        run_time = job.next_run_time or self._now()  # a paused job has no next run time
+        return self.submission(job, jobstore, task, [run_time])
+
+    def _now(self) -> datetime:
+        return datetime.fromtimestamp(self._clock(), timezone.utc)
+
+    def list_tasks(self) -> Iterator[tuple[str, JobKey, float | None]]:
+        """Yield the tasks, keys and leases of the jobs in job stores that replicas do not share.
+
+        Reads these job stores.
+
+        :raises Exception: whatever a job store raises. It is raised after the jobs of the other
+            stores were yielded.
+        """
+        failed: Exception | None = None
+        for alias in list(self._scheduler.jobstores):
+            if self._scheduler.is_shared(alias):
+                continue  # because the registrar lists the store's tasks, without calling triggers
+            try:
+                jobs = self._scheduler.jobs_of(alias)
+            except Exception as error:  # noqa: BLE001  # raised at the end
+                failed = failed or error
+                continue
+            yield from self._tasks_of(jobs)
+        if failed is not None:
+            raise failed
+
+    def _tasks_of(self, jobs: Sequence[Any]) -> Iterator[tuple[str, JobKey, float | None]]:
+        for job in jobs:
+            jobstore = jobstore_of(job)
+            try:
+                task = self.resolve(job, jobstore)
+                lease = None if task.options is None else self.lease(job, jobstore, task)
+            except TaskLockError:  # logged when the job was added, and when it is submitted
+                continue
+            except Exception:  # logged, so that the other jobs are listed
+                logger.exception(
+                    "Job %r: its task could not be found, so that its dead runs are not checked "
+                    "before its next run time",
+                    job.id,
+                )
+                continue
+            if task.options is not None:
+                yield task.name, (job.id, jobstore), lease
+
+    def submission_for(self, key: JobKey, dead: RunState) -> Submission | None:
+        """Return the takeover of a dead run by a job.
+
+        ``None`` if the job is gone, is paused, or does not run the same function as the dead run.
+        """
+        found = self._find(key, dead.task_name, dead.runs)
+        if found is None:
+            return None
+        job, task = found
+        # A manual run has no window. So the window in the row belongs to another run, and the run
+        # time of the takeover is now.
+        run_time = self._now() if dead.manual else dead.window_start
+        run_time = run_time.astimezone(self._scheduler.timezone)
+        submission = self.submission(job, key[1], task, [run_time])
+        return submission.for_dead_run(dead, is_stored=self._scheduler.is_shared(key[1]))
+
+    def requested(self, key: JobKey, task_name: str, request_id: UUID) -> Submission | None:
+        """Return a manual run of a job; ``None`` if the job is gone or cannot run here.
+
+        A paused job can have manual runs.
+        """
+        job = self._scheduler.job(*key)
+        if job is None or not self._can_run(job):
+            return None
+        task = self._resolved(job, key[1])
+        if task is None or task.name != task_name:
+            return None
+        now = self._now().astimezone(self._scheduler.timezone)
+        submission = self.submission(job, key[1], task, [now])
+        return replace(submission, request_id=request_id, exempt_from_misfire=True)
+
+    def standby_for(
+        self, key: JobKey, state: RunState, due_at: datetime, late_by: float
+    ) -> Submission | None:
+        """Return a standby run of a job; ``None`` if the job may not have one, see ``standby.py``.
+
+        :param due_at: the run time that another replica has missed
+        :param late_by: seconds since that run time
+        """
+        if self._scheduler.is_shared(key[1]):
+            return None  # because every replica reads a stored job when it is due
+        found = self._find(key, state.task_name, state.runs)
+        if found is None:
+            return None
+        job, task = found
+        zone = self._scheduler.timezone
+        submission = self.submission(job, key[1], task, [due_at.astimezone(zone)])
+        now = self._now()
+        if not may_stand_in(job, submission.schedule, state, late_by, now):
+            return None
+        # The run time is the due time by this replica's clock, because APScheduler's own run times
+        # are times of this clock, too.
+        local = now - timedelta(seconds=late_by)
+        return replace(
+            submission,
+            run_times=(local.astimezone(zone),),
+            exempt_from_misfire=True,
+            is_standby=True,
+        )
+
+    def has_next_run(self, key: JobKey) -> bool:
+        """Return whether a job exists, is a recurring job, and is not paused."""
+        job = self._scheduler.job(*key)
+        if job is None or isinstance(job.trigger, DateTrigger):
+            return False
+        return job.next_run_time is not None
+
+    def registration(self, key: JobKey) -> Registration | None:
+        """Return the registration of a job's task.
+
+        ``None`` for a one-off job, and for a job without a lock or with impossible options. Also
+        for a job whose function is missing here, because the decorator of that function may set the
+        task's name.
+
+        :raises Exception: whatever the trigger of a stored job raises
+        """
+        job = self._scheduler.job(*key)
+        if not getattr(job, "has_function", True):
+            return None
+        task = None if job is None else self._resolved(job, key[1])
+        if job is None or task is None or isinstance(job.trigger, DateTrigger):
+            return None
+        submission = self._next(job, key[1], task)
+        [run_time] = submission.run_times
+        least_gap = 0.0
+        if self._scheduler.is_shared(key[1]):  # a stored job has no windows, and so no least gap
+            period = self._stored_period(submission, run_time)
+        else:
+            period = submission.period(run_time)
+            least_gap = submission.least_gap(run_time, period)
+        next_in = None
+        if job.next_run_time is not None:
+            next_in = min(job.next_run_time.timestamp() - self._clock(), LONGEST_WAIT)
+        return Registration(
+            task.name,
+            submission.schedule or "",
+            next_in,
+            submission.grace(period),
+            least_gap,
+            submission.runs,
+            period=period,
+        )
+
+    def _stored_period(self, submission: Submission, run_time: datetime) -> float | None:
+        """Return the period of a stored job; ``None``: the job's option ``period`` is used.
+
+        :raises Exception: whatever the job's trigger raises, if the options have no period. The job
+            is then not registered.
+        """
+        try:
+            return period_after(submission.trigger, run_time)
+        except Exception:
+            if submission.options is None or submission.options.period is None:
+                raise
+            return None
+
+    def _resolved(self, job: Any, jobstore: str) -> ResolvedTask | None:
+        """Return a job's task; ``None`` if the job has no lock, or its options are impossible."""
+        try:
+            task = self.resolve(job, jobstore)
+        except TaskLockOptionError:  # logged when the job was added or changed
+            return None
+        return None if task.options is None else task
+
+    def renewed(self, submission: Submission) -> Submission | None:
+        """Return a submission of the same run times, with the job as it is now.
+
+        ``None`` if the job was paused, removed or rescheduled meanwhile. If no run time follows,
+        the scheduler has dropped the job, so the same submission is returned.
+        """
+        if submission.is_last:
+            return submission
+        found = self._find(submission.key, submission.task_name, submission.runs)
+        if found is None:
+            return None
+        job, task = found
+        renewed = self.submission(job, submission.jobstore, task, submission.run_times)
+        return renewed if renewed.schedule == submission.schedule else None
+
+    def submit(self, submission: Submission, not_now: Callable[[], None]) -> None:
+        """Submit a run in the thread in which the scheduler submits jobs.
+
+        :param not_now: called if the run could not be submitted
+        """
+        self._submit(submission, not_now)
+
+    def _find(self, key: JobKey, task_name: str, runs: str) -> tuple[Any, ResolvedTask] | None:
+        """Return a job as it is now, and its task.
+
+        ``None`` if the job is gone or paused, cannot run here, or does not have this task or this
+        function any more. A stored job whose last run time was claimed is found until that run is
+        over.
+
+        :param runs: the function, in the form that ``what_runs`` returns
+        """
+        job = self._scheduler.job(*key) or self._scheduler.ended_job(*key)
+        if job is None or (job.next_run_time is None and not getattr(job, "has_ended", False)):
+            return None
+        if not self._can_run(job):
+            return None
+        task = self._resolved(job, key[1])
+        if task is None or task.name != task_name or what_runs(job) != runs:
+            return None
+        return job, task
+
+    def _can_run(self, job: Any) -> bool:
+        """Return whether a job's function is available here; log a job whose function is not."""
+        if getattr(job, "has_function", True):
+            return True
+        reference = function_reference(job)
+        self._notices().log(  # once for each function
+            reference,
+            logger,
+            logging.WARNING,
+            "Job %r: its dead or manual run is left to other replicas, because its function %r is "
+            "not available here",
+            job.id,
+            reference,
+        )
+        return False
+
+    def log_limited_settings(self, job: Any, jobstore: str, task: ResolvedTask) -> None:
+        """Log the settings of a job that have less effect under its lock."""
+        assert task.options is not None
+        if job.max_instances > 1:
+            logger.info(
+                "Job %r: its max_instances=%d has less effect: as long as its task lock is held, "
+                "one run goes on at a time, on all replicas together",
+                job.id,
+                job.max_instances,
+            )
+        lease = task.options.lease
+        if lease is None or lease == inf:
+            return
+        if lease < SHORT_LEASE:
+            logger.warning(
+                "Job %r: its lease of %g s is below %g s, so a short stall of the database or of "
+                "this process can make a run lose its lock",
+                job.id,
+                lease,
+                SHORT_LEASE,
+            )
+        submission = self._next(job, jobstore, task)
+        _, max_lock = submission.lock_times(submission.period(submission.run_times[0]))
+        if lease > max_lock:
+            logger.warning(
+                "Job %r: its lease of %g s is above its maximum lock of %g s, so its claims end "
+                "with the maximum lock and are not renewed",
+                job.id,
+                lease,
+                max_lock,
+            )
+
+    def unknown_ids(self) -> set[str]:
+        """Return the ids in the option ``jobs`` for which this executor has no job."""
+        if self._tasks is None or not self._tasks.job_ids:
+            return set()  # so that the job stores are not read for nothing
+        return self._tasks.job_ids - {job.id for job in self._scheduler.jobs()}
+
+
+def what_runs(job: Any) -> str:
+    """Return a job's function, and for a one-off job its date; see ``ClaimRequest.runs``."""
+    reference = function_reference(job)
+    if isinstance(job.trigger, DateTrigger):
+        return f"{reference} at {job.trigger.run_date.astimezone(timezone.utc).isoformat()}"
+    return reference

@@ -1,0 +1,888 @@
+"""The runs of an executor: each is claimed when a worker is free, and given to that worker.
+
+The queue decides, and this module carries out the decisions. The module claims runs, and gives
+granted runs to the wrapped executor, whose own ``run_job`` runs each run once. A run ends in two
+steps. When the job's function ends, the release is sent to the database's thread. When the wrapped
+executor has reported the run, the run's worker is free.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import BrokenExecutor, CancelledError, Future
+from contextvars import Context, copy_context
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from functools import partial
+from itertools import pairwise
+from math import inf
+from typing import Any
+
+from apscheduler.events import EVENT_JOB_ERROR
+
+from apscheduler_tasklock._application import ApplicationThread, call_application
+from apscheduler_tasklock._database.retries import jittered
+from apscheduler_tasklock._lock.claim_attempts import AnyAttempt
+from apscheduler_tasklock._lock.client import LockClient
+from apscheduler_tasklock._lock.limited_claims import Claimed, NotNow
+from apscheduler_tasklock._lock.protocol_messages import Refusal
+from apscheduler_tasklock._lock.releases import ReleaseTicket
+from apscheduler_tasklock._runs.adapter import (
+    RunId,
+    call_as_scheduler,
+    event_loop_of,
+    give,
+    interpreter_is_ending,
+    is_of_apscheduler,
+    never_awaited,
+    runs_inside_submit_job,
+    worker_count,
+)
+from apscheduler_tasklock._runs.given_job import GivenJob, RunTimes
+from apscheduler_tasklock._runs.job_functions import events_of_what_ran, why_never_run
+from apscheduler_tasklock._runs.jobs_thread import JobsThread, Line
+from apscheduler_tasklock._runs.kept_runs import InTheWay, KeptRuns, Outlook
+from apscheduler_tasklock._runs.misfires import ALWAYS_MISSED
+from apscheduler_tasklock._runs.queue import Ask, Full, Inputs, RunQueue
+from apscheduler_tasklock._runs.reports import Notifier
+from apscheduler_tasklock._runs.run import Kind, Run, State, Token, Verdict
+from apscheduler_tasklock._runs.run_attempt import RunAttempt, may_be_cancelled
+from apscheduler_tasklock._runs.submission import FAILED, DueRun, Submission, new_claim_ids
+from apscheduler_tasklock._runs.trigger_times import is_stock
+from apscheduler_tasklock._values import logger_of
+from apscheduler_tasklock.errors import (
+    TaskLockError,
+    TaskLockOptionError,
+    TaskLockSchemaError,
+)
+
+logger = logger_of(__name__)
+
+# Limits the wait of a given run for its begin, as a share of its maximum lock. The rest is left for
+# the hand-over.
+WAITS_AT_MOST = 0.9
+# The interval, in seconds, at which a thread that waits inside `submit_job` for a decision of the
+# jobs' thread checks that the jobs' thread is alive.
+CHECK_INTERVAL = 1.0
+# Limits the seconds that `submit_job` of an executor that is not APScheduler's may take in the
+# jobs' thread, which can decide nothing else meanwhile. After a slower call, the thread `GIVER`
+# makes all further calls.
+LONGEST_GIVE = 1.0
+GIVER = "tasklock-giving"
+# Limits how many jobs are named in the log line that all workers are busy.
+MOST_NAMED = 5
+# Errors with which an executor reports a run that may not have begun. Such a run is not released as
+# failed, so that another replica can run its window.
+NOT_BEGUN = (asyncio.CancelledError, CancelledError, BrokenExecutor)
+
+
+@dataclass(frozen=True)
+class Owner:
+    """The parts of a ``TaskLockExecutor`` that its runs use.
+
+    :ivar coroutines: the coroutines that run under a lock
+    :ivar wrap_function: returns the callable that is called in place of a job's function
+    :ivar note_begun: called in a worker that has begun a run of a submission
+    :ivar kept: the kept runs
+    :ivar note_unfinished: gets a submission of the run time that was refused while the task's last
+        run was unfinished, and whether that last run may be over or dead by now
+    :ivar wake_look: brings the next look forward, so that kept runs are decided on
+    :ivar note_kept: called when the runs of a submission are kept
+    :ivar note_given: called when a run of a submission is given to the wrapped executor
+    :ivar renewed: returns a submission with the job as it is now; ``None``: the job is not to run
+    :ivar note_over: called when a submission is over
+    :ivar note_worker_died: called when a worker process has died, and its run's lease was ended
+    :ivar dispatch: gives an event to listeners
+    :ivar log_not_submitted: logs that the wrapped executor did not take a job, and why
+    :ivar report_failed: reports a run time that could not be claimed, because the job's trigger
+        raised an error
+    :ivar report_submitted: reports a stored job as submitted, when its run begins
+    :ivar report_missed: reports a stored job's missed run time
+    """
+
+    coroutines: set[RunAttempt]
+    wrap_function: Callable[[Callable[..., Any]], Callable[..., Any]]
+    note_begun: Callable[[Submission], object]
+    kept: KeptRuns
+    note_unfinished: Callable[[Submission, bool], object]
+    wake_look: Callable[[], object]
+    note_kept: Callable[[Submission], object]
+    note_given: Callable[[Submission], object]
+    renewed: Callable[[Submission], Submission | None]
+    note_over: Callable[[Submission], object]
+    note_worker_died: Callable[[], object]
+    dispatch: Callable[[Any], object]
+    log_not_submitted: Callable[[Any, BaseException], object]
+    report_failed: Callable[[Submission, datetime, Exception], object]
+    report_submitted: Callable[[Submission], object]
+    report_missed: Callable[[Submission], object]
+
+
+@dataclass(eq=False)
+class _Work:
+    """The data of a run that the queue does not use: ``Run.what``.
+
+    :ivar submission: the submission of the run
+    :ivar attempt: claims and releases the run, and reports it
+    :ivar locks: the replica's client, which sends the claim
+    :ivar context: the context variables of the thread that submitted the run
+    :ivar line: the queue of the run
+    :ivar claim: the claim; ``None``: no claim was made yet
+    :ivar kept_because: the refusal because of which this run, or an earlier run of its backlog, is
+        kept
+    :ivar failure: the error that the job's trigger raised, so that no claim could be made
+    :ivar is_decided: set when the run is to be given, is kept, or is over. A thread inside
+        ``submit_job`` waits for that.
+    :ivar is_to_be_given: whether the run is to be given to the wrapped executor
+    :ivar begins_until: when the run is handed over if it has not begun; on the monotonic clock
+    :ivar give_once: the right to give the run to the wrapped executor. A thread inside
+        ``submit_job`` or the application's thread takes it.
+    :ivar goes_on: whether the job is run; ``False``: the run was withdrawn, or its lock was lost
+        before the job began; ``None``: no worker has begun the run
+    :ivar took: seconds that the job took
+    :ivar release: the run's release
+    :ivar was_awaited: whether the job's coroutine has begun. An executor may never await a
+        coroutine.
+    :ivar is_cancelled: whether the coroutine was cancelled from outside, or may have been
+    :ivar is_reported: whether the wrapped executor has reported the run
+    :ivar giving: further data of a run that was given to a pool of processes
+    """
+
+    submission: Submission
+    attempt: RunAttempt
+    locks: LockClient
+    context: Context
+    line: Line
+    claim: AnyAttempt | None = None
+    kept_because: Refusal | None = None
+    failure: Exception | None = None
+    is_decided: threading.Event = field(default_factory=threading.Event)
+    is_to_be_given: bool = False
+    begins_until: float = inf
+    give_once: Token = field(default_factory=Token)
+    goes_on: bool | None = None
+    took: float = 0.0
+    release: ReleaseTicket | None = None
+    was_awaited: bool = False
+    is_cancelled: bool = False
+    is_reported: bool = False
+    giving: Any = None
+
+
+class ExecutorRuns:
+    """The runs of one executor, from their submission until their workers are free.
+
+    :param inner: the wrapped executor
+    :param owner: what these runs use of the ``TaskLockExecutor``
+    """
+
+    def __init__(self, inner: Any, owner: Owner) -> None:
+        self._inner = inner
+        self._owner = owner
+        self._is_closed = False
+        self._is_inline = runs_inside_submit_job(inner)
+        # Whether the executor is APScheduler's own. Any other executor may begin a run in a child
+        # process that it forks, and the parent process does not notice that the run has begun.
+        self._is_known = is_of_apscheduler(inner)
+        self._thread = JobsThread()
+        # Two queues, because functions need a worker each, and coroutines need none.
+        self._functions = self._thread.add(RunQueue(jittered), partial(worker_count, inner), self)
+        self._coroutines = self._thread.add(RunQueue(jittered), _without_limit, self)
+        # Gives runs to an executor that was slower than `LONGEST_GIVE`.
+        self._giver: ApplicationThread | None = None
+        # The runs that were given to the wrapped executor, or are about to be given.
+        self._given: dict[Run, None] = {}
+        self._may_be_late = False  # whether a given run that has not begun may begin too late
+        # Tasks and tokens of runs that have ended on this replica, until their releases arrive.
+        self._being_released: set[tuple[str, int]] = set()
+        # The id of the process that a job has forked from its worker. No run begins in that
+        # process.
+        self._copied_in: int | None = None
+
+    @property
+    def is_live(self) -> bool:
+        """Whether the jobs' thread goes on. Does not wait."""
+        return self._thread.is_live
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether the interpreter has begun to end, so that no run begins any more."""
+        return interpreter_is_ending()
+
+    @property
+    def room(self) -> float:
+        """How many more runs can get a worker now; ``inf`` if coroutines run on an event loop."""
+        has_loop = event_loop_of(self._inner) is not None
+        return inf if has_loop else self._functions.room
+
+    def call_if_there_is_room(self, has_room: Callable[[], object]) -> None:
+        """Call a function whenever the room has become larger. The function must not wait."""
+        self._functions.has_room = has_room
+
+    # ---- in the thread in which the scheduler submits jobs ---------------------------------------
+
+    def submit(self, submission: Submission, locks: LockClient, notifier: Notifier) -> None:
+        """Put the runs of a submission at the end of the queue.
+
+        If the wrapped executor runs jobs inside ``submit_job``, the runs are over on return.
+
+        :raises RuntimeError: the scheduler is shut down, the interpreter ends, or no thread can be
+            started
+        """
+        if self._is_closed or interpreter_is_ending():
+            raise RuntimeError("no job is begun any more: the scheduler or the interpreter ends")
+        context = copy_context()
+        line = self._coroutines if submission.awaited else self._functions
+        runs = [
+            _run_of(submission, _Work(submission, attempt, locks, context.copy(), line))
+            for attempt in _attempts(submission, locks, notifier)
+        ]
+        for run, following in pairwise(runs):
+            run.following = following
+        self._thread.start()
+        if submission.options is not None and not is_stock(submission.trigger):
+            # A custom trigger is the application's code, so it is called here, in the thread where
+            # the scheduler calls it, and not in the jobs' thread.
+            for run in runs:
+                run.what.failure = _why_not_claimed(run.what)
+        self._come(runs[0])
+        if self._is_inline:
+            self._run_inline(runs[0])
+
+    def _come(self, run: Run) -> None:
+        run.what.line.post(lambda inputs: inputs.came.append(run))
+
+    def _run_inline(self, first: Run) -> None:
+        """Wait for the decision on each run of a submission, and give granted runs in this thread.
+
+        The ``submit_job`` of the wrapped executor runs the job before it returns.
+        """
+        for run in first.backlog:
+            work: _Work = run.what
+            try:
+                while not work.is_decided.wait(CHECK_INTERVAL):
+                    if not self._thread.is_live:
+                        self._abandon_wait(run)
+                        return
+                if work.kept_because is not None:
+                    return
+                if work.is_to_be_given:
+                    self._give_once(run)
+            except BaseException:  # for example a Ctrl-C, which the application may catch
+                self._abandon_wait(run)
+                raise
+
+    def _abandon_wait(self, first: Run) -> None:
+        """Let the application's thread give the runs of a submission, instead of this thread."""
+        for run in first.backlog:
+            run.what.is_decided.set()
+            if run.what.is_to_be_given:
+                call_application(partial(self._give_once, run))
+
+    def _give_once(self, run: Run) -> None:
+        if run.what.give_once.take():
+            self._give_to_inner(run)
+
+    def stop(self, seconds: float, *, closes: bool = False) -> None:
+        """Let no run begin any more, and withdraw the runs that have not begun.
+
+        :param seconds: limits the wait until the runs are withdrawn
+        :param closes: whether :meth:`submit` rejects further submissions
+        """
+        self._is_closed = closes
+        for line in (self._functions, self._coroutines):
+            line.post(partial(self._withdraw_given, line))
+        self._thread.stop(seconds)
+
+    # ---- in the jobs' thread ---------------------------------------------------------------------
+
+    def ask(self, ask: Ask) -> None:
+        """Ask the database for the claims of runs."""
+        first: _Work = ask.runs[0].what
+        locks, line = first.locks, first.line
+        together = ask.runs[0].kind in (Kind.SCHEDULE, Kind.STANDBY, Kind.STORED)
+        most = len(ask.runs) if together or ask.most is None else ask.most
+        asked: dict[AnyAttempt, Run] = {}
+        answers: list[tuple[Run, Claimed | Exception]] = []
+        for run in ask.runs:
+            if run.what.locks is not locks or len(asked) == most:
+                answers.append((run, NotNow.BEYOND))
+                continue
+            due = run.what.submission.due
+            if due is not None and not due.reader.is_wanted(due):
+                self._skip(run)
+                continue
+            claim = _claim_of(run.what)
+            if isinstance(claim, Exception):
+                answers.append((run, claim))
+            else:
+                asked[claim] = run
+
+        def note(decided: Sequence[tuple[AnyAttempt, Claimed]]) -> None:
+            self._answer(line, [(asked[attempt], claimed) for attempt, claimed in decided])
+
+        self._answer(line, answers)
+        if asked and together:
+            locks.begin_claims(list(asked), ask.most, note)  # type: ignore[arg-type]  # of one kind
+            return
+        for attempt in asked:
+            locks.begin_lone_claim(attempt, note)
+
+    def _skip(self, run: Run) -> None:
+        """Skip the run of a stored job, because its job store does not want it claimed any more."""
+        work: _Work = run.what
+        if work.claim is not None:
+            work.locks.withdraw(work.claim)
+        work.line.post(lambda inputs: inputs.answers.append((run, Verdict.REFUSED)))
+
+    def _answer(self, line: Line, answers: Sequence[tuple[Run, Claimed | Exception]]) -> None:
+        def take_in(inputs: Inputs) -> None:
+            for run, claimed in answers:
+                due = run.what.submission.due
+                if due is not None and isinstance(claimed, TaskLockSchemaError):
+                    due.rejected = claimed
+                inputs.answers.append((run, self._verdict(run, claimed)))
+
+        line.post(take_in)
+
+    def _verdict(self, run: Run, claimed: Claimed | Exception) -> Verdict:
+        """Note the outcome of a run's claim, and return the verdict for the queue."""
+        work: _Work = run.what
+        if isinstance(claimed, NotNow):
+            return Verdict.BEYOND if claimed is NotNow.BEYOND else Verdict.LOCKED
+        if isinstance(claimed, Exception) and not isinstance(claimed, TaskLockError):
+            self._owner.report_failed(work.submission, work.attempt.run_time, claimed)
+            return Verdict.FAILED
+        wanted_at = None if work.claim is None else work.claim.wanted_at
+        try:
+            may_run = work.attempt.take_in(claimed, wanted_at or time.monotonic())
+        except Exception:
+            logger.exception("The task lock's jobs thread failed, and goes on")
+            may_run = False
+        if may_run:
+            return Verdict.UNLOCKED if work.attempt.held is None else Verdict.GRANTED
+        if work.attempt.held is not None:
+            self._hand_over(work)
+        refusal = work.attempt.refusal
+        verdict = Verdict.FAILED if isinstance(claimed, TaskLockError) else Verdict.REFUSED
+        if refusal is not None and refusal.blocked:
+            verdict = self._keep(run, refusal)
+        if refusal is not None and refusal.unfinished:
+            submission = replace(work.submission, run_times=(work.attempt.run_time,), claim_ids=())
+            # The last run may be dead. Or it is a run of this replica, which may have ended while
+            # the claim was on its way.
+            may_be_over = refusal.waits or refusal.holder == work.locks.replica_id
+            # Called in the application's thread, because `note_unfinished` calls the job's trigger.
+            call_application(partial(self._owner.note_unfinished, submission, may_be_over))
+        return verdict
+
+    def _keep(self, run: Run, refusal: Refusal) -> Verdict:
+        """Keep a run, and its backlog, until the run in its way is over.
+
+        :param refusal: names the run in the way
+        :return: ``KEPT``, or ``REFUSED`` if later runs of the job are kept instead
+        """
+        work: _Work = run.what
+        kept = self._owner.kept
+        left_out = kept.take_for(run, coalesce=work.submission.job.coalesce)
+        for other in left_out:
+            if other is not run:
+                self._post_outlook(other, Outlook.DROPPED)
+        if run in left_out:
+            work.kept_because = refusal  # so that `end_refused` reports this refusal
+            return Verdict.REFUSED
+        for each in run.backlog:
+            each.what.kept_because = refusal
+            each.what.is_decided.set()
+        work.claim = None
+        self._owner.note_kept(work.submission)
+        # The run in the way may have ended on this replica, although its release has not arrived.
+        is_over = (run.task_name, refusal.token) in self._being_released
+        in_the_way = InTheWay(refusal.token, refusal.came_first and not is_over)
+        kept.add(run, in_the_way, partial(self._decide_kept, run, in_the_way))
+        return Verdict.KEPT
+
+    def _decide_kept(self, run: Run, in_the_way: InTheWay, outlook: Outlook, as_of: float) -> None:
+        """Let a kept run be claimed again, with its job as the job is now, or drop the run.
+
+        Called in the application's thread, because this method calls the job's store and trigger.
+        If the store or the trigger raises, the run stays kept, and the next look decides.
+        """
+        again = list(run.backlog)[outlook is Outlook.REFUSED :]
+        try:
+            if outlook is not Outlook.WAITS and again and not self._renew(again):
+                outlook = Outlook.DROPPED
+        except BaseException:
+            decide = partial(self._decide_kept, run, in_the_way)
+            self._owner.kept.add(run, in_the_way, decide)
+            raise
+        self._post_outlook(run, outlook, as_of)
+
+    def _renew(self, runs: Sequence[Run]) -> bool:
+        """Prepare kept runs of one submission for new claims, with their job as the job is now.
+
+        :return: whether the job is still to run
+        """
+        was: Submission = runs[0].what.submission
+        run_times = tuple(run.what.attempt.run_time for run in runs)
+        renewed = self._owner.renewed(replace(was, run_times=run_times))
+        if renewed is None:
+            return False
+        renewed = replace(renewed, claim_ids=new_claim_ids(run_times), is_standby=was.is_standby)
+        for run, claim_id in zip(runs, renewed.claim_ids, strict=True):
+            work: _Work = run.what
+            work.submission, work.kept_because = renewed, None
+            work.attempt = work.attempt.again(renewed, claim_id)
+            work.failure = _why_not_claimed(work)
+        return True
+
+    @staticmethod
+    def _post_outlook(run: Run, outlook: Outlook, as_of: float = 0.0) -> None:
+        run.what.line.post(lambda inputs: inputs.kept.append((run, outlook, as_of)))
+
+    def give(self, run: Run) -> None:
+        """Give a run to the wrapped executor."""
+        work: _Work = run.what
+        self._given[run] = None
+        if work.attempt.held is not None and self._is_known:
+            left = work.attempt.held.seconds_left * WAITS_AT_MOST
+            work.begins_until = time.monotonic() + left
+            self._may_be_late = True
+        self._owner.note_given(work.submission)
+        if run.is_missed:
+            work.attempt.report_missed()
+            if work.submission.due is not None:
+                self._move_on(run, work.submission.due)
+                return
+        self._begin_to_give(run)
+
+    def _begin_to_give(self, run: Run) -> None:
+        work: _Work = run.what
+        if self._is_inline:
+            work.is_to_be_given = True
+            if work.is_decided.is_set():  # so no thread waits inside `submit_job` to give this run
+                call_application(partial(self._give_once, run))
+            work.is_decided.set()
+            return
+        if self._giver is not None:
+            self._giver.call(partial(self._give_to_inner, run))
+            return
+        began_at = time.monotonic()
+        try:
+            call_as_scheduler(self._inner, partial(self._give_to_inner, run))
+        except RuntimeError as error:  # the scheduler's event loop is closed
+            if run.token.take():
+                self._not_given(run, error)
+        took = time.monotonic() - began_at
+        if took > LONGEST_GIVE and not self._is_known:
+            self._giver = ApplicationThread(GIVER)
+            logger.warning(
+                "The executor %s needed %.1f sec to accept a job. From now on a thread of its own "
+                "gives it jobs, one after the other",
+                type(self._inner).__name__,
+                took,
+            )
+
+    def _give_to_inner(self, run: Run) -> None:
+        if run not in self._given:
+            return  # because the run was withdrawn before the event loop called this method
+        work: _Work = run.what
+        try:
+            work.context.run(give, self._inner, *self._for_inner(run))
+        except BaseException as error:  # noqa: BLE001  # whatever the wrapped executor raises
+            # The pool may have queued the run before the error, and a worker may have begun it.
+            # Then the token is taken, and the run goes on.
+            if run.token.take():
+                self._not_given(run, error)
+            return
+        if not self._is_known:
+            work.line.post(lambda inputs: inputs.begun.append(run))
+            self._owner.note_begun(work.submission)
+
+    def _for_inner(self, run: Run) -> tuple[GivenJob, RunTimes]:
+        """Return the job and the run times that the wrapped executor gets."""
+        work: _Work = run.what
+        job = GivenJob(
+            work.submission,
+            RunId(work.submission.job.id, run),
+            partial(self._run_coroutine, work)
+            if work.submission.awaited
+            else partial(self._run, run),
+            ALWAYS_MISSED if run.is_missed else None,
+        )
+        return job, RunTimes(work.attempt.run_time, partial(self._begin, run))
+
+    def _not_given(self, run: Run, error: BaseException) -> None:
+        work: _Work = run.what
+        if self._given.pop(run, self) is self:
+            return
+        self._hand_over(work)
+        is_closing = work.locks.closed or interpreter_is_ending()
+        if is_closing and isinstance(error, RuntimeError):
+            work.attempt.report_not_begun()
+        else:
+            call_application(partial(self._owner.log_not_submitted, work.submission.job, error))
+        work.line.post(lambda inputs: inputs.failed.append(run))
+        self._note_over(run)
+
+    def _move_on(self, run: Run, due: DueRun) -> None:
+        """Move a stored job on to its next run time, and then report the run as missed."""
+        work: _Work = run.what
+        asked = work.locks.begin_move_on({due.move: run.task_name})
+        asked.future.add_done_callback(
+            lambda future: work.line.post(partial(self._take_moved, run, future))
+        )
+
+    def _take_moved(self, run: Run, future: Future[set[str]], inputs: Inputs) -> None:
+        try:
+            if future.result():
+                call_application(partial(self._owner.report_missed, run.what.submission))
+        except BaseException as error:  # noqa: BLE001  # whatever the database's thread sets
+            # Logged at DEBUG, because the job is still due, so that its store reads it again.
+            logger.debug("Task %r: not moved on: %s", run.task_name, error)
+        if self._given.pop(run, self) is None:
+            inputs.freed.append((run, 0.0))
+            self._note_over(run)
+
+    def end_refused(self, run: Run, verdict: Verdict) -> None:
+        """End a run that was refused, or could not be claimed."""
+        work: _Work = run.what
+        due = work.submission.due
+        if due is not None and verdict is Verdict.FAILED:
+            due.refused = FAILED
+        if work.kept_because is not None:
+            work.attempt.report_refused(work.kept_because)
+        self._note_over(run)
+
+    def withdraw(self, run: Run) -> None:
+        """End a run that has not begun, and hand over its window if it was granted."""
+        work: _Work = run.what
+        if work.attempt.held is not None:
+            work.attempt.report_not_begun()
+            self._hand_over(work)
+        elif work.kept_because is not None:
+            work.attempt.report_refused(work.kept_because)
+        else:
+            work.attempt.report_not_claimed()
+            if work.claim is not None:
+                work.locks.withdraw(work.claim)
+        self._note_over(run)
+
+    def look(self) -> float:
+        """Hand over the runs that do not begin before their maximum lock ends.
+
+        Such a run waits in a blocked event loop, or in a pool behind other work. Its worker counts
+        as busy until the executor reports the run. Runs of an executor that is not APScheduler's
+        are left out, as in :meth:`_withdraw_given`.
+
+        :return: seconds after which to check again; ``inf``: no check is needed
+        """
+        if not self._may_be_late:
+            return inf
+        now, look_at = time.monotonic(), inf
+        for run in list(self._given):
+            work: _Work = run.what
+            if run.state is State.BEGUN:
+                continue
+            if now < work.begins_until:
+                look_at = min(look_at, work.begins_until)
+            elif run.token.take():
+                self._report_release(work, work.attempt.begin_hand_over_late())
+        self._may_be_late = look_at < inf
+        return look_at - now
+
+    def wake_look(self) -> None:
+        """Bring the next look forward, so that kept runs are decided on."""
+        self._owner.wake_look()
+
+    def report_full(self, full: Full) -> None:
+        """Log that all workers have been busy for long."""
+        now = time.monotonic()
+        busy = sorted(
+            (
+                run
+                for run in list(self._given)
+                if run.state is State.BEGUN and not run.what.submission.awaited
+            ),
+            key=_begun,
+        )
+        named = [
+            f"{run.what.submission.job.id!r} ({now - run.began_at:.0f} s)"
+            for run in busy[:MOST_NAMED]
+        ]
+        named += [f"{len(busy) - MOST_NAMED} more"] * (len(busy) > MOST_NAMED)
+        logger.warning(
+            "All %d workers of the %s are busy, and %d run times wait, the first for %.0f sec. The "
+            "workers run: %s. More workers (max_workers) or shorter jobs would help",
+            full.workers,
+            type(self._inner).__name__,
+            full.waiting,
+            full.longest,
+            ", ".join(named) or "nothing of this scheduler",
+        )
+
+    def _withdraw_given(self, line: Line, inputs: Inputs) -> None:
+        """Withdraw the runs that have a lock and were given, unless a worker has begun them.
+
+        Runs of an executor that is not APScheduler's are not withdrawn, because such an executor
+        may have begun them without taking their tokens.
+        """
+        for run in list(self._given):
+            work: _Work = run.what
+            if work.line is not line or work.attempt.held is None or not self._is_known:
+                continue
+            if not run.token.take():
+                continue
+            if self._given.pop(run, self) is None:
+                inputs.freed.append((run, 0.0))
+                self.withdraw(run)
+
+    def _hand_over(self, work: _Work) -> None:
+        self._report_release(work, work.attempt.begin_hand_over())
+
+    def _report_release(self, work: _Work, release: ReleaseTicket | None) -> None:
+        """Report a release after it has arrived, or failed."""
+        if release is None:
+            return
+        assert work.attempt.held is not None
+        released = work.submission.task_name, work.attempt.held.token
+        self._being_released.add(released)
+
+        def report() -> None:
+            self._being_released.discard(released)
+            work.attempt.report_release(release)
+
+        # The callback takes `report` out of a list, so that after the call the callback does not
+        # refer to `report`. Otherwise the callback, `report` and the release would be a reference
+        # cycle.
+        reports = [report]
+        release.future.add_done_callback(lambda _future: call_application(reports.pop()))
+
+    def _note_over(self, run: Run) -> None:
+        """Note that a run is over. With the last run, its submission is over, too."""
+        run.what.is_decided.set()
+        self._owner.kept.take(run)
+        if run.following is None:
+            self._owner.note_over(run.what.submission)
+
+    # ---- in a worker -----------------------------------------------------------------------------
+
+    def _begin(self, run: Run) -> bool:
+        """Begin a run, in its worker; return ``False`` if the job must not run.
+
+        The job must not run if the run was withdrawn, if its lock is lost, or in a forked copy of a
+        worker.
+        """
+        work: _Work = run.what
+        if work.goes_on is None:
+            is_here = self._copied_in != os.getpid()
+            work.goes_on = is_here and run.token.take() and self._may_begin(run)
+        return work.goes_on
+
+    def _may_begin(self, run: Run) -> bool:
+        work: _Work = run.what
+        work.line.post(lambda inputs: inputs.begun.append(run))
+        self._owner.note_begun(work.submission)
+        attempt = work.attempt
+        self._report_granted(run)
+        if attempt.held is not None and work.locks.closed:  # a listener has shut the scheduler down
+            attempt.report_not_begun()
+            work.release = attempt.begin_hand_over()
+            return False
+        # The lock is checked again, because much time may have passed since the grant: in the
+        # listeners, or while the process was suspended. `stands` may wait for a renewal, which an
+        # event loop must not. So for a coroutine, `_run_coroutine` renews the lease.
+        if attempt.lost if work.submission.awaited else not attempt.stands():
+            work.release = attempt.begin_hand_over_lost()
+            return False
+        return True
+
+    def _report_granted(self, run: Run) -> None:
+        work: _Work = run.what
+        if work.submission.due is not None:  # because the scheduler does not report stored jobs
+            self._owner.report_submitted(work.submission)
+        work.attempt.report_granted()
+
+    def _run(self, run: Run, *arguments: Any, **named: Any) -> Any:
+        """Run the job's function under its lock, and begin to release the lock."""
+        work: _Work = run.what
+        if not self._begin(run):  # `RunTimes` has called it, unless the executor ignores `RunTimes`
+            return None
+        began_at, process = time.monotonic(), os.getpid()
+        raised: BaseException | None = None
+        try:
+            function = self._owner.wrap_function(work.submission.job.func)
+            with work.attempt.holding():
+                returned = function(*arguments, **named)
+            raised = why_never_run(returned, work.submission.job.id)
+        except BaseException as error:
+            raised = error
+            raise
+        else:
+            return returned
+        finally:
+            if os.getpid() != process:
+                # The job has forked, and this is the child, a copy of the worker. The child begins
+                # no waiting runs, because the parent's worker runs them.
+                self._copied_in = os.getpid()
+            work.took = time.monotonic() - began_at
+            work.release = work.attempt.begin_release(raised)
+            # In a shutdown, an event loop's executor reports a function before the function ends.
+            # `ended` was then called before there was a release to report.
+            if work.is_reported:
+                self._report_release(work, work.release)
+            # The exception's traceback refers to this frame, so `raised` would make a cycle.
+            del raised
+
+    async def _run_coroutine(self, work: _Work, *arguments: Any, **named: Any) -> Any:
+        """Run the job's coroutine function under its lock, and begin to release the lock."""
+        work.was_awaited = True
+        attempt = work.attempt
+        if not await attempt.stands_async():
+            work.goes_on = False
+            work.release = attempt.begin_hand_over_lost()
+            return None
+        began_at = time.monotonic()
+        raised: BaseException | None = None
+        asyncio_task = asyncio.current_task()
+        attempt.runs_in(asyncio.get_running_loop(), asyncio_task)
+        self._owner.coroutines.add(attempt)
+        try:
+            function = self._owner.wrap_function(work.submission.job.func)
+            with attempt.holding():
+                returned = await function(*arguments, **named)
+            raised = why_never_run(returned, work.submission.job.id)
+        except BaseException as error:
+            raised = error
+            raise
+        else:
+            return returned
+        finally:
+            self._owner.coroutines.discard(attempt)
+            work.took = time.monotonic() - began_at
+            is_cut = attempt.is_cut(raised, asyncio_task)
+            work.is_cancelled = is_cut or may_be_cancelled(raised)
+            work.release = attempt.begin_release(raised, cut=is_cut)
+            del raised
+
+    def events_of(self, run: Run, events: list[Any]) -> list[Any]:
+        """Return the events to report for a run, from APScheduler's own events of that run."""
+        work: _Work = run.what
+        if work.goes_on is None and run.token.take():
+            # The executor has run the job in a process that it has forked, so the run has not begun
+            # in this process.
+            work.goes_on = True
+            self._report_granted(run)
+            work.release = work.attempt.begin_release(_raised_in(events))
+        if work.goes_on is False:
+            return []
+        if work.submission.awaited and not work.was_awaited:
+            logger_name = work.submission.logger_name
+            events = [never_awaited(event, self._inner, logger_name) or event for event in events]
+        return events_of_what_ran(events, work.submission.logger_name)
+
+    def failed(self, run: Run, error: BaseException) -> None:
+        """Note the error with which the wrapped executor has reported a run, instead of events."""
+        work: _Work = run.what
+        if work.goes_on is None and not isinstance(error, NOT_BEGUN) and run.token.take():
+            # The claim is released and the window not handed over, because another replica would
+            # fail in the same way, for example with a job that cannot be pickled.
+            work.goes_on = True
+            self._report_granted(run)
+            work.release = work.attempt.begin_release(error)
+
+    def ended(self, run: Run) -> None:
+        """Note that the wrapped executor has reported a run, so that its worker is free."""
+        work: _Work = run.what
+        if run.token.take():  # so the run was cancelled before a worker began it
+            work.goes_on = False
+            work.attempt.report_not_begun()
+            self._hand_over(work)
+        elif work.submission.awaited and not work.was_awaited:
+            # The executor has called the coroutine function, and has not awaited the coroutine.
+            work.release = work.attempt.begin_release(TaskLockOptionError("was never awaited"))
+        work.is_reported = True
+        self._report_release(work, work.release)
+        if work.is_cancelled:
+            # The rest of the backlog is dropped, because the event loop most likely ends.
+            run.following = None
+        if self._given.pop(run, self) is None:
+            self._note_over(run)
+            work.line.post(lambda inputs: inputs.freed.append((run, work.took)))
+
+
+def _raised_in(events: Sequence[Any]) -> BaseException | None:
+    """Return the exception that a job has raised, from the events of its run; ``None``: none."""
+    return next((event.exception for event in events if event.code == EVENT_JOB_ERROR), None)
+
+
+def _begun(run: Run) -> float:
+    return run.began_at
+
+
+def _without_limit() -> None:
+    """Return ``None``, for no limit of workers, because coroutines need no workers."""
+
+
+def _attempts(
+    submission: Submission, locks: LockClient, notifier: Notifier
+) -> Sequence[RunAttempt]:
+    return [
+        RunAttempt(submission, run_time, claim_id, locks, notifier)
+        for run_time, claim_id in zip(submission.run_times, submission.claim_ids, strict=True)
+    ]
+
+
+def _run_of(submission: Submission, work: _Work) -> Run:
+    """Return a run for the queue."""
+    due, came = submission.due, submission.submitted_at
+    due_at = time.monotonic() - (time.time() - work.attempt.run_time.timestamp())
+    if due is not None:
+        due_at, came = due.due_at, due.came
+    return Run(
+        _kind_of(submission),
+        submission.task_name,
+        submission.key,
+        due_at,
+        came,
+        None if submission.exempt_from_misfire else submission.job.misfire_grace_time,
+        claims=submission.options is not None,
+        what=work,
+    )
+
+
+def _kind_of(submission: Submission) -> Kind:
+    if submission.dead_run is not None:
+        return Kind.TAKEOVER
+    if submission.request_id is not None:
+        return Kind.MANUAL
+    if submission.due is not None:
+        return Kind.STORED
+    return Kind.STANDBY if submission.is_standby else Kind.SCHEDULE
+
+
+def _why_not_claimed(work: _Work) -> Exception | None:
+    """Make the request of a run's claim; return the error if the job's trigger raises one."""
+    try:
+        work.attempt.request()
+    except Exception as error:  # noqa: BLE001  # a custom trigger's own code may raise anything
+        return error
+    except BaseException as error:  # noqa: BLE001  # a trigger's code may even raise SystemExit
+        return RuntimeError(f"the trigger {work.submission.trigger} raised {error!r}")
+    return None
+
+
+def _claim_of(work: _Work) -> AnyAttempt | Exception:
+    """Return a run's claim, or the error because of which it cannot be made."""
+    failure = work.failure or _why_not_claimed(work)
+    if failure is not None:
+        return failure
+    try:
+        work.claim = work.claim or work.locks.attempt(work.attempt.request())
+    except TaskLockError as error:
+        return error
+    return work.claim

@@ -1,0 +1,285 @@
+"""The jobs' thread: it steps the queues of runs, and carries out their decisions.
+
+Other threads send it messages. The thread never waits for the database, a lock of the scheduler, or
+a listener. Events and log records go to the application's thread.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from math import inf
+from typing import Protocol
+
+from apscheduler_tasklock._application import keep_application_out
+from apscheduler_tasklock._runs.queue import Ask, Full, Inputs, RunQueue, Step
+from apscheduler_tasklock._runs.run import Run, Verdict
+from apscheduler_tasklock._values import logger_of
+
+logger = logger_of(__name__)
+
+NAME = "tasklock-jobs"
+# Seconds without work after which the thread ends. The next message starts it again.
+LINGER = 5.0
+# Limits the seconds between two steps while runs wait, because a pool may get more workers without
+# a message.
+LONGEST_WAIT = 0.5
+# Seconds after which a step of the thread is reported as stuck.
+STUCK = 30.0
+
+# A message to the thread: a function that adds to the inputs of the next step.
+Message = Callable[[Inputs], object]
+# Returns how many workers there are now; ``None``: there is no limit of workers.
+Workers = Callable[[], int | None]
+
+
+class Carrier(Protocol):
+    """Carries out a queue's decisions. The jobs' thread calls the methods, and no method waits."""
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether the interpreter has begun to end, so that no run begins any more."""
+
+    def ask(self, ask: Ask) -> None:
+        """Ask the database for the claims of runs."""
+
+    def give(self, run: Run) -> None:
+        """Give a run to the executor."""
+
+    def end_refused(self, run: Run, verdict: Verdict) -> None:
+        """End a run that was refused, or could not be claimed."""
+
+    def withdraw(self, run: Run) -> None:
+        """End a run that has not begun, and hand over its window if it was granted."""
+
+    def wake_look(self) -> None:
+        """Bring the next look at the tasks' rows forward, so that kept runs are decided on."""
+
+    def report_full(self, full: Full) -> None:
+        """Log that all workers have been busy for long."""
+
+    def look(self) -> float:
+        """Check for events of which no message comes, such as the death of a worker process.
+
+        :return: seconds after which to check again; ``inf``: no check is needed
+        """
+
+
+class Line:
+    """A queue of runs in the jobs' thread, with the messages to the queue.
+
+    :ivar thread: the jobs' thread, which steps the queue
+    :ivar came: the messages that came since the last step
+    :ivar wakes_at: when to step again if no message comes before; on the monotonic clock
+    :ivar has_room: called in the jobs' thread when there is room for more runs than before. Must
+        not wait.
+    """
+
+    def __init__(
+        self, thread: JobsThread, runs: RunQueue, workers: Workers, carrier: Carrier
+    ) -> None:
+        self.thread = thread
+        self.runs = runs
+        self.workers = workers
+        self.carrier = carrier
+        self.came: list[Message] = []
+        self.wakes_at = inf
+        self.has_room: Callable[[], object] = _do_nothing
+        self._room: float | None = None
+
+    @property
+    def room(self) -> float:
+        """How many more runs can get a worker, as of the last step. Safe in any thread."""
+        if self._room is None:
+            workers = self.workers()
+            return inf if workers is None else workers
+        return self._room
+
+    def note_room(self) -> None:
+        """Note the room after a step, and call ``has_room`` if the room has become larger."""
+        before, self._room = self._room, self.runs.room
+        if before is not None and self._room > before:
+            self.has_room()
+
+    def post(self, message: Message) -> None:
+        """Send a message to the queue. Never waits."""
+        self.thread.post(self, message)
+
+
+class JobsThread:
+    """Drives queues of runs in one thread, which starts with the first message."""
+
+    def __init__(self) -> None:
+        self._lines: list[Line] = []
+        self._inbox: queue.SimpleQueue[tuple[Line, Message]] = queue.SimpleQueue()
+        # Reentrant, because the garbage collector may run while the lock is held, and may finalize
+        # an object that posts a message.
+        self._starting = threading.RLock()
+        self._thread: threading.Thread | None = None
+        self._stepping = threading.RLock()
+        self._carried_out: list[threading.Event] = []
+        self._is_stopped = False
+        self._step_began = inf  # on the monotonic clock
+
+    def add(self, runs: RunQueue, workers: Workers, carrier: Carrier) -> Line:
+        """Add a queue that the thread steps.
+
+        :param runs: the queue, which decides
+        :param workers: returns how many workers there are now, both free and busy
+        :param carrier: carries out the decisions
+        """
+        line = Line(self, runs, workers, carrier)
+        self._lines.append(line)
+        return line
+
+    @property
+    def is_live(self) -> bool:
+        """Whether the thread is not stuck in a step, and runs if messages wait for it."""
+        if self._thread is None and self._inbox.qsize():
+            return False
+        return time.monotonic() < self._step_began + STUCK
+
+    def start(self) -> None:
+        """Start the thread, unless it runs already.
+
+        :raises RuntimeError: no thread can be started
+        """
+        with self._starting:
+            if self._thread is not None:
+                return
+            self._thread = threading.Thread(target=self._work, name=NAME, daemon=True)
+            try:
+                self._thread.start()
+            except BaseException:
+                # If the error is a Ctrl-C, the thread may run although `start` has raised. Then
+                # `_work`, which runs in the thread, sets `_thread` again.
+                self._thread = None
+                raise
+
+    def post(self, line: Line, message: Message) -> None:
+        """Send a message to a queue. Never waits."""
+        self._inbox.put((line, message))
+        with suppress(RuntimeError):  # no thread can be started, or the interpreter ends
+            self.start()
+
+    def stop(self, seconds: float) -> None:
+        """Let no run begin any more, and wait until the waiting runs are withdrawn.
+
+        If no thread can be started, the calling thread withdraws the runs.
+
+        :param seconds: limits the wait
+        """
+        is_done = threading.Event()
+
+        def stop(inputs: Inputs) -> None:
+            inputs.stopped = True
+
+        def note_done(_inputs: Inputs) -> None:
+            self._is_stopped = True
+            self._carried_out.append(is_done)
+
+        for line in self._lines:
+            self.post(line, stop)
+        self.post(self._lines[-1], note_done)
+        if self._thread is threading.current_thread():
+            return  # because this thread would wait for its own next step
+        if self._thread is None:
+            self._step()
+        is_done.wait(seconds)
+
+    def _work(self) -> None:
+        with self._starting:
+            self._thread = self._thread or threading.current_thread()
+            if self._thread is not threading.current_thread():
+                return
+        keep_application_out()
+        try:
+            while self._waited():
+                self._step()
+        finally:
+            with self._starting:
+                if self._thread is threading.current_thread():
+                    self._thread = None
+
+    def _waited(self) -> bool:
+        """Wait for a message, or until a step is due; return whether the thread goes on."""
+        now = time.monotonic()
+        is_idle = all(line.runs.is_idle and line.wakes_at == inf for line in self._lines)
+        linger = 0.0 if self._is_stopped else LINGER
+        wakes_at = min(line.wakes_at for line in self._lines)
+        seconds = linger if is_idle else min(wakes_at - now, LONGEST_WAIT)
+        with suppress(queue.Empty):
+            line, message = self._inbox.get(timeout=max(0.0, seconds))
+            line.came.append(message)
+            return True
+        if not is_idle:
+            return True
+        with self._starting:
+            if self._inbox.qsize():
+                return True
+            self._thread = None
+            return False
+
+    def _step(self) -> None:
+        """Step all queues once, and carry out their decisions."""
+        self._step_began = time.monotonic()
+        try:
+            with self._stepping:
+                self._step_once()
+        finally:
+            self._step_began = inf
+
+    def _step_once(self) -> None:
+        with suppress(queue.Empty):
+            while True:
+                line, message = self._inbox.get_nowait()
+                line.came.append(message)
+        done: list[threading.Event] = []
+        try:
+            for line in self._lines:
+                try:
+                    self._step_line(line)
+                except Exception:  # so that an error is logged and does not end this thread
+                    logger.exception("The task lock's jobs thread failed, and goes on")
+        finally:
+            done, self._carried_out = self._carried_out, done
+            for event in done:
+                event.set()
+
+    def _step_line(self, line: Line) -> None:
+        carrier = line.carrier
+        inputs = Inputs(workers=line.workers(), stopped=carrier.is_ending)
+        messages, line.came = line.came, []
+        for message in messages:
+            try:
+                message(inputs)
+            except Exception:
+                logger.exception("The task lock's jobs thread failed, and goes on")
+        step = line.runs.step(time.monotonic(), inputs)
+        line.wakes_at = step.wakes_at
+        _carry_out(step, carrier)
+        line.wakes_at = min(line.wakes_at, time.monotonic() + carrier.look())
+        line.note_room()
+
+
+def _carry_out(step: Step, carrier: Carrier) -> None:
+    """Carry out the decisions of a queue's step."""
+    for ask in step.asks:
+        carrier.ask(ask)
+    for run in step.given:
+        carrier.give(run)
+    for run, verdict in step.refused:
+        carrier.end_refused(run, verdict)
+    for run in step.withdrawn:
+        carrier.withdraw(run)
+    if step.is_look_due:
+        carrier.wake_look()
+    if step.full is not None:
+        carrier.report_full(step.full)
+
+
+def _do_nothing() -> None:
+    pass

@@ -1,0 +1,130 @@
+"""Kept runs: their claims were refused because of another run, and they are claimed again.
+
+A run is kept if the other run of its task is unfinished, and the kept run's own window is new.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from apscheduler_tasklock._runs.run import JobKey, Run
+
+
+class Outlook(enum.Enum):
+    """What becomes of a kept run after a look at its task's row."""
+
+    WAITS = "waits"  # because a run of the task is unfinished
+    ASKED_AGAIN = "asked again"
+    REFUSED = "refused"  # for good
+    DROPPED = "dropped"  # with its backlog, because its job is gone, or a later run is kept instead
+
+
+@dataclass(frozen=True)
+class LastRun:
+    """The last run of a task, as a look at the task's row has found it.
+
+    :ivar token: the run's fencing token
+    :ivar finished: whether the run was released or given up
+    :ivar dead: whether the run is unfinished although its lease has ended
+    :ivar deaths: how many times in a row a run of the task has died; 0 after a release
+    :ivar as_of: when the look began, on the monotonic clock
+    """
+
+    token: int
+    finished: bool
+    dead: bool
+    deaths: int
+    as_of: float = 0.0
+
+
+@dataclass(frozen=True)
+class InTheWay:
+    """The run because of which another run is kept.
+
+    :ivar token: the fencing token of the run in the way
+    :ivar came_first: whether the run in the way began before the kept run was due. If so, the kept
+        run is refused for good when the run in the way is released, as APScheduler skips a run
+        time while an instance of the job is running. Always false if the run in the way is a manual
+        run, or if it has ended on this replica and its release has not arrived.
+    """
+
+    token: int
+    came_first: bool
+
+    def outlook(self, last: LastRun) -> Outlook:
+        """Return what becomes of the kept run.
+
+        :param last: the last run of the task, as a look has found it
+        """
+        if not (last.finished or last.dead):
+            return Outlook.WAITS
+        was_released = last.finished and last.deaths == 0
+        if self.came_first and was_released and last.token == self.token:
+            return Outlook.REFUSED
+        return Outlook.ASKED_AGAIN
+
+
+# Limits how many runs of one job are kept, each with its backlog. The oldest are dropped.
+MOST_KEPT = 256
+# Carries out the outlook of a kept run; gets the outlook, and when the look began, on the monotonic
+# clock.
+Decide = Callable[[Outlook, float], object]
+
+
+class KeptRuns:
+    """The runs of one executor that are kept until a look at their tasks' rows decides on them.
+
+    The jobs' thread adds and removes runs, and the look decides on them in another thread. Each
+    operation on the runs is atomic, so that each run is decided on once.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[Run, tuple[InTheWay, Decide]] = {}
+
+    def add(self, run: Run, in_the_way: InTheWay, decide: Decide) -> None:
+        """Keep a run.
+
+        :param decide: called by the look, after it has read the task's row
+        """
+        self._kept[run] = in_the_way, decide
+
+    def take(self, run: Run) -> bool:
+        """Remove a run; return whether it was kept until now."""
+        return self._kept.pop(run, None) is not None
+
+    def take_for(self, run: Run, *, coalesce: bool) -> list[Run]:
+        """Make room for a run of a job; return the runs of the job that are not to be kept.
+
+        :param run: the run to keep. It is among the returned runs if later runs are kept instead.
+        :param coalesce: the job's option ``coalesce``: whether only the last of several run times
+            is run
+        """
+        of_job = sorted((r for r in [*list(self._kept), run] if r.job == run.job), key=_due_at)
+        left_out = of_job[: -1 if coalesce else -MOST_KEPT]
+        return [each for each in left_out if each is run or self.take(each)]
+
+    @property
+    def task_names(self) -> set[str]:
+        """The tasks that have kept runs."""
+        return {run.task_name for run in list(self._kept)}
+
+    def jobs_of(self, task_name: str) -> list[JobKey]:
+        """Return the jobs that have kept runs of a task."""
+        return list({run.job: None for run in list(self._kept) if run.task_name == task_name})
+
+    def decide(self, task_name: str, job: JobKey, last: LastRun) -> None:
+        """Decide on the kept runs of a job, after a look at its task's last run.
+
+        :raises Exception: whatever the job's store or trigger raises
+        """
+        for run, (in_the_way, decide) in list(self._kept.items()):
+            if run.task_name == task_name and run.job == job:
+                outlook = in_the_way.outlook(last)
+                if outlook is Outlook.WAITS or self.take(run):
+                    decide(outlook, last.as_of)
+
+
+def _due_at(run: Run) -> float:
+    return run.due_at

@@ -1,0 +1,238 @@
+"""The runs of a pool of processes. The parent process claims, renews and releases them.
+
+A run counts as begun when the pool pickles it for a worker process, because after that the parent
+cannot know whether the worker has begun the run.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import BrokenExecutor
+from contextlib import ExitStack
+from contextvars import Context, copy_context
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import partial
+from math import inf
+from typing import Any
+
+from apscheduler.events import EVENT_JOB_ERROR
+
+from apscheduler_tasklock._application import call_application
+from apscheduler_tasklock._lock.releases import ReleaseTicket
+from apscheduler_tasklock._runs.adapter import (
+    RunId,
+    let_notice_deaths,
+    worker_processes,
+)
+from apscheduler_tasklock._runs.executor_runs import ExecutorRuns, Owner
+from apscheduler_tasklock._runs.given_job import GivenJob, RunTimes
+from apscheduler_tasklock._runs.misfires import ALWAYS_MISSED
+from apscheduler_tasklock._runs.run import Run
+from apscheduler_tasklock._runs.worker_process import JobInWorker, LockInWorker, RunTimesInWorker
+from apscheduler_tasklock.lock import HeldLock
+
+# Seconds between two checks whether all processes of a broken pool are dead.
+DEATH_INTERVAL = 0.05
+# Seconds between two checks whether a process of a busy pool is dead.
+LIFE_INTERVAL = 0.5
+
+
+@dataclass(eq=False)
+class _Giving:
+    """The data of a run that was given to a pool of processes: ``_Work.giving``.
+
+    :ivar processes: the pool's own mapping of its processes, by their ids
+    :ivar context: the context in which telemetry measures the run
+    :ivar measuring: ends telemetry's measurement when it is closed
+    :ivar is_grant_reported: set when listeners have got the event that the run was granted
+    :ivar began_at: when the run began, on the monotonic clock
+    """
+
+    processes: Mapping[int, Any] | None = None
+    context: Context = field(default_factory=copy_context)
+    measuring: ExitStack = field(default_factory=ExitStack)
+    is_grant_reported: threading.Event = field(default_factory=threading.Event)
+    began_at: float = 0.0
+
+
+class ProcessRuns(ExecutorRuns):
+    """The runs of an executor that runs jobs in a pool of processes."""
+
+    def __init__(self, inner: Any, owner: Owner) -> None:
+        super().__init__(inner, owner)
+        # Runs of broken pools, each with the processes of its pool, one of which may still run the
+        # job. Only the jobs' thread uses this list.
+        self._dying: list[tuple[Run, Mapping[int, Any]]] = []
+
+    # ---- in the jobs' thread ---------------------------------------------------------------------
+
+    def _give_to_inner(self, run: Run) -> None:
+        giving = run.what.giving = _Giving()
+        super()._give_to_inner(run)
+        # Read after the run was given, because the executor replaces a broken pool when it is given
+        # a job.
+        giving.processes = worker_processes(self._inner)
+
+    def _for_inner(self, run: Run) -> tuple[GivenJob, RunTimes]:
+        run_time = run.what.attempt.run_time
+        begin = partial(self._begin, run)
+        return _JobForWorker(run), _RunTimesForWorker(run_time, begin, run)
+
+    def look(self) -> float:
+        """Hand over runs that begin too late, and end the leases of runs with dead processes.
+
+        :return: seconds after which to check again; ``inf``: no check is needed
+        """
+        next_in = min(super().look(), self._look_at_pool())
+        left = []
+        for run, processes in self._dying:
+            if any(_lives(process) for process in processes.values()):
+                left.append((run, processes))
+            else:
+                self._end_lease(run)
+        self._dying = left
+        return min(next_in, DEATH_INTERVAL) if left else next_in
+
+    def _look_at_pool(self) -> float:
+        """Let the pool notice that one of its processes is dead.
+
+        If the pool started that process while the pool's own thread waited for results, the pool's
+        own thread notices the death only when the pool is given work or gets a result.
+
+        :return: seconds after which to check again; ``inf``: no check is needed
+        """
+        processes = worker_processes(self._inner)
+        givings = (run.what.giving for run in list(self._given))
+        if not any(giving is not None and giving.processes is processes for giving in givings):
+            return inf
+        if not all(_lives(process) for process in list(processes.values())):
+            let_notice_deaths(self._inner)
+        return LIFE_INTERVAL
+
+    def _end_lease(self, run: Run) -> None:
+        ticket = run.what.attempt.begin_lease_end()
+        if ticket is not None:
+            # The callback takes the report out of a list, so that after the call the callback does
+            # not refer to the report. Otherwise the callback, the report and the ticket would be a
+            # reference cycle.
+            reports = [partial(self._report_dead, run, ticket)]
+            ticket.future.add_done_callback(lambda _future: call_application(reports.pop()))
+
+    def _report_dead(self, run: Run, ticket: ReleaseTicket) -> None:
+        run.what.attempt.report_lease_end(ticket)
+        self._owner.note_worker_died()
+
+    # ---- in the pool's own threads, where it pickles and reports ---------------------------------
+
+    def _may_begin(self, run: Run) -> bool:
+        if not super()._may_begin(run):
+            return False
+        giving: _Giving = run.what.giving
+        giving.began_at = time.monotonic()
+        giving.context.run(giving.measuring.enter_context, run.what.attempt.holding())
+        return True
+
+    def _report_granted(self, run: Run) -> None:
+        # Called in the application's thread, because the current thread is the pool's own. If a
+        # listener shut the pool down here, the pool would wait for its own thread, for ever.
+        call_application(partial(super()._report_granted, run))
+        call_application(run.what.giving.is_grant_reported.set)
+
+    def events_of(self, run: Run, events: list[Any]) -> list[Any]:
+        """Begin to release a run that has ended, and return the events to report.
+
+        :param events: APScheduler's events of the run
+        """
+        work = run.what
+        if work.goes_on:
+            self._stop_measuring(run)
+            if events:
+                [event] = events
+                work.took = getattr(event.job_id, "took", work.took)
+                raised = event.exception if event.code == EVENT_JOB_ERROR else None
+                work.release = work.attempt.begin_release(raised)
+            else:  # the worker has not begun the job: its lock had ended, or the parent seemed dead
+                work.release = work.attempt.begin_hand_over_lost()
+        events = super().events_of(run, events)
+        if not work.goes_on or work.giving.is_grant_reported.is_set():
+            return events
+        # The application's thread has not dispatched the event of the grant yet, and these events
+        # must come after it. So the application's thread dispatches them, too. The current thread
+        # is the pool's own, and must not wait.
+        for event in events:
+            event.job_id = str(event.job_id)
+            call_application(partial(self._owner.dispatch, event))
+        return []
+
+    def failed(self, run: Run, error: BaseException) -> None:
+        """Note the error with which the pool has reported a run, instead of events."""
+        work = run.what
+        if work.goes_on is None:
+            super().failed(run, error)
+            if run.token.take():  # the pool broke before it pickled the run
+                work.release = work.attempt.begin_hand_over()
+        elif work.goes_on:
+            self._stop_measuring(run)
+            if isinstance(error, BrokenExecutor):
+                processes = work.giving.processes
+                if processes is None:
+                    processes = worker_processes(self._inner)
+                dying = run, dict(processes)
+                work.line.post(lambda _inputs: self._dying.append(dying))
+            else:  # the job's result or exception could not be pickled
+                work.release = work.attempt.begin_release(error)
+
+    def _stop_measuring(self, run: Run) -> None:
+        giving: _Giving = run.what.giving
+        run.what.took = time.monotonic() - giving.began_at
+        giving.context.run(giving.measuring.close)
+
+
+class _JobForWorker(GivenJob):
+    """Stands in for a job that is given to a pool of processes. Pickled as ``JobInWorker``."""
+
+    def __init__(self, run: Run) -> None:
+        submission = run.what.submission
+        super().__init__(
+            submission,
+            RunId(submission.job.id, run),
+            submission.job.func,
+            ALWAYS_MISSED if run.is_missed else None,
+        )
+        self._run = run
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return JobInWorker, (self._job, self.misfire_grace_time, _lock_of(self._run))
+
+
+class _RunTimesForWorker(RunTimes):
+    """A list with a given job's run time. The run begins when the pool pickles the list."""
+
+    def __init__(self, run_time: datetime, begin: Callable[[], bool], run: Run) -> None:
+        super().__init__(run_time, begin)
+        self._run = run
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        run_times, lock = [*iter(self)], _lock_of(self._run)
+        if lock is None or not run_times:
+            return list, (run_times,)
+        return RunTimesInWorker, (run_times[0], lock)
+
+
+def _lock_of(run: Run) -> LockInWorker | None:
+    """Return a run's lock, in the form in which its worker process gets it."""
+    work = run.what
+    held: HeldLock | None = work.attempt.held
+    if held is None:
+        return None
+    return LockInWorker.of(held, work.locks.settings, failover=work.submission.failover)
+
+
+def _lives(process: Any) -> bool:
+    try:
+        return bool(process.is_alive())
+    except ValueError:  # the process object is closed, so the process has ended
+        return False

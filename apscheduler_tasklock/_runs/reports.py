@@ -1,0 +1,289 @@
+"""Reports: the log lines and events about the lock of a run.
+
+A log line is written before its event is dispatched, because listeners are code of the application,
+which may take long.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from apscheduler_tasklock._database.sqlstates import RowLockedError
+from apscheduler_tasklock._lock.client import LockClient
+from apscheduler_tasklock._lock.outcomes import WindowAfter
+from apscheduler_tasklock._lock.protocol_messages import ClaimRequest, Refusal
+from apscheduler_tasklock._runs.blocked_tasks import BlockedTasks, BlockedTaskWarnings
+from apscheduler_tasklock._runs.submission import Submission
+from apscheduler_tasklock._runs.telemetry import RunTelemetry
+from apscheduler_tasklock._values import logger_of
+from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
+from apscheduler_tasklock.events import (
+    EVENT_TASK_LOCK_ERROR,
+    EVENT_TASK_LOCK_GRANTED,
+    EVENT_TASK_LOCK_LOST,
+    EVENT_TASK_LOCK_REFUSED,
+    EVENT_TASK_LOCK_RELEASED,
+    TaskLockEvent,
+)
+from apscheduler_tasklock.lock import HeldLock
+
+logger = logger_of(__name__)
+
+_NOTHING = RunTelemetry()
+
+
+def _measure_nothing(_submission: Submission) -> RunTelemetry:
+    return _NOTHING
+
+
+# Returns the telemetry of a run of a submission. The function is chosen when this module is
+# imported.
+telemetry_of: Callable[[Submission], RunTelemetry] = _measure_nothing
+with suppress(ImportError):  # the extra `otel` is not installed
+    from apscheduler_tasklock._runs import otel
+
+    telemetry_of = otel.telemetry_of
+
+Dispatch = Callable[[Any], None]
+
+LOCKED_ROW = (
+    ". Another session has the task's row locked in an open transaction; pg_stat_activity and "
+    "pg_blocking_pids() show which session"
+)
+
+LOST = (
+    "Task %r: the lock of the run scheduled at %s is lost (token %s), and another replica may run "
+    "the task. The lock was not renewed for longer than its lease, or somebody freed the task, or "
+    "the run outlived its maximum lock; in the last case, raise max_factor or max_lock above the "
+    "time that the run takes"
+)
+NOT_BEGUN_IN_TIME = (
+    "Task %r: the run scheduled at %s did not begin before its lease or its maximum lock ended "
+    "(token %s), because an event loop or a worker kept it waiting, or this process was suspended. "
+    "The run is handed over, unless the task was claimed again meanwhile"
+)
+
+
+@dataclass(frozen=True)
+class Notifier:
+    """What the reports of an executor's runs have in common.
+
+    :ivar dispatch: dispatches an event to the listeners
+    :ivar blocked: which warnings of blocked tasks were logged
+    :ivar has_listener: returns whether a listener wants events of a code
+    """
+
+    dispatch: Dispatch
+    blocked: BlockedTasks
+    has_listener: Callable[[int], bool] = lambda _code: True
+
+
+class Reports:
+    """Reports what becomes of the claim and the lock of one run.
+
+    :param notifier: dispatches the events
+    :ivar run_time: the run time
+    :ivar telemetry: measures the run
+    """
+
+    def __init__(
+        self, submission: Submission, run_time: datetime, locks: LockClient, notifier: Notifier
+    ) -> None:
+        self.run_time = run_time
+        self.telemetry = telemetry_of(submission)
+        self._submission = submission
+        self._locks = locks
+        self._notifier = notifier
+        self._lost_reported = False
+        self._reporting_lost = threading.Lock()
+
+    @property
+    def what(self) -> str:
+        """The run in words, for log lines: the window, or the manual run."""
+        if self._submission.is_manual:
+            return "the manual run"
+        return f"the window of {self.run_time}"
+
+    def granted(self, held: HeldLock) -> None:
+        """Report a claim that was granted; for a takeover also why the window is run again."""
+        dead_run = self._submission.dead_run
+        if dead_run is not None:
+            why = (
+                "handed it over"
+                if dead_run.handed_over
+                else "neither renewed nor released its lock"
+            )
+            logger.info(
+                "Task %r: runs %s again (token %s), since its holder %r (token %s) %s",
+                held.name,
+                self.what,
+                held.token,
+                held.dead_holder,
+                dead_run.token,
+                why,
+            )
+        reason = "takeover" if held.is_takeover else None
+        if self._submission.request_id is not None:
+            reason = "manual"
+            logger.info("Task %r: manual run (token %s)", held.name, held.token)
+        self._dispatch_for(
+            held, EVENT_TASK_LOCK_GRANTED, locked_until=held.locked_until, reason=reason
+        )
+
+    def warn_of(self, request: ClaimRequest, refusal: Refusal) -> None:
+        """Log the warnings that a refusal gives rise to; see :class:`BlockedTaskWarnings`."""
+        blocked = self._notifier.blocked
+        BlockedTaskWarnings(self._submission, self.run_time, self._locks, blocked).warn(
+            request, refusal
+        )
+
+    def kept(self, refusal: Refusal) -> None:
+        """Report a run time that was refused, and is claimed again when the run in its way is over.
+
+        There is no event, because the run time may still be run.
+        """
+        logger.debug(
+            "Task %r: the run time %s waits for the run of %r (token %s)",
+            self._submission.task_name,
+            self.run_time,
+            refusal.holder,
+            refusal.token,
+        )
+
+    def refused(self, refusal: Refusal) -> None:
+        """Report a run time that was refused for good."""
+        logger.debug(
+            "Task %r: refused for the run time %s (%s, held by %r until %s)",
+            self._submission.task_name,
+            self.run_time,
+            refusal.reason,
+            refusal.holder,
+            refusal.locked_until,
+        )
+        self._dispatch(
+            EVENT_TASK_LOCK_REFUSED,
+            holder=refusal.holder,
+            token=refusal.token,
+            locked_until=refusal.locked_until,
+            reason=refusal.reason,
+        )
+
+    def failed(self, error: TaskLockError, *, runs: bool) -> None:
+        """Report a claim that was neither granted nor refused.
+
+        :param runs: whether the job runs without its lock
+        """
+        # An outage is a WARNING. Any other cause needs somebody to act, and is an ERROR.
+        is_outage = isinstance(error, TaskLockDatabaseError) and not isinstance(
+            error, RowLockedError
+        )
+        logger.log(
+            logging.WARNING if is_outage else logging.ERROR,
+            "Task %r: %s for the run time %s: %s%s",
+            self._submission.task_name,
+            "run without its lock" if runs else "not run",
+            self.run_time,
+            error,
+            LOCKED_ROW if isinstance(error, RowLockedError) else "",
+        )
+        if not runs:
+            self.telemetry.skipped("error")
+        self._dispatch(EVENT_TASK_LOCK_ERROR, exception=error)
+
+    def not_begun(self) -> None:
+        """Report a run time that is not run here, because this replica shuts down."""
+        self.telemetry.skipped("shutdown")
+        logger.info(
+            "Task %r: the run time %s is not run here, since this replica is shutting down",
+            self._submission.task_name,
+            self.run_time,
+        )
+
+    def not_taken_over(self, error: TaskLockError) -> None:
+        """Report a takeover whose claim failed, and which is tried again.
+
+        Logged once for each dead run.
+        """
+        dead_run = self._submission.dead_run
+        assert dead_run is not None
+        if self._notifier.blocked.is_first(f"takeover of {dead_run.token}", dead_run.task_name):
+            logger.warning(
+                "Task %r: %s, whose holder died, could not be run again; trying again: %s",
+                self._submission.task_name,
+                self.what,
+                error,
+            )
+        self._dispatch(EVENT_TASK_LOCK_ERROR, exception=error)
+
+    def released(self, held: HeldLock, locked_until: datetime | None, window: WindowAfter) -> None:
+        """Report a release that has arrived."""
+        handed_over = window is WindowAfter.HAND_OVER
+        if handed_over:
+            logger.info(
+                "Task %r: %s is handed over to another replica (token %s)",
+                held.name,
+                self.what,
+                held.token,
+            )
+        reason = "handed over" if handed_over else None
+        self._dispatch_for(held, EVENT_TASK_LOCK_RELEASED, locked_until=locked_until, reason=reason)
+
+    def not_released(self, held: HeldLock, error: TaskLockError) -> None:
+        """Report a release that failed."""
+        if not isinstance(error, TaskLockDatabaseError):
+            logger.error(
+                "Task %r: its lock could not be released; the release is tried again until the "
+                "lock ends by itself: %s",
+                held.name,
+                error,
+            )
+        self._dispatch_for(held, EVENT_TASK_LOCK_ERROR, exception=error)
+
+    def died(self, held: HeldLock) -> None:
+        """Report that the worker process of a run died."""
+        logger.warning(
+            "Task %r: the worker process that ran it is dead; its lock is free", held.name
+        )
+        self._dispatch_for(held, EVENT_TASK_LOCK_LOST, reason="died")
+
+    def not_begun_in_time(self, held: HeldLock) -> None:
+        """Report a run that waits for its worker or event loop until its maximum lock ends."""
+        logger.warning(NOT_BEGUN_IN_TIME, held.name, self.run_time, held.token)
+
+    def lost(self, held: HeldLock, *, begun: bool = True) -> None:
+        """Report, once, a lock that was lost before its run ended.
+
+        :param begun: whether the run had begun
+        """
+        # The database's thread and the worker may notice the loss at the same moment.
+        with self._reporting_lost:
+            if self._lost_reported:
+                return
+            self._lost_reported = True
+        logger.warning(LOST if begun else NOT_BEGUN_IN_TIME, held.name, self.run_time, held.token)
+        self.telemetry.lost()
+        self._dispatch_for(held, EVENT_TASK_LOCK_LOST)
+
+    def _dispatch_for(self, held: HeldLock, code: int, **details: Any) -> None:
+        self._dispatch(code, holder=self._locks.replica_id, token=held.token, **details)
+
+    def _dispatch(self, code: int, **details: Any) -> None:
+        if not self._notifier.has_listener(code):
+            return
+        submission = self._submission
+        self._notifier.dispatch(
+            TaskLockEvent(
+                code,
+                submission.job.id,
+                submission.jobstore,
+                submission.task_name,
+                self.run_time,
+                **details,
+            )
+        )

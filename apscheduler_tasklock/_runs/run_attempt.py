@@ -1,0 +1,560 @@
+"""A run attempt: the claim, the lock and the release of one run on this replica."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import datetime
+from functools import partial
+from typing import Any
+from uuid import UUID
+from weakref import ref
+
+from apscheduler_tasklock._database.sqlstates import NoThreadError, NotSentError, RowLockedError
+from apscheduler_tasklock._lock.claim_attempts import AnyRequest
+from apscheduler_tasklock._lock.client import LockClient, Released
+from apscheduler_tasklock._lock.outcomes import RunOutcome, WindowAfter
+from apscheduler_tasklock._lock.protocol_messages import ClaimRequest, Refusal
+from apscheduler_tasklock._lock.releases import ReleaseTicket
+from apscheduler_tasklock._runs.claim_request import request_of
+from apscheduler_tasklock._runs.reports import Notifier, Reports
+from apscheduler_tasklock._runs.submission import Submission
+from apscheduler_tasklock._values import logger_of
+from apscheduler_tasklock.errors import TaskLockError
+from apscheduler_tasklock.lock import HeldLock, holding
+
+logger = logger_of(__name__)
+
+# The least share of a lease that must be left when a job begins. If less is left, the lease
+# is renewed first.
+LEAST_OF_LEASE = 1 / 3
+
+
+class RunAttempt:
+    """One run of a submission, on this replica: its claim, its lock and its release.
+
+    The run is claimed before a worker gets it, and its release begins when its job has ended. Only
+    ``stands``, ``stands_async`` and the reports of a shutdown wait for the database.
+
+    :param claim_id: the claim's id
+    :param notifier: reports the run's events
+    :ivar run_time: the run time; after a takeover is granted, that of the dead run's window
+    :ivar running: whether the job runs under its lock now
+    :ivar refusal: why a scheduled run time was refused
+    :ivar cancelled_on_loss: whether the job was cancelled because its lock was lost
+    """
+
+    def __init__(
+        self,
+        submission: Submission,
+        run_time: datetime,
+        claim_id: UUID,
+        locks: LockClient,
+        notifier: Notifier,
+    ) -> None:
+        self.run_time = run_time
+        self.running = False
+        self.refusal: Refusal | None = None
+        self.cancelled_on_loss = False
+        self._submission = submission
+        self._claim_id = claim_id
+        self._locks = locks
+        self._notifier = notifier
+        self._reports = Reports(submission, run_time, locks, notifier)
+        self._telemetry = self._reports.telemetry
+        self._wanted_at = time.monotonic()
+        self._runs_despite: TaskLockError | None = None
+        self._asked: AnyRequest | None = None
+        self._held: HeldLock | None = None
+        # Makes sure that only one thread releases the claim: the worker's, or that of a shutdown
+        # which cuts the run.
+        self._release_lock = threading.Lock()
+        self._release_begun = False
+        self._outcome: RunOutcome | None = None
+        self._release: ReleaseTicket | None = None
+        self._is_reported = False
+        self._reported_event: threading.Event | None = None
+        self._job_finished = False
+        self._cut = False
+        # Only the run of a coroutine has these two attributes.
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._asyncio_task: ref[asyncio.Task[Any]] | None = None
+
+    def again(self, submission: Submission, claim_id: UUID) -> RunAttempt:
+        """Return a new attempt at the same run time, for a submission with the job as it is now."""
+        return RunAttempt(submission, self.run_time, claim_id, self._locks, self._notifier)
+
+    def request(self) -> AnyRequest:
+        """Return the request of the claim. Calls the trigger, which may be application code."""
+        if self._asked is None:
+            self._asked = request_of(self._submission, self.run_time, self._claim_id)
+        return self._asked
+
+    def take_in(self, claimed: HeldLock | Refusal | TaskLockError | None, wanted_at: float) -> bool:
+        """Note the outcome of the claim, and return whether the job is to run.
+
+        :param claimed: the lock, the refusal, the error, or ``None`` if the task has no row
+        :param wanted_at: when the claim was first asked for, on the monotonic clock
+        """
+        self._wanted_at = wanted_at
+        if isinstance(claimed, TaskLockError):
+            self._runs_despite = self._note_claim_failed(claimed)
+            return self._runs_despite is not None
+        self._telemetry.claimed(wanted_at, claimed)
+        if isinstance(claimed, HeldLock):
+            self._held = claimed
+            self._note_run_time(claimed)
+            return True
+        if claimed is not None:
+            self._refused(claimed)
+        return False
+
+    def report_granted(self) -> None:
+        """Report that the claim was granted, or that the job runs without a lock.
+
+        Called in the worker, right before the job.
+        """
+        if self._held is not None:
+            self._reports.granted(self._held)
+        elif self._runs_despite is not None:
+            self._reports.failed(self._runs_despite, runs=True)
+
+    def report_not_claimed(self) -> None:
+        """Report that the run was not claimed, because the scheduler is shut down."""
+        logger.debug(
+            "Task %r: not claimed, since the scheduler is shut down", self._submission.task_name
+        )
+        self._telemetry.skipped("shutdown")
+
+    def report_refused(self, refusal: Refusal) -> None:
+        """Report that a kept run is not run.
+
+        :param refusal: the refusal because of which the run was kept
+        """
+        self._reports.refused(refusal)
+
+    def report_missed(self) -> None:
+        """Count a misfire, which APScheduler's own code reports."""
+        self._telemetry.skipped("misfire")
+
+    def report_not_begun(self) -> None:
+        """Report a run time that is not run here, because this replica shuts down."""
+        self._reports.not_begun()
+
+    def begin_hand_over(self) -> ReleaseTicket | None:
+        """Begin to hand over the window of a job that does not run here."""
+        outcome = self._cut_short(begun=False)
+        return self._send_release(outcome) if self._is_first_to_release() else None
+
+    def begin_hand_over_late(self) -> ReleaseTicket | None:
+        """Report a run that has not begun in time, and begin to hand over its window."""
+        assert self._held is not None
+        self._reports.not_begun_in_time(self._held)
+        return self.begin_hand_over()
+
+    def begin_hand_over_lost(self) -> ReleaseTicket | None:
+        """Report a lock that was lost before its job began, and begin to hand the window over."""
+        assert self._held is not None
+        if not self._cut:
+            self._reports.lost(self._held, begun=False)
+        return self.begin_hand_over()
+
+    def begin_lease_end(self) -> ReleaseTicket | None:
+        """Begin to end the lease of a run, because its worker process died, maybe during the run.
+
+        :return: the release; ``None`` if the claim was released before
+        """
+        if not self._is_first_to_release():
+            return None
+        assert self._held is not None
+        self._telemetry.ended(RunOutcome(outcome="died"))
+        return self._locks.begin_lease_end(self._held)
+
+    def report_lease_end(self, ticket: ReleaseTicket) -> None:
+        """Report the death of the worker process, or that the run's lease could not be ended.
+
+        :param ticket: the ticket that ends the lease, which has arrived or failed
+        """
+        assert self._held is not None
+        try:
+            ticket.future.result()
+        except TaskLockError as error:
+            self._reports.not_released(self._held, error)
+        else:
+            self._reports.died(self._held)
+
+    def begin_release(
+        self, raised: BaseException | None, *, cut: bool = False
+    ) -> ReleaseTicket | None:
+        """Begin to release the claim, after the job has ended.
+
+        :param raised: the exception that the job has raised
+        :param cut: whether the job was cancelled from outside
+        :return: the release; if a shutdown has released the claim before, the shutdown's release
+        """
+        outcome = self._cut_short(begun=True) if cut else None
+        if not self._is_first_to_release():
+            return self._release
+        return self._send_release(outcome or self._outcome_of(raised))
+
+    def is_cut(self, raised: BaseException | None, asyncio_task: asyncio.Task[Any] | None) -> bool:
+        """Return whether a coroutine was cancelled from outside, and not by its own code.
+
+        :param raised: the exception that the coroutine has raised
+        :param asyncio_task: the asyncio task in which the coroutine runs
+        """
+        if isinstance(raised, GeneratorExit):
+            return _is_closed(asyncio_task)  # closed, for example together with its event loop
+        return isinstance(raised, asyncio.CancelledError) and (
+            self.cancelled_on_loss
+            or self._locks.closed
+            or is_being_cancelled(if_unknown=self._submission.failover)
+        )
+
+    @property
+    def held(self) -> HeldLock | None:
+        """The lock of the claim; ``None`` if the claim was not granted."""
+        return self._held
+
+    @property
+    def lost(self) -> bool:
+        """Whether the lock is lost, so that another replica may run the task."""
+        return self._held is not None and not self._held.inherited and self._held.lost
+
+    def stands(self) -> bool:
+        """Return whether the job may begin. Renews the lease first if little of it is left.
+
+        Little of the lease is left if this process was suspended after the claim, for example by
+        SIGSTOP. Another replica may have taken the run over meanwhile, which the renewal finds out.
+        The process may also be suspended between the renewal and its answer, so the lease is
+        checked again after the renewal.
+        """
+        aged = self._aged
+        if self.lost or aged is None:
+            return not self.lost
+        return self._locks.renew_now(aged) and self._aged is None
+
+    async def stands_async(self) -> bool:
+        """Return whether the job may begin, as :meth:`stands`, without blocking the event loop."""
+        aged = self._aged
+        if self.lost or aged is None:
+            return not self.lost
+        return await self._locks.renew_now_async(aged) and self._aged is None
+
+    @property
+    def _aged(self) -> HeldLock | None:
+        """The lock, if little of its lease is left; else ``None``."""
+        held = self._held
+        if held is None or held.inherited or held.lease is None:
+            return None
+        return held if held.lease_left < held.lease * LEAST_OF_LEASE else None
+
+    def runs_in(
+        self, loop: asyncio.AbstractEventLoop, asyncio_task: asyncio.Task[Any] | None
+    ) -> None:
+        """Note the event loop and the asyncio task that run the job's coroutine."""
+        self._loop = loop
+        # Weak, so that this object does not keep a coroutine alive whose event loop has ended. When
+        # the coroutine is collected, its lock is released.
+        self._asyncio_task = None if asyncio_task is None else ref(asyncio_task)
+        if self._held is not None:
+            self._held.runs_on(loop)
+
+    @contextmanager
+    def holding(self) -> Iterator[None]:
+        """Make the held lock the current lock during the block, in which the job runs."""
+        if self._held is None:
+            yield
+            return
+        self.running = True
+        self._held.on_lost(partial(self._lose, self._held))
+        try:
+            run_time = self.run_time.timestamp()
+            with holding(self._held), self._telemetry.running(self._held, run_time):
+                yield
+        finally:
+            self.running = False
+            self._job_finished = True
+
+    def begin_cut(self) -> ReleaseTicket | None:
+        """Begin to release the claim of a coroutine that a shutdown cancels.
+
+        :return: the release; ``None`` if the coroutine has ended or its claim was released
+        """
+        outcome = self._cut_short(begun=self.running)
+        if self.is_being_released or not self._is_first_to_release():
+            return None
+        return self._send_release(outcome)
+
+    @property
+    def is_being_released(self) -> bool:
+        """Whether the job has ended, so that its thread releases the claim."""
+        return self._job_finished
+
+    def _is_first_to_report(self) -> bool:
+        """Return whether the caller is the first thread to report the release."""
+        with self._release_lock:
+            is_first, self._is_reported = not self._is_reported, True
+        if self._reported_event is not None:
+            self._reported_event.set()
+        return is_first
+
+    def _note_claim_failed(self, error: TaskLockError) -> TaskLockError | None:
+        """Note a claim that was neither granted nor refused.
+
+        :return: the error if the job is to run without a lock; ``None`` if it is not to run, and
+            the error was reported
+        """
+        if self._locks.closed:
+            self._reports.not_begun()
+            return None
+        self._telemetry.claim_failed(self._wanted_at)
+        # With `run_unlocked` the job runs without a lock, except in three cases:
+        # - It is a takeover, a manual run or a standby, because another replica may run it.
+        # - The task's row is locked, because the session with the lock may have claimed the task.
+        # - The claim could not be sent although there is no outage.
+        unlocked = (
+            self._submission.run_unlocked
+            and not self._is_extra
+            and not isinstance(error, (RowLockedError, NoThreadError))
+            and not self._had_no_turn(error)
+        )
+        if unlocked:
+            return error
+        if self._submission.dead_run is not None:
+            self._reports.not_taken_over(error)
+        else:
+            self._reports.failed(error, runs=False)
+        return None
+
+    def _had_no_turn(self, error: TaskLockError) -> bool:
+        """Return whether the claim was not sent in time although there is no outage."""
+        return isinstance(error, NotSentError) and self._locks.outage.reason is None
+
+    @property
+    def _is_extra(self) -> bool:
+        """Whether this is a takeover, a manual run or a standby, which another replica may run."""
+        submission = self._submission
+        is_asked_for = submission.request_id is not None
+        return submission.dead_run is not None or is_asked_for or submission.is_standby
+
+    def _refused(self, refusal: Refusal) -> None:
+        if self._submission.request_id is not None:
+            logger.debug(
+                "Task %r: the manual run is not begun here, because its claim was refused (%s); "
+                "the last claim is of replica %r",
+                self._submission.task_name,
+                refusal.reason,
+                refusal.holder,
+            )
+            return
+        if self._submission.dead_run is not None:
+            logger.debug(
+                "Task %r: %s is not run again here, because its claim was refused (%s); the last "
+                "claim is of replica %r",
+                self._submission.task_name,
+                self._reports.what,
+                refusal.reason,
+                refusal.holder,
+            )
+            return
+        due = self._submission.due
+        if due is not None:
+            due.refused = refusal.reason
+        if refusal.reason == "withdrawn":
+            logger.debug(
+                "Task %r: not run here: another replica has claimed it, or its job was changed",
+                self._submission.task_name,
+            )
+            return
+        assert isinstance(self._asked, ClaimRequest)
+        self._reports.warn_of(self._asked, refusal)
+        # The run of a stored job is not kept, because the job store reads the job again.
+        if due is None:
+            self.refusal = refusal
+        if self.refusal is not None and refusal.blocked:
+            self._reports.kept(refusal)
+        else:
+            self._reports.refused(refusal)
+
+    def _note_run_time(self, held: HeldLock) -> None:
+        if not held.is_takeover or held.run_time is None:
+            held.run_time = self.run_time
+            return
+        submission = self._submission
+        if submission.is_stored or submission.run_time_is_shared(held.window_start):
+            held.run_time = held.window_start
+        held.run_time = held.run_time.astimezone(self.run_time.tzinfo)
+        self.run_time = self._reports.run_time = held.run_time
+
+    def _lose(self, held: HeldLock) -> None:
+        """Report a lock that was lost while the job runs.
+
+        With ``cancel_on_lost``, also cancel the job.
+        """
+        self._reports.lost(held)
+        options = self._submission.options
+        if self._loop is not None and options is not None and options.cancel_on_lost:
+            self._loop.call_soon_threadsafe(self._cancel)
+
+    def _cancel(self) -> None:
+        asyncio_task = None if self._asyncio_task is None else self._asyncio_task()
+        if asyncio_task is not None and self.running:
+            self.cancelled_on_loss = True
+            asyncio_task.cancel()
+
+    def _outcome_of(self, exception: BaseException | None) -> RunOutcome:
+        """Return the outcome of a run.
+
+        :param exception: the exception that the job has raised; ``None``: none
+        """
+        options = self._submission.options
+        opens = (
+            exception is not None
+            and options is not None
+            and options.on_failure == "release"
+            and not self._submission.is_manual  # because the row's window is that of another run
+        )
+        # Traces get the exception only if `redact` is the default, because a trace has the whole
+        # traceback, which `redact` cannot change.
+        if exception is not None and self._locks.settings.redact is str:
+            self._telemetry.raised(exception)
+        outcome = RunOutcome.of(
+            exception,
+            WindowAfter.OPEN if opens else WindowAfter.KEEP,
+            self._locks.settings.redact,
+            overran=self._held is not None and self._held.seconds_left == 0,
+        )
+        return self._with_next_run(outcome)
+
+    def _with_next_run(self, outcome: RunOutcome) -> RunOutcome:
+        """Add the task's next due time to an outcome, unless the row's due time is still right."""
+        if self._submission.due is not None or self._submission.is_stored:
+            # If the stored job came due during the run, it could not be claimed before this
+            # release. So the row gets the time of this release as the due time.
+            return replace(outcome, next_in=0.0)
+        if self._submission.is_manual:
+            if outcome.outcome != "ok":
+                return outcome
+        elif self._is_before_next_run():
+            return outcome
+        next_in, is_last = self._submission.next_from(self.run_time, time.time())
+        return replace(outcome, next_in=next_in, is_last=is_last)
+
+    def _is_before_next_run(self) -> bool:
+        """Return whether the next run time, as the claim wrote it, is still to come."""
+        asked = self._asked
+        if not isinstance(asked, ClaimRequest) or asked.next_in is None or asked.is_last:
+            return False
+        assert asked.run_time is not None
+        return time.time() < asked.run_time.timestamp() + asked.next_in
+
+    def _cut_short(self, *, begun: bool) -> RunOutcome:
+        """Note that the run was cut or has not begun, and return its outcome.
+
+        The window of a run that has begun is handed over only with failover, because without
+        failover no window is begun twice.
+        """
+        if self._held is not None:
+            self._cut = True
+            self._held.cut()
+        again = self._submission.failover or not begun
+        window = WindowAfter.HAND_OVER if again else WindowAfter.KEEP
+        if not begun:
+            return RunOutcome(window)
+        if not self.cancelled_on_loss:
+            return RunOutcome(window, "cancelled", cut=True)
+        if self._held is not None and self._held.seconds_left == 0:
+            return RunOutcome(window, "overran")
+        return RunOutcome(window, "cancelled")
+
+    def _is_first_to_release(self) -> bool:
+        """Return whether a lock is held, and the caller is the first to release its claim."""
+        with self._release_lock:
+            if self._release_begun or self._held is None or self._held.inherited:
+                return False
+            self._release_begun = True
+        return True
+
+    def _send_release(self, outcome: RunOutcome) -> ReleaseTicket:
+        assert self._held is not None
+        self._outcome = outcome
+        self._release = self._locks.begin_release(self._held, outcome)
+        return self._release
+
+    def report_at_stop(self, seconds: float) -> None:
+        """In a shutdown, report the release of a coroutine that has ended.
+
+        The shutdown may block the event loop that would report the release. If the release has not
+        begun, another thread is about to begin and report it, so this method waits for that report.
+
+        :param seconds: limits the wait
+        """
+        if self._release is not None:
+            self.report_release(self._release, seconds)
+            return
+        with self._release_lock:
+            event = self._reported_event = self._reported_event or threading.Event()
+            if self._is_reported:
+                return
+        event.wait(seconds)
+
+    def report_release(self, ticket: ReleaseTicket, seconds: float | None = None) -> None:
+        """Wait for a release, and report it.
+
+        :param seconds: limits the wait; ``None``: the release has arrived or failed
+        """
+        assert self._held is not None
+        try:
+            released = self._locks.released(self._held, ticket, seconds)
+        except TaskLockError as error:
+            self._report_failure(error)
+        else:
+            self._report(released)
+
+    def _report_failure(self, error: TaskLockError) -> None:
+        assert self._held is not None
+        assert self._outcome is not None
+        if self._is_first_to_report():
+            self._telemetry.ended(self._outcome)
+            self._reports.not_released(self._held, error)
+
+    def _report(self, released: Released | None) -> None:
+        assert self._held is not None
+        assert self._outcome is not None
+        if not self._is_first_to_report():
+            return
+        self._telemetry.ended(self._outcome)
+        if released is not None:
+            self._reports.released(self._held, released.locked_until, self._outcome.window)
+        elif not self._cut:
+            self._reports.lost(self._held)
+
+
+def is_being_cancelled(*, if_unknown: bool) -> bool:
+    """Return whether the current asyncio task was cancelled from outside, and not by its own code.
+
+    :param if_unknown: what to return in Python 3.10, where asyncio cannot tell the two apart
+    """
+    cancelling = getattr(asyncio.current_task(), "cancelling", None)
+    return if_unknown if cancelling is None else cancelling() > 0
+
+
+def may_be_cancelled(raised: BaseException | None) -> bool:
+    """Return whether the current asyncio task was cancelled from outside, or may have been.
+
+    :param raised: the exception that the task's coroutine has raised
+    """
+    return isinstance(raised, asyncio.CancelledError) and is_being_cancelled(if_unknown=True)
+
+
+def _is_closed(task: asyncio.Task[Any] | None) -> bool:
+    """Return whether a call of ``close()`` runs a coroutine now, and not its asyncio task."""
+    try:
+        return asyncio.current_task() is not task
+    except RuntimeError:  # no loop runs
+        return True

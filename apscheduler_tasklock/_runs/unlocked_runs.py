@@ -1,0 +1,78 @@
+"""The runs of an executor with ``enabled=False``, which are run at once, without a claim."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from apscheduler_tasklock._lock.client import LockClient
+from apscheduler_tasklock._runs.adapter import RunId, give, never_awaited
+from apscheduler_tasklock._runs.executor_runs import Owner
+from apscheduler_tasklock._runs.given_job import GivenJob
+from apscheduler_tasklock._runs.job_functions import events_of_what_ran
+from apscheduler_tasklock._runs.reports import Notifier
+from apscheduler_tasklock._runs.submission import Submission
+from apscheduler_tasklock._runs.worker_process import JobInWorker
+
+
+class UnlockedRuns:
+    """Gives runs to the wrapped executor at once. Replaces ``ExecutorRuns`` if there are no locks.
+
+    :param inner: the wrapped executor
+    :param owner: what these runs use of the ``TaskLockExecutor``
+    """
+
+    is_live = True
+
+    def __init__(self, inner: Any, owner: Owner) -> None:
+        self._inner = inner
+        self._owner = owner
+
+    def submit(self, submission: Submission, _locks: LockClient, _notifier: Notifier) -> None:
+        """Give a submission to the wrapped executor.
+
+        :raises Exception: whatever the wrapped executor raises
+        """
+        job = _UnlockedJob(submission, self._owner.wrap_function)
+        self._owner.note_begun(submission)
+        give(self._inner, job, list(submission.run_times))
+
+    def stop(self, _seconds: float, *, closes: bool = False) -> None:
+        """Do nothing, because no run waits here: each was given to the wrapped executor."""
+
+    def events_of(self, submission: Submission, events: list[Any]) -> list[Any]:
+        """Return the events to report for a submission, from APScheduler's own events."""
+        logger_name = submission.logger_name
+        if submission.awaited:
+            events = [never_awaited(event, self._inner, logger_name) or event for event in events]
+        return events_of_what_ran(events, logger_name)
+
+    def failed(self, _submission: Submission, _error: BaseException) -> None:
+        """Do nothing, because the wrapped executor itself logs why a submission has failed."""
+
+    def ended(self, submission: Submission) -> None:
+        """Note that the wrapped executor has reported a submission, so that it is over."""
+        self._owner.note_over(submission)
+
+
+class _UnlockedJob(GivenJob):
+    """Stands in for a job that runs without a lock, with the job's own ``misfire_grace_time``."""
+
+    def __init__(
+        self, submission: Submission, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]
+    ) -> None:
+        job = submission.job
+        call = partial(_await if submission.awaited else _call, wrap, job.func)
+        super().__init__(submission, RunId(job.id, submission), call, job.misfire_grace_time)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return JobInWorker, (self._job, self.misfire_grace_time, None)
+
+
+def _call(wrap: Any, function: Any, *arguments: Any, **named: Any) -> Any:
+    return wrap(function)(*arguments, **named)
+
+
+async def _await(wrap: Any, function: Any, *arguments: Any, **named: Any) -> Any:
+    return await wrap(function)(*arguments, **named)

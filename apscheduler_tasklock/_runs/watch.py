@@ -1,0 +1,463 @@
+"""The look: it reads the rows of a replica's tasks that need something, such as a takeover.
+
+One statement reads these rows. Then the look does for each row what the row needs.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from functools import partial
+from math import inf
+from typing import Protocol
+from uuid import UUID
+
+from apscheduler_tasklock._database.rejections import LOOKS, OLD_ROWS
+from apscheduler_tasklock._database.sequences import Steps
+from apscheduler_tasklock._database.sqlstates import ConflictError
+from apscheduler_tasklock._database.timings import Timings
+from apscheduler_tasklock._lock.client import LockClient
+from apscheduler_tasklock._lock.protocol_messages import RunState
+from apscheduler_tasklock._lock.statements.retention import PRUNE_INTERVAL, RETENTION
+from apscheduler_tasklock._runs.kept_runs import KeptRuns, LastRun
+from apscheduler_tasklock._runs.known_tasks import KnownTasks
+from apscheduler_tasklock._runs.looks import Looks
+from apscheduler_tasklock._runs.registration import Registrar
+from apscheduler_tasklock._runs.standby import seconds_late
+from apscheduler_tasklock._runs.submission import JobKey, Submission
+from apscheduler_tasklock._values import logger_of
+from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError, TaskLockSchemaError
+
+logger = logger_of(__name__)
+
+
+class Jobs(Protocol):
+    """The scheduler's jobs on one executor, as a look needs them."""
+
+    def list_tasks(self) -> Iterable[tuple[str, JobKey, float | None]]:
+        """Yield the task, key and lease of each job. Reads the job stores."""
+
+    def submission_for(self, key: JobKey, dead: RunState) -> Submission | None:
+        """Return the takeover of a dead run; ``None`` if the job cannot take the run over."""
+
+    def requested(self, key: JobKey, task_name: str, request_id: UUID) -> Submission | None:
+        """Return a manual run of a job; ``None`` if the job is gone or cannot run here."""
+
+    def standby_for(
+        self, key: JobKey, state: RunState, due_at: datetime, late_by: float
+    ) -> Submission | None:
+        """Return a standby run of a job; ``None`` if the job may not stand in."""
+
+    def submit(self, submission: Submission, not_now: Callable[[], None]) -> None:
+        """Submit a run in the thread in which the scheduler submits jobs.
+
+        :param not_now: called if the run could not be submitted
+        """
+
+
+class Watch:
+    """Makes the looks: reads the rows of a scheduler's tasks, and does what each row needs.
+
+    - A dead run with failover is submitted again, as a takeover.
+    - Kept runs are decided on when the run in their way is over. If that run died and has failover,
+      its takeover comes first.
+    - A manual run is submitted, by every replica that has the task.
+    - A run time of an interval job that another replica has missed is submitted; see ``standby``.
+    - An overdue task is logged, once until it runs.
+    - The task of a changed job is registered.
+
+    Submitted runs are claimed like any other run, so that one replica is granted each of them.
+
+    :param locks: the task locks of this replica
+    :param known: the tasks of this replica
+    :param jobs: the scheduler's jobs
+    :param kept: the kept runs
+    :param registrar: registers tasks
+    :param state: returns the scheduler's state
+    :param interval: limits the seconds between two looks
+    :param given_up: reports a dead run that is given up, and why
+    :param report_overdue: reports an overdue task
+    :param looked: called at the end of each look; gets whether the jobs of all job stores are known
+    :param prune_interval: seconds between two deletions of old rows
+    :param timings: timings of the looks
+    :ivar looks: decides when the next look is due
+    :ivar has_looked: whether a look has succeeded
+    :ivar overdue: the tasks that are overdue, as of the last look
+    """
+
+    def __init__(
+        self,
+        locks: LockClient,
+        known: KnownTasks,
+        jobs: Jobs,
+        kept: KeptRuns,
+        registrar: Registrar,
+        state: Callable[[], int],
+        interval: float,
+        given_up: Callable[[RunState, JobKey, str], None],
+        report_overdue: Callable[[RunState], None] | None = None,
+        looked: Callable[[bool], None] = lambda _has_listed: None,
+        prune_interval: float = PRUNE_INTERVAL,
+        timings: Timings | None = None,
+    ) -> None:
+        self._locks = locks
+        self._known = known
+        self._jobs = jobs
+        self._kept = kept
+        self._registrar = registrar
+        self._given_up = given_up
+        self._report_overdue_task = report_overdue or _warn
+        self._looked = looked
+        self._prune_interval = prune_interval
+        self._prune_at = inf  # on the monotonic clock
+        self.looks = Looks(locks, known, self._look_safely, state, interval, timings)
+        # Only looks use these, in the application's thread.
+        self._has_listed = False  # whether the jobs of all job stores are known
+        self._as_of = 0.0  # when the last look began, on the monotonic clock
+        self._logged: set[str] = set()  # overdue tasks that were logged
+        self._begun: dict[str, datetime] = {}  # by task: the due time of its last standby run
+        self.has_looked = False
+        self.overdue: tuple[str, ...] = ()
+        # Looks and other threads use these.
+        self._changed = threading.Lock()
+        # By task: a refused run whose job the scheduler has dropped, because no run time follows.
+        # The job can take over the dead run because of which the run was refused.
+        self._last: dict[str, Submission] = {}
+        self._submitted: set[UUID] = set()  # ids of dead and manual runs that were submitted
+
+    def start(self) -> None:
+        """Begin the looks, as soon as the scheduler runs."""
+        # With jitter, so that replicas that have started at the same moment do not all delete old
+        # rows at the same moment.
+        first = random.uniform(0, min(60.0, self._prune_interval))  # noqa: S311  # no secret
+        self._prune_at = time.monotonic() + first
+        self.looks.start()
+
+    @property
+    def closed(self) -> bool:
+        """Whether looks do nothing any more, because they were closed or the scheduler stopped."""
+        return self.looks.closed
+
+    def _look_safely(self) -> Steps[None]:
+        try:
+            yield from self.look()
+            if time.monotonic() > self._prune_at:
+                self._prune_at = time.monotonic() + self._prune_interval
+                yield from self._prune()
+            if self._registrar.has_more:
+                self.looks.wake()
+        except TaskLockDatabaseError:
+            pass  # logged as an outage
+        except Exception:  # so that an error is logged and does not end the looks
+            logger.exception("The tasks could not be looked at; trying again")
+
+    def look(self) -> Steps[None]:
+        """Make one look.
+
+        If the database rejects a part of the look, the other parts go on, and the next look tries
+        the rejected part again.
+
+        :raises TaskLockDatabaseError: the database is unavailable
+        """
+        rejected: list[TaskLockError] = []
+        with _noting(rejected):
+            yield from self._locks.look_at_rights()
+        with _noting(rejected):
+            self._list_once()
+        with _noting(rejected):
+            yield from self._look_at_rows(rejected)
+        with _noting(rejected):
+            self._registrar.list_stored()
+        with _noting(rejected):
+            self._looked(self._has_listed)
+        if rejected:
+            self._locks.rejections.begin(LOOKS, rejected[0])
+        else:
+            self._locks.rejections.end(LOOKS)
+
+    def _list_once(self) -> None:
+        """List the jobs of all job stores, unless an earlier look has listed them all."""
+        if not self._has_listed:
+            for task_name, key, lease in self._jobs.list_tasks():
+                self._known.add(task_name, key, lease)
+            self._has_listed = True
+
+    def _look_at_rows(self, rejected: list[TaskLockError]) -> Steps[None]:
+        number, waiting = self.looks.number, self._waiting()
+        asked_for = sorted({*waiting, *self._registrar.expecting()})
+        names = sorted({*self._known.names(), *asked_for})
+        states: list[RunState] = []
+        self._as_of = time.monotonic()
+        if names:
+            states = yield self._locks.reading(names, asked_for)
+        self.has_looked = True
+        with _noting(rejected):
+            yield from self._registrar.register(states, has_listed=self._has_listed)
+        self.overdue = tuple(state.task_name for state in states if state.overdue)
+        self._logged.intersection_update(self.overdue)
+        for state in states:
+            if self.closed or number != self.looks.number:
+                return
+            yield from self._do_what_is_called_for(state)
+        for name in waiting - {state.task_name for state in states}:  # its row is gone
+            self._last.pop(name, None)
+            with _noting(rejected):
+                self._decide(name, LastRun(0, finished=False, dead=True, deaths=1))
+
+    def _do_what_is_called_for(self, state: RunState) -> Steps[None]:
+        with self._one_task(state, "its dead run"):
+            yield from self._handle_dead_run(state)
+        with self._one_task(state, "its manual run"):
+            self._run_manual(state)
+        with self._one_task(state, "whether another replica has missed its run time"):
+            self._stand_in(state)
+        with self._one_task(state, "whether it is overdue"):
+            self._report_overdue(state)
+
+    @property
+    def is_watching(self) -> bool:
+        """Whether there are tasks whose rows each look has to read, whatever their state."""
+        return bool(self._waiting())
+
+    def _waiting(self) -> set[str]:
+        """Return the tasks whose rows each look has to read, whatever their state.
+
+        These tasks have kept runs, or a refused run whose job the scheduler has dropped.
+        """
+        with self._changed:
+            return {*self._kept.task_names, *self._last}
+
+    # Dead runs and kept runs.
+
+    def note_unfinished(self, submission: Submission, may_be_over: bool) -> None:
+        """Note a run time that was refused while the task's last run was unfinished.
+
+        :param may_be_over: whether the last run may be over or dead, so that a look is due now
+        """
+        # Computed before the lock is taken, because `is_last` calls the trigger, which may be the
+        # application's own code.
+        is_last = submission.is_last
+        if self.closed:
+            return
+        if is_last:
+            with self._changed:
+                self._last[submission.task_name] = submission
+        if may_be_over:
+            self.looks.wake()
+
+    def ended(self, submission: Submission) -> None:
+        """Note that a submission is over. A look may submit its dead or manual run once more."""
+        with self._changed:
+            if submission.dead_run is not None:
+                self._submitted.discard(submission.dead_run.claim_id)
+            if submission.request_id is not None:
+                self._submitted.discard(submission.request_id)
+        if submission.task_name in self._kept.task_names:
+            self.looks.wake()
+
+    def _handle_dead_run(self, state: RunState) -> Steps[None]:
+        """Take over a task's last run if it is dead, and decide on the task's kept runs."""
+        if state.finished:
+            self._last.pop(state.task_name, None)
+            self._decide_kept(state, state.deaths)
+            return
+        # A dead run is not taken over while its task is paused. Right after an outage, only a run
+        # that was handed over is taken over, because the holder of any other may still renew it.
+        believed = not state.paused and state.dead
+        believed = believed and (state.handed_over or self._locks.stable)
+        is_run_again = believed and (yield from self._run_again(state))
+        self._decide_kept(state, state.deaths, goes_on=not believed or is_run_again)
+
+    def _decide_kept(self, state: RunState, deaths: int, *, goes_on: bool = False) -> None:
+        """Decide on the runs that are kept because of a task's last run.
+
+        :param goes_on: whether the kept runs go on waiting, for that run or for its takeover
+        """
+        is_over, is_dead = state.finished and not goes_on, state.dead and not goes_on
+        self._decide(state.task_name, LastRun(state.token, is_over, is_dead, deaths, self._as_of))
+
+    def _decide(self, task_name: str, last: LastRun) -> None:
+        for key in self._known.asking(self._kept.jobs_of(task_name)):
+            self._kept.decide(task_name, key, last)
+
+    def _run_again(self, state: RunState) -> Steps[bool]:
+        """Take over or give up a dead run, if it has failover.
+
+        :return: whether kept runs have been decided on, or have to wait for the takeover
+        """
+        if not state.is_run_again(failover=True):
+            return False
+        found = self._find_job(state)
+        if found is None:
+            return False
+        key, submission = found
+        if not state.is_run_again(failover=submission.failover):
+            yield from self._end_stored(state, key, submission)
+            return False
+        assert submission.options is not None
+        reason = state.reason_to_give_up(submission.options.max_takeovers)
+        if reason is not None:
+            if (yield self._locks.giving_up(state)):
+                self._given_up(state, key, reason)
+            self._decide_kept(state, state.deaths + 1)
+            return True
+        for _ in self._known.asking([key]):
+            if self._is_new(state.claim_id):
+                self._submit(submission, state.claim_id)
+        return True
+
+    def _end_stored(self, state: RunState, key: JobKey, submission: Submission) -> Steps[None]:
+        """Give up a stored job's dead run if the job has no failover any more.
+
+        The task's row still says that the run has failover. So the job's next run would have to
+        wait until the dead run's maximum lock ends.
+        """
+        if submission.is_stored and (yield self._locks.giving_up(state)):
+            self._given_up(state, key, "failover is off for its job by now")
+
+    def _find_job(self, state: RunState) -> tuple[JobKey, Submission] | None:
+        """Return a job that can take over a dead run, and the takeover; ``None`` if no job can."""
+        with self._changed:
+            last = self._last.get(state.task_name)
+        if last is not None and last.runs == state.runs:
+            return last.key, last.for_dead_run(state)
+        for key in self._keys_of(state):
+            found = self._jobs.submission_for(key, state)
+            if found is not None:
+                return key, found
+        return None
+
+    def _keys_of(self, state: RunState) -> Iterator[JobKey]:
+        """Yield the jobs of a row's task. The caller may call each job's store and trigger."""
+        return self._known.asking(self._known.keys_of(state.task_name))
+
+    def _submit(self, submission: Submission, cause: UUID) -> None:
+        self._jobs.submit(submission, partial(self._not_submitted, cause))
+
+    def _is_new(self, cause: UUID) -> bool:
+        """Note that a dead or manual run is submitted; return whether it was not submitted before.
+
+        :param cause: the claim id of the dead run, or the id of the manual run
+        """
+        with self._changed:
+            is_new = cause not in self._submitted
+            self._submitted.add(cause)
+        return is_new
+
+    def _not_submitted(self, cause: UUID) -> None:
+        with self._changed:
+            self._submitted.discard(cause)
+
+    # Manual runs.
+
+    def _run_manual(self, state: RunState) -> None:
+        """Submit the manual run that was asked for, if there is one and the task is not running."""
+        request_id = state.request_id
+        if request_id is None or not (state.finished or state.dead) or self.closed:
+            return
+        if not self._is_new(request_id):
+            return
+        submission = None
+        try:
+            for key in self._keys_of(state):
+                submission = self._jobs.requested(key, state.task_name, request_id)
+                if submission is not None:
+                    self._submit(submission, request_id)
+                    break
+        finally:
+            if submission is None:
+                self._not_submitted(request_id)
+
+    # Run times that no replica has run.
+
+    def _stand_in(self, state: RunState) -> None:
+        """Submit a standby run of a due task, if the replica with this run time does not run it."""
+        late_by = seconds_late(state, stable=self._locks.stable)
+        if late_by is None or self._begun.get(state.task_name) == state.due_at:
+            return
+        assert state.due_at is not None
+        for key in self._keys_of(state):
+            submission = self._jobs.standby_for(key, state, state.due_at, late_by)
+            if submission is not None:
+                self._begun[state.task_name] = state.due_at
+                logger.debug("Task %r: due for %.1f s, so run here", state.task_name, late_by)
+                self._jobs.submit(submission, lambda: None)
+                return
+
+    def _report_overdue(self, state: RunState) -> None:
+        """Report an overdue task, once until it runs."""
+        if not state.overdue or state.task_name in self._logged:
+            return
+        if self._registrar.has_due(state) and not self._registrar.differs(state):
+            self._logged.add(state.task_name)
+            self._report_overdue_task(state)
+
+    # Old rows.
+
+    def _prune(self) -> Steps[None]:
+        """Delete old rows of one-off jobs, if the database role has the right."""
+        try:
+            while (yield self._locks.pruning(RETENTION)):
+                pass  # each statement deletes a limited number of rows
+        except TaskLockDatabaseError:
+            raise
+        except TaskLockError as error:
+            self._locks.rejections.begin(OLD_ROWS, error, quiet=True)
+        else:
+            self._locks.rejections.end(OLD_ROWS)
+
+    @contextmanager
+    def _one_task(self, state: RunState, what: str) -> Iterator[None]:
+        """Log an error of the block, which checks one task, so that the other tasks are checked.
+
+        :param what: what the block checks, for the log line
+        """
+        try:
+            yield
+        except ConflictError as error:  # another session has the row locked
+            logger.debug("Task %r: could not check %s: %s", state.task_name, what, error)
+        except TaskLockDatabaseError:
+            raise
+        except TaskLockSchemaError as error:  # the next look finds which right is missing
+            self._locks.rejections.suspect()
+            logger.debug("Task %r: could not check %s: %s", state.task_name, what, error)
+        except Exception:
+            logger.exception(
+                "Task %r: could not check %s; trying again at the next look", state.task_name, what
+            )
+
+
+@contextmanager
+def _noting(rejected: list[TaskLockError]) -> Iterator[None]:
+    """Collect the rejections of a part of a look, and log its other errors.
+
+    So the other parts of the look go on, and the next look tries this part again. Only if the
+    database is unavailable, the error ends the look.
+
+    :param rejected: the list to which errors of rejected statements are added
+    """
+    try:
+        yield
+    except ConflictError as error:
+        logger.debug("Part of a look was not done, because of another session: %s", error)
+    except TaskLockDatabaseError:
+        raise
+    except TaskLockError as error:
+        rejected.append(error)
+    except Exception:
+        logger.exception("The tasks could not be looked at; trying again")
+
+
+def _warn(state: RunState) -> None:
+    logger.warning(
+        "Task %r is overdue: it was due at %s, and no replica has run it since (the last was %r, "
+        "token %s)",
+        state.task_name,
+        state.due_at,
+        state.holder or "none",
+        state.token,
+    )

@@ -1,0 +1,166 @@
+"""Shutdown: all limits of its waits, and when claiming was stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from math import inf
+
+# All limits of a shutdown, in seconds.
+#
+# Limits the whole shutdown of a scheduler's executors and job stores, without the time in which the
+# shutdown waits for running jobs.
+SHUTDOWN_LIMIT = 4.8
+# Limits an attempt to send a request after claiming was stopped. An attempt to send a release has
+# the longer limit, because a release should reach also a database that answers late.
+ATTEMPT_LIMIT = 1.5
+RELEASE_LIMIT = 3.0
+# Limits the request that cancels an unanswered statement. Each attempt leaves this time at its end.
+CANCEL_LIMIT = 0.5
+# Limits the wait until the jobs' side has withdrawn the runs that have not begun.
+WITHDRAWING_LIMIT = 1.0
+# Limits the last part of a shutdown, in which failed releases are sent once more. If a scheduler
+# has several executors and job stores, the current one also leaves so many seconds to each of those
+# that are shut down after it, but no more than half of SHUTDOWN_LIMIT to all of them together.
+LAST_SECONDS = 1.0
+# The shortest time for pending releases, however long the shutdown's earlier parts took.
+SHORTEST_CLOSING = 0.7
+# The shortest wait for the application's own code, such as its log handlers.
+SHORTEST_FLUSH = 0.2
+# Limits the wait for a log line that is being written.
+LAST_LINE_LIMIT = 1.0
+# Limits how long pending releases are sent while the database is unavailable.
+PENDING_LIMIT = 3.0
+# Limits the wait for pending releases at the interpreter's end without a shutdown.
+ENDING_LIMIT = 3.0
+
+
+class Closing:
+    """Says whether claiming is stopped, and since when. After a stop, waits are shorter."""
+
+    def __init__(self) -> None:
+        self._stopped_at: float | None = None
+        self._event = threading.Event()
+
+    @property
+    def stopped(self) -> bool:
+        """Whether claiming is stopped."""
+        return self._stopped_at is not None
+
+    def is_over(self, limit: float) -> bool:
+        """Return whether claiming was stopped more than so many seconds ago."""
+        return self._stopped_at is not None and time.monotonic() > self._stopped_at + limit
+
+    def stop(self) -> None:
+        """Stop claiming. Another call changes nothing."""
+        if self._stopped_at is None:
+            self._stopped_at = time.monotonic()
+        self._event.set()
+
+    def wait(self, seconds: float) -> bool:
+        """Pause for so many seconds, or until claiming is stopped; return whether it is."""
+        return self._event.wait(seconds) or self.stopped
+
+    def over_at(self, since: float, limit: float) -> float:
+        """Return when an attempt is over, on the monotonic clock; ``inf`` before claiming stops.
+
+        :param since: when the attempt began, on the monotonic clock
+        :param limit: limits the attempt once claiming is stopped, in seconds
+        """
+        stopped_at = self._stopped_at
+        return inf if stopped_at is None else max(stopped_at, since) + limit
+
+
+class Shutdown:
+    """The time of a scheduler's shutdown, which its executors and job stores share.
+
+    Executors and job stores are shut down one after the other, so each has to leave some time for
+    the next ones.
+
+    :param users: how many executors and job stores the scheduler has
+    """
+
+    def __init__(self, users: int = 1) -> None:
+        self._since = time.monotonic()
+        self._users = users
+
+    @property
+    def over_at(self) -> float:
+        """When the current executor or job store has to be shut down, on the monotonic clock."""
+        for_others = min(LAST_SECONDS * (self._users - 1), SHUTDOWN_LIMIT / 2)
+        return self._since + SHUTDOWN_LIMIT - for_others
+
+    @property
+    def last_at(self) -> float:
+        """When the last part begins, in which failed releases are sent, on the monotonic clock."""
+        return self.over_at - LAST_SECONDS
+
+    @property
+    def seconds_left(self) -> float:
+        """The seconds until the last part begins."""
+        return max(0.0, self.last_at - time.monotonic())
+
+    def note_waited(self, seconds: float) -> None:
+        """Extend the limit by so many seconds, because the shutdown has waited for running jobs."""
+        self._since += seconds
+
+    @property
+    def has_others(self) -> bool:
+        """Whether other executors or job stores are shut down after the current one."""
+        return self._users > 1
+
+    def leave(self) -> None:
+        """Note that the current executor or job store is shut down."""
+        self._users -= 1
+
+
+class InProgress:
+    """Counts the operations in progress, so that a thread can wait until all have ended.
+
+    It is a context manager, which counts its block as one operation.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._count = 0
+
+    def begin(self) -> None:
+        """Note that an operation begins."""
+        with self._changed:
+            self._count += 1
+
+    def end(self) -> None:
+        """Note that an operation has ended."""
+        with self._changed:
+            self._count -= 1
+            if self._count == 0:
+                self._changed.notify_all()
+
+    def __enter__(self) -> None:
+        self.begin()
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until no operation is in progress; return ``False`` if that takes too long.
+
+        :param seconds: limits the wait
+        """
+        with self._changed:
+            return self._changed.wait_for(lambda: self._count == 0, seconds)
+
+
+def off_the_loop(function: Callable[[], None]) -> None:
+    """Call a function that waits, but not in a thread whose event loop would wait, too.
+
+    If an event loop runs in this thread, a new thread makes the call. Otherwise this thread does.
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        function()
+    else:
+        threading.Thread(target=function, name="tasklock-close").start()

@@ -1,0 +1,320 @@
+"""Claims that one ticket carries: as many are granted as there are workers; each is told."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import psycopg
+import pytest
+
+from apscheduler_tasklock import TaskLockDatabaseError, TaskLockError
+from apscheduler_tasklock._lock.claim_attempts import ClaimAttempt
+from apscheduler_tasklock._lock.client import LockClient
+from apscheduler_tasklock._lock.limited_claims import Claimed, NotNow
+from apscheduler_tasklock._lock.protocol_messages import ClaimRequest, Refusal
+from apscheduler_tasklock.lock import HeldLock
+from tests.support.claims import held, row
+from tests.support.faults import CLAIM, Fault
+from tests.support.outages import refuse, restore
+from tests.support.polling import eventually
+from tests.support.proxy import Proxy
+
+MakeLocks = Callable[..., LockClient]
+Connection = psycopg.Connection[Any]
+MakeAsking = Callable[..., "Asking"]
+PATIENCE = 60.0
+
+
+class Asking:
+    """Asks for the claims of these tasks, and keeps what is told of them."""
+
+    def __init__(self, locks: LockClient, *tasks: str) -> None:
+        self.locks = locks
+        self.attempts = [_attempt(locks, task) for task in tasks]
+        self.told: queue.SimpleQueue[Sequence[tuple[ClaimAttempt, Claimed]]] = queue.SimpleQueue()
+        self.held: list[HeldLock] = []
+
+    def ask(self, most: int | None = None) -> dict[str, Any]:
+        """Ask, wait for what is told, and return it by the tasks."""
+        self.begin(most)
+        return self.result()
+
+    def begin(self, most: int | None = None) -> None:
+        self.locks.begin_claims(self.attempts, most, self.told.put)
+
+    def result(self) -> dict[str, Any]:
+        told = self.told.get(timeout=PATIENCE)
+        assert [attempt for attempt, _ in told] == self.attempts
+        self.held += [claimed for _, claimed in told if isinstance(claimed, HeldLock)]
+        return {attempt.task_name: claimed for attempt, claimed in told}
+
+
+def _attempt(locks: LockClient, task: str) -> ClaimAttempt:
+    request = ClaimRequest(task, min_lock=9.0, max_lock=50.0, runs="jobs:job", lease=20.0)
+    attempt = locks.attempt(request)
+    assert isinstance(attempt, ClaimAttempt)
+    return attempt
+
+
+@pytest.fixture
+def make_asking(make_locks: MakeLocks) -> Iterator[MakeAsking]:
+    """Make what asks for claims; what it was granted is released before the locks are closed."""
+    made: list[Asking] = []
+
+    def make(locks: LockClient, *tasks: str) -> Asking:
+        made.append(Asking(locks, *tasks))
+        return made[-1]
+
+    yield make
+    for asking in made:
+        for lock in asking.held:
+            asking.locks.release(lock)
+
+
+def kinds(told: dict[str, Any]) -> dict[str, Any]:
+    return {
+        task: claimed if isinstance(claimed, NotNow) else type(claimed)
+        for task, claimed in told.items()
+    }
+
+
+@pytest.fixture
+def busy() -> Iterator[Callable[[LockClient], None]]:
+    """Keep a replica's database thread busy until the end of the test at the latest."""
+    go_on = threading.Event()
+
+    def begin(locks: LockClient) -> None:
+        begun = threading.Event()
+
+        def keep(_cursor: object) -> None:
+            begun.set()
+            assert go_on.wait(PATIENCE)
+
+        thread = threading.Thread(target=locks.ask, args=(keep,))
+        thread.start()
+        threads.append(thread)
+        assert begun.wait(PATIENCE)
+
+    threads: list[threading.Thread] = []
+    begin.go_on = go_on.set  # type: ignore[attr-defined]  # for the test to call
+    yield begin
+    go_on.set()
+    for thread in threads:
+        thread.join(PATIENCE)
+
+
+def test_each_is_told_what_became_of_it(
+    make_asking: MakeAsking,
+    make_locks: MakeLocks,
+    known_task: Callable[[str], None],
+    direct_url: str,
+) -> None:
+    other = make_locks(replica_id="other")
+    other.release(held(other, "taken", runs="jobs:job"))
+    known_task("locked")
+    asking = make_asking(make_locks(), "taken", "locked", "a", "b", "c")
+    with psycopg.connect(direct_url) as blocker:
+        blocker.execute("SELECT FROM task_lock WHERE task_name = 'locked' FOR UPDATE")
+        told = asking.ask(most=None)
+    assert kinds(told) == {
+        "taken": Refusal,
+        "locked": NotNow.LOCKED,
+        "a": HeldLock,
+        "b": HeldLock,
+        "c": HeldLock,
+    }
+    assert told["taken"].holder == "other"
+
+
+def test_what_was_beyond_the_limit_is_granted_when_it_is_asked_for_again(
+    make_asking: MakeAsking,
+    make_locks: MakeLocks,
+) -> None:
+    asking = make_asking(make_locks(), "a", "b")
+    assert kinds(asking.ask(most=1)) == {"a": HeldLock, "b": NotNow.BEYOND}
+    del asking.attempts[0]
+    assert kinds(asking.ask(most=1)) == {"b": HeldLock}
+
+
+def test_a_row_that_stays_locked_has_failed_after_the_claim_timeout(
+    make_asking: MakeAsking,
+    make_locks: MakeLocks,
+    known_task: Callable[[str], None],
+    direct_url: str,
+) -> None:
+    known_task("a")
+    asking = make_asking(make_locks(claim_timeout=1.0), "a")
+    began_at = time.monotonic()
+    with psycopg.connect(direct_url) as blocker:
+        blocker.execute("SELECT FROM task_lock WHERE task_name = 'a' FOR UPDATE")
+        told = asking.ask(most=1)
+        while told["a"] is NotNow.LOCKED:
+            told = asking.ask(most=1)
+    assert time.monotonic() - began_at >= 1.0
+    assert "could not be used" in str(told["a"])
+
+
+def test_releases_that_wait_go_before_the_claims_of_their_tasks(
+    proxy: Proxy,
+    make_asking: MakeAsking,
+    make_locks: MakeLocks,
+) -> None:
+    """Else the replica would be refused on account of its own last runs."""
+    locks = make_locks(proxy.url)
+    before = [held(locks, task, min_lock=0.0, runs="jobs:job", lease=20.0) for task in "ab"]
+    refuse(proxy)
+    for lock in before:
+        with pytest.raises(TaskLockDatabaseError):
+            locks.release(lock)
+    asking = make_asking(locks, "b", "a")
+    asking.begin(most=2)
+    restore(proxy)
+    assert kinds(asking.result()) == {"b": HeldLock, "a": HeldLock}
+
+
+@pytest.mark.direct("it breaks a statement on its way")
+def test_a_lost_answer_is_asked_for_again(
+    proxy: Proxy, make_asking: MakeAsking, make_locks: MakeLocks, known_task: Callable[[str], None]
+) -> None:
+    for task in "abc":
+        known_task(task)
+    asking = make_asking(make_locks(proxy.url), "a", "b", "c")
+    fault = Fault(proxy, CLAIM, "after", "cut", lambda: None)
+    told = asking.ask(most=2)
+    assert fault.met.is_set()
+    assert kinds(told) == {"a": HeldLock, "b": HeldLock, "c": NotNow.BEYOND}
+
+
+@pytest.mark.direct("it breaks a statement on its way")
+def test_those_in_doubt_at_the_end_are_handed_over(
+    proxy: Proxy,
+    make_asking: MakeAsking,
+    make_locks: MakeLocks,
+    known_task: Callable[[str], None],
+    connection: Connection,
+) -> None:
+    for task in "ab":
+        known_task(task)
+    asking = make_asking(make_locks(proxy.url, claim_timeout=1.0), "a", "b")
+    fault = Fault(proxy, CLAIM, "after", "cut", lambda: refuse(proxy))
+    asking.begin(most=2)
+    assert fault.met.wait(PATIENCE)
+    refuse(proxy)
+    told = asking.result()
+    while NotNow.LOCKED in told.values():
+        told = asking.ask(most=2)
+    assert kinds(told) == {"a": TaskLockDatabaseError, "b": TaskLockDatabaseError}
+    assert [row(connection, task)["finished_at"] for task in "ab"] == [None, None]
+    restore(proxy)
+    for task in "ab":
+        eventually(lambda task=task: row(connection, task)["handed_over"])
+
+
+@pytest.mark.direct("it breaks a statement on its way")
+def test_who_is_withdrawn_in_doubt_is_handed_over(
+    proxy: Proxy,
+    make_asking: MakeAsking,
+    make_locks: MakeLocks,
+    known_task: Callable[[str], None],
+    connection: Connection,
+) -> None:
+    known_task("a")
+    locks = make_locks(proxy.url)
+    asking = make_asking(locks, "a")
+    fault = Fault(proxy, CLAIM, "after", "cut", lambda: None)
+    assert kinds(asking.ask(most=1)) == {"a": HeldLock}
+    assert fault.met.is_set()
+    assert not row(connection, "a")["handed_over"]
+    locks.withdraw(asking.attempts[0])
+    eventually(lambda: row(connection, "a")["handed_over"])
+
+
+@pytest.mark.parametrize("wrong", ["a", "c", "e"])
+def test_one_tasks_mistake_is_its_own(
+    make_asking: MakeAsking, make_locks: MakeLocks, connection: Connection, wrong: str
+) -> None:
+    connection.execute(f"ALTER TABLE task_lock ADD CHECK (task_name <> '{wrong}')")
+    told = make_asking(make_locks(), *"abcde").ask(most=5)
+    granted = [task for task in "abcde" if task != wrong]
+    assert kinds(told) == {wrong: TaskLockError, **dict.fromkeys(granted, HeldLock)}
+    assert "violates check constraint" in str(told[wrong])
+
+
+def test_the_limit_holds_for_all_parts_of_what_was_rejected(
+    make_asking: MakeAsking, make_locks: MakeLocks, connection: Connection
+) -> None:
+    connection.execute("ALTER TABLE task_lock ADD CHECK (task_name <> 'b')")
+    told = make_asking(make_locks(), *"abcde").ask(most=2)
+    assert kinds(told) == {
+        "a": HeldLock,
+        "b": TaskLockError,
+        "c": HeldLock,
+        "d": NotNow.BEYOND,
+        "e": NotNow.BEYOND,
+    }
+
+
+@pytest.mark.usefixtures("unhurried_stop")
+def test_what_is_granted_after_a_stop_is_handed_over(
+    make_asking: MakeAsking, make_locks: MakeLocks, connection: Connection, busy: Any
+) -> None:
+    locks = make_locks()
+    asking = make_asking(locks, "a")
+    busy(locks)
+    asking.begin(most=1)
+    locks.stop_claiming()
+    busy.go_on()
+    assert "are closed" in str(asking.result()["a"])
+    assert locks.claiming.wait(PATIENCE)
+    eventually(lambda: row(connection, "a")["handed_over"])
+
+
+@pytest.mark.usefixtures("unhurried_stop")
+def test_after_a_stop_none_is_to_be_asked_for_again(
+    make_asking: MakeAsking,
+    make_locks: MakeLocks,
+    known_task: Callable[[str], None],
+    direct_url: str,
+    busy: Any,
+) -> None:
+    known_task("a")
+    locks = make_locks()
+    asking = make_asking(locks, "a")
+    busy(locks)
+    asking.begin(most=1)
+    locks.stop_claiming()
+    with psycopg.connect(direct_url) as blocker:
+        blocker.execute("SELECT FROM task_lock WHERE task_name = 'a' FOR UPDATE")
+        busy.go_on()
+        assert isinstance(asking.result()["a"], TaskLockDatabaseError)
+
+
+@pytest.mark.usefixtures("unhurried_stop")
+def test_what_was_beyond_the_limit_is_told_as_that_after_a_stop_too(
+    make_asking: MakeAsking, make_locks: MakeLocks, busy: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    locks = make_locks()
+    asking = make_asking(locks, "a", "b")
+    busy(locks)
+    asking.begin(most=1)
+    locks.stop_claiming()
+    busy.go_on()
+    assert asking.result()["b"] is NotNow.BEYOND
+    assert "the outcome of its claim is not known" not in caplog.text
+
+
+def test_whoever_waits_for_claims_waits_until_they_are_told(
+    make_asking: MakeAsking, make_locks: MakeLocks, busy: Any
+) -> None:
+    locks = make_locks()
+    busy(locks)
+    asking = make_asking(locks, "a")
+    asking.begin(most=1)
+    assert not locks.claiming.wait(0)
+    busy.go_on()
+    assert locks.claiming.wait(PATIENCE)
+    assert kinds(asking.result()) == {"a": HeldLock}

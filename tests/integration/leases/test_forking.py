@@ -1,0 +1,314 @@
+"""Processes that fork while they hold locks: what is whose."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from datetime import timedelta
+from operator import attrgetter
+from typing import Any
+
+import psycopg
+import pytest
+from apscheduler.events import EVENT_JOB_EXECUTED
+
+from apscheduler_tasklock import (
+    EVENT_TASK_LOCK_RELEASED,
+    HeldLock,
+    TaskLockDatabaseError,
+    TaskLockError,
+    TaskLockExecutor,
+    TaskLocks,
+    current_lock,
+)
+from tests.support.claims import held, row
+from tests.support.polling import eventually
+from tests.support.proxy import Proxy
+from tests.support.schedulers import Replica
+
+MakeTaskLocks = Callable[..., TaskLocks]
+Connection = psycopg.Connection[Any]
+
+TIMES: dict[str, Any] = {"min_lock": 0, "max_lock": 60, "lease": 1}
+
+# What Python 3.12 and later say of a fork beside threads, which is what is tested here.
+pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+
+
+def status_of_child(do: Callable[[], object]) -> int:
+    """Call a function in a forked child; return 0 if it returned, and 1 if it raised."""
+    child = os.fork()
+    if child == 0:  # nothing of pytest's may run here
+        try:
+            do()
+        except BaseException as error:  # noqa: BLE001  # whatever it is, it is told
+            os.write(2, f"in the child: {error!r}\n".encode())
+            os._exit(1)
+        os._exit(0)
+    try:
+        _, status = eventually(lambda: _ended(child), 20)
+    except AssertionError:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        raise
+    return os.waitstatus_to_exitcode(status)
+
+
+def _ended(child: int) -> tuple[int, int] | None:
+    ended = os.waitpid(child, os.WNOHANG)
+    return ended if ended[0] else None
+
+
+def hold(locks: TaskLocks, name: str = "childs") -> None:
+    with locks.hold(name, **TIMES):
+        pass
+
+
+async def hold_async(locks: TaskLocks) -> None:
+    async with locks.hold("async", **TIMES):
+        pass
+
+
+def mutexes(owner: object) -> list[Any]:
+    """Return what threads take turns by in an object of the library, and in all that it has."""
+    found, seen, objects = [], {id(owner)}, [owner]
+    kinds = (type(threading.Lock()), type(threading.RLock()), threading.Condition)
+    for each in objects:
+        for value in vars(each).values():
+            if isinstance(value, kinds):
+                found.append(value)
+            elif (
+                type(value).__module__.startswith("apscheduler_tasklock.") and id(value) not in seen
+            ):
+                seen.add(id(value))
+                objects.append(value)
+    return found
+
+
+@contextmanager
+def taken(mutexes: Sequence[Any]) -> Iterator[None]:
+    """Let another thread have all of these, as it may have any at the moment of a fork."""
+    got, let_go = threading.Event(), threading.Event()
+
+    def take() -> None:
+        with ExitStack() as stack:
+            for mutex in mutexes:
+                stack.enter_context(mutex)
+            got.set()
+            let_go.wait(60)
+
+    thread = threading.Thread(target=take)
+    thread.start()
+    try:
+        assert got.wait(60)
+        yield
+    finally:
+        let_go.set()
+        thread.join()
+
+
+@pytest.fixture
+def executor(database_url: str) -> Iterator[TaskLockExecutor]:
+    """An executor that no scheduler has started; its locks can be used all the same."""
+    executor = TaskLockExecutor(database_url, replica_id="forking")
+    yield executor
+    executor.shutdown()
+
+
+def test_what_a_thread_of_the_locks_had_taken_at_the_fork_does_not_stop_the_child(
+    make_task_locks: MakeTaskLocks,
+) -> None:
+    locks = make_task_locks()
+    hold(locks)
+
+    def use() -> None:
+        hold(locks)
+        asyncio.run(hold_async(locks))
+        locks.close()
+
+    found = mutexes(locks)
+    assert len(found) >= 5
+    with taken(found):
+        assert status_of_child(use) == 0
+
+
+def test_what_a_thread_of_an_executor_had_taken_at_the_fork_does_not_stop_the_child(
+    executor: TaskLockExecutor,
+) -> None:
+    executor.locks.release(held(executor.locks, **TIMES))
+
+    def use() -> None:
+        locks = executor.locks
+        lock = held(locks, **TIMES)
+        locks.outage.begin(TaskLockDatabaseError("as if it were"))
+        locks.release(lock)
+        executor.shutdown()
+
+    found = mutexes(executor)
+    assert len(found) >= 5
+    with taken(found):
+        assert status_of_child(use) == 0
+
+
+def test_a_first_connection_that_a_thread_was_making_at_the_fork_does_not_stop_the_child(
+    make_task_locks: MakeTaskLocks, proxy: Proxy
+) -> None:
+    locks = make_task_locks(proxy.url, claim_timeout=180)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def hold_up_the_first(data: bytes) -> bytes:
+        if not begun.is_set():
+            begun.set()
+            assert go_on.wait(60)
+        return data
+
+    proxy.to_client = hold_up_the_first
+    thread = threading.Thread(target=hold, args=(locks, "parents"))
+    thread.start()
+    assert begun.wait(60)
+    try:
+        assert status_of_child(lambda: hold(locks)) == 0
+    finally:
+        go_on.set()
+        thread.join()
+
+
+def test_a_child_has_threads_of_its_own_for_coroutines(make_task_locks: MakeTaskLocks) -> None:
+    locks = make_task_locks()
+    asyncio.run(hold_async(locks))
+    assert status_of_child(lambda: asyncio.run(hold_async(locks))) == 0
+    asyncio.run(hold_async(locks))
+
+
+def test_a_childs_copy_of_its_parents_locks_claims_nothing(executor: TaskLockExecutor) -> None:
+    """As where a job has kept them. It would use its parent's connection."""
+    parents = executor.locks
+    parents.release(held(parents, **TIMES))
+
+    def claim() -> None:
+        with pytest.raises(TaskLockError, match="these locks are closed"):
+            held(parents, **TIMES)
+
+    assert status_of_child(claim) == 0
+    parents.release(held(parents, **TIMES))
+
+
+@pytest.mark.direct("it counts the library's connections in the server")
+def test_a_child_that_closes_its_locks_does_not_close_its_parents_connections(
+    executor: TaskLockExecutor, connection: Connection
+) -> None:
+    lock = held(executor.locks, min_lock=0, max_lock=600, lease=180)
+
+    def backends() -> list[Any]:
+        lock.extend(1)
+        ours = "SELECT pid FROM pg_stat_activity WHERE application_name = 'tasklock forking'"
+        return connection.execute(f"{ours} ORDER BY 1").fetchall()
+
+    def close() -> None:
+        executor.locks.close()
+        gc.collect()
+
+    parents = backends()
+    assert len(parents) == 1
+    assert status_of_child(close) == 0
+    assert backends() == parents
+    executor.locks.release(lock)
+
+
+def test_a_childs_renewals_leave_its_own_idle_connection_alone(executor: TaskLockExecutor) -> None:
+    executor.locks.release(held(executor.locks, **TIMES))
+
+    def use() -> None:
+        locks = executor.locks
+        before = locks.ask(attrgetter("connection"))
+        lock = held(locks, **TIMES)
+        lock.extend(1)
+        locks.release(lock)
+        assert locks.ask(attrgetter("connection")) is before
+
+    assert status_of_child(use) == 0
+
+
+@pytest.mark.parametrize("leaves", ["with", "async with"])
+def test_a_child_that_leaves_its_parents_hold_releases_nothing(
+    make_task_locks: MakeTaskLocks, connection: Connection, leaves: str
+) -> None:
+    entered = make_task_locks().hold("parents", **TIMES)
+    lock = entered.__enter__()
+
+    def leave() -> None:
+        if leaves == "with":
+            entered.__exit__(SystemExit, None, None)
+        else:
+            asyncio.run(entered.__aexit__())
+
+    assert status_of_child(leave) == 0
+    assert row(connection, "parents")["finished_at"] is None
+    first = lock.locked_until
+    eventually(lambda: lock.locked_until > first + timedelta(seconds=2))
+    entered.__exit__()
+    assert row(connection, "parents")["finished_at"] is not None
+
+
+def test_a_child_cannot_extend_its_parents_lock(
+    make_task_locks: MakeTaskLocks, connection: Connection
+) -> None:
+    with make_task_locks().hold("parents", **TIMES) as lock:
+        before = row(connection, "parents")["run_until"]
+
+        def extend() -> None:
+            with pytest.raises(TaskLockError, match="in a forked child"):
+                lock.extend(60)
+
+        assert status_of_child(extend) == 0
+        assert row(connection, "parents")["run_until"] == before
+        lock.extend(60)
+        assert row(connection, "parents")["run_until"] > before
+
+
+def test_a_child_that_a_job_forks_has_locks_of_its_own_and_the_parent_keeps_its_own(
+    database_url: str, connection: Connection
+) -> None:
+    replica = Replica(database_url, lease=1)
+
+    def live() -> None:
+        """Live for longer than a lease, and hold a lock for longer than one, too."""
+        locks = replica.executor.locks
+        lock = held(locks, "childs", **TIMES)
+        first = lock.locked_until
+        eventually(lambda: lock.locked_until > first + timedelta(seconds=2))
+        threads = sorted(thread.name for thread in threading.enumerate())
+        assert [name for name in threads if name.startswith("tasklock")] == ["tasklock-database"]
+        assert not lock.lost
+        locks.release(lock)
+        locks.close()
+
+    def job() -> tuple[int, HeldLock | None, bool]:
+        status = status_of_child(live)
+        lock = current_lock()
+        return status, lock, lock is None or lock.lost
+
+    replica.start()
+    replica.run_once(job)
+    status, lock, lost = replica.one(EVENT_JOB_EXECUTED).retval
+    replica.shutdown()
+    assert (status, lost) == (0, False)
+    replica.one(EVENT_TASK_LOCK_RELEASED)
+    mine, childs = row(connection, "job"), row(connection, "childs")
+    assert (mine["token"], mine["claim_id"]) == (lock.token, lock.claim_id)
+    assert mine["started_at"] < childs["started_at"] < childs["finished_at"] < mine["finished_at"]
+
+
+def test_each_child_is_a_replica_of_its_own(executor: TaskLockExecutor) -> None:
+    parents = executor.locks.replica_id
+
+    def check() -> None:
+        assert executor.locks.replica_id == f"{parents} child {os.getpid()}"
+
+    assert status_of_child(check) == 0
+    assert executor.locks.replica_id == parents

@@ -1,0 +1,544 @@
+"""What operators change of stored jobs: ``TaskLocks.pause_job()``, ``jobs pause`` and the like."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from datetime import datetime, timedelta, timezone
+from typing import Any
+from uuid import uuid4
+
+import psycopg
+import pytest
+from apscheduler.triggers.combining import AndTrigger
+from apscheduler.triggers.cron import CronTrigger
+from psycopg import sql
+
+from apscheduler_tasklock import (
+    JobState,
+    JobStatus,
+    TaskLockDatabaseError,
+    TaskLockNotFoundError,
+    TaskLockOptionError,
+    TaskLocks,
+    TaskLockStateError,
+)
+from apscheduler_tasklock._lock.client import LockClient
+from apscheduler_tasklock._lock.job_changes import JobChanges
+from apscheduler_tasklock._lock.job_rows import JobRow
+from tests.support.claims import ended_runs
+from tests.support.commands import Command
+from tests.support.polling import eventually
+from tests.support.stored_jobs import Gate, OwnTrigger, StoreReplica, note, note_and_wait, ran
+
+Connection = psycopg.Connection[Any]
+
+UTC = timezone.utc
+LATER = datetime(2100, 1, 1, tzinfo=UTC)
+BERLIN = CronTrigger(hour=3, timezone="Europe/Berlin")
+# Without a notification, a replica would read the jobs next after an hour.
+NEVER_LOOKS = {"poll_interval": 3600}
+# A JSON document that PostgreSQL stores, and that Python does not read.
+TOO_MANY_DIGITS = '{"type": ' + "9" * 5000 + "}"
+
+
+@pytest.fixture
+def command(database_url: str, capsys: pytest.CaptureFixture[str]) -> Command:
+    return Command(database_url, capsys)
+
+
+@pytest.fixture
+def operator(make_task_locks: Callable[..., TaskLocks]) -> TaskLocks:
+    return make_task_locks(replica_id="operator")
+
+
+@pytest.fixture
+def start_replica(database_url: str) -> Iterator[Callable[..., StoreReplica]]:
+    with ExitStack() as closing:
+
+        def make(**options: Any) -> StoreReplica:
+            replica = StoreReplica(database_url, **options)
+            closing.callback(replica.shutdown)
+            replica.start()
+            return replica
+
+        yield make
+
+
+def is_reported(operator: TaskLocks) -> bool:
+    """Return whether there is one task, and a replica has reported that it has the task."""
+    names = [task.name for task in operator.tasks()]
+    return len(names) == 1 and any(names[0] in seen.tasks for seen in operator.replicas())
+
+
+@pytest.fixture
+def replica(start_replica: Callable[..., StoreReplica]) -> StoreReplica:
+    return start_replica(replica_id="web-1")
+
+
+@pytest.fixture
+def key() -> str:
+    return f"job-{uuid4().hex[:8]}"
+
+
+def add(replica: StoreReplica, *job_ids: str, **options: Any) -> None:
+    for job_id in job_ids:
+        given = {"args": [job_id], "id": job_id, "run_date": LATER, **options}
+        replica.scheduler.add_job(note, "date", **given)
+
+
+def set_columns(connection: Connection, job_id: str, **columns: Any) -> None:
+    for name, value in columns.items():
+        change = sql.SQL("UPDATE task_lock_job SET {} = %s WHERE id = %s")
+        connection.execute(change.format(sql.Identifier(name)), [value, job_id])
+
+
+def one(operator: TaskLocks, job_id: str) -> JobStatus:
+    [job] = operator.jobs(job_id)
+    return job
+
+
+def has_read(connection: Connection) -> bool:
+    """Return whether a replica that was just started reads no more jobs by itself."""
+    idle = """
+        SELECT bool_and(state = 'idle' AND state_change < clock_timestamp() - interval '1 second')
+        FROM pg_stat_activity
+        WHERE datname = current_database() AND pid <> pg_backend_pid()
+              AND backend_type = 'client backend'
+    """
+    [[is_idle]] = connection.execute(idle).fetchall()
+    return bool(is_idle)
+
+
+def states(operator: TaskLocks) -> dict[str, str]:
+    return {job.id: job.state.value for job in operator.jobs()}
+
+
+@pytest.mark.direct("a pooler passes no notifications on")
+class TestReplicasSeeItAtOnce:
+    def test_a_job_that_is_moved(
+        self,
+        start_replica: Callable[..., StoreReplica],
+        operator: TaskLocks,
+        connection: Connection,
+        key: str,
+    ) -> None:
+        replica = start_replica(store=NEVER_LOOKS)
+        add(replica, key)
+        eventually(lambda: has_read(connection))
+        operator.move_job(key, datetime.now(UTC))
+        [(run_time, _, _)] = replica.runs(key)
+        assert run_time < LATER
+
+    def test_a_job_that_is_resumed_after_its_date(
+        self,
+        start_replica: Callable[..., StoreReplica],
+        operator: TaskLocks,
+        connection: Connection,
+        key: str,
+    ) -> None:
+        replica = start_replica(store=NEVER_LOOKS)
+        past = datetime.now(UTC) - timedelta(hours=1)
+        add(replica, key, run_date=past, next_run_time=None)
+        eventually(lambda: has_read(connection))
+        assert operator.resume_job(key) == past
+        replica.runs(key)
+
+    def test_a_one_off_job_that_is_run(
+        self,
+        start_replica: Callable[..., StoreReplica],
+        operator: TaskLocks,
+        connection: Connection,
+        key: str,
+    ) -> None:
+        replica = start_replica(store=NEVER_LOOKS)
+        add(replica, key, next_run_time=None)
+        eventually(lambda: has_read(connection))
+        assert operator.run_job(key) is None
+        replica.runs(key)
+        assert [job.state for job in operator.jobs()] in ([JobState.ENDED], [])
+
+    def test_jobs_that_are_paused_or_removed(
+        self, start_replica: Callable[..., StoreReplica], operator: TaskLocks, key: str
+    ) -> None:
+        replica = start_replica(store=NEVER_LOOKS)
+        for name in (f"{key}-paused", f"{key}-removed"):
+            every = {"seconds": 0.1, "args": [name], "id": name, "misfire_grace_time": None}
+            replica.scheduler.add_job(note, "interval", **every)
+            replica.runs(name)
+        operator.pause_job(f"{key}-paused")
+        operator.remove_job(f"{key}-removed")
+        counts = {name: len(ran[name]) for name in (f"{key}-paused", f"{key}-removed")}
+        replica.run_at(note, key, after=1.0)
+        replica.runs(key)
+        for name, count in counts.items():  # a run that was claimed before may still have begun
+            assert len(ran[name]) <= count + 1
+        assert one(operator, f"{key}-paused").state is JobState.PAUSED
+        assert operator.jobs(f"{key}-removed") == []
+
+
+class TestPause:
+    def test_users_see_the_job_paused_and_can_resume_it(
+        self, replica: StoreReplica, operator: TaskLocks, key: str
+    ) -> None:
+        add(replica, key)
+        operator.pause_job(key)
+        assert one(operator, key).state is JobState.PAUSED
+        assert replica.scheduler.get_job(key).next_run_time is None
+        replica.scheduler.resume_job(key)
+        assert one(operator, key).next_run_time == LATER
+
+    def test_a_paused_job_is_not_written_again(
+        self, replica: StoreReplica, operator: TaskLocks, connection: Connection, key: str
+    ) -> None:
+        add(replica, key, next_run_time=None)
+        version = "SELECT version, changed_at FROM task_lock_job"
+        before = connection.execute(version).fetchone()
+        operator.pause_job(key)
+        assert connection.execute(version).fetchone() == before
+
+
+class TestResume:
+    def test_the_next_run_time_is_the_triggers_first_one_from_now_on(
+        self, replica: StoreReplica, operator: TaskLocks, connection: Connection, key: str
+    ) -> None:
+        replica.scheduler.add_job(note, BERLIN, args=[key], id=key, next_run_time=None)
+        set_columns(connection, key, func="gone.away:send")  # no function is imported
+        now = datetime.now(UTC)
+        first = operator.resume_job(key)
+        assert first in {BERLIN.get_next_fire_time(None, at) for at in (now, datetime.now(UTC))}
+        assert one(operator, key).next_run_time == first
+
+    def test_a_job_that_is_not_paused_is_not_changed(
+        self, replica: StoreReplica, operator: TaskLocks, key: str
+    ) -> None:
+        moved = LATER + timedelta(days=1)
+        add(replica, key, next_run_time=moved)
+        assert operator.resume_job(key) == moved
+        assert one(operator, key).next_run_time == moved
+
+    def test_a_job_without_a_further_run_time_stays_paused(
+        self, replica: StoreReplica, operator: TaskLocks, key: str
+    ) -> None:
+        yesterday = datetime.now(UTC) - timedelta(days=1)
+        over = {"hours": 1, "start_date": yesterday - timedelta(days=1), "end_date": yesterday}
+        replica.scheduler.add_job(note, "interval", args=[key], id=key, next_run_time=None, **over)
+        with pytest.raises(TaskLockStateError, match=r"no run time from now on; .*jobs move"):
+            operator.resume_job(key)
+        assert one(operator, key).state is JobState.PAUSED
+
+    def test_a_search_for_a_run_time_has_a_limit(
+        self, replica: StoreReplica, operator: TaskLocks, key: str
+    ) -> None:
+        never = AndTrigger(
+            [CronTrigger(hour=3, timezone="UTC"), CronTrigger(hour=4, timezone="UTC")]
+        )
+        replica.scheduler.add_job(note, never, args=[key], id=key, next_run_time=None)
+        with pytest.raises(TaskLockStateError, match="do not agree"):
+            operator.resume_job(key)
+
+    def test_what_a_user_does_meanwhile_wins(
+        self, replica: StoreReplica, make_locks: Callable[..., LockClient], key: str
+    ) -> None:
+        add(replica, key, next_run_time=None)
+        moved = LATER + timedelta(days=1)
+
+        def computed(row: JobRow, now: datetime) -> datetime:
+            replica.scheduler.modify_job(key, next_run_time=moved)
+            return LATER
+
+        assert JobChanges(make_locks()).resume(key, computed) == moved
+
+    def test_an_other_change_meanwhile_stays(
+        self, replica: StoreReplica, make_locks: Callable[..., LockClient], key: str
+    ) -> None:
+        add(replica, key, next_run_time=None)
+
+        def computed(row: JobRow, now: datetime) -> datetime:
+            if row.version == 1:
+                replica.scheduler.modify_job(key, name="another")
+            return LATER
+
+        assert JobChanges(make_locks()).resume(key, computed) == LATER
+        job = replica.scheduler.get_job(key)
+        assert (job.name, job.next_run_time) == ("another", LATER)
+
+
+class TestRun:
+    def test_a_recurring_job_runs_once_and_keeps_its_schedule(
+        self, replica: StoreReplica, operator: TaskLocks, key: str
+    ) -> None:
+        replica.scheduler.add_job(note, BERLIN, args=[key], id=key)
+        before = one(operator, key)
+        eventually(lambda: is_reported(operator))
+        request = operator.run_job(key, by="alice")
+        assert request is not None
+        assert (request.task, request.requested_by) == (before.task, "alice")
+        assert len(replica.runs(key)) == 1
+        eventually(lambda: [run.kind for run in ended_runs(operator, before.task)] == ["manual"])
+        assert one(operator, key) == before
+
+    def test_a_paused_recurring_job_runs_and_stays_paused(
+        self, replica: StoreReplica, operator: TaskLocks, key: str
+    ) -> None:
+        replica.scheduler.add_job(note, BERLIN, args=[key], id=key)
+        eventually(lambda: is_reported(operator))
+        operator.pause_job(key)
+        operator.run_job(key)
+        replica.runs(key)
+        assert one(operator, key).state is JobState.PAUSED
+
+    def test_a_job_whose_task_no_replica_has_is_an_error(
+        self, replica: StoreReplica, operator: TaskLocks, connection: Connection, key: str
+    ) -> None:
+        elsewhere = {"args": [key], "id": key, "executor": "elsewhere"}
+        replica.scheduler.add_job(note, BERLIN, **elsewhere)
+        for task in (None, "elsewhere"):
+            set_columns(connection, key, task_name=task)
+            with pytest.raises(TaskLockStateError, match="no replica has registered its task"):
+                operator.run_job(key)
+        set_columns(connection, key, trigger=TOO_MANY_DIGITS)
+        with pytest.raises(TaskLockStateError, match="its row cannot be read"):
+            operator.run_job(key)
+
+
+class TestMove:
+    def test_a_paused_job_is_resumed(
+        self, replica: StoreReplica, operator: TaskLocks, key: str
+    ) -> None:
+        replica.scheduler.add_job(note, BERLIN, args=[key], id=key, next_run_time=None)
+        operator.move_job(key, LATER)
+        assert replica.scheduler.get_job(key).next_run_time == LATER
+
+    def test_a_time_without_a_zone_is_an_error(
+        self, replica: StoreReplica, operator: TaskLocks, key: str
+    ) -> None:
+        add(replica, key)
+        with pytest.raises(TaskLockOptionError, match="move_job: to must be a time with a zone"):
+            operator.move_job(key, datetime(2100, 1, 2))  # the mistake under test
+
+
+def changes(operator: TaskLocks, job_id: str) -> list[Callable[[], object]]:
+    return [
+        lambda: operator.pause_job(job_id),
+        lambda: operator.resume_job(job_id),
+        lambda: operator.run_job(job_id),
+        lambda: operator.move_job(job_id, LATER),
+        lambda: operator.remove_job(job_id),
+    ]
+
+
+@pytest.mark.parametrize("job_id", ["none", "n*ne", "a\0b"])
+def test_a_job_that_there_is_not_is_an_error(
+    replica: StoreReplica, operator: TaskLocks, job_id: str
+) -> None:
+    add(replica, "other")
+    for change in changes(operator, job_id):
+        with pytest.raises(TaskLockNotFoundError, match="no such job"):
+            change()
+    assert states(operator) == {"other": "waiting"}
+
+
+def test_a_job_that_has_ended_is_not_changed(
+    replica: StoreReplica, operator: TaskLocks, command: Command, key: str
+) -> None:
+    gate = Gate(key)
+    try:
+        replica.run_at(note_and_wait, key)
+        replica.runs(key)
+        for change in changes(operator, key):
+            with pytest.raises(TaskLockStateError, match="has ended"):
+                change()
+        assert command("jobs pause", key).status == 4
+        assert command("jobs pause", f"{key}*").status == 3
+        assert states(operator) == {key: "ended"}
+    finally:
+        gate.open()
+    eventually(lambda: operator.jobs() == [])
+    assert len(ran[key]) == 1
+
+
+@pytest.mark.parametrize(
+    "trigger", ['{"pickle": "gASVAAA="}', '{"type": "moonrise"}', "[]", TOO_MANY_DIGITS]
+)
+def test_an_unreadable_job_can_be_paused_moved_and_removed(
+    replica: StoreReplica, operator: TaskLocks, connection: Connection, key: str, trigger: str
+) -> None:
+    add(replica, key)
+    set_columns(connection, key, trigger=trigger, arguments="[]", options="[]")
+    operator.pause_job(key)
+    with pytest.raises(TaskLockStateError, match=rf"{key}' is not resumed: its run times are unk"):
+        operator.resume_job(key)
+    operator.move_job(key, LATER)
+    assert one(operator, key).next_run_time == LATER
+    operator.remove_job(key)
+    assert operator.jobs() == []
+
+
+def test_signed_and_pickled_jobs_run_after_they_were_steered(
+    start_replica: Callable[..., StoreReplica], operator: TaskLocks, key: str
+) -> None:
+    replica = start_replica(store={"secret": "s" * 16, "serializer": "pickle"})
+    own = OwnTrigger(hour=3, timezone="UTC")
+    add(replica, key, next_run_time=None)
+    replica.scheduler.add_job(note, own, args=[f"{key}-own"], id=f"{key}-own")
+    operator.pause_job(f"{key}-own")
+    assert operator.resume_job(key) == LATER
+    for name in (key, f"{key}-own"):
+        operator.move_job(name, datetime.now(UTC))
+        replica.runs(name)
+    assert one(operator, f"{key}-own").state is JobState.WAITING
+
+
+def test_a_locked_row_is_said(
+    replica: StoreReplica,
+    connection: Connection,
+    make_task_locks: Callable[..., TaskLocks],
+    key: str,
+) -> None:
+    add(replica, key)
+    operator = make_task_locks(replica_id="operator", claim_timeout=1)
+    with connection.transaction():
+        connection.execute("SELECT FROM task_lock_job FOR UPDATE")
+        with pytest.raises(TaskLockDatabaseError, match="a row of task_lock_job locked"):
+            operator.pause_job(key)
+
+
+class TestCommand:
+    def test_pause_and_resume_take_ids_and_patterns(
+        self, command: Command, replica: StoreReplica, operator: TaskLocks
+    ) -> None:
+        add(replica, "r-1", "r-2", "other", "left")
+        answer = command("jobs pause", "other", "r-*", "r-1")
+        assert (answer.status, answer.err) == (0, "")
+        assert answer.out.splitlines() == [
+            f"{name}: paused until it is resumed" for name in ("other", "r-1", "r-2")
+        ]
+        assert [name for name, state in states(operator).items() if state != "paused"] == ["left"]
+        answer = command("jobs resume", "r-?", "left")
+        assert answer.status == 0
+        assert answer.out.splitlines() == [
+            "r-1: resumed, due 2100-01-01T00:00:00Z",
+            "r-2: resumed, due 2100-01-01T00:00:00Z",
+            "left: was not paused",
+        ]
+        assert [name for name, state in states(operator).items() if state == "paused"] == ["other"]
+
+    def test_json_has_what_was_changed(
+        self, command: Command, replica: StoreReplica, operator: TaskLocks
+    ) -> None:
+        add(replica, "a", "b")
+        replica.scheduler.add_job(note, BERLIN, args=["every"], id="every")
+        eventually(lambda: is_reported(operator))
+        assert command("jobs pause", "a", "--json").json == {"paused": ["a"]}
+        assert command("jobs resume", "*", "--json").json == {"resumed": ["a"]}
+        moved = command("jobs move", "a", "--to", "2100-01-02T00:00:00Z", "--json").json
+        assert moved == {"moved": "a", "next_run_time": "2100-01-02T00:00:00Z"}
+        run = command("jobs run", "every", "--json").json
+        assert run["run"] == "every"
+        assert run["request"]["task"] == one(operator, "every").task
+        assert command("jobs run", "b", "--json").json == {"run": "b", "request": None}
+        replica.runs("b")
+        assert command("jobs remove", "a", "--json").json == {"removed": ["a"]}
+
+    def test_run_move_and_remove_say_what_they_do(
+        self, command: Command, replica: StoreReplica, operator: TaskLocks
+    ) -> None:
+        add(replica, "a", next_run_time=None)
+        add(replica, "b")
+        replica.scheduler.add_job(note, BERLIN, args=["every"], id="every")
+        eventually(lambda: is_reported(operator))
+        task = one(operator, "every").task
+        assert command("jobs run", "every").out == f"every: a run of its task {task} is asked for\n"
+        moved = command("jobs move", "a", "--to", "2100-01-02T00:00:00Z").out
+        assert moved == "a: moved to 2100-01-02T00:00:00Z, and no longer paused\n"
+        moved = command("jobs move", "a", "--to", "2100-01-03T00:00:00Z").out
+        assert moved == "a: moved to 2100-01-03T00:00:00Z\n"
+        assert command("jobs remove", "a", "b").out == "a: removed\nb: removed\n"
+        assert list(states(operator)) == ["every"]
+
+    def test_a_mistyped_id_is_3_and_changes_nothing(
+        self, command: Command, replica: StoreReplica, operator: TaskLocks
+    ) -> None:
+        add(replica, "a")
+        for words in (["pause"], ["resume"], ["remove"], ["run"], ["move", "--to", "now"]):
+            given = ["none"] if words[0] in ("run", "move") else ["a", "none", "n*"]
+            answer = command(f"jobs {words[0]}", *given, *words[1:])
+            assert (answer.status, answer.out) == (3, "")
+            assert "no such job: 'none'" in answer.err
+        assert states(operator) == {"a": "waiting"}
+
+    def test_a_state_that_forbids_it_is_4_and_keeps_no_other_job_from_it(
+        self, command: Command, replica: StoreReplica, connection: Connection, operator: TaskLocks
+    ) -> None:
+        add(replica, "a", "b", "c", next_run_time=None)
+        set_columns(connection, "b", trigger='{"type": "moonrise"}')
+        answer = command("jobs resume", "*", "--json")
+        assert (answer.status, answer.json) == (4, {"resumed": ["a", "c"]})
+        assert "'b' is not resumed" in answer.err
+        assert states(operator) == {"a": "waiting", "c": "waiting", "b": "paused"}
+
+    def test_wrong_usage_is_2(
+        self, command: Command, replica: StoreReplica, operator: TaskLocks
+    ) -> None:
+        add(replica, "a")
+        for words in (["--to", "2026-01-31"], ["--to", "soon"], []):
+            assert command("jobs move", "a", *words).status == 2
+        assert command("jobs pause").status == 2
+        assert one(operator, "a").next_run_time == LATER
+
+    def test_patterns_are_not_for_run_move_and_remove(
+        self, command: Command, replica: StoreReplica, operator: TaskLocks
+    ) -> None:
+        add(replica, "a", "a*")
+        answer = command("jobs remove", "?")
+        assert (answer.status, answer.out) == (3, "")
+        assert "exact ids are needed here, and no patterns" in answer.err
+        assert command("jobs remove", "a*").status == 0
+        assert states(operator) == {"a": "waiting"}
+
+    def test_a_pattern_that_is_a_jobs_id_means_that_job_alone(
+        self, command: Command, replica: StoreReplica, operator: TaskLocks
+    ) -> None:
+        add(replica, "ab", "a*")
+        assert command("jobs pause", "a*").status == 0
+        assert states(operator) == {"ab": "waiting", "a*": "paused"}
+
+    def test_a_namespace_leaves_other_jobs_alone(
+        self, command: Command, replica: StoreReplica, connection: Connection, operator: TaskLocks
+    ) -> None:
+        add(replica, "a", "b", "new")
+        for job_id, task in (("a", "shop:a"), ("b", "bank:b"), ("new", None)):
+            set_columns(connection, job_id, task_name=task)
+        shop = ("--namespace", "shop:")
+        assert command("jobs pause", "*", *shop).status == 0
+        assert states(operator) == {"b": "waiting", "new": "waiting", "a": "paused"}
+        assert command("jobs pause", "b", *shop).status == 3
+        assert command("jobs pause", "new", *shop).status == 0
+        assert states(operator)["b"] == "waiting"
+
+    def test_a_job_that_is_called_as_an_action_is_listed_after_two_hyphens(
+        self, command: Command, replica: StoreReplica
+    ) -> None:
+        add(replica, "pause", "other")
+        [row] = command("jobs", "--", "pause").cells
+        assert row[0].strip() == "pause"
+
+
+def test_an_action_after_an_option_is_said_to_be_at_the_wrong_place(
+    command: Command, replica: StoreReplica, operator: TaskLocks
+) -> None:
+    add(replica, "a")
+    answer = command("jobs", "--json", "pause", "a")
+    assert (answer.status, answer.out) == (3, "")
+    assert "`pause` has to follow `jobs` directly, before any option" in answer.err
+    assert states(operator) == {"a": "waiting"}
+
+
+def test_json_of_a_listed_job_has_no_further_keys(
+    command: Command, replica: StoreReplica, connection: Connection
+) -> None:
+    add(replica, "a")
+    [job] = json.loads(command("jobs", "--json").out)
+    assert "is_one_off" not in job

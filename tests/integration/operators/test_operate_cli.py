@@ -1,0 +1,1288 @@
+"""What operators see and steer on the command line."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from apscheduler_tasklock import TaskLocks
+from tests.support.commands import (
+    COMMAND,
+    Answer,
+    Command,
+    OnTerminal,
+    environment,
+    run_pasted,
+    run_process,
+)
+from tests.support.polling import eventually
+from tests.support.proxy import Proxy
+from tests.support.roles import role
+from tests.support.rows import (
+    CUT,
+    DEAD,
+    DIED,
+    FAILING,
+    FIRST_BY_HAND,
+    HANDED_OVER,
+    LATE,
+    NEW,
+    OVERDUE,
+    OVERRAN,
+    OVERRUNS,
+    PAUSED,
+    RUNNING,
+    TOO_LONG,
+    add_action,
+    add_replica,
+    add_run,
+    add_task,
+)
+
+Connection = psycopg.Connection[Any]
+
+COMMANDS = ["status", "show", "runs", "replicas", "pause", "resume", "run", "free", "forget"]
+COMMANDS += ["check", "doctor", "jobs"]
+COMMANDS += ["jobs pause", "jobs resume", "jobs run", "jobs move", "jobs remove"]
+
+# It clears the screen, sets the title, and reads from right to left; in German, with quotes.
+ODD = "\x1b[2J\x1b]0;owned\x07 \u202eüber 'a' \"b\" | \x9b31m 報告  x\n\x7f"
+ODD_SHOWN = "\\x1b[2J\\x1b]0;owned\\x07 \\u202eüber 'a' \"b\" | \\x9b31m 報告 \\x20x\\n\\x7f"
+
+
+GIVEN_UP = {"finished_at": "now() - interval '58 s'", "last_outcome": "'overran'"}
+NO_NEXT = {"due_at": "NULL", "overdue_at": "NULL", "is_last": "true"}
+# What show, status, runs, replicas and check tell of.
+SHOWN: dict[str, dict[str, str]] = {
+    "ok": {},
+    "new": NEW,
+    "running": RUNNING,
+    "dead": DEAD,
+    "cut": CUT,
+    "handed over": HANDED_OVER,
+    "failing": FAILING,
+    "died": DIED,
+    "overran": OVERRAN,
+    "overruns": OVERRUNS,
+    "given up": {**OVERRUNS, **GIVEN_UP},
+    "too long": TOO_LONG,
+    "late": LATE,
+    "overdue": OVERDUE,
+    "paused": PAUSED,
+    "paused by nobody": {"paused_at": "now()"},
+    "first by hand": FIRST_BY_HAND,
+    "first by hand, running": {**FIRST_BY_HAND, **RUNNING, "last_outcome": "NULL"},
+    "first by hand, dead": {**FIRST_BY_HAND, **DEAD, "last_outcome": "NULL"},
+    "the last": NO_NEXT,
+    "the last, cut": {**CUT, **NO_NEXT},
+    "no due time": {"due_at": "NULL", "overdue_at": "NULL"},
+    "a hold": {"kind": "'hold'", "runs": "''", "schedule": "NULL", "due_at": "NULL"},
+}
+
+
+@pytest.fixture
+def command(database_url: str, capsys: pytest.CaptureFixture[str]) -> Command:
+    return Command(database_url, capsys)
+
+
+class TestStatus:
+    def test_each_state_is_told(self, command: Command, connection: Connection) -> None:
+        states = {
+            "dead": DEAD,
+            "failing": FAILING,
+            "late": LATE,
+            "new": NEW,
+            "ok": {},
+            "overdue": OVERDUE,
+            "paused": PAUSED,
+            "running": RUNNING,
+            "too long": TOO_LONG,
+        }
+        for state, changes in states.items():
+            add_task(connection, f"is {state}", **changes)
+        answer = command("status")
+        assert (answer.status, answer.err) == (0, "")
+        assert [(row[0].strip(), row[1].strip()) for row in answer.cells] == [
+            (f"is {state}", state) for state in states
+        ]
+        one = command("status", "--state", "too-long").cells
+        assert [row[0] for row in one] == ["is too long"]
+
+    def test_a_row_has_what_an_operator_asks_for(
+        self, command: Command, connection: Connection
+    ) -> None:
+        add_task(connection, "sync", **OVERDUE, failures="2")
+        names, line = command("status").out.splitlines()
+        assert names.split("  ")[0] == "task"
+        for name in ("state", "schedule", "last run", "took", "due", "late by", "holder"):
+            assert name in names
+        started = connection.execute("SELECT started_at FROM task_lock").fetchone()[0]
+        cells = [cell.strip() for cell in line.split("  ") if cell]
+        assert cells[:3] == ["sync", "overdue", "every 5 min"]
+        assert cells[3] == f"{started.astimezone(timezone.utc):%Y-%m-%dT%H:%M:%SZ}"
+        assert cells[4] == "2s"
+        assert 95 <= float(cells[6].removesuffix("s")) < 200
+        assert cells[7:] == ["one", "2", "-"]
+
+    def test_of_a_paused_one_who_paused_it_and_until_when(
+        self, command: Command, connection: Connection
+    ) -> None:
+        add_task(connection, "a", **PAUSED)
+        add_task(connection, "b", **{**PAUSED, "paused_until": "now() + interval '1 day'"})
+        first, second = (row[-1] for row in command("status").cells)
+        assert first == "paused by me@here until resumed (closed)"
+        assert second.startswith("paused by me@here until 2")
+
+    def test_in_json_times_are_rfc_3339_and_durations_numbers(
+        self, command: Command, connection: Connection
+    ) -> None:
+        add_task(connection, "sync", **LATE)
+        [task] = command("status", "--json").json
+        assert datetime.fromisoformat(task["due_at"].replace("Z", "+00:00")).tzinfo
+        assert task["took"] == 2.0
+        assert isinstance(task["late_by"], float)
+        assert (task["name"], task["state"]) == ("sync", "late")
+        assert task["schedule"]["length"] == [0, 300, 0]
+
+    def test_patterns_choose_and_a_mistyped_name_is_an_error(
+        self, command: Command, connection: Connection
+    ) -> None:
+        for name in ("app:a", "app:b", "other"):
+            add_task(connection, name)
+        assert [row[0] for row in command("status", "app:?").cells] == ["app:a", "app:b"]
+        assert command("status", "nothing*").cells == []
+        answer = command("status", "app:a", "othr")
+        assert (answer.status, answer.out) == (3, "")
+        assert "no such task: 'othr'" in answer.err
+
+    def test_a_namespace_is_put_before_what_is_given(
+        self, command: Command, connection: Connection
+    ) -> None:
+        for name in ("app:a", "app:b", "a"):
+            add_task(connection, name)
+        in_app = ("--namespace", "app:")
+        assert [row[0] for row in command("status", *in_app).cells] == ["app:a", "app:b"]
+        assert [row[0] for row in command("status", "a*", *in_app).cells] == ["app:a"]
+        assert "app:b" in command("show", "b", *in_app).out
+        assert command("show", "app:b", *in_app).status == 3
+
+    @pytest.mark.parametrize("form", [(), ("--json",)], ids=["plain", "JSON"])
+    def test_a_name_cannot_steer_the_terminal(
+        self, command: Command, connection: Connection, form: tuple[str, ...]
+    ) -> None:
+        add_task(connection, ODD, paused_by="E'\\x1b[31m'", paused_at="now()")
+        add_run(connection, ODD, 7, error=r"E'\x1b[2Joops'", outcome="'error'")
+        answers = [command("status", *form), command("show", ODD, *form), command("runs", *form)]
+        answers.append(command("pause", ODD, *form))
+        answers.append(command("free", ODD, "--token", "1", *form))
+        assert [answer.status for answer in answers] == [0, 0, 0, 0, 4]
+        for answer in answers:
+            assert all(c == "\n" or c.isprintable() for c in answer.out + answer.err)
+        if form:
+            assert answers[0].json[0]["name"] == ODD
+        else:
+            assert answers[0].cells[0][0] == ODD_SHOWN
+            assert len(answers[0].out.splitlines()) == 2
+
+    def test_of_no_tasks_and_of_many(self, command: Command, connection: Connection) -> None:
+        answer = command("status")
+        assert (answer.status, answer.cells, answer.err) == (
+            0,
+            [],
+            "apscheduler-tasklock: no tasks\n",
+        )
+        assert command("status", "--json").json == []
+        connection.execute("BEGIN")
+        for number in range(2000):
+            add_task(connection, f"task {number:04}")
+        connection.execute("COMMIT")
+        assert [row[0] for row in command("status").cells] == [f"task {n:04}" for n in range(2000)]
+        assert len(command("status", "--json").json) == 2000
+
+
+class TestShow:
+    def test_the_last_20_runs_are_a_picture_and_a_list(
+        self, command: Command, connection: Connection
+    ) -> None:
+        add_task(connection, "sync")
+        for token in range(1, 31):
+            add_run(
+                connection,
+                "sync",
+                token,
+                ended_at=f"now() - interval '60 s' + {token} * interval '1 s'",
+                outcome="'error'" if token == 29 else "'ok'",
+            )
+        answer = command("show", "sync")
+        assert "state        ok" in answer.out
+        assert "schedule     every 5 min" in answer.out
+        assert "token 7" in answer.out
+        assert "took  44445555566667777888\nend   ..................x." in answer.out
+        listed = answer.out.partition("\ntask  started")[2].splitlines()[1:]
+        assert len(listed) == 20
+        told = command("show", "sync", "--json").json
+        assert [run["token"] for run in told["runs"]] == list(range(30, 10, -1))
+        assert told["task"]["name"] == "sync"
+        assert told["runs"][0]["took"] == 30.0
+
+    def test_what_operators_did_is_told_apart_from_the_runs(
+        self, command: Command, connection: Connection
+    ) -> None:
+        add_task(connection, "sync")
+        for token in range(1, 31):
+            add_run(connection, "sync", token)
+        for slot in range(18):
+            add_action(connection, "sync", slot, started_at="now()")
+        add_action(connection, "sync", 18, outcome="'resumed'", until="NULL", reason="NULL")
+        add_action(
+            connection,
+            "sync",
+            19,
+            until="'2026-01-01T03:00Z'",
+            started_at="'2026-01-01T01:00Z'",
+        )
+        add_action(connection, "other", 1, by="'somebody'")
+        answer = command("show", "sync")
+        runs, _, told = answer.out.partition("\nwhat operators did:\n")
+        assert len(runs.partition("\ntask  started")[2].splitlines()[1:]) == 20
+        assert "ann@ops" not in runs
+        lines = told.splitlines()
+        assert len(lines) == 20
+        assert lines[-2].endswith("Z  resumed by ann@ops")
+        assert lines[-1] == (
+            "2026-01-01T01:00:00Z  paused by ann@ops until 2026-01-01T03:00:00Z"
+            " (the shop is closed)"
+        )
+        shown = command("show", "sync", "--json").json
+        assert [run["token"] for run in shown["runs"]] == list(range(30, 10, -1))
+        first, last = shown["actions"][0], shown["actions"][-1]
+        assert len(shown["actions"]) == 20
+        assert (first["outcome"], first["by"], first["token"]) == ("paused", "ann@ops", None)
+        assert (last["until"], last["reason"]) == ("2026-01-01T03:00:00Z", "the shop is closed")
+
+    @pytest.mark.parametrize(
+        ("window_until", "told"),
+        [
+            ("window_start + interval '270 s'", "minimum 270s, for the window until 2"),
+            ("window_start - interval '1 us'", "minimum 0s, "),
+            ("'epoch'", "minimum 0s, "),
+        ],
+    )
+    def test_the_last_runs_lock_times_are_told(
+        self, command: Command, connection: Connection, window_until: str, told: str
+    ) -> None:
+        add_task(connection, "sync")
+        connection.execute(f"UPDATE task_lock SET window_until = {window_until}")
+        [line] = re.findall("lock times .*", command("show", "sync").out)
+        assert told in line
+        assert line.endswith("maximum 1260s")
+
+    @pytest.mark.parametrize(
+        ("changes", "told"),
+        [
+            (RUNNING, r"so far 60(\.\d+)?s, token 7"),
+            (DEAD, "died with its holder, whose lease ended after 2s, token 7"),
+            (CUT, "cut by a stop after 2s, token 7"),
+            (HANDED_OVER, "cut by a stop after 2s, token 7"),
+            (OVERRUNS, r"so far 60(\.\d+)?s, token 7"),
+            ({**OVERRUNS, **GIVEN_UP}, "overran its maximum lock after 2s, token 7"),
+            ({"last_outcome": "'freed'"}, "freed after 2s, token 7"),
+            ({"last_outcome": "'cancelled'"}, "cancelled after 2s, token 7"),
+            ({}, "took 2s, token 7"),
+        ],
+    )
+    def test_how_the_last_run_ended_is_told(
+        self, command: Command, connection: Connection, changes: dict[str, str], told: str
+    ) -> None:
+        add_task(connection, "sync", **changes)
+        assert re.search(told, command("show", "sync").out)
+
+    @pytest.mark.parametrize(
+        ("changes", "told"),
+        [
+            (FAILING, "3 in a row, the last with ValueError"),
+            (DIED, "2 in a row, the last died with its holder"),
+            (OVERRAN, "1 in a row, the last has overrun its maximum lock"),
+            ({**DIED, **RUNNING}, "2 in a row, the last has overrun its maximum lock"),
+            ({**DIED, "last_outcome": "'cut'"}, "2 in a row, the last has overrun its maximum"),
+        ],
+    )
+    def test_how_the_last_one_of_several_failed_is_told(
+        self, command: Command, connection: Connection, changes: dict[str, str], told: str
+    ) -> None:
+        add_task(connection, "sync", **changes)
+        add_run(connection, "sync", 1, outcome="'died'")
+        add_run(connection, "sync", 2, outcome="'overran'", started_at="now()")
+        [line] = re.findall("failures .*", command("show", "sync").out)
+        assert told in line
+
+    @pytest.mark.parametrize("state", SHOWN)
+    def test_no_state_shows_what_nobody_can_read(
+        self, command: Command, connection: Connection, state: str
+    ) -> None:
+        """Such as the year of a time that never was, or Python's words."""
+        add_task(connection, "sync", **SHOWN[state])
+        add_replica(connection, "one", ["sync"])
+        if state != "new":
+            add_run(connection, "sync", 7, **({"scheduled_at": "NULL"} if "hand" in state else {}))
+        for arguments in (["show", "sync"], ["status"], ["runs"], ["replicas"], ["check"]):
+            for form in ([], ["--json"]):
+                answer = command(*arguments, *form)
+                found = re.search(r"1970-|\?|None|infinity|\bnan\b|inf\b", answer.out)
+                assert found is None, answer.out
+
+    def test_a_run_that_hangs_is_told_while_another_replica_runs_the_task(
+        self, command: Command, connection: Connection
+    ) -> None:
+        began = "'since', extract(epoch FROM now()) - 3600, 'lost', true"
+        running = f"jsonb_build_array(jsonb_build_object('task', 'sync', 'token', 6, {began}))"
+        add_task(connection, "sync", **RUNNING, overrun_at="now() + interval '1 min'")
+        add_replica(connection, "web-2", ["sync"], running=running)
+        shown = command("show", "sync").out
+        assert re.search(r"state +too long: a run that has outlived its maximum lock", shown)
+        assert re.search(r"still goes on: on web-2 since [^ ]* \(token 6\); other", shown)
+        [replica] = command("replicas").cells
+        assert re.fullmatch(r"sync for 36\d\ds \(lock lost, token 6\)", replica[-1].strip())
+        assert re.search(r"1 too long \(sync since [^ ]* on web-2\)", command("check").out)
+
+    def test_a_name_with_a_star_is_no_pattern(
+        self, command: Command, connection: Connection
+    ) -> None:
+        add_task(connection, "a")
+        assert command("show", "*").status == 3
+        add_task(connection, "*")
+        for task in ("*", "a"):
+            add_run(connection, task, 1, replica=f"'of {task}'")
+        told = command("show", "*", "--json").json
+        assert [run["replica"] for run in told["runs"]] == ["of *"]
+
+
+class TestRuns:
+    def test_they_are_chosen_by_task_outcome_time_and_number(
+        self, command: Command, connection: Connection
+    ) -> None:
+        for task in ("a", "b"):
+            add_task(connection, task)
+            add_run(connection, task, 1, started_at="now() - interval '3 h'", outcome="'error'")
+            add_run(connection, task, 2)
+
+        def found(*arguments: str) -> list[tuple[str, int]]:
+            answer = command("runs", "--json", *arguments)
+            assert answer.status == 0
+            return sorted((run["task"], run["token"]) for run in answer.json)
+
+        everything = [("a", 1), ("a", 2), ("b", 1), ("b", 2)]
+        assert found("--since", "2026-01-31T03:00:00Z") == everything
+        assert found("a") == everything[:2]
+        assert found("a", "b") == everything
+        assert found("--outcome", "error") == [("a", 1), ("b", 1)]
+        assert found("--since", "2h") == [("a", 2), ("b", 2)]
+        assert found("--limit", "2") == [("a", 2), ("b", 2)]
+        assert found("x*") == []
+        assert command("runs", "x").status == 3
+        [line] = command("runs", "a", "--limit", "1").cells
+        assert [line[0], *(cell.strip() for cell in line[2:7])] == [
+            "a",
+            "2s",
+            "ok",
+            "schedule",
+            "one",
+            "2",
+        ]
+
+    def test_what_operators_did_is_among_them(
+        self, command: Command, connection: Connection
+    ) -> None:
+        add_task(connection, "sync")
+        add_replica(connection, "one", ["sync"])
+        add_run(connection, "sync", 1)
+        paused = ["pause", "sync", "--for", "2h", "--reason", "the shop is closed"]
+        for arguments in (paused, ["resume", "sync"], ["run", "sync"], ["pause", "sync"]):
+            assert command(*arguments).status == 0
+        user = rf"\S+@{re.escape(socket.gethostname())}"
+        told = [
+            ("paused", rf"by {user} until resumed"),
+            ("run", rf"by {user} until \S+Z"),
+            ("resumed", rf"by {user}"),
+            ("paused", rf"by {user} until \S+Z \(the shop is closed\)"),
+        ]
+        answer = command("runs", "--kind", "operator")
+        for line, (outcome, notes) in zip(answer.out.splitlines()[1:], told, strict=True):
+            cells = rf"sync +\S+Z +- +{outcome} +operator +- +- +- +{notes}"
+            assert re.fullmatch(cells, line), line
+        assert [run["kind"] for run in command("runs", "--json").json].count("operator") == 4
+        [paused_last] = command("runs", "--json", "--outcome", "paused", "--limit", "1").json
+        assert (paused_last["until"], paused_last["token"]) == (None, None)
+        assert command("runs", "--kind", "schedule").cells[0][0] == "sync"
+
+    def test_they_are_chosen_by_times_as_people_write_them(
+        self, command: Command, connection: Connection
+    ) -> None:
+        add_task(connection, "a")
+        midnight = "date_trunc('day', now(), 'UTC')"
+        for token, started in enumerate(
+            [
+                "now() - interval '3 h'",
+                "now() - interval '1 h'",
+                f"{midnight} - interval '1 s'",
+                f"{midnight} - interval '1 day'",
+                f"{midnight} - interval '25 h'",
+                "'2026-01-31 03:00+00'",
+            ],
+            start=1,
+        ):
+            add_run(connection, "a", token, started_at=started)
+
+        def found(*arguments: str, zone: str = "UTC") -> set[int]:
+            env = environment(command.database_url, TZ=zone)
+            answer = run_process(env, "runs", *arguments, "--json")
+            assert answer.status == 0, answer.err
+            return {run["token"] for run in answer.json}
+
+        # Midnight may have been a moment ago, or many hours.
+        assert found("--since", "2h") - {3} == {2}
+        assert found("--until", "2h ago") - {3} == {1, 4, 5, 6}
+        assert found("a", "--since", "4h", "--until", "2h") - {3} == {1}
+        assert found("--since", "yesterday", "--until", "today") >= {3, 4}
+        assert 5 not in found("--since", "yesterday", "--until", "today")
+        # As --since 22:00 --until 02:00 in the morning.
+        now = datetime.now(timezone.utc)
+        before, later = (f"{now + timedelta(hours=hours):%H:%M}" for hours in (-2, 1))
+        assert found("--since", later, "--until", before) & {1, 2} == {1}
+        day = ("--since", "2026-01-31", "--until", "2026-01-31 03:00:01Z")
+        assert found(*day) == {6}
+        assert found(*day[:3], "2026-01-31 03:00:01", zone="Europe/Berlin") == set()
+        assert found(*day[:3], "2026-01-31 04:00:01", zone="Europe/Berlin") == {6}
+
+    def test_it_is_said_if_there_are_more(self, command: Command, connection: Connection) -> None:
+        add_task(connection, "a")
+        for token in (1, 2, 3):
+            add_run(connection, "a", token)
+        for form in ((), ("--json",)):
+            answer = command("runs", "--limit", "2", *form)
+            assert answer.err == (
+                "apscheduler-tasklock: there are more runs: these are the newest 2; --limit shows "
+                "more, and --until earlier ones\n"
+            )
+        assert [run["token"] for run in answer.json] == [3, 2]
+        assert command("runs", "--limit", "3").err == ""
+
+    def test_of_none_it_is_said_for_which_time_and_zone(
+        self, database_url: str, connection: Connection
+    ) -> None:
+        env = environment(database_url, TZ="Europe/Berlin")
+        answer = run_process(env, "runs", "--since", "2026-01-31 02:00", "--until", "2026-07-31")
+        assert answer.err == (
+            "apscheduler-tasklock: no runs since 2026-01-31 02:00:00 CET before 2026-07-31 "
+            "00:00:00 CEST\n"
+        )
+
+    @pytest.mark.parametrize("form", [(), ("--json",)], ids=["plain", "JSON"])
+    def test_further_ones_are_followed_until_somebody_ends_it(
+        self, database_url: str, connection: Connection, form: tuple[str, ...]
+    ) -> None:
+        # A run that began long ago ends after others that began later.
+        add_task(connection, "long", **{**RUNNING, "started_at": "now() - interval '5 h'"})
+        add_task(connection, "sync")
+        add_run(connection, "sync", 1)
+        with subprocess.Popen(
+            [*COMMAND, "runs", "--follow", *form],
+            env=environment(database_url),
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as process:
+            lines: list[str] = []
+            reader = threading.Thread(
+                target=lambda: lines.extend(iter(process.stdout.readline, ""))
+            )
+            reader.start()
+            try:
+                eventually(lambda: any("sync" in line for line in lines))
+                add_run(
+                    connection, "long", 2, started_at="now() - interval '5 h'", ended_at="now()"
+                )
+                connection.execute("UPDATE task_lock SET finished_at = now()")
+                eventually(lambda: any("long" in line for line in lines), 30)
+                add_run(connection, "sync", 3, started_at="now()", ended_at="now()")
+                eventually(lambda: sum("sync" in line for line in lines) == 2)
+                process.send_signal(2)
+                reader.join(60)
+                assert process.wait(60) == 0
+            finally:
+                process.kill()
+        assert sum("long" in line for line in lines) == 1
+        assert len(lines) == 3 + (not form)
+
+
+class TestMetrics:
+    def test_they_are_printed_once(self, command: Command, connection: Connection) -> None:
+        add_task(connection, "sync")
+        answer = command("metrics")
+        assert answer.status == 0
+        assert 'tasklock_task_failures{tasklock_task_name="sync"} 0' in answer.out
+
+    @pytest.mark.parametrize("address", ["nowhere", ":80", "host:", "host:http", "host:70000"])
+    def test_what_is_no_address_is_a_mistake(self, command: Command, address: str) -> None:
+        answer = command("metrics", "--listen", address)
+        assert answer.status == 2
+        assert "must be a host and a port" in answer.err
+
+    def test_what_cannot_be_listened_on_is_said(self, command: Command) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            answer = command("metrics", "--listen", f"127.0.0.1:{taken.getsockname()[1]}")
+        assert answer.status == 1
+        assert "cannot listen on 127.0.0.1" in answer.err
+
+    def test_in_json_they_are_the_same_numbers(
+        self, command: Command, connection: Connection
+    ) -> None:
+        add_task(connection, ODD, **FAILING)
+        told = command("metrics", "--json").json
+        assert told["tasklock_task_failures"] == {ODD: 3.0}
+        assert told["tasklock_task_last_success_seconds"][ODD] > 1.7e9
+        assert command("metrics", "--json", "--listen", "127.0.0.1:0").status == 2
+
+
+class TestSetUp:
+    def test_json_tells_what_was_done(self, command: Command, empty_database_url: str) -> None:
+        for done in (True, False):
+            answer = command("upgrade", "--json", database=empty_database_url)
+            assert answer.json == {"table": "task_lock", "migrated": done, "notes": []}
+        for done in (True, False):
+            answer = command("downgrade", "--json", database=empty_database_url)
+            assert answer.json == {"table": "task_lock", "dropped": done}
+        assert command("upgrade", "--sql", "--json").status == 2
+
+    @pytest.mark.parametrize("name", ["upgrade", "downgrade", "metrics"])
+    def test_a_wrong_url_is_wrong_usage(self, command: Command, name: str) -> None:
+        assert_one_line(command(name, database="mysql://app:hunter2@host/db"), 2)
+
+    @pytest.mark.parametrize(("typed", "status"), [("n\n", 1), ("\n", 1), ("y\n", 0)])
+    def test_on_a_terminal_a_downgrade_asks(
+        self, direct_url: str, connection: Connection, typed: str, status: int
+    ) -> None:
+        add_replica(connection, "one")
+        with OnTerminal(direct_url, "downgrade") as terminal:
+            assert "1 replica is alive" in terminal.wait_for("Drop them? [y/N]")
+            terminal.answer(typed)
+            assert terminal.status() == status
+        is_there = connection.execute("SELECT to_regclass('task_lock')").fetchone()[0] is not None
+        assert is_there == (status == 1)
+
+    def test_on_a_terminal_it_does_not_ask_who_said_yes(self, direct_url: str) -> None:
+        with OnTerminal(direct_url, "downgrade", "--yes") as terminal:
+            assert terminal.status() == 0
+
+
+class TestReplicas:
+    def test_who_they_are_and_what_they_run(self, command: Command, connection: Connection) -> None:
+        add_task(connection, "sync", **RUNNING)
+        add_replica(connection, "one", ["sync", "other"])
+        add_replica(connection, "two", seen_at="now() - interval '2 min'")
+        first, second = command("replicas").cells
+        told = [first[0], *first[1:3], *(c.strip() for c in first[5:])]
+        assert told[:-1] == ["one", "host", "1.0", "alive", "2"]
+        assert re.fullmatch(r"sync for [6-9]\ds", told[-1])
+        assert [c.strip() for c in second[5:]] == ["silent", "0", "-"]
+        told = command("replicas", "--json").json
+        assert told[0]["tasks"] == ["sync", "other"]
+        assert [replica["state"] for replica in told] == ["alive", "silent"]
+        assert [run["task"] for run in told[0]["running"]] == ["sync"]
+
+
+class TestPauseAndResume:
+    def test_tasks_are_paused_and_resumed(self, command: Command, connection: Connection) -> None:
+        for task in ("a", "b"):
+            add_task(connection, task)
+        answer = command("pause", "a", "b", "--for", "2h", "--reason", "closed", "--json")
+        assert (answer.status, answer.json["paused"]) == (0, ["a", "b"])
+        paused = "SELECT extract(epoch FROM paused_until - now()), pause_reason FROM task_lock"
+        for left, why in connection.execute(paused).fetchall():
+            assert 7000 < left <= 7200
+            assert why == "closed"
+        assert command("resume", "a", "b").out == "a: resumed\nb: resumed\n"
+        assert command("status", "--state", "paused").cells == []
+        assert command("pause", "a").out == "a: paused until it is resumed\n"
+
+    @pytest.mark.parametrize("form", [(), ("--json",)], ids=["plain", "JSON"])
+    def test_patterns_choose_as_in_status_and_it_is_said_what_they_do_not_cover(
+        self, command: Command, connection: Connection, form: tuple[str, ...]
+    ) -> None:
+        for task in ("report-2", "report-1", "rapport", "other"):
+            add_task(connection, task)
+        answer = command("pause", "rep*", "r?pport", *form)
+        assert answer.status == 0
+        names = ["rapport", "report-1", "report-2"]
+        if form:
+            assert answer.json["paused"] == names
+        else:
+            assert answer.out.splitlines() == [f"{n}: paused until it is resumed" for n in names]
+        assert answer.err == (
+            "apscheduler-tasklock: 3 tasks are paused; tasks that appear later and match 'rep*', "
+            "'r?pport' are not covered\n"
+        )
+        add_task(connection, "report-3")
+        assert [row[0] for row in command("status", "--state", "paused").cells] == names
+        answer = command("resume", "rep*", "other", *form)
+        assert answer.status == 0
+        if form:
+            assert answer.json == {"resumed": ["report-1", "report-2"]}
+        else:
+            assert answer.out == ("other: was not paused\nreport-1: resumed\nreport-2: resumed\n")
+        assert answer.err == "apscheduler-tasklock: 2 tasks are resumed\n"
+        assert [row[0] for row in command("status", "--state", "paused").cells] == ["rapport"]
+
+    @pytest.mark.parametrize("operation", ["pause", "resume"])
+    def test_one_pattern_without_a_task_leaves_all_as_they_are(
+        self, command: Command, connection: Connection, operation: str
+    ) -> None:
+        add_task(connection, "report")
+        add_task(connection, "closed", **PAUSED)
+        answer = command(operation, "report", "closed", "tusk*")
+        assert (answer.status, answer.out) == (3, "")
+        assert "no such task: 'tusk*'" in answer.err
+        assert [row[0] for row in command("status", "--state", "paused").cells] == ["closed"]
+
+    def test_patterns_whose_tasks_are_not_paused_resume_none(
+        self, command: Command, connection: Connection
+    ) -> None:
+        add_task(connection, "report")
+        answer = command("resume", "rep*")
+        assert (answer.status, answer.out) == (0, "")
+        assert answer.err == "apscheduler-tasklock: no task is resumed\n"
+
+    @pytest.mark.parametrize("name", ["a*", "a?", "*", "a[1]*", "a\\*"])
+    def test_a_task_of_exactly_that_name_is_meant_alone(
+        self, command: Command, connection: Connection, name: str
+    ) -> None:
+        for task in (name, "a1", "ab", "a[1]", "a\\b"):
+            add_task(connection, task)
+        assert command("pause", name, "--json").json["paused"] == [name]
+        assert command("resume", name, "--json").json["resumed"] == [name]
+        assert len(command("pause", "**", "--json").json["paused"]) == 5
+
+    def test_a_namespace_limits_what_a_pattern_chooses(
+        self, command: Command, connection: Connection
+    ) -> None:
+        for task in ("shop:a", "shop:b", "a"):
+            add_task(connection, task)
+        answer = command("pause", "*", "--namespace", "shop:", "--json")
+        assert answer.json["paused"] == ["shop:a", "shop:b"]
+
+    def test_rows_are_locked_in_the_order_of_names(
+        self, command: Command, connection: Connection, database_url: str
+    ) -> None:
+        """So that two who change the same tasks never wait for each other in a circle."""
+        for task in ("c", "b", "a"):
+            add_task(connection, task)
+        with (
+            psycopg.connect(database_url) as other,
+            ThreadPoolExecutor(1) as pool,
+        ):
+            other.execute("SELECT FROM task_lock WHERE task_name = 'b' FOR UPDATE")
+            pausing = pool.submit(command, "pause", "c", "*")
+            waits = "SELECT FROM pg_locks WHERE NOT granted"
+            eventually(lambda: connection.execute(waits).rowcount)
+            free = "SELECT task_name FROM task_lock ORDER BY 1 FOR UPDATE SKIP LOCKED"
+            assert connection.execute(free).fetchall() == [("c",)]
+            other.rollback()
+            assert pausing.result().status == 0
+        assert len(command("status", "--state", "paused").cells) == 3
+
+    @pytest.mark.parametrize(
+        "arguments", [["run", "rep*"], ["forget", "rep*"], ["free", "rep*", "--token", "7"]]
+    )
+    def test_what_is_for_one_task_takes_no_pattern(
+        self, command: Command, connection: Connection, arguments: list[str]
+    ) -> None:
+        add_task(connection, "report", **DEAD)
+        answer = command(*arguments)
+        assert (answer.status, answer.out) == (3, "")
+        assert "no such task: 'rep*'" in answer.err
+        assert f"`{arguments[0]}` takes one task's exact name" in answer.err
+
+    @pytest.mark.parametrize("operation", ["pause", "resume", "forget", "run", "show"])
+    def test_a_task_that_is_not_there_is_3(self, command: Command, operation: str) -> None:
+        answer = command(operation, "tusk")
+        assert (answer.status, answer.out) == (3, "")
+        assert answer.err.startswith("apscheduler-tasklock: no such task: 'tusk'")
+        assert answer.err.count("\n") == 1
+
+
+class TestRun:
+    def test_a_request_is_left_for_the_replicas(
+        self, command: Command, connection: Connection
+    ) -> None:
+        add_task(connection, "sync")
+        assert command("run", "sync").status == 4  # nobody has it
+        add_replica(connection, "one", ["sync"])
+        assert command("run", "sync").out == "sync: a run is asked for\n"
+        told = command("run", "sync", "--json").json
+        assert told["request"]["token"] == 7
+
+    @pytest.mark.parametrize(
+        ("outcome", "status"), [("ok", 0), ("error", 6), ("died", 6), ("cancelled", 6)]
+    )
+    def test_the_end_of_the_run_is_waited_for(
+        self, command: Command, connection: Connection, outcome: str, status: int
+    ) -> None:
+        add_task(connection, "sync")
+        add_replica(connection, "one", ["sync"])
+        add_run(connection, "sync", 6, kind="'manual'")  # one that was asked for before
+        add_run(connection, "sync", 8)
+        thread = self._run_it_when_asked(connection, outcome)
+        answer = command("run", "sync", "--wait", "60")
+        thread.join()
+        assert answer.status == status
+        assert answer.out.startswith(f"sync: ended: {outcome}, took 2s on one")
+
+    def test_a_task_without_a_run_history_is_waited_for_too(
+        self, command: Command, connection: Connection
+    ) -> None:
+        add_task(connection, "sync", token="9", kind="'manual'", failures="1")
+        add_replica(connection, "one", ["sync"])
+        thread = self._run_it_when_asked(
+            connection, "UPDATE task_lock SET token = 10, failures = 1"
+        )
+        answer = command("run", "sync", "--wait", "--json")
+        thread.join()
+        assert (answer.status, answer.json["outcome"], answer.json["run"]) == (6, "error", None)
+
+    def test_a_wait_that_runs_out_is_5(self, command: Command, connection: Connection) -> None:
+        add_task(connection, "sync")
+        add_replica(connection, "one", ["sync"])
+        answer = command("run", "sync", "--wait", "0.1", "--json")
+        assert (answer.status, answer.json["outcome"]) == (5, None)
+
+    @pytest.mark.parametrize("kind", ["takeover", "manual"])
+    def test_a_takeover_is_waited_for_in_the_place_of_a_run_that_died(
+        self, command: Command, connection: Connection, kind: str
+    ) -> None:
+        """Of a run by hand it is one by hand, too."""
+        add_task(connection, "sync", failover="true")
+        add_replica(connection, "one", ["sync"])
+        environ = environment(command.database_url)
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(run_process, environ, "run", "sync", "--wait", "60")
+            self._begin_when_asked(connection, DEAD)
+            looks_again(connection)
+            # What the claim of a takeover writes.
+            with connection.transaction():
+                connection.execute(
+                    "UPDATE task_lock SET token = 9, kind = %s, locked_by = 'two',"
+                    " locked_until = now() + interval '1 min'",
+                    [kind],
+                )
+                add_run(connection, "sync", 8, kind="'manual'", outcome="'died'")
+            looks_again(connection)
+            with connection.transaction():
+                connection.execute("UPDATE task_lock SET finished_at = now()")
+                add_run(connection, "sync", 9, kind=f"'{kind}'", replica="'two'")
+            answer = waiting.result()
+        assert answer.status == 0
+        as_one = ", as a takeover" if kind == "takeover" else ""
+        assert answer.out == f"sync: ended: ok, took 2s on two{as_one}\n"
+
+    def test_a_run_that_died_without_failover_is_6(
+        self, command: Command, connection: Connection
+    ) -> None:
+        add_task(connection, "sync")
+        add_replica(connection, "one", ["sync"])
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(self._begin_when_asked, connection, DEAD)
+            answer = command("run", "sync", "--wait", "60")
+        assert (answer.status, answer.out) == (6, "sync: ended: died\n")
+
+    @pytest.mark.parametrize(
+        ("changes", "says"),
+        [
+            ({}, "the run may still begin"),
+            (RUNNING, "the run goes on, on one"),
+            (
+                {**DEAD, "failover": "true"},
+                "its holder one died or was stopped, and its takeover has not begun",
+            ),
+        ],
+    )
+    def test_when_a_wait_runs_out_it_is_told_how_the_run_stands(
+        self, command: Command, connection: Connection, changes: dict[str, str], says: str
+    ) -> None:
+        add_task(connection, "sync")
+        add_replica(connection, "one", ["sync"])
+        with ThreadPoolExecutor(1) as pool:
+            if changes:
+                pool.submit(self._begin_when_asked, connection, changes)
+            answer = command("run", "sync", "--wait", "3")
+        assert answer.status == 5
+        assert answer.out.endswith(f" s ran out; {says}\n")
+
+    def _begin_when_asked(self, connection: Connection, changes: dict[str, str]) -> None:
+        """Claim the task as a replica does once a run is asked for."""
+        begun = {"token": "8", "kind": "'manual'", "request_id": "NULL", "request_until": "NULL"}
+        assignments = ", ".join(f"{n} = {v}" for n, v in {**begun, **changes}.items())
+        begin = f"UPDATE task_lock SET {assignments} WHERE request_id IS NOT NULL"
+        eventually(lambda: connection.execute(begin).rowcount, 60)
+
+    def _run_it_when_asked(self, connection: Connection, end: str) -> threading.Thread:
+        def run() -> None:
+            asked = "SELECT FROM task_lock WHERE request_id IS NOT NULL"
+            eventually(lambda: connection.execute(asked).rowcount)
+            if end.startswith("UPDATE"):
+                connection.execute(end)
+            else:
+                add_run(connection, "sync", 9, kind="'manual'", outcome=f"'{end}'")
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        return thread
+
+
+def looks_again(connection: Connection) -> None:
+    """Wait until the command line has read the history twice more."""
+    scans = (
+        "SELECT seq_scan + coalesce(idx_scan, 0) FROM pg_stat_user_tables"
+        " WHERE relname = 'task_lock_run'"
+    )
+
+    def count() -> int:
+        return int(connection.execute(scans).fetchone()[0])
+
+    before = count()
+    eventually(lambda: count() >= before + 2, 60)
+
+
+class TestFree:
+    def test_a_dead_run_is_freed(self, command: Command, connection: Connection) -> None:
+        add_task(connection, "sync", **DEAD)
+        assert command("free", "sync", "--token", "6").status == 4
+        answer = command("free", "sync", "--token", "7", "--run-again", "--json")
+        assert answer.status == 0
+        assert answer.json == {"freed": ["sync"], "token": 7, "run_again": True}
+        [opened] = connection.execute(
+            "SELECT window_until < window_start FROM task_lock"
+        ).fetchone()
+        assert opened
+        assert command("runs", "--json").json[0]["outcome"] == "freed"
+
+    def test_show_prints_the_command_for_it(
+        self, command: Command, connection: Connection, database_url: str
+    ) -> None:
+        add_task(connection, "-it's dead\n", **DEAD)
+        shown = command("show", "--", "-it's dead\n").out
+        [line] = re.findall(r"free it: (.*)", shown)
+        assert run_pasted(line, database_url).endswith(": freed\n")
+
+    def test_one_that_may_be_alive_only_by_force(
+        self, command: Command, connection: Connection
+    ) -> None:
+        add_task(connection, "sync", **RUNNING)
+        answer = command("free", "sync", "--token", "7")
+        assert answer.status == 4
+        assert "may be alive" in answer.err
+        assert command("free", "sync", "--token", "7", "--force").out == "sync: freed\n"
+
+    @pytest.mark.parametrize(("typed", "status"), [("n\n", 1), ("\n", 1), ("y\n", 0)])
+    def test_on_a_terminal_it_asks(
+        self, database_url: str, connection: Connection, typed: str, status: int
+    ) -> None:
+        add_task(connection, "sync", **DEAD)
+        with OnTerminal(database_url, "free", "sync", "--token", "7") as terminal:
+            shown = terminal.wait_for("Free it? [y/N]")
+            assert "may overlap with the next run for a third of its lease" in shown
+            terminal.answer(typed)
+            assert terminal.status() == status
+        freed = connection.execute("SELECT FROM task_lock WHERE finished_at IS NOT NULL").rowcount
+        assert freed == (status == 0)
+
+    def test_on_a_terminal_it_does_not_ask_who_said_yes(
+        self, database_url: str, connection: Connection
+    ) -> None:
+        add_task(connection, "sync", **DEAD)
+        with OnTerminal(database_url, "free", "sync", "--token", "7", "--yes") as terminal:
+            assert terminal.status() == 0
+
+
+class TestForget:
+    def test_a_task_goes_unless_a_replica_has_it(
+        self, command: Command, connection: Connection
+    ) -> None:
+        add_task(connection, "sync")
+        add_replica(connection, "one", ["sync"])
+        assert command("forget", "sync").status == 4
+        connection.execute("DELETE FROM task_lock_replica")
+        assert command("forget", "sync", "--json").json == {"forgotten": ["sync"]}
+        assert command("show", "sync").status == 3
+
+
+class TestTerminal:
+    def test_a_table_has_colours_and_local_times(
+        self, database_url: str, connection: Connection
+    ) -> None:
+        add_task(connection, ODD, **OVERDUE)
+        with OnTerminal(database_url, "status", COLUMNS="300") as terminal:
+            assert terminal.status() == 0
+        assert "\x1b[1;31moverdue" in terminal.text
+        assert "\x1b[2J" not in terminal.text
+        assert "\\x1b[2J" in terminal.text
+        assert "1 min " in terminal.text
+        assert "notes" not in terminal.text
+
+    @pytest.mark.parametrize("columns", [40, 80, 120])
+    def test_a_narrow_one_drops_columns_but_breaks_no_name_off(
+        self, database_url: str, connection: Connection, columns: int
+    ) -> None:
+        """Of runs the token goes first, and who ran what and why it failed stay."""
+        name, token = "shop:sync-prices-of-all-suppliers", 1795402930123456
+        schedule = """'{"type": "cron", "fields": {"day_of_week": "mon-fri", "hour": "3"}}'"""
+        holder = "'web-7d9f8-abcde:1:1a2b3c4d'"
+        add_task(connection, name, **PAUSED, schedule=schedule, locked_by=holder)
+        add_task(connection, "report", **{**OVERDUE, "locked_by": holder})
+        add_run(
+            connection,
+            name,
+            token,
+            slot="1",
+            outcome="'overtaken'",
+            error="'it went wrong'",
+            replica=holder,
+            started_at="now() - interval '2 days'",
+        )
+        add_replica(connection, "web-7d9f8-abcde:1:1a2b3c4d", [name, "report"])
+
+        def table(*arguments: str) -> list[str]:
+            """Return the lines of a table, from the names of its columns on."""
+            env = {"COLUMNS": str(columns), "NO_COLOR": "1"}
+            with OnTerminal(database_url, *arguments, **env) as terminal:
+                terminal.status()
+                lines = re.sub(r"\x1b\[[0-9;]*m", "", terminal.text).splitlines()
+            assert max(map(len, lines)) <= columns
+            return lines
+
+        def first_column(lines: list[str]) -> str:
+            end = re.match(r"\S+ +", lines[0]).end()
+            return "".join(line[:end].strip() for line in lines[2:])
+
+        tasks = table("status")
+        assert first_column(tasks) == "report" + name
+        assert "overdue" in tasks[2]
+        assert "1 min" in tasks[2]
+        assert ("schedule" in tasks[0]) == (columns > 40)
+        assert len(tasks) <= 2 + 2 + 3, tasks
+        runs = table("runs")
+        assert first_column(runs) == name
+        assert "overtaken" in "".join(runs[2:])
+        names = set(runs[0].split())
+        if columns == 40:
+            assert names >= {"task", "outcome"}
+        else:
+            assert names >= {"task", "started", "outcome", "replica", "error"}
+            assert ("token" in names) <= ("kind" in names)
+            assert "it went" in runs[2]
+            assert re.search(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d ", runs[2])
+        replicas = table("replicas")
+        assert first_column(replicas) == "web-7d9f8-abcde:1:1a2b3c4d"
+        assert "alive" in replicas[2]
+        assert table("doctor")[0].split() == ["what", "how", "it", "is"]
+
+    def test_runs_of_ordinary_names_keep_the_replica_in_one_piece_at_80_columns(
+        self, database_url: str, connection: Connection
+    ) -> None:
+        add_task(connection, "sync-prices")
+        add_run(connection, "sync-prices", 1795402930123456, slot="1", replica="'web-1:68:c'")
+        add_run(
+            connection,
+            "sync-prices",
+            1795402930123457,
+            slot="2",
+            outcome="'error'",
+            error_type="'ValueError'",
+            error="'no price for 4711'",
+            replica="'web-7d9f8:1:1a2b3c4d'",
+        )
+        with OnTerminal(database_url, "runs", COLUMNS="80", NO_COLOR="1") as terminal:
+            assert terminal.status() == 0
+        assert "web-1:68:c" in terminal.text
+        assert "web-7d9f8:1:1a2b3c4d" in terminal.text
+        assert "ValueError" in terminal.text
+        assert "token" not in terminal.text
+
+    def test_no_color_is_respected(self, database_url: str, connection: Connection) -> None:
+        add_task(connection, "sync", **OVERDUE)
+        with OnTerminal(database_url, "status", NO_COLOR="1") as terminal:
+            assert terminal.status() == 0
+        assert "overdue" in terminal.text
+        assert "31m" not in terminal.text
+
+    def test_a_dumb_one_gets_plain_columns(self, database_url: str, connection: Connection) -> None:
+        add_task(connection, "sync")
+        with OnTerminal(database_url, "status", TERM="dumb") as terminal:
+            assert terminal.status() == 0
+        assert "\x1b" not in terminal.text
+
+    def test_the_picture_of_the_runs_has_bars(
+        self, database_url: str, connection: Connection
+    ) -> None:
+        add_task(connection, "sync")
+        add_run(connection, "sync", 1, ended_at="now() - interval '59.9 s'", outcome="'error'")
+        add_run(connection, "sync", 2, ended_at="now() - interval '50 s'")
+        with OnTerminal(database_url, "show", "sync") as terminal:
+            assert terminal.status() == 0
+        assert "\x1b[1;31m▁" in terminal.text
+        assert "\x1b[32m█" in terminal.text
+        assert "✗" in terminal.text
+
+    def test_a_live_view_goes_on_without_the_database_until_ctrl_c(
+        self, proxy: Proxy, connection: Connection
+    ) -> None:
+        add_task(connection, "sync")
+        with OnTerminal(proxy.url, "status", "--watch") as terminal:
+            terminal.wait_for("sync")
+            add_task(connection, "another", **OVERDUE)
+            terminal.wait_for("another")
+            proxy.close()
+            terminal.wait_for("the database is unavailable")
+            terminal.interrupt()
+            assert terminal.status() == 0
+        assert "Traceback" not in terminal.text
+
+    def test_a_live_view_needs_one(self, command: Command) -> None:
+        answer = command("status", "--watch")
+        assert answer.status == 2
+        assert "terminal" in answer.err
+
+
+class TestErrors:
+    def test_a_database_that_refuses_connections_is_one_line_without_the_password(
+        self, database_url: str
+    ) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as nobody:
+            port = nobody.getsockname()[1]
+        url = f"postgresql://app:hunter2@127.0.0.1:{port}/db"
+        answer = run_process(environment(url), "status")
+        assert_one_line(answer, 1)
+        assert "the database is unavailable" in answer.err
+        assert str(port) in answer.err
+
+    def test_a_database_that_never_answers_is_given_up(self, database_url: str) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as nobody:
+            url = f"postgresql://app:hunter2@127.0.0.1:{nobody.getsockname()[1]}/db"
+            assert_one_line(run_process(environment(url), "status"), 1)
+
+    def test_a_missing_table_is_one_line_that_names_the_remedy(
+        self, command: Command, empty_database_url: str
+    ) -> None:
+        for arguments in (["status"], ["replicas"], ["pause", "x"], ["runs"]):
+            answer = command(*arguments, database=empty_database_url)
+            assert_one_line(answer, 1)
+            assert "apscheduler-tasklock upgrade" in answer.err
+
+    @pytest.mark.parametrize(
+        ("arguments", "says"),
+        [
+            (["runs", "--since", "soon"], "02:00, yesterday"),
+            (["runs", "--until", "90"], "2026-01-31T03:00:00Z, or a duration ago such as 90s"),
+            (["runs", "--since", "today", "--until", "yesterday"], "must be before --until"),
+            (["runs", "--follow", "--until", "now"], "goes without --until"),
+            (["pause", "x", "--for", "5w"], "90s, 15m, 2h or 1d, not '5w'"),
+            (["pause", "x", "--for", "0"], "must be above 0"),
+            (["status", "--state", "sleepy"], "overdue"),
+            (["free", "x"], "--token"),
+            (["runs", "--limit", "0"], "1 or more"),
+            (["status", "--namespace", "a*"], "without * and ?"),
+            (["status", "--table", "x" * 60], "at most"),
+            (["show"], "TASK"),
+        ],
+    )
+    def test_wrong_usage_is_2(self, command: Command, arguments: list[str], says: str) -> None:
+        answer = command(*arguments)
+        assert (answer.status, answer.out) == (2, "")
+        assert says in answer.err
+
+    def test_a_name_that_is_no_text_is_one_line(self, command: Command) -> None:
+        for arguments in (["show", "\udc80"], ["pause", "\udc80"], ["runs", "\udc80"]):
+            assert_one_line(command(*arguments), 1)
+
+    def test_a_wrong_url_is_2_and_not_repeated(self, command: Command) -> None:
+        answer = command("status", database="mysql://app:hunter2@host/db")
+        assert_one_line(answer, 2)
+
+    def test_no_database_is_2(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from apscheduler_tasklock.cli import main
+
+        monkeypatch.delenv("TASKLOCK_DATABASE_URL", raising=False)
+        assert main(["status"]) == 2
+        assert "which database?" in capsys.readouterr().err
+
+    def test_a_reader_that_ends_early_is_no_traceback(
+        self, database_url: str, connection: Connection
+    ) -> None:
+        add_task(connection, "sync")
+        reads, writes = os.pipe()
+        os.close(reads)
+        with os.fdopen(writes) as closed:
+            process = subprocess.run(
+                [sys.executable, "-m", "apscheduler_tasklock.cli", "status"],
+                env=environment(database_url),
+                stdout=closed,
+                stderr=subprocess.PIPE,
+                text=True,
+                timeout=100,
+                check=False,
+            )
+        assert (process.returncode, process.stderr) == (1, "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status"),
+    [
+        (["check"], 3),
+        (["check", "--json"], 3),
+        (["check", "nothing"], 3),
+        (["status"], 1),
+        (["runs", "--json"], 1),
+        (["upgrade"], 1),
+        (["metrics"], 1),
+    ],
+)
+def test_an_output_that_is_full_is_one_line(
+    database_url: str, arguments: list[str], status: int
+) -> None:
+    with open("/dev/full", "w") as full:
+        process = subprocess.run(
+            [sys.executable, "-m", "apscheduler_tasklock.cli", *arguments],
+            env=environment(database_url),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+    assert process.returncode == status, process.stderr
+    assert process.stderr.splitlines()[-1].startswith("apscheduler-tasklock: cannot write: ")
+    assert "Traceback" not in process.stderr
+    assert "Exception ignored" not in process.stderr
+
+
+SIDE_TABLES = ["task_lock_replica", "task_lock_run"]
+
+
+@pytest.fixture(params=["without the right", "without the table"])
+def bare(
+    request: pytest.FixtureRequest,
+    database_url: str,
+    connection: Connection,
+    capsys: pytest.CaptureFixture[str],
+) -> Iterator[Command]:
+    """The command line of a role that has the task lock table alone."""
+    with role(database_url) as (name, url):
+        user = sql.Identifier(name)
+        connection.execute(sql.SQL("GRANT SELECT, INSERT, UPDATE ON task_lock TO {}").format(user))
+        if request.param == "without the table":
+            connection.execute("DROP TABLE task_lock_replica, task_lock_run")
+        yield Command(url, capsys)
+
+
+@pytest.mark.direct("the pooler keeps connections for a role, and has no login for it")
+class TestSideTables:
+    """They are a convenience: what does not need them goes on without them."""
+
+    def test_reads_go_on_with_one_note_and_nobody_is_gone(
+        self, bare: Command, connection: Connection
+    ) -> None:
+        add_task(connection, "sync", **OVERDUE)
+        for arguments in (["status", "--json"], ["check", "--json"], ["metrics"]):
+            answer = bare(*arguments)
+            assert answer.err.count("\n") == 1
+            assert "replicas cannot be read" in answer.err
+            assert answer.status == (2 if arguments[0] == "check" else 0)
+        assert bare("status", "--json").json[0]["gone"] is False
+
+    def test_a_pause_and_a_resume_need_nothing_else(
+        self, bare: Command, connection: Connection
+    ) -> None:
+        add_task(connection, "sync")
+        answer = bare("pause", "sync", "--for", "2h")
+        assert answer.status == 0
+        assert answer.out.startswith("sync: paused until 2")
+        assert bare("resume", "sync").status == 0
+
+    @pytest.mark.parametrize(
+        ("arguments", "table"),
+        [
+            (["run", "sync"], "task_lock_replica"),
+            (["replicas"], "task_lock_replica"),
+            (["runs"], "task_lock_run"),
+        ],
+    )
+    def test_what_needs_one_says_what_is_missing(
+        self, bare: Command, connection: Connection, arguments: list[str], table: str
+    ) -> None:
+        add_task(connection, "sync")
+        answer = bare(*arguments)
+        assert_one_line(answer, 1)
+        is_there = connection.execute("SELECT to_regclass(%s)", [table]).fetchone()[0]
+        remedy = f"GRANT SELECT, INSERT, UPDATE ON {table} TO"
+        assert (remedy if is_there else f"the table {table} does not exist") in answer.err
+
+    def test_forget_needs_the_right_to_delete_and_names_it(
+        self,
+        database_url: str,
+        connection: Connection,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        add_task(connection, "sync")
+        with role(database_url) as (name, url):
+            for table in ("task_lock", *SIDE_TABLES):
+                grant = sql.SQL("GRANT SELECT, INSERT, UPDATE ON {} TO {}")
+                connection.execute(grant.format(sql.Identifier(table), sql.Identifier(name)))
+            command = Command(url, capsys)
+            for table in ("task_lock", "task_lock_run"):
+                answer = command("forget", "sync")
+                assert_one_line(answer, 1)
+                remedy = answer.err.strip().partition("let its owner run: ")[2]
+                assert remedy == f'GRANT DELETE ON {table} TO "{name}"'
+                connection.execute(remedy)
+            assert command("forget", "sync").status == 0
+
+
+def assert_one_line(answer: Answer, status: int) -> None:
+    assert (answer.status, answer.out) == (status, "")
+    assert answer.err.startswith("apscheduler-tasklock: ")
+    assert answer.err.count("\n") == 1
+    assert "hunter2" not in answer.err
+
+
+@pytest.mark.parametrize(
+    "command_name",
+    COMMANDS,
+)
+def test_each_command_explains_itself_with_examples(command: Command, command_name: str) -> None:
+    answer = command(command_name, "--help")
+    assert answer.status == 0
+    assert f"examples:\n  apscheduler-tasklock {command_name}" in answer.out
+    for option in ("--database", "--schema", "--table", "--namespace", "--json", "exit status"):
+        assert option in answer.out
+
+
+def test_what_hold_holds_is_shown(
+    command: Command, make_task_locks: Callable[..., TaskLocks]
+) -> None:
+    locks = make_task_locks(replica_id="holder")
+    with locks.hold("held", min_lock=0, max_lock=600):
+        [row] = command("status").cells
+    assert [cell.strip() for cell in row[:3]] == ["held", "running", "hold"]
+    assert "holder" in row

@@ -1,0 +1,267 @@
+"""What operators see of the job store: ``TaskLocks.jobs()`` and the command ``jobs``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from datetime import datetime, timedelta, timezone
+from typing import Any
+from uuid import uuid4
+
+import psycopg
+import pytest
+from apscheduler.triggers.cron import CronTrigger
+from apscheduler.triggers.interval import IntervalTrigger
+from psycopg import sql
+
+from apscheduler_tasklock import JobState, TaskLocks, TaskLockSchemaError
+from tests.support.commands import Command, OnTerminal
+from tests.support.polling import eventually
+from tests.support.roles import role
+from tests.support.stored_jobs import Gate, StoreReplica, note, note_and_wait
+
+Connection = psycopg.Connection[Any]
+
+LATER = datetime(2100, 1, 1, tzinfo=timezone.utc)
+
+
+@pytest.fixture
+def command(database_url: str, capsys: pytest.CaptureFixture[str]) -> Command:
+    return Command(database_url, capsys)
+
+
+@pytest.fixture
+def operator(make_task_locks: Callable[..., TaskLocks]) -> TaskLocks:
+    return make_task_locks(replica_id="operator")
+
+
+@pytest.fixture
+def replica(database_url: str) -> Iterator[StoreReplica]:
+    with ExitStack() as closing:
+        replica = StoreReplica(database_url, replica_id="web-1")
+        closing.callback(replica.shutdown)
+        replica.start()
+        yield replica
+
+
+def add(replica: StoreReplica, job_id: str, run_date: datetime = LATER, **options: Any) -> None:
+    given = {"args": [job_id], "id": job_id, **options}
+    replica.scheduler.add_job(note, "date", run_date=run_date, **given)
+
+
+def set_columns(connection: Connection, job_id: str, **columns: Any) -> None:
+    for name, value in columns.items():
+        change = sql.SQL("UPDATE task_lock_job SET {} = %s WHERE id = %s")
+        connection.execute(change.format(sql.Identifier(name)), [value, job_id])
+
+
+class TestInPython:
+    def test_each_state_is_told(
+        self, replica: StoreReplica, operator: TaskLocks, connection: Connection
+    ) -> None:
+        past = datetime.now(timezone.utc) - timedelta(seconds=5)
+        key = f"runs-{uuid4().hex[:8]}"
+        gate = Gate(key)
+        try:
+            replica.run_at(note_and_wait, key)
+            replica.runs(key)
+            add(replica, "waits")
+            add(replica, "is paused", next_run_time=None)
+            add(replica, "is due", past, executor="elsewhere")
+            found = {job.id: job for job in operator.jobs()}
+            assert {name: job.state for name, job in found.items()} == {
+                key: JobState.ENDED,
+                "waits": JobState.WAITING,
+                "is paused": JobState.PAUSED,
+                "is due": JobState.DUE,
+            }
+            running = found[key]
+            assert (running.holder, running.next_run_time) == ("web-1", None)
+            assert running.last_run_time is not None
+            assert found["is due"].holder is None
+        finally:
+            gate.open()
+        eventually(lambda: key not in [job.id for job in operator.jobs()])
+
+    def test_a_paused_task_is_told(
+        self, replica: StoreReplica, operator: TaskLocks, connection: Connection
+    ) -> None:
+        replica.scheduler.add_job(note, "interval", hours=1, args=["job"], id="job")
+        [before] = operator.jobs()
+        assert before.task is not None
+        assert not before.task_paused
+        eventually(lambda: before.task in [task.name for task in operator.tasks()])
+        operator.pause(before.task)
+        [job] = operator.jobs()
+        assert job.state is JobState.WAITING
+        assert job.task_paused
+        assert job.task_paused_until is None
+        operator.resume(before.task)
+        [job] = operator.jobs()
+        assert not job.task_paused
+
+    def test_they_come_by_their_run_times_and_are_chosen_by_ids(
+        self, replica: StoreReplica, operator: TaskLocks
+    ) -> None:
+        add(replica, "a_paused", next_run_time=None)
+        add(replica, "b", LATER + timedelta(days=1))
+        add(replica, "c", LATER)
+        assert [job.id for job in operator.jobs()] == ["c", "b", "a_paused"]
+        assert [job.id for job in operator.jobs(limit=2)] == ["c", "b"]
+        assert [job.id for job in operator.jobs("?", "a-*")] == ["c", "b"]
+        assert [job.id for job in operator.jobs("a_*")] == ["a_paused"]
+
+    def test_what_cannot_be_imported_or_read_here_is_told_all_the_same(
+        self, replica: StoreReplica, operator: TaskLocks, connection: Connection
+    ) -> None:
+        add(replica, "job")
+        unknown = json.dumps({"type": "moonrise"})
+        set_columns(
+            connection, "job", func="gone.away:send", trigger=unknown, arguments="[]", options="[]"
+        )
+        [job] = operator.jobs()
+        assert (job.function, job.trigger) == ("gone.away:send", {"type": "moonrise"})
+        assert job.name is None
+
+    def test_a_missing_table_is_an_error_that_names_the_remedy(
+        self, operator: TaskLocks, connection: Connection
+    ) -> None:
+        connection.execute("DROP TABLE task_lock_job")
+        with pytest.raises(TaskLockSchemaError) as error:
+            operator.jobs()
+        assert "task_lock_job does not exist" in str(error.value)
+        assert "apscheduler-tasklock upgrade" in str(error.value)
+
+    @pytest.mark.direct("roles log in by themselves")
+    def test_a_missing_right_is_an_error_that_names_the_jobs_table(
+        self, direct_url: str, connection: Connection, make_task_locks: Callable[..., TaskLocks]
+    ) -> None:
+        with role(direct_url) as (name, url):
+            connection.execute(
+                sql.SQL("GRANT SELECT, INSERT, UPDATE ON task_lock TO {}").format(
+                    sql.Identifier(name)
+                )
+            )
+            with pytest.raises(TaskLockSchemaError, match="DELETE ON task_lock_job TO"):
+                make_task_locks(url).jobs()
+
+
+class TestCommand:
+    def test_a_row_has_what_an_operator_asks_for(
+        self, command: Command, replica: StoreReplica, connection: Connection
+    ) -> None:
+        nightly = CronTrigger(hour=3, timezone="Europe/Berlin")
+        replica.scheduler.add_job(note, nightly, args=["x"], id="nightly", next_run_time=LATER)
+        add(replica, "once", LATER + timedelta(days=1), executor="slow")
+        set_columns(connection, "nightly", last_run_time=LATER - timedelta(days=1))
+        answer = command("jobs")
+        assert (answer.status, answer.err) == (0, "")
+        function = "tests.support.stored_jobs:note"
+        assert [[cell.strip() for cell in row] for row in answer.cells] == [
+            [
+                *("nightly", "waiting", "cron hour=3 minute=0 Europe/Berlin"),
+                *("2100-01-01T00:00:00Z", "2099-12-31T00:00:00Z", function, "default", "-"),
+            ],
+            [
+                *("once", "waiting", "once at 2100-01-02T00:00:00Z"),
+                *("2100-01-02T00:00:00Z", "-", function, "slow", "-"),
+            ],
+        ]
+
+    def test_who_has_it_and_what_keeps_it_is_noted(
+        self,
+        command: Command,
+        replica: StoreReplica,
+        operator: TaskLocks,
+        connection: Connection,
+    ) -> None:
+        replica.scheduler.add_job(note, "interval", hours=1, args=["job"], id="job")
+        [job] = operator.jobs()
+        eventually(lambda: [task.name for task in operator.tasks()] == [job.task])
+        operator.pause(str(job.task))
+        [row] = command("jobs").cells
+        assert row[1].strip() == "waiting"
+        assert row[-1].strip() == "its task is paused until resumed"
+
+    def test_json_has_times_as_rfc_3339(self, command: Command, replica: StoreReplica) -> None:
+        add(replica, "once", name="Once")
+        [job] = command("jobs", "--json").json
+        assert (job["id"], job["state"], job["name"]) == ("once", "waiting", "Once")
+        assert job["next_run_time"] == "2100-01-01T00:00:00Z"
+        assert job["trigger"]["type"] == "date"
+
+    def test_patterns_choose_and_a_mistyped_id_is_an_error(
+        self, command: Command, replica: StoreReplica
+    ) -> None:
+        add(replica, "reminder-1")
+        add(replica, "report")
+        assert [row[0].strip() for row in command("jobs", "reminder-*").cells] == ["reminder-1"]
+        assert command("jobs", "x*").status == 0
+        answer = command("jobs", "reprot")
+        assert (answer.status, answer.out) == (3, "")
+        assert "no such job: 'reprot'; `apscheduler-tasklock jobs`" in answer.err
+
+    def test_a_namespace_chooses_by_the_tasks_names(
+        self, command: Command, replica: StoreReplica, connection: Connection
+    ) -> None:
+        for job_id, task_name in (("a", "shop:a"), ("b", "b"), ("c", None)):
+            add(replica, job_id)
+            set_columns(connection, job_id, task_name=task_name)
+        answer = command("jobs", "--namespace", "shop:")
+        assert [row[0].strip() for row in answer.cells] == ["a"]
+
+    def test_a_job_cannot_steer_the_terminal(
+        self, command: Command, replica: StoreReplica, connection: Connection
+    ) -> None:
+        add(replica, "job\x1b[2J")
+        odd = json.dumps({"type": "\x1b]0;owned\x07"})
+        set_columns(connection, "job\x1b[2J", func="\x1b[2J:x", trigger=odd, executor="\x9b31m")
+        for arguments in ([], ["--json"]):
+            answer = command("jobs", *arguments)
+            assert answer.status == 0
+            assert not set("\x1b\x07\x9b") & set(answer.out)
+
+    def test_of_no_jobs_that_is_said(self, command: Command) -> None:
+        answer = command("jobs")
+        assert (answer.status, answer.err) == (0, "apscheduler-tasklock: no jobs\n")
+
+    def test_a_missing_table_is_one_line_that_names_the_remedy(
+        self, command: Command, connection: Connection
+    ) -> None:
+        connection.execute("DROP TABLE task_lock_job")
+        answer = command("jobs")
+        assert (answer.status, answer.out) == (1, "")
+        assert "task_lock_job does not exist" in answer.err
+        assert "apscheduler-tasklock upgrade" in answer.err
+
+    @pytest.mark.parametrize("columns", [60, 80, 120])
+    @pytest.mark.parametrize(
+        "job_id", ["0f8fad5b-d9cb-469f-a165-70867728950e", "remind-" + "x" * 43]
+    )
+    def test_on_a_narrow_terminal_an_id_is_in_one_piece(
+        self, database_url: str, replica: StoreReplica, columns: int, job_id: str
+    ) -> None:
+        weekly = CronTrigger(day_of_week="mon-fri", hour=3, timezone="Europe/Berlin")
+        for each in (job_id, "other"):
+            replica.scheduler.add_job(note, weekly, args=["x"], id=each, next_run_time=LATER)
+        env = {"COLUMNS": str(columns), "NO_COLOR": "1"}
+        with OnTerminal(database_url, "jobs", **env) as terminal:
+            assert terminal.status() == 0
+            lines = terminal.text.splitlines()
+        assert any(job_id in line and "waiting" in line for line in lines)
+        if columns == 80 and len(job_id) == 36:
+            assert any(job_id in line and "2100-01-01 0" in line for line in lines)
+        assert "function" not in terminal.text if columns < 120 else "trigger" in terminal.text
+
+    def test_on_a_terminal_it_is_a_table_with_colours(
+        self, database_url: str, replica: StoreReplica
+    ) -> None:
+        every = IntervalTrigger(minutes=5)
+        replica.scheduler.add_job(note, every, args=["x"], id="job", next_run_time=LATER)
+        with OnTerminal(database_url, "jobs") as terminal:
+            shown = terminal.wait_for("default")
+            assert "\x1b[32mwaiting" in shown
+            assert "every 5 min" in shown
+            assert "notes" not in shown
+            assert terminal.status() == 0

@@ -1,0 +1,36 @@
+"""Prepared statements that a pooler has dropped behind the library's back."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import psycopg
+import pytest
+
+from apscheduler_tasklock._lock.client import LockClient
+from apscheduler_tasklock._lock.outcomes import RunOutcome
+from tests.support.claims import held
+from tests.support.polling import eventually
+
+
+@pytest.mark.direct("nothing is prepared on a connection that leads through a pooler")
+def test_the_run_history_goes_on_after_prepared_statements_are_lost(
+    make_locks: Callable[..., LockClient],
+    connection: psycopg.Connection,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    locks = make_locks()
+    for number in range(8):
+        locks.release(held(locks, f"task {number}"))
+    lock = held(locks, "last")
+    [(names,)] = locks.ask(
+        lambda cursor: cursor.execute("SELECT count(*) FROM pg_prepared_statements").fetchall()
+    )
+    assert names > 0  # or nothing can be lost
+    locks.ask(lambda cursor: cursor.execute("DO $$ BEGIN EXECUTE 'DEALLOCATE ALL'; END $$"))
+    locks.release(lock, RunOutcome(outcome="ok"))
+    recorded = "SELECT true FROM task_lock_run WHERE task_name = 'last'"
+    eventually(lambda: connection.execute(recorded).fetchone(), 20)
+    assert "No run history is written" not in caplog.text

@@ -1,0 +1,134 @@
+"""What a shutdown begins, waits for and leaves: of several executors, and from listeners."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from datetime import datetime, timezone
+from typing import Any
+
+import psycopg
+import pytest
+from apscheduler.events import EVENT_JOB_EXECUTED, EVENT_JOB_SUBMITTED
+from apscheduler.schedulers.background import BackgroundScheduler
+
+from apscheduler_tasklock import EVENT_TASK_LOCK_GRANTED, TaskLockExecutor
+from tests.support.polling import eventually
+from tests.support.schedulers import Replica
+
+MakeReplica = Callable[..., Replica]
+Connection = psycopg.Connection[Any]
+
+
+@pytest.fixture
+def go_on() -> Iterator[threading.Event]:
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+@pytest.fixture
+def several(database_url: str, go_on: threading.Event) -> Iterator[BackgroundScheduler]:
+    """Return a scheduler with two executors of one worker each, which runs."""
+    names = ("default", "other")
+    executors = {name: TaskLockExecutor(database_url, max_workers=1) for name in names}
+    scheduler = BackgroundScheduler(executors=executors, timezone=timezone.utc)
+    scheduler.start()
+    with ExitStack() as ending:
+        ending.callback(lambda: scheduler.running and scheduler.shutdown())
+        ending.callback(go_on.set)
+        yield scheduler
+
+
+def run_now(scheduler: Any, job_id: str, function: Callable[[], object], executor: str) -> None:
+    scheduler.add_job(
+        function,
+        "interval",
+        hours=1,
+        id=job_id,
+        executor=executor,
+        next_run_time=datetime.now(timezone.utc),
+        misfire_grace_time=None,
+    )
+
+
+def unreleased(connection: Connection) -> list[str]:
+    found = connection.execute(
+        "SELECT task_name FROM task_lock WHERE finished_at IS NULL AND NOT handed_over ORDER BY 1"
+    )
+    return [name for (name,) in found]
+
+
+def test_while_one_executor_is_waited_for_the_others_begin_nothing(
+    several: BackgroundScheduler, connection: Connection, go_on: threading.Event
+) -> None:
+    ran: list[str] = []
+    began, other_goes_on = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        began.set()
+        other_goes_on.wait(60)
+
+    run_now(several, "long", lambda: go_on.wait(60), "default")
+    run_now(several, "short", wait, "other")
+    assert began.wait(60)
+    eventually(lambda: unreleased(connection) == ["long", "short"])
+    submitted: list[str] = []
+    several.add_listener(lambda event: submitted.append(event.job_id), EVENT_JOB_SUBMITTED)
+    run_now(several, "waits", lambda: ran.append("waits"), "other")
+    eventually(lambda: submitted == ["waits"])
+    stopping = threading.Thread(target=several.shutdown)
+    stopping.start()
+    eventually(lambda: not several.running)
+    other_goes_on.set()
+    eventually(lambda: unreleased(connection) == ["long"])  # its worker is free, and goes on
+    go_on.set()
+    stopping.join(60)
+    assert ran == []
+    assert unreleased(connection) == []
+
+
+def test_where_a_worker_shuts_its_own_pool_down_nothing_of_ours_is_left(
+    make_replica: MakeReplica, connection: Connection, go_on: threading.Event
+) -> None:
+    """It cannot wait for itself, so the pool raises in the middle of the shutdown."""
+    replica = make_replica()
+    raised: list[BaseException] = []
+
+    def shut_down(_event: Any) -> None:
+        try:
+            replica.scheduler.shutdown(wait=True)
+        except RuntimeError as error:
+            raised.append(error)
+        go_on.set()
+
+    replica.scheduler.add_listener(shut_down, EVENT_JOB_EXECUTED)
+    was_submitted = threading.Event()  # else it is not a worker that tells its end
+    replica.run_once(lambda: was_submitted.wait(60))
+    eventually(lambda: replica.codes() == [EVENT_TASK_LOCK_GRANTED])
+    was_submitted.set()
+    assert go_on.wait(60)
+    assert [str(error) for error in raised] == ["cannot join current thread"]
+    eventually(lambda: unreleased(connection) == [])
+    query = "SELECT FROM pg_stat_activity WHERE application_name LIKE 'tasklock %'"
+    eventually(lambda: connection.execute(query).rowcount == 0)
+
+
+def test_a_listener_of_a_grant_may_drain_and_its_own_run_goes_on(
+    make_replica: MakeReplica, go_on: threading.Event
+) -> None:
+    replica = make_replica()
+    drained: list[bool] = []
+
+    def drain(_event: Any) -> None:
+        drained.append(replica.executor.drain(0.05))
+        go_on.set()
+
+    replica.scheduler.add_listener(drain, EVENT_TASK_LOCK_GRANTED)
+    ran = threading.Event()
+    replica.run_once(ran.set)
+    assert go_on.wait(60)
+    assert drained == [False]
+    eventually(lambda: replica.executor.drain(60))
+    assert not ran.is_set()

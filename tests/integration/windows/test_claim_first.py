@@ -1,0 +1,480 @@
+"""A run is claimed first, and given to a worker of the pool that is free: what holds on the way."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from apscheduler.events import (
+    EVENT_JOB_ERROR,
+    EVENT_JOB_EXECUTED,
+    EVENT_JOB_MISSED,
+    EVENT_JOB_SUBMITTED,
+)
+from apscheduler.executors.debug import DebugExecutor
+from apscheduler.executors.pool import ThreadPoolExecutor as PoolExecutor
+from apscheduler.triggers.interval import IntervalTrigger
+
+from apscheduler_tasklock import (
+    EVENT_TASK_LOCK_ERROR,
+    EVENT_TASK_LOCK_GRANTED,
+    EVENT_TASK_LOCK_REFUSED,
+    EVENT_TASK_LOCK_RELEASED,
+    current_lock,
+)
+from tests.support.foreign_executors import DirectExecutor, ForkingExecutor
+from tests.support.internals import pool_of, wait_until_decided, waiting_in_pool
+from tests.support.interrupting import hearing_ctrl_c, press_ctrl_c
+from tests.support.polling import eventually
+from tests.support.pool_jobs import wait_for
+from tests.support.proxy import Proxy
+from tests.support.schedulers import Replica
+
+MakeReplica = Callable[..., Replica]
+Connection = psycopg.Connection[Any]
+
+RUN = [EVENT_TASK_LOCK_GRANTED, EVENT_JOB_EXECUTED, EVENT_TASK_LOCK_RELEASED]
+
+
+@pytest.fixture
+def go_on() -> Iterator[threading.Event]:
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+def claimed(connection: Connection) -> list[str]:
+    """Return the tasks of which a run was claimed."""
+    found = connection.execute("SELECT task_name FROM task_lock WHERE kind IS NOT NULL ORDER BY 1")
+    return [name for (name,) in found]
+
+
+def submit(replica: Replica, job_id: str) -> None:
+    """Let a job come due, and wait until it is asked for, if it is now."""
+    replica.run_once(lambda: None, job_id=job_id)
+    eventually(
+        lambda: any(
+            event.code == EVENT_JOB_SUBMITTED and event.job_id == job_id
+            for event in list(replica.events)
+        )
+    )
+    wait_until_decided(replica.executor)
+
+
+def test_events_come_in_their_order_and_with_plain_ids(make_replica: MakeReplica) -> None:
+    replica = make_replica()
+    replica.run_once(lambda: None)
+    replica.run_once(lambda: 1 / 0, job_id="fails")
+    replica.one(EVENT_JOB_ERROR, "fails")
+    replica.one(EVENT_JOB_EXECUTED)
+    replica.idle()
+    assert [event.code for event in replica.of()] == RUN
+    ends = [EVENT_TASK_LOCK_GRANTED, EVENT_JOB_ERROR, EVENT_TASK_LOCK_RELEASED]
+    assert [event.code for event in replica.of("fails")] == ends
+    assert {type(event.job_id) for event in replica.of()} == {str}
+
+
+def test_a_run_that_waits_for_a_worker_is_not_claimed(
+    make_replica: MakeReplica, connection: Connection, go_on: threading.Event
+) -> None:
+    replica = make_replica(max_workers=1)
+    replica.run_once(go_on.wait, args=[60], job_id="first")
+    eventually(lambda: replica.codes("first") == [EVENT_TASK_LOCK_GRANTED])
+    submit(replica, "second")
+    assert claimed(connection) == ["first"]
+    go_on.set()
+    replica.one(EVENT_JOB_EXECUTED, "second")
+
+
+def test_a_backlog_is_run_one_by_one_and_each_end_is_told_at_once(
+    make_replica: MakeReplica,
+) -> None:
+    replica = make_replica()
+    start = datetime.now(timezone.utc) - timedelta(seconds=25)
+    replica.run_once(
+        lambda: current_lock().token,  # type: ignore[union-attr]  # it has one
+        seconds=10,
+        hours=0,
+        start_date=start,
+        next_run_time=start,
+        coalesce=False,
+    )
+    eventually(lambda: replica.codes().count(EVENT_JOB_EXECUTED) >= 3)
+    replica.idle()
+    codes = [code for code in replica.codes() if code != EVENT_TASK_LOCK_RELEASED][:6]
+    assert codes == [EVENT_TASK_LOCK_GRANTED, EVENT_JOB_EXECUTED] * 3
+
+
+class QueuesAndRaises(PoolExecutor):  # type: ignore[misc]  # APScheduler has no types
+    """Its pool takes a job, and raises all the same, as where threads are limited."""
+
+    def _do_submit_job(self, job: Any, run_times: Any) -> None:
+        super()._do_submit_job(job, run_times)
+        if job.id == "job":
+            raise RuntimeError("can't start new thread")
+
+
+def test_a_job_that_a_pool_has_queued_although_it_raised_is_run_at_most_once(
+    make_replica: MakeReplica, connection: Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    ran: list[Any] = []
+    replica = make_replica(executor=QueuesAndRaises(max_workers=2))
+    replica.run_once(lambda: ran.append(current_lock()))
+    eventually(lambda: "Error submitting job" in caplog.text or ran)
+    replica.idle()
+    over = "SELECT FROM task_lock WHERE locked_until <= now() OR finished_at IS NOT NULL"
+    eventually(lambda: connection.execute(over).rowcount == 1)
+    assert len(ran) == replica.codes().count(EVENT_JOB_EXECUTED) <= 1
+    replica.run_once(ran.clear, job_id="next")
+    replica.one(EVENT_JOB_EXECUTED, "next")
+
+
+@pytest.fixture
+def busy_pool(make_replica: MakeReplica, go_on: threading.Event) -> Replica:
+    """Return a replica whose only worker has work of the application's, and one job behind it."""
+    replica = make_replica(max_workers=1)
+    pool: ThreadPoolExecutor = pool_of(replica.executor)
+    pool.submit(go_on.wait, 60)
+    replica.run_once(lambda: None)
+    return replica
+
+
+def test_while_something_given_has_not_begun_nothing_more_is_claimed(
+    busy_pool: Replica, connection: Connection, go_on: threading.Event
+) -> None:
+    eventually(lambda: claimed(connection) == ["job"])
+    submit(busy_pool, "next")
+    assert claimed(connection) == ["job"]
+    go_on.set()
+    busy_pool.one(EVENT_JOB_EXECUTED, "next")
+    busy_pool.idle()
+    assert busy_pool.codes() == busy_pool.codes("next") == RUN
+
+
+def test_what_was_given_and_has_not_begun_is_handed_over_at_a_stop(
+    busy_pool: Replica, go_on: threading.Event
+) -> None:
+    eventually(lambda: waiting_in_pool(busy_pool.executor))
+    busy_pool.scheduler.shutdown(wait=False)
+    go_on.set()
+    pool_of(busy_pool.executor).shutdown(wait=True)
+    eventually(lambda: busy_pool.codes() == [EVENT_TASK_LOCK_RELEASED])
+    assert busy_pool.of()[0].reason == "handed over"
+
+
+def test_a_slow_listener_of_a_refusal_holds_up_no_start(
+    make_replica: MakeReplica, go_on: threading.Event
+) -> None:
+    make_replica().run_once(lambda: None)
+    replica = make_replica()
+    heard = threading.Event()
+
+    def block(_event: Any) -> None:
+        heard.set()
+        go_on.wait(60)
+
+    replica.scheduler.add_listener(block, EVENT_TASK_LOCK_REFUSED)
+    eventually(lambda: replica.run_once(lambda: None, replace_existing=True) and heard.wait(0.5))
+    replica.run_once(lambda: None, job_id="next")
+    replica.one(EVENT_JOB_EXECUTED, "next")
+
+
+class DoneWhenSubmitted(PoolExecutor):  # type: ignore[misc]  # APScheduler has no types
+    """Its jobs are over before its pool's callbacks are set, as jobs that take no time may be."""
+
+    def _do_submit_job(self, job: Any, run_times: Any) -> None:
+        submit = self._pool.submit
+
+        def submit_and_wait(*arguments: Any) -> Any:
+            future = submit(*arguments)
+            wait([future])
+            return future
+
+        self._pool.submit = submit_and_wait
+        super()._do_submit_job(job, run_times)
+        self._pool.submit = submit
+
+
+def test_a_slow_listener_of_the_end_of_a_job_that_took_no_time_holds_up_no_start(
+    make_replica: MakeReplica, go_on: threading.Event
+) -> None:
+    replica = make_replica(executor=DoneWhenSubmitted(max_workers=2))
+    heard = threading.Event()
+
+    def block(_event: Any) -> None:
+        heard.set()
+        go_on.wait(60)
+
+    replica.scheduler.add_listener(block, EVENT_JOB_EXECUTED)
+    replica.run_once(lambda: None)
+    assert heard.wait(60)
+    ran = threading.Event()
+    replica.run_once(ran.set, job_id="next")
+    assert ran.wait(60)
+    go_on.set()
+    replica.one(EVENT_TASK_LOCK_RELEASED, "next")
+
+
+def test_a_job_without_a_lock_does_not_wait_for_the_database(
+    make_replica: MakeReplica, proxy: Proxy
+) -> None:
+    replica = make_replica(proxy.url, max_workers=1, claim_timeout=5, jobs={"unlocked": False})
+    proxy.to_server = lambda _data: b""  # swallowed
+    replica.run_once(lambda: None)
+    replica.run_once(lambda: None, job_id="unlocked")
+    replica.one(EVENT_JOB_EXECUTED, "unlocked")
+    assert replica.codes() == []
+    replica.one(EVENT_TASK_LOCK_ERROR)
+
+
+def test_jobs_that_may_run_without_an_answer_run_one_after_the_other(
+    make_replica: MakeReplica, proxy: Proxy
+) -> None:
+    replica = make_replica(proxy.url, max_workers=1, claim_timeout=1, on_database_error="run")
+    proxy.accepting = False
+    proxy.cut_all()
+    for job_id in ("a", "b"):
+        replica.run_once(lambda: None, job_id=job_id)
+    for job_id in ("a", "b"):
+        replica.one(EVENT_JOB_EXECUTED, job_id)
+        assert replica.codes(job_id) == [EVENT_TASK_LOCK_ERROR, EVENT_JOB_EXECUTED]
+    proxy.accepting = True
+
+
+def test_a_run_that_waited_for_the_applications_job_for_too_long_is_missed(
+    make_replica: MakeReplica, connection: Connection
+) -> None:
+    replica = make_replica(max_workers=1)
+    replica.run_once(time.sleep, args=[1.5], job_id="long")
+    eventually(lambda: replica.codes("long") == [EVENT_TASK_LOCK_GRANTED])
+    replica.run_once(lambda: None, misfire_grace_time=1)
+    replica.one(EVENT_JOB_MISSED)
+    assert claimed(connection) == ["long"]
+
+
+def test_a_job_whose_listener_of_the_grant_shuts_the_scheduler_down_is_not_begun(
+    make_replica: MakeReplica, connection: Connection
+) -> None:
+    """It is handed over, so that another replica runs its window."""
+    replica = make_replica()
+    ran = threading.Event()
+    over = threading.Event()
+
+    def shut_down(_event: Any) -> None:
+        replica.scheduler.shutdown(wait=False)
+        over.set()
+
+    replica.scheduler.add_listener(shut_down, EVENT_TASK_LOCK_GRANTED)
+    replica.run_once(ran.set)
+    assert over.wait(60)
+    handed_over = "SELECT FROM task_lock WHERE handed_over AND finished_at IS NULL"
+    eventually(lambda: connection.execute(handed_over).rowcount == 1)
+    assert not ran.is_set()
+
+
+class WaitingExecutor(PoolExecutor):  # type: ignore[misc]  # APScheduler has no types
+    """One of a third party, which waits in ``submit_job``."""
+
+    def __init__(self) -> None:
+        super().__init__(4)
+        self.go_on = threading.Event()
+        self.threads: list[str] = []
+
+    def submit_job(self, job: Any, run_times: list[datetime]) -> None:
+        self.threads.append(threading.current_thread().name)
+        assert self.go_on.wait(60)
+        super().submit_job(job, run_times)
+
+
+def test_an_executor_that_waits_gets_its_jobs_in_a_thread_of_its_own_from_then_on(
+    make_replica: MakeReplica, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("apscheduler_tasklock._runs.executor_runs.LONGEST_GIVE", 0.01)
+    waiting = WaitingExecutor()
+    replica = make_replica(executor=waiting)
+    replica.run_once(lambda: None, job_id="first")
+    eventually(lambda: waiting.threads)
+    threading.Timer(0.1, waiting.go_on.set).start()
+    replica.one(EVENT_JOB_EXECUTED, "first")
+    eventually(lambda: "The executor WaitingExecutor needed" in caplog.text)
+    waiting.go_on.clear()
+    replica.run_once(lambda: None, job_id="second")
+    eventually(lambda: len(waiting.threads) == 2)
+    waiting.go_on.set()
+    replica.one(EVENT_JOB_EXECUTED, "second")
+    replica.idle()
+    assert waiting.threads[:2] == ["tasklock-jobs", "tasklock-giving"]
+    lines = [
+        r for r in caplog.records if "needed" in r.getMessage() and "WaitingEx" in r.getMessage()
+    ]
+    assert len(lines) == 1
+
+
+def test_what_an_executor_runs_in_a_process_of_its_own_is_run_once(
+    make_replica: MakeReplica, connection: Connection
+) -> None:
+    replicas = [make_replica(executor=ForkingExecutor(2)) for _ in range(2)]
+    replicas[0].run_once(os.getpid)
+    executed = replicas[0].one(EVENT_JOB_EXECUTED)
+    assert executed.retval != os.getpid()
+    replicas[0].run_once(int, args=["x"], job_id="fails")
+    replicas[0].one(EVENT_JOB_ERROR, "fails")
+    for replica in replicas:
+        replica.idle()
+    runs = "SELECT task_name, outcome FROM task_lock_run ORDER BY 1"
+    assert connection.execute(runs).fetchall() == [("fails", "error"), ("job", "ok")]
+
+
+def test_what_runs_in_a_process_of_an_executors_own_is_not_handed_over_at_a_shutdown(
+    make_replica: MakeReplica, connection: Connection, tmp_path: Path
+) -> None:
+    """And nothing else waits until it ends, although nobody hears that it has begun."""
+    go_on = tmp_path / "go on"
+    replica = make_replica(executor=ForkingExecutor(4), failover=True)
+    begun = [tmp_path / job_id for job_id in ("one", "two")]
+    for each in begun:
+        replica.run_once(wait_for, args=[str(go_on), str(each)], job_id=each.name)
+    eventually(lambda: all(each.exists() for each in begun))
+    stopping = threading.Thread(target=replica.scheduler.shutdown)
+    stopping.start()
+    eventually(lambda: replica.executor.locks.closed)
+    handed_over = "SELECT FROM task_lock WHERE handed_over OR finished_at IS NOT NULL"
+    assert connection.execute(handed_over).rowcount == 0
+    go_on.touch()
+    stopping.join(60)
+    runs = "SELECT task_name, outcome FROM task_lock_run ORDER BY 1"
+    assert connection.execute(runs).fetchall() == [("one", "ok"), ("two", "ok")]
+
+
+def test_what_an_executor_calls_itself_has_its_lock_and_is_called_once(
+    make_replica: MakeReplica, connection: Connection
+) -> None:
+    ran: list[Any] = []
+    replica = make_replica(executor=DirectExecutor(2))
+    replica.run_once(lambda: ran.append(current_lock()))
+    eventually(lambda: EVENT_TASK_LOCK_RELEASED in replica.codes())
+    replica.idle()
+    assert [lock.name for lock in ran] == ["job"]
+    assert replica.codes() == [EVENT_TASK_LOCK_GRANTED, EVENT_TASK_LOCK_RELEASED]
+
+
+def test_the_child_of_a_job_that_forks_begins_nothing_that_waits_for_its_worker(
+    make_replica: MakeReplica, tmp_path: Path
+) -> None:
+    """It goes on as a copy of the pool's worker, with a copy of the pool's queue."""
+    ran = tmp_path / "ran"
+    children: list[int] = []
+    is_asked_for, busy = threading.Event(), threading.Event()
+    replica = make_replica(max_workers=2)
+
+    def note() -> None:
+        with ran.open("a") as file:
+            file.write(f"{os.getpid()}\n")
+
+    def fork() -> None:
+        is_asked_for.set()
+        eventually(lambda: waiting_in_pool(replica.executor))
+        if child := os.fork():
+            children.append(child)
+        else:
+            threading.Timer(2.0, os._exit, [0]).start()
+
+    replica.run_once(fork)
+    assert is_asked_for.wait(60)
+    # With what is the application's own, there is no worker for the second one.
+    pool_of(replica.executor).submit(busy.wait, 60)
+    replica.run_once(note, job_id="second")
+    replica.one(EVENT_JOB_EXECUTED)
+    busy.set()
+    replica.one(EVENT_JOB_EXECUTED, "second")
+    os.waitpid(children[0], 0)
+    assert ran.read_text().split() == [str(os.getpid())]
+
+
+class OwnTrigger(IntervalTrigger):  # type: ignore[misc]  # APScheduler has no types
+    """The application's own, whatever its code does."""
+
+
+def test_a_slow_listener_holds_up_no_job_whose_trigger_is_the_applications_own(
+    make_replica: MakeReplica, go_on: threading.Event
+) -> None:
+    replica = make_replica()
+    entered, ran = threading.Event(), threading.Event()
+
+    def block(_event: Any) -> None:
+        entered.set()
+        go_on.wait(60)
+
+    replica.scheduler.add_listener(block, EVENT_TASK_LOCK_RELEASED)
+    replica.run_once(lambda: None)
+    assert entered.wait(60)
+    now = datetime.now(timezone.utc)
+    replica.scheduler.add_job(ran.set, OwnTrigger(hours=1), id="own", next_run_time=now)
+    assert ran.wait(60)
+
+
+def test_a_job_whose_submission_was_interrupted_is_not_left_to_nobody(
+    make_replica: MakeReplica, connection: Connection
+) -> None:
+    """By Ctrl-C, where the executor runs it inside of the submission, and APScheduler goes on."""
+    ran = threading.Event()
+    replica = make_replica(executor=DebugExecutor())
+    run_time = datetime.now(timezone.utc)
+    job = replica.run_once(ran.set, next_run_time=run_time + timedelta(hours=1))
+    with connection.transaction():
+        connection.execute("LOCK TABLE task_lock")
+        threading.Timer(0.2, press_ctrl_c).start()
+        with hearing_ctrl_c(), pytest.raises(KeyboardInterrupt):
+            replica.executor.submit_job(job, [run_time])
+        assert not ran.is_set()
+    assert ran.wait(60)
+    replica.one(EVENT_TASK_LOCK_RELEASED)
+    replica.idle()
+
+
+def test_which_jobs_keep_all_workers_busy_is_told(
+    make_replica: MakeReplica,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    go_on: threading.Event,
+) -> None:
+    monkeypatch.setattr("apscheduler_tasklock._runs.queue.FULL_AFTER", 0.2)
+    replica = make_replica(max_workers=1)
+    replica.run_once(go_on.wait, args=[60], job_id="slow")
+    eventually(lambda: replica.codes("slow") == [EVENT_TASK_LOCK_GRANTED])
+    replica.run_once(lambda: None, job_id="waits")
+    eventually(lambda: "All 1 workers of the ThreadPoolExecutor are busy" in caplog.text)
+    assert "1 run times wait" in caplog.text
+    assert "The workers run: 'slow' (" in caplog.text
+    go_on.set()
+    replica.one(EVENT_JOB_EXECUTED, "waits")
+
+
+def one_application() -> None: ...
+
+
+def another_application() -> None: ...
+
+
+def test_two_functions_under_one_task_name_are_told(
+    make_replica: MakeReplica, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As where two applications share a database, and each has a job with the id `cleanup`."""
+    one, other = make_replica(), make_replica()
+    one.run_once(one_application, job_id="cleanup")
+    one.one(EVENT_TASK_LOCK_RELEASED, "cleanup")
+    for number in range(3):
+        other.run_once(another_application, job_id="cleanup", replace_existing=True)
+        refused = number + 1
+        eventually(lambda n=refused: other.codes("cleanup") == [EVENT_TASK_LOCK_REFUSED] * n)
+        assert caplog.text.count("Both jobs have this task's name, and so one lock") == (number > 0)
+    told = f"it runs {__name__}:another_application here, and is refused"
+    assert told in caplog.text

@@ -1,0 +1,471 @@
+"""Replicas with both sides on a virtual clock: real queues of runs beside real lock clients.
+
+A scheduler submits run times, the queue decides, the client claims, and a pool of workers runs the
+granted runs. The code that carries out the queue's decisions is a short form of the executor's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
+from math import inf
+from typing import Any
+from uuid import UUID
+
+from apscheduler_tasklock._lock.claim_attempts import AnyAttempt
+from apscheduler_tasklock._lock.limited_claims import Claimed, NotNow
+from apscheduler_tasklock._lock.outcomes import RunOutcome, WindowAfter
+from apscheduler_tasklock._lock.protocol_messages import (
+    ManualRequest,
+    Refusal,
+    RunState,
+    TakeoverRequest,
+)
+from apscheduler_tasklock._runs.kept_runs import InTheWay, KeptRuns, LastRun, Outlook
+from apscheduler_tasklock._runs.queue import Ask, Full, Inputs, RunQueue
+from apscheduler_tasklock._runs.run import Kind, Run, State, Verdict
+from apscheduler_tasklock.errors import TaskLockError
+from apscheduler_tasklock.lock import HeldLock
+from tests.simulation import ledger
+from tests.simulation.jobs_thread import SimulatedJobsThread
+from tests.simulation.ledger import Question
+from tests.simulation.plain import Submitted
+from tests.simulation.scenarios import MAX_LOCK, MOST_TAKEOVERS, Replica, Task
+from tests.simulation.workers import Pool, PoolError
+from tests.simulation.world import BEGIN, CLOCK, START, Process
+
+
+@dataclass(frozen=True)
+class Job(Task):
+    """A job of a scheduler.
+
+    :ivar grace: ``misfire_grace_time``
+    :ivar claims: whether the job needs its task's lock
+    :ivar is_manual: whether its windows are manual runs, which are asked for at these times
+    """
+
+    grace: float | None = None
+    claims: bool = True
+    is_manual: bool = False
+
+
+@dataclass(eq=False)
+class Fate:
+    """The fate of a run on a replica. Times are on the virtual clock.
+
+    :ivar window: the run time, in seconds from the beginning; ``None`` for a takeover that was not
+        granted yet
+    :ivar ends: the ends of the run; there must be exactly one
+    :ivar is_kept: whether the run was kept
+    :ivar taken_at: when a worker took the run's token
+    :ivar began_at: the times at which the job's function began
+    """
+
+    job: Job
+    process: Process
+    kind: Kind
+    window: float | None
+    came: float
+    run: Run | None = None
+    given_at: float | None = None
+    taken_at: float = -inf
+    began_at: list[float] = field(default_factory=list)
+    ends: list[str] = field(default_factory=list)
+    ended_at: float = inf
+    is_kept: bool = False
+
+    def __str__(self) -> str:
+        ends = ", ".join(self.ends) or "no end"
+        return f"{self.kind.value} {self.job.name} {self.window} on {self.process.name}: {ends}"
+
+
+@dataclass(eq=False)
+class Work:
+    """What the simulation knows of a run; the queue does not need it."""
+
+    fate: Fate
+    request: Any
+    claim: AnyAttempt | None = None
+    held: HeldLock | None = None
+    question: Question | None = None
+    over: Callable[[], object] = lambda: None
+
+
+class JobsReplica(Replica):
+    """A replica whose scheduler submits jobs to a pool of workers.
+
+    :param workers: the number of workers; ``None``: no limit
+    """
+
+    def __init__(self, story: Any, process: Process, poll_from: float, workers: int | None) -> None:
+        super().__init__(story, process, poll_from)
+        self.pool = Pool(self.world, process, workers)
+        self.fates: list[Fate] = []
+        self.submitted: list[Submitted] = []
+        self.stopped_at = inf
+        self.asked = 0  # number of statements
+        self._jobs_story: Any = story
+        self._given: dict[Run, None] = {}
+        self._requested: set[UUID] = set()
+        self._kept_runs = KeptRuns()
+        self._releasing = 0
+        self.thread = SimulatedJobsThread(self.world, process)
+        self.line = self.thread.add(RunQueue(CLOCK.jittered), lambda: self.pool.count, self)
+
+    # ---- the scheduler ---------------------------------------------------------------------------
+
+    def submit_at(self, at: float, job: Job, windows: Sequence[float]) -> None:
+        """Submit run times together, at a time of the replica's own clock."""
+        came = BEGIN + at - self.process.skew
+        self.start(partial(self._submit, job, windows), came - BEGIN)
+
+    def _submit(self, job: Job, windows: Sequence[float]) -> None:
+        if self.stopped_at < inf:
+            return
+        now, skew = self.world.now, self.process.skew
+        due = [BEGIN + window - skew for window in windows]
+        self.submitted.append(Submitted(job.name, now, due, job.takes, job.grace))
+        runs = [
+            self._run_of(job, Kind.SCHEDULE, window, due_at, job.claim_of(window))
+            for window, due_at in zip(windows, due, strict=True)
+        ]
+        for run, following in pairwise(runs):
+            run.following = following
+        self._come(runs[0])
+
+    def _run_of(
+        self, job: Job, kind: Kind, window: float | None, due_at: float, request: Any
+    ) -> Run:
+        now = self.world.now
+        fate = Fate(job, self.process, kind, window, now)
+        grace = job.grace if kind is Kind.SCHEDULE else None
+        work = Work(fate, request)
+        run = Run(
+            kind, job.name, (job.name, "default"), due_at, now, grace, claims=job.claims, what=work
+        )
+        fate.run = run
+        self.fates.append(fate)
+        return run
+
+    def _come(self, run: Run) -> None:
+        self.line.post(lambda inputs: inputs.came.append(run))
+
+    def stop_at(self, at: float, *, closes: bool = True) -> None:
+        """Stop gracefully at a time.
+
+        :param closes: whether the client claims nothing any more; else only the queue stops
+        """
+        self.start(partial(self._stop, closes=closes), at)
+
+    def _stop(self, *, closes: bool) -> None:
+        """Begin a graceful stop: runs go on to their ends, and no run begins."""
+        self.stopped_at = self.world.now
+        self.world.note(self.process.name, "   stops")
+        if closes:
+            self._client.stop_claiming()
+        self.line.post(self._withdraw_given)
+        self.thread.begin_stop()
+
+    @property
+    def is_idle(self) -> bool:
+        is_idle = self.thread.is_idle and self.pool.is_idle and not self._releasing
+        waits = self._client.waiting or self._taking or self._kept_runs.task_names
+        return self.process.is_dead or (is_idle and not waits)
+
+    # ---- the thread: the queue's decisions -------------------------------------------------------
+
+    @property
+    def is_ending(self) -> bool:
+        return False
+
+    def wake_look(self) -> None:
+        """Do nothing, because the next look follows anyway."""
+
+    def report_full(self, full: Full) -> None:
+        self.world.note(self.process.name, f"   has no worker free for {full.longest:.0f} s")
+
+    def look(self) -> float:
+        return inf
+
+    def ask(self, ask: Ask) -> None:
+        """Ask the database for runs."""
+        self.asked += 1
+        self._check_ask(ask)
+        names = ", ".join(run.task_name for run in ask.runs)
+        self.world.note(self.process.name, f"   asks for {ask.most} of {names}")
+        is_together = ask.runs[0].kind in (Kind.SCHEDULE, Kind.STANDBY, Kind.STORED)
+        most = len(ask.runs) if is_together or ask.most is None else ask.most
+        asked: dict[AnyAttempt, Run] = {}
+        answers: list[tuple[Run, Claimed]] = []
+        for run in ask.runs:
+            claim = NotNow.BEYOND if len(asked) == most else self._claim_for(run.what)
+            if isinstance(claim, (NotNow, TaskLockError)):
+                answers.append((run, claim))
+            else:
+                asked[claim] = run
+
+        def tell(decided: Sequence[tuple[AnyAttempt, Claimed]]) -> None:
+            self._answer([(asked[claim], claimed) for claim, claimed in decided])
+
+        self._answer(answers)
+        if asked and is_together:
+            claims: Any = list(asked)
+            self._client.begin_claims(claims, ask.most, tell)
+            return
+        for claim in asked:
+            self._client.begin_lone_claim(claim, tell)
+
+    def _check_ask(self, ask: Ask) -> None:
+        """Note what is wrong with an ask, before its answer."""
+        wrong = self._jobs_story.wrong
+        unbegun = [run for run in self._given if run.state is State.GIVEN]
+        if unbegun and self.pool.count is not None:
+            wrong.append(f"asked although {unbegun[0].what.fate} waits for a worker")
+        if self.world.now > self.stopped_at:
+            wrong.append(f"asked after the stop: {ask.runs[0].what.fate}")
+        tasks = [run.task_name for run in ask.runs]
+        if len(tasks) > len(set(tasks)):
+            wrong.append(f"asked for two runs of a task at once: {tasks}")
+
+    def _claim_for(self, work: Work) -> AnyAttempt | TaskLockError:
+        """Return a run's claim, or the error of making it."""
+        if work.question is None:
+            fate = work.fate
+            what = fate.kind.value if fate.window is None else f"window {fate.window:g}"
+            name, now = fate.job.name, self.world.now
+            work.question = Question(name, what, self.process, now, fate.window)
+            self._story.ledger.questions.append(work.question)
+        try:
+            work.claim = work.claim or self._client.attempt(work.request)
+        except TaskLockError as error:
+            return error
+        return work.claim
+
+    def _answer(self, answers: Sequence[tuple[Run, Claimed]]) -> None:
+        def take_in(inputs: Inputs) -> None:
+            inputs.answers += [(run, self._verdict(run, claimed)) for run, claimed in answers]
+
+        if answers:
+            self.line.post(take_in)
+
+    def _verdict(self, run: Run, claimed: Claimed) -> Verdict:
+        work: Work = run.what
+        if isinstance(claimed, NotNow):
+            return Verdict.BEYOND if claimed is NotNow.BEYOND else Verdict.LOCKED
+        question = work.question
+        assert question is not None
+        question.answered = self.world.now
+        if isinstance(claimed, Refusal):
+            question.answer, question.holder = claimed.reason, claimed.holder
+        elif isinstance(claimed, TaskLockError):
+            question.answer = "withdrawn" if self.stopped_at < inf else f"failed: {claimed}"
+        else:
+            question.answer = "nothing" if claimed is None else "granted"
+        self.world.note(self.process.name, f"   {work.fate}: {question.answer}")
+        if isinstance(claimed, HeldLock):
+            work.held = claimed
+            self._asked[claimed.claim_id] = question.asked
+            return Verdict.GRANTED
+        if isinstance(claimed, TaskLockError):
+            return Verdict.FAILED
+        if isinstance(claimed, Refusal) and claimed.blocked and run.kind is Kind.SCHEDULE:
+            self._keep(run, claimed)
+            return Verdict.KEPT
+        return Verdict.REFUSED
+
+    def _keep(self, run: Run, refusal: Refusal) -> None:
+        work: Work = run.what
+        work.fate.is_kept = True
+        # The next ask needs a new claim, because this one is over.
+        work.claim = None
+        assert work.fate.window is not None
+        work.request = work.fate.job.claim_of(work.fate.window)
+        work.question = None
+        row = self._story.database.rows.rows[run.task_name]
+        is_same = row.token == refusal.token
+        due = work.request.run_time
+        came_first = is_same and row.started_at < due and row.kind != "manual"
+        in_the_way = InTheWay(refusal.token, came_first)
+        self._kept_runs.add(run, in_the_way, partial(self._decide_kept, run))
+
+    def give(self, run: Run) -> None:
+        """Give a run to the pool."""
+        fate: Fate = run.what.fate
+        self._given[run] = None
+        fate.given_at = self.world.now
+        try:
+            self.pool.submit(partial(self._work_on, run))
+        except PoolError:
+            if run.token.take():
+                self._not_given(run)
+        claim = run.what.claim
+        # A claim whose answer was lost may have been granted when more workers were free.
+        is_known = claim is not None and not claim.in_doubt
+        if self.pool.queued and is_known and not self.is_shared:
+            self._jobs_story.wrong.append(f"claimed, and no worker was free for it: {fate}")
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether the pool may have other work than the queue's, or unlocked runs before it."""
+        return self._jobs_story.scenario.is_shared
+
+    def _not_given(self, run: Run) -> None:
+        if self._given.pop(run, self) is not None:
+            return
+        self._hand_over(run.what)
+        self.line.post(lambda inputs: inputs.failed.append(run))
+        self._end(run, "not taken")
+
+    def end_refused(self, run: Run, verdict: Verdict) -> None:
+        self._end(run, verdict.value)
+
+    def withdraw(self, run: Run) -> None:
+        """Withdraw a run that has not begun, and hand its claim over."""
+        work: Work = run.what
+        if work.held is not None:
+            self._hand_over(work)
+        elif work.claim is not None:
+            self._client.withdraw(work.claim)
+        self._end(run, "withdrawn")
+
+    def _withdraw_given(self, inputs: Inputs) -> None:
+        for run in list(self._given):
+            if run.what.held is None or not run.token.take():
+                continue
+            if self._given.pop(run, self) is None:
+                inputs.freed.append((run, 0.0))
+                self.withdraw(run)
+
+    def _hand_over(self, work: Work) -> None:
+        held = work.held
+        if held is not None:
+            held.cut()
+            self._begin_release(held, RunOutcome(WindowAfter.HAND_OVER))
+
+    def _end(self, run: Run, how: str) -> None:
+        work: Work = run.what
+        fate = work.fate
+        fate.ends.append(how)
+        fate.ended_at = self.world.now
+        question = work.question
+        if question is not None and question.answer is None:
+            question.answer, question.answered = how, self.world.now
+        self.world.note(self.process.name, f"   {fate}")
+        work.over()
+
+    # ---- a worker --------------------------------------------------------------------------------
+
+    def _work_on(self, run: Run) -> None:
+        work: Work = run.what
+        if not run.token.take():
+            return
+        work.fate.taken_at = self.world.now
+        self.line.post(lambda inputs: inputs.begun.append(run))
+        took, how = 0.0, "missed"
+        if not run.is_missed:
+            how = "lost" if work.held is not None and not self._goes_on(work, work.held) else "ran"
+            if how == "ran":
+                took = self._run_job(work)
+        if self._given.pop(run, self) is None:
+            self._end(run, how)
+            self.line.post(lambda inputs: inputs.freed.append((run, took)))
+
+    def _goes_on(self, work: Work, held: HeldLock) -> bool:
+        self._story.database.step(self.process, f"begin {held.name}", "begin")
+        stands = self._stands(held)
+        if not stands:
+            self._hand_over(work)
+        return stands
+
+    def _run_job(self, work: Work) -> float:
+        """Run a job's function under its lock, and begin the release; return how long it took.
+
+        ``freed`` is posted later, when the pool has reported the run.
+        """
+        fate, held, began = work.fate, work.held, self.world.now
+        name = fate.job.name
+        fate.began_at.append(began)
+        asked = began if held is None else self._asked[held.claim_id]
+        window = fate.window
+        entry = ledger.Run(name, window, self.process, asked, began)
+        if held is not None:
+            self._story.ledger.runs.append(entry)
+        self.world.note(self.process.name, f"   {name} {window} begins")
+        self.world.sleep(fate.job.takes)
+        took = self.world.now - began
+        entry.lost, entry.ended = held is not None and held.lost, self.world.now
+        self.world.note(self.process.name, f"   {name} {window} ends")
+        if held is not None:
+            self._story.database.step(self.process, f"end {name}", "end")
+            self._begin_release(held, RunOutcome(WindowAfter.KEEP, "ok"))
+            last = LastRun(held.token, finished=True, dead=False, deaths=0, as_of=self.world.now)
+            self._kept_runs.decide(name, fate.run.job, last)
+        return took
+
+    def _begin_release(self, held: HeldLock, end: RunOutcome) -> None:
+        question = Question(held.name, "release", self.process, self.world.now)
+        self._story.ledger.questions.append(question)
+
+        def tell(future: Future[Any]) -> None:
+            self._releasing -= 1
+            error = future.exception()
+            question.answer = "released" if error is None else f"failed: {error}"
+            question.answered = self.world.now
+
+        self._releasing += 1
+        self._client.begin_release(held, end).future.add_done_callback(tell)
+
+    # ---- the look at the rows --------------------------------------------------------------------
+
+    def _act_on(self, state: RunState, task: Task) -> None:
+        """Handle the state of a row."""
+        assert isinstance(task, Job)
+        if self.stopped_at < inf:
+            return
+        if state.request_id is not None and state.request_id not in self._requested:
+            self._ask_for_manual_run(task, state, state.request_id)
+        is_dead = state.dead and (state.handed_over or self._client.stable)
+        if is_dead and state.is_run_again(failover=task.failover):
+            if state.reason_to_give_up(MOST_TAKEOVERS) is not None:
+                self._give_up(state)
+            elif state.claim_id not in self._taking:
+                self._take_over(task, state)
+            return
+        last = LastRun(state.token, state.finished, is_dead, state.deaths, self.looked_from)
+        for job in self._kept_runs.jobs_of(task.name):
+            self._kept_runs.decide(task.name, job, last)
+
+    def _ask_for_manual_run(self, job: Job, state: RunState, request_id: UUID) -> None:
+        request = ManualRequest(
+            job.name, request_id, MAX_LOCK, job.lease, job.failover, f"job of {job.name}"
+        )
+        window = max(each for each in job.windows if each <= self.world.now - BEGIN)
+        self._come_extra(job, Kind.MANUAL, window, request, self._requested, request_id)
+
+    def _take_over(self, task: Task, state: RunState) -> None:
+        assert isinstance(task, Job)
+        start = (state.window_start - START).total_seconds()
+        window = min(task.windows, key=lambda each: abs(each - start))
+        request = TakeoverRequest(
+            task.name, state.claim_id, state.holder, task.lease, task.failover
+        )
+        self._come_extra(task, Kind.TAKEOVER, window, request, self._taking, state.claim_id)
+
+    def _come_extra(
+        self, job: Job, kind: Kind, window: float, request: Any, open_ones: set[Any], key: Any
+    ) -> None:
+        """Submit a run that a look has found, unless the same run is not over yet."""
+        run = self._run_of(job, kind, window, self.world.now, request)
+        open_ones.add(key)
+        run.what.over = partial(open_ones.discard, key)
+        self._come(run)
+
+    def _decide_kept(self, run: Run, outlook: Outlook, as_of: float) -> None:
+        self.line.post(lambda inputs: inputs.kept.append((run, outlook, as_of)))
+
+    @property
+    def _watched(self) -> Sequence[str]:
+        return sorted(self._kept_runs.task_names)

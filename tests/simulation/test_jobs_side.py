@@ -1,0 +1,174 @@
+"""Replicas with both sides on a virtual clock: faults at every place, bursts, overloads, histories.
+
+The README beside this module says what these tests find, and what they cannot find.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import pytest
+
+from tests.simulation import faults
+from tests.simulation.faults import Planned
+from tests.simulation.jobs_scenarios import (
+    BURSTS,
+    SCENARIOS,
+    JobsScenario,
+    JobsStory,
+    history,
+    late_manual_runs,
+    overload,
+)
+from tests.simulation.world import GoesRoundError, replaced
+from tests.support.queue_mutations import QUEUE_MUTATIONS
+
+pytestmark = pytest.mark.usefixtures("simulation")
+
+SEED = 32
+# Limits the singles of a scenario, and the seeds, in `make test`.
+SINGLES_IN_SHORT = 12
+SEEDS_IN_SHORT = 60
+# The seeds in `make simulate`, for a share of 1 of all pairs of faults.
+SEEDS = 20_000
+# Limits the failed stories that are printed in full.
+MOST_TOLD = 3
+# The seconds that an answer takes in a stall of the database.
+STALLS = (0.3, 1.5)
+LATENCIES = {"overload": 0.0, "stall": STALLS[1]}
+
+
+def check(stories: Sequence[JobsStory], what: str) -> None:
+    if stories:
+        kinds = Counter(found.split(":")[0] for story in stories for found in story.found)
+        full = "\n\n".join(str(story) for story in stories[:MOST_TOLD])
+        pytest.fail(f"{len(stories)} of {what} went wrong: {dict(kinds)}\n\n{full}")
+
+
+def went_wrong(
+    scenario: JobsScenario, planned: Sequence[tuple[Planned, ...]]
+) -> Sequence[JobsStory]:
+    return [story for each in planned if (story := JobsStory(scenario, each)).found]
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
+class TestScenarios:
+    def test_nothing_goes_wrong_without_a_fault(self, scenario: JobsScenario) -> None:
+        story = JobsStory(scenario)
+        assert not story.found, story
+        assert not late_manual_runs(story), story
+        assert story.ledger.runs
+
+    def test_it_goes_the_same_way_again(self, scenario: JobsScenario) -> None:
+        for planned in JobsStory(scenario).singles[::300]:
+            first, second = JobsStory(scenario, (planned,)), JobsStory(scenario, (planned,))
+            assert str(first) == str(second)
+
+    def test_some_faults_at_some_places_keep_what_is_promised(self, scenario: JobsScenario) -> None:
+        chance = random.Random(f"{SEED} {scenario.name}")  # noqa: S311  # no secret
+        singles = JobsStory(scenario).singles
+        some = chance.sample(singles, min(SINGLES_IN_SHORT, len(singles)))
+        wrong = went_wrong(scenario, [(each,) for each in some])
+        check(wrong, f"{len(some)} stories (seed {SEED})")
+
+    @pytest.mark.simulate
+    @pytest.mark.timeout(7200)
+    def test_every_fault_at_every_place_keeps_what_is_promised(
+        self, scenario: JobsScenario
+    ) -> None:
+        singles = [(each,) for each in JobsStory(scenario).singles]
+        check(went_wrong(scenario, singles), f"{len(singles)} stories")
+
+
+@pytest.mark.parametrize("scenario", BURSTS, ids=lambda scenario: scenario.name)
+def test_in_a_burst_nothing_is_lost_and_nothing_missed(scenario: JobsScenario) -> None:
+    story = JobsStory(scenario)
+    assert not story.found, story.found
+    assert Counter(run.task for run in story.ledger.runs) == Counter(
+        job.name for job in scenario.jobs
+    )
+
+
+class TestMissed:
+    """Misfires of a single replica."""
+
+    def test_an_overload_misses_what_plain_apscheduler_misses(self) -> None:
+        self.check_overloads(range(SEEDS_IN_SHORT))
+
+    def test_a_stall_of_the_database_misses_nothing_before_plain_apscheduler_does(self) -> None:
+        self.check_stalls(range(SEEDS_IN_SHORT))
+
+    @pytest.mark.simulate
+    @pytest.mark.timeout(7200)
+    def test_many_overloads_and_stalls(self, request: pytest.FixtureRequest) -> None:
+        seeds = range(int(SEEDS * request.config.getoption("--pairs")))
+        self.check_overloads(seeds)
+        self.check_stalls(seeds)
+
+    def check_overloads(self, seeds: range) -> None:
+        with replaced((faults, "LATENCY", 0.0)):
+            stories = [JobsStory(overload(seed)) for seed in seeds]
+        assert any("missed" in fate.ends for story in stories for fate in story.fates)
+        check([story for story in stories if story.found], f"{len(stories)} overloads")
+
+    def check_stalls(self, seeds: range) -> None:
+        wrong = []
+        for seed in seeds:
+            stalled = replace(overload(seed), misses_exactly=False)
+            with replaced((faults, "LATENCY", STALLS[seed % len(STALLS)])):
+                story = JobsStory(stalled)
+            if story.found:
+                wrong.append(story)
+        check(wrong, f"{len(seeds)} stalls")
+
+
+class TestHistories:
+    def test_what_is_promised_is_kept_in_random_histories(self) -> None:
+        self.check_histories(range(SEEDS_IN_SHORT))
+
+    def test_a_history_goes_the_same_way_again(self) -> None:
+        assert str(history(7)) == str(history(7))
+
+    @pytest.mark.simulate
+    @pytest.mark.timeout(7200)
+    def test_many_histories(self, request: pytest.FixtureRequest) -> None:
+        self.check_histories(range(int(SEEDS * request.config.getoption("--pairs"))))
+
+    def check_histories(self, seeds: range) -> None:
+        wrong = [story for seed in seeds if (story := history(seed)).found]
+        check(wrong, f"{len(seeds)} histories")
+
+
+@pytest.mark.parametrize("mistake", QUEUE_MUTATIONS)
+def test_a_mistake_in_the_queue_is_found(mistake: str) -> None:
+    where, mutated = QUEUE_MUTATIONS[mistake]
+    stories = list(_plans(where))
+    with mutated():
+        assert any(_goes_wrong(scenario, planned) for scenario, planned in stories)
+
+
+def _plans(where: str) -> Iterator[tuple[JobsScenario, tuple[Planned, ...]]]:
+    """Yield the stories in which a mistake is looked for: without a fault, then with each."""
+    if where in LATENCIES:
+        for seed in range(SEEDS_IN_SHORT):
+            yield replace(overload(seed), misses_exactly=where == "overload"), ()
+        return
+    [scenario] = [each for each in (*SCENARIOS, *BURSTS) if each.name == where]
+    yield scenario, ()
+    for planned in JobsStory(scenario).singles:
+        yield scenario, (planned,)
+
+
+def _goes_wrong(scenario: JobsScenario, planned: tuple[Planned, ...]) -> bool:
+    kind = "" if not scenario.name.startswith("overload") else "stall"
+    if scenario.misses_exactly:
+        kind = "overload"
+    try:
+        with replaced((faults, "LATENCY", LATENCIES.get(kind, faults.LATENCY))):
+            story = JobsStory(scenario, planned)
+        return bool(story.found or (not planned and late_manual_runs(story)))
+    except GoesRoundError:
+        return True

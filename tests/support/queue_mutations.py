@@ -1,0 +1,210 @@
+"""Mutations of the queue of runs: mistakes that the simulation must find."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from math import inf
+from typing import Any
+
+from apscheduler_tasklock._runs import queue
+from apscheduler_tasklock._runs.queue import RunQueue, _Asking, _place
+from apscheduler_tasklock._runs.run import Kind, Run, State, Token, Verdict
+from apscheduler_tasklock._runs.workers import Workers
+from tests.simulation.mutations import _method
+from tests.simulation.world import CLOCK, replaced
+
+Mutated = AbstractContextManager[None]
+
+
+def _mutated(function: Callable[..., Any], owner: Any, name: str) -> Callable[[], Mutated]:
+    return lambda: replaced((owner, name, _method(function, owner, name)))
+
+
+def _ends_its_backlog(original: Callable[..., None], runs: Any, run: Run, at: float) -> None:
+    for each in run.backlog:
+        each.state = State.OVER
+    run.following = None
+    original(runs, run, at)
+
+
+def _asked_beside(original: Callable[..., int], runs: Any, *arguments: Any) -> int:
+    asked, runs._asked = runs._asked, set()
+    taken = original(runs, *arguments)
+    runs._asked = asked | runs._asked
+    return taken
+
+
+def _asked_while_unbegun(original: Callable[..., int], runs: Any, *arguments: Any) -> int:
+    unbegun, runs._unbegun = runs._unbegun, set()
+    taken = original(runs, *arguments)
+    runs._unbegun |= unbegun
+    return taken
+
+
+def _without_a_limit(original: Callable[..., list[Any]], asking: Any) -> list[Any]:
+    asks = original(asking)
+    for ask in asks:
+        ask.most = len(ask.runs)
+    return asks
+
+
+def _of_any_task(original: Callable[..., bool], asking: Any, run: Run, **options: Any) -> bool:
+    asking._tasks.discard(run.task_name)
+    return original(asking, run, **options)
+
+
+def _not_paused(original: Callable[..., None], runs: Any, *arguments: Any) -> None:
+    """Let a run of a task overtake another one whose row was locked."""
+    before = [(run, run.not_before) for run in runs._waiting]
+    for run, _ in before:
+        if run.not_before > arguments[1]:
+            run.not_before, run.state = -inf, State.OVER
+    original(runs, *arguments)
+    for run, not_before in before:
+        if run.state is State.OVER and run.not_before == -inf < not_before:
+            run.not_before, run.state = not_before, State.WAITING
+            insort(runs._waiting, run, key=_place)
+
+
+def _by_a_stopwatch(_original: Callable[..., float], _workers: Any, run: Run, now: float) -> float:
+    return now
+
+
+def _as_it_came(_original: Callable[..., float], _workers: Any, run: Run, now: float) -> float:
+    return run.came
+
+
+def _not_withdrawn(_original: Callable[..., None], runs: Any, step: Any) -> None:
+    runs._deal(step, CLOCK.world.now)
+
+
+def _given_though_stopped(
+    original: Callable[..., None], runs: Any, step: Any, now: float, answers: Sequence[Any]
+) -> None:
+    stopped, runs._stopped = runs._stopped, False
+    original(runs, step, now, answers)
+    runs._stopped = stopped
+
+
+def _kept_for_ever(_original: Callable[..., None], *_: Any) -> None:
+    pass
+
+
+def _refused_if_locked(
+    original: Callable[..., None], runs: Any, step: Any, now: float, answers: Sequence[Any]
+) -> None:
+    changed = [
+        (run, Verdict.REFUSED if verdict is Verdict.LOCKED else verdict) for run, verdict in answers
+    ]
+    original(runs, step, now, changed)
+
+
+def _refused_if_beyond(
+    original: Callable[..., None], runs: Any, step: Any, now: float, answers: Sequence[Any]
+) -> None:
+    changed = [
+        (run, Verdict.REFUSED if verdict is Verdict.BEYOND else verdict) for run, verdict in answers
+    ]
+    original(runs, step, now, changed)
+
+
+def _taken_for_good(_original: Callable[..., None], runs: Any, run: Run, took: float) -> None:
+    runs._unbegun.discard(run)
+    at = runs._workers.leave(run, took)
+    runs._workers.given.add(run)
+    runs._end(run, at)
+
+
+def _missed_has_a_worker(original: Callable[..., None], workers: Any, run: Run) -> None:
+    is_missed, run.is_missed = run.is_missed, False
+    original(workers, run)
+    run.is_missed = is_missed
+
+
+def _at_the_end(_original: Callable[..., None], runs: Any, run: Run, at: float) -> None:
+    run.state = State.OVER
+    if run.following is not None:
+        run.following.earliest = at
+        run.following.number = run.number + 1_000_000
+        insort(runs._waiting, run.following, key=_place)
+
+
+# The mutations by name: where the mistake is looked for, and how it is made. "overload" and "stall"
+# are seeds; the other places are scenarios.
+QUEUE_MUTATIONS: dict[str, tuple[str, Callable[[], Mutated]]] = {
+    "a refused run ends its backlog": (
+        "backlogs, no failover",
+        _mutated(_ends_its_backlog, RunQueue, "_end"),
+    ),
+    "more than one ask is under way": (
+        "40 jobs, the database 2 s late",
+        _mutated(_asked_beside, RunQueue, "_deal_to"),
+    ),
+    "it asks while something given has not begun": (
+        "shared",
+        _mutated(_asked_while_unbegun, RunQueue, "_deal_to"),
+    ),
+    "more are granted than workers are free": ("full", _mutated(_without_a_limit, _Asking, "asks")),
+    "two runs of a task are asked for together": (
+        "close together",
+        _mutated(_of_any_task, _Asking, "add"),
+    ),
+    "a run overtakes one of its task whose row is locked": (
+        "locked rows",
+        _mutated(_not_paused, RunQueue, "_deal"),
+    ),
+    "a locked row is a refusal": (
+        "jobs",
+        _mutated(_refused_if_locked, RunQueue, "_take_answers"),
+    ),
+    "what is beyond the limit is refused": (
+        "full",
+        _mutated(_refused_if_beyond, RunQueue, "_take_answers"),
+    ),
+    "lateness is waiting by a stopwatch": (
+        "stall",
+        _mutated(_by_a_stopwatch, Workers, "begins_at"),
+    ),
+    "nobody is late for a worker": (
+        "overload",
+        _mutated(_as_it_came, Workers, "begins_at"),
+    ),
+    "a missed run has a worker before its turn": (
+        "stall",
+        _mutated(_missed_has_a_worker, Workers, "give"),
+    ),
+    "a backlog goes behind those that came with it": (
+        "overload",
+        _mutated(_at_the_end, RunQueue, "_end"),
+    ),
+    "what waits is begun after the stop": (
+        "the queue stops",
+        _mutated(_not_withdrawn, RunQueue, "_withdraw_all"),
+    ),
+    "what is granted after the stop is begun": (
+        "the queue stops",
+        _mutated(_given_though_stopped, RunQueue, "_take_answers"),
+    ),
+    "a kept run is not asked for again": (
+        "backlogs",
+        _mutated(_kept_for_ever, RunQueue, "_decide_kept"),
+    ),
+    "a worker is busy for good after a run that was not taken": (
+        "raises",
+        _mutated(_taken_for_good, RunQueue, "_leave"),
+    ),
+    "a token is there twice": (
+        "raises, and queues",
+        lambda: replaced((Token, "take", lambda _token: True)),
+    ),
+    "runs that somebody waits for have no share": (
+        "manual",
+        lambda: replaced((Kind, "goes_first", property(lambda _kind: False))),
+    ),
+    "runs without a lock wait for the database": (
+        "unlocked",
+        lambda: replaced((queue, "PATIENCE", inf)),
+    ),
+}

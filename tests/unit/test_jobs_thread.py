@@ -1,0 +1,197 @@
+"""The thread of the jobs' side carries out what the queue decides, and survives what fails."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from math import inf
+
+import pytest
+
+from apscheduler_tasklock._runs.jobs_thread import NAME, JobsThread, Line, Message
+from apscheduler_tasklock._runs.queue import Ask, Full, Inputs, RunQueue
+from apscheduler_tasklock._runs.run import Kind, Run, State, Verdict
+from tests.support.polling import eventually
+
+
+class Carrier:
+    """Notes what is to be done, and in which thread."""
+
+    is_ending = False
+
+    def __init__(self) -> None:
+        self.runs: list[Run] = []  # that were asked for
+        self.asked: list[str] = []
+        self.given: list[str] = []
+        self.refused: list[str] = []
+        self.withdrawn: list[str] = []
+        self.threads: set[str] = set()
+        self.fails: BaseException | None = None
+
+    def ask(self, ask: Ask) -> None:
+        self.threads.add(threading.current_thread().name)
+        self.runs += ask.runs
+        failure, self.fails = self.fails, None
+        if failure is not None:
+            raise failure
+        self.asked += [run.task_name for run in ask.runs]
+
+    def give(self, run: Run) -> None:
+        self.given.append(run.task_name)
+
+    def end_refused(self, run: Run, _verdict: Verdict) -> None:
+        self.refused.append(run.task_name)
+
+    def wake_look(self) -> None: ...
+
+    def report_full(self, full: Full) -> None:
+        raise AssertionError(full)
+
+    def withdraw(self, run: Run) -> None:
+        self.withdrawn.append(run.task_name)
+
+    def look(self) -> float:
+        return inf
+
+
+def run_of(name: str) -> Run:
+    return Run(Kind.SCHEDULE, name, (name, "default"), due_at=0.0, came=0.0)
+
+
+def came(run: Run) -> Message:
+    return lambda inputs: inputs.came.append(run)
+
+
+def answered(run: Run, verdict: Verdict) -> Message:
+    return lambda inputs: inputs.answers.append((run, verdict))
+
+
+def freed(run: Run) -> Message:
+    return lambda inputs: inputs.freed.append((run, 0.0))
+
+
+@pytest.fixture
+def carrier() -> Carrier:
+    return Carrier()
+
+
+@pytest.fixture
+def line(carrier: Carrier) -> Iterator[Line]:
+    line = JobsThread().add(RunQueue(lambda pause: pause), lambda: 10, carrier)
+    yield line
+    line.thread.stop(60)
+    for run in carrier.runs:
+        if run.state is State.ASKED:
+            line.post(answered(run, Verdict.REFUSED))
+        elif run.state is State.GIVEN:
+            line.post(freed(run))
+    eventually(lambda: not is_there())
+
+
+def is_there() -> bool:
+    return any(thread.name == NAME for thread in threading.enumerate())
+
+
+def test_what_comes_is_asked_for_and_given_in_its_thread(line: Line, carrier: Carrier) -> None:
+    run, other = run_of("a"), run_of("b")
+    line.post(came(run))
+    eventually(lambda: carrier.asked == ["a"])
+    line.post(came(other))
+    line.post(answered(run, Verdict.GRANTED))
+    eventually(lambda: carrier.given == ["a"])
+    assert carrier.threads == {NAME}
+
+
+def test_a_stop_returns_when_what_waited_is_withdrawn(line: Line, carrier: Carrier) -> None:
+    run, other = run_of("a"), run_of("b")
+    line.post(came(run))
+    eventually(lambda: carrier.asked == ["a"])
+    line.post(came(other))  # which waits for the answer
+    line.thread.stop(60)
+    assert carrier.withdrawn == ["b"]
+    line.post(answered(run, Verdict.REFUSED))
+    eventually(lambda: carrier.refused == ["a"])
+    eventually(lambda: not is_there())
+
+
+def test_nothing_is_begun_when_the_interpreter_ends(line: Line, carrier: Carrier) -> None:
+    carrier.is_ending = True
+    line.post(came(run_of("a")))
+    eventually(lambda: carrier.withdrawn == ["a"])
+    assert carrier.asked == []
+
+
+def fail(_inputs: Inputs) -> None:
+    raise ValueError("of a message")
+
+
+def test_what_fails_in_it_ends_neither_it_nor_what_came_with_it(
+    line: Line, carrier: Carrier, caplog: pytest.LogCaptureFixture
+) -> None:
+    line.post(fail)
+    line.post(came(run_of("a")))
+    eventually(lambda: carrier.asked == ["a"])
+    assert "The task lock's jobs thread failed, and goes on" in caplog.text
+
+
+# That the thread dies is what is tried here.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_one_that_has_died_is_started_again_by_the_next_message(
+    line: Line, carrier: Carrier
+) -> None:
+    carrier.fails = SystemExit()
+    line.post(came(run_of("a")))
+    eventually(lambda: carrier.fails is None and not is_there())
+    assert line.thread.is_live
+    line.thread.stop(60)
+    assert carrier.withdrawn == []
+    line.post(came(run_of("b")))
+    eventually(lambda: carrier.withdrawn == ["b"])
+
+
+def test_it_is_not_live_while_a_step_is_stuck(
+    line: Line, carrier: Carrier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on = threading.Event()
+    monkeypatch.setattr("apscheduler_tasklock._runs.jobs_thread.STUCK", 0.05)
+    line.post(lambda _inputs: go_on.wait(60))
+    eventually(lambda: not line.thread.is_live)
+    go_on.set()
+    eventually(lambda: line.thread.is_live)
+
+
+def where_no_thread_starts(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    def start(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    return monkeypatch.undo
+
+
+def test_where_none_can_be_started_a_stop_is_carried_out_by_whoever_stops(
+    line: Line, carrier: Carrier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    undo = where_no_thread_starts(monkeypatch)
+    line.post(came(run_of("a")))
+    assert not line.thread.is_live
+    line.thread.stop(60)
+    undo()
+    assert (carrier.asked, carrier.withdrawn) == ([], ["a"])
+
+
+def test_one_thread_drives_several_queues_and_stops_them_all(line: Line, carrier: Carrier) -> None:
+    """Such as the coroutines of an event loop, and the functions of its threads."""
+    other = Carrier()
+    second = line.thread.add(RunQueue(lambda pause: pause), lambda: 10, other)
+    ours, theirs = run_of("a"), run_of("b")
+    line.post(came(ours))
+    second.post(came(theirs))
+    eventually(lambda: carrier.asked == ["a"] and other.asked == ["b"])
+    assert carrier.threads == other.threads == {NAME}
+    line.post(came(run_of("c")))
+    second.post(came(run_of("d")))
+    line.thread.stop(60)
+    assert (carrier.withdrawn, other.withdrawn) == (["c"], ["d"])
+    second.post(answered(theirs, Verdict.REFUSED))
+    line.post(answered(ours, Verdict.REFUSED))
+    eventually(lambda: (carrier.refused, other.refused) == (["a"], ["b"]))

@@ -1,0 +1,289 @@
+"""Which run time of a stored job is due, and which follows: as APScheduler has it, in bounds.
+
+And how long it is remembered what cannot be run here.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+from types import SimpleNamespace
+from typing import Any
+from uuid import uuid4
+from zoneinfo import ZoneInfo
+
+import pytest
+from apscheduler.triggers.base import BaseTrigger
+from apscheduler.triggers.combining import AndTrigger, OrTrigger
+from apscheduler.triggers.cron import CronTrigger
+from apscheduler.triggers.date import DateTrigger
+from apscheduler.triggers.interval import IntervalTrigger
+from hypothesis import given
+from hypothesis import strategies as st
+
+from apscheduler_tasklock._lock.job_rows import DueRow
+from apscheduler_tasklock._runs.trigger_times import EndlessTriggerError
+from apscheduler_tasklock.jobstore import bad_rows
+from apscheduler_tasklock.jobstore.bad_rows import MOST_REMEMBERED, Backoff
+from apscheduler_tasklock.jobstore.next_run_time import MOST_STEPS, due_run, due_run_time
+
+BERLIN = ZoneInfo("Europe/Berlin")
+NOW = datetime(2026, 3, 2, 12, 0, 30, tzinfo=timezone.utc)
+
+
+def as_apscheduler_has_it(
+    trigger: Any, first: datetime, now: datetime
+) -> tuple[list[datetime], datetime | None]:
+    """Return what ``Job._get_run_times`` does, and the run time that follows."""
+    times, moment = [], first
+    while moment is not None and moment.timestamp() <= now.timestamp():
+        times.append(moment)
+        moment = trigger.get_next_fire_time(moment, now)
+    return times, moment
+
+
+triggers = st.one_of(
+    st.builds(
+        CronTrigger,
+        minute=st.sampled_from(["*", "*/7", "0,30"]),
+        hour=st.sampled_from(["*", "3", "9-17"]),
+        timezone=st.sampled_from([BERLIN, timezone.utc]),
+    ),
+    st.builds(
+        IntervalTrigger,
+        seconds=st.integers(30, 9000),
+        start_date=st.just(NOW - timedelta(days=3)),
+        end_date=st.sampled_from([None, NOW - timedelta(hours=1), NOW + timedelta(seconds=40)]),
+        timezone=st.just(timezone.utc),
+    ),
+)
+
+
+@given(trigger=triggers, late=st.integers(0, 3 * 86400))
+def test_is_the_one_that_apscheduler_would_run(trigger: Any, late: int) -> None:
+    first = trigger.get_next_fire_time(None, NOW - timedelta(seconds=late))
+    if first is None or first > NOW:
+        return
+    times, following = as_apscheduler_has_it(trigger, first, NOW)
+    assert due_run_time(trigger, first, NOW, coalesce=True) == (times[-1], following)
+    second = times[1] if len(times) > 1 else following
+    assert due_run_time(trigger, first, NOW, coalesce=False) == (first, second)
+
+
+def test_of_a_one_off_job_has_none_that_follows() -> None:
+    trigger = DateTrigger(NOW - timedelta(days=1))
+    assert due_run_time(trigger, trigger.run_date, NOW, coalesce=True) == (trigger.run_date, None)
+
+
+def test_of_an_interval_that_was_due_for_years_is_found_without_a_walk() -> None:
+    trigger = IntervalTrigger(seconds=1, timezone="UTC")
+    first = NOW - timedelta(days=3650, microseconds=1)
+    run_time, following = due_run_time(trigger, first, NOW, coalesce=True)
+    assert run_time is not None
+    assert following is not None
+    assert NOW - timedelta(seconds=1) < run_time <= NOW < following
+    assert run_time.microsecond == first.microsecond
+
+
+@pytest.mark.parametrize(
+    "trigger",
+    [IntervalTrigger(seconds=10, timezone="UTC"), CronTrigger(second="*/10", timezone="UTC")],
+    ids=["interval", "cron"],
+)
+def test_of_a_backlog_that_is_missed_the_last_one_stands_for_all(trigger: Any) -> None:
+    first, grace = NOW - timedelta(hours=1), timedelta(seconds=25)
+    run_time, following = due_run_time(
+        trigger, first, NOW, coalesce=False, missed_before=NOW - grace
+    )
+    assert (run_time, following) == (NOW - timedelta(seconds=30), NOW - timedelta(seconds=20))
+    late = NOW - timedelta(seconds=20)
+    assert due_run_time(trigger, late, NOW, coalesce=False, missed_before=NOW - grace) == (
+        late,
+        NOW - timedelta(seconds=10),
+    )
+
+
+def test_of_more_than_are_walked_leaves_the_rest_for_the_next_time() -> None:
+    trigger = CronTrigger(second="*", timezone="UTC")
+    first = NOW - timedelta(days=1)
+    run_time, following = due_run_time(trigger, first, NOW, coalesce=True)
+    assert run_time == first + timedelta(seconds=MOST_STEPS)
+    assert following == run_time + timedelta(seconds=1)
+
+
+def test_of_an_interval_across_a_change_of_the_clocks_counts_elapsed_time() -> None:
+    trigger = IntervalTrigger(hours=12, timezone=BERLIN)
+    first = datetime(2026, 3, 28, 15, tzinfo=BERLIN)
+    now = datetime(2026, 3, 29, 20, tzinfo=BERLIN)
+    run_time, _ = due_run_time(trigger, first, now, coalesce=True)
+    assert run_time == datetime(2026, 3, 29, 16, tzinfo=BERLIN)
+
+
+class TestCombinations:
+    def test_that_agree_go_on(self) -> None:
+        trigger = AndTrigger(
+            [CronTrigger(hour=3, timezone="UTC"), CronTrigger(day_of_week="mon", timezone="UTC")]
+        )
+        # The second part is midnight on Mondays, the first three o'clock: never at the same time.
+        with pytest.raises(EndlessTriggerError, match="do not agree"):
+            due_run_time(trigger, NOW - timedelta(hours=1), NOW, coalesce=True)
+        agreeing = AndTrigger(
+            [
+                CronTrigger(hour=3, timezone="UTC"),
+                CronTrigger(day_of_week="mon", hour="*", timezone="UTC"),
+            ]
+        )
+        first = datetime(2026, 3, 2, 3, tzinfo=timezone.utc)
+        assert due_run_time(agreeing, first, NOW, coalesce=True) == (
+            first,
+            first + timedelta(days=7),
+        )
+
+    def test_of_which_a_part_has_ended_end(self) -> None:
+        ended = CronTrigger(hour="*", end_date=NOW, timezone="UTC")
+        trigger = AndTrigger([CronTrigger(hour="*", timezone="UTC"), ended])
+        first = NOW.replace(minute=0, second=0)
+        assert due_run_time(trigger, first, NOW, coalesce=True) == (first, None)
+
+    def test_take_the_first_of_several(self) -> None:
+        trigger = OrTrigger(
+            [CronTrigger(hour=3, timezone="UTC"), CronTrigger(hour=4, timezone="UTC")]
+        )
+        first = datetime(2026, 3, 2, 3, tzinfo=timezone.utc)
+        assert due_run_time(trigger, first, first, coalesce=True) == (
+            first,
+            first + timedelta(hours=1),
+        )
+
+    def test_within_another_that_never_agree_are_told(self) -> None:
+        never = AndTrigger([CronTrigger(hour=hour, timezone="UTC") for hour in (3, 4)])
+        for trigger in (AndTrigger([never, CronTrigger(hour=5, timezone="UTC")]), never):
+            with pytest.raises(EndlessTriggerError):
+                due_run_time(trigger, NOW, NOW, coalesce=True)
+
+    def test_have_their_jitter(self) -> None:
+        trigger = OrTrigger([CronTrigger(hour=3, timezone="UTC")], jitter=60)
+        first = datetime(2026, 3, 2, 3, tzinfo=timezone.utc)
+        _, following = due_run_time(trigger, first, NOW, coalesce=True)
+        assert following is not None
+        assert timedelta() <= following - first - timedelta(days=1) <= timedelta(seconds=60)
+
+
+class StandsStill(BaseTrigger):  # type: ignore[misc]  # APScheduler has no types
+    def get_next_fire_time(self, previous_fire_time: Any, now: datetime) -> datetime:
+        return NOW
+
+
+def test_a_trigger_that_stands_still_is_told() -> None:
+    with pytest.raises(EndlessTriggerError, match=r"gives .+ after "):
+        due_run_time(StandsStill(), NOW, NOW, coalesce=True)
+
+
+def test_of_very_many_failures_the_first_ones_are_forgotten() -> None:
+    backoff = Backoff()
+    names = [f"job-{number}" for number in range(MOST_REMEMBERED + 1)]
+    for name in names:
+        backoff.add(name)
+    assert backoff.names() == names[1:]
+    assert not backoff.has(names[0])
+
+
+def test_what_took_long_to_fail_is_left_alone_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr(bad_rows, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    backoff = Backoff()
+    backoff.add("soon")
+    backoff.add("slow", took=2.0)
+    clock.now += 19
+    assert backoff.names() == ["slow"]
+    clock.now += 2
+    assert backoff.names() == []
+
+
+T = NOW  # a run time
+MINUTE = IntervalTrigger(minutes=1, start_date=T, timezone="UTC")
+
+
+def at(seconds: float) -> datetime:
+    return T + timedelta(seconds=seconds)
+
+
+def row_due(**more: Any) -> DueRow:
+    """Return a job that is due at ``T``, was added long before, and has never run."""
+    row = SimpleNamespace(next_run_time=T)
+    known: dict[str, Any] = {
+        "changed_at": at(-9999),
+        "paused_until": None,
+        "ran_since": None,
+        "ran_until": None,
+        "runs_again": False,
+    }
+    return DueRow(row, uuid4(), **{**known, **more})  # type: ignore[arg-type]  # what is read of it
+
+
+def late(
+    now: float, found: DueRow, trigger: Any = MINUTE, *, since: float = -9999.0, **options: Any
+) -> tuple[float, float, bool]:
+    """Return which run time is due, how late it is, and whether it is missed, in seconds."""
+    given = {"coalesce": True, "grace": 1, **options}
+    due = due_run(found, trigger, at(now), running_since=at(since), **given)
+    seconds = (due.came - due.due_at).total_seconds()
+    return (due.run_time - T).total_seconds(), seconds, due.is_missed(given["grace"])
+
+
+class TestLateness:
+    """It is the time in which a run time could not have been run."""
+
+    def test_none_is_the_time_until_it_is_read(self) -> None:
+        """As of an outage, or of a look of a large fleet."""
+        assert late(50, row_due()) == (0, 0, False)
+
+    def test_it_is_the_time_before_the_scheduler_ran(self) -> None:
+        assert late(50, row_due(), since=40) == (0, 40, True)
+        assert late(50, row_due(), since=40, grace=None) == (0, 40, False)
+        assert late(50, row_due(), since=1) == (0, 1, False)
+
+    def test_it_is_the_time_before_the_job_was_added_or_changed(self) -> None:
+        assert late(50, row_due(changed_at=at(30))) == (0, 30, True)
+
+    def test_one_that_is_changed_in_the_future_is_no_later_than_now(self) -> None:
+        assert late(50, row_due(changed_at=at(1e9))) == (0, 50, True)
+
+    def test_one_that_came_while_its_task_ran_is_due_from_the_end_on(self) -> None:
+        assert late(50, row_due(ran_since=at(-5), ran_until=at(30))) == (0, 0, False)
+
+    def test_of_those_that_came_meanwhile_the_latest_is(self) -> None:
+        found = row_due(ran_since=at(-5), ran_until=at(150))
+        assert late(160, found) == (120, 0, False)
+        assert late(160, found, coalesce=False) == (120, 0, False)
+
+    def test_also_with_any_grace_time(self) -> None:
+        found = row_due(ran_since=at(-5), ran_until=at(150))
+        assert late(160, found, coalesce=False, grace=None) == (120, 0, False)
+
+    def test_one_that_came_before_its_task_ran_is_late_by_that_run_too(self) -> None:
+        """As of a backlog: it waits for the run time before it."""
+        found = row_due(ran_since=at(5), ran_until=at(30))
+        assert late(50, found, coalesce=False) == (0, 30, True)
+        assert late(50, found, coalesce=False, grace=None) == (0, 30, False)
+
+    def test_one_that_came_after_its_task_ran_is_not(self) -> None:
+        assert late(50, row_due(ran_since=at(-30), ran_until=at(-5))) == (0, 0, False)
+
+    def test_one_that_an_operator_has_run_again_is_due_from_then_on(self) -> None:
+        found = row_due(ran_since=at(1), ran_until=at(3000), runs_again=True)
+        assert late(3050, found, coalesce=False) == (0, 0, False)
+
+    def test_one_that_came_before_the_end_of_a_pause_is_due_from_that_on(self) -> None:
+        once = DateTrigger(T)
+        assert late(50, row_due(paused_until=at(40)), once) == (0, 0, False)
+        assert late(50, row_due(paused_until=at(40)), once, since=41) == (0, 1, False)
+
+    def test_one_that_came_in_a_pause_is_told_from_one_that_came_after_it(self) -> None:
+        for now, run_time, in_pause in [(50, 0, True), (70, 60, False)]:
+            found = row_due(paused_until=at(40))
+            due = due_run(found, MINUTE, at(now), coalesce=True, grace=1, running_since=at(-9999))
+            assert (due.run_time, due.in_pause) == (at(run_time), in_pause)
+
+    def test_those_that_are_late_by_more_than_the_grace_time_are_passed_over_at_once(self) -> None:
+        assert late(299, row_due(), since=290, coalesce=False, grace=70) == (180, 110, True)
+        assert late(299, row_due(), since=290, coalesce=False, grace=None) == (0, 290, False)

@@ -1,0 +1,60 @@
+"""Runs that are kept, and which of them are left out for others."""
+
+from __future__ import annotations
+
+import pytest
+
+from apscheduler_tasklock._runs.kept_runs import MOST_KEPT, InTheWay, KeptRuns, LastRun, Outlook
+from apscheduler_tasklock._runs.run import Kind, Run
+
+JOB = ("job", "default")
+
+
+def run_of(due_at: float, job: tuple[str, str] = JOB) -> Run:
+    return Run(Kind.SCHEDULE, "task", job, due_at, due_at)
+
+
+@pytest.fixture
+def kept() -> KeptRuns:
+    return KeptRuns()
+
+
+def keep(kept: KeptRuns, *runs: Run) -> list[tuple[Run, Outlook]]:
+    decided: list[tuple[Run, Outlook]] = []
+    for run in runs:
+        kept.add(
+            run, InTheWay(1, came_first=True), lambda o, _at, run=run: decided.append((run, o))
+        )
+    return decided
+
+
+def test_of_a_job_that_coalesces_the_latest_one_is_kept_in_whatever_order_they_come(
+    kept: KeptRuns,
+) -> None:
+    earlier, later, another = run_of(1.0), run_of(2.0), run_of(0.0, ("another", "default"))
+    keep(kept, another)
+    assert kept.take_for(earlier, coalesce=True) == []
+    keep(kept, earlier)
+    assert kept.take_for(later, coalesce=True) == [earlier]
+    keep(kept, later)
+    assert kept.take_for(earlier, coalesce=True) == [earlier]
+    assert [kept.take(run) for run in (earlier, later, another)] == [False, True, True]
+
+
+def test_of_another_job_so_many_are_kept(kept: KeptRuns) -> None:
+    runs = [run_of(float(number)) for number in range(MOST_KEPT)]
+    keep(kept, *runs)
+    assert kept.take_for(run_of(1000.0), coalesce=False) == runs[:1]
+
+
+def test_each_is_decided_on_once_and_only_those_of_its_job(kept: KeptRuns) -> None:
+    run, another = run_of(1.0), run_of(1.0, ("another", "default"))
+    decided = keep(kept, run, another)
+    last = LastRun(1, finished=False, dead=False, deaths=0)
+    kept.decide("task", JOB, last)
+    assert decided == [(run, Outlook.WAITS)]
+    decided.clear()
+    for _ in range(2):
+        kept.decide("task", JOB, LastRun(1, finished=True, dead=False, deaths=0))
+    assert decided == [(run, Outlook.REFUSED)]
+    assert kept.jobs_of("task") == [("another", "default")]

@@ -1,0 +1,82 @@
+"""Whether a run may begin, and who has cancelled it: a shutdown, or its own code."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from datetime import datetime, timedelta, timezone
+from unittest.mock import AsyncMock, MagicMock
+from uuid import uuid4
+
+import pytest
+
+from apscheduler_tasklock._runs.run_attempt import RunAttempt, is_being_cancelled
+from apscheduler_tasklock.lock import HeldLock
+
+
+def test_a_coroutine_that_is_cancelled_is_distinguished_from_one_that_gives_up_by_itself() -> None:
+    seen: list[bool] = []
+
+    async def job(*, by_itself: bool) -> None:
+        try:
+            if by_itself:
+                raise asyncio.CancelledError
+            await asyncio.Event().wait()
+        finally:
+            # Python 3.10 does not tell.
+            seen.append(is_being_cancelled(if_unknown=not by_itself))
+
+    async def main() -> None:
+        for by_itself in (True, False):
+            task = asyncio.ensure_future(job(by_itself=by_itself))
+            await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.wait([task])
+
+    asyncio.run(main())
+    assert seen == [False, True]
+
+
+@pytest.mark.parametrize("if_unknown", [True, False])
+def test_where_python_does_not_tell_it_is_as_the_caller_says(
+    monkeypatch: pytest.MonkeyPatch, if_unknown: bool
+) -> None:
+    """A task of Python 3.10, which has no ``cancelling``; here there may be none of those."""
+    monkeypatch.setattr(asyncio, "current_task", object)
+    assert is_being_cancelled(if_unknown=if_unknown) is if_unknown
+
+
+LEASE = 15.0
+NOW = datetime(2026, 3, 1, tzinfo=timezone.utc)
+
+
+@pytest.mark.parametrize("in_coroutine", [False, True], ids=["thread", "coroutine"])
+@pytest.mark.parametrize("left", [LEASE, 0.0], ids=["in time", "seen too late"])
+def test_a_run_begins_while_its_lease_stands_when_the_renewal_is_answered(
+    left: float, *, in_coroutine: bool
+) -> None:
+    """The process may have been stopped before it saw the answer."""
+    held = HeldLock(
+        name="a",
+        token=1,
+        claim_id=uuid4(),
+        run_time=NOW,
+        window_start=NOW,
+        locked_until=NOW,
+        run_until=NOW + timedelta(seconds=100),
+        ends_at=time.monotonic() + 100,
+        extender=MagicMock(),
+        lease=LEASE,
+    )
+
+    def renew(_held: HeldLock) -> bool:
+        until = NOW + timedelta(seconds=left)
+        held.note_renewal(until, held.run_until, time.monotonic() + 100)
+        return True
+
+    locks = MagicMock(closed=False, renew_now=renew, renew_now_async=AsyncMock(side_effect=renew))
+    attempt = RunAttempt(MagicMock(), NOW, held.claim_id, locks, MagicMock())
+    assert attempt.take_in(held, time.monotonic())
+    assert attempt.held is held
+    stands = asyncio.run(attempt.stands_async()) if in_coroutine else attempt.stands()
+    assert stands == (left > 0)

@@ -1,0 +1,90 @@
+"""Worker processes and their parents; pools while the interpreter ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from apscheduler.executors.asyncio import AsyncIOExecutor
+from apscheduler.executors.pool import ProcessPoolExecutor, ThreadPoolExecutor
+
+from apscheduler_tasklock._runs.adapter import accepts_nothing_more
+
+
+@pytest.mark.parametrize(
+    ("executor", "refuses"),
+    [(ThreadPoolExecutor, True), (ProcessPoolExecutor, True), (AsyncIOExecutor, False)],
+)
+def test_while_the_interpreter_ends_pools_accept_nothing_and_an_event_loop_may_go_on(
+    executor: type[Any], refuses: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one in a thread that the interpreter waits for."""
+    inner = executor()
+    assert not accepts_nothing_more(inner)
+    monkeypatch.setattr(threading, "_SHUTTING_DOWN", True)
+    assert accepts_nothing_more(inner) == refuses
+
+
+# A parent that goes on to fork another process, which keeps the parent's end of the worker's
+# sentinel open, and lives on.
+PARENT = """
+import multiprocessing, os, time
+from apscheduler_tasklock._runs.worker_process import parent
+
+def say(line):
+    os.write(1, f"{line}\\n".encode())  # at once, because another process writes there, too
+
+def work():
+    say(f"works {os.getpid()}")
+    while parent.is_watched():
+        time.sleep(0.01)
+    say("parent is dead")
+
+multiprocessing.get_context("fork").Process(target=work).start()
+if (other := os.fork()) == 0:
+    time.sleep(600)
+say(f"other {other}")
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def parent() -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True)
+    yield process
+    process.kill()
+    process.wait()
+    assert process.stdout is not None
+    process.stdout.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="Windows does not fork")
+def test_a_worker_hears_of_its_parents_death_although_another_process_keeps_its_sentinel_open(
+    parent: subprocess.Popen[str],
+) -> None:
+    assert parent.stdout is not None
+    pids: dict[str, int] = {}
+    while len(pids) < 2:
+        who, pid = parent.stdout.readline().split()
+        pids[who] = int(pid)
+    watchdog = threading.Timer(30, _kill, [*pids.values()])
+    watchdog.start()
+    try:
+        parent.kill()
+        assert parent.stdout.readline() == "parent is dead\n"
+    finally:
+        watchdog.cancel()
+        _kill(*pids.values())
+
+
+def _kill(*pids: int) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
