@@ -39,7 +39,7 @@ _TABLES = """
             IF OLD.finished_at IS NOT NULL THEN RETURN NULL; END IF;
             kind := 'released';
             kept := NEW.window_until = OLD.window_until;
-            happened := NEW.finished_at;
+            happened := now();  -- its run may have ended long before that
             IF NEW.deaths > OLD.deaths THEN
                 kind := 'given up';
             END IF;
