@@ -408,11 +408,9 @@ scheduler.add_job(job, id="job", misfire_grace_time=None)
 """
 
 
-def test_nothing_begins_on_another_executor_while_jobs_end(
-    ready: DjangoProject, tmp_path: Path
-) -> None:
-    log = tmp_path / "log"
-    ready.write("project/scheduling.py", TWO_EXECUTORS)
+def ends_while_a_job_goes_on(ready: DjangoProject, scheduling: str, log: Path) -> None:
+    """End a scheduler while its job waits for the file ``go``, and let the job end."""
+    ready.write("project/scheduling.py", scheduling)
     with ready.scheduler(log) as process:
         eventually(lambda: "begins" in log.read_text())
         process.terminate()
@@ -420,6 +418,13 @@ def test_nothing_begins_on_another_executor_while_jobs_end(
         (ready.folder / "go").touch()
         assert process.wait(60) == 0, log.read_text()
     assert "ends\n" in log.read_text()
+
+
+def test_nothing_begins_on_another_executor_while_jobs_end(
+    ready: DjangoProject, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    ends_while_a_job_goes_on(ready, TWO_EXECUTORS, log)
     assert "too late" not in log.read_text()
 
 
@@ -444,12 +449,4 @@ scheduler.add_job(job, id="job", misfire_grace_time=None)
 def test_a_job_may_call_the_scheduler_while_it_is_waited_for(
     ready: DjangoProject, tmp_path: Path
 ) -> None:
-    log = tmp_path / "log"
-    ready.write("project/scheduling.py", CALLING)
-    with ready.scheduler(log) as process:
-        eventually(lambda: "begins" in log.read_text())
-        process.terminate()
-        eventually(lambda: "waiting for running jobs" in log.read_text())
-        (ready.folder / "go").touch()
-        assert process.wait(60) == 0, log.read_text()
-    assert "ends\n" in log.read_text()
+    ends_while_a_job_goes_on(ready, CALLING, tmp_path / "log")
