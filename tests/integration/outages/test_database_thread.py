@@ -980,9 +980,10 @@ class TestHangs:
     def test_a_statement_that_hangs_is_given_up_and_cancelled(
         self, setup: Setup, connection: Connection
     ) -> None:
-        setup.session.attempt = 0.2
+        usual, setup.session.attempt = setup.session.attempt, 0.2
         with pytest.raises(TaskLockDatabaseError, match="no answer from the server"):
             setup.ask(Numbers(1, query="(pg_sleep(3600) IS NULL)::int + $1"))
+        setup.session.attempt = usual
         sleeping = "SELECT FROM pg_stat_activity WHERE wait_event = 'PgSleep'"
         eventually(lambda: connection.execute(sleeping).rowcount == 0)
         assert setup.ask(Numbers(2)) == 2
