@@ -187,6 +187,7 @@ class Stage:
             session.open(Deadline(None))
         self.first, self.watching = connect(), connect()
         self._pool = closing.enter_context(ThreadPoolExecutor(2))
+        self._sent: list[Future[None]] = []
         self._alone: dict[tuple[str, str, str], Outcome] = {}
         self._before: dict[str, dict[str, str]] = {}
         for situation in SITUATIONS:
@@ -197,7 +198,9 @@ class Stage:
                 self.watching.execute(f"CREATE TABLE {kept} AS TABLE {table}; DELETE FROM {table}")
 
     def restore(self, connection: psycopg.Connection[Any], situation: str) -> None:
-        """Let the tables have the rows of a situation."""
+        """Let the tables have the rows of a situation, once no statement is under way."""
+        wait(self._sent, 60)  # one may be: of two in a deadlock, the other one goes on
+        self._sent.clear()
         kept = 'DELETE FROM {0}; INSERT INTO {0} TABLE kept."{1} {0}"'
         connection.execute("; ".join(kept.format(table, situation) for table in TABLES))
 
@@ -257,6 +260,7 @@ class Stage:
     def send(self, asking: Asking, session: int = 0) -> tuple[Future[None], bool]:
         """Send a statement in a thread; return once it has answered, or waits for a lock."""
         sent = self._pool.submit(asking.send_in, self.sessions[session])
+        self._sent.append(sent)
         until = time.monotonic() + 60
         while not wait([sent], timeout=0.002).done:
             assert time.monotonic() < until, "it neither answers nor waits"
