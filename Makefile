@@ -91,7 +91,7 @@ test-lowest: ## Run the tests on the lowest versions that pyproject.toml allows 
 		&& { [ "$$(.venv-lowest/bin/python -V 2>/dev/null)" = "$$version" ] || rm -rf .venv-lowest; } \
 		&& $(MAKE) test VENV=.venv-lowest PYTHON=$$python CONSTRAINTS=tests/lowest.txt \
 			PYTEST_ARGS="--ignore=tests/simulation --ignore=tests/docs --ignore=tests/tools" \
-		&& $(MAKE) test-slow PYTEST_ARGS=tests/frameworks \
+		&& $(MAKE) test-slow PYTEST_ARGS="tests/frameworks tests/integration/failover tests/integration/pools" \
 			VENV=.venv-lowest PYTHON=$$python CONSTRAINTS=tests/lowest.txt
 
 test-foreign: .venv-foreign/.done ## Run APScheduler's and django-apscheduler's own tests with the library's executor and job store

@@ -131,6 +131,7 @@ def test_an_example_runs_each_window_in_one_of_its_processes(
     assert max(gaps) < 1.2 * PERIOD, log.read_text()
 
 
+@pytest.mark.slow
 def test_the_example_for_kubernetes_answers_its_probes_and_drains(
     checkout: Path,
     database_url: str,
@@ -285,6 +286,7 @@ def test_the_commands_of_the_example_for_compose_run_without_docker(
     assert "Traceback" not in log.read_text(), log.read_text()
 
 
+@pytest.mark.slow
 def test_the_example_of_fencing_refuses_the_write_of_a_holder_that_was_overtaken(
     checkout: Path, database_url: str, connection: psycopg.Connection[Any], tmp_path: Path
 ) -> None:

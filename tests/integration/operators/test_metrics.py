@@ -175,6 +175,7 @@ def test_an_outage_is_one_line_without_the_password_and_the_next_scrape_finds_it
         assert answer.status == 200
 
 
+@pytest.mark.slow
 def test_a_client_that_sends_nothing_keeps_nobody_waiting(
     make_task_locks: MakeTaskLocks, serve: Callable[..., MetricsServer]
 ) -> None:

@@ -88,6 +88,7 @@ def test_a_server_that_does_not_listen(command: Command) -> None:
     assert "check the host and the port" in found["remedy"]
 
 
+@pytest.mark.slow
 def test_a_server_that_never_answers(command: Command) -> None:
     with socket.create_server(("127.0.0.1", 0)) as nobody:
         url = f"postgresql://app:hunter2@127.0.0.1:{nobody.getsockname()[1]}/db"
@@ -374,6 +375,7 @@ class TestLocks:
         with psycopg.connect(url) as connection, connection.transaction(force_rollback=True):
             yield connection
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         ("table", "mode"),
         [
@@ -401,6 +403,7 @@ class TestLocks:
         connection.execute(statement)
         eventually(lambda: wrong(command("doctor", "--json")) == [])
 
+    @pytest.mark.slow
     def test_a_change_of_the_table_that_waits_for_a_reader(
         self, command: Command, database_url: str, connection: Connection, other: Connection
     ) -> None:
@@ -432,6 +435,7 @@ class TestLocks:
         assert f"pid {other.info.backend_pid} (psql of ann)" in found["says"]
         assert f"SELECT pg_terminate_backend({other.info.backend_pid})" in found["remedy"]
 
+    @pytest.mark.slow
     def test_a_role_that_may_not_see_other_sessions_is_told_the_pid_all_the_same(
         self, command: Command, database_url: str, connection: Connection, other: Connection
     ) -> None:
@@ -451,6 +455,7 @@ class TestLocks:
         [found] = wrong(command("doctor", "--json"))
         assert found["what"] == "writing to task_lock"
 
+    @pytest.mark.slow
     def test_what_fails_while_it_looks_for_who_has_the_lock_is_a_finding_as_well(
         self, command: Command, connection: Connection, other: Connection
     ) -> None:

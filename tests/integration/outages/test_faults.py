@@ -246,6 +246,7 @@ class TestEachStatement:
         still_works(replica, connection, token)
         assert not is_takeover
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("statement", [READ, TAKEOVER], ids=["read", "takeover"])
     def test_a_takeover(
         self,

@@ -80,6 +80,7 @@ def test_a_lease_survives_an_outage_that_is_shorter(
     assert said_by_its_end(caplog) == [UNAVAILABLE, BACK]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fail", [refuse, pytest.param(swallow, marks=pytest.mark.faults)])
 @pytest.mark.parametrize("joins", [False, True], ids=["it was there", "it starts afterwards"])
 def test_a_job_that_ended_in_an_outage_longer_than_its_lease_is_not_run_again(
@@ -124,6 +125,7 @@ def test_a_job_that_ended_in_an_outage_longer_than_its_lease_is_not_run_again(
         holder.shutdown()
 
 
+@pytest.mark.slow
 def test_a_job_that_goes_on_through_an_outage_longer_than_its_lease_does_not_overlap(
     proxy: Proxy,
     make_replica: MakeReplica,
@@ -193,6 +195,7 @@ def test_a_release_that_was_swallowed_at_the_end_of_an_outage_is_waited_for(
         holder.shutdown()
 
 
+@pytest.mark.slow
 def test_a_holder_that_died_in_an_outage_is_taken_over(
     proxy: Proxy,
     make_replica: MakeReplica,

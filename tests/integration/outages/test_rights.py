@@ -359,6 +359,7 @@ class TestWhileReplicasRun:
                 replica.shutdown()
             connection.execute(f'REASSIGN OWNED BY "{owner}" TO CURRENT_USER')
 
+    @pytest.mark.slow
     def test_select_on_the_task_lock_is_revoked_and_the_replicas_say_that_they_live(
         self,
         application: Application,
@@ -465,6 +466,7 @@ class TestHistory:
         assert len(told(caplog, "INFO", "No longer rejected by the database")) == 1
         replica.shutdown()
 
+    @pytest.mark.slow
     def test_a_hold_writes_it_again(
         self,
         application: Application,
@@ -489,6 +491,7 @@ class TestHistory:
         assert len(told(caplog, "INFO", "No longer rejected by the database")) == 1
         locks.close()
 
+    @pytest.mark.slow
     def test_worker_processes_write_it_again(
         self, application: Application, make_replica: MakeReplica, operator: TaskLocks
     ) -> None:
@@ -528,6 +531,7 @@ MENDED = {
 
 
 class TestStoredJobs:
+    @pytest.mark.slow
     @pytest.mark.parametrize("right", [*RIGHTS, "DELETE"])
     def test_a_right_on_the_jobs_is_revoked(
         self,

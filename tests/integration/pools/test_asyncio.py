@@ -247,6 +247,7 @@ def test_a_job_that_raises_is_released(
     assert connection.execute("SELECT FROM task_lock WHERE finished_at IS NULL").rowcount == 0
 
 
+@pytest.mark.slow
 def test_waiting_for_a_claim_does_not_make_a_coroutine_job_late(
     database_url: str, proxy: Proxy
 ) -> None:
@@ -507,6 +508,7 @@ def test_a_claim_under_way_when_the_scheduler_is_shut_down_is_handed_over(
     assert is_handed_over(connection)
 
 
+@pytest.mark.slow
 def test_a_loop_that_ends_without_another_turn_leaves_no_lock(
     proxy: Proxy, gate: Gate, connection: psycopg.Connection[Any]
 ) -> None:

@@ -344,6 +344,7 @@ class TestARun:
         assert held["finished_at"] is None
         assert "the run outlived its maximum lock" in caplog.text
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("failover", [False, True], ids=["", "failover"])
     @pytest.mark.parametrize(("lease", "patience"), [(None, 1), (60, 3)])
     def test_that_is_blocked_by_an_older_one_is_a_warning_once(
@@ -469,6 +470,7 @@ class TestLateness:
         expected = [start + timedelta(seconds=10 * number) for number in range(10)]
         assert [time for time in runs if time in expected] == expected
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("failover", [False, True], ids=["", "failover"])
     def test_backlogs_on_three_replicas_at_once_run_each_window_once(
         self, make_replica: MakeReplica, failover: bool
@@ -512,6 +514,7 @@ class TestLateness:
         }
         assert Counter(runs) == Counter(expected)
 
+    @pytest.mark.slow
     def test_a_starved_replica_never_repeats_a_run_time(self, make_replica: MakeReplica) -> None:
         """Its only worker is busy for several windows; what it submitted meanwhile comes late."""
         busy, go_on = threading.Event(), threading.Event()
@@ -648,6 +651,7 @@ class TestJobsWithoutAnId:
         assert name.startswith(f"{__name__}:")
         assert ".clean_up-" in name
 
+    @pytest.mark.slow
     def test_one_that_was_rescheduled_into_its_last_window_is_told_of(
         self, make_replica: MakeReplica, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -935,6 +939,7 @@ class TestUnavailableDatabase:
         [told] = [r for r in caplog.records if r.levelno >= logging.WARNING]
         assert (told.levelname, "not run" in told.getMessage()) == ("ERROR", True)
 
+    @pytest.mark.slow
     def test_a_row_that_several_replicas_wait_for_is_none_either(
         self,
         make_replica: MakeReplica,

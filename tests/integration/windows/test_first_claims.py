@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 
 import psycopg
+import pytest
 
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.protocol_messages import ClaimRequest
@@ -20,6 +21,7 @@ def request(task: str) -> ClaimRequest:
     return ClaimRequest(task, min_lock=9.0, max_lock=50.0, runs="jobs:job", lease=20.0)
 
 
+@pytest.mark.slow
 def test_what_was_granted_beside_a_first_claim_that_fails_is_handed_over(
     make_locks: Callable[..., LockClient], connection: psycopg.Connection, direct_url: str
 ) -> None:

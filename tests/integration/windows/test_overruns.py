@@ -46,6 +46,7 @@ def running(operator: TaskLocks, replica_id: str) -> list[RunningRun]:
     return list(found.running)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lease", [None, 1])
 def test_a_thread_that_never_ends_has_overrun_and_is_seen_where_it_hangs(
     make_replica: MakeReplica,
