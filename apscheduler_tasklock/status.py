@@ -228,6 +228,8 @@ class Run:
         ``"resumed"``, ``"run"`` (a manual run was asked for) or ``"freed"``
     :ivar error_type: class of its exception
     :ivar error: message of its exception, 500 characters at most
+    :ivar traceback: its exception's frames, chain and group, 4,000 characters at most; ``None``
+        unless the option ``tracebacks`` is on
     :ivar by: the operator's name; ``None`` for a run
     :ivar until: when the operator's pause ends, or the request for a manual run expires; ``None``:
         it has no end
@@ -247,6 +249,7 @@ class Run:
     by: str | None = None
     until: datetime | None = None
     reason: str | None = None
+    traceback: str | None = None
 
     @property
     def took(self) -> float:

@@ -213,7 +213,7 @@ class Operations:
         self._tasks_without_replicas = Statement(tasks.replace(replicas, _NO_REPLICAS))
         columns = """run.task_name AS task, run.token, run.scheduled_at, run.started_at,
                      run.ended_at, run.replica, run.kind, run.outcome, run.error_type, run.error,
-                     run.by, run.until, run.reason"""
+                     run.traceback, run.by, run.until, run.reason"""
         # The statement reads the whole history, which is limited for each task. There is no index
         # by time, because each release would have to write to it. Sorting all runs would take most
         # of the time, so a hundredth of the history is read first. If that hundredth has as many

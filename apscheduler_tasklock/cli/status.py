@@ -103,6 +103,7 @@ def show(options: argparse.Namespace) -> int:
         shown.print_table(run_rows(runs, shown))
     else:
         shown.print("no runs in the history")
+    _print_traceback(runs, shown)
     if actions:
         shown.print()
         shown.print("what operators did:")
@@ -111,6 +112,19 @@ def show(options: argparse.Namespace) -> int:
             words = f"{what} {action_in_words(action, shown)}"
             shown.print(f"{shown.moment(action.started_at)}  {words}")
     return OK
+
+
+def _print_traceback(runs: Sequence[Run], shown: Output) -> None:
+    """Print the traceback of the last failed run that has one."""
+    failed = next((run for run in runs if run.traceback), None)
+    if failed is None or failed.traceback is None:
+        return
+    shown.print()
+    shown.print(
+        f"traceback of the last failure ({shown.moment(failed.started_at)}, token {failed.token}):"
+    )
+    for line in failed.traceback.splitlines():
+        shown.print(line)
 
 
 def task_table(tasks: Sequence[TaskStatus], shown: Output) -> Table:

@@ -88,6 +88,7 @@ class Run(models.Model):
     outcome = models.TextField()
     error_type = models.TextField("error", null=True)
     error = models.TextField("message", null=True)
+    traceback = models.TextField(null=True)
     by = models.TextField(null=True)
     until = models.DateTimeField(null=True)
     reason = models.TextField(null=True)

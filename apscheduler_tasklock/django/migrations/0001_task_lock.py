@@ -49,6 +49,7 @@ class Migration(migrations.Migration):
                 ("outcome", models.TextField()),
                 ("error_type", models.TextField(null=True)),
                 ("error", models.TextField(null=True)),
+                ("traceback", models.TextField(null=True)),
                 ("by", models.TextField(null=True)),
                 ("until", models.DateTimeField(null=True)),
                 ("reason", models.TextField(null=True)),
