@@ -318,6 +318,18 @@ class TaskLocks:
 
         return self._operate(read)
 
+    def usual_durations(self, *patterns: str) -> dict[str, float]:
+        """Return how long tasks usually run, by their names: a median in seconds.
+
+        The median is that of the runs in the history that ended well. A task without such runs is
+        left out.
+
+        :param patterns: names, in which ``*`` and ``?`` stand for characters; none: all tasks
+        :raises TaskLockError: the database is unavailable, or rejects the statement
+        """
+        like = [like_of(pattern) for pattern in patterns] or None
+        return self._operate(lambda operations, cursor: operations.usual_durations(cursor, like))
+
     def replicas(self) -> list[ReplicaStatus]:
         """Return the replicas, in the order of their starts.
 

@@ -108,6 +108,7 @@ class TaskStatus:
     :ivar requested_at: when that manual run was asked for
     :ivar gone: whether the task was removed: there are live replicas, and none of them has it
     :ivar failover: whether the window of the last run is run again if the run's holder dies
+    :ivar function: reference of the job's function; ``None``: only ``hold`` uses the task
     :ivar unreadable: columns of the row that cannot be read. An unreadable schedule is ``None``.
     """
 
@@ -142,6 +143,7 @@ class TaskStatus:
     requested_at: datetime | None
     gone: bool
     failover: bool
+    function: str | None = None
     unreadable: tuple[str, ...] = ()
 
 

@@ -124,17 +124,18 @@ class TestStatus:
         self, command: Command, connection: Connection
     ) -> None:
         add_task(connection, "sync", **OVERDUE, failures="2")
+        add_run(connection, "sync", 1, ended_at="now() - interval '55 s'")
         names, line = command("status").out.splitlines()
         assert names.split("  ")[0] == "task"
-        for name in ("state", "schedule", "last run", "took", "due", "late by", "holder"):
+        for name in ("state", "schedule", "last run", "took", "usual", "due", "late by", "holder"):
             assert name in names
         started = connection.execute("SELECT started_at FROM task_lock").fetchone()[0]
         cells = [cell.strip() for cell in line.split("  ") if cell]
         assert cells[:3] == ["sync", "overdue", "every 5 min"]
         assert cells[3] == f"{started.astimezone(timezone.utc):%Y-%m-%dT%H:%M:%SZ}"
-        assert cells[4] == "2s"
-        assert 95 <= float(cells[6].removesuffix("s")) < 200
-        assert cells[7:] == ["one", "2", "-"]
+        assert cells[4:6] == ["2s", "5s"]
+        assert 95 <= float(cells[7].removesuffix("s")) < 200
+        assert cells[8:] == ["one", "2", "-"]
 
     def test_of_a_paused_one_who_paused_it_and_until_when(
         self, command: Command, connection: Connection
@@ -149,7 +150,9 @@ class TestStatus:
         self, command: Command, connection: Connection
     ) -> None:
         add_task(connection, "sync", **LATE)
+        add_run(connection, "sync", 1)
         [task] = command("status", "--json").json
+        assert task["usual"] == 2.0
         assert datetime.fromisoformat(task["due_at"].replace("Z", "+00:00")).tzinfo
         assert task["took"] == 2.0
         assert isinstance(task["late_by"], float)
@@ -230,12 +233,52 @@ class TestShow:
         assert "schedule     every 5 min" in answer.out
         assert "token 7" in answer.out
         assert "took  44445555566667777888\nend   ..................x." in answer.out
+        assert (
+            "took: 1 short, 8 as the longest; end: . ok, x another outcome\n"
+            "the last 20 runs, the newest at the right; the highest took 30s\n"
+        ) in answer.out
         listed = answer.out.partition("\ntask  started")[2].splitlines()[1:]
         assert len(listed) == 20
         told = command("show", "sync", "--json").json
         assert [run["token"] for run in told["runs"]] == list(range(30, 10, -1))
         assert told["task"]["name"] == "sync"
         assert told["runs"][0]["took"] == 30.0
+
+    def test_it_tells_the_function_the_replicas_and_the_usual_duration(
+        self, command: Command, connection: Connection
+    ) -> None:
+        add_task(connection, "sync", runs="'shop.jobs:sync'")
+        add_replica(connection, "old", ["sync"], seen_at="now() - interval '1 h'")
+        add_replica(connection, "new", ["other", "sync"])
+        add_replica(connection, "another", ["other"])
+        for token, seconds in enumerate((1, 3, 90), 1):
+            ended = f"now() - interval '60 s' + {seconds} * interval '1 s'"
+            add_run(connection, "sync", token, ended_at=ended)
+        add_run(connection, "sync", 4, ended_at="now() + interval '1 h'", outcome="'error'")
+        answer = command("show", "sync")
+        assert "function     shop.jobs:sync\n" in answer.out
+        assert "replicas     new, old (silent)\n" in answer.out
+        assert "usual        3s\n" in answer.out
+        told = command("show", "sync", "--json").json
+        assert told["usual"] == 3.0
+        assert [each["replica_id"] for each in told["replicas"]] == ["old", "new"]
+        connection.execute("DELETE FROM task_lock_replica")
+        assert "replicas     none has reported this task\n" in command("show", "sync").out
+
+    def test_the_traceback_of_the_last_failure_is_printed(
+        self, command: Command, connection: Connection
+    ) -> None:
+        add_task(connection, "sync")
+        for token in (1, 2):
+            kept = f"E'  File \"jobs.py\", line {token}, in sync\\nValueError'"
+            add_run(connection, "sync", token, outcome="'error'", traceback=kept)
+        add_run(connection, "sync", 3)
+        told = command("show", "sync").out.partition("\ntraceback of the last failure (")[2]
+        head, *lines = told.splitlines()
+        assert head.endswith(", token 2):")
+        assert lines == ['  File "jobs.py", line 2, in sync', "ValueError"]
+        [run, *_] = command("runs", "sync", "--outcome", "error", "--json").json
+        assert run["traceback"] == '  File "jobs.py", line 2, in sync\nValueError'
 
     def test_what_operators_did_is_told_apart_from_the_runs(
         self, command: Command, connection: Connection
