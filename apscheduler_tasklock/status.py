@@ -146,6 +146,16 @@ class TaskStatus:
     function: str | None = None
     unreadable: tuple[str, ...] = ()
 
+    @property
+    def delay(self) -> float | None:
+        """Seconds from the last run's run time until it began, as a rule its wait for a worker.
+
+        It is ``None`` unless the last run is of the kind ``"schedule"``.
+        """
+        if self.kind != "schedule" or self.scheduled_at is None or self.started_at is None:
+            return None
+        return max(0.0, (self.started_at - self.scheduled_at).total_seconds())
+
 
 class JobState(str, Enum):
     """The state of a stored job: the first member of this list that is true of the job."""

@@ -47,6 +47,10 @@ _INTERVAL = 2.0
 
 _SHOWN_RUNS = 20
 
+# Limits the delay of a run that is not noted, in seconds. As a rule a run that began later has
+# waited for a worker.
+_LONG_DELAY = 1.0
+
 # Limits the replicas that are named, because a fleet may have hundreds.
 _MOST_REPLICAS = 5
 
@@ -181,6 +185,8 @@ def notes_of(task: TaskStatus, shown: Output) -> str:
     notes = [unreadable_in_words(task.unreadable)] if task.unreadable else []
     if task.paused:
         notes.append(_pause_of(task, shown))
+    if task.delay is not None and task.delay > _LONG_DELAY:
+        notes.append(f"its last run began {shown.seconds(task.delay)} after its run time")
     if task.gone:
         notes.append("gone: no live replica has it")
     if task.requested_by is not None:

@@ -135,7 +135,25 @@ class TestStatus:
         assert cells[3] == f"{started.astimezone(timezone.utc):%Y-%m-%dT%H:%M:%SZ}"
         assert cells[4:6] == ["2s", "5s"]
         assert 95 <= float(cells[7].removesuffix("s")) < 200
-        assert cells[8:] == ["one", "2", "-"]
+        assert cells[8:] == ["one", "2", "its last run began 40s after its run time"]
+
+    @pytest.mark.parametrize(
+        ("changes", "told"),
+        [
+            ({"window_start": "now() - interval '75 s'"}, "its last run began 15s after its "),
+            ({"window_start": "now() - interval '60.9 s'"}, "-"),
+            ({"window_start": "now() - interval '75 s'", "kind": "'takeover'"}, "-"),
+            (NEW, "-"),
+        ],
+        ids=["late", "in time", "taken over", "new"],
+    )
+    def test_a_run_that_began_late_is_noted(
+        self, command: Command, connection: Connection, changes: dict[str, str], told: str
+    ) -> None:
+        add_task(connection, "sync", **changes)
+        add_replica(connection, "one", ["sync"])
+        [row] = command("status").cells
+        assert row[-1].startswith(told)
 
     def test_of_a_paused_one_who_paused_it_and_until_when(
         self, command: Command, connection: Connection
@@ -143,7 +161,7 @@ class TestStatus:
         add_task(connection, "a", **PAUSED)
         add_task(connection, "b", **{**PAUSED, "paused_until": "now() + interval '1 day'"})
         first, second = (row[-1] for row in command("status").cells)
-        assert first == "paused by me@here until resumed (closed)"
+        assert first.startswith("paused by me@here until resumed (closed)")
         assert second.startswith("paused by me@here until 2")
 
     def test_in_json_times_are_rfc_3339_and_durations_numbers(
@@ -973,7 +991,7 @@ class TestTerminal:
     def test_a_table_has_colours_and_local_times(
         self, database_url: str, connection: Connection
     ) -> None:
-        add_task(connection, ODD, **OVERDUE)
+        add_task(connection, ODD, **{**OVERDUE, "kind": "'takeover'"})
         with OnTerminal(database_url, "status", COLUMNS="300") as terminal:
             assert terminal.status() == 0
         assert "\x1b[1;31moverdue" in terminal.text
