@@ -117,7 +117,7 @@ def show(options: argparse.Namespace) -> int:
         runs = runs_of(locks, task.name, _SHOWN_RUNS)
         actions = actions_of(locks, task.name)
         usual = locks.usual_durations(task.name).get(task.name)
-        replicas = [each for each in locks.replicas() if task.name in each.tasks]
+        replicas = _replicas_with(locks, task)
     if options.json:
         print_json(
             {
@@ -290,7 +290,7 @@ def _print_facts(
     runs: Sequence[Run],
     shown: Output,
     usual: float | None,
-    replicas: Sequence[ReplicaStatus],
+    replicas: Sequence[ReplicaStatus] | None,
 ) -> None:
     facts = {"task": task.name, "state": _state_in_words(options, task, shown)}
     facts["function"] = task.function or ""
@@ -335,8 +335,18 @@ def _state_in_words(options: argparse.Namespace, task: TaskStatus, shown: Output
     return f"{task.state.value}: {explained}" if explained else task.state.value
 
 
-def _replicas_in_words(task: TaskStatus, replicas: Sequence[ReplicaStatus]) -> str:
+def _replicas_with(locks: TaskLocks, task: TaskStatus) -> list[ReplicaStatus] | None:
+    """Return the replicas that have the task; ``None`` if the replicas cannot be read."""
+    try:
+        return [each for each in locks.replicas() if task.name in each.tasks]
+    except TaskLockSchemaError:  # the read of the task has said so already
+        return None
+
+
+def _replicas_in_words(task: TaskStatus, replicas: Sequence[ReplicaStatus] | None) -> str:
     """Return which replicas have the task; of a task that only ``hold`` uses, nothing."""
+    if replicas is None:
+        return ""
     if not replicas:
         return "none has reported this task" if task.function else ""
     told = [each.replica_id for each in replicas if each.alive]

@@ -1272,6 +1272,25 @@ class TestSideTables:
             assert answer.status == (2 if arguments[0] == "check" else 0)
         assert bare("status", "--json").json[0]["gone"] is False
 
+    def test_a_task_is_shown_without_its_replicas(
+        self, command: Command, connection: Connection
+    ) -> None:
+        add_task(connection, "sync")
+        connection.execute("DROP TABLE task_lock_replica")
+        answer = command("show", "sync")
+        assert answer.status == 0
+        assert "replicas cannot be read" in answer.err
+        assert "\nreplicas  " not in answer.out
+        assert command("show", "sync", "--json").json["replicas"] is None
+
+    def test_status_goes_on_without_the_history(
+        self, command: Command, connection: Connection
+    ) -> None:
+        add_task(connection, "sync")
+        connection.execute("DROP TABLE task_lock_run")
+        answer = command("status")
+        assert (answer.status, answer.err, answer.cells[0][0]) == (0, "", "sync")
+
     def test_a_pause_and_a_resume_need_nothing_else(
         self, bare: Command, connection: Connection
     ) -> None:
