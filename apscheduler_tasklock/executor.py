@@ -148,6 +148,8 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
     :param history: how many runs of each task the run history keeps, up to 10,000; 0: none
     :param redact: gets a job's exception, and returns the message that the run history keeps, or
         ``None`` to keep no message
+    :param tracebacks: whether the run history keeps the tracebacks of failed runs: files, lines and
+        functions, and what ``redact`` returns of each exception of the chain
     :param replica_id: this replica's id, as the holder of locks and in logs; by default host,
         process and a random part
     :param enabled: ``False`` runs every job here, without a lock and without a database, for
@@ -178,6 +180,7 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
         table: str = DEFAULT_TABLE,
         history: int | str = 100,
         redact: Callable[[BaseException], str | None] | None = None,
+        tracebacks: bool | str = False,
         replica_id: str | None = None,
         enabled: bool | str = True,
         **executor_options: Any,
@@ -219,6 +222,7 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
             table=table,
             history=history,
             redact=redact,
+            tracebacks=tracebacks,
         )
         self._enabled = parse_switch(enabled, "enabled", where)
         self._poll_interval = parse_positive_seconds(poll_interval, "poll_interval", where)

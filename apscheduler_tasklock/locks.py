@@ -55,6 +55,7 @@ from apscheduler_tasklock.options import (
     check_name,
     parse_count,
     parse_positive_seconds,
+    parse_switch,
     parse_token,
 )
 from apscheduler_tasklock.schema.table import DEFAULT_TABLE
@@ -100,6 +101,7 @@ def lock_settings(
     table: str = DEFAULT_TABLE,
     history: int | str = 100,
     redact: Callable[[BaseException], str | None] | None = None,
+    tracebacks: bool | str = False,
 ) -> LockSettings:
     """Return checked settings; for the parameters see :class:`TaskLocks`.
 
@@ -124,6 +126,7 @@ def lock_settings(
         table,
         kept,
         redact or str,
+        parse_switch(tracebacks, "tracebacks", "the run history"),
         is_named=is_named,
     )
 
@@ -151,6 +154,8 @@ class TaskLocks:
     :param history: how many runs of each task the run history keeps, up to 10,000; 0: none
     :param redact: called with a failed run's exception; returns the message that the run history
         keeps, or ``None`` to keep none. By default the history keeps the exception's own message.
+    :param tracebacks: whether the run history keeps the tracebacks of failed runs: files, lines and
+        functions, and what ``redact`` returns of each exception of the chain
     :raises TaskLockOptionError: the task lock cannot use ``database``, or another parameter is
         invalid
     """
@@ -167,6 +172,7 @@ class TaskLocks:
         table: str = DEFAULT_TABLE,
         history: int = 100,
         redact: Callable[[BaseException], str | None] | None = None,
+        tracebacks: bool = False,
     ) -> None:
         settings = lock_settings(
             database,
@@ -176,6 +182,7 @@ class TaskLocks:
             table=table,
             history=history,
             redact=redact,
+            tracebacks=tracebacks,
         )
         self._client = LockClient(replace(settings, timings=self.timings))
         self._operations = Operations(self._client.table, self._client.rejections, settings.history)
@@ -310,6 +317,18 @@ class TaskLocks:
             return operations.runs(cursor, like=like, **wanted)
 
         return self._operate(read)
+
+    def usual_durations(self, *patterns: str) -> dict[str, float]:
+        """Return how long tasks usually run, by their names: a median in seconds.
+
+        The median is that of the runs in the history that ended well. A task without such runs is
+        left out.
+
+        :param patterns: names, in which ``*`` and ``?`` stand for characters; none: all tasks
+        :raises TaskLockError: the database is unavailable, or rejects the statement
+        """
+        like = [like_of(pattern) for pattern in patterns] or None
+        return self._operate(lambda operations, cursor: operations.usual_durations(cursor, like))
 
     def replicas(self) -> list[ReplicaStatus]:
         """Return the replicas, in the order of their starts.
@@ -748,8 +767,13 @@ class Hold:
         return held
 
     def _outcome_after(self, held: HeldLock, exception: BaseException | None) -> RunOutcome:
-        redact = self._client.settings.redact
-        return RunOutcome.of(exception, redact=redact, overran=held.seconds_left == 0)
+        settings = self._client.settings
+        return RunOutcome.of(
+            exception,
+            redact=settings.redact,
+            overran=held.seconds_left == 0,
+            tracebacks=settings.tracebacks,
+        )
 
     def _release(self, held: HeldLock, end: RunOutcome) -> None:
         if held.inherited:

@@ -9,7 +9,7 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import partial
@@ -18,7 +18,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, Literal
 
 from apscheduler_tasklock._values import logger_of
-from apscheduler_tasklock.errors import TaskLockError, TaskLockOptionError
+from apscheduler_tasklock.errors import TaskLockError, TaskLockOptionError, TaskLockSchemaError
 from apscheduler_tasklock.locks import TaskLocks
 from apscheduler_tasklock.status import TaskState, TaskStatus
 
@@ -37,21 +37,33 @@ CLIENT_TIMEOUT = 5.0
 
 
 @dataclass(frozen=True)
-class _Gauge:
-    """A gauge with a value for each task.
-
-    :ivar value: returns a task's value; ``None``: the task has no value
-    """
+class _Instrument:
+    """The name, the unit and the description of a gauge."""
 
     name: str
     unit: Literal["", "s"]
     description: str
-    value: Callable[[TaskStatus], float | None]
 
     @property
     def prometheus_name(self) -> str:
         """The gauge's name in Prometheus, by OpenTelemetry's rules for the conversion of names."""
         return self.name.replace(".", "_") + ("_seconds" if self.unit == "s" else "")
+
+    @property
+    def head(self) -> list[str]:
+        """The lines that introduce the gauge in Prometheus' text format."""
+        name = self.prometheus_name
+        return [f"# HELP {name} {self.description}", f"# TYPE {name} gauge"]
+
+
+@dataclass(frozen=True)
+class _Gauge(_Instrument):
+    """A gauge with a value for each task.
+
+    :ivar value: returns a task's value; ``None``: the task has no value
+    """
+
+    value: Callable[[TaskStatus], float | None]
 
 
 def _overdue(task: TaskStatus) -> float:
@@ -74,6 +86,14 @@ def _overdue(task: TaskStatus) -> float:
 def _cut(task: TaskStatus) -> float:
     """Return 1 for a task whose last run was cut, unless the task is paused or gone; else 0."""
     return float(task.cut_for is not None and not (task.paused or task.gone))
+
+
+def _last_duration(task: TaskStatus) -> float | None:
+    return None if task.finished_at is None else task.took
+
+
+def _next_due(task: TaskStatus) -> float | None:
+    return None if task.due_at is None else task.due_at.timestamp()
 
 
 def _last_success(task: TaskStatus) -> float | None:
@@ -103,12 +123,38 @@ GAUGES = (
         "1 if the task's row has values that cannot be read",
         lambda task: float(bool(task.unreadable)),
     ),
+    _Gauge(
+        "tasklock.task.last_duration",
+        "s",
+        "How long the last run took, unless it goes on",
+        _last_duration,
+    ),
+    _Gauge("tasklock.task.next_due", "s", "When the next run is due, since 1970", _next_due),
+    _Gauge("tasklock.task.paused", "", "1 if the task is paused", lambda task: float(task.paused)),
 )
+_REPLICAS_ALIVE = _Instrument("tasklock.replica.alive", "", "Replicas that are alive")
 
 
-def _read(locks: TaskLocks) -> list[TaskStatus]:
-    """Return the tasks that have metrics. One-off jobs have none, because there may be many."""
-    return [task for task in locks.tasks() if not _is_one_off(task)]
+@dataclass(frozen=True)
+class _Rows:
+    """The rows that the metrics are read from.
+
+    :ivar tasks: the tasks that have metrics
+    :ivar alive: how many replicas are alive; ``None``: the replicas cannot be read
+    """
+
+    tasks: Sequence[TaskStatus] = ()
+    alive: int | None = None
+
+
+def _read(locks: TaskLocks) -> _Rows:
+    """Read the rows. One-off jobs have no metrics, because there may be many."""
+    tasks = [task for task in locks.tasks() if not _is_one_off(task)]
+    try:
+        alive = sum(replica.alive for replica in locks.replicas())
+    except TaskLockSchemaError:  # so that the tasks' metrics do not depend on another table's right
+        return _Rows(tasks)
+    return _Rows(tasks, alive)
 
 
 def _is_one_off(task: TaskStatus) -> bool:
@@ -120,28 +166,37 @@ def prometheus_text(locks: TaskLocks) -> str:
 
     :raises TaskLockError: the database is unavailable, or rejects the read
     """
-    values = metric_values(locks)
+    rows = _read(locks)
     lines = []
     for gauge in GAUGES:
-        name = gauge.prometheus_name
-        lines += [f"# HELP {name} {gauge.description}", f"# TYPE {name} gauge"]
-        for task, value in values[name].items():
-            lines.append(f'{name}{{tasklock_task_name="{_escaped(task)}"}} {value!r}')
+        lines += gauge.head
+        for task, value in _values(gauge, rows).items():
+            label = f'tasklock_task_name="{_escaped(task)}"'
+            lines.append(f"{gauge.prometheus_name}{{{label}}} {value!r}")
+    if rows.alive is not None:
+        lines += [*_REPLICAS_ALIVE.head, f"{_REPLICAS_ALIVE.prometheus_name} {float(rows.alive)!r}"]
     return "\n".join(lines) + "\n"
 
 
-def metric_values(locks: TaskLocks) -> dict[str, dict[str, float]]:
+def metric_values(locks: TaskLocks) -> dict[str, dict[str, float] | float]:
     """Return the metrics' values: by the metric's name in Prometheus, then by the task's name.
+
+    The number of replicas that are alive is by the metric's name alone.
 
     :raises TaskLockError: the database is unavailable, or rejects the read
     """
-    tasks = _read(locks)
-    return {
-        gauge.prometheus_name: {
-            task.name: value for task in tasks if (value := gauge.value(task)) is not None
-        }
-        for gauge in GAUGES
+    rows = _read(locks)
+    values: dict[str, dict[str, float] | float] = {
+        gauge.prometheus_name: _values(gauge, rows) for gauge in GAUGES
     }
+    if rows.alive is not None:
+        values[_REPLICAS_ALIVE.prometheus_name] = float(rows.alive)
+    return values
+
+
+def _values(gauge: _Gauge, rows: _Rows) -> dict[str, float]:
+    """Return a gauge's values, by the tasks' names."""
+    return {task.name: value for task in rows.tasks if (value := gauge.value(task)) is not None}
 
 
 def _escaped(value: str) -> str:
@@ -170,6 +225,12 @@ def observe_tasks(locks: TaskLocks, meter_provider: MeterProvider | None = None)
         meter.create_observable_gauge(
             gauge.name, [partial(_observe, reader, gauge)], gauge.unit, gauge.description
         )
+    meter.create_observable_gauge(
+        _REPLICAS_ALIVE.name,
+        [partial(_observe_replicas, reader)],
+        _REPLICAS_ALIVE.unit,
+        _REPLICAS_ALIVE.description,
+    )
 
 
 def _observe(
@@ -177,9 +238,16 @@ def _observe(
 ) -> Iterable[Observation]:
     from opentelemetry.metrics import Observation
 
-    for task in reader.read():
-        if (value := gauge.value(task)) is not None:
-            yield Observation(value, {TASK_NAME: task.name})
+    for task, value in _values(gauge, reader.read()).items():
+        yield Observation(value, {TASK_NAME: task})
+
+
+def _observe_replicas(reader: _SharedReader, _options: CallbackOptions) -> Iterable[Observation]:
+    from opentelemetry.metrics import Observation
+
+    alive = reader.read().alive
+    if alive is not None:
+        yield Observation(alive)
 
 
 class _SharedReader:
@@ -188,24 +256,24 @@ class _SharedReader:
     def __init__(self, locks: TaskLocks) -> None:
         self._locks = locks
         self._reading = threading.Lock()
-        self._tasks: list[TaskStatus] = []
+        self._rows = _Rows()
         self._read_at: float | None = None
         self._fails = False
 
-    def read(self) -> list[TaskStatus]:
-        """Return the tasks; an empty list if they cannot be read."""
+    def read(self) -> _Rows:
+        """Return the rows; no tasks if they cannot be read."""
         with self._reading:
             if self._read_at is None or time.monotonic() > self._read_at + SHARED_FOR:
                 try:
-                    self._tasks = _read(self._locks)
+                    self._rows = _read(self._locks)
                     self._fails = False
                 except TaskLockError as error:
-                    self._tasks = []
+                    self._rows = _Rows()
                     level = logging.DEBUG if self._fails else logging.WARNING
                     logger.log(level, "The metrics of the tasks cannot be read: %s", error)
                     self._fails = True
                 self._read_at = time.monotonic()
-            return self._tasks
+            return self._rows
 
 
 class MetricsServer(ThreadingHTTPServer):

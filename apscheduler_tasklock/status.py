@@ -108,6 +108,7 @@ class TaskStatus:
     :ivar requested_at: when that manual run was asked for
     :ivar gone: whether the task was removed: there are live replicas, and none of them has it
     :ivar failover: whether the window of the last run is run again if the run's holder dies
+    :ivar function: reference of the job's function; ``None``: only ``hold`` uses the task
     :ivar unreadable: columns of the row that cannot be read. An unreadable schedule is ``None``.
     """
 
@@ -142,7 +143,18 @@ class TaskStatus:
     requested_at: datetime | None
     gone: bool
     failover: bool
+    function: str | None = None
     unreadable: tuple[str, ...] = ()
+
+    @property
+    def delay(self) -> float | None:
+        """Seconds from the last run's run time until it began, as a rule its wait for a worker.
+
+        It is ``None`` unless the last run is of the kind ``"schedule"``.
+        """
+        if self.kind != "schedule" or self.scheduled_at is None or self.started_at is None:
+            return None
+        return max(0.0, (self.started_at - self.scheduled_at).total_seconds())
 
 
 class JobState(str, Enum):
@@ -228,6 +240,8 @@ class Run:
         ``"resumed"``, ``"run"`` (a manual run was asked for) or ``"freed"``
     :ivar error_type: class of its exception
     :ivar error: message of its exception, 500 characters at most
+    :ivar traceback: its exception's frames, chain and group, 4,000 characters at most; ``None``
+        unless the option ``tracebacks`` is on
     :ivar by: the operator's name; ``None`` for a run
     :ivar until: when the operator's pause ends, or the request for a manual run expires; ``None``:
         it has no end
@@ -247,6 +261,7 @@ class Run:
     by: str | None = None
     until: datetime | None = None
     reason: str | None = None
+    traceback: str | None = None
 
     @property
     def took(self) -> float:

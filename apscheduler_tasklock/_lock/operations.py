@@ -198,7 +198,7 @@ class Operations:
                    lock.paused_by, lock.pause_reason,
                    CASE WHEN lock.request_until > now() THEN lock.requested_by END AS requested_by,
                    CASE WHEN lock.request_until > now() THEN lock.requested_at END AS requested_at,
-                   {_GONE} AS gone, lock.failover,
+                   {_GONE} AS gone, lock.failover, NULLIF(lock.runs, '') AS function,
                    lock.started_at = {NEVER} AS is_new
             FROM {name} AS lock LEFT JOIN known USING (task_name), LATERAL (
                 SELECT pg_catalog.array_agg(token ORDER BY lost.token) AS tokens,
@@ -213,7 +213,7 @@ class Operations:
         self._tasks_without_replicas = Statement(tasks.replace(replicas, _NO_REPLICAS))
         columns = """run.task_name AS task, run.token, run.scheduled_at, run.started_at,
                      run.ended_at, run.replica, run.kind, run.outcome, run.error_type, run.error,
-                     run.by, run.until, run.reason"""
+                     run.traceback, run.by, run.until, run.reason"""
         # The statement reads the whole history, which is limited for each task. There is no index
         # by time, because each release would have to write to it. Sorting all runs would take most
         # of the time, so a hundredth of the history is read first. If that hundredth has as many
@@ -240,6 +240,16 @@ class Operations:
               AND (%(since)s::timestamptz IS NULL OR run.started_at >= %(since)s)
               AND (%(until)s::timestamptz IS NULL OR run.started_at < %(until)s)
             ORDER BY run.started_at DESC, run.token DESC LIMIT %(limit)s
+        """)
+        self._usual_durations = Statement(f"""
+            SELECT run.task_name AS task,
+                   pg_catalog.percentile_cont(0.5::float8) WITHIN GROUP (
+                       ORDER BY extract(epoch FROM run.ended_at - run.started_at)::float8
+                   ) AS seconds
+            FROM {self._runs} AS run
+            WHERE run.ring = 'runs' AND run.outcome = 'ok'
+                  AND (%(like)s::text[] IS NULL OR run.task_name LIKE ANY (%(like)s::text[]))
+            GROUP BY run.task_name
         """)
         found_dead = f"""
             SELECT replica AS replica_id, max(ended_at) AS died_at
@@ -363,6 +373,12 @@ class Operations:
         else:
             rows = self._all(cursor, self._matching_runs, like=_list(like), **wanted)
         return [Run(**row) for row in rows]
+
+    def usual_durations(self, cursor: Any, like: Sequence[str] | None = None) -> dict[str, float]:
+        """Return the median duration of each task's runs that ended well, in seconds."""
+        cursor.row_factory = dict_row
+        rows = self._all(cursor, self._usual_durations, like=_list(like))
+        return {row["task"]: row["seconds"] for row in rows}
 
     def replicas(self, cursor: Any) -> list[ReplicaStatus]:
         """Return the replicas, in the order of their starts."""

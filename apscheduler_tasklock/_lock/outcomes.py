@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from apscheduler_tasklock._lock.tracebacks import (
+    LONGEST_TRACEBACK,
+    Section,
+    class_of,
+    traceback_of,
+)
 from apscheduler_tasklock._values import logger_of
 
 logger = logger_of(__name__)
@@ -40,6 +46,7 @@ class RunOutcome:
         claim has written into the task's row has passed.
     :ivar is_last: whether no run time follows
     :ivar cut: whether a shutdown has cancelled the run
+    :ivar traceback: the exception's traceback, in a form that can be stored
     """
 
     window: WindowAfter = WindowAfter.KEEP
@@ -49,6 +56,7 @@ class RunOutcome:
     next_in: float | None = None
     is_last: bool = False
     cut: bool = False
+    traceback: str | None = None
 
     @property
     def last_outcome(self) -> str | None:
@@ -63,28 +71,30 @@ class RunOutcome:
         redact: Callable[[BaseException], str | None] = str,
         *,
         overran: bool = False,
+        tracebacks: bool = False,
+        in_worker: Sequence[Section] = (),
     ) -> RunOutcome:
         """Return the outcome of a run.
 
         :param exception: the exception that ended the run; ``None``: there was none
         :param redact: called with the exception; returns the message that is stored, or ``None``
         :param overran: whether the maximum lock was over at the run's end, which is a failure
+        :param tracebacks: whether the history keeps the exception's traceback
+        :param in_worker: the traceback as a worker process has made it; empty: there is no worker
         """
         if exception is None:
             return cls(window, "overran" if overran else "ok")
         if isinstance(exception, (asyncio.CancelledError, GeneratorExit)):
             return cls(window, "cancelled")
-        return cls(window, "error", _class_of(exception), _message_of(exception, redact))
+        kind, message = _fit(class_of(exception)), _message_of(exception, redact)
+        traceback = None
+        if tracebacks:
+            traceback = _traceback_of(exception, message, redact, in_worker)
+        return cls(window, "error", kind, message, traceback=traceback)
 
 
 # The outcome of a claim whose run never began.
 NOT_BEGUN = RunOutcome()
-
-
-def _class_of(exception: BaseException) -> str:
-    kind = type(exception)
-    module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
-    return _fit(module + kind.__qualname__)
 
 
 def _message_of(
@@ -94,10 +104,26 @@ def _message_of(
         text = redact(exception)
         return None if text is None else _fit(str(text))
     except BaseException:  # the application's code may even exit, but the release must not fail
-        logger.exception("The message of %s is not in the run history", _class_of(exception))
+        logger.exception("The message of %s is not in the run history", class_of(exception))
         return None
 
 
-def _fit(text: str) -> str:
+def _traceback_of(
+    exception: BaseException,
+    message: str | None,
+    redact: Callable[[BaseException], str | None],
+    in_worker: Sequence[Section],
+) -> str | None:
+    def message_of(each: BaseException) -> str | None:
+        return message if each is exception else _message_of(each, redact)
+
+    try:
+        return _fit(traceback_of(exception, message_of, in_worker), LONGEST_TRACEBACK)
+    except BaseException:  # the exceptions are the application's, but the release must not fail
+        logger.exception("The traceback of %s is not in the run history", class_of(exception))
+        return None
+
+
+def _fit(text: str, longest: int = LONGEST_ERROR) -> str:
     """Return a text that PostgreSQL can store: without NUL and surrogates, and not too long."""
-    return text[:LONGEST_ERROR].replace("\0", "\ufffd").encode("utf-8", "replace").decode()
+    return text[:longest].replace("\0", "\ufffd").encode("utf-8", "replace").decode()

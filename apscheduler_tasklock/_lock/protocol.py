@@ -585,7 +585,7 @@ class TaskLockProtocol:
         if isinstance(error, (UnicodeError, psycopg.DataError)) and "error" in parameters:
             # An exception's message may have characters that the database's encoding lacks.
             parameters = {
-                name: _ascii(value) if name in ("error", "error_type") else value
+                name: _ascii(value) if name in ("error", "error_type", "traceback") else value
                 for name, value in parameters.items()
             }
             with suppress(psycopg.DatabaseError, UnicodeError):

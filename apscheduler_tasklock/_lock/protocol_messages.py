@@ -49,6 +49,7 @@ class ReleaseRequest:
             "outcome": end.outcome,
             "error_type": end.error_type,
             "error": end.error,
+            "traceback": end.traceback,
             "last_outcome": end.last_outcome,
             "next_in": end.next_in,
             "is_last": end.is_last,

@@ -59,6 +59,7 @@ class LockSettings:
     :ivar history: how many runs of each task the run history keeps; 0: none
     :ivar redact: called with a failed run's exception; returns the message that the run history
         keeps, or ``None``
+    :ivar tracebacks: whether the run history keeps the tracebacks of failed runs
     :ivar stand_in: stands in for the database in an application's tests
     :ivar is_named: whether the application has given the replica's id
     """
@@ -70,6 +71,7 @@ class LockSettings:
     table: str = DEFAULT_TABLE
     history: int = HISTORY
     redact: Callable[[BaseException], str | None] = str
+    tracebacks: bool = False
     timings: Timings = field(default_factory=Timings)
     stand_in: StandIn | None = None
     is_named: bool = True

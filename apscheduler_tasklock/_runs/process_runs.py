@@ -153,7 +153,8 @@ class ProcessRuns(ExecutorRuns):
                 [event] = events
                 work.took = getattr(event.job_id, "took", work.took)
                 raised = event.exception if event.code == EVENT_JOB_ERROR else None
-                work.release = work.attempt.begin_release(raised)
+                in_worker = getattr(event.job_id, "raised", ())
+                work.release = work.attempt.begin_release(raised, in_worker=in_worker)
             else:  # the worker has not begun the job: its lock had ended, or the parent seemed dead
                 work.release = work.attempt.begin_hand_over_lost()
         events = super().events_of(run, events)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
@@ -20,6 +20,7 @@ from apscheduler_tasklock._lock.client import LockClient, Released
 from apscheduler_tasklock._lock.outcomes import RunOutcome, WindowAfter
 from apscheduler_tasklock._lock.protocol_messages import ClaimRequest, Refusal
 from apscheduler_tasklock._lock.releases import ReleaseTicket
+from apscheduler_tasklock._lock.tracebacks import Section
 from apscheduler_tasklock._runs.claim_request import request_of
 from apscheduler_tasklock._runs.reports import Notifier, Reports
 from apscheduler_tasklock._runs.submission import Submission
@@ -188,18 +189,23 @@ class RunAttempt:
             self._reports.died(self._held)
 
     def begin_release(
-        self, raised: BaseException | None, *, cut: bool = False
+        self,
+        raised: BaseException | None,
+        *,
+        cut: bool = False,
+        in_worker: Sequence[Section] = (),
     ) -> ReleaseTicket | None:
         """Begin to release the claim, after the job has ended.
 
         :param raised: the exception that the job has raised
         :param cut: whether the job was cancelled from outside
+        :param in_worker: the exception's traceback, as its worker process has made it
         :return: the release; if a shutdown has released the claim before, the shutdown's release
         """
         outcome = self._cut_short(begun=True) if cut else None
         if not self._is_first_to_release():
             return self._release
-        return self._send_release(outcome or self._outcome_of(raised))
+        return self._send_release(outcome or self._outcome_of(raised, in_worker))
 
     def is_cut(self, raised: BaseException | None, asyncio_task: asyncio.Task[Any] | None) -> bool:
         """Return whether a coroutine was cancelled from outside, and not by its own code.
@@ -407,10 +413,13 @@ class RunAttempt:
             self.cancelled_on_loss = True
             asyncio_task.cancel()
 
-    def _outcome_of(self, exception: BaseException | None) -> RunOutcome:
+    def _outcome_of(
+        self, exception: BaseException | None, in_worker: Sequence[Section]
+    ) -> RunOutcome:
         """Return the outcome of a run.
 
         :param exception: the exception that the job has raised; ``None``: none
+        :param in_worker: the exception's traceback, as its worker process has made it
         """
         options = self._submission.options
         opens = (
@@ -428,6 +437,8 @@ class RunAttempt:
             WindowAfter.OPEN if opens else WindowAfter.KEEP,
             self._locks.settings.redact,
             overran=self._held is not None and self._held.seconds_left == 0,
+            tracebacks=self._locks.settings.tracebacks,
+            in_worker=in_worker,
         )
         return self._with_next_run(outcome)
 

@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
@@ -20,6 +20,7 @@ from uuid import UUID
 
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.replica import LockSettings
+from apscheduler_tasklock._lock.tracebacks import Section, sections_of
 from apscheduler_tasklock._runs.given_job import JobView
 from apscheduler_tasklock._runs.job_functions import why_never_run
 from apscheduler_tasklock.lock import HeldLock, holding
@@ -109,22 +110,24 @@ def _extend_here(held: HeldLock, by: float) -> bool:
 
 
 class TimedId(str):
-    """A job's id that also has the seconds that the run took, for the event of a worker process.
+    """A job's id that also tells how the run went, for the event of a worker process.
 
     :ivar took: seconds that the run took
+    :ivar raised: the traceback of the exception that the job has raised; empty: it raised none
     """
 
-    __slots__ = ("took",)
+    __slots__ = ("raised", "took")
     took: float
+    raised: tuple[Section, ...]
 
-    def __new__(cls, job_id: str, took: float) -> TimedId:
+    def __new__(cls, job_id: str, took: float, raised: tuple[Section, ...]) -> TimedId:
         """Make the id for a run that is over."""
         made = super().__new__(cls, job_id)
-        made.took = took
+        made.took, made.raised = took, raised
         return made
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return TimedId, (str(self), self.took)
+        return TimedId, (str(self), self.took, self.raised)
 
 
 class JobInWorker(JobView):
@@ -143,18 +146,24 @@ class JobInWorker(JobView):
 
     def _run(self, *arguments: Any, **named: Any) -> Any:
         began_at = time.monotonic()
+        raised: tuple[Section, ...] = ()
         try:
             with _under(self._lock):
                 returned = self._function(*arguments, **named)
-            if error := why_never_run(returned, self.id):
-                raise error
+        except Exception as error:
+            with suppress(Exception):  # because the exception is the application's
+                raised = sections_of(error)
+            raise
+        else:
+            if never_run := why_never_run(returned, self.id):
+                raise never_run
             return returned
         finally:
             # APScheduler makes the run's event after this line, with this id. So the parent learns
             # how long the job itself took. The start of the worker process must not count as
             # lateness of other runs.
             if self._lock is not None:
-                self.id = TimedId(self.id, time.monotonic() - began_at)
+                self.id = TimedId(self.id, time.monotonic() - began_at, raised)
 
 
 class RunTimesInWorker(list[datetime]):

@@ -79,6 +79,9 @@ _GAP = 2
 
 _BARS = "▁▂▃▄▅▆▇█"
 
+_LEGEND_PLAIN = "took: 1 short, 8 as the longest; end: . ok, x another outcome"
+_LEGEND = "height: how long it took; ✗: it did not end well"
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -140,7 +143,7 @@ class PlainOutput:
     def print_bars(self, runs: Sequence[Run]) -> None:
         """Print runs as a picture: a digit for the duration of each, and a mark for its outcome."""
         heights = "".join(str(height + 1) for height in _heights(runs))
-        print(f"took  {heights}\nend   {_marks(runs, '.', 'x')}")
+        print(f"took  {heights}\nend   {_marks(runs, '.', 'x')}\n{_LEGEND_PLAIN}")
 
 
 class TerminalOutput:
@@ -196,6 +199,7 @@ class TerminalOutput:
         self.console.print(bars)
         if marks.plain.strip():
             self.console.print(marks)
+        self.console.print(_LEGEND)
 
 
 Output = PlainOutput | TerminalOutput

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from apscheduler_tasklock._lock.command_lines import command_line
+from apscheduler_tasklock._lock.tracebacks import LONGEST_TRACEBACK
+from apscheduler_tasklock._values import cut
 from apscheduler_tasklock.cli.exits import OK, say
 from apscheduler_tasklock.cli.output import (
     STATE_STYLES,
@@ -28,9 +31,13 @@ from apscheduler_tasklock.cli.target import (
     task_locks,
 )
 from apscheduler_tasklock.cli.text import unreadable_in_words
-from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockOptionError
+from apscheduler_tasklock.errors import (
+    TaskLockDatabaseError,
+    TaskLockOptionError,
+    TaskLockSchemaError,
+)
 from apscheduler_tasklock.locks import TaskLocks
-from apscheduler_tasklock.status import Run, TaskState, TaskStatus
+from apscheduler_tasklock.status import ReplicaStatus, Run, TaskState, TaskStatus
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -39,6 +46,13 @@ if TYPE_CHECKING:
 _INTERVAL = 2.0
 
 _SHOWN_RUNS = 20
+
+# Limits the delay of a run that is not noted, in seconds. As a rule a run that began later has
+# waited for a worker.
+_LONG_DELAY = 1.0
+
+# Limits the replicas that are named, because a fleet may have hundreds.
+_MOST_REPLICAS = 5
 
 # What operators do, in words. Other outcomes are shown as they are.
 _ACTIONS = {"run": "a run asked for"}
@@ -49,6 +63,7 @@ _COLUMNS = (
     "schedule",
     "last run",
     "took",
+    "usual",
     "due",
     "late by",
     "holder",
@@ -57,7 +72,17 @@ _COLUMNS = (
 )
 
 # A narrow terminal leaves these columns out, and shows a task's name and state.
-_DROPPED = ("notes", "holder", "failures", "took", "last run", "due", "schedule", "late by")
+_DROPPED = (
+    "notes",
+    "holder",
+    "failures",
+    "usual",
+    "took",
+    "last run",
+    "due",
+    "schedule",
+    "late by",
+)
 
 # The order of a live view: the worst state comes first.
 _SEVERITY = {state: place for place, state in enumerate(STATE_STYLES)}
@@ -75,11 +100,11 @@ def status(options: argparse.Namespace) -> int:
         if options.watch:
             assert isinstance(shown, TerminalOutput)
             return _watch(options, locks, shown)
-        tasks = _tasks(options, locks)
+        tasks, usual = _tasks(options, locks), _usual_durations(options, locks)
     if options.json:
-        print_json(tasks)
+        print_json([{**asdict(task), "usual": usual.get(task.name)} for task in tasks])
         return OK
-    shown.print_table(task_table(tasks, shown))
+    shown.print_table(task_table(tasks, usual, shown))
     if not tasks:
         say("no tasks")
     return OK
@@ -91,18 +116,33 @@ def show(options: argparse.Namespace) -> int:
         task = find_task(locks, name_of(options, options.task))
         runs = runs_of(locks, task.name, _SHOWN_RUNS)
         actions = actions_of(locks, task.name)
+        usual = locks.usual_durations(task.name).get(task.name)
+        replicas = _replicas_with(locks, task)
     if options.json:
-        print_json({"task": task, "runs": runs, "actions": actions})
+        print_json(
+            {
+                "task": task,
+                "usual": usual,
+                "replicas": replicas,
+                "runs": runs,
+                "actions": actions,
+            }
+        )
         return OK
     shown = output()
-    _print_facts(options, task, runs, shown)
+    _print_facts(options, task, runs, shown, usual, replicas)
     shown.print()
     if runs:
         shown.print_bars(runs[::-1])
+        longest = shown.seconds(max(run.took for run in runs))
+        shown.print(
+            f"the last {len(runs)} runs, the newest at the right; the highest took {longest}"
+        )
         shown.print()
         shown.print_table(run_rows(runs, shown))
     else:
         shown.print("no runs in the history")
+    _print_traceback(runs, shown)
     if actions:
         shown.print()
         shown.print("what operators did:")
@@ -113,13 +153,29 @@ def show(options: argparse.Namespace) -> int:
     return OK
 
 
-def task_table(tasks: Sequence[TaskStatus], shown: Output) -> Table:
-    """Return a table of tasks."""
+def _print_traceback(runs: Sequence[Run], shown: Output) -> None:
+    """Print the traceback of the last failed run that has one."""
+    failed = next((run for run in runs if run.traceback), None)
+    if failed is None or failed.traceback is None:
+        return
+    shown.print()
+    shown.print(
+        f"traceback of the last failure ({shown.moment(failed.started_at)}, token {failed.token}):"
+    )
+    for line in cut(failed.traceback, LONGEST_TRACEBACK).splitlines():
+        shown.print(line)
+
+
+def task_table(tasks: Sequence[TaskStatus], usual: Mapping[str, float], shown: Output) -> Table:
+    """Return a table of tasks.
+
+    :param usual: how long each task usually runs, in seconds
+    """
     return Table(
         _COLUMNS,
-        [_row(task, shown) for task in tasks],
-        numbers=frozenset({"took", "late by", "failures"}),
-        dispensable=frozenset({"late by", "notes", "failures"}),
+        [_row(task, usual.get(task.name), shown) for task in tasks],
+        numbers=frozenset({"took", "usual", "late by", "failures"}),
+        dispensable=frozenset({"usual", "late by", "notes", "failures"}),
         dropped=_DROPPED,
     )
 
@@ -129,6 +185,8 @@ def notes_of(task: TaskStatus, shown: Output) -> str:
     notes = [unreadable_in_words(task.unreadable)] if task.unreadable else []
     if task.paused:
         notes.append(_pause_of(task, shown))
+    if task.delay is not None and task.delay > _LONG_DELAY:
+        notes.append(f"its last run began {shown.seconds(task.delay)} after its run time")
     if task.gone:
         notes.append("gone: no live replica has it")
     if task.requested_by is not None:
@@ -143,13 +201,14 @@ def _pause_of(task: TaskStatus, shown: Output) -> str:
     return f"paused{by} {how_long}{why}"
 
 
-def _row(task: TaskStatus, shown: Output) -> list[Cell | str]:
+def _row(task: TaskStatus, usual: float | None, shown: Output) -> list[Cell | str]:
     return [
         task.name,
         Cell(task.state.value, STATE_STYLES[task.state]),
         schedule_of(task),
         shown.moment(task.started_at),
         shown.seconds(task.took),
+        shown.seconds(usual),
         shown.moment(task.due_at),
         Cell(shown.seconds(task.late_by), "yellow"),
         task.holder if task.started_at else "",
@@ -163,6 +222,14 @@ def _tasks(options: argparse.Namespace, locks: TaskLocks) -> list[TaskStatus]:
     tasks = locks.tasks(*patterns)
     check_names(patterns, [task.name for task in tasks])
     return [task for task in tasks if options.state in (None, task.state)]
+
+
+def _usual_durations(options: argparse.Namespace, locks: TaskLocks) -> dict[str, float]:
+    """Return how long the tasks usually run; nothing if the history cannot be read."""
+    try:
+        return locks.usual_durations(*patterns_of(options, options.patterns))
+    except TaskLockSchemaError:  # because the tasks' rows tell the states without the history
+        return {}
 
 
 def _watch(options: argparse.Namespace, locks: TaskLocks, shown: TerminalOutput) -> int:
@@ -190,6 +257,8 @@ class _View:
         self._locks = locks
         self._shown = shown
         self._tasks: list[TaskStatus] = []
+        # Read once, because the whole history is read for it, and a median hardly changes.
+        self._usual: dict[str, float] | None = None
 
     def look(self) -> RenderableType:
         """Read the tasks; return them as a table, with a line that says how old the table is."""
@@ -204,18 +273,31 @@ class _View:
                 _tasks(self._options, self._locks),
                 key=lambda task: (-_SEVERITY[task.state], task.name),
             )
+            if self._usual is None:
+                self._usual = _usual_durations(self._options, self._locks)
         except TaskLockDatabaseError as error:
             message = f"the database is unavailable, these are the tasks of the last read: {error}"
             line = Text(printable(message), style="bold red")
-        return Group(line, self._shown.drawn(task_table(self._tasks, self._shown)))
+        return Group(line, self._shown.drawn(self._table()))
+
+    def _table(self) -> Table:
+        return task_table(self._tasks, self._usual or {}, self._shown)
 
 
 def _print_facts(
-    options: argparse.Namespace, task: TaskStatus, runs: Sequence[Run], shown: Output
+    options: argparse.Namespace,
+    task: TaskStatus,
+    runs: Sequence[Run],
+    shown: Output,
+    usual: float | None,
+    replicas: Sequence[ReplicaStatus] | None,
 ) -> None:
     facts = {"task": task.name, "state": _state_in_words(options, task, shown)}
+    facts["function"] = task.function or ""
     facts["schedule"] = schedule_of(task)
+    facts["replicas"] = _replicas_in_words(task, replicas)
     facts["last run"] = _last_run_in_words(task, shown)
+    facts["usual"] = shown.seconds(usual)
     facts["lock times"] = _lock_times_in_words(task, shown)
     facts["due"] = _due_in_words(task, shown)
     facts["last success"] = shown.moment(task.succeeded_at)
@@ -251,6 +333,26 @@ def _state_in_words(options: argparse.Namespace, task: TaskStatus, shown: Output
         "the row, or else an UPDATE",
     }.get(task.state)
     return f"{task.state.value}: {explained}" if explained else task.state.value
+
+
+def _replicas_with(locks: TaskLocks, task: TaskStatus) -> list[ReplicaStatus] | None:
+    """Return the replicas that have the task; ``None`` if the replicas cannot be read."""
+    try:
+        return [each for each in locks.replicas() if task.name in each.tasks]
+    except TaskLockSchemaError:  # the read of the task has said so already
+        return None
+
+
+def _replicas_in_words(task: TaskStatus, replicas: Sequence[ReplicaStatus] | None) -> str:
+    """Return which replicas have the task; of a task that only ``hold`` uses, nothing."""
+    if replicas is None:
+        return ""
+    if not replicas:
+        return "none has reported this task" if task.function else ""
+    told = [each.replica_id for each in replicas if each.alive]
+    told += [f"{each.replica_id} ({each.state.value})" for each in replicas if not each.alive]
+    more = len(told) - _MOST_REPLICAS
+    return ", ".join(told[:_MOST_REPLICAS]) + (f" and {more} more" if more > 0 else "")
 
 
 def _last_run_in_words(task: TaskStatus, shown: Output) -> str:

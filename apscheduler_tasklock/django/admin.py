@@ -1,15 +1,16 @@
-"""Tasks and runs in Django's admin."""
+"""Tasks, runs, replicas and stored jobs in Django's admin."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from datetime import datetime
 from typing import Any, ClassVar
 
 from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.options import IncorrectLookupParameters
+from django.contrib.admin.utils import unquote
 from django.contrib.admin.views.main import ChangeList
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DataError
@@ -19,19 +20,33 @@ from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.http import urlencode
 
+from apscheduler_tasklock.cli.schedules import schedule_of, trigger_in_words
+from apscheduler_tasklock.cli.text import seconds_in_words
 from apscheduler_tasklock.django.configuration import configuration
 from apscheduler_tasklock.django.database import task_locks
-from apscheduler_tasklock.django.models import Run, Task
-from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
+from apscheduler_tasklock.django.models import Job, Replica, Run, Task
+from apscheduler_tasklock.errors import (
+    TaskLockDatabaseError,
+    TaskLockError,
+    TaskLockSchemaError,
+)
 from apscheduler_tasklock.locks import TaskLocks
 from apscheduler_tasklock.status import TaskState, TaskStatus
+
+# Limits the runs on the page of one task.
+SHOWN_RUNS = 20
 
 
 class ReadOnlyAdmin(admin.ModelAdmin):
     """An admin list without forms."""
 
-    list_display_links = None
+    list_display_links: Any = None
     list_per_page = 50
+
+    class Media:
+        """The styles of the lists."""
+
+        css: ClassVar = {"all": ("apscheduler_tasklock/admin.css",)}
 
     def has_add_permission(self, _request: Any, _obj: object = None) -> bool:
         """Allow no additions."""
@@ -78,22 +93,43 @@ class ReadOnlyList(ChangeList):
             raise IncorrectLookupParameters(said) from error
 
 
-class TaskList(ReadOnlyList):
-    """The list of tasks, each with its status."""
+class StatusList(ReadOnlyList):
+    """A list of rows, each with its status."""
 
     def get_results(self, request: Any) -> None:
-        """Read the rows of a page, and the statuses of their tasks."""
+        """Read the rows of a page, and their statuses."""
         super().get_results(request)
-        tasks: list[Any] = list(self.result_list)
+        self.result_list: list[Any] = list(self.result_list)
+        self.model_admin.add_statuses(request, self.result_list)
+
+
+class StatusAdmin(ReadOnlyAdmin):
+    """A list whose rows have a status that ``TaskLocks`` reads."""
+
+    def get_changelist(self, _request: Any, **_kwargs: Any) -> type[ChangeList]:
+        """Return the list that reads each row's status."""
+        return StatusList
+
+    def get_object(self, request: Any, object_id: str, from_field: str | None = None) -> Any:
+        """Return a row with its status."""
+        row = super().get_object(request, object_id, from_field)
+        if row is not None:
+            self.add_statuses(request, [row])
+        return row
+
+    def add_statuses(self, request: Any, rows: Sequence[Any]) -> None:
+        """Add to each row its ``status``; ``None`` if it cannot be read."""
+        for row in rows:
+            row.status = None
         try:
             with closing(task_locks()) as locks:
-                found = {status.name: status for status in _statuses(locks, tasks)}
+                self.read_statuses(locks, rows)
         except TaskLockError as error:
             messages.error(request, str(error))
-            found = {}
-        for task in tasks:
-            task.status = found.get(task.task_name)
-        self.result_list: list[Any] = tasks
+
+    def read_statuses(self, locks: TaskLocks, rows: Sequence[Any]) -> None:
+        """Set the ``status`` of each row that has one."""
+        raise NotImplementedError
 
 
 class StateFilter(admin.SimpleListFilter):
@@ -119,19 +155,71 @@ class StateFilter(admin.SimpleListFilter):
         return queryset.filter(task_name__in=names)
 
 
-class TaskAdmin(ReadOnlyAdmin):
-    """The list of tasks, with the actions of operators."""
+class TaskAdmin(StatusAdmin):
+    """The list of tasks, with the actions of operators, and a page for each task."""
 
-    list_display = ("task_name", "state", "due", "holder", "started", "outcome", "run_list")
+    list_display = (
+        "task_name",
+        "state",
+        "schedule",
+        "last_run",
+        "outcome_and_runs",
+        "due",
+    )
+    list_display_links = ("task_name",)
     list_filter = (StateFilter,)
     search_fields = ("task_name",)
-    fields = ("task_name", "started_at", "locked_by", "token")
+    fields = (
+        "task_name",
+        "state",
+        "function",
+        "schedule",
+        "replicas",
+        "started",
+        "took",
+        "outcome",
+        "holder",
+        "token",
+        "due",
+        "succeeded",
+        "failed",
+        "run_list",
+    )
     ordering = ("task_name",)
     actions: ClassVar = ["pause", "resume", "run_now", "free"]
 
-    def get_changelist(self, _request: Any, **_kwargs: Any) -> type[ChangeList]:
-        """Return the list that reads each task's status."""
-        return TaskList
+    def read_statuses(self, locks: TaskLocks, rows: Sequence[Any]) -> None:
+        """Set the status and the usual duration of each task."""
+        found = {status.name: status for status in _statuses(locks, rows)}
+        try:
+            usual = locks.usual_durations(*found) if found else {}
+        except TaskLockSchemaError:  # because the states are known without the history
+            usual = {}
+        for row in rows:
+            row.status = found.get(row.task_name)
+            row.usual = usual.get(row.task_name)
+
+    def change_view(
+        self, request: Any, object_id: str, form_url: str = "", extra_context: Any = None
+    ) -> Any:
+        """Show a task's page, with its last runs for users who may see runs."""
+        context = {"title": "Task", "tasklock_runs": None, **(extra_context or {})}
+        if request.user.has_perm("apscheduler_tasklock.view_run"):
+            name = unquote(object_id)
+            runs = Run.objects.filter(task_name=name).exclude(kind="operator")
+            with suppress(DataError, ValueError):  # a name that PostgreSQL rejects has no runs
+                context["tasklock_runs"] = [
+                    {
+                        "started": _time(run.started_at),
+                        "took": _took(run),
+                        "outcome": run.outcome,
+                        "kind": run.kind,
+                        "replica": run.replica,
+                        "error": _error(run),
+                    }
+                    for run in runs.order_by("-started_at", "-token")[:SHOWN_RUNS]
+                ]
+        return super().change_view(request, object_id, form_url, context)
 
     def has_operate_permission(self, request: Any) -> bool:
         """Return whether a user may pause, resume, run and free tasks."""
@@ -163,10 +251,48 @@ class TaskAdmin(ReadOnlyAdmin):
             texts.append(f"a run that has outlived its maximum lock goes on, on {run.replica}")
         return "; ".join(texts)
 
+    @admin.display(description="schedule")
+    def schedule(self, task: Any) -> str:
+        """Return the task's schedule in words."""
+        return schedule_of(task.status) if task.status else "-"
+
+    @admin.display(description="function")
+    def function(self, task: Any) -> str:
+        """Return the reference of the job's function."""
+        return (task.status and task.status.function) or "-"
+
+    @admin.display(description="replicas")
+    def replicas(self, task: Any) -> str:
+        """Return which replicas have the task, for the task's page."""
+        try:
+            with closing(task_locks()) as locks:
+                found = [each for each in locks.replicas() if task.task_name in each.tasks]
+        except TaskLockError:  # the page says already that the status cannot be read
+            return "-"
+        return ", ".join(f"{each.replica_id} ({each.state.value})" for each in found) or "none"
+
+    @admin.display(description="took")
+    def took(self, task: Any) -> str:
+        """Return how long the last run took, and how long a run usually takes."""
+        if task.status is None or task.status.took is None:
+            return "-"
+        usual = f" (usually {seconds_in_words(task.usual)})" if task.usual is not None else ""
+        return f"{seconds_in_words(task.status.took)}{usual}"
+
     @admin.display(description="next due", ordering="due_at")
-    def due(self, task: Any) -> datetime | None:
+    def due(self, task: Any) -> str:
         """Return when the task is due next."""
-        return task.status and _local(task.status.due_at)
+        return _time(task.status.due_at) if task.status else "-"
+
+    @admin.display(description="last success")
+    def succeeded(self, task: Any) -> str:
+        """Return when a run last ended well."""
+        return _time(task.status.succeeded_at) if task.status else "-"
+
+    @admin.display(description="last failure")
+    def failed(self, task: Any) -> str:
+        """Return when a run last failed."""
+        return _time(task.status.failed_at) if task.status else "-"
 
     @admin.display(description="last holder", ordering="locked_by")
     def holder(self, task: Any) -> str:
@@ -174,21 +300,39 @@ class TaskAdmin(ReadOnlyAdmin):
         return (task.status and task.status.holder) or "-"
 
     @admin.display(description="last started", ordering="started_at")
-    def started(self, task: Any) -> datetime | None:
+    def started(self, task: Any) -> str:
         """Return when the task's last run began."""
-        return task.status and _local(task.status.started_at)
+        return _time(task.status.started_at) if task.status else "-"
 
     @admin.display(description="last outcome")
     def outcome(self, task: Any) -> str:
         """Return the outcome of the task's last run."""
         return _outcome(task.status) if task.status else "-"
 
+    @admin.display(description="last run", ordering="started_at")
+    def last_run(self, task: Any) -> str:
+        """Return when the task's last run began, and on which replica."""
+        if task.status is None or task.status.started_at is None:
+            return "-"
+        return f"{_time(task.status.started_at)} on {task.status.holder}"
+
+    @admin.display(description="last outcome")
+    def outcome_and_runs(self, task: Any) -> Any:
+        """Return the last run's outcome and duration, as a link to the task's runs."""
+        told = self.outcome(task)
+        if task.status is not None and task.status.took is not None:
+            is_over = task.status.finished_at or task.status.outcome
+            told = f"{told}, {'took' if is_over else 'so far'} {self.took(task)}"
+        return format_html('<a href="{}">{}</a>', self._url_of_runs(task), told)
+
     @admin.display(description="runs")
     def run_list(self, task: Any) -> str:
         """Return a link to the task's runs."""
+        return str(format_html('<a href="{}">runs</a>', self._url_of_runs(task)))
+
+    def _url_of_runs(self, task: Any) -> str:
         url = reverse(f"{self.admin_site.name}:apscheduler_tasklock_run_changelist")
-        query = urlencode({"task_name__exact": task.task_name})
-        return str(format_html('<a href="{}?{}">runs</a>', url, query))
+        return f"{url}?{urlencode({'task_name__exact': task.task_name})}"
 
     def response_action(self, request: Any, queryset: Any) -> Any:
         """Run an action on the chosen tasks; report names that PostgreSQL rejects."""
@@ -284,28 +428,146 @@ class RunAdmin(ReadOnlyAdmin):
 
     list_display = (
         "task_name",
-        "started_at",
-        "ended_at",
+        "started",
+        "took",
         "outcome",
         "kind",
         "replica",
-        "error_type",
-        "error",
-        "operator",
+        "details",
     )
     list_filter = ("outcome", "kind")
     search_fields = ("task_name", "error_type", "error", "by", "reason")
     ordering = ("-ended_at",)
     actions = None
 
-    @admin.display(description="operator", ordering="by", empty_value="")
-    def operator(self, run: Any) -> str | None:
-        """Return who did it, until when it holds, and why; ``None`` for a run."""
+    @admin.display(description="started", ordering="started_at")
+    def started(self, run: Any) -> str:
+        """Return when the run began, or when an operator did it."""
+        return _time(run.started_at)
+
+    @admin.display(description="took")
+    def took(self, run: Any) -> str:
+        """Return how long the run took; nothing for what an operator did."""
+        return _took(run)
+
+    @admin.display(description="details", ordering="error_type", empty_value="")
+    def details(self, run: Any) -> Any:
+        """Return a run's error and traceback; of an operator who did it, until when, and why."""
+        if run.by is None:
+            return _error(run)
         why = f": {run.reason}" if run.reason else ""
-        return run.by and f"{run.by}{_until(run.until)}{why}"
+        return f"{run.by}{_until(run.until)}{why}"
 
     def get_object(self, _request: Any, _object_id: str, _from_field: str | None = None) -> None:
         """Return ``None``, because a name has several runs, so that no run has its own page."""
+
+
+class ReplicaAdmin(StatusAdmin):
+    """The list of replicas."""
+
+    list_display = ("replica_id", "state", "host", "version", "started", "seen", "has", "running")
+    fields = ("replica_id", "state", "host", "version", "started", "seen", "tasks", "running")
+    list_display_links = ("replica_id",)
+    search_fields = ("replica_id", "host")
+    ordering = ("started_at", "replica_id")
+    actions = None
+
+    def read_statuses(self, locks: TaskLocks, rows: Sequence[Any]) -> None:
+        """Set the status of each replica."""
+        found = {status.replica_id: status for status in locks.replicas()}
+        for row in rows:
+            row.status = found.get(row.replica_id)
+
+    @admin.display(description="state")
+    def state(self, replica: Any) -> str:
+        """Return the replica's state, and what the database rejects of its work."""
+        status = replica.status
+        return "; ".join([status.state.value, *status.rejected]) if status else "-"
+
+    @admin.display(description="started", ordering="started_at")
+    def started(self, replica: Any) -> str:
+        """Return when the replica started."""
+        return _time(replica.started_at)
+
+    @admin.display(description="last seen", ordering="seen_at")
+    def seen(self, replica: Any) -> str:
+        """Return when the replica gave its last sign of life."""
+        return _time(replica.seen_at)
+
+    @admin.display(description="tasks")
+    def has(self, replica: Any) -> int | None:
+        """Return how many tasks the replica has."""
+        return len(replica.status.tasks) if replica.status else None
+
+    @admin.display(description="tasks")
+    def tasks(self, replica: Any) -> str:
+        """Return the names of the replica's tasks."""
+        return ", ".join(replica.status.tasks) if replica.status else "-"
+
+    @admin.display(description="running")
+    def running(self, replica: Any) -> str:
+        """Return what runs on the replica, and since when."""
+        runs = replica.status.running if replica.status else ()
+        return ", ".join(
+            f"{run.task} since {_time(run.since)}{' (lock lost)' if run.lost else ''}"
+            for run in runs
+        )
+
+
+class JobAdmin(StatusAdmin):
+    """The list of stored jobs. Their arguments are not shown, because they may be secret."""
+
+    list_display = (
+        "id",
+        "state",
+        "func",
+        "trigger",
+        "next_run",
+        "last_run",
+        "executor",
+        "task_name",
+    )
+    list_display_links = ("id",)
+    fields = list_display
+    search_fields = ("id", "func", "task_name")
+    ordering = ("id",)
+    actions = None
+
+    def read_statuses(self, locks: TaskLocks, rows: Sequence[Any]) -> None:
+        """Set the status of each stored job."""
+        ids = {row.id for row in rows}
+        # An id with a wildcard matches further jobs, which are left out here.
+        found = {status.id: status for status in locks.jobs(*ids)} if ids else {}
+        for row in rows:
+            row.status = found.get(row.id)
+
+    @admin.display(description="state")
+    def state(self, job: Any) -> str:
+        """Return the job's state, where it runs, and whether its task is paused."""
+        status = job.status
+        if status is None:
+            return "-"
+        texts = [status.state.value]
+        if status.holder:
+            texts.append(f"runs on {status.holder}")
+        if status.task_paused:
+            texts.append(f"its task is paused{_until(status.task_paused_until)}")
+        return "; ".join(texts)
+
+    @admin.display(description="trigger")
+    def trigger(self, job: Any) -> str:
+        """Return the job's trigger in words."""
+        return trigger_in_words(job.status.trigger) if job.status else "-"
+
+    @admin.display(description="next run time", ordering="next_run_time")
+    def next_run(self, job: Any) -> str:
+        """Return the job's next run time."""
+        return _time(job.next_run_time)
+
+    @admin.display(description="last run time", ordering="last_run_time")
+    def last_run(self, job: Any) -> str:
+        """Return the run time that was claimed last."""
+        return _time(job.last_run_time)
 
 
 def _statuses(locks: TaskLocks, tasks: Sequence[Any]) -> list[TaskStatus]:
@@ -328,8 +590,29 @@ def _outcome(status: TaskStatus) -> str:
 
 
 def _until(moment: datetime | None) -> str:
+    return f" until {_time(moment)}" if moment else ""
+
+
+def _time(moment: datetime | None) -> str:
+    """Return a moment in Django's time zone, to the second; ``-`` for none."""
     local = _local(moment)
-    return f" until {local:%Y-%m-%d %H:%M:%S}" if local else ""
+    return f"{local:%Y-%m-%d %H:%M:%S}" if local else "-"
+
+
+def _took(run: Any) -> str:
+    if run.kind == "operator":
+        return ""
+    return seconds_in_words((run.ended_at - run.started_at).total_seconds())
+
+
+def _error(run: Any) -> Any:
+    """Return a run's error, with its traceback below it, which is closed until it is clicked."""
+    error = ": ".join(part for part in (run.error_type, run.error) if part)
+    if not run.traceback:
+        return error
+    return format_html(
+        "{}<details><summary>traceback</summary><pre>{}</pre></details>", error, run.traceback
+    )
 
 
 def _local(moment: datetime | None) -> datetime | None:
@@ -348,4 +631,4 @@ def _register(models: Iterable[tuple[Any, Any]]) -> None:
             admin.site.register(model, model_admin)
 
 
-_register([(Task, TaskAdmin), (Run, RunAdmin)])
+_register([(Task, TaskAdmin), (Run, RunAdmin), (Replica, ReplicaAdmin), (Job, JobAdmin)])

@@ -7,7 +7,7 @@ from typing import Any
 from django.db import models
 
 from apscheduler_tasklock.django.configuration import configuration, table_settings
-from apscheduler_tasklock.schema.table import RUN_SUFFIX
+from apscheduler_tasklock.schema.table import JOB_SUFFIX, REPLICA_SUFFIX, RUN_SUFFIX
 
 
 def task_table_name() -> str:
@@ -18,6 +18,16 @@ def task_table_name() -> str:
 def run_table_name() -> str:
     """Return the name of the run history's table, as Django's ``db_table``."""
     return _db_table(RUN_SUFFIX)
+
+
+def replica_table_name() -> str:
+    """Return the name of the replicas' table, as Django's ``db_table``."""
+    return _db_table(REPLICA_SUFFIX)
+
+
+def job_table_name() -> str:
+    """Return the name of the stored jobs' table, as Django's ``db_table``."""
+    return _db_table(JOB_SUFFIX)
 
 
 def _db_table(suffix: str) -> str:
@@ -88,6 +98,7 @@ class Run(models.Model):
     outcome = models.TextField()
     error_type = models.TextField("error", null=True)
     error = models.TextField("message", null=True)
+    traceback = models.TextField(null=True)
     by = models.TextField(null=True)
     until = models.DateTimeField(null=True)
     reason = models.TextField(null=True)
@@ -104,3 +115,51 @@ class Run(models.Model):
 
     def __str__(self) -> str:
         return f"{self.task_name} ({self.token or self.outcome})"
+
+
+class Replica(models.Model):
+    """A row of the replicas' table. ``TaskLocks.replicas`` reads the replica's status."""
+
+    replica_id = models.TextField("replica", primary_key=True)
+    host = models.TextField()
+    version = models.TextField()
+    started_at = models.DateTimeField("started")
+    seen_at = models.DateTimeField("last seen")
+
+    dumped = _DumpManager()
+    objects = _TaskLockManager()
+
+    class Meta:
+        """Django's options of the model."""
+
+        managed = False
+        db_table = replica_table_name()
+        default_permissions = ("view",)
+
+    def __str__(self) -> str:
+        return str(self.replica_id)
+
+
+class Job(models.Model):
+    """A row of the stored jobs' table. ``TaskLocks.jobs`` reads the job's status."""
+
+    id = models.TextField("job", primary_key=True)
+    func = models.TextField("function")
+    executor = models.TextField()
+    next_run_time = models.DateTimeField("next run time", null=True)
+    last_run_time = models.DateTimeField("last run time", null=True)
+    task_name = models.TextField("task", null=True)
+
+    dumped = _DumpManager()
+    objects = _TaskLockManager()
+
+    class Meta:
+        """Django's options of the model."""
+
+        managed = False
+        db_table = job_table_name()
+        default_permissions = ("view",)
+        verbose_name = "stored job"
+
+    def __str__(self) -> str:
+        return str(self.id)

@@ -123,6 +123,7 @@ def task_lock_table(name: str = DEFAULT_TABLE, schema: str | None = None) -> Tab
         Column("outcome", Text, nullable=False),
         Column("error_type", Text, nullable=True),
         Column("error", Text, nullable=True),
+        Column("traceback", Text, nullable=True),
         Column("by", Text, nullable=True),
         Column("until", moment(), nullable=True),
         Column("reason", Text, nullable=True),

@@ -797,6 +797,7 @@ def _recorded(row: Row, end: RunOutcome, ended_at: datetime) -> tuple[Row, tuple
         outcome=end.outcome,
         error_type=end.error_type,
         error=end.error,
+        traceback=end.traceback,
     )
     if ended_well(run):
         return replace(row, recorded=row.recorded + 1), (run,)

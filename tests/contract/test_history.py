@@ -87,6 +87,7 @@ class TestReleases:
                 "outcome": "ok",
                 "error_type": None,
                 "error": None,
+                "traceback": None,
             }
         ]
         told = row(connection)
@@ -148,7 +149,7 @@ class TestReleases:
     ) -> None:
         ends = {
             "ok": RunOutcome(outcome="ok"),
-            "error": RunOutcome(outcome="error", error_type="E", error="e"),
+            "error": RunOutcome(outcome="error", error_type="E", error="e", traceback="t"),
             "handed over": RunOutcome(WindowAfter.HAND_OVER, "cancelled"),
             "never begun": RunOutcome(WindowAfter.HAND_OVER),
         }
@@ -165,7 +166,8 @@ class TestReleases:
             "handed over": ["cancelled"],
             "never begun": [],
         }
-        assert entries(connection, "error")[0]["error"] == "e"
+        [entry] = entries(connection, "error")
+        assert (entry["error"], entry["traceback"]) == ("e", "t")
         assert row(connection, "error")["failures"] == 1
 
 
@@ -197,6 +199,7 @@ class TestDeaths:
             "outcome": "died",
             "error_type": None,
             "error": None,
+            "traceback": None,
         }
         assert (row(connection)["failures"], row(connection)["deaths"]) == (1, 1)
 

@@ -23,6 +23,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 TASKS = "/admin/apscheduler_tasklock/task/"
 RUNS = "/admin/apscheduler_tasklock/run/"
+REPLICAS = "/admin/apscheduler_tasklock/replica/"
+JOBS = "/admin/apscheduler_tasklock/job/"
 
 Request = tuple[str, str, dict[str, Any]]
 
@@ -76,9 +78,10 @@ def cells(page: str, task: str) -> str:
 
 
 def test_the_list_of_tasks_says_what_each_is_doing(
-    site: DjangoProject, add: Callable[..., None]
+    site: DjangoProject, add: Callable[..., None], connection: psycopg.Connection[Any]
 ) -> None:
     add("fine")
+    rows.add_run(connection, "fine", 1, ended_at="now() - interval '55 s'")
     add("running", **rows.RUNNING)
     add("dead", **rows.DEAD)
     add("paused", **rows.PAUSED)
@@ -92,23 +95,25 @@ def test_the_list_of_tasks_says_what_each_is_doing(
     add("wilder")
     [(status, page, _)] = site.browse(("get", TASKS, {}))
     assert status == 200
-    assert cells(page, "fine").startswith("fine | ok | ")
-    assert " | one | " in cells(page, "fine")
-    assert cells(page, "fine").endswith(" | ok | runs")
+    moment = r"[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9]{2}:[0-9]{2}:[0-9]{2}"
+    fine = (
+        rf"fine \| ok \| every 5 min \| {moment} on one"
+        rf" \| ok, took 2 s \(usually 5 s\) \| {moment}"
+    )
+    assert re.fullmatch(fine, cells(page, "fine"))
     assert cells(page, "running").startswith("running | running | ")
-    assert cells(page, "running").endswith(" | not over | runs")
+    assert " | not over, so far 1 min" in cells(page, "running")
     assert cells(page, "dead").startswith("dead | dead | ")
-    assert cells(page, "dead").endswith(" | died | runs")
+    assert " | died, took 2 s | " in cells(page, "dead")
     assert cells(page, "paused").startswith("paused | paused; paused by me@here: closed | ")
-    assert cells(page, "fails").endswith(" | ValueError (3 in a row) | runs")
-    assert cells(page, "new").startswith("new | new | ")
-    assert cells(page, "new").endswith(" | - | - | runs")
+    assert " | ValueError (3 in a row), took 2 s | " in cells(page, "fails")
+    assert cells(page, "new").startswith("new | new | every 5 min | - | - | ")
     assert cells(page, "was cut").startswith("was cut | cut | ")
-    assert cells(page, "was cut").endswith(" | cut | runs")
+    assert " | cut, took 2 s | " in cells(page, "was cut")
     assert cells(page, "handed over").startswith("handed over | cut | ")
     assert cells(page, "took long").startswith("took long | failing | ")
-    assert cells(page, "took long").endswith(" | overran | runs")
-    assert cells(page, "over").startswith("over | ok | - | one | ")
+    assert " | overran, took 2 s | " in cells(page, "took long")
+    assert cells(page, "over").endswith(" on one | ok, took 2 s | -")
     assert cells(page, "wild*").startswith("wild* | ok | ")
     assert cells(page, "wilder").startswith("wilder | ok | ")
 
@@ -117,7 +122,7 @@ def test_tasks_are_found_by_name_and_state(site: DjangoProject, add: Callable[..
     add("fine")
     add("killed", **rows.DEAD)
     by_state, by_name, by_due = site.browse(
-        ("get", TASKS, {"state": "dead"}), ("get", TASKS, {"q": "fin"}), ("get", TASKS, {"o": "3"})
+        ("get", TASKS, {"state": "dead"}), ("get", TASKS, {"q": "fin"}), ("get", TASKS, {"o": "6"})
     )
     assert ">killed</" in by_state[1]
     assert ">fine</" not in by_state[1]
@@ -143,6 +148,68 @@ def test_the_list_of_runs_shows_the_history(
     assert "no paper" in errors[1]
     assert "1 run\n" in errors[1]
     assert "2 runs" in of_one[1]
+
+
+def test_a_traceback_is_in_the_list_of_runs_and_escaped(
+    site: DjangoProject, add: Callable[..., None], connection: psycopg.Connection[Any]
+) -> None:
+    add("report")
+    kept = "'  File \"<x>\", line 1, in report'"
+    rows.add_run(connection, "report", 1, outcome="'error'", traceback=kept)
+    rows.add_run(connection, "report", 2)
+    rows.add_action(connection, "report", 1)
+    [(_, page, _)] = site.browse(("get", RUNS, {}))
+    assert page.count("<summary>traceback</summary>") == 1
+    assert "File &quot;&lt;x&gt;&quot;, line 1, in report</pre>" in page
+    assert "ann@ops until 2" in page
+
+
+def test_the_page_of_a_task_has_its_replicas_and_its_last_runs(
+    site: DjangoProject, add: Callable[..., None], connection: psycopg.Connection[Any]
+) -> None:
+    add("report", runs="'shop.jobs:report'")
+    add("other")
+    for token in range(1, 31):
+        began = f"now() - interval '1 h' + {token} * interval '1 s'"
+        ended = f"{began} + {token} * interval '1 s'"
+        rows.add_run(connection, "report", token, started_at=began, ended_at=ended)
+    rows.add_run(connection, "other", 1, replica="'of another task'")
+    request = ("get", f"{TASKS}report/change/", {})
+    [(status, page, _)] = site.browse(request)
+    assert status == 200
+    for told in ("shop.jobs:report", "every 5 min", "replica of report (alive)"):
+        assert told in page
+    took = re.findall(r"<td>([0-9.]+ s)</td><td>ok</td><td>schedule</td>", page)
+    assert took == [f"{token} s" for token in range(30, 10, -1)]
+    assert "of another task" not in page
+    [(status, page, _)] = site.browse(request, user="bob", permissions=["view_task"])
+    assert status == 200
+    assert "Last runs" not in page
+
+
+def test_replicas_and_stored_jobs_are_listed(
+    site: DjangoProject, add: Callable[..., None], connection: psycopg.Connection[Any]
+) -> None:
+    add("sync", **{**rows.RUNNING, "locked_by": "'replica of sync'"})
+    rows.add_replica(connection, "silent", seen_at="now() - interval '1 h'")
+    rows.add_job(connection, "invoice-*", arguments="""'{"args": ["hunter2"]}'::jsonb""")
+    replicas, jobs, job, replica = site.browse(
+        ("get", REPLICAS, {}),
+        ("get", JOBS, {}),
+        ("get", f"{JOBS}invoice-*/change/", {}),
+        ("get", f"{REPLICAS}silent/change/", {}),
+    )
+    of_sync = cells(replicas[1], "replica of sync").split(" | ")
+    assert of_sync[:4] == ["replica of sync", "alive", "host", "1.0"]
+    assert of_sync[6] == "1"
+    assert of_sync[7].startswith("sync since 2")
+    assert cells(replicas[1], "silent").startswith("silent | silent | ")
+    told = "invoice-* | waiting | tests.support.stored_jobs:note | every 1 h | 2"
+    assert cells(jobs[1], "invoice-*").startswith(told)
+    assert [page[0] for page in (job, replica)] == [200, 200]
+    assert "hunter2" not in jobs[1] + job[1]
+    listed = site.browse(("get", REPLICAS, {}), ("get", JOBS, {}), user="bob", permissions=[])
+    assert [status for status, _, _ in listed] == [403, 403]
 
 
 def test_the_actions_pause_resume_and_request_a_run_in_the_users_name(
@@ -173,7 +240,7 @@ def test_the_actions_pause_resume_and_request_a_run_in_the_users_name(
     ]
     [page] = site.browse(("get", RUNS, {"kind": "operator"}))
     assert "4 runs" in page[1]
-    assert len(re.findall(r"field-operator[^>]*>alice(?: until [-: \d]+)?</td>", page[1])) == 4
+    assert len(re.findall(r"field-details[^>]*>alice(?: until [-: \d]+)?</td>", page[1])) == 4
 
 
 def test_what_the_library_refuses_is_shown(
@@ -302,8 +369,9 @@ def test_hostile_rows_are_listed_as_unreadable_beside_the_others(
     runs = [("get", RUNS, {})]
     more: list[Request] = [
         ("get", TASKS, {"state": "unreadable"}),
-        *(("get", TASKS, {"o": column}) for column in (1, 3, 4, 5)),
-        *(("get", RUNS, {"o": column}) for column in (2, 3)),
+        *(("get", TASKS, {"o": column}) for column in (1, 4, 6)),
+        *(("get", RUNS, {"o": column}) for column in (2, 4)),
+        *(("get", page, {}) for page in (REPLICAS, JOBS)),
         ("get", RUNS, {"q": "exploded", "outcome": "exploded"}),
         ("get", f"{TASKS}due_at_209999-12-30Z/change/", {}),
         ("get", f"{TASKS}started_at_200001-01-02Z/change/", {}),

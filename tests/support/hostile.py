@@ -237,6 +237,8 @@ def _runs() -> Iterable[Hostile]:
         "run's kind with control characters": f"kind = {_CONTROLS}",
         "run's error of 1 MB": f"error = {_LONG}, outcome = 'error'",
         "run's error with control characters": f"error = {_CONTROLS}, error_type = {_CONTROLS}",
+        "run's traceback of 1 MB": f"traceback = {_LONG}, outcome = 'error'",
+        "run's traceback with control characters": f"traceback = {_CONTROLS}",
         "run's replica of 1 MB": f"replica = {_LONG}",
         "run's replica is a worker of nobody": "replica = ' worker '",
         "run's slot negative": "slot = -2147483648",

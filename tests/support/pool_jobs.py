@@ -28,6 +28,17 @@ def fail() -> None:
     raise ValueError("in the pool")
 
 
+def fail_after_a_secret() -> None:
+    try:
+        connect()
+    except OSError as error:
+        raise ValueError("in the pool") from error
+
+
+def connect() -> None:
+    raise OSError("password=hunter2")
+
+
 def leave() -> None:
     sys.exit(3)
 

@@ -49,6 +49,7 @@ class History:
             "outcome": "run.outcome",
             "error_type": "NULL",
             "error": "NULL",
+            "traceback": "NULL",
             **columns,
         }
         key = ("task_name", "ring", "slot")

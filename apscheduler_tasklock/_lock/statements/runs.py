@@ -30,6 +30,7 @@ _RELEASE_TYPES = {
     "outcome": "text",
     "error_type": "text",
     "error": "text",
+    "traceback": "text",
     "last_outcome": "text",
     "next_in": "float8",
     "is_last": "boolean",
@@ -130,7 +131,7 @@ class _Release:
                          (lock.finished_at IS NULL OR lock.finished_at = {ended}) AS is_first,
                          {ended} AS ended_at,
                          {outcome} AS outcome, {asked["error_type"]} AS error_type,
-                         {asked["error"]} AS error"""
+                         {asked["error"]} AS error, {asked["traceback"]} AS traceback"""
 
     @property
     def entry(self) -> str:
@@ -144,6 +145,7 @@ class _Release:
             ended_at="run.ended_at",
             error_type="run.error_type",
             error="run.error",
+            traceback="run.traceback",
         )
         return f", entry AS ({entry})"
 

@@ -6,7 +6,12 @@ from typing import Any, ClassVar
 
 from django.db import migrations, models
 
-from apscheduler_tasklock.django.models import run_table_name, task_table_name
+from apscheduler_tasklock.django.models import (
+    job_table_name,
+    replica_table_name,
+    run_table_name,
+    task_table_name,
+)
 from apscheduler_tasklock.django.operations import MigrateTables
 
 PERMISSIONS = ("view", "change")
@@ -49,6 +54,7 @@ class Migration(migrations.Migration):
                 ("outcome", models.TextField()),
                 ("error_type", models.TextField(null=True)),
                 ("error", models.TextField(null=True)),
+                ("traceback", models.TextField(null=True)),
                 ("by", models.TextField(null=True)),
                 ("until", models.DateTimeField(null=True)),
                 ("reason", models.TextField(null=True)),
@@ -57,6 +63,38 @@ class Migration(migrations.Migration):
                 "db_table": run_table_name(),
                 "managed": False,
                 "default_permissions": ("view",),
+            },
+        ),
+        migrations.CreateModel(
+            name="Replica",
+            fields=[
+                ("replica_id", models.TextField(primary_key=True, serialize=False)),
+                ("host", models.TextField()),
+                ("version", models.TextField()),
+                ("started_at", models.DateTimeField()),
+                ("seen_at", models.DateTimeField()),
+            ],
+            options={
+                "db_table": replica_table_name(),
+                "managed": False,
+                "default_permissions": ("view",),
+            },
+        ),
+        migrations.CreateModel(
+            name="Job",
+            fields=[
+                ("id", models.TextField(primary_key=True, serialize=False)),
+                ("func", models.TextField()),
+                ("executor", models.TextField()),
+                ("next_run_time", models.DateTimeField(null=True)),
+                ("last_run_time", models.DateTimeField(null=True)),
+                ("task_name", models.TextField(null=True)),
+            ],
+            options={
+                "db_table": job_table_name(),
+                "managed": False,
+                "default_permissions": ("view",),
+                "verbose_name": "stored job",
             },
         ),
     ]

@@ -18,10 +18,16 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from prometheus_client.parser import text_string_to_metric_families
 
 from apscheduler_tasklock import TaskLocks, TaskStatus
-from apscheduler_tasklock.metrics import MetricsServer, observe_tasks, prometheus_text
+from apscheduler_tasklock.metrics import (
+    MetricsServer,
+    metric_values,
+    observe_tasks,
+    prometheus_text,
+)
 from tests.support.outages import refuse, restore
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy
+from tests.support.rows import add_replica
 
 MakeTaskLocks = Callable[..., TaskLocks]
 KnownTask = Callable[[str], None]
@@ -35,7 +41,8 @@ def values(text: str) -> dict[str, dict[str, float]]:
     found: dict[str, dict[str, float]] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
-            found.setdefault(sample.labels["tasklock_task_name"], {})[sample.name] = sample.value
+            if task := sample.labels.get("tasklock_task_name"):
+                found.setdefault(task, {})[sample.name] = sample.value
     return found
 
 
@@ -104,6 +111,10 @@ def test_failures_and_the_last_success_are_told_and_one_off_jobs_are_not(
     change(connection, "well", "succeeded_at = to_timestamp(1700000000.5)")
     change(connection, "once", """schedule = '{"type": "date", "run": null}'""")
     found = values(prometheus_text(make_task_locks()))
+    of_each = {"overdue", "failures", "cut", "unreadable", "last_success_seconds"}
+    for each in found.values():
+        for name in set(each) - {f"tasklock_task_{kept}" for kept in of_each}:
+            del each[name]
     assert found == {
         "failing": {
             "tasklock_task_overdue": 0,
@@ -125,6 +136,37 @@ def test_failures_and_the_last_success_are_told_and_one_off_jobs_are_not(
             "tasklock_task_last_success_seconds": 1700000000.5,
         },
     }
+
+
+def test_durations_due_times_and_pauses_are_told(
+    make_task_locks: MakeTaskLocks, known_task: KnownTask, connection: Connection
+) -> None:
+    for task in ("over", "running"):
+        known_task(task)
+    begun = "started_at = now() - interval '90 s'"
+    ended = "finished_at = now() - interval '30 s'"
+    change(connection, "over", f"{begun}, {ended}, due_at = to_timestamp(1700000000)")
+    lives = "finished_at = NULL, locked_until = now() + interval '1 hour'"
+    change(connection, "running", f"{begun}, {lives}, paused_at = now()")
+    found = values(prometheus_text(make_task_locks()))
+    assert found["over"]["tasklock_task_last_duration_seconds"] == 60
+    assert found["over"]["tasklock_task_next_due_seconds"] == 1700000000
+    assert found["over"]["tasklock_task_paused"] == 0
+    assert "tasklock_task_last_duration_seconds" not in found["running"]
+    assert found["running"]["tasklock_task_paused"] == 1
+
+
+def test_replicas_that_are_alive_are_counted_and_left_out_if_they_cannot_be_read(
+    make_task_locks: MakeTaskLocks, connection: Connection
+) -> None:
+    for name, seen in (("one", "now()"), ("two", "now()"), ("silent", "now() - interval '1 h'")):
+        add_replica(connection, name, seen_at=seen)
+    locks = make_task_locks()
+    assert "\ntasklock_replica_alive 2.0\n" in prometheus_text(locks)
+    assert metric_values(locks)["tasklock_replica_alive"] == 2
+    connection.execute("DROP TABLE task_lock_replica")
+    assert "tasklock_replica_alive" not in prometheus_text(locks)
+    assert "tasklock_task_overdue" in prometheus_text(locks)
 
 
 @pytest.fixture
@@ -235,6 +277,9 @@ def test_gauges_read_the_rows_once_and_report_nothing_in_an_outage(
         "tasklock.task.failures",
         "tasklock.task.cut",
         "tasklock.task.unreadable",
+        "tasklock.task.last_duration",
+        "tasklock.task.paused",
+        "tasklock.replica.alive",
     }
     provider.shutdown()
     assert locks.reads == 3

@@ -124,17 +124,36 @@ class TestStatus:
         self, command: Command, connection: Connection
     ) -> None:
         add_task(connection, "sync", **OVERDUE, failures="2")
+        add_run(connection, "sync", 1, ended_at="now() - interval '55 s'")
         names, line = command("status").out.splitlines()
         assert names.split("  ")[0] == "task"
-        for name in ("state", "schedule", "last run", "took", "due", "late by", "holder"):
+        for name in ("state", "schedule", "last run", "took", "usual", "due", "late by", "holder"):
             assert name in names
         started = connection.execute("SELECT started_at FROM task_lock").fetchone()[0]
         cells = [cell.strip() for cell in line.split("  ") if cell]
         assert cells[:3] == ["sync", "overdue", "every 5 min"]
         assert cells[3] == f"{started.astimezone(timezone.utc):%Y-%m-%dT%H:%M:%SZ}"
-        assert cells[4] == "2s"
-        assert 95 <= float(cells[6].removesuffix("s")) < 200
-        assert cells[7:] == ["one", "2", "-"]
+        assert cells[4:6] == ["2s", "5s"]
+        assert 95 <= float(cells[7].removesuffix("s")) < 200
+        assert cells[8:] == ["one", "2", "its last run began 40s after its run time"]
+
+    @pytest.mark.parametrize(
+        ("changes", "told"),
+        [
+            ({"window_start": "now() - interval '75 s'"}, "its last run began 15s after its "),
+            ({"window_start": "now() - interval '60.9 s'"}, "-"),
+            ({"window_start": "now() - interval '75 s'", "kind": "'takeover'"}, "-"),
+            (NEW, "-"),
+        ],
+        ids=["late", "in time", "taken over", "new"],
+    )
+    def test_a_run_that_began_late_is_noted(
+        self, command: Command, connection: Connection, changes: dict[str, str], told: str
+    ) -> None:
+        add_task(connection, "sync", **changes)
+        add_replica(connection, "one", ["sync"])
+        [row] = command("status").cells
+        assert row[-1].startswith(told)
 
     def test_of_a_paused_one_who_paused_it_and_until_when(
         self, command: Command, connection: Connection
@@ -142,14 +161,16 @@ class TestStatus:
         add_task(connection, "a", **PAUSED)
         add_task(connection, "b", **{**PAUSED, "paused_until": "now() + interval '1 day'"})
         first, second = (row[-1] for row in command("status").cells)
-        assert first == "paused by me@here until resumed (closed)"
+        assert first.startswith("paused by me@here until resumed (closed)")
         assert second.startswith("paused by me@here until 2")
 
     def test_in_json_times_are_rfc_3339_and_durations_numbers(
         self, command: Command, connection: Connection
     ) -> None:
         add_task(connection, "sync", **LATE)
+        add_run(connection, "sync", 1)
         [task] = command("status", "--json").json
+        assert task["usual"] == 2.0
         assert datetime.fromisoformat(task["due_at"].replace("Z", "+00:00")).tzinfo
         assert task["took"] == 2.0
         assert isinstance(task["late_by"], float)
@@ -230,12 +251,52 @@ class TestShow:
         assert "schedule     every 5 min" in answer.out
         assert "token 7" in answer.out
         assert "took  44445555566667777888\nend   ..................x." in answer.out
+        assert (
+            "took: 1 short, 8 as the longest; end: . ok, x another outcome\n"
+            "the last 20 runs, the newest at the right; the highest took 30s\n"
+        ) in answer.out
         listed = answer.out.partition("\ntask  started")[2].splitlines()[1:]
         assert len(listed) == 20
         told = command("show", "sync", "--json").json
         assert [run["token"] for run in told["runs"]] == list(range(30, 10, -1))
         assert told["task"]["name"] == "sync"
         assert told["runs"][0]["took"] == 30.0
+
+    def test_it_tells_the_function_the_replicas_and_the_usual_duration(
+        self, command: Command, connection: Connection
+    ) -> None:
+        add_task(connection, "sync", runs="'shop.jobs:sync'")
+        add_replica(connection, "old", ["sync"], seen_at="now() - interval '1 h'")
+        add_replica(connection, "new", ["other", "sync"])
+        add_replica(connection, "another", ["other"])
+        for token, seconds in enumerate((1, 3, 90), 1):
+            ended = f"now() - interval '60 s' + {seconds} * interval '1 s'"
+            add_run(connection, "sync", token, ended_at=ended)
+        add_run(connection, "sync", 4, ended_at="now() + interval '1 h'", outcome="'error'")
+        answer = command("show", "sync")
+        assert "function     shop.jobs:sync\n" in answer.out
+        assert "replicas     new, old (silent)\n" in answer.out
+        assert "usual        3s\n" in answer.out
+        told = command("show", "sync", "--json").json
+        assert told["usual"] == 3.0
+        assert [each["replica_id"] for each in told["replicas"]] == ["old", "new"]
+        connection.execute("DELETE FROM task_lock_replica")
+        assert "replicas     none has reported this task\n" in command("show", "sync").out
+
+    def test_the_traceback_of_the_last_failure_is_printed(
+        self, command: Command, connection: Connection
+    ) -> None:
+        add_task(connection, "sync")
+        for token in (1, 2):
+            kept = f"E'  File \"jobs.py\", line {token}, in sync\\nValueError'"
+            add_run(connection, "sync", token, outcome="'error'", traceback=kept)
+        add_run(connection, "sync", 3)
+        told = command("show", "sync").out.partition("\ntraceback of the last failure (")[2]
+        head, *lines = told.splitlines()
+        assert head.endswith(", token 2):")
+        assert lines == ['  File "jobs.py", line 2, in sync', "ValueError"]
+        [run, *_] = command("runs", "sync", "--outcome", "error", "--json").json
+        assert run["traceback"] == '  File "jobs.py", line 2, in sync\nValueError'
 
     def test_what_operators_did_is_told_apart_from_the_runs(
         self, command: Command, connection: Connection
@@ -936,7 +997,7 @@ class TestTerminal:
     def test_a_table_has_colours_and_local_times(
         self, database_url: str, connection: Connection
     ) -> None:
-        add_task(connection, ODD, **OVERDUE)
+        add_task(connection, ODD, **{**OVERDUE, "kind": "'takeover'"})
         with OnTerminal(database_url, "status", COLUMNS="300") as terminal:
             assert terminal.status() == 0
         assert "\x1b[1;31moverdue" in terminal.text
@@ -1220,6 +1281,25 @@ class TestSideTables:
             assert "replicas cannot be read" in answer.err
             assert answer.status == (2 if arguments[0] == "check" else 0)
         assert bare("status", "--json").json[0]["gone"] is False
+
+    def test_a_task_is_shown_without_its_replicas(
+        self, command: Command, connection: Connection
+    ) -> None:
+        add_task(connection, "sync")
+        connection.execute("DROP TABLE task_lock_replica")
+        answer = command("show", "sync")
+        assert answer.status == 0
+        assert "replicas cannot be read" in answer.err
+        assert "\nreplicas  " not in answer.out
+        assert command("show", "sync", "--json").json["replicas"] is None
+
+    def test_status_goes_on_without_the_history(
+        self, command: Command, connection: Connection
+    ) -> None:
+        add_task(connection, "sync")
+        connection.execute("DROP TABLE task_lock_run")
+        answer = command("status")
+        assert (answer.status, answer.err, answer.cells[0][0]) == (0, "", "sync")
 
     def test_a_pause_and_a_resume_need_nothing_else(
         self, bare: Command, connection: Connection

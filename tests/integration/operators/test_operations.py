@@ -664,6 +664,7 @@ class TestHistoryOptions:
             ({"history": 1.5}, "history must be a whole number"),
             ({"history": 10_001}, "history must be at most 10000"),
             ({"redact": "no function"}, "redact must be a function"),
+            ({"tracebacks": "perhaps"}, "tracebacks must be True or False"),
         ],
     )
     def test_impossible_ones_are_refused_at_once(
@@ -683,6 +684,47 @@ class TestHistoryOptions:
         replica.run_once(job)
         [run] = eventually(lambda: operator.runs("job"))
         assert (run.outcome, run.error_type, run.error) == ("error", "ValueError", "valueerror")
+
+    @pytest.mark.parametrize("tracebacks", [True, False])
+    def test_a_traceback_is_kept_on_request_and_redacted(
+        self, make_replica: MakeReplica, operator: TaskLocks, *, tracebacks: bool
+    ) -> None:
+        def connect() -> None:
+            raise OSError("password=hunter2")
+
+        def job() -> None:
+            try:
+                connect()
+            except OSError as error:
+                raise ValueError("no report") from error
+
+        def redact(error: BaseException) -> str | None:
+            return None if "password" in str(error) else str(error)
+
+        make_replica(redact=redact, tracebacks=tracebacks).run_once(job)
+        [run] = eventually(lambda: operator.runs("job"))
+        assert run.error == "no report"
+        if not tracebacks:
+            assert run.traceback is None
+            return
+        assert run.traceback is not None
+        lines = run.traceback.splitlines()
+        assert [line.rpartition(", in ")[2] for line in lines if line.startswith("  File")] == [
+            "job",
+            "connect",
+            "job",
+        ]
+        assert lines[2] == "OSError"
+        assert lines[-1] == "ValueError: no report"
+
+    def test_a_hold_keeps_a_traceback_on_request(self, database_url: str) -> None:
+        with TaskLocks(database_url, tracebacks=True) as locks:
+            with suppress(ValueError), locks.hold("held", min_lock=0, max_lock=10):
+                raise ValueError("no")
+            [run] = locks.runs("held")
+        assert run.traceback is not None
+        assert f'File "{__file__}"' in run.traceback
+        assert run.traceback.endswith("ValueError: no")
 
     @pytest.mark.parametrize("where", ["redact", "str"])
     def test_what_exits_in_place_of_redacting_an_error_keeps_no_task(

@@ -277,6 +277,23 @@ def test_the_history_keeps_what_a_function_of_the_parent_leaves_of_a_message(
         assert [run.error for run in operator.runs()] == ["redacted ValueError"]
 
 
+def test_the_history_keeps_a_workers_frames_on_request(
+    make_pooled: MakeReplica, database_url: str
+) -> None:
+    """The messages are redacted in the parent, which knows only the exception itself."""
+    replica = make_pooled(redact=lambda error: f"redacted {error}", tracebacks=True)
+    replica.run_once(pool_jobs.fail_after_a_secret)
+    with closing(TaskLocks(database_url)) as operator:
+        [run] = eventually(operator.runs)
+    assert run.traceback is not None
+    lines = run.traceback.splitlines()
+    functions = [line.rpartition(", in ")[2] for line in lines if line.startswith("  File")]
+    assert functions == ["fail_after_a_secret", "connect", "fail_after_a_secret"]
+    assert lines[2] == "OSError"
+    assert lines[-1] == "ValueError: redacted in the pool"
+    assert "hunter2" not in run.traceback
+
+
 @pytest.mark.parametrize(
     ("function", "args"),
     [(lambda: None, []), (len, [threading.Lock()])],
