@@ -327,8 +327,9 @@ class TaskLocks:
         :param patterns: names, in which ``*`` and ``?`` stand for characters; none: all tasks
         :raises TaskLockError: the database is unavailable, or rejects the statement
         """
-        like = [like_of(pattern) for pattern in patterns] or None
-        return self._operate(lambda operations, cursor: operations.usual_durations(cursor, like))
+        return self._operate(
+            lambda operations, cursor: operations.usual_durations(cursor, patterns)
+        )
 
     def replicas(self) -> list[ReplicaStatus]:
         """Return the replicas, in the order of their starts.

@@ -241,16 +241,15 @@ class Operations:
               AND (%(until)s::timestamptz IS NULL OR run.started_at < %(until)s)
             ORDER BY run.started_at DESC, run.token DESC LIMIT %(limit)s
         """)
-        self._usual_durations = Statement(f"""
-            SELECT run.task_name AS task,
-                   pg_catalog.percentile_cont(0.5::float8) WITHIN GROUP (
-                       ORDER BY extract(epoch FROM run.ended_at - run.started_at)::float8
-                   ) AS seconds
-            FROM {self._runs} AS run
-            WHERE run.ring = 'runs' AND run.outcome = 'ok'
-                  AND (%(like)s::text[] IS NULL OR run.task_name LIKE ANY (%(like)s::text[]))
-            GROUP BY run.task_name
-        """)
+        self._usual_durations = Statement(
+            _usual_durations(
+                self._runs, "%(like)s::text[] IS NULL OR run.task_name LIKE ANY (%(like)s::text[])"
+            )
+        )
+        # Names are looked up in the primary key, because a whole history may have a million runs.
+        self._usual_durations_of = Statement(
+            _usual_durations(self._runs, "run.task_name = ANY (%(names)s::text[])")
+        )
         found_dead = f"""
             SELECT replica AS replica_id, max(ended_at) AS died_at
             FROM {self._runs} WHERE outcome = 'died' GROUP BY 1
@@ -374,10 +373,17 @@ class Operations:
             rows = self._all(cursor, self._matching_runs, like=_list(like), **wanted)
         return [Run(**row) for row in rows]
 
-    def usual_durations(self, cursor: Any, like: Sequence[str] | None = None) -> dict[str, float]:
-        """Return the median duration of each task's runs that ended well, in seconds."""
+    def usual_durations(self, cursor: Any, patterns: Sequence[str]) -> dict[str, float]:
+        """Return the median duration of each task's runs that ended well, in seconds.
+
+        :param patterns: names or globs; empty: all tasks
+        """
         cursor.row_factory = dict_row
-        rows = self._all(cursor, self._usual_durations, like=_list(like))
+        if patterns and not any(set("*?") & set(pattern) for pattern in patterns):
+            rows = self._all(cursor, self._usual_durations_of, names=list(patterns))
+        else:
+            like = [like_of(pattern) for pattern in patterns] or None
+            rows = self._all(cursor, self._usual_durations, like=like)
         return {row["task"]: row["seconds"] for row in rows}
 
     def replicas(self, cursor: Any) -> list[ReplicaStatus]:
@@ -536,6 +542,21 @@ class Operations:
     @staticmethod
     def _run(cursor: Any, statement: Statement, **wanted: object) -> Any:
         return cursor.execute(statement.query, statement.arguments(wanted))
+
+
+def _usual_durations(runs: str, which: str) -> str:
+    """Return the statement that reads the median durations of the tasks whose runs are ``which``.
+
+    :param runs: the quoted name of the run history's table, for a template
+    """
+    return f"""
+        SELECT run.task_name AS task,
+               pg_catalog.percentile_cont(0.5::float8) WITHIN GROUP (
+                   ORDER BY extract(epoch FROM run.ended_at - run.started_at)::float8
+               ) AS seconds
+        FROM {runs} AS run WHERE run.ring = 'runs' AND run.outcome = 'ok' AND ({which})
+        GROUP BY run.task_name
+    """
 
 
 def _pause(name: str, history: History | None = None) -> str:

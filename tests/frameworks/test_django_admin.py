@@ -118,6 +118,16 @@ def test_the_list_of_tasks_says_what_each_is_doing(
     assert cells(page, "wilder").startswith("wilder | ok | ")
 
 
+def test_the_lists_have_their_style_sheet(site: DjangoProject, add: Callable[..., None]) -> None:
+    add("one")
+    sheet = "apscheduler_tasklock/admin.css"
+    urls = (TASKS, RUNS, REPLICAS, JOBS, f"{TASKS}one/change/")
+    for status, page, _ in site.browse(*(("get", url, {}) for url in urls)):
+        assert status == 200
+        assert re.search(rf'<link href="[^"]*{sheet}"', page)
+    assert f"/django/static/{sheet}" in site.manage("findstatic", sheet)
+
+
 def test_tasks_are_found_by_name_and_state(site: DjangoProject, add: Callable[..., None]) -> None:
     add("fine")
     add("killed", **rows.DEAD)

@@ -140,10 +140,12 @@ def test_the_text_has_the_names_and_values_that_opentelemetry_has(
     locks: TaskLocks, words: tuple[set[str], set[str]]
 ) -> None:
     def of(families: Any) -> dict[str, float]:
-        found = [s for s in samples(families) if s.name.startswith("tasklock_task_")]
-        return {s.name: s.value for s in found if s.labels["tasklock_task_name"] == TASK}
+        of_rows = ("tasklock_task_", "tasklock_replica_")
+        found = [s for s in samples(families) if s.name.startswith(of_rows)]
+        return {s.name: s.value for s in found if s.labels.get("tasklock_task_name", TASK) == TASK}
 
     as_text = of(text_string_to_metric_families(prometheus_text(locks)))
     assert as_text == of(REGISTRY.collect())
-    assert len(as_text) == 5
+    assert len(as_text) == 8
+    assert as_text["tasklock_replica_alive"] == 0
     assert as_text["tasklock_task_last_success_seconds"] == pytest.approx(time.time(), abs=3600)

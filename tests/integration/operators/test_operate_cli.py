@@ -279,6 +279,7 @@ class TestShow:
         assert "usual        3s\n" in answer.out
         told = command("show", "sync", "--json").json
         assert told["usual"] == 3.0
+        assert [each["usual"] for each in command("status", "sy*", "--json").json] == [3.0]
         assert [each["replica_id"] for each in told["replicas"]] == ["old", "new"]
         connection.execute("DELETE FROM task_lock_replica")
         assert "replicas     none has reported this task\n" in command("show", "sync").out
