@@ -26,6 +26,7 @@ from inspect import (
     isgeneratorfunction,
 )
 from typing import Any, ClassVar, TypeVar
+from uuid import uuid4
 
 from sqlalchemy import Engine
 from sqlalchemy.engine import URL
@@ -345,6 +346,10 @@ class TaskLocks:
         stopped. Run times that fall into the pause are not run after the pause. Tasks whose rows
         are added after this call are not paused, even if their names match.
 
+        Pauses do not replace each other: a task is paused until the last of its pauses has ended or
+        was taken out. Another pause by the same operator for the same reason makes the first one
+        longer, never shorter.
+
         :param patterns: names, in which ``*`` and ``?`` stand for characters if no task has
             exactly that name
         :param duration: seconds or ``timedelta``; ``None``: until :meth:`resume`
@@ -353,32 +358,40 @@ class TaskLocks:
         :return: the names of the paused tasks, in order
         :raises TaskLockOptionError: ``by`` or ``reason`` has more than 4,000 characters
         :raises TaskLockNotFoundError: a pattern matches no task; in that case no task is paused
+        :raises TaskLockStateError: a task has 20 pauses already; in that case no task is paused
         :raises TaskLockError: the database is unavailable, or rejects the statement
         """
         seconds = None
         if duration is not None:
             seconds = parse_positive_seconds(duration, "duration", "pause()")
         _check_lengths("pause()", by=by, reason=reason)
+        pause_id = uuid4()  # the statement is sent again if its answer is lost
         return self._operate(
             lambda operations, cursor: operations.pause(
-                cursor, patterns, seconds, by or _operator(), reason
+                cursor, patterns, seconds, by or _operator(), reason, pause_id
             )
         )
 
-    def resume(self, *patterns: str, by: str | None = None) -> list[str]:
-        """End the pause of tasks. Tasks that are not paused are not changed.
+    def resume(self, *patterns: str, by: str | None = None, force: bool = False) -> list[str]:
+        """Take the operator's own pauses of tasks out. The pauses of others stay.
+
+        A task is resumed when no pause is left. ``TaskStatus.pauses`` has those that are left.
 
         :param patterns: names, in which ``*`` and ``?`` stand for characters if no task has
             exactly that name
-        :param by: the operator's name, shown to others; by default this process's user and host
-        :return: the names of the tasks that were paused, in order
+        :param by: the operator's name, as :meth:`pause` was given it; by default this process's
+            user and host
+        :param force: whether the pauses of all others are taken out, too
+        :return: the names of the tasks that were paused and are not paused any more, in order
         :raises TaskLockOptionError: ``by`` has more than 4,000 characters
         :raises TaskLockNotFoundError: a pattern matches no task; in that case no task is resumed
         :raises TaskLockError: the database is unavailable, or rejects the statement
         """
         _check_lengths("resume()", by=by)
         return self._operate(
-            lambda operations, cursor: operations.resume(cursor, patterns, by or _operator())
+            lambda operations, cursor: operations.resume(
+                cursor, patterns, by or _operator(), force=force
+            )
         )
 
     def request_run(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from functools import partial
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import psycopg
 from psycopg.errors import InsufficientPrivilege, UndefinedTable
@@ -17,7 +17,15 @@ from apscheduler_tasklock._database.outage import as_unavailable
 from apscheduler_tasklock._database.rejections import REPLICAS, Rejections
 from apscheduler_tasklock._database.sqlstates import one_line
 from apscheduler_tasklock._lock.job_rows import channel_of
-from apscheduler_tasklock._lock.json_columns import IS_RUN, REPORTED_RUNS, read_json, texts
+from apscheduler_tasklock._lock.json_columns import (
+    IS_PAUSE,
+    IS_RUN,
+    REPORTED_RUNS,
+    elements_of,
+    moment_of,
+    read_json,
+    texts,
+)
 from apscheduler_tasklock._lock.protocol import HISTORY, history_beside
 from apscheduler_tasklock._lock.statements import (
     DUE_IN_PAUSE,
@@ -43,6 +51,7 @@ from apscheduler_tasklock.schema.table import (
 from apscheduler_tasklock.status import (
     JobState,
     JobStatus,
+    Pause,
     ReplicaState,
     ReplicaStatus,
     Run,
@@ -144,6 +153,19 @@ _JOB_STATE = """
 # another ``@>`` for text[] first.
 _HAS_TASK = "tasks OPERATOR(pg_catalog.@>) ARRAY[%(task)s::text]"
 
+# Limits the pauses of one task that have not ended.
+_MOST_PAUSES = 20
+
+# The pauses of a task's row that have not ended, in the order in which they were made.
+_PAUSE_SINCE = moment_of("pause ->> 'since'::text")
+_PAUSE_UNTIL = moment_of("pause ->> 'until'::text")
+_PAUSES = f"""{elements_of("lock.pauses")} WITH ORDINALITY AS each (pause, place)
+              WHERE CASE WHEN {IS_PAUSE} THEN COALESCE({_PAUSE_UNTIL} > now(), true)
+                         ELSE false END"""
+_HAS_BAD_PAUSES = f"""(lock.pauses IS NOT NULL AND (
+    jsonb_typeof(lock.pauses) <> 'array'
+    OR EXISTS (SELECT FROM {elements_of("lock.pauses")} AS pause WHERE NOT {IS_PAUSE})))"""
+
 # Whether an operator has asked for a manual run that has not begun.
 _IS_OPEN = "lock.request_id IS NOT NULL AND lock.request_until > now()"
 
@@ -195,7 +217,9 @@ class Operations:
                    lock.succeeded_at, lock.failed_at, lock.failures, lock.error_type,
                    {IS_PAUSED} AS paused,
                    CASE WHEN lock.paused_until > now() THEN lock.paused_until END AS paused_until,
-                   lock.paused_by, lock.pause_reason,
+                   pauses.by AS pauses_by, pauses.since AS pauses_since,
+                   pauses.until AS pauses_until, pauses.why AS pauses_why,
+                   {_HAS_BAD_PAUSES} AS has_bad_pauses,
                    CASE WHEN lock.request_until > now() THEN lock.requested_by END AS requested_by,
                    CASE WHEN lock.request_until > now() THEN lock.requested_at END AS requested_at,
                    {_GONE} AS gone, lock.failover,
@@ -205,7 +229,13 @@ class Operations:
                        pg_catalog.array_agg(replica_id ORDER BY lost.token) AS replica_ids,
                        pg_catalog.array_agg(since ORDER BY lost.token) AS since
                 FROM lost WHERE lost.task = lock.task_name AND {_IS_STUCK}
-            ) AS stuck
+            ) AS stuck, LATERAL (
+                SELECT pg_catalog.array_agg(pause ->> 'by'::text ORDER BY place) AS by,
+                       pg_catalog.array_agg({_PAUSE_SINCE} ORDER BY place) AS since,
+                       pg_catalog.array_agg({_PAUSE_UNTIL} ORDER BY place) AS until,
+                       pg_catalog.array_agg(pause ->> 'why'::text ORDER BY place) AS why
+                FROM {_PAUSES}
+            ) AS pauses
             WHERE %(like)s::text[] IS NULL OR lock.task_name LIKE ANY (%(like)s::text[])
             ORDER BY lock.task_name LIMIT %(limit)s
         """
@@ -398,25 +428,39 @@ class Operations:
         seconds: float | None,
         by: str,
         reason: str | None,
+        pause_id: UUID | None = None,
     ) -> list[str]:
         """Pause tasks. When the call returns, the tasks are paused.
 
         :param patterns: names, or globs if no task has exactly that name
+        :param pause_id: the pause's id. A pause that is sent again with it changes nothing.
         :return: the names of the paused tasks
         :raises TaskLockNotFoundError: a pattern matches no task; in that case no task is paused
+        :raises TaskLockStateError: a task has too many pauses; in that case no task is paused
         """
-        wanted = {"seconds": seconds, "by": by, "reason": reason}
-        return [row["name"] for row in self._change_many(cursor, self._pause, patterns, wanted)]
+        own_id = str(pause_id or uuid4())
+        wanted = {"seconds": seconds, "by": by, "reason": reason, "pause_id": own_id}
+        rows = self._change_many(cursor, self._pause, patterns, wanted)
+        full = [row["name"] for row in rows if row["is_full"]]
+        if full:
+            raise TaskLockStateError(
+                f"task {full[0]!r} is not paused again: it has {_MOST_PAUSES} pauses, which are "
+                "the most that a task can have; resume it first"
+            )
+        return [row["name"] for row in rows]
 
-    def resume(self, cursor: Any, patterns: Sequence[str], by: str) -> list[str]:
-        """End the pause of tasks.
+    def resume(
+        self, cursor: Any, patterns: Sequence[str], by: str, *, force: bool = False
+    ) -> list[str]:
+        """Take one's own pauses of tasks out.
 
         :param patterns: names, or globs if no task has exactly that name
-        :return: the names of the tasks that were paused
+        :param force: whether the pauses of all others are taken out, too
+        :return: the names of the tasks that were paused, and are not paused any more
         :raises TaskLockNotFoundError: a pattern matches no task; in that case no task is resumed
         """
-        rows = self._change_many(cursor, self._resume, patterns, {"by": by})
-        return [row["name"] for row in rows if row["was_paused"]]
+        rows = self._change_many(cursor, self._resume, patterns, {"by": by, "force": force})
+        return [row["name"] for row in rows if row["was_paused"] and not row["is_paused"]]
 
     def request_run(self, cursor: Any, task: str, by: str, seconds: float) -> RunRequest:
         """Ask for a manual run, unless one was asked for and has not begun; return the request.
@@ -524,31 +568,71 @@ class Operations:
 
 def _pause(name: str, history: History | None = None) -> str:
     """Return the statement that pauses tasks."""
-    assignments = f"""
-        paused_by = %(by)s, pause_reason = %(reason)s,
-        paused_at = COALESCE(CASE WHEN {IS_PAUSED} THEN paused_at END, now()),
-        paused_until = now() + %(seconds)s::float8 * interval '1 second',
-        recorded_actions = recorded_actions + {int(history is not None)}
+    is_own = """(pause ->> 'by'::text = %(by)s::text
+                 AND pause ->> 'why'::text IS NOT DISTINCT FROM %(reason)s::text)"""
+    end = "now() + %(seconds)s::float8 * interval '1 second'"
+    found = f"""
+        SELECT own.*, is_again OR others_count < {_MOST_PAUSES} AS has_room,
+               NOT is_again AS is_written,
+               CASE WHEN NOT is_endless THEN GREATEST(own_until, {end}) END AS until
+        FROM (SELECT jsonb_agg(pause ORDER BY place) FILTER (WHERE NOT {is_own}) AS others,
+                     count(*) FILTER (WHERE NOT {is_own}) AS others_count,
+                     COALESCE(min({_PAUSE_SINCE}) FILTER (WHERE {is_own}), now()) AS since,
+                     max({_PAUSE_UNTIL}) FILTER (WHERE {is_own}) AS own_until,
+                     %(seconds)s::float8 IS NULL OR COALESCE(
+                         bool_or({_PAUSE_UNTIL} IS NULL) FILTER (WHERE {is_own}), false)
+                         AS is_endless,
+                     COALESCE(bool_or(pause ->> 'id'::text = %(pause_id)s::text), false) AS is_again
+              FROM {_PAUSES}) AS own
     """
-    end = {"until": "run.paused_until", "reason": "%(reason)s::text"}
-    entry = history.action("paused", "changed AS run", **end) if history else ""
-    return _change_of_many(name, assignments, entry)
+    pause = """jsonb_build_object('id', %(pause_id)s::text, 'by', %(by)s::text,
+                                  'why', %(reason)s::text, 'since', extract(epoch FROM since),
+                                  'until', extract(epoch FROM until))"""
+    assignments = f"""
+        pauses = CASE WHEN is_again THEN lock.pauses
+                      ELSE COALESCE(others, '[]') OPERATOR(pg_catalog.||) {pause} END,
+        paused_at = COALESCE(CASE WHEN {IS_PAUSED} OR {DUE_IN_PAUSE} THEN paused_at END, now()),
+        paused_until = CASE WHEN is_again THEN paused_until
+                            WHEN until IS NOT NULL
+                                 AND NOT ({IS_PAUSED} AND lock.paused_until IS NULL)
+                            THEN GREATEST(CASE WHEN {IS_PAUSED} THEN lock.paused_until END, until)
+                       END,
+        recorded_actions = recorded_actions
+            + CASE WHEN is_written THEN {int(history is not None)} ELSE 0 END
+    """
+    rows = "changed AS run WHERE run.is_written"
+    written = {"until": "run.until", "reason": "%(reason)s::text"}
+    entry = history.action("paused", rows, **written) if history else ""
+    return _change_of_many(name, found, assignments, entry)
 
 
 def _resume(name: str, history: History | None = None) -> str:
-    """Return the statement that ends the pauses of tasks.
+    """Return the statement that takes pauses of tasks out.
 
-    The pause ends now and is kept in the row, so that no run makes up for the run times in it.
+    If no pause is left, the task's pause ends now and is kept in the row, so that no run makes up
+    for the run times in it. A pause that is in no list is one's own.
     """
-    entries = f"CASE WHEN {IS_PAUSED} THEN {int(history is not None)} ELSE 0 END"
+    is_own = "(%(force)s::boolean OR pause ->> 'by'::text = %(by)s::text)"
+    found = f"""
+        SELECT others.*, {IS_PAUSED} AND (has_own OR pauses IS NULL) AS is_written,
+               true AS has_room
+        FROM (SELECT jsonb_agg(pause ORDER BY place) FILTER (WHERE NOT {is_own}) AS pauses,
+                     COALESCE(bool_or({is_own}), false) AS has_own,
+                     max({_PAUSE_UNTIL}) FILTER (WHERE NOT {is_own}) AS until,
+                     bool_or({_PAUSE_UNTIL} IS NULL) FILTER (WHERE NOT {is_own}) AS is_endless
+              FROM {_PAUSES}) AS others
+    """
     assignments = f"""
-        paused_by = NULL, pause_reason = NULL,
-        paused_until = CASE WHEN {IS_PAUSED} THEN now() ELSE paused_until END,
-        recorded_actions = recorded_actions + {entries}
+        pauses = locked.pauses,
+        paused_until = CASE WHEN NOT is_written THEN lock.paused_until
+                            WHEN locked.pauses IS NULL THEN now()
+                            WHEN NOT is_endless THEN until END,
+        recorded_actions = recorded_actions
+            + CASE WHEN is_written THEN {int(history is not None)} ELSE 0 END
     """
-    rows = "changed AS run WHERE run.was_paused"
+    rows = "changed AS run WHERE run.is_written"
     entry = history.action("resumed", rows) if history else ""
-    return _change_of_many(name, assignments, entry)
+    return _change_of_many(name, found, assignments, entry)
 
 
 def _request_run(name: str, history: History | None = None, *, replicas: str) -> str:
@@ -620,7 +704,7 @@ def _free(name: str, history: History | None = None, *, jobs: str | None = None)
     """
 
 
-def _change_of_many(name: str, assignments: str, entry: str) -> str:
+def _change_of_many(name: str, found: str, assignments: str, entry: str) -> str:
     """Return a statement that changes all tasks that match patterns, or none.
 
     If a task has exactly the name that a pattern spells, the pattern matches only that task. A
@@ -628,6 +712,10 @@ def _change_of_many(name: str, assignments: str, entry: str) -> str:
     pattern as missing.
 
     :param name: the quoted name of the task lock table, for a template
+    :param found: a SELECT of what is found in the row ``lock``. Its column ``has_room`` says
+        whether the row has room for the change. If one row has none, nothing is changed.
+        ``is_written`` says whether there is an entry in the run history, and ``until`` is for the
+        entry.
     :param assignments: the assignments of the UPDATE
     :param entry: the INSERT of the entries of ``changed`` in the run history; ``""``: none
     """
@@ -644,18 +732,24 @@ def _change_of_many(name: str, assignments: str, entry: str) -> str:
         ), missing AS (
             SELECT pattern FROM given WHERE pattern NOT IN (SELECT pattern FROM chosen)
         ), locked AS (
-            SELECT lock.task_name, {IS_PAUSED} AS was_paused
-            FROM {name} AS lock
+            SELECT lock.task_name, {IS_PAUSED} AS was_paused, found.*
+            FROM {name} AS lock, LATERAL ({found}) AS found
             WHERE task_name IN (SELECT task_name FROM chosen)
                   AND NOT EXISTS (SELECT FROM missing)
             ORDER BY lock.task_name FOR NO KEY UPDATE OF lock
+        ), full_ones AS (
+            SELECT task_name FROM locked WHERE NOT has_room
         ), changed AS (
             UPDATE {name} AS lock SET {assignments}
             FROM locked WHERE lock.task_name = locked.task_name
-            RETURNING lock.*, locked.was_paused
+                AND NOT EXISTS (SELECT FROM full_ones)
+            RETURNING lock.*, locked.was_paused, {IS_PAUSED} AS is_paused,
+                      locked.is_written, locked.until
         ){f", entry AS ({entry})" if entry else ""}
-        SELECT task_name AS name, was_paused, true AS is_there FROM changed
-        UNION ALL SELECT pattern, false, false FROM missing
+        SELECT task_name AS name, was_paused, is_paused, true AS is_there, false AS is_full
+        FROM changed
+        UNION ALL SELECT task_name, true, true, true, true FROM full_ones
+        UNION ALL SELECT pattern, false, false, false, false FROM missing
     """
 
 
@@ -679,8 +773,9 @@ def _task_status(row: dict[str, Any]) -> TaskStatus:
     unknown = ["started_at", "finished_at", "took"] if is_new else []
     if row.pop("has_no_window"):  # never claimed for a run time, at most for a manual run
         unknown += ["scheduled_at", "window_until"]
-    bad: list[str] = []
+    bad = ["pauses"] if row.pop("has_bad_pauses") else []
     schedule = _from_json(row, "schedule", bad)
+    pauses = [row.pop(f"pauses_{name}") or () for name in ("by", "since", "until", "why")]
     columns = [row.pop(name) or () for name in ("stuck_tokens", "stuck_on", "stuck_since")]
     return TaskStatus(
         **{
@@ -690,6 +785,7 @@ def _task_status(row: dict[str, Any]) -> TaskStatus:
                 RunningRun(row["name"], token, replica, since, lost=True)
                 for token, replica, since in zip(*columns, strict=True)
             ),
+            "pauses": tuple(Pause(*each) for each in zip(*pauses, strict=True)),
             "state": TaskState.UNREADABLE if bad else state,
             "schedule": schedule,
             "late_by": row["late_by"] if is_due else None,

@@ -229,7 +229,8 @@ def _add_changes(commands: Any) -> None:
             "pause sync-prices --for 2h --reason 'the shop is closed'",
             "pause 'report-*' sync-prices",
         ],
-        "Tasks that appear later are not paused, whether or not they match.",
+        "Tasks that appear later are not paused, whether or not they match. Pauses do not replace "
+        "each other: a task is paused until the last of its pauses ends or is taken out.",
     )
     _add_names(command)
     command.add_argument(
@@ -240,15 +241,19 @@ def _add_changes(commands: Any) -> None:
         help="for how long, such as 90s, 15m, 2h or 1d (default: until it is resumed)",
     )
     command.add_argument("--reason", metavar="R", help="why, shown to others")
+    _add_operator(command)
 
     command = _add(
         commands,
         "resume",
         steering.resume,
-        "end the pause of tasks",
-        ["resume sync-prices", "resume 'report-*'"],
+        "take your own pauses of tasks out",
+        ["resume sync-prices", "resume 'report-*'", "resume sync-prices --force"],
+        "Tasks that others have paused stay paused, which is exit status 4.",
     )
     _add_names(command)
+    command.add_argument("--force", action="store_true", help="also the pauses of all others")
+    _add_operator(command)
 
     command = _add(
         commands,
@@ -526,6 +531,15 @@ def _add_names(parser: argparse.ArgumentParser) -> None:
         metavar="TASK",
         help="their names, in which * and ? stand for characters where no task has exactly that "
         "name; if one matches no task, nothing is changed",
+    )
+
+
+def _add_operator(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--as",
+        dest="name",
+        metavar="NAME",
+        help="in whose name, shown to others (default: this process's user and host)",
     )
 
 

@@ -128,7 +128,7 @@ def notes_of(task: TaskStatus, shown: Output) -> str:
     """Return notes on a task: pauses, requests, and whether it is gone."""
     notes = [unreadable_in_words(task.unreadable)] if task.unreadable else []
     if task.paused:
-        notes.append(_pause_of(task, shown))
+        notes += pauses_of(task, shown)
     if task.gone:
         notes.append("gone: no live replica has it")
     if task.requested_by is not None:
@@ -136,11 +136,14 @@ def notes_of(task: TaskStatus, shown: Output) -> str:
     return "; ".join(notes)
 
 
-def _pause_of(task: TaskStatus, shown: Output) -> str:
-    how_long = f"until {shown.moment(task.paused_until) or 'resumed'}"
-    why = f" ({task.pause_reason})" if task.pause_reason else ""
-    by = f" by {task.paused_by}" if task.paused_by else ""
-    return f"paused{by} {how_long}{why}"
+def pauses_of(task: TaskStatus, shown: Output) -> list[str]:
+    """Return the pauses of a paused task, in words."""
+    pauses = [
+        f"paused by {pause.by} until {shown.moment(pause.until) or 'resumed'}"
+        + (f" ({pause.reason})" if pause.reason else "")
+        for pause in task.pauses
+    ]
+    return pauses or [f"paused until {shown.moment(task.paused_until) or 'resumed'}"]
 
 
 def _row(task: TaskStatus, shown: Output) -> list[Cell | str]:

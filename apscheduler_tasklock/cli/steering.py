@@ -11,6 +11,7 @@ from typing import Any
 
 from apscheduler_tasklock.cli.exits import (
     FAILED,
+    FORBIDDEN,
     OK,
     RUN_FAILED,
     WAIT_OVER,
@@ -21,6 +22,7 @@ from apscheduler_tasklock.cli.exits import (
 )
 from apscheduler_tasklock.cli.output import output, print_json
 from apscheduler_tasklock.cli.runs import runs_of
+from apscheduler_tasklock.cli.status import pauses_of
 from apscheduler_tasklock.cli.target import find_task, name_of, task_locks
 from apscheduler_tasklock.errors import (
     TaskLockDatabaseError,
@@ -44,15 +46,11 @@ def pause(options: argparse.Namespace) -> int:
     """Pause tasks."""
     given = _names(options)
     with task_locks(options) as locks:
-        names = locks.pause(*given, duration=options.duration, reason=options.reason)
-        until = _paused_until(locks, names[0])
-    shown = output()
-    how_long = "until it is resumed"
-    if options.duration is not None:
-        how_long = (
-            f"until {shown.moment(until)}" if until else f"for {shown.seconds(options.duration)}"
+        names = locks.pause(
+            *given, duration=options.duration, reason=options.reason, by=options.name
         )
-    tell(options, {"paused": names, "until": until}, f"paused {how_long}", names)
+        until, told = _paused_until(locks, names[0], options.duration)
+    tell(options, {"paused": names, "until": until}, f"paused {told}", names)
     patterns = [pattern for pattern in given if pattern not in names]
     if patterns:
         told = ", ".join(map(repr, patterns))
@@ -60,28 +58,47 @@ def pause(options: argparse.Namespace) -> int:
     return OK
 
 
-def _paused_until(locks: TaskLocks, name: str) -> datetime | None:
-    """Return when a task's pause ends; ``None`` if the pause has no end, or cannot be read."""
+def _paused_until(
+    locks: TaskLocks, name: str, duration: float | None
+) -> tuple[datetime | None, str]:
+    """Return when a task's last pause ends, also in words; ``None``: it has no end, or is unknown.
+
+    The task may have an older pause, which ends later than the one that was made for ``duration``.
+    """
+    shown = output()
     try:
-        return find_task(locks, name).paused_until
+        until = find_task(locks, name).paused_until
     except TaskLockError as error:
         say(f"the end of the pause could not be read: {message_of(error)}")
-        return None
+        return None, "until it is resumed" if duration is None else f"for {shown.seconds(duration)}"
+    return until, f"until {shown.moment(until)}" if until else "until it is resumed"
 
 
 def resume(options: argparse.Namespace) -> int:
-    """End the pause of tasks."""
+    """Take one's own pauses of tasks out; with ``--force``, all pauses."""
     given = _names(options)
     with task_locks(options) as locks:
-        names = locks.resume(*given)
-        exact = {task.name for task in locks.tasks(*given)}.intersection(given)
+        names = locks.resume(*given, by=options.name, force=options.force)
+        tasks = locks.tasks(*given)
+    exact = {task.name for task in tasks}.intersection(given)
+    left = [task for task in tasks if task.paused and task.name not in names]
+    if not set(given) - exact:
+        left = [task for task in left if task.name in exact]
+    shown = output()
     if options.json:
-        print_json({"resumed": names})
+        paused = {task.name: task.pauses for task in left}
+        print_json({"resumed": names, "still_paused": paused})
     else:
-        for name in sorted(exact.union(names)):
-            output().print(f"{name}: {'resumed' if name in names else 'was not paused'}")
+        words = dict.fromkeys(exact, "was not paused")
+        words.update((task.name, f"still {'; '.join(pauses_of(task, shown))}") for task in left)
+        words.update(dict.fromkeys(names, "resumed"))
+        for name in sorted(words):
+            shown.print(f"{name}: {words[name]}")
     if set(given) - exact:
         say(f"{_count(names)} resumed")
+    if left:
+        say("the pauses of others stay; --force takes them out, and --as NAME those of that name")
+        return FORBIDDEN
     return OK
 
 
