@@ -577,7 +577,7 @@ def _pause(name: str, history: History | None = None) -> str:
                CASE WHEN NOT is_endless THEN GREATEST(own_until, {end}) END AS until
         FROM (SELECT jsonb_agg(pause ORDER BY place) FILTER (WHERE NOT {is_own}) AS others,
                      count(*) FILTER (WHERE NOT {is_own}) AS others_count,
-                     COALESCE(min({_PAUSE_SINCE}) FILTER (WHERE {is_own}), now()) AS since,
+                     LEAST(now(), min({_PAUSE_SINCE}) FILTER (WHERE {is_own})) AS since,
                      max({_PAUSE_UNTIL}) FILTER (WHERE {is_own}) AS own_until,
                      %(seconds)s::float8 IS NULL OR COALESCE(
                          bool_or({_PAUSE_UNTIL} IS NULL) FILTER (WHERE {is_own}), false)
@@ -623,9 +623,9 @@ def _resume(name: str, history: History | None = None) -> str:
               FROM {_PAUSES}) AS others
     """
     assignments = f"""
-        pauses = locked.pauses,
+        pauses = found.pauses,
         paused_until = CASE WHEN NOT is_written THEN lock.paused_until
-                            WHEN locked.pauses IS NULL THEN now()
+                            WHEN found.pauses IS NULL THEN now()
                             WHEN NOT is_endless THEN until END,
         recorded_actions = recorded_actions
             + CASE WHEN is_written THEN {int(history is not None)} ELSE 0 END
@@ -709,7 +709,8 @@ def _change_of_many(name: str, found: str, assignments: str, entry: str) -> str:
 
     If a task has exactly the name that a pattern spells, the pattern matches only that task. A
     pattern that matches no task may be mistyped, so the statement changes nothing, and returns that
-    pattern as missing.
+    pattern as missing. What is found in a row is computed from the row as it was locked, because
+    PostgreSQL would compute it before the lock if it were in the same SELECT.
 
     :param name: the quoted name of the task lock table, for a template
     :param found: a SELECT of what is found in the row ``lock``. Its column ``has_room`` says
@@ -732,19 +733,21 @@ def _change_of_many(name: str, found: str, assignments: str, entry: str) -> str:
         ), missing AS (
             SELECT pattern FROM given WHERE pattern NOT IN (SELECT pattern FROM chosen)
         ), locked AS (
-            SELECT lock.task_name, {IS_PAUSED} AS was_paused, found.*
-            FROM {name} AS lock, LATERAL ({found}) AS found
+            SELECT lock.* FROM {name} AS lock
             WHERE task_name IN (SELECT task_name FROM chosen)
                   AND NOT EXISTS (SELECT FROM missing)
             ORDER BY lock.task_name FOR NO KEY UPDATE OF lock
+        ), found AS (
+            SELECT lock.task_name, {IS_PAUSED} AS was_paused, found.*
+            FROM locked AS lock, LATERAL ({found}) AS found
         ), full_ones AS (
-            SELECT task_name FROM locked WHERE NOT has_room
+            SELECT task_name FROM found WHERE NOT has_room
         ), changed AS (
             UPDATE {name} AS lock SET {assignments}
-            FROM locked WHERE lock.task_name = locked.task_name
+            FROM found WHERE lock.task_name = found.task_name
                 AND NOT EXISTS (SELECT FROM full_ones)
-            RETURNING lock.*, locked.was_paused, {IS_PAUSED} AS is_paused,
-                      locked.is_written, locked.until
+            RETURNING lock.*, found.was_paused, {IS_PAUSED} AS is_paused, found.is_written,
+                      found.until
         ){f", entry AS ({entry})" if entry else ""}
         SELECT task_name AS name, was_paused, is_paused, true AS is_there, false AS is_full
         FROM changed

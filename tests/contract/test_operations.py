@@ -461,6 +461,8 @@ class TestPause:
         task = operator.task()
         assert (task.pauses, task.paused_until) == ((bobs,), bobs.until)
         assert operator.resume(["task"], "ann") == []
+        done = [(each.outcome, each.by) for each in operator.runs(kind="operator")][::-1]
+        assert done == [("paused", "ann"), ("paused", "bob"), ("resumed", "ann")]
         assert not one.granted(**JOB)
         travel(15)
         assert (operator.task().pauses, operator.task().paused) == ((), False)
