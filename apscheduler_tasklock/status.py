@@ -76,12 +76,15 @@ class Pause:
     :ivar since: when it was made
     :ivar until: its end; ``None``: until it is resumed
     :ivar reason: the reason
+    :ivar namespace: of a pause of all tasks, what the names of these tasks begin with; ``""`` if it
+        is for all; ``None``: the pause is of one task
     """
 
     by: str
     since: datetime
     until: datetime | None
     reason: str | None
+    namespace: str | None = None
 
 
 @dataclass(frozen=True)
@@ -118,7 +121,8 @@ class TaskStatus:
     :ivar error_type: class of the last run's exception
     :ivar paused: whether the task is paused
     :ivar paused_until: end of its last pause; ``None``: until somebody resumes the task
-    :ivar pauses: its pauses that have not ended, in the order in which they were made
+    :ivar pauses: its pauses that have not ended, in the order in which they were made, and then
+        those of all tasks
     :ivar requested_by: who has asked for a manual run that has not begun yet
     :ivar requested_at: when that manual run was asked for
     :ivar gone: whether the task was removed: there are live replicas, and none of them has it

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from functools import partial
 from typing import Any
 from uuid import UUID, uuid4
 
 import psycopg
-from psycopg.errors import InsufficientPrivilege, UndefinedTable
+from psycopg.errors import InsufficientPrivilege, LockNotAvailable, UndefinedTable
+from psycopg.pq import TransactionStatus
 from psycopg.rows import class_row, dict_row
 from sqlalchemy import Table
 
@@ -28,16 +30,23 @@ from apscheduler_tasklock._lock.json_columns import (
 )
 from apscheduler_tasklock._lock.protocol import HISTORY, history_beside
 from apscheduler_tasklock._lock.statements import (
+    ALL_TASKS,
+    DUE_IN_ANY_PAUSE,
     DUE_IN_PAUSE,
     IS_ALIVE,
     IS_HEARD,
     IS_PAUSED,
+    IS_PAUSED_IN_ANY_WAY,
+    IS_TASK,
     JUST_BEFORE,
+    LAST_PAUSE_UNTIL,
     NEVER,
+    ROW_COLUMNS,
     SHORTEST_WAIT,
     History,
     RecordingStatement,
     Statement,
+    all_pauses,
     for_template,
 )
 from apscheduler_tasklock.errors import TaskLockNotFoundError, TaskLockStateError
@@ -64,9 +73,9 @@ from apscheduler_tasklock.status import (
 # When a task is due. After a pause, a live replica registers the next due time. Without a live
 # replica, the task counts as due about a period after the pause's end.
 _DUE = f"""
-    CASE WHEN NOT {DUE_IN_PAUSE} THEN lock.due_at
-         WHEN lock.paused_until <= now() AND lock.started_at <> {NEVER}
-         THEN lock.paused_until + GREATEST(lock.due_at - lock.window_start, '0') END
+    CASE WHEN NOT {DUE_IN_ANY_PAUSE} THEN lock.due_at
+         WHEN NOT {IS_PAUSED_IN_ANY_WAY} AND lock.started_at <> {NEVER}
+         THEN {LAST_PAUSE_UNTIL} + GREATEST(lock.due_at - lock.window_start, '0') END
 """
 _DUE_AND_GRACE = f"({_DUE} + (lock.overdue_at - lock.due_at))"
 # When a task counts as overdue. The sum is limited to the times that Python has, because it may be
@@ -107,7 +116,7 @@ _STATE = f"""
               THEN CASE WHEN lock.overrun_at BETWEEN lock.started_at AND now()
                         THEN 'too long' ELSE 'running' END
          WHEN {_OVERRUNS} THEN 'too long'
-         WHEN {IS_PAUSED} THEN 'paused'
+         WHEN {IS_PAUSED_IN_ANY_WAY} THEN 'paused'
          WHEN lock.finished_at IS NULL AND NOT lock.handed_over THEN 'dead'
          WHEN lock.window_start < {_DUE} AND {_OVERDUE} < now() THEN 'overdue'
          WHEN lock.window_start < {_DUE} AND {_DUE} < now() THEN 'late'
@@ -153,6 +162,9 @@ _JOB_STATE = """
 # another ``@>`` for text[] first.
 _HAS_TASK = "tasks OPERATOR(pg_catalog.@>) ARRAY[%(task)s::text]"
 
+# The value of ALL_TASKS.
+_ALL = "\x01pauses"
+
 # Limits the pauses of one task that have not ended.
 _MOST_PAUSES = 20
 
@@ -162,9 +174,19 @@ _PAUSE_UNTIL = moment_of("pause ->> 'until'::text")
 _PAUSES = f"""{elements_of("lock.pauses")} WITH ORDINALITY AS each (pause, place)
               WHERE CASE WHEN {IS_PAUSE} THEN COALESCE({_PAUSE_UNTIL} > now(), true)
                          ELSE false END"""
+# Pauses as columns of arrays, those of the task before those of all tasks.
+_IN_ORDER = ", ".join(
+    f"pg_catalog.array_agg({name} ORDER BY namespace NULLS FIRST, place) AS {name}"
+    for name in ("by", "since", "until", "why", "namespace")
+)
 _HAS_BAD_PAUSES = f"""(lock.pauses IS NOT NULL AND (
     jsonb_typeof(lock.pauses) <> 'array'
     OR EXISTS (SELECT FROM {elements_of("lock.pauses")} AS pause WHERE NOT {IS_PAUSE})))"""
+
+# Whether a pause of a task has no end: one of its own, or one of all tasks.
+_HAS_ENDLESS_PAUSE = f"""((lock.paused_until IS NULL AND {IS_PAUSED}) OR (
+    SELECT count(*) > 0 FROM all_pauses
+    WHERE until IS NULL AND starts_with(lock.task_name, namespace)))"""
 
 # Whether an operator has asked for a manual run that has not begun.
 _IS_OPEN = "lock.request_id IS NOT NULL AND lock.request_until > now()"
@@ -193,7 +215,7 @@ class Operations:
         replicas = f"""SELECT *, {IS_ALIVE} AS alive, {IS_HEARD} AS heard
                        FROM {self._replicas} AS replica"""
         tasks = f"""
-            WITH replicas AS ({replicas}),
+            WITH replicas AS ({replicas}), {all_pauses(name)},
                  alive AS (SELECT tasks FROM replicas WHERE alive),
                  unheard AS (SELECT replica_id FROM replicas WHERE NOT heard),
                  lost AS ({_LOST}),
@@ -215,10 +237,13 @@ class Operations:
                    stuck.tokens AS stuck_tokens, stuck.replica_ids AS stuck_on,
                    stuck.since AS stuck_since,
                    lock.succeeded_at, lock.failed_at, lock.failures, lock.error_type,
-                   {IS_PAUSED} AS paused,
-                   CASE WHEN lock.paused_until > now() THEN lock.paused_until END AS paused_until,
+                   {IS_PAUSED_IN_ANY_WAY} AS paused,
+                   CASE WHEN lock.paused_until > now() THEN lock.paused_until END
+                       AS own_paused_until,
+                   {IS_PAUSED} AS is_paused_itself,
                    pauses.by AS pauses_by, pauses.since AS pauses_since,
                    pauses.until AS pauses_until, pauses.why AS pauses_why,
+                   pauses.namespace AS pauses_namespace,
                    {_HAS_BAD_PAUSES} AS has_bad_pauses,
                    CASE WHEN lock.request_until > now() THEN lock.requested_by END AS requested_by,
                    CASE WHEN lock.request_until > now() THEN lock.requested_at END AS requested_at,
@@ -230,13 +255,17 @@ class Operations:
                        pg_catalog.array_agg(since ORDER BY lost.token) AS since
                 FROM lost WHERE lost.task = lock.task_name AND {_IS_STUCK}
             ) AS stuck, LATERAL (
-                SELECT pg_catalog.array_agg(pause ->> 'by'::text ORDER BY place) AS by,
-                       pg_catalog.array_agg({_PAUSE_SINCE} ORDER BY place) AS since,
-                       pg_catalog.array_agg({_PAUSE_UNTIL} ORDER BY place) AS until,
-                       pg_catalog.array_agg(pause ->> 'why'::text ORDER BY place) AS why
-                FROM {_PAUSES}
+                SELECT {_IN_ORDER}
+                FROM (SELECT NULL AS namespace, pause ->> 'by'::text AS by, {_PAUSE_SINCE} AS since,
+                             {_PAUSE_UNTIL} AS until, pause ->> 'why'::text AS why, place
+                      FROM {_PAUSES}
+                      UNION ALL
+                      SELECT namespace, by, since, until, why, place FROM all_pauses
+                      WHERE COALESCE(until > now(), true) AND lock.runs <> ''
+                            AND starts_with(lock.task_name, namespace)) AS pause
             ) AS pauses
-            WHERE %(like)s::text[] IS NULL OR lock.task_name LIKE ANY (%(like)s::text[])
+            WHERE {IS_TASK} AND (%(like)s::text[] IS NULL
+                                 OR lock.task_name LIKE ANY (%(like)s::text[]))
             ORDER BY lock.task_name LIMIT %(limit)s
         """
         self._tasks = Statement(tasks)
@@ -305,15 +334,16 @@ class Operations:
             ORDER BY task, token
         """)
         self._jobs = Statement(f"""
+            WITH {all_pauses(name)}
             SELECT job.id, {_JOB_STATE} AS state, job.options ->> 'name'::text AS name,
                    job.func AS function, job.trigger::text AS trigger, job.executor,
                    job.next_run_time, job.last_run_time,
                    job.task_name AS task,
                    CASE WHEN lock.finished_at IS NULL AND lock.locked_until > now()
                              AND NOT lock.handed_over THEN lock.locked_by END AS holder,
-                   lock.task_name IS NOT NULL AND {IS_PAUSED} AS task_paused,
-                   CASE WHEN lock.paused_until > now() THEN lock.paused_until END
-                       AS task_paused_until
+                   lock.task_name IS NOT NULL AND {IS_PAUSED_IN_ANY_WAY} AS task_paused,
+                   CASE WHEN {LAST_PAUSE_UNTIL} > now() AND NOT {_HAS_ENDLESS_PAUSE}
+                        THEN {LAST_PAUSE_UNTIL} END AS task_paused_until
             FROM {self._jobs_name} AS job LEFT JOIN {name} AS lock USING (task_name)
             WHERE %(like)s::text[] IS NULL OR job.id LIKE ANY (%(like)s::text[])
             ORDER BY job.next_run_time NULLS LAST, job.id LIMIT %(limit)s
@@ -325,6 +355,15 @@ class Operations:
         runs = history_beside(table, history)
         self._pause = RecordingStatement(_pause, name, runs)
         self._resume = RecordingStatement(_resume, name, runs)
+        self._lock_all = Statement(f"LOCK TABLE {name} IN SHARE ROW EXCLUSIVE MODE")
+        self._add_all = Statement(_add_all(name))
+        self._pause_all = RecordingStatement(_pause_all, name, runs)
+        self._resume_all = RecordingStatement(_resume_all, name, runs)
+        self._pauses_of_all = Statement(f"""
+            WITH {all_pauses(name)}
+            SELECT by, since, until, why AS reason, namespace FROM all_pauses
+            WHERE COALESCE(until > now(), true) ORDER BY namespace, place
+        """)
         ask = partial(_request_run, replicas=self._replicas)
         self._request_run = RecordingStatement(ask, name, runs)
         self._free = RecordingStatement(_free, name, runs)
@@ -332,7 +371,7 @@ class Operations:
         self._free_and_move = RecordingStatement(free_and_move, name, runs)
         self._forget = Statement(f"""
             WITH forgotten AS (
-                DELETE FROM {name} WHERE task_name = %(task)s
+                DELETE FROM {name} AS lock WHERE task_name = %(task)s AND {IS_TASK}
                     AND (finished_at IS NOT NULL OR locked_until <= now())
                     AND NOT EXISTS (SELECT FROM {self._replicas}
                                     WHERE {IS_ALIVE} AND {_HAS_TASK})
@@ -392,7 +431,7 @@ class Operations:
             rows = self._all(cursor, self._runs_of_task, task=task, **wanted)
         else:
             rows = self._all(cursor, self._matching_runs, like=_list(like), **wanted)
-        return [Run(**row) for row in rows]
+        return [Run(**{**row, "task": _shown_name(row["task"])}) for row in rows]
 
     def replicas(self, cursor: Any) -> list[ReplicaStatus]:
         """Return the replicas, in the order of their starts."""
@@ -461,6 +500,74 @@ class Operations:
         """
         rows = self._change_many(cursor, self._resume, patterns, {"by": by, "force": force})
         return [row["name"] for row in rows if row["was_paused"] and not row["is_paused"]]
+
+    def pause_all(
+        self,
+        cursor: Any,
+        namespace: str,
+        seconds: float | None,
+        by: str,
+        reason: str | None,
+        pause_id: UUID,
+        lock_timeout: float,
+    ) -> Pause | None:
+        """Pause all tasks whose names begin with ``namespace``.
+
+        The table is locked, so that the claims that are under way are over first: the statement of
+        such a claim would not see the pause, and would be granted afterwards. The table is locked
+        once more afterwards, because where transactions are serializable by default, a claim that
+        has waited for the lock still has the snapshot from before it.
+
+        :param lock_timeout: limits the seconds of the wait for the lock. All claims wait meanwhile.
+        :return: the pause; ``None``: other sessions have kept the table locked
+        :raises TaskLockStateError: there are too many pauses of all tasks
+        """
+        wanted = {
+            "namespace": namespace,
+            "seconds": seconds,
+            "by": by,
+            "reason": reason,
+            "pause_id": str(pause_id),
+        }
+        cursor.row_factory = dict_row
+        try:
+            with self._locked_table(cursor, lock_timeout):
+                self._run(cursor, self._add_all)
+                [row] = self._run_recording(cursor, self._pause_all, **wanted).fetchall()
+            with self._locked_table(cursor, lock_timeout):
+                pass
+        except LockNotAvailable:
+            return None
+        if not row["has_room"]:
+            raise TaskLockStateError(
+                f"the tasks are not paused again: there are {_MOST_PAUSES} pauses of all tasks, "
+                "which are the most that there can be; resume them first"
+            )
+        return Pause(by, row["since"], row["until"], reason, namespace)
+
+    @contextmanager
+    def _locked_table(self, cursor: Any, lock_timeout: float) -> Iterator[None]:
+        """Lock the task lock table in a transaction. No claim is under way in the context."""
+        with cursor.connection.transaction():
+            limit = f"SET LOCAL lock_timeout = {max(1, round(1000 * lock_timeout))}"
+            self._run(cursor, Statement(limit))
+            self._run(cursor, self._lock_all)
+            yield
+
+    def resume_all(self, cursor: Any, namespace: str, by: str, *, force: bool = False) -> None:
+        """Take one's own pauses of all tasks of a namespace out.
+
+        :param force: whether the pauses of all others are taken out, too
+        """
+        cursor.row_factory = dict_row
+        wanted = {"namespace": namespace, "by": by, "force": force}
+        self._run_recording(cursor, self._resume_all, **wanted).fetchall()
+
+    def pauses_of_all(self, cursor: Any) -> list[Pause]:
+        """Return the pauses of all tasks that have not ended."""
+        cursor.row_factory = class_row(Pause)
+        found: list[Pause] = self._all(cursor, self._pauses_of_all)
+        return found
 
     def request_run(self, cursor: Any, task: str, by: str, seconds: float) -> RunRequest:
         """Ask for a manual run, unless one was asked for and has not begun; return the request.
@@ -555,7 +662,9 @@ class Operations:
         """Run a statement with its entries in the run history, or without them if rejected."""
         if statement.recording is not None:
             try:
-                return self._run(cursor, statement.recording, **wanted)
+                # In a transaction, which then goes on after an error.
+                with _part_of_transaction(cursor):
+                    return self._run(cursor, statement.recording, **wanted)
             except psycopg.DatabaseError as error:
                 if as_unavailable(error) is not None:
                     raise
@@ -633,6 +742,98 @@ def _resume(name: str, history: History | None = None) -> str:
     rows = "changed AS run WHERE run.is_written"
     entry = history.action("resumed", rows) if history else ""
     return _change_of_many(name, found, assignments, entry)
+
+
+# The pauses of all tasks that are kept: for a day after their end, so that no run makes up for the
+# run times in them.
+_KEPT_PAUSES = f"""{elements_of("lock.pauses")} WITH ORDINALITY AS each (pause, place)
+                   WHERE CASE WHEN {IS_PAUSE}
+                              THEN COALESCE({_PAUSE_UNTIL} > now() - interval '1 day', true)
+                              ELSE false END"""
+_PAUSE_LASTS = f"COALESCE({_PAUSE_UNTIL} > now(), true)"
+
+
+def _add_all(name: str) -> str:
+    """Return the statement that adds the row of the pauses of all tasks. It is no task's row."""
+    return f"""
+        INSERT INTO {name} AS lock ({ROW_COLUMNS}, finished_at)
+        SELECT {ALL_TASKS}, {NEVER}, {NEVER}, {NEVER}, {NEVER}, {NEVER}, '', gen_random_uuid(), 0,
+               0, 0, false, false, '', false, NULL, NULL, NULL, false, NULL, NULL, NULL, {NEVER}
+        ON CONFLICT DO NOTHING
+    """
+
+
+def _pause_all(name: str, history: History | None = None) -> str:
+    """Return the statement that pauses all tasks of a namespace."""
+    is_own = f"""({_PAUSE_LASTS} AND pause ->> 'by'::text = %(by)s::text
+                  AND pause ->> 'namespace'::text = %(namespace)s::text
+                  AND pause ->> 'why'::text IS NOT DISTINCT FROM %(reason)s::text)"""
+    end = "now() + %(seconds)s::float8 * interval '1 second'"
+    pause = """jsonb_build_object('id', %(pause_id)s::text, 'by', %(by)s::text,
+        'why', %(reason)s::text, 'namespace', %(namespace)s::text,
+        'since', extract(epoch FROM since), 'until', extract(epoch FROM until))"""
+    return f"""
+        WITH found AS (
+            SELECT own.*, is_again OR lasting < {_MOST_PAUSES} AS has_room,
+                   CASE WHEN NOT is_endless THEN GREATEST(own_until, {end}) END AS until
+            FROM {name} AS lock, LATERAL (
+                SELECT jsonb_agg(pause ORDER BY place) FILTER (WHERE NOT {is_own}) AS others,
+                       count(*) FILTER (WHERE {_PAUSE_LASTS} AND NOT {is_own}) AS lasting,
+                       LEAST(now(), min({_PAUSE_SINCE}) FILTER (WHERE {is_own})) AS since,
+                       max({_PAUSE_UNTIL}) FILTER (WHERE {is_own}) AS own_until,
+                       %(seconds)s::float8 IS NULL OR COALESCE(
+                           bool_or({_PAUSE_UNTIL} IS NULL) FILTER (WHERE {is_own}), false)
+                           AS is_endless,
+                       COALESCE(bool_or(pause ->> 'id'::text = %(pause_id)s::text), false)
+                           AS is_again
+                FROM {_KEPT_PAUSES}) AS own
+            WHERE lock.task_name = {ALL_TASKS}
+        ), changed AS (
+            UPDATE {name} AS lock SET
+                pauses = COALESCE(others, '[]') OPERATOR(pg_catalog.||) {pause},
+                recorded_actions = recorded_actions + {int(history is not None)}
+            FROM found WHERE lock.task_name = {ALL_TASKS} AND has_room AND NOT is_again
+            RETURNING lock.*, found.until
+        ){_action_of_all(history, "paused", until="run.until", reason="%(reason)s::text")}
+        SELECT has_room, since, CASE WHEN is_again THEN own_until ELSE until END AS until FROM found
+    """
+
+
+def _resume_all(name: str, history: History | None = None) -> str:
+    """Return the statement that takes pauses of all tasks of a namespace out.
+
+    They end now and are kept, so that no run makes up for the run times in them.
+    """
+    is_own = f"""({_PAUSE_LASTS} AND pause ->> 'namespace'::text = %(namespace)s::text
+                  AND (%(force)s::boolean OR pause ->> 'by'::text = %(by)s::text))"""
+    ended = """pause OPERATOR(pg_catalog.||)
+               jsonb_build_object('until', extract(epoch FROM now()))"""
+    return f"""
+        WITH locked AS (
+            SELECT lock.* FROM {name} AS lock WHERE task_name = {ALL_TASKS} FOR NO KEY UPDATE
+        ), found AS (
+            SELECT own.* FROM locked AS lock, LATERAL (
+                SELECT jsonb_agg(CASE WHEN {is_own} THEN {ended} ELSE pause END ORDER BY place)
+                           AS pauses,
+                       COALESCE(bool_or({is_own}), false) AS has_own
+                FROM {_KEPT_PAUSES}) AS own
+        ), changed AS (
+            UPDATE {name} AS lock SET
+                pauses = found.pauses,
+                recorded_actions = recorded_actions + {int(history is not None)}
+            FROM found WHERE lock.task_name = {ALL_TASKS} AND has_own
+            RETURNING lock.*
+        ){_action_of_all(history, "resumed")}
+        SELECT task_name FROM changed
+    """
+
+
+def _action_of_all(history: History | None, what: str, **more: str) -> str:
+    """Return the part of a WITH clause that writes what was done with all tasks of a namespace."""
+    if history is None:
+        return ""
+    name = f"{ALL_TASKS} || %(namespace)s::text"
+    return f", entry AS ({history.action(what, 'changed AS run', task_name=name, **more)})"
 
 
 def _request_run(name: str, history: History | None = None, *, replicas: str) -> str:
@@ -726,8 +927,8 @@ def _change_of_many(name: str, found: str, assignments: str, entry: str) -> str:
             FROM unnest(%(patterns)s::text[], %(likes)s::text[]) AS given (pattern, alike)
         ), chosen AS (
             SELECT given.pattern, lock.task_name FROM given JOIN {name} AS lock
-            ON lock.task_name = given.pattern
-               OR (lock.task_name LIKE given.alike
+            ON {IS_TASK} AND lock.task_name = given.pattern
+               OR ({IS_TASK} AND lock.task_name LIKE given.alike
                    AND NOT EXISTS (SELECT FROM {name} AS exact
                                    WHERE exact.task_name = given.pattern))
         ), missing AS (
@@ -756,6 +957,16 @@ def _change_of_many(name: str, found: str, assignments: str, entry: str) -> str:
     """
 
 
+@contextmanager
+def _part_of_transaction(cursor: Any) -> Iterator[None]:
+    """Let an error in the context leave the transaction usable, if one has begun."""
+    if cursor.connection.info.transaction_status is TransactionStatus.IDLE:
+        yield
+        return
+    with cursor.connection.transaction():
+        yield
+
+
 def like_of(pattern: str) -> str:
     """Return the ``LIKE`` pattern of a glob with ``*`` and ``?``."""
     return escaped(pattern).replace("*", "%").replace("?", "_")
@@ -764,6 +975,11 @@ def like_of(pattern: str) -> str:
 def escaped(name: str) -> str:
     """Return the ``LIKE`` pattern that only this name matches."""
     return "".join(f"\\{character}" if character in "\\%_" else character for character in name)
+
+
+def _shown_name(task: str) -> str:
+    """Return the name of an entry's task; of all tasks of a namespace, the pattern for them."""
+    return f"{task.removeprefix(_ALL)}*" if task.startswith(_ALL) else task
 
 
 def _list(like: Sequence[str] | None) -> list[str] | None:
@@ -777,9 +993,15 @@ def _task_status(row: dict[str, Any]) -> TaskStatus:
     if row.pop("has_no_window"):  # never claimed for a run time, at most for a manual run
         unknown += ["scheduled_at", "window_until"]
     bad = ["pauses"] if row.pop("has_bad_pauses") else []
+    own_end = row.pop("own_paused_until")
+    ends = [own_end] if row.pop("is_paused_itself") else []
     schedule = _from_json(row, "schedule", bad)
-    pauses = [row.pop(f"pauses_{name}") or () for name in ("by", "since", "until", "why")]
+    pauses = [
+        row.pop(f"pauses_{name}") or () for name in ("by", "since", "until", "why", "namespace")
+    ]
     columns = [row.pop(name) or () for name in ("stuck_tokens", "stuck_on", "stuck_since")]
+    found = tuple(Pause(*each) for each in zip(*pauses, strict=True))
+    ends += [pause.until for pause in found if pause.namespace is not None]
     return TaskStatus(
         **{
             **row,
@@ -788,7 +1010,8 @@ def _task_status(row: dict[str, Any]) -> TaskStatus:
                 RunningRun(row["name"], token, replica, since, lost=True)
                 for token, replica, since in zip(*columns, strict=True)
             ),
-            "pauses": tuple(Pause(*each) for each in zip(*pauses, strict=True)),
+            "pauses": found,
+            "paused_until": None if None in ends else max(ends, default=None),
             "state": TaskState.UNREADABLE if bad else state,
             "schedule": schedule,
             "late_by": row["late_by"] if is_due else None,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from apscheduler_tasklock._lock.command_lines import command_line
@@ -30,7 +31,7 @@ from apscheduler_tasklock.cli.target import (
 from apscheduler_tasklock.cli.text import unreadable_in_words
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockOptionError
 from apscheduler_tasklock.locks import TaskLocks
-from apscheduler_tasklock.status import Run, TaskState, TaskStatus
+from apscheduler_tasklock.status import Pause, Run, TaskState, TaskStatus
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -79,6 +80,8 @@ def status(options: argparse.Namespace) -> int:
     if options.json:
         print_json(tasks)
         return OK
+    for line in paused_with_all(tasks, shown):
+        say(line)  # not among the data
     shown.print_table(task_table(tasks, shown))
     if not tasks:
         say("no tasks")
@@ -138,12 +141,34 @@ def notes_of(task: TaskStatus, shown: Output) -> str:
 
 def pauses_of(task: TaskStatus, shown: Output) -> list[str]:
     """Return the pauses of a paused task, in words."""
-    pauses = [
-        f"paused by {pause.by} until {shown.moment(pause.until) or 'resumed'}"
-        + (f" ({pause.reason})" if pause.reason else "")
-        for pause in task.pauses
-    ]
+    pauses = [pause_in_words(pause, shown) for pause in task.pauses]
     return pauses or [f"paused until {shown.moment(task.paused_until) or 'resumed'}"]
+
+
+def pause_in_words(pause: Pause, shown: Output) -> str:
+    """Return a pause in words: by whom, until when, and why."""
+    what = "" if pause.namespace is None else f" with {of_all_in_words(pause.namespace)}"
+    why = f" ({pause.reason})" if pause.reason else ""
+    return f"paused{what} by {pause.by} until {shown.moment(pause.until) or 'resumed'}{why}"
+
+
+def of_all_in_words(namespace: str) -> str:
+    """Return in words which tasks a pause of all tasks is for."""
+    return f"all tasks of the namespace {namespace!r}" if namespace else "all tasks"
+
+
+def paused_with_all(tasks: Iterable[TaskStatus], shown: Output) -> list[str]:
+    """Return the pauses of all tasks that are for some of these tasks, in words."""
+    found = dict.fromkeys(
+        pause for task in tasks for pause in task.pauses if pause.namespace is not None
+    )
+    return [of_all_and_pause_in_words(pause, shown) for pause in found]
+
+
+def of_all_and_pause_in_words(pause: Pause, shown: Output) -> str:
+    """Return a pause of all tasks in words, with the tasks first."""
+    own = pause_in_words(replace(pause, namespace=None), shown)
+    return f"{of_all_in_words(pause.namespace or '')}: {own}"
 
 
 def _row(task: TaskStatus, shown: Output) -> list[Cell | str]:
@@ -210,7 +235,11 @@ class _View:
         except TaskLockDatabaseError as error:
             message = f"the database is unavailable, these are the tasks of the last read: {error}"
             line = Text(printable(message), style="bold red")
-        return Group(line, self._shown.drawn(task_table(self._tasks, self._shown)))
+        paused = [
+            Text(printable(each), style="bold yellow")
+            for each in paused_with_all(self._tasks, self._shown)
+        ]
+        return Group(line, *paused, self._shown.drawn(task_table(self._tasks, self._shown)))
 
 
 def _print_facts(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 
+from apscheduler_tasklock._lock.json_columns import IS_PAUSE, elements_of, moment_of
+
 # The times in the row of a task that has never run.
 NEVER = "timestamptz 'epoch'"
 
@@ -48,13 +50,58 @@ SAFELY = f"({DURABLY} AND {BRIEFLY})"
 # `not_after`, and sends the claim again.
 IS_WANTED = "COALESCE(now() <= %(not_after)s::timestamptz, true)"
 
-# Whether a task is paused. A pause without an end lasts until an operator resumes the task.
+# The name of the row with the pauses of all tasks. No task's name begins with U+0001, as it does.
+ALL_TASKS = "(chr(1) || 'pauses')"
+# Whether a row is a task's.
+IS_TASK = "NOT starts_with(lock.task_name, chr(1))"
+
+# Whether the task itself is paused. A pause without an end lasts until an operator resumes the task.
 IS_PAUSED = "COALESCE(lock.paused_until > now(), lock.paused_at IS NOT NULL)"
 
 # Whether the due time falls into a pause, so that no run makes up for it. This is false for a due
 # time before the pause, because a run after the pause makes up for such a due time.
 DUE_IN_PAUSE = """COALESCE(lock.due_at >= lock.paused_at
     AND (lock.paused_until IS NULL OR lock.due_at < lock.paused_until), false)"""
+
+
+# Which pauses of all tasks are for a task: those whose namespace its name begins with. A pause of
+# all tasks is not for a task that is only used by holds.
+_ARE_FOR_IT = "lock.runs <> '' AND starts_with(lock.task_name, all_pauses.namespace)"
+_LASTS = "COALESCE(all_pauses.until > now(), true)"
+
+# Whether a task is paused, by itself or with all tasks. Each statement with this condition has the
+# query of `all_pauses`. The condition has a scalar subquery, which PostgreSQL evaluates only where
+# the rest does not decide, and never makes a join of.
+IS_PAUSED_IN_ANY_WAY = f"""({IS_PAUSED} OR (
+    SELECT count(*) > 0 FROM all_pauses WHERE {_ARE_FOR_IT} AND {_LASTS}))"""
+DUE_IN_PAUSE_OF_ALL = f"""(SELECT count(*) > 0 FROM all_pauses
+    WHERE {_ARE_FOR_IT} AND lock.due_at >= all_pauses.since
+          AND COALESCE(lock.due_at < all_pauses.until, true))"""
+DUE_IN_ANY_PAUSE = f"({DUE_IN_PAUSE} OR {DUE_IN_PAUSE_OF_ALL})"
+# When the last pause of a task ends or has ended; null without an end.
+LAST_PAUSE_UNTIL = f"""GREATEST(lock.paused_until, (
+    SELECT max(all_pauses.until) FROM all_pauses WHERE {_ARE_FOR_IT}))"""
+
+
+def all_pauses(table: str) -> str:
+    """Return the query of the pauses of all tasks, for a WITH clause.
+
+    It has also pauses that have ended, as long as their row has them.
+    """
+    return f"""all_pauses AS (
+        SELECT pause ->> 'namespace'::text AS namespace, pause ->> 'by'::text AS by,
+               {moment_of("pause ->> 'since'::text")} AS since,
+               {moment_of("pause ->> 'until'::text")} AS until, pause ->> 'why'::text AS why, place
+        FROM {table} AS side, {elements_of("side.pauses")} WITH ORDINALITY AS each (pause, place)
+        WHERE side.task_name = {ALL_TASKS} AND {IS_PAUSE}
+    )"""
+
+
+def paused_with_all(task_name: str, fired: str = "now()") -> str:
+    """Return whether all tasks of a name's namespace are paused, or were at the run time."""
+    return f"""(SELECT count(*) > 0 FROM all_pauses
+                WHERE starts_with({task_name}, all_pauses.namespace)
+                      AND COALESCE(all_pauses.until > LEAST(now(), {fired}), true))"""
 
 
 def due_after(asked: Mapping[str, str], since: str) -> str:

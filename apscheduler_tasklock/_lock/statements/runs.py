@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from apscheduler_tasklock._lock.statements.conditions import (
-    DUE_IN_PAUSE,
-    IS_PAUSED,
+    DUE_IN_ANY_PAUSE,
+    DUE_IN_PAUSE_OF_ALL,
+    IS_PAUSED_IN_ANY_WAY,
     JUST_BEFORE,
     KEPT_TO_BEGIN,
     SAFELY,
     SHORTEST_WAIT,
     STANDS,
+    all_pauses,
     asked_columns,
     asked_parameters,
     due_after,
@@ -56,9 +58,10 @@ class _Release:
         # Whether a run time became due while a manual run went on, so that the task is due at the
         # manual run's end. A due time that was overdue before the manual run, or that fell into a
         # pause, does not change.
-        follows = """(lock.kind = 'manual' AND lock.finished_at IS NULL AND lock.due_at <= now()
+        follows = f"""(lock.kind = 'manual' AND lock.finished_at IS NULL AND lock.due_at <= now()
                       AND lock.overdue_at > lock.started_at
-                      AND COALESCE(lock.due_at >= lock.paused_until, lock.paused_at IS NULL))"""
+                      AND COALESCE(lock.due_at >= lock.paused_until, lock.paused_at IS NULL)
+                      AND NOT {DUE_IN_PAUSE_OF_ALL})"""
         # Whether the next run time has passed while the run went on, so that a later one is due. A
         # manual run moves the due time only if it makes up for an overdue run: the task was overdue
         # when the manual run began, and the outcome is "ok".
@@ -171,7 +174,7 @@ def release(table: str, history: History | None = None) -> str:
                       %(ended_at)s::timestamptz AS ended_at) AS late
               WHERE NOT EXISTS (SELECT FROM ended)"""
     return f"""
-        WITH ended AS (
+        WITH {all_pauses(table)}, ended AS (
             UPDATE {table} AS lock SET {release.changes} WHERE {mine} AND {SAFELY}
             RETURNING {release.ended}
         ){release.entry}{release.overtaken(late)}
@@ -222,7 +225,9 @@ def release_many(table: str, history: History | None = None) -> str:
                     WHERE task_name = asked.task_name)
                 OFFSET 0) AS late WHERE true"""
     return f"""
-        WITH asked AS (SELECT * FROM {json_rows(_RELEASE_TYPES)}), free AS (
+        WITH {all_pauses(table)}, asked AS (
+            SELECT * FROM {json_rows(_RELEASE_TYPES)}
+        ), free AS (
             SELECT lock.task_name FROM {table} AS lock JOIN asked USING (task_name, claim_id)
             WHERE {found}
             ORDER BY lock.task_name FOR NO KEY UPDATE OF lock SKIP LOCKED
@@ -293,12 +298,13 @@ def read(table: str) -> str:
     rows of the tasks in ``always`` are read in any case. If there are no rows to return, the
     statement returns one row with only the server's own state.
     """
-    not_paused = f"due_at < now() AND NOT {IS_PAUSED}"
+    not_paused = f"due_at < now() AND NOT {IS_PAUSED_IN_ANY_WAY}"
     is_due = f"finished_at IS NOT NULL AND {not_paused}"
     # A dead run that is not run again does not block the task's next run.
     died = "(locked_until <= now() AND NOT failover AND NOT handed_over)"
     is_over = f"(finished_at IS NOT NULL OR {died})"
     return f"""
+        WITH {all_pauses(table)}
         SELECT task_name, claim_id, token, finished_at IS NOT NULL AS finished,
                {IS_DEAD} AS dead,
                run_until <= now() AS expired, failover, deaths, handovers, handed_over, runs,
@@ -307,9 +313,9 @@ def read(table: str) -> str:
                CASE WHEN request_until > now() THEN request_id END AS request_id, schedule,
                CASE WHEN {is_over} AND {not_paused} THEN due_at END AS due_at,
                COALESCE({is_due} AND window_start < due_at AND overdue_at < now()
-                        AND NOT {DUE_IN_PAUSE}, false) AS overdue,
-               {IS_PAUSED} AS paused,
-               {DUE_IN_PAUSE} AS due_in_pause
+                        AND NOT {DUE_IN_ANY_PAUSE}, false) AS overdue,
+               {IS_PAUSED_IN_ANY_WAY} AS paused,
+               {DUE_IN_ANY_PAUSE} AS due_in_pause
         FROM (SELECT current_setting('transaction_read_only')::boolean AS read_only) AS server
         LEFT JOIN {table} AS lock ON task_name = ANY(%(task_names)s::text[])
             AND ({IS_DEAD}
