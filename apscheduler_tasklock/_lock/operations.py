@@ -355,7 +355,6 @@ class Operations:
         runs = history_beside(table, history)
         self._pause = RecordingStatement(_pause, name, runs)
         self._resume = RecordingStatement(_resume, name, runs)
-        self._lock_all = Statement(f"LOCK TABLE {name} IN SHARE ROW EXCLUSIVE MODE")
         self._add_all = Statement(_add_all(name))
         self._pause_all = RecordingStatement(_pause_all, name, runs)
         self._resume_all = RecordingStatement(_resume_all, name, runs)
@@ -549,9 +548,9 @@ class Operations:
     def _locked_table(self, cursor: Any, lock_timeout: float) -> Iterator[None]:
         """Lock the task lock table in a transaction. No claim is under way in the context."""
         with cursor.connection.transaction():
-            limit = f"SET LOCAL lock_timeout = {max(1, round(1000 * lock_timeout))}"
-            self._run(cursor, Statement(limit))
-            self._run(cursor, self._lock_all)
+            cursor.execute(f"SET LOCAL lock_timeout = {max(1, round(1000 * lock_timeout))}")
+            table = self._name.replace("%%", "%")
+            cursor.execute(f"LOCK TABLE {table} IN SHARE ROW EXCLUSIVE MODE")
             yield
 
     def resume_all(self, cursor: Any, namespace: str, by: str, *, force: bool = False) -> None:
@@ -684,7 +683,8 @@ def _pause(name: str, history: History | None = None) -> str:
         SELECT own.*, is_again OR others_count < {_MOST_PAUSES} AS has_room,
                NOT is_again AS is_written,
                CASE WHEN NOT is_endless THEN GREATEST(own_until, {end}) END AS until
-        FROM (SELECT jsonb_agg(pause ORDER BY place) FILTER (WHERE NOT {is_own}) AS others,
+        FROM (SELECT pg_catalog.jsonb_agg(pause ORDER BY place)
+                         FILTER (WHERE NOT {is_own}) AS others,
                      count(*) FILTER (WHERE NOT {is_own}) AS others_count,
                      LEAST(now(), min({_PAUSE_SINCE}) FILTER (WHERE {is_own})) AS since,
                      max({_PAUSE_UNTIL}) FILTER (WHERE {is_own}) AS own_until,
@@ -694,7 +694,7 @@ def _pause(name: str, history: History | None = None) -> str:
                      COALESCE(bool_or(pause ->> 'id'::text = %(pause_id)s::text), false) AS is_again
               FROM {_PAUSES}) AS own
     """
-    pause = """jsonb_build_object('id', %(pause_id)s::text, 'by', %(by)s::text,
+    pause = """pg_catalog.jsonb_build_object('id', %(pause_id)s::text, 'by', %(by)s::text,
                                   'why', %(reason)s::text, 'since', extract(epoch FROM since),
                                   'until', extract(epoch FROM until))"""
     assignments = f"""
@@ -725,7 +725,8 @@ def _resume(name: str, history: History | None = None) -> str:
     found = f"""
         SELECT others.*, {IS_PAUSED} AND (has_own OR pauses IS NULL) AS is_written,
                true AS has_room
-        FROM (SELECT jsonb_agg(pause ORDER BY place) FILTER (WHERE NOT {is_own}) AS pauses,
+        FROM (SELECT pg_catalog.jsonb_agg(pause ORDER BY place)
+                         FILTER (WHERE NOT {is_own}) AS pauses,
                      COALESCE(bool_or({is_own}), false) AS has_own,
                      max({_PAUSE_UNTIL}) FILTER (WHERE NOT {is_own}) AS until,
                      bool_or({_PAUSE_UNTIL} IS NULL) FILTER (WHERE NOT {is_own}) AS is_endless
@@ -769,7 +770,7 @@ def _pause_all(name: str, history: History | None = None) -> str:
                   AND pause ->> 'namespace'::text = %(namespace)s::text
                   AND pause ->> 'why'::text IS NOT DISTINCT FROM %(reason)s::text)"""
     end = "now() + %(seconds)s::float8 * interval '1 second'"
-    pause = """jsonb_build_object('id', %(pause_id)s::text, 'by', %(by)s::text,
+    pause = """pg_catalog.jsonb_build_object('id', %(pause_id)s::text, 'by', %(by)s::text,
         'why', %(reason)s::text, 'namespace', %(namespace)s::text,
         'since', extract(epoch FROM since), 'until', extract(epoch FROM until))"""
     return f"""
@@ -777,7 +778,8 @@ def _pause_all(name: str, history: History | None = None) -> str:
             SELECT own.*, is_again OR lasting < {_MOST_PAUSES} AS has_room,
                    CASE WHEN NOT is_endless THEN GREATEST(own_until, {end}) END AS until
             FROM {name} AS lock, LATERAL (
-                SELECT jsonb_agg(pause ORDER BY place) FILTER (WHERE NOT {is_own}) AS others,
+                SELECT pg_catalog.jsonb_agg(pause ORDER BY place)
+                           FILTER (WHERE NOT {is_own}) AS others,
                        count(*) FILTER (WHERE {_PAUSE_LASTS} AND NOT {is_own}) AS lasting,
                        LEAST(now(), min({_PAUSE_SINCE}) FILTER (WHERE {is_own})) AS since,
                        max({_PAUSE_UNTIL}) FILTER (WHERE {is_own}) AS own_until,
@@ -807,13 +809,14 @@ def _resume_all(name: str, history: History | None = None) -> str:
     is_own = f"""({_PAUSE_LASTS} AND pause ->> 'namespace'::text = %(namespace)s::text
                   AND (%(force)s::boolean OR pause ->> 'by'::text = %(by)s::text))"""
     ended = """pause OPERATOR(pg_catalog.||)
-               jsonb_build_object('until', extract(epoch FROM now()))"""
+               pg_catalog.jsonb_build_object('until', extract(epoch FROM now()))"""
     return f"""
         WITH locked AS (
             SELECT lock.* FROM {name} AS lock WHERE task_name = {ALL_TASKS} FOR NO KEY UPDATE
         ), found AS (
             SELECT own.* FROM locked AS lock, LATERAL (
-                SELECT jsonb_agg(CASE WHEN {is_own} THEN {ended} ELSE pause END ORDER BY place)
+                SELECT pg_catalog.jsonb_agg(
+                           CASE WHEN {is_own} THEN {ended} ELSE pause END ORDER BY place)
                            AS pauses,
                        COALESCE(bool_or({is_own}), false) AS has_own
                 FROM {_KEPT_PAUSES}) AS own

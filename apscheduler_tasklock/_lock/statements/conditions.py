@@ -50,12 +50,12 @@ SAFELY = f"({DURABLY} AND {BRIEFLY})"
 # `not_after`, and sends the claim again.
 IS_WANTED = "COALESCE(now() <= %(not_after)s::timestamptz, true)"
 
-# The name of the row with the pauses of all tasks. No task's name begins with U+0001, as it does.
+# The name of the row with the pauses of all tasks. No task's name begins with U+0001.
 ALL_TASKS = "(chr(1) || 'pauses')"
 # Whether a row is a task's.
 IS_TASK = "NOT starts_with(lock.task_name, chr(1))"
 
-# Whether the task itself is paused. A pause without an end lasts until an operator resumes the task.
+# Whether the task itself is paused. A pause without an end lasts until an operator resumes it.
 IS_PAUSED = "COALESCE(lock.paused_until > now(), lock.paused_at IS NOT NULL)"
 
 # Whether the due time falls into a pause, so that no run makes up for it. This is false for a due
