@@ -421,7 +421,8 @@ class TaskLocks:
         tries. New claims wait meanwhile.
 
         :param duration: seconds or ``timedelta``; ``None``: until :meth:`resume_all`
-        :param namespace: what the names of the tasks begin with; by default all tasks are paused
+        :param namespace: what the names of the tasks begin with; ends with an ASCII character, such
+            as a colon; by default all tasks are paused
         :param by: the operator's name, shown to others; by default this process's user and host
         :param reason: the reason, shown to others
         :return: the pause. If the operator has paused the same tasks for the same reason before,
@@ -439,6 +440,11 @@ class TaskLocks:
         _check_lengths(where, by=by, reason=reason)
         if namespace:
             check_name(namespace, where)
+            if namespace[-1] >= "\x7f":
+                raise TaskLockOptionError(
+                    f"{where}: namespace must end with an ASCII character, such as a colon, not "
+                    f"{namespace!r}"
+                )
         pause_id, name = uuid4(), by or _operator()
         limit = min(LONGEST_TABLE_WAIT, self._client.settings.claim_timeout / 5)
         for attempt in range(TABLE_ATTEMPTS):

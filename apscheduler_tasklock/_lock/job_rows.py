@@ -43,6 +43,7 @@ from apscheduler_tasklock._lock.statements import (
 from apscheduler_tasklock._lock.statements.conditions import (
     BRIEFLY,
     all_pauses,
+    listed_pauses,
     paused_with_all,
 )
 from apscheduler_tasklock._values import LONGEST_NAME
@@ -115,8 +116,8 @@ _HAS_SHORT_NAMES = f"octet_length(task_name) <= {LONGEST_NAME} AND {_HAS_SHORT_I
 # registered has no name yet, so only a pause without a namespace is for it.
 _TASK_NAME = "COALESCE(job.task_name, '')"
 _PAUSED_WITH_ALL = paused_with_all(_TASK_NAME)
-_ALL_PAUSED_UNTIL = f"""(SELECT max(all_pauses.until) FROM all_pauses
-    WHERE starts_with({_TASK_NAME}, all_pauses.namespace))"""
+_ALL_PAUSED_UNTIL = f"""(SELECT max(listed_pauses.until) FROM listed_pauses
+    WHERE starts_with({_TASK_NAME}, listed_pauses.namespace))"""
 # Limits the recurring jobs whose tasks are listed, because a replica keeps their names in memory
 # and reads their rows with each look, and the table may have any number of rows.
 MOST_RECURRING = 10_000
@@ -634,7 +635,7 @@ def _read_due(jobs: str, lock: str) -> str:
     """
     order = "next_run_time, id ROWS UNBOUNDED PRECEDING"
     return f"""
-        WITH {all_pauses(lock)}, here AS (
+        WITH {all_pauses(lock)}, {listed_pauses(lock)}, here AS (
             SELECT * FROM json_to_recordset(%(executors)s::json) AS _ (executor text, most integer)
         ), due AS (
             SELECT due.* FROM here, LATERAL (

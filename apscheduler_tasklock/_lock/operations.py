@@ -39,7 +39,6 @@ from apscheduler_tasklock._lock.statements import (
     IS_PAUSED_IN_ANY_WAY,
     IS_TASK,
     JUST_BEFORE,
-    LAST_PAUSE_UNTIL,
     NEVER,
     ROW_COLUMNS,
     SHORTEST_WAIT,
@@ -48,6 +47,7 @@ from apscheduler_tasklock._lock.statements import (
     Statement,
     all_pauses,
     for_template,
+    listed_pauses,
 )
 from apscheduler_tasklock.errors import TaskLockNotFoundError, TaskLockStateError
 from apscheduler_tasklock.schema.table import (
@@ -70,12 +70,17 @@ from apscheduler_tasklock.status import (
     TaskStatus,
 )
 
+# When the last pause of a task ends or has ended; null without an end.
+_LAST_PAUSE_UNTIL = """GREATEST(lock.paused_until, (
+    SELECT max(listed_pauses.until) FROM listed_pauses
+    WHERE starts_with(lock.task_name, listed_pauses.namespace)))"""
+
 # When a task is due. After a pause, a live replica registers the next due time. Without a live
 # replica, the task counts as due about a period after the pause's end.
 _DUE = f"""
     CASE WHEN NOT {DUE_IN_ANY_PAUSE} THEN lock.due_at
          WHEN NOT {IS_PAUSED_IN_ANY_WAY} AND lock.started_at <> {NEVER}
-         THEN {LAST_PAUSE_UNTIL} + GREATEST(lock.due_at - lock.window_start, '0') END
+         THEN {_LAST_PAUSE_UNTIL} + GREATEST(lock.due_at - lock.window_start, '0') END
 """
 _DUE_AND_GRACE = f"({_DUE} + (lock.overdue_at - lock.due_at))"
 # When a task counts as overdue. The sum is limited to the times that Python has, because it may be
@@ -185,7 +190,7 @@ _HAS_BAD_PAUSES = f"""(lock.pauses IS NOT NULL AND (
 
 # Whether a pause of a task has no end: one of its own, or one of all tasks.
 _HAS_ENDLESS_PAUSE = f"""((lock.paused_until IS NULL AND {IS_PAUSED}) OR (
-    SELECT count(*) > 0 FROM all_pauses
+    SELECT count(*) > 0 FROM listed_pauses
     WHERE until IS NULL AND starts_with(lock.task_name, namespace)))"""
 
 # Whether an operator has asked for a manual run that has not begun.
@@ -215,7 +220,7 @@ class Operations:
         replicas = f"""SELECT *, {IS_ALIVE} AS alive, {IS_HEARD} AS heard
                        FROM {self._replicas} AS replica"""
         tasks = f"""
-            WITH replicas AS ({replicas}), {all_pauses(name)},
+            WITH replicas AS ({replicas}), {all_pauses(name)}, {listed_pauses(name)},
                  alive AS (SELECT tasks FROM replicas WHERE alive),
                  unheard AS (SELECT replica_id FROM replicas WHERE NOT heard),
                  lost AS ({_LOST}),
@@ -260,7 +265,7 @@ class Operations:
                              {_PAUSE_UNTIL} AS until, pause ->> 'why'::text AS why, place
                       FROM {_PAUSES}
                       UNION ALL
-                      SELECT namespace, by, since, until, why, place FROM all_pauses
+                      SELECT namespace, by, since, until, why, place FROM listed_pauses
                       WHERE COALESCE(until > now(), true) AND lock.runs <> ''
                             AND starts_with(lock.task_name, namespace)) AS pause
             ) AS pauses
@@ -334,7 +339,7 @@ class Operations:
             ORDER BY task, token
         """)
         self._jobs = Statement(f"""
-            WITH {all_pauses(name)}
+            WITH {all_pauses(name)}, {listed_pauses(name)}
             SELECT job.id, {_JOB_STATE} AS state, job.options ->> 'name'::text AS name,
                    job.func AS function, job.trigger::text AS trigger, job.executor,
                    job.next_run_time, job.last_run_time,
@@ -342,8 +347,8 @@ class Operations:
                    CASE WHEN lock.finished_at IS NULL AND lock.locked_until > now()
                              AND NOT lock.handed_over THEN lock.locked_by END AS holder,
                    lock.task_name IS NOT NULL AND {IS_PAUSED_IN_ANY_WAY} AS task_paused,
-                   CASE WHEN {LAST_PAUSE_UNTIL} > now() AND NOT {_HAS_ENDLESS_PAUSE}
-                        THEN {LAST_PAUSE_UNTIL} END AS task_paused_until
+                   CASE WHEN {_LAST_PAUSE_UNTIL} > now() AND NOT {_HAS_ENDLESS_PAUSE}
+                        THEN {_LAST_PAUSE_UNTIL} END AS task_paused_until
             FROM {self._jobs_name} AS job LEFT JOIN {name} AS lock USING (task_name)
             WHERE %(like)s::text[] IS NULL OR job.id LIKE ANY (%(like)s::text[])
             ORDER BY job.next_run_time NULLS LAST, job.id LIMIT %(limit)s
@@ -359,8 +364,8 @@ class Operations:
         self._pause_all = RecordingStatement(_pause_all, name, runs)
         self._resume_all = RecordingStatement(_resume_all, name, runs)
         self._pauses_of_all = Statement(f"""
-            WITH {all_pauses(name)}
-            SELECT by, since, until, why AS reason, namespace FROM all_pauses
+            WITH {listed_pauses(name)}
+            SELECT by, since, until, why AS reason, namespace FROM listed_pauses
             WHERE COALESCE(until > now(), true) ORDER BY namespace, place
         """)
         ask = partial(_request_run, replicas=self._replicas)
@@ -523,6 +528,7 @@ class Operations:
         """
         wanted = {
             "namespace": namespace,
+            "before": _first_after(namespace),
             "seconds": seconds,
             "by": by,
             "reason": reason,
@@ -771,7 +777,7 @@ def _pause_all(name: str, history: History | None = None) -> str:
                   AND pause ->> 'why'::text IS NOT DISTINCT FROM %(reason)s::text)"""
     end = "now() + %(seconds)s::float8 * interval '1 second'"
     pause = """pg_catalog.jsonb_build_object('id', %(pause_id)s::text, 'by', %(by)s::text,
-        'why', %(reason)s::text, 'namespace', %(namespace)s::text,
+        'why', %(reason)s::text, 'namespace', %(namespace)s::text, 'before', %(before)s::text,
         'since', extract(epoch FROM since), 'until', extract(epoch FROM until))"""
     return f"""
         WITH found AS (
@@ -978,6 +984,11 @@ def like_of(pattern: str) -> str:
 def escaped(name: str) -> str:
     """Return the ``LIKE`` pattern that only this name matches."""
     return "".join(f"\\{character}" if character in "\\%_" else character for character in name)
+
+
+def _first_after(namespace: str) -> str | None:
+    """Return the first text, by code points, after all that begin with a namespace."""
+    return f"{namespace[:-1]}{chr(ord(namespace[-1]) + 1)}" if namespace else None
 
 
 def _shown_name(task: str) -> str:

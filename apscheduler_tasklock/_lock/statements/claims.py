@@ -117,14 +117,16 @@ class Claim:
                     AND (lock.handed_over OR (lock.failover AND {asked["failover"]})))
             )
         )"""
-        # A hold is not paused with all tasks, because its code waits for it. The window is checked
-        # first, because it decides most claims, and costs less.
+        # A hold is not paused with all tasks, because its code waits for it.
         self.paused_with_all = f"""(
             {asked["runs"]} <> '' AND {paused_with_all(asked["task_name"], "asked.fired")})"""
-        self.paused = f"""({IS_PAUSED} OR COALESCE(asked.fired < lock.paused_until, false)
-                           OR CASE WHEN {self.new_window} THEN {self.paused_with_all}
-                                   ELSE false END)"""
-        is_free = f"NOT {self.own} AND {self.new_window} AND NOT {self.waits} AND NOT {self.paused}"
+        paused_itself = f"({IS_PAUSED} OR COALESCE(asked.fired < lock.paused_until, false))"
+        # The window is checked first, because it decides most claims, and costs less. PostgreSQL
+        # does so in conditions with AND by itself.
+        self.paused = f"""({paused_itself} OR CASE WHEN {self.new_window}
+                           THEN {self.paused_with_all} ELSE false END)"""
+        is_free = f"""NOT {self.own} AND {self.new_window} AND NOT {self.waits}
+                      AND NOT {paused_itself} AND NOT {self.paused_with_all}"""
         self.may_claim = f"{NOT_RUNNING} AND {is_free} AND {IS_WANTED}"
         due = due_after(asked, "asked.fired")
         # `schedule_since` is when the claim's replica got the schedule. If the row's window has the

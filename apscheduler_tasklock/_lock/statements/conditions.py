@@ -64,31 +64,34 @@ DUE_IN_PAUSE = """COALESCE(lock.due_at >= lock.paused_at
     AND (lock.paused_until IS NULL OR lock.due_at < lock.paused_until), false)"""
 
 
-# Which pauses of all tasks are for a task: those whose namespace its name begins with. A pause of
-# all tasks is not for a task that is only used by holds.
-_ARE_FOR_IT = "lock.runs <> '' AND starts_with(lock.task_name, all_pauses.namespace)"
-_LASTS = "COALESCE(all_pauses.until > now(), true)"
+# Whether a pause of all tasks is for a name, as a jsonpath. Names that begin with the namespace are
+# those from `namespace` on and before `before`, since jsonpath compares texts by their code points.
+# One function call is evaluated quickly, and only where there is a row with pauses of all tasks.
+_IS_FOR_NAME = "@.namespace <= $name && (@.before == null || $name < @.before)"
+_ENDS_AFTER = "(@.until == null || $at < @.until)"
 
-# Whether a task is paused, by itself or with all tasks. Each statement with this condition has the
-# query of `all_pauses`. The condition has a scalar subquery, which PostgreSQL evaluates only where
-# the rest does not decide, and never makes a join of.
-IS_PAUSED_IN_ANY_WAY = f"""({IS_PAUSED} OR (
-    SELECT count(*) > 0 FROM all_pauses WHERE {_ARE_FOR_IT} AND {_LASTS}))"""
-DUE_IN_PAUSE_OF_ALL = f"""(SELECT count(*) > 0 FROM all_pauses
-    WHERE {_ARE_FOR_IT} AND lock.due_at >= all_pauses.since
-          AND COALESCE(lock.due_at < all_pauses.until, true))"""
-DUE_IN_ANY_PAUSE = f"({DUE_IN_PAUSE} OR {DUE_IN_PAUSE_OF_ALL})"
-# When the last pause of a task ends or has ended; null without an end.
-LAST_PAUSE_UNTIL = f"""GREATEST(lock.paused_until, (
-    SELECT max(all_pauses.until) FROM all_pauses WHERE {_ARE_FOR_IT}))"""
+
+def _some_pause_of_all(condition: str, name: str, at: str) -> str:
+    """Return whether there is a pause of all tasks for a name. False also for unreadable pauses."""
+    return f"""COALESCE((SELECT jsonb_path_exists(
+        all_pauses.pauses, '$[*] ? ({_IS_FOR_NAME} && {condition})'::jsonpath,
+        pg_catalog.jsonb_build_object('name', {name}, 'at', extract(epoch FROM {at})), true)
+        FROM all_pauses), false)"""
 
 
 def all_pauses(table: str) -> str:
-    """Return the query of the pauses of all tasks, for a WITH clause.
+    """Return the query of the pauses of all tasks, for a WITH clause: one row or none.
 
-    It has also pauses that have ended, as long as their row has them.
+    Its row also has pauses that have ended, for a day, so that no run makes up for run times in
+    them.
     """
     return f"""all_pauses AS (
+        SELECT side.pauses FROM {table} AS side WHERE side.task_name = {ALL_TASKS})"""
+
+
+def listed_pauses(table: str) -> str:
+    """Return the query of the pauses of all tasks with a row for each, for a WITH clause."""
+    return f"""listed_pauses AS (
         SELECT pause ->> 'namespace'::text AS namespace, pause ->> 'by'::text AS by,
                {moment_of("pause ->> 'since'::text")} AS since,
                {moment_of("pause ->> 'until'::text")} AS until, pause ->> 'why'::text AS why, place
@@ -98,10 +101,20 @@ def all_pauses(table: str) -> str:
 
 
 def paused_with_all(task_name: str, fired: str = "now()") -> str:
-    """Return whether all tasks of a name's namespace are paused, or were at the run time."""
-    return f"""(SELECT count(*) > 0 FROM all_pauses
-                WHERE starts_with({task_name}, all_pauses.namespace)
-                      AND COALESCE(all_pauses.until > LEAST(now(), {fired}), true))"""
+    """Return whether all tasks of a name's namespace are paused, or were at the run time.
+
+    The statement has the query :func:`all_pauses`.
+    """
+    return _some_pause_of_all(_ENDS_AFTER, task_name, f"LEAST(now(), {fired})")
+
+
+# Whether a task is paused, by itself or with all tasks. A task that only holds use is not paused
+# with all tasks. Each statement with one of these conditions has the query :func:`all_pauses`.
+IS_PAUSED_IN_ANY_WAY = f"""({IS_PAUSED}
+    OR (lock.runs <> '' AND {paused_with_all("lock.task_name")}))"""
+DUE_IN_ANY_PAUSE = f"""({DUE_IN_PAUSE} OR (lock.runs <> '' AND lock.due_at IS NOT NULL AND {
+    _some_pause_of_all(f"@.since <= $at && {_ENDS_AFTER}", "lock.task_name", "lock.due_at")
+}))"""
 
 
 def due_after(asked: Mapping[str, str], since: str) -> str:

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 from apscheduler_tasklock._lock.statements.conditions import (
     DUE_IN_ANY_PAUSE,
-    DUE_IN_PAUSE_OF_ALL,
     IS_PAUSED_IN_ANY_WAY,
     JUST_BEFORE,
     KEPT_TO_BEGIN,
@@ -58,10 +57,9 @@ class _Release:
         # Whether a run time became due while a manual run went on, so that the task is due at the
         # manual run's end. A due time that was overdue before the manual run, or that fell into a
         # pause, does not change.
-        follows = f"""(lock.kind = 'manual' AND lock.finished_at IS NULL AND lock.due_at <= now()
+        follows = """(lock.kind = 'manual' AND lock.finished_at IS NULL AND lock.due_at <= now()
                       AND lock.overdue_at > lock.started_at
-                      AND COALESCE(lock.due_at >= lock.paused_until, lock.paused_at IS NULL)
-                      AND NOT {DUE_IN_PAUSE_OF_ALL})"""
+                      AND COALESCE(lock.due_at >= lock.paused_until, lock.paused_at IS NULL))"""
         # Whether the next run time has passed while the run went on, so that a later one is due. A
         # manual run moves the due time only if it makes up for an overdue run: the task was overdue
         # when the manual run began, and the outcome is "ok".
@@ -174,7 +172,7 @@ def release(table: str, history: History | None = None) -> str:
                       %(ended_at)s::timestamptz AS ended_at) AS late
               WHERE NOT EXISTS (SELECT FROM ended)"""
     return f"""
-        WITH {all_pauses(table)}, ended AS (
+        WITH ended AS (
             UPDATE {table} AS lock SET {release.changes} WHERE {mine} AND {SAFELY}
             RETURNING {release.ended}
         ){release.entry}{release.overtaken(late)}
@@ -225,9 +223,7 @@ def release_many(table: str, history: History | None = None) -> str:
                     WHERE task_name = asked.task_name)
                 OFFSET 0) AS late WHERE true"""
     return f"""
-        WITH {all_pauses(table)}, asked AS (
-            SELECT * FROM {json_rows(_RELEASE_TYPES)}
-        ), free AS (
+        WITH asked AS (SELECT * FROM {json_rows(_RELEASE_TYPES)}), free AS (
             SELECT lock.task_name FROM {table} AS lock JOIN asked USING (task_name, claim_id)
             WHERE {found}
             ORDER BY lock.task_name FOR NO KEY UPDATE OF lock SKIP LOCKED
