@@ -9,6 +9,7 @@ import getpass
 import os
 import secrets
 import socket
+import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -26,10 +27,12 @@ from inspect import (
     isgeneratorfunction,
 )
 from typing import Any, ClassVar, TypeVar
+from uuid import uuid4
 
 from sqlalchemy import Engine
 from sqlalchemy.engine import URL
 
+from apscheduler_tasklock._database.retries import jittered
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.client import LockClient, Released, client_now
 from apscheduler_tasklock._lock.forking import replace_in_each_child
@@ -64,6 +67,7 @@ from apscheduler_tasklock.status import (
     OUTCOMES,
     JobState,
     JobStatus,
+    Pause,
     ReplicaStatus,
     Run,
     RunRequest,
@@ -84,6 +88,11 @@ LONGEST_HISTORY = 10_000
 # The pause between two claims of a hold, in seconds, while its claims are refused because of a run
 # whose lease has ended.
 PAUSE = 0.3
+
+# Limits the seconds that a pause of all tasks waits for the claims that are under way, and how
+# often it tries.
+LONGEST_TABLE_WAIT = 2.0
+TABLE_ATTEMPTS = 10
 
 LOST = (
     "Task %r: its lock is lost (token %s), and another replica may have the task. Either the lock "
@@ -365,6 +374,10 @@ class TaskLocks:
         stopped. Run times that fall into the pause are not run after the pause. Tasks whose rows
         are added after this call are not paused, even if their names match.
 
+        Pauses do not replace each other: a task is paused until the last of its pauses has ended or
+        was taken out. Another pause by the same operator for the same reason makes the first one
+        longer, never shorter.
+
         :param patterns: names, in which ``*`` and ``?`` stand for characters if no task has
             exactly that name
         :param duration: seconds or ``timedelta``; ``None``: until :meth:`resume`
@@ -373,33 +386,135 @@ class TaskLocks:
         :return: the names of the paused tasks, in order
         :raises TaskLockOptionError: ``by`` or ``reason`` has more than 4,000 characters
         :raises TaskLockNotFoundError: a pattern matches no task; in that case no task is paused
+        :raises TaskLockStateError: a task has 20 pauses already; in that case no task is paused
         :raises TaskLockError: the database is unavailable, or rejects the statement
         """
         seconds = None
         if duration is not None:
             seconds = parse_positive_seconds(duration, "duration", "pause()")
         _check_lengths("pause()", by=by, reason=reason)
+        pause_id = uuid4()  # the statement is sent again if its answer is lost
         return self._operate(
             lambda operations, cursor: operations.pause(
-                cursor, patterns, seconds, by or _operator(), reason
+                cursor, patterns, seconds, by or _operator(), reason, pause_id
             )
         )
 
-    def resume(self, *patterns: str, by: str | None = None) -> list[str]:
-        """End the pause of tasks. Tasks that are not paused are not changed.
+    def resume(self, *patterns: str, by: str | None = None, force: bool = False) -> list[str]:
+        """Take the operator's own pauses of tasks out. The pauses of others stay.
+
+        A task is resumed when no pause is left. ``TaskStatus.pauses`` has those that are left.
 
         :param patterns: names, in which ``*`` and ``?`` stand for characters if no task has
             exactly that name
-        :param by: the operator's name, shown to others; by default this process's user and host
-        :return: the names of the tasks that were paused, in order
+        :param by: the operator's name, as :meth:`pause` was given it; by default this process's
+            user and host
+        :param force: whether the pauses of all others are taken out, too
+        :return: the names of the tasks that were paused and are not paused any more, in order
         :raises TaskLockOptionError: ``by`` has more than 4,000 characters
         :raises TaskLockNotFoundError: a pattern matches no task; in that case no task is resumed
         :raises TaskLockError: the database is unavailable, or rejects the statement
         """
         _check_lengths("resume()", by=by)
         return self._operate(
-            lambda operations, cursor: operations.resume(cursor, patterns, by or _operator())
+            lambda operations, cursor: operations.resume(
+                cursor, patterns, by or _operator(), force=force
+            )
         )
+
+    def pause_all(
+        self,
+        *,
+        duration: float | timedelta | None,
+        namespace: str = "",
+        by: str | None = None,
+        reason: str | None = None,
+    ) -> Pause:
+        """Pause all tasks on all replicas. When the call returns, they are paused.
+
+        Tasks that appear later are paused, too, as are the runs of due stored jobs. The pause does
+        not hold for ``hold``, for manual runs, and for jobs without a lock, which are those with
+        ``task_lock: False`` and a replica's own one-off jobs without an id. It does not hold for a
+        replica with ``on_database_error="run"`` while the database is unavailable.
+
+        The call waits for the claims that are under way, for 2 seconds at most each time that it
+        tries. New claims wait meanwhile.
+
+        :param duration: seconds or ``timedelta``; ``None``: until :meth:`resume_all`
+        :param namespace: what the names of the tasks begin with; ends with an ASCII character, such
+            as a colon; by default all tasks are paused
+        :param by: the operator's name, shown to others; by default this process's user and host
+        :param reason: the reason, shown to others
+        :return: the pause. If the operator has paused the same tasks for the same reason before,
+            that pause becomes longer.
+        :raises TaskLockOptionError: ``by`` or ``reason`` has more than 4,000 characters, or the
+            namespace is invalid
+        :raises TaskLockStateError: there are 20 pauses of all tasks already
+        :raises TaskLockError: the database is unavailable, rejects the statement, or other sessions
+            keep the table locked
+        """
+        where = "pause_all()"
+        seconds = None
+        if duration is not None:
+            seconds = parse_positive_seconds(duration, "duration", where)
+        _check_lengths(where, by=by, reason=reason)
+        if namespace:
+            check_name(namespace, where)
+            if namespace[-1] >= "\x7f":
+                raise TaskLockOptionError(
+                    f"{where}: namespace must end with an ASCII character, such as a colon, not "
+                    f"{namespace!r}"
+                )
+        pause_id, name = uuid4(), by or _operator()
+        limit = min(LONGEST_TABLE_WAIT, self._client.settings.claim_timeout / 5)
+        for attempt in range(TABLE_ATTEMPTS):
+            if attempt:
+                time.sleep(jittered(PAUSE))
+            pause = self._operate(
+                lambda operations, cursor: operations.pause_all(
+                    cursor, namespace, seconds, name, reason, pause_id, limit
+                )
+            )
+            if pause is not None:
+                return pause
+        raise TaskLockError(
+            "not all tasks are paused: other sessions keep the task lock table locked; "
+            "`apscheduler-tasklock doctor` names them. End them, and try again"
+        )
+
+    def resume_all(
+        self, *, namespace: str = "", by: str | None = None, force: bool = False
+    ) -> list[Pause]:
+        """Take the operator's own pauses of all tasks out. The pauses of single tasks stay.
+
+        :param namespace: the namespace that :meth:`pause_all` was given
+        :param by: the operator's name, as :meth:`pause_all` was given it; by default this process's
+            user and host
+        :param force: whether the pauses of all others are taken out, too
+        :return: the pauses of all tasks that are left, and hold for that namespace
+        :raises TaskLockOptionError: ``by`` has more than 4,000 characters, or the namespace is
+            invalid
+        :raises TaskLockError: the database is unavailable, or rejects the statement
+        """
+        _check_lengths("resume_all()", by=by)
+        if namespace:
+            check_name(namespace, "resume_all()")
+        name = by or _operator()
+
+        def resume(operations: Operations, cursor: Any) -> list[Pause]:
+            operations.resume_all(cursor, namespace, name, force=force)
+            return operations.pauses_of_all(cursor)
+
+        return [
+            each for each in self._operate(resume) if namespace.startswith(each.namespace or "")
+        ]
+
+    def pauses_of_all(self) -> list[Pause]:
+        """Return the pauses of all tasks that have not ended; see :meth:`pause_all`.
+
+        :raises TaskLockError: the database is unavailable, or rejects the statement
+        """
+        return self._operate(lambda operations, cursor: operations.pauses_of_all(cursor))
 
     def request_run(
         self,

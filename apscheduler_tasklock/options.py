@@ -392,6 +392,10 @@ def check_name(name: str, where: str) -> str:
         raise TaskLockOptionError(f"{where}: the name must be a text, not {name!r}")
     if not name:
         raise TaskLockOptionError(f"{where}: the name is empty")
+    if name.startswith("\x01"):
+        raise TaskLockOptionError(
+            f"{where}: the name {name!r} begins with U+0001, as only the task lock's own rows do"
+        )
     if "\0" in name:
         raise TaskLockOptionError(
             f"{where}: the name {name!r} has a NUL character, which PostgreSQL cannot store"

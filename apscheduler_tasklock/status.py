@@ -69,6 +69,25 @@ class RunningRun:
 
 
 @dataclass(frozen=True)
+class Pause:
+    """A pause that has not ended.
+
+    :ivar by: who has paused
+    :ivar since: when it was made
+    :ivar until: its end; ``None``: until it is resumed
+    :ivar reason: the reason
+    :ivar namespace: of a pause of all tasks, what the names of these tasks begin with; ``""`` if it
+        is for all; ``None``: the pause is of one task
+    """
+
+    by: str
+    since: datetime
+    until: datetime | None
+    reason: str | None
+    namespace: str | None = None
+
+
+@dataclass(frozen=True)
 class TaskStatus:
     """The status of a task, read from its row.
 
@@ -101,9 +120,9 @@ class TaskStatus:
     :ivar failures: how many runs in a row have failed
     :ivar error_type: class of the last run's exception
     :ivar paused: whether the task is paused
-    :ivar paused_until: end of the pause; ``None``: until somebody resumes the task
-    :ivar paused_by: who paused the task
-    :ivar pause_reason: reason of the pause
+    :ivar paused_until: end of its last pause; ``None``: until somebody resumes the task
+    :ivar pauses: its pauses that have not ended, in the order in which they were made, and then
+        those of all tasks
     :ivar requested_by: who has asked for a manual run that has not begun yet
     :ivar requested_at: when that manual run was asked for
     :ivar gone: whether the task was removed: there are live replicas, and none of them has it
@@ -137,8 +156,7 @@ class TaskStatus:
     error_type: str | None
     paused: bool
     paused_until: datetime | None
-    paused_by: str | None
-    pause_reason: str | None
+    pauses: tuple[Pause, ...]
     requested_by: str | None
     requested_at: datetime | None
     gone: bool

@@ -22,7 +22,7 @@ from apscheduler_tasklock.demo.jobs import TASKS as DEMO_TASKS
 from apscheduler_tasklock.demo.run import run_demo
 from apscheduler_tasklock.demo.server import EmbeddedServer
 from apscheduler_tasklock.demo.timeline import LiveView
-from tests.support.rows import FAILING, OVERDUE, PAUSED, RUNNING, add_task
+from tests.support.rows import FAILING, OVERDUE, RUNNING, add_task, paused
 
 HERE = Path(__file__).parent
 STATUS_WIDTH, DEMO_WIDTH = 132, 110
@@ -30,7 +30,7 @@ DEMO_HEIGHT = 40  # lines: room for a lane of each task on each replica
 DEMO_REPLICAS, DEMO_SECONDS = 3, 30
 
 TASKS = {
-    "clean-up": (CronTrigger(hour=3), {**PAUSED, "pause_reason": "'migration'"}),
+    "clean-up": (CronTrigger(hour=3), paused(reason="'migration'")),
     "daily-report": (CronTrigger(hour=6, minute=30), OVERDUE),
     "remind": (IntervalTrigger(minutes=15), RUNNING),
     "sync-prices": (IntervalTrigger(minutes=5), FAILING),

@@ -100,8 +100,7 @@ def _create_task_lock(op: Operations, table: str, schema: str | None) -> None:
         sa.Column("error_type", sa.Text, nullable=True),
         _moment("paused_at", nullable=True),
         _moment("paused_until", nullable=True),
-        sa.Column("paused_by", sa.Text, nullable=True),
-        sa.Column("pause_reason", sa.Text, nullable=True),
+        sa.Column("pauses", JSONB, nullable=True),
         sa.Column("request_id", sa.Uuid, nullable=True),
         sa.Column("requested_by", sa.Text, nullable=True),
         _moment("requested_at", nullable=True),
@@ -119,8 +118,6 @@ def _create_task_lock(op: Operations, table: str, schema: str | None) -> None:
             "kind",
             "schedule",
             "error_type",
-            "paused_by",
-            "pause_reason",
             "requested_by",
             "last_outcome",
             "window_schedule",
@@ -144,6 +141,7 @@ def _create_task_lock(op: Operations, table: str, schema: str | None) -> None:
             "request_until",
             "schedule_since",
         ),
+        _sum(table, "pauses", ("pauses",), 1_000_000),
         schema=schema,
     )
     # Half of each page stays empty, so that updates stay on their page.

@@ -40,7 +40,12 @@ from apscheduler_tasklock._lock.statements import (
     many,
     move_on,
 )
-from apscheduler_tasklock._lock.statements.conditions import BRIEFLY
+from apscheduler_tasklock._lock.statements.conditions import (
+    BRIEFLY,
+    all_pauses,
+    listed_pauses,
+    paused_with_all,
+)
 from apscheduler_tasklock._values import LONGEST_NAME
 from apscheduler_tasklock.errors import TaskLockError
 from apscheduler_tasklock.schema.table import job_table, literal
@@ -107,6 +112,12 @@ _RECURS = "trigger ->> 'type'::text IS DISTINCT FROM 'date'"
 _HAS_SHORT_ID = f"octet_length(job.id) <= {4 * LONGEST_NAME} AND length(job.id) <= {LONGEST_NAME}"
 # The limit of a task's name counts bytes.
 _HAS_SHORT_NAMES = f"octet_length(task_name) <= {LONGEST_NAME} AND {_HAS_SHORT_ID}"
+# Whether all tasks are paused, and until when they are or were. A task that no replica has
+# registered has no name yet, so only a pause without a namespace is for it.
+_TASK_NAME = "COALESCE(job.task_name, '')"
+_PAUSED_WITH_ALL = paused_with_all(_TASK_NAME)
+_ALL_PAUSED_UNTIL = f"""(SELECT max(listed_pauses.until) FROM listed_pauses
+    WHERE starts_with({_TASK_NAME}, listed_pauses.namespace))"""
 # Limits the recurring jobs whose tasks are listed, because a replica keeps their names in memory
 # and reads their rows with each look, and the table may have any number of rows.
 MOST_RECURRING = 10_000
@@ -597,7 +608,7 @@ def _due(jobs: str, lock: str) -> str:
     """Return the statement that reads a page of due jobs. The statement writes nothing."""
     order = "next_run_time, id ROWS UNBOUNDED PRECEDING"
     return f"""
-        WITH due AS (
+        WITH {all_pauses(lock)}, due AS (
             SELECT job.*,
                    pg_catalog.octet_length(trigger::text) + pg_catalog.octet_length(options::text)
                        + pg_catalog.octet_length(arguments::text) AS size
@@ -605,7 +616,7 @@ def _due(jobs: str, lock: str) -> str:
             WHERE job.executor = ANY(%(aliases)s::text[])
                   AND job.next_run_time <= %(until)s::timestamptz
                   AND NOT job.func = ANY(%(not_here)s::text[]) AND {_HAS_SHORT_ID}
-                  AND (lock.task_name IS NULL OR {MAY_BE_CLAIMED})
+                  AND (lock.task_name IS NULL OR {MAY_BE_CLAIMED}) AND NOT {_PAUSED_WITH_ALL}
                   AND (%(after_time)s::timestamptz IS NULL
                        OR (next_run_time, id) > (%(after_time)s::timestamptz, %(after_id)s::text))
             ORDER BY next_run_time, id LIMIT {_PAGE}
@@ -624,11 +635,12 @@ def _read_due(jobs: str, lock: str) -> str:
     """
     order = "next_run_time, id ROWS UNBOUNDED PRECEDING"
     return f"""
-        WITH here AS (
+        WITH {all_pauses(lock)}, {listed_pauses(lock)}, here AS (
             SELECT * FROM json_to_recordset(%(executors)s::json) AS _ (executor text, most integer)
         ), due AS (
             SELECT due.* FROM here, LATERAL (
-                SELECT job.*, {CHANGE_ID} AS change_id, lock.paused_until,
+                SELECT job.*, {CHANGE_ID} AS change_id,
+                       GREATEST(lock.paused_until, {_ALL_PAUSED_UNTIL}) AS paused_until,
                        lock.started_at AS ran_since,
                        CASE WHEN lock.started_at IS NOT NULL
                             THEN LEAST(COALESCE(lock.finished_at, lock.locked_until), now())
@@ -644,7 +656,7 @@ def _read_due(jobs: str, lock: str) -> str:
                       AND (%(since)s::timestamptz IS NULL
                            OR job.next_run_time > %(since)s::timestamptz
                            OR job.id = ANY(%(among)s::text[]))
-                      AND (lock.task_name IS NULL OR {MAY_BE_CLAIMED})
+                      AND (lock.task_name IS NULL OR {MAY_BE_CLAIMED}) AND NOT {_PAUSED_WITH_ALL}
                 ORDER BY job.next_run_time, job.id LIMIT here.most
             ) AS due
         ), page AS (

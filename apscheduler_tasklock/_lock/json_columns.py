@@ -31,10 +31,34 @@ IS_RUN = """
                                                         AND '253402128000'::numeric
           ELSE false END)
 """
-# The runs that a replica has reported; none if the column is no list.
-REPORTED_RUNS = """
-    jsonb_array_elements(CASE WHEN jsonb_typeof(running) = 'array' THEN running ELSE '[]' END)
+# Whether a JSON value is a pause: by whom, since when, until when, and why. The times are seconds
+# since 1970. Without ``until`` the pause lasts until an operator resumes the task.
+IS_PAUSE = """
+    (CASE WHEN jsonb_typeof(pause -> 'by'::text) = 'string'
+               AND jsonb_typeof(pause -> 'since'::text) = 'number'
+               AND COALESCE(jsonb_typeof(pause -> 'until'::text), 'null') IN ('number', 'null')
+               AND COALESCE(jsonb_typeof(pause -> 'why'::text), 'null') IN ('string', 'null')
+          THEN (pause ->> 'since'::text)::numeric BETWEEN '-62135510400'::numeric
+                                                      AND '253402128000'::numeric
+               AND COALESCE((pause ->> 'until'::text)::numeric, '0'::numeric)
+                   BETWEEN '-62135510400'::numeric AND '253402128000'::numeric
+          ELSE false END)
 """
+
+
+def moment_of(value: str) -> str:
+    """Return the SQL of the time that a JSON number has in seconds since 1970; null if none."""
+    return f"to_timestamp(({value})::float8)"
+
+
+def elements_of(column: str) -> str:
+    """Return the FROM item of a JSON list's elements; it has none if the column is no list."""
+    return f"""jsonb_array_elements(
+        CASE WHEN jsonb_typeof({column}) = 'array' THEN {column} ELSE '[]' END)"""
+
+
+# The runs that a replica has reported; none if the column is no list.
+REPORTED_RUNS = elements_of("running")
 
 
 def read_json(text: str) -> Any:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from functools import partial
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import psycopg
-from psycopg.errors import InsufficientPrivilege, UndefinedTable
+from psycopg.errors import InsufficientPrivilege, LockNotAvailable, UndefinedTable
+from psycopg.pq import TransactionStatus
 from psycopg.rows import class_row, dict_row
 from sqlalchemy import Table
 
@@ -17,20 +19,35 @@ from apscheduler_tasklock._database.outage import as_unavailable
 from apscheduler_tasklock._database.rejections import REPLICAS, Rejections
 from apscheduler_tasklock._database.sqlstates import one_line
 from apscheduler_tasklock._lock.job_rows import channel_of
-from apscheduler_tasklock._lock.json_columns import IS_RUN, REPORTED_RUNS, read_json, texts
+from apscheduler_tasklock._lock.json_columns import (
+    IS_PAUSE,
+    IS_RUN,
+    REPORTED_RUNS,
+    elements_of,
+    moment_of,
+    read_json,
+    texts,
+)
 from apscheduler_tasklock._lock.protocol import HISTORY, history_beside
 from apscheduler_tasklock._lock.statements import (
+    ALL_TASKS,
+    DUE_IN_ANY_PAUSE,
     DUE_IN_PAUSE,
     IS_ALIVE,
     IS_HEARD,
     IS_PAUSED,
+    IS_PAUSED_IN_ANY_WAY,
+    IS_TASK,
     JUST_BEFORE,
     NEVER,
+    ROW_COLUMNS,
     SHORTEST_WAIT,
     History,
     RecordingStatement,
     Statement,
+    all_pauses,
     for_template,
+    listed_pauses,
 )
 from apscheduler_tasklock.errors import TaskLockNotFoundError, TaskLockStateError
 from apscheduler_tasklock.schema.table import (
@@ -43,6 +60,7 @@ from apscheduler_tasklock.schema.table import (
 from apscheduler_tasklock.status import (
     JobState,
     JobStatus,
+    Pause,
     ReplicaState,
     ReplicaStatus,
     Run,
@@ -52,12 +70,17 @@ from apscheduler_tasklock.status import (
     TaskStatus,
 )
 
+# When the last pause of a task ends or has ended; null without an end.
+_LAST_PAUSE_UNTIL = """GREATEST(lock.paused_until, (
+    SELECT max(listed_pauses.until) FROM listed_pauses
+    WHERE starts_with(lock.task_name, listed_pauses.namespace)))"""
+
 # When a task is due. After a pause, a live replica registers the next due time. Without a live
 # replica, the task counts as due about a period after the pause's end.
 _DUE = f"""
-    CASE WHEN NOT {DUE_IN_PAUSE} THEN lock.due_at
-         WHEN lock.paused_until <= now() AND lock.started_at <> {NEVER}
-         THEN lock.paused_until + GREATEST(lock.due_at - lock.window_start, '0') END
+    CASE WHEN NOT {DUE_IN_ANY_PAUSE} THEN lock.due_at
+         WHEN NOT {IS_PAUSED_IN_ANY_WAY} AND lock.started_at <> {NEVER}
+         THEN {_LAST_PAUSE_UNTIL} + GREATEST(lock.due_at - lock.window_start, '0') END
 """
 _DUE_AND_GRACE = f"({_DUE} + (lock.overdue_at - lock.due_at))"
 # When a task counts as overdue. The sum is limited to the times that Python has, because it may be
@@ -98,7 +121,7 @@ _STATE = f"""
               THEN CASE WHEN lock.overrun_at BETWEEN lock.started_at AND now()
                         THEN 'too long' ELSE 'running' END
          WHEN {_OVERRUNS} THEN 'too long'
-         WHEN {IS_PAUSED} THEN 'paused'
+         WHEN {IS_PAUSED_IN_ANY_WAY} THEN 'paused'
          WHEN lock.finished_at IS NULL AND NOT lock.handed_over THEN 'dead'
          WHEN lock.window_start < {_DUE} AND {_OVERDUE} < now() THEN 'overdue'
          WHEN lock.window_start < {_DUE} AND {_DUE} < now() THEN 'late'
@@ -144,6 +167,32 @@ _JOB_STATE = """
 # another ``@>`` for text[] first.
 _HAS_TASK = "tasks OPERATOR(pg_catalog.@>) ARRAY[%(task)s::text]"
 
+# The value of ALL_TASKS.
+_ALL = "\x01pauses"
+
+# Limits the pauses of one task that have not ended.
+_MOST_PAUSES = 20
+
+# The pauses of a task's row that have not ended, in the order in which they were made.
+_PAUSE_SINCE = moment_of("pause ->> 'since'::text")
+_PAUSE_UNTIL = moment_of("pause ->> 'until'::text")
+_PAUSES = f"""{elements_of("lock.pauses")} WITH ORDINALITY AS each (pause, place)
+              WHERE CASE WHEN {IS_PAUSE} THEN COALESCE({_PAUSE_UNTIL} > now(), true)
+                         ELSE false END"""
+# Pauses as columns of arrays, those of the task before those of all tasks.
+_IN_ORDER = ", ".join(
+    f"pg_catalog.array_agg({name} ORDER BY namespace NULLS FIRST, place) AS {name}"
+    for name in ("by", "since", "until", "why", "namespace")
+)
+_HAS_BAD_PAUSES = f"""(lock.pauses IS NOT NULL AND (
+    jsonb_typeof(lock.pauses) <> 'array'
+    OR EXISTS (SELECT FROM {elements_of("lock.pauses")} AS pause WHERE NOT {IS_PAUSE})))"""
+
+# Whether a pause of a task has no end: one of its own, or one of all tasks.
+_HAS_ENDLESS_PAUSE = f"""((lock.paused_until IS NULL AND {IS_PAUSED}) OR (
+    SELECT count(*) > 0 FROM listed_pauses
+    WHERE until IS NULL AND starts_with(lock.task_name, namespace)))"""
+
 # Whether an operator has asked for a manual run that has not begun.
 _IS_OPEN = "lock.request_id IS NOT NULL AND lock.request_until > now()"
 
@@ -171,7 +220,7 @@ class Operations:
         replicas = f"""SELECT *, {IS_ALIVE} AS alive, {IS_HEARD} AS heard
                        FROM {self._replicas} AS replica"""
         tasks = f"""
-            WITH replicas AS ({replicas}),
+            WITH replicas AS ({replicas}), {all_pauses(name)}, {listed_pauses(name)},
                  alive AS (SELECT tasks FROM replicas WHERE alive),
                  unheard AS (SELECT replica_id FROM replicas WHERE NOT heard),
                  lost AS ({_LOST}),
@@ -193,9 +242,14 @@ class Operations:
                    stuck.tokens AS stuck_tokens, stuck.replica_ids AS stuck_on,
                    stuck.since AS stuck_since,
                    lock.succeeded_at, lock.failed_at, lock.failures, lock.error_type,
-                   {IS_PAUSED} AS paused,
-                   CASE WHEN lock.paused_until > now() THEN lock.paused_until END AS paused_until,
-                   lock.paused_by, lock.pause_reason,
+                   {IS_PAUSED_IN_ANY_WAY} AS paused,
+                   CASE WHEN lock.paused_until > now() THEN lock.paused_until END
+                       AS own_paused_until,
+                   {IS_PAUSED} AS is_paused_itself,
+                   pauses.by AS pauses_by, pauses.since AS pauses_since,
+                   pauses.until AS pauses_until, pauses.why AS pauses_why,
+                   pauses.namespace AS pauses_namespace,
+                   {_HAS_BAD_PAUSES} AS has_bad_pauses,
                    CASE WHEN lock.request_until > now() THEN lock.requested_by END AS requested_by,
                    CASE WHEN lock.request_until > now() THEN lock.requested_at END AS requested_at,
                    {_GONE} AS gone, lock.failover, NULLIF(lock.runs, '') AS function,
@@ -205,8 +259,18 @@ class Operations:
                        pg_catalog.array_agg(replica_id ORDER BY lost.token) AS replica_ids,
                        pg_catalog.array_agg(since ORDER BY lost.token) AS since
                 FROM lost WHERE lost.task = lock.task_name AND {_IS_STUCK}
-            ) AS stuck
-            WHERE %(like)s::text[] IS NULL OR lock.task_name LIKE ANY (%(like)s::text[])
+            ) AS stuck, LATERAL (
+                SELECT {_IN_ORDER}
+                FROM (SELECT NULL AS namespace, pause ->> 'by'::text AS by, {_PAUSE_SINCE} AS since,
+                             {_PAUSE_UNTIL} AS until, pause ->> 'why'::text AS why, place
+                      FROM {_PAUSES}
+                      UNION ALL
+                      SELECT namespace, by, since, until, why, place FROM listed_pauses
+                      WHERE COALESCE(until > now(), true) AND lock.runs <> ''
+                            AND starts_with(lock.task_name, namespace)) AS pause
+            ) AS pauses
+            WHERE {IS_TASK} AND (%(like)s::text[] IS NULL
+                                 OR lock.task_name LIKE ANY (%(like)s::text[]))
             ORDER BY lock.task_name LIMIT %(limit)s
         """
         self._tasks = Statement(tasks)
@@ -284,15 +348,16 @@ class Operations:
             ORDER BY task, token
         """)
         self._jobs = Statement(f"""
+            WITH {all_pauses(name)}, {listed_pauses(name)}
             SELECT job.id, {_JOB_STATE} AS state, job.options ->> 'name'::text AS name,
                    job.func AS function, job.trigger::text AS trigger, job.executor,
                    job.next_run_time, job.last_run_time,
                    job.task_name AS task,
                    CASE WHEN lock.finished_at IS NULL AND lock.locked_until > now()
                              AND NOT lock.handed_over THEN lock.locked_by END AS holder,
-                   lock.task_name IS NOT NULL AND {IS_PAUSED} AS task_paused,
-                   CASE WHEN lock.paused_until > now() THEN lock.paused_until END
-                       AS task_paused_until
+                   lock.task_name IS NOT NULL AND {IS_PAUSED_IN_ANY_WAY} AS task_paused,
+                   CASE WHEN {_LAST_PAUSE_UNTIL} > now() AND NOT {_HAS_ENDLESS_PAUSE}
+                        THEN {_LAST_PAUSE_UNTIL} END AS task_paused_until
             FROM {self._jobs_name} AS job LEFT JOIN {name} AS lock USING (task_name)
             WHERE %(like)s::text[] IS NULL OR job.id LIKE ANY (%(like)s::text[])
             ORDER BY job.next_run_time NULLS LAST, job.id LIMIT %(limit)s
@@ -304,6 +369,14 @@ class Operations:
         runs = history_beside(table, history)
         self._pause = RecordingStatement(_pause, name, runs)
         self._resume = RecordingStatement(_resume, name, runs)
+        self._add_all = Statement(_add_all(name))
+        self._pause_all = RecordingStatement(_pause_all, name, runs)
+        self._resume_all = RecordingStatement(_resume_all, name, runs)
+        self._pauses_of_all = Statement(f"""
+            WITH {listed_pauses(name)}
+            SELECT by, since, until, why AS reason, namespace FROM listed_pauses
+            WHERE COALESCE(until > now(), true) ORDER BY namespace, place
+        """)
         ask = partial(_request_run, replicas=self._replicas)
         self._request_run = RecordingStatement(ask, name, runs)
         self._free = RecordingStatement(_free, name, runs)
@@ -311,7 +384,7 @@ class Operations:
         self._free_and_move = RecordingStatement(free_and_move, name, runs)
         self._forget = Statement(f"""
             WITH forgotten AS (
-                DELETE FROM {name} WHERE task_name = %(task)s
+                DELETE FROM {name} AS lock WHERE task_name = %(task)s AND {IS_TASK}
                     AND (finished_at IS NOT NULL OR locked_until <= now())
                     AND NOT EXISTS (SELECT FROM {self._replicas}
                                     WHERE {IS_ALIVE} AND {_HAS_TASK})
@@ -371,7 +444,7 @@ class Operations:
             rows = self._all(cursor, self._runs_of_task, task=task, **wanted)
         else:
             rows = self._all(cursor, self._matching_runs, like=_list(like), **wanted)
-        return [Run(**row) for row in rows]
+        return [Run(**{**row, "task": _shown_name(row["task"])}) for row in rows]
 
     def usual_durations(self, cursor: Any, patterns: Sequence[str]) -> dict[str, float]:
         """Return the median duration of each task's runs that ended well, in seconds.
@@ -420,25 +493,108 @@ class Operations:
         seconds: float | None,
         by: str,
         reason: str | None,
+        pause_id: UUID | None = None,
     ) -> list[str]:
         """Pause tasks. When the call returns, the tasks are paused.
 
         :param patterns: names, or globs if no task has exactly that name
+        :param pause_id: the pause's id. A pause that is sent again with it changes nothing.
         :return: the names of the paused tasks
         :raises TaskLockNotFoundError: a pattern matches no task; in that case no task is paused
+        :raises TaskLockStateError: a task has too many pauses; in that case no task is paused
         """
-        wanted = {"seconds": seconds, "by": by, "reason": reason}
-        return [row["name"] for row in self._change_many(cursor, self._pause, patterns, wanted)]
+        own_id = str(pause_id or uuid4())
+        wanted = {"seconds": seconds, "by": by, "reason": reason, "pause_id": own_id}
+        rows = self._change_many(cursor, self._pause, patterns, wanted)
+        full = [row["name"] for row in rows if row["is_full"]]
+        if full:
+            raise TaskLockStateError(
+                f"task {full[0]!r} is not paused again: it has {_MOST_PAUSES} pauses, which are "
+                "the most that a task can have; resume it first"
+            )
+        return [row["name"] for row in rows]
 
-    def resume(self, cursor: Any, patterns: Sequence[str], by: str) -> list[str]:
-        """End the pause of tasks.
+    def resume(
+        self, cursor: Any, patterns: Sequence[str], by: str, *, force: bool = False
+    ) -> list[str]:
+        """Take one's own pauses of tasks out.
 
         :param patterns: names, or globs if no task has exactly that name
-        :return: the names of the tasks that were paused
+        :param force: whether the pauses of all others are taken out, too
+        :return: the names of the tasks that were paused, and are not paused any more
         :raises TaskLockNotFoundError: a pattern matches no task; in that case no task is resumed
         """
-        rows = self._change_many(cursor, self._resume, patterns, {"by": by})
-        return [row["name"] for row in rows if row["was_paused"]]
+        rows = self._change_many(cursor, self._resume, patterns, {"by": by, "force": force})
+        return [row["name"] for row in rows if row["was_paused"] and not row["is_paused"]]
+
+    def pause_all(
+        self,
+        cursor: Any,
+        namespace: str,
+        seconds: float | None,
+        by: str,
+        reason: str | None,
+        pause_id: UUID,
+        lock_timeout: float,
+    ) -> Pause | None:
+        """Pause all tasks whose names begin with ``namespace``.
+
+        The table is locked, so that the claims that are under way are over first: the statement of
+        such a claim would not see the pause, and would be granted afterwards. The table is locked
+        once more afterwards, because where transactions are serializable by default, a claim that
+        has waited for the lock still has the snapshot from before it.
+
+        :param lock_timeout: limits the seconds of the wait for the lock. All claims wait meanwhile.
+        :return: the pause; ``None``: other sessions have kept the table locked
+        :raises TaskLockStateError: there are too many pauses of all tasks
+        """
+        wanted = {
+            "namespace": namespace,
+            "before": _first_after(namespace),
+            "seconds": seconds,
+            "by": by,
+            "reason": reason,
+            "pause_id": str(pause_id),
+        }
+        cursor.row_factory = dict_row
+        try:
+            with self._locked_table(cursor, lock_timeout):
+                self._run(cursor, self._add_all)
+                [row] = self._run_recording(cursor, self._pause_all, **wanted).fetchall()
+            with self._locked_table(cursor, lock_timeout):
+                pass
+        except LockNotAvailable:
+            return None
+        if not row["has_room"]:
+            raise TaskLockStateError(
+                f"the tasks are not paused again: there are {_MOST_PAUSES} pauses of all tasks, "
+                "which are the most that there can be; resume them first"
+            )
+        return Pause(by, row["since"], row["until"], reason, namespace)
+
+    @contextmanager
+    def _locked_table(self, cursor: Any, lock_timeout: float) -> Iterator[None]:
+        """Lock the task lock table in a transaction. No claim is under way in the context."""
+        with cursor.connection.transaction():
+            cursor.execute(f"SET LOCAL lock_timeout = {max(1, round(1000 * lock_timeout))}")
+            table = self._name.replace("%%", "%")
+            cursor.execute(f"LOCK TABLE {table} IN SHARE ROW EXCLUSIVE MODE")
+            yield
+
+    def resume_all(self, cursor: Any, namespace: str, by: str, *, force: bool = False) -> None:
+        """Take one's own pauses of all tasks of a namespace out.
+
+        :param force: whether the pauses of all others are taken out, too
+        """
+        cursor.row_factory = dict_row
+        wanted = {"namespace": namespace, "by": by, "force": force}
+        self._run_recording(cursor, self._resume_all, **wanted).fetchall()
+
+    def pauses_of_all(self, cursor: Any) -> list[Pause]:
+        """Return the pauses of all tasks that have not ended."""
+        cursor.row_factory = class_row(Pause)
+        found: list[Pause] = self._all(cursor, self._pauses_of_all)
+        return found
 
     def request_run(self, cursor: Any, task: str, by: str, seconds: float) -> RunRequest:
         """Ask for a manual run, unless one was asked for and has not begun; return the request.
@@ -533,7 +689,9 @@ class Operations:
         """Run a statement with its entries in the run history, or without them if rejected."""
         if statement.recording is not None:
             try:
-                return self._run(cursor, statement.recording, **wanted)
+                # In a transaction, which then goes on after an error.
+                with _part_of_transaction(cursor):
+                    return self._run(cursor, statement.recording, **wanted)
             except psycopg.DatabaseError as error:
                 if as_unavailable(error) is not None:
                     raise
@@ -561,31 +719,167 @@ def _usual_durations(runs: str, which: str) -> str:
 
 def _pause(name: str, history: History | None = None) -> str:
     """Return the statement that pauses tasks."""
-    assignments = f"""
-        paused_by = %(by)s, pause_reason = %(reason)s,
-        paused_at = COALESCE(CASE WHEN {IS_PAUSED} THEN paused_at END, now()),
-        paused_until = now() + %(seconds)s::float8 * interval '1 second',
-        recorded_actions = recorded_actions + {int(history is not None)}
+    is_own = """(pause ->> 'by'::text = %(by)s::text
+                 AND pause ->> 'why'::text IS NOT DISTINCT FROM %(reason)s::text)"""
+    end = "now() + %(seconds)s::float8 * interval '1 second'"
+    found = f"""
+        SELECT own.*, is_again OR others_count < {_MOST_PAUSES} AS has_room,
+               NOT is_again AS is_written,
+               CASE WHEN NOT is_endless THEN GREATEST(own_until, {end}) END AS until
+        FROM (SELECT pg_catalog.jsonb_agg(pause ORDER BY place)
+                         FILTER (WHERE NOT {is_own}) AS others,
+                     count(*) FILTER (WHERE NOT {is_own}) AS others_count,
+                     LEAST(now(), min({_PAUSE_SINCE}) FILTER (WHERE {is_own})) AS since,
+                     max({_PAUSE_UNTIL}) FILTER (WHERE {is_own}) AS own_until,
+                     %(seconds)s::float8 IS NULL OR COALESCE(
+                         bool_or({_PAUSE_UNTIL} IS NULL) FILTER (WHERE {is_own}), false)
+                         AS is_endless,
+                     COALESCE(bool_or(pause ->> 'id'::text = %(pause_id)s::text), false) AS is_again
+              FROM {_PAUSES}) AS own
     """
-    end = {"until": "run.paused_until", "reason": "%(reason)s::text"}
-    entry = history.action("paused", "changed AS run", **end) if history else ""
-    return _change_of_many(name, assignments, entry)
+    pause = """pg_catalog.jsonb_build_object('id', %(pause_id)s::text, 'by', %(by)s::text,
+                                  'why', %(reason)s::text, 'since', extract(epoch FROM since),
+                                  'until', extract(epoch FROM until))"""
+    assignments = f"""
+        pauses = CASE WHEN is_again THEN lock.pauses
+                      ELSE COALESCE(others, '[]') OPERATOR(pg_catalog.||) {pause} END,
+        paused_at = COALESCE(CASE WHEN {IS_PAUSED} OR {DUE_IN_PAUSE} THEN paused_at END, now()),
+        paused_until = CASE WHEN is_again THEN paused_until
+                            WHEN until IS NOT NULL
+                                 AND NOT ({IS_PAUSED} AND lock.paused_until IS NULL)
+                            THEN GREATEST(CASE WHEN {IS_PAUSED} THEN lock.paused_until END, until)
+                       END,
+        recorded_actions = recorded_actions
+            + CASE WHEN is_written THEN {int(history is not None)} ELSE 0 END
+    """
+    rows = "changed AS run WHERE run.is_written"
+    written = {"until": "run.until", "reason": "%(reason)s::text"}
+    entry = history.action("paused", rows, **written) if history else ""
+    return _change_of_many(name, found, assignments, entry)
 
 
 def _resume(name: str, history: History | None = None) -> str:
-    """Return the statement that ends the pauses of tasks.
+    """Return the statement that takes pauses of tasks out.
 
-    The pause ends now and is kept in the row, so that no run makes up for the run times in it.
+    If no pause is left, the task's pause ends now and is kept in the row, so that no run makes up
+    for the run times in it. A pause that is in no list is one's own.
     """
-    entries = f"CASE WHEN {IS_PAUSED} THEN {int(history is not None)} ELSE 0 END"
+    is_own = "(%(force)s::boolean OR pause ->> 'by'::text = %(by)s::text)"
+    found = f"""
+        SELECT others.*, {IS_PAUSED} AND (has_own OR pauses IS NULL) AS is_written,
+               true AS has_room
+        FROM (SELECT pg_catalog.jsonb_agg(pause ORDER BY place)
+                         FILTER (WHERE NOT {is_own}) AS pauses,
+                     COALESCE(bool_or({is_own}), false) AS has_own,
+                     max({_PAUSE_UNTIL}) FILTER (WHERE NOT {is_own}) AS until,
+                     bool_or({_PAUSE_UNTIL} IS NULL) FILTER (WHERE NOT {is_own}) AS is_endless
+              FROM {_PAUSES}) AS others
+    """
     assignments = f"""
-        paused_by = NULL, pause_reason = NULL,
-        paused_until = CASE WHEN {IS_PAUSED} THEN now() ELSE paused_until END,
-        recorded_actions = recorded_actions + {entries}
+        pauses = found.pauses,
+        paused_until = CASE WHEN NOT is_written THEN lock.paused_until
+                            WHEN found.pauses IS NULL THEN now()
+                            WHEN NOT is_endless THEN until END,
+        recorded_actions = recorded_actions
+            + CASE WHEN is_written THEN {int(history is not None)} ELSE 0 END
     """
-    rows = "changed AS run WHERE run.was_paused"
+    rows = "changed AS run WHERE run.is_written"
     entry = history.action("resumed", rows) if history else ""
-    return _change_of_many(name, assignments, entry)
+    return _change_of_many(name, found, assignments, entry)
+
+
+# The pauses of all tasks that are kept: for a day after their end, so that no run makes up for the
+# run times in them.
+_KEPT_PAUSES = f"""{elements_of("lock.pauses")} WITH ORDINALITY AS each (pause, place)
+                   WHERE CASE WHEN {IS_PAUSE}
+                              THEN COALESCE({_PAUSE_UNTIL} > now() - interval '1 day', true)
+                              ELSE false END"""
+_PAUSE_LASTS = f"COALESCE({_PAUSE_UNTIL} > now(), true)"
+
+
+def _add_all(name: str) -> str:
+    """Return the statement that adds the row of the pauses of all tasks. It is no task's row."""
+    return f"""
+        INSERT INTO {name} AS lock ({ROW_COLUMNS}, finished_at)
+        SELECT {ALL_TASKS}, {NEVER}, {NEVER}, {NEVER}, {NEVER}, {NEVER}, '', gen_random_uuid(), 0,
+               0, 0, false, false, '', false, NULL, NULL, NULL, false, NULL, NULL, NULL, {NEVER}
+        ON CONFLICT DO NOTHING
+    """
+
+
+def _pause_all(name: str, history: History | None = None) -> str:
+    """Return the statement that pauses all tasks of a namespace."""
+    is_own = f"""({_PAUSE_LASTS} AND pause ->> 'by'::text = %(by)s::text
+                  AND pause ->> 'namespace'::text = %(namespace)s::text
+                  AND pause ->> 'why'::text IS NOT DISTINCT FROM %(reason)s::text)"""
+    end = "now() + %(seconds)s::float8 * interval '1 second'"
+    pause = """pg_catalog.jsonb_build_object('id', %(pause_id)s::text, 'by', %(by)s::text,
+        'why', %(reason)s::text, 'namespace', %(namespace)s::text, 'before', %(before)s::text,
+        'since', extract(epoch FROM since), 'until', extract(epoch FROM until))"""
+    return f"""
+        WITH found AS (
+            SELECT own.*, is_again OR lasting < {_MOST_PAUSES} AS has_room,
+                   CASE WHEN NOT is_endless THEN GREATEST(own_until, {end}) END AS until
+            FROM {name} AS lock, LATERAL (
+                SELECT pg_catalog.jsonb_agg(pause ORDER BY place)
+                           FILTER (WHERE NOT {is_own}) AS others,
+                       count(*) FILTER (WHERE {_PAUSE_LASTS} AND NOT {is_own}) AS lasting,
+                       LEAST(now(), min({_PAUSE_SINCE}) FILTER (WHERE {is_own})) AS since,
+                       max({_PAUSE_UNTIL}) FILTER (WHERE {is_own}) AS own_until,
+                       %(seconds)s::float8 IS NULL OR COALESCE(
+                           bool_or({_PAUSE_UNTIL} IS NULL) FILTER (WHERE {is_own}), false)
+                           AS is_endless,
+                       COALESCE(bool_or(pause ->> 'id'::text = %(pause_id)s::text), false)
+                           AS is_again
+                FROM {_KEPT_PAUSES}) AS own
+            WHERE lock.task_name = {ALL_TASKS}
+        ), changed AS (
+            UPDATE {name} AS lock SET
+                pauses = COALESCE(others, '[]') OPERATOR(pg_catalog.||) {pause},
+                recorded_actions = recorded_actions + {int(history is not None)}
+            FROM found WHERE lock.task_name = {ALL_TASKS} AND has_room AND NOT is_again
+            RETURNING lock.*, found.until
+        ){_action_of_all(history, "paused", until="run.until", reason="%(reason)s::text")}
+        SELECT has_room, since, CASE WHEN is_again THEN own_until ELSE until END AS until FROM found
+    """
+
+
+def _resume_all(name: str, history: History | None = None) -> str:
+    """Return the statement that takes pauses of all tasks of a namespace out.
+
+    They end now and are kept, so that no run makes up for the run times in them.
+    """
+    is_own = f"""({_PAUSE_LASTS} AND pause ->> 'namespace'::text = %(namespace)s::text
+                  AND (%(force)s::boolean OR pause ->> 'by'::text = %(by)s::text))"""
+    ended = """pause OPERATOR(pg_catalog.||)
+               pg_catalog.jsonb_build_object('until', extract(epoch FROM now()))"""
+    return f"""
+        WITH locked AS (
+            SELECT lock.* FROM {name} AS lock WHERE task_name = {ALL_TASKS} FOR NO KEY UPDATE
+        ), found AS (
+            SELECT own.* FROM locked AS lock, LATERAL (
+                SELECT pg_catalog.jsonb_agg(
+                           CASE WHEN {is_own} THEN {ended} ELSE pause END ORDER BY place)
+                           AS pauses,
+                       COALESCE(bool_or({is_own}), false) AS has_own
+                FROM {_KEPT_PAUSES}) AS own
+        ), changed AS (
+            UPDATE {name} AS lock SET
+                pauses = found.pauses,
+                recorded_actions = recorded_actions + {int(history is not None)}
+            FROM found WHERE lock.task_name = {ALL_TASKS} AND has_own
+            RETURNING lock.*
+        ){_action_of_all(history, "resumed")}
+        SELECT task_name FROM changed
+    """
+
+
+def _action_of_all(history: History | None, what: str, **more: str) -> str:
+    """Return the part of a WITH clause that writes what was done with all tasks of a namespace."""
+    if history is None:
+        return ""
+    name = f"{ALL_TASKS} || %(namespace)s::text"
+    return f", entry AS ({history.action(what, 'changed AS run', task_name=name, **more)})"
 
 
 def _request_run(name: str, history: History | None = None, *, replicas: str) -> str:
@@ -657,14 +951,19 @@ def _free(name: str, history: History | None = None, *, jobs: str | None = None)
     """
 
 
-def _change_of_many(name: str, assignments: str, entry: str) -> str:
+def _change_of_many(name: str, found: str, assignments: str, entry: str) -> str:
     """Return a statement that changes all tasks that match patterns, or none.
 
     If a task has exactly the name that a pattern spells, the pattern matches only that task. A
     pattern that matches no task may be mistyped, so the statement changes nothing, and returns that
-    pattern as missing.
+    pattern as missing. What is found in a row is computed from the row as it was locked, because
+    PostgreSQL would compute it before the lock if it were in the same SELECT.
 
     :param name: the quoted name of the task lock table, for a template
+    :param found: a SELECT of what is found in the row ``lock``. Its column ``has_room`` says
+        whether the row has room for the change. If one row has none, nothing is changed.
+        ``is_written`` says whether there is an entry in the run history, and ``until`` is for the
+        entry.
     :param assignments: the assignments of the UPDATE
     :param entry: the INSERT of the entries of ``changed`` in the run history; ``""``: none
     """
@@ -674,26 +973,44 @@ def _change_of_many(name: str, assignments: str, entry: str) -> str:
             FROM unnest(%(patterns)s::text[], %(likes)s::text[]) AS given (pattern, alike)
         ), chosen AS (
             SELECT given.pattern, lock.task_name FROM given JOIN {name} AS lock
-            ON lock.task_name = given.pattern
-               OR (lock.task_name LIKE given.alike
+            ON {IS_TASK} AND lock.task_name = given.pattern
+               OR ({IS_TASK} AND lock.task_name LIKE given.alike
                    AND NOT EXISTS (SELECT FROM {name} AS exact
                                    WHERE exact.task_name = given.pattern))
         ), missing AS (
             SELECT pattern FROM given WHERE pattern NOT IN (SELECT pattern FROM chosen)
         ), locked AS (
-            SELECT lock.task_name, {IS_PAUSED} AS was_paused
-            FROM {name} AS lock
+            SELECT lock.* FROM {name} AS lock
             WHERE task_name IN (SELECT task_name FROM chosen)
                   AND NOT EXISTS (SELECT FROM missing)
             ORDER BY lock.task_name FOR NO KEY UPDATE OF lock
+        ), found AS (
+            SELECT lock.task_name, {IS_PAUSED} AS was_paused, found.*
+            FROM locked AS lock, LATERAL ({found}) AS found
+        ), full_ones AS (
+            SELECT task_name FROM found WHERE NOT has_room
         ), changed AS (
             UPDATE {name} AS lock SET {assignments}
-            FROM locked WHERE lock.task_name = locked.task_name
-            RETURNING lock.*, locked.was_paused
+            FROM found WHERE lock.task_name = found.task_name
+                AND NOT EXISTS (SELECT FROM full_ones)
+            RETURNING lock.*, found.was_paused, {IS_PAUSED} AS is_paused, found.is_written,
+                      found.until
         ){f", entry AS ({entry})" if entry else ""}
-        SELECT task_name AS name, was_paused, true AS is_there FROM changed
-        UNION ALL SELECT pattern, false, false FROM missing
+        SELECT task_name AS name, was_paused, is_paused, true AS is_there, false AS is_full
+        FROM changed
+        UNION ALL SELECT task_name, true, true, true, true FROM full_ones
+        UNION ALL SELECT pattern, false, false, false, false FROM missing
     """
+
+
+@contextmanager
+def _part_of_transaction(cursor: Any) -> Iterator[None]:
+    """Let an error in the context leave the transaction usable, if one has begun."""
+    if cursor.connection.info.transaction_status is TransactionStatus.IDLE:
+        yield
+        return
+    with cursor.connection.transaction():
+        yield
 
 
 def like_of(pattern: str) -> str:
@@ -706,6 +1023,16 @@ def escaped(name: str) -> str:
     return "".join(f"\\{character}" if character in "\\%_" else character for character in name)
 
 
+def _first_after(namespace: str) -> str | None:
+    """Return the first text, by code points, after all that begin with a namespace."""
+    return f"{namespace[:-1]}{chr(ord(namespace[-1]) + 1)}" if namespace else None
+
+
+def _shown_name(task: str) -> str:
+    """Return the name of an entry's task; of all tasks of a namespace, the pattern for them."""
+    return f"{task.removeprefix(_ALL)}*" if task.startswith(_ALL) else task
+
+
 def _list(like: Sequence[str] | None) -> list[str] | None:
     return None if like is None else list(like)
 
@@ -716,9 +1043,16 @@ def _task_status(row: dict[str, Any]) -> TaskStatus:
     unknown = ["started_at", "finished_at", "took"] if is_new else []
     if row.pop("has_no_window"):  # never claimed for a run time, at most for a manual run
         unknown += ["scheduled_at", "window_until"]
-    bad: list[str] = []
+    bad = ["pauses"] if row.pop("has_bad_pauses") else []
+    own_end = row.pop("own_paused_until")
+    ends = [own_end] if row.pop("is_paused_itself") else []
     schedule = _from_json(row, "schedule", bad)
+    pauses = [
+        row.pop(f"pauses_{name}") or () for name in ("by", "since", "until", "why", "namespace")
+    ]
     columns = [row.pop(name) or () for name in ("stuck_tokens", "stuck_on", "stuck_since")]
+    found = tuple(Pause(*each) for each in zip(*pauses, strict=True))
+    ends += [pause.until for pause in found if pause.namespace is not None]
     return TaskStatus(
         **{
             **row,
@@ -727,6 +1061,8 @@ def _task_status(row: dict[str, Any]) -> TaskStatus:
                 RunningRun(row["name"], token, replica, since, lost=True)
                 for token, replica, since in zip(*columns, strict=True)
             ),
+            "pauses": found,
+            "paused_until": None if None in ends else max(ends, default=None),
             "state": TaskState.UNREADABLE if bad else state,
             "schedule": schedule,
             "late_by": row["late_by"] if is_due else None,

@@ -29,6 +29,9 @@ _TWO_POLLS = 10.0
 # The grace time, in seconds, of a task that is not due again.
 SHORTEST_GRACE = 60.0
 
+# Limits the seconds of a pause of all tasks that is no problem.
+LONGEST_PAUSE = 24 * 3600.0
+
 # Limits the tasks that are named for each kind of problem.
 _MOST_NAMES = 5
 
@@ -104,6 +107,10 @@ def judge(tasks: Sequence[TaskStatus], missing: Sequence[str], now: datetime) ->
     problems = [problem for task in tasks if (problem := problem_of(task, now)) is not None]
     status = max((problem.exit_status for problem in problems), default=OK)
     parts = _parts(problems)
+    forgotten = _forgotten_pauses(tasks, now)
+    if forgotten:
+        status = max(status, WARNING)
+        parts += forgotten
     if missing:
         # Critical wins over unknown, because an overdue task is surely overdue.
         status = status if status == CRITICAL else UNKNOWN
@@ -111,6 +118,24 @@ def judge(tasks: Sequence[TaskStatus], missing: Sequence[str], now: datetime) ->
     count = f"{len(tasks)} task{'s' * (len(tasks) != 1)}"
     message = "; ".join([*parts, count]) if parts else count
     return Verdict(status, message, problems, _metrics(tasks, problems))
+
+
+def _forgotten_pauses(tasks: Sequence[TaskStatus], now: datetime) -> list[str]:
+    """Return the pauses of all tasks that are older than a day, in words."""
+    pauses = dict.fromkeys(
+        pause
+        for task in tasks
+        for pause in task.pauses
+        if pause.namespace is not None and (now - pause.since).total_seconds() > LONGEST_PAUSE
+    )
+    return [
+        cut(
+            f"all tasks{f' of {pause.namespace!r}' * bool(pause.namespace)} paused by {pause.by} "
+            f"since {rfc3339(pause.since, 'seconds')}",
+            _LONGEST_NAMED,
+        )
+        for pause in pauses
+    ]
 
 
 def problem_of(task: TaskStatus, now: datetime) -> Problem | None:

@@ -50,7 +50,8 @@ _CHECK_STATUSES = """
 exit status: 0 all is well; 1 a task is late by more than half its grace time, or
 its last run failed, or was cut by a stop that long ago, or its row cannot be read;
 2 one is overdue, dead, or takes too long; 3 unknown, on every failure of the check
-itself. Tasks that are paused or gone never alarm.
+itself. Tasks that are paused or gone never alarm; that all tasks have been paused
+for more than a day is 1.
 """
 
 _DOCTOR_STATUSES = """
@@ -228,27 +229,47 @@ def _add_changes(commands: Any) -> None:
         [
             "pause sync-prices --for 2h --reason 'the shop is closed'",
             "pause 'report-*' sync-prices",
+            "pause --all --for 30m --reason 'the database moves'",
+            "pause --all --namespace shop: --until-resumed",
         ],
-        "Tasks that appear later are not paused, whether or not they match.",
+        "Tasks that appear later are not paused, whether or not they match. Pauses do not replace "
+        "each other: a task is paused until the last of its pauses ends or is taken out.",
     )
-    _add_names(command)
-    command.add_argument(
+    _add_names(command, "*")
+    _add_all(command)
+    ends = command.add_mutually_exclusive_group()
+    ends.add_argument(
         "--for",
         dest="duration",
         type=values.duration,
         metavar="D",
         help="for how long, such as 90s, 15m, 2h or 1d (default: until it is resumed)",
     )
+    ends.add_argument(
+        "--until-resumed",
+        action="store_true",
+        help="until it is resumed; --all needs this or --for",
+    )
     command.add_argument("--reason", metavar="R", help="why, shown to others")
+    _add_operator(command)
 
     command = _add(
         commands,
         "resume",
         steering.resume,
-        "end the pause of tasks",
-        ["resume sync-prices", "resume 'report-*'"],
+        "take your own pauses of tasks out",
+        [
+            "resume sync-prices",
+            "resume 'report-*'",
+            "resume sync-prices --force",
+            "resume --all",
+        ],
+        "Tasks that others have paused stay paused, which is exit status 4.",
     )
-    _add_names(command)
+    _add_names(command, "*")
+    _add_all(command)
+    command.add_argument("--force", action="store_true", help="also the pauses of all others")
+    _add_operator(command)
 
     command = _add(
         commands,
@@ -519,13 +540,31 @@ def _add_patterns(parser: argparse.ArgumentParser, metavar: str = "GLOB") -> Non
     )
 
 
-def _add_names(parser: argparse.ArgumentParser) -> None:
+def _add_all(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--all",
+        dest="all_tasks",
+        action="store_true",
+        help="all tasks of the namespace, also those that appear later",
+    )
+
+
+def _add_names(parser: argparse.ArgumentParser, nargs: str = "+") -> None:
     parser.add_argument(
         "tasks",
-        nargs="+",
+        nargs=nargs,
         metavar="TASK",
         help="their names, in which * and ? stand for characters where no task has exactly that "
         "name; if one matches no task, nothing is changed",
+    )
+
+
+def _add_operator(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--as",
+        dest="name",
+        metavar="NAME",
+        help="in whose name, shown to others (default: this process's user and host)",
     )
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 from apscheduler_tasklock._lock.command_lines import command_line
@@ -37,7 +37,7 @@ from apscheduler_tasklock.errors import (
     TaskLockSchemaError,
 )
 from apscheduler_tasklock.locks import TaskLocks
-from apscheduler_tasklock.status import ReplicaStatus, Run, TaskState, TaskStatus
+from apscheduler_tasklock.status import Pause, ReplicaStatus, Run, TaskState, TaskStatus
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -104,6 +104,8 @@ def status(options: argparse.Namespace) -> int:
     if options.json:
         print_json([{**asdict(task), "usual": usual.get(task.name)} for task in tasks])
         return OK
+    for line in paused_with_all(tasks, shown):
+        say(line)  # not among the data
     shown.print_table(task_table(tasks, usual, shown))
     if not tasks:
         say("no tasks")
@@ -184,7 +186,7 @@ def notes_of(task: TaskStatus, shown: Output) -> str:
     """Return notes on a task: pauses, requests, and whether it is gone."""
     notes = [unreadable_in_words(task.unreadable)] if task.unreadable else []
     if task.paused:
-        notes.append(_pause_of(task, shown))
+        notes += pauses_of(task, shown)
     if task.delay is not None and task.delay > _LONG_DELAY:
         notes.append(f"its last run began {shown.seconds(task.delay)} after its run time")
     if task.gone:
@@ -194,11 +196,36 @@ def notes_of(task: TaskStatus, shown: Output) -> str:
     return "; ".join(notes)
 
 
-def _pause_of(task: TaskStatus, shown: Output) -> str:
-    how_long = f"until {shown.moment(task.paused_until) or 'resumed'}"
-    why = f" ({task.pause_reason})" if task.pause_reason else ""
-    by = f" by {task.paused_by}" if task.paused_by else ""
-    return f"paused{by} {how_long}{why}"
+def pauses_of(task: TaskStatus, shown: Output) -> list[str]:
+    """Return the pauses of a paused task, in words."""
+    pauses = [pause_in_words(pause, shown) for pause in task.pauses]
+    return pauses or [f"paused until {shown.moment(task.paused_until) or 'resumed'}"]
+
+
+def pause_in_words(pause: Pause, shown: Output) -> str:
+    """Return a pause in words: by whom, until when, and why."""
+    what = "" if pause.namespace is None else f" with {of_all_in_words(pause.namespace)}"
+    why = f" ({pause.reason})" if pause.reason else ""
+    return f"paused{what} by {pause.by} until {shown.moment(pause.until) or 'resumed'}{why}"
+
+
+def of_all_in_words(namespace: str) -> str:
+    """Return in words which tasks a pause of all tasks is for."""
+    return f"all tasks of the namespace {namespace!r}" if namespace else "all tasks"
+
+
+def paused_with_all(tasks: Iterable[TaskStatus], shown: Output) -> list[str]:
+    """Return the pauses of all tasks that are for some of these tasks, in words."""
+    found = dict.fromkeys(
+        pause for task in tasks for pause in task.pauses if pause.namespace is not None
+    )
+    return [of_all_and_pause_in_words(pause, shown) for pause in found]
+
+
+def of_all_and_pause_in_words(pause: Pause, shown: Output) -> str:
+    """Return a pause of all tasks in words, with the tasks first."""
+    own = pause_in_words(replace(pause, namespace=None), shown)
+    return f"{of_all_in_words(pause.namespace or '')}: {own}"
 
 
 def _row(task: TaskStatus, usual: float | None, shown: Output) -> list[Cell | str]:
@@ -278,7 +305,11 @@ class _View:
         except TaskLockDatabaseError as error:
             message = f"the database is unavailable, these are the tasks of the last read: {error}"
             line = Text(printable(message), style="bold red")
-        return Group(line, self._shown.drawn(self._table()))
+        paused = [
+            Text(printable(each), style="bold yellow")
+            for each in paused_with_all(self._tasks, self._shown)
+        ]
+        return Group(line, *paused, self._shown.drawn(self._table()))
 
     def _table(self) -> Table:
         return task_table(self._tasks, self._usual or {}, self._shown)

@@ -11,6 +11,7 @@ from typing import Any
 
 from apscheduler_tasklock.cli.exits import (
     FAILED,
+    FORBIDDEN,
     OK,
     RUN_FAILED,
     WAIT_OVER,
@@ -21,14 +22,20 @@ from apscheduler_tasklock.cli.exits import (
 )
 from apscheduler_tasklock.cli.output import output, print_json
 from apscheduler_tasklock.cli.runs import runs_of
+from apscheduler_tasklock.cli.status import (
+    of_all_and_pause_in_words,
+    of_all_in_words,
+    pauses_of,
+)
 from apscheduler_tasklock.cli.target import find_task, name_of, task_locks
 from apscheduler_tasklock.errors import (
     TaskLockDatabaseError,
     TaskLockError,
     TaskLockNotFoundError,
+    TaskLockOptionError,
 )
 from apscheduler_tasklock.locks import TaskLocks
-from apscheduler_tasklock.status import Run, RunRequest, TaskState, TaskStatus
+from apscheduler_tasklock.status import Pause, Run, RunRequest, TaskState, TaskStatus
 
 # Limits the seconds between two reads of the awaited run's row.
 _INTERVAL = 1.0
@@ -36,23 +43,27 @@ _INTERVAL = 1.0
 # Limits the reads in a row that find the lease of a run ended. After so many reads the run is
 # reported as dead.
 _LOOKS_DEAD = 3
+_OTHERS = "the pauses of others stay; --force takes them out, and --as NAME those of that name"
+_NOT_PAUSED = (
+    "not paused are code under `hold`, jobs with task_lock: False or without an id, manual runs, "
+    "runs that go on, and replicas with on_database_error='run' while the database is unavailable"
+)
+
 # Outcomes of runs that may have been taken over.
 _CUT = ("died", "cancelled")
 
 
 def pause(options: argparse.Namespace) -> int:
     """Pause tasks."""
+    if _is_of_all(options):
+        return _pause_all(options)
     given = _names(options)
     with task_locks(options) as locks:
-        names = locks.pause(*given, duration=options.duration, reason=options.reason)
-        until = _paused_until(locks, names[0])
-    shown = output()
-    how_long = "until it is resumed"
-    if options.duration is not None:
-        how_long = (
-            f"until {shown.moment(until)}" if until else f"for {shown.seconds(options.duration)}"
+        names = locks.pause(
+            *given, duration=options.duration, reason=options.reason, by=options.name
         )
-    tell(options, {"paused": names, "until": until}, f"paused {how_long}", names)
+        until, told = _paused_until(locks, names[0], options.duration)
+    tell(options, {"paused": names, "until": until}, f"paused {told}", names)
     patterns = [pattern for pattern in given if pattern not in names]
     if patterns:
         told = ", ".join(map(repr, patterns))
@@ -60,28 +71,104 @@ def pause(options: argparse.Namespace) -> int:
     return OK
 
 
-def _paused_until(locks: TaskLocks, name: str) -> datetime | None:
-    """Return when a task's pause ends; ``None`` if the pause has no end, or cannot be read."""
+def _paused_until(
+    locks: TaskLocks, name: str, duration: float | None
+) -> tuple[datetime | None, str]:
+    """Return when a task's last pause ends, also in words; ``None``: it has no end, or is unknown.
+
+    The task may have an older pause, which ends later than the one that was made for ``duration``.
+    """
+    shown = output()
     try:
-        return find_task(locks, name).paused_until
+        until = find_task(locks, name).paused_until
     except TaskLockError as error:
         say(f"the end of the pause could not be read: {message_of(error)}")
-        return None
+        return None, "until it is resumed" if duration is None else f"for {shown.seconds(duration)}"
+    return until, f"until {shown.moment(until)}" if until else "until it is resumed"
 
 
 def resume(options: argparse.Namespace) -> int:
-    """End the pause of tasks."""
+    """Take one's own pauses of tasks out; with ``--force``, all pauses."""
+    if _is_of_all(options):
+        return _resume_all(options)
     given = _names(options)
     with task_locks(options) as locks:
-        names = locks.resume(*given)
-        exact = {task.name for task in locks.tasks(*given)}.intersection(given)
+        names = locks.resume(*given, by=options.name, force=options.force)
+        tasks = locks.tasks(*given)
+    exact = {task.name for task in tasks}.intersection(given)
+    are_names = not set(given) - exact
+    left = [
+        task
+        for task in tasks
+        if task.paused and task.name not in names and (task.name in exact or not are_names)
+    ]
+    shown = output()
     if options.json:
-        print_json({"resumed": names})
+        paused = {task.name: task.pauses for task in left}
+        print_json({"resumed": names, "still_paused": paused})
     else:
-        for name in sorted(exact.union(names)):
-            output().print(f"{name}: {'resumed' if name in names else 'was not paused'}")
+        words = dict.fromkeys(exact, "was not paused")
+        words.update((task.name, f"still {'; '.join(pauses_of(task, shown))}") for task in left)
+        words.update(dict.fromkeys(names, "resumed"))
+        for name in sorted(words):
+            shown.print(f"{name}: {words[name]}")
     if set(given) - exact:
         say(f"{_count(names)} resumed")
+    return _told_of_others([pause for task in left for pause in task.pauses])
+
+
+def _told_of_others(left: Sequence[Pause]) -> int:
+    """Say which pauses of others are left, and return the exit status."""
+    if any(pause.namespace is None for pause in left):
+        say(_OTHERS)
+    if any(pause.namespace is not None for pause in left):
+        say("all tasks are paused; `resume --all` ends that")
+    return FORBIDDEN if left else OK
+
+
+def _is_of_all(options: argparse.Namespace) -> bool:
+    """Return whether a command is for all tasks.
+
+    :raises TaskLockOptionError: both or neither of names and ``--all`` are given
+    """
+    if options.all_tasks and options.tasks:
+        raise TaskLockOptionError("give tasks' names or --all, and not both")
+    if not (options.all_tasks or options.tasks):
+        raise TaskLockOptionError("give tasks' names, or --all for all tasks")
+    return bool(options.all_tasks)
+
+
+def _pause_all(options: argparse.Namespace) -> int:
+    if options.duration is None and not options.until_resumed:
+        raise TaskLockOptionError("--all needs --for D or --until-resumed")
+    with task_locks(options) as locks:
+        made = locks.pause_all(
+            duration=options.duration,
+            namespace=options.namespace,
+            by=options.name,
+            reason=options.reason,
+        )
+    say(_NOT_PAUSED)
+    if options.json:
+        print_json({"paused": made})
+    else:
+        output().print(of_all_and_pause_in_words(made, output()))
+    return OK
+
+
+def _resume_all(options: argparse.Namespace) -> int:
+    with task_locks(options) as locks:
+        left = locks.resume_all(namespace=options.namespace, by=options.name, force=options.force)
+    if options.json:
+        print_json({"still_paused": left})
+    elif not left:
+        output().print(f"{of_all_in_words(options.namespace)}: resumed")
+    else:
+        for pause in left:
+            output().print(of_all_and_pause_in_words(pause, output()))
+    if left:
+        say(_OTHERS)
+        return FORBIDDEN
     return OK
 
 

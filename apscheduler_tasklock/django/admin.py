@@ -29,6 +29,7 @@ from apscheduler_tasklock.errors import (
     TaskLockDatabaseError,
     TaskLockError,
     TaskLockSchemaError,
+    TaskLockStateError,
 )
 from apscheduler_tasklock.locks import TaskLocks
 from apscheduler_tasklock.status import TaskState, TaskStatus
@@ -186,7 +187,7 @@ class TaskAdmin(StatusAdmin):
         "run_list",
     )
     ordering = ("task_name",)
-    actions: ClassVar = ["pause", "resume", "run_now", "free"]
+    actions: ClassVar = ["pause", "resume", "resume_all", "run_now", "free"]
 
     def read_statuses(self, locks: TaskLocks, rows: Sequence[Any]) -> None:
         """Set the status and the usual duration of each task."""
@@ -239,10 +240,7 @@ class TaskAdmin(StatusAdmin):
         if status.unreadable:
             texts.append(f"cannot be read: {', '.join(status.unreadable)}")
         if status.paused:
-            until = _until(status.paused_until)
-            by = f" by {status.paused_by}" if status.paused_by else ""
-            why = f": {status.pause_reason}" if status.pause_reason else ""
-            texts.append(f"paused{by}{until}{why}")
+            texts += _pauses(status)
         if status.requested_by:
             texts.append(f"{status.requested_by} asked for a run")
         if status.gone:
@@ -351,9 +349,20 @@ class TaskAdmin(StatusAdmin):
 
     @admin.action(description="Resume selected tasks", permissions=["operate"])
     def resume(self, request: Any, queryset: Any) -> None:
-        """End the pause of tasks."""
+        """Take the user's own pauses of tasks out."""
         by = request.user.get_username()
-        self._each(request, queryset, "resumed", lambda locks, name: locks.resume(name, by=by))
+        self._each(request, queryset, "resumed", lambda locks, name: _resume(locks, name, by))
+
+    @admin.action(description="Take all pauses of selected tasks out", permissions=["operate"])
+    def resume_all(self, request: Any, queryset: Any) -> None:
+        """Take all pauses of tasks out, also those of others."""
+        by = request.user.get_username()
+        self._each(
+            request,
+            queryset,
+            "resumed",
+            lambda locks, name: locks.resume(name, by=by, force=True),
+        )
 
     @admin.action(description="Run selected tasks now", permissions=["operate"])
     def run_now(self, request: Any, queryset: Any) -> None:
@@ -613,6 +622,26 @@ def _error(run: Any) -> Any:
     return format_html(
         "{}<details><summary>traceback</summary><pre>{}</pre></details>", error, run.traceback
     )
+
+
+def _pauses(status: TaskStatus) -> list[str]:
+    """Return a paused task's pauses in words."""
+    pauses = [
+        f"paused by {pause.by}{_until(pause.until)}" + (f": {pause.reason}" if pause.reason else "")
+        for pause in status.pauses
+    ]
+    return pauses or [f"paused{_until(status.paused_until)}"]
+
+
+def _resume(locks: TaskLocks, name: str, by: str) -> None:
+    """Take a user's pauses of a task out.
+
+    :raises TaskLockStateError: others have paused the task, too, so it stays paused
+    """
+    if not locks.resume(name, by=by):
+        left = [task for task in locks.tasks(name) if task.name == name and task.paused]
+        for task in left:
+            raise TaskLockStateError(f"Task {name!r} stays {'; '.join(_pauses(task))}")
 
 
 def _local(moment: datetime | None) -> datetime | None:

@@ -211,8 +211,7 @@ def task_lock_table(name: str = DEFAULT_TABLE, schema: str | None = None) -> Tab
         Column("error_type", Text, nullable=True),
         Column("paused_at", moment(), nullable=True),
         Column("paused_until", moment(), nullable=True),
-        Column("paused_by", Text, nullable=True),
-        Column("pause_reason", Text, nullable=True),
+        Column("pauses", JSONB, nullable=True),
         Column("request_id", Uuid, nullable=True),
         Column("requested_by", Text, nullable=True),
         Column("requested_at", moment(), nullable=True),
@@ -226,6 +225,7 @@ def task_lock_table(name: str = DEFAULT_TABLE, schema: str | None = None) -> Tab
     )
     _limit_texts(locks)
     _limit_times(locks)
+    _limit_sum(locks, "pauses", ("pauses",), LONGEST_TEXT)
     return locks
 
 

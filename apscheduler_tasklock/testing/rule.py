@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 from uuid import UUID
 
 from apscheduler_tasklock._lock.database_clock import later
@@ -90,8 +90,7 @@ class Row:
     error_type: str | None = None
     paused_at: datetime | None = None
     paused_until: datetime | None = None
-    paused_by: str | None = None
-    pause_reason: str | None = None
+    pauses: Any = None
     request_id: UUID | None = None
     requested_by: str | None = None
     requested_at: datetime | None = None
@@ -672,25 +671,71 @@ def is_over(row: Row, age: float, now: datetime) -> bool:
 
 
 def pause(
-    row: Row, seconds: float | None, now: datetime, by: str | None = None, reason: str | None = None
+    row: Row,
+    seconds: float | None,
+    now: datetime,
+    by: str,
+    reason: str | None = None,
+    pause_id: str = "",
 ) -> Row:
-    """Pause a task for ``seconds``; with ``None``, until a resume."""
+    """Pause a task for ``seconds``; with ``None``, until a resume. No pause becomes shorter."""
+    pauses = _lasting(row, now)
+    if any(each["id"] == pause_id for each in pauses):  # it was sent twice
+        return row
+    own = [each for each in pauses if (each["by"], each["why"]) == (by, reason)]
+    ends = [None if seconds is None else later(now, seconds).timestamp()]
+    ends += [each["until"] for each in own]
+    new = {
+        "id": pause_id,
+        "by": by,
+        "why": reason,
+        "since": min([now.timestamp(), *(each["since"] for each in own)]),
+        "until": _latest(ends),
+    }
+    pauses = [each for each in pauses if each not in own] + [new]
+    goes_on = row.is_paused(now)
+    until = _latest([each["until"] for each in pauses])
+    if goes_on and row.paused_until is None:
+        until = None
     return replace(
         row,
-        paused_by=by,
-        pause_reason=reason,
-        paused_at=(row.paused_at if row.is_paused(now) else None) or now,
-        paused_until=None if seconds is None else later(now, seconds),
+        pauses=pauses,
+        # A due time in a pause that has ended stays void.
+        paused_at=(row.paused_at if goes_on or row.due_in_pause else None) or now,
+        paused_until=_as_time(until),
         recorded_actions=row.recorded_actions + 1,
     )
 
 
-def resume(row: Row, now: datetime) -> Row:
-    """End a pause. Run times that fell into the pause are not run."""
-    row = replace(row, paused_by=None, pause_reason=None)
-    if not row.is_paused(now):
+def resume(row: Row, now: datetime, by: str, *, force: bool = False) -> Row:
+    """Take the operator's pauses out. Run times that fell into a pause are not run.
+
+    :param force: whether the pauses of all others are taken out, too
+    """
+    before = _lasting(row, now)
+    pauses = [] if force else [each for each in before if each["by"] != by]
+    takes_out = row.is_paused(now) and (len(pauses) < len(before) or not pauses)
+    row = replace(row, pauses=pauses or None)
+    if not takes_out:
         return row
-    return replace(row, paused_until=now, recorded_actions=row.recorded_actions + 1)
+    until = _as_time(_latest([each["until"] for each in pauses])) if pauses else now
+    return replace(row, paused_until=until, recorded_actions=row.recorded_actions + 1)
+
+
+def _lasting(row: Row, now: datetime) -> list[dict[str, Any]]:
+    """Return the pauses that have not ended."""
+    ends = ((each, _as_time(each["until"])) for each in row.pauses or ())
+    return [each for each, end in ends if end is None or end > now]
+
+
+def _latest(ends: Sequence[float | None]) -> float | None:
+    """Return the latest end in seconds since 1970; ``None``: one has no end."""
+    known = [end for end in ends if end is not None]
+    return max(known) if len(known) == len(ends) else None
+
+
+def _as_time(seconds: float | None) -> datetime | None:
+    return None if seconds is None else datetime.fromtimestamp(seconds, timezone.utc)
 
 
 def request_run(row: Row, request_id: UUID, by: str, seconds: float, now: datetime) -> Row:

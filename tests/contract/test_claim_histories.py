@@ -59,6 +59,7 @@ exact = st.sampled_from([None, None, None, 0.0, 0.0, 0.5, -1.0, 302.0, -302.0])
 leases = st.none() | st.integers(1, 4).map(float)
 # What is run: a hold, or one of two jobs.
 runs = st.sampled_from(["", "f", "f", "f", "g"])
+operators = st.sampled_from(["me", "you"])
 mostly = st.sampled_from([True, True, True, False])
 # The schedule, and since when before its run time a replica has had it.
 schedules = st.sampled_from([None, "s", "s", "t"])
@@ -132,13 +133,21 @@ class Table:
             row = Row(*columns)
             self.rows[row.task_name], self.versions[row.task_name] = row, (xmin, ctid)
 
-    def pause(self, task: str, seconds: float) -> None:
+    def pause(self, task: str, seconds: float | None, by: str, pause_id: UUID) -> None:
         if isinstance(self.connection, Memory):
-            rows = self.connection.locks.rows
-            rows[task] = the_rule.pause(rows[task], seconds, self.connection.time, "me")
+            rows, now = self.connection.locks.rows, self.connection.time
+            rows[task] = the_rule.pause(rows[task], seconds, now, by, None, str(pause_id))
             return
         cursor = raw_cursor(self.connection)
-        Operations(task_lock_table()).pause(cursor, [task], seconds, "me", None)
+        Operations(task_lock_table()).pause(cursor, [task], seconds, by, None, pause_id)
+
+    def resume(self, task: str, by: str, *, force: bool) -> None:
+        if isinstance(self.connection, Memory):
+            rows, now = self.connection.locks.rows, self.connection.time
+            rows[task] = the_rule.resume(rows[task], now, by, force=force)
+            return
+        cursor = raw_cursor(self.connection)
+        Operations(task_lock_table()).resume(cursor, [task], by, force=force)
 
 
 ACTIONS: list[st.SearchStrategy[tuple[str, dict[str, Any]]]] = []
@@ -193,6 +202,7 @@ class ClaimHistory(RuleBasedStateMachine):
         # Whether the last statement must have left every row as it was, down to its version.
         self.nothing_written = False
         self.numbers = count(1)
+        self.pause_id = UUID(int=0)
 
     @property
     def time(self) -> datetime:
@@ -210,7 +220,7 @@ class ClaimHistory(RuleBasedStateMachine):
     @action(task=tasks, limit=limits, more=st.sampled_from([0.0, 0.0, 0.5]))
     def time_passes_until(self, task: str, limit: str, more: float) -> None:
         row = self.expected.get(task)
-        if row is not None:
+        if row is not None and getattr(row, limit) is not None:  # a pause may have no end
             self.time_passes(max(0.0, as_seconds(getattr(row, limit)) + more - self.now))
 
     @action(
@@ -406,7 +416,7 @@ class ClaimHistory(RuleBasedStateMachine):
             self.time_passes_until(task, "run_until", 0.0)
             self.time_passes_until(task, "window_until", 0.0)
             if row is not None and row.is_paused(self.time):
-                self.pause(task, 0.0)
+                self.resume(task, "me", True)
                 self.the_table_is_as_the_rule_says()
             self.claim_for(task, self.now, replica="one", min_lock=1.0, failover=True)
             self.the_table_is_as_the_rule_says()
@@ -588,13 +598,29 @@ class ClaimHistory(RuleBasedStateMachine):
             self.stands_until(task, claim_id, stood.locked_until)
         self.happened(task, decision.row, wrote=answer is not None)
 
-    @action(task=tasks, seconds=st.sampled_from([0.0, 1.0, 4.0, 30.0]))
-    def pause(self, task: str, seconds: float) -> None:
-        """Pause a task for so long; 0 resumes it."""
+    @action(
+        task=tasks,
+        seconds=st.sampled_from([None, 1.0, 4.0, 30.0]),
+        by=operators,
+        is_sent_again=st.booleans(),
+    )
+    def pause(
+        self, task: str, seconds: float | None, by: str = "me", is_sent_again: bool = False
+    ) -> None:
         row = self.expected.get(task)
         if row is not None:
-            self.table.pause(task, seconds)
-            self.happened(task, the_rule.pause(row, seconds, self.time, "me"))
+            if not is_sent_again:
+                self.pause_id = UUID(int=self.pause_id.int + 1)
+            self.table.pause(task, seconds, by, self.pause_id)
+            paused = the_rule.pause(row, seconds, self.time, by, None, str(self.pause_id))
+            self.happened(task, paused)
+
+    @action(task=tasks, by=operators, force=st.booleans())
+    def resume(self, task: str, by: str, force: bool) -> None:
+        row = self.expected.get(task)
+        if row is not None:
+            self.table.resume(task, by, force=force)
+            self.happened(task, the_rule.resume(row, self.time, by, force=force))
 
     @action(task=tasks, replica=replicas, failover=mostly, after=st.sampled_from([0.0, 1.0]))
     def run_time_comes_in_a_pause(self, task: str, after: float, **claim: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta, timezone
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import psycopg
 import pytest
@@ -15,7 +15,7 @@ from apscheduler_tasklock._database.connection import raw_cursor
 from apscheduler_tasklock._lock.operations import Operations, like_of
 from apscheduler_tasklock._lock.outcomes import WindowAfter
 from apscheduler_tasklock.schema.table import task_lock_table
-from apscheduler_tasklock.status import ReplicaState, RunningRun
+from apscheduler_tasklock.status import Pause, ReplicaState, RunningRun
 from tests.contract.conftest import Replica, database_now, row
 
 # Operators ask by SQL.
@@ -416,7 +416,8 @@ class TestPause:
         run(one)
         operator.pause(["task"], None, "me", "an outage of the other side")
         task = operator.task()
-        assert (task.paused_by, task.pause_reason) == ("me", "an outage of the other side")
+        now = database_now(operator.connection)
+        assert task.pauses == (Pause("me", now, None, "an outage of the other side"),)
         assert task.paused
         assert task.paused_until is None
         travel(1000)
@@ -442,6 +443,109 @@ class TestPause:
         assert one.renewed(claim_id)
         assert one.end(claim_id, outcome="ok") is not None
         assert operator.state() is TaskState.PAUSED
+
+    def test_pauses_do_not_replace_each_other(
+        self, one: Replica, operator: Operator, travel: Travel
+    ) -> None:
+        run(one)
+        began = database_now(operator.connection)
+        operator.pause(["task"], 60.0, "ann", "a deployment")
+        travel(10)
+        operator.pause(["task"], 20.0, "bob", None)
+        anns = Pause("ann", began, began + timedelta(seconds=60), "a deployment")
+        bobs = Pause("bob", *(began + timedelta(seconds=each) for each in (10, 30)), None)
+        task = operator.task()
+        assert (task.pauses, task.paused_until) == ((anns, bobs), anns.until)
+        travel(5)
+        assert operator.resume(["task"], "ann") == []
+        task = operator.task()
+        assert (task.pauses, task.paused_until) == ((bobs,), bobs.until)
+        assert operator.resume(["task"], "ann") == []
+        done = [(each.outcome, each.by) for each in operator.runs(kind="operator")][::-1]
+        assert done == [("paused", "ann"), ("paused", "bob"), ("resumed", "ann")]
+        assert not one.granted(**JOB)
+        travel(15)
+        assert (operator.task().pauses, operator.task().paused) == ((), False)
+        assert one.granted(**JOB)
+
+    def test_one_without_an_end_outlasts_the_others(
+        self, one: Replica, operator: Operator, travel: Travel
+    ) -> None:
+        run(one)
+        operator.pause(["task"], None, "ann", None)
+        operator.pause(["task"], 60.0, "bob", None)
+        operator.pause(["task"], 60.0, "ann", "another reason")
+        assert operator.task().paused_until is None
+        travel(61)
+        [left] = operator.task().pauses
+        assert (left.by, left.until, left.reason) == ("ann", None, None)
+        assert operator.resume(["task"], "ann") == ["task"]
+
+    def test_the_same_one_becomes_longer_and_never_shorter(
+        self, one: Replica, operator: Operator, travel: Travel
+    ) -> None:
+        run(one)
+        began = database_now(operator.connection)
+        for seconds, until in ((60.0, 60), (10.0, 60), (100.0, 120)):
+            operator.pause(["task"], seconds, "me", "why")
+            end = began + timedelta(seconds=until)
+            assert operator.task().pauses == (Pause("me", began, end, "why"),)
+            assert operator.task().paused_until == end
+            travel(10)
+        operator.pause(["task"], None, "me", "why")
+        operator.pause(["task"], 10.0, "me", "why")
+        assert operator.task().pauses == (Pause("me", began, None, "why"),)
+
+    def test_one_that_is_sent_twice_is_one(
+        self, one: Replica, operator: Operator, travel: Travel
+    ) -> None:
+        run(one)
+        operator.pause(["task"], 60.0, "me", "why", UUID(int=1))
+        before = row(operator.connection)
+        travel(1)
+        assert operator.pause(["task"], 60.0, "me", "why", UUID(int=1)) == ["task"]
+        assert row(operator.connection) == before
+        assert len(operator.runs(kind="operator")) == 1
+
+    def test_force_takes_all_of_them_out(self, one: Replica, operator: Operator) -> None:
+        run(one)
+        for by in ("ann", "bob", "carl"):
+            operator.pause(["task"], None, by, None)
+        assert operator.resume(["task"], "ann", force=True) == ["task"]
+        assert (operator.task().paused, operator.task().pauses) == (False, ())
+        done = [(each.outcome, each.by) for each in operator.runs(kind="operator")]
+        assert done.count(("resumed", "ann")) == 1
+
+    def test_one_that_is_in_no_list_is_anybodys(self, one: Replica, operator: Operator) -> None:
+        run(one)
+        operator.connection.execute("UPDATE task_lock SET paused_at = now()")
+        assert operator.state() is TaskState.PAUSED
+        assert operator.resume(["task"], "me") == ["task"]
+        assert operator.state() is TaskState.OK
+
+    def test_a_task_has_20_at_most(self, one: Replica, operator: Operator, travel: Travel) -> None:
+        for task in ("more", "task"):
+            run(one, task)
+        for number in range(20):
+            operator.pause(["task"], 60.0, f"operator {number}", None)
+        with pytest.raises(TaskLockStateError, match="'task' is not paused again: it has 20"):
+            operator.pause(["more", "task"], None, "me", None)
+        assert operator.state("more") is TaskState.OK
+        operator.pause(["more", "task"], 90.0, "operator 7", None)
+        assert operator.state("more") is TaskState.PAUSED
+        travel(61)
+        operator.pause(["task"], None, "me", None)
+        assert [each.by for each in operator.task().pauses] == ["operator 7", "me"]
+
+    def test_what_was_due_in_an_ended_pause_stays_void_in_another_one(
+        self, one: Replica, operator: Operator, travel: Travel
+    ) -> None:
+        run(one)
+        operator.pause(["task"], 11.0, "ann", None)
+        travel(12)  # due at 10, and nobody registers it anew
+        operator.pause(["task"], 60.0, "bob", None)
+        travel(61)
+        assert operator.state() is TaskState.OK
 
     def test_to_resume_what_is_not_paused_changes_nothing(
         self, one: Replica, operator: Operator
@@ -639,7 +743,7 @@ class TestActions:
         began = database_now(operator.connection)
         operator.pause(["task"], 60.0, "ann", "closed")
         travel(1)
-        operator.resume(["task"], "bob")
+        operator.resume(["task"], "bob", force=True)
         travel(1)
         operator.pause(["task"], None, "ann", None)
         travel(1)
@@ -685,7 +789,7 @@ class TestActions:
         for task in ("a", "b"):
             run(one, task)
         for number in range(25):
-            operator.pause(["a", "b"] if number < 2 else ["a"], None, f"operator {number}", None)
+            operator.pause(["a", "b"] if number < 2 else ["a"], 1.0, f"operator {number}", None)
             travel(1)
         done = operator.runs("a", kind="operator")
         assert [each.by for each in done] == [f"operator {number}" for number in range(24, 4, -1)]

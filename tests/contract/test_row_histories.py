@@ -342,17 +342,23 @@ class Requests:
 
     def pause(self, task: str | None = None, seconds: float | None = None) -> Ask:
         task, seconds = task or self.task(), seconds or self.seconds(None)
+        pause_id, by = uuid4(), self.operator()
         return self.operate(
             task,
-            lambda cursor: OPERATIONS.pause(cursor, [task], seconds, "me", "why"),
-            lambda row, now: rule.pause(row, seconds, now, "me", "why"),
+            lambda cursor: OPERATIONS.pause(cursor, [task], seconds, by, "why", pause_id),
+            lambda row, now: rule.pause(row, seconds, now, by, "why", str(pause_id)),
         )
 
     def resume(self, task: str | None = None) -> Ask:
-        task = task or self.task()
+        task, by, force = task or self.task(), self.operator(), self.rng.random() < 0.3
         return self.operate(
-            task, lambda cursor: OPERATIONS.resume(cursor, [task], "me"), rule.resume
+            task,
+            lambda cursor: OPERATIONS.resume(cursor, [task], by, force=force),
+            lambda row, now: rule.resume(row, now, by, force=force),
         )
+
+    def operator(self) -> str:
+        return self.rng.choice(["me", "me", "you"])
 
     def request_run(self, task: str | None = None, seconds: float | None = None) -> Ask:
         task, seconds = task or self.task(), seconds or self.seconds(100.0)

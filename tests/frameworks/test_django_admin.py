@@ -227,7 +227,8 @@ def test_the_actions_pause_resume_and_request_a_run_in_the_users_name(
 ) -> None:
     add("one")
     add("other")
-    state = "SELECT task_name, paused_by, requested_by FROM task_lock ORDER BY task_name"
+    state = """SELECT task_name, pauses -> 0 ->> 'by', requested_by FROM task_lock
+               ORDER BY task_name"""
     _, _, told = site.browse(action("pause", "one", "other"))[0]
     assert told == [["success", "Task 'one': paused"], ["success", "Task 'other': paused"]]
     assert connection.execute(state).fetchall() == [
@@ -299,7 +300,7 @@ def test_permissions_decide_who_sees_and_who_operates(
 ) -> None:
     add("one")
     requests = [("get", TASKS, {}), ("get", RUNS, {}), action("pause", "one")]
-    paused = "SELECT paused_by FROM task_lock"
+    paused = "SELECT pauses -> 0 ->> 'by' FROM task_lock"
 
     def statuses(*permissions: str) -> list[int]:
         pages = site.browse(*requests, user="bob", permissions=permissions)

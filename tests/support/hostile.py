@@ -51,6 +51,11 @@ NO_TIMES = (
 )
 
 
+def _paused(**pause: str) -> str:
+    """Return the SET clause of a task with one pause; the arguments are SQL."""
+    return ", ".join(f"{column} = {value}" for column, value in rows.paused(**pause).items())
+
+
 @dataclass(frozen=True)
 class Hostile:
     """A hostile row.
@@ -170,6 +175,15 @@ def _tasks() -> Iterable[Hostile]:
         yield Hostile(f"schedule {name}", TASKS, f"schedule = {literal(text)}")
     long = f"schedule = '\"' || repeat('x', {LONGEST_TEXT - 2}) || '\"'"
     yield Hostile("schedule of 1 MB", TASKS, long, unreadable=True)
+    for name, pauses in {
+        "in no list": '{"by": "me"}',
+        "by a list": '[{"by": ["me"], "since": 1}]',
+        "since a text": '[{"by": "me", "since": "now"}]',
+        "until no year": '[{"by": "me", "since": 1, "until": 1e30}]',
+        "for a number": '[{"by": "me", "since": 1, "why": 7}]',
+    }.items():
+        changes = f"pauses = '{pauses}', paused_at = now()"
+        yield Hostile(f"paused {name}", TASKS, changes, unreadable=True)
     running = "finished_at = NULL, locked_until = now() + interval '1 min'"
     for name, changes in {
         "failures -1": "failures = -1",
@@ -195,8 +209,11 @@ def _tasks() -> Iterable[Hostile]:
         "holder empty, running": f"locked_by = '', {running}",
         "error type of 1 MB": f"error_type = {_LONG}, failures = 1",
         "error type with control characters": f"error_type = {_CONTROLS}, failures = 1",
-        "paused for a reason of 1 MB": f"pause_reason = {_LONG}, paused_at = now()",
-        "paused by control characters": f"paused_by = {_CONTROLS}, paused_at = now()",
+        "paused for a reason of 1 MB": _paused(reason=f"right({_LONG}, 990000)"),
+        "paused by control characters": _paused(by=_CONTROLS),
+        "paused by 30,000 operators": """paused_at = now(), pauses = (
+            SELECT jsonb_agg(jsonb_build_object('by', '', 'since', 1))
+            FROM generate_series(1, 30000))""",
         "paused until, since nobody knows": "paused_until = now() + interval '1 h'",
         "paused after its end": "paused_at = now() + interval '1 h', paused_until = now()",
         "requested by 1 MB": f"requested_by = {_LONG}, request_until = now() + interval '1 h'",

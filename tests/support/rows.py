@@ -83,7 +83,22 @@ FIRST_BY_HAND = {
 TOO_LONG = {**RUNNING, "overrun_at": "now() - interval '1 s'"}
 OVERRAN = {"failures": "1", "failed_at": "now()", "last_outcome": "'overran'"}
 DIED = {"failures": "2", "failed_at": "now()", "last_outcome": "'died'"}
-PAUSED = {"paused_at": "now()", "paused_by": "'me@here'", "pause_reason": "'closed'"}
+
+
+def paused(
+    by: str = "'me@here'", reason: str = "'closed'", until: str = "NULL::timestamptz"
+) -> dict[str, str]:
+    """Return the columns of a task with one pause; the arguments are SQL."""
+    pause = f"""jsonb_build_object('id', gen_random_uuid(), 'by', {by}, 'why', {reason},
+        'since', extract(epoch FROM now()), 'until', extract(epoch FROM {until}))"""
+    return {
+        "paused_at": "now()",
+        "paused_until": until,
+        "pauses": f"jsonb_build_array({pause})",
+    }
+
+
+PAUSED = paused()
 NEW = {"token": "0", "started_at": "'epoch'", "finished_at": "'epoch'", "succeeded_at": "NULL"}
 
 

@@ -22,10 +22,12 @@ from apscheduler_tasklock._lock.statements.conditions import (
     SAFELY,
     STANDS,
     WINDOW_SCHEDULE,
+    all_pauses,
     asked_columns,
     asked_parameters,
     due_after,
     json_rows,
+    paused_with_all,
 )
 from apscheduler_tasklock._lock.statements.deaths import NOT_RUNNING, NOTES_DEATH
 from apscheduler_tasklock._lock.statements.history import History, death_entry
@@ -115,8 +117,16 @@ class Claim:
                     AND (lock.handed_over OR (lock.failover AND {asked["failover"]})))
             )
         )"""
-        self.paused = f"({IS_PAUSED} OR COALESCE(asked.fired < lock.paused_until, false))"
-        is_free = f"NOT {self.own} AND {self.new_window} AND NOT {self.waits} AND NOT {self.paused}"
+        # A hold is not paused with all tasks, because its code waits for it.
+        self.paused_with_all = f"""(
+            {asked["runs"]} <> '' AND {paused_with_all(asked["task_name"], "asked.fired")})"""
+        paused_itself = f"({IS_PAUSED} OR COALESCE(asked.fired < lock.paused_until, false))"
+        # The window is checked first, because it decides most claims, and costs less. PostgreSQL
+        # does so in conditions with AND by itself.
+        self.paused = f"""({paused_itself} OR CASE WHEN {self.new_window}
+                           THEN {self.paused_with_all} ELSE false END)"""
+        is_free = f"""NOT {self.own} AND {self.new_window} AND NOT {self.waits}
+                      AND NOT {paused_itself} AND NOT {self.paused_with_all}"""
         self.may_claim = f"{NOT_RUNNING} AND {is_free} AND {IS_WANTED}"
         due = due_after(asked, "asked.fired")
         # `schedule_since` is when the claim's replica got the schedule. If the row's window has the
@@ -210,7 +220,7 @@ def claim(table: str, history: History | None = None) -> str:
     arrive for the second time after the release.
     """
     return f"""
-        WITH asked AS ({_ASKED_ONE}), claimed AS (
+        WITH {all_pauses(table)}, asked AS ({_ASKED_ONE}), claimed AS (
             UPDATE {table} AS lock SET {_ONE.changes} FROM asked
             WHERE lock.task_name = {_PARAMETERS["task_name"]} AND {_ONE.may_claim} AND {SAFELY}
             RETURNING {RETURNED}
@@ -239,7 +249,9 @@ def claim_many(table: str, history: History | None = None, *, limited: bool = Fa
                         SELECT count(*) FROM {table} AS lock JOIN asked USING (task_name)
                         WHERE {_MANY.own} AND {STANDS}))"""
     return f"""
-        WITH asked AS ({_ASKED_SOME if limited else _ASKED_MANY}), free AS (
+        WITH {all_pauses(table)}, asked AS (
+            {_ASKED_SOME if limited else _ASKED_MANY}
+        ), free AS (
             SELECT lock.task_name FROM {table} AS lock JOIN asked USING (task_name)
             WHERE {_MANY.may_claim}
             {order} FOR NO KEY UPDATE OF lock SKIP LOCKED
@@ -268,14 +280,18 @@ def first_claim_many(table: str, *, limited: bool = False) -> str:
     first = "asked"
     if limited:
         first = "(SELECT * FROM asked ORDER BY position LIMIT %(most)s::bigint) AS asked"
+    missing = {**DECIDED_FREE, "paused": _MANY.paused_with_all, **NO_ROW}
     return f"""
-        WITH asked AS ({_ASKED_SOME if limited else _ASKED_MANY}), first AS (
+        WITH {all_pauses(table)}, asked AS (
+            {_ASKED_SOME if limited else _ASKED_MANY}
+        ), first AS (
             INSERT INTO {table} AS lock ({ROW_COLUMNS})
-            {_MANY.first_row} FROM {first} WHERE {IS_WANTED} AND {SAFELY} ORDER BY asked.task_name
+            {_MANY.first_row} FROM {first}
+            WHERE NOT {_MANY.paused_with_all} AND {IS_WANTED} AND {SAFELY} ORDER BY asked.task_name
             ON CONFLICT DO NOTHING
             RETURNING {select_list(made)}
         )
         SELECT asked.claim_id AS asked_claim_id,
-               {made_or_missing("first", {**DECIDED_FREE, **NO_ROW})}
+               {made_or_missing("first", missing)}
         FROM asked LEFT JOIN first ON first.claim_id = asked.claim_id
     """

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 
+from apscheduler_tasklock._lock.json_columns import IS_PAUSE, elements_of, moment_of
+
 # The times in the row of a task that has never run.
 NEVER = "timestamptz 'epoch'"
 
@@ -48,13 +50,71 @@ SAFELY = f"({DURABLY} AND {BRIEFLY})"
 # `not_after`, and sends the claim again.
 IS_WANTED = "COALESCE(now() <= %(not_after)s::timestamptz, true)"
 
-# Whether a task is paused. A pause without an end lasts until an operator resumes the task.
+# The name of the row with the pauses of all tasks. No task's name begins with U+0001.
+ALL_TASKS = "(chr(1) || 'pauses')"
+# Whether a row is a task's.
+IS_TASK = "NOT starts_with(lock.task_name, chr(1))"
+
+# Whether the task itself is paused. A pause without an end lasts until an operator resumes it.
 IS_PAUSED = "COALESCE(lock.paused_until > now(), lock.paused_at IS NOT NULL)"
 
 # Whether the due time falls into a pause, so that no run makes up for it. This is false for a due
 # time before the pause, because a run after the pause makes up for such a due time.
 DUE_IN_PAUSE = """COALESCE(lock.due_at >= lock.paused_at
     AND (lock.paused_until IS NULL OR lock.due_at < lock.paused_until), false)"""
+
+
+# Whether a pause of all tasks is for a name, as a jsonpath. Names that begin with the namespace are
+# those from `namespace` on and before `before`, since jsonpath compares texts by their code points.
+# One function call is evaluated quickly, and only where there is a row with pauses of all tasks.
+_IS_FOR_NAME = "@.namespace <= $name && (@.before == null || $name < @.before)"
+_ENDS_AFTER = "(@.until == null || $at < @.until)"
+
+
+def _some_pause_of_all(condition: str, name: str, at: str) -> str:
+    """Return whether there is a pause of all tasks for a name. False also for unreadable pauses."""
+    return f"""COALESCE((SELECT jsonb_path_exists(
+        all_pauses.pauses, '$[*] ? ({_IS_FOR_NAME} && {condition})'::jsonpath,
+        pg_catalog.jsonb_build_object('name', {name}, 'at', extract(epoch FROM {at})), true)
+        FROM all_pauses), false)"""
+
+
+def all_pauses(table: str) -> str:
+    """Return the query of the pauses of all tasks, for a WITH clause: one row or none.
+
+    Its row also has pauses that have ended, for a day, so that no run makes up for run times in
+    them.
+    """
+    return f"""all_pauses AS (
+        SELECT side.pauses FROM {table} AS side WHERE side.task_name = {ALL_TASKS})"""
+
+
+def listed_pauses(table: str) -> str:
+    """Return the query of the pauses of all tasks with a row for each, for a WITH clause."""
+    return f"""listed_pauses AS (
+        SELECT pause ->> 'namespace'::text AS namespace, pause ->> 'by'::text AS by,
+               {moment_of("pause ->> 'since'::text")} AS since,
+               {moment_of("pause ->> 'until'::text")} AS until, pause ->> 'why'::text AS why, place
+        FROM {table} AS side, {elements_of("side.pauses")} WITH ORDINALITY AS each (pause, place)
+        WHERE side.task_name = {ALL_TASKS} AND {IS_PAUSE}
+    )"""
+
+
+def paused_with_all(task_name: str, fired: str = "now()") -> str:
+    """Return whether all tasks of a name's namespace are paused, or were at the run time.
+
+    The statement has the query :func:`all_pauses`.
+    """
+    return _some_pause_of_all(_ENDS_AFTER, task_name, f"LEAST(now(), {fired})")
+
+
+# Whether a task is paused, by itself or with all tasks. A task that only holds use is not paused
+# with all tasks. Each statement with one of these conditions has the query :func:`all_pauses`.
+IS_PAUSED_IN_ANY_WAY = f"""({IS_PAUSED}
+    OR (lock.runs <> '' AND {paused_with_all("lock.task_name")}))"""
+DUE_IN_ANY_PAUSE = f"""({DUE_IN_PAUSE} OR (lock.runs <> '' AND lock.due_at IS NOT NULL AND {
+    _some_pause_of_all(f"@.since <= $at && {_ENDS_AFTER}", "lock.task_name", "lock.due_at")
+}))"""
 
 
 def due_after(asked: Mapping[str, str], since: str) -> str:

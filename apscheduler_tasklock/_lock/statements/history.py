@@ -61,13 +61,16 @@ class History:
             ON CONFLICT ({", ".join(key)}) DO UPDATE SET {overwritten}
         """
 
-    def action(self, what: str, rows: str, until: str = "NULL", reason: str = "NULL") -> str:
+    def action(
+        self, what: str, rows: str, until: str = "NULL", reason: str = "NULL", **more: str
+    ) -> str:
         """Return the INSERT of entries of what the operator ``by`` did with tasks.
 
         :param what: the outcome
         :param rows: a FROM clause, where ``run`` is the task's row, which has counted the entry
         :param until: the SQL of the time until which the action holds
         :param reason: the SQL of the operator's reason
+        :param more: the SQL of further columns
         """
         columns = {
             "ring": "'actions'",
@@ -81,6 +84,7 @@ class History:
             "by": "%(by)s::text",
             "until": until,
             "reason": reason,
+            **more,
         }
         return self.entry(rows, **columns)
 

@@ -9,11 +9,12 @@ from apscheduler_tasklock._lock.statements.columns import (
     made_or_found,
 )
 from apscheduler_tasklock._lock.statements.conditions import (
-    IS_PAUSED,
+    IS_PAUSED_IN_ANY_WAY,
     IS_WANTED,
     SAFELY,
     SHORTEST_WAIT,
     STANDS,
+    all_pauses,
 )
 from apscheduler_tasklock._lock.statements.deaths import NOTES_DEATH
 from apscheduler_tasklock._lock.statements.history import History, death_entry
@@ -33,7 +34,7 @@ def claim_manual(table: str, history: History | None = None) -> str:
     exists because no replica may be able to run the dead run any more, for example after a
     deployment.
     """
-    nobody_does = f"""({IS_PAUSED} OR
+    nobody_does = f"""({IS_PAUSED_IN_ANY_WAY} OR
                        GREATEST(lock.requested_at, lock.locked_until) + {SHORTEST_WAIT} <= now())"""
     may_run = f"""(
         lock.request_id = %(request_id)s::uuid AND lock.request_until > now()
@@ -59,7 +60,7 @@ def claim_manual(table: str, history: History | None = None) -> str:
         "manual": "true",
     }
     return f"""
-        WITH claimed AS (
+        WITH {all_pauses(table)}, claimed AS (
             UPDATE {table} AS lock SET
                 started_at = now(),
                 locked_until = now()

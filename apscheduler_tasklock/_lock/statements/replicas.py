@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from apscheduler_tasklock._lock.statements.conditions import (
     BRIEFLY,
-    DUE_IN_PAUSE,
+    DUE_IN_ANY_PAUSE,
     NEVER,
     ROW_COLUMNS,
     WINDOW_SCHEDULE,
+    all_pauses,
     json_rows,
 )
 
@@ -61,9 +62,11 @@ def register(table: str) -> str:
     grace = "asked.grace * interval '1 second'"
     says_more = f"""(lock.schedule IS DISTINCT FROM asked.schedule OR asked.moved
                      OR (lock.due_at IS NULL AND NOT lock.is_last AND asked.next_in IS NOT NULL)
-                     OR {DUE_IN_PAUSE})"""
+                     OR {DUE_IN_ANY_PAUSE})"""
     return f"""
-        WITH asked AS (SELECT * FROM {json_rows(_REGISTRATION_TYPES)}), changed AS (
+        WITH {all_pauses(table)}, asked AS (
+            SELECT * FROM {json_rows(_REGISTRATION_TYPES)}
+        ), changed AS (
             SELECT lock.task_name FROM {table} AS lock JOIN asked USING (task_name)
             WHERE {says_more}
             ORDER BY lock.task_name FOR NO KEY UPDATE OF lock SKIP LOCKED

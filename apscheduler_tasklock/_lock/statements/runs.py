@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from apscheduler_tasklock._lock.statements.conditions import (
-    DUE_IN_PAUSE,
-    IS_PAUSED,
+    DUE_IN_ANY_PAUSE,
+    IS_PAUSED_IN_ANY_WAY,
     JUST_BEFORE,
     KEPT_TO_BEGIN,
     SAFELY,
     SHORTEST_WAIT,
     STANDS,
+    all_pauses,
     asked_columns,
     asked_parameters,
     due_after,
@@ -295,12 +296,13 @@ def read(table: str) -> str:
     rows of the tasks in ``always`` are read in any case. If there are no rows to return, the
     statement returns one row with only the server's own state.
     """
-    not_paused = f"due_at < now() AND NOT {IS_PAUSED}"
+    not_paused = f"due_at < now() AND NOT {IS_PAUSED_IN_ANY_WAY}"
     is_due = f"finished_at IS NOT NULL AND {not_paused}"
     # A dead run that is not run again does not block the task's next run.
     died = "(locked_until <= now() AND NOT failover AND NOT handed_over)"
     is_over = f"(finished_at IS NOT NULL OR {died})"
     return f"""
+        WITH {all_pauses(table)}
         SELECT task_name, claim_id, token, finished_at IS NOT NULL AS finished,
                {IS_DEAD} AS dead,
                run_until <= now() AS expired, failover, deaths, handovers, handed_over, runs,
@@ -309,9 +311,9 @@ def read(table: str) -> str:
                CASE WHEN request_until > now() THEN request_id END AS request_id, schedule,
                CASE WHEN {is_over} AND {not_paused} THEN due_at END AS due_at,
                COALESCE({is_due} AND window_start < due_at AND overdue_at < now()
-                        AND NOT {DUE_IN_PAUSE}, false) AS overdue,
-               {IS_PAUSED} AS paused,
-               {DUE_IN_PAUSE} AS due_in_pause
+                        AND NOT {DUE_IN_ANY_PAUSE}, false) AS overdue,
+               {IS_PAUSED_IN_ANY_WAY} AS paused,
+               {DUE_IN_ANY_PAUSE} AS due_in_pause
         FROM (SELECT current_setting('transaction_read_only')::boolean AS read_only) AS server
         LEFT JOIN {table} AS lock ON task_name = ANY(%(task_names)s::text[])
             AND ({IS_DEAD}

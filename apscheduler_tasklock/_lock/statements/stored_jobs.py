@@ -26,8 +26,10 @@ from apscheduler_tasklock._lock.statements.conditions import (
     ROW_COLUMNS,
     SAFELY,
     STANDS,
+    all_pauses,
     asked_columns,
     json_rows,
+    paused_with_all,
 )
 from apscheduler_tasklock._lock.statements.deaths import NOT_RUNNING
 from apscheduler_tasklock._lock.statements.history import History, death_entry
@@ -87,7 +89,8 @@ class _StoredClaim(Claim):
         self.found_state = f"""LATERAL (SELECT {self.granted_before} AS granted,
                                        {NOT_RUNNING} AS idle,
                                        {_DEAD_RUN_STANDS} AS waits,
-                                       {IS_PAUSED} AS paused)
+                                       {IS_PAUSED} OR {paused_with_all("asked.task_name")}
+                                           AS paused)
                                AS found"""
 
 
@@ -112,11 +115,12 @@ def claim_and_move(table: str, history: History | None = None, *, jobs: str) -> 
     :param jobs: the jobs' table
     """
     first = {**DECIDED_GRANTED, **ROW_FOUND}
+    paused = {"paused": paused_with_all("asked.task_name")}
     # `came_first` is needed only for a run that is kept after its claim was refused. No run of a
     # stored job is kept, because its job is read again.
     found = {**FOUND, "new_window": "NOT found.granted", "came_first": "false", **ROW_FOUND}
     return f"""
-        WITH asked AS (
+        WITH {all_pauses(table)}, asked AS (
             SELECT *, run_time AS fired, run_time AS reckoned
             FROM {json_rows(_TYPES)} LIMIT %(count)s::bigint
         ), fenced AS MATERIALIZED (
@@ -129,7 +133,8 @@ def claim_and_move(table: str, history: History | None = None, *, jobs: str) -> 
             SELECT asked.claim_id, lock.task_name IS NULL AS is_first
             FROM asked JOIN {jobs} AS job ON {_FENCE} LEFT JOIN {table} AS lock
                 ON lock.task_name = asked.task_name
-            WHERE (lock.task_name IS NULL OR {_CLAIM.may_claim}) AND {IS_WANTED} AND {SAFELY}
+            WHERE (lock.task_name IS NULL OR {_CLAIM.may_claim})
+                AND NOT {paused_with_all("asked.task_name")} AND {IS_WANTED} AND {SAFELY}
             ORDER BY asked.position
             LIMIT GREATEST(0, %(most)s::bigint - (SELECT count FROM granted_before))
             FOR NO KEY UPDATE OF job SKIP LOCKED
@@ -168,7 +173,7 @@ def claim_and_move(table: str, history: History | None = None, *, jobs: str) -> 
             LEFT JOIN fenced AS job ON job.claim_id = asked.claim_id, {_CLAIM.found_state}
         UNION ALL
         SELECT asked.claim_id,
-               {made_or_missing("first", {**DECIDED_FREE, **NO_ROW})},
+               {made_or_missing("first", {**DECIDED_FREE, **paused, **NO_ROW})},
                job.claim_id IS NULL
         FROM asked LEFT JOIN first ON first.claim_id = asked.claim_id
             LEFT JOIN fenced AS job ON job.claim_id = asked.claim_id

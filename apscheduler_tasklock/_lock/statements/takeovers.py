@@ -12,10 +12,11 @@ from apscheduler_tasklock._lock.statements.columns import (
     made_or_found,
 )
 from apscheduler_tasklock._lock.statements.conditions import (
-    IS_PAUSED,
+    IS_PAUSED_IN_ANY_WAY,
     IS_WANTED,
     SAFELY,
     STANDS,
+    all_pauses,
     asked_columns,
     json_rows,
 )
@@ -51,7 +52,7 @@ class _Takeover:
     def __init__(self, asked: Mapping[str, str]) -> None:
         self.may_take_over = f"""(
             lock.claim_id = {asked["dead_claim_id"]} AND lock.finished_at IS NULL
-            AND lock.locked_until <= now() AND lock.run_until > now() AND NOT {IS_PAUSED}
+            AND lock.locked_until <= now() AND lock.run_until > now() AND NOT {IS_PAUSED_IN_ANY_WAY}
             AND NOT {_IS_DOUBTED} AND {IS_WANTED}
         )"""
         self.changes = f"""
@@ -74,7 +75,7 @@ class _Takeover:
             "new_window": "false",
             "unfinished": "lock.finished_at IS NULL",
             "waits": _IS_DOUBTED,
-            "paused": IS_PAUSED,
+            "paused": IS_PAUSED_IN_ANY_WAY,
             "came_first": "false",
             **ROW_FOUND,
         }
@@ -92,7 +93,9 @@ def take_over_many(table: str, history: History | None = None) -> str:
     A row that another session has locked is passed over: the statement returns it unchanged.
     """
     return f"""
-        WITH asked AS (SELECT * FROM {json_rows(_TAKEOVER_TYPES)}), free AS (
+        WITH {all_pauses(table)}, asked AS (
+            SELECT * FROM {json_rows(_TAKEOVER_TYPES)}
+        ), free AS (
             SELECT lock.task_name FROM {table} AS lock JOIN asked USING (task_name)
             WHERE {TAKE_OVER.may_take_over}
             ORDER BY lock.task_name FOR NO KEY UPDATE OF lock SKIP LOCKED

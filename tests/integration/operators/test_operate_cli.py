@@ -49,6 +49,7 @@ from tests.support.rows import (
     add_replica,
     add_run,
     add_task,
+    paused,
 )
 
 Connection = psycopg.Connection[Any]
@@ -159,7 +160,7 @@ class TestStatus:
         self, command: Command, connection: Connection
     ) -> None:
         add_task(connection, "a", **PAUSED)
-        add_task(connection, "b", **{**PAUSED, "paused_until": "now() + interval '1 day'"})
+        add_task(connection, "b", **paused(until="now() + interval '1 day'"))
         first, second = (row[-1] for row in command("status").cells)
         assert first.startswith("paused by me@here until resumed (closed)")
         assert second.startswith("paused by me@here until 2")
@@ -203,7 +204,7 @@ class TestStatus:
     def test_a_name_cannot_steer_the_terminal(
         self, command: Command, connection: Connection, form: tuple[str, ...]
     ) -> None:
-        add_task(connection, ODD, paused_by="E'\\x1b[31m'", paused_at="now()")
+        add_task(connection, ODD, **paused(by="E'\\x1b[31m'"))
         add_run(connection, ODD, 7, error=r"E'\x1b[2Joops'", outcome="'error'")
         answers = [command("status", *form), command("show", ODD, *form), command("runs", *form)]
         answers.append(command("pause", ODD, *form))
@@ -673,8 +674,9 @@ class TestPauseAndResume:
             add_task(connection, task)
         answer = command("pause", "a", "b", "--for", "2h", "--reason", "closed", "--json")
         assert (answer.status, answer.json["paused"]) == (0, ["a", "b"])
-        paused = "SELECT extract(epoch FROM paused_until - now()), pause_reason FROM task_lock"
-        for left, why in connection.execute(paused).fetchall():
+        read = """SELECT extract(epoch FROM paused_until - now()), pauses -> 0 ->> 'why'
+                  FROM task_lock"""
+        for left, why in connection.execute(read).fetchall():
             assert 7000 < left <= 7200
             assert why == "closed"
         assert command("resume", "a", "b").out == "a: resumed\nb: resumed\n"
@@ -703,11 +705,46 @@ class TestPauseAndResume:
         answer = command("resume", "rep*", "other", *form)
         assert answer.status == 0
         if form:
-            assert answer.json == {"resumed": ["report-1", "report-2"]}
+            assert answer.json == {"resumed": ["report-1", "report-2"], "still_paused": {}}
         else:
             assert answer.out == ("other: was not paused\nreport-1: resumed\nreport-2: resumed\n")
         assert answer.err == "apscheduler-tasklock: 2 tasks are resumed\n"
         assert [row[0] for row in command("status", "--state", "paused").cells] == ["rapport"]
+
+    @pytest.mark.parametrize("form", [(), ("--json",)], ids=["plain", "JSON"])
+    def test_the_pauses_of_others_stay_unless_it_is_forced(
+        self, command: Command, connection: Connection, form: tuple[str, ...]
+    ) -> None:
+        for task in ("a", "b"):
+            add_task(connection, task)
+        assert command("pause", "a", "--as", "ann", "--reason", "closed").status == 0
+        assert command("pause", "a", "b").status == 0
+        answer = command("resume", "a", "b", *form)
+        assert answer.status == 4
+        assert "the pauses of others stay; --force takes them out" in answer.err
+        if form:
+            [left] = answer.json["still_paused"]["a"]
+            assert (answer.json["resumed"], left["by"], left["until"]) == (["b"], "ann", None)
+        else:
+            assert answer.out.splitlines() == [
+                "a: still paused by ann until resumed (closed)",
+                "b: resumed",
+            ]
+        assert command("resume", "a").status == 4  # of others alone
+        answer = command("resume", "a", "--force" if form else "--as", *(() if form else ("ann",)))
+        assert (answer.status, answer.out) == (0, "a: resumed\n")
+
+    def test_all_pauses_of_a_task_are_shown(self, command: Command, connection: Connection) -> None:
+        add_task(connection, "a")
+        assert command("pause", "a", "--as", "ann").status == 0
+        answer = command("pause", "a", "--as", "bob", "--for", "2h", "--reason", "closed")
+        assert answer.out == "a: paused until it is resumed\n"  # because of ann's
+        [row] = command("status").cells
+        ann, bob = row[-1].strip().split("; ")
+        assert ann == "paused by ann until resumed"
+        assert re.fullmatch(r"paused by bob until \S+ \(closed\)", bob)
+        [told] = command("status", "--json").json
+        assert [pause["reason"] for pause in told["pauses"]] == [None, "closed"]
 
     @pytest.mark.parametrize("operation", ["pause", "resume"])
     def test_one_pattern_without_a_task_leaves_all_as_they_are(

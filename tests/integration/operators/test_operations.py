@@ -348,8 +348,9 @@ class TestPause:
             operator.hold("job", min_lock=0, max_lock=10).__enter__()
         assert len(runs) <= before + 1
         assert all(run < found[0] for run in runs)
-        assert operator.resume(given) == ["job"]
-        assert operator.resume(given) == []
+        assert operator.resume(given, by="you") == []
+        assert operator.resume(given, by="me") == ["job"]
+        assert operator.resume(given, by="me") == []
         eventually(lambda: len(runs) > before + 3)
 
     def test_a_refused_claim_says_so(self, make_replica: MakeReplica, operator: TaskLocks) -> None:

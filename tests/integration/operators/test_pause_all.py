@@ -1,0 +1,210 @@
+"""A pause of all tasks, with replicas whose claims are under way, and at the command line."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from datetime import datetime, timezone
+from typing import Any
+
+import psycopg
+import pytest
+from apscheduler.events import EVENT_JOB_EXECUTED
+
+from apscheduler_tasklock import TaskLockError, TaskLockOptionError, TaskLocks
+from apscheduler_tasklock.events import EVENT_TASK_LOCK_REFUSED
+from tests.support.commands import Command
+from tests.support.polling import eventually
+from tests.support.rows import add_task
+
+Connection = psycopg.Connection[Any]
+MakeReplica = Callable[..., Any]
+FAST: dict[str, Any] = {"poll_interval": 0.1}
+
+
+@pytest.fixture
+def operator(database_url: str) -> Any:
+    with TaskLocks(database_url) as locks:
+        yield locks
+
+
+@pytest.fixture
+def command(database_url: str, capsys: pytest.CaptureFixture[str]) -> Command:
+    return Command(database_url, capsys)
+
+
+class TestReplicas:
+    def test_no_claim_is_granted_once_it_has_been_committed(
+        self, make_replica: MakeReplica, operator: TaskLocks, connection: Connection
+    ) -> None:
+        begun: list[datetime] = []
+
+        def job() -> None:
+            begun.append(datetime.now(timezone.utc))
+
+        for _ in range(3):
+            replica = make_replica(jobs={f"job {n}": {"min_lock": 0} for n in range(5)}, **FAST)
+            for number in range(5):
+                replica.scheduler.add_job(
+                    job, "interval", seconds=0.05, id=f"job {number}", max_instances=5
+                )
+
+        def refusals() -> int:
+            events = [event for n in range(5) for event in replica.of(f"job {n}")]
+            return sum(getattr(event, "reason", None) == "paused" for event in events)
+
+        def several_refusals_later() -> None:
+            before = refusals()
+            eventually(lambda: refusals() > before + 20)
+
+        latest = "SELECT max(started_at) FROM task_lock WHERE runs <> ''"
+        for _ in range(3):
+            before = len(begun)
+            eventually(lambda before=before: len(begun) > before + 30)
+            pause = operator.pause_all(duration=None, reason="a move")
+            found = connection.execute(latest).fetchone()
+            [paused_at] = connection.execute("SELECT clock_timestamp()").fetchone() or [None]
+            several_refusals_later()
+            assert connection.execute(latest).fetchone() == found
+            assert found is not None
+            assert found[0] < paused_at
+            assert pause.reason == "a move"
+            assert operator.resume_all() == []
+
+    def test_a_task_that_appears_later_is_paused(
+        self, make_replica: MakeReplica, operator: TaskLocks
+    ) -> None:
+        operator.pause_all(duration=60, namespace="jo")
+        replica = make_replica(**FAST)
+        replica.scheduler.add_job(print, "interval", seconds=0.1, id="job")
+        replica.scheduler.add_job(print, "interval", seconds=0.1, id="another")
+        eventually(lambda: EVENT_JOB_EXECUTED in replica.codes("another"))
+        refused = eventually(lambda: replica.of("job"))
+        assert {event.code for event in refused} == {EVENT_TASK_LOCK_REFUSED}
+        assert {event.reason for event in refused} == {"paused"}
+        eventually(lambda: operator.tasks("job"))
+        [task] = operator.tasks("job")
+        assert (task.paused, task.started_at) == (True, None)
+
+    def test_holds_go_on(self, operator: TaskLocks) -> None:
+        operator.pause_all(duration=None)
+        with operator.hold("hold", min_lock=0, max_lock=10):
+            pass
+        with operator.hold("hold", min_lock=0, max_lock=10):
+            assert [task.paused for task in operator.tasks("hold")] == [False]
+
+
+class TestCalls:
+    def test_it_waits_for_a_claim_that_is_under_way(
+        self, operator: TaskLocks, connection: Connection, direct_url: str
+    ) -> None:
+        add_task(connection, "task")
+        done = threading.Event()
+
+        def pause() -> None:
+            operator.pause_all(duration=None)
+            done.set()
+
+        waits = "SELECT FROM pg_locks WHERE mode = 'ShareRowExclusiveLock' AND NOT granted"
+        with psycopg.connect(direct_url) as other:
+            other.execute("UPDATE task_lock SET token = token + 1")
+            pausing = threading.Thread(target=pause)
+            pausing.start()
+            eventually(lambda: connection.execute(waits).rowcount)
+            assert not done.is_set()
+            other.commit()
+        pausing.join(60)
+        assert done.is_set()
+        assert operator.tasks("task")[0].paused
+
+    def test_a_session_that_keeps_the_table_locked_is_told(
+        self, database_url: str, connection: Connection, direct_url: str
+    ) -> None:
+        with (
+            TaskLocks(database_url, claim_timeout=0.5) as locks,
+            psycopg.connect(direct_url) as other,
+        ):
+            other.execute("LOCK TABLE task_lock IN ROW EXCLUSIVE MODE")
+            with pytest.raises(TaskLockError, match="doctor` names them"):
+                locks.pause_all(duration=None)
+            other.rollback()
+            assert locks.pauses_of_all() == []
+
+    @pytest.mark.parametrize("namespace", ["shop\xe9", "\x01", "\0"])
+    def test_a_namespace_that_cannot_be_is_told(self, operator: TaskLocks, namespace: str) -> None:
+        with pytest.raises(TaskLockOptionError, match="pause_all"):
+            operator.pause_all(duration=None, namespace=namespace)
+
+    def test_no_task_has_a_name_as_the_row_of_the_pauses(self, operator: TaskLocks) -> None:
+        with pytest.raises(TaskLockOptionError, match="begins with U\\+0001"):
+            operator.hold("\x01pauses", min_lock=0, max_lock=1)
+
+
+JOB = {"runs": "'jobs:job'"}
+
+
+class TestCommands:
+    def test_all_tasks_are_paused_and_resumed(
+        self, command: Command, connection: Connection
+    ) -> None:
+        add_task(connection, "task", **JOB)
+        answer = command("pause", "--all", "--for", "2h", "--reason", "a move", "--as", "ann")
+        assert answer.status == 0
+        assert answer.out.startswith("all tasks: paused by ann until 2")
+        assert answer.out.endswith("(a move)\n")
+        assert "not paused are code under `hold`" in answer.err
+        listed = command("status")
+        assert listed.err.startswith("apscheduler-tasklock: all tasks: paused by ann until 2")
+        assert listed.cells[0][1].strip() == "paused"
+        assert "paused with all tasks by ann" in command("show", "task").out
+        answer = command("resume", "task")
+        assert (answer.status, answer.out[:38]) == (4, "task: still paused with all tasks by a")
+        assert "`resume --all` ends that" in answer.err
+        answer = command("resume", "--all")
+        assert answer.status == 4
+        assert answer.out.startswith("all tasks: paused by ann")
+        answer = command("resume", "--all", "--as", "ann")
+        assert (answer.status, answer.out) == (0, "all tasks: resumed\n")
+        assert command("status").cells[0][1].strip() == "ok"
+        told = command("runs", "--kind", "operator", "--json").json
+        assert [(each["task"], each["outcome"], each["by"]) for each in told] == [
+            ("*", "resumed", "ann"),
+            ("*", "paused", "ann"),
+        ]
+
+    def test_of_one_namespace(self, command: Command, connection: Connection) -> None:
+        for task in ("shop:a", "b"):
+            add_task(connection, task, **JOB)
+        answer = command("pause", "--all", "--namespace", "shop:", "--until-resumed", "--json")
+        assert answer.json["paused"]["namespace"] == "shop:"
+        assert [row[0] for row in command("status", "--state", "paused").cells] == ["shop:a"]
+        assert command("resume", "--all").status == 0  # those of all namespaces
+        assert [row[0] for row in command("status", "--state", "paused").cells] == ["shop:a"]
+        answer = command("resume", "--all", "--namespace", "shop:", "--json")
+        assert (answer.status, answer.json) == (0, {"still_paused": []})
+
+    @pytest.mark.parametrize(
+        ("arguments", "told"),
+        [
+            (["pause", "--all"], "--all needs --for D or --until-resumed"),
+            (["pause", "--all", "task", "--for", "2h"], "names or --all, and not both"),
+            (["pause"], "give tasks' names, or --all"),
+            (["resume"], "give tasks' names, or --all"),
+        ],
+    )
+    def test_wrong_usage(self, command: Command, arguments: list[str], told: str) -> None:
+        answer = command(*arguments)
+        assert answer.status == 2
+        assert told in answer.err
+
+    def test_a_monitor_is_warned_after_a_day(
+        self, command: Command, connection: Connection
+    ) -> None:
+        add_task(connection, "task", **JOB)
+        assert command("pause", "--all", "--until-resumed", "--as", "ann").status == 0
+        assert command("check").status == 0
+        connection.execute("""UPDATE task_lock SET pauses = jsonb_set(
+            pauses, '{0,since}', to_jsonb(extract(epoch FROM now() - interval '25 h')))""")
+        answer = command("check")
+        assert answer.status == 1
+        assert "WARNING - all tasks paused by ann since 2" in answer.out
