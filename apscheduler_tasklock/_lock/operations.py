@@ -213,16 +213,25 @@ class Operations:
         self._tasks_without_replicas = Statement(tasks.replace(replicas, _NO_REPLICAS))
         columns = """run.task_name AS task, run.token, run.scheduled_at, run.started_at,
                      run.ended_at, run.replica, run.kind, run.outcome, run.error_type, run.error,
-                     run.by, run.until, run.reason"""
+                     run.by, run.until, run.reason, run.cause, run.last_scheduled_at,
+                     run.run_times"""
+        # A replica may run a run time after another replica has noted it as missed.
+        not_run = f"""NOT (run.ring = 'misses' AND run.run_times = 1 AND (
+            EXISTS (SELECT FROM {name} AS lock WHERE lock.task_name = run.task_name
+                    AND lock.window_start = run.scheduled_at)
+            OR EXISTS (SELECT FROM {self._runs} AS later WHERE later.task_name = run.task_name
+                       AND later.ring IN ('runs', 'failures')
+                       AND later.scheduled_at = run.scheduled_at)))"""
         # The statement reads the whole history, which is limited for each task. There is no index
         # by time, because each release would have to write to it. Sorting all runs would take most
         # of the time, so a hundredth of the history is read first. If that hundredth has as many
         # matching runs as are asked for, all runs that are older than these are not sorted.
-        matches = """(%(like)s::text[] IS NULL OR run.task_name LIKE ANY (%(like)s::text[]))
+        matches = f"""(%(like)s::text[] IS NULL OR run.task_name LIKE ANY (%(like)s::text[]))
                      AND (%(outcome)s::text IS NULL OR run.outcome = %(outcome)s)
                      AND (%(kind)s::text IS NULL OR run.kind = %(kind)s)
                      AND (%(since)s::timestamptz IS NULL OR run.started_at >= %(since)s)
-                     AND (%(until)s::timestamptz IS NULL OR run.started_at < %(until)s)"""
+                     AND (%(until)s::timestamptz IS NULL OR run.started_at < %(until)s)
+                     AND {not_run}"""
         self._matching_runs = Statement(f"""
             SELECT {columns} FROM {self._runs} AS run
             WHERE {matches} AND run.started_at >= COALESCE((
@@ -239,6 +248,7 @@ class Operations:
               AND (%(kind)s::text IS NULL OR run.kind = %(kind)s)
               AND (%(since)s::timestamptz IS NULL OR run.started_at >= %(since)s)
               AND (%(until)s::timestamptz IS NULL OR run.started_at < %(until)s)
+              AND {not_run}
             ORDER BY run.started_at DESC, run.token DESC LIMIT %(limit)s
         """)
         found_dead = f"""

@@ -508,6 +508,39 @@ class ManualRequest:
 
 
 @dataclass(frozen=True)
+class MissNote:
+    """A note of run times of a task that this replica has missed, for the run history.
+
+    :ivar task_name: the task's name
+    :ivar schedule: the task's trigger in canonical form. A task that has another one by now gets no
+        entry.
+    :ivar run_times: the run times, in order; one or more
+    :ivar more: how many further run times were missed between these
+    :ivar exact: whether all replicas compute exactly the same run times
+    :ivar min_lock: the minimum lock of these run times, in seconds
+    :ivar covers: for how many seconds a run of another run time covers these run times
+    :ivar cause: why they were missed, in one word for programs
+    :ivar reason: why they were missed, in words for operators
+    """
+
+    task_name: str
+    schedule: str
+    run_times: tuple[datetime, ...]
+    exact: bool
+    min_lock: float
+    covers: float
+    cause: str
+    reason: str
+    more: int = 0
+
+    @property
+    def parameters(self) -> dict[str, object]:
+        """The parameters of the statement."""
+        run_times = [run_time.isoformat() for run_time in self.run_times]
+        return {**vars(self), "run_times": run_times}
+
+
+@dataclass(frozen=True)
 class Registration:
     """The registration of a replica's task.
 

@@ -18,7 +18,14 @@ from apscheduler_tasklock.cli.output import (
     output,
     print_json,
 )
-from apscheduler_tasklock.cli.runs import action_in_words, actions_of, run_rows, runs_of
+from apscheduler_tasklock.cli.runs import (
+    action_in_words,
+    actions_of,
+    miss_in_words,
+    misses_of,
+    run_rows,
+    runs_of,
+)
 from apscheduler_tasklock.cli.schedules import schedule_of
 from apscheduler_tasklock.cli.target import (
     check_names,
@@ -91,8 +98,9 @@ def show(options: argparse.Namespace) -> int:
         task = find_task(locks, name_of(options, options.task))
         runs = runs_of(locks, task.name, _SHOWN_RUNS)
         actions = actions_of(locks, task.name)
+        misses = misses_of(locks, task.name)
     if options.json:
-        print_json({"task": task, "runs": runs, "actions": actions})
+        print_json({"task": task, "runs": runs, "actions": actions, "misses": misses})
         return OK
     shown = output()
     _print_facts(options, task, runs, shown)
@@ -110,6 +118,11 @@ def show(options: argparse.Namespace) -> int:
             what = _ACTIONS.get(action.outcome, action.outcome)
             words = f"{what} {action_in_words(action, shown)}"
             shown.print(f"{shown.moment(action.started_at)}  {words}")
+    if misses:
+        shown.print()
+        shown.print("missed run times:")
+        for miss in misses:
+            shown.print(miss_in_words(miss, shown))
     return OK
 
 

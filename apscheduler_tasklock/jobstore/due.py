@@ -584,7 +584,8 @@ class DueJobs:
             locks = executor.locks if executor.claims else self._locks
             of_executor = [each for each in moving if each.executor is executor]
             moves = {each.due.move: each.task_name or each.job.id for each in of_executor}
-            moved |= locks.ask(partial(locks.jobs.move_on, moves=moves))
+            void = {each.due.move for each in of_executor if each.is_void}
+            moved |= locks.ask(partial(locks.jobs.move_on, moves=moves, void=void))
         for each in moving:
             if each.job.id not in moved:  # another session has locked or changed the job
                 self._skip_refused(each.job.id, time.monotonic())

@@ -28,6 +28,7 @@ from apscheduler_tasklock._lock.statements.conditions import (
 from apscheduler_tasklock._lock.statements.deaths import NOT_RUNNING, end_lease, give_up
 from apscheduler_tasklock._lock.statements.history import ACTIONS, History
 from apscheduler_tasklock._lock.statements.manual_runs import claim_manual
+from apscheduler_tasklock._lock.statements.misses import MISSES, note_misses
 from apscheduler_tasklock._lock.statements.replicas import (
     IS_ALIVE,
     IS_HEARD,
@@ -69,6 +70,7 @@ __all__ = [
     "IS_PAUSED",
     "JUST_BEFORE",
     "MAY_BE_CLAIMED",
+    "MISSES",
     "NEVER",
     "NOT_RUNNING",
     "SAFELY",
@@ -89,6 +91,7 @@ __all__ = [
     "hand_over",
     "many",
     "move_on",
+    "note_misses",
     "prune",
     "read",
     "register",
