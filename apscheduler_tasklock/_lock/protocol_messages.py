@@ -339,6 +339,7 @@ class Refusal:
     :ivar came_first: whether the last run began before the requested run time was due, and is no
         manual run. The requested run time then stays refused when the last run is released.
     :ivar runs: the function of the last run, as in ``ClaimRequest``; ``""`` for a hold
+    :ivar is_manual: whether the last run is a manual run
     """
 
     holder: str
@@ -352,6 +353,7 @@ class Refusal:
     window_start: datetime
     came_first: bool = False
     runs: str = ""
+    is_manual: bool = False
 
     @classmethod
     def of(cls, answer: ClaimAnswer) -> Refusal:
@@ -372,6 +374,7 @@ class Refusal:
             window_start=answer.window_start,
             came_first=answer.came_first and not answer.manual,
             runs=answer.runs,
+            is_manual=answer.manual,
         )
 
 

@@ -26,6 +26,7 @@ from apscheduler_tasklock._lock.statements.retention import PRUNE_INTERVAL, RETE
 from apscheduler_tasklock._runs.kept_runs import KeptRuns, LastRun
 from apscheduler_tasklock._runs.known_tasks import KnownTasks
 from apscheduler_tasklock._runs.looks import Looks
+from apscheduler_tasklock._runs.missed_runs import MissedRuns
 from apscheduler_tasklock._runs.registration import Registrar
 from apscheduler_tasklock._runs.standby import seconds_late
 from apscheduler_tasklock._runs.submission import JobKey, Submission
@@ -69,6 +70,7 @@ class Watch:
     - A run time of an interval job that another replica has missed is submitted; see ``standby``.
     - An overdue task is logged, once until it runs.
     - The task of a changed job is registered.
+    - Run times that this replica has missed are noted in the run history.
 
     Submitted runs are claimed like any other run, so that one replica is granted each of them.
 
@@ -82,6 +84,7 @@ class Watch:
     :param given_up: reports a dead run that is given up, and why
     :param report_overdue: reports an overdue task
     :param looked: called at the end of each look; gets whether the jobs of all job stores are known
+    :param missed: the run times that this replica has missed; ``None``: none are remembered
     :param prune_interval: seconds between two deletions of old rows
     :param timings: timings of the looks
     :ivar looks: decides when the next look is due
@@ -101,6 +104,7 @@ class Watch:
         given_up: Callable[[RunState, JobKey, str], None],
         report_overdue: Callable[[RunState], None] | None = None,
         looked: Callable[[bool], None] = lambda _has_listed: None,
+        missed: MissedRuns | None = None,
         prune_interval: float = PRUNE_INTERVAL,
         timings: Timings | None = None,
     ) -> None:
@@ -112,6 +116,7 @@ class Watch:
         self._given_up = given_up
         self._report_overdue_task = report_overdue or _warn
         self._looked = looked
+        self._missed = missed
         self._prune_interval = prune_interval
         self._prune_at = inf  # on the monotonic clock
         self.looks = Looks(locks, known, self._look_safely, state, interval, timings)
@@ -172,6 +177,9 @@ class Watch:
             yield from self._look_at_rows(rejected)
         with _noting(rejected):
             self._registrar.list_stored()
+        if self._missed is not None:
+            with _noting(rejected):
+                yield from self._missed.tell()
         with _noting(rejected):
             self._looked(self._has_listed)
         if rejected:

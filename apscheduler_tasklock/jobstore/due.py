@@ -592,6 +592,7 @@ class DueJobs:
                 continue
             run_time = each.due.move.run_time
             if each.is_void:
+                call_application(partial(each.executor.note_void, each.job, self._alias, each.due))
                 logger.info(
                     "Job %r: skipped its run time %s, because it fell into a pause",
                     each.job.id,
