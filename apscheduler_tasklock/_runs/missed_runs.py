@@ -10,7 +10,7 @@ import random
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from itertools import takewhile
 from math import inf
@@ -142,6 +142,26 @@ class MissedRuns:
                 of_task = self._pending[request.task_name] = _OfTask(request)
             of_task.request = request
             of_task.add(miss)
+
+    def note_unasked(
+        self, request: ClaimRequest, run_times: Sequence[datetime], found_at: datetime
+    ) -> None:
+        """Remember run times that nobody has asked for.
+
+        :param request: the request of a claim of one of them
+        :param found_at: when this was found
+        """
+        not_before = time.monotonic() + self._locks.settings.timings.unasked_after
+        reason = f"nobody asked for it between {_moment(run_times[0])} and {_moment(found_at)}"
+        kept = run_times
+        if len(run_times) > MOST_RUN_TIMES:
+            kept = [*run_times[: MOST_RUN_TIMES - 1], run_times[-1]]
+        for run_time in kept:
+            asked = replace(request, run_time=run_time)
+            self.note(asked, MissCause.UNASKED, reason, not_before=not_before)
+        with self._lock:
+            if request.task_name in self._pending:
+                self._pending[request.task_name].more += len(run_times) - len(kept)
 
     def tell(self) -> Steps[None]:
         """Note the run times that can be noted now.

@@ -8,8 +8,8 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from functools import partial
 from math import inf
@@ -21,7 +21,7 @@ from apscheduler_tasklock._database.sequences import Steps
 from apscheduler_tasklock._database.sqlstates import ConflictError
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.client import LockClient
-from apscheduler_tasklock._lock.protocol_messages import RunState
+from apscheduler_tasklock._lock.protocol_messages import ClaimRequest, RunState
 from apscheduler_tasklock._lock.statements.retention import PRUNE_INTERVAL, RETENTION
 from apscheduler_tasklock._runs.kept_runs import KeptRuns, LastRun
 from apscheduler_tasklock._runs.known_tasks import KnownTasks
@@ -52,6 +52,11 @@ class Jobs(Protocol):
         self, key: JobKey, state: RunState, due_at: datetime, late_by: float
     ) -> Submission | None:
         """Return a standby run of a job; ``None`` if the job may not stand in."""
+
+    def unasked(
+        self, key: JobKey, state: RunState
+    ) -> tuple[ClaimRequest, Sequence[datetime]] | None:
+        """Return the run times that nobody has asked for since a task's due time."""
 
     def submit(self, submission: Submission, not_now: Callable[[], None]) -> None:
         """Submit a run in the thread in which the scheduler submits jobs.
@@ -202,6 +207,7 @@ class Watch:
         self._as_of = time.monotonic()
         if names:
             states = yield self._locks.reading(names, asked_for)
+        self._note_unasked([] if self.has_looked else states)
         self.has_looked = True
         with _noting(rejected):
             yield from self._registrar.register(states, has_listed=self._has_listed)
@@ -225,6 +231,19 @@ class Watch:
             self._stand_in(state)
         with self._one_task(state, "whether it is overdue"):
             self._report_overdue(state)
+
+    def _note_unasked(self, states: Sequence[RunState]) -> None:
+        """Note the run times that passed while no replica was there, at the first look."""
+        if self._missed is None:
+            return
+        for state in states:
+            if state.due_at is None or state.due_in_pause:
+                continue
+            for key in self._keys_of(state):
+                with suppress(Exception):  # logged where the job is registered
+                    found = self._jobs.unasked(key, state)
+                    if found is not None:
+                        self._missed.note_unasked(*found, state.database_time)
 
     @property
     def is_watching(self) -> bool:

@@ -143,6 +143,17 @@ def test_run_times_that_were_run_are_left_out(
     assert [entry[:3] for entry in told(connection)] == [(times[-1], times[-1], 1)]
 
 
+def test_a_run_without_a_window_that_goes_on_has_its_run_time_too(
+    one: Replica, other: Replica, connection: Connection, started: datetime
+) -> None:
+    """As of a stored job, whose minimum lock is 0."""
+    run_time = after(started, 60)
+    _, answer = other.claim(run_time=run_time, **{**EVERY, "min_lock": 0.0})
+    assert answer.granted
+    tell(one, run_time, min_lock=0.0)
+    assert told(connection) == []
+
+
 @pytest.mark.parametrize("changes", [{"schedule": "every 20 s"}, {"task_name": "unknown"}])
 def test_of_a_task_that_was_rescheduled_or_is_gone_nothing_is_told(
     one: Replica, connection: Connection, started: datetime, changes: dict[str, str]

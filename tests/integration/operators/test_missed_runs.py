@@ -26,7 +26,7 @@ MakeReplica = Callable[..., Replica]
 Connection = psycopg.Connection[Any]
 
 # So that nothing of a test waits for seconds.
-QUICK = Timings(report_interval=0.2, rejected_interval=0.2, recovery_grace=0.1)
+QUICK = Timings(report_interval=0.2, rejected_interval=0.2, recovery_grace=0.1, unasked_after=0.2)
 OFTEN: dict[str, Any] = {
     "poll_interval": 0.2,
     "timings": QUICK,
@@ -295,3 +295,39 @@ class TestTrueOrNotAtAll:
             connection.execute(f'GRANT {right} ON task_lock_run TO "{name}"')
             assert one_miss(operator).scheduled_at == due
             replica.shutdown()
+
+
+class TestNobodyAsked:
+    def test_while_the_fleet_was_away(
+        self, make_replica: MakeReplica, operator: TaskLocks, connection: Connection
+    ) -> None:
+        """Each of the replicas that come back finds it, and one entry for each task is left."""
+        start = last_second() - timedelta(hours=5)
+        before = make_replica(**OFTEN)
+        for task in ("job", "other"):
+            add(before, lambda: None, start, id=task, next_run_time=start + timedelta(hours=5))
+            eventually(lambda task=task: operator.runs(task, outcome="ok"))
+        before.shutdown()
+        # As if that run had been four hours ago.
+        connection.execute(
+            "UPDATE task_lock SET due_at = due_at - interval '4 h', overdue_at = overdue_at"
+            " - interval '4 h', window_start = window_start - interval '4 h', window_until ="
+            " window_until - interval '4 h'"
+        )
+        connection.execute("UPDATE task_lock_run SET scheduled_at = scheduled_at - interval '4 h'")
+        replicas = [make_replica(**OFTEN, start=False) for _ in range(3)]
+        for replica in replicas:
+            for task in ("job", "other"):
+                add(replica, lambda: None, start, id=task, next_run_time=start + timedelta(hours=6))
+            replica.scheduler.start()
+        for task in ("job", "other"):
+            miss = one_miss(operator, task)
+            assert (miss.cause, miss.run_times) == ("unasked", 4)
+            assert miss.scheduled_at == start + timedelta(hours=2)
+            assert miss.last_scheduled_at == start + timedelta(hours=5)
+            assert miss.reason is not None
+            assert miss.reason.startswith("nobody asked for it between ")
+        for replica in replicas:
+            eventually(lambda replica=replica: not missed_tasks(replica.executor))
+        for task in ("job", "other"):
+            assert one_miss(operator, task).run_times == 4
