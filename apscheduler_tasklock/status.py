@@ -336,6 +336,56 @@ class ReplicaStatus:
     unreadable: tuple[str, ...] = ()
 
 
+class Verdict(str, Enum):
+    """What became of the run time that a :class:`Story` is about."""
+
+    RUNNING = "running"
+    """The run goes on, or its holder is dead and the run is not over."""
+    RAN = "ran"
+    """A replica has run it, and the run is over."""
+    MISSED = "missed"
+    """No replica has run it."""
+    DUE = "due"
+    """It is due, and no replica has run it so far."""
+    UNKNOWN = "unknown"
+    """The history does not reach back so far, or the task has never been due."""
+
+
+@dataclass(frozen=True)
+class Story:
+    """What is known of a task around a moment: the answer to the question why it did not run.
+
+    :ivar task: the task's status now
+    :ivar at: the moment
+    :ivar verdict: what became of the last run time that is known until that moment
+    :ivar scheduled_at: that run time; of a manual run and of ``hold``, when it began; ``None`` if
+        none is known
+    :ivar runs: the ended runs of that run time, the earlier first: more than one if it was run
+        again, such as after its holder's death. A run that goes on is in ``task`` alone.
+    :ivar miss: the entry of that run time if no replica has run it, with the reason
+    :ivar before: the run before that run time
+    :ivar after: the run after it
+    :ivar actions: what operators did between these two runs, the earlier first, and before them
+        the pause that was in force then
+    :ivar replicas: the replicas that have the task, as far as they have given a sign of life in the
+        last hour
+    :ivar history_begins_at: the time from which the run history is complete. Before it nothing is
+        known but failures and misses. ``None``: there is no history.
+    """
+
+    task: TaskStatus
+    at: datetime
+    verdict: Verdict
+    scheduled_at: datetime | None
+    runs: tuple[Run, ...]
+    miss: Run | None
+    before: Run | None
+    after: Run | None
+    actions: tuple[Run, ...]
+    replicas: tuple[ReplicaStatus, ...]
+    history_begins_at: datetime | None
+
+
 @dataclass(frozen=True)
 class Health:
     """The health of an executor, for probes. No statement is sent to the database to find it.

@@ -32,6 +32,7 @@ from apscheduler_tasklock._lock.statements import (
     Statement,
     for_template,
 )
+from apscheduler_tasklock._lock.stories import story_of
 from apscheduler_tasklock.errors import TaskLockNotFoundError, TaskLockStateError
 from apscheduler_tasklock.schema.table import (
     EARLIEST,
@@ -48,6 +49,7 @@ from apscheduler_tasklock.status import (
     Run,
     RunningRun,
     RunRequest,
+    Story,
     TaskState,
     TaskStatus,
 )
@@ -143,6 +145,9 @@ _JOB_STATE = """
 # Whether a replica has a task. The schema of ``@>`` is given, so that PostgreSQL does not find
 # another ``@>`` for text[] first.
 _HAS_TASK = "tasks OPERATOR(pg_catalog.@>) ARRAY[%(task)s::text]"
+
+# Limits the entries of one task that are read at once. A task has fewer, with any option `history`.
+LONGEST_HISTORY = 100_000
 
 # Whether an operator has asked for a manual run that has not begun.
 _IS_OPEN = "lock.request_id IS NOT NULL AND lock.request_until > now()"
@@ -373,6 +378,20 @@ class Operations:
         else:
             rows = self._all(cursor, self._matching_runs, like=_list(like), **wanted)
         return [Run(**row) for row in rows]
+
+    def why(self, cursor: Any, task: str, at: datetime | None) -> Story:
+        """Return what is known of a task around a moment.
+
+        :param at: the moment; ``None``: now
+        :raises TaskLockNotFoundError: the task has no row
+        """
+        found = self.tasks(cursor, [escaped(task)], 1)
+        if not found:
+            raise TaskLockNotFoundError([task])
+        entries = self.runs(cursor, task, limit=LONGEST_HISTORY)
+        if at is None:
+            [at] = (row["now"] for row in self._all(cursor, Statement("SELECT now() AS now")))
+        return story_of(found[0], entries, self.replicas(cursor), at)
 
     def replicas(self, cursor: Any) -> list[ReplicaStatus]:
         """Return the replicas, in the order of their starts."""

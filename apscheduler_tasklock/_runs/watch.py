@@ -119,7 +119,7 @@ class Watch:
         self._kept = kept
         self._registrar = registrar
         self._given_up = given_up
-        self._report_overdue_task = report_overdue or _warn
+        self._report_overdue_task = report_overdue or self._warn_overdue
         self._looked = looked
         self._missed = missed
         self._prune_interval = prune_interval
@@ -423,6 +423,17 @@ class Watch:
             self._logged.add(state.task_name)
             self._report_overdue_task(state)
 
+    def _warn_overdue(self, state: RunState) -> None:
+        logger.warning(
+            "Task %r is overdue: it was due at %s, and no replica has run it since (the last was "
+            "%r, token %s). What is known of it: %s",
+            state.task_name,
+            state.due_at,
+            state.holder or "none",
+            state.token,
+            self._locks.command_line("why", task=state.task_name),
+        )
+
     # Old rows.
 
     def _prune(self) -> Steps[None]:
@@ -477,14 +488,3 @@ def _noting(rejected: list[TaskLockError]) -> Iterator[None]:
         rejected.append(error)
     except Exception:
         logger.exception("The tasks could not be looked at; trying again")
-
-
-def _warn(state: RunState) -> None:
-    logger.warning(
-        "Task %r is overdue: it was due at %s, and no replica has run it since (the last was %r, "
-        "token %s)",
-        state.task_name,
-        state.due_at,
-        state.holder or "none",
-        state.token,
-    )
