@@ -109,6 +109,27 @@ class TestStories:
         # What happened between the runs before and after; a request for a run came earlier.
         assert [action.outcome for action in story.actions] == ["paused", "resumed"]
 
+    def test_of_missed_run_times_after_a_run_in_their_midst(
+        self, operator: TaskLocks, connection: Connection
+    ) -> None:
+        add_run(connection, "job", 5, **began(25))
+        assert tokens(operator.why("job", ago(24))) == []
+        story = operator.why("job", ago(19))
+        assert (story.verdict, story.before and story.before.token) == (Verdict.MISSED, 5)
+        assert story.miss is not None
+        assert story.scheduled_at == story.miss.last_scheduled_at
+
+    @pytest.mark.parametrize(
+        ("until", "is_told"), [("NULL", True), ("now() - interval '75 min'", False)]
+    )
+    def test_a_pause_that_began_before_the_run_before_is_told_if_it_was_in_force(
+        self, operator: TaskLocks, connection: Connection, until: str, is_told: bool
+    ) -> None:
+        connection.execute("DELETE FROM task_lock_run WHERE ring = 'actions'")
+        began_at = "now() - interval '80 min'"
+        add_action(connection, "job", 0, started_at=began_at, until=until)
+        assert len(operator.why("job", ago(40)).actions) == is_told
+
     def test_of_a_time_before_the_history_begins(
         self, operator: TaskLocks, command: Command
     ) -> None:
@@ -134,6 +155,7 @@ class TestStories:
     ) -> None:
         add_task(connection, "runs", **RUNNING, window_start="now() - interval '61 s'")
         assert operator.why("runs").verdict is Verdict.RUNNING
+        assert operator.why("runs", ago(5)).verdict is Verdict.UNKNOWN
         assert "on one, and goes on (token 7, running)" in command("why", "runs").out
 
     def test_of_a_run_that_goes_on_after_its_holder_died(
