@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from math import inf
 from typing import Any, ClassVar, Literal
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from apscheduler.events import (
     EVENT_ALL_JOBS_REMOVED,
@@ -37,7 +37,7 @@ from apscheduler_tasklock._lock.client import (
     client_now,
 )
 from apscheduler_tasklock._lock.forking import replace_in_each_child
-from apscheduler_tasklock._lock.protocol_messages import RunState
+from apscheduler_tasklock._lock.protocol_messages import ClaimRequest, RunState
 from apscheduler_tasklock._runs.adapter import (
     SchedulerAdapter,
     accepts_nothing_more,
@@ -56,6 +56,7 @@ from apscheduler_tasklock._runs.adapter import (
     wrap,
 )
 from apscheduler_tasklock._runs.blocked_tasks import BlockedTasks
+from apscheduler_tasklock._runs.claim_request import request_of
 from apscheduler_tasklock._runs.executor_jobs import ExecutorJobs
 from apscheduler_tasklock._runs.executor_runs import ExecutorRuns, Owner
 from apscheduler_tasklock._runs.given_job import JobView
@@ -63,6 +64,12 @@ from apscheduler_tasklock._runs.job_notices import JobNotices
 from apscheduler_tasklock._runs.kept_runs import KeptRuns
 from apscheduler_tasklock._runs.known_tasks import KnownTasks
 from apscheduler_tasklock._runs.misfires import ALWAYS_MISSED, SchedulerPasses
+from apscheduler_tasklock._runs.missed_runs import (
+    IN_PAUSE,
+    MissedRuns,
+    late,
+    too_many_instances,
+)
 from apscheduler_tasklock._runs.presence import Presence
 from apscheduler_tasklock._runs.process_runs import ProcessRuns
 from apscheduler_tasklock._runs.registration import Registrar
@@ -96,7 +103,7 @@ from apscheduler_tasklock.options import (
     parse_switch,
 )
 from apscheduler_tasklock.schema.table import DEFAULT_TABLE
-from apscheduler_tasklock.status import Health
+from apscheduler_tasklock.status import Health, MissCause
 
 logger = logger_of(__name__)
 
@@ -263,6 +270,7 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
             self._notices,
         )
         self._kept = KeptRuns()
+        self._missed = MissedRuns(locks, self._poll_interval)
         self._presence = Presence(locks, self._known, self._rejected, self.timings)
         self._watch = Watch(
             locks,
@@ -274,6 +282,7 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
             self._poll_interval,
             self._given_up,
             looked=self._note_look,
+            missed=self._missed,
             timings=self.timings,
         )
         self._runs = self._make_runs()
@@ -303,6 +312,7 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
             report_failed=self._report_failed,
             report_submitted=self._report_submitted,
             report_missed=self._report_missed,
+            note_missed=self._missed.note,
         )
         if not self._enabled:
             return UnlockedRuns(self._inner, owner)
@@ -627,12 +637,35 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
         self._know(job, jobstore, task)
         try:
             self._submit(submission)
+        except MaxInstancesReachedError:
+            self._note_too_many_instances(submission)
+            raise
         except RuntimeError:
             if not self.locks.closed and not interpreter_is_ending():
                 raise
             # Either the job came due at the moment of the shutdown. Or the interpreter ends, which
             # closes pools before the application's `atexit` functions shut the scheduler down.
             self._report_not_begun(submission)
+
+    def _note_too_many_instances(self, submission: Submission) -> None:
+        """Note that run times are missed, because runs of their job are not over here."""
+        begun = [
+            active.begun_at
+            for active in list(self._active.values())
+            if active.submission.job.id == submission.job.id
+        ]
+        reason = too_many_instances(submission.job.max_instances, is_running=any(begun))
+        self._note_missed(submission, MissCause.RUNNING, reason)
+
+    def _note_missed(self, submission: Submission, cause: MissCause, reason: str) -> None:
+        """Note that this replica has missed the run times of a submission."""
+        if submission.options is None:
+            return
+        for run_time in submission.run_times:
+            with suppress(Exception):  # a custom trigger's own code may raise anything
+                request = request_of(submission, run_time, uuid4())
+                assert isinstance(request, ClaimRequest)
+                self._missed.note(request, cause, reason)
 
     def _report_not_begun(self, submission: Submission) -> None:
         notifier = Notifier(self._adapter.dispatch, self._blocked)
@@ -862,12 +895,24 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
 
     def report_missed(self, job: Any, jobstore: str, due: DueRun) -> None:
         """Report a missed run time of a job of a ``TaskLockJobStore``."""
-        run_time = due.move.run_time
-        task = self._jobs.resolve(job, jobstore)
-        submission = self._stored_submission(job, jobstore, task, run_time)
-        notifier = self._notifier(submission.awaited)
+        submission = self._due_submission(job, jobstore, due)
+        run_time, notifier = due.move.run_time, self._notifier(submission.awaited)
         Reports(submission, run_time, self.locks, notifier).telemetry.skipped("misfire")
-        self._report_missed(replace(submission, due=due))
+        late_by = time.monotonic() - due.due_at
+        self._note_missed(
+            submission, MissCause.MISFIRE, late(late_by, job.misfire_grace_time or 0.0)
+        )
+        self._report_missed(submission)
+
+    def note_void(self, job: Any, jobstore: str, due: DueRun) -> None:
+        """Note that a run time of a job of a ``TaskLockJobStore`` fell into a pause."""
+        submission = self._due_submission(job, jobstore, due)
+        self._note_missed(submission, MissCause.PAUSED, IN_PAUSE)
+
+    def _due_submission(self, job: Any, jobstore: str, due: DueRun) -> Submission:
+        task = self._jobs.resolve(job, jobstore)
+        submission = self._stored_submission(job, jobstore, task, due.move.run_time)
+        return replace(submission, due=due)
 
     def _stored_submission(
         self, job: Any, jobstore: str, task: ResolvedTask, run_time: datetime

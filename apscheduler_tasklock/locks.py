@@ -71,6 +71,7 @@ from apscheduler_tasklock.status import (
     ReplicaStatus,
     Run,
     RunRequest,
+    Story,
     TaskStatus,
 )
 
@@ -339,6 +340,20 @@ class TaskLocks:
         return self._operate(
             lambda operations, cursor: operations.usual_durations(cursor, patterns)
         )
+
+    def why(self, name: str, at: datetime | None = None) -> Story:
+        """Return what is known of a task around a moment, such as why it did not run.
+
+        The story is about the last run time until that moment: who ran it, when, and how it ended,
+        or why no replica ran it; with what operators did around it.
+
+        :param at: the moment, with a zone; ``None``: now
+        :raises TaskLockOptionError: ``at`` has no zone
+        :raises TaskLockNotFoundError: the task has no row
+        :raises TaskLockError: the database is unavailable, or rejects the statement
+        """
+        _check_zone("why", at=at)
+        return self._operate(lambda operations, cursor: operations.why(cursor, name, at))
 
     def replicas(self) -> list[ReplicaStatus]:
         """Return the replicas, in the order of their starts.

@@ -238,24 +238,47 @@ OUTCOMES = (
 KINDS = ("schedule", "takeover", "manual", "hold", "operator")
 
 
+class MissCause(str, Enum):
+    """Why no replica has run a run time: the values of ``Run.cause``.
+
+    If a replica knows two causes of one run time, it tells the cause that comes first here.
+    """
+
+    MISFIRE = "misfire"
+    """No worker was free within the job's grace time, or the scheduler came too late."""
+    DATABASE = "database"
+    """The database did not answer the claim, or rejected it."""
+    PAUSED = "paused"
+    """An operator had paused the task."""
+    RUNNING = "running"
+    """An earlier run of the task was still going on."""
+    UNASKED = "unasked"
+    """No replica asked for it."""
+
+
 @dataclass(frozen=True)
 class Run:
-    """A run that is over, or what an operator did with a task, read from the run history.
+    """A run that is over, a missed run time, or what an operator did, read from the run history.
 
     :ivar task: the task's name
-    :ivar token: the run's fencing token; ``None`` for what an operator did
-    :ivar scheduled_at: its run time; ``None`` for a manual run and for ``hold``
-    :ivar started_at: when the run was granted, or when the operator did it
-    :ivar ended_at: when it was released; for a run that died or overran, when its lease ended
-    :ivar replica: the replica that ran it; empty for what an operator did
+    :ivar token: the run's fencing token; ``None`` for a missed run time, and for what an operator
+        did
+    :ivar scheduled_at: its run time; ``None`` for a manual run and for ``hold``. Of missed run
+        times the first one
+    :ivar started_at: when the run was granted, when a replica noted that the run time was missed,
+        or when the operator did it
+    :ivar ended_at: when it was released; for a run that died or overran, when its lease ended; for
+        missed run times, when the last one was noted
+    :ivar replica: the replica that ran it, or noted that it was missed; empty for what an operator
+        did
     :ivar kind: ``"schedule"``, ``"takeover"``, ``"manual"`` or ``"hold"``; ``"operator"`` for what
         an operator did
     :ivar outcome: ``"ok"``, ``"error"`` or ``"cancelled"``; ``"died"``: its holder died;
         ``"overran"``: it outlived its maximum lock, while its holder lived; ``"freed"``: an
         operator freed its task, and the run has not reported its end; ``"overtaken"``: it was taken
-        over or freed, and has reported its end afterwards; ``"missed"``: it was the last run time
-        of a job of the job store, and never began. Of what an operator did: ``"paused"``,
-        ``"resumed"``, ``"run"`` (a manual run was asked for) or ``"freed"``
+        over or freed, and has reported its end afterwards; ``"missed"``: no replica has run the run
+        time, see ``reason``. Of what an operator did: ``"paused"``, ``"resumed"``, ``"run"`` (a
+        manual run was asked for) or ``"freed"``
     :ivar error_type: class of its exception
     :ivar error: message of its exception, 500 characters at most
     :ivar traceback: its exception's frames, chain and group, 4,000 characters at most; ``None``
@@ -263,7 +286,12 @@ class Run:
     :ivar by: the operator's name; ``None`` for a run
     :ivar until: when the operator's pause ends, or the request for a manual run expires; ``None``:
         it has no end
-    :ivar reason: the operator's reason for a pause
+    :ivar reason: the operator's reason for a pause; of missed run times, why no replica ran them
+    :ivar cause: of missed run times, the reason in one word for programs, a value of
+        :class:`MissCause`; ``None`` for all other entries
+    :ivar last_scheduled_at: of missed run times the last one; ``None`` for all other entries
+    :ivar run_times: how many run times the entry of missed run times is about; ``None`` for all
+        other entries
     """
 
     task: str
@@ -280,6 +308,9 @@ class Run:
     until: datetime | None = None
     reason: str | None = None
     traceback: str | None = None
+    cause: str | None = None
+    last_scheduled_at: datetime | None = None
+    run_times: int | None = None
 
     @property
     def took(self) -> float:
@@ -336,6 +367,56 @@ class ReplicaStatus:
 
     rejected: tuple[str, ...] = ()
     unreadable: tuple[str, ...] = ()
+
+
+class Verdict(str, Enum):
+    """What became of the run time that a :class:`Story` is about."""
+
+    RUNNING = "running"
+    """The run goes on, or its holder is dead and the run is not over."""
+    RAN = "ran"
+    """A replica has run it, and the run is over."""
+    MISSED = "missed"
+    """No replica has run it."""
+    DUE = "due"
+    """It is due, and no replica has run it so far."""
+    UNKNOWN = "unknown"
+    """The history does not reach back so far, or the task has never been due."""
+
+
+@dataclass(frozen=True)
+class Story:
+    """What is known of a task around a moment: the answer to the question why it did not run.
+
+    :ivar task: the task's status now
+    :ivar at: the moment
+    :ivar verdict: what became of the last run time that is known until that moment
+    :ivar scheduled_at: that run time; of a manual run and of ``hold``, when it began; ``None`` if
+        none is known
+    :ivar runs: the ended runs of that run time, the earlier first: more than one if it was run
+        again, such as after its holder's death. A run that goes on is in ``task`` alone.
+    :ivar miss: the entry of that run time if no replica has run it, with the reason
+    :ivar before: the run before that run time
+    :ivar after: the run after it
+    :ivar actions: what operators did between these two runs, the earlier first, and before them
+        the pause that was in force then
+    :ivar replicas: the replicas that have the task, as far as they have given a sign of life in the
+        last hour
+    :ivar history_begins_at: the time from which the run history is complete. Before it nothing is
+        known but failures and misses. ``None``: there is no history.
+    """
+
+    task: TaskStatus
+    at: datetime
+    verdict: Verdict
+    scheduled_at: datetime | None
+    runs: tuple[Run, ...]
+    miss: Run | None
+    before: Run | None
+    after: Run | None
+    actions: tuple[Run, ...]
+    replicas: tuple[ReplicaStatus, ...]
+    history_begins_at: datetime | None
 
 
 @dataclass(frozen=True)

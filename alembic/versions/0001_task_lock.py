@@ -94,6 +94,8 @@ def _create_task_lock(op: Operations, table: str, schema: str | None) -> None:
         sa.Column("recorded", sa.BigInteger, nullable=False, server_default=sa.text("0")),
         sa.Column("recorded_failures", sa.BigInteger, nullable=False, server_default=sa.text("0")),
         sa.Column("recorded_actions", sa.BigInteger, nullable=False, server_default=sa.text("0")),
+        sa.Column("recorded_misses", sa.BigInteger, nullable=False, server_default=sa.text("0")),
+        _moment("missed_at", nullable=True),
         _moment("succeeded_at", nullable=True),
         _moment("failed_at", nullable=True),
         sa.Column("failures", sa.Integer, nullable=False, server_default=sa.text("0")),
@@ -133,6 +135,7 @@ def _create_task_lock(op: Operations, table: str, schema: str | None) -> None:
             "due_at",
             "overdue_at",
             "overrun_at",
+            "missed_at",
             "succeeded_at",
             "failed_at",
             "paused_at",
@@ -167,6 +170,9 @@ def _create_runs(op: Operations, table: str, schema: str | None) -> None:
         sa.Column("by", sa.Text, nullable=True),
         _moment("until", nullable=True),
         sa.Column("reason", sa.Text, nullable=True),
+        sa.Column("cause", sa.Text, nullable=True),
+        _moment("last_scheduled_at", nullable=True),
+        sa.Column("run_times", sa.Integer, nullable=True),
         _texts(
             table,
             "task_name",
@@ -179,8 +185,9 @@ def _create_runs(op: Operations, table: str, schema: str | None) -> None:
             "traceback",
             "by",
             "reason",
+            "cause",
         ),
-        _times(table, "scheduled_at", "started_at", "ended_at", "until"),
+        _times(table, "scheduled_at", "started_at", "ended_at", "until", "last_scheduled_at"),
         schema=schema,
     )
     _set_storage(op, table, schema, fillfactor=80, scale_factor=0.02)

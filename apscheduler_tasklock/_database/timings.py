@@ -41,6 +41,8 @@ class Timings:
         tried
     :ivar longest_turn: limits how long a look at the tasks' rows waits for a job's own code, such
         as its trigger. After this time looks leave the job out until that code returns
+    :ivar unasked_after: how long a replica that finds run times which nobody has asked for waits
+        before it notes them as missed, because another replica may know more of them
     :ivar ended_kept: how long the row of an ended job of the job store is kept. A call that is
         repeated because its answer was lost can then see what its first attempt has done
     """
@@ -59,4 +61,5 @@ class Timings:
     waiting_interval: float = 10.0
     call_timeout: float = 2.0
     longest_turn: float = 10.0
+    unasked_after: float = 60.0
     ended_kept: float = 10.0

@@ -18,6 +18,7 @@ from apscheduler_tasklock._lock.protocol_messages import (
     ClaimRequest,
     LockTimes,
     ManualRequest,
+    MissNote,
     ReadTimes,
     Registered,
     Registration,
@@ -255,6 +256,10 @@ class UnlockedProtocol:
 
     def shorten_history(self, cursor: Any, task_names: Sequence[str]) -> None:
         """Do nothing."""
+
+    def note_misses(self, cursor: Any, notes: Sequence[MissNote], sent_at: datetime) -> set[str]:
+        """Write nothing, because there is no history."""
+        return set()
 
     def prune(self, cursor: Any, age: float) -> int:
         """Return that no row was deleted."""

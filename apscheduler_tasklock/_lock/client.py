@@ -60,6 +60,7 @@ from apscheduler_tasklock._lock.protocol_messages import (
     JobMove,
     LockTimes,
     ManualRequest,
+    MissNote,
     Refusal,
     Registered,
     Registration,
@@ -525,7 +526,7 @@ class LockClient:
         now = time.monotonic()
         # Send the release again until no earlier try of the claim can be granted any more: until
         # the claim's `not_after` and the longest wait for an answer have passed.
-        granted_until = now + self._timeout + self._attempt
+        granted_until = now + self.longest_doubt
         self._database.submit(self._ticket_of(in_doubt, now + seconds, stays_until=granted_until))
 
     def _claimed(self, request: AnyRequest, decision: Decision) -> HeldLock | Refusal | None:
@@ -798,6 +799,20 @@ class LockClient:
             turn_until=now + self._turn_limit,
             answer_within=self._attempt,
         )
+
+    def noting_misses(self, notes: Sequence[MissNote]) -> Statement:
+        """Return a statement that notes missed run times in the run history.
+
+        The statement returns the tasks whose notes are to be sent again.
+
+        :param notes: the notes, each of another task
+        """
+        return lambda cursor: self._protocol.note_misses(cursor, notes, datetime.now(timezone.utc))
+
+    @property
+    def longest_doubt(self) -> float:
+        """Limits the seconds from a claim's end to the end of all doubt whether it was granted."""
+        return self._timeout + self._attempt
 
     def giving_up(self, dead: RunState) -> Statement:
         """Return a statement that gives up a dead run, and returns whether it has."""

@@ -11,7 +11,7 @@ raises its ``version`` and gives it another ``changed_id``.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -420,7 +420,14 @@ class JobRows:
         jobs = [_due_row(row) for row in rows if row["id"] is not None]
         return DueRows(jobs, rows[0]["next_in"], rows[0]["database_time"])
 
-    def move_on(self, cursor: Any, moves: Mapping[JobMove, str], *, run: bool = False) -> set[str]:
+    def move_on(
+        self,
+        cursor: Any,
+        moves: Mapping[JobMove, str],
+        *,
+        run: bool = False,
+        void: Collection[JobMove] = (),
+    ) -> set[str]:
         """Move jobs on without a claim; return the ids of the jobs that were moved on.
 
         A job that was changed or moved on since it was read is not moved on. If a job ends with a
@@ -429,9 +436,11 @@ class JobRows:
         :param moves: the moves, each with the name of its task
         :param run: whether the run times are about to run without a lock. Otherwise they were
             missed, or fell into a pause.
+        :param void: the moves whose run times fell into a pause
         """
         asked = many(
-            {**move.parameters, "task_name": name, "runs": run} for move, name in moves.items()
+            {**move.parameters, "task_name": name, "runs": run, "is_void": move in void}
+            for move, name in moves.items()
         )
         statement = self._move_on_noted
         if statement is None or run or self._rejections.is_left_out(RUN_HISTORY):

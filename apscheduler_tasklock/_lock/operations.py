@@ -49,6 +49,7 @@ from apscheduler_tasklock._lock.statements import (
     for_template,
     listed_pauses,
 )
+from apscheduler_tasklock._lock.stories import story_of
 from apscheduler_tasklock.errors import TaskLockNotFoundError, TaskLockStateError
 from apscheduler_tasklock.schema.table import (
     EARLIEST,
@@ -66,6 +67,7 @@ from apscheduler_tasklock.status import (
     Run,
     RunningRun,
     RunRequest,
+    Story,
     TaskState,
     TaskStatus,
 )
@@ -167,6 +169,9 @@ _JOB_STATE = """
 # another ``@>`` for text[] first.
 _HAS_TASK = "tasks OPERATOR(pg_catalog.@>) ARRAY[%(task)s::text]"
 
+# The reason of a resumption. It has one only if it has taken the pauses of others out, too.
+_WITH_OTHERS = "CASE WHEN %(force)s::boolean THEN 'with the pauses of others' END"
+
 # The value of ALL_TASKS.
 _ALL = "\x01pauses"
 
@@ -192,6 +197,9 @@ _HAS_BAD_PAUSES = f"""(lock.pauses IS NOT NULL AND (
 _HAS_ENDLESS_PAUSE = f"""((lock.paused_until IS NULL AND {IS_PAUSED}) OR (
     SELECT count(*) > 0 FROM listed_pauses
     WHERE until IS NULL AND starts_with(lock.task_name, namespace)))"""
+
+# Limits the entries of one task that are read at once. A task has fewer, with any option `history`.
+LONGEST_HISTORY = 100_000
 
 # Whether an operator has asked for a manual run that has not begun.
 _IS_OPEN = "lock.request_id IS NOT NULL AND lock.request_until > now()"
@@ -277,16 +285,25 @@ class Operations:
         self._tasks_without_replicas = Statement(tasks.replace(replicas, _NO_REPLICAS))
         columns = """run.task_name AS task, run.token, run.scheduled_at, run.started_at,
                      run.ended_at, run.replica, run.kind, run.outcome, run.error_type, run.error,
-                     run.traceback, run.by, run.until, run.reason"""
+                     run.traceback, run.by, run.until, run.reason, run.cause,
+                     run.last_scheduled_at, run.run_times"""
+        # A replica may run a run time after another replica has noted it as missed.
+        not_run = f"""NOT (run.ring = 'misses' AND run.run_times = 1 AND (
+            EXISTS (SELECT FROM {name} AS lock WHERE lock.task_name = run.task_name
+                    AND lock.window_start = run.scheduled_at)
+            OR EXISTS (SELECT FROM {self._runs} AS later WHERE later.task_name = run.task_name
+                       AND later.ring IN ('runs', 'failures')
+                       AND later.scheduled_at = run.scheduled_at)))"""
         # The statement reads the whole history, which is limited for each task. There is no index
         # by time, because each release would have to write to it. Sorting all runs would take most
         # of the time, so a hundredth of the history is read first. If that hundredth has as many
         # matching runs as are asked for, all runs that are older than these are not sorted.
-        matches = """(%(like)s::text[] IS NULL OR run.task_name LIKE ANY (%(like)s::text[]))
+        matches = f"""(%(like)s::text[] IS NULL OR run.task_name LIKE ANY (%(like)s::text[]))
                      AND (%(outcome)s::text IS NULL OR run.outcome = %(outcome)s)
                      AND (%(kind)s::text IS NULL OR run.kind = %(kind)s)
                      AND (%(since)s::timestamptz IS NULL OR run.started_at >= %(since)s)
-                     AND (%(until)s::timestamptz IS NULL OR run.started_at < %(until)s)"""
+                     AND (%(until)s::timestamptz IS NULL OR run.started_at < %(until)s)
+                     AND {not_run}"""
         self._matching_runs = Statement(f"""
             SELECT {columns} FROM {self._runs} AS run
             WHERE {matches} AND run.started_at >= COALESCE((
@@ -298,11 +315,12 @@ class Operations:
         """)
         self._runs_of_task = Statement(f"""
             SELECT {columns} FROM {self._runs} AS run
-            WHERE run.task_name = %(task)s
+            WHERE run.task_name = ANY (%(names)s::text[])
               AND (%(outcome)s::text IS NULL OR run.outcome = %(outcome)s)
               AND (%(kind)s::text IS NULL OR run.kind = %(kind)s)
               AND (%(since)s::timestamptz IS NULL OR run.started_at >= %(since)s)
               AND (%(until)s::timestamptz IS NULL OR run.started_at < %(until)s)
+              AND {not_run}
             ORDER BY run.started_at DESC, run.token DESC LIMIT %(limit)s
         """)
         self._usual_durations = Statement(
@@ -441,7 +459,7 @@ class Operations:
         times = {"since": since, "until": until}
         wanted = {"outcome": outcome, "kind": kind, **times, "limit": limit}
         if task is not None:
-            rows = self._all(cursor, self._runs_of_task, task=task, **wanted)
+            rows = self._all(cursor, self._runs_of_task, names=[task], **wanted)
         else:
             rows = self._all(cursor, self._matching_runs, like=_list(like), **wanted)
         return [Run(**{**row, "task": _shown_name(row["task"])}) for row in rows]
@@ -458,6 +476,30 @@ class Operations:
             like = [like_of(pattern) for pattern in patterns] or None
             rows = self._all(cursor, self._usual_durations, like=like)
         return {row["task"]: row["seconds"] for row in rows}
+
+    def why(self, cursor: Any, task: str, at: datetime | None) -> Story:
+        """Return what is known of a task around a moment.
+
+        :param at: the moment; ``None``: now
+        :raises TaskLockNotFoundError: the task has no row
+        """
+        found = self.tasks(cursor, [escaped(task)], 1)
+        if not found:
+            raise TaskLockNotFoundError([task])
+        # Each beginning of the name may be a namespace whose tasks were all paused.
+        of_all = [f"{_ALL}{task[:end]}" for end in range(len(task) + 1)]
+        wanted = dict.fromkeys(("outcome", "kind", "since", "until"))
+        rows = self._all(
+            cursor,
+            self._runs_of_task,
+            names=[task, *of_all],
+            limit=LONGEST_HISTORY,
+            **wanted,
+        )
+        entries = [Run(**{**row, "task": _shown_name(row["task"])}) for row in rows]
+        if at is None:
+            [at] = (row["now"] for row in self._all(cursor, Statement("SELECT now() AS now")))
+        return story_of(found[0], entries, self.replicas(cursor), at)
 
     def replicas(self, cursor: Any) -> list[ReplicaStatus]:
         """Return the replicas, in the order of their starts."""
@@ -784,7 +826,7 @@ def _resume(name: str, history: History | None = None) -> str:
             + CASE WHEN is_written THEN {int(history is not None)} ELSE 0 END
     """
     rows = "changed AS run WHERE run.is_written"
-    entry = history.action("resumed", rows) if history else ""
+    entry = history.action("resumed", rows, reason=_WITH_OTHERS) if history else ""
     return _change_of_many(name, found, assignments, entry)
 
 
@@ -869,7 +911,7 @@ def _resume_all(name: str, history: History | None = None) -> str:
                 recorded_actions = recorded_actions + {int(history is not None)}
             FROM found WHERE lock.task_name = {ALL_TASKS} AND has_own
             RETURNING lock.*
-        ){_action_of_all(history, "resumed")}
+        ){_action_of_all(history, "resumed", reason=_WITH_OTHERS)}
         SELECT task_name FROM changed
     """
 

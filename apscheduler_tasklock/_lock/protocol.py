@@ -28,6 +28,7 @@ from apscheduler_tasklock._lock.protocol_messages import (
     ClaimRequest,
     LockTimes,
     ManualRequest,
+    MissNote,
     ReadTimes,
     Registered,
     Registration,
@@ -137,6 +138,7 @@ class TaskLockProtocol:
         self._read = Statement(statements.read(name))
         self._prune = RecordingStatement(statements.prune, name, runs)
         self._shorten_history = Statement(statements.shorten_history(runs)) if runs else None
+        self._note_misses = Statement(statements.note_misses(name, runs)) if runs else None
         self._claim_manual = RecordingStatement(statements.claim_manual, name, runs, ClaimAnswer)
         self._register = Statement(statements.register(name))
         jobs = for_template(job_table(table))
@@ -521,6 +523,25 @@ class TaskLockProtocol:
         """Delete the entries beyond the length of these tasks' histories."""
         if self._shorten_history is not None:
             self._execute(cursor, self._shorten_history, {"names": list(task_names)})
+
+    def note_misses(self, cursor: Any, notes: Sequence[MissNote], sent_at: datetime) -> set[str]:
+        """Write entries of run times that no replica has run into the run history.
+
+        :param notes: the notes, each of another task
+        :param sent_at: the time of this replica's clock
+        :return: the tasks whose notes are to be sent again, because another session has changed or
+            locked their rows
+        """
+        if self._note_misses is None:
+            return set()
+        connection = cursor.connection
+        asked = [note.parameters for note in notes if not lacking(connection, note.task_name)]
+        for note in asked:
+            # A reason may have names of jobs and replicas that PostgreSQL cannot store.
+            reason = str(note["reason"]).encode(errors="replace").decode().replace("\0", "?")
+            note["reason"] = _ascii(reason) if lacking(connection, reason) else reason
+        parameters = {**statements.many(asked), "sent_at": sent_at}
+        return {row["task_name"] for row in self._rows(cursor, self._note_misses, parameters)}
 
     def prune(self, cursor: Any, age: float) -> int:
         """Delete the rows of one-off jobs that ended so long ago; return how many were deleted.

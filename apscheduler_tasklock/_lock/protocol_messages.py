@@ -340,6 +340,7 @@ class Refusal:
     :ivar came_first: whether the last run began before the requested run time was due, and is no
         manual run. The requested run time then stays refused when the last run is released.
     :ivar runs: the function of the last run, as in ``ClaimRequest``; ``""`` for a hold
+    :ivar is_manual: whether the last run is a manual run
     """
 
     holder: str
@@ -353,6 +354,7 @@ class Refusal:
     window_start: datetime
     came_first: bool = False
     runs: str = ""
+    is_manual: bool = False
 
     @classmethod
     def of(cls, answer: ClaimAnswer) -> Refusal:
@@ -373,6 +375,7 @@ class Refusal:
             window_start=answer.window_start,
             came_first=answer.came_first and not answer.manual,
             runs=answer.runs,
+            is_manual=answer.manual,
         )
 
 
@@ -506,6 +509,39 @@ class ManualRequest:
     def parameters(self, *, stable: bool) -> dict[str, object]:
         """Return the parameters of the statement."""
         return {**vars(self), "stable": stable}
+
+
+@dataclass(frozen=True)
+class MissNote:
+    """A note of run times of a task that this replica has missed, for the run history.
+
+    :ivar task_name: the task's name
+    :ivar schedule: the task's trigger in canonical form. A task that has another one by now gets no
+        entry.
+    :ivar run_times: the run times, in order; one or more
+    :ivar more: how many further run times were missed between these
+    :ivar exact: whether all replicas compute exactly the same run times
+    :ivar min_lock: the minimum lock of these run times, in seconds
+    :ivar covers: for how many seconds a run of another run time covers these run times
+    :ivar cause: why they were missed, in one word for programs
+    :ivar reason: why they were missed, in words for operators
+    """
+
+    task_name: str
+    schedule: str
+    run_times: tuple[datetime, ...]
+    exact: bool
+    min_lock: float
+    covers: float
+    cause: str
+    reason: str
+    more: int = 0
+
+    @property
+    def parameters(self) -> dict[str, object]:
+        """The parameters of the statement."""
+        run_times = [run_time.isoformat() for run_time in self.run_times]
+        return {**vars(self), "run_times": run_times}
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from apscheduler_tasklock._lock.protocol_messages import (
     ClaimRequest,
     LockTimes,
     ManualRequest,
+    MissNote,
     ReadTimes,
     Registered,
     Registration,
@@ -139,6 +140,9 @@ class LockProtocol(Protocol):
 
     def shorten_history(self, cursor: Any, task_names: Sequence[str]) -> None:
         """Delete the entries beyond the length of these tasks' histories."""
+
+    def note_misses(self, cursor: Any, notes: Sequence[MissNote], sent_at: datetime) -> set[str]:
+        """Write entries of missed run times; return the tasks whose notes are to be sent again."""
 
     def prune(self, cursor: Any, age: float) -> int:
         """Delete the rows of one-off jobs that ended so long ago."""

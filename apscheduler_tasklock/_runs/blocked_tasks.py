@@ -82,14 +82,15 @@ class BlockedTaskWarnings:
         if self._logged.first_seen(task_name, refusal.token, renewed=renewed):
             logger.warning(
                 "Task %r: the run time %s is not run, because %r %s the task (token %s). The task "
-                "is locked until %s, and longer if the lock is renewed. If that run hangs or is "
-                "dead, free the task: %s",
+                "is locked until %s, and longer if the lock is renewed. What is known of it: %s. "
+                "If that run hangs or is dead, free the task: %s",
                 task_name,
                 self.run_time,
                 refusal.holder,
                 "has not released" if refusal.waits else "still runs",
                 refusal.token,
                 refusal.locked_until,
+                self._locks.command_line("why", task=task_name),
                 self._locks.command_line(
                     "free",
                     "--token",

@@ -9,12 +9,13 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, timezone
 from math import inf
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from apscheduler.triggers.date import DateTrigger
 
-from apscheduler_tasklock._lock.protocol_messages import Registration, RunState
+from apscheduler_tasklock._lock.protocol_messages import ClaimRequest, Registration, RunState
 from apscheduler_tasklock._runs.adapter import SchedulerAdapter, jobstore_of
+from apscheduler_tasklock._runs.claim_request import request_of
 from apscheduler_tasklock._runs.job_functions import check_runs, function_reference
 from apscheduler_tasklock._runs.job_notices import JobNotices
 from apscheduler_tasklock._runs.misfires import SchedulerPass
@@ -27,7 +28,7 @@ from apscheduler_tasklock._runs.submission import (
 )
 from apscheduler_tasklock._runs.task_names import canonical_schedule
 from apscheduler_tasklock._runs.tasks import ResolvedTask, Tasks
-from apscheduler_tasklock._runs.trigger_times import period_after
+from apscheduler_tasklock._runs.trigger_times import period_after, run_times_between
 from apscheduler_tasklock._values import logger_of
 from apscheduler_tasklock.errors import TaskLockError, TaskLockOptionError
 from apscheduler_tasklock.options import LONGEST_SECONDS, SHORT_LEASE
@@ -36,6 +37,8 @@ logger = logger_of(__name__)
 
 # Limits the seconds until a registered next run time, so that PostgreSQL can store this time.
 LONGEST_WAIT = 50 * LONGEST_SECONDS
+# Limits how many run times that nobody has asked for are counted.
+MOST_UNASKED = 20_000
 
 
 @dataclass(frozen=True)
@@ -265,6 +268,36 @@ class ExecutorJobs:
             exempt_from_misfire=True,
             is_standby=True,
         )
+
+    def unasked(
+        self, key: JobKey, state: RunState
+    ) -> tuple[ClaimRequest, Sequence[datetime]] | None:
+        """Return the run times that nobody has asked for since a task's due time.
+
+        ``None`` if there are none, if each replica computes its own run times, or if the row has
+        another schedule than the job. A stored job is left out, because each replica reads the run
+        times that are due.
+
+        :param state: the task's row, with its due time
+        :return: the request of a claim of the first run time, and all of them
+        """
+        job = self._scheduler.job(*key)
+        if job is None or job.next_run_time is None or self._scheduler.is_shared(key[1]):
+            return None
+        task = self._resolved(job, key[1])
+        if task is None or task.name != state.task_name or state.due_at is None:
+            return None
+        # A registered due time is a little late, by the time that its statement took.
+        since = state.due_at.astimezone(self._scheduler.timezone) - timedelta(seconds=1)
+        until = min(state.database_time, job.next_run_time, key=datetime.timestamp)
+        run_times = run_times_between(job.trigger, since, until, MOST_UNASKED)
+        if not run_times:
+            return None
+        submission = self.submission(job, key[1], task, run_times)
+        request = request_of(submission, run_times[0], uuid4())
+        assert isinstance(request, ClaimRequest)
+        is_usable = request.exact and submission.schedule == state.schedule
+        return (request, run_times) if is_usable else None
 
     def has_next_run(self, key: JobKey) -> bool:
         """Return whether a job exists, is a recurring job, and is not paused."""

@@ -12,6 +12,7 @@ import asyncio
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import BrokenExecutor, CancelledError, Future
 from contextvars import Context, copy_context
@@ -29,8 +30,9 @@ from apscheduler_tasklock._database.retries import jittered
 from apscheduler_tasklock._lock.claim_attempts import AnyAttempt
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.limited_claims import Claimed, NotNow
-from apscheduler_tasklock._lock.protocol_messages import Refusal
+from apscheduler_tasklock._lock.protocol_messages import ClaimRequest, Refusal
 from apscheduler_tasklock._lock.releases import ReleaseTicket
+from apscheduler_tasklock._runs import missed_runs
 from apscheduler_tasklock._runs.adapter import (
     RunId,
     call_as_scheduler,
@@ -59,6 +61,7 @@ from apscheduler_tasklock.errors import (
     TaskLockOptionError,
     TaskLockSchemaError,
 )
+from apscheduler_tasklock.status import MissCause
 
 logger = logger_of(__name__)
 
@@ -75,6 +78,8 @@ LONGEST_GIVE = 1.0
 GIVER = "tasklock-giving"
 # Limits how many jobs are named in the log line that all workers are busy.
 MOST_NAMED = 5
+# Limits how many ended runs are remembered, to tell which jobs kept all workers busy.
+MOST_WORKED = 1000
 # Errors with which an executor reports a run that may not have begun. Such a run is not released as
 # failed, so that another replica can run its window.
 NOT_BEGUN = (asyncio.CancelledError, CancelledError, BrokenExecutor)
@@ -102,6 +107,7 @@ class Owner:
         raised an error
     :ivar report_submitted: reports a stored job as submitted, when its run begins
     :ivar report_missed: reports a stored job's missed run time
+    :ivar note_missed: notes that this replica has missed a run time, and why
     """
 
     coroutines: set[RunAttempt]
@@ -120,6 +126,7 @@ class Owner:
     report_failed: Callable[[Submission, datetime, Exception], object]
     report_submitted: Callable[[Submission], object]
     report_missed: Callable[[Submission], object]
+    note_missed: Callable[[ClaimRequest, MissCause, str], object]
 
 
 @dataclass(eq=False)
@@ -199,6 +206,8 @@ class ExecutorRuns:
         self._may_be_late = False  # whether a given run that has not begun may begin too late
         # Tasks and tokens of runs that have ended on this replica, until their releases arrive.
         self._being_released: set[tuple[str, int]] = set()
+        # The workers' last runs that have ended: the job, the begin and the end of each.
+        self._worked: deque[tuple[str, float, float]] = deque(maxlen=MOST_WORKED)
         # The id of the process that a job has forked from its worker. No run begins in that
         # process.
         self._copied_in: int | None = None
@@ -369,6 +378,7 @@ class ExecutorRuns:
             self._hand_over(work)
         refusal = work.attempt.refusal
         verdict = Verdict.FAILED if isinstance(claimed, TaskLockError) else Verdict.REFUSED
+        self._note_unclaimed(run, claimed, refusal)
         if refusal is not None and refusal.blocked:
             verdict = self._keep(run, refusal)
         if refusal is not None and refusal.unfinished:
@@ -379,6 +389,21 @@ class ExecutorRuns:
             # Called in the application's thread, because `note_unfinished` calls the job's trigger.
             call_application(partial(self._owner.note_unfinished, submission, may_be_over))
         return verdict
+
+    def _note_unclaimed(self, run: Run, claimed: object, refusal: Refusal | None) -> None:
+        """Note that this replica has missed a run time, because of its claim's outcome.
+
+        A stored job is left out, because its store reads it again.
+        """
+        work: _Work = run.what
+        if run.kind is Kind.STORED or work.locks.closed:
+            return
+        if isinstance(claimed, TaskLockError):
+            asked_at = time.monotonic() if work.claim is None else work.claim.wanted_at
+            reason = missed_runs.not_claimed(claimed, asked_at)
+            self._note_missed(run, MissCause.DATABASE, reason)
+        elif refusal is not None and refusal.reason == "paused":
+            self._note_missed(run, MissCause.PAUSED, missed_runs.IN_PAUSE)
 
     def _keep(self, run: Run, refusal: Refusal) -> Verdict:
         """Keep a run, and its backlog, until the run in its way is over.
@@ -455,6 +480,7 @@ class ExecutorRuns:
         self._owner.note_given(work.submission)
         if run.is_missed:
             work.attempt.report_missed()
+            self._note_missed(run, MissCause.MISFIRE, self._why_late(run))
             if work.submission.due is not None:
                 self._move_on(run, work.submission.due)
                 return
@@ -556,7 +582,45 @@ class ExecutorRuns:
             due.refused = FAILED
         if work.kept_because is not None:
             work.attempt.report_refused(work.kept_because)
+            reason = missed_runs.still_running(work.kept_because)
+            self._note_missed(run, MissCause.RUNNING, reason)
         self._note_over(run)
+
+    def _note_missed(self, run: Run, cause: MissCause, reason: str) -> None:
+        """Note that this replica has missed a run time.
+
+        Takeovers, manual runs and standby runs are left out, because each of them has a run time
+        that was claimed or missed before, or none.
+        """
+        work: _Work = run.what
+        is_scheduled = run.kind in (Kind.SCHEDULE, Kind.STORED) and run.claims
+        if not is_scheduled or work.failure is not None or _why_not_claimed(work) is not None:
+            return
+        request = work.attempt.request()
+        assert isinstance(request, ClaimRequest)
+        self._owner.note_missed(request, cause, reason)
+
+    def _why_late(self, run: Run) -> str:
+        """Return why a run is a misfire."""
+        assert run.grace is not None
+        words = missed_runs.late(run.late_by, run.grace)
+        due_at, workers = run.due_at + run.excused, worker_count(self._inner)
+        if run.came - due_at > run.grace:
+            came_after = missed_runs.seconds_in_words(run.came - due_at)
+            return f"{words}: its scheduler came to it {came_after} after it was due"
+        if run.earliest - due_at > run.grace:
+            return f"{words}: its earlier run times ran until then"
+        if workers is None or run.what.submission.awaited:
+            return words
+        # The moment at which the run became a misfire.
+        at = due_at + run.grace
+        busy = [job for job, began_at, ended_at in list(self._worked) if began_at <= at < ended_at]
+        busy += [
+            each.what.submission.job.id
+            for each in list(self._given)
+            if each.state is State.BEGUN and each.began_at <= at
+        ]
+        return f"{words}: {missed_runs.all_busy(workers, busy)}"
 
     def withdraw(self, run: Run) -> None:
         """End a run that has not begun, and hand over its window if it was granted."""
@@ -811,6 +875,9 @@ class ExecutorRuns:
             # The rest of the backlog is dropped, because the event loop most likely ends.
             run.following = None
         if self._given.pop(run, self) is None:
+            if not work.submission.awaited:
+                now = time.monotonic()
+                self._worked.append((work.submission.job.id, now - work.took, now))
             self._note_over(run)
             work.line.post(lambda inputs: inputs.freed.append((run, work.took)))
 

@@ -29,11 +29,17 @@ ALWAYS_MISSED = -timedelta(days=36500).total_seconds()
 def is_misfire(run: Run, begins_at: float) -> bool:
     """Return whether a run would be a misfire if it began at this time.
 
-    The seconds for which the run was kept do not count as lateness.
-
     :param begins_at: when the run would begin, on the monotonic clock
     """
-    return run.grace is not None and begins_at - run.excused - run.due_at > run.grace
+    return run.grace is not None and lateness(run, begins_at) > run.grace
+
+
+def lateness(run: Run, begins_at: float) -> float:
+    """Return the lateness of a run that begins at this time, in seconds.
+
+    The seconds for which the run was kept do not count as lateness.
+    """
+    return begins_at - run.excused - run.due_at
 
 
 @dataclass

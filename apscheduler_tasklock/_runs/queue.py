@@ -16,7 +16,7 @@ from math import inf
 
 from apscheduler_tasklock._database.retries import LOCKED_BACKOFF
 from apscheduler_tasklock._runs.kept_runs import Outlook
-from apscheduler_tasklock._runs.misfires import is_misfire
+from apscheduler_tasklock._runs.misfires import is_misfire, lateness
 from apscheduler_tasklock._runs.run import Kind, Run, State, Verdict
 from apscheduler_tasklock._runs.workers import Workers
 
@@ -320,7 +320,8 @@ class RunQueue:
             has_worker = taken + 1 <= free
             if not (has_worker or asking.has_room):
                 break
-            run.is_missed = is_misfire(run, self._workers.begins_at(run, now))
+            begins_at = self._workers.begins_at(run, now)
+            run.is_missed, run.late_by = is_misfire(run, begins_at), lateness(run, begins_at)
             if run.claims and not run.is_missed:
                 taken += asking.add(run, has_worker=has_worker)
             elif has_worker:

@@ -102,6 +102,7 @@ class Run:
     :ivar overtakes: whether the run needs no claim, and was given before runs that came earlier and
         are being claimed
     :ivar is_missed: whether the run is given only so that APScheduler reports it as missed
+    :ivar late_by: for a missed run, its lateness in seconds
     """
 
     kind: Kind
@@ -128,6 +129,7 @@ class Run:
     goes_on: bool = False
     overtakes: bool = False
     is_missed: bool = False
+    late_by: float = 0.0
 
     @property
     def backlog(self) -> Iterator[Run]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import date, datetime, timedelta, timezone
 from typing import Any
 
@@ -194,6 +194,28 @@ def next_after(trigger: Any, run_time: datetime, now: float) -> float | None:
             return None
         following = found.timestamp()
     return None if ends_after(trigger, moment, following - now) else following
+
+
+def run_times_between(
+    trigger: Any, since: datetime, until: datetime, most: int
+) -> Sequence[datetime]:
+    """Return the trigger's first nominal run times from ``since`` on and before ``until``.
+
+    :param most: limits how many are returned
+    :raises OutOfStepsError: the search takes too long
+    :raises Exception: whatever a custom trigger raises
+    """
+    found: list[datetime] = []
+    steps, plain = Steps(), _without_jitter_and_end(trigger)
+    following = _first_from(_copied(plain), since, steps)
+    while following is not None and following.timestamp() < until.timestamp() and len(found) < most:
+        if found:
+            period = following.timestamp() - found[-1].timestamp()
+            if ends_after(trigger, found[-1], period):
+                break
+        found.append(following)
+        following = _next_after(plain, following, steps)
+    return found
 
 
 class EndlessTriggerError(Exception):

@@ -8,8 +8,8 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from functools import partial
 from math import inf
@@ -21,11 +21,12 @@ from apscheduler_tasklock._database.sequences import Steps
 from apscheduler_tasklock._database.sqlstates import ConflictError
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.client import LockClient
-from apscheduler_tasklock._lock.protocol_messages import RunState
+from apscheduler_tasklock._lock.protocol_messages import ClaimRequest, RunState
 from apscheduler_tasklock._lock.statements.retention import PRUNE_INTERVAL, RETENTION
 from apscheduler_tasklock._runs.kept_runs import KeptRuns, LastRun
 from apscheduler_tasklock._runs.known_tasks import KnownTasks
 from apscheduler_tasklock._runs.looks import Looks
+from apscheduler_tasklock._runs.missed_runs import MissedRuns
 from apscheduler_tasklock._runs.registration import Registrar
 from apscheduler_tasklock._runs.standby import seconds_late
 from apscheduler_tasklock._runs.submission import JobKey, Submission
@@ -52,6 +53,11 @@ class Jobs(Protocol):
     ) -> Submission | None:
         """Return a standby run of a job; ``None`` if the job may not stand in."""
 
+    def unasked(
+        self, key: JobKey, state: RunState
+    ) -> tuple[ClaimRequest, Sequence[datetime]] | None:
+        """Return the run times that nobody has asked for since a task's due time."""
+
     def submit(self, submission: Submission, not_now: Callable[[], None]) -> None:
         """Submit a run in the thread in which the scheduler submits jobs.
 
@@ -69,6 +75,7 @@ class Watch:
     - A run time of an interval job that another replica has missed is submitted; see ``standby``.
     - An overdue task is logged, once until it runs.
     - The task of a changed job is registered.
+    - Run times that this replica has missed are noted in the run history.
 
     Submitted runs are claimed like any other run, so that one replica is granted each of them.
 
@@ -82,6 +89,7 @@ class Watch:
     :param given_up: reports a dead run that is given up, and why
     :param report_overdue: reports an overdue task
     :param looked: called at the end of each look; gets whether the jobs of all job stores are known
+    :param missed: the run times that this replica has missed; ``None``: none are remembered
     :param prune_interval: seconds between two deletions of old rows
     :param timings: timings of the looks
     :ivar looks: decides when the next look is due
@@ -101,6 +109,7 @@ class Watch:
         given_up: Callable[[RunState, JobKey, str], None],
         report_overdue: Callable[[RunState], None] | None = None,
         looked: Callable[[bool], None] = lambda _has_listed: None,
+        missed: MissedRuns | None = None,
         prune_interval: float = PRUNE_INTERVAL,
         timings: Timings | None = None,
     ) -> None:
@@ -110,8 +119,9 @@ class Watch:
         self._kept = kept
         self._registrar = registrar
         self._given_up = given_up
-        self._report_overdue_task = report_overdue or _warn
+        self._report_overdue_task = report_overdue or self._warn_overdue
         self._looked = looked
+        self._missed = missed
         self._prune_interval = prune_interval
         self._prune_at = inf  # on the monotonic clock
         self.looks = Looks(locks, known, self._look_safely, state, interval, timings)
@@ -172,6 +182,9 @@ class Watch:
             yield from self._look_at_rows(rejected)
         with _noting(rejected):
             self._registrar.list_stored()
+        if self._missed is not None:
+            with _noting(rejected):
+                yield from self._missed.tell()
         with _noting(rejected):
             self._looked(self._has_listed)
         if rejected:
@@ -194,6 +207,7 @@ class Watch:
         self._as_of = time.monotonic()
         if names:
             states = yield self._locks.reading(names, asked_for)
+        self._note_unasked([] if self.has_looked else states)
         self.has_looked = True
         with _noting(rejected):
             yield from self._registrar.register(states, has_listed=self._has_listed)
@@ -217,6 +231,19 @@ class Watch:
             self._stand_in(state)
         with self._one_task(state, "whether it is overdue"):
             self._report_overdue(state)
+
+    def _note_unasked(self, states: Sequence[RunState]) -> None:
+        """Note the run times that passed while no replica was there, at the first look."""
+        if self._missed is None:
+            return
+        for state in states:
+            if state.due_at is None or state.due_in_pause:
+                continue
+            for key in self._keys_of(state):
+                with suppress(Exception):  # logged where the job is registered
+                    found = self._jobs.unasked(key, state)
+                    if found is not None:
+                        self._missed.note_unasked(*found, state.database_time)
 
     @property
     def is_watching(self) -> bool:
@@ -396,6 +423,17 @@ class Watch:
             self._logged.add(state.task_name)
             self._report_overdue_task(state)
 
+    def _warn_overdue(self, state: RunState) -> None:
+        logger.warning(
+            "Task %r is overdue: it was due at %s, and no replica has run it since (the last was "
+            "%r, token %s). What is known of it: %s",
+            state.task_name,
+            state.due_at,
+            state.holder or "none",
+            state.token,
+            self._locks.command_line("why", task=state.task_name),
+        )
+
     # Old rows.
 
     def _prune(self) -> Steps[None]:
@@ -450,14 +488,3 @@ def _noting(rejected: list[TaskLockError]) -> Iterator[None]:
         rejected.append(error)
     except Exception:
         logger.exception("The tasks could not be looked at; trying again")
-
-
-def _warn(state: RunState) -> None:
-    logger.warning(
-        "Task %r is overdue: it was due at %s, and no replica has run it since (the last was %r, "
-        "token %s)",
-        state.task_name,
-        state.due_at,
-        state.holder or "none",
-        state.token,
-    )

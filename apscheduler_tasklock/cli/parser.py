@@ -19,6 +19,7 @@ from apscheduler_tasklock.cli import (
     status,
     steering,
     values,
+    why,
 )
 from apscheduler_tasklock.cli.target import DATABASE_VARIABLE
 from apscheduler_tasklock.errors import TaskLockOptionError
@@ -172,6 +173,7 @@ def _add_reads(commands: Any) -> None:
             "runs --since yesterday --until today",
             "runs --since 22:00 --until 02:00",
             "runs --kind operator --since yesterday",
+            "runs --outcome missed --since yesterday",
             "runs --follow",
         ],
         _TIMES,
@@ -199,6 +201,21 @@ def _add_reads(commands: Any) -> None:
     )
     command.add_argument(
         "--follow", action="store_true", help="print further runs when they end, until Ctrl-C"
+    )
+    command = _add(
+        commands,
+        "why",
+        why.why,
+        "why a task did not run, or what became of its run",
+        ["why sync-prices", "why sync-prices --at 02:00", "why sync-prices --at yesterday --json"],
+        _TIMES,
+    )
+    command.add_argument("task", metavar="TASK", help="its name")
+    command.add_argument(
+        "--at",
+        type=values.moment,
+        metavar="T",
+        help="the last run time until this moment (default: until now)",
     )
     _add(commands, "replicas", replicas.replicas, "who runs the tasks", ["replicas"])
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 
-from apscheduler_tasklock._lock.statements import ACTIONS
+from apscheduler_tasklock._lock.statements import ACTIONS, MISSES
 from apscheduler_tasklock.cli.exits import OK, message_of, say
 from apscheduler_tasklock.cli.output import (
     FAILED_STYLE,
@@ -84,9 +84,12 @@ def _between(options: argparse.Namespace) -> str:
 
 
 def runs_of(locks: TaskLocks, task: str, limit: int) -> list[Run]:
-    """Return the newest runs of the task of exactly this name, without what operators did."""
-    found = _entries_of(locks, task, limit + ACTIONS)
-    return [run for run in found if run.kind != "operator"][:limit]
+    """Return the newest runs of the task of exactly this name.
+
+    The entries of what operators did and of missed run times are left out.
+    """
+    found = _entries_of(locks, task, limit + ACTIONS + MISSES)
+    return [run for run in found if run.kind != "operator" and run.outcome != "missed"][:limit]
 
 
 def actions_of(locks: TaskLocks, task: str) -> list[Run]:
@@ -94,9 +97,22 @@ def actions_of(locks: TaskLocks, task: str) -> list[Run]:
     return _entries_of(locks, task, ACTIONS, kind="operator")
 
 
-def _entries_of(locks: TaskLocks, task: str, limit: int, kind: str | None = None) -> list[Run]:
+def misses_of(locks: TaskLocks, task: str) -> list[Run]:
+    """Return the missed run times of the task of exactly this name, the newest first."""
+    return _entries_of(locks, task, MISSES, outcome="missed")
+
+
+def _entries_of(
+    locks: TaskLocks,
+    task: str,
+    limit: int,
+    *,
+    kind: str | None = None,
+    outcome: str | None = None,
+) -> list[Run]:
     is_pattern = set("*?") & set(task)
-    found = locks.runs(task, kind=kind, limit=1000 if is_pattern else limit)
+    limit = 1000 if is_pattern else limit
+    found = locks.runs(task, kind=kind, outcome=outcome, limit=limit)
     return [run for run in found if run.task == task]
 
 
@@ -106,6 +122,14 @@ def action_in_words(action: Run, shown: Output) -> str:
     words = [f"by {action.by or 'nobody'}", end and f"until {end}"]
     words.append(f"({action.reason})" if action.reason else "")
     return " ".join(filter(None, words))
+
+
+def miss_in_words(miss: Run, shown: Output) -> str:
+    """Return which run times were missed, and why."""
+    words = shown.moment(miss.scheduled_at)
+    if (miss.run_times or 1) > 1:
+        words = f"{miss.run_times} run times from {words} to {shown.moment(miss.last_scheduled_at)}"
+    return f"{words}: {miss.reason or 'the reason is not known'}"
 
 
 def run_rows(runs: Sequence[Run], shown: Output) -> Table:
@@ -122,17 +146,18 @@ def run_rows(runs: Sequence[Run], shown: Output) -> Table:
 
 def _row(run: Run, shown: Output) -> list[Cell | str]:
     error = ": ".join(part for part in (run.error_type, run.error) if part)
-    is_action = run.kind == "operator"
+    is_action, is_miss = run.kind == "operator", run.outcome == "missed"
+    notes = action_in_words(run, shown) if is_action else ""
     return [
         run.task,
         shown.moment(run.started_at),
-        "" if is_action else shown.seconds(run.took),
+        "" if is_action or is_miss else shown.seconds(run.took),
         Cell(run.outcome, OUTCOME_STYLES.get(run.outcome, FAILED_STYLE)),
         run.kind,
         run.replica,
-        "" if is_action else str(run.token),
+        "" if run.token is None else str(run.token),
         error,
-        action_in_words(run, shown) if is_action else "",
+        miss_in_words(run, shown) if is_miss else notes,
     ]
 
 

@@ -21,7 +21,14 @@ from apscheduler_tasklock.cli.output import (
     output,
     print_json,
 )
-from apscheduler_tasklock.cli.runs import action_in_words, actions_of, run_rows, runs_of
+from apscheduler_tasklock.cli.runs import (
+    action_in_words,
+    actions_of,
+    miss_in_words,
+    misses_of,
+    run_rows,
+    runs_of,
+)
 from apscheduler_tasklock.cli.schedules import schedule_of
 from apscheduler_tasklock.cli.target import (
     check_names,
@@ -120,6 +127,7 @@ def show(options: argparse.Namespace) -> int:
         actions = actions_of(locks, task.name)
         usual = locks.usual_durations(task.name).get(task.name)
         replicas = _replicas_with(locks, task)
+        misses = misses_of(locks, task.name)
     if options.json:
         print_json(
             {
@@ -128,6 +136,7 @@ def show(options: argparse.Namespace) -> int:
                 "replicas": replicas,
                 "runs": runs,
                 "actions": actions,
+                "misses": misses,
             }
         )
         return OK
@@ -152,6 +161,11 @@ def show(options: argparse.Namespace) -> int:
             what = _ACTIONS.get(action.outcome, action.outcome)
             words = f"{what} {action_in_words(action, shown)}"
             shown.print(f"{shown.moment(action.started_at)}  {words}")
+    if misses:
+        shown.print()
+        shown.print("missed run times:")
+        for miss in misses:
+            shown.print(miss_in_words(miss, shown))
     return OK
 
 

@@ -584,13 +584,15 @@ class DueJobs:
             locks = executor.locks if executor.claims else self._locks
             of_executor = [each for each in moving if each.executor is executor]
             moves = {each.due.move: each.task_name or each.job.id for each in of_executor}
-            moved |= locks.ask(partial(locks.jobs.move_on, moves=moves))
+            void = {each.due.move for each in of_executor if each.is_void}
+            moved |= locks.ask(partial(locks.jobs.move_on, moves=moves, void=void))
         for each in moving:
             if each.job.id not in moved:  # another session has locked or changed the job
                 self._skip_refused(each.job.id, time.monotonic())
                 continue
             run_time = each.due.move.run_time
             if each.is_void:
+                call_application(partial(each.executor.note_void, each.job, self._alias, each.due))
                 logger.info(
                     "Job %r: skipped its run time %s, because it fell into a pause",
                     each.job.id,

@@ -127,6 +127,9 @@ def task_lock_table(name: str = DEFAULT_TABLE, schema: str | None = None) -> Tab
         Column("by", Text, nullable=True),
         Column("until", moment(), nullable=True),
         Column("reason", Text, nullable=True),
+        Column("cause", Text, nullable=True),
+        Column("last_scheduled_at", moment(), nullable=True),
+        Column("run_times", Integer, nullable=True),
         schema=schema,
     )
     _limit_texts(runs)
@@ -205,6 +208,8 @@ def task_lock_table(name: str = DEFAULT_TABLE, schema: str | None = None) -> Tab
         Column("recorded", BigInteger, nullable=False, server_default=text("0")),
         Column("recorded_failures", BigInteger, nullable=False, server_default=text("0")),
         Column("recorded_actions", BigInteger, nullable=False, server_default=text("0")),
+        Column("recorded_misses", BigInteger, nullable=False, server_default=text("0")),
+        Column("missed_at", moment(), nullable=True),
         Column("succeeded_at", moment(), nullable=True),
         Column("failed_at", moment(), nullable=True),
         Column("failures", Integer, nullable=False, server_default=text("0")),

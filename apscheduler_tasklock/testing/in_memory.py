@@ -18,6 +18,7 @@ from apscheduler_tasklock._lock.protocol_messages import (
     ClaimRequest,
     LockTimes,
     ManualRequest,
+    MissNote,
     ReadTimes,
     Registered,
     Registration,
@@ -308,6 +309,10 @@ class MemoryProtocol:
 
     def shorten_history(self, cursor: Any, task_names: Sequence[str]) -> None:
         """Do nothing, because the history has a fixed length."""
+
+    def note_misses(self, cursor: Any, notes: Sequence[MissNote], sent_at: datetime) -> set[str]:
+        """Write nothing, because the history in memory has no missed run times."""
+        return set()
 
     def prune(self, cursor: Any, age: float) -> int:
         """Delete rows of one-off jobs that have been over for ``age`` seconds; return how many."""

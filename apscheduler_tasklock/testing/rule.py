@@ -84,6 +84,8 @@ class Row:
     recorded: int = 0
     recorded_failures: int = 0
     recorded_actions: int = 0
+    recorded_misses: int = 0
+    missed_at: datetime | None = None
     succeeded_at: datetime | None = None
     failed_at: datetime | None = None
     failures: int = 0

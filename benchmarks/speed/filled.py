@@ -31,7 +31,7 @@ _TASKS = f"""
         task_name, started_at, locked_until, run_until, window_start, window_until, locked_by,
         claim_id, token, finished_at, deaths, handovers, handed_over, failover, runs, one_off, kind,
         schedule, due_at, overdue_at, overrun_at, recorded, succeeded_at, failed_at, failures,
-        error_type, paused_until, paused_by)
+        error_type, paused_until, paused_at)
     SELECT {_NAME}, began,
            COALESCE(ended, CASE WHEN is_dead THEN now() ELSE began + ten_minutes END),
            began + ten_minutes, began, began + interval '{PERIOD - 10} seconds',
@@ -43,7 +43,7 @@ _TASKS = f"""
            CASE WHEN number %% 3 = 0 OR failed THEN COALESCE(ended, began) END, failed::integer,
            CASE WHEN failed THEN 'ValueError' END,
            CASE WHEN number %% {PAUSED} = 0 THEN now() + interval '1 day' END,
-           CASE WHEN number %% {PAUSED} = 0 THEN 'operator' END
+           CASE WHEN number %% {PAUSED} = 0 THEN now() END
     FROM (SELECT *, CASE WHEN NOT is_running AND NOT is_dead
                          THEN began + interval '5 seconds' END AS ended,
                  began + interval '{PERIOD} seconds' AS due, interval '10 minutes' AS ten_minutes

@@ -41,6 +41,7 @@ def entries(connection: Connection, task: str = "task") -> list[dict[str, Any]]:
 def without_place(entry: dict[str, Any]) -> dict[str, Any]:
     """Return what a run's entry says, without where it is, and what only operators' entries say."""
     left_out = {"task", "task_name", "ring", "slot", "by", "until", "reason"}
+    left_out |= {"cause", "last_scheduled_at", "run_times"}
     return {name: value for name, value in entry.items() if name not in left_out}
 
 

@@ -34,6 +34,8 @@ NOTHING_ELSE = {
     "recorded": 0,
     "recorded_failures": 0,
     "recorded_actions": 0,
+    "recorded_misses": 0,
+    "missed_at": None,
     "succeeded_at": None,
     "failed_at": None,
     "failures": 0,

@@ -490,13 +490,14 @@ class TestMissed:
         run_time = one.due()[0].row.next_run_time
         assert one.jobs.move_on(one.cursor, self.moves(*one.due(), period=None)) == set(JOBS)
         missed = one.connection.execute(
-            "SELECT entry.task_name, scheduled_at, replica, entry.token = lock.token,"
-            " lock.recorded, lock.recorded_failures"
+            "SELECT entry.task_name, scheduled_at, replica, entry.token, cause, missed_at,"
+            " lock.recorded, lock.recorded_misses"
             " FROM task_lock_run AS entry JOIN task_lock AS lock USING (task_name)"
             " WHERE outcome = 'missed' ORDER BY 1"
         ).fetchall()
         assert missed == [
-            (f"task of {job_id}", run_time, "one", True, int(has_run), 1) for job_id in sorted(JOBS)
+            (f"task of {job_id}", run_time, "one", None, "misfire", run_time, int(has_run), 1)
+            for job_id in sorted(JOBS)
         ]
         travel(61)
         assert one.jobs.sweep(one.cursor) == 3

@@ -193,7 +193,12 @@ def _tasks() -> Iterable[Hostile]:
         "recorded negative": "recorded = -9223372036854775808",
         "recorded huge": ", ".join(
             f"{column} = 9223372036854775807"
-            for column in ("recorded", "recorded_failures", "recorded_actions")
+            for column in (
+                "recorded",
+                "recorded_failures",
+                "recorded_actions",
+                "recorded_misses",
+            )
         ),
         "deaths huge, dead": "deaths = 2147483647, finished_at = NULL, failover = true",
         "deaths negative": "deaths = -2147483648",

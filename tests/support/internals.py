@@ -32,6 +32,11 @@ def kept_run_times(executor: Any) -> list[Any]:
     return [run.what.attempt.run_time for run in list(executor._kept._kept)]
 
 
+def missed_tasks(executor: Any) -> set[str]:
+    """Return the tasks whose missed run times an executor has not told yet."""
+    return set(executor._missed._pending)
+
+
 def executors_of(scheduler: Any) -> dict[str, Any]:
     """Return a scheduler's executors, by their aliases."""
     executors: dict[str, Any] = scheduler._executors

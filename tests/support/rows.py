@@ -133,6 +133,26 @@ def add_action(connection: Connection, task: str, slot: int, **changes: str) -> 
     _insert(connection, "task_lock_run", {**values, **changes})
 
 
+def add_miss(connection: Connection, task: str, slot: int, **changes: str) -> None:
+    """Add an entry of a missed run time: an hour ago, in a pause."""
+    values = {
+        "task_name": _literal(task),
+        "ring": "'misses'",
+        "slot": str(slot),
+        "scheduled_at": "now() - interval '1 h'",
+        "started_at": "now() - interval '50 min'",
+        "ended_at": "now() - interval '50 min'",
+        "replica": "'one'",
+        "kind": "'schedule'",
+        "outcome": "'missed'",
+        "cause": "'paused'",
+        "reason": "'the task was paused'",
+        "last_scheduled_at": changes.get("scheduled_at", "now() - interval '1 h'"),
+        "run_times": "1",
+    }
+    _insert(connection, "task_lock_run", {**values, **changes})
+
+
 def add_replica(
     connection: Connection, replica_id: str, tasks: Sequence[str] = (), **changes: str
 ) -> None:

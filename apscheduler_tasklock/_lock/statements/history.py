@@ -16,7 +16,7 @@ class History:
     row counts the entries of each ring, so that the next slot is known. A run has one entry. It is
     in the ring ``runs`` if the run ended well, and otherwise in the ring ``failures``, so that the
     many runs of a frequent job do not overwrite the few that failed. What operators did is in the
-    ring ``actions``.
+    ring ``actions``, and the run times that no replica has run are in the ring ``misses``.
 
     :ivar table: the table's name, quoted
     :ivar slots: how many slots each of the runs' two rings has; 1 or more

@@ -27,7 +27,7 @@ def shorten_history(history: History) -> str:
     """Return the statement that deletes the entries beyond the length of tasks' histories."""
     return f"""
         DELETE FROM {history.table}
-        WHERE task_name = ANY (%(names)s::text[]) AND ring <> 'actions'
+        WHERE task_name = ANY (%(names)s::text[]) AND ring IN ('runs', 'failures')
               AND slot >= {history.slots} AND {BRIEFLY}
     """
 

@@ -33,6 +33,7 @@ from apscheduler_tasklock._lock.statements.conditions import (
 )
 from apscheduler_tasklock._lock.statements.deaths import NOT_RUNNING
 from apscheduler_tasklock._lock.statements.history import History, death_entry
+from apscheduler_tasklock._lock.statements.misses import missed_entry
 
 # The id of a user's last change of a job. `version` is not used, because it begins anew when a job
 # is added again.
@@ -51,6 +52,7 @@ _MOVE_TYPES = {
     "run_time": "timestamptz",
     "task_name": "text",
     "runs": "boolean",
+    "is_void": "boolean",
 }
 _TYPES = {**CLAIM_TYPES, **_FENCE_TYPES, "position": "int"}
 
@@ -194,33 +196,38 @@ def move_on(table: str, history: History | None = None, *, jobs: str) -> str:
     """
     noted = ""
     if history is not None:
-        entry = history.entry(
+        late = "round(extract(epoch FROM now() - last.run_time))"
+        entry = missed_entry(
+            history,
             "(TABLE known UNION ALL TABLE first) AS run JOIN last USING (task_name)",
             scheduled_at="last.run_time",
             started_at="now()",
-            replica="%(replica_id)s",
-            kind="'schedule'",
-            outcome="'missed'",
-            recorded="run.recorded_failures",
+            cause="CASE WHEN last.is_void THEN 'paused' ELSE 'misfire' END",
+            reason=f"""CASE WHEN last.is_void THEN 'the task was paused'
+                ELSE 'late by ' || {late} || ' s, over its grace time' END""",
+            last_scheduled_at="last.run_time",
+            run_times="1",
         )
         noted = f""", last AS (
-            SELECT asked.task_name, asked.run_time FROM moved JOIN asked USING (job_id)
+            SELECT asked.task_name, asked.run_time, asked.is_void
+            FROM moved JOIN asked USING (job_id)
             WHERE asked.following IS NULL AND NOT asked.runs
         ), known AS (
-            UPDATE {table} AS lock SET token = token + 1,
-                recorded_failures = recorded_failures + 1
+            UPDATE {table} AS lock SET recorded_misses = recorded_misses + 1,
+                missed_at = GREATEST(lock.missed_at, last.run_time)
             FROM last WHERE lock.task_name = last.task_name AND lock.finished_at IS NOT NULL
-            RETURNING lock.task_name, lock.token, lock.recorded_failures
+            RETURNING lock.task_name, lock.recorded_misses
         ), first AS (
-            INSERT INTO {table} AS lock ({ROW_COLUMNS}, finished_at, recorded_failures)
+            INSERT INTO {table} AS lock ({ROW_COLUMNS}, finished_at, recorded_misses, missed_at)
             SELECT last.task_name, {NEVER}, {NEVER}, {NEVER}, {NEVER}, {NEVER}, '',
                    gen_random_uuid(), (extract(epoch FROM now()) * 1000.0)::bigint, 0, 0, false,
-                   false, '', true, NULL, NULL, NULL, true, NULL, NULL, NULL, now(), 1
+                   false, '', true, NULL, NULL, NULL, true, NULL, NULL, NULL, now(), 1,
+                   last.run_time
             FROM last
             WHERE NOT EXISTS (SELECT FROM {table} AS lock WHERE lock.task_name = last.task_name)
             ORDER BY last.task_name
             ON CONFLICT DO NOTHING
-            RETURNING lock.task_name, lock.token, lock.recorded_failures
+            RETURNING lock.task_name, lock.recorded_misses
         ), entry AS ({entry})"""
     return f"""
         WITH asked AS (

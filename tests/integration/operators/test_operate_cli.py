@@ -55,7 +55,7 @@ from tests.support.rows import (
 Connection = psycopg.Connection[Any]
 
 COMMANDS = ["status", "show", "runs", "replicas", "pause", "resume", "run", "free", "forget"]
-COMMANDS += ["check", "doctor", "jobs"]
+COMMANDS += ["check", "doctor", "jobs", "why"]
 COMMANDS += ["jobs pause", "jobs resume", "jobs run", "jobs move", "jobs remove"]
 
 # It clears the screen, sets the title, and reads from right to left; in German, with quotes.

@@ -1,0 +1,167 @@
+"""Misses: the entries of run times that no replica has run, in the run history.
+
+The look of a replica that has missed run times writes these entries, never a claim or a release.
+"""
+
+from __future__ import annotations
+
+from apscheduler_tasklock._lock.statements.conditions import SAFELY, json_rows, listed_pauses
+from apscheduler_tasklock._lock.statements.history import History
+
+# Limits the entries of the run times that each task has missed.
+MISSES = 20
+
+# The values of a note, and their types.
+_NOTE_TYPES = {
+    "task_name": "text",
+    "schedule": "text",
+    "run_times": "timestamptz[]",
+    "more": "int",
+    "exact": "boolean",
+    "min_lock": "float8",
+    "covers": "float8",
+    "cause": "text",
+    "reason": "text",
+}
+
+
+def missed_entry(history: History, rows: str, **columns: str) -> str:
+    """Return the INSERT of entries of missed run times.
+
+    :param rows: a FROM clause, where ``run`` is the task's row, which has counted the entry
+    :param columns: the SQL of further columns
+    """
+    return history.entry(
+        rows,
+        **{
+            "ring": "'misses'",
+            "slot": f"(run.recorded_misses - 1) % {MISSES}",
+            "token": "NULL",
+            "replica": "%(replica_id)s",
+            "kind": "'schedule'",
+            "outcome": "'missed'",
+            **columns,
+        },
+    )
+
+
+def _was_run(started: str) -> str:
+    """Return whether a run with this run time has run the missed run time ``given.at``.
+
+    If all replicas compute the same run times, the two are equal, or ``covers`` says for how long a
+    run covers later run times. Otherwise any run after the begin of the minimum lock before the
+    missed run time counts.
+    """
+    return f"""({started} = given.at
+                OR ({started} > given.at - asked.covers * interval '1 second'
+                    AND ({started} < given.at OR NOT asked.exact)))"""
+
+
+def note_misses(table: str, history: History) -> str:
+    """Return the statement that writes entries of run times that no replica has run.
+
+    A run time is left out if a replica has run it, or if ``missed_at`` in the task's row shows that
+    another replica has written its entry. A note without any run time left is dropped, and so is
+    the note of a task that has another schedule by now. Neither writes anything.
+
+    An entry of the same cause grows if no run has come since, so that a pause over many run times
+    is one entry. In a pause, the operator's entry says who has paused the task, and why; or the
+    list of the pauses of all tasks does.
+
+    The statement returns the tasks whose notes are to be sent again, because another session has
+    changed or locked their rows.
+    """
+    window = """(given.at >= lock.window_start
+                 AND given.at < LEAST(lock.window_until,
+                                      lock.window_start + asked.min_lock * interval '1 second'))"""
+    of_task = f"{history.table} AS run WHERE run.task_name = asked.task_name"
+    # A full ring may have lost the entry of a run, so older run times are left out.
+    known = f"""(lock.recorded <= {history.slots} OR given.at > (
+                     SELECT min(run.started_at) FROM {of_task} AND run.ring = 'runs'))"""
+    was_paused = """action.task_name = missed.task_name AND action.ring = 'actions'
+                        AND action.outcome = 'paused'"""
+    entry = missed_entry(
+        history,
+        "noted AS run",
+        scheduled_at="run.first_at",
+        started_at="run.noted_at",
+        ended_at="now()",
+        cause="run.cause",
+        reason="run.reason",
+        last_scheduled_at="run.missed_at",
+        run_times="run.run_times",
+    )
+    return f"""
+        WITH {listed_pauses(table)}, asked AS (SELECT * FROM {json_rows(_NOTE_TYPES)}), missed AS (
+            SELECT asked.task_name, asked.schedule, asked.cause, asked.reason,
+                   lock.token, lock.missed_at, lock.window_start, lock.recorded_misses,
+                   min(given.at) AS first_at, max(given.at) AS last_at,
+                   count(*) + asked.more AS run_times
+            FROM asked JOIN {table} AS lock USING (task_name), LATERAL (
+                SELECT CASE WHEN asked.exact THEN run_time
+                            ELSE now() - (%(sent_at)s::timestamptz - run_time) END AS at
+                FROM unnest(asked.run_times) AS listed (run_time)
+            ) AS given
+            WHERE lock.schedule = asked.schedule AND NOT {window}
+                  AND (lock.missed_at IS NULL OR given.at > lock.missed_at
+                       + CASE WHEN asked.exact THEN 0.0 ELSE asked.min_lock END
+                         * interval '1 second')
+                  AND NOT {_was_run("lock.window_start")} AND {known}
+                  AND NOT EXISTS (SELECT FROM {of_task} AND run.ring IN ('runs', 'failures')
+                                  AND {_was_run("run.scheduled_at")})
+            GROUP BY asked.task_name, asked.schedule, asked.cause, asked.reason, asked.more,
+                     lock.token, lock.missed_at, lock.window_start, lock.recorded_misses
+        ), explained AS (
+            SELECT missed.*, COALESCE(pause.words, missed.reason) AS words
+            FROM missed LEFT JOIN LATERAL (
+                SELECT 'paused ' || one.what || 'by ' || COALESCE(one.by, 'nobody') || ' since '
+                       || to_char(one.since AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS "UTC"')
+                       || COALESCE(': ' || one.why, '') AS words
+                FROM (
+                    SELECT '' AS what, action.by, action.started_at AS since, action.until,
+                           action.reason AS why
+                    FROM {history.table} AS action
+                    WHERE {was_paused} AND NOT EXISTS (
+                        SELECT FROM {history.table} AS resumed
+                        WHERE resumed.task_name = missed.task_name AND resumed.ring = 'actions'
+                              AND resumed.outcome = 'resumed'
+                              AND (resumed.by = action.by OR resumed.reason IS NOT NULL)
+                              AND resumed.started_at >= action.started_at
+                              AND resumed.started_at <= missed.first_at)
+                    UNION ALL SELECT 'with all tasks ', by, since, until, why FROM listed_pauses
+                    WHERE starts_with(missed.task_name, namespace)
+                ) AS one
+                WHERE missed.cause = 'paused' AND COALESCE(one.until > missed.first_at, true)
+                ORDER BY one.since <= missed.first_at DESC, one.since DESC LIMIT 1
+            ) AS pause ON true
+        ), told AS (
+            SELECT explained.*, entry.scheduled_at AS grows_from, entry.run_times AS grows_by,
+                   entry.started_at AS noted_at
+            FROM explained LEFT JOIN {history.table} AS entry
+                ON entry.task_name = explained.task_name AND entry.ring = 'misses'
+                   AND entry.slot = (explained.recorded_misses - 1) % {MISSES}
+                   AND entry.cause = explained.cause
+                   AND (entry.cause <> 'paused' OR entry.reason = explained.words)
+                   AND entry.last_scheduled_at = explained.missed_at
+                   AND explained.window_start <= explained.missed_at
+        ), free AS (
+            SELECT lock.task_name FROM {table} AS lock JOIN told USING (task_name)
+            WHERE lock.token = told.token AND lock.schedule = told.schedule
+                  AND lock.missed_at IS NOT DISTINCT FROM told.missed_at
+            ORDER BY lock.task_name FOR NO KEY UPDATE OF lock SKIP LOCKED
+        ), noted AS (
+            UPDATE {table} AS lock SET
+                missed_at = told.last_at,
+                recorded_misses = lock.recorded_misses
+                    + CASE WHEN told.grows_from IS NULL THEN 1 ELSE 0 END
+            FROM told JOIN free USING (task_name)
+            WHERE lock.task_name = free.task_name AND {SAFELY}
+            RETURNING lock.task_name, lock.recorded_misses, lock.missed_at, told.cause,
+                      told.words AS reason, COALESCE(told.grows_from, told.first_at) AS first_at,
+                      COALESCE(told.noted_at, now()) AS noted_at,
+                      LEAST(told.run_times + COALESCE(told.grows_by, 0), 2147483647)::int
+                          AS run_times
+        ), entry AS ({entry})
+        SELECT task_name FROM told WHERE NOT EXISTS (
+            SELECT FROM noted WHERE noted.task_name = told.task_name)
+    """

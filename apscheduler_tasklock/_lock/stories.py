@@ -1,0 +1,130 @@
+"""Stories: what is known of a task around a moment, put together from its row and its history."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+
+from apscheduler_tasklock.status import (
+    ReplicaStatus,
+    Run,
+    Story,
+    TaskState,
+    TaskStatus,
+    Verdict,
+)
+
+
+def story_of(
+    task: TaskStatus,
+    entries: Sequence[Run],
+    replicas: Sequence[ReplicaStatus],
+    at: datetime,
+) -> Story:
+    """Return what is known of a task around a moment.
+
+    :param entries: the task's entries in the run history, in any order
+    :param replicas: all replicas
+    """
+    actions = _in_order(each for each in entries if each.kind == "operator")
+    misses = _in_order(each for each in entries if each.outcome == "missed")
+    runs = _in_order(
+        each for each in entries if each.kind != "operator" and each.outcome != "missed"
+    )
+    miss = _last_until(misses, at)
+    run = _last_until(runs, at)
+    known = [(time_of(run), Verdict.RAN)] if run is not None else []
+    if miss is not None:
+        known.append((min(at, miss.last_scheduled_at or time_of(miss)), Verdict.MISSED))
+    if task.state in (TaskState.LATE, TaskState.OVERDUE) and task.due_at is not None:
+        known.append((task.due_at, Verdict.DUE))
+    begun_at = _begun_at(task)
+    if begun_at is not None:
+        known.append((begun_at, Verdict.RUNNING))
+    # A run that was found dead and is told in the history may have the same run time as the task's
+    # current run, which took it over. Then the current run is told.
+    order = list(Verdict)
+    known = [(time, verdict) for time, verdict in known if time <= at]
+    when, verdict = max(
+        known, key=lambda each: (each[0], -order.index(each[1])), default=(at, Verdict.UNKNOWN)
+    )
+    its_runs = [each for each in runs if verdict in _WITH_RUNS and time_of(each) == when]
+    others = [each for each in runs if each not in its_runs]
+    before, after = _last_until(others, when), _first_after(others, when)
+    begin = when if before is None else min(when, time_of(before))
+    return Story(
+        task=task,
+        at=at,
+        verdict=verdict,
+        scheduled_at=None if verdict is Verdict.UNKNOWN else when,
+        runs=tuple(its_runs),
+        miss=miss if verdict is Verdict.MISSED else None,
+        before=before,
+        after=after,
+        actions=tuple(_around(actions, begin, None if after is None else time_of(after))),
+        replicas=tuple(each for each in replicas if task.name in each.tasks),
+        history_begins_at=_begins_at(runs, misses),
+    )
+
+
+_WITH_RUNS = (Verdict.RAN, Verdict.RUNNING)
+
+
+def time_of(entry: Run) -> datetime:
+    """Return the run time of an entry; of a manual run and of a hold, when it began."""
+    if entry.kind == "operator":
+        return entry.started_at
+    return entry.scheduled_at or entry.started_at
+
+
+def _in_order(entries: Iterable[Run]) -> list[Run]:
+    return sorted(entries, key=lambda each: (time_of(each), each.started_at))
+
+
+def _last_until(entries: Sequence[Run], moment: datetime) -> Run | None:
+    return next((each for each in reversed(entries) if time_of(each) <= moment), None)
+
+
+def _first_after(entries: Sequence[Run], moment: datetime) -> Run | None:
+    return next((each for each in entries if time_of(each) > moment), None)
+
+
+def _begun_at(task: TaskStatus) -> datetime | None:
+    """Return the run time of the run that goes on or is dead; ``None`` if the last run is over."""
+    if task.started_at is None or task.finished_at is not None:
+        return None
+    has_run_time = task.kind in ("schedule", "takeover")
+    return task.scheduled_at if has_run_time and task.scheduled_at else task.started_at
+
+
+def _around(actions: Sequence[Run], begin: datetime, end: datetime | None) -> list[Run]:
+    """Return the actions between two times, and the pauses that were in force at the first one."""
+    earlier = [each for each in actions if each.started_at < begin]
+    in_force = [
+        each
+        for each in earlier
+        if each.outcome == "paused"
+        and (each.until is None or each.until > begin)
+        and not any(_ends(later, each) for later in earlier)
+    ]
+    later = [each for each in actions if each.started_at >= begin]
+    return in_force + [each for each in later if end is None or each.started_at < end]
+
+
+def _ends(action: Run, pause: Run) -> bool:
+    """Return whether an action took a pause out.
+
+    The reason of a resumption says that it took out the pauses of others, too.
+    """
+    is_later = action.outcome == "resumed" and action.started_at >= pause.started_at
+    takes_it = action.by == pause.by or action.reason is not None
+    return is_later and takes_it and action.task == pause.task
+
+
+def _begins_at(runs: Sequence[Run], misses: Sequence[Run]) -> datetime | None:
+    """Return the time from which the history is complete, as far as it shows.
+
+    Runs that ended well are overwritten first, so it is complete from the oldest of them on.
+    """
+    well = [each for each in runs if each.outcome == "ok"]
+    return min((time_of(each) for each in (well or [*runs, *misses])), default=None)

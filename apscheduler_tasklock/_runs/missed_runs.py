@@ -1,0 +1,293 @@
+"""Missed runs: a replica remembers why it did not run a run time, and notes it in the run history.
+
+Another replica may still run the run time. So a look notes it only when it counts as overdue, in a
+statement that leaves out what was run. Until then the reason is in this replica's memory.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
+from itertools import takewhile
+from math import inf
+
+from apscheduler_tasklock._database.rejections import RUN_HISTORY
+from apscheduler_tasklock._database.sequences import Steps
+from apscheduler_tasklock._database.sqlstates import NotSentError, RowLockedError
+from apscheduler_tasklock._lock.client import LockClient
+from apscheduler_tasklock._lock.protocol_messages import ClaimRequest, MissNote, Refusal
+from apscheduler_tasklock._values import cut, logger_of
+from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError, TaskLockSchemaError
+from apscheduler_tasklock.status import MissCause
+
+logger = logger_of(__name__)
+
+# Limits the notes of one look, because other work waits for the look.
+MOST_NOTES = 256
+# Limits the run times of one task that are kept one by one. Further ones are counted.
+MOST_RUN_TIMES = 256
+# Limits the tasks whose missed run times are remembered.
+MOST_TASKS = 10_000
+# Limits how many jobs are named in a reason.
+MOST_NAMED = 5
+# The reason in a pause, if the run history does not tell who has paused the task.
+IN_PAUSE = "the task was paused"
+# The order of the causes: of two causes of one run time the first one is told.
+_WORTH = {cause: place for place, cause in enumerate(MissCause)}
+
+
+@dataclass(frozen=True)
+class _Miss:
+    """A run time that this replica has missed.
+
+    :ivar ripe_at: when to note it, on the monotonic clock
+    """
+
+    run_time: datetime
+    ripe_at: float
+    cause: MissCause
+    reason: str
+
+    @property
+    def group(self) -> tuple[MissCause, str]:
+        """Tells which missed run times are noted together.
+
+        The figures of a misfire or an outage differ from one run time to the next, and the last
+        ones are told. The run in the way is another one if the reason differs.
+        """
+        return self.cause, self.reason if self.cause is MissCause.RUNNING else ""
+
+
+@dataclass
+class _OfTask:
+    """The missed run times of one task, until they are noted.
+
+    :ivar request: the request of the claim of the last one
+    :ivar misses: by run time
+    :ivar more: how many further run times before the last one were missed
+    """
+
+    request: ClaimRequest
+    misses: dict[datetime, _Miss] = field(default_factory=dict)
+    more: int = 0
+
+    def add(self, miss: _Miss) -> None:
+        """Add a missed run time, unless a better cause of it is known."""
+        known = self.misses.get(miss.run_time)
+        if known is not None and _WORTH[known.cause] <= _WORTH[miss.cause]:
+            return
+        if known is None and len(self.misses) >= MOST_RUN_TIMES:
+            self.more += 1
+            del self.misses[max(self.misses)]
+        self.misses[miss.run_time] = miss
+
+    def ripe(self, now: float) -> list[_Miss]:
+        """Return the first run times with one cause that can be noted now."""
+        in_order = [self.misses[run_time] for run_time in sorted(self.misses)]
+        ripe = list(takewhile(lambda miss: miss.ripe_at <= now, in_order))
+        return list(takewhile(lambda miss: miss.group == ripe[0].group, ripe))
+
+    def forget(self, noted: Sequence[datetime]) -> None:
+        """Forget run times that were noted."""
+        for run_time in noted:
+            self.misses.pop(run_time, None)
+        if not self.misses:
+            self.more = 0
+
+
+class MissedRuns:
+    """The run times that this replica has missed, until they are noted in the run history.
+
+    Any thread may call :meth:`note`. Looks call :meth:`tell`.
+
+    :param locks: the task locks of this replica
+    :param interval: the notes of replicas that have missed the same run times are spread over so
+        many seconds
+    """
+
+    def __init__(self, locks: LockClient, interval: float) -> None:
+        self._locks = locks
+        self._interval = interval
+        self._lock = threading.Lock()
+        self._pending: dict[str, _OfTask] = {}
+
+    def note(
+        self, request: ClaimRequest, cause: MissCause, reason: str, *, not_before: float = -inf
+    ) -> None:
+        """Remember a missed run time.
+
+        :param request: the request of the claim of the run time, whether or not it was sent
+        :param not_before: the earliest time to note it, on the monotonic clock
+        """
+        if not self._locks.settings.history or request.schedule is None:
+            return
+        assert request.run_time is not None
+        now = time.monotonic()
+        overdue_in = request.run_time.timestamp() + request.grace - time.time()
+        if not request.exact:  # another replica may run this window a period later
+            overdue_in += request.next_in or 0.0
+        if cause is MissCause.DATABASE:  # until then an earlier try of the claim may be granted
+            not_before = now + self._locks.longest_doubt
+        jitter = random.uniform(0, self._interval)  # noqa: S311  # no secret
+        miss = _Miss(request.run_time, max(now + overdue_in, not_before) + jitter, cause, reason)
+        with self._lock:
+            of_task = self._pending.get(request.task_name)
+            if of_task is None and len(self._pending) >= MOST_TASKS:
+                return
+            if of_task is None or of_task.request.schedule != request.schedule:
+                of_task = self._pending[request.task_name] = _OfTask(request)
+            of_task.request = request
+            of_task.add(miss)
+
+    def note_unasked(
+        self, request: ClaimRequest, run_times: Sequence[datetime], found_at: datetime
+    ) -> None:
+        """Remember run times that nobody has asked for.
+
+        :param request: the request of a claim of one of them
+        :param found_at: when this was found
+        """
+        not_before = time.monotonic() + self._locks.settings.timings.unasked_after
+        reason = f"nobody asked for it between {_moment(run_times[0])} and {_moment(found_at)}"
+        kept = run_times
+        if len(run_times) > MOST_RUN_TIMES:
+            kept = [*run_times[: MOST_RUN_TIMES - 1], run_times[-1]]
+        for run_time in kept:
+            asked = replace(request, run_time=run_time)
+            self.note(asked, MissCause.UNASKED, reason, not_before=not_before)
+        with self._lock:
+            if request.task_name in self._pending:
+                self._pending[request.task_name].more += len(run_times) - len(kept)
+
+    def tell(self) -> Steps[None]:
+        """Note the run times that can be noted now.
+
+        A note that fails stays pending, and a later look sends it again.
+
+        :raises TaskLockDatabaseError: the database is unavailable
+        """
+        if not self._pending or self._locks.rejections.is_left_out(RUN_HISTORY):
+            return
+        try:
+            yield from self._send(self._ripe())
+        except TaskLockSchemaError:  # the next look finds which right is missing
+            self._locks.rejections.suspect()
+
+    def _ripe(self) -> list[MissNote]:
+        """Return a note for each task with run times that can be noted now."""
+        now = time.monotonic()
+        with self._lock:
+            found = [(of_task, of_task.ripe(now)) for of_task in self._pending.values()]
+            return [_note_of(of_task, ripe) for of_task, ripe in found if ripe][:MOST_NOTES]
+
+    def _send(self, notes: Sequence[MissNote]) -> Steps[None]:
+        if not notes:
+            return
+        again: set[str] = set()
+        try:
+            again = yield self._locks.noting_misses(notes)
+        except (TaskLockDatabaseError, TaskLockSchemaError):
+            raise
+        except TaskLockError as error:
+            if len(notes) > 1:  # alone, so that one task's mistake does not affect the others
+                for note in notes:
+                    yield from self._send([note])
+                return
+            logger.debug("Task %r: missed run times not noted: %s", notes[0].task_name, error)
+        self._forget([note for note in notes if note.task_name not in again])
+
+    def _forget(self, noted: Sequence[MissNote]) -> None:
+        with self._lock:
+            for note in noted:
+                of_task = self._pending[note.task_name]
+                of_task.forget(note.run_times)
+                if not of_task.misses:
+                    del self._pending[note.task_name]
+
+
+def _note_of(of_task: _OfTask, ripe: Sequence[_Miss]) -> MissNote:
+    request, last = of_task.request, ripe[-1]
+    covers = request.min_lock
+    if request.exact and not (request.next_in and request.min_lock >= request.next_in):
+        covers = 0.0  # because the minimum lock is shorter than the time until the next run time
+    return MissNote(
+        request.task_name,
+        request.schedule or "",
+        tuple(miss.run_time for miss in ripe),
+        request.exact,
+        request.min_lock,
+        covers,
+        last.cause.value,
+        last.reason,
+        more=of_task.more if len(ripe) == len(of_task.misses) else 0,
+    )
+
+
+# ---- the reasons, in words -----------------------------------------------------------------------
+
+
+def late(seconds: float, grace: float) -> str:
+    """Return that a run time is a misfire."""
+    return f"late by {seconds_in_words(seconds)}, over its grace time of {seconds_in_words(grace)}"
+
+
+def all_busy(workers: int, jobs: Sequence[str]) -> str:
+    """Return that all workers were busy.
+
+    :param jobs: the id of the job of each busy worker, as far as they are known
+    """
+    counts = {job: jobs.count(job) for job in jobs}
+    in_order = sorted(counts, key=lambda job: (-counts[job], job))
+    named = [f"`{job}` {counts[job]}" for job in in_order[:MOST_NAMED]]
+    if len(in_order) > MOST_NAMED:
+        named.append(f"others {sum(counts[job] for job in in_order[MOST_NAMED:])}")
+    which = f" ({', '.join(named)})" if named else ""
+    return f"all {workers} workers were busy{which}"
+
+
+def not_claimed(error: TaskLockError, asked_at: float | None) -> str:
+    """Return why a claim was neither granted nor refused.
+
+    :param asked_at: when the claim was first asked for, on the monotonic clock
+    """
+    tried = seconds_in_words(0.0 if asked_at is None else time.monotonic() - asked_at)
+    if isinstance(error, RowLockedError):
+        return f"another session had its row locked for {tried}"
+    if isinstance(error, NotSentError):
+        return f"its claim could not be sent for {tried}"
+    if isinstance(error, TaskLockDatabaseError):
+        return f"the database did not answer for {tried}"
+    return f"the database rejected its claim: {cut(error)}"
+
+
+def still_running(refusal: Refusal) -> str:
+    """Return which run was in the way."""
+    what = f"its run of {_moment(refusal.window_start)}"
+    if refusal.is_manual:
+        what = "its manual run"
+    elif not refusal.runs:
+        what = "a hold of its lock"
+    return f"{what} on {refusal.holder} (token {refusal.token}) was still going on"
+
+
+def too_many_instances(most: int, *, is_running: bool) -> str:
+    """Return that as many runs of the job as it may have are not over on this replica.
+
+    :param most: the job's ``max_instances``
+    :param is_running: whether one of these runs has begun
+    """
+    what = "still going on" if is_running else "still waiting for a worker"
+    return f"its last run on this replica was {what} (max_instances {most})"
+
+
+def _moment(moment: datetime) -> str:
+    return f"{moment.astimezone(timezone.utc):%Y-%m-%d %H:%M:%S UTC}"
+
+
+def seconds_in_words(seconds: float) -> str:
+    """Return seconds without needless digits, as in ``65 s`` and ``1.2 s``."""
+    return f"{seconds:.0f} s" if seconds >= 10 else f"{round(seconds, 1):g} s"

@@ -1,0 +1,269 @@
+"""Missed run times: what a replica's note of them becomes in the run history."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Any
+
+import psycopg
+import pytest
+
+from apscheduler_tasklock._lock.protocol import TaskLockProtocol
+from apscheduler_tasklock._lock.protocol_messages import MissNote
+from apscheduler_tasklock.schema.table import task_lock_table
+from tests.contract.conftest import Replica, database_now, row
+
+pytestmark = pytest.mark.postgresql
+
+Travel = Callable[[float], None]
+Connection = psycopg.Connection[Any]
+
+# A job every 10 s, with a minimum lock of 9 s.
+EVERY: dict[str, Any] = {"schedule": "every 10 s", "next_in": 10.0, "min_lock": 9.0}
+
+
+def note(*run_times: datetime, **changes: Any) -> MissNote:
+    values = {
+        "task_name": "task",
+        "schedule": "every 10 s",
+        "exact": True,
+        "min_lock": 9.0,
+        "covers": 0.0,
+        "cause": "misfire",
+        "reason": "late",
+    }
+    return MissNote(run_times=run_times, **{**values, **changes})
+
+
+def tell(replica: Replica, *run_times: datetime, **changes: Any) -> set[str]:
+    now = database_now(replica.connection)
+    told = [note(*run_times, **changes)]
+    return replica.protocol.note_misses(replica.cursor, told, now)
+
+
+def told(connection: Connection) -> list[tuple[Any, ...]]:
+    return connection.execute(
+        "SELECT scheduled_at, last_scheduled_at, run_times, cause, reason, replica"
+        " FROM task_lock_run WHERE outcome = 'missed' ORDER BY slot"
+    ).fetchall()
+
+
+@pytest.fixture
+def started(one: Replica, connection: Connection, travel: Travel) -> datetime:
+    """The run time of a run that has ended; its next run times pass while nobody runs them."""
+    start = database_now(connection)
+    claim_id, _ = one.claim(run_time=start, **EVERY)
+    one.end(claim_id, outcome="ok")
+    travel(60)
+    return start
+
+
+def after(start: datetime, seconds: float) -> datetime:
+    return start + timedelta(seconds=seconds)
+
+
+def test_a_note_is_an_entry_without_a_token_and_leaves_the_run_alone(
+    one: Replica, connection: Connection, started: datetime
+) -> None:
+    before = row(connection)
+    run_time = after(started, 10)
+    assert tell(one, run_time) == set()
+    assert told(connection) == [(run_time, run_time, 1, "misfire", "late", "one")]
+    changed = {"recorded_misses": 1, "missed_at": run_time}
+    assert row(connection) == {**before, **changed}
+    entry = connection.execute(
+        "SELECT token, kind, ring, slot FROM task_lock_run WHERE outcome = 'missed'"
+    ).fetchone()
+    assert entry == (None, "schedule", "misses", 0)
+
+
+def test_a_note_that_is_sent_twice_is_one_entry(
+    one: Replica, connection: Connection, started: datetime
+) -> None:
+    for _ in range(2):
+        assert tell(one, after(started, 10), after(started, 20)) == set()
+    assert [entry[2] for entry in told(connection)] == [2]
+
+
+def test_of_two_replicas_that_miss_a_run_time_one_tells_it_and_the_other_writes_nothing(
+    one: Replica, other: Replica, connection: Connection, started: datetime
+) -> None:
+    assert tell(one, after(started, 10)) == set()
+    version = "SELECT xmin::text FROM task_lock"
+    before = connection.execute(version).fetchone()
+    assert tell(other, after(started, 10), cause="database", reason="no answer") == set()
+    assert [entry[5] for entry in told(connection)] == ["one"]
+    assert connection.execute(version).fetchone() == before
+
+
+def test_an_entry_grows_while_its_cause_stays_the_same(
+    one: Replica, other: Replica, connection: Connection, started: datetime
+) -> None:
+    tell(one, after(started, 10))
+    tell(other, after(started, 10), after(started, 20), after(started, 30), reason="later")
+    assert told(connection) == [
+        (after(started, 10), after(started, 30), 3, "misfire", "later", "other")
+    ]
+    tell(one, after(started, 40), cause="database")
+    assert [(entry[2], entry[3]) for entry in told(connection)] == [
+        (3, "misfire"),
+        (1, "database"),
+    ]
+    assert row(connection)["recorded_misses"] == 2
+
+
+def test_an_entry_does_not_grow_over_a_run(
+    one: Replica, connection: Connection, started: datetime, travel: Travel
+) -> None:
+    tell(one, after(started, 10))
+    claim_id, answer = one.claim(run_time=after(started, 60), **EVERY)
+    assert answer.granted
+    one.end(claim_id, outcome="ok")
+    travel(60)
+    tell(one, after(started, 70))
+    assert [entry[0] for entry in told(connection)] == [after(started, 10), after(started, 70)]
+
+
+def test_run_times_that_were_run_are_left_out(
+    one: Replica, other: Replica, connection: Connection, started: datetime, travel: Travel
+) -> None:
+    """Also if the entry of the run is in the ring of failures, and if the run goes on."""
+    for outcome in ("ok", "error"):
+        now = database_now(connection)
+        claim_id, answer = other.claim(run_time=now, **EVERY)
+        assert answer.granted
+        other.end(claim_id, outcome=outcome)
+        travel(10)
+    _, answer = other.claim(run_time=after(started, 80), **EVERY)
+    assert answer.granted
+    travel(20)
+    times = [after(started, seconds) for seconds in (0, 60, 70, 80, 90)]
+    assert tell(one, *times) == set()
+    assert [entry[:3] for entry in told(connection)] == [(times[-1], times[-1], 1)]
+
+
+def test_a_run_without_a_window_that_goes_on_has_its_run_time_too(
+    one: Replica, other: Replica, connection: Connection, started: datetime
+) -> None:
+    """As of a stored job, whose minimum lock is 0."""
+    run_time = after(started, 60)
+    _, answer = other.claim(run_time=run_time, **{**EVERY, "min_lock": 0.0})
+    assert answer.granted
+    tell(one, run_time, min_lock=0.0)
+    assert told(connection) == []
+
+
+@pytest.mark.parametrize("changes", [{"schedule": "every 20 s"}, {"task_name": "unknown"}])
+def test_of_a_task_that_was_rescheduled_or_is_gone_nothing_is_told(
+    one: Replica, connection: Connection, started: datetime, changes: dict[str, str]
+) -> None:
+    assert tell(one, after(started, 10), **changes) == set()
+    assert told(connection) == []
+    assert row(connection)["missed_at"] is None
+
+
+def test_a_run_time_in_the_window_of_the_run_before_it_was_not_missed(
+    one: Replica, connection: Connection, started: datetime
+) -> None:
+    """With a minimum lock above the period, every second run time falls into a window."""
+    assert tell(one, after(started, 5)) == set()
+    assert told(connection) == []
+
+
+def test_nor_is_one_that_a_long_minimum_lock_of_an_earlier_run_covers(
+    one: Replica, connection: Connection, travel: Travel
+) -> None:
+    long = {**EVERY, "min_lock": 15.0}
+    start = database_now(connection)
+    for seconds in (0, 20):
+        claim_id, answer = one.claim(run_time=after(start, seconds), **long)
+        assert answer.granted
+        one.end(claim_id, outcome="ok")
+        travel(20)
+    tell(one, after(start, 10), after(start, 30), min_lock=15.0, covers=15.0)
+    assert told(connection) == []
+
+
+def test_a_run_time_that_each_replica_computes_differently_is_run_by_any_run_near_it(
+    one: Replica, connection: Connection, started: datetime
+) -> None:
+    near, far = after(started, 8), after(started, 30)
+    tell(one, near, far, exact=False, covers=9.0)
+    assert [entry[0] for entry in told(connection)] == [far]
+    # Another replica's run time of the same window.
+    tell(one, after(started, 36), exact=False, covers=9.0)
+    assert [entry[2] for entry in told(connection)] == [1]
+
+
+def test_nothing_is_told_of_times_before_a_full_history_begins(
+    one: Replica, connection: Connection, travel: Travel
+) -> None:
+    one.protocol = TaskLockProtocol(task_lock_table(), "one", history=2)
+    start = database_now(connection)
+    for number in range(3):
+        claim_id, answer = one.claim(run_time=after(start, 10 * number), **EVERY)
+        assert answer.granted
+        one.end(claim_id, outcome="ok")
+        travel(10)
+    travel(60)
+    tell(one, after(start, 0), after(start, 9.5), after(start, 40))
+    assert [entry[:3] for entry in told(connection)] == [(after(start, 40), after(start, 40), 1)]
+
+
+def test_a_miss_in_a_pause_tells_who_has_paused_the_task_and_why(
+    one: Replica, connection: Connection, started: datetime
+) -> None:
+    connection.execute(
+        "INSERT INTO task_lock_run (task_name, ring, slot, started_at, ended_at, replica, kind,"
+        " outcome, by, reason) SELECT 'task', 'actions', n, now() - interval '55 s' + n * interval"
+        " '30 s', now(), '', 'operator', 'paused', who, 'move' FROM (VALUES (0, 'ann'), (1, 'bob'))"
+        " AS pauses (n, who)"
+    )
+    tell(one, after(started, 10), cause="paused", reason="paused")
+    tell(one, after(started, 20), cause="paused", reason="paused")
+    tell(one, after(started, 40), cause="paused", reason="paused")
+    assert [(entry[2], entry[4].split(" since ")[0]) for entry in told(connection)] == [
+        (2, "paused by ann"),
+        (1, "paused by bob"),
+    ]
+    assert all(entry[4].endswith(" UTC: move") for entry in told(connection))
+
+
+def test_more_run_times_than_a_note_lists_are_counted(
+    one: Replica, connection: Connection, started: datetime
+) -> None:
+    tell(one, after(started, 10), after(started, 40), more=2)
+    assert [entry[2] for entry in told(connection)] == [4]
+
+
+def test_the_ring_of_misses_keeps_20_entries_and_outlives_a_shorter_history(
+    one: Replica, connection: Connection, started: datetime, travel: Travel
+) -> None:
+    travel(300)
+    for number in range(1, 23):
+        tell(one, after(started, 10 * number), cause=("misfire", "database")[number % 2])
+    assert len(told(connection)) == 20
+    slots = "SELECT array_agg(slot ORDER BY slot) FROM task_lock_run WHERE ring = 'misses'"
+    assert connection.execute(slots).fetchone() == (list(range(20)),)
+    one.protocol.shorten_history(one.cursor, ["task"])
+    assert len(told(connection)) == 20
+
+
+def test_a_note_whose_row_another_session_has_locked_is_sent_again(
+    one: Replica, connection: Connection, started: datetime, direct_url: str
+) -> None:
+    with psycopg.connect(direct_url) as blocker:
+        blocker.execute("SELECT FROM task_lock FOR UPDATE")
+        assert tell(one, after(started, 10)) == {"task"}
+    assert told(connection) == []
+    assert tell(one, after(started, 10)) == set()
+    assert len(told(connection)) == 1
+
+
+@pytest.mark.parametrize("reason", ["a\0b", "\ud800", "\u202e"])
+def test_a_reason_is_made_fit_for_the_table(
+    one: Replica, connection: Connection, started: datetime, reason: str
+) -> None:
+    tell(one, after(started, 10), reason=reason)
+    assert len(told(connection)) == 1

@@ -1,0 +1,333 @@
+"""A run time that no replica has run leaves an entry in the history, which tells why."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import psycopg
+import pytest
+from apscheduler.events import EVENT_JOB_MAX_INSTANCES, EVENT_JOB_MISSED
+
+from apscheduler_tasklock import TaskLocks
+from apscheduler_tasklock._database.timings import Timings
+from apscheduler_tasklock.status import Run
+from tests.support.internals import missed_tasks
+from tests.support.outages import Job, refuse, restore
+from tests.support.polling import eventually
+from tests.support.proxy import Proxy
+from tests.support.roles import role
+from tests.support.schedulers import Replica
+from tests.support.stored_jobs import StoreReplica, note
+
+MakeReplica = Callable[..., Replica]
+Connection = psycopg.Connection[Any]
+
+# So that nothing of a test waits for seconds.
+QUICK = Timings(report_interval=0.2, rejected_interval=0.2, recovery_grace=0.1, unasked_after=0.2)
+OFTEN: dict[str, Any] = {
+    "poll_interval": 0.2,
+    "timings": QUICK,
+    "jobs": {"job": {"grace": 0.1}, "other": {"grace": 0.1}},
+}
+
+
+def now() -> datetime:
+    return datetime.now(timezone.utc)
+
+
+def last_second() -> datetime:
+    """Return the last whole second: all replicas compute the run times of an interval from it."""
+    return now().replace(microsecond=0)
+
+
+@pytest.fixture
+def operator(database_url: str) -> Iterator[TaskLocks]:
+    locks = TaskLocks(database_url)
+    yield locks
+    locks.close()
+
+
+def add(replica: Replica, function: Callable[..., Any], at: datetime, **changes: Any) -> None:
+    """Add an hourly job that is due at this time, and overdue soon after that."""
+    job = {
+        "id": "job",
+        "trigger": "interval",
+        "hours": 1,
+        "start_date": at,
+        "next_run_time": at,
+        "misfire_grace_time": None,
+    }
+    replica.scheduler.add_job(function, **{**job, **changes})
+
+
+def add_frequent(
+    replica: Replica, function: Callable[..., Any], start: datetime, **changes: Any
+) -> None:
+    """Add a job that is due each second."""
+    following = last_second() + timedelta(seconds=1)
+    every = {"hours": 0, "seconds": 1, "next_run_time": following}
+    add(replica, function, start, **{**every, **changes})
+
+
+def misses(operator: TaskLocks, task: str = "job") -> list[Run]:
+    return operator.runs(task, outcome="missed")
+
+
+def one_miss(operator: TaskLocks, task: str = "job") -> Run:
+    """Wait until run times are told as missed, and return their entry."""
+    eventually(lambda: misses(operator, task))
+    [miss] = misses(operator, task)
+    return miss
+
+
+class TestReasons:
+    def test_all_workers_were_busy(
+        self, make_replica: MakeReplica, operator: TaskLocks, job: Job
+    ) -> None:
+        replica = make_replica(replica_id="one", max_workers=2, **OFTEN)
+        for number in range(2):
+            replica.run_once(job.run, job_id=f"import-{number}")
+        eventually(lambda: job.runs == 2)
+        due = last_second()
+        add(replica, lambda: None, due, misfire_grace_time=1)
+        eventually(lambda: now() > due + timedelta(seconds=1.5))
+        job.go_on.set()
+        replica.one(EVENT_JOB_MISSED)
+        miss = one_miss(operator)
+        assert (miss.scheduled_at, miss.last_scheduled_at, miss.run_times) == (due, due, 1)
+        assert (miss.cause, miss.replica, miss.token) == ("misfire", "one", None)
+        assert miss.reason is not None
+        assert miss.reason.startswith("late by ")
+        busy = "all 2 workers were busy (`import-0` 1, `import-1` 1)"
+        assert miss.reason.endswith(f" s, over its grace time of 1 s: {busy}")
+
+    def test_the_scheduler_came_too_late(
+        self, make_replica: MakeReplica, operator: TaskLocks
+    ) -> None:
+        replica = make_replica(**OFTEN)
+        due = last_second() - timedelta(seconds=60)
+        add(replica, lambda: None, due, misfire_grace_time=30)
+        miss = one_miss(operator)
+        assert (miss.scheduled_at, miss.cause) == (due, "misfire")
+        assert miss.reason is not None
+        late, _, why = miss.reason.partition(", over its grace time of 30 s: its scheduler came ")
+        assert late.startswith("late by 6")
+        assert why.endswith(" s after it was due")
+
+    def test_the_database_did_not_answer(
+        self, make_replica: MakeReplica, operator: TaskLocks, proxy: Proxy
+    ) -> None:
+        replica = make_replica(proxy.url, claim_timeout=0.5, **OFTEN)
+        due = last_second()
+        add(replica, lambda: None, due, next_run_time=due + timedelta(hours=1))
+        eventually(lambda: operator.tasks("job"))
+        refuse(proxy)
+        replica.scheduler.modify_job("job", next_run_time=due)
+        eventually(replica.of)
+        restore(proxy)
+        miss = one_miss(operator)
+        assert (miss.scheduled_at, miss.cause) == (due, "database")
+        assert miss.reason is not None
+        assert miss.reason.startswith("the database did not answer for ")
+
+    def test_an_operator_had_paused_the_task(
+        self, make_replica: MakeReplica, operator: TaskLocks
+    ) -> None:
+        """Run times of one pause are one entry, whichever replicas tell them."""
+        replicas = [make_replica(**OFTEN) for _ in range(3)]
+        start = last_second()
+        for replica in replicas:
+            add_frequent(replica, lambda: None, start)
+        eventually(lambda: operator.tasks("job"))
+        operator.pause("job", by="ann", reason="maintenance")
+        [paused] = operator.runs("job", kind="operator")
+        eventually(lambda: misses(operator) and (misses(operator)[0].run_times or 0) >= 3)
+        miss = one_miss(operator)
+        since = f"{paused.started_at.astimezone(timezone.utc):%Y-%m-%d %H:%M:%S UTC}"
+        assert (miss.cause, miss.reason) == ("paused", f"paused by ann since {since}: maintenance")
+        assert miss.scheduled_at is not None
+        assert miss.last_scheduled_at is not None
+        stretch = (miss.last_scheduled_at - miss.scheduled_at).total_seconds()
+        assert miss.run_times == stretch + 1
+
+    def test_another_run_was_still_going_on(
+        self, make_replica: MakeReplica, operator: TaskLocks, job: Job
+    ) -> None:
+        one = make_replica(replica_id="one", **OFTEN)
+        other = make_replica(replica_id="other", **OFTEN)
+        start = last_second()
+        add_frequent(one, job.run, start)
+        assert job.begun.wait(60)
+        one.scheduler.remove_job("job")
+        add_frequent(other, lambda: None, start)
+        miss = one_miss(operator)
+        [task] = operator.tasks("job")
+        assert task.scheduled_at is not None
+        began = f"{task.scheduled_at.astimezone(timezone.utc):%Y-%m-%d %H:%M:%S UTC}"
+        told = f"its run of {began} on one (token {task.token}) was still going on"
+        assert (miss.cause, miss.replica, miss.reason) == ("running", "other", told)
+
+    def test_a_hold_of_the_lock_was_still_going_on(
+        self, make_replica: MakeReplica, operator: TaskLocks, database_url: str
+    ) -> None:
+        holder = TaskLocks(database_url, replica_id="holder")
+        replica = make_replica(**OFTEN)
+        due = last_second() + timedelta(seconds=1)
+        with holder.hold("job", min_lock=0, max_lock=600) as held:
+            add(replica, lambda: None, due)
+            eventually(lambda: now() > due + timedelta(seconds=0.5))
+        miss = one_miss(operator)
+        holder.close()
+        reason = f"a hold of its lock on holder (token {held.token}) was still going on"
+        assert (miss.scheduled_at, miss.cause, miss.reason) == (due, "running", reason)
+
+    def test_apscheduler_has_skipped_it_because_of_max_instances(
+        self, make_replica: MakeReplica, operator: TaskLocks, job: Job
+    ) -> None:
+        replica = make_replica(**OFTEN)
+        skipped = threading.Event()
+        replica.scheduler.add_listener(lambda _event: skipped.set(), EVENT_JOB_MAX_INSTANCES)
+        add_frequent(replica, job.run, last_second())
+        assert skipped.wait(60)
+        miss = one_miss(operator)
+        told = "its last run on this replica was still going on (max_instances 1)"
+        assert (miss.cause, miss.reason) == ("running", told)
+
+    @pytest.mark.parametrize("paused", [False, True], ids=["late", "paused"])
+    def test_of_a_stored_job(
+        self, database_url: str, operator: TaskLocks, connection: Connection, paused: bool
+    ) -> None:
+        replica = StoreReplica(database_url, **OFTEN)
+        replica.scheduler.start()
+        try:
+            later, due = now() + timedelta(hours=2), last_second() + timedelta(seconds=1)
+            limits = {"misfire_grace_time": None if paused else 1}
+            add(replica, note, later, args=["job"], **limits)
+            eventually(lambda: operator.tasks("job"))
+            if paused:
+                operator.pause("job", by="ann")
+            else:
+                due -= timedelta(seconds=60)
+            replica.scheduler.modify_job("job", next_run_time=due)
+            eventually(lambda: now() > due)
+            if paused:
+                operator.resume("job")
+            miss = one_miss(operator)
+        finally:
+            replica.shutdown()
+        assert miss.scheduled_at == due
+        assert miss.cause == ("paused" if paused else "misfire")
+        assert miss.reason is not None
+        assert miss.reason.startswith("paused by ann since " if paused else "late by ")
+
+
+class TestTrueOrNotAtAll:
+    def test_replicas_that_have_all_missed_a_run_time_tell_it_once(
+        self, make_replica: MakeReplica, operator: TaskLocks
+    ) -> None:
+        replicas = [make_replica(**OFTEN) for _ in range(3)]
+        due = last_second() - timedelta(seconds=60)
+        for replica in replicas:
+            add(replica, lambda: None, due, misfire_grace_time=1)
+            replica.one(EVENT_JOB_MISSED)
+        assert one_miss(operator).run_times == 1
+        for replica in replicas:
+            eventually(lambda replica=replica: not missed_tasks(replica.executor))
+        assert one_miss(operator).run_times == 1
+
+    def test_a_run_time_that_another_replica_has_run_is_not_told(
+        self, make_replica: MakeReplica, operator: TaskLocks
+    ) -> None:
+        due = last_second() - timedelta(seconds=60)
+        one, other = (make_replica(**OFTEN) for _ in range(2))
+        add(other, lambda: None, due)
+        eventually(lambda: operator.runs("job"))
+        add(one, lambda: None, due, misfire_grace_time=1)
+        one.one(EVENT_JOB_MISSED)
+        eventually(lambda: not missed_tasks(one.executor))
+        assert [run.outcome for run in operator.runs("job")] == ["ok"]
+
+    def test_one_that_is_run_after_it_was_told_is_hidden(
+        self, make_replica: MakeReplica, operator: TaskLocks
+    ) -> None:
+        due = last_second() - timedelta(seconds=60)
+        one, other = (make_replica(**OFTEN) for _ in range(2))
+        add(one, lambda: None, due, misfire_grace_time=1)
+        one_miss(operator)
+        add(other, lambda: None, due)
+        eventually(lambda: [run.outcome for run in operator.runs("job")] == ["ok"])
+        assert [run.outcome for run in operator.runs()] == ["ok"]
+
+    def test_without_a_history_nothing_is_told(
+        self, make_replica: MakeReplica, operator: TaskLocks
+    ) -> None:
+        replica = make_replica(history=0, **OFTEN)
+        add(replica, lambda: None, last_second() - timedelta(seconds=60), misfire_grace_time=1)
+        replica.one(EVENT_JOB_MISSED)
+        assert missed_tasks(replica.executor) == set()
+
+    @pytest.mark.direct("the pooler keeps connections for a role, and has no login for it")
+    @pytest.mark.parametrize("right", ["SELECT", "INSERT", "UPDATE"])
+    def test_a_right_on_the_history_that_is_revoked_for_a_moment_loses_nothing(
+        self,
+        make_replica: MakeReplica,
+        operator: TaskLocks,
+        database_url: str,
+        connection: Connection,
+        right: str,
+    ) -> None:
+        with role(database_url) as (name, url):
+            tables = "task_lock, task_lock_run, task_lock_replica"
+            connection.execute(f'GRANT SELECT, INSERT, UPDATE ON {tables} TO "{name}"')
+            replica = make_replica(url, **OFTEN)
+            connection.execute(f'REVOKE {right} ON task_lock_run FROM "{name}"')
+            due = last_second() - timedelta(seconds=60)
+            add(replica, lambda: None, due, misfire_grace_time=1)
+            replica.one(EVENT_JOB_MISSED)
+            add_frequent(replica, lambda: None, due, id="other")
+            ran = operator.tasks
+            eventually(lambda: ran("other") and ran("other")[0].succeeded_at)
+            eventually(lambda: any(each.rejected for each in operator.replicas()))
+            assert misses(operator) == []
+            connection.execute(f'GRANT {right} ON task_lock_run TO "{name}"')
+            assert one_miss(operator).scheduled_at == due
+            replica.shutdown()
+
+
+class TestNobodyAsked:
+    def test_while_the_fleet_was_away(
+        self, make_replica: MakeReplica, operator: TaskLocks, connection: Connection
+    ) -> None:
+        """Each of the replicas that come back finds it, and one entry for each task is left."""
+        start = last_second() - timedelta(hours=5)
+        before = make_replica(**OFTEN)
+        for task in ("job", "other"):
+            add(before, lambda: None, start, id=task, next_run_time=start + timedelta(hours=5))
+            eventually(lambda task=task: operator.runs(task, outcome="ok"))
+        before.shutdown()
+        # As if that run had been four hours ago.
+        connection.execute(
+            "UPDATE task_lock SET due_at = due_at - interval '4 h', overdue_at = overdue_at"
+            " - interval '4 h', window_start = window_start - interval '4 h', window_until ="
+            " window_until - interval '4 h'"
+        )
+        connection.execute("UPDATE task_lock_run SET scheduled_at = scheduled_at - interval '4 h'")
+        replicas = [make_replica(**OFTEN, start=False) for _ in range(3)]
+        for replica in replicas:
+            for task in ("job", "other"):
+                add(replica, lambda: None, start, id=task, next_run_time=start + timedelta(hours=6))
+            replica.scheduler.start()
+        for task in ("job", "other"):
+            miss = one_miss(operator, task)
+            assert (miss.cause, miss.run_times) == ("unasked", 4)
+            assert miss.scheduled_at == start + timedelta(hours=2)
+            assert miss.last_scheduled_at == start + timedelta(hours=5)
+            assert miss.reason is not None
+            assert miss.reason.startswith("nobody asked for it between ")
+        for replica in replicas:
+            eventually(lambda replica=replica: not missed_tasks(replica.executor))
+        for task in ("job", "other"):
+            assert one_miss(operator, task).run_times == 4

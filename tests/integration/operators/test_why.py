@@ -1,0 +1,236 @@
+"""Why a task did not run, or what became of its run: ``TaskLocks.why`` and the command ``why``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import psycopg
+import pytest
+
+from apscheduler_tasklock import TaskLockNotFoundError, TaskLockOptionError, TaskLocks
+from apscheduler_tasklock.status import Story, Verdict
+from tests.support.commands import Command
+from tests.support.rows import (
+    NEW,
+    OVERDUE,
+    RUNNING,
+    add_action,
+    add_miss,
+    add_replica,
+    add_run,
+    add_task,
+)
+
+Connection = psycopg.Connection[Any]
+
+
+@pytest.fixture
+def operator(database_url: str) -> Iterator[TaskLocks]:
+    locks = TaskLocks(database_url)
+    yield locks
+    locks.close()
+
+
+@pytest.fixture
+def command(database_url: str, capsys: pytest.CaptureFixture[str]) -> Command:
+    return Command(database_url, capsys)
+
+
+def ago(minutes: float) -> datetime:
+    return datetime.now(timezone.utc) - timedelta(minutes=minutes)
+
+
+def began(minutes: float, **changes: str) -> dict[str, str]:
+    """Return the columns of a run that began for its run time so many minutes ago."""
+    began_at = f"now() - interval '{minutes} min'"
+    ended_at = f"{began_at} + interval '2 s'"
+    return {"scheduled_at": began_at, "started_at": began_at, "ended_at": ended_at, **changes}
+
+
+@pytest.fixture
+def night(connection: Connection) -> None:
+    """A task with four run times: run, failed over, missed twice in a pause, and run."""
+    with connection.transaction():  # so that `now()` is one time
+        add_task(connection, "job", window_start="now() - interval '10 min'")
+        add_run(connection, "job", 1, **began(60))
+        add_run(connection, "job", 2, **began(50, outcome="'died'", ended_at="now()"))
+        taken = began(
+            50, kind="'takeover'", replica="'two'", started_at="now() - interval '48 min'"
+        )
+        add_run(connection, "job", 3, **taken, outcome="'error'", error_type="'ValueError'")
+        first, last = "now() - interval '30 min'", "now() - interval '20 min'"
+        add_miss(connection, "job", 0, scheduled_at=first, last_scheduled_at=last, run_times="2")
+        add_run(connection, "job", 4, **began(10))
+        add_action(connection, "job", 0, started_at="now() - interval '35 min'", until="NULL")
+        add_action(
+            connection,
+            "job",
+            1,
+            started_at="now() - interval '15 min'",
+            outcome="'resumed'",
+            until="NULL",
+            reason="NULL",
+        )
+        add_action(connection, "job", 2, started_at="now() - interval '70 min'", outcome="'run'")
+        add_replica(connection, "one", ["job", "another"])
+        add_replica(connection, "two", ["another"])
+
+
+def tokens(story: Story) -> list[int | None]:
+    return [run.token for run in story.runs]
+
+
+@pytest.mark.usefixtures("night")
+class TestStories:
+    def test_of_a_run_that_ended_well(self, operator: TaskLocks) -> None:
+        story = operator.why("job")
+        assert (story.verdict, tokens(story), story.miss) == (Verdict.RAN, [4], None)
+        assert story.before is not None
+        assert (story.before.token, story.after) == (3, None)
+        assert [replica.replica_id for replica in story.replicas] == ["one"]
+
+    def test_of_a_run_that_died_and_was_taken_over(self, operator: TaskLocks) -> None:
+        story = operator.why("job", ago(40))
+        assert (story.verdict, tokens(story)) == (Verdict.RAN, [2, 3])
+        assert story.before is not None
+        assert story.after is not None
+        assert (story.before.token, story.after.token) == (1, 4)
+
+    @pytest.mark.parametrize("minutes", [29, 25, 19, 11])
+    def test_of_missed_run_times_and_their_reason(
+        self, operator: TaskLocks, minutes: float
+    ) -> None:
+        story = operator.why("job", ago(minutes))
+        assert (story.verdict, story.runs) == (Verdict.MISSED, ())
+        assert story.miss is not None
+        assert (story.miss.reason, story.miss.run_times) == ("the task was paused", 2)
+        # What happened between the runs before and after; a request for a run came earlier.
+        assert [action.outcome for action in story.actions] == ["paused", "resumed"]
+
+    def test_of_missed_run_times_after_a_run_in_their_midst(
+        self, operator: TaskLocks, connection: Connection
+    ) -> None:
+        add_run(connection, "job", 5, **began(25))
+        assert tokens(operator.why("job", ago(24))) == []
+        story = operator.why("job", ago(19))
+        assert (story.verdict, story.before and story.before.token) == (Verdict.MISSED, 5)
+        assert story.miss is not None
+        assert story.scheduled_at == story.miss.last_scheduled_at
+
+    @pytest.mark.parametrize(
+        ("until", "is_told"), [("NULL", True), ("now() - interval '75 min'", False)]
+    )
+    def test_a_pause_that_began_before_the_run_before_is_told_if_it_was_in_force(
+        self, operator: TaskLocks, connection: Connection, until: str, is_told: bool
+    ) -> None:
+        connection.execute("DELETE FROM task_lock_run WHERE ring = 'actions'")
+        began_at = "now() - interval '80 min'"
+        add_action(connection, "job", 0, started_at=began_at, until=until)
+        assert len(operator.why("job", ago(40)).actions) == is_told
+
+    def test_of_a_time_before_the_history_begins(
+        self, operator: TaskLocks, command: Command
+    ) -> None:
+        story = operator.why("job", ago(90))
+        assert (story.verdict, story.scheduled_at) == (Verdict.UNKNOWN, None)
+        assert story.history_begins_at is not None
+        assert abs(story.history_begins_at - ago(60)) < timedelta(minutes=1)
+        told = command("why", "job", "--at", "90m").out
+        assert "before it nothing is known" in told
+        assert "nobody" not in told
+        assert "no replica" not in told
+
+    def test_a_history_that_is_full_of_good_runs_begins_with_the_oldest_of_them(
+        self, operator: TaskLocks, connection: Connection
+    ) -> None:
+        connection.execute("DELETE FROM task_lock_run WHERE token = 1")
+        begins_at = operator.why("job").history_begins_at
+        assert begins_at is not None
+        assert abs(begins_at - ago(10)) < timedelta(minutes=1)
+
+    def test_of_a_run_that_goes_on(
+        self, operator: TaskLocks, connection: Connection, command: Command
+    ) -> None:
+        add_task(connection, "runs", **RUNNING, window_start="now() - interval '61 s'")
+        assert operator.why("runs").verdict is Verdict.RUNNING
+        assert operator.why("runs", ago(5)).verdict is Verdict.UNKNOWN
+        assert "on one, and goes on (token 7, running)" in command("why", "runs").out
+
+    def test_of_a_run_that_goes_on_after_its_holder_died(
+        self, operator: TaskLocks, connection: Connection
+    ) -> None:
+        same = {"window_start": "now() - interval '61 s'", "kind": "'takeover'"}
+        add_task(connection, "runs", **RUNNING, **same)
+        connection.execute(
+            "INSERT INTO task_lock_run (task_name, ring, slot, token, scheduled_at, started_at,"
+            " ended_at, replica, kind, outcome) SELECT task_name, 'failures', 0, 6, window_start,"
+            " window_start, now(), 'gone', 'schedule', 'died' FROM task_lock WHERE"
+            " task_name = 'runs'"
+        )
+        story = operator.why("runs")
+        assert (story.verdict, [run.replica for run in story.runs]) == (Verdict.RUNNING, ["gone"])
+
+    def test_of_a_run_time_that_is_due_and_not_told_yet(
+        self, operator: TaskLocks, connection: Connection, command: Command
+    ) -> None:
+        add_task(connection, "late", **OVERDUE)
+        story = operator.why("late")
+        assert (story.verdict, story.scheduled_at) == (Verdict.DUE, story.task.due_at)
+        assert "no replica has run it so far" in command("why", "late").out
+
+    def test_a_miss_that_was_run_after_it_was_told_is_left_out(
+        self, operator: TaskLocks, connection: Connection
+    ) -> None:
+        add_miss(connection, "job", 1, scheduled_at="now() - interval '10 min'")
+        connection.execute(
+            "UPDATE task_lock_run SET scheduled_at = (SELECT window_start FROM task_lock)"
+            " WHERE ring = 'misses' AND slot = 1"
+        )
+        assert operator.why("job").verdict is Verdict.RAN
+        assert len(operator.runs("job", outcome="missed")) == 1
+
+
+@pytest.mark.usefixtures("night")
+class TestCommand:
+    def test_tells_the_miss_with_what_operators_did(self, command: Command) -> None:
+        lines = command("why", "job", "--at", "25m").out.splitlines()
+        assert lines[0].endswith(": missed")
+        assert lines[1].startswith("  no replica ran 2 run times from ")
+        assert ": the task was paused (told by one at " in lines[1]
+        names = [line.split()[0] for line in lines[2:] if not line.startswith(" ")]
+        assert names == ["before", "after", "operators", "replicas", "history"]
+        assert " on two, failed after " in lines[2]
+        assert lines[2].endswith(" (token 3): ValueError")
+        assert lines[4].endswith(" paused by ann@ops until resumed (the shop is closed)")
+        assert "one alive, started " in lines[6]
+
+    def test_tells_the_same_as_json(self, command: Command) -> None:
+        told = command("why", "job", "--at", "25m", "--json").json
+        assert (told["verdict"], told["miss"]["cause"]) == ("missed", "paused")
+        assert [action["outcome"] for action in told["actions"]] == ["paused", "resumed"]
+
+    def test_runs_chooses_missed_run_times_and_shows_the_reason(self, command: Command) -> None:
+        header, line = command("runs", "--outcome", "missed").out.splitlines()
+        assert header.split()[-1] == "notes"
+        assert "2 run times from " in line
+        assert line.endswith(": the task was paused")
+        assert len(command("show", "job", "--json").json["misses"]) == 1
+        assert "missed run times:" in command("show", "job").out
+
+    def test_a_task_without_a_row_is_an_error(self, command: Command, operator: TaskLocks) -> None:
+        assert command("why", "unknown").status == 3
+        with pytest.raises(TaskLockNotFoundError, match="unknown"):
+            operator.why("unknown")
+
+    def test_a_time_without_a_zone_is_an_error(self, operator: TaskLocks) -> None:
+        with pytest.raises(TaskLockOptionError, match="why: at must be a time with a zone"):
+            operator.why("job", datetime(2026, 1, 1))  # the mistake under test
+
+    def test_of_a_task_that_has_never_run(self, command: Command, connection: Connection) -> None:
+        add_task(connection, "new", **NEW)
+        out = command("why", "new").out
+        assert "new at " in out
+        assert "there is no history of this task" in out
+        assert "due next at " in out

@@ -1,0 +1,207 @@
+"""Missed run times in a replica's memory, until a look notes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from apscheduler_tasklock._database.rejections import RUN_HISTORY, Rejections
+from apscheduler_tasklock._lock.protocol_messages import ClaimRequest, MissNote
+from apscheduler_tasklock._runs.missed_runs import (
+    MOST_NOTES,
+    MOST_RUN_TIMES,
+    MissedRuns,
+    all_busy,
+)
+from apscheduler_tasklock.errors import (
+    TaskLockDatabaseError,
+    TaskLockError,
+    TaskLockSchemaError,
+)
+from apscheduler_tasklock.status import MissCause
+
+T = datetime.now(timezone.utc) - timedelta(hours=1)
+
+
+class Client:
+    """A client whose statements answer which tasks are to be told again, or raise an error."""
+
+    def __init__(self) -> None:
+        self.settings = SimpleNamespace(history=100)
+        self.rejections = Rejections()
+        self.longest_doubt = 3600.0
+        self.answer: Callable[[Sequence[MissNote]], set[str]] = lambda _notes: set()
+        self.sent: list[list[MissNote]] = []
+
+    def noting_misses(self, notes: Sequence[MissNote]) -> Any:
+        self.sent.append(list(notes))
+        return lambda: self.answer(notes)
+
+
+@pytest.fixture
+def client() -> Client:
+    return Client()
+
+
+@pytest.fixture
+def missed(client: Client) -> MissedRuns:
+    made: Any = client
+    return MissedRuns(made, interval=0.0)
+
+
+def request(seconds: float = 0.0, task: str = "task", **changes: Any) -> ClaimRequest:
+    asked = ClaimRequest(
+        task, 9.0, 50.0, T + timedelta(seconds=seconds), exact=True, schedule="s", next_in=10.0
+    )
+    return replace(asked, **changes)
+
+
+def tell(missed: MissedRuns, client: Client) -> list[MissNote]:
+    """Make one look; return the notes that it has sent."""
+    client.sent.clear()
+    steps = missed.tell()
+    try:
+        statement = next(steps)
+        while True:
+            try:
+                answer = statement()
+            except TaskLockError as error:
+                statement = steps.throw(error)
+            else:
+                statement = steps.send(answer)
+    except StopIteration:
+        return [note for notes in client.sent for note in notes]
+
+
+def offsets(note: MissNote) -> list[float]:
+    return [(run_time - T).total_seconds() for run_time in note.run_times]
+
+
+def test_run_times_of_one_cause_are_one_note_in_their_order(
+    missed: MissedRuns, client: Client
+) -> None:
+    for seconds in (20, 0, 10):
+        missed.note(request(seconds), MissCause.MISFIRE, f"late by {seconds}")
+    missed.note(request(30), MissCause.PAUSED, "paused")
+    missed.note(request(40), MissCause.MISFIRE, "late again")
+    looks = [tell(missed, client) for _ in range(4)]
+    assert [[(offsets(note), note.reason) for note in notes] for notes in looks] == [
+        [([0, 10, 20], "late by 20")],
+        [([30], "paused")],
+        [([40], "late again")],
+        [],
+    ]
+
+
+def test_of_two_causes_of_a_run_time_the_better_one_is_told(
+    missed: MissedRuns, client: Client
+) -> None:
+    causes = [MissCause.RUNNING, MissCause.DATABASE, MissCause.PAUSED]
+    for cause in causes:
+        missed.note(request(), cause, cause.value)
+    missed.note(request(10), MissCause.RUNNING, "running")
+    assert tell(missed, client) == []  # of the database, not before the doubt is over
+    client.longest_doubt = 0.0
+    missed.note(request(), MissCause.MISFIRE, "misfire")
+    [note] = tell(missed, client)
+    assert (note.cause, offsets(note)) == ("misfire", [0])
+
+
+def test_runs_in_the_way_that_differ_are_told_apart(missed: MissedRuns, client: Client) -> None:
+    for seconds, token in ((0, 1), (10, 1), (20, 2)):
+        missed.note(request(seconds), MissCause.RUNNING, f"token {token}")
+    looks = [tell(missed, client)[0] for _ in range(2)]
+    assert [(offsets(note), note.reason) for note in looks] == [
+        ([0, 10], "token 1"),
+        ([20], "token 2"),
+    ]
+
+
+@pytest.mark.parametrize("changes", [{"grace": 7200.0}, {"exact": False, "next_in": 7200.0}])
+def test_nothing_is_told_before_it_is_overdue(
+    missed: MissedRuns, client: Client, changes: dict[str, Any]
+) -> None:
+    """And not within a period if each replica computes another run time."""
+    missed.note(request(**changes), MissCause.MISFIRE, "late")
+    assert tell(missed, client) == []
+
+
+def test_many_run_times_of_a_task_are_counted(missed: MissedRuns, client: Client) -> None:
+    for number in range(MOST_RUN_TIMES + 50):
+        missed.note(request(number), MissCause.PAUSED, "paused")
+    [note] = tell(missed, client)
+    assert (len(note.run_times), note.more) == (MOST_RUN_TIMES, 50)
+    assert offsets(note)[-1] == MOST_RUN_TIMES + 49
+    assert tell(missed, client) == []
+
+
+def test_a_look_sends_a_limited_number_of_notes(missed: MissedRuns, client: Client) -> None:
+    for number in range(MOST_NOTES + 1):
+        missed.note(request(task=f"task {number}"), MissCause.PAUSED, "paused")
+    assert [len(tell(missed, client)) for _ in range(3)] == [MOST_NOTES, 1, 0]
+
+
+@pytest.mark.parametrize(
+    "error", [TaskLockDatabaseError("away"), TaskLockSchemaError("not permitted")]
+)
+def test_what_the_database_does_not_take_is_told_later(
+    missed: MissedRuns, client: Client, error: TaskLockError
+) -> None:
+    def fail(_notes: object) -> set[str]:
+        raise error
+
+    missed.note(request(), MissCause.MISFIRE, "late")
+    client.answer = fail
+    try:
+        tell(missed, client)
+    except TaskLockDatabaseError:
+        assert isinstance(error, TaskLockDatabaseError)
+    assert client.rejections.suspected == isinstance(error, TaskLockSchemaError)
+    client.answer = lambda _notes: {"task"}  # another session has the row locked
+    assert len(tell(missed, client)) == 1
+    client.answer = lambda _notes: set()
+    assert len(tell(missed, client)) == 1
+    assert tell(missed, client) == []
+
+
+def test_a_note_that_the_database_cannot_store_keeps_no_other_note_back(
+    missed: MissedRuns, client: Client
+) -> None:
+    def fail(notes: Sequence[MissNote]) -> set[str]:
+        if any(note.task_name == "bad" for note in notes):
+            raise TaskLockError("out of range")
+        return set()
+
+    client.answer = fail
+    for task in ("good", "bad", "better"):
+        missed.note(request(task=task), MissCause.MISFIRE, "late")
+    assert [note.task_name for note in tell(missed, client)][3:] == ["good", "bad", "better"]
+    assert tell(missed, client) == []
+
+
+def test_a_schedule_that_was_changed_drops_what_was_missed_of_the_old_one(
+    missed: MissedRuns, client: Client
+) -> None:
+    missed.note(request(), MissCause.MISFIRE, "late")
+    missed.note(request(10, schedule="another"), MissCause.MISFIRE, "late")
+    assert [offsets(note) for note in tell(missed, client)] == [[10]]
+
+
+def test_nothing_is_sent_while_the_history_is_rejected(missed: MissedRuns, client: Client) -> None:
+    missed.note(request(), MissCause.MISFIRE, "late")
+    client.rejections.begin(RUN_HISTORY, "not permitted")
+    assert tell(missed, client) == []
+    client.rejections.permitted(RUN_HISTORY)
+    assert len(tell(missed, client)) == 1
+
+
+def test_the_busiest_jobs_are_named_first() -> None:
+    jobs = ["report"] * 3 + ["feed"] * 7 + ["a", "b", "c", "d"]
+    named = "`feed` 7, `report` 3, `a` 1, `b` 1, `c` 1, others 1"
+    assert all_busy(14, jobs) == f"all 14 workers were busy ({named})"
+    assert all_busy(2, []) == "all 2 workers were busy"
