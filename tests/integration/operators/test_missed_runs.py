@@ -214,7 +214,7 @@ class TestReasons:
             replica.scheduler.modify_job("job", next_run_time=due)
             eventually(lambda: now() > due)
             if paused:
-                operator.resume("job")
+                operator.resume("job", by="ann")
             miss = one_miss(operator)
         finally:
             replica.shutdown()
