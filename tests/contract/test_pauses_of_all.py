@@ -288,7 +288,7 @@ class TestStatus:
         assert [(each.task, each.outcome, each.by, each.until, each.reason) for each in done] == [
             ("shop:*", "paused", "ann", began + timedelta(seconds=60), "a move"),
             ("*", "paused", "bob", None, None),
-            ("*", "resumed", "me", None, None),
+            ("*", "resumed", "me", None, "with the pauses of others"),
         ]
 
     def test_without_the_history_it_works(self, one: Replica, operator: AllPauses) -> None:

@@ -196,7 +196,7 @@ def move_on(table: str, history: History | None = None, *, jobs: str) -> str:
     """
     noted = ""
     if history is not None:
-        late = "round(extract(epoch FROM now() - last.run_time))"
+        late = "round(extract(epoch FROM now() - last.run_time))::text"
         entry = missed_entry(
             history,
             "(TABLE known UNION ALL TABLE first) AS run JOIN last USING (task_name)",

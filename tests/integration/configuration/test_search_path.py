@@ -151,6 +151,7 @@ def rejected(connection: Connection, text: str) -> str | None:
         ["doctor"],
         ["status"],
         ["runs"],
+        ["why", "job"],
         ["replicas"],
         ["jobs"],
         ["metrics"],
