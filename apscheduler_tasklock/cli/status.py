@@ -132,6 +132,10 @@ def notes_of(task: TaskStatus, shown: Output) -> str:
     notes = [unreadable_in_words(task.unreadable)] if task.unreadable else []
     if task.paused:
         notes += pauses_of(task, shown)
+    if task.acknowledged and task.failures:
+        notes.append("its failure is acknowledged")
+    elif task.acknowledged:
+        notes.append("its cut is acknowledged")
     if task.gone:
         notes.append("gone: no live replica has it")
     if task.requested_by is not None:
