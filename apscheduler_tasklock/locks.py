@@ -595,6 +595,27 @@ class TaskLocks:
             )
         )
 
+    def ack(self, name: str, token: int | str, *, by: str | None = None) -> None:
+        """Acknowledge a task's failure or cut, so that ``check`` and metrics alarm no more.
+
+        A later failure or cut alarms again. What was acknowledged already is not changed.
+
+        :param token: the token of the last run, from ``TaskStatus.token``, so that a failure which
+            the operator was not shown is not acknowledged
+        :param by: the operator's name, shown to others; by default this process's user and host
+        :raises TaskLockOptionError: ``by`` has more than 4,000 characters, or ``token`` is invalid
+        :raises TaskLockNotFoundError: the task has no row
+        :raises TaskLockStateError: the task's last run has another token, or has not failed
+        :raises TaskLockError: the database is unavailable, or rejects the statement
+        """
+        parsed = parse_token(token, f"ack({name!r:.200})")
+        _check_lengths("ack()", by=by)
+        self._operate(
+            lambda operations, cursor: operations.acknowledge(
+                cursor, name, parsed, by or _operator()
+            )
+        )
+
     def forget(self, name: str) -> None:
         """Delete the row and the history of a task that no longer exists.
 

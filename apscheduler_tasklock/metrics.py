@@ -84,8 +84,12 @@ def _overdue(task: TaskStatus) -> float:
 
 
 def _cut(task: TaskStatus) -> float:
-    """Return 1 for a task whose last run was cut, unless the task is paused or gone; else 0."""
-    return float(task.cut_for is not None and not (task.paused or task.gone))
+    """Return 1 for a task whose last run was cut, unless the task is paused or gone; else 0.
+
+    A cut that an operator has acknowledged is 0, too.
+    """
+    is_known = task.paused or task.gone or task.acknowledged
+    return float(task.cut_for is not None and not is_known)
 
 
 def _last_duration(task: TaskStatus) -> float | None:
@@ -111,8 +115,8 @@ GAUGES = (
     _Gauge(
         "tasklock.task.failures",
         "",
-        "Runs that failed since the last that ended well",
-        lambda task: float(task.failures),
+        "Runs that failed since the last that ended well; 0 if they are acknowledged",
+        lambda task: 0.0 if task.acknowledged else float(task.failures),
     ),
     _Gauge(
         "tasklock.task.cut", "", "1 if a stop has cut the last run, and nobody ran its window", _cut

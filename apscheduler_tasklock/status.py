@@ -113,6 +113,8 @@ class TaskStatus:
         cut the run or handed it over; ``None`` while the run goes on, and if it is not known
     :ivar cut_for: seconds since a stop cut the last run or handed it over; ``None`` if no stop did,
         or if a replica has run the window again
+    :ivar acknowledged: whether its last failure or cut alarms no more, because an operator has
+        acknowledged it, or it is that of a one-off job, and a day old
     :ivar stuck: runs that go on although their lock is lost and they have taken longer than
         ``max_runtime``, by default their maximum lock; the oldest first
     :ivar succeeded_at: when a run last ended without an error
@@ -149,6 +151,7 @@ class TaskStatus:
     took: float | None
     outcome: str | None
     cut_for: float | None
+    acknowledged: bool
     stuck: tuple[RunningRun, ...]
     succeeded_at: datetime | None
     failed_at: datetime | None
@@ -232,7 +235,7 @@ class JobStatus:
 # The outcomes of a run; see :class:`Run`.
 OUTCOMES = (
     *("ok", "error", "cancelled", "died", "overran", "overtaken", "freed", "missed"),
-    *("paused", "resumed", "run"),
+    *("paused", "resumed", "run", "acknowledged"),
 )
 # The kinds of a run; see :class:`Run`.
 KINDS = ("schedule", "takeover", "manual", "hold", "operator")
@@ -278,7 +281,7 @@ class Run:
         operator freed its task, and the run has not reported its end; ``"overtaken"``: it was taken
         over or freed, and has reported its end afterwards; ``"missed"``: no replica has run the run
         time, see ``reason``. Of what an operator did: ``"paused"``, ``"resumed"``, ``"run"`` (a
-        manual run was asked for) or ``"freed"``
+        manual run was asked for), ``"freed"`` or ``"acknowledged"``
     :ivar error_type: class of its exception
     :ivar error: message of its exception, 500 characters at most
     :ivar traceback: its exception's frames, chain and group, 4,000 characters at most; ``None``

@@ -111,6 +111,14 @@ _CUT_AT = f"""
               AND lock.last_outcome IS DISTINCT FROM 'overran'
               AND lock.locked_until + {SHORTEST_WAIT} <= now() THEN lock.locked_until END
 """
+# When the failure or the cut happened that a monitor alarms of; null if there is none.
+_ALARMS_SINCE = f"GREATEST(CASE WHEN lock.failures > 0 THEN lock.failed_at END, {_CUT_AT})"
+# Whether an operator knows of it. The row has the time of what was acknowledged, so that a later
+# failure alarms again.
+_IS_ACKNOWLEDGED = f"COALESCE({_ALARMS_SINCE} <= lock.acknowledged_at, false)"
+# A one-off job has no next run that could end the alarm, so time ends it.
+_NO_LONGER_ALARMS = f"""({_IS_ACKNOWLEDGED}
+    OR COALESCE(lock.one_off AND {_ALARMS_SINCE} < now() - interval '1 day', false))"""
 _OUTCOME = f"""
     CASE WHEN lock.finished_at IS NOT NULL THEN lock.last_outcome
          WHEN lock.handed_over THEN COALESCE(lock.last_outcome, 'cut')
@@ -247,6 +255,7 @@ class Operations:
                                       - lock.started_at)::float8 AS took,
                    {_OUTCOME} AS outcome,
                    extract(epoch FROM now() - {_CUT_AT})::float8 AS cut_for,
+                   {_NO_LONGER_ALARMS} AS acknowledged,
                    stuck.tokens AS stuck_tokens, stuck.replica_ids AS stuck_on,
                    stuck.since AS stuck_since,
                    lock.succeeded_at, lock.failed_at, lock.failures, lock.error_type,
@@ -398,6 +407,7 @@ class Operations:
         ask = partial(_request_run, replicas=self._replicas)
         self._request_run = RecordingStatement(ask, name, runs)
         self._free = RecordingStatement(_free, name, runs)
+        self._acknowledge = RecordingStatement(_acknowledge, name, runs)
         free_and_move = partial(_free, jobs=self._jobs_name)
         self._free_and_move = RecordingStatement(free_and_move, name, runs)
         self._forget = Statement(f"""
@@ -681,6 +691,26 @@ class Operations:
             [now] = self.tasks(cursor, [escaped(task)], 1)
             raise TaskLockStateError(_why_not_freed(now, token, run_again=run_again))
 
+    def acknowledge(self, cursor: Any, task: str, token: int, by: str) -> None:
+        """Note that an operator knows of a task's failure or cut, so that it alarms no more.
+
+        :param token: the token of the last run that the operator was shown
+        :raises TaskLockNotFoundError: the task has no row
+        :raises TaskLockStateError: the task's last run has another token, or there is nothing to
+            acknowledge
+        """
+        cursor.row_factory = dict_row
+        wanted = {"task": task, "token": token, "by": by}
+        if self._run_recording(cursor, self._acknowledge, **wanted).fetchone() is None:
+            self._check_there(cursor, [task])
+            [now] = self.tasks(cursor, [escaped(task)], 1)
+            if now.acknowledged:
+                return
+            why = "it has no failure and no cut"
+            if now.failures or now.cut_for is not None:
+                why = f"its last run has the token {now.token}"
+            raise TaskLockStateError(f"nothing of task {task!r} is acknowledged: {why}")
+
     def _has_jobs(self, cursor: Any) -> bool:
         """Return whether there is a table of stored jobs."""
         there = Statement("SELECT to_regclass(%(jobs)s) IS NOT NULL AS there")
@@ -828,6 +858,27 @@ def _resume(name: str, history: History | None = None) -> str:
     rows = "changed AS run WHERE run.is_written"
     entry = history.action("resumed", rows, reason=_WITH_OTHERS) if history else ""
     return _change_of_many(name, found, assignments, entry)
+
+
+def _acknowledge(name: str, history: History | None = None) -> str:
+    """Return the statement that notes that an operator knows of a failure or a cut.
+
+    The token is that of the last run, or, while a run goes on, that of the run before it.
+    """
+    entry = history.action("acknowledged", "known AS run") if history else ""
+    return f"""
+        WITH known AS (
+            UPDATE {name} AS lock SET
+                acknowledged_at = {_ALARMS_SINCE},
+                recorded_actions = recorded_actions + {int(history is not None)}
+            WHERE task_name = %(task)s AND NOT {_NO_LONGER_ALARMS}
+                  AND {_ALARMS_SINCE} IS NOT NULL
+                  AND (token = %(token)s::bigint
+                       OR (token - 1 = %(token)s::bigint AND finished_at IS NULL))
+            RETURNING *
+        ){f", entry AS ({entry})" if entry else ""}
+        SELECT task_name FROM known
+    """
 
 
 # The pauses of all tasks that are kept: for a day after their end, so that no run makes up for the

@@ -155,12 +155,15 @@ def problem_of(task: TaskStatus, now: datetime) -> Problem | None:
 
 
 def _warning_of(task: TaskStatus) -> Problem | None:
-    if task.cut_for is not None and task.cut_for > _grace(task) / 2:
+    is_cut = task.cut_for is not None and not task.acknowledged
+    if is_cut and task.cut_for is not None and task.cut_for > _grace(task) / 2:
         cut = f"{task.cut_for:.0f} s ago"
         return Problem(task.name, TaskState.CUT.value, cut, WARNING)
     if task.state is TaskState.LATE and _is_well_late(task):
         return Problem(task.name, task.state.value, _detail(task), WARNING)
-    if task.failures:  # also while it runs again, so that an alarm stays until a run ends well
+    if (
+        task.failures and not task.acknowledged
+    ):  # also while it runs again, so that an alarm stays until a run ends well
         return Problem(task.name, TaskState.FAILING.value, _failed(task), WARNING)
     return None
 

@@ -51,7 +51,8 @@ _CHECK_STATUSES = """
 exit status: 0 all is well; 1 a task is late by more than half its grace time, or
 its last run failed, or was cut by a stop that long ago, or its row cannot be read;
 2 one is overdue, dead, or takes too long; 3 unknown, on every failure of the check
-itself. Tasks that are paused or gone never alarm; that all tasks have been paused
+itself. Tasks that are paused or gone never alarm, nor does what `ack` has
+acknowledged; that all tasks have been paused
 for more than a day is 1.
 """
 
@@ -326,6 +327,24 @@ def _add_changes(commands: Any) -> None:
         "--force", action="store_true", help="also if the run's holder may be alive"
     )
     command.add_argument("--yes", action="store_true", help="do not ask")
+
+    command = _add(
+        commands,
+        "ack",
+        steering.ack,
+        "acknowledge a failure or a cut, so that it alarms no more",
+        ["ack sync-prices", "ack sync-prices --token 41 --as ann"],
+        "A later failure alarms again. A one-off job's failure alarms for a day at most.",
+    )
+    _add_name(command)
+    command.add_argument(
+        "--token",
+        type=int,
+        metavar="N",
+        help="the last run's token, from `show` (default: as it is now); if there is a newer run, "
+        "nothing is acknowledged",
+    )
+    _add_operator(command)
 
     command = _add(
         commands,

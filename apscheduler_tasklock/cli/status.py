@@ -203,6 +203,10 @@ def notes_of(task: TaskStatus, shown: Output) -> str:
         notes += pauses_of(task, shown)
     if task.delay is not None and task.delay > _LONG_DELAY:
         notes.append(f"its last run began {shown.seconds(task.delay)} after its run time")
+    if task.acknowledged and task.failures:
+        notes.append("its failure is acknowledged")
+    elif task.acknowledged:
+        notes.append("its cut is acknowledged")
     if task.gone:
         notes.append("gone: no live replica has it")
     if task.requested_by is not None:

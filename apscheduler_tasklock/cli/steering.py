@@ -1,4 +1,4 @@
-"""The commands that change a task: ``pause``, ``resume``, ``run``, ``free`` and ``forget``."""
+"""The commands that change a task, such as ``pause``, ``run``, ``free`` and ``ack``."""
 
 from __future__ import annotations
 
@@ -169,6 +169,19 @@ def _resume_all(options: argparse.Namespace) -> int:
     if left:
         say(_OTHERS)
         return FORBIDDEN
+    return OK
+
+
+def ack(options: argparse.Namespace) -> int:
+    """Acknowledge a failure or a cut."""
+    with task_locks(options) as locks:
+        name = _one_name(options, locks)
+        token = options.token
+        if token is None:
+            token = find_task(locks, name).token
+        locks.ack(name, token, by=options.name)
+    told = {"acknowledged": [name], "token": token}
+    tell(options, told, f"acknowledged (token {token})", [name])
     return OK
 
 

@@ -221,6 +221,7 @@ def task_lock_table(name: str = DEFAULT_TABLE, schema: str | None = None) -> Tab
         Column("requested_by", Text, nullable=True),
         Column("requested_at", moment(), nullable=True),
         Column("request_until", moment(), nullable=True),
+        Column("acknowledged_at", moment(), nullable=True),
         Column("last_outcome", Text, nullable=True),
         Column("overran", Boolean, nullable=False, server_default=text("false")),
         Column("is_last", Boolean, nullable=False, server_default=text("false")),

@@ -97,6 +97,7 @@ class Row:
     requested_by: str | None = None
     requested_at: datetime | None = None
     request_until: datetime | None = None
+    acknowledged_at: datetime | None = None
     last_outcome: str | None = None
     overran: bool = False
     is_last: bool = False

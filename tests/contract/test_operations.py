@@ -734,6 +734,81 @@ class TestRuns:
         assert operator.runs("task", outcome="died") == []
 
 
+class TestAcknowledging:
+    def test_a_later_failure_alarms_again(
+        self, one: Replica, operator: Operator, travel: Travel
+    ) -> None:
+        run(one, outcome="error", error_type="ValueError")
+        assert not operator.task().acknowledged
+        operator.acknowledge("task", operator.task().token, "ann")
+        task = operator.task()
+        assert (task.acknowledged, task.state, task.failures) == (True, TaskState.FAILING, 1)
+        travel(10)
+        claim_id = one.claim(**JOB)[0]
+        assert operator.task().acknowledged
+        one.end(claim_id, outcome="error", error_type="ValueError")
+        assert not operator.task().acknowledged
+        travel(10)
+        run(one)
+        assert not operator.task().acknowledged
+        done = operator.runs(kind="operator")
+        assert [(each.outcome, each.by) for each in done] == [("acknowledged", "ann")]
+
+    @pytest.mark.parametrize("ended", ["cut", "handed over", "died"])
+    def test_of_one_that_a_stop_has_cut_or_that_died(
+        self, one: Replica, operator: Operator, travel: Travel, ended: str
+    ) -> None:
+        claim_id = one.claim(**JOB)[0]
+        if ended == "cut":
+            one.end(claim_id, outcome="cancelled", cut=True)
+        elif ended == "handed over":
+            one.hand_over(claim_id, begun=True)
+            travel(20)
+        else:
+            travel(31)
+            one.give_up(claim_id)
+        task = operator.task()
+        assert (task.cut_for is not None) is (ended != "died")
+        operator.acknowledge("task", task.token, "ann")
+        assert operator.task().acknowledged
+
+    def test_one_that_was_not_shown_is_not(
+        self, one: Replica, operator: Operator, travel: Travel
+    ) -> None:
+        run(one, outcome="error")
+        shown = operator.task().token
+        travel(10)
+        claim_id = one.claim(**JOB)[0]
+        operator.acknowledge("task", shown, "ann")  # the next run has not failed yet
+        one.end(claim_id, outcome="error")
+        with pytest.raises(TaskLockStateError, match=f"last run has the token {shown + 1}"):
+            operator.acknowledge("task", shown, "ann")
+        assert not operator.task().acknowledged
+
+    def test_twice_is_once_and_nothing_cannot_be(self, one: Replica, operator: Operator) -> None:
+        run(one, "good")
+        run(one, outcome="error")
+        for by in ("ann", "bob"):
+            operator.acknowledge("task", operator.task().token, by)
+        assert [each.by for each in operator.runs("task", kind="operator")] == ["ann"]
+        with pytest.raises(TaskLockStateError, match="it has no failure and no cut"):
+            operator.acknowledge("good", operator.task("good").token, "ann")
+        with pytest.raises(TaskLockNotFoundError):
+            operator.acknowledge("missing", 1, "ann")
+
+    def test_of_a_one_off_job_a_day_does_it(
+        self, one: Replica, operator: Operator, travel: Travel
+    ) -> None:
+        for task, one_off in (("one-off", True), ("recurring", False)):
+            claim_id = one.claim(task, **JOB, one_off=one_off)[0]
+            one.end(claim_id, task, outcome="error")
+        travel(86400)
+        assert not operator.task("one-off").acknowledged
+        travel(1)
+        assert operator.task("one-off").acknowledged
+        assert not operator.task("recurring").acknowledged
+
+
 class TestActions:
     def test_what_operators_did_is_in_the_history(
         self, one: Replica, operator: Operator, travel: Travel

@@ -47,6 +47,7 @@ NOTHING_ELSE = {
     "requested_by": None,
     "requested_at": None,
     "request_until": None,
+    "acknowledged_at": None,
     "last_outcome": None,
     "overran": False,
     "is_last": False,

@@ -55,7 +55,7 @@ from tests.support.rows import (
 Connection = psycopg.Connection[Any]
 
 COMMANDS = ["status", "show", "runs", "replicas", "pause", "resume", "run", "free", "forget"]
-COMMANDS += ["check", "doctor", "jobs", "why"]
+COMMANDS += ["check", "doctor", "jobs", "why", "ack"]
 COMMANDS += ["jobs pause", "jobs resume", "jobs run", "jobs move", "jobs remove"]
 
 # It clears the screen, sets the title, and reads from right to left; in German, with quotes.
@@ -666,6 +666,44 @@ class TestReplicas:
         assert told[0]["tasks"] == ["sync", "other"]
         assert [replica["state"] for replica in told] == ["alive", "silent"]
         assert [run["task"] for run in told[0]["running"]] == ["sync"]
+
+
+class TestAck:
+    @pytest.mark.parametrize("form", [(), ("--json",)], ids=["plain", "JSON"])
+    def test_a_failure_that_is_known_alarms_no_more(
+        self, command: Command, connection: Connection, form: tuple[str, ...]
+    ) -> None:
+        add_task(connection, "sync", **FAILING, token="41")
+        assert command("check").status == 1
+        assert 'tasklock_task_failures{tasklock_task_name="sync"} 3' in command("metrics").out
+        assert command("ack", "sync", "--token", "40").status == 4
+        answer = command("ack", "sync", "--as", "ann", *form)
+        assert answer.status == 0
+        if form:
+            assert answer.json == {"acknowledged": ["sync"], "token": 41}
+        else:
+            assert answer.out == "sync: acknowledged (token 41)\n"
+        assert command("check").status == 0
+        assert 'tasklock_task_failures{tasklock_task_name="sync"} 0' in command("metrics").out
+        assert "its failure is acknowledged" in command("show", "sync").out
+        assert re.search(r"acknowledged by ann", command("show", "sync").out)
+
+    def test_a_cut_that_is_known_alarms_no_more(
+        self, command: Command, connection: Connection
+    ) -> None:
+        cut = {**CUT, "finished_at": "now() - interval '1 h'"}
+        add_task(connection, "sync", **cut, token="41")
+        assert command("check").status == 1
+        assert command("ack", "sync").status == 0
+        assert command("check").status == 0
+        assert 'tasklock_task_cut{tasklock_task_name="sync"} 0' in command("metrics").out
+        assert "its cut is acknowledged" in command("show", "sync").out
+
+    def test_what_is_well_cannot_be(self, command: Command, connection: Connection) -> None:
+        add_task(connection, "sync")
+        answer = command("ack", "sync")
+        assert answer.status == 4
+        assert "it has no failure and no cut" in answer.err
 
 
 class TestPauseAndResume:
