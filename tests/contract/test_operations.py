@@ -828,7 +828,7 @@ class TestActions:
         done = operator.runs("task", kind="operator")[::-1]
         assert [(each.outcome, each.by, each.until, each.reason) for each in done] == [
             ("paused", "ann", began + timedelta(seconds=60), "closed"),
-            ("resumed", "bob", None, None),
+            ("resumed", "bob", None, "with the pauses of others"),
             ("paused", "ann", None, None),
             ("run", "bob", began + timedelta(seconds=3603), None),
             ("freed", "me", None, None),
