@@ -44,6 +44,13 @@ class _TaskLockManager(models.Manager):
         return super().get_queryset().using(configuration().database)
 
 
+class _TaskManager(_TaskLockManager):
+    """Reads the rows of tasks, without the row that has the pauses of all tasks."""
+
+    def get_queryset(self) -> Any:
+        return super().get_queryset().exclude(task_name__startswith="\x01")
+
+
 class _DumpManager(models.Manager):
     """Has no rows, so that ``dumpdata`` dumps none, because it reads with a model's first manager.
 
@@ -68,7 +75,7 @@ class Task(models.Model):
     token = models.BigIntegerField()
 
     dumped = _DumpManager()
-    objects = _TaskLockManager()
+    objects = _TaskManager()
 
     class Meta:
         """Django's options of the model."""
