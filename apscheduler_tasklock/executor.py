@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import datetime, timedelta, timezone
 from functools import partial
 from math import inf
 from typing import Any, ClassVar, Literal
@@ -313,6 +313,7 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
             report_submitted=self._report_submitted,
             report_missed=self._report_missed,
             note_missed=self._missed.note,
+            note_unasked=self._note_unasked,
         )
         if not self._enabled:
             return UnlockedRuns(self._inner, owner)
@@ -666,6 +667,13 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
                 request = request_of(submission, run_time, uuid4())
                 assert isinstance(request, ClaimRequest)
                 self._missed.note(request, cause, reason)
+
+    def _note_unasked(self, submission: Submission, due_at: datetime, until: datetime) -> None:
+        """Note the run times from a due time on that nobody has asked for."""
+        with suppress(Exception):  # a custom trigger's own code may raise anything
+            found = self._jobs.unasked(submission.key, submission.task_name, due_at, until)
+            if found is not None:
+                self._missed.note_unasked(*found, datetime.now(timezone.utc))
 
     def _report_not_begun(self, submission: Submission) -> None:
         notifier = Notifier(self._adapter.dispatch, self._blocked)

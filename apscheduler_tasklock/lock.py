@@ -31,6 +31,8 @@ class HeldLock:
     :ivar dead_holder: the holder of the run that was taken over; ``None`` if this is no takeover
     :ivar window_start: the start of the window, in database time
     :ivar claim_id: the claim's id
+    :ivar was_due_at: the database time at which the task was due before this claim, which may be an
+        earlier run time that nobody has asked for; ``None`` if that was not known
     :ivar lease: seconds for which the claim stands after each renewal; ``None``: the claim stands
         until the maximum lock's end
     """
@@ -49,6 +51,7 @@ class HeldLock:
         extender: Callable[[HeldLock, float], bool],
         lease: float | None = None,
         dead_holder: str | None = None,
+        was_due_at: datetime | None = None,
     ) -> None:
         self.name = name
         self.token = token
@@ -58,6 +61,7 @@ class HeldLock:
         self.is_takeover = dead_holder is not None
         self.dead_holder = dead_holder
         self.lease = lease
+        self.was_due_at = was_due_at
         self._locked_until = locked_until
         self._run_until = run_until
         self._ends_at = ends_at

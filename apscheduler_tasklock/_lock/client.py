@@ -533,13 +533,13 @@ class LockClient:
         answer, sent = decision.answer, decision.sent
         if answer is None or not answer.granted:
             return None if answer is None else Refusal.of(answer)
-        run_time, dead_holder = None, None
+        run_time, dead_holder, was_due_at = None, None, None
         if isinstance(request, TakeoverRequest):
             if not answer.manual:  # a manual run has no run time
                 run_time = datetime.now(timezone.utc) - (answer.database_time - answer.window_start)
             dead_holder = request.dead_holder
         elif isinstance(request, ClaimRequest):
-            run_time = request.run_time
+            run_time, was_due_at = request.run_time, answer.due_at
         held = HeldLock(
             name=request.task_name,
             token=answer.token,
@@ -551,6 +551,7 @@ class LockClient:
             ends_at=sent + (answer.run_until - answer.database_time).total_seconds(),
             lease=request.lease,
             dead_holder=dead_holder,
+            was_due_at=was_due_at,
             extender=self.extend,
         )
         if held.lease is not None and not self._database.has_thread:

@@ -264,7 +264,9 @@ class ClaimAnswer(NamedTuple):
     :ivar manual: whether the last run is a manual run
     :ivar runs: the function of the last run, as in :class:`ClaimRequest`. If this claim was granted
         in an existing row, it is the function of the run before this claim.
-    :ivar withdrawn: whether the stored job has changed or moved on since it was read
+    :ivar due_at: when the task was due before this claim; ``None`` if that was not known
+    :ivar withdrawn: whether the stored job has changed or moved on since it was read. Only claims
+        of stored jobs have this column, so it is the last one; see ``Statement``.
     """
 
     granted: bool
@@ -283,6 +285,7 @@ class ClaimAnswer(NamedTuple):
     claim_id: UUID
     manual: bool = False
     runs: str = ""
+    due_at: datetime | None = None
     withdrawn: bool = False
 
     @property

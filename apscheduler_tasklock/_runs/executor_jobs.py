@@ -270,34 +270,36 @@ class ExecutorJobs:
         )
 
     def unasked(
-        self, key: JobKey, state: RunState
+        self, key: JobKey, task_name: str, due_at: datetime, until: datetime
     ) -> tuple[ClaimRequest, Sequence[datetime]] | None:
         """Return the run times that nobody has asked for since a task's due time.
 
-        ``None`` if there are none, if each replica computes its own run times, or if the row has
-        another schedule than the job. A stored job is left out, because each replica reads the run
-        times that are due.
+        ``None`` if there are none, if each replica computes its own run times, or if the due time
+        is no run time of the job, as after a change of its schedule. A stored job is left out,
+        because each replica reads the run times that are due.
 
-        :param state: the task's row, with its due time
+        :param due_at: the due time in the task's row
+        :param until: the run times before this time are returned
         :return: the request of a claim of the first run time, and all of them
         """
         job = self._scheduler.job(*key)
         if job is None or job.next_run_time is None or self._scheduler.is_shared(key[1]):
             return None
         task = self._resolved(job, key[1])
-        if task is None or task.name != state.task_name or state.due_at is None:
+        if task is None or task.name != task_name:
             return None
-        # A registered due time is a little late, by the time that its statement took.
-        since = state.due_at.astimezone(self._scheduler.timezone) - timedelta(seconds=1)
-        until = min(state.database_time, job.next_run_time, key=datetime.timestamp)
+        period = period_after(job.trigger, due_at.astimezone(self._scheduler.timezone)) or 0.0
+        # A registered due time is not exact, because of the time that its statement took.
+        slack = timedelta(seconds=min(1.0, period / 2))
+        since = due_at.astimezone(self._scheduler.timezone) - slack
+        until = min(until, job.next_run_time, key=datetime.timestamp)
         run_times = run_times_between(job.trigger, since, until, MOST_UNASKED)
-        if not run_times:
+        if not run_times or run_times[0] - due_at > slack:
             return None
         submission = self.submission(job, key[1], task, run_times)
         request = request_of(submission, run_times[0], uuid4())
         assert isinstance(request, ClaimRequest)
-        is_usable = request.exact and submission.schedule == state.schedule
-        return (request, run_times) if is_usable else None
+        return (request, run_times) if request.exact else None
 
     def has_next_run(self, key: JobKey) -> bool:
         """Return whether a job exists, is a recurring job, and is not paused."""

@@ -108,6 +108,8 @@ class Owner:
     :ivar report_submitted: reports a stored job as submitted, when its run begins
     :ivar report_missed: reports a stored job's missed run time
     :ivar note_missed: notes that this replica has missed a run time, and why
+    :ivar note_unasked: notes the run times of a submission's job that nobody has asked for, from
+        the first to the second time on
     """
 
     coroutines: set[RunAttempt]
@@ -127,6 +129,7 @@ class Owner:
     report_submitted: Callable[[Submission], object]
     report_missed: Callable[[Submission], object]
     note_missed: Callable[[ClaimRequest, MissCause, str], object]
+    note_unasked: Callable[[Submission, datetime, datetime], object]
 
 
 @dataclass(eq=False)
@@ -373,6 +376,7 @@ class ExecutorRuns:
             logger.exception("The task lock's jobs thread failed, and goes on")
             may_run = False
         if may_run:
+            self._note_granted(run)
             return Verdict.UNLOCKED if work.attempt.held is None else Verdict.GRANTED
         if work.attempt.held is not None:
             self._hand_over(work)
@@ -389,6 +393,20 @@ class ExecutorRuns:
             # Called in the application's thread, because `note_unfinished` calls the job's trigger.
             call_application(partial(self._owner.note_unfinished, submission, may_be_over))
         return verdict
+
+    def _note_granted(self, run: Run) -> None:
+        """Note the run times before a granted one that nobody has asked for."""
+        work: _Work = run.what
+        due_at = None if work.attempt.held is None else work.attempt.held.was_due_at
+        if run.kind is not Kind.SCHEDULE or due_at is None:
+            return
+        request = work.attempt.request()
+        assert isinstance(request, ClaimRequest)
+        assert request.run_time is not None
+        if request.exact and due_at < request.run_time:
+            # Called in the application's thread, because `note_unasked` calls the job's trigger.
+            until = request.run_time
+            call_application(partial(self._owner.note_unasked, work.submission, due_at, until))
 
     def _note_unclaimed(self, run: Run, claimed: object, refusal: Refusal | None) -> None:
         """Note that this replica has missed a run time, because of its claim's outcome.

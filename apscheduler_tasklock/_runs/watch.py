@@ -54,7 +54,7 @@ class Jobs(Protocol):
         """Return a standby run of a job; ``None`` if the job may not stand in."""
 
     def unasked(
-        self, key: JobKey, state: RunState
+        self, key: JobKey, task_name: str, due_at: datetime, until: datetime
     ) -> tuple[ClaimRequest, Sequence[datetime]] | None:
         """Return the run times that nobody has asked for since a task's due time."""
 
@@ -241,9 +241,10 @@ class Watch:
                 continue
             for key in self._keys_of(state):
                 with suppress(Exception):  # logged where the job is registered
-                    found = self._jobs.unasked(key, state)
+                    now = state.database_time
+                    found = self._jobs.unasked(key, state.task_name, state.due_at, now)
                     if found is not None:
-                        self._missed.note_unasked(*found, state.database_time)
+                        self._missed.note_unasked(*found, now)
 
     @property
     def is_watching(self) -> bool:

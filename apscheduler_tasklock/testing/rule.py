@@ -325,11 +325,11 @@ def claim(
         if not asked.wanted:
             return Decision(None, _missing(now))
         row = _first_row(request.task_name, request.claim_id, now, now)
-        ran = request.runs
+        ran, was_due_at = request.runs, None
     elif not asked.is_granted(row):
         return Decision(row, asked.found(row))
     else:
-        ran = row.runs
+        ran, was_due_at = row.runs, row.due_at
         row, ended = _followed(row)
     fired, run_until = asked.fired, later(now, request.max_lock)
     due_at = None if request.is_last else _due(fired, request.next_in)
@@ -357,7 +357,7 @@ def claim(
         is_last=request.is_last,
         overrun_at=_leased(now, request.max_runtime, run_until),
     )
-    return Decision(row, _granted(row, now)._replace(runs=ran), ended)
+    return Decision(row, _granted(row, now)._replace(runs=ran, due_at=was_due_at), ended)
 
 
 def take_over(
@@ -883,6 +883,7 @@ def _answer(row: Row, now: datetime) -> ClaimAnswer:
         claim_id=row.claim_id,
         manual=row.kind == "manual",
         runs=row.runs,
+        due_at=row.due_at,
     )
 
 

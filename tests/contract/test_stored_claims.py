@@ -147,9 +147,10 @@ class TestClaim:
         """The job has moved on, so the claim's own id is looked for before the fence."""
         one.add()
         request = requested(one.one())
-        first = one.claim_jobs([request])
+        [first] = one.claim_jobs([request]).values()
         before = job_row(one.connection)
-        assert one.claim_jobs([request]) == first
+        [again] = one.claim_jobs([request]).values()
+        assert again._replace(due_at=first.due_at) == first
         assert job_row(one.connection) == before
 
     @pytest.mark.parametrize("then", ["released", "handed over"])

@@ -10,6 +10,7 @@ from apscheduler_tasklock._lock.statements.columns import (
     NO_ROW,
     RETURNED,
     ROW_FOUND,
+    ROW_INSERTED,
     columns_made,
     made_or_found,
     made_or_missing,
@@ -276,7 +277,7 @@ def first_claim_many(table: str, *, limited: bool = False) -> str:
 
     :param limited: whether at most ``most`` rows are inserted, in the order of the requests
     """
-    made = {**DECIDED_GRANTED, **ROW_FOUND}
+    made = {**DECIDED_GRANTED, **ROW_INSERTED}
     first = "asked"
     if limited:
         first = "(SELECT * FROM asked ORDER BY position LIMIT %(most)s::bigint) AS asked"

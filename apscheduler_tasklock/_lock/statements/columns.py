@@ -37,7 +37,10 @@ ROW_FOUND = {
     "claim_id": "lock.claim_id",
     "manual": "COALESCE(lock.kind, '') = 'manual'",
     "runs": "lock.runs",
+    "due_at": "lock.due_at",
 }
+# The row's columns in an answer if the statement has inserted the row.
+ROW_INSERTED = {**ROW_FOUND, "due_at": "NULL::timestamptz"}
 # The row's columns in an answer if the statement found no row.
 NO_ROW = {
     "window_start": NEVER,
@@ -49,6 +52,7 @@ NO_ROW = {
     "claim_id": "uuid '00000000-0000-0000-0000-000000000000'",
     "manual": "false",
     "runs": "''",
+    "due_at": "NULL::timestamptz",
 }
 
 
@@ -64,6 +68,7 @@ def columns_made(claim_id: str) -> dict[str, str]:
         "claim_id": claim_id,
         "manual": "false",
         "runs": ROW_FOUND["runs"],  # the function of the run before the claim
+        "due_at": ROW_FOUND["due_at"],  # as it was before the claim
     }
 
 

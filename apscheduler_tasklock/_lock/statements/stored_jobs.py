@@ -15,6 +15,7 @@ from apscheduler_tasklock._lock.statements.columns import (
     NO_ROW,
     RETURNED,
     ROW_FOUND,
+    ROW_INSERTED,
     made_or_found,
     made_or_missing,
     select_list,
@@ -116,7 +117,7 @@ def claim_and_move(table: str, history: History | None = None, *, jobs: str) -> 
 
     :param jobs: the jobs' table
     """
-    first = {**DECIDED_GRANTED, **ROW_FOUND}
+    first = {**DECIDED_GRANTED, **ROW_INSERTED}
     paused = {"paused": paused_with_all("asked.task_name")}
     # `came_first` is needed only for a run that is kept after its claim was refused. No run of a
     # stored job is kept, because its job is read again.

@@ -12,6 +12,7 @@ import pytest
 from apscheduler.events import EVENT_JOB_MAX_INSTANCES, EVENT_JOB_MISSED
 
 from apscheduler_tasklock import TaskLocks
+from apscheduler_tasklock._application import call_application
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock.status import Run
 from tests.support.internals import missed_tasks
@@ -81,6 +82,14 @@ def one_miss(operator: TaskLocks, task: str = "job") -> Run:
     eventually(lambda: misses(operator, task))
     [miss] = misses(operator, task)
     return miss
+
+
+def flush(replica: Replica) -> None:
+    """Wait until the application's thread has run all that it was given."""
+    replica.idle()
+    done = threading.Event()
+    call_application(done.set)
+    assert done.wait(60)
 
 
 class TestReasons:
@@ -331,3 +340,36 @@ class TestNobodyAsked:
             eventually(lambda replica=replica: not missed_tasks(replica.executor))
         for task in ("job", "other"):
             assert one_miss(operator, task).run_times == 4
+
+    def test_before_a_run_time_that_is_claimed(
+        self, make_replica: MakeReplica, operator: TaskLocks, connection: Connection
+    ) -> None:
+        """The claim finds the due time that the row still has."""
+        replica = make_replica(**OFTEN)
+        due = last_second() + timedelta(seconds=3)
+        add(replica, lambda: None, due - timedelta(hours=5), next_run_time=due)
+        eventually(lambda: operator.tasks("job"))
+        connection.execute(
+            "UPDATE task_lock SET due_at = %s, overdue_at = %s",
+            [due - timedelta(hours=3), due + timedelta(hours=1)],
+        )
+        miss = one_miss(operator)
+        assert (miss.cause, miss.run_times) == ("unasked", 3)
+        assert miss.scheduled_at == due - timedelta(hours=3)
+        assert miss.last_scheduled_at == due - timedelta(hours=1)
+        assert [run.scheduled_at for run in operator.runs("job", outcome="ok")] == [due]
+
+    def test_a_due_time_of_another_schedule_tells_nothing(
+        self, make_replica: MakeReplica, operator: TaskLocks, connection: Connection
+    ) -> None:
+        replica = make_replica(**OFTEN)
+        due = last_second() + timedelta(seconds=3)
+        add(replica, lambda: None, due - timedelta(hours=5), next_run_time=due)
+        eventually(lambda: operator.tasks("job"))
+        connection.execute(
+            "UPDATE task_lock SET due_at = %s, overdue_at = %s",
+            [due - timedelta(minutes=90), due + timedelta(hours=1)],
+        )
+        eventually(lambda: operator.runs("job", outcome="ok"))
+        flush(replica)
+        assert missed_tasks(replica.executor) == set()

@@ -550,7 +550,7 @@ class TestOverdue:
             replica.scheduler.remove_job("job")
         else:
             replica.shutdown()
-            assert [seen.alive for seen in operator.replicas()] == [False]
+            eventually(lambda: not any(seen.alive for seen in operator.replicas()))
             new = make_replica(**FAST, timings=timings)
             new.scheduler.add_job(print, "cron", **DAILY, id="another")
         found = eventually(lambda: [found for found in operator.tasks("job") if found.gone])[0]
