@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from typing import Any, NamedTuple
@@ -92,7 +92,13 @@ class Outcome(NamedTuple):
 
 
 def _words(answer: Any) -> str:
-    """Return a text in which ids that the server has made are all alike."""
+    """Return a text in which ids that the server has made are all alike.
+
+    A claim that has waited for another statement tells the due time from before that one. What is
+    noted because of it is checked anew, so this does not count.
+    """
+    if isinstance(answer, ClaimAnswer):
+        answer = replace(answer, due_at=None)
     return _UUID.sub(lambda found: found[0] if found[0] in _KNOWN else "new", str(answer))
 
 

@@ -778,7 +778,7 @@ class TestPauseAndResume:
         answer = command("pause", "a", "--as", "bob", "--for", "2h", "--reason", "closed")
         assert answer.out == "a: paused until it is resumed\n"  # because of ann's
         [row] = command("status").cells
-        ann, bob = row[-1].strip().split("; ")
+        ann, bob, *_ = row[-1].strip().split("; ")
         assert ann == "paused by ann until resumed"
         assert re.fullmatch(r"paused by bob until \S+ \(closed\)", bob)
         [told] = command("status", "--json").json
