@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import Any, NamedTuple
@@ -98,7 +98,7 @@ def _words(answer: Any) -> str:
     noted because of it is checked anew, so this does not count.
     """
     if isinstance(answer, ClaimAnswer):
-        answer = replace(answer, due_at=None)
+        answer = answer._replace(due_at=None)
     return _UUID.sub(lambda found: found[0] if found[0] in _KNOWN else "new", str(answer))
 
 
