@@ -40,6 +40,7 @@ from apscheduler_tasklock import (
     task_lock,
     upgrade,
 )
+from apscheduler_tasklock.status import Story, Verdict
 from apscheduler_tasklock.testing import held_lock, in_memory_locks, unlocked
 
 DATABASE = "postgresql://app@db/app"
@@ -197,6 +198,12 @@ def waiting_jobs() -> list[str]:
     found: list[JobStatus] = locks.jobs("reminder-*", limit=5)
     locks.jobs(["reminder-*"])  # type: ignore[arg-type]
     return [job.id for job in found if job.state is JobState.WAITING]
+
+
+def why_it_did_not_run() -> str | None:
+    story: Story = locks.why("nightly")
+    locks.why("nightly", at="02:00")  # type: ignore[arg-type]
+    return story.miss.reason if story.verdict is Verdict.MISSED and story.miss else None
 
 
 def steer_a_job() -> None:
