@@ -472,7 +472,7 @@ class Operations:
             rows = self._all(cursor, self._runs_of_task, names=[task], **wanted)
         else:
             rows = self._all(cursor, self._matching_runs, like=_list(like), **wanted)
-        return [Run(**{**row, "task": _shown_name(row["task"])}) for row in rows]
+        return [Run(**{**row, "task": shown_name(row["task"])}) for row in rows]
 
     def usual_durations(self, cursor: Any, patterns: Sequence[str]) -> dict[str, float]:
         """Return the median duration of each task's runs that ended well, in seconds.
@@ -506,7 +506,7 @@ class Operations:
             limit=LONGEST_HISTORY,
             **wanted,
         )
-        entries = [Run(**{**row, "task": _shown_name(row["task"])}) for row in rows]
+        entries = [Run(**{**row, "task": shown_name(row["task"])}) for row in rows]
         if at is None:
             [at] = (row["now"] for row in self._all(cursor, Statement("SELECT now() AS now")))
         return story_of(found[0], entries, self.replicas(cursor), at)
@@ -1121,7 +1121,7 @@ def _first_after(namespace: str) -> str | None:
     return f"{namespace[:-1]}{chr(ord(namespace[-1]) + 1)}" if namespace else None
 
 
-def _shown_name(task: str) -> str:
+def shown_name(task: str) -> str:
     """Return the name of an entry's task; of all tasks of a namespace, the pattern for them."""
     return f"{task.removeprefix(_ALL)}*" if task.startswith(_ALL) else task
 

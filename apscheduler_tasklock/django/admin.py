@@ -20,6 +20,7 @@ from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.http import urlencode
 
+from apscheduler_tasklock._lock.operations import shown_name
 from apscheduler_tasklock.cli.schedules import schedule_of, trigger_in_words
 from apscheduler_tasklock.cli.text import seconds_in_words
 from apscheduler_tasklock.django.configuration import configuration
@@ -436,7 +437,7 @@ class RunAdmin(ReadOnlyAdmin):
     """The run history, with what operators did."""
 
     list_display = (
-        "task_name",
+        "task",
         "started",
         "took",
         "outcome",
@@ -448,6 +449,11 @@ class RunAdmin(ReadOnlyAdmin):
     search_fields = ("task_name", "error_type", "error", "by", "reason")
     ordering = ("-ended_at",)
     actions = None
+
+    @admin.display(description="task", ordering="task_name")
+    def task(self, run: Any) -> str:
+        """Return the task's name; of what an operator did with all tasks, the pattern for them."""
+        return shown_name(run.task_name)
 
     @admin.display(description="started", ordering="started_at")
     def started(self, run: Any) -> str:
@@ -609,13 +615,21 @@ def _time(moment: datetime | None) -> str:
 
 
 def _took(run: Any) -> str:
-    if run.kind == "operator":
+    if run.kind == "operator" or run.outcome == "missed":
         return ""
     return seconds_in_words((run.ended_at - run.started_at).total_seconds())
 
 
 def _error(run: Any) -> Any:
-    """Return a run's error, with its traceback below it, which is closed until it is clicked."""
+    """Return a run's error, with its traceback below it, which is closed until it is clicked.
+
+    Of missed run times, return which they are, and why no replica ran them.
+    """
+    if run.outcome == "missed":
+        times = _time(run.scheduled_at)
+        if (run.run_times or 1) > 1:
+            times = f"{run.run_times} run times from {times} to {_time(run.last_scheduled_at)}"
+        return f"{times}: {run.reason}"
     error = ": ".join(part for part in (run.error_type, run.error) if part)
     if not run.traceback:
         return error

@@ -89,7 +89,7 @@ class Task(models.Model):
 
 
 class Run(models.Model):
-    """A row of the run history: a run, or what an operator did."""
+    """A row of the run history: a run, missed run times, or what an operator did."""
 
     # Django needs a single column as the key. Several rows have the same name, so no row is looked
     # up by its name.
@@ -109,6 +109,9 @@ class Run(models.Model):
     by = models.TextField(null=True)
     until = models.DateTimeField(null=True)
     reason = models.TextField(null=True)
+    cause = models.TextField(null=True)
+    last_scheduled_at = models.DateTimeField(null=True)
+    run_times = models.IntegerField(null=True)
 
     dumped = _DumpManager()
     objects = _TaskLockManager()

@@ -13,6 +13,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
+from apscheduler_tasklock import TaskLocks
 from tests.frameworks.conftest import APP, MakeProject
 from tests.support import hostile, rows
 from tests.support.django_project import DjangoProject, database_settings
@@ -172,6 +173,27 @@ def test_a_traceback_is_in_the_list_of_runs_and_escaped(
     assert page.count("<summary>traceback</summary>") == 1
     assert "File &quot;&lt;x&gt;&quot;, line 1, in report</pre>" in page
     assert "ann@ops until 2" in page
+
+
+def test_missed_run_times_and_what_was_done_with_all_tasks_are_in_the_list_of_runs(
+    site: DjangoProject,
+    add: Callable[..., None],
+    connection: psycopg.Connection[Any],
+    database_url: str,
+) -> None:
+    add("one")
+    rows.add_miss(connection, "one", 0, run_times="3")
+    locks = TaskLocks(database_url)
+    locks.pause_all(duration=None, namespace="shop:", by="ann", reason="a move")
+    locks.close()
+    status, page, _ = site.browse(("get", RUNS, {}))[0]
+    text = unescape(page)
+    assert status == 200
+    assert re.search(r"3 run times from [-: \d]+ to [-: \d]+: the task was paused", text)
+    assert re.search(r"field-task[^>]*>shop:\*<", text)
+    assert "ann: a move" in text
+    [page] = site.browse(("get", TASKS, {}))
+    assert "1 task" in page[1]  # the row of the pauses is none
 
 
 def test_the_page_of_a_task_has_its_replicas_and_its_last_runs(

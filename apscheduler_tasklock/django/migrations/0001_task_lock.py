@@ -58,6 +58,9 @@ class Migration(migrations.Migration):
                 ("by", models.TextField(null=True)),
                 ("until", models.DateTimeField(null=True)),
                 ("reason", models.TextField(null=True)),
+                ("cause", models.TextField(null=True)),
+                ("last_scheduled_at", models.DateTimeField(null=True)),
+                ("run_times", models.IntegerField(null=True)),
             ],
             options={
                 "db_table": run_table_name(),
