@@ -90,8 +90,8 @@ LONGEST_HISTORY = 10_000
 # whose lease has ended.
 PAUSE = 0.3
 
-# Limits the seconds that a pause of all tasks waits for the claims that are under way, and how
-# often it tries.
+# Limits the seconds that a pause of all tasks waits for each of its two locks of the table, and how
+# often it tries to get them.
 LONGEST_TABLE_WAIT = 2.0
 TABLE_ATTEMPTS = 10
 
@@ -452,8 +452,9 @@ class TaskLocks:
         ``task_lock: False`` and a replica's own one-off jobs without an id. It does not hold for a
         replica with ``on_database_error="run"`` while the database is unavailable.
 
-        The call waits for the claims that are under way, for 2 seconds at most each time that it
-        tries. New claims wait meanwhile.
+        The call locks the table twice, and so waits for the claims that are under way. It waits for
+        2 seconds at most for each lock, and tries 10 times. While it waits, all other claims,
+        renewals and releases wait, too.
 
         :param duration: seconds or ``timedelta``; ``None``: until :meth:`resume_all`
         :param namespace: what the names of the tasks begin with; ends with an ASCII character, such

@@ -113,8 +113,8 @@ class TaskStatus:
         cut the run or handed it over; ``None`` while the run goes on, and if it is not known
     :ivar cut_for: seconds since a stop cut the last run or handed it over; ``None`` if no stop did,
         or if a replica has run the window again
-    :ivar acknowledged: whether its last failure or cut alarms no more, because an operator has
-        acknowledged it, or it is that of a one-off job, and a day old
+    :ivar acknowledged: whether its last failure or cut alarms no more. An operator has acknowledged
+        it, or the task is a one-off job and it is older than a day.
     :ivar stuck: runs that go on although their lock is lost and they have taken longer than
         ``max_runtime``, by default their maximum lock; the oldest first
     :ivar succeeded_at: when a run last ended without an error

@@ -812,7 +812,7 @@ class LockClient:
 
     @property
     def longest_doubt(self) -> float:
-        """Limits the seconds from a claim's end to the end of all doubt whether it was granted."""
+        """The seconds after which a claim without an answer cannot be granted any more."""
         return self._timeout + self._attempt
 
     def giving_up(self, dead: RunState) -> Statement:

@@ -72,7 +72,8 @@ from apscheduler_tasklock.status import (
     TaskStatus,
 )
 
-# When the last pause of a task ends or has ended; null without an end.
+# When the last pause of a task ends or has ended. Pauses without an end are left out; null if there
+# is no other pause.
 _LAST_PAUSE_UNTIL = """GREATEST(lock.paused_until, (
     SELECT max(listed_pauses.until) FROM listed_pauses
     WHERE starts_with(lock.task_name, listed_pauses.namespace)))"""
@@ -111,10 +112,10 @@ _CUT_AT = f"""
               AND lock.last_outcome IS DISTINCT FROM 'overran'
               AND lock.locked_until + {SHORTEST_WAIT} <= now() THEN lock.locked_until END
 """
-# When the failure or the cut happened that a monitor alarms of; null if there is none.
+# The time of the failure or the cut for which a monitor alarms; null if there is none.
 _ALARMS_SINCE = f"GREATEST(CASE WHEN lock.failures > 0 THEN lock.failed_at END, {_CUT_AT})"
-# Whether an operator knows of it. The row has the time of what was acknowledged, so that a later
-# failure alarms again.
+# Whether an operator has acknowledged this failure or cut. `acknowledged_at` is the time of the
+# acknowledged failure or cut, so that a later one alarms again.
 _IS_ACKNOWLEDGED = f"COALESCE({_ALARMS_SINCE} <= lock.acknowledged_at, false)"
 # A one-off job has no next run that could end the alarm, so time ends it.
 _NO_LONGER_ALARMS = f"""({_IS_ACKNOWLEDGED}
@@ -591,10 +592,11 @@ class Operations:
     ) -> Pause | None:
         """Pause all tasks whose names begin with ``namespace``.
 
-        The table is locked, so that the claims that are under way are over first: the statement of
-        such a claim would not see the pause, and would be granted afterwards. The table is locked
-        once more afterwards, because where transactions are serializable by default, a claim that
-        has waited for the lock still has the snapshot from before it.
+        The table is locked first, so that the claims that are under way end before the pause is
+        written. Otherwise such a claim would not see the pause, and could be granted after it. When
+        the pause is committed, the table is locked a second time. If transactions are serializable
+        by default, a claim that has waited for the first lock does not see the pause, either, and
+        the second lock waits until that claim is over.
 
         :param lock_timeout: limits the seconds of the wait for the lock. All claims wait meanwhile.
         :return: the pause; ``None``: other sessions have kept the table locked
@@ -834,7 +836,8 @@ def _resume(name: str, history: History | None = None) -> str:
     """Return the statement that takes pauses of tasks out.
 
     If no pause is left, the task's pause ends now and is kept in the row, so that no run makes up
-    for the run times in it. A pause that is in no list is one's own.
+    for the run times in it. If the row is paused and its list of pauses is empty, anybody may end
+    the pause.
     """
     is_own = "(%(force)s::boolean OR pause ->> 'by'::text = %(by)s::text)"
     found = f"""

@@ -41,8 +41,8 @@ def story_of(
     begun_at = _begun_at(task)
     if begun_at is not None:
         known.append((begun_at, Verdict.RUNNING))
-    # A run that was found dead and is told in the history may have the same run time as the task's
-    # current run, which took it over. Then the current run is told.
+    # A dead run in the history may have the same run time as the current run, which has taken it
+    # over. Then the story is about the current run.
     order = list(Verdict)
     known = [(time, verdict) for time, verdict in known if time <= at]
     when, verdict = max(

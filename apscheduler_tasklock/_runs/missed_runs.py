@@ -36,7 +36,7 @@ MOST_TASKS = 10_000
 MOST_NAMED = 5
 # The reason in a pause, if the run history does not tell who has paused the task.
 IN_PAUSE = "the task was paused"
-# The order of the causes: of two causes of one run time the first one is told.
+# The order of the causes. If a run time has two causes, the first one is reported.
 _WORTH = {cause: place for place, cause in enumerate(MissCause)}
 
 
@@ -54,10 +54,11 @@ class _Miss:
 
     @property
     def group(self) -> tuple[MissCause, str]:
-        """Tells which missed run times are noted together.
+        """The key of the missed run times that are noted together.
 
-        The figures of a misfire or an outage differ from one run time to the next, and the last
-        ones are told. The run in the way is another one if the reason differs.
+        The figures in the reason of a misfire or an outage differ from one run time to the next.
+        They do not divide the run times, and the note has the last figures. The reason of a running
+        run names that run, so each such run has a note of its own.
         """
         return self.cause, self.reason if self.cause is MissCause.RUNNING else ""
 
@@ -67,8 +68,8 @@ class _OfTask:
     """The missed run times of one task, until they are noted.
 
     :ivar request: the request of the claim of the last one
-    :ivar misses: by run time
-    :ivar more: how many further run times before the last one were missed
+    :ivar misses: the missed run times that are kept one by one, by run time
+    :ivar more: how many further run times were missed, which are only counted
     """
 
     request: ClaimRequest

@@ -240,7 +240,7 @@ class Watch:
             if state.due_at is None or state.due_in_pause:
                 continue
             for key in self._keys_of(state):
-                with suppress(Exception):  # logged where the job is registered
+                with suppress(Exception):  # a custom trigger's own code may raise anything
                     now = state.database_time
                     found = self._jobs.unasked(key, state.task_name, state.due_at, now)
                     if found is not None:

@@ -19,7 +19,7 @@ _STYLES = {
     Verdict.DUE: "yellow",
     Verdict.UNKNOWN: "magenta",
 }
-# How the outcomes of runs are told, if not by their own names.
+# The words for the outcomes of runs. Other outcomes are shown by their own names.
 _ENDED = {
     "ok": "ended well",
     "error": "failed",

@@ -122,8 +122,9 @@ class Claim:
         self.paused_with_all = f"""(
             {asked["runs"]} <> '' AND {paused_with_all(asked["task_name"], "asked.fired")})"""
         paused_itself = f"({IS_PAUSED} OR COALESCE(asked.fired < lock.paused_until, false))"
-        # The window is checked first, because it decides most claims, and costs less. PostgreSQL
-        # does so in conditions with AND by itself.
+        # The CASE checks the window first, because the window decides most claims, and its check
+        # costs less. `is_free` needs no CASE, because PostgreSQL evaluates the cheaper parts of a
+        # WHERE clause first.
         self.paused = f"""({paused_itself} OR CASE WHEN {self.new_window}
                            THEN {self.paused_with_all} ELSE false END)"""
         is_free = f"""NOT {self.own} AND {self.new_window} AND NOT {self.waits}

@@ -101,9 +101,10 @@ def listed_pauses(table: str) -> str:
 
 
 def paused_with_all(task_name: str, fired: str = "now()") -> str:
-    """Return whether all tasks of a name's namespace are paused, or were at the run time.
+    """Return whether all tasks of a name's namespace are paused at the run time, or later.
 
-    The statement has the query :func:`all_pauses`.
+    This is true until the pause's end for all run times, and afterwards for those before its end,
+    also for run times before the pause was made. The statement has the query :func:`all_pauses`.
     """
     return _some_pause_of_all(_ENDS_AFTER, task_name, f"LEAST(now(), {fired})")
 

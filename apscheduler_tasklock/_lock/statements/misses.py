@@ -48,9 +48,8 @@ def missed_entry(history: History, rows: str, **columns: str) -> str:
 def _was_run(started: str) -> str:
     """Return whether a run with this run time has run the missed run time ``given.at``.
 
-    If all replicas compute the same run times, the two are equal, or ``covers`` says for how long a
-    run covers later run times. Otherwise any run after the begin of the minimum lock before the
-    missed run time counts.
+    A run also counts for the run times in the ``covers`` seconds after its own. If each replica
+    computes its own run times, any later run counts, too.
     """
     return f"""({started} = given.at
                 OR ({started} > given.at - asked.covers * interval '1 second'
@@ -61,12 +60,12 @@ def note_misses(table: str, history: History) -> str:
     """Return the statement that writes entries of run times that no replica has run.
 
     A run time is left out if a replica has run it, or if ``missed_at`` in the task's row shows that
-    another replica has written its entry. A note without any run time left is dropped, and so is
-    the note of a task that has another schedule by now. Neither writes anything.
+    another replica has written its entry. If no run time is left, or if the task has another
+    schedule by now, the statement writes nothing for this note.
 
-    An entry of the same cause grows if no run has come since, so that a pause over many run times
-    is one entry. In a pause, the operator's entry says who has paused the task, and why; or the
-    list of the pauses of all tasks does.
+    The last entry grows if it has the same cause and no run has begun since, so that a pause over
+    many run times is one entry. Who has paused the task, and why, is read from the operators'
+    entries and from the list of the pauses of all tasks.
 
     The statement returns the tasks whose notes are to be sent again, because another session has
     changed or locked their rows.
