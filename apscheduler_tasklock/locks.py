@@ -91,9 +91,11 @@ LONGEST_HISTORY = 10_000
 PAUSE = 0.3
 
 # Limits the seconds that a pause of all tasks waits for each of its two locks of the table, and how
-# often it tries to get them.
-LONGEST_TABLE_WAIT = 2.0
+# often it tries to get them. All claims and releases wait behind such a wait, so it is short, and
+# the break after it is longer.
+LONGEST_TABLE_WAIT = 0.5
 TABLE_ATTEMPTS = 10
+TABLE_BREAK = 1.0
 
 LOST = (
     "Task %r: its lock is lost (token %s), and another replica may have the task. Either the lock "
@@ -453,7 +455,7 @@ class TaskLocks:
         replica with ``on_database_error="run"`` while the database is unavailable.
 
         The call locks the table twice, and so waits for the claims that are under way. It waits for
-        2 seconds at most for each lock, and tries 10 times. While it waits, all other claims,
+        half a second at most for each lock, and tries 10 times. While it waits, all other claims,
         renewals and releases wait, too.
 
         :param duration: seconds or ``timedelta``; ``None``: until :meth:`resume_all`
@@ -483,18 +485,23 @@ class TaskLocks:
                 )
         pause_id, name = uuid4(), by or _operator()
         limit = min(LONGEST_TABLE_WAIT, self._client.settings.claim_timeout / 5)
+        is_written = False
         for attempt in range(TABLE_ATTEMPTS):
             if attempt:
-                time.sleep(jittered(PAUSE))
-            pause = self._operate(
+                time.sleep(jittered(TABLE_BREAK))
+            made = self._operate(
                 lambda operations, cursor: operations.pause_all(
                     cursor, namespace, seconds, name, reason, pause_id, limit
                 )
             )
-            if pause is not None:
-                return pause
+            if isinstance(made, Pause):
+                return made
+            is_written = is_written or made
+        what = "not all tasks are paused"
+        if is_written:
+            what = "all tasks are paused, but claims that were under way may still be granted"
         raise TaskLockError(
-            "not all tasks are paused: other sessions keep the task lock table locked; "
+            f"{what}: other sessions keep the task lock table locked; "
             "`apscheduler-tasklock doctor` names them. End them, and try again"
         )
 

@@ -644,9 +644,9 @@ def _read_due(jobs: str, lock: str) -> str:
     """
     order = "next_run_time, id ROWS UNBOUNDED PRECEDING"
     return f"""
-        WITH {all_pauses(lock)}, {listed_pauses(lock)}, here AS (
+        WITH here AS (
             SELECT * FROM json_to_recordset(%(executors)s::json) AS _ (executor text, most integer)
-        ), due AS (
+        ), {all_pauses(lock)}, {listed_pauses(lock)}, due AS (
             SELECT due.* FROM here, LATERAL (
                 SELECT job.*, {CHANGE_ID} AS change_id,
                        GREATEST(lock.paused_until, {_ALL_PAUSED_UNTIL}) AS paused_until,

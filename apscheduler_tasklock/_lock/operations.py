@@ -589,7 +589,7 @@ class Operations:
         reason: str | None,
         pause_id: UUID,
         lock_timeout: float,
-    ) -> Pause | None:
+    ) -> Pause | bool:
         """Pause all tasks whose names begin with ``namespace``.
 
         The table is locked first, so that the claims that are under way end before the pause is
@@ -599,7 +599,8 @@ class Operations:
         the second lock waits until that claim is over.
 
         :param lock_timeout: limits the seconds of the wait for the lock. All claims wait meanwhile.
-        :return: the pause; ``None``: other sessions have kept the table locked
+        :return: the pause; if other sessions have kept the table locked, whether the pause is
+            written all the same
         :raises TaskLockStateError: there are too many pauses of all tasks
         """
         wanted = {
@@ -611,14 +612,16 @@ class Operations:
             "pause_id": str(pause_id),
         }
         cursor.row_factory = dict_row
+        is_written = False
         try:
             with self._locked_table(cursor, lock_timeout):
                 self._run(cursor, self._add_all)
                 [row] = self._run_recording(cursor, self._pause_all, **wanted).fetchall()
+            is_written = True
             with self._locked_table(cursor, lock_timeout):
                 pass
         except LockNotAvailable:
-            return None
+            return is_written
         if not row["has_room"]:
             raise TaskLockStateError(
                 f"the tasks are not paused again: there are {_MOST_PAUSES} pauses of all tasks, "

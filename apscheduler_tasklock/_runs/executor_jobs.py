@@ -37,8 +37,9 @@ logger = logger_of(__name__)
 
 # Limits the seconds until a registered next run time, so that PostgreSQL can store this time.
 LONGEST_WAIT = 50 * LONGEST_SECONDS
-# Limits how many run times that nobody has asked for are counted.
-MOST_UNASKED = 20_000
+# Limits how many run times that nobody has asked for are noted. Later ones are left out, because a
+# trigger takes long for many.
+MOST_UNASKED = 2_000
 
 
 @dataclass(frozen=True)

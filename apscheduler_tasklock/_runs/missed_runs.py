@@ -28,6 +28,9 @@ logger = logger_of(__name__)
 
 # Limits the notes of one look, because other work waits for the look.
 MOST_NOTES = 256
+# Limits the run times of one look, times the runs that the history keeps of each task, because the
+# statement compares each run time with the entries of its task.
+MOST_COMPARED = 200_000
 # Limits the run times of one task that are kept one by one. Further ones are counted.
 MOST_RUN_TIMES = 256
 # Limits the tasks whose missed run times are remembered.
@@ -92,12 +95,11 @@ class _OfTask:
         ripe = list(takewhile(lambda miss: miss.ripe_at <= now, in_order))
         return list(takewhile(lambda miss: miss.group == ripe[0].group, ripe))
 
-    def forget(self, noted: Sequence[datetime]) -> None:
-        """Forget run times that were noted."""
-        for run_time in noted:
+    def forget(self, note: MissNote) -> None:
+        """Forget the run times of a note that was sent."""
+        for run_time in note.run_times:
             self.misses.pop(run_time, None)
-        if not self.misses:
-            self.more = 0
+        self.more -= note.more
 
 
 class MissedRuns:
@@ -180,10 +182,17 @@ class MissedRuns:
 
     def _ripe(self) -> list[MissNote]:
         """Return a note for each task with run times that can be noted now."""
-        now = time.monotonic()
+        now, notes = time.monotonic(), []
+        left = MOST_COMPARED // self._locks.settings.history
         with self._lock:
-            found = [(of_task, of_task.ripe(now)) for of_task in self._pending.values()]
-            return [_note_of(of_task, ripe) for of_task, ripe in found if ripe][:MOST_NOTES]
+            for of_task in self._pending.values():
+                ripe = of_task.ripe(now)
+                if ripe:
+                    notes.append(_note_of(of_task, ripe))
+                    left -= len(ripe)
+                if left <= 0 or len(notes) >= MOST_NOTES:
+                    break
+        return notes
 
     def _send(self, notes: Sequence[MissNote]) -> Steps[None]:
         if not notes:
@@ -205,7 +214,7 @@ class MissedRuns:
         with self._lock:
             for note in noted:
                 of_task = self._pending[note.task_name]
-                of_task.forget(note.run_times)
+                of_task.forget(note)
                 if not of_task.misses:
                     del self._pending[note.task_name]
 

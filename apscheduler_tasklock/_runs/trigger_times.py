@@ -14,6 +14,7 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import date, datetime, timedelta, timezone
 from typing import Any
 
@@ -201,20 +202,22 @@ def run_times_between(
 ) -> Sequence[datetime]:
     """Return the trigger's first nominal run times from ``since`` on and before ``until``.
 
-    :param most: limits how many are returned
-    :raises OutOfStepsError: the search takes too long
+    :param most: limits how many are returned. If the search takes too long, fewer are returned.
     :raises Exception: whatever a custom trigger raises
     """
     found: list[datetime] = []
     steps, plain = Steps(), _without_jitter_and_end(trigger)
-    following = _first_from(_copied(plain), since, steps)
-    while following is not None and following.timestamp() < until.timestamp() and len(found) < most:
-        if found:
-            period = following.timestamp() - found[-1].timestamp()
-            if ends_after(trigger, found[-1], period):
+    with suppress(OutOfStepsError):
+        following = _first_from(_copied(plain), since, steps)
+        while following is not None and following.timestamp() < until.timestamp():
+            if found:
+                period = following.timestamp() - found[-1].timestamp()
+                if ends_after(trigger, found[-1], period):
+                    break
+            found.append(following)
+            if len(found) >= most:
                 break
-        found.append(following)
-        following = _next_after(plain, following, steps)
+            following = _next_after(plain, following, steps)
     return found
 
 

@@ -207,8 +207,7 @@ class Watch:
         self._as_of = time.monotonic()
         if names:
             states = yield self._locks.reading(names, asked_for)
-        self._note_unasked([] if self.has_looked else states)
-        self.has_looked = True
+        is_first, self.has_looked = not self.has_looked, True
         with _noting(rejected):
             yield from self._registrar.register(states, has_listed=self._has_listed)
         self.overdue = tuple(state.task_name for state in states if state.overdue)
@@ -217,6 +216,8 @@ class Watch:
             if self.closed or number != self.looks.number:
                 return
             yield from self._do_what_is_called_for(state)
+        if is_first:  # at last, because it asks the triggers of many jobs
+            self._note_unasked(states)
         for name in waiting - {state.task_name for state in states}:  # its row is gone
             self._last.pop(name, None)
             with _noting(rejected):

@@ -75,8 +75,11 @@ def note_misses(table: str, history: History) -> str:
                                       lock.window_start + asked.min_lock * interval '1 second'))"""
     of_task = f"{history.table} AS run WHERE run.task_name = asked.task_name"
     # A full ring may have lost the entry of a run, so older run times are left out.
-    known = f"""(lock.recorded <= {history.slots} OR given.at > (
-                     SELECT min(run.started_at) FROM {of_task} AND run.ring = 'runs'))"""
+    known = " AND ".join(
+        f"""(lock.{count} <= {history.slots} OR given.at > (
+                 SELECT min(run.started_at) FROM {of_task} AND run.ring = '{ring}'))"""
+        for ring, count in (("runs", "recorded"), ("failures", "recorded_failures"))
+    )
     was_paused = """action.task_name = missed.task_name AND action.ring = 'actions'
                         AND action.outcome = 'paused'"""
     entry = missed_entry(
