@@ -655,7 +655,12 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
             for active in list(self._active.values())
             if active.submission.job.id == submission.job.id
         ]
-        reason = too_many_instances(submission.job.max_instances, is_running=any(begun))
+        if self.locks.outage.reason is not None and not any(begun):
+            reason = "the database did not answer, and the run before it still waited for that"
+            self._note_missed(submission, MissCause.DATABASE, reason)
+            return
+        most, replica = submission.job.max_instances, self.locks.replica_id
+        reason = too_many_instances(most, replica, is_running=any(begun))
         self._note_missed(submission, MissCause.RUNNING, reason)
 
     def _note_missed(self, submission: Submission, cause: MissCause, reason: str) -> None:

@@ -350,7 +350,7 @@ class TaskLocks:
         or why no replica ran it; with what operators did around it.
 
         :param at: the moment, with a zone; ``None``: now
-        :raises TaskLockOptionError: ``at`` has no zone
+        :raises TaskLockOptionError: ``at`` has no zone, or is in the future
         :raises TaskLockNotFoundError: the task has no row
         :raises TaskLockError: the database is unavailable, or rejects the statement
         """
@@ -514,7 +514,7 @@ class TaskLocks:
         :param by: the operator's name, as :meth:`pause_all` was given it; by default this process's
             user and host
         :param force: whether the pauses of all others are taken out, too
-        :return: the pauses of all tasks that are left, and hold for that namespace
+        :return: the pauses of all tasks that are left, and hold for some tasks of that namespace
         :raises TaskLockOptionError: ``by`` has more than 4,000 characters, or the namespace is
             invalid
         :raises TaskLockError: the database is unavailable, or rejects the statement
@@ -529,7 +529,10 @@ class TaskLocks:
             return operations.pauses_of_all(cursor)
 
         return [
-            each for each in self._operate(resume) if namespace.startswith(each.namespace or "")
+            each
+            for each in self._operate(resume)
+            if namespace.startswith(each.namespace or "")
+            or (each.namespace or "").startswith(namespace)
         ]
 
     def pauses_of_all(self) -> list[Pause]:

@@ -50,7 +50,11 @@ from apscheduler_tasklock._lock.statements import (
     listed_pauses,
 )
 from apscheduler_tasklock._lock.stories import story_of
-from apscheduler_tasklock.errors import TaskLockNotFoundError, TaskLockStateError
+from apscheduler_tasklock.errors import (
+    TaskLockNotFoundError,
+    TaskLockOptionError,
+    TaskLockStateError,
+)
 from apscheduler_tasklock.schema.table import (
     EARLIEST,
     LATEST,
@@ -493,6 +497,7 @@ class Operations:
 
         :param at: the moment; ``None``: now
         :raises TaskLockNotFoundError: the task has no row
+        :raises TaskLockOptionError: the moment is in the future
         """
         found = self.tasks(cursor, [escaped(task)], 1)
         if not found:
@@ -508,8 +513,10 @@ class Operations:
             **wanted,
         )
         entries = [Run(**{**row, "task": shown_name(row["task"])}) for row in rows]
-        if at is None:
-            [at] = (row["now"] for row in self._all(cursor, Statement("SELECT now() AS now")))
+        [now] = (row["now"] for row in self._all(cursor, Statement("SELECT now() AS now")))
+        at = at or now
+        if at > now:
+            raise TaskLockOptionError(f"why: {at} is in the future; it is {now}")
         return story_of(found[0], entries, self.replicas(cursor), at)
 
     def replicas(self, cursor: Any) -> list[ReplicaStatus]:

@@ -56,7 +56,7 @@ def story_of(
         task=task,
         at=at,
         verdict=verdict,
-        scheduled_at=None if verdict is Verdict.UNKNOWN else when,
+        scheduled_at=_scheduled_at(verdict, when, miss),
         runs=tuple(its_runs),
         miss=miss if verdict is Verdict.MISSED else None,
         before=before,
@@ -68,6 +68,18 @@ def story_of(
 
 
 _WITH_RUNS = (Verdict.RAN, Verdict.RUNNING)
+
+
+def _scheduled_at(verdict: Verdict, when: datetime, miss: Run | None) -> datetime | None:
+    """Return the run time that a story is about.
+
+    Of several missed run times the first and the last one are known, and not those between them.
+    """
+    if verdict is Verdict.UNKNOWN:
+        return None
+    if verdict is Verdict.MISSED and miss is not None and when != miss.last_scheduled_at:
+        return miss.scheduled_at
+    return when
 
 
 def time_of(entry: Run) -> datetime:

@@ -284,14 +284,14 @@ def still_running(refusal: Refusal) -> str:
     return f"{what} on {refusal.holder} (token {refusal.token}) was still going on"
 
 
-def too_many_instances(most: int, *, is_running: bool) -> str:
+def too_many_instances(most: int, replica: str, *, is_running: bool) -> str:
     """Return that as many runs of the job as it may have are not over on this replica.
 
     :param most: the job's ``max_instances``
     :param is_running: whether one of these runs has begun
     """
     what = "still going on" if is_running else "still waiting for a worker"
-    return f"its last run on this replica was {what} (max_instances {most})"
+    return f"its last run on {replica} was {what} (max_instances {most})"
 
 
 def _moment(moment: datetime) -> str:

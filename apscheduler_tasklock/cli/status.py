@@ -204,9 +204,9 @@ def notes_of(task: TaskStatus, shown: Output) -> str:
     if task.delay is not None and task.delay > _LONG_DELAY:
         notes.append(f"its last run began {shown.seconds(task.delay)} after its run time")
     if task.acknowledged and task.failures:
-        notes.append("its failure is acknowledged")
+        notes.append("its failure alarms no more")
     elif task.acknowledged:
-        notes.append("its cut is acknowledged")
+        notes.append("its cut alarms no more")
     if task.gone:
         notes.append("gone: no live replica has it")
     if task.requested_by is not None:
@@ -270,11 +270,11 @@ def _tasks(options: argparse.Namespace, locks: TaskLocks) -> list[TaskStatus]:
 
 
 def _usual_durations(options: argparse.Namespace, locks: TaskLocks) -> dict[str, float]:
-    """Return how long the tasks usually run; nothing if the history cannot be read."""
+    """Return how long the tasks usually run; nothing if the history cannot be read in time."""
     try:
         return locks.usual_durations(*patterns_of(options, options.patterns))
-    except TaskLockSchemaError:  # because the tasks' rows tell the states without the history
-        return {}
+    except (TaskLockSchemaError, TaskLockDatabaseError):
+        return {}  # because the tasks' rows tell the states without the history
 
 
 def _watch(options: argparse.Namespace, locks: TaskLocks, shown: TerminalOutput) -> int:

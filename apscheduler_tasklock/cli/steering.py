@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import time
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -117,12 +118,17 @@ def resume(options: argparse.Namespace) -> int:
     return _told_of_others([pause for task in left for pause in task.pauses])
 
 
-def _told_of_others(left: Sequence[Pause]) -> int:
-    """Say which pauses of others are left, and return the exit status."""
-    if any(pause.namespace is None for pause in left):
-        say(_OTHERS)
-    if any(pause.namespace is not None for pause in left):
-        say("all tasks are paused; `resume --all` ends that")
+def _told_of_others(left: Sequence[Pause], resumed: str | None = None) -> int:
+    """Say which pauses are left and what ends them, and return the exit status.
+
+    :param resumed: the namespace whose tasks were resumed; ``None``: single tasks were
+    """
+    for namespace in dict.fromkeys(pause.namespace for pause in left):
+        if namespace == resumed:
+            say(_OTHERS)
+        elif namespace is not None:
+            of_some = f" --namespace {shlex.quote(namespace)}" if namespace else ""
+            say(f"{of_all_in_words(namespace)} are paused; `resume --all{of_some}` ends that")
     return FORBIDDEN if left else OK
 
 
@@ -166,10 +172,7 @@ def _resume_all(options: argparse.Namespace) -> int:
     else:
         for pause in left:
             output().print(of_all_and_pause_in_words(pause, output()))
-    if left:
-        say(_OTHERS)
-        return FORBIDDEN
-    return OK
+    return _told_of_others(left, options.namespace)
 
 
 def ack(options: argparse.Namespace) -> int:

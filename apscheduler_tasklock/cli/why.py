@@ -40,7 +40,7 @@ def why(options: argparse.Namespace) -> int:
         print_json(story)
         return OK
     shown = output()
-    shown.print(f"{story.task.name} at {shown.moment(story.at)}: {story.verdict.value}")
+    shown.print(f"{story.task.name} at {shown.moment(story.at)}: {_headline(story)}")
     for line in _verdict(story, shown):
         shown.print(f"  {line}", _STYLES[story.verdict])
     for name, lines in {
@@ -56,6 +56,13 @@ def why(options: argparse.Namespace) -> int:
         for place, line in enumerate(lines):
             shown.print(f"{'' if place else name:<11}{line}")
     return OK
+
+
+def _headline(story: Story) -> str:
+    """Return the verdict, and of a run that was over before, that it is the last one known."""
+    if story.verdict is Verdict.RAN and all(run.ended_at < story.at for run in story.runs):
+        return "no later run time is known than that of this run"
+    return story.verdict.value
 
 
 def _verdict(story: Story, shown: Output) -> list[str]:

@@ -130,11 +130,14 @@ def note_misses(table: str, history: History) -> str:
                               AND (resumed.by = action.by OR resumed.reason IS NOT NULL)
                               AND resumed.started_at >= action.started_at
                               AND resumed.started_at <= missed.first_at)
-                    UNION ALL SELECT 'with all tasks ', by, since, until, why FROM listed_pauses
+                    UNION ALL SELECT 'with all tasks '
+                        || CASE WHEN namespace <> '' THEN 'of ' || namespace || ' ' ELSE '' END,
+                        by, since, until, why FROM listed_pauses
                     WHERE starts_with(missed.task_name, namespace)
                 ) AS one
                 WHERE missed.cause = 'paused' AND COALESCE(one.until > missed.first_at, true)
-                ORDER BY one.since <= missed.first_at DESC, one.since DESC LIMIT 1
+                ORDER BY one.since <= missed.first_at DESC, one.until DESC NULLS FIRST,
+                         one.since DESC LIMIT 1
             ) AS pause ON true
         ), told AS (
             SELECT explained.*, entry.scheduled_at AS grows_from, entry.run_times AS grows_by,

@@ -196,13 +196,13 @@ class TestReasons:
     def test_apscheduler_has_skipped_it_because_of_max_instances(
         self, make_replica: MakeReplica, operator: TaskLocks, job: Job
     ) -> None:
-        replica = make_replica(**OFTEN)
+        replica = make_replica(replica_id="one", **OFTEN)
         skipped = threading.Event()
         replica.scheduler.add_listener(lambda _event: skipped.set(), EVENT_JOB_MAX_INSTANCES)
         add_frequent(replica, job.run, last_second())
         assert skipped.wait(60)
         miss = one_miss(operator)
-        told = "its last run on this replica was still going on (max_instances 1)"
+        told = "its last run on one was still going on (max_instances 1)"
         assert (miss.cause, miss.reason) == ("running", told)
 
     @pytest.mark.parametrize("paused", [False, True], ids=["late", "paused"])

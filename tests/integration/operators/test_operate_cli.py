@@ -685,7 +685,7 @@ class TestAck:
             assert answer.out == "sync: acknowledged (token 41)\n"
         assert command("check").status == 0
         assert 'tasklock_task_failures{tasklock_task_name="sync"} 0' in command("metrics").out
-        assert "its failure is acknowledged" in command("show", "sync").out
+        assert "its failure alarms no more" in command("show", "sync").out
         assert re.search(r"acknowledged by ann", command("show", "sync").out)
 
     def test_a_cut_that_is_known_alarms_no_more(
@@ -697,7 +697,7 @@ class TestAck:
         assert command("ack", "sync").status == 0
         assert command("check").status == 0
         assert 'tasklock_task_cut{tasklock_task_name="sync"} 0' in command("metrics").out
-        assert "its cut is acknowledged" in command("show", "sync").out
+        assert "its cut alarms no more" in command("show", "sync").out
 
     def test_what_is_well_cannot_be(self, command: Command, connection: Connection) -> None:
         add_task(connection, "sync")

@@ -178,7 +178,9 @@ class TestCommands:
         answer = command("pause", "--all", "--namespace", "shop:", "--until-resumed", "--json")
         assert answer.json["paused"]["namespace"] == "shop:"
         assert [row[0] for row in command("status", "--state", "paused").cells] == ["shop:a"]
-        assert command("resume", "--all").status == 0  # those of all namespaces
+        answer = command("resume", "--all")  # those of all namespaces
+        assert answer.status == 4
+        assert "`resume --all --namespace shop:` ends that" in answer.err
         assert [row[0] for row in command("status", "--state", "paused").cells] == ["shop:a"]
         answer = command("resume", "--all", "--namespace", "shop:", "--json")
         assert (answer.status, answer.json) == (0, {"still_paused": []})
