@@ -196,15 +196,16 @@ def test_a_run_time_that_each_replica_computes_differently_is_run_by_any_run_nea
     assert [entry[2] for entry in told(connection)] == [1]
 
 
+@pytest.mark.parametrize("outcome", ["ok", "error"])
 def test_nothing_is_told_of_times_before_a_full_history_begins(
-    one: Replica, connection: Connection, travel: Travel
+    one: Replica, connection: Connection, travel: Travel, outcome: str
 ) -> None:
     one.protocol = TaskLockProtocol(task_lock_table(), "one", history=2)
     start = database_now(connection)
     for number in range(3):
         claim_id, answer = one.claim(run_time=after(start, 10 * number), **EVERY)
         assert answer.granted
-        one.end(claim_id, outcome="ok")
+        one.end(claim_id, outcome=outcome)
         travel(10)
     travel(60)
     tell(one, after(start, 0), after(start, 9.5), after(start, 40))

@@ -18,11 +18,13 @@ from apscheduler.triggers.date import DateTrigger
 from apscheduler.triggers.interval import IntervalTrigger
 
 from apscheduler_tasklock._runs.trigger_times import (
+    MOST_STEPS,
     following_run_time,
     has_next_run,
     is_shared,
     nominal_time,
     period_after,
+    run_times_between,
 )
 
 try:
@@ -507,6 +509,15 @@ def test_jitter_of_a_calendar_interval_is_taken_back(
     trigger = calendar(months=1, hour=3, jitter=3600)
     run_time = trigger.get_next_fire_time(at("2025-05-01 03:00"), at("2025-05-01 03:00"))
     assert nominal_time(trigger, run_time) == at("2025-06-01 03:00")
+
+
+def test_of_very_many_run_times_the_first_ones_are_returned() -> None:
+    trigger, start = interval(seconds=1), at("2025-06-01 00:00")
+    for most, found in ((2_000, 2_000), (10**6, MOST_STEPS)):
+        times = run_times_between(trigger, start, start + timedelta(days=30), most)
+        assert 0 < len(times) <= found
+        assert times[0] == start
+        assert times[-1] - start == timedelta(seconds=len(times) - 1)
 
 
 @needs_calendar

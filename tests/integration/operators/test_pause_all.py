@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timezone
 from typing import Any
 
@@ -11,7 +12,7 @@ import psycopg
 import pytest
 from apscheduler.events import EVENT_JOB_EXECUTED
 
-from apscheduler_tasklock import TaskLockError, TaskLockOptionError, TaskLocks
+from apscheduler_tasklock import TaskLockError, TaskLockOptionError, TaskLocks, locks
 from apscheduler_tasklock.events import EVENT_TASK_LOCK_REFUSED
 from tests.support.commands import Command
 from tests.support.polling import eventually
@@ -138,6 +139,37 @@ class TestCalls:
     def test_no_task_has_a_name_as_the_row_of_the_pauses(self, operator: TaskLocks) -> None:
         with pytest.raises(TaskLockOptionError, match="begins with U\\+0001"):
             operator.hold("\x01pauses", min_lock=0, max_lock=1)
+
+    @pytest.mark.slow
+    def test_one_that_is_in_force_although_it_could_not_wait_says_so(
+        self,
+        connection: Connection,
+        database_url: str,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """Another transaction gets the table after the first lock, and keeps it."""
+        monkeypatch.setattr(locks, "LONGEST_TABLE_WAIT", 2.0)
+        monkeypatch.setattr(locks, "TABLE_ATTEMPTS", 1)
+        operator = TaskLocks(database_url)
+        add_task(connection, "task", **JOB)
+        change = "UPDATE task_lock SET task_name = task_name"
+        waiting = "SELECT FROM pg_locks WHERE NOT granted AND relation = 'task_lock'::regclass"
+        with (
+            psycopg.connect(database_url) as first,
+            psycopg.connect(database_url) as second,
+            ThreadPoolExecutor(2) as pool,
+        ):
+            first.execute(change)
+            paused = pool.submit(operator.pause_all, duration=None)
+            eventually(lambda: connection.execute(waiting).rowcount == 1)
+            changed = pool.submit(second.execute, change)
+            eventually(lambda: connection.execute(waiting).rowcount == 2)
+            first.commit()
+            changed.result(60)
+            with pytest.raises(TaskLockError, match="all tasks are paused, but claims"):
+                paused.result(60)
+        assert [task.paused for task in operator.tasks("task")] == [True]
+        operator.close()
 
 
 JOB = {"runs": "'jobs:job'"}

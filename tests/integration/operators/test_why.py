@@ -228,6 +228,11 @@ class TestCommand:
         with pytest.raises(TaskLockOptionError, match="why: at must be a time with a zone"):
             operator.why("job", datetime(2026, 1, 1))  # the mistake under test
 
+    def test_a_time_in_the_future_is_an_error(self, command: Command) -> None:
+        answer = command("why", "job", "--at", "2099-01-01")
+        assert answer.status == 2
+        assert "is in the future" in answer.err
+
     def test_of_a_task_that_has_never_run(self, command: Command, connection: Connection) -> None:
         add_task(connection, "new", **NEW)
         out = command("why", "new").out
