@@ -413,7 +413,7 @@ class TaskLocks:
         pause_id = uuid4()  # the statement is sent again if its answer is lost
         return self._operate(
             lambda operations, cursor: operations.pause(
-                cursor, patterns, seconds, by or _operator(), reason, pause_id
+                cursor, patterns, seconds, by or _operator(), reason or None, pause_id
             )
         )
 
@@ -491,7 +491,7 @@ class TaskLocks:
                 time.sleep(jittered(TABLE_BREAK))
             made = self._operate(
                 lambda operations, cursor: operations.pause_all(
-                    cursor, namespace, seconds, name, reason, pause_id, limit
+                    cursor, namespace, seconds, name, reason or None, pause_id, limit
                 )
             )
             if isinstance(made, Pause):

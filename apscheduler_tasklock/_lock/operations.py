@@ -212,7 +212,7 @@ _HAS_ENDLESS_PAUSE = f"""((lock.paused_until IS NULL AND {IS_PAUSED}) OR (
     WHERE until IS NULL AND starts_with(lock.task_name, namespace)))"""
 
 # Limits the entries of one task that are read at once. A task has fewer, with any option `history`.
-LONGEST_HISTORY = 100_000
+MOST_ENTRIES = 100_000
 
 # Whether an operator has asked for a manual run that has not begun.
 _IS_OPEN = "lock.request_id IS NOT NULL AND lock.request_until > now()"
@@ -509,7 +509,7 @@ class Operations:
             cursor,
             self._runs_of_task,
             names=[task, *of_all],
-            limit=LONGEST_HISTORY,
+            limit=MOST_ENTRIES,
             **wanted,
         )
         entries = [Run(**{**row, "task": shown_name(row["task"])}) for row in rows]

@@ -71,11 +71,13 @@ class _OfTask:
     """The missed run times of one task, until they are noted.
 
     :ivar request: the request of the claim of the last one
+    :ivar jitter: the notes wait so many seconds longer, because other replicas may have the same
     :ivar misses: the missed run times that are kept one by one, by run time
     :ivar more: how many further run times were missed, which are only counted
     """
 
     request: ClaimRequest
+    jitter: float
     misses: dict[datetime, _Miss] = field(default_factory=dict)
     more: int = 0
 
@@ -135,16 +137,16 @@ class MissedRuns:
             overdue_in += request.next_in or 0.0
         if cause is MissCause.DATABASE:  # until then an earlier try of the claim may be granted
             not_before = now + self._locks.longest_doubt
-        jitter = random.uniform(0, self._interval)  # noqa: S311  # no secret
-        miss = _Miss(request.run_time, max(now + overdue_in, not_before) + jitter, cause, reason)
+        ripe_at = max(now + overdue_in, not_before)
         with self._lock:
             of_task = self._pending.get(request.task_name)
             if of_task is None and len(self._pending) >= MOST_TASKS:
                 return
             if of_task is None or of_task.request.schedule != request.schedule:
-                of_task = self._pending[request.task_name] = _OfTask(request)
+                jitter = random.uniform(0, self._interval)  # noqa: S311  # no secret
+                of_task = self._pending[request.task_name] = _OfTask(request, jitter)
             of_task.request = request
-            of_task.add(miss)
+            of_task.add(_Miss(request.run_time, ripe_at + of_task.jitter, cause, reason))
 
     def note_unasked(
         self, request: ClaimRequest, run_times: Sequence[datetime], found_at: datetime
