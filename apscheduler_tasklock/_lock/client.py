@@ -674,7 +674,10 @@ class LockClient:
         held.end()
 
     def believe(self) -> None:
-        """Believe the rows at once after a start, unless there was an outage; see ``ReadTimes``."""
+        """End the recovery grace after the start, so that the rows are believed from now on.
+
+        This does nothing if there has been an outage since the start. See ``ReadTimes``.
+        """
         self.outage.believe()
 
     def reading(self, task_names: Sequence[str], always: Sequence[str] = ()) -> Statement:

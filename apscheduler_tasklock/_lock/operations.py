@@ -76,8 +76,8 @@ from apscheduler_tasklock.status import (
     TaskStatus,
 )
 
-# When the last pause of a task ends or has ended. Pauses without an end are left out; null if there
-# is no other pause.
+# When the last pause of a task ends or has ended. Pauses without an end are left out, so it is null
+# if all are without an end, or if there is none.
 _LAST_PAUSE_UNTIL = """GREATEST(lock.paused_until, (
     SELECT max(listed_pauses.until) FROM listed_pauses
     WHERE starts_with(lock.task_name, listed_pauses.namespace)))"""

@@ -287,7 +287,7 @@ def still_running(refusal: Refusal) -> str:
 
 
 def too_many_instances(most: int, replica: str, *, is_running: bool) -> str:
-    """Return that as many runs of the job as it may have are not over on this replica.
+    """Return that the job already has ``max_instances`` runs on this replica that are not over.
 
     :param most: the job's ``max_instances``
     :param is_running: whether one of these runs has begun

@@ -52,8 +52,8 @@ def new_claim_ids(run_times: Sequence[datetime]) -> Sequence[UUID]:
 class Gaps:
     """The gap between run times of a schedule. All submissions of the schedule share this object.
 
-    :ivar shortest: the shorter of two successive gaps, in seconds, because one of them may be a
-        long gap over a night or a weekend; ``None``: not known yet
+    :ivar shortest: the shorter of two successive gaps, in seconds; ``None``: not known yet. Of two
+        gaps, because one of them may be a long gap over a night or a weekend.
     """
 
     shortest: float | None = None

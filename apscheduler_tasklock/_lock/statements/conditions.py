@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from apscheduler_tasklock._lock.json_columns import IS_PAUSE, elements_of, moment_of
 
-# The times in the row of a task that has never run.
+# The value of the time columns in the row of a task that has never run.
 NEVER = "timestamptz 'epoch'"
 
 # The time that replicas get to act on a row, for example to take over a dead run. After this time a

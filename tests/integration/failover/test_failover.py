@@ -633,6 +633,7 @@ class TestLooking:
         replica.run_once(token_and_takeover)
         assert refused.wait(60)
         replica.shutdown()
+        replica.one(EVENT_TASK_LOCK_REFUSED)
         assert replica.codes() == [EVENT_TASK_LOCK_REFUSED]
 
         monkeypatch.undo()

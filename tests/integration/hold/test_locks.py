@@ -168,7 +168,8 @@ class TestClaim:
         sent: list[bytes] = []
 
         def count(data: bytes) -> bytes:
-            sent.append(data)
+            if data.endswith(b"S\x00\x00\x00\x04"):  # Sync: the statement is whole
+                sent.append(data)
             return data
 
         locks = make_locks(proxy.url)
