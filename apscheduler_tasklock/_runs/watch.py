@@ -134,8 +134,8 @@ class Watch:
         self.overdue: tuple[str, ...] = ()
         # Looks and other threads use these.
         self._changed = threading.Lock()
-        # By task: a refused run that was its job's last. The scheduler has dropped the job, so it is
-        # kept here. If the run in its way turns out to be dead, this job can take that run over.
+        # By task: a refused run that was its job's last. The scheduler has dropped the job, so the
+        # job is kept here. If the run in its way turns out to be dead, the job can take it over.
         self._last: dict[str, Submission] = {}
         self._submitted: set[UUID] = set()  # ids of dead and manual runs that were submitted
 
