@@ -520,7 +520,7 @@ class TaskLockProtocol:
         self._execute(cursor, self._remove_replicas, {"age": age})
 
     def shorten_history(self, cursor: Any, task_names: Sequence[str]) -> None:
-        """Delete the entries beyond the length of these tasks' histories."""
+        """Delete those of these tasks' entries that are more than the history keeps now."""
         if self._shorten_history is not None:
             self._execute(cursor, self._shorten_history, {"names": list(task_names)})
 

@@ -316,7 +316,8 @@ class Watch:
     def _run_again(self, state: RunState) -> Steps[bool]:
         """Take over or give up a dead run, if it has failover.
 
-        :return: whether kept runs have been decided on, or have to wait for the takeover
+        :return: ``True`` if the caller has no kept runs to decide on, because they were decided on
+            here or have to wait for the takeover; ``False`` if it is to decide on them
         """
         if not state.is_run_again(failover=True):
             return False

@@ -112,7 +112,7 @@ def status(options: argparse.Namespace) -> int:
         print_json([{**asdict(task), "usual": usual.get(task.name)} for task in tasks])
         return OK
     for line in paused_with_all(tasks, shown):
-        say(line)  # not among the data
+        say(line)  # on standard error, because standard output has the table alone
     shown.print_table(task_table(tasks, usual, shown))
     if not tasks:
         say("no tasks")

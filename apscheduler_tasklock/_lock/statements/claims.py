@@ -166,7 +166,8 @@ class Claim:
             window_schedule = NULL,
             {NOTES_DEATH}
         """
-        # The conditions of the decision, in the row as the statement found it.
+        # The conditions that decide the claim, computed from the row as it was before this statement
+        # changed it.
         self.found_state = f"""LATERAL (SELECT {granted_before} AS granted, {NOT_RUNNING} AS idle,
                                        {self.new_window} AS new_window, {self.waits} AS waits,
                                        {self.paused} AS paused)
