@@ -24,7 +24,7 @@ def remove_replicas(replicas: str) -> str:
 
 
 def shorten_history(history: History) -> str:
-    """Return the statement that deletes the entries that are more than the history keeps now."""
+    """Return the statement that deletes entries that are more than the history keeps now."""
     return f"""
         DELETE FROM {history.table}
         WHERE task_name = ANY (%(names)s::text[]) AND ring IN ('runs', 'failures')
