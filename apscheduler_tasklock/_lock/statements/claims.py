@@ -166,7 +166,7 @@ class Claim:
             window_schedule = NULL,
             {NOTES_DEATH}
         """
-        # The conditions that decide the claim, computed from the row as it was before this statement
+        # The conditions that decide the claim, computed from the row as it was before the statement
         # changed it.
         self.found_state = f"""LATERAL (SELECT {granted_before} AS granted, {NOT_RUNNING} AS idle,
                                        {self.new_window} AS new_window, {self.waits} AS waits,
