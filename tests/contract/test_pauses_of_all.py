@@ -326,7 +326,7 @@ def test_nothing_is_paused_while_a_claim_is_under_way(
         cursor = raw_cursor(operator.connection)
         assert (
             Operations(task_lock_table()).pause_all(cursor, "", None, "me", None, uuid4(), 0.01)
-            is None
+            is False
         )
         assert operator.left() == []
     assert operator.pause_all() is not None
