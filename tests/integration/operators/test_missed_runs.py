@@ -15,7 +15,7 @@ from apscheduler_tasklock import TaskLocks
 from apscheduler_tasklock._application import call_application
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock.status import Run
-from tests.support.internals import missed_tasks
+from tests.support.internals import kept_run_times, missed_tasks
 from tests.support.outages import Job, refuse, restore
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy
@@ -182,14 +182,15 @@ class TestReasons:
     def test_a_hold_of_the_lock_was_still_going_on(
         self, make_replica: MakeReplica, operator: TaskLocks, database_url: str
     ) -> None:
-        holder = TaskLocks(database_url, replica_id="holder")
         replica = make_replica(**OFTEN)
         due = last_second() + timedelta(seconds=1)
-        with holder.hold("job", min_lock=0, max_lock=600) as held:
+        with (
+            TaskLocks(database_url, replica_id="holder") as holder,
+            holder.hold("job", min_lock=0, max_lock=600) as held,
+        ):
             add(replica, lambda: None, due)
-            eventually(lambda: now() > due + timedelta(seconds=0.5))
+            eventually(lambda: kept_run_times(replica.executor) or misses(operator))
         miss = one_miss(operator)
-        holder.close()
         reason = f"a hold of its lock on holder (token {held.token}) was still going on"
         assert (miss.scheduled_at, miss.cause, miss.reason) == (due, "running", reason)
 
