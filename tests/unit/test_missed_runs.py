@@ -13,6 +13,7 @@ import pytest
 from apscheduler_tasklock._database.rejections import RUN_HISTORY, Rejections
 from apscheduler_tasklock._lock.protocol_messages import ClaimRequest, MissNote
 from apscheduler_tasklock._runs.missed_runs import (
+    MOST_COMPARED,
     MOST_NOTES,
     MOST_RUN_TIMES,
     MissedRuns,
@@ -80,6 +81,30 @@ def tell(missed: MissedRuns, client: Client) -> list[MissNote]:
 
 def offsets(note: MissNote) -> list[float]:
     return [(run_time - T).total_seconds() for run_time in note.run_times]
+
+
+def test_where_the_history_is_long_one_look_sends_fewer_notes(
+    missed: MissedRuns, client: Client
+) -> None:
+    client.settings.history = MOST_COMPARED // 2
+    for task in ("a", "b", "c"):
+        for seconds in (0, 10):
+            missed.note(request(seconds, task), MissCause.RUNNING, "busy")
+    looks = [[note.task_name for note in tell(missed, client)] for _ in range(4)]
+    assert looks == [["a"], ["b"], ["c"], []]
+
+
+def test_the_run_times_of_one_task_wait_equally_long(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jitters = iter([0.0, 3600.0, 3600.0])
+    monkeypatch.setattr("random.uniform", lambda _least, _most: next(jitters))
+    made: Any = client
+    missed = MissedRuns(made, interval=3600.0)
+    for seconds in (0, 10):
+        missed.note(request(seconds), MissCause.RUNNING, "busy")
+    missed.note(request(0, "other"), MissCause.RUNNING, "busy")
+    assert [offsets(note) for note in tell(missed, client)] == [[0.0, 10.0]]
 
 
 def test_run_times_of_one_cause_are_one_note_in_their_order(

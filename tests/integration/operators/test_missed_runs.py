@@ -162,6 +162,38 @@ class TestReasons:
         stretch = (miss.last_scheduled_at - miss.scheduled_at).total_seconds()
         assert miss.run_times == stretch + 1
 
+    def test_an_operator_had_paused_all_tasks_of_a_namespace(
+        self, make_replica: MakeReplica, operator: TaskLocks
+    ) -> None:
+        """The task's own pause ended first, so that of all tasks is told."""
+        replica = make_replica(**OFTEN)
+        add_frequent(replica, lambda: None, last_second())
+        eventually(lambda: operator.tasks("job"))
+        operator.pause_all(duration=None, namespace="jo", by="bob", reason="a move")
+        operator.pause("job", by="ann")
+        operator.resume("job", by="ann")
+        miss = one_miss(operator)
+        assert miss.cause == "paused"
+        assert miss.reason is not None
+        assert miss.reason.startswith("paused with all tasks of jo by bob since ")
+        assert miss.reason.endswith(": a move")
+
+    @pytest.mark.slow
+    def test_runs_that_wait_for_the_database_do_not_count_as_busy_workers(
+        self, make_replica: MakeReplica, operator: TaskLocks, proxy: Proxy
+    ) -> None:
+        replica = make_replica(proxy.url, claim_timeout=3, **OFTEN)
+        add_frequent(replica, lambda: None, last_second())
+        eventually(lambda: operator.runs("job", outcome="ok"))
+        skipped = threading.Event()
+        replica.scheduler.add_listener(lambda _event: skipped.set(), EVENT_JOB_MAX_INSTANCES)
+        refuse(proxy)
+        assert skipped.wait(60)
+        restore(proxy)
+        miss = one_miss(operator)
+        assert miss.cause == "database"
+        assert "running" not in {each.cause for each in misses(operator)}
+
     def test_another_run_was_still_going_on(
         self, make_replica: MakeReplica, operator: TaskLocks, job: Job
     ) -> None:

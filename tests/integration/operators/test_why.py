@@ -106,6 +106,9 @@ class TestStories:
         assert (story.verdict, story.runs) == (Verdict.MISSED, ())
         assert story.miss is not None
         assert (story.miss.reason, story.miss.run_times) == ("the task was paused", 2)
+        is_over = minutes < 20
+        first, last = story.miss.scheduled_at, story.miss.last_scheduled_at
+        assert story.scheduled_at == (last if is_over else first)
         # What happened between the runs before and after; a request for a run came earlier.
         assert [action.outcome for action in story.actions] == ["paused", "resumed"]
 
@@ -129,6 +132,20 @@ class TestStories:
         began_at = "now() - interval '80 min'"
         add_action(connection, "job", 0, started_at=began_at, until=until)
         assert len(operator.why("job", ago(40)).actions) == is_told
+
+    @pytest.mark.parametrize(
+        ("reason", "told"), [("NULL", ["ann@ops"]), ("'with the pauses of others'", [])]
+    )
+    def test_of_several_pauses_those_are_told_that_nobody_took_out(
+        self, operator: TaskLocks, connection: Connection, reason: str, told: list[str]
+    ) -> None:
+        connection.execute("DELETE FROM task_lock_run WHERE ring = 'actions'")
+        for slot, (minutes, by) in enumerate([(80, "ann@ops"), (79, "bob")]):
+            began_at = f"now() - interval '{minutes} min'"
+            add_action(connection, "job", slot, started_at=began_at, until="NULL", by=f"'{by}'")
+        resumed = {"outcome": "'resumed'", "by": "'bob'", "until": "NULL", "reason": reason}
+        add_action(connection, "job", 2, started_at="now() - interval '78 min'", **resumed)
+        assert [action.by for action in operator.why("job", ago(40)).actions] == told
 
     def test_of_a_time_before_the_history_begins(
         self, operator: TaskLocks, command: Command
@@ -205,6 +222,12 @@ class TestCommand:
         assert lines[2].endswith(" (token 3): ValueError")
         assert lines[4].endswith(" paused by ann@ops until resumed (the shop is closed)")
         assert "one alive, started " in lines[6]
+
+    def test_a_run_that_was_over_before_is_only_the_last_one_that_is_known(
+        self, command: Command
+    ) -> None:
+        headline = command("why", "job").out.splitlines()[0]
+        assert headline.endswith(": no later run time is known than that of this run")
 
     def test_tells_the_same_as_json(self, command: Command) -> None:
         told = command("why", "job", "--at", "25m", "--json").json
