@@ -96,7 +96,9 @@ def test_where_a_worker_shuts_its_own_pool_down_nothing_of_ours_is_left(
     replica = make_replica()
     raised: list[BaseException] = []
 
-    def shut_down(_event: Any) -> None:
+    def shut_down(event: Any) -> None:
+        if event.job_id != "job":
+            return
         try:
             replica.scheduler.shutdown(wait=True)
         except RuntimeError as error:
@@ -104,10 +106,12 @@ def test_where_a_worker_shuts_its_own_pool_down_nothing_of_ours_is_left(
         go_on.set()
 
     replica.scheduler.add_listener(shut_down, EVENT_JOB_EXECUTED)
-    was_submitted = threading.Event()  # else it is not a worker that tells its end
+    # The job ends only once the thread that submits jobs has submitted another one. Else that
+    # thread could still be in the submission of the job, and would report its end itself.
+    was_submitted = threading.Event()
     replica.run_once(lambda: was_submitted.wait(60))
     eventually(lambda: replica.codes() == [EVENT_TASK_LOCK_GRANTED])
-    was_submitted.set()
+    replica.run_once(was_submitted.set, job_id="other")
     assert go_on.wait(60)
     assert [str(error) for error in raised] == ["cannot join current thread"]
     eventually(lambda: unreleased(connection) == [])
