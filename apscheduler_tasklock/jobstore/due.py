@@ -475,7 +475,7 @@ class DueJobs:
         attributes = self._read(row)
         if attributes is None:
             return False
-        found = DueRow(row, uuid4(), now, None, None, None, runs_again=False)
+        found = DueRow(row, uuid4(), now, (), None, None, runs_again=False)
         try:
             due = self._due(found, attributes, _Look({}, now, received))
             job = self._scheduler.make_due(attributes, due.run_time)

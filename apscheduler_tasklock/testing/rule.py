@@ -146,9 +146,13 @@ class Row:
     @property
     def due_in_pause(self) -> bool:
         """Whether the due time fell into a pause. Such a run time is never run."""
-        if self.due_at is None or self.paused_at is None or self.due_at < self.paused_at:
+        return self.due_at is not None and self.falls_into_pause(self.due_at)
+
+    def falls_into_pause(self, moment: datetime) -> bool:
+        """Return whether the task was paused at that moment, by what is known of its last pause."""
+        if self.paused_at is None or moment < self.paused_at:
             return False
-        return self.paused_until is None or self.due_at < self.paused_until
+        return self.paused_until is None or moment < self.paused_until
 
     def is_due(self, now: datetime) -> bool:
         """Return whether the due time has passed and the task is not paused."""
@@ -288,8 +292,7 @@ class Claim:
 
     def is_paused(self, row: Row) -> bool:
         """Return whether the task is paused, or was paused when the run time was due."""
-        was_paused = row.paused_until is not None and self.fired < row.paused_until
-        return was_paused or row.is_paused(self.now)
+        return row.is_paused(self.now) or row.falls_into_pause(self.fired)
 
     def is_granted(self, row: Row) -> bool:
         """Return whether the claim is granted now."""
@@ -553,8 +556,7 @@ def _due_after_run(row: Row, end: RunOutcome, now: datetime, ended_at: datetime)
     # A run time that came while a manual run went on is due at the end of that run. But a run time
     # that was overdue before the manual run, or fell into a pause, keeps its due time.
     follows = is_manual and not row.finished and overdue_at > row.started_at
-    in_pause = row.paused_at is not None and row.paused_until is None
-    if follows and not (in_pause or (row.paused_until is not None and due_at < row.paused_until)):
+    if follows and not row.due_in_pause:
         return replace(row, due_at=now, overdue_at=now + max(grace, SHORTEST_WAIT))
     # A manual run moves the due time only if it makes up for the overdue run time: the task was
     # overdue when the manual run began, and the manual run succeeded.

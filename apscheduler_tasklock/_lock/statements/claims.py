@@ -17,7 +17,7 @@ from apscheduler_tasklock._lock.statements.columns import (
     select_list,
 )
 from apscheduler_tasklock._lock.statements.conditions import (
-    IS_PAUSED,
+    IS_PAUSED_OR_WAS_AT_FIRED,
     IS_WANTED,
     ROW_COLUMNS,
     SAFELY,
@@ -121,14 +121,13 @@ class Claim:
         # A hold is not paused with all tasks, because its code waits for it.
         self.paused_with_all = f"""(
             {asked["runs"]} <> '' AND {paused_with_all(asked["task_name"], "asked.fired")})"""
-        paused_itself = f"({IS_PAUSED} OR COALESCE(asked.fired < lock.paused_until, false))"
         # The CASE checks the window first, because the window decides most claims, and its check
         # costs less. `is_free` needs no CASE, because PostgreSQL evaluates the cheaper parts of a
         # WHERE clause first.
-        self.paused = f"""({paused_itself} OR CASE WHEN {self.new_window}
+        self.paused = f"""({IS_PAUSED_OR_WAS_AT_FIRED} OR CASE WHEN {self.new_window}
                            THEN {self.paused_with_all} ELSE false END)"""
         is_free = f"""NOT {self.own} AND {self.new_window} AND NOT {self.waits}
-                      AND NOT {paused_itself} AND NOT {self.paused_with_all}"""
+                      AND NOT {IS_PAUSED_OR_WAS_AT_FIRED} AND NOT {self.paused_with_all}"""
         self.may_claim = f"{NOT_RUNNING} AND {is_free} AND {IS_WANTED}"
         due = due_after(asked, "asked.fired")
         # `schedule_since` is when the claim's replica got the schedule. If the row's window has the

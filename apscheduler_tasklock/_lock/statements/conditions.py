@@ -63,19 +63,25 @@ IS_PAUSED = "COALESCE(lock.paused_until > now(), lock.paused_at IS NOT NULL)"
 DUE_IN_PAUSE = """COALESCE(lock.due_at >= lock.paused_at
     AND (lock.paused_until IS NULL OR lock.due_at < lock.paused_until), false)"""
 
+# Whether the task itself is paused, or the run time fell into its last pause. A run time that was
+# due before the pause may be run after it.
+IS_PAUSED_OR_WAS_AT_FIRED = f"""({IS_PAUSED} OR COALESCE(
+    asked.fired >= lock.paused_at AND asked.fired < lock.paused_until, false))"""
 
 # Whether a pause of all tasks is for a name, as a jsonpath. Names that begin with the namespace are
 # those from `namespace` on and before `before`, since jsonpath compares texts by their code points.
 # One function call is evaluated quickly, and only where there is a row with pauses of all tasks.
 _IS_FOR_NAME = "@.namespace <= $name && (@.before == null || $name < @.before)"
-_ENDS_AFTER = "(@.until == null || $at < @.until)"
+_GOES_ON = "(@.until == null || $now < @.until)"
+_IS_AT = "(@.since <= $at && (@.until == null || $at < @.until))"
 
 
-def _some_pause_of_all(condition: str, name: str, at: str) -> str:
+def _some_pause_of_all(condition: str, name: str, at: str = "now()") -> str:
     """Return whether there is a pause of all tasks for a name. False also for unreadable pauses."""
     return f"""COALESCE((SELECT jsonb_path_exists(
         all_pauses.pauses, '$[*] ? ({_IS_FOR_NAME} && {condition})'::jsonpath,
-        pg_catalog.jsonb_build_object('name', {name}, 'at', extract(epoch FROM {at})), true)
+        pg_catalog.jsonb_build_object('name', {name}, 'at', extract(epoch FROM {at}),
+                                      'now', extract(epoch FROM now())), true)
         FROM all_pauses), false)"""
 
 
@@ -100,13 +106,14 @@ def listed_pauses(table: str) -> str:
     )"""
 
 
-def paused_with_all(task_name: str, fired: str = "now()") -> str:
-    """Return whether all tasks of a name's namespace are paused at the run time, or later.
+def paused_with_all(task_name: str, fired: str | None = None) -> str:
+    """Return whether all tasks of a name's namespace are paused, or were paused at the run time.
 
-    This is true until the pause's end for all run times, and afterwards for those before its end,
-    also for run times before the pause was made. The statement has the query :func:`all_pauses`.
+    The statement has the query :func:`all_pauses`.
     """
-    return _some_pause_of_all(_ENDS_AFTER, task_name, f"LEAST(now(), {fired})")
+    if fired is None:
+        return _some_pause_of_all(_GOES_ON, task_name)
+    return _some_pause_of_all(f"({_GOES_ON} || {_IS_AT})", task_name, fired)
 
 
 # Whether a task is paused, by itself or with all tasks. A task that only holds use is not paused
@@ -114,7 +121,7 @@ def paused_with_all(task_name: str, fired: str = "now()") -> str:
 IS_PAUSED_IN_ANY_WAY = f"""({IS_PAUSED}
     OR (lock.runs <> '' AND {paused_with_all("lock.task_name")}))"""
 DUE_IN_ANY_PAUSE = f"""({DUE_IN_PAUSE} OR (lock.runs <> '' AND lock.due_at IS NOT NULL AND {
-    _some_pause_of_all(f"@.since <= $at && {_ENDS_AFTER}", "lock.task_name", "lock.due_at")
+    _some_pause_of_all(_IS_AT, "lock.task_name", "lock.due_at")
 }))"""
 
 

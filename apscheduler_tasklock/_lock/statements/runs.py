@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from apscheduler_tasklock._lock.statements.conditions import (
     DUE_IN_ANY_PAUSE,
+    DUE_IN_PAUSE,
     IS_PAUSED_IN_ANY_WAY,
     JUST_BEFORE,
     KEPT_TO_BEGIN,
@@ -58,9 +59,8 @@ class _Release:
         # Whether a run time became due while a manual run went on, so that the task is due at the
         # manual run's end. A due time that was overdue before the manual run, or that fell into a
         # pause, does not change.
-        follows = """(lock.kind = 'manual' AND lock.finished_at IS NULL AND lock.due_at <= now()
-                      AND lock.overdue_at > lock.started_at
-                      AND COALESCE(lock.due_at >= lock.paused_until, lock.paused_at IS NULL))"""
+        follows = f"""(lock.kind = 'manual' AND lock.finished_at IS NULL AND lock.due_at <= now()
+                      AND lock.overdue_at > lock.started_at AND NOT {DUE_IN_PAUSE})"""
         # Whether the next run time has passed while the run went on, so that a later one is due. A
         # manual run moves the due time only if it makes up for an overdue run: the task was overdue
         # when the manual run began, and the outcome is "ok".
