@@ -113,8 +113,9 @@ _RECURS = "trigger ->> 'type'::text IS DISTINCT FROM 'date'"
 _HAS_SHORT_ID = f"octet_length(job.id) <= {4 * LONGEST_NAME} AND length(job.id) <= {LONGEST_NAME}"
 # The limit of a task's name counts bytes.
 _HAS_SHORT_NAMES = f"octet_length(task_name) <= {LONGEST_NAME} AND {_HAS_SHORT_ID}"
-# Whether all tasks are paused, and in which times the task is or was paused. A task that no replica
-# has registered has no name yet, so only a pause of all tasks without a namespace is for it.
+# Whether a job's task is paused with all tasks, and in which times the task is or was paused. A
+# job's row has no task's name before a replica has written it. Until then only a pause without a
+# namespace is for the job.
 _TASK_NAME = "COALESCE(job.task_name, '')"
 _PAUSED_WITH_ALL = paused_with_all(_TASK_NAME)
 _PAUSES = f"""(SELECT pg_catalog.range_agg(pg_catalog.tstzrange(since, until)) FROM (
@@ -336,8 +337,8 @@ class JobRows:
         self._now = Statement("SELECT now() AS database_time")
         shortly_before_due = "lock.due_at - interval '1 minute'"
         # The job's next run time can be after the task's overdue time for two reasons. If a user
-        # has put the job off, the task's due time is stale. If run times were missed, it is not
-        # stale, because the task is overdue.
+        # has put the job off, the task's due time is stale. If run times were missed, the due time
+        # is right, because the task is overdue.
         self._recurring = Statement(f"""
             SELECT job.id AS job_id, {_EXECUTOR} AS executor, task_name,
                    CASE WHEN lock.task_name IS NULL THEN true
@@ -402,7 +403,7 @@ class JobRows:
         since: datetime | None = None,
         among: Sequence[str] = (),
     ) -> DueRows:
-        """Read due jobs that may be claimed. The read locks and writes nothing.
+        """Read due jobs that may be claimed. The read locks nothing, and writes nothing.
 
         :param most: limits the jobs of each executor, by the executor's alias
         :param stable: whether the rows are believed, as in ``ReadTimes``
@@ -748,7 +749,7 @@ def _change(jobs: str) -> str:
 
 
 def _remove(jobs: str, which: str) -> str:
-    """Return the statement that removes jobs. Ended jobs stay, because users do not see them."""
+    """Return the statement that removes jobs. Ended jobs stay until their last run is over."""
     return f"""
         WITH removed AS (DELETE FROM {jobs} WHERE {which} AND NOT ended AND {BRIEFLY} RETURNING id)
         SELECT id FROM removed WHERE {_NOTIFIES}

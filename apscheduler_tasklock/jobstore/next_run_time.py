@@ -63,9 +63,9 @@ def due_run(
 ) -> Due:
     """Return which run time of a job is due, and since when it is late.
 
-    The lateness of a run time is the time from ``due_at`` until its run could have begun here: the
-    scheduler ran, the job's last change was made, and the last run of its task was over. The wait
-    for a free worker does not count.
+    The lateness of a run time is the time from ``due_at`` until its run could have begun here. A
+    run can begin when the scheduler runs, the job's last change was made, and the last run of its
+    task is over. The wait for a free worker does not count.
 
     For example, a task runs from 10:00 to 10:17, and its job is due every 5 minutes. Then 10:15 is
     due from 10:17 on, and 10:05 and 10:10 are missed. Run times in a pause of the task are treated
@@ -92,8 +92,8 @@ def due_run(
     if first_in_pause is not None:
         over_at.append(first_in_pause)
     begin = min(now, _latest(begins), key=datetime.timestamp)
-    # A run time that is late by more than the grace time is missed. That is not so for a run time
-    # that is run again, because it is due only from the end of the last run on.
+    # A run time that is late by more than the grace time is missed. A run time that is run again is
+    # not missed, because it is due only from the end of the last run on.
     if grace is not None and not found.runs_again:
         over_at.append(begin - timedelta(seconds=grace))
     missed_before = min(until, _latest(over_at), key=datetime.timestamp)

@@ -43,16 +43,17 @@ EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 # The value of the times in the row of a task that has never run.
 NEVER = EPOCH
 
-# Limits the distance between an exact run time and the run time that the claim's lag results in.
+# Limits the distance between an exact run time and the run time that results from the claim's lag.
 TOLERANCE = timedelta(minutes=5)
 # A release that opens the window again sets the window's end before its start, by half the length
 # of the window. These times limit this distance from above and from below.
 LONGEST_BEFORE = timedelta(seconds=1)
 SHORTEST_BEFORE = timedelta(microseconds=1)
-# The shortest time that replicas have to find a dead run or a due task: two poll
-# intervals, because replicas look for them only once in each poll interval.
+# The shortest time that replicas have to find a dead run or a due task: two poll intervals, because
+# replicas look for them only once in each poll interval.
 SHORTEST_WAIT = timedelta(seconds=10)
-# For how long a one-off job's run that was handed over before it began can still be begun.
+# If a one-off job's run was handed over before it began, it can still begin for this time, or for
+# its maximum lock if that is longer.
 KEPT_TO_BEGIN = timedelta(hours=1)
 
 
@@ -373,7 +374,8 @@ def take_over(
     """Decide on a takeover of a dead run. The row keeps its window and its maximum lock."""
     if row is None:
         return Decision(None, None)
-    # After an outage the holder may be alive, because its renewals failed in the outage, too.
+    # After an outage the holder may be alive although its lease has ended, because its renewals
+    # failed in the outage, too.
     is_doubted = not (row.finished or row.handed_over or times.stable)
     may_take_over = (
         row.claim_id == request.dead_claim_id
@@ -705,7 +707,8 @@ def pause(
     return replace(
         row,
         pauses=pauses,
-        # A due time in a pause that has ended stays void.
+        # Keep the begin of a pause that has ended while the due time is in it, so that this due
+        # time stays void.
         paused_at=(row.paused_at if goes_on or row.due_in_pause else None) or now,
         paused_until=_as_time(until),
         recorded_actions=row.recorded_actions + 1,
@@ -734,7 +737,7 @@ def _lasting(row: Row, now: datetime) -> list[dict[str, Any]]:
 
 
 def _latest(ends: Sequence[float | None]) -> float | None:
-    """Return the latest end in seconds since 1970; ``None``: one has no end."""
+    """Return the latest end in seconds since 1970; ``None`` if a pause has no end."""
     known = [end for end in ends if end is not None]
     return max(known) if len(known) == len(ends) else None
 
@@ -794,8 +797,8 @@ def state_of(row: Row, now: datetime) -> RunState:
 def overtaken(runs: Iterable[Run], request: ReleaseRequest, now: datetime) -> list[Run]:
     """Return a task's history after a release whose claim is no longer in the task's row.
 
-    The history has the run as dead or freed, but the run has gone on until now. So its outcome
-    becomes ``"overtaken"``, unless the release hands the window over.
+    The history has the run as dead or freed, but the run has gone on, and has ended only later. So
+    its outcome becomes ``"overtaken"``, unless the release hands the window over.
     """
     is_late = request.end.window is not WindowAfter.HAND_OVER
     return [
@@ -807,7 +810,10 @@ def overtaken(runs: Iterable[Run], request: ReleaseRequest, now: datetime) -> li
 
 
 def _followed(row: Row) -> tuple[Row, tuple[Run, ...]]:
-    """Return the row for the next claim, with the next token. An unfinished run has died."""
+    """Return the row for the next claim, with the next token.
+
+    The last run has died if it is unfinished and was not handed over.
+    """
     ended: tuple[Run, ...] = ()
     if row.finished or row.handed_over:
         row = replace(row, last_outcome=None)

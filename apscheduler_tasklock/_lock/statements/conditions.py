@@ -14,7 +14,7 @@ NEVER = "timestamptz 'epoch'"
 # statement assumes that no replica will act. Replicas act after a look, so the time is two
 # intervals between looks.
 SHORTEST_WAIT = "interval '10 seconds'"
-# For how long a one-off job's run that was handed over before it began can still be begun.
+# The least time for which a one-off job's run that never began can be begun after its hand-over.
 KEPT_TO_BEGIN = "interval '1 hour'"
 
 
@@ -26,10 +26,10 @@ STANDS = "(lock.finished_at IS NULL AND NOT lock.handed_over AND lock.run_until 
 # registered another schedule since that claim.
 WINDOW_SCHEDULE = "COALESCE(lock.window_schedule, lock.schedule)"
 
-# The time from the window's end to its start after a release has opened the window again. The
-# release sets the window's end before the window's start: by half the window or a second, whichever
-# is shorter. So all claims of this window find it open, although small differences of the clocks
-# make their `fired` differ. A claim of an earlier window does not find it open.
+# A release opens its window again by setting the window's end to this time before the window's
+# start: half the window or a second, whichever is shorter. All claims of this window then find it
+# open, although small differences of the clocks make their run times differ. Claims of an earlier
+# window do not find it open.
 JUST_BEFORE = """GREATEST(interval '1 microsecond', LEAST(interval '1 second',
     (lock.window_until - lock.window_start) / 2::float8))"""
 
@@ -68,9 +68,10 @@ DUE_IN_PAUSE = """COALESCE(lock.due_at >= lock.paused_at
 IS_PAUSED_OR_WAS_AT_FIRED = f"""({IS_PAUSED} OR COALESCE(
     asked.fired >= lock.paused_at AND asked.fired < lock.paused_until, false))"""
 
-# Whether a pause of all tasks is for a name, as a jsonpath. Names that begin with the namespace are
-# those from `namespace` on and before `before`, since jsonpath compares texts by their code points.
-# One function call is evaluated quickly, and only where there is a row with pauses of all tasks.
+# Whether a pause of all tasks is for a name, as a jsonpath. Jsonpath compares texts by their code
+# points, so the names that begin with the namespace are those from `namespace` on and before
+# `before`. A jsonpath needs only one call of a function, which is fast, and which is made only if
+# there is a row with pauses of all tasks.
 _IS_FOR_NAME = "@.namespace <= $name && (@.before == null || $name < @.before)"
 _GOES_ON = "(@.until == null || $now < @.until)"
 _IS_AT = "(@.since <= $at && (@.until == null || $at < @.until))"
@@ -88,8 +89,7 @@ def _some_pause_of_all(condition: str, name: str, at: str = "now()") -> str:
 def all_pauses(table: str) -> str:
     """Return the query of the pauses of all tasks, for a WITH clause: one row or none.
 
-    Its row also has pauses that have ended, for a day, so that no run makes up for run times in
-    them.
+    The row keeps a pause for a day after its end, so that no run makes up for the run times in it.
     """
     return f"""all_pauses AS (
         SELECT side.pauses FROM {table} AS side WHERE side.task_name = {ALL_TASKS})"""
@@ -107,9 +107,10 @@ def listed_pauses(table: str) -> str:
 
 
 def paused_with_all(task_name: str, fired: str | None = None) -> str:
-    """Return whether all tasks of a name's namespace are paused, or were paused at the run time.
+    """Return whether a pause of all tasks keeps the run time of a task from being run.
 
-    The statement has the query :func:`all_pauses`.
+    A pause that has not ended keeps all run times of its tasks from being run. A pause that has
+    ended does so for the run times in it. The statement has the query :func:`all_pauses`.
     """
     if fired is None:
         return _some_pause_of_all(_GOES_ON, task_name)

@@ -151,7 +151,9 @@ class _Release:
         return f", entry AS ({entry})"
 
     def overtaken(self, late: str) -> str:
-        """Return the part that corrects the entries of runs that seemed dead, but end only now.
+        """Return the part that corrects the entries of runs that seemed over, but end only now.
+
+        Such a run seemed dead, or an operator has freed its task.
 
         :param late: a FROM clause and a condition, with the columns ``task_name``, ``token`` and
             ``ended_at`` of these runs as ``late``
@@ -261,8 +263,9 @@ def renew(table: str) -> str:
     during an outage, and their runs go on. A row that another session has locked is not
     renewed, so that the other renewals are not delayed. Its ``locked_until`` is returned as null.
 
-    The last renewal before the maximum lock ends sets ``overran`` in the row, because the holder
-    was alive at that renewal. A claim without a lease has only this renewal.
+    The last renewal before the maximum lock ends sets ``overran`` in the row. It shows that the
+    holder was alive then, so a run that is not finished afterwards has overrun, and is not dead. A
+    claim without a lease has only this renewal.
     """
     return f"""
         WITH asked AS (
