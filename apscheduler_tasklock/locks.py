@@ -96,6 +96,10 @@ PAUSE = 0.3
 LONGEST_TABLE_WAIT = 0.5
 TABLE_ATTEMPTS = 10
 TABLE_BREAK = 1.0
+_TABLE_LOCKED = (
+    "The task lock table is locked by other sessions; to pause all tasks is tried again, for some "
+    "15 seconds"
+)
 
 LOST = (
     "Task %r: its lock is lost (token %s), and another replica may have the task. Either the lock "
@@ -489,7 +493,7 @@ class TaskLocks:
         is_written = False
         for attempt in range(TABLE_ATTEMPTS):
             if attempt:
-                time.sleep(jittered(TABLE_BREAK))
+                _wait_for_table(attempt)
             made = self._operate(
                 lambda operations, cursor: operations.pause_all(
                     cursor, namespace, seconds, name, reason or None, pause_id, limit
@@ -980,6 +984,12 @@ def _check_zone(where: str, **moments: datetime | None) -> None:
                 f"{where}: {name} must be a time with a zone, not {moment!r}; "
                 f"{name}.astimezone() gives it this machine's"
             )
+
+
+def _wait_for_table(attempt: int) -> None:
+    if attempt == 1:
+        logger.warning(_TABLE_LOCKED)
+    time.sleep(jittered(TABLE_BREAK))
 
 
 def _check_lengths(where: str, **texts: str | None) -> None:
