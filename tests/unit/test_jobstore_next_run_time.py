@@ -294,6 +294,8 @@ class TestLateness:
             ([(1, 40)], 50, 0, False),
             ([(1, 150)], 155, 0, False),  # and not the one of the pause, after 120 s
             ([(-9, -5), (1, 150)], 155, 0, False),
+            ([(-5, 150)], 155, 120, True),
+            ([(0, 150)], 155, 120, True),
             ([(-5, 40), (55, 70)], 75, 0, True),
         ],
     )
@@ -311,6 +313,12 @@ class TestLateness:
         due = due_run(found, MINUTE, at(now), coalesce=coalesce, grace=1, running_since=at(-9999))
         assert (due.run_time, due.in_pause) == (at(run_time), in_pause)
         assert not due.is_missed(1)
+
+    def test_one_that_came_while_its_task_ran_and_before_a_pause_is_not_one_with_those_in_it(
+        self,
+    ) -> None:
+        found = row_due(ran_since=at(-5), ran_until=at(100), pauses=[paused(30, 150)])
+        assert late(155, found, coalesce=False) == (0, 0, False)
 
     def test_those_that_are_late_by_more_than_the_grace_time_are_passed_over_at_once(self) -> None:
         assert late(299, row_due(), since=290, coalesce=False, grace=70) == (180, 110, True)
