@@ -11,7 +11,7 @@ raises its ``version`` and gives it another ``changed_id``.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -30,11 +30,13 @@ from apscheduler_tasklock._lock.protocol import (
     LOCK_TIMEOUT,
     history_beside,
     note_rejected_history,
+    storable_reason,
 )
-from apscheduler_tasklock._lock.protocol_messages import JobMove
+from apscheduler_tasklock._lock.protocol_messages import JobMove, MissedTimes
 from apscheduler_tasklock._lock.statements import (
     CHANGE_ID,
     MAY_BE_CLAIMED,
+    MISSED_TYPES,
     Statement,
     for_template,
     many,
@@ -426,24 +428,28 @@ class JobRows:
         moves: Mapping[JobMove, str],
         *,
         run: bool = False,
-        void: Collection[JobMove] = (),
+        missed: Mapping[JobMove, MissedTimes] | None = None,
     ) -> set[str]:
         """Move jobs on without a claim; return the ids of the jobs that were moved on.
 
         A job that was changed or moved on since it was read is not moved on. If a job ends with a
-        missed run time, the run history gets an entry for that run time.
+        missed run time, the run history gets an entry for it.
 
         :param moves: the moves, each with the name of its task
         :param run: whether the run times are about to run without a lock. Otherwise they were
             missed, or fell into a pause.
-        :param void: the moves whose run times fell into a pause
+        :param missed: the run times that each move leaves unrun, and why
         """
+        told = {move: each.parameters for move, each in (missed or {}).items()}
+        for each in told.values():
+            each["reason"] = storable_reason(cursor.connection, str(each["reason"]))
+        nothing: dict[str, object] = dict.fromkeys(MISSED_TYPES)
         asked = many(
-            {**move.parameters, "task_name": name, "runs": run, "is_void": move in void}
+            {**move.parameters, "task_name": name, "runs": run, **told.get(move, nothing)}
             for move, name in moves.items()
         )
         statement = self._move_on_noted
-        if statement is None or run or self._rejections.is_left_out(RUN_HISTORY):
+        if statement is None or not missed or self._rejections.is_left_out(RUN_HISTORY):
             return self._moved(cursor, self._move_on, asked)
         try:
             moved = self._moved(cursor, statement, asked)

@@ -15,6 +15,7 @@ from apscheduler_tasklock._lock.outcomes import (
     WindowAfter,
 )
 from apscheduler_tasklock._values import logger_of
+from apscheduler_tasklock.status import MissCause
 
 logger = logger_of(__name__)
 
@@ -512,6 +513,34 @@ class ManualRequest:
     def parameters(self, *, stable: bool) -> dict[str, object]:
         """Return the parameters of the statement."""
         return {**vars(self), "stable": stable}
+
+
+@dataclass(frozen=True)
+class MissedTimes:
+    """Missed run times of a stored job that follow each other.
+
+    :ivar first: the first one
+    :ivar last: the last one
+    :ivar count: how many they are
+    :ivar cause: why they were missed
+    :ivar reason: why they were missed, in words for operators
+    """
+
+    first: datetime
+    last: datetime
+    count: int
+    cause: MissCause
+    reason: str
+
+    @property
+    def parameters(self) -> dict[str, object]:
+        """The parameters of a statement that writes their entry."""
+        return {
+            "first_at": self.first,
+            "run_times": self.count,
+            "cause": self.cause.value,
+            "reason": self.reason,
+        }
 
 
 @dataclass(frozen=True)
