@@ -38,6 +38,7 @@ from apscheduler_tasklock._lock.client import (
 )
 from apscheduler_tasklock._lock.forking import replace_in_each_child
 from apscheduler_tasklock._lock.protocol_messages import ClaimRequest, MissedTimes, RunState
+from apscheduler_tasklock._lock.settings import lock_settings
 from apscheduler_tasklock._runs.adapter import (
     SchedulerAdapter,
     accepts_nothing_more,
@@ -86,7 +87,6 @@ from apscheduler_tasklock.events import (
     EVENT_TASK_LOCK_ERROR,
     TaskLockEvent,
 )
-from apscheduler_tasklock.locks import lock_settings
 from apscheduler_tasklock.options import (
     DEFAULT,
     DEFAULTS,

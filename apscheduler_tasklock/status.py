@@ -236,6 +236,7 @@ class JobStatus:
 OUTCOMES = (
     *("ok", "error", "cancelled", "died", "overran", "overtaken", "freed", "missed"),
     *("paused", "resumed", "run", "acknowledged"),
+    *("job-paused", "job-resumed", "job-moved", "job-removed"),
 )
 # The kinds of a run; see :class:`Run`.
 KINDS = ("schedule", "takeover", "manual", "hold", "operator")
@@ -281,7 +282,8 @@ class Run:
         operator freed its task, and the run has not reported its end; ``"overtaken"``: it was taken
         over or freed, and has reported its end afterwards; ``"missed"``: no replica has run the run
         time, see ``reason``. Of what an operator did: ``"paused"``, ``"resumed"``, ``"run"`` (a
-        manual run was asked for), ``"freed"`` or ``"acknowledged"``
+        manual run was asked for), ``"freed"`` or ``"acknowledged"``; with its job of the job store
+        ``"job-paused"``, ``"job-resumed"``, ``"job-moved"`` or ``"job-removed"``
     :ivar error_type: class of its exception
     :ivar error: message of its exception, 500 characters at most
     :ivar traceback: its exception's frames, chain and group, 4,000 characters at most; ``None``
@@ -289,7 +291,8 @@ class Run:
     :ivar by: the operator's name; ``None`` for a run
     :ivar until: when the operator's pause ends, or the request for a manual run expires; ``None``:
         it has no end
-    :ivar reason: the operator's reason for a pause; of missed run times, why no replica ran them
+    :ivar reason: the operator's reason for a pause; after a change of a job, its next run time in
+        words; of missed run times, why no replica ran them
     :ivar cause: of missed run times, the reason in one word for programs, a value of
         :class:`MissCause`; ``None`` for all other entries
     :ivar last_scheduled_at: of missed run times the last one; ``None`` for all other entries

@@ -24,6 +24,7 @@ from apscheduler_tasklock.cli.output import (
 from apscheduler_tasklock.cli.runs import (
     action_in_words,
     actions_of,
+    did_in_words,
     miss_in_words,
     misses_of,
     run_rows,
@@ -60,9 +61,6 @@ _LONG_DELAY = 1.0
 
 # Limits the replicas that are named, because a fleet may have hundreds.
 _MOST_REPLICAS = 5
-
-# What operators do, in words. Other outcomes are shown as they are.
-_ACTIONS = {"run": "a run asked for"}
 
 _COLUMNS = (
     "task",
@@ -158,8 +156,7 @@ def show(options: argparse.Namespace) -> int:
         shown.print()
         shown.print("what operators did:")
         for action in actions:
-            what = _ACTIONS.get(action.outcome, action.outcome)
-            words = f"{what} {action_in_words(action, shown)}"
+            words = f"{did_in_words(action)} {action_in_words(action, shown)}"
             shown.print(f"{shown.moment(action.started_at)}  {words}")
     if misses:
         shown.print()
