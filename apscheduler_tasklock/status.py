@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum
 from typing import Any
@@ -88,6 +89,19 @@ class Pause:
 
 
 @dataclass(frozen=True)
+class OptionSource:
+    """The value of a task's option, and where it is set.
+
+    :ivar value: the value; ``None``: no limit
+    :ivar place: ``"job"``: in the job's kwargs; ``"jobs"``: in the executor's option ``jobs``;
+        ``"function"``: by its decorator; ``"executor"``; or ``"default"``
+    """
+
+    value: Any
+    place: str
+
+
+@dataclass(frozen=True)
 class TaskStatus:
     """The status of a task, read from its row.
 
@@ -131,6 +145,8 @@ class TaskStatus:
     :ivar failover: whether the window of the last run is run again if the run's holder dies
     :ivar function: reference of the job's function; ``None``: only ``hold`` uses the task
     :ivar unreadable: columns of the row that cannot be read. An unreadable schedule is ``None``.
+    :ivar options: the lock options of its job by name, as a replica has registered them
+    :ivar zone: the name of its trigger's time zone; ``None`` if it is not known
     """
 
     name: str
@@ -166,6 +182,8 @@ class TaskStatus:
     failover: bool
     function: str | None = None
     unreadable: tuple[str, ...] = ()
+    options: Mapping[str, OptionSource] = field(default_factory=dict)
+    zone: str | None = None
 
     @property
     def delay(self) -> float | None:

@@ -65,6 +65,7 @@ from apscheduler_tasklock.schema.table import (
 from apscheduler_tasklock.status import (
     JobState,
     JobStatus,
+    OptionSource,
     Pause,
     ReplicaState,
     ReplicaStatus,
@@ -275,6 +276,7 @@ class Operations:
                    CASE WHEN lock.request_until > now() THEN lock.requested_by END AS requested_by,
                    CASE WHEN lock.request_until > now() THEN lock.requested_at END AS requested_at,
                    {_GONE} AS gone, lock.failover, NULLIF(lock.runs, '') AS function,
+                   lock.details,
                    lock.started_at = {NEVER} AS is_new
             FROM {name} AS lock LEFT JOIN known USING (task_name), LATERAL (
                 SELECT pg_catalog.array_agg(token ORDER BY lost.token) AS tokens,
@@ -1153,6 +1155,8 @@ def _task_status(row: dict[str, Any]) -> TaskStatus:
     own_end = row.pop("own_paused_until")
     ends = [own_end] if row.pop("is_paused_itself") else []
     schedule = _from_json(row, "schedule", bad)
+    options, zone = _details(_from_json(row, "details", []))
+    del row["details"]
     pauses = [
         row.pop(f"pauses_{name}") or () for name in ("by", "since", "until", "why", "namespace")
     ]
@@ -1173,8 +1177,23 @@ def _task_status(row: dict[str, Any]) -> TaskStatus:
             "schedule": schedule,
             "late_by": row["late_by"] if is_due else None,
             "unreadable": tuple(bad),
+            "options": options,
+            "zone": zone,
         }
     )
+
+
+def _details(details: Any) -> tuple[dict[str, OptionSource], str | None]:
+    """Return a task's options and its time zone; what has another form is left out."""
+    try:
+        options = {
+            str(name): OptionSource(value, str(place))
+            for name, (value, place) in details["options"].items()
+        }
+        zone = details["zone"]
+    except (AttributeError, LookupError, TypeError, ValueError):
+        return {}, None
+    return options, zone if isinstance(zone, str) else None
 
 
 def _replica_status(row: dict[str, Any], running: tuple[RunningRun, ...]) -> ReplicaStatus:

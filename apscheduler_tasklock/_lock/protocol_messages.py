@@ -588,6 +588,7 @@ class Registration:
     :ivar least_gap: as in :class:`ClaimRequest`
     :ivar runs: the job's function, as in :class:`ClaimRequest`
     :ivar period: seconds from the next run time to the one after it; ``None`` if that is unknown
+    :ivar details: the job's options and its trigger's time zone as JSON, for operators
     """
 
     task_name: str
@@ -598,6 +599,7 @@ class Registration:
     runs: str
     moved: bool = False
     period: float | None = None
+    details: str | None = None
 
 
 @dataclass(frozen=True)

@@ -393,6 +393,15 @@ def total_jitter(trigger: Any) -> float:
     return own + max((total_jitter(part) for part in trigger.triggers), default=0.0)
 
 
+def zone_of(trigger: Any) -> str | None:
+    """Return the name of a trigger's time zone; ``None`` if it has none, or several."""
+    if isinstance(trigger, (AndTrigger, OrTrigger)):
+        zones = {zone_of(part) for part in trigger.triggers}
+        return zones.pop() if len(zones) == 1 else None
+    zone = getattr(trigger, "timezone", None)
+    return None if zone is None else cut(zone, LONGEST_VALUE)
+
+
 def _without_jitter_and_end(trigger: Any) -> Any:
     """Return the trigger without jitter and end date: a copy where one is needed, else itself."""
     is_stock = type(trigger) in _STOCK
