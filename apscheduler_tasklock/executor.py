@@ -914,6 +914,8 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
     ) -> None:
         """Note run times of a job of a ``TaskLockJobStore`` that no replica runs."""
         submission = self._due_submission(job, jobstore, due)
+        if submission.options is None:
+            return
         with suppress(Exception):  # a custom trigger's own code may raise anything
             request = request_of(submission, due.move.run_time, uuid4())
             assert isinstance(request, ClaimRequest)
