@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
@@ -37,7 +37,8 @@ from apscheduler_tasklock._lock.client import (
     client_now,
 )
 from apscheduler_tasklock._lock.forking import replace_in_each_child
-from apscheduler_tasklock._lock.protocol_messages import ClaimRequest, RunState
+from apscheduler_tasklock._lock.protocol_messages import ClaimRequest, MissedTimes, RunState
+from apscheduler_tasklock._lock.settings import lock_settings
 from apscheduler_tasklock._runs.adapter import (
     SchedulerAdapter,
     accepts_nothing_more,
@@ -64,12 +65,7 @@ from apscheduler_tasklock._runs.job_notices import JobNotices
 from apscheduler_tasklock._runs.kept_runs import KeptRuns
 from apscheduler_tasklock._runs.known_tasks import KnownTasks
 from apscheduler_tasklock._runs.misfires import ALWAYS_MISSED, SchedulerPasses
-from apscheduler_tasklock._runs.missed_runs import (
-    IN_PAUSE,
-    MissedRuns,
-    late,
-    too_many_instances,
-)
+from apscheduler_tasklock._runs.missed_runs import MissedRuns, too_many_instances
 from apscheduler_tasklock._runs.presence import Presence
 from apscheduler_tasklock._runs.process_runs import ProcessRuns
 from apscheduler_tasklock._runs.registration import Registrar
@@ -91,7 +87,6 @@ from apscheduler_tasklock.events import (
     EVENT_TASK_LOCK_ERROR,
     TaskLockEvent,
 )
-from apscheduler_tasklock.locks import lock_settings
 from apscheduler_tasklock.options import (
     DEFAULT,
     DEFAULTS,
@@ -313,6 +308,7 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
             report_submitted=self._report_submitted,
             report_missed=self._report_missed,
             note_missed=self._missed.note,
+            note_stored=self._missed.note_stored,
             note_unasked=self._note_unasked,
         )
         if not self._enabled:
@@ -911,16 +907,20 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
         submission = self._due_submission(job, jobstore, due)
         run_time, notifier = due.move.run_time, self._notifier(submission.awaited)
         Reports(submission, run_time, self.locks, notifier).telemetry.skipped("misfire")
-        late_by = time.monotonic() - due.due_at
-        self._note_missed(
-            submission, MissCause.MISFIRE, late(late_by, job.misfire_grace_time or 0.0)
-        )
         self._report_missed(submission)
 
-    def note_void(self, job: Any, jobstore: str, due: DueRun) -> None:
-        """Note that a run time of a job of a ``TaskLockJobStore`` fell into a pause."""
+    def note_missed(
+        self, job: Any, jobstore: str, due: DueRun, missed: Iterable[MissedTimes]
+    ) -> None:
+        """Note run times of a job of a ``TaskLockJobStore`` that no replica runs."""
         submission = self._due_submission(job, jobstore, due)
-        self._note_missed(submission, MissCause.PAUSED, IN_PAUSE)
+        if submission.options is None:
+            return
+        with suppress(Exception):  # a custom trigger's own code may raise anything
+            request = request_of(submission, due.move.run_time, uuid4())
+            assert isinstance(request, ClaimRequest)
+            for each in missed:
+                self._missed.note_stored(request, each)
 
     def _due_submission(self, job: Any, jobstore: str, due: DueRun) -> Submission:
         task = self._jobs.resolve(job, jobstore)

@@ -6,8 +6,6 @@ import asyncio
 import concurrent.futures
 import functools
 import getpass
-import os
-import secrets
 import socket
 import time
 from collections.abc import Callable
@@ -15,7 +13,6 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
-from importlib import import_module
 from inspect import (
     isasyncgen,
     isasyncgenfunction,
@@ -40,7 +37,7 @@ from apscheduler_tasklock._lock.job_changes import JobChanges
 from apscheduler_tasklock._lock.operations import Operations, like_of
 from apscheduler_tasklock._lock.outcomes import RunOutcome
 from apscheduler_tasklock._lock.protocol_messages import ClaimRequest, Refusal
-from apscheduler_tasklock._lock.replica import LockSettings
+from apscheduler_tasklock._lock.settings import lock_settings
 from apscheduler_tasklock._values import LONGEST_MESSAGE, logger_of
 from apscheduler_tasklock.errors import (
     TaskLockDatabaseError,
@@ -56,9 +53,7 @@ from apscheduler_tasklock.options import (
     Default,
     LockOptions,
     check_name,
-    parse_count,
     parse_positive_seconds,
-    parse_switch,
     parse_token,
 )
 from apscheduler_tasklock.schema.table import DEFAULT_TABLE
@@ -80,12 +75,6 @@ logger = logger_of(__name__)
 Function = TypeVar("Function", bound=Callable[..., Any])
 Result = TypeVar("Result")
 
-# Limits ``claim_timeout``, in seconds, because a larger number was hardly meant in seconds.
-LONGEST_CLAIM = 24 * 3600.0
-
-# Limits how many runs of a task the history keeps, so that reading them all stays quick.
-LONGEST_HISTORY = 10_000
-
 # The pause between two claims of a hold, in seconds, while its claims are refused because of a run
 # whose lease has ended.
 PAUSE = 0.3
@@ -106,53 +95,6 @@ LOST = (
     "could not be renewed in time, or the code under it took longer than max_lock; in the second "
     "case, raise max_lock"
 )
-
-
-def lock_settings(
-    database: str | URL | Engine,
-    *,
-    replica_id: str | None = None,
-    claim_timeout: float = 10.0,
-    schema: str | None = None,
-    table: str = DEFAULT_TABLE,
-    history: int | str = 100,
-    redact: Callable[[BaseException], str | None] | None = None,
-    tracebacks: bool | str = False,
-) -> LockSettings:
-    """Return checked settings; for the parameters see :class:`TaskLocks`.
-
-    :raises TaskLockOptionError: a parameter is invalid
-    """
-    is_named = bool(replica_id)
-    replica_id = check_name(replica_id or make_replica_id(), "replica_id")
-    if not 0 < claim_timeout <= LONGEST_CLAIM:
-        raise TaskLockOptionError(
-            f"claim_timeout must be above 0 and at most a day, not {claim_timeout!r} seconds"
-        )
-    if redact is not None and not callable(redact):
-        raise TaskLockOptionError(f"redact must be a function of an exception, not {redact!r}")
-    kept = parse_count(history, "history", "the run history")
-    if kept > LONGEST_HISTORY:
-        raise TaskLockOptionError(f"history must be at most {LONGEST_HISTORY}, not {history!r}")
-    return LockSettings(
-        database,
-        replica_id,
-        claim_timeout,
-        schema,
-        table,
-        kept,
-        redact or str,
-        parse_switch(tracebacks, "tracebacks", "the run history"),
-        is_named=is_named,
-    )
-
-
-def make_replica_id() -> str:
-    """Return an id for this replica: host, process, and a random part.
-
-    The random part is needed, because containers may share host names and process ids.
-    """
-    return f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
 
 
 class TaskLocks:
@@ -644,35 +586,39 @@ class TaskLocks:
         """
         self._operate(lambda operations, cursor: operations.forget(cursor, name))
 
-    def pause_job(self, job_id: str) -> None:
+    def pause_job(self, job_id: str, *, by: str | None = None) -> None:
         """Pause a job of the job store, as APScheduler's ``pause_job`` does, on all replicas.
 
         When the call returns, no run time of the job is claimed until somebody resumes the job. A
         run that has begun is not stopped. A paused job is not changed.
 
+        :param by: the operator's name, shown to others; by default this process's user and host
+        :raises TaskLockOptionError: ``by`` has more than 4,000 characters
         :raises TaskLockNotFoundError: there is no such job
         :raises TaskLockStateError: the job has ended, and is kept until its last run is over
         :raises TaskLockError: the database is unavailable, or rejects the statement
         """
-        self._job_changes().pause(job_id)
+        self._job_changes(by).pause(job_id)
 
-    def resume_job(self, job_id: str) -> datetime:
+    def resume_job(self, job_id: str, *, by: str | None = None) -> datetime:
         """Resume a job of the job store. A job that is not paused is not changed.
 
         Its next run time is the trigger's first run time from now on, by the database's clock. A
         one-off job whose date has passed runs at once. The job's function is not imported, and the
         row's signature is not checked. This call needs APScheduler.
 
+        :param by: the operator's name, shown to others; by default this process's user and host
         :return: the job's next run time
+        :raises TaskLockOptionError: ``by`` has more than 4,000 characters
         :raises TaskLockNotFoundError: there is no such job
         :raises TaskLockStateError: the job has ended; or its trigger is pickled, cannot be read, or
             has no further run time, so that only :meth:`move_job` gives the job a run time
         :raises TaskLockError: the database is unavailable, or rejects the statement
         """
-        # Imported here, because only this operation needs APScheduler, which has the triggers.
-        # Imported by its name, because this module must not depend on the job store.
-        times = import_module("apscheduler_tasklock.jobstore.next_run_time")
-        return self._job_changes().resume(job_id, times.resumed_run_time)
+        # Imported here, because the other operations work without APScheduler.
+        from apscheduler_tasklock.jobstore.next_run_time import resumed_run_time
+
+        return self._job_changes(by).resume(job_id, resumed_run_time)
 
     def run_job(
         self,
@@ -705,7 +651,7 @@ class TaskLocks:
                 "removed"
             )
         if job.is_one_off or job.state is JobState.ENDED:
-            self._job_changes().make_due(job_id)
+            self._job_changes(by).make_due(job_id)
             return None
         if job.task is not None:
             with suppress(TaskLockNotFoundError):  # no replica has registered the task
@@ -715,32 +661,36 @@ class TaskLocks:
             "`apscheduler-tasklock jobs move ID --to now` makes it due, and moves its schedule"
         )
 
-    def move_job(self, job_id: str, to: datetime) -> None:
+    def move_job(self, job_id: str, to: datetime, *, by: str | None = None) -> None:
         """Set the next run time of a job of the job store. A paused job is resumed.
 
         As after APScheduler's ``modify_job(job_id, next_run_time=to)``, the following run times
         come from the trigger, and those of an interval count from ``to``.
 
         :param to: the time, with a zone. If it has passed, the job is due at once.
-        :raises TaskLockOptionError: ``to`` has no zone
+        :param by: the operator's name, shown to others; by default this process's user and host
+        :raises TaskLockOptionError: ``to`` has no zone, or ``by`` has more than 4,000 characters
         :raises TaskLockNotFoundError: there is no such job
         :raises TaskLockStateError: the job has ended, and is kept until its last run is over
         :raises TaskLockError: the database is unavailable, or rejects the statement
         """
         _check_zone("move_job", to=to)
-        self._job_changes().move(job_id, to)
+        self._job_changes(by).move(job_id, to)
 
-    def remove_job(self, job_id: str) -> None:
+    def remove_job(self, job_id: str, *, by: str | None = None) -> None:
         """Remove a job of the job store. No run time of the job is claimed after this call.
 
+        :param by: the operator's name, shown to others; by default this process's user and host
+        :raises TaskLockOptionError: ``by`` has more than 4,000 characters
         :raises TaskLockNotFoundError: there is no such job
         :raises TaskLockStateError: the job has ended, and is kept until its last run is over
         :raises TaskLockError: the database is unavailable, or rejects the statement
         """
-        self._job_changes().remove(job_id)
+        self._job_changes(by).remove(job_id)
 
-    def _job_changes(self) -> JobChanges:
-        return JobChanges(client_now(self._client))
+    def _job_changes(self, by: str | None) -> JobChanges:
+        _check_lengths("a change of a job", by=by)
+        return JobChanges(client_now(self._client), by or _operator())
 
     def _operate(self, operation: Callable[[Operations, Any], Result]) -> Result:
         client = client_now(self._client)

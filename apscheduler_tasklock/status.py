@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum
 from typing import Any
@@ -88,6 +89,19 @@ class Pause:
 
 
 @dataclass(frozen=True)
+class OptionSource:
+    """The value of a task's option, and where it is set.
+
+    :ivar value: the value; ``None``: no limit
+    :ivar place: ``"job"``: in the job's kwargs; ``"jobs"``: in the executor's option ``jobs``;
+        ``"function"``: by its decorator; ``"executor"``; or ``"default"``
+    """
+
+    value: Any
+    place: str
+
+
+@dataclass(frozen=True)
 class TaskStatus:
     """The status of a task, read from its row.
 
@@ -131,6 +145,8 @@ class TaskStatus:
     :ivar failover: whether the window of the last run is run again if the run's holder dies
     :ivar function: reference of the job's function; ``None``: only ``hold`` uses the task
     :ivar unreadable: columns of the row that cannot be read. An unreadable schedule is ``None``.
+    :ivar options: the lock options of its job by name, as a replica has registered them
+    :ivar zone: the name of its trigger's time zone; ``None`` if it is not known
     """
 
     name: str
@@ -166,6 +182,8 @@ class TaskStatus:
     failover: bool
     function: str | None = None
     unreadable: tuple[str, ...] = ()
+    options: Mapping[str, OptionSource] = field(default_factory=dict)
+    zone: str | None = None
 
     @property
     def delay(self) -> float | None:
@@ -236,6 +254,7 @@ class JobStatus:
 OUTCOMES = (
     *("ok", "error", "cancelled", "died", "overran", "overtaken", "freed", "missed"),
     *("paused", "resumed", "run", "acknowledged"),
+    *("job-paused", "job-resumed", "job-moved", "job-removed"),
 )
 # The kinds of a run; see :class:`Run`.
 KINDS = ("schedule", "takeover", "manual", "hold", "operator")
@@ -281,7 +300,8 @@ class Run:
         operator freed its task, and the run has not reported its end; ``"overtaken"``: it was taken
         over or freed, and has reported its end afterwards; ``"missed"``: no replica has run the run
         time, see ``reason``. For what an operator did: ``"paused"``, ``"resumed"``, ``"run"`` (a
-        manual run was asked for), ``"freed"`` or ``"acknowledged"``
+        manual run was asked for), ``"freed"`` or ``"acknowledged"``; with a job of the job store
+        ``"job-paused"``, ``"job-resumed"``, ``"job-moved"`` or ``"job-removed"``
     :ivar error_type: class of its exception
     :ivar error: message of its exception, 500 characters at most
     :ivar traceback: its exception's frames, chain and group, 4,000 characters at most; ``None``
@@ -289,7 +309,8 @@ class Run:
     :ivar by: the operator's name; ``None`` for a run
     :ivar until: when the operator's pause ends, or the request for a manual run expires; ``None``:
         it has no end
-    :ivar reason: the operator's reason for a pause; for missed run times, why no replica ran them
+    :ivar reason: the operator's reason for a pause; for a change of a job, its next run time in
+        words; for missed run times, why no replica ran them
     :ivar cause: for missed run times, the reason in one word for programs, a value of
         :class:`MissCause`; ``None`` for all other entries
     :ivar last_scheduled_at: for missed run times, the last one; ``None`` for all other entries

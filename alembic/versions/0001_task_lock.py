@@ -113,6 +113,7 @@ def _create_task_lock(op: Operations, table: str, schema: str | None) -> None:
         sa.Column("is_last", sa.Boolean, nullable=False, server_default=sa.text("false")),
         sa.Column("window_schedule", sa.Text, nullable=True),
         _moment("schedule_since", nullable=True),
+        sa.Column("details", sa.Text, nullable=True),
         _texts(
             table,
             "task_name",
@@ -124,6 +125,7 @@ def _create_task_lock(op: Operations, table: str, schema: str | None) -> None:
             "requested_by",
             "last_outcome",
             "window_schedule",
+            "details",
         ),
         _times(
             table,

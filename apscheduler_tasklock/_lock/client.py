@@ -60,6 +60,7 @@ from apscheduler_tasklock._lock.protocol_messages import (
     JobMove,
     LockTimes,
     ManualRequest,
+    MissedTimes,
     MissNote,
     Refusal,
     Registered,
@@ -785,12 +786,15 @@ class LockClient:
         """Return a statement that deletes tasks' entries that the run history keeps no longer."""
         return partial(self._protocol.shorten_history, task_names=task_names)
 
-    def begin_move_on(self, moves: Mapping[JobMove, str]) -> AwaitedTicket[set[str], set[str]]:
+    def begin_move_on(
+        self, moves: Mapping[JobMove, str], missed: Mapping[JobMove, MissedTimes]
+    ) -> AwaitedTicket[set[str], set[str]]:
         """Begin to move stored jobs on, because run times were missed. Does not wait.
 
         :param moves: as in :meth:`JobRows.move_on`
+        :param missed: as in :meth:`JobRows.move_on`
         """
-        asked = self._asked_once(partial(self.jobs.move_on, moves=moves))
+        asked = self._asked_once(partial(self.jobs.move_on, moves=moves, missed=missed))
         self._database.submit(asked)
         return asked
 

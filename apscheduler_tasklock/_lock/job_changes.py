@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import datetime
+from datetime import datetime, timezone
 from functools import partial
 from typing import Any, TypeVar
 from uuid import uuid4
@@ -13,6 +13,7 @@ from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.job_rows import (
     LOCKED_JOB,
     MOST_CHANGES,
+    JobAction,
     JobChange,
     JobRow,
     is_removed,
@@ -30,15 +31,19 @@ class JobChanges:
     The methods change next run times and remove rows, and neither read nor sign definitions. So
     they also work for jobs whose rows cannot be read or verified.
 
+    Each change leaves an entry in the run history of the job's task, if the task has a row.
+
     :param client: sends the statements
+    :param by: the operator's name
     """
 
-    def __init__(self, client: LockClient) -> None:
+    def __init__(self, client: LockClient, by: str) -> None:
         self._client = client
+        self._by = by
 
     def pause(self, job_id: str) -> None:
         """Remove a job's next run time."""
-        self._move(job_id, lambda _row: None)
+        self._move(job_id, "job-paused", lambda _row: None)
 
     def resume(
         self, job_id: str, first_run_time: Callable[[JobRow, datetime], datetime]
@@ -53,28 +58,30 @@ class JobChanges:
         def resumed(row: JobRow) -> datetime:
             return row.next_run_time or first_run_time(row, self._ask(self._client.jobs.now))
 
-        return self._move(job_id, resumed)
+        return self._move(job_id, "job-resumed", resumed)
 
     def move(self, job_id: str, to: datetime) -> None:
         """Set a job's next run time."""
-        self._move(job_id, lambda _row: to)
+        self._move(job_id, "job-moved", lambda _row: to)
 
     def make_due(self, job_id: str) -> None:
         """Set a job's next run time to the database's time."""
-        self._move(job_id, lambda _row: self._ask(self._client.jobs.now))
+        self._move(job_id, "run", lambda _row: self._ask(self._client.jobs.now))
 
     def remove(self, job_id: str) -> None:
         """Remove a job."""
-        if not is_removed(self._ask, self._client.jobs, job_id):
+        action = JobAction("job-removed", self._by)
+        if not is_removed(self._ask, self._client.jobs, job_id, action):
             raise self._why_not(job_id)
 
-    def _move(self, job_id: str, next_run_time: Callable[[JobRow], Moment]) -> Moment:
+    def _move(self, job_id: str, outcome: str, next_run_time: Callable[[JobRow], Moment]) -> Moment:
         """Set a job's next run time to what a function returns for its row, and return the time.
 
         The change is made if the row still has its version, also if a claim has moved the job on
         since the read. Only :meth:`resume` computes a time from the row, and it changes only paused
         jobs, which no claim moves on.
 
+        :param outcome: what the operator does, for the run history
         :raises TaskLockNotFoundError: there is no such job
         :raises TaskLockStateError: the job has ended
         """
@@ -85,6 +92,10 @@ class JobChanges:
             wanted = next_run_time(row)
             if wanted == row.next_run_time:
                 return wanted
+            reason = None
+            if wanted is not None and outcome != "run":
+                utc = wanted.astimezone(timezone.utc)
+                reason = f"next run time {utc:%Y-%m-%d %H:%M:%S UTC}"
             change = partial(
                 self._client.jobs.change,
                 job_id=job_id,
@@ -92,6 +103,7 @@ class JobChanges:
                 change=JobChange({}, wanted, task_name=None, defines=False),
                 changed_id=uuid4(),
                 moves=True,
+                action=JobAction(outcome, self._by, reason),
             )
             if self._ask(change):
                 return wanted

@@ -11,7 +11,7 @@ raises its ``version`` and gives it another ``changed_id``.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -31,11 +31,14 @@ from apscheduler_tasklock._lock.protocol import (
     LOCK_TIMEOUT,
     history_beside,
     note_rejected_history,
+    storable_reason,
 )
-from apscheduler_tasklock._lock.protocol_messages import JobMove
+from apscheduler_tasklock._lock.protocol_messages import JobMove, MissedTimes
 from apscheduler_tasklock._lock.statements import (
     CHANGE_ID,
     MAY_BE_CLAIMED,
+    MISSED_TYPES,
+    History,
     Statement,
     for_template,
     many,
@@ -240,6 +243,25 @@ class StoredTask:
 
 
 @dataclass(frozen=True)
+class JobAction:
+    """What an operator does to a job, for the run history.
+
+    :ivar outcome: what it is; one of ``OUTCOMES``
+    :ivar by: the operator's name
+    :ivar reason: more about it, in words for operators
+    """
+
+    outcome: str
+    by: str
+    reason: str | None = None
+
+    @property
+    def parameters(self) -> dict[str, object]:
+        """The parameters of the statement."""
+        return {"outcome": self.outcome, "by": self.by, "reason": self.reason}
+
+
+@dataclass(frozen=True)
 class JobChange:
     """A user's change of a job.
 
@@ -360,8 +382,12 @@ class JobRows:
         self._add = Statement(_add(jobs))
         self._added_id = Statement(f"SELECT added_id FROM {jobs} WHERE id = %(job_id)s")
         self._change = Statement(_change(jobs))
-        self._changed_id = Statement(f"SELECT changed_id FROM {jobs} WHERE id = %(job_id)s")
         self._remove = Statement(_remove(jobs, "id = %(job_id)s"))
+        # The entries of what operators do.
+        entry = _action(lock, runs)
+        self._change_noted = Statement(_change(jobs, entry)) if entry else None
+        self._remove_noted = Statement(_remove(jobs, "id = %(job_id)s", entry)) if entry else None
+        self._changed_id = Statement(f"SELECT changed_id FROM {jobs} WHERE id = %(job_id)s")
         self._remove_all = Statement(_remove(jobs, "true"))
 
     def due(
@@ -431,38 +457,53 @@ class JobRows:
         moves: Mapping[JobMove, str],
         *,
         run: bool = False,
-        void: Collection[JobMove] = (),
+        missed: Mapping[JobMove, MissedTimes] | None = None,
     ) -> set[str]:
         """Move jobs on without a claim; return the ids of the jobs that were moved on.
 
         A job that was changed or moved on since it was read is not moved on. If a job ends with a
-        missed run time, the run history gets an entry for that run time.
+        missed run time, the run history gets an entry for it.
 
         :param moves: the moves, each with the name of its task
         :param run: whether the run times are about to run without a lock. Otherwise they were
             missed, or fell into a pause.
-        :param void: the moves whose run times fell into a pause
+        :param missed: the run times that each move leaves unrun, and why
         """
+        told = {move: each.parameters for move, each in (missed or {}).items()}
+        for each in told.values():
+            each["reason"] = storable_reason(cursor.connection, str(each["reason"]))
+        nothing: dict[str, object] = dict.fromkeys(MISSED_TYPES)
         asked = many(
-            {**move.parameters, "task_name": name, "runs": run, "is_void": move in void}
+            {**move.parameters, "task_name": name, "runs": run, **told.get(move, nothing)}
             for move, name in moves.items()
         )
-        statement = self._move_on_noted
-        if statement is None or run or self._rejections.is_left_out(RUN_HISTORY):
-            return self._moved(cursor, self._move_on, asked)
+        noted = self._move_on_noted if missed else None
+        rows = self._noting(cursor, self._move_on, noted, asked)
+        return {row["job_id"] for row in rows}
+
+    def _noting(
+        self,
+        cursor: Any,
+        statement: Statement,
+        noted: Statement | None,
+        parameters: Mapping[str, object],
+    ) -> list[dict[str, Any]]:
+        """Run a statement with its entries in the run history, or without them if rejected.
+
+        :param noted: the statement with the entries; ``None``: there are none
+        """
+        if noted is None or self._rejections.is_left_out(RUN_HISTORY):
+            return self._rows(cursor, statement, parameters)
         try:
-            moved = self._moved(cursor, statement, asked)
-        except psycopg.DatabaseError as error:  # jobs move on also without a right on the history
+            rows = self._rows(cursor, noted, parameters)
+        except psycopg.DatabaseError as error:  # jobs change also without a right on the history
             if as_unavailable(error) is not None:
                 raise
-            moved = self._moved(cursor, self._move_on, asked)
+            rows = self._rows(cursor, statement, parameters)
             note_rejected_history(cursor, self._table, self._rejections, RUN_HISTORY, error)
-            return moved
+            return rows
         self._rejections.end(RUN_HISTORY)
-        return moved
-
-    def _moved(self, cursor: Any, statement: Statement, asked: Mapping[str, object]) -> set[str]:
-        return {row["job_id"] for row in self._rows(cursor, statement, asked)}
+        return rows
 
     def sweep(self, cursor: Any) -> int:
         """Delete ended jobs whose last run is over; return how many."""
@@ -529,6 +570,7 @@ class JobRows:
         *,
         moves: bool,
         found: JobRow | None = None,
+        action: JobAction | None = None,
     ) -> bool:
         """Change a job; return whether it still had this version.
 
@@ -538,6 +580,8 @@ class JobRows:
         :param found: the row from which the next run time was computed. If the job was moved on
             since that row was read, it is not changed. ``None``: the next run time was not computed
             from a row
+        :param action: what an operator does with this change; ``None``: the change is not an
+            operator's
         """
         parameters = {
             **change.parameters,
@@ -548,14 +592,24 @@ class JobRows:
             "is_computed": found is not None,
             "found_time": found and found.next_run_time,
         }
-        if self._execute(cursor, self._change, parameters).rowcount:
+        noted = None
+        if action is not None:
+            noted, parameters = self._change_noted, {**parameters, **action.parameters}
+        if self._noting(cursor, self._change, noted, parameters):
             return True
         rows = self._rows(cursor, self._changed_id, {"job_id": job_id})
         return bool(rows) and rows[0]["changed_id"] == changed_id
 
-    def remove(self, cursor: Any, job_id: str) -> bool:
-        """Remove a job; return whether there was one."""
-        return bool(self._execute(cursor, self._remove, {"job_id": job_id}).rowcount)
+    def remove(self, cursor: Any, job_id: str, action: JobAction | None = None) -> bool:
+        """Remove a job; return whether there was one.
+
+        :param action: as in :meth:`change`
+        """
+        wanted: dict[str, object] = {"job_id": job_id}
+        if action is None:
+            return bool(self._rows(cursor, self._remove, wanted))
+        wanted.update(action.parameters)
+        return bool(self._noting(cursor, self._remove, self._remove_noted, wanted))
 
     def remove_all(self, cursor: Any) -> int:
         """Remove all jobs, of all replicas; return how many there were."""
@@ -580,17 +634,23 @@ def unsaved(job_id: str) -> TaskLockError:
     )
 
 
-def is_removed(ask: Callable[[Callable[[Any], bool]], bool], jobs: JobRows, job_id: str) -> bool:
+def is_removed(
+    ask: Callable[[Callable[[Any], bool]], bool],
+    jobs: JobRows,
+    job_id: str,
+    action: JobAction | None = None,
+) -> bool:
     """Remove a job; return whether there was one.
 
     :param ask: sends a statement, perhaps several times, because an answer can be lost
+    :param action: as in :meth:`JobRows.change`
     """
     attempts = 0
 
     def remove(cursor: Any) -> bool:
         nonlocal attempts
         attempts += 1
-        return jobs.remove(cursor, job_id)
+        return jobs.remove(cursor, job_id, action)
 
     # No row has an id with NUL, because PostgreSQL's texts have no NUL. If the row is missing after
     # a second attempt, the first attempt may have removed the row although its answer was lost.
@@ -724,15 +784,42 @@ def _add(jobs: str) -> str:
     """
 
 
-def _change(jobs: str) -> str:
-    """Return the statement that changes a job if the job still has the given version."""
+def _action(lock: str, history: History | None) -> str:
+    """Return the part of a WITH clause that notes what an operator does to the jobs of ``done``.
+
+    A task without a row gets no entry. A task whose row another session has locked gets none,
+    either, so that nothing keeps an operator from pausing a job.
+
+    :param history: the run history; ``None``: there is none, and no part
+    """
+    if history is None:
+        return ""
+    entry = history.action(
+        "", "acted AS run", outcome="%(outcome)s::text", reason="%(reason)s::text"
+    )
+    return f""", free AS (
+            SELECT lock.task_name FROM {lock} AS lock
+            WHERE lock.task_name IN (SELECT task_name FROM done)
+            FOR NO KEY UPDATE SKIP LOCKED
+        ), acted AS (
+            UPDATE {lock} AS lock SET recorded_actions = recorded_actions + 1
+            FROM free WHERE lock.task_name = free.task_name
+            RETURNING lock.*
+        ), entry AS ({entry})"""
+
+
+def _change(jobs: str, action: str = "") -> str:
+    """Return the statement that changes a job if the job still has the given version.
+
+    :param action: notes what an operator does; from :func:`_action`
+    """
     defined = ", ".join(
         f"""{name} = CASE WHEN %(defines)s::boolean
                           THEN %({name})s::{kind} ELSE {name} END"""
         for name, kind in _DEFINITION.items()
     )
     return f"""
-        WITH changed AS (
+        WITH done AS (
             UPDATE {jobs} SET {defined}, version = version + 1,
                 task_name = COALESCE(%(task_name)s::text, task_name),
                 changed_id = %(changed_id)s::uuid, changed_at = now(),
@@ -742,15 +829,20 @@ def _change(jobs: str) -> str:
                   AND (NOT %(is_computed)s::boolean
                        OR next_run_time IS NOT DISTINCT FROM %(found_time)s::timestamptz)
                   AND {BRIEFLY}
-            RETURNING id
-        )
-        SELECT id FROM changed WHERE {_NOTIFIES}
+            RETURNING id, task_name
+        ){action}
+        SELECT id FROM done WHERE {_NOTIFIES}
     """
 
 
-def _remove(jobs: str, which: str) -> str:
-    """Return the statement that removes jobs. Ended jobs stay until their last run is over."""
+def _remove(jobs: str, which: str, action: str = "") -> str:
+    """Return the statement that removes jobs. Ended jobs stay until their last run is over.
+
+    :param action: as in :func:`_change`
+    """
     return f"""
-        WITH removed AS (DELETE FROM {jobs} WHERE {which} AND NOT ended AND {BRIEFLY} RETURNING id)
-        SELECT id FROM removed WHERE {_NOTIFIES}
+        WITH done AS (
+            DELETE FROM {jobs} WHERE {which} AND NOT ended AND {BRIEFLY} RETURNING id, task_name
+        ){action}
+        SELECT id FROM done WHERE {_NOTIFIES}
     """

@@ -65,6 +65,7 @@ from apscheduler_tasklock.schema.table import (
 from apscheduler_tasklock.status import (
     JobState,
     JobStatus,
+    OptionSource,
     Pause,
     ReplicaState,
     ReplicaStatus,
@@ -82,14 +83,18 @@ _LAST_PAUSE_UNTIL = """GREATEST(lock.paused_until, (
     SELECT max(listed_pauses.until) FROM listed_pauses
     WHERE starts_with(lock.task_name, listed_pauses.namespace)))"""
 
+# Whether a task is paused, and whether its due time falls into a pause. Each is computed once for a
+# row, because the pauses of all tasks are searched for it, which takes long.
+_IN_PAUSE = f"""(SELECT {IS_PAUSED_IN_ANY_WAY} AS now, {DUE_IN_ANY_PAUSE} AS due OFFSET 0)"""
 # When a task is due. After a pause, a live replica registers the next due time. Without a live
 # replica, the task counts as due about a period after the pause's end.
 _DUE = f"""
-    CASE WHEN NOT {DUE_IN_ANY_PAUSE} THEN lock.due_at
-         WHEN NOT {IS_PAUSED_IN_ANY_WAY} AND lock.started_at <> {NEVER}
-         THEN {_LAST_PAUSE_UNTIL} + GREATEST(lock.due_at - lock.window_start, '0') END
+    (SELECT CASE WHEN NOT in_pause.due THEN lock.due_at
+                 WHEN NOT in_pause.now AND lock.started_at <> {NEVER}
+                 THEN {_LAST_PAUSE_UNTIL} + GREATEST(lock.due_at - lock.window_start, '0')
+            END AS at OFFSET 0)
 """
-_DUE_AND_GRACE = f"({_DUE} + (lock.overdue_at - lock.due_at))"
+_DUE_AND_GRACE = "(due.at + (lock.overdue_at - lock.due_at))"
 # When a task counts as overdue. The sum is limited to the times that Python has, because it may be
 # a time that only PostgreSQL has.
 _OVERDUE = f"""
@@ -136,10 +141,10 @@ _STATE = f"""
               THEN CASE WHEN lock.overrun_at BETWEEN lock.started_at AND now()
                         THEN 'too long' ELSE 'running' END
          WHEN {_OVERRUNS} THEN 'too long'
-         WHEN {IS_PAUSED_IN_ANY_WAY} THEN 'paused'
+         WHEN in_pause.now THEN 'paused'
          WHEN lock.finished_at IS NULL AND NOT lock.handed_over THEN 'dead'
-         WHEN lock.window_start < {_DUE} AND {_OVERDUE} < now() THEN 'overdue'
-         WHEN lock.window_start < {_DUE} AND {_DUE} < now() THEN 'late'
+         WHEN lock.window_start < due.at AND {_OVERDUE} < now() THEN 'overdue'
+         WHEN lock.window_start < due.at AND due.at < now() THEN 'late'
          WHEN {_CUT_AT} IS NOT NULL THEN 'cut'
          WHEN lock.failures > 0 THEN 'failing'
          WHEN lock.started_at = {NEVER} THEN 'new'
@@ -249,11 +254,11 @@ class Operations:
                            FROM (SELECT DISTINCT tasks FROM alive) AS list)
             SELECT lock.task_name AS name, {_STATE} AS state, lock.schedule, lock.kind, lock.token,
                    lock.locked_by AS holder, lock.window_start AS scheduled_at, lock.started_at,
-                   lock.finished_at, lock.locked_until, lock.run_until, {_DUE} AS due_at,
+                   lock.finished_at, lock.locked_until, lock.run_until, due.at AS due_at,
                    GREATEST(lock.window_until, lock.window_start) AS window_until,
                    lock.window_start = {NEVER} AS has_no_window,
                    {_OVERDUE} AS overdue_at,
-                   extract(epoch FROM now() - {_DUE})::float8 AS late_by,
+                   extract(epoch FROM now() - due.at)::float8 AS late_by,
                    extract(epoch FROM CASE WHEN lock.finished_at IS NOT NULL THEN lock.finished_at
                                            WHEN {_OVERRUNS} THEN now()
                                            ELSE LEAST(now(), lock.locked_until) END
@@ -264,7 +269,7 @@ class Operations:
                    stuck.tokens AS stuck_tokens, stuck.replica_ids AS stuck_on,
                    stuck.since AS stuck_since,
                    lock.succeeded_at, lock.failed_at, lock.failures, lock.error_type,
-                   {IS_PAUSED_IN_ANY_WAY} AS paused,
+                   in_pause.now AS paused,
                    CASE WHEN lock.paused_until > now() THEN lock.paused_until END
                        AS own_paused_until,
                    {IS_PAUSED} AS is_paused_itself,
@@ -275,8 +280,10 @@ class Operations:
                    CASE WHEN lock.request_until > now() THEN lock.requested_by END AS requested_by,
                    CASE WHEN lock.request_until > now() THEN lock.requested_at END AS requested_at,
                    {_GONE} AS gone, lock.failover, NULLIF(lock.runs, '') AS function,
+                   lock.details,
                    lock.started_at = {NEVER} AS is_new
-            FROM {name} AS lock LEFT JOIN known USING (task_name), LATERAL (
+            FROM {name} AS lock LEFT JOIN known USING (task_name),
+                 LATERAL {_IN_PAUSE} AS in_pause, LATERAL {_DUE} AS due, LATERAL (
                 SELECT pg_catalog.array_agg(token ORDER BY lost.token) AS tokens,
                        pg_catalog.array_agg(replica_id ORDER BY lost.token) AS replica_ids,
                        pg_catalog.array_agg(since ORDER BY lost.token) AS since
@@ -1152,6 +1159,8 @@ def _task_status(row: dict[str, Any]) -> TaskStatus:
     own_end = row.pop("own_paused_until")
     ends = [own_end] if row.pop("is_paused_itself") else []
     schedule = _from_json(row, "schedule", bad)
+    options, zone = _details(_from_json(row, "details", []))
+    del row["details"]
     pauses = [
         row.pop(f"pauses_{name}") or () for name in ("by", "since", "until", "why", "namespace")
     ]
@@ -1172,8 +1181,23 @@ def _task_status(row: dict[str, Any]) -> TaskStatus:
             "schedule": schedule,
             "late_by": row["late_by"] if is_due else None,
             "unreadable": tuple(bad),
+            "options": options,
+            "zone": zone,
         }
     )
+
+
+def _details(details: Any) -> tuple[dict[str, OptionSource], str | None]:
+    """Return a task's options and its time zone; what has another form is left out."""
+    try:
+        options = {
+            str(name): OptionSource(value, str(place))
+            for name, (value, place) in details["options"].items()
+        }
+        zone = details["zone"]
+    except (AttributeError, LookupError, TypeError, ValueError):
+        return {}, None
+    return options, zone if isinstance(zone, str) else None
 
 
 def _replica_status(row: dict[str, Any], running: tuple[RunningRun, ...]) -> ReplicaStatus:

@@ -542,9 +542,7 @@ class TaskLockProtocol:
         connection = cursor.connection
         asked = [note.parameters for note in notes if not lacking(connection, note.task_name)]
         for note in asked:
-            # A reason may have names of jobs and replicas that PostgreSQL cannot store.
-            reason = str(note["reason"]).encode(errors="replace").decode().replace("\0", "?")
-            note["reason"] = _ascii(reason) if lacking(connection, reason) else reason
+            note["reason"] = storable_reason(connection, str(note["reason"]))
         parameters = {**statements.many(asked), "sent_at": sent_at}
         return {row["task_name"] for row in self._rows(cursor, self._note_misses, parameters)}
 
@@ -635,6 +633,15 @@ class TaskLockProtocol:
         cursor.row_factory = dict_row
         rows: list[dict[str, Any]] = self._execute(cursor, statement, parameters).fetchall()
         return rows
+
+
+def storable_reason(connection: Any, reason: str) -> str:
+    """Return a reason in characters that this database stores.
+
+    A reason may have names of jobs and replicas that PostgreSQL cannot store.
+    """
+    reason = reason.encode(errors="replace").decode().replace("\0", "?")
+    return str(_ascii(reason)) if lacking(connection, reason) else reason
 
 
 def _ascii(text: object) -> object:

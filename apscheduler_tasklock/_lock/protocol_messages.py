@@ -15,6 +15,7 @@ from apscheduler_tasklock._lock.outcomes import (
     WindowAfter,
 )
 from apscheduler_tasklock._values import logger_of
+from apscheduler_tasklock.status import MissCause
 
 logger = logger_of(__name__)
 
@@ -514,6 +515,34 @@ class ManualRequest:
 
 
 @dataclass(frozen=True)
+class MissedTimes:
+    """Missed run times of a stored job that follow each other.
+
+    :ivar first: the first one
+    :ivar last: the last one
+    :ivar count: how many they are
+    :ivar cause: why they were missed
+    :ivar reason: why they were missed, in words for operators
+    """
+
+    first: datetime
+    last: datetime
+    count: int
+    cause: MissCause
+    reason: str
+
+    @property
+    def parameters(self) -> dict[str, object]:
+        """The parameters of a statement that writes their entry."""
+        return {
+            "first_at": self.first,
+            "run_times": self.count,
+            "cause": self.cause.value,
+            "reason": self.reason,
+        }
+
+
+@dataclass(frozen=True)
 class MissNote:
     """A note of run times of a task that this replica has missed, for the run history.
 
@@ -559,6 +588,7 @@ class Registration:
     :ivar least_gap: as in :class:`ClaimRequest`
     :ivar runs: the job's function, as in :class:`ClaimRequest`
     :ivar period: seconds from the next run time to the one after it; ``None`` if that is unknown
+    :ivar details: the job's options and its trigger's time zone as JSON, for operators
     """
 
     task_name: str
@@ -569,6 +599,7 @@ class Registration:
     runs: str
     moved: bool = False
     period: float | None = None
+    details: str | None = None
 
 
 @dataclass(frozen=True)

@@ -115,7 +115,7 @@ def _around(actions: Sequence[Run], begin: datetime, end: datetime | None) -> li
     in_force = [
         each
         for each in earlier
-        if each.outcome == "paused"
+        if each.outcome in ("paused", "job-paused")
         and (each.until is None or each.until > begin)
         and not any(_ends(later, each) for later in earlier)
     ]
@@ -126,8 +126,12 @@ def _around(actions: Sequence[Run], begin: datetime, end: datetime | None) -> li
 def _ends(action: Run, pause: Run) -> bool:
     """Return whether an action took a pause out.
 
-    A resumption has a reason only if it took out the pauses of others, too.
+    A resumption has a reason only if it took out the pauses of others, too. A job has one pause,
+    which anybody ends.
     """
+    if pause.outcome == "job-paused":
+        is_end = action.outcome in ("job-resumed", "job-moved", "job-removed")
+        return is_end and action.started_at >= pause.started_at
     is_later = action.outcome == "resumed" and action.started_at >= pause.started_at
     takes_it = action.by == pause.by or action.reason is not None
     return is_later and takes_it and action.task == pause.task

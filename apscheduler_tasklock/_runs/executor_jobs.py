@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -28,10 +29,10 @@ from apscheduler_tasklock._runs.submission import (
 )
 from apscheduler_tasklock._runs.task_names import canonical_schedule
 from apscheduler_tasklock._runs.tasks import ResolvedTask, Tasks
-from apscheduler_tasklock._runs.trigger_times import period_after, run_times_between
+from apscheduler_tasklock._runs.trigger_times import period_after, run_times_between, zone_of
 from apscheduler_tasklock._values import logger_of
 from apscheduler_tasklock.errors import TaskLockError, TaskLockOptionError
-from apscheduler_tasklock.options import LONGEST_SECONDS, SHORT_LEASE
+from apscheduler_tasklock.options import DEFAULT_MIN_FACTOR, LONGEST_SECONDS, SHORT_LEASE
 
 logger = logger_of(__name__)
 
@@ -343,7 +344,23 @@ class ExecutorJobs:
             least_gap,
             submission.runs,
             period=period,
+            details=self._details(job, key[1], task),
         )
+
+    def _details(self, job: Any, jobstore: str, task: ResolvedTask) -> str:
+        """Return a job's options, each with the place where it is set, and its zone, as JSON."""
+        assert self._tasks is not None
+        assert task.options is not None
+        places, options = self._tasks.places(job), dict[str, tuple[Any, str]]()
+        given = [name for name in task.options.given if name != "name"]
+        if self._scheduler.is_shared(jobstore):  # a stored job has no windows
+            given = [name for name in given if name not in ("min_factor", "min_lock")]
+        elif task.options.min_factor is None and task.options.min_lock is None:
+            options["min_factor"] = (DEFAULT_MIN_FACTOR, "default")
+        for name in given:
+            value = getattr(task.options, name)
+            options[name] = (None if value == inf else value, places[name])
+        return json.dumps({"options": options, "zone": zone_of(job.trigger)})
 
     def _stored_period(self, submission: Submission, run_time: datetime) -> float | None:
         """Return the period of a stored job; ``None``: the job's option ``period`` is used.

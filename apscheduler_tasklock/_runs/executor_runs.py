@@ -30,7 +30,7 @@ from apscheduler_tasklock._database.retries import jittered
 from apscheduler_tasklock._lock.claim_attempts import AnyAttempt
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.limited_claims import Claimed, NotNow
-from apscheduler_tasklock._lock.protocol_messages import ClaimRequest, Refusal
+from apscheduler_tasklock._lock.protocol_messages import ClaimRequest, MissedTimes, Refusal
 from apscheduler_tasklock._lock.releases import ReleaseTicket
 from apscheduler_tasklock._runs import missed_runs
 from apscheduler_tasklock._runs.adapter import (
@@ -108,6 +108,7 @@ class Owner:
     :ivar report_submitted: reports a stored job as submitted, when its run begins
     :ivar report_missed: reports a stored job's missed run time
     :ivar note_missed: notes that this replica has missed a run time, and why
+    :ivar note_stored: notes missed run times of a stored job
     :ivar note_unasked: notes the run times of a submission's job that no replica has asked for,
         from the first of two times on, and before the second one
     """
@@ -129,6 +130,7 @@ class Owner:
     report_submitted: Callable[[Submission], object]
     report_missed: Callable[[Submission], object]
     note_missed: Callable[[ClaimRequest, MissCause, str], object]
+    note_stored: Callable[[ClaimRequest, MissedTimes], object]
     note_unasked: Callable[[Submission, datetime, datetime], object]
 
 
@@ -397,6 +399,12 @@ class ExecutorRuns:
     def _note_granted(self, run: Run) -> None:
         """Note the run times before this granted one, if no replica has asked for them."""
         work: _Work = run.what
+        if run.kind is Kind.STORED and work.submission.due is not None:
+            request = work.attempt.request()
+            assert isinstance(request, ClaimRequest)
+            for missed in work.submission.due.passed:
+                self._owner.note_stored(request, missed)
+            return
         due_at = None if work.attempt.held is None else work.attempt.held.was_due_at
         if run.kind is not Kind.SCHEDULE or due_at is None:
             return
@@ -498,9 +506,10 @@ class ExecutorRuns:
         self._owner.note_given(work.submission)
         if run.is_missed:
             work.attempt.report_missed()
-            self._note_missed(run, MissCause.MISFIRE, self._why_late(run))
+            why = self._why_late(run)
+            self._note_missed(run, MissCause.MISFIRE, why)
             if work.submission.due is not None:
-                self._move_on(run, work.submission.due)
+                self._move_on(run, work.submission.due, why)
                 return
         self._begin_to_give(run)
 
@@ -573,10 +582,11 @@ class ExecutorRuns:
         work.line.post(lambda inputs: inputs.failed.append(run))
         self._note_over(run)
 
-    def _move_on(self, run: Run, due: DueRun) -> None:
+    def _move_on(self, run: Run, due: DueRun, why: str) -> None:
         """Move a stored job on to its next run time, and then report the run as missed."""
         work: _Work = run.what
-        asked = work.locks.begin_move_on({due.move: run.task_name})
+        [*_, missed] = due.missed(MissCause.MISFIRE, why)
+        asked = work.locks.begin_move_on({due.move: run.task_name}, {due.move: missed})
         asked.future.add_done_callback(
             lambda future: work.line.post(partial(self._take_moved, run, future))
         )
@@ -616,7 +626,11 @@ class ExecutorRuns:
             return
         request = work.attempt.request()
         assert isinstance(request, ClaimRequest)
-        self._owner.note_missed(request, cause, reason)
+        if work.submission.due is None:
+            self._owner.note_missed(request, cause, reason)
+            return
+        for missed in work.submission.due.missed(cause, reason):
+            self._owner.note_stored(request, missed)
 
     def _why_late(self, run: Run) -> str:
         """Return why a run is a misfire."""

@@ -20,7 +20,12 @@ from apscheduler_tasklock._database.rejections import RUN_HISTORY
 from apscheduler_tasklock._database.sequences import Steps
 from apscheduler_tasklock._database.sqlstates import NotSentError, RowLockedError
 from apscheduler_tasklock._lock.client import LockClient
-from apscheduler_tasklock._lock.protocol_messages import ClaimRequest, MissNote, Refusal
+from apscheduler_tasklock._lock.protocol_messages import (
+    ClaimRequest,
+    MissedTimes,
+    MissNote,
+    Refusal,
+)
 from apscheduler_tasklock._values import cut, logger_of
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError, TaskLockSchemaError
 from apscheduler_tasklock.status import MissCause
@@ -49,12 +54,14 @@ class _Miss:
     """A run time that this replica has missed.
 
     :ivar ripe_at: when to note it, on the monotonic clock
+    :ivar more: how many run times before it were missed, too, and are only counted
     """
 
     run_time: datetime
     ripe_at: float
     cause: MissCause
     reason: str
+    more: int = 0
 
     @property
     def group(self) -> tuple[MissCause, str]:
@@ -75,13 +82,11 @@ class _OfTask:
     :ivar jitter: seconds for which the notes wait longer, because other replicas may have the same
         notes
     :ivar misses: the missed run times that are kept one by one, by run time
-    :ivar more: how many further run times were missed, which are only counted
     """
 
     request: ClaimRequest
     jitter: float
     misses: dict[datetime, _Miss] = field(default_factory=dict)
-    more: int = 0
 
     def add(self, miss: _Miss) -> None:
         """Add a missed run time. Of two causes, keep the one that comes first in ``MissCause``."""
@@ -89,8 +94,8 @@ class _OfTask:
         if known is not None and _WORTH[known.cause] <= _WORTH[miss.cause]:
             return
         if known is None and len(self.misses) >= MOST_RUN_TIMES:
-            self.more += 1
-            del self.misses[max(self.misses)]
+            last = self.misses.pop(max(self.misses))
+            miss = replace(miss, more=miss.more + last.more + 1)
         self.misses[miss.run_time] = miss
 
     def ripe(self, now: float) -> list[_Miss]:
@@ -103,7 +108,6 @@ class _OfTask:
         """Forget the run times of a note that was sent."""
         for run_time in note.run_times:
             self.misses.pop(run_time, None)
-        self.more -= note.more
 
 
 class MissedRuns:
@@ -123,12 +127,19 @@ class MissedRuns:
         self._pending: dict[str, _OfTask] = {}
 
     def note(
-        self, request: ClaimRequest, cause: MissCause, reason: str, *, not_before: float = -inf
+        self,
+        request: ClaimRequest,
+        cause: MissCause,
+        reason: str,
+        *,
+        not_before: float = -inf,
+        more: int = 0,
     ) -> None:
         """Remember a missed run time.
 
         :param request: the request that claims the run time, whether or not it was sent
         :param not_before: the earliest time to note it, on the monotonic clock
+        :param more: how many run times before it were missed, too, and are only counted
         """
         if not self._locks.settings.history or request.schedule is None:
             return
@@ -148,7 +159,7 @@ class MissedRuns:
                 jitter = random.uniform(0, self._interval)  # noqa: S311  # no secret
                 of_task = self._pending[request.task_name] = _OfTask(request, jitter)
             of_task.request = request
-            of_task.add(_Miss(request.run_time, ripe_at + of_task.jitter, cause, reason))
+            of_task.add(_Miss(request.run_time, ripe_at + of_task.jitter, cause, reason, more))
 
     def note_unasked(
         self, request: ClaimRequest, run_times: Sequence[datetime], found_at: datetime
@@ -160,15 +171,27 @@ class MissedRuns:
         """
         not_before = time.monotonic() + self._locks.settings.timings.unasked_after
         reason = f"nobody asked for it between {_moment(run_times[0])} and {_moment(found_at)}"
-        kept = run_times
-        if len(run_times) > MOST_RUN_TIMES:
-            kept = [*run_times[: MOST_RUN_TIMES - 1], run_times[-1]]
+        more = max(0, len(run_times) - MOST_RUN_TIMES)
+        kept = run_times[: MOST_RUN_TIMES - 1] if more else run_times[:-1]
         for run_time in kept:
             asked = replace(request, run_time=run_time)
             self.note(asked, MissCause.UNASKED, reason, not_before=not_before)
-        with self._lock:
-            if request.task_name in self._pending:
-                self._pending[request.task_name].more += len(run_times) - len(kept)
+        asked = replace(request, run_time=run_times[-1])
+        self.note(asked, MissCause.UNASKED, reason, not_before=not_before, more=more)
+
+    def note_stored(self, request: ClaimRequest, missed: MissedTimes) -> None:
+        """Remember missed run times of a stored job, of which only the first and last are known.
+
+        :param request: the request of a claim of the job
+        """
+        ends = {missed.first: 0}
+        ends[missed.last] = max(0, missed.count - 2)
+        # The first is noted with the last, so that they are one entry.
+        overdue_in = missed.last.timestamp() + request.grace - time.time()
+        not_before = time.monotonic() + overdue_in
+        for run_time, more in ends.items():
+            asked = replace(request, run_time=run_time)
+            self.note(asked, missed.cause, missed.reason, not_before=not_before, more=more)
 
     def tell(self) -> Steps[None]:
         """Note the run times that can be noted now.
@@ -237,7 +260,7 @@ def _note_of(of_task: _OfTask, ripe: Sequence[_Miss]) -> MissNote:
         covers,
         last.cause.value,
         last.reason,
-        more=of_task.more if len(ripe) == len(of_task.misses) else 0,
+        more=sum(miss.more for miss in ripe),
     )
 
 
@@ -286,6 +309,16 @@ def still_running(refusal: Refusal) -> str:
     elif not refusal.runs:
         what = "a hold of its lock"
     return f"{what} on {refusal.holder} (token {refusal.token}) was still going on"
+
+
+def went_on(since: datetime) -> str:
+    """Return that a run was in the way, of which only its begin is known."""
+    return f"a run that began at {_moment(since)} was still going on"
+
+
+def unclaimed(since: datetime, until: datetime) -> str:
+    """Return that no replica has claimed run times of a stored job."""
+    return f"no replica claimed it between {_moment(since)} and {_moment(until)}"
 
 
 def too_many_instances(most: int, replica: str, *, is_running: bool) -> str:

@@ -14,7 +14,7 @@ from uuid import UUID, uuid4
 
 from apscheduler.util import iscoroutinefunction_partial
 
-from apscheduler_tasklock._lock.protocol_messages import JobMove, RunState
+from apscheduler_tasklock._lock.protocol_messages import JobMove, MissedTimes, RunState
 from apscheduler_tasklock._runs.misfires import SchedulerPass
 from apscheduler_tasklock._runs.trigger_times import (
     ends_after,
@@ -27,6 +27,7 @@ from apscheduler_tasklock._runs.trigger_times import (
 from apscheduler_tasklock._values import logger_of
 from apscheduler_tasklock.errors import TaskLockSchemaError
 from apscheduler_tasklock.options import LONGEST_SECONDS, LockOptions
+from apscheduler_tasklock.status import MissCause
 
 logger = logger_of(__name__)
 
@@ -80,6 +81,7 @@ class DueRun:
     :ivar came: the earliest time at which a free worker could have begun the run, on the monotonic
         clock
     :ivar again_at: when the job is due again, on the monotonic clock; ``inf``: never
+    :ivar passed: the run times before this one that the move passes over, in their order
     :ivar refused: the reason for which its claim was refused, or ``FAILED`` if the claim failed;
         ``None``: neither
     :ivar rejected: the error if the database rejects its claim, for example for a missing right
@@ -91,8 +93,21 @@ class DueRun:
     due_at: float
     came: float
     again_at: float
+    passed: tuple[MissedTimes, ...] = ()
     refused: str | None = None
     rejected: TaskLockSchemaError | None = None
+
+    def missed(self, cause: MissCause, reason: str) -> tuple[MissedTimes, ...]:
+        """Return the run times that nobody runs if this run time is missed, too.
+
+        The run times before it are missed for the same reason, except those in a pause.
+        """
+        in_pause = cause is MissCause.PAUSED
+        same = [each for each in self.passed if (each.cause is MissCause.PAUSED) == in_pause]
+        others = [each for each in self.passed if each not in same]
+        first = same[0].first if same else self.move.run_time
+        count = sum(each.count for each in same) + 1
+        return (*others, MissedTimes(first, self.move.run_time, count, cause, reason))
 
 
 @dataclass(frozen=True)

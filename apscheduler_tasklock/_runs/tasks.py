@@ -18,6 +18,7 @@ from apscheduler_tasklock._values import logger_of
 from apscheduler_tasklock.decorator import function_options
 from apscheduler_tasklock.errors import TaskLockOptionError
 from apscheduler_tasklock.options import (
+    DEFAULTS,
     RESERVED_KEY,
     LockOptions,
     check_name,
@@ -109,6 +110,22 @@ class Tasks:
         if options is not False and not isinstance(job.trigger, DateTrigger):
             options.check_default_minimum(where)
         return options
+
+    def places(self, job: Any) -> dict[str, str]:
+        """Return where each option that a job has is set: the name of the place, by option."""
+        where = f"job {job.id!r}"
+        own = zip(("job", "jobs", "function"), self._own_options(job), strict=True)
+        places = {
+            name: "default"
+            if getattr(self._defaults, name) == getattr(DEFAULTS, name)
+            else "executor"
+            for name in self._defaults.given
+        }
+        for place, options in reversed(list(own)):
+            parsed = parse_job_options(options, where) if options else None
+            if parsed:
+                places |= dict.fromkeys(parsed.given, place)
+        return places
 
     def _own_options(self, job: Any) -> tuple[Any, Any, Any]:
         """Return the options that each place gives for a job, from the strongest to the weakest.

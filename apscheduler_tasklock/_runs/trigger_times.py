@@ -222,6 +222,31 @@ def run_times_between(
     return found
 
 
+def count_until(
+    trigger: Any, first: datetime, until: datetime
+) -> tuple[int, datetime, datetime | None]:
+    """Return how many run times a trigger has from one on and before a moment, without jitter.
+
+    :param first: a run time before ``until``
+    :return: how many they are, the last one, and the one that follows it, which may be after the
+        trigger's end
+    :raises OutOfStepsError: the budget of steps does not suffice
+    :raises Exception: whatever a custom trigger raises
+    """
+    if type(trigger) is IntervalTrigger:
+        # In UTC, because local times skip or repeat an hour when clocks change.
+        start = first.astimezone(timezone.utc)
+        passed = (until.astimezone(timezone.utc) - start - _INSTANT) // trigger.interval
+        last, following = (start + each * trigger.interval for each in (passed, passed + 1))
+        return passed + 1, last.astimezone(first.tzinfo), following.astimezone(first.tzinfo)
+    steps, plain = Steps(), _without_jitter_and_end(trigger)
+    count, last, next_one = 1, first, _next_after(plain, first, steps)
+    while next_one is not None and next_one.timestamp() < until.timestamp():
+        count, last = count + 1, next_one
+        next_one = _next_after(plain, next_one, steps)
+    return count, last, next_one
+
+
 class EndlessTriggerError(Exception):
     """The search for a trigger's next run time reached a limit, or did not go forward."""
 
@@ -367,6 +392,15 @@ def total_jitter(trigger: Any) -> float:
     if type(trigger) in _STOCK or not isinstance(trigger, BaseCombiningTrigger):
         return own
     return own + max((total_jitter(part) for part in trigger.triggers), default=0.0)
+
+
+def zone_of(trigger: Any) -> str | None:
+    """Return the name of a trigger's time zone; ``None`` if it has none, or several."""
+    if isinstance(trigger, (AndTrigger, OrTrigger)):
+        zones = {zone_of(part) for part in trigger.triggers}
+        return zones.pop() if len(zones) == 1 else None
+    zone = getattr(trigger, "timezone", None)
+    return None if zone is None else cut(zone, LONGEST_VALUE)
 
 
 def _without_jitter_and_end(trigger: Any) -> Any:

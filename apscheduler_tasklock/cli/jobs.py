@@ -84,7 +84,7 @@ def pause(options: argparse.Namespace) -> int:
     """Pause jobs."""
 
     def paused(locks: TaskLocks, job: JobStatus) -> str:
-        locks.pause_job(job.id)
+        locks.pause_job(job.id, by=options.name)
         return "paused until it is resumed"
 
     return _change_each(options, "paused", paused)
@@ -94,7 +94,7 @@ def resume(options: argparse.Namespace) -> int:
     """Resume jobs."""
 
     def resumed(locks: TaskLocks, job: JobStatus) -> str | None:
-        due = locks.resume_job(job.id)
+        due = locks.resume_job(job.id, by=options.name)
         is_resumed = job.state is JobState.PAUSED
         return f"resumed, due {output().moment(due)}" if is_resumed else None
 
@@ -105,7 +105,7 @@ def remove(options: argparse.Namespace) -> int:
     """Remove jobs."""
 
     def removed(locks: TaskLocks, job: JobStatus) -> str:
-        locks.remove_job(job.id)
+        locks.remove_job(job.id, by=options.name)
         return "removed"
 
     return _change_each(options, "removed", removed)
@@ -115,7 +115,7 @@ def run(options: argparse.Namespace) -> int:
     """Let one replica run a job now."""
     with task_locks(options) as locks:
         [job] = _chosen(options, locks)
-        request = locks.run_job(job.id)
+        request = locks.run_job(job.id, by=options.name)
     what = "due now" if request is None else f"a run of its task {request.task} is asked for"
     tell(options, {"run": job.id, "request": request}, what, [job.id])
     return OK
@@ -125,7 +125,7 @@ def move(options: argparse.Namespace) -> int:
     """Move the next run time of a job."""
     with task_locks(options) as locks:
         [job] = _chosen(options, locks)
-        locks.move_job(job.id, options.to)
+        locks.move_job(job.id, options.to, by=options.name)
     what = f"moved to {output().moment(options.to)}"
     if job.state is JobState.PAUSED:
         what += ", and no longer paused"

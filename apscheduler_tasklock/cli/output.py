@@ -46,6 +46,7 @@ OUTCOME_STYLES = {
     "cancelled": "yellow",
     "freed": "yellow",
     **dict.fromkeys(("paused", "resumed", "run"), "magenta"),
+    **dict.fromkeys(("job-paused", "job-resumed", "job-moved", "job-removed"), "magenta"),
 }
 FAILED_STYLE = "bold red"
 

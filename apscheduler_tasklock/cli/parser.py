@@ -617,9 +617,11 @@ def _add_ids(parser: argparse.ArgumentParser) -> None:
         "if one matches no job, nothing is changed",
     )
     parser.set_defaults(patterns=True)
+    _add_operator(parser)
 
 
 def _add_id(parser: argparse.ArgumentParser, nargs: str | int = 1) -> None:
     help_ = "its exact id; no pattern" if nargs == 1 else "their exact ids; no patterns"
     parser.add_argument("jobs", nargs=nargs, metavar="ID", help=help_)
     parser.set_defaults(patterns=False)
+    _add_operator(parser)

@@ -36,6 +36,15 @@ _MARGIN = timedelta(seconds=60)
 # Limits the runs of one read. The limit is far above the number of runs that end between two reads.
 _MOST_NEW = 100_000
 
+# What operators do, in words. Other outcomes are shown as they are.
+_DID = {
+    "run": "a run asked for",
+    "job-paused": "its job paused",
+    "job-resumed": "its job resumed",
+    "job-moved": "its job moved",
+    "job-removed": "its job removed",
+}
+
 _COLUMNS = ("task", "started", "took", "outcome", "kind", "replica", "token", "error", "notes")
 
 
@@ -116,9 +125,15 @@ def _entries_of(
     return [run for run in found if run.task == task]
 
 
+def did_in_words(action: Run) -> str:
+    """Return what an operator did."""
+    return _DID.get(action.outcome, action.outcome)
+
+
 def action_in_words(action: Run, shown: Output) -> str:
     """Return by whom, until when and why an operator did something."""
-    end = shown.moment(action.until) or ("resumed" if action.outcome == "paused" else "")
+    is_pause = action.outcome in ("paused", "job-paused")
+    end = shown.moment(action.until) or ("resumed" if is_pause else "")
     words = [f"by {action.by or 'nobody'}", end and f"until {end}"]
     words.append(f"({action.reason})" if action.reason else "")
     return " ".join(filter(None, words))

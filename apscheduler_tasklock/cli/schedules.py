@@ -20,7 +20,7 @@ _CRON_DEFAULTS = {"month": "1", "day": "1", "hour": "0", "minute": "0", "second"
 
 # The errors that a form with a wrong type, name or size causes. These errors are caught, because
 # anybody may have written the row.
-_NO_FORM = (AttributeError, LookupError, TypeError, ValueError, ArithmeticError, RecursionError)
+NO_FORM = (AttributeError, LookupError, TypeError, ValueError, ArithmeticError, RecursionError)
 
 _CALENDAR_UNITS = ("year", "month", "week", "day")
 
@@ -40,7 +40,7 @@ def schedule_in_words(schedule: Any) -> str:
     """
     try:
         return printable(_words(schedule))
-    except _NO_FORM:
+    except NO_FORM:
         return printable(json.dumps(schedule))
 
 
@@ -52,7 +52,7 @@ def trigger_in_words(trigger: Any) -> str:
     """
     try:
         return printable(_words(_canonical(trigger)))
-    except _NO_FORM:
+    except NO_FORM:
         is_pickled = isinstance(trigger, dict) and "pickle" in trigger
         return "pickled" if is_pickled else printable(json.dumps(trigger))
 

@@ -6,12 +6,14 @@ import argparse
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
+from datetime import timedelta, timezone
 from typing import TYPE_CHECKING
 
 from apscheduler_tasklock._lock.command_lines import command_line
 from apscheduler_tasklock._lock.tracebacks import LONGEST_TRACEBACK
 from apscheduler_tasklock._values import cut
 from apscheduler_tasklock.cli.exits import OK, say
+from apscheduler_tasklock.cli.next_run_times import next_run_times
 from apscheduler_tasklock.cli.output import (
     STATE_STYLES,
     Cell,
@@ -24,6 +26,7 @@ from apscheduler_tasklock.cli.output import (
 from apscheduler_tasklock.cli.runs import (
     action_in_words,
     actions_of,
+    did_in_words,
     miss_in_words,
     misses_of,
     run_rows,
@@ -44,7 +47,14 @@ from apscheduler_tasklock.errors import (
     TaskLockSchemaError,
 )
 from apscheduler_tasklock.locks import TaskLocks
-from apscheduler_tasklock.status import Pause, ReplicaStatus, Run, TaskState, TaskStatus
+from apscheduler_tasklock.status import (
+    OptionSource,
+    Pause,
+    ReplicaStatus,
+    Run,
+    TaskState,
+    TaskStatus,
+)
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -61,8 +71,13 @@ _LONG_DELAY = 1.0
 # Limits the replicas that are named, because a fleet may have hundreds.
 _MOST_REPLICAS = 5
 
-# What operators do, in words. Other outcomes are shown as they are.
-_ACTIONS = {"run": "a run asked for"}
+# The places where options are set, in words.
+_PLACES = {
+    "job": "in the job",
+    "jobs": "in the executor's jobs",
+    "function": "in the function's decorator",
+    "executor": "in the executor",
+}
 
 _COLUMNS = (
     "task",
@@ -133,6 +148,7 @@ def show(options: argparse.Namespace) -> int:
             {
                 "task": task,
                 "usual": usual,
+                "next_run_times": next_run_times(task),
                 "replicas": replicas,
                 "runs": runs,
                 "actions": actions,
@@ -158,8 +174,7 @@ def show(options: argparse.Namespace) -> int:
         shown.print()
         shown.print("what operators did:")
         for action in actions:
-            what = _ACTIONS.get(action.outcome, action.outcome)
-            words = f"{what} {action_in_words(action, shown)}"
+            words = f"{did_in_words(action)} {action_in_words(action, shown)}"
             shown.print(f"{shown.moment(action.started_at)}  {words}")
     if misses:
         shown.print()
@@ -348,7 +363,9 @@ def _print_facts(
     facts["last run"] = _last_run_in_words(task, shown)
     facts["usual"] = shown.seconds(usual)
     facts["lock times"] = _lock_times_in_words(task, shown)
+    facts["options"] = _options_in_words(task, shown)
     facts["due"] = _due_in_words(task, shown)
+    facts["next runs"] = _next_runs_in_words(task)
     facts["last success"] = shown.moment(task.succeeded_at)
     facts["last failure"] = shown.moment(task.failed_at)
     if task.failures:
@@ -466,6 +483,37 @@ def _lock_times_in_words(task: TaskStatus, shown: Output) -> str:
     return (
         f"minimum {least}, for the window until {shown.moment(task.window_until)}; maximum {most}"
     )
+
+
+def _options_in_words(task: TaskStatus, shown: Output) -> str:
+    """Return the task's options, each with the place where it is set."""
+    options = sorted(task.options.items())
+    return ", ".join(_option_in_words(name, option, shown) for name, option in options)
+
+
+def _option_in_words(name: str, option: OptionSource, shown: Output) -> str:
+    value, place = option.value, _PLACES.get(option.place, option.place)
+    if value is None:
+        words = "none"
+    elif isinstance(value, bool):
+        words = "on" if value else "off"
+    elif isinstance(value, float) and not name.endswith("factor"):
+        words = shown.seconds(value)
+    else:
+        words = f"{value:g}" if isinstance(value, (int, float)) else str(value)
+    return f"{name} {words} ({place})"
+
+
+def _next_runs_in_words(task: TaskStatus) -> str:
+    """Return the next run times, with the name of their time zone."""
+    found = next_run_times(task)
+    if not found:
+        return ""
+    # Rounded, because a registered due time, from which intervals count, is not exact.
+    half = timedelta(seconds=0.5)
+    rounded = [(each.astimezone(timezone.utc) + half).astimezone(each.tzinfo) for each in found]
+    words = ", ".join(f"{each:%Y-%m-%d %H:%M:%S}" for each in rounded)
+    return f"{words} {task.zone or ''}".rstrip()
 
 
 def _due_in_words(task: TaskStatus, shown: Output) -> str:

@@ -8,7 +8,7 @@ from datetime import datetime
 
 from apscheduler_tasklock.cli.exits import OK
 from apscheduler_tasklock.cli.output import Output, output, print_json
-from apscheduler_tasklock.cli.runs import action_in_words, miss_in_words
+from apscheduler_tasklock.cli.runs import action_in_words, did_in_words, miss_in_words
 from apscheduler_tasklock.cli.target import name_of, task_locks
 from apscheduler_tasklock.status import Run, Story, TaskStatus, Verdict
 
@@ -29,7 +29,6 @@ _ENDED = {
     "freed": "was freed by an operator",
     "overtaken": "was taken for dead, and ended later",
 }
-_DID = {"run": "asked for a run", "freed": "freed"}
 
 
 def why(options: argparse.Namespace) -> int:
@@ -113,7 +112,7 @@ def _run(run: Run, shown: Output) -> str:
 
 
 def _action(action: Run, task: TaskStatus, shown: Output) -> str:
-    what = _DID.get(action.outcome, action.outcome)
+    what = did_in_words(action)
     if action.task != task.name:
         what += f" all tasks ({action.task})"
     return f"{shown.moment(action.started_at)} {what} {action_in_words(action, shown)}"

@@ -30,8 +30,9 @@ from apscheduler_tasklock._application import ApplicationThread, call_applicatio
 from apscheduler_tasklock._database.rejections import ENDED_JOBS, JOB_STORE
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.job_rows import DueRow, JobRow
-from apscheduler_tasklock._lock.protocol_messages import JobMove
+from apscheduler_tasklock._lock.protocol_messages import JobMove, MissedTimes
 from apscheduler_tasklock._runs.job_notices import JobNotices
+from apscheduler_tasklock._runs.missed_runs import IN_PAUSE, late
 from apscheduler_tasklock._runs.submission import FAILED, DueRun
 from apscheduler_tasklock._shutdown import WITHDRAWING_LIMIT, Shutdown
 from apscheduler_tasklock._values import cut, logger_of, shown
@@ -45,9 +46,10 @@ from apscheduler_tasklock.jobstore.bad_rows import (
     Flood,
 )
 from apscheduler_tasklock.jobstore.definition import Definition, JobCodec
-from apscheduler_tasklock.jobstore.next_run_time import Due, due_run
+from apscheduler_tasklock.jobstore.next_run_time import Due, due_run, passed_run_times
 from apscheduler_tasklock.jobstore.scheduler_inside import DueJob, SchedulerInside
 from apscheduler_tasklock.jobstore.trust import UntrustedError
+from apscheduler_tasklock.status import MissCause
 
 logger = logger_of(__name__)
 
@@ -101,16 +103,15 @@ class _Prepared:
     """A due run time whose job can run here.
 
     :ivar task_name: the job's task; ``None`` if locks are off
-    :ivar is_void: whether the run time fell into a pause of its task, so that it is not run
-    :ivar is_missed: whether the run time is a misfire
+    :ivar missed: the run times up to this one that are not run, if this one is not run: it is a
+        misfire, or fell into a pause of its task
     """
 
     job: DueJob
     due: DueRun
     executor: TaskLockExecutor
     task_name: str | None
-    is_void: bool
-    is_missed: bool
+    missed: tuple[MissedTimes, ...]
 
 
 class _Look:
@@ -533,7 +534,8 @@ class DueJobs:
         try:
             due = self._due(found, attributes, look)
             self._log_earlier(row, due, attributes)
-            is_missed = due.is_missed(attributes["misfire_grace_time"])
+            due_run = self._due_run(found, due, attributes["trigger"], look)
+            missed = self._missed(row, due, due_run, attributes, look)
             # An executor that does not claim would let APScheduler check the grace time again, by
             # this machine's clock. Remove the grace time, because the database's clock has decided.
             if not executor.claims:
@@ -545,13 +547,24 @@ class DueJobs:
             return None
         self._bad.clear(row.id)
         self._notices.forget(row.id)
-        is_void = due.in_pause and not Definition.of(row).is_one_off
-        due_run = self._due_run(found, due, look)
-        return _Prepared(job, due_run, executor, task_name, is_void, is_missed)
+        return _Prepared(job, due_run, executor, task_name, missed)
+
+    @staticmethod
+    def _missed(
+        row: JobRow, due: Due, due_run: DueRun, attributes: Mapping[str, Any], look: _Look
+    ) -> tuple[MissedTimes, ...]:
+        """Return the run times up to the due one that are not run; none if the due one is run."""
+        grace = attributes["misfire_grace_time"]
+        if due.in_pause and not Definition.of(row).is_one_off:
+            return due_run.missed(MissCause.PAUSED, IN_PAUSE)
+        if due.is_missed(grace):
+            late_by = look.now.timestamp() - due.due_at.timestamp()
+            return due_run.missed(MissCause.MISFIRE, late(late_by, grace))
+        return ()
 
     def _submit(self, prepared: _Prepared, look: _Look) -> None:
         """Submit a run time to its executor, or note that it is not run."""
-        if prepared.is_void or prepared.is_missed:
+        if prepared.missed:
             look.moving.append(prepared)
             return
         look.again_at.append(prepared.due.again_at)
@@ -584,24 +597,23 @@ class DueJobs:
             locks = executor.locks if executor.claims else self._locks
             of_executor = [each for each in moving if each.executor is executor]
             moves = {each.due.move: each.task_name or each.job.id for each in of_executor}
-            void = {each.due.move for each in of_executor if each.is_void}
-            moved |= locks.ask(partial(locks.jobs.move_on, moves=moves, void=void))
+            missed = {each.due.move: each.missed[-1] for each in of_executor}
+            moved |= locks.ask(partial(locks.jobs.move_on, moves=moves, missed=missed))
         for each in moving:
             if each.job.id not in moved:  # another session has locked or changed the job
                 self._skip_refused(each.job.id, time.monotonic())
                 continue
             run_time = each.due.move.run_time
-            if each.is_void:
-                call_application(partial(each.executor.note_void, each.job, self._alias, each.due))
+            told = (each.job, self._alias, each.due)
+            call_application(partial(each.executor.note_missed, *told, each.missed))
+            if each.missed[-1].cause is MissCause.PAUSED:
                 logger.info(
                     "Job %r: skipped its run time %s, because it fell into a pause",
                     each.job.id,
                     run_time,
                 )
             else:
-                call_application(
-                    partial(each.executor.report_missed, each.job, self._alias, each.due)
-                )
+                call_application(partial(each.executor.report_missed, *told))
         return bool(moved)
 
     def _check_runs(self) -> None:
@@ -715,8 +727,11 @@ class DueJobs:
             running_since=look.now - timedelta(seconds=look.received - since),
         )
 
-    def _due_run(self, found: DueRow, due: Due, look: _Look) -> DueRun:
-        """Return a due run time in the form that its executor's queue takes."""
+    def _due_run(self, found: DueRow, due: Due, trigger: Any, look: _Look) -> DueRun:
+        """Return a due run time in the form that its executor's queue takes.
+
+        :raises Exception: a trigger can raise anything
+        """
         row = found.row
         assert row.next_run_time is not None
         return DueRun(
@@ -726,6 +741,7 @@ class DueJobs:
             due_at=look.monotonic(due.due_at),
             came=look.monotonic(due.came),
             again_at=inf if due.following is None else look.monotonic(due.following),
+            passed=passed_run_times(found, trigger, due.run_time, look.now),
         )
 
     def _log_earlier(self, row: JobRow, due: Due, attributes: dict[str, Any]) -> None:

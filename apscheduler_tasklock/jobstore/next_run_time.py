@@ -5,6 +5,7 @@ Also the first run time of a job that an operator resumes.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from math import floor
@@ -13,17 +14,22 @@ from typing import Any
 from apscheduler.triggers.interval import IntervalTrigger
 
 from apscheduler_tasklock._lock.job_rows import DueRow, JobRow
+from apscheduler_tasklock._lock.protocol_messages import MissedTimes
+from apscheduler_tasklock._runs.missed_runs import IN_PAUSE, unclaimed, went_on
 from apscheduler_tasklock._runs.trigger_times import (
     EndlessTriggerError,
     OutOfStepsError,
     Steps,
+    count_until,
     first_run_time,
     following_run_time,
+    nominal_time,
 )
 from apscheduler_tasklock.errors import TaskLockStateError
 from apscheduler_tasklock.jobstore.definition import Definition, JobCodec
 from apscheduler_tasklock.jobstore.stored_values import UnreadableError
 from apscheduler_tasklock.jobstore.trust import AllowedFunctions
+from apscheduler_tasklock.status import MissCause
 
 # Limits the steps of one walk from a job's next run time to the last one that is due. If the walk
 # reaches this limit, the next look for due jobs continues it.
@@ -173,6 +179,46 @@ def _last_of_interval(trigger: Any, first: datetime, latest: datetime) -> dateti
     # In UTC, because local times skip or repeat an hour when clocks change.
     last: datetime = first.astimezone(timezone.utc) + passed * trigger.interval
     return last.astimezone(first.tzinfo)
+
+
+def passed_run_times(
+    found: DueRow, trigger: Any, run_time: datetime, now: datetime
+) -> tuple[MissedTimes, ...]:
+    """Return the run times before a due one that nobody runs, because the job moves past them.
+
+    Those in a pause of the task come first. If the walk takes too long, fewer are returned.
+
+    :param run_time: the run time that is due
+    :param now: the database's time
+    :raises Exception: a custom trigger can raise anything
+    """
+    assert found.row.next_run_time is not None
+    first = found.row.next_run_time.astimezone(run_time.tzinfo)
+    if not _is_before(first, run_time):
+        return ()
+    until = nominal_time(trigger, run_time)
+    if type(trigger) is IntervalTrigger and trigger.jitter:
+        until -= trigger.interval / 2  # because the run time itself may come late by its jitter
+    passed: list[MissedTimes] = []
+    following: datetime | None = first
+    with suppress(EndlessTriggerError):
+        paused_until = _paused_until(found, first)
+        if paused_until is not None:
+            count, last, following = count_until(trigger, first, min(paused_until, until))
+            passed.append(MissedTimes(first, last, count, MissCause.PAUSED, IN_PAUSE))
+        if following is not None and _is_before(following, until):
+            first = following
+            count, last, _ = count_until(trigger, first, until)
+            cause, reason = MissCause.UNASKED, unclaimed(first, now)
+            if _came_meanwhile(found, first) and _came_meanwhile(found, last):
+                assert found.ran_since is not None
+                cause, reason = MissCause.RUNNING, went_on(found.ran_since)
+            passed.append(MissedTimes(first, last, count, cause, reason))
+    return tuple(passed)
+
+
+def _is_before(one: datetime, other: datetime) -> bool:
+    return one.timestamp() < other.timestamp()
 
 
 def resumed_run_time(row: JobRow, now: datetime) -> datetime:

@@ -37,6 +37,7 @@ from apscheduler_tasklock._lock.job_rows import (
     is_removed,
     unsaved,
 )
+from apscheduler_tasklock._lock.settings import lock_settings
 from apscheduler_tasklock._lock.test_doubles import current_standing
 from apscheduler_tasklock._runs.job_functions import check_runs
 from apscheduler_tasklock._runs.job_notices import JobNotices
@@ -62,7 +63,6 @@ from apscheduler_tasklock.jobstore.scheduler_inside import SchedulerInside, Stor
 from apscheduler_tasklock.jobstore.stored_triggers import starts_from_now
 from apscheduler_tasklock.jobstore.stored_values import UnreadableError
 from apscheduler_tasklock.jobstore.trust import AllowedFunctions, Signer, UntrustedError
-from apscheduler_tasklock.locks import lock_settings
 from apscheduler_tasklock.options import parse_positive_seconds
 from apscheduler_tasklock.schema.table import DEFAULT_TABLE, job_table
 

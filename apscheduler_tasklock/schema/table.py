@@ -227,6 +227,7 @@ def task_lock_table(name: str = DEFAULT_TABLE, schema: str | None = None) -> Tab
         Column("is_last", Boolean, nullable=False, server_default=text("false")),
         Column("window_schedule", Text, nullable=True),
         Column("schedule_since", moment(), nullable=True),
+        Column("details", Text, nullable=True),
         schema=schema,
     )
     _limit_texts(locks)

@@ -104,6 +104,7 @@ class Row:
     is_last: bool = False
     window_schedule: str | None = None
     schedule_since: datetime | None = None
+    details: str | None = None
 
     @property
     def schedule_of_window(self) -> str | None:
@@ -641,6 +642,7 @@ def register(
         or row.due_in_pause
     ):
         row = _rescheduled(row, task, now)
+    row = replace(row, details=task.details or row.details)
     return Decision(row, Registered(task.task_name))
 
 

@@ -53,6 +53,7 @@ NOTHING_ELSE = {
     "is_last": False,
     "window_schedule": None,
     "schedule_since": None,
+    "details": None,
 }
 
 

@@ -62,6 +62,17 @@ def test_what_is_the_same_is_left_alone(one: Replica, connection: Connection) ->
     assert (row(connection), versions(connection)) == before
 
 
+def test_other_details_change_nothing_else(one: Replica, connection: Connection) -> None:
+    register(one, "daily", HOUR, details='{"zone": "UTC"}')
+    before = row(connection)
+    assert before["details"] == '{"zone": "UTC"}'
+    for details, kept in (('{"zone": "CET"}', '{"zone": "CET"}'), (None, '{"zone": "CET"}')):
+        register(one, "daily", 2 * HOUR, details=details)
+        assert row(connection) == {**before, "details": kept}
+    register(one, "weekly", HOUR, details="{}")
+    assert (row(connection)["schedule"], row(connection)["details"]) == ("weekly", "{}")
+
+
 def test_one_that_is_paused_in_its_scheduler_is_due_at_no_time(
     one: Replica, connection: Connection
 ) -> None:

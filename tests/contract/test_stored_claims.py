@@ -25,7 +25,13 @@ from apscheduler_tasklock._lock.claim_attempts import (
 )
 from apscheduler_tasklock._lock.database_clock import DatabaseClock
 from apscheduler_tasklock._lock.job_rows import DueRow
-from apscheduler_tasklock._lock.protocol_messages import ClaimAnswer, JobMove, ReadTimes
+from apscheduler_tasklock._lock.protocol_messages import (
+    ClaimAnswer,
+    JobMove,
+    MissedTimes,
+    ReadTimes,
+)
+from apscheduler_tasklock.status import MissCause
 from tests.contract.conftest import row
 from tests.contract.store_replica import PERIOD, StoreReplica, requested, step
 from tests.support.job_rows import job_row, wal_bytes
@@ -490,15 +496,19 @@ class TestMissed:
             claimed = one.claim_job(found, period=timedelta(seconds=1))
             one.end(claimed.claim_id, f"task of {found.row.id}", outcome="ok")
         run_time = one.due()[0].row.next_run_time
-        assert one.jobs.move_on(one.cursor, self.moves(*one.due(), period=None)) == set(JOBS)
+        assert run_time is not None
+        moves, first = self.moves(*one.due(), period=None), run_time - timedelta(hours=1)
+        note = MissedTimes(first, run_time, 60, MissCause.MISFIRE, "late by 3 s")
+        assert one.jobs.move_on(one.cursor, moves, missed=dict.fromkeys(moves, note)) == set(JOBS)
         missed = one.connection.execute(
-            "SELECT entry.task_name, scheduled_at, replica, entry.token, cause, missed_at,"
-            " lock.recorded, lock.recorded_misses"
+            "SELECT entry.task_name, scheduled_at, last_scheduled_at, run_times, replica,"
+            " entry.token, cause, reason, missed_at, lock.recorded, lock.recorded_misses"
             " FROM task_lock_run AS entry JOIN task_lock AS lock USING (task_name)"
             " WHERE outcome = 'missed' ORDER BY 1"
         ).fetchall()
+        told, counted = (first, run_time, 60), (run_time, int(has_run), 1)
         assert missed == [
-            (f"task of {job_id}", run_time, "one", None, "misfire", run_time, int(has_run), 1)
+            (f"task of {job_id}", *told, "one", None, "misfire", "late by 3 s", *counted)
             for job_id in sorted(JOBS)
         ]
         travel(61)

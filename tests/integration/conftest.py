@@ -14,8 +14,9 @@ from sqlalchemy import Engine, create_engine
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._database.url import parse_url
 from apscheduler_tasklock._lock.client import LockClient
+from apscheduler_tasklock._lock.settings import lock_settings
 from apscheduler_tasklock._shutdown import Closing
-from apscheduler_tasklock.locks import TaskLocks, lock_settings
+from apscheduler_tasklock.locks import TaskLocks
 from tests.support.exchanges import Setup
 from tests.support.interrupting import hearing_ctrl_c
 from tests.support.outages import Job

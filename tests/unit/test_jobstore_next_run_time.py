@@ -5,6 +5,7 @@ And how long it is remembered what cannot be run here.
 
 from __future__ import annotations
 
+import copy
 from datetime import datetime, timedelta, timezone
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +26,12 @@ from apscheduler_tasklock._lock.job_rows import DueRow
 from apscheduler_tasklock._runs.trigger_times import EndlessTriggerError
 from apscheduler_tasklock.jobstore import bad_rows
 from apscheduler_tasklock.jobstore.bad_rows import MOST_REMEMBERED, Backoff
-from apscheduler_tasklock.jobstore.next_run_time import MOST_STEPS, due_run, due_run_time
+from apscheduler_tasklock.jobstore.next_run_time import (
+    MOST_STEPS,
+    due_run,
+    due_run_time,
+    passed_run_times,
+)
 
 BERLIN = ZoneInfo("Europe/Berlin")
 NOW = datetime(2026, 3, 2, 12, 0, 30, tzinfo=timezone.utc)
@@ -323,3 +329,54 @@ class TestLateness:
     def test_those_that_are_late_by_more_than_the_grace_time_are_passed_over_at_once(self) -> None:
         assert late(299, row_due(), since=290, coalesce=False, grace=70) == (180, 110, True)
         assert late(299, row_due(), since=290, coalesce=False, grace=None) == (0, 290, False)
+
+
+def passed(found: DueRow, run_time: float, trigger: Any = MINUTE) -> list[tuple[Any, ...]]:
+    """Return the run times before a due one that nobody runs: first, last, count and cause."""
+    told = passed_run_times(found, trigger, at(run_time), at(run_time + 5))
+    seconds = [((each.first - T).total_seconds(), (each.last - T).total_seconds()) for each in told]
+    return [(*ends, each.count, each.cause.value) for ends, each in zip(seconds, told, strict=True)]
+
+
+CRON = CronTrigger(second="30", timezone="UTC")  # the same run times as of MINUTE
+
+
+@pytest.mark.parametrize("trigger", [MINUTE, CRON], ids=["interval", "cron"])
+class TestRunTimesThatNobodyRuns:
+    def test_there_are_none_before_a_run_time_that_is_due_first(self, trigger: Any) -> None:
+        assert passed(row_due(), 0, trigger) == []
+        assert passed(row_due(pauses=[paused(-5, 500)]), 0, trigger) == []
+
+    def test_they_are_all_before_the_one_that_is_run(self, trigger: Any) -> None:
+        assert passed(row_due(), 60, trigger) == [(0, 0, 1, "unasked")]
+        assert passed(row_due(), 3600, trigger) == [(0, 3540, 60, "unasked")]
+
+    def test_those_in_a_pause_are_told_apart(self, trigger: Any) -> None:
+        found = row_due(pauses=[paused(-5, 121)])
+        assert passed(found, 120, trigger) == [(0, 60, 2, "paused")]
+        assert passed(found, 180, trigger) == [(0, 120, 3, "paused")]
+        assert passed(found, 300, trigger) == [(0, 120, 3, "paused"), (180, 240, 2, "unasked")]
+        ended = row_due(pauses=[paused(-5, 0)])
+        assert passed(ended, 60, trigger) == [(0, 0, 1, "unasked")]
+
+    def test_those_that_came_while_the_task_ran_are_told_apart(self, trigger: Any) -> None:
+        ran = row_due(ran_since=at(-60), ran_until=at(150))
+        assert passed(ran, 120, trigger) == [(0, 60, 2, "running")]
+        assert passed(ran, 240, trigger) == [(0, 180, 4, "unasked")]
+
+    def test_jitter_adds_none(self, trigger: Any) -> None:
+        jittered = copy.copy(trigger)
+        jittered.jitter = 10
+        late_one = row_due()
+        assert passed(late_one, 69, jittered) == [(0, 0, 1, "unasked")]
+        assert passed(late_one, 9, jittered) == []
+
+
+def test_those_of_ten_years_are_counted_without_a_walk() -> None:
+    every = IntervalTrigger(seconds=1, timezone="UTC")
+    [(_, last, count, _)] = passed(row_due(), 3650 * 86400, every)
+    assert (last, count) == (3650 * 86400 - 1, 3650 * 86400)
+
+
+def test_run_times_that_take_too_long_to_count_are_not_told() -> None:
+    assert passed(row_due(), 86400, CronTrigger(second="*", timezone="UTC")) == []

@@ -7,11 +7,17 @@ from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from types import SimpleNamespace
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
 from apscheduler_tasklock._database.rejections import RUN_HISTORY, Rejections
-from apscheduler_tasklock._lock.protocol_messages import ClaimRequest, MissNote
+from apscheduler_tasklock._lock.protocol_messages import (
+    ClaimRequest,
+    JobMove,
+    MissedTimes,
+    MissNote,
+)
 from apscheduler_tasklock._runs.missed_runs import (
     MOST_COMPARED,
     MOST_NOTES,
@@ -19,6 +25,7 @@ from apscheduler_tasklock._runs.missed_runs import (
     MissedRuns,
     all_busy,
 )
+from apscheduler_tasklock._runs.submission import DueRun
 from apscheduler_tasklock.errors import (
     TaskLockDatabaseError,
     TaskLockError,
@@ -234,3 +241,66 @@ def test_the_busiest_jobs_are_named_first() -> None:
     named = "`feed` 7, `report` 3, `a` 1, `b` 1, `c` 1, others 1"
     assert all_busy(14, jobs) == f"all 14 workers were busy ({named})"
     assert all_busy(2, []) == "all 2 workers were busy"
+
+
+def at(seconds: float) -> datetime:
+    return T + timedelta(seconds=seconds)
+
+
+def stretch(first: float, last: float, count: int, cause: MissCause) -> MissedTimes:
+    return MissedTimes(at(first), at(last), count, cause, cause.value)
+
+
+PAUSED = stretch(0, 60, 2, MissCause.PAUSED)
+UNASKED = stretch(120, 180, 2, MissCause.UNASKED)
+
+
+class TestRunTimesOfAStoredJob:
+    @pytest.mark.parametrize(
+        ("passed", "cause", "expected"),
+        [
+            ((), MissCause.MISFIRE, [stretch(240, 240, 1, MissCause.MISFIRE)]),
+            ((UNASKED,), MissCause.MISFIRE, [stretch(120, 240, 3, MissCause.MISFIRE)]),
+            (
+                (PAUSED, UNASKED),
+                MissCause.MISFIRE,
+                [PAUSED, stretch(120, 240, 3, MissCause.MISFIRE)],
+            ),
+            ((PAUSED,), MissCause.MISFIRE, [PAUSED, stretch(240, 240, 1, MissCause.MISFIRE)]),
+            ((PAUSED,), MissCause.PAUSED, [stretch(0, 240, 3, MissCause.PAUSED)]),
+        ],
+    )
+    def test_those_before_a_missed_one_are_told_with_it_but_for_a_pause(
+        self, passed: tuple[MissedTimes, ...], cause: MissCause, expected: list[MissedTimes]
+    ) -> None:
+        move = JobMove("job", uuid4(), at(0), at(240), at(300))
+        given: Any = SimpleNamespace()
+        due = DueRun(given, "default", move, due_at=0, came=0, again_at=0, passed=passed)
+        assert list(due.missed(cause, cause.value)) == expected
+
+    def test_they_are_one_note_with_first_last_and_count(
+        self, missed: MissedRuns, client: Client
+    ) -> None:
+        asked = request(240, min_lock=0.0, grace=60.0)
+        missed.note_stored(asked, stretch(0, 240, 60, MissCause.MISFIRE))
+        [note] = tell(missed, client)
+        assert (offsets(note), note.more, note.cause) == ([0, 240], 58, "misfire")
+
+    def test_a_single_one_is_a_note_of_one(self, missed: MissedRuns, client: Client) -> None:
+        missed.note_stored(request(), stretch(0, 0, 1, MissCause.PAUSED))
+        [note] = tell(missed, client)
+        assert (offsets(note), note.more) == ([0], 0)
+
+    def test_they_are_noted_together_once_the_last_is_overdue(
+        self, missed: MissedRuns, client: Client
+    ) -> None:
+        last = 3600.0  # now
+        missed.note_stored(request(grace=60.0), stretch(0, last, 3, MissCause.PAUSED))
+        assert tell(missed, client) == []
+
+    def test_two_stretches_keep_their_own_counts(self, missed: MissedRuns, client: Client) -> None:
+        for each in (stretch(0, 60, 10, MissCause.PAUSED), stretch(120, 180, 7, MissCause.UNASKED)):
+            missed.note_stored(request(), each)
+        [first], [second] = tell(missed, client), tell(missed, client)
+        assert (offsets(first), first.more, first.cause) == ([0, 60], 8, "paused")
+        assert (offsets(second), second.more, second.cause) == ([120, 180], 5, "unasked")

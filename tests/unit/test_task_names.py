@@ -33,6 +33,7 @@ from apscheduler.triggers.interval import IntervalTrigger
 from dateutil import tz
 
 from apscheduler_tasklock import task_lock
+from apscheduler_tasklock._lock.settings import make_replica_id
 from apscheduler_tasklock._runs.job_functions import function_reference
 from apscheduler_tasklock._runs.task_names import (
     UnnamedTask,
@@ -41,7 +42,6 @@ from apscheduler_tasklock._runs.task_names import (
 )
 from apscheduler_tasklock._values import LONGEST_NAME
 from apscheduler_tasklock.errors import TaskLockOptionError
-from apscheduler_tasklock.locks import make_replica_id
 from apscheduler_tasklock.options import check_name
 
 try:

@@ -36,7 +36,7 @@ from apscheduler_tasklock._lock.statements.conditions import (
 from apscheduler_tasklock._lock.statements.deaths import NOT_RUNNING, end_lease, give_up
 from apscheduler_tasklock._lock.statements.history import ACTIONS, History
 from apscheduler_tasklock._lock.statements.manual_runs import claim_manual
-from apscheduler_tasklock._lock.statements.misses import MISSES, note_misses
+from apscheduler_tasklock._lock.statements.misses import MISSED_TYPES, MISSES, note_misses
 from apscheduler_tasklock._lock.statements.replicas import (
     IS_ALIVE,
     IS_HEARD,
@@ -82,6 +82,7 @@ __all__ = [
     "IS_TASK",
     "JUST_BEFORE",
     "MAY_BE_CLAIMED",
+    "MISSED_TYPES",
     "MISSES",
     "NEVER",
     "NOT_RUNNING",

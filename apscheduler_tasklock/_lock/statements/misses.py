@@ -12,6 +12,13 @@ from apscheduler_tasklock._lock.statements.history import History
 # Limits the entries of the run times that each task has missed.
 MISSES = 20
 
+# The values of missed run times of a stored job, and their types.
+MISSED_TYPES = {
+    "first_at": "timestamptz",
+    "run_times": "int",
+    "cause": "text",
+    "reason": "text",
+}
 # The values of a note, and their types.
 _NOTE_TYPES = {
     "task_name": "text",
@@ -57,6 +64,44 @@ def _was_run(started: str) -> str:
                     AND ({started} < given.at OR NOT asked.exact)))"""
 
 
+def missed_in_words(history: History) -> str:
+    """Return the query of the missed run times of ``missed``, with why in ``words``.
+
+    For run times in a pause, the words tell who has paused the task, since when, and why, from the
+    operators' entries and from the pauses of all tasks, the query :func:`listed_pauses`. For other
+    run times, and if no entry tells of the pause, the words are the ``reason``.
+    """
+    was_paused = """action.task_name = missed.task_name AND action.ring = 'actions'
+                    AND action.outcome = 'paused'"""
+    return f"""
+        SELECT missed.*, COALESCE(pause.words, missed.reason) AS words
+        FROM missed LEFT JOIN LATERAL (
+            SELECT 'paused ' || one.what || 'by ' || COALESCE(one.by, 'nobody') || ' since '
+                   || to_char(one.since AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS "UTC"')
+                   || COALESCE(': ' || one.why, '') AS words
+            FROM (
+                SELECT '' AS what, action.by, action.started_at AS since, action.until,
+                       action.reason AS why
+                FROM {history.table} AS action
+                WHERE {was_paused} AND NOT EXISTS (
+                    SELECT FROM {history.table} AS resumed
+                    WHERE resumed.task_name = missed.task_name AND resumed.ring = 'actions'
+                          AND resumed.outcome = 'resumed'
+                          AND (resumed.by = action.by OR resumed.reason IS NOT NULL)
+                          AND resumed.started_at >= action.started_at
+                          AND resumed.started_at <= missed.first_at)
+                UNION ALL SELECT 'with all tasks '
+                    || CASE WHEN namespace <> '' THEN 'of ' || namespace || ' ' ELSE '' END,
+                    by, since, until, why FROM listed_pauses
+                WHERE starts_with(missed.task_name, namespace)
+            ) AS one
+            WHERE missed.cause = 'paused' AND COALESCE(one.until > missed.first_at, true)
+            ORDER BY one.since <= missed.first_at DESC, one.until DESC NULLS FIRST,
+                     one.since DESC LIMIT 1
+        ) AS pause ON true
+    """
+
+
 def note_misses(table: str, history: History) -> str:
     """Return the statement that writes entries of run times that no replica has run.
 
@@ -66,8 +111,7 @@ def note_misses(table: str, history: History) -> str:
     has another schedule by now.
 
     If the task's last entry has the same cause, and no run has begun since, the run times are added
-    to that entry. So a pause over many run times is one entry. Who has paused the task, and why, is
-    read from the operators' entries and from the list of the pauses of all tasks.
+    to that entry. So a pause over many run times is one entry.
 
     The statement returns the tasks whose notes are to be sent again, because another session has
     changed or locked their rows.
@@ -82,8 +126,6 @@ def note_misses(table: str, history: History) -> str:
                  SELECT min(run.started_at) FROM {of_task} AND run.ring = '{ring}'))"""
         for ring, count in (("runs", "recorded"), ("failures", "recorded_failures"))
     )
-    was_paused = """action.task_name = missed.task_name AND action.ring = 'actions'
-                        AND action.outcome = 'paused'"""
     entry = missed_entry(
         history,
         "noted AS run",
@@ -116,31 +158,7 @@ def note_misses(table: str, history: History) -> str:
             GROUP BY asked.task_name, asked.schedule, asked.cause, asked.reason, asked.more,
                      lock.token, lock.missed_at, lock.window_start, lock.recorded_misses
         ), explained AS (
-            SELECT missed.*, COALESCE(pause.words, missed.reason) AS words
-            FROM missed LEFT JOIN LATERAL (
-                SELECT 'paused ' || one.what || 'by ' || COALESCE(one.by, 'nobody') || ' since '
-                       || to_char(one.since AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS "UTC"')
-                       || COALESCE(': ' || one.why, '') AS words
-                FROM (
-                    SELECT '' AS what, action.by, action.started_at AS since, action.until,
-                           action.reason AS why
-                    FROM {history.table} AS action
-                    WHERE {was_paused} AND NOT EXISTS (
-                        SELECT FROM {history.table} AS resumed
-                        WHERE resumed.task_name = missed.task_name AND resumed.ring = 'actions'
-                              AND resumed.outcome = 'resumed'
-                              AND (resumed.by = action.by OR resumed.reason IS NOT NULL)
-                              AND resumed.started_at >= action.started_at
-                              AND resumed.started_at <= missed.first_at)
-                    UNION ALL SELECT 'with all tasks '
-                        || CASE WHEN namespace <> '' THEN 'of ' || namespace || ' ' ELSE '' END,
-                        by, since, until, why FROM listed_pauses
-                    WHERE starts_with(missed.task_name, namespace)
-                ) AS one
-                WHERE missed.cause = 'paused' AND COALESCE(one.until > missed.first_at, true)
-                ORDER BY one.since <= missed.first_at DESC, one.until DESC NULLS FIRST,
-                         one.since DESC LIMIT 1
-            ) AS pause ON true
+            {missed_in_words(history)}
         ), told AS (
             SELECT explained.*, entry.scheduled_at AS grows_from, entry.run_times AS grows_by,
                    entry.started_at AS noted_at

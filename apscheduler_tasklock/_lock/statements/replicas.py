@@ -22,6 +22,7 @@ _REGISTRATION_TYPES = {
     "period": "float8",
     "runs": "text",
     "moved": "boolean",
+    "details": "text",
 }
 
 # Limits how long a replica counts as alive after its last sign of life, in seconds: three times the
@@ -43,7 +44,8 @@ def register(table: str) -> str:
 
     A task without a row gets a row. A row that has the same schedule is not changed, unless the job
     has changed, or the row's due time is unknown or falls into a pause. A new schedule does not
-    change the window, because each claim decides by its own schedule.
+    change the window, because each claim decides by its own schedule. The details are for
+    operators, so that new ones change nothing else.
 
     The statement returns for each task whether it is to be registered again, because another
     session has the row locked.
@@ -73,16 +75,26 @@ def register(table: str) -> str:
         ), rewritten AS (
             UPDATE {table} AS lock SET
                 schedule = asked.schedule, due_at = {next_due}, overdue_at = {next_due} + {grace},
-                is_last = false,
+                is_last = false, details = COALESCE(asked.details, lock.details),
                 window_schedule = NULLIF({WINDOW_SCHEDULE}, asked.schedule)
             FROM asked JOIN changed USING (task_name)
             WHERE lock.task_name = changed.task_name
             RETURNING lock.task_name
+        ), described AS (
+            UPDATE {table} AS lock SET details = asked.details
+            FROM asked JOIN (
+                SELECT lock.task_name FROM {table} AS lock JOIN asked USING (task_name)
+                WHERE lock.details IS DISTINCT FROM asked.details AND asked.details IS NOT NULL
+                      AND {says_more} IS NOT TRUE
+                ORDER BY lock.task_name FOR NO KEY UPDATE OF lock SKIP LOCKED
+            ) AS other USING (task_name)
+            WHERE lock.task_name = other.task_name
         ), inserted AS (
-        INSERT INTO {table} AS lock ({ROW_COLUMNS}, finished_at)
+        INSERT INTO {table} AS lock ({ROW_COLUMNS}, finished_at, details)
         SELECT asked.task_name, {NEVER}, {NEVER}, {NEVER}, {NEVER}, {NEVER}, '', gen_random_uuid(),
                (extract(epoch FROM now()) * 1000.0)::bigint, 0, 0, false, false, asked.runs, false,
-               NULL, asked.schedule, {due}, false, {due} + {grace}, NULL, NULL, {NEVER}
+               NULL, asked.schedule, {due}, false, {due} + {grace}, NULL, NULL, {NEVER},
+               asked.details
         FROM asked
         WHERE NOT EXISTS (SELECT FROM {table} WHERE task_name = asked.task_name) AND {BRIEFLY}
         ORDER BY asked.task_name ON CONFLICT DO NOTHING

@@ -30,11 +30,16 @@ from apscheduler_tasklock._lock.statements.conditions import (
     all_pauses,
     asked_columns,
     json_rows,
+    listed_pauses,
     paused_with_all,
 )
 from apscheduler_tasklock._lock.statements.deaths import NOT_RUNNING
 from apscheduler_tasklock._lock.statements.history import History, death_entry
-from apscheduler_tasklock._lock.statements.misses import missed_entry
+from apscheduler_tasklock._lock.statements.misses import (
+    MISSED_TYPES,
+    missed_entry,
+    missed_in_words,
+)
 
 # The id of a user's last change of a job. `version` is not used, because it begins anew when a job
 # is added again.
@@ -53,7 +58,7 @@ _MOVE_TYPES = {
     "run_time": "timestamptz",
     "task_name": "text",
     "runs": "boolean",
-    "is_void": "boolean",
+    **MISSED_TYPES,
 }
 _TYPES = {**CLAIM_TYPES, **_FENCE_TYPES, "position": "int"}
 
@@ -190,30 +195,31 @@ def move_on(table: str, history: History | None = None, *, jobs: str) -> str:
     The statement is for run times that were missed or fell into a pause, and for run times that run
     without a lock. A job that another session has locked is passed over. A job that ends with a
     missed run time gets an entry in the run history, because nothing else reports the missed run
-    time. If the job's task has no row, the task gets one, which is deleted after some days like the
-    rows of one-off jobs. The statement returns the jobs that were moved on.
+    time. The entry also tells of the run times before it that were missed with it. If the job's
+    task has no row, the task gets one, which is deleted after some days like the rows of one-off
+    jobs. The statement returns the jobs that were moved on.
 
     :param jobs: the jobs' table
     """
-    noted = ""
+    pauses, noted = "", ""
     if history is not None:
-        late = "round(extract(epoch FROM now() - last.run_time))::text"
         entry = missed_entry(
             history,
             "(TABLE known UNION ALL TABLE first) AS run JOIN last USING (task_name)",
-            scheduled_at="last.run_time",
+            scheduled_at="last.first_at",
             started_at="now()",
-            cause="CASE WHEN last.is_void THEN 'paused' ELSE 'misfire' END",
-            reason=f"""CASE WHEN last.is_void THEN 'the task was paused'
-                ELSE 'late by ' || {late} || ' s, over its grace time' END""",
+            cause="last.cause",
+            reason="last.words",
             last_scheduled_at="last.run_time",
-            run_times="1",
+            run_times="last.run_times",
         )
-        noted = f""", last AS (
-            SELECT asked.task_name, asked.run_time, asked.is_void
+        pauses = f"{listed_pauses(table)}, "
+        noted = f""", missed AS (
+            SELECT asked.task_name, asked.run_time, asked.first_at, asked.run_times, asked.cause,
+                   asked.reason
             FROM moved JOIN asked USING (job_id)
-            WHERE asked.following IS NULL AND NOT asked.runs
-        ), known AS (
+            WHERE asked.following IS NULL AND asked.cause IS NOT NULL
+        ), last AS ({missed_in_words(history)}), known AS (
             UPDATE {table} AS lock SET recorded_misses = recorded_misses + 1,
                 missed_at = GREATEST(lock.missed_at, last.run_time)
             FROM last WHERE lock.task_name = last.task_name AND lock.finished_at IS NOT NULL
@@ -231,7 +237,7 @@ def move_on(table: str, history: History | None = None, *, jobs: str) -> str:
             RETURNING lock.task_name, lock.recorded_misses
         ), entry AS ({entry})"""
     return f"""
-        WITH asked AS (
+        WITH {pauses}asked AS (
             SELECT * FROM {json_rows(_MOVE_TYPES)}
         ), picked AS MATERIALIZED (
             SELECT job.id FROM asked JOIN {jobs} AS job ON {_FENCE}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from datetime import datetime, timedelta, timezone
@@ -30,6 +32,7 @@ from apscheduler_tasklock._lock.job_rows import JobRow
 from tests.support.claims import ended_runs
 from tests.support.commands import Command
 from tests.support.polling import eventually
+from tests.support.roles import role
 from tests.support.stored_jobs import Gate, OwnTrigger, StoreReplica, note, note_and_wait, ran
 
 Connection = psycopg.Connection[Any]
@@ -248,7 +251,7 @@ class TestResume:
             replica.scheduler.modify_job(key, next_run_time=moved)
             return LATER
 
-        assert JobChanges(make_locks()).resume(key, computed) == moved
+        assert JobChanges(make_locks(), "ann").resume(key, computed) == moved
 
     def test_an_other_change_meanwhile_stays(
         self, replica: StoreReplica, make_locks: Callable[..., LockClient], key: str
@@ -260,7 +263,7 @@ class TestResume:
                 replica.scheduler.modify_job(key, name="another")
             return LATER
 
-        assert JobChanges(make_locks()).resume(key, computed) == LATER
+        assert JobChanges(make_locks(), "ann").resume(key, computed) == LATER
         job = replica.scheduler.get_job(key)
         assert (job.name, job.next_run_time) == ("another", LATER)
 
@@ -406,6 +409,154 @@ def test_a_locked_row_is_said(
         connection.execute("SELECT FROM task_lock_job FOR UPDATE")
         with pytest.raises(TaskLockDatabaseError, match="a row of task_lock_job locked"):
             operator.pause_job(key)
+
+
+def actions(operator: TaskLocks, task: str | None) -> list[tuple[str, str | None, str | None]]:
+    """Return what operators did with a task, the oldest first."""
+    assert task is not None
+    entries = operator.runs(task, kind="operator")
+    return [(each.outcome, each.by, each.reason) for each in reversed(entries)]
+
+
+class TestHistory:
+    def test_what_operators_do_is_in_it(
+        self, replica: StoreReplica, operator: TaskLocks, key: str
+    ) -> None:
+        replica.scheduler.add_job(note, BERLIN, args=[key], id=key)
+        eventually(lambda: is_reported(operator))
+        task = one(operator, key).task
+        operator.pause_job(key, by="ann")
+        operator.pause_job(key, by="bob")  # which changes nothing
+        first = operator.resume_job(key, by="bob")
+        operator.move_job(key, LATER, by="carl")
+        operator.run_job(key, by="dan")
+        operator.remove_job(key, by="eve")
+        due = f"next run time {first.astimezone(UTC):%Y-%m-%d %H:%M:%S UTC}"
+        assert actions(operator, task) == [
+            ("job-paused", "ann", None),
+            ("job-resumed", "bob", due),
+            ("job-moved", "carl", "next run time 2100-01-01 00:00:00 UTC"),
+            ("run", "dan", None),
+            ("job-removed", "eve", None),
+        ]
+
+    def test_what_the_application_does_is_not(
+        self, replica: StoreReplica, operator: TaskLocks, key: str
+    ) -> None:
+        replica.scheduler.add_job(note, BERLIN, args=[key], id=key)
+        eventually(lambda: is_reported(operator))
+        task = one(operator, key).task
+        replica.scheduler.pause_job(key)
+        replica.scheduler.resume_job(key)
+        replica.scheduler.remove_job(key)
+        assert actions(operator, task) == []
+
+    def test_a_one_off_job_that_is_run_in_place_of_its_date_is_in_it(
+        self, replica: StoreReplica, operator: TaskLocks, connection: Connection, key: str
+    ) -> None:
+        replica.run_at(note, key)
+        replica.runs(key)
+        task = eventually(lambda: [each.name for each in operator.tasks()])[0]
+        eventually(lambda: not operator.jobs(key))
+        add(replica, key)
+        set_columns(connection, key, task_name=task)
+        operator.run_job(key, by="ann")
+        assert actions(operator, task) == [("run", "ann", None)]
+
+    def test_a_job_whose_task_has_no_row_is_changed_without_an_entry(
+        self, replica: StoreReplica, operator: TaskLocks, connection: Connection, key: str
+    ) -> None:
+        add(replica, key)
+        operator.pause_job(key)
+        assert one(operator, key).state is JobState.PAUSED
+        assert connection.execute("SELECT FROM task_lock_run").rowcount == 0
+
+    def test_a_locked_row_of_the_task_keeps_nobody_from_pausing_the_job(
+        self, replica: StoreReplica, operator: TaskLocks, connection: Connection, key: str
+    ) -> None:
+        replica.scheduler.add_job(note, BERLIN, args=[key], id=key)
+        eventually(lambda: is_reported(operator))
+        with connection.transaction():
+            connection.execute("SELECT FROM task_lock FOR UPDATE")
+            operator.pause_job(key)
+        assert one(operator, key).state is JobState.PAUSED
+
+    def test_without_a_right_on_it_jobs_are_changed_all_the_same(
+        self,
+        replica: StoreReplica,
+        operator: TaskLocks,
+        direct_url: str,
+        connection: Connection,
+        key: str,
+    ) -> None:
+        replica.scheduler.add_job(note, BERLIN, args=[key], id=key)
+        eventually(lambda: is_reported(operator))
+        with role(direct_url) as (name, url):
+            on_all = "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO {}"
+            connection.execute(sql.SQL(on_all).format(sql.Identifier(name)))
+            with TaskLocks(url) as unlucky:
+                assert one(unlucky, key).state is JobState.WAITING
+                revoke = sql.SQL("REVOKE INSERT ON task_lock_run FROM {}")
+                connection.execute(revoke.format(sql.Identifier(name)))
+                unlucky.pause_job(key)
+                assert one(unlucky, key).state is JobState.PAUSED
+                unlucky.remove_job(key)
+        assert operator.jobs(key) == []
+
+    def test_a_name_that_is_too_long_is_an_error(self, operator: TaskLocks) -> None:
+        for change in (operator.pause_job, operator.resume_job, operator.remove_job):
+            with pytest.raises(TaskLockOptionError, match="by has 4,001 characters"):
+                change("job", by="x" * 4001)
+
+    def test_commands_tell_it(
+        self, command: Command, replica: StoreReplica, operator: TaskLocks, key: str
+    ) -> None:
+        replica.scheduler.add_job(note, BERLIN, args=[key], id=key)
+        eventually(lambda: is_reported(operator))
+        task = one(operator, key).task
+        assert task is not None
+        command("jobs pause", key, "--as", "ann")
+        shown = command("show", task).out
+        assert "  its job paused by ann until resumed\n" in shown
+        story = command("why", task).out
+        assert "its job paused by ann until resumed" in story
+        command("jobs move", key, "--to", "2100-01-01T00:00:00Z", "--as", "bob")
+        moved = "by bob (next run time 2100-01-01 00:00:00 UTC)"
+        assert f"its job moved {moved}\n" in command("show", task).out
+        [newest, _] = command("runs", task, "--kind", "operator", "--json").json
+        assert (newest["outcome"], newest["by"]) == ("job-moved", "bob")
+        listed = command("runs", "--outcome", "job-moved").out
+        assert moved in listed
+
+
+WITHOUT_APSCHEDULER = """
+import sys
+sys.modules["apscheduler"] = None  # as where it is not installed
+from apscheduler_tasklock import TaskLocks
+with TaskLocks(sys.argv[1]) as locks:
+    with locks.hold("job", min_lock=1, max_lock=60):
+        pass
+    [job] = locks.jobs()
+    locks.pause_job(job.id)
+    locks.remove_job(job.id)
+    print([task.name for task in locks.tasks("job")])
+assert not [name for name in sys.modules if name.startswith("apscheduler.")]
+"""
+
+
+def test_all_but_resuming_works_without_apscheduler(
+    database_url: str, replica: StoreReplica, operator: TaskLocks, key: str
+) -> None:
+    add(replica, key)
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_APSCHEDULER, database_url],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "['job']\n", "")
+    assert operator.jobs(key) == []
 
 
 class TestCommand:

@@ -21,7 +21,7 @@ from tests.support.polling import eventually
 from tests.support.proxy import Proxy
 from tests.support.roles import role
 from tests.support.schedulers import Replica
-from tests.support.stored_jobs import StoreReplica, note
+from tests.support.stored_jobs import Gate, StoreReplica, note, note_and_wait
 
 MakeReplica = Callable[..., Replica]
 Connection = psycopg.Connection[Any]
@@ -264,6 +264,119 @@ class TestReasons:
         assert miss.cause == ("paused" if paused else "misfire")
         assert miss.reason is not None
         assert miss.reason.startswith("paused by ann since " if paused else "late by ")
+
+
+def stored(database_url: str) -> StoreReplica:
+    replica = StoreReplica(database_url, **OFTEN)
+    replica.scheduler.start()
+    return replica
+
+
+def add_stored(replica: StoreReplica, first: datetime, **options: Any) -> None:
+    """Add a job to the shared store that is due each minute, and first at this time."""
+    given = {"minutes": 1, "id": "job", "args": ["job"], "misfire_grace_time": None, **options}
+    replica.scheduler.add_job(note, "interval", next_run_time=first, **given)
+
+
+class TestStretchesOfStoredJobs:
+    """Each of these tests has a stored job of which nobody ran many run times in a row."""
+
+    def test_a_pause_over_many_run_times_is_one_entry(
+        self, database_url: str, operator: TaskLocks, connection: Connection
+    ) -> None:
+        replica = stored(database_url)
+        try:
+            add_stored(replica, now() + timedelta(hours=2))
+            eventually(lambda: operator.tasks("job"))
+            operator.pause("job", by="ann", reason="the supplier moves")
+            first = last_second() - timedelta(minutes=59, seconds=30)
+            connection.execute("UPDATE task_lock_run SET started_at = %s", [first])
+            replica.scheduler.modify_job("job", next_run_time=first)
+            operator.resume("job", by="ann")
+            miss = one_miss(operator, run_times=60)
+        finally:
+            replica.shutdown()
+        last = first + timedelta(minutes=59)
+        assert (miss.scheduled_at, miss.last_scheduled_at, miss.run_times) == (first, last, 60)
+        assert (miss.cause, miss.kind) == ("paused", "schedule")
+        assert miss.reason is not None
+        assert miss.reason.startswith("paused by ann since ")
+        assert miss.reason.endswith(": the supplier moves")
+
+    @pytest.mark.parametrize("grace", [None, 1], ids=["made up for", "missed"])
+    def test_an_absence_of_all_replicas_is_one_entry(
+        self, database_url: str, operator: TaskLocks, connection: Connection, grace: int | None
+    ) -> None:
+        before = stored(database_url)
+        add_stored(before, now() + timedelta(hours=2), misfire_grace_time=grace)
+        eventually(lambda: operator.tasks("job"))
+        before.shutdown()
+        first = last_second() - timedelta(minutes=59, seconds=30)
+        connection.execute("UPDATE task_lock_job SET next_run_time = %s", [first])
+        replica = stored(database_url)
+        try:
+            miss = one_miss(operator, run_times=60 if grace else 59)
+        finally:
+            replica.shutdown()
+        last = first + timedelta(minutes=59 if grace else 58)
+        assert (miss.scheduled_at, miss.last_scheduled_at) == (first, last)
+        assert miss.run_times == (60 if grace else 59)
+        assert miss.reason is not None
+        if grace:
+            assert miss.cause == "misfire"
+            assert miss.reason.startswith("late by 3")
+            assert miss.reason.endswith(" s, over its grace time of 1 s")
+        else:
+            assert miss.cause == "unasked"
+            assert miss.reason.startswith("no replica claimed it between ")
+
+    def test_a_long_run_in_the_way_is_one_entry(
+        self, database_url: str, operator: TaskLocks, connection: Connection
+    ) -> None:
+        replica, gate = stored(database_url), Gate("slow")
+        try:
+            replica.scheduler.add_job(
+                note_and_wait, "interval", minutes=1, id="job", args=["slow"], next_run_time=now()
+            )
+            replica.runs("slow")
+            first = last_second() - timedelta(minutes=9, seconds=30)
+            # As if that run had begun ten minutes ago.
+            connection.execute("UPDATE task_lock SET started_at = %s", [first])
+            connection.execute("UPDATE task_lock_job SET next_run_time = %s", [first])
+            gate.open()
+            miss = one_miss(operator, run_times=9)
+        finally:
+            gate.open()
+            replica.shutdown()
+        last = first + timedelta(minutes=8)
+        assert (miss.scheduled_at, miss.last_scheduled_at, miss.run_times) == (first, last, 9)
+        began = f"a run that began at {first:%Y-%m-%d %H:%M:%S} UTC was still going on"
+        assert (miss.cause, miss.reason) == ("running", began)
+
+    def test_of_a_job_that_ends_with_them_they_are_told_with_the_last(
+        self, database_url: str, operator: TaskLocks, connection: Connection
+    ) -> None:
+        before = stored(database_url)
+        first = last_second() + timedelta(hours=2)
+        add_stored(
+            before, first, end_date=first + timedelta(minutes=9, seconds=1), misfire_grace_time=1
+        )
+        before.shutdown()
+        first -= timedelta(hours=3)
+        end = (first + timedelta(minutes=9, seconds=1)).isoformat()
+        connection.execute(
+            "UPDATE task_lock_job SET next_run_time = %s,"
+            " trigger = jsonb_set(trigger, '{end_date}', to_jsonb(%s::text))",
+            [first, end],
+        )
+        replica = stored(database_url)
+        try:
+            miss = one_miss(operator, run_times=10)
+        finally:
+            replica.shutdown()
+        last = first + timedelta(minutes=9)
+        assert (miss.scheduled_at, miss.last_scheduled_at, miss.run_times) == (first, last, 10)
+        assert miss.cause == "misfire"
 
 
 class TestTrueOrNotAtAll:

@@ -11,13 +11,15 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta, timezone
+from itertools import pairwise
 from typing import Any
 
 import psycopg
 import pytest
+from apscheduler.triggers.cron import CronTrigger
 from psycopg import sql
 
-from apscheduler_tasklock import TaskLocks
+from apscheduler_tasklock import TaskLocks, task_lock
 from tests.support.commands import (
     COMMAND,
     Answer,
@@ -51,6 +53,8 @@ from tests.support.rows import (
     add_task,
     paused,
 )
+from tests.support.schedulers import Replica
+from tests.support.stored_jobs import StoreReplica, note
 
 Connection = psycopg.Connection[Any]
 
@@ -284,6 +288,70 @@ class TestShow:
         assert [each["replica_id"] for each in told["replicas"]] == ["old", "new"]
         connection.execute("DELETE FROM task_lock_replica")
         assert "replicas     none has reported this task\n" in command("show", "sync").out
+
+    def test_it_tells_options_with_where_they_are_set_and_the_next_run_times(
+        self, command: Command, make_replica: Callable[..., Replica]
+    ) -> None:
+        replica = make_replica(max_factor=3, jobs={"sync": {"lease": 20, "min_lock": 600}})
+
+        @task_lock(max_runtime=90, lease=10)
+        def sync() -> None: ...
+
+        daily = CronTrigger(hour=3, timezone="Europe/Berlin")
+        own = {"task_lock": {"min_lock": 60, "failover": True}}
+        replica.scheduler.add_job(sync, daily, id="sync", kwargs=own)
+        eventually(lambda: command("status", "sync").status == 0)
+        told = command("show", "sync").out
+        [options] = re.findall("options      (.*)\n", told)
+        assert options.split(", ") == [
+            "cancel_on_lost off (default)",
+            "failover on (in the job)",
+            "lease 20s (in the executor's jobs)",
+            "max_factor 3 (in the executor)",
+            "max_runtime 90s (in the function's decorator)",
+            "max_takeovers 3 (default)",
+            "min_lock 60s (in the job)",
+            "on_failure keep (default)",
+            "period 3600s (default)",
+        ]
+        [line] = re.findall("next runs    (.*) Europe/Berlin\n", told)
+        expected = [daily.get_next_fire_time(None, datetime.now(timezone.utc))]
+        while len(expected) < 5:
+            expected.append(daily.get_next_fire_time(expected[-1], expected[-1]))
+        assert line == ", ".join(f"{each:%Y-%m-%d %H:%M:%S}" for each in expected)
+        shown = command("show", "sync", "--json").json
+        assert shown["task"]["options"]["failover"] == {"value": True, "place": "job"}
+        assert shown["task"]["zone"] == "Europe/Berlin"
+        found = [datetime.fromisoformat(each) for each in shown["next_run_times"]]
+        assert found == expected
+
+    def test_of_a_stored_job_it_tells_them_too(self, command: Command, database_url: str) -> None:
+        replica = StoreReplica(database_url, min_factor=0.5)
+        replica.start()
+        try:
+            every = {"hours": 6, "args": ["sync"], "kwargs": {"task_lock": {"lease": None}}}
+            replica.scheduler.add_job(note, "interval", id="sync", timezone="UTC", **every)
+            eventually(lambda: command("status", "sync").status == 0)
+            told = command("show", "sync").out
+        finally:
+            replica.shutdown()
+        [options] = re.findall("options      (.*)\n", told)
+        assert "lease none (in the job)" in options
+        assert "min_factor" not in options
+        [line] = re.findall("next runs    (.*) UTC\n", told)
+        times = [datetime.fromisoformat(each) for each in line.split(", ")]
+        gaps = {later - earlier for earlier, later in pairwise(times)}
+        assert (len(times), gaps) == (5, {timedelta(hours=6)})
+
+    @pytest.mark.parametrize("details", ["[]", "{", '{"options": {"a": 1}}', '{"zone": 1}'])
+    def test_details_that_no_replica_writes_are_left_out(
+        self, command: Command, connection: Connection, details: str
+    ) -> None:
+        add_task(connection, "sync", details=f"'{details}'")
+        told = command("show", "sync")
+        assert (told.status, told.err) == (0, "")
+        assert "options" not in told.out
+        assert "state        ok" in told.out
 
     def test_the_traceback_of_the_last_failure_is_printed(
         self, command: Command, connection: Connection

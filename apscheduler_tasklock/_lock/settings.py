@@ -1,0 +1,69 @@
+"""The settings of a replica's task locks, from an application's parameters."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from collections.abc import Callable
+
+from sqlalchemy import Engine
+from sqlalchemy.engine import URL
+
+from apscheduler_tasklock._lock.replica import LockSettings
+from apscheduler_tasklock.errors import TaskLockOptionError
+from apscheduler_tasklock.options import check_name, parse_count, parse_switch
+from apscheduler_tasklock.schema.table import DEFAULT_TABLE
+
+# Limits ``claim_timeout``, in seconds, because a larger number was hardly meant in seconds.
+LONGEST_CLAIM = 24 * 3600.0
+
+# Limits how many runs of a task the history keeps, so that reading them all stays quick.
+LONGEST_HISTORY = 10_000
+
+
+def lock_settings(
+    database: str | URL | Engine,
+    *,
+    replica_id: str | None = None,
+    claim_timeout: float = 10.0,
+    schema: str | None = None,
+    table: str = DEFAULT_TABLE,
+    history: int | str = 100,
+    redact: Callable[[BaseException], str | None] | None = None,
+    tracebacks: bool | str = False,
+) -> LockSettings:
+    """Return checked settings; for the parameters see ``TaskLocks``.
+
+    :raises TaskLockOptionError: a parameter is invalid
+    """
+    is_named = bool(replica_id)
+    replica_id = check_name(replica_id or make_replica_id(), "replica_id")
+    if not 0 < claim_timeout <= LONGEST_CLAIM:
+        raise TaskLockOptionError(
+            f"claim_timeout must be above 0 and at most a day, not {claim_timeout!r} seconds"
+        )
+    if redact is not None and not callable(redact):
+        raise TaskLockOptionError(f"redact must be a function of an exception, not {redact!r}")
+    kept = parse_count(history, "history", "the run history")
+    if kept > LONGEST_HISTORY:
+        raise TaskLockOptionError(f"history must be at most {LONGEST_HISTORY}, not {history!r}")
+    return LockSettings(
+        database,
+        replica_id,
+        claim_timeout,
+        schema,
+        table,
+        kept,
+        redact or str,
+        parse_switch(tracebacks, "tracebacks", "the run history"),
+        is_named=is_named,
+    )
+
+
+def make_replica_id() -> str:
+    """Return an id for this replica: host, process, and a random part.
+
+    The random part is needed, because containers may share host names and process ids.
+    """
+    return f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
