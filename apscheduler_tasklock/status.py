@@ -34,6 +34,8 @@ class TaskState(str, Enum):
     """The task was due, its grace time has passed, and no replica has run it."""
     LATE = "late"
     """The task is due, and its grace time has not passed."""
+    MISSED = "missed"
+    """The task is that of a one-off job, and no replica has run its last run time."""
     CUT = "cut"
     """A shutdown has cancelled the last run, and no replica has run the run's window again."""
     FAILING = "failing"
@@ -113,8 +115,8 @@ class TaskStatus:
         cut the run or handed it over; ``None`` while the run goes on, and if it is not known
     :ivar cut_for: seconds since a stop cut the last run or handed it over; ``None`` if no stop did,
         or if a replica has run the window again
-    :ivar acknowledged: whether its last failure or cut alarms no more. An operator has acknowledged
-        it, or the task is a one-off job and it is older than a day.
+    :ivar acknowledged: whether its last failure, cut or miss alarms no more. An operator has
+        acknowledged it, or the task is a one-off job and it is older than a day.
     :ivar stuck: runs that go on although their lock is lost and they have taken longer than
         ``max_runtime``, by default their maximum lock; the oldest first
     :ivar succeeded_at: when a run last ended without an error
@@ -131,6 +133,8 @@ class TaskStatus:
     :ivar failover: whether the window of the last run is run again if the run's holder dies
     :ivar function: reference of the job's function; ``None``: only ``hold`` uses the task
     :ivar unreadable: columns of the row that cannot be read. An unreadable schedule is ``None``.
+    :ivar missed_at: the last run time of a one-off job, if no replica has run it; ``None`` for
+        other tasks
     """
 
     name: str
@@ -166,6 +170,7 @@ class TaskStatus:
     failover: bool
     function: str | None = None
     unreadable: tuple[str, ...] = ()
+    missed_at: datetime | None = None
 
     @property
     def delay(self) -> float | None:

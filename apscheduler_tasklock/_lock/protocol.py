@@ -139,6 +139,7 @@ class TaskLockProtocol:
         self._prune = RecordingStatement(statements.prune, name, runs)
         self._shorten_history = Statement(statements.shorten_history(runs)) if runs else None
         self._note_misses = Statement(statements.note_misses(name, runs)) if runs else None
+        self._add_one_offs = Statement(statements.add_one_offs(name))
         self._claim_manual = RecordingStatement(statements.claim_manual, name, runs, ClaimAnswer)
         self._register = Statement(statements.register(name))
         jobs = for_template(job_table(table))
@@ -541,6 +542,8 @@ class TaskLockProtocol:
             reason = str(note["reason"]).encode(errors="replace").decode().replace("\0", "?")
             note["reason"] = _ascii(reason) if lacking(connection, reason) else reason
         parameters = {**statements.many(asked), "sent_at": sent_at}
+        if any(note["one_off"] for note in asked):
+            self._execute(cursor, self._add_one_offs, parameters)
         return {row["task_name"] for row in self._rows(cursor, self._note_misses, parameters)}
 
     def prune(self, cursor: Any, age: float) -> int:

@@ -528,6 +528,10 @@ class MissNote:
     :ivar covers: for how many seconds a run of another run time covers these run times
     :ivar cause: why they were missed, in one word for programs
     :ivar reason: why they were missed, in words for operators
+    :ivar any_later: whether each run of a later run time counts as a run of these
+    :ivar one_off: whether the task is that of a one-off job. Its row may have the date of an
+        earlier job, and if it has no row, it gets one.
+    :ivar runs: the job's function, as in :class:`ClaimRequest`
     """
 
     task_name: str
@@ -539,6 +543,9 @@ class MissNote:
     cause: str
     reason: str
     more: int = 0
+    any_later: bool = False
+    one_off: bool = False
+    runs: str = ""
 
     @property
     def parameters(self) -> dict[str, object]:

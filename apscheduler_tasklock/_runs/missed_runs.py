@@ -20,6 +20,7 @@ from apscheduler_tasklock._database.sequences import Steps
 from apscheduler_tasklock._database.sqlstates import NotSentError, RowLockedError
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.protocol_messages import ClaimRequest, MissNote, Refusal
+from apscheduler_tasklock._lock.statements.retention import RETENTION
 from apscheduler_tasklock._values import cut, logger_of
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError, TaskLockSchemaError
 from apscheduler_tasklock.status import MissCause
@@ -35,6 +36,9 @@ MOST_COMPARED = 200_000
 MOST_RUN_TIMES = 256
 # Limits the tasks whose missed run times are remembered.
 MOST_TASKS = 10_000
+# Limits the age of a one-off job's run time, in seconds. Of an older one, the row that tells that
+# the job ran may have been deleted.
+ONE_OFF_AGE = RETENTION - 24 * 3600.0
 # Limits how many jobs are named in a reason.
 MOST_NAMED = 5
 # The reason in a pause, if the run history does not tell who has paused the task.
@@ -132,6 +136,8 @@ class MissedRuns:
             return
         assert request.run_time is not None
         now = time.monotonic()
+        if request.one_off and request.run_time.timestamp() < time.time() - ONE_OFF_AGE:
+            return
         overdue_in = request.run_time.timestamp() + request.grace - time.time()
         if not request.exact:  # another replica may run this window a period later
             overdue_in += request.next_in or 0.0
@@ -236,6 +242,10 @@ def _note_of(of_task: _OfTask, ripe: Sequence[_Miss]) -> MissNote:
         last.cause.value,
         last.reason,
         more=of_task.more if len(ripe) == len(of_task.misses) else 0,
+        # A one-off job may have another run date on each replica.
+        any_later=request.one_off or not request.exact,
+        one_off=request.one_off,
+        runs=request.runs,
     )
 
 

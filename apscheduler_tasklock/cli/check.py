@@ -39,7 +39,13 @@ _MOST_NAMES = 5
 _LONGEST_NAMED = 300
 
 _ALARMS = (TaskState.OVERDUE, TaskState.DEAD, TaskState.TOO_LONG)
-_WARNINGS = (TaskState.UNREADABLE, TaskState.LATE, TaskState.CUT, TaskState.FAILING)
+_WARNINGS = (
+    TaskState.UNREADABLE,
+    TaskState.LATE,
+    TaskState.MISSED,
+    TaskState.CUT,
+    TaskState.FAILING,
+)
 
 
 @dataclass(frozen=True)
@@ -155,6 +161,9 @@ def problem_of(task: TaskStatus, now: datetime) -> Problem | None:
 
 
 def _warning_of(task: TaskStatus) -> Problem | None:
+    if task.missed_at is not None and not task.acknowledged:
+        at = f"at {rfc3339(task.missed_at, 'seconds')}"
+        return Problem(task.name, TaskState.MISSED.value, at, WARNING)
     is_cut = task.cut_for is not None and not task.acknowledged
     if is_cut and task.cut_for is not None and task.cut_for > _grace(task) / 2:
         cut = f"{task.cut_for:.0f} s ago"

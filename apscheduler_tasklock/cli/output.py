@@ -35,6 +35,7 @@ STATE_STYLES = {
     TaskState.PAUSED: "magenta",
     TaskState.LATE: "yellow",
     TaskState.CUT: "yellow",
+    TaskState.MISSED: "yellow",
     TaskState.FAILING: "red",
     TaskState.OVERDUE: "bold red",
     TaskState.DEAD: "bold red",

@@ -35,7 +35,7 @@ from apscheduler_tasklock._lock.statements.conditions import (
 from apscheduler_tasklock._lock.statements.deaths import NOT_RUNNING, end_lease, give_up
 from apscheduler_tasklock._lock.statements.history import ACTIONS, History
 from apscheduler_tasklock._lock.statements.manual_runs import claim_manual
-from apscheduler_tasklock._lock.statements.misses import MISSES, note_misses
+from apscheduler_tasklock._lock.statements.misses import MISSES, add_one_offs, note_misses
 from apscheduler_tasklock._lock.statements.replicas import (
     IS_ALIVE,
     IS_HEARD,
@@ -91,6 +91,7 @@ __all__ = [
     "History",
     "RecordingStatement",
     "Statement",
+    "add_one_offs",
     "all_pauses",
     "claim",
     "claim_and_move",

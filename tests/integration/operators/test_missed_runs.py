@@ -14,7 +14,8 @@ from apscheduler.events import EVENT_JOB_MAX_INSTANCES, EVENT_JOB_MISSED
 from apscheduler_tasklock import TaskLocks
 from apscheduler_tasklock._application import call_application
 from apscheduler_tasklock._database.timings import Timings
-from apscheduler_tasklock.status import Run
+from apscheduler_tasklock.status import Run, TaskState, Verdict
+from tests.support.commands import Command
 from tests.support.internals import kept_run_times, missed_tasks
 from tests.support.outages import Job, refuse, restore
 from tests.support.polling import eventually
@@ -49,6 +50,11 @@ def operator(database_url: str) -> Iterator[TaskLocks]:
     locks = TaskLocks(database_url)
     yield locks
     locks.close()
+
+
+@pytest.fixture
+def command(database_url: str, capsys: pytest.CaptureFixture[str]) -> Command:
+    return Command(database_url, capsys)
 
 
 def add(replica: Replica, function: Callable[..., Any], at: datetime, **changes: Any) -> None:
@@ -406,3 +412,147 @@ class TestNobodyAsked:
         eventually(lambda: operator.runs("job", outcome="ok"))
         flush(replica)
         assert missed_tasks(replica.executor) == set()
+
+
+def add_one_off(replica: Replica, at: datetime, function: Callable[..., Any], **job: Any) -> None:
+    """Add a one-off job, which is overdue soon after this time."""
+    changes = {"id": "job", "misfire_grace_time": 1, **job}
+    replica.scheduler.add_job(function, "date", run_date=at, **changes)
+
+
+def nothing() -> None:
+    """Do nothing: the function of a job that is not to run."""
+
+
+class TestOneOffs:
+    def test_that_all_replicas_have_missed_alarms_until_it_is_acknowledged(
+        self, make_replica: MakeReplica, operator: TaskLocks, command: Command
+    ) -> None:
+        replicas = [make_replica(**OFTEN) for _ in range(3)]
+        due = last_second() - timedelta(seconds=60)
+        for replica in replicas:
+            add_one_off(replica, due, nothing)
+        miss = one_miss(operator)
+        for replica in replicas:
+            eventually(lambda replica=replica: not missed_tasks(replica.executor))
+        assert one_miss(operator) == miss
+        assert (miss.scheduled_at, miss.run_times, miss.cause) == (due, 1, "misfire")
+        [task] = operator.tasks()
+        assert (task.state, task.missed_at, task.started_at) == (TaskState.MISSED, due, None)
+        answer = command("check")
+        assert answer.status == 1
+        at = f"{due:%Y-%m-%dT%H:%M:%SZ}"
+        assert f"WARNING - 1 missed (job at {at}); 1 task | " in answer.out
+        shown = command("show", "job").out
+        assert f"state        missed: no replica has run it at {at}" in shown
+        ack = f"apscheduler-tasklock ack --token {task.token} job"
+        assert ack in shown
+        assert command(*ack.split()[1:]).status == 0
+        assert command("check").status == 0
+        assert "its miss alarms no more" in command("show", "job").out
+        story = operator.why("job")
+        assert story.verdict is Verdict.MISSED
+        assert [action.outcome for action in story.actions] == ["acknowledged"]
+
+    def test_that_is_missed_again_alarms_again(
+        self, make_replica: MakeReplica, operator: TaskLocks, command: Command
+    ) -> None:
+        """A later job has the same id, and another run date."""
+        replica = make_replica(**OFTEN)
+        first = last_second() - timedelta(seconds=60)
+        add_one_off(replica, first, nothing)
+        eventually(lambda: command("check").status == 1)
+        assert command("ack", "job").status == 0
+        assert command("check").status == 0
+        second = first + timedelta(seconds=30)
+        add_one_off(replica, second, nothing)
+        assert one_miss(operator, run_times=2).last_scheduled_at == second
+        assert command("check").status == 1
+
+    @pytest.mark.parametrize("is_first", [True, False], ids=["before", "afterwards"])
+    def test_that_another_replica_runs_alarms_nobody(
+        self, make_replica: MakeReplica, operator: TaskLocks, command: Command, is_first: bool
+    ) -> None:
+        due = last_second() - timedelta(seconds=60)
+        one, other = (make_replica(**OFTEN) for _ in range(2))
+        if is_first:
+            add_one_off(other, due, nothing, misfire_grace_time=None)
+            eventually(lambda: operator.runs("job", outcome="ok"))
+            add_one_off(one, due, nothing)
+            one.one(EVENT_JOB_MISSED)
+            eventually(lambda: not missed_tasks(one.executor))
+        else:
+            add_one_off(one, due, nothing)
+            one_miss(operator)
+            add_one_off(other, due, nothing, misfire_grace_time=None)
+        eventually(lambda: [run.outcome for run in operator.runs("job")] == ["ok"])
+        assert command("check").status == 0
+        [task] = operator.tasks()
+        assert (task.state, task.missed_at) == (TaskState.OK, None)
+
+    def test_whose_run_date_each_replica_has_computed_is_run_by_any_later_run(
+        self, make_replica: MakeReplica, operator: TaskLocks, command: Command
+    ) -> None:
+        one, other = (make_replica(**OFTEN) for _ in range(2))
+        computed = last_second() - timedelta(seconds=60, microseconds=1)
+        add_one_off(one, computed, nothing)
+        assert one_miss(operator).scheduled_at == computed
+        add_one_off(other, computed + timedelta(seconds=30), nothing, misfire_grace_time=None)
+        eventually(lambda: [run.outcome for run in operator.runs("job")] == ["ok"])
+        assert command("check").status == 0
+
+    def test_of_an_earlier_run_date_stays_in_the_history_and_alarms_no_more_after_a_run(
+        self, make_replica: MakeReplica, operator: TaskLocks, command: Command
+    ) -> None:
+        replica = make_replica(**OFTEN)
+        missed = last_second() - timedelta(seconds=60)
+        add_one_off(replica, missed, nothing)
+        assert one_miss(operator).scheduled_at == missed
+        add_one_off(replica, last_second(), nothing, misfire_grace_time=None)
+        eventually(lambda: operator.runs("job", outcome="ok"))
+        assert command("check").status == 0
+        assert one_miss(operator).scheduled_at == missed
+
+    def test_that_fell_into_a_pause_of_all_tasks_tells_the_pause(
+        self, make_replica: MakeReplica, operator: TaskLocks
+    ) -> None:
+        operator.pause_all(duration=None, by="bob", reason="a move")
+        replica = make_replica(**OFTEN)
+        due = last_second()
+        add_one_off(replica, due, nothing, misfire_grace_time=None)
+        miss = one_miss(operator)
+        assert (miss.scheduled_at, miss.cause) == (due, "paused")
+        assert miss.reason is not None
+        assert miss.reason.startswith("paused with all tasks by bob since ")
+
+    def test_whose_run_date_is_long_past_leaves_nothing(
+        self, make_replica: MakeReplica, operator: TaskLocks
+    ) -> None:
+        """The row of its run may have been deleted."""
+        replica = make_replica(**OFTEN)
+        add_one_off(replica, last_second() - timedelta(days=6, seconds=1), nothing)
+        replica.one(EVENT_JOB_MISSED)
+        flush(replica)
+        assert missed_tasks(replica.executor) == set()
+        assert operator.tasks() == []
+
+    def test_of_the_shared_store_alarms_until_it_is_acknowledged(
+        self, database_url: str, operator: TaskLocks, command: Command
+    ) -> None:
+        replica = StoreReplica(database_url, **OFTEN)
+        due = last_second() - timedelta(seconds=60)
+        replica.scheduler.add_job(
+            note, "date", run_date=due, id="job", args=["job"], misfire_grace_time=20
+        )
+        replica.scheduler.start()
+        try:
+            assert one_miss(operator).scheduled_at == due
+            eventually(lambda: not missed_tasks(replica.executor))
+            one_miss(operator)
+        finally:
+            replica.shutdown()
+        answer = command("check")
+        assert answer.status == 1
+        assert "1 missed (job at " in answer.out
+        assert command("ack", "job").status == 0
+        assert command("check").status == 0
