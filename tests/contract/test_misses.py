@@ -302,11 +302,23 @@ def test_a_one_off_job_that_never_ran_gets_a_row_with_its_entry(
     assert made["token"] > 0
 
 
-def test_a_replica_can_run_it_later(one: Replica, other: Replica, connection: Connection) -> None:
+def test_a_recurring_job_gets_no_row_in_the_same_statement(
+    one: Replica, connection: Connection
+) -> None:
+    now = database_now(connection)
+    notes = [note(now, task_name="other"), note(now, runs="jobs:job at", **ONE_OFF)]
+    one.protocol.note_misses(one.cursor, notes, now)
+    assert connection.execute("SELECT task_name FROM task_lock").fetchall() == [("task",)]
+
+
+@pytest.mark.parametrize("min_lock", [9.0, 0.0])
+def test_a_replica_can_run_it_later(
+    one: Replica, other: Replica, connection: Connection, min_lock: float
+) -> None:
     run_time = database_now(connection) - timedelta(seconds=60)
     tell_one_off(one, run_time)
     token = row(connection)["token"]
-    claim_id, answer = other.claim(run_time=run_time, **ONE_OFF)
+    claim_id, answer = other.claim(run_time=run_time, **{**ONE_OFF, "min_lock": min_lock})
     assert (answer.granted, answer.token) == (True, token + 1)
     assert status(one).state is TaskState.RUNNING
     other.end(claim_id, outcome="ok")
