@@ -240,7 +240,7 @@ class JobStatus:
 # The outcomes of a run; see :class:`Run`.
 OUTCOMES = (
     *("ok", "error", "cancelled", "died", "overran", "overtaken", "freed", "missed"),
-    *("paused", "resumed", "run", "acknowledged"),
+    *("paused", "resumed", "run", "acknowledged", "rescheduled"),
 )
 # The kinds of a run; see :class:`Run`.
 KINDS = ("schedule", "takeover", "manual", "hold", "operator")
@@ -262,6 +262,8 @@ class MissCause(str, Enum):
     """An earlier run of the task was still going on."""
     UNASKED = "unasked"
     """No replica asked for it."""
+    MOVED = "moved"
+    """The schedule was changed before it, and the new schedule does not have it."""
 
 
 @dataclass(frozen=True)
@@ -286,15 +288,17 @@ class Run:
         operator freed its task, and the run has not reported its end; ``"overtaken"``: it was taken
         over or freed, and has reported its end afterwards; ``"missed"``: no replica has run the run
         time, see ``reason``. Of what an operator did: ``"paused"``, ``"resumed"``, ``"run"`` (a
-        manual run was asked for), ``"freed"`` or ``"acknowledged"``
+        manual run was asked for), ``"freed"`` or ``"acknowledged"``; ``"rescheduled"``: a replica
+        has another schedule of the task than was known
     :ivar error_type: class of its exception
     :ivar error: message of its exception, 500 characters at most
     :ivar traceback: its exception's frames, chain and group, 4,000 characters at most; ``None``
         unless the option ``tracebacks`` is on
-    :ivar by: the operator's name; ``None`` for a run
+    :ivar by: the operator's name, or the replica that has changed the schedule; ``None`` for a run
     :ivar until: when the operator's pause ends, or the request for a manual run expires; ``None``:
         it has no end
-    :ivar reason: the operator's reason for a pause; of missed run times, why no replica ran them
+    :ivar reason: the operator's reason for a pause; of a changed schedule, the old and the new one;
+        of missed run times, why no replica ran them
     :ivar cause: of missed run times, the reason in one word for programs, a value of
         :class:`MissCause`; ``None`` for all other entries
     :ivar last_scheduled_at: of missed run times the last one; ``None`` for all other entries
@@ -406,8 +410,9 @@ class Story:
     :ivar miss: the entry of that run time if no replica has run it, with the reason
     :ivar before: the run before that run time
     :ivar after: the run after it
-    :ivar actions: what operators did between these two runs, the earlier first, and before them
-        the pause that was in force then
+    :ivar actions: what operators did between these two runs, and changes of the schedule, the
+        earlier first, and before them the pause that was in force then; everything that is known
+        until ``after`` if ``before`` is ``None``
     :ivar replicas: the replicas that have the task, as far as they have given a sign of life in the
         last hour
     :ivar history_begins_at: the time from which the run history is complete. Before it nothing is

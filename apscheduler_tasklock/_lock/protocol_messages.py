@@ -555,6 +555,21 @@ class MissNote:
 
 
 @dataclass(frozen=True)
+class ScheduleNote:
+    """A note of a changed schedule, for the run history.
+
+    :ivar task_name: the task's name
+    :ivar schedule: the new trigger in canonical form. A task that has another one by now gets no
+        entry.
+    :ivar reason: the change in words
+    """
+
+    task_name: str
+    schedule: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class Registration:
     """The registration of a replica's task.
 
@@ -585,7 +600,14 @@ class Registered:
     :ivar task_name: the task's name
     :ivar again: whether the task is to be registered again, because another session has the row
         locked
+    :ivar was_schedule: the task's schedule before, if the registration has changed it
+    :ivar was_due_at: when the task was due by that schedule; ``None`` if that is unknown, or falls
+        into a pause
+    :ivar due_at: when the task is due by the new schedule
     """
 
     task_name: str
     again: bool = False
+    was_schedule: str | None = None
+    was_due_at: datetime | None = None
+    due_at: datetime | None = None

@@ -9,6 +9,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 from apscheduler_tasklock._lock.command_lines import command_line
+from apscheduler_tasklock._lock.schedules import schedule_of
 from apscheduler_tasklock._lock.tracebacks import LONGEST_TRACEBACK
 from apscheduler_tasklock._values import cut
 from apscheduler_tasklock.cli.exits import OK, say
@@ -29,7 +30,6 @@ from apscheduler_tasklock.cli.runs import (
     run_rows,
     runs_of,
 )
-from apscheduler_tasklock.cli.schedules import schedule_of
 from apscheduler_tasklock.cli.target import (
     check_names,
     find_task,
@@ -312,7 +312,7 @@ class _View:
         from rich.console import Group
         from rich.text import Text
 
-        from apscheduler_tasklock.cli.text import printable
+        from apscheduler_tasklock._lock.words import printable
 
         line = Text(f"{time.strftime('%H:%M:%S')}, every {_INTERVAL:g} s; Ctrl-C ends it")
         try:

@@ -176,7 +176,7 @@ def note_misses(table: str, history: History) -> str:
                 ON entry.task_name = explained.task_name AND entry.ring = 'misses'
                    AND entry.slot = (explained.recorded_misses - 1) % {MISSES}
                    AND entry.cause = explained.cause
-                   AND (entry.cause <> 'paused' OR entry.reason = explained.words)
+                   AND (entry.cause NOT IN ('paused', 'moved') OR entry.reason = explained.words)
                    AND entry.last_scheduled_at = explained.missed_at
                    AND explained.window_start <= explained.missed_at
         ), free AS (

@@ -10,6 +10,7 @@ from typing import Any
 import psycopg
 import pytest
 from apscheduler.events import EVENT_JOB_MAX_INSTANCES, EVENT_JOB_MISSED
+from apscheduler.triggers.interval import IntervalTrigger
 
 from apscheduler_tasklock import TaskLocks
 from apscheduler_tasklock._application import call_application
@@ -567,3 +568,138 @@ class TestOneOffs:
         assert "1 missed (job at " in answer.out
         assert command("ack", "job").status == 0
         assert command("check").status == 0
+
+
+HOURLY_TO_2_HOURS = "from every 1 h to every 2 h"
+
+
+def changes(operator: TaskLocks) -> list[tuple[str | None, str | None]]:
+    """Return who has changed the schedule, and how, the newest first."""
+    done = operator.runs("job", kind="operator")
+    return [(each.by, each.reason) for each in done if each.outcome == "rescheduled"]
+
+
+def is_due(operator: TaskLocks, at: datetime) -> bool:
+    """Return whether the task is due then. A registered due time is not exact."""
+    [task] = operator.tasks("job")
+    return task.due_at is not None and abs(task.due_at - at) < timedelta(seconds=30)
+
+
+class TestMovedSchedules:
+    def test_the_schedule_of_a_new_version_moved_past_it(
+        self, make_replica: MakeReplica, operator: TaskLocks, command: Command
+    ) -> None:
+        old = make_replica(replica_id="web-1", **OFTEN)
+        due = last_second() + timedelta(seconds=3)
+        add(old, nothing, due)
+        eventually(lambda: operator.tasks("job"))
+        old.shutdown()
+        new = make_replica(replica_id="web-2", **OFTEN)
+        following = due + timedelta(hours=1)
+        add(new, nothing, following, hours=2)
+        miss = one_miss(operator)
+        assert (miss.scheduled_at, miss.cause, miss.replica) == (due, "moved", "web-2")
+        assert miss.reason == f"the schedule was moved {HOURLY_TO_2_HOURS} by web-2"
+        story = operator.why("job")
+        assert (story.verdict, story.miss) == (Verdict.MISSED, miss)
+        assert [each.outcome for each in story.actions] == ["rescheduled"]
+        assert f"rescheduled by web-2 ({HOURLY_TO_2_HOURS})" in command("why", "job").out
+        assert f"rescheduled by web-2 ({HOURLY_TO_2_HOURS})" in command("show", "job").out
+        told = command("runs", "--kind", "operator").out
+        assert f"by web-2 ({HOURLY_TO_2_HOURS})" in told
+
+    @pytest.mark.parametrize("method", ["reschedule_job", "modify_job"])
+    def test_a_job_that_is_changed_while_it_is_scheduled(
+        self, make_replica: MakeReplica, operator: TaskLocks, method: str
+    ) -> None:
+        replica = make_replica(replica_id="web-1", **OFTEN)
+        due = last_second() + timedelta(seconds=3)
+        add(replica, nothing, due)
+        eventually(lambda: operator.tasks("job"))
+        following = due + timedelta(hours=1)
+        if method == "reschedule_job":
+            replica.scheduler.reschedule_job(
+                "job", trigger="interval", hours=2, start_date=following
+            )
+        else:
+            trigger = IntervalTrigger(hours=2, start_date=following)
+            replica.scheduler.modify_job("job", trigger=trigger, next_run_time=following)
+        miss = one_miss(operator)
+        assert (miss.scheduled_at, miss.cause) == (due, "moved")
+        assert changes(operator) == [("web-1", HOURLY_TO_2_HOURS)]
+
+    def test_a_stored_job_that_is_changed_while_it_is_scheduled(
+        self, database_url: str, operator: TaskLocks
+    ) -> None:
+        replica = StoreReplica(database_url, replica_id="web-1", **OFTEN)
+        replica.scheduler.start()
+        try:
+            due = last_second() + timedelta(seconds=3)
+            add(replica, note, due, args=["job"])
+            eventually(lambda: operator.tasks("job"))
+            following = due + timedelta(hours=1)
+            replica.scheduler.reschedule_job(
+                "job", trigger="interval", hours=2, start_date=following
+            )
+            miss = one_miss(operator)
+        finally:
+            replica.shutdown()
+        assert (miss.scheduled_at, miss.cause) == (due, "moved")
+        assert changes(operator) == [("web-1", HOURLY_TO_2_HOURS)]
+
+    def test_a_replica_of_the_old_version_still_runs_it(
+        self, make_replica: MakeReplica, operator: TaskLocks
+    ) -> None:
+        old, new = (make_replica(replica_id=name, **OFTEN) for name in ("web-1", "web-2"))
+        due = last_second() + timedelta(seconds=3)
+        add(old, nothing, due)
+        eventually(lambda: operator.tasks("job"))
+        add(new, nothing, due + timedelta(hours=1), hours=2)
+        eventually(lambda: changes(operator) == [("web-2", HOURLY_TO_2_HOURS)])
+        assert missed_tasks(new.executor) == {"job"}
+        eventually(lambda: operator.runs("job", outcome="ok"))
+        eventually(lambda: not missed_tasks(new.executor))
+        assert misses(operator) == []
+
+    @pytest.mark.parametrize("seconds", [-3600, 0], ids=["before it", "at it"])
+    def test_the_new_schedule_has_a_run_time(
+        self, make_replica: MakeReplica, operator: TaskLocks, seconds: float
+    ) -> None:
+        replica = make_replica(replica_id="web-1", **OFTEN)
+        due = last_second() + timedelta(hours=2)
+        add(replica, nothing, due)
+        eventually(lambda: operator.tasks("job"))
+        following = due + timedelta(seconds=seconds)
+        replica.scheduler.reschedule_job("job", trigger="interval", hours=2, start_date=following)
+        eventually(lambda: changes(operator) == [("web-1", HOURLY_TO_2_HOURS)])
+        flush(replica)
+        assert missed_tasks(replica.executor) == set()
+
+    def test_the_same_schedule_is_no_change(
+        self, make_replica: MakeReplica, operator: TaskLocks
+    ) -> None:
+        """Nor is one that differs in its start alone, as where each process has its own."""
+        replica = make_replica(**OFTEN)
+        due = last_second() + timedelta(hours=2)
+        add(replica, nothing, due)
+        eventually(lambda: operator.tasks("job"))
+        for later in (due, due + timedelta(minutes=5)):
+            replica.scheduler.reschedule_job("job", trigger="interval", hours=1, start_date=later)
+            eventually(lambda later=later: is_due(operator, later))
+        flush(replica)
+        assert missed_tasks(replica.executor) == set()
+        assert changes(operator) == []
+
+    def test_a_run_time_in_a_pause_was_not_moved(
+        self, make_replica: MakeReplica, operator: TaskLocks
+    ) -> None:
+        replica = make_replica(**OFTEN)
+        due = last_second() + timedelta(hours=1)
+        add(replica, nothing, due)
+        eventually(lambda: operator.tasks("job"))
+        operator.pause("job", by="ann")
+        later = due + timedelta(hours=1)
+        replica.scheduler.reschedule_job("job", trigger="interval", hours=2, start_date=later)
+        eventually(lambda: changes(operator))
+        flush(replica)
+        assert missed_tasks(replica.executor) == set()
