@@ -116,6 +116,15 @@ def test_an_entry_grows_while_its_cause_stays_the_same(
     assert row(connection)["recorded_misses"] == 2
 
 
+@pytest.mark.parametrize(("reason", "entries"), [("from a to b", 1), ("from b to c", 2)])
+def test_each_change_of_the_schedule_has_an_entry_of_its_own(
+    one: Replica, connection: Connection, started: datetime, reason: str, entries: int
+) -> None:
+    tell(one, after(started, 10), cause="moved", reason="from a to b")
+    tell(one, after(started, 20), cause="moved", reason=reason)
+    assert len(told(connection)) == entries
+
+
 def test_an_entry_does_not_grow_over_a_run(
     one: Replica, connection: Connection, started: datetime, travel: Travel
 ) -> None:
