@@ -703,3 +703,23 @@ class TestMovedSchedules:
         eventually(lambda: changes(operator))
         flush(replica)
         assert missed_tasks(replica.executor) == set()
+
+    def test_versions_that_run_side_by_side_tell_no_wrong_miss(
+        self, make_replica: MakeReplica, operator: TaskLocks
+    ) -> None:
+        """The old version runs each second, and writes its schedule with each claim."""
+        old, new = (make_replica(replica_id=name, **OFTEN) for name in ("web-1", "web-2"))
+        start = last_second()
+        add_frequent(old, nothing, start)
+        eventually(lambda: operator.runs("job", outcome="ok"))
+        later = start + timedelta(hours=1)
+        add(new, nothing, later)
+        for seconds in (10, 20, 30, 40):  # each registers the new version's schedule again
+            later += timedelta(seconds=seconds)
+            new.scheduler.modify_job("job", next_run_time=later)
+            runs = len(operator.runs("job", outcome="ok"))
+            eventually(lambda runs=runs: len(operator.runs("job", outcome="ok")) > runs + 1)
+        old.shutdown()
+        eventually(lambda: not missed_tasks(new.executor))
+        assert changes(operator) == [("web-2", "from every 1 s to every 1 h")]
+        assert misses(operator) == []  # a run within the minute before counts as its run
