@@ -537,6 +537,19 @@ class TestOneOffs:
         assert miss.reason is not None
         assert miss.reason.startswith("paused with all tasks by bob since ")
 
+    def test_that_came_due_in_an_outage_tells_the_outage(
+        self, make_replica: MakeReplica, operator: TaskLocks, command: Command, proxy: Proxy
+    ) -> None:
+        replica = make_replica(proxy.url, claim_timeout=0.5, **OFTEN)
+        refuse(proxy)
+        due = last_second()
+        add_one_off(replica, due, nothing, misfire_grace_time=None)
+        eventually(replica.of)
+        restore(proxy)
+        miss = one_miss(operator)
+        assert (miss.scheduled_at, miss.cause) == (due, "database")
+        assert command("check").status == 1
+
     def test_whose_run_date_is_long_past_leaves_nothing(
         self, make_replica: MakeReplica, operator: TaskLocks
     ) -> None:
