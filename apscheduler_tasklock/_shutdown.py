@@ -13,17 +13,18 @@ from math import inf
 # Limits the whole shutdown of a scheduler's executors and job stores, without the time in which the
 # shutdown waits for running jobs.
 SHUTDOWN_LIMIT = 4.8
-# Limits an attempt to send a request after claiming was stopped. An attempt to send a release has
-# the longer limit, because a release should reach also a database that answers late.
+# Limit an attempt to send a request after claiming was stopped. The second, longer limit is that of
+# releases, because a release should also reach a database that answers late.
 ATTEMPT_LIMIT = 1.5
 RELEASE_LIMIT = 3.0
-# Limits the request that cancels an unanswered statement. Each attempt leaves this time at its end.
+# Limits the request that cancels an unanswered statement. Each attempt keeps these seconds free for
+# this request at its end.
 CANCEL_LIMIT = 0.5
 # Limits the wait until the jobs' side has withdrawn the runs that have not begun.
 WITHDRAWING_LIMIT = 1.0
-# Limits the last part of a shutdown, in which failed releases are sent once more. If a scheduler
-# has several executors and job stores, the current one also leaves so many seconds to each of those
-# that are shut down after it, but no more than half of SHUTDOWN_LIMIT to all of them together.
+# Limits the last part of a shutdown, in which failed releases are sent once more. An executor or
+# job store also leaves so many seconds to each one that is shut down after it, but at most half of
+# SHUTDOWN_LIMIT to all of these together.
 LAST_SECONDS = 1.0
 # The shortest time for pending releases, however long the shutdown's earlier parts took.
 SHORTEST_CLOSING = 0.7
@@ -60,7 +61,7 @@ class Closing:
         self._event.set()
 
     def wait(self, seconds: float) -> bool:
-        """Pause for so many seconds, or until claiming is stopped; return whether it is."""
+        """Pause for so many seconds, or until claiming is stopped; return whether it is stopped."""
         return self._event.wait(seconds) or self.stopped
 
     def over_at(self, since: float, limit: float) -> float:
@@ -88,13 +89,13 @@ class Shutdown:
 
     @property
     def over_at(self) -> float:
-        """When the current executor or job store has to be shut down, on the monotonic clock."""
+        """When the shutdown of the current executor or job store is to be over; monotonic clock."""
         for_others = min(LAST_SECONDS * (self._users - 1), SHUTDOWN_LIMIT / 2)
         return self._since + SHUTDOWN_LIMIT - for_others
 
     @property
     def last_at(self) -> float:
-        """When the last part begins, in which failed releases are sent, on the monotonic clock."""
+        """When the last part begins, on the monotonic clock. Failed releases are sent in it."""
         return self.over_at - LAST_SECONDS
 
     @property

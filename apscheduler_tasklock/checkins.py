@@ -200,7 +200,8 @@ class CheckIns:
             if run is None:  # the run had no lock, its end was reported before, or it was dropped
                 return
             self._tell(_CheckIn(run, status))
-        # After a shutdown has called `close`, nothing else would send this check-in.
+        # After a shutdown, the process may end before the sender's thread has sent this check-in.
+        # `close` waits until it is sent.
         if self._is_shut_down:
             self.close()
 
@@ -361,7 +362,7 @@ def _crontab(trigger: Any) -> str | None:
 
 
 def _crontab_weekdays(field: str) -> str:
-    """Return APScheduler's weekday field, where Monday is 0, for a crontab, where Sunday is 0."""
+    """Convert a weekday field of APScheduler (Monday is 0) to that of a crontab (Sunday is 0)."""
     for number, name in enumerate(_WEEKDAYS):
         field = field.replace(name, str(number))
     if not all(re.fullmatch(r"\d(-\d)?", part) for part in field.split(",")):
@@ -401,7 +402,7 @@ def _get(url: str, timeout: float) -> None:
 
 @cache
 def _service() -> OpenerDirector:
-    """Return an opener for HTTP requests, which uses the environment's proxy.
+    """Return an opener that makes HTTP requests through the environment's proxy.
 
     The opener follows no redirects, because a redirect could lead to a server that only this
     machine can reach, and because the standard library reads the whole body of a redirect.

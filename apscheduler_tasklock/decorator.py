@@ -64,7 +64,7 @@ def task_lock(options: Any = None, /, **named: Any) -> Any:
     persistent job stores and process pools find the wrapper by that name. A coroutine function, a
     method or a class method stays one. The wrapper drops the key ``task_lock`` from the kwargs
     before it calls the function. So application code may call the wrapper with a job's kwargs, as
-    Flask-APScheduler's ``run_job`` does, which runs the job without a lock.
+    Flask-APScheduler's ``run_job`` does. Such a call runs the job without a lock.
 
     If the function is in its module under its name already, as in
     ``nightly = task_lock(max_factor=2)(reports.send)``, the decorator returns the function itself,
@@ -90,7 +90,7 @@ def task_lock(options: Any = None, /, **named: Any) -> Any:
 
 
 def function_options(function: Callable[..., Any]) -> LockOptions | Literal[False] | None:
-    """Return the options that ``@task_lock`` gave a callable, or the function that it calls.
+    """Return the options that ``@task_lock`` gave to a callable, or to the function in a partial.
 
     :return: the options; ``None`` if the callable has none
     """

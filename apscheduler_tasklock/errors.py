@@ -65,7 +65,7 @@ class TaskLockNotFoundError(TaskLockError):
 
 
 class TaskLockStateError(TaskLockError):
-    """A task's or a job's state forbids an operation. The message says which, and what to do."""
+    """A task's or a job's state forbids an operation. The message says why, and what to do."""
 
 
 class TaskLockDatabaseError(TaskLockError):

@@ -1,4 +1,4 @@
-"""``TaskLockExecutor``: the executor that users give to a scheduler, which wraps another one."""
+"""``TaskLockExecutor``: users give it to a scheduler, and it wraps another executor."""
 
 from __future__ import annotations
 
@@ -120,8 +120,8 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
 
     Plugin alias: ``tasklock``
 
-    :param database: PostgreSQL URL, or an SQLAlchemy ``Engine`` with the psycopg driver: the lock's
-        own connection is opened as the engine opens one, and the engine's pool is not used
+    :param database: PostgreSQL URL, or an SQLAlchemy ``Engine`` with the psycopg driver. The lock
+        opens a connection of its own as the engine would, and does not use the engine's pool.
     :param executor: executor to wrap: an instance, a plugin alias such as ``"processpool"``, or a
         mapping as in a scheduler's configuration, ``{"type": "processpool", "max_workers": 2}``;
         by default the scheduler's own default executor
@@ -138,11 +138,11 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
         run is given up after ``max_takeovers`` takeovers, or when its maximum lock ends.
     :param max_takeovers: how many times in a row a task's dead runs are taken over; the next dead
         run is given up
-    :param poll_interval: longest time between two looks at the tasks' rows, in which dead runs are
-        found; a ``timedelta`` or seconds. A job with failover causes three looks in each lease.
+    :param poll_interval: longest time between two looks; a ``timedelta`` or seconds. A look reads
+        the tasks' rows, and finds dead runs. A job with failover causes three looks in each lease.
         If there are very many replicas, looks come less often.
-    :param period: period of a run time that no other run time follows, such as that of a date
-        trigger; a ``timedelta`` or seconds
+    :param period: period of a run time that no other run time follows, as with a date trigger; a
+        ``timedelta`` or seconds
     :param jobs: options of single jobs, such as ``{"job-id": {"max_factor": 2}}``, for jobs whose
         kwargs or function cannot carry options
     :param namespace: put before every task name, for applications that share a database
@@ -156,7 +156,7 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
     :param redact: gets a job's exception, and returns the message that the run history keeps, or
         ``None`` to keep no message
     :param tracebacks: whether the run history keeps the tracebacks of failed runs: files, lines and
-        functions, and what ``redact`` returns of each exception of the chain
+        functions, and what ``redact`` returns for each exception in the chain
     :param replica_id: this replica's id, as the holder of locks and in logs; by default host,
         process and a random part
     :param enabled: ``False`` runs every job here, without a lock and without a database, for
@@ -367,7 +367,7 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
             self._log_start(alias)  # may raise, because a log handler is the application's code
         except BaseException:
             self.locks.close()  # because the check has opened a connection
-            # Closing has also ended the looks of an earlier start, so the next start begins anew.
+            # Closing has also ended the looks of an earlier start. The next start begins new looks.
             self._started_in = None
             raise
         wrap(self, self._inner)
@@ -437,7 +437,7 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
         failover another replica runs their windows again. Windows that are claimed, and whose jobs
         have not begun, are handed over.
 
-        Besides the time for jobs that it waits for, a shutdown takes 5 seconds at most, for all
+        Without the time in which it waits for jobs, a shutdown takes 5 seconds at most, for all
         executors and job stores of a scheduler together.
 
         :param wait: whether to wait until running jobs have ended
@@ -452,7 +452,7 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
                 self._end_shutdown(shutdown, wait=wait)
 
     def begin_shutdown(self, shutdown: Shutdown) -> None:
-        """Let no run begin any more, without waiting. ``shutdown`` of this executor comes later."""
+        """Let no run begin any more. Does not wait. :meth:`shutdown` is called later."""
         super().begin_shutdown(shutdown)
         self.locks.stop_claiming()
         self._watch.looks.close()
@@ -650,7 +650,7 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
             self._report_not_begun(submission)
 
     def _note_too_many_instances(self, submission: Submission) -> None:
-        """Note that run times are missed, because runs of their job are not over here."""
+        """Note that run times are missed, because their job has ``max_instances`` runs here."""
         begun = [
             active.begun_at
             for active in list(self._active.values())
@@ -675,7 +675,7 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
                 self._missed.note(request, cause, reason)
 
     def _note_unasked(self, submission: Submission, due_at: datetime, until: datetime) -> None:
-        """Note the run times from a due time on that nobody has asked for."""
+        """Note the run times from ``due_at`` to ``until`` that no replica has asked for."""
         with suppress(Exception):  # a custom trigger's own code may raise anything
             found = self._jobs.unasked(submission.key, submission.task_name, due_at, until)
             if found is not None:
@@ -731,10 +731,10 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
             submission.due.reader.note_over(submission.due)
 
     def _count(self, submission: Submission) -> None:
-        """Count a submission as active, and as an instance of its job, unless that is done already.
+        """Count a submission as active, and as an instance of its job, unless it is counted.
 
-        While its run is kept, a submission is not counted. So it is counted again when the run is
-        given to the wrapped executor.
+        While its run is kept, a submission is not counted. So the submission is counted again when
+        the run is given to the wrapped executor.
         """
         with self._lock:
             if submission.claim_ids[0] not in self._active:
@@ -888,9 +888,9 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
         """
         task = self._jobs.resolve(job, jobstore)
         if due.move.following is not None:
-            # Note the job's lease at each run time, because `look_after` and the list of tasks add
-            # the job without it. Not at the last run time: if its run dies, the job store calls
-            # `look_after`.
+            # The job's lease is noted here, because `look_after` and the list of tasks add the job
+            # without its lease. The last run time needs no note, because the job store calls
+            # `look_after` if that run dies.
             self._know_as(task.name, (job.id, jobstore), self._jobs.lease(job, jobstore, task))
         submission = self._stored_submission(job, jobstore, task, due.move.run_time)
         self._submit(replace(submission, due=due))

@@ -138,7 +138,7 @@ class HeldLock:
 
     @property
     def has_lost_callback(self) -> bool:
-        """Whether there is a callback for the loss, which has not been called."""
+        """Whether there is a callback for the loss that has not been called."""
         return self._on_lost is not None
 
     def lose(self) -> None:

@@ -90,12 +90,16 @@ LONGEST_HISTORY = 10_000
 # whose lease has ended.
 PAUSE = 0.3
 
-# Limits the seconds that a pause of all tasks waits for each of its two locks of the table, and how
-# often it tries to get them. All claims and releases wait behind such a wait, so it is short, and
-# the break after it is longer.
+# Limits the seconds that `pause_all` waits for each of its two locks of the table, and how often it
+# tries to get them. All claims and releases wait during such a wait, so the wait is short, and the
+# break after it is longer.
 LONGEST_TABLE_WAIT = 0.5
 TABLE_ATTEMPTS = 10
 TABLE_BREAK = 1.0
+_TABLE_LOCKED = (
+    "The task lock table is locked by other sessions; to pause all tasks is tried again, for some "
+    "15 seconds"
+)
 
 LOST = (
     "Task %r: its lock is lost (token %s), and another replica may have the task. Either the lock "
@@ -163,7 +167,8 @@ class TaskLocks:
     :param replica_id: the replica's id, shown in logs; by default host, process and a random part
     :param claim_timeout: limits how long a claim is tried while the database is unavailable, in
         seconds
-    :param history: how many runs of each task the run history keeps, up to 10,000; 0: none
+    :param history: how many runs of each task that ended well the run history keeps, and as many
+        that did not, up to 10,000; 0: none
     :param redact: called with a failed run's exception; returns the message that the run history
         keeps, or ``None`` to keep none. By default the history keeps the exception's own message.
     :param tracebacks: whether the run history keeps the tracebacks of failed runs: files, lines and
@@ -250,7 +255,7 @@ class TaskLocks:
             after its release; seconds or ``timedelta``, 0 or more
         :param max_lock: how long after its claim the lock ends in any case; seconds or
             ``timedelta``, above 0
-        :param lease: how long after its last renewal a holder counts as dead; seconds or
+        :param lease: the time without a renewal after which the holder counts as dead; seconds or
             ``timedelta``, 1 or more; by default 60 s or a third of ``max_lock``, whichever is
             shorter, and ``max_lock`` itself if that third is below 15 s; ``None``: ``max_lock``
         :raises TaskLockOptionError: a parameter is invalid
@@ -292,11 +297,11 @@ class TaskLocks:
         until: datetime | None = None,
         limit: int = 100,
     ) -> list[Run]:
-        """Return finished runs and what operators did, the newest first.
+        """Return finished runs, missed run times, and what operators did, the newest first.
 
-        For each task the history keeps ``history`` runs that ended well, as many that did not, and
-        20 entries of what operators did, in each case the newest ones. So runs that did not end
-        well may go back farther than the others.
+        For each task the history keeps ``history`` runs that ended well, as many that did not, 20
+        entries of missed run times, and 20 of what operators did, in each case the newest ones. So
+        runs that did not end well may go back farther than the others.
 
         :param patterns: names of tasks, in which ``*`` and ``?`` stand for characters
         :param outcome: only entries with this outcome; :class:`Run` has a list of outcomes
@@ -347,7 +352,7 @@ class TaskLocks:
         """Return what is known of a task around a moment, such as why it did not run.
 
         The story is about the last run time until that moment: who ran it, when, and how it ended,
-        or why no replica ran it; with what operators did around it.
+        or why no replica ran it. The story also has what operators did around that run time.
 
         :param at: the moment, with a zone; ``None``: now
         :raises TaskLockOptionError: ``at`` has no zone, or is in the future
@@ -449,10 +454,10 @@ class TaskLocks:
     ) -> Pause:
         """Pause all tasks on all replicas. When the call returns, they are paused.
 
-        Tasks that appear later are paused, too, as are the runs of due stored jobs. The pause does
-        not hold for ``hold``, for manual runs, and for jobs without a lock, which are those with
-        ``task_lock: False`` and a replica's own one-off jobs without an id. It does not hold for a
-        replica with ``on_database_error="run"`` while the database is unavailable.
+        Tasks that appear later are paused, too, and no stored job that is due is run. The pause
+        does not apply to ``hold``, to manual runs, and to jobs without a lock, which are those with
+        ``task_lock: False`` and a replica's own one-off jobs without an id. While the database is
+        unavailable, the pause does not apply to replicas with ``on_database_error="run"``.
 
         The call locks the table twice, and so waits for the claims that are under way. It waits for
         half a second at most for each lock, and tries 10 times. While it waits, all other claims,
@@ -488,7 +493,7 @@ class TaskLocks:
         is_written = False
         for attempt in range(TABLE_ATTEMPTS):
             if attempt:
-                time.sleep(jittered(TABLE_BREAK))
+                _wait_for_table(attempt)
             made = self._operate(
                 lambda operations, cursor: operations.pause_all(
                     cursor, namespace, seconds, name, reason or None, pause_id, limit
@@ -514,7 +519,7 @@ class TaskLocks:
         :param by: the operator's name, as :meth:`pause_all` was given it; by default this process's
             user and host
         :param force: whether the pauses of all others are taken out, too
-        :return: the pauses of all tasks that are left, and hold for some tasks of that namespace
+        :return: the pauses of all tasks that are left and apply to some tasks of that namespace
         :raises TaskLockOptionError: ``by`` has more than 4,000 characters, or the namespace is
             invalid
         :raises TaskLockError: the database is unavailable, or rejects the statement
@@ -573,7 +578,7 @@ class TaskLocks:
     def free(
         self,
         name: str,
-        token: int,
+        token: int | str,
         *,
         force: bool = False,
         run_again: bool = False,
@@ -585,7 +590,8 @@ class TaskLocks:
         come only after a third of the lease, and until it comes the holder's run may overlap with
         the next run.
 
-        :param token: the run's fencing token, so that no newer run is finished; also as a string
+        :param token: the run's fencing token, as a number or a string. With another token nothing
+            is done, so that no newer run is finished.
         :param force: whether to finish the run even if its lease has not ended, although its holder
             may be alive
         :param run_again: whether to open the run's window again, so that its run time can be run
@@ -664,8 +670,8 @@ class TaskLocks:
             has no further run time, so that only :meth:`move_job` gives the job a run time
         :raises TaskLockError: the database is unavailable, or rejects the statement
         """
-        # Imported here and by its name, because the other operations work without APScheduler, and
-        # the triggers are its own.
+        # Imported here, because only this operation needs APScheduler, which has the triggers.
+        # Imported by its name, because this module must not depend on the job store.
         times = import_module("apscheduler_tasklock.jobstore.next_run_time")
         return self._job_changes().resume(job_id, times.resumed_run_time)
 
@@ -891,8 +897,9 @@ class Hold:
     def _claim(self) -> HeldLock:
         """Claim the lock, and return it.
 
-        Claim again while a claim is refused because of a run whose lease has ended. Either that run
-        is to be run again first, or its holder gets time to renew, after a start or an outage.
+        Claim again while the claim is refused because of a run whose lease has ended. Such a run
+        blocks the claim if it is to be run again first. It also blocks the claim for a while after
+        a start or an outage, in which its holder may still renew.
         """
         client = self._client
         claimed = client.claim(self._request())
@@ -978,6 +985,12 @@ def _check_zone(where: str, **moments: datetime | None) -> None:
                 f"{where}: {name} must be a time with a zone, not {moment!r}; "
                 f"{name}.astimezone() gives it this machine's"
             )
+
+
+def _wait_for_table(attempt: int) -> None:
+    if attempt == 1:
+        logger.warning(_TABLE_LOCKED)
+    time.sleep(jittered(TABLE_BREAK))
 
 
 def _check_lengths(where: str, **texts: str | None) -> None:

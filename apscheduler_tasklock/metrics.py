@@ -255,7 +255,7 @@ def _observe_replicas(reader: _SharedReader, _options: CallbackOptions) -> Itera
 
 
 class _SharedReader:
-    """Reads the tasks once for all gauges of a collection, which are read one after the other."""
+    """Reads the tasks once for all gauges of a collection, although each gauge asks for them."""
 
     def __init__(self, locks: TaskLocks) -> None:
         self._locks = locks

@@ -56,8 +56,8 @@ class LockOptions:
     :ivar min_lock: minimum lock in seconds, instead of a factor
     :ivar max_lock: maximum lock in seconds, instead of a factor
     :ivar period: period in seconds of a run time that no other follows
-    :ivar lease: seconds after which a holder that does not renew its claim counts as dead. Users
-        give ``None`` for no lease, which is stored as infinity: then a holder counts as dead when
+    :ivar lease: seconds after which a holder that does not renew its claim counts as dead. For no
+        lease, users give ``None``, which is stored as infinity. Then a holder counts as dead when
         its maximum lock ends.
     :ivar failover: whether another replica runs the window of a dead holder again
     :ivar max_takeovers: how many dead runs in a row are taken over, 0 or more; the next dead run is
@@ -65,9 +65,9 @@ class LockOptions:
     :ivar cancel_on_lost: whether a coroutine job is cancelled when its lock is lost
     :ivar on_failure: what becomes of the window if the job raises: ``"keep"`` it, or ``"release"``
         it, so that it can be run again
-    :ivar grace: seconds after which a due run time counts as overdue; ``None``: the larger of the
-        job's own grace time and a tenth of the period, which counts as 60 s at least and as 10 min
-        at most; plus the trigger's jitter
+    :ivar grace: seconds after which a due run time counts as overdue; ``None``: a tenth of the
+        period, but at least 60 s and at most 10 min; or the job's ``misfire_grace_time`` if that is
+        longer; in both cases plus the trigger's jitter
     :ivar max_runtime: seconds after which a run is reported as too long; ``None``: the maximum lock
     """
 

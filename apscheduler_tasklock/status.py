@@ -78,8 +78,8 @@ class Pause:
     :ivar since: when it was made
     :ivar until: its end; ``None``: until it is resumed
     :ivar reason: the reason
-    :ivar namespace: of a pause of all tasks, what the names of these tasks begin with; ``""`` if it
-        is for all; ``None``: the pause is of one task
+    :ivar namespace: the text with which the names of the paused tasks begin; ``""``: all tasks are
+        paused; ``None``: one task is paused
     """
 
     by: str
@@ -103,7 +103,7 @@ class TaskStatus:
     :ivar started_at: when the last run began; ``None`` if the task has never run
     :ivar finished_at: when the last run ended; ``None`` while the run goes on, and if its holder
         died
-    :ivar window_until: when the window of the last run ends. Earlier run times are not run.
+    :ivar window_until: when the window of the last run ends. Run times before that are not run.
     :ivar locked_until: until when the task is locked, unless its claim is renewed or released
     :ivar run_until: when the maximum lock of the last run ends
     :ivar due_at: when the next run is due; ``None`` if there is none, or its time is not known
@@ -115,8 +115,8 @@ class TaskStatus:
         cut the run or handed it over; ``None`` while the run goes on, and if it is not known
     :ivar cut_for: seconds since a stop cut the last run or handed it over; ``None`` if no stop did,
         or if a replica has run the window again
-    :ivar acknowledged: whether its last failure, cut or miss alarms no more. An operator has
-        acknowledged it, or the task is a one-off job and it is older than a day.
+    :ivar acknowledged: whether its last failure, cut or miss raises no alarm any more, because an
+        operator has acknowledged it, or it is older than a day and the task is a one-off job
     :ivar stuck: runs that go on although their lock is lost and they have taken longer than
         ``max_runtime``, by default their maximum lock; the oldest first
     :ivar succeeded_at: when a run last ended without an error
@@ -273,8 +273,8 @@ class Run:
     :ivar task: the task's name
     :ivar token: the run's fencing token; ``None`` for a missed run time, and for what an operator
         did
-    :ivar scheduled_at: its run time; ``None`` for a manual run and for ``hold``. Of missed run
-        times the first one
+    :ivar scheduled_at: its run time; for missed run times, the first one; ``None`` for a manual run
+        and for ``hold``
     :ivar started_at: when the run was granted, when a replica noted that the run time was missed,
         or when the operator did it
     :ivar ended_at: when it was released; for a run that died or overran, when its lease ended; for
@@ -287,9 +287,9 @@ class Run:
         ``"overran"``: it outlived its maximum lock, while its holder lived; ``"freed"``: an
         operator freed its task, and the run has not reported its end; ``"overtaken"``: it was taken
         over or freed, and has reported its end afterwards; ``"missed"``: no replica has run the run
-        time, see ``reason``. Of what an operator did: ``"paused"``, ``"resumed"``, ``"run"`` (a
+        time, see ``reason``. For what an operator did: ``"paused"``, ``"resumed"``, ``"run"`` (a
         manual run was asked for), ``"freed"`` or ``"acknowledged"``; ``"rescheduled"``: a replica
-        has another schedule of the task than was known
+        has changed the task's schedule
     :ivar error_type: class of its exception
     :ivar error: message of its exception, 500 characters at most
     :ivar traceback: its exception's frames, chain and group, 4,000 characters at most; ``None``
@@ -297,13 +297,12 @@ class Run:
     :ivar by: the operator's name, or the replica that has changed the schedule; ``None`` for a run
     :ivar until: when the operator's pause ends, or the request for a manual run expires; ``None``:
         it has no end
-    :ivar reason: the operator's reason for a pause; of a changed schedule, the old and the new one;
-        of missed run times, why no replica ran them
-    :ivar cause: of missed run times, the reason in one word for programs, a value of
+    :ivar reason: the operator's reason for a pause; for a changed schedule, the old and the new
+        one; for missed run times, why no replica ran them
+    :ivar cause: for missed run times, the reason in one word for programs, a value of
         :class:`MissCause`; ``None`` for all other entries
-    :ivar last_scheduled_at: of missed run times the last one; ``None`` for all other entries
-    :ivar run_times: how many run times the entry of missed run times is about; ``None`` for all
-        other entries
+    :ivar last_scheduled_at: for missed run times, the last one; ``None`` for all other entries
+    :ivar run_times: for missed run times, how many they are; ``None`` for all other entries
     """
 
     task: str
@@ -403,16 +402,16 @@ class Story:
     :ivar task: the task's status now
     :ivar at: the moment
     :ivar verdict: what became of the last run time that is known until that moment
-    :ivar scheduled_at: that run time; of a manual run and of ``hold``, when it began; ``None`` if
-        none is known
-    :ivar runs: the ended runs of that run time, the earlier first: more than one if it was run
-        again, such as after its holder's death. A run that goes on is in ``task`` alone.
+    :ivar scheduled_at: that run time; for a manual run or a ``hold``, when it began; ``None`` if no
+        run time is known
+    :ivar runs: the ended runs of that run time, the earlier first: more than one if a dead run was
+        taken over. A run that goes on is in ``task`` alone.
     :ivar miss: the entry of that run time if no replica has run it, with the reason
     :ivar before: the run before that run time
     :ivar after: the run after it
-    :ivar actions: what operators did between these two runs, and changes of the schedule, the
-        earlier first, and before them the pause that was in force then; everything that is known
-        until ``after`` if ``before`` is ``None``
+    :ivar actions: the pauses that were in force at the run ``before``, and then what operators did
+        and changes of the schedule, from that run until the run ``after``, the earlier first. If
+        ``before`` is ``None``, all that are known until ``after``
     :ivar replicas: the replicas that have the task, as far as they have given a sign of life in the
         last hour
     :ivar history_begins_at: the time from which the run history is complete. Before it nothing is

@@ -30,10 +30,9 @@ class AwaitedTicket(Ticket[Answer], Generic[Answer, Result]):
     :param conclude: makes the result from the request's outcome, or raises. The database's thread
         calls it once, also for a withdrawn ticket. Must not wait.
     :param discard: called with a result that nobody waits for any more. Must not wait.
-    :param patience: seconds for which the waiter waits while attempts fail, counted from when the
-        ticket came. If the next attempt would come later, the waiter gets the error at once, and
-        the ticket is sent again nevertheless; ``None``: the waiter waits as long as the ticket is
-        sent again
+    :param patience: limits the wait while attempts fail, in seconds since the ticket came. If the
+        next attempt is due after this limit, the waiter gets the error at once, and the ticket is
+        sent again nevertheless. ``None``: the waiter waits as long as the ticket is sent again
     :ivar future: the result
     """
 

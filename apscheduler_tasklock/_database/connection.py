@@ -295,7 +295,7 @@ def set_up(connection: psycopg.Connection[Any], attempt: float, closing: Closing
     with bounded_waits(connection, attempt, Deadline(closing)):
         # Prepare a statement when it is sent for the second time. Preparing at the first time would
         # cost a second round trip, also for a statement that is sent only once. Preparing later
-        # would make a burst slow, in which a replica sends about ten statements of each kind:
+        # would slow bursts down: in a burst a replica sends about ten statements of each kind,
         # PostgreSQL parses an unprepared statement each time, and parsing takes twice as long as
         # everything else.
         connection.prepare_threshold = 1 if is_direct(connection) else None
@@ -323,11 +323,12 @@ def host_count(url: URL) -> int:
 def is_direct(connection: psycopg.Connection[Any]) -> bool:
     """Return whether the connection goes to a server process directly, and not to a pooler.
 
-    A pooler answers the login itself, with a process id that is not the server's. A connection
-    through a pooler prepares nothing, because a pooler that does not know prepared statements gives
-    one server connection to several clients, and all psycopg clients use the same names for their
-    prepared statements. So the library could run a statement that the application has prepared, or
-    the application could run a statement of the library, without an error.
+    A pooler answers the login itself, with a process id that is not the server's.
+
+    A connection through a pooler prepares nothing. Some poolers do not know prepared statements,
+    and let several clients use one server connection. All psycopg clients give their prepared
+    statements the same names, so the library could run a statement of the application without an
+    error, or the application a statement of the library.
     """
     row = raw_cursor(connection).execute("SELECT pg_backend_pid()").fetchone()
     return row is not None and row[0] == connection.info.backend_pid

@@ -128,7 +128,7 @@ class Listening:
                 wait_for_input([self._session.fileno(), self._woken.fileno()], seconds)
         finally:
             self._waits = False
-        with suppress(OSError):  # it is raised when all wake-ups are read
+        with suppress(OSError):  # raised when all wake-ups are read
             while self._woken.recv(4096):
                 pass
         self._session.hear()
@@ -199,7 +199,7 @@ class _Listen(Ticket[bool]):
         self._pauses = [min(_LONGEST_BACKOFF, again * 2**n) for n in range(_DOUBLINGS + 1)]
 
     @property
-    def rejected_backoff(self) -> Sequence[float]:  # type: ignore[override]  # a class's is fixed
+    def rejected_backoff(self) -> Sequence[float]:  # type: ignore[override]  # fixed in the base
         """The pauses after which a rejected ticket is sent again, in seconds."""
         return self._pauses
 

@@ -48,8 +48,8 @@ class Outage:
 
     One log line says when an outage begins, and one when it is over. The recovery grace follows a
     start or an outage. During the grace a holder whose lease has ended does not count as dead,
-    because it may only have been unable to renew its claim. Other modules say that the rows are not
-    *believed* yet.
+    because it may only have been unable to renew its claim. In the words of other modules, the rows
+    are not *believed* yet.
 
     :param where: the database, shown in logs
     :param attempt: limits a single attempt, in seconds
@@ -82,8 +82,9 @@ class Outage:
             full = isinstance(error, ServerFullError)
             self._only_full = full and (self._since is None or self._only_full)
             is_new = self._since is None
-            # An outage may be known before its reason, a locked table, is known, because a busy
-            # server does not answer in time which session has the table locked.
+            # If a locked table is the reason of the outage, this may be found out some time after
+            # the outage began, because a busy server may answer too late which session has the
+            # table locked.
             is_found = isinstance(error, TableLockedError) and (is_new or not self._is_locked)
             if not (is_new or is_found):
                 return

@@ -42,7 +42,8 @@ class Ticket(Generic[Answer]):
         is made in any case
     :param answer_within: limits the wait for the answer, in seconds, if that is less than the
         connection's limit
-    :ivar by: the ticket's place among the waiting tickets, of which the lowest is sent first
+    :ivar by: the ticket's place among the waiting tickets. The ticket with the lowest place is sent
+        first
     :ivar not_before: the time before which the ticket is not sent
     :ivar sent_at: when the ticket was sent last
     """
@@ -189,7 +190,7 @@ class Outbox:
         return step
 
     def fail_all(self, now: float, outcome: Outcome[Any], *, stopped: bool = False) -> Step:
-        """Let all tickets fail that could be sent now, because there is no connection."""
+        """Let all tickets fail that are ready to be sent. Called if there is no connection."""
         ready = [ticket for ticket in self._waiting if ticket.not_before <= now]
         self._waiting = [ticket for ticket in self._waiting if ticket.not_before > now]
         step = Step()
@@ -275,7 +276,7 @@ class Outbox:
         """Return the next batch: the oldest ready ticket, and other tickets of its kind."""
         self._let_releases_go_first(now)
         batch: list[Ticket[Any]] = []
-        tasks: set[str] = set()  # of tickets with lower places, which have to be decided first
+        tasks: set[str] = set()  # of the ready tickets so far; later requests for them have to wait
         for ticket in self._waiting:
             request = ticket.request
             if ticket.not_before > now:

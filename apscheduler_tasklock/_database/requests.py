@@ -1,4 +1,4 @@
-"""Requests to the database, of which one statement can have several, and their outcomes."""
+"""Requests to the database, and their outcomes. One statement can have several requests."""
 
 from __future__ import annotations
 

@@ -53,8 +53,8 @@ PAUSE_AFTER_FAILURE = 0.1
 # Limits the seconds that the thread sleeps while tickets wait, because their deadlines may have
 # changed meanwhile.
 LONGEST_WAIT = 0.5
-# The thread counts as stuck if a turn of its loop takes, or due work waits, for longer than so many
-# times the limit of a connect and an answer. No turn comes near that time: the number is so large
+# The thread counts as stuck if one turn of its loop, or the wait of due work, lasts longer than so
+# many times the limit of a connect and an answer. The number is far above what a turn can take,
 # because an application's probe may restart the process of a stuck thread.
 STUCK = 10
 # Limits the seconds that a caller waits for the thread's start, on a very busy machine.
@@ -445,8 +445,8 @@ class DatabaseThread:
         """Work until there has been no work for a while.
 
         The thread must not need the lock ``_starting`` before it works. The caller that starts the
-        thread has this lock, and may be interrupted in the middle of :meth:`_start` by a signal
-        handler or the garbage collector, which then may wait for a result of this thread.
+        thread has this lock. A signal handler or the garbage collector may interrupt the caller in
+        the middle of :meth:`_start`, and wait there for a result of this thread.
         """
         keep_application_out()
         me = threading.current_thread()

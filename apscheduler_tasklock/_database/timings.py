@@ -17,8 +17,8 @@ class Timings:
         statement whose answer was lost is sent again soon
     :ivar recovery_grace: the time after a start or an outage in which a holder whose lease has
         ended does not count as dead. :class:`Outage` adds the limit of one attempt, and makes the
-        time longer in a large fleet. So pending releases arrive in this time: each is sent again a
-        second after a failure, and an attempt whose answer is lost fails at the limit
+        time longer in a large fleet. Pending releases arrive in this time: a failed release is sent
+        again after a second at most, and an attempt whose answer is lost fails at its limit
     :ivar doubt_interval: the shortest time between two recovery graces that begin because an idle
         connection was ended without a message
     :ivar renewals_per_lease: how often a claim is renewed during one lease, so that a renewal may
@@ -41,8 +41,8 @@ class Timings:
         tried
     :ivar longest_turn: limits how long a look at the tasks' rows waits for a job's own code, such
         as its trigger. After this time looks leave the job out until that code returns
-    :ivar unasked_after: how long a replica that finds run times which nobody has asked for waits
-        before it notes them as missed, because another replica may know more of them
+    :ivar unasked_after: if a replica finds run times for which nobody has asked, it waits so long
+        before it notes them as missed, because another replica may know more about these run times
     :ivar ended_kept: how long the row of an ended job of the job store is kept. A call that is
         repeated because its answer was lost can then see what its first attempt has done
     """

@@ -33,8 +33,9 @@ from apscheduler_tasklock.status import RunningRun
 
 _AT_ONCE = ReadTimes()
 
-# The start of the clock of `monotonic_now`, computed once. From this start the clock counts on the
-# monotonic clock, because a step of the wall clock would look like a step of the database's clock.
+# The moment at which the monotonic clock was 0. `monotonic_now` adds the monotonic clock to this
+# moment, and never reads the wall clock again, because a step of the wall clock would look like a
+# step of the database's clock.
 _STARTED = datetime.now(timezone.utc) - timedelta(seconds=time.monotonic())
 
 

@@ -132,7 +132,7 @@ class ClaimAttempt(Attempt[ClaimRequest]):
         self.kind = ClaimAttempt
         run_time = request.run_time
         self._due = _local_time() if run_time is None else run_time.timestamp()
-        # What becomes of the window of a grant that is to be undone; None: no grant is undone.
+        # What becomes of the window of a grant that is to be undone; None: there is no such grant.
         self._to_undo: WindowAfter | None = None
 
     @property
@@ -248,9 +248,9 @@ class ClaimAttempt(Attempt[ClaimRequest]):
     def _is_usable(self, answer: ClaimAnswer, sent: float, *, is_bound: bool) -> bool:
         """Return whether an answer can be used; if not, note that its grant is to be undone.
 
-        If the window was computed with a wrong bound, it is the wrong window, so it is opened again
-        and not handed over. If the lease was over when the answer came, the window is handed over,
-        because other replicas may have been refused because of this grant.
+        If the bound was wrong, the granted window is the wrong one, and is opened again. If the
+        lease was over when the answer came, a job's window is handed over, so that it is run also
+        if this grant has blocked all other replicas' claims. A hold's window is opened again.
         """
         if is_bound and not (answer.granted and is_over(answer, sent)):
             return True
@@ -442,5 +442,5 @@ def is_over(answer: ClaimAnswer, sent: float) -> bool:
 
 
 def _local_time() -> float:
-    """Return the time of the replica's own clock, because run times are on that clock, too."""
+    """Return the time by the replica's own clock. Run times are by this clock, too."""
     return time.time()

@@ -146,7 +146,7 @@ class LockClient:
     def __init__(self, settings: LockSettings, replica: Replica | None = None) -> None:
         self.settings = settings
         self.replica_id = settings.replica_id
-        self._started_at: datetime | None = None  # as the first sign of life has returned it
+        self._started_at: datetime | None = None  # from the answer to the first sign of life
         self.replica = replica or Replica(settings)
         self.table, self.where = self.replica.table, self.replica.where
         self._url = as_url(settings.database)
@@ -164,7 +164,7 @@ class LockClient:
         self.rejections = self.replica.rejections
         self._rights_at = 0.0  # when the rights are checked next, on the monotonic clock
         self._protocol = self.replica.protocol(settings)
-        # Used in the database's thread only.
+        # The heartbeat is used in the database's thread only.
         self._heartbeat = self.replica.heartbeat
         self._database = self.replica.database
         self.jobs = JobRows(
@@ -320,7 +320,7 @@ class LockClient:
         self._database.listen(self.jobs.channel, heard, self.rejections, self._timings)
 
     def attempt(self, request: AnyRequest) -> AnyAttempt:
-        """Return an attempt at a claim, for :meth:`claim` and the other methods that send one.
+        """Return an attempt at a claim, for :meth:`claim` and the other methods that send attempts.
 
         :raises TaskLockError: the client is closed
         """
@@ -430,11 +430,12 @@ class LockClient:
     def begin_claims(
         self, attempts: Sequence[LimitedAttempt], most: int | None, report: Report
     ) -> None:
-        """Begin to claim several tasks, of which a limited number is granted. Does not wait.
+        """Begin several claims, of which a limited number is granted. Does not wait.
 
         While the database is unavailable, the claims are sent again until one of them has been
-        wanted for longer than ``claim_timeout``. After that a claim without a usable answer fails,
-        and is released in the background if it is in doubt.
+        wanted for longer than ``claim_timeout``. Then each claim that has been wanted for so long,
+        and has no usable answer, fails. If it is in doubt, it is released in the background. The
+        result of a younger claim is :attr:`NotNow.LOCKED`.
 
         :param attempts: the claims in the order in which they are to be granted, each for another
             task, and all of one kind. An attempt whose result is a :class:`NotNow` has to be passed
@@ -556,8 +557,7 @@ class LockClient:
             extender=self.extend,
         )
         if held.lease is not None and not self._database.has_thread:
-            # No thread could be started, because threads are limited, so nothing would renew the
-            # lease.
+            # Nothing would renew the lease, because no thread could be started.
             self._hand_over(request, held)
             raise NoThreadError(
                 f"task {held.name!r} is not claimed: no thread can be started that would renew "
@@ -625,10 +625,9 @@ class LockClient:
         self._released_at = time.monotonic()
         self._running.pop(held.claim_id, None)
         held.end()
-        # The release is tried until the maximum lock ends, also when the lease has ended, because
-        # the release still finishes the run unless another replica has taken the run over. The
-        # hand-over of a run that never began is tried for longer, because the maximum lock counts
-        # anew from it.
+        # The release is tried until the maximum lock ends. After the end of the lease, the release
+        # still finishes the run, unless another replica has taken the run over. The hand-over of a
+        # run that never began is tried for longer, because it begins the maximum lock anew.
         never_began = end.window is WindowAfter.HAND_OVER and not end.outcome
         seconds = max(held.seconds_left, NEVER_BEGUN_TRIED if never_began else 0.0)
         return self._ticket_of(
@@ -725,7 +724,9 @@ class LockClient:
                 if isinstance(error, TaskLockSchemaError):
                     rejected = error
                     registered += [Registered(task.task_name, again=True) for task in some]
-                elif len(some) > 1:  # alone, so that one task's mistake does not affect the others
+                elif len(some) > 1:
+                    # Register each task alone, so that one task's mistake does not affect the
+                    # others.
                     for task in some:
                         one, why = yield from self._register([task])
                         registered, rejected = registered + one, why or rejected
@@ -761,8 +762,9 @@ class LockClient:
     def retiring(self, successor_of: Sequence[str], dropped: Sequence[str]) -> Statement:
         """Return a statement that retires removed tasks, so that they are not overdue.
 
-        :param successor_of: this replica's tasks; none while this replica may not have all of its
-            jobs yet. A stopped replica's task that is not among these tasks was removed.
+        :param successor_of: this replica's tasks; empty until this replica has all of its jobs. If
+            a stopped replica had one of these tasks, this replica counts as its successor: those of
+            the stopped replica's tasks that no live replica has were removed.
         :param dropped: the tasks whose jobs were removed on this replica
         """
         return partial(self._protocol.retire, successor_of=successor_of, dropped=dropped)
@@ -777,11 +779,11 @@ class LockClient:
         self.ask(partial(self._protocol.stop_replica, running=running), until)
 
     def removing_replicas(self, age: float) -> Statement:
-        """Return a statement that deletes replicas without a sign of life for so many seconds."""
+        """Return a statement that deletes replicas without a sign of life for ``age`` seconds."""
         return partial(self._protocol.remove_replicas, age=age)
 
     def shortening_history(self, task_names: Sequence[str]) -> Statement:
-        """Return a statement that deletes the entries beyond the length of tasks' histories."""
+        """Return a statement that deletes tasks' entries that the run history keeps no longer."""
         return partial(self._protocol.shorten_history, task_names=task_names)
 
     def begin_move_on(self, moves: Mapping[JobMove, str]) -> AwaitedTicket[set[str], set[str]]:
@@ -829,7 +831,7 @@ class LockClient:
         return self._timeout + self._attempt
 
     def giving_up(self, dead: RunState) -> Statement:
-        """Return a statement that gives up a dead run, and returns whether it has."""
+        """Return a statement that gives up a dead run, and returns whether it has done so."""
         return lambda cursor: self._protocol.give_up(cursor, dead.task_name, dead.claim_id)
 
     def begin_lease_end(self, held: HeldLock) -> ReleaseTicket:
@@ -842,11 +844,11 @@ class LockClient:
         return ticket
 
     def pruning(self, age: float) -> Statement:
-        """Return a statement that deletes the rows of one-off jobs that ended so long ago.
+        """Return a statement that deletes the rows of one-off jobs that ended long ago.
 
         The statement returns how many rows it has deleted.
 
-        :param age: the least seconds since a job's end
+        :param age: the least seconds since the end of a deleted row's job
         """
         return partial(self._protocol.prune, age=age)
 
@@ -911,8 +913,8 @@ class LockClient:
                 self._leave(abandon_at)
             flush_application(max(abandon_at, time.monotonic() + SHORTEST_FLUSH))
         finally:
-            # Releases that begin after this get a new limit. Earlier releases keep the limit that
-            # has passed, because the thread may not have dropped them yet.
+            # Releases that begin after this get a new limit. Earlier releases keep the old limit,
+            # so that the thread still drops those that it has not dropped yet.
             if owner.release_limit is limit:
                 owner.release_limit = ReleaseLimit()
 
@@ -1018,8 +1020,8 @@ class LockClient:
             sent = time.monotonic()
             return self._protocol.extend(cursor, held.name, held.claim_id, by, held.lease)
 
-        # The deadline does not depend on `Closing`, because a job that goes on after claiming was
-        # stopped has its usual time to extend the lock.
+        # The deadline does not depend on `Closing`, so that jobs can extend their locks also after
+        # claiming was stopped.
         deadline = Deadline(None, time.monotonic() + 2 * self._timeout)
         times = self._ask(
             Call(extend), deadline, turn_within=self._timeout, tried_for=EXTEND_TIMEOUT
@@ -1029,7 +1031,7 @@ class LockClient:
         return times is not None
 
     def renew_now(self, held: HeldLock) -> bool:
-        """Renew a claim at once; return whether the claim stands; ``False`` if that is unknown."""
+        """Renew a claim at once; return whether the claim is known to be renewed."""
         try:
             return self._database.get(self._renewal_of(held))
         except TaskLockError as error:
@@ -1056,8 +1058,8 @@ def _not_renewed(held: HeldLock, error: TaskLockError) -> bool:
 
 
 def _release_of(held: HeldLock, end: RunOutcome) -> ReleaseRequest:
-    # A release may arrive long after the run's end. What came due in between did not come while the
-    # run went on.
+    # The release may arrive long after the run's end, so it says when the run ended. Otherwise run
+    # times that became due in between would seem to have become due during the run.
     return ReleaseRequest(held.name, held.claim_id, end, held.token, held.database_time())
 
 

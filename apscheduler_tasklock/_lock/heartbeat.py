@@ -50,8 +50,7 @@ class _Lease:
     @property
     def is_last(self) -> bool:
         """Whether a renewal that is sent now is the last one."""
-        # The factor 1.5 is for a last renewal that is sent together with other renewals, and so a
-        # little before `last`.
+        # The factor 1.5 is for a last renewal that is sent a little early, together with others.
         return self.held.seconds_left <= self.last * 1.5
 
 
@@ -219,7 +218,7 @@ class Heartbeat:
         return _Lease(held, time.monotonic() + wait, last)
 
     def _due(self, lease: _Lease, now: float, *, is_last: bool) -> float:
-        """Return when a lease is due after a renewal.
+        """Return when a lease is due again after a renewal.
 
         :param is_last: whether that was the last renewal. If so, the lease is due at the end of the
             maximum lock, so that the loss of the lock is reported.
@@ -236,8 +235,8 @@ class _RenewalTicket(Ticket["dict[UUID, bool]"]):
         self, heartbeat: Heartbeat, leases: Sequence[_Lease], now: float, until: float
     ) -> None:
         super().__init__(
-            # The deadline does not depend on `Closing`, because runs that go on after claiming was
-            # stopped are renewed as before.
+            # The deadline does not depend on `Closing`, so that runs are renewed also after
+            # claiming was stopped.
             Call(partial(heartbeat.send, leases)),
             Deadline(None, until),
             came=now,

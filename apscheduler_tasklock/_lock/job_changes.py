@@ -69,9 +69,11 @@ class JobChanges:
             raise self._why_not(job_id)
 
     def _move(self, job_id: str, next_run_time: Callable[[JobRow], Moment]) -> Moment:
-        """Set a job's next run time to what a function returns of its row, and return the time.
+        """Set a job's next run time to what a function returns for its row, and return the time.
 
-        The version in the row is fence enough, because a claim never moves a paused job on.
+        The change is made if the row still has its version, also if a claim has moved the job on
+        since the read. Only :meth:`resume` computes a time from the row, and it changes only paused
+        jobs, which no claim moves on.
 
         :raises TaskLockNotFoundError: there is no such job
         :raises TaskLockStateError: the job has ended

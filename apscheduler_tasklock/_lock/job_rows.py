@@ -19,6 +19,7 @@ from uuid import UUID
 
 import psycopg
 from psycopg.rows import class_row, dict_row
+from psycopg.types.range import Range
 from sqlalchemy import Table
 
 from apscheduler_tasklock._database.outage import as_unavailable
@@ -112,12 +113,16 @@ _RECURS = "trigger ->> 'type'::text IS DISTINCT FROM 'date'"
 _HAS_SHORT_ID = f"octet_length(job.id) <= {4 * LONGEST_NAME} AND length(job.id) <= {LONGEST_NAME}"
 # The limit of a task's name counts bytes.
 _HAS_SHORT_NAMES = f"octet_length(task_name) <= {LONGEST_NAME} AND {_HAS_SHORT_ID}"
-# Whether all tasks are paused, and until when they are or were. A task that no replica has
-# registered has no name yet, so only a pause without a namespace is for it.
+# Whether a job's task is paused with all tasks, and in which times the task is or was paused. A
+# job's row has no task's name before a replica has written it. Until then only a pause without a
+# namespace is for the job.
 _TASK_NAME = "COALESCE(job.task_name, '')"
 _PAUSED_WITH_ALL = paused_with_all(_TASK_NAME)
-_ALL_PAUSED_UNTIL = f"""(SELECT max(listed_pauses.until) FROM listed_pauses
-    WHERE starts_with({_TASK_NAME}, listed_pauses.namespace))"""
+_PAUSES = f"""(SELECT pg_catalog.range_agg(pg_catalog.tstzrange(since, until)) FROM (
+        SELECT lock.paused_at, lock.paused_until WHERE lock.paused_at IS NOT NULL
+        UNION ALL SELECT listed_pauses.since, listed_pauses.until FROM listed_pauses
+        WHERE starts_with({_TASK_NAME}, listed_pauses.namespace)
+    ) AS pause (since, until) WHERE COALESCE(since <= until, true))"""
 # Limits the recurring jobs whose tasks are listed, because a replica keeps their names in memory
 # and reads their rows with each look, and the table may have any number of rows.
 MOST_RECURRING = 10_000
@@ -131,7 +136,7 @@ LOCKED_JOB = (
 # Limit a page of due rows: the number of rows, and the bytes of their JSON.
 _PAGE, _PAGE_SIZE = 100, 1_000_000
 # The columns of a due row besides the job's own.
-_DUE = ("change_id", "changed_at", "paused_until", "ran_since", "ran_until", "runs_again")
+_DUE = ("change_id", "changed_at", "pauses", "ran_since", "ran_until", "runs_again")
 # A user's change notifies in its transaction, so that listening replicas read the changed row.
 _NOTIFIES = "pg_notify(%(channel)s, '') IS NOT NULL"
 
@@ -187,7 +192,7 @@ class DueRow:
     :ivar change_id: the id of the user's last change. The job is claimed only if this id and
         ``next_run_time`` are still in the row.
     :ivar changed_at: when the user's last change was made
-    :ivar paused_until: the end of its task's last pause
+    :ivar pauses: the pauses of its task that are known, each from its begin to its end
     :ivar ran_since: when the last run of its task began; ``None`` if there was none
     :ivar ran_until: when that run or its lease ended; ``None`` if there was no run
     :ivar runs_again: whether the job is due again for the run time of the task's last run, because
@@ -197,7 +202,7 @@ class DueRow:
     row: JobRow
     change_id: UUID
     changed_at: datetime
-    paused_until: datetime | None
+    pauses: Sequence[Range[datetime]]
     ran_since: datetime | None
     ran_until: datetime | None
     runs_again: bool
@@ -332,8 +337,8 @@ class JobRows:
         self._now = Statement("SELECT now() AS database_time")
         shortly_before_due = "lock.due_at - interval '1 minute'"
         # The job's next run time can be after the task's overdue time for two reasons. If a user
-        # has put the job off, the task's due time is stale. If run times were missed, it is not
-        # stale, because the task is overdue.
+        # has put the job off, the task's due time is stale. If run times were missed, the due time
+        # is right, because the task is overdue.
         self._recurring = Statement(f"""
             SELECT job.id AS job_id, {_EXECUTOR} AS executor, task_name,
                    CASE WHEN lock.task_name IS NULL THEN true
@@ -398,7 +403,7 @@ class JobRows:
         since: datetime | None = None,
         among: Sequence[str] = (),
     ) -> DueRows:
-        """Read due jobs that may be claimed. The read locks and writes nothing.
+        """Read due jobs that may be claimed. The read locks nothing, and writes nothing.
 
         :param most: limits the jobs of each executor, by the executor's alias
         :param stable: whether the rows are believed, as in ``ReadTimes``
@@ -602,7 +607,8 @@ def channel_of(table: Table) -> str:
 
 
 def _due_row(row: dict[str, Any]) -> DueRow:
-    return DueRow(JobRow.of(row), **{name: row[name] for name in _DUE})
+    known = {name: row[name] for name in _DUE}
+    return DueRow(JobRow.of(row), **known | {"pauses": known["pauses"] or ()})
 
 
 def _parsed(text: str) -> Any:
@@ -649,7 +655,7 @@ def _read_due(jobs: str, lock: str) -> str:
         ), {all_pauses(lock)}, {listed_pauses(lock)}, due AS (
             SELECT due.* FROM here, LATERAL (
                 SELECT job.*, {CHANGE_ID} AS change_id,
-                       GREATEST(lock.paused_until, {_ALL_PAUSED_UNTIL}) AS paused_until,
+                       {_PAUSES} AS pauses,
                        lock.started_at AS ran_since,
                        CASE WHEN lock.started_at IS NOT NULL
                             THEN LEAST(COALESCE(lock.finished_at, lock.locked_until), now())
@@ -743,7 +749,7 @@ def _change(jobs: str) -> str:
 
 
 def _remove(jobs: str, which: str) -> str:
-    """Return the statement that removes jobs. Ended jobs stay, because users do not see them."""
+    """Return the statement that removes jobs. Ended jobs stay until their last run is over."""
     return f"""
         WITH removed AS (DELETE FROM {jobs} WHERE {which} AND NOT ended AND {BRIEFLY} RETURNING id)
         SELECT id FROM removed WHERE {_NOTIFIES}

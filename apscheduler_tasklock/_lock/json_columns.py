@@ -47,17 +47,17 @@ IS_PAUSE = """
 
 
 def moment_of(value: str) -> str:
-    """Return the SQL of the time that a JSON number has in seconds since 1970; null if none."""
+    """Return the SQL of the time of a JSON number of seconds since 1970; null for a null."""
     return f"to_timestamp(({value})::float8)"
 
 
 def elements_of(column: str) -> str:
-    """Return the FROM item of a JSON list's elements; it has none if the column is no list."""
+    """Return the FROM item with a row for each element of a JSON list; no row if it is no list."""
     return f"""jsonb_array_elements(
         CASE WHEN jsonb_typeof({column}) = 'array' THEN {column} ELSE '[]' END)"""
 
 
-# The runs that a replica has reported; none if the column is no list.
+# The FROM item with the runs that a replica has reported.
 REPORTED_RUNS = elements_of("running")
 
 

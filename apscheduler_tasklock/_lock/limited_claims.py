@@ -193,7 +193,7 @@ class LimitedTicket(_QueueTicket):
 
 
 class LoneTicket(_QueueTicket):
-    """The ticket of one claim of another kind, such as a takeover.
+    """The ticket of one claim that has a statement of its own, such as a takeover.
 
     The ticket is not sent again while the row is locked. Instead the queue begins the claim anew,
     so that it can send other claims meanwhile.

@@ -1,4 +1,4 @@
-"""Operators' statements: reads of all rows, and changes of single tasks."""
+"""Operators' statements: reads of all rows, and changes of tasks."""
 
 from __future__ import annotations
 
@@ -195,13 +195,13 @@ _JOB_STATE = """
 # another ``@>`` for text[] first.
 _HAS_TASK = "tasks OPERATOR(pg_catalog.@>) ARRAY[%(task)s::text]"
 
-# The reason of a resumption. It has one only if it has taken the pauses of others out, too.
+# The reason in the entry of a resumption; null unless the pauses of others were taken out, too.
 _WITH_OTHERS = "CASE WHEN %(force)s::boolean THEN 'with the pauses of others' END"
 
-# The value of ALL_TASKS.
+# The name of the row with the pauses of all tasks: the value of the SQL in ALL_TASKS.
 _ALL = "\x01pauses"
 
-# Limits the pauses of one task that have not ended.
+# Limits the pauses that have not ended: those of each task, and those of all tasks.
 _MOST_PAUSES = 20
 
 # The pauses of a task's row that have not ended, in the order in which they were made.
@@ -224,7 +224,7 @@ _HAS_ENDLESS_PAUSE = f"""((lock.paused_until IS NULL AND {IS_PAUSED}) OR (
     SELECT count(*) > 0 FROM listed_pauses
     WHERE until IS NULL AND starts_with(lock.task_name, namespace)))"""
 
-# Limits the entries of one task that are read at once. A task has fewer, with any option `history`.
+# Limits the entries of one task that are read at once. A task has fewer, whatever `history` is.
 MOST_ENTRIES = 100_000
 
 # Whether an operator has asked for a manual run that has not begun.
@@ -327,7 +327,7 @@ class Operations:
         # The statement reads the whole history, which is limited for each task. There is no index
         # by time, because each release would have to write to it. Sorting all runs would take most
         # of the time, so a hundredth of the history is read first. If that hundredth has as many
-        # matching runs as are asked for, all runs that are older than these are not sorted.
+        # matching runs as are asked for, the runs that are older than these need not be sorted.
         matches = f"""(%(like)s::text[] IS NULL OR run.task_name LIKE ANY (%(like)s::text[]))
                      AND (%(outcome)s::text IS NULL OR run.outcome = %(outcome)s)
                      AND (%(kind)s::text IS NULL OR run.kind = %(kind)s)
@@ -593,7 +593,7 @@ class Operations:
     def resume(
         self, cursor: Any, patterns: Sequence[str], by: str, *, force: bool = False
     ) -> list[str]:
-        """Take one's own pauses of tasks out.
+        """Take out one's own pauses of tasks.
 
         :param patterns: names, or globs if no task has exactly that name
         :param force: whether the pauses of all others are taken out, too
@@ -617,12 +617,12 @@ class Operations:
 
         The table is locked first, so that the claims that are under way end before the pause is
         written. Otherwise such a claim would not see the pause, and could be granted after it. When
-        the pause is committed, the table is locked a second time. If transactions are serializable
-        by default, a claim that has waited for the first lock does not see the pause, either, and
-        the second lock waits until that claim is over.
+        the pause is committed, the table is locked a second time, because transactions may be
+        serializable by default. In that case a claim that has waited for the first lock does not
+        see the pause, either. The second lock waits until such claims are over.
 
         :param lock_timeout: limits the seconds of the wait for the lock. All claims wait meanwhile.
-        :return: the pause; if other sessions have kept the table locked, whether the pause is
+        :return: the pause; or, if other sessions have kept the table locked, whether the pause is
             written all the same
         :raises TaskLockStateError: there are too many pauses of all tasks
         """
@@ -662,7 +662,7 @@ class Operations:
             yield
 
     def resume_all(self, cursor: Any, namespace: str, by: str, *, force: bool = False) -> None:
-        """Take one's own pauses of all tasks of a namespace out.
+        """Take out one's own pauses of all tasks of a namespace.
 
         :param force: whether the pauses of all others are taken out, too
         """
@@ -786,10 +786,10 @@ class Operations:
         return found
 
     def _run_recording(self, cursor: Any, statement: RecordingStatement, **wanted: object) -> Any:
-        """Run a statement with its entries in the run history, or without them if rejected."""
+        """Run a statement with its history entries, or without them if they are rejected."""
         if statement.recording is not None:
             try:
-                # In a transaction, which then goes on after an error.
+                # If the caller has begun a transaction, it goes on after an error.
                 with _part_of_transaction(cursor):
                     return self._run(cursor, statement.recording, **wanted)
             except psycopg.DatabaseError as error:
@@ -859,7 +859,7 @@ def _pause(name: str, history: History | None = None) -> str:
 
 
 def _resume(name: str, history: History | None = None) -> str:
-    """Return the statement that takes pauses of tasks out.
+    """Return the statement that takes out pauses of tasks.
 
     If no pause is left, the task's pause ends now and is kept in the row, so that no run makes up
     for the run times in it. If the row is paused and its list of pauses is empty, anybody may end
@@ -910,8 +910,8 @@ def _acknowledge(name: str, history: History | None = None) -> str:
     """
 
 
-# The pauses of all tasks that are kept: for a day after their end, so that no run makes up for the
-# run times in them.
+# The pauses of all tasks that have not ended, or have ended less than a day ago. Ended ones are
+# kept, so that no run makes up for the run times in them.
 _KEPT_PAUSES = f"""{elements_of("lock.pauses")} WITH ORDINALITY AS each (pause, place)
                    WHERE CASE WHEN {IS_PAUSE}
                               THEN COALESCE({_PAUSE_UNTIL} > now() - interval '1 day', true)
@@ -967,9 +967,9 @@ def _pause_all(name: str, history: History | None = None) -> str:
 
 
 def _resume_all(name: str, history: History | None = None) -> str:
-    """Return the statement that takes pauses of all tasks of a namespace out.
+    """Return the statement that takes out pauses of all tasks of a namespace.
 
-    They end now and are kept, so that no run makes up for the run times in them.
+    The pauses end now and are kept, so that no run makes up for the run times in them.
     """
     is_own = f"""({_PAUSE_LASTS} AND pause ->> 'namespace'::text = %(namespace)s::text
                   AND (%(force)s::boolean OR pause ->> 'by'::text = %(by)s::text))"""
@@ -1078,14 +1078,13 @@ def _change_of_many(name: str, found: str, assignments: str, entry: str) -> str:
 
     If a task has exactly the name that a pattern spells, the pattern matches only that task. A
     pattern that matches no task may be mistyped, so the statement changes nothing, and returns that
-    pattern as missing. What is found in a row is computed from the row as it was locked, because
-    PostgreSQL would compute it before the lock if it were in the same SELECT.
+    pattern as missing. ``found`` is computed in a SELECT after the one that locks the rows, because
+    in the same SELECT PostgreSQL would compute it from a row that another session may still change.
 
     :param name: the quoted name of the task lock table, for a template
     :param found: a SELECT of what is found in the row ``lock``. Its column ``has_room`` says
         whether the row has room for the change. If one row has none, nothing is changed.
-        ``is_written`` says whether there is an entry in the run history, and ``until`` is for the
-        entry.
+        ``is_written`` says whether the run history gets an entry, and ``until`` is the entry's.
     :param assignments: the assignments of the UPDATE
     :param entry: the INSERT of the entries of ``changed`` in the run history; ``""``: none
     """
@@ -1151,7 +1150,7 @@ def _first_after(namespace: str) -> str | None:
 
 
 def shown_name(task: str) -> str:
-    """Return the name of an entry's task; of all tasks of a namespace, the pattern for them."""
+    """Return the name of an entry's task; for an entry of all tasks of a namespace, its pattern."""
     return f"{task.removeprefix(_ALL)}*" if task.startswith(_ALL) else task
 
 

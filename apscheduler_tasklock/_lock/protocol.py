@@ -296,7 +296,11 @@ class TaskLockProtocol:
         return self._answers(cursor, self._take_over_many, parameters)
 
     def release(self, cursor: Any, request: ReleaseRequest) -> ReleaseAnswer | None:
-        """Release a claim. Return ``None`` if the claim no longer stood, so nothing was changed."""
+        """Release a claim. Return ``None`` if the claim no longer stood.
+
+        In that case the task's row does not change. If the run was noted as dead or freed, its
+        entry in the run history is corrected.
+        """
         hands_over = request.end.window is WindowAfter.HAND_OVER
         statement = self._hand_over if hands_over else self._release
         cursor.row_factory = tuple_row
@@ -509,8 +513,9 @@ class TaskLockProtocol:
     def retire(self, cursor: Any, successor_of: Sequence[str], dropped: Sequence[str]) -> None:
         """Retire removed tasks that no live replica has, so that they are not overdue.
 
-        :param successor_of: this replica's tasks; none while this replica may not have all of its
-            jobs yet. A stopped replica's task that is not among these tasks was removed.
+        :param successor_of: this replica's tasks; empty until this replica has all of its jobs. If
+            a stopped replica had one of these tasks, this replica counts as its successor: those of
+            the stopped replica's tasks that no live replica has were removed.
         :param dropped: the tasks whose jobs were removed on this replica
         """
         tasks = {"tasks": list(successor_of), "dropped": list(dropped)}
@@ -521,11 +526,11 @@ class TaskLockProtocol:
         self._execute(cursor, self._stop_replica, {"running": _reported(running)})
 
     def remove_replicas(self, cursor: Any, age: float) -> None:
-        """Delete replicas without a sign of life for so many seconds."""
+        """Delete replicas without a sign of life for ``age`` seconds."""
         self._execute(cursor, self._remove_replicas, {"age": age})
 
     def shorten_history(self, cursor: Any, task_names: Sequence[str]) -> None:
-        """Delete those of these tasks' entries that are more than the history keeps now."""
+        """Delete these tasks' entries that the run history keeps no longer."""
         if self._shorten_history is not None:
             self._execute(cursor, self._shorten_history, {"names": list(task_names)})
 
@@ -533,7 +538,7 @@ class TaskLockProtocol:
         """Write entries of run times that no replica has run into the run history.
 
         :param notes: the notes, each of another task
-        :param sent_at: the time of this replica's clock
+        :param sent_at: the current time by this replica's clock
         :return: the tasks whose notes are to be sent again, because another session has changed or
             locked their rows
         """
@@ -566,9 +571,9 @@ class TaskLockProtocol:
         return {row["task_name"] for row in self._rows(cursor, self._note_reschedulings, asked)}
 
     def prune(self, cursor: Any, age: float) -> int:
-        """Delete the rows of one-off jobs that ended so long ago; return how many were deleted.
+        """Delete the rows of one-off jobs that ended long ago; return how many were deleted.
 
-        :param age: the least seconds since a job's end
+        :param age: the least seconds since the end of a deleted row's job
         """
         return int(self._execute(cursor, self._prune, {"age": age}).rowcount)
 

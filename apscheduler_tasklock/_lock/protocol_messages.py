@@ -213,8 +213,8 @@ class ReadTimes:
     :ivar latest: the latest time that the database's clock can have had when the claim was sent;
         ``None``: unknown
     :ivar stable: whether the rows are *believed*: whether a run whose lease has ended counts as
-        dead. After a start or an outage the rows are not believed for a while, because holders get
-        time to renew, so a claim is refused because of such a run.
+        dead. After a start or an outage the rows are not believed for a while, so that holders have
+        time to renew. Meanwhile such a run blocks claims.
     :ivar not_after: the database's time after which nobody waits for the claim any more; ``None``:
         unknown
     """
@@ -300,10 +300,9 @@ class ClaimAnswer(NamedTuple):
         return self.new_window and not (stands_against or self.withdrawn)
 
     def stays_refused(self, request: ClaimRequest, times: ReadTimes) -> bool:
-        """Return whether another try of the claim could not be granted, either.
+        """Return whether all further tries of the claim would fail, too.
 
-        No try can be granted if the claim was granted before and is over, or if its ``not_after``
-        has passed.
+        This is so if the claim was granted before and is over, or if its ``not_after`` has passed.
         """
         return self.claim_id == request.claim_id or not self.is_in_time(times.not_after)
 
@@ -398,8 +397,8 @@ class Renewal:
     """A request to renew a claim.
 
     :ivar lease: the lease in seconds, from the renewal on; ``None``: until the maximum lock's end
-    :ivar is_last: whether this is the last renewal before the maximum lock ends; it notes in the
-        row that the run overruns
+    :ivar is_last: whether this is the last renewal before the maximum lock ends; such a renewal
+        notes in the row that the run overruns
     """
 
     task_name: str
@@ -519,13 +518,14 @@ class MissNote:
     """A note of run times of a task that this replica has missed, for the run history.
 
     :ivar task_name: the task's name
-    :ivar schedule: the task's trigger in canonical form. A task that has another one by now gets no
-        entry.
+    :ivar schedule: the task's trigger in canonical form. If the task has another trigger by now,
+        the run history gets no entry.
     :ivar run_times: the run times, in order; one or more
     :ivar more: how many further run times were missed between these
     :ivar exact: whether all replicas compute exactly the same run times
     :ivar min_lock: the minimum lock of these run times, in seconds
-    :ivar covers: for how many seconds a run of another run time covers these run times
+    :ivar covers: for how many seconds after its own run time a run counts as the run of these run
+        times, too
     :ivar cause: why they were missed, in one word for programs
     :ivar reason: why they were missed, in words for operators
     :ivar any_later: whether each run of a later run time counts as a run of these

@@ -29,7 +29,7 @@ class Release(Request[ReleaseAnswer | None]):
     """The request that releases a claim. The answer is ``None`` if the claim no longer stood.
 
     :param request: the claim, and its run's outcome
-    :ivar in_doubt: whether the claim may be released although no answer came
+    :ivar in_doubt: whether the claim may have been released although no answer came
     """
 
     def __init__(self, protocol: LockProtocol, request: ReleaseRequest) -> None:
@@ -40,7 +40,7 @@ class Release(Request[ReleaseAnswer | None]):
         self.in_doubt = False
 
     def note_failure(self, error: BaseException) -> None:
-        """Note whether the claim may be released although the statement failed."""
+        """Note whether the claim may have been released although the statement failed."""
         self.in_doubt = self.in_doubt or not is_rolled_back(error)
 
     def send(self, cursor: Any) -> ReleaseAnswer | None:
@@ -141,7 +141,7 @@ class ReleaseTicket(AwaitedTicket[ReleaseAnswer | None, "ReleaseAnswer | None"])
         return True
 
     @property
-    def backoff(self) -> Sequence[float]:  # type: ignore[override]  # a class's is fixed
+    def backoff(self) -> Sequence[float]:  # type: ignore[override]  # not a constant here
         """The pauses while the database is unavailable, in seconds.
 
         The first two pauses together are shorter than the ``patience`` of the waiter.
@@ -151,7 +151,7 @@ class ReleaseTicket(AwaitedTicket[ReleaseAnswer | None, "ReleaseAnswer | None"])
         return (0.05, 0.1, self._timings.release_interval)
 
     @property
-    def rejected_backoff(self) -> Sequence[float]:  # type: ignore[override]  # a class's is fixed
+    def rejected_backoff(self) -> Sequence[float]:  # type: ignore[override]  # not a constant here
         """The pause before a rejected release is sent again; none at a shutdown."""
         return () if self._is_hurried() else (self._timings.rejected_interval,)
 

@@ -83,7 +83,7 @@ def _scheduled_at(verdict: Verdict, when: datetime, miss: Run | None) -> datetim
 
 
 def time_of(entry: Run) -> datetime:
-    """Return the run time of an entry; of a manual run and of a hold, when it began."""
+    """Return the run time of an entry; if it has none, such as a hold, when it began."""
     if entry.kind == "operator":
         return entry.started_at
     return entry.scheduled_at or entry.started_at
@@ -131,7 +131,7 @@ def _around(actions: Sequence[Run], begin: datetime | None, end: datetime | None
 def _ends(action: Run, pause: Run) -> bool:
     """Return whether an action took a pause out.
 
-    The reason of a resumption says that it took out the pauses of others, too.
+    A resumption has a reason only if it took out the pauses of others, too.
     """
     is_later = action.outcome == "resumed" and action.started_at >= pause.started_at
     takes_it = action.by == pause.by or action.reason is not None
@@ -141,7 +141,8 @@ def _ends(action: Run, pause: Run) -> bool:
 def _begins_at(runs: Sequence[Run], misses: Sequence[Run]) -> datetime | None:
     """Return the time from which the history is complete, as far as it shows.
 
-    Runs that ended well are overwritten first, so it is complete from the oldest of them on.
+    Most entries are of runs that ended well. So these are overwritten sooner than the others, and
+    the history is complete from the oldest of these on.
     """
     well = [each for each in runs if each.outcome == "ok"]
     return min((time_of(each) for each in (well or [*runs, *misses])), default=None)

@@ -113,7 +113,7 @@ class LockProtocol(Protocol):
     def read(
         self, cursor: Any, task_names: Sequence[str], always: Sequence[str] = ()
     ) -> tuple[list[RunState], datetime]:
-        """Return the rows of tasks that need an action, such as a takeover; and the time."""
+        """Return the rows of tasks that need an action, and the database's time."""
 
     def register(self, cursor: Any, tasks: Sequence[Registration]) -> list[Registered]:
         """Register the tasks of a replica."""
@@ -137,10 +137,10 @@ class LockProtocol(Protocol):
         """Report that this replica stops, and which of its runs still go on."""
 
     def remove_replicas(self, cursor: Any, age: float) -> None:
-        """Delete replicas without a sign of life for so many seconds."""
+        """Delete replicas without a sign of life for ``age`` seconds."""
 
     def shorten_history(self, cursor: Any, task_names: Sequence[str]) -> None:
-        """Delete the entries beyond the length of these tasks' histories."""
+        """Delete these tasks' entries that the run history keeps no longer."""
 
     def note_misses(self, cursor: Any, notes: Sequence[MissNote], sent_at: datetime) -> set[str]:
         """Write entries of missed run times; return the tasks whose notes are to be sent again."""
@@ -149,7 +149,7 @@ class LockProtocol(Protocol):
         """Write entries of changed schedules; return the tasks whose notes are to be sent again."""
 
     def prune(self, cursor: Any, age: float) -> int:
-        """Delete the rows of one-off jobs that ended so long ago."""
+        """Delete the rows of one-off jobs that ended at least ``age`` seconds ago."""
 
 
 class StandIn(Protocol):

@@ -62,7 +62,7 @@ def traceback_of(
 
     :param message_of: returns what may be stored of an exception's message; ``None``: nothing
     :param in_worker: the sections that a worker process has made; the messages of the chain are
-        not known here
+        not known in this process
     """
     told = [
         (section, message_of(each) if each is not None else None)
@@ -101,7 +101,7 @@ def _sections(
         head = link if before else head
     frames = _frames(exception.__traceback__)
     yield Section(head, class_of(exception), frames, is_raised), exception
-    # The attribute is looked up, because Python 3.10 has no class of groups.
+    # The attribute is looked up by its name, because Python 3.10 has no class of groups.
     members = getattr(exception, "exceptions", None)
     for number, member in enumerate(members if isinstance(members, tuple) else (), 1):
         if isinstance(member, BaseException):

@@ -37,8 +37,8 @@ logger = logger_of(__name__)
 
 # Limits the seconds until a registered next run time, so that PostgreSQL can store this time.
 LONGEST_WAIT = 50 * LONGEST_SECONDS
-# Limits how many run times that nobody has asked for are noted. Later ones are left out, because a
-# trigger takes long for many.
+# Limits how many run times that no replica has asked for are noted. Later ones are left out,
+# because a trigger takes long to compute many run times.
 MOST_UNASKED = 2_000
 
 
@@ -290,7 +290,7 @@ class ExecutorJobs:
         if task is None or task.name != task_name:
             return None
         period = period_after(job.trigger, due_at.astimezone(self._scheduler.timezone)) or 0.0
-        # A registered due time is not exact, because of the time that its statement took.
+        # A registered due time is not exact, because its statement took some time to arrive.
         slack = timedelta(seconds=min(1.0, period / 2))
         since = due_at.astimezone(self._scheduler.timezone) - slack
         until = min(until, job.next_run_time, key=datetime.timestamp)
@@ -313,8 +313,8 @@ class ExecutorJobs:
         """Return the registration of a job's task.
 
         ``None`` for a one-off job, and for a job without a lock or with impossible options. Also
-        for a job whose function is missing here, because the decorator of that function may set the
-        task's name.
+        ``None`` if the job's function is missing here, because that function's decorator may set
+        the task's name.
 
         :raises Exception: whatever the trigger of a stored job raises
         """

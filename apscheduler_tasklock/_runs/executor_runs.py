@@ -65,8 +65,8 @@ from apscheduler_tasklock.status import MissCause
 
 logger = logger_of(__name__)
 
-# Limits the wait of a given run for its begin, as a share of its maximum lock. The rest is left for
-# the hand-over.
+# Limits the wait of a given run for its begin, as a share of the time that is left of its maximum
+# lock. The rest of that time is for the hand-over.
 WAITS_AT_MOST = 0.9
 # The interval, in seconds, at which a thread that waits inside `submit_job` for a decision of the
 # jobs' thread checks that the jobs' thread is alive.
@@ -108,8 +108,8 @@ class Owner:
     :ivar report_submitted: reports a stored job as submitted, when its run begins
     :ivar report_missed: reports a stored job's missed run time
     :ivar note_missed: notes that this replica has missed a run time, and why
-    :ivar note_unasked: notes the run times of a submission's job that nobody has asked for, from
-        the first to the second time on
+    :ivar note_unasked: notes the run times of a submission's job that no replica has asked for,
+        from the first of two times on, and before the second one
     """
 
     coroutines: set[RunAttempt]
@@ -395,7 +395,7 @@ class ExecutorRuns:
         return verdict
 
     def _note_granted(self, run: Run) -> None:
-        """Note the run times before a granted one that nobody has asked for."""
+        """Note the run times before this granted one, if no replica has asked for them."""
         work: _Work = run.what
         due_at = None if work.attempt.held is None else work.attempt.held.was_due_at
         if run.kind is not Kind.SCHEDULE or due_at is None:
@@ -409,7 +409,7 @@ class ExecutorRuns:
             call_application(partial(self._owner.note_unasked, work.submission, due_at, until))
 
     def _note_unclaimed(self, run: Run, claimed: object, refusal: Refusal | None) -> None:
-        """Note that this replica has missed a run time, because of its claim's outcome.
+        """Note that this replica has missed a run time, if an error or a pause is the cause.
 
         A stored job is left out, because its store reads it again.
         """
@@ -607,8 +607,8 @@ class ExecutorRuns:
     def _note_missed(self, run: Run, cause: MissCause, reason: str) -> None:
         """Note that this replica has missed a run time.
 
-        Takeovers, manual runs and standby runs are left out, because each of them has a run time
-        that was claimed or missed before, or none.
+        Takeovers, manual runs and standby runs are left out, because their run time is no scheduled
+        one, or was claimed or missed before.
         """
         work: _Work = run.what
         is_scheduled = run.kind in (Kind.SCHEDULE, Kind.STORED) and run.claims
@@ -655,7 +655,7 @@ class ExecutorRuns:
         self._note_over(run)
 
     def look(self) -> float:
-        """Hand over the runs that do not begin before their maximum lock ends.
+        """Hand over the runs that have not begun although their maximum lock is about to end.
 
         Such a run waits in a blocked event loop, or in a pool behind other work. Its worker counts
         as busy until the executor reports the run. Runs of an executor that is not APScheduler's
@@ -792,7 +792,8 @@ class ExecutorRuns:
     def _run(self, run: Run, *arguments: Any, **named: Any) -> Any:
         """Run the job's function under its lock, and begin to release the lock."""
         work: _Work = run.what
-        if not self._begin(run):  # `RunTimes` has called it, unless the executor ignores `RunTimes`
+        # `RunTimes` has called `_begin` already, unless the executor ignores `RunTimes`.
+        if not self._begin(run):
             return None
         began_at, process = time.monotonic(), os.getpid()
         raised: BaseException | None = None

@@ -33,7 +33,7 @@ def unwrapped(function: Any) -> Any:
 
 
 def function_reference(job: Any) -> str:
-    """Return the reference of a job's function, which is the same on every replica."""
+    """Return the reference of a job's function. The reference is the same on every replica."""
     if job.func_ref:
         module, separator, name = str(job.func_ref).partition(":")
         return f"{_started_module(module)}{separator}{name}"
@@ -73,7 +73,7 @@ def _module_of(file: str) -> str:
 
 @dataclass(frozen=True)
 class FunctionIdentity:
-    """The identity of a function, which is the same on every replica.
+    """The identity of a function. The identity is the same on every replica.
 
     :ivar form: JSON-like data that identify the function, without ``values``
     :ivar values: the values that the function carries: defaults and captured variables

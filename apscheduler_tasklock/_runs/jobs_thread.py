@@ -62,7 +62,7 @@ class Carrier(Protocol):
         """Log that all workers have been busy for long."""
 
     def look(self) -> float:
-        """Check for events of which no message comes, such as the death of a worker process.
+        """Check for events that send no message, such as the death of a worker process.
 
         :return: seconds after which to check again; ``inf``: no check is needed
         """

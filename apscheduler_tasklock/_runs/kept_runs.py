@@ -1,6 +1,7 @@
 """Kept runs: their claims were refused because of another run, and they are claimed again.
 
-A run is kept if the other run of its task is unfinished, and the kept run's own window is new.
+A run is kept if another run of its task is unfinished, and the window of the kept run was not
+claimed before.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ STARTING_INTERVAL = 0.2
 class Looks:
     """Begins a look after each interval, and at once after :meth:`wake`.
 
-    The database's thread calls all methods but :meth:`start`, :meth:`close` and :meth:`wake`.
+    The database's thread calls :meth:`begin`. Any thread may call the other methods.
 
     :param locks: the task locks of this replica
     :param known: the tasks of this replica

@@ -1,7 +1,8 @@
 """Missed runs: a replica remembers why it did not run a run time, and notes it in the run history.
 
-Another replica may still run the run time. So a look notes it only when it counts as overdue, in a
-statement that leaves out what was run. Until then the reason is in this replica's memory.
+Another replica may still run the run time. So a look notes the run time only when it counts as
+overdue, and the statement leaves out run times that were run. Until then the reason is in this
+replica's memory.
 
 A changed schedule is noted, too, and may be the reason why the old schedule's run time is not run.
 """
@@ -40,8 +41,8 @@ logger = logger_of(__name__)
 
 # Limits the notes of one look, because other work waits for the look.
 MOST_NOTES = 256
-# Limits the run times of one look, times the runs that the history keeps of each task, because the
-# statement compares each run time with the entries of its task.
+# Limits how many comparisons the statement of one look makes: it compares each run time with the
+# entries of its task in the history.
 MOST_COMPARED = 200_000
 # Limits the run times of one task that are kept one by one. Further ones are counted.
 MOST_RUN_TIMES = 256
@@ -80,9 +81,10 @@ class _Miss:
     def group(self) -> tuple[MissCause, str]:
         """The key of the missed run times that are noted together.
 
-        The figures in the reason of a misfire or an outage differ from one run time to the next.
-        They do not divide the run times, and the note has the last figures. The reason of a running
-        run names that run, so each such run has a note of its own. So has each changed schedule.
+        Run times with the same cause are noted together, with the reason of the last one. Their
+        reasons may differ in figures, such as the seconds of a misfire. Only if an earlier run was
+        still going on, or the schedule was moved, the reason is a part of the key, because it names
+        that run or that change.
         """
         is_of_one = self.cause in (MissCause.RUNNING, MissCause.MOVED)
         return self.cause, self.reason if is_of_one else ""
@@ -93,7 +95,8 @@ class _OfTask:
     """The missed run times of one task, until they are noted.
 
     :ivar schedule: the task's trigger in canonical form
-    :ivar jitter: the notes wait so many seconds longer, because other replicas may have the same
+    :ivar jitter: seconds for which the notes wait longer, because other replicas may have the same
+        notes
     :ivar misses: the missed run times that are kept one by one, by run time
     :ivar more: how many further run times were missed, which are only counted
     """
@@ -104,7 +107,7 @@ class _OfTask:
     more: int = 0
 
     def add(self, miss: _Miss) -> None:
-        """Add a missed run time, unless a better cause of it is known."""
+        """Add a missed run time. Of two causes, keep the one that comes first in ``MissCause``."""
         known = self.misses.get(miss.run_time)
         if known is not None and _WORTH[known.cause] <= _WORTH[miss.cause]:
             return
@@ -114,7 +117,7 @@ class _OfTask:
         self.misses[miss.run_time] = miss
 
     def ripe(self, now: float) -> list[_Miss]:
-        """Return the first run times with one cause that can be noted now."""
+        """Return the first run times that can be noted now, as far as one note can have them."""
         in_order = [self.misses[run_time] for run_time in sorted(self.misses)]
         ripe = list(takewhile(lambda miss: miss.ripe_at <= now, in_order))
         return list(takewhile(lambda miss: miss.group == ripe[0].group, ripe))
@@ -148,7 +151,7 @@ class MissedRuns:
     ) -> None:
         """Remember a missed run time.
 
-        :param request: the request of the claim of the run time, whether or not it was sent
+        :param request: the request that claims the run time, whether or not it was sent
         :param not_before: the earliest time to note it, on the monotonic clock
         """
         if not self._locks.settings.history or request.schedule is None:
@@ -160,7 +163,7 @@ class MissedRuns:
         overdue_in = request.run_time.timestamp() + request.grace - time.time()
         if not request.exact:  # another replica may run this window a period later
             overdue_in += request.next_in or 0.0
-        if cause is MissCause.DATABASE:  # until then an earlier try of the claim may be granted
+        if cause is MissCause.DATABASE:  # because an earlier try of the claim may still be granted
             not_before = now + self._locks.longest_doubt
         ripe_at = max(now + overdue_in, not_before)
         with self._lock:
@@ -175,10 +178,10 @@ class MissedRuns:
     def note_unasked(
         self, request: ClaimRequest, run_times: Sequence[datetime], found_at: datetime
     ) -> None:
-        """Remember run times that nobody has asked for.
+        """Remember run times that no replica has asked for.
 
-        :param request: the request of a claim of one of them
-        :param found_at: when this was found
+        :param request: a request that claims one of them
+        :param found_at: when it was found that no replica has asked for them
         """
         not_before = time.monotonic() + self._locks.settings.timings.unasked_after
         reason = f"nobody asked for it between {_moment(run_times[0])} and {_moment(found_at)}"
@@ -325,12 +328,12 @@ def _note_of(of_task: _OfTask, ripe: Sequence[_Miss]) -> MissNote:
 
 
 def late(seconds: float, grace: float) -> str:
-    """Return that a run time is a misfire."""
+    """Return in words that a run time is a misfire."""
     return f"late by {seconds_in_words(seconds)}, over its grace time of {seconds_in_words(grace)}"
 
 
 def all_busy(workers: int, jobs: Sequence[str]) -> str:
-    """Return that all workers were busy.
+    """Return in words that all workers were busy.
 
     :param jobs: the id of the job of each busy worker, as far as they are known
     """
@@ -369,7 +372,7 @@ def still_running(refusal: Refusal) -> str:
 
 
 def too_many_instances(most: int, replica: str, *, is_running: bool) -> str:
-    """Return that the job already has ``max_instances`` runs on this replica that are not over.
+    """Return in words that a job has ``max_instances`` runs on this replica already.
 
     :param most: the job's ``max_instances``
     :param is_running: whether one of these runs has begun

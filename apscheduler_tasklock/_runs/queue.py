@@ -64,7 +64,7 @@ class Inputs:
 
 @dataclass
 class Ask:
-    """A request to claim several runs of one kind, in one statement.
+    """A request to claim runs of one kind: in one statement, except takeovers and manual runs.
 
     :ivar runs: the runs, in the order in which they are to be granted
     :ivar most: limits how many claims are granted; ``None``: all may be granted
@@ -92,7 +92,7 @@ class Full:
 class Step:
     """The decisions of a step.
 
-    :ivar asks: the asks to send, each as a statement of its own
+    :ivar asks: the asks to send
     :ivar given: the runs to give to the executor
     :ivar refused: the runs that were refused for good, or could not be claimed
     :ivar withdrawn: the runs that do not begin because of a stop. If such a run was granted, its
@@ -213,8 +213,8 @@ class RunQueue:
             pause = LOCKED_BACKOFF[min(run.locked, len(LOCKED_BACKOFF) - 1)]
             run.not_before = now + self._jitter(pause)
             run.locked += 1
-            # From now on the run is no misfire, because a worker was free for it in time. The run
-            # may become late, because by its next claim that worker may have another run.
+            # From now on the run is no misfire, because a worker was free for it in time. It may
+            # begin late all the same, because that worker may have got another run by then.
             run.grace = None
         insort(self._waiting, run, key=_place)
 
@@ -269,8 +269,8 @@ class RunQueue:
         others = [r for r in ready if not (r.kind.goes_first or r.job in backlogs)]
         kept = [run for run in self._waiting if run.state is State.KEPT]
         others = [run for run in others if not self._is_held(run, kept, step)]
-        # Takeovers and manual runs go first. If other runs are ready too, they get half of the
-        # free workers at most, so that the other runs do not wait for all of them.
+        # Takeovers and manual runs go first. If other runs are ready too, takeovers and manual runs
+        # get at most half of the free workers, but at least one. The other runs get the rest.
         share = max(1.0, free // 2) if first and others else free
         taken = self._deal_to(first, min(free, share), step, now)
         self._deal_to(others, free - taken, step, now)
@@ -312,7 +312,7 @@ class RunQueue:
         :return: how many workers these runs take
         """
         # No claims are asked for while an ask is under way, or while a given run has not begun. In
-        # the second case the executor's workers are busy with other work than this scheduler's.
+        # the second case the executor's workers may be busy with work that is not the scheduler's.
         asks = not (self._asked or (self._workers.count is not None and self._unbegun))
         asking = _Asking(free, self._growth) if asks else _Asking(0, 0)
         taken = 0
@@ -342,7 +342,7 @@ class RunQueue:
         """Note that the worker of a run is free again."""
         self._unbegun.discard(run)
         if run.following is not None:
-            # A missed run had no virtual worker, so the next run cannot go on with that worker.
+            # A missed run had no virtual worker that the next run could go on with.
             run.following.goes_on = not run.is_missed
         self._end(run, self._workers.leave(run, took))
 

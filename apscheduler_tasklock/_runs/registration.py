@@ -178,7 +178,7 @@ class Registrar:
         return any(self._has_next_run(key) for key in self._known.asking(keys))
 
     def _register(self, changed: Mapping[JobKey, _Change]) -> Steps[None]:
-        """Register the tasks of changed jobs. Those with ``Registered.again`` are noted again."""
+        """Register the tasks of changed jobs; note the jobs again if the answer says ``again``."""
         tasks, seen = self._registrations(changed)
         if tasks or self._locks.rejections.has(REGISTRATIONS):
             registered = yield from self._locks.register(tasks)

@@ -253,7 +253,7 @@ class Reports:
         self._dispatch_for(held, EVENT_TASK_LOCK_LOST, reason="died")
 
     def not_begun_in_time(self, held: HeldLock) -> None:
-        """Report a run that waits for its worker or event loop until its maximum lock ends."""
+        """Report a run that has not begun although its maximum lock is about to end."""
         logger.warning(NOT_BEGUN_IN_TIME, held.name, self.run_time, held.token)
 
     def lost(self, held: HeldLock, *, begun: bool = True) -> None:

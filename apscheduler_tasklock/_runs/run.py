@@ -31,7 +31,7 @@ class Kind(enum.Enum):
 class State(enum.Enum):
     """The state of a run."""
 
-    WAITING = "waiting"  # for a worker, for the run before, or until its task's row is not locked
+    WAITING = "waiting"  # for a worker, for the run before it, or until its task's row is unlocked
     ASKED = "asked"  # its claim is on the way to the database
     KEPT = "kept"  # refused because of an unfinished run, and claimed again when that run is over
     GIVEN = "given"  # given to the wrapped executor, and not begun
@@ -44,8 +44,8 @@ class Verdict(enum.Enum):
 
     GRANTED = "granted"
     REFUSED = "refused"
-    KEPT = "kept"  # refused because of another run, and the run's own window is still to be run
-    LOCKED = "locked"  # another session has the task's row locked
+    KEPT = "kept"  # refused because of another run, but its own window is still to be run
+    LOCKED = "locked"  # another session has the task's row locked, or no answer could be used
     BEYOND = "beyond"  # not granted, because other claims have got all free workers
     UNLOCKED = "unlocked"  # the database did not answer, and the run is run without a lock
     FAILED = "failed"  # the database did not answer, or rejected the claim
@@ -54,10 +54,10 @@ class Verdict(enum.Enum):
 class Token:
     """The right to begin a given run, or to withdraw it. The token can be taken once.
 
-    The worker takes the token before it begins the run. Code that withdraws the run takes the token
-    before that, too. So only one of the two happens. A message from the worker that the run has
-    begun could come too late: even if a pool's ``submit`` has raised an error, the pool may have
-    queued the run, and a worker may begin the run at any time.
+    The worker takes the token before it begins the run. Any other code takes the token before it
+    withdraws the run. So only one of the two happens. A message from the worker that it has begun
+    the run would not do, because it could come too late: a pool may have queued the run although
+    the pool's ``submit`` has raised an error, and a worker may begin the run at any time.
     """
 
     def __init__(self) -> None:
@@ -97,8 +97,8 @@ class Run:
     :ivar at: when the run would have begun if claims took no time
     :ivar earliest: when the run before it in its submission would have been over if claims took no
         time
-    :ivar goes_on: whether the run before it in its submission was run, so that this run has the
-        same virtual worker
+    :ivar goes_on: whether the run before it in its submission was run, so that this run gets the
+        virtual worker of that run; see ``Workers``
     :ivar overtakes: whether the run needs no claim, and was given before runs that came earlier and
         are being claimed
     :ivar is_missed: whether the run is given only so that APScheduler reports it as missed

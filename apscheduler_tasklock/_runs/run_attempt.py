@@ -43,7 +43,7 @@ class RunAttempt:
 
     :param claim_id: the claim's id
     :param notifier: reports the run's events
-    :ivar run_time: the run time; after a takeover is granted, that of the dead run's window
+    :ivar run_time: the run time. When a takeover is granted, it becomes the dead run's run time.
     :ivar running: whether the job runs under its lock now
     :ivar refusal: why a scheduled run time was refused
     :ivar cancelled_on_loss: whether the job was cancelled because its lock was lost
@@ -71,8 +71,8 @@ class RunAttempt:
         self._runs_despite: TaskLockError | None = None
         self._asked: AnyRequest | None = None
         self._held: HeldLock | None = None
-        # Makes sure that only one thread releases the claim: the worker's, or that of a shutdown
-        # which cuts the run.
+        # Makes sure that only one thread releases the claim: the worker's thread, or the thread of
+        # a shutdown that cuts the run.
         self._release_lock = threading.Lock()
         self._release_begun = False
         self._outcome: RunOutcome | None = None
@@ -178,7 +178,7 @@ class RunAttempt:
     def report_lease_end(self, ticket: ReleaseTicket) -> None:
         """Report the death of the worker process, or that the run's lease could not be ended.
 
-        :param ticket: the ticket that ends the lease, which has arrived or failed
+        :param ticket: the ticket that ends the lease. It has arrived or failed.
         """
         assert self._held is not None
         try:
@@ -200,7 +200,7 @@ class RunAttempt:
         :param raised: the exception that the job has raised
         :param cut: whether the job was cancelled from outside
         :param in_worker: the exception's traceback, as its worker process has made it
-        :return: the release; if a shutdown has released the claim before, the shutdown's release
+        :return: the release, which a shutdown may have begun before; ``None``: there is none
         """
         outcome = self._cut_short(begun=True) if cut else None
         if not self._is_first_to_release():
@@ -319,10 +319,11 @@ class RunAttempt:
             self._reports.not_begun()
             return None
         self._telemetry.claim_failed(self._wanted_at)
-        # With `run_unlocked` the job runs without a lock, except in three cases:
-        # - It is a takeover, a manual run or a standby, because another replica may run it.
-        # - The task's row is locked, because the session with the lock may have claimed the task.
-        # - The claim could not be sent although there is no outage.
+        # With `run_unlocked` the job runs without a lock, except in four cases:
+        # - The run is a takeover, a manual run or a standby. Another replica may run it.
+        # - The task's row is locked. The session that has locked the row may have claimed the task.
+        # - No thread can be started that would renew the lease. The granted claim is handed over.
+        # - The claim could not be sent although there is no outage. Another replica may run it.
         unlocked = (
             self._submission.run_unlocked
             and not self._is_extra

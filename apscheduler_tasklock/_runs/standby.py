@@ -15,13 +15,13 @@ from apscheduler.triggers.interval import IntervalTrigger
 from apscheduler_tasklock._lock.protocol_messages import RunState
 from apscheduler_tasklock._runs.trigger_times import has_shared_times
 
-# Seconds from a task's due time until another replica stands in, because the claim of the replica
-# that has this run time often comes late: clocks differ, and workers are busy.
+# Seconds from a task's due time until another replica stands in. It waits so long because the claim
+# of the replica that has this run time often comes late: clocks differ, and workers are busy.
 STANDBY_AFTER = 2.0
 
 
 def seconds_late(state: RunState, *, stable: bool) -> float | None:
-    """Return how late the next run time of a task is, if another replica may run it.
+    """Return how late a task's due run time is, if a replica may stand in.
 
     :param stable: whether the database is available, and has been so for some time. Right after an
         outage, the replicas are about to claim the run times that came due in the outage.

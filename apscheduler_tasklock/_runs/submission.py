@@ -112,8 +112,8 @@ class Submission:
     :ivar schedule_since: since when this replica has this schedule, in seconds since 1970 by the
         replica's own clock; ``None`` for a one-off job
     :ivar gaps: the gaps of the schedule, which all of its submissions share
-    :ivar exempt_from_misfire: whether the run times are never misfires, because they had to wait
-        for another replica
+    :ivar exempt_from_misfire: whether the run times are never misfires. A takeover or a standby had
+        to wait for another replica, and a manual run has no run time of its schedule.
     :ivar dead_run: the dead run that is taken over, if this is a takeover
     :ivar request_id: the id of the manual run, if this is a manual run. Its run time is the time at
         which the submission was made.
@@ -197,7 +197,7 @@ class Submission:
 
     @property
     def is_last(self) -> bool:
-        """Whether no run time follows the last of these, so that the scheduler drops the job."""
+        """Whether no run time follows the last run time, so that the scheduler drops the job."""
         return self.one_off or not has_next_run(self.trigger, self.run_times[-1])
 
     def period(self, nominal: datetime) -> float | None:

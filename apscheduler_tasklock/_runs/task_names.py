@@ -43,8 +43,8 @@ _RANDOM_ID = re.compile(r"[0-9a-fA-F]{32}")
 _CANONICAL_FORM = 1
 
 # Limits the depth of arguments with a canonical form, because a list may contain itself. Python's
-# own recursion limit will not do, because it also counts the caller's frames: an argument could
-# have a canonical form on one replica only.
+# own recursion limit will not do, because it also counts the caller's frames, so that an argument
+# could have a canonical form on one replica only.
 _DEEPEST = 50
 
 

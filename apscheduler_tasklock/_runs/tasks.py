@@ -218,8 +218,8 @@ class _UnnamedJobs:
         self._lock = threading.Lock()
         self._jobs: dict[int, _UnnamedJob] = {}  # by `id()` of the job
         self._sharing: dict[str, set[_UnnamedJob]] = {}  # by the task's name
-        # A job may be dropped in any thread, even in the thread that holds `_lock`. So the job is
-        # only queued there, and `named` removes the job.
+        # A job may be dropped in any thread, even in the thread that holds `_lock`. So a dropped
+        # job is only added to this queue, and `named` removes the job.
         self._dropped: deque[_UnnamedJob] = deque()
 
     def named(self, job: Any, store: Any) -> _UnnamedJob:

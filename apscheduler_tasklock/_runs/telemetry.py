@@ -41,7 +41,7 @@ class RunTelemetry:
         """Note the exception that the job has raised."""
 
     def ended(self, end: RunOutcome) -> None:
-        """Note how the run has ended. Called after the release, so that it does not delay that."""
+        """Note how the run has ended. Called after the release, which this must not delay."""
 
     def lost(self) -> None:
         """Count a lock that was lost."""

@@ -68,7 +68,7 @@ _LAST_YEAR = 9000
 
 
 def nominal_time(trigger: Any, run_time: datetime) -> datetime:
-    """Return the nominal time of a run time, which is the run time without the trigger's jitter.
+    """Return the nominal time of a run time: the run time without the trigger's jitter.
 
     Each replica draws its own jitter. So a cron job for 03:00 has another run time on each replica,
     and 03:00 is the nominal time that all replicas have in common. For an interval the run time
@@ -97,13 +97,14 @@ def nominal_time(trigger: Any, run_time: datetime) -> datetime:
 def is_shared(trigger: Any, nominal: datetime) -> bool:
     """Return whether every replica computes exactly this run time.
 
-    All replicas compute the same run time for a cron expression, a date, a calendar interval, and
-    an interval that starts on a whole second, because a user has set that start.
+    All replicas compute the same run time for a cron expression, a date and a calendar interval.
+    They also do so for an interval that starts on a whole second, because a user has set that
+    start. Replicas may have different run times in two cases:
 
-    Replicas may have different run times in two cases: for an interval with the default start,
-    because that start is the moment at which each replica made the trigger; and for a run time that
-    the trigger itself does not give, because a user has set that run time, for example by
-    ``modify_job(next_run_time=...)``.
+    - The interval has the default start, which is the moment at which each replica made the
+      trigger.
+    - The trigger does not give the run time. A user has set it, for example by
+      ``modify_job(next_run_time=...)``.
 
     :param trigger: an APScheduler trigger
     :param nominal: a nominal run time of the trigger, with a time zone
@@ -312,7 +313,7 @@ def _following(
 def _goes_on(trigger: Any, now: datetime, steps: Steps) -> bool:
     """Return whether a combination without a next run time has parts that still have run times.
 
-    Then these parts do not agree. ``False`` for a trigger that is no combination.
+    If so, these parts do not agree. ``False`` for a trigger that is no combination.
     """
     if isinstance(trigger, AndTrigger):
         return bool(trigger.triggers) and all(

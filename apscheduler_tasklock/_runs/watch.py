@@ -68,7 +68,7 @@ class Jobs(Protocol):
 class Watch:
     """Makes the looks: reads the rows of a scheduler's tasks, and does what each row needs.
 
-    - A dead run with failover is submitted again, as a takeover.
+    - A dead run that has failover, or was handed over, is submitted again, as a takeover.
     - Kept runs are decided on when the run in their way is over. If that run died and has failover,
       its takeover comes first.
     - A manual run is submitted, by every replica that has the task.
@@ -135,7 +135,7 @@ class Watch:
         # Looks and other threads use these.
         self._changed = threading.Lock()
         # By task: a refused run that was its job's last. The scheduler has dropped the job, so the
-        # job is kept here. If the run in its way turns out to be dead, the job can take it over.
+        # job is kept here. If the run in the way turns out to be dead, this job can take it over.
         self._last: dict[str, Submission] = {}
         self._submitted: set[UUID] = set()  # ids of dead and manual runs that were submitted
 
@@ -216,7 +216,7 @@ class Watch:
             if self.closed or number != self.looks.number:
                 return
             yield from self._do_what_is_called_for(state)
-        if is_first:  # at last, because it asks the triggers of many jobs
+        if is_first:  # after all other work, because this calls the triggers of many jobs
             self._note_unasked(states)
         for name in waiting - {state.task_name for state in states}:  # its row is gone
             self._last.pop(name, None)
@@ -279,7 +279,7 @@ class Watch:
             self.looks.wake()
 
     def ended(self, submission: Submission) -> None:
-        """Note that a submission is over. A look may submit its dead or manual run once more."""
+        """Note that a submission is over. From now on a look may submit its run once more."""
         with self._changed:
             if submission.dead_run is not None:
                 self._submitted.discard(submission.dead_run.claim_id)
@@ -295,7 +295,7 @@ class Watch:
             self._decide_kept(state, state.deaths)
             return
         # A dead run is not taken over while its task is paused. Right after an outage, only a run
-        # that was handed over is taken over, because the holder of any other may still renew it.
+        # that was handed over is taken over, because any other holder may still renew its lease.
         believed = not state.paused and state.dead
         believed = believed and (state.handed_over or self._locks.stable)
         is_run_again = believed and (yield from self._run_again(state))
@@ -314,7 +314,7 @@ class Watch:
             self._kept.decide(task_name, key, last)
 
     def _run_again(self, state: RunState) -> Steps[bool]:
-        """Take over or give up a dead run, if it has failover.
+        """Take over or give up a dead run, if it has failover or was handed over.
 
         :return: ``True`` if the caller has no kept runs to decide on, because they were decided on
             here or have to wait for the takeover; ``False`` if it is to decide on them
@@ -453,8 +453,9 @@ class Watch:
 
     @contextmanager
     def _one_task(self, state: RunState, what: str) -> Iterator[None]:
-        """Log an error of the block, which checks one task, so that the other tasks are checked.
+        """Log an error of the block, so that the other tasks are checked.
 
+        :param state: the row of the task that the block checks
         :param what: what the block checks, for the log line
         """
         try:

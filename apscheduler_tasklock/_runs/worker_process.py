@@ -160,14 +160,14 @@ class JobInWorker(JobView):
             return returned
         finally:
             # APScheduler makes the run's event after this line, with this id. So the parent learns
-            # how long the job itself took. The start of the worker process must not count as
-            # lateness of other runs.
+            # how long the job took without the start of the worker process, which must not make
+            # other runs count as late.
             if self._lock is not None:
                 self.id = TimedId(self.id, time.monotonic() - began_at, raised)
 
 
 class RunTimesInWorker(list[datetime]):
-    """A list with the run time of a job with a lock. The worker iterates over it to begin the run.
+    """A list with the run time of a job with a lock. The worker begins the run by iterating.
 
     :param lock: the lock of the run
     """

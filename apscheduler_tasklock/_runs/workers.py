@@ -1,4 +1,4 @@
-"""The workers of an executor: how many are free, and when they would be if claims took no time.
+"""The workers of an executor: how many are free, and when each would be, if claims took no time.
 
 :func:`apscheduler_tasklock._runs.adapter.worker_count` finds how many workers an executor has.
 """

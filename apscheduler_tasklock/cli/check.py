@@ -100,7 +100,7 @@ def answer_monitor(answer: Callable[[], int], *, as_json: bool) -> int:
         return answer()
     except TaskLockError as error:
         return _tell(Verdict(UNKNOWN, message_of(error)), as_json=as_json)
-    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  # because 1 and 2 would speak of tasks
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  # the statuses 1 and 2 are about tasks
         said = " ".join(str(error).split()) or type(error).__name__
         return _tell(Verdict(UNKNOWN, said), as_json=as_json)
 
@@ -119,7 +119,7 @@ def judge(tasks: Sequence[TaskStatus], missing: Sequence[str], now: datetime) ->
         status = max(status, WARNING)
         parts += forgotten
     if missing:
-        # Critical wins over unknown, because an overdue task is surely overdue.
+        # Unknown does not replace critical, because the critical task is known.
         status = status if status == CRITICAL else UNKNOWN
         parts.append(f"no task matches {', '.join(map(repr, missing))}")
     count = f"{len(tasks)} task{'s' * (len(tasks) != 1)}"

@@ -83,8 +83,9 @@ _TIMEOUT = 5.0
 _OLDEST_SERVER = 140000
 _CANCELLING_LIBPQ = 170000
 
-# Limits the seconds by which this machine's clock may deviate. A deviation above the first limit is
-# a note. Above the second limit the finding is wrong, because schedules of minutes are unreliable.
+# Limits the seconds by which this machine's clock may deviate. Above the first limit, the level of
+# the finding is "note". Above the second limit, it is "wrong", because such a clock makes schedules
+# of minutes unreliable.
 _CLOCK_NOTE, _CLOCK_WRONG = 2.0, 60.0
 
 # The number of rights: SELECT, INSERT, UPDATE and DELETE.
@@ -329,7 +330,7 @@ class _Examination:
         yield Finding("connections", "note" if few else "ok", says, "; ".join(remedies))
 
     def _transactions(self) -> Iterator[Finding]:
-        """Yield long transactions that may have tasks' rows locked, which holds up their claims."""
+        """Yield long transactions that may have tasks' rows locked, and so hold up claims."""
         if not self._may_use(self._task_lock):
             return  # because an earlier check has reported the problem
         found = read_open_transactions(self._cursor, [self._task_lock], _LONG_TRANSACTION)
@@ -433,7 +434,7 @@ class _Examination:
         elif revision.is_known:
             remedy = f"bring them up to date with: {command(UPGRADE_COMMAND, self._task_lock)}"
             yield Finding("revision", "wrong", says, remedy)
-        elif not self._is_unreleased:  # an earlier check has reported that
+        elif not self._is_unreleased:  # an earlier check has reported an unreleased version
             yield Finding(
                 "revision", "note", f"{says}: the tables are newer", "upgrade the library"
             )

@@ -139,11 +139,13 @@ def _change_each(
     change: Callable[[TaskLocks, JobStatus], str | None],
     otherwise: str = "",
 ) -> int:
-    """Change each chosen job, and print the changes. A job's state keeps no other job from it.
+    """Change each chosen job, and print the changes.
+
+    If a job's state forbids the change, the other jobs are changed nevertheless.
 
     :param key: the key of the changed jobs' ids in the JSON document
-    :param change: changes a job; returns what was done, or ``None`` if nothing was to be done
-    :param otherwise: what is printed of a job to which nothing was to be done
+    :param change: changes a job; returns what was done, or ``None`` if the job needed no change
+    :param otherwise: what is printed of a job that needed no change
     """
     status, done = OK, dict[str, str | None]()
     with task_locks(options) as locks:
@@ -155,7 +157,7 @@ def _change_each(
                 except (TaskLockStateError, TaskLockNotFoundError) as error:
                     say(message_of(error))
                     status = max(status, status_of(error))
-        finally:  # also if the database becomes unavailable, because some jobs are changed
+        finally:  # also after an outage has begun, because some jobs may be changed already
             told: dict[str, Any] = {key: [name for name, what in done.items() if what]}
             if options.json:
                 print_json(told)
@@ -178,7 +180,7 @@ def _chosen(options: argparse.Namespace, locks: TaskLocks) -> list[JobStatus]:
         found = locks.jobs(given)
         exact = [job for job in found if job.id == given]
         if exact:
-            # A replica may not have registered the job's task yet.
+            # A job whose task no replica has registered yet counts as one of the namespace.
             found = [job for job in exact if not job.task or _is_within(options.namespace, job)]
         elif options.patterns:
             found = [job for job in found if _is_within(options.namespace, job)]

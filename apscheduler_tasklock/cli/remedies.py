@@ -211,7 +211,7 @@ def _remedies(said: str, url: URL) -> Iterator[str]:
 def filled(remedy: str, url: URL, told: Mapping[str, str | None] | None = None) -> str:
     """Return a remedy with the role, the database and the network filled in.
 
-    :param told: ``user``, ``name`` and ``host`` from the error's message, each if it has one
+    :param told: ``user``, ``name`` and ``host``, as far as the error's message has them
     """
     told = told or {}
     user = told.get("user") or url.username or "<the role>"

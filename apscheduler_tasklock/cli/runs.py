@@ -40,7 +40,7 @@ _COLUMNS = ("task", "started", "took", "outcome", "kind", "replica", "token", "e
 
 
 def runs(options: argparse.Namespace) -> int:
-    """Show the run history, the newest first; with ``--follow`` as they end, the newest last."""
+    """Show the run history, the newest run first; with ``--follow``, show runs when they end."""
     _check_times(options)
     with task_locks(options) as locks:
         if options.follow:

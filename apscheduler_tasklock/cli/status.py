@@ -54,8 +54,8 @@ _INTERVAL = 2.0
 
 _SHOWN_RUNS = 20
 
-# Limits the delay of a run that is not noted, in seconds. As a rule a run that began later has
-# waited for a worker.
+# Limits the seconds by which a run may begin late without a note. A run that began later has, as a
+# rule, waited for a worker.
 _LONG_DELAY = 1.0
 
 # Limits the replicas that are named, because a fleet may have hundreds.
@@ -235,7 +235,7 @@ def of_all_in_words(namespace: str) -> str:
 
 
 def paused_with_all(tasks: Iterable[TaskStatus], shown: Output) -> list[str]:
-    """Return the pauses of all tasks that are for some of these tasks, in words."""
+    """Return in words the pauses of all tasks that apply to some of these tasks."""
     found = dict.fromkeys(
         pause for task in tasks for pause in task.pauses if pause.namespace is not None
     )
@@ -276,7 +276,7 @@ def _usual_durations(options: argparse.Namespace, locks: TaskLocks) -> dict[str,
     try:
         return locks.usual_durations(*patterns_of(options, options.patterns))
     except (TaskLockSchemaError, TaskLockDatabaseError):
-        return {}  # because the tasks' rows tell the states without the history
+        return {}  # because the states, which need no history, can still be shown
 
 
 def _watch(options: argparse.Namespace, locks: TaskLocks, shown: TerminalOutput) -> int:
@@ -304,7 +304,7 @@ class _View:
         self._locks = locks
         self._shown = shown
         self._tasks: list[TaskStatus] = []
-        # Read once, because the whole history is read for it, and a median hardly changes.
+        # Read once, because this reads the whole history, and a median hardly changes.
         self._usual: dict[str, float] | None = None
 
     def look(self) -> RenderableType:
@@ -395,12 +395,12 @@ def _replicas_with(locks: TaskLocks, task: TaskStatus) -> list[ReplicaStatus] | 
     """Return the replicas that have the task; ``None`` if the replicas cannot be read."""
     try:
         return [each for each in locks.replicas() if task.name in each.tasks]
-    except TaskLockSchemaError:  # the read of the task has said so already
+    except TaskLockSchemaError:  # the read of the task has reported this already
         return None
 
 
 def _replicas_in_words(task: TaskStatus, replicas: Sequence[ReplicaStatus] | None) -> str:
-    """Return which replicas have the task; of a task that only ``hold`` uses, nothing."""
+    """Return which replicas have the task; ``""`` if only ``hold`` uses the task."""
     if replicas is None:
         return ""
     if not replicas:

@@ -75,9 +75,10 @@ def pause(options: argparse.Namespace) -> int:
 def _paused_until(
     locks: TaskLocks, name: str, duration: float | None
 ) -> tuple[datetime | None, str]:
-    """Return when a task's last pause ends, also in words; ``None``: it has no end, or is unknown.
+    """Return when a task's last pause ends, as a time and in words.
 
-    The task may have an older pause, which ends later than the one that was made for ``duration``.
+    The time is ``None`` if the last pause has no end, or its end could not be read. The task may
+    have an older pause, which ends later than the one that was made for ``duration``.
     """
     shown = output()
     try:
@@ -121,7 +122,7 @@ def resume(options: argparse.Namespace) -> int:
 def _told_of_others(left: Sequence[Pause], resumed: str | None = None) -> int:
     """Say which pauses are left and what ends them, and return the exit status.
 
-    :param resumed: the namespace whose tasks were resumed; ``None``: single tasks were
+    :param resumed: the namespace whose tasks were resumed; ``None``: single tasks were resumed
     """
     for namespace in dict.fromkeys(pause.namespace for pause in left):
         if namespace == resumed:
@@ -268,7 +269,8 @@ class _AwaitedRun:
             time.sleep(min(_INTERVAL, left))
 
     def _look(self) -> _End | None:
-        # The row is read before the runs, so that a run that has ended in the row has its entry.
+        # Read the row before the history. If the run has ended in this row, the history that is
+        # read afterwards has the run's entry.
         try:
             task = self._task = find_task(self._locks, self._request.task)
         except TaskLockNotFoundError:  # because somebody has used `forget`

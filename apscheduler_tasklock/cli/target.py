@@ -52,7 +52,7 @@ def task_locks(options: argparse.Namespace) -> Iterator[TaskLocks]:
     try:
         yield locks
     finally:
-        locks.close()  # before the handler is removed, because this may log notes, too
+        locks.close()  # before the handler is removed, because close() may log notes, too
         notes.removeHandler(handler)
         notes.setLevel(notes_level)
 

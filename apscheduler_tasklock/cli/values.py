@@ -81,7 +81,8 @@ def moment(text: str, now: datetime | None = None) -> datetime:
 def moment_ahead(text: str, now: datetime | None = None) -> datetime:
     """Return the time of a text: a time that has not passed, or a duration from now.
 
-    It is as :func:`moment`, but a time of day without a day means its next occurrence.
+    The text is read as by :func:`moment`, but a time of day without a day means its next
+    occurrence.
 
     :param now: by default this machine's time
     :raises argparse.ArgumentTypeError: the text is no time, or the time has passed

@@ -59,7 +59,7 @@ def why(options: argparse.Namespace) -> int:
 
 
 def _headline(story: Story) -> str:
-    """Return the verdict, and of a run that was over before, that it is the last one known."""
+    """Return the verdict. If the run ended before the moment, say that no later one is known."""
     if story.verdict is Verdict.RAN and all(run.ended_at < story.at for run in story.runs):
         return "no later run time is known than that of this run"
     return story.verdict.value

@@ -1,4 +1,4 @@
-"""The conductor: kills a replica in the middle of a run, and after the takeover starts another."""
+"""The conductor: kills a replica in the middle of a run, and starts one after the takeover."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _BEFORE_THE_MIDDLE = 6.0
 # Seconds from the kill to the end of the run that takes over, and a little more.
 _TAKEOVER = 5.5
 
-# Limits the seconds that the demo lasts longer than its time, until all of the story has happened.
+# Limits the seconds for which the demo goes on after its time, until the whole story has happened.
 PATIENCE = 20.0
 
 # Seconds from one look at the ledger to the next.

@@ -30,7 +30,7 @@ class Fires:
             self._of_replicas.add((event.replica, event.task, event.run_time))
 
     def run_times(self, task: str) -> list[float]:
-        """Return the run times that any replica asked the lock for, in seconds since 1970."""
+        """Return the run times for which any replica asked for the lock, in seconds since 1970."""
         return self._asked.get(task, [])
 
     def __len__(self) -> int:

@@ -96,8 +96,8 @@ class Replica:
     def stop(self) -> None:
         """Tell the replica to end its jobs, and then itself, by the end of its standard input.
 
-        No signal is sent, because the system may deliver a signal to another thread than the main
-        thread, which would then not wake up.
+        No signal is sent, because the system may deliver a signal to another thread, so that the
+        main thread does not wake up.
         """
         assert self.process.stdin is not None
         with suppress(BrokenPipeError):

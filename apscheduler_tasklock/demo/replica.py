@@ -34,7 +34,8 @@ from apscheduler_tasklock.events import (
 )
 from apscheduler_tasklock.executor import TaskLockExecutor
 
-# The environment has the URL, because it may hold a password, and everybody can read arguments.
+# The URL may have a password, so it is passed in the environment, and not in the arguments, which
+# everybody can read.
 DATABASE_VARIABLE = "TASKLOCK_DEMO_DATABASE"
 
 _KINDS = {

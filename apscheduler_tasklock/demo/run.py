@@ -38,9 +38,9 @@ _READY_TIMEOUT = 60.0
 # Seconds from one picture of the timeline to the next.
 _FRAME = 0.1
 
-# The part of a second in which the replicas are stopped. No job is due in this part, because no
-# replica would be left to run a window that the stop hands over. Most jobs are due at the beginning
-# of a second; with a shared store some are due 0.4 or 0.7 s later.
+# The part of a second in which the replicas are stopped. No job may be due in this part, because no
+# replica would be left to run a window that the stop hands over. Jobs are due at the beginning of a
+# second. With a shared store no job is due at the end, because the recurring job is removed before.
 _LULL = (0.5, 0.65)
 
 

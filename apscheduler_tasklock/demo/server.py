@@ -61,7 +61,8 @@ class EmbeddedServer:
         self._settings = settings or {}
         self._loopback = loopback
         self._home = _private_folder()
-        # The binaries may be copied into this folder, because `data_in` may be mounted `noexec`.
+        # If the binaries are copied, they are copied into this folder, because `data_in` may be
+        # mounted `noexec`.
         self._folders = [self._home]
         self._process: subprocess.Popen[bytes] | None = None
         try:

@@ -42,7 +42,7 @@ def verdict(
     """Judge one task.
 
     :param runs: the task's rows of the ledger
-    :param fires: the run times that any replica asked the lock for, granted or refused
+    :param fires: the run times for which any replica asked for the lock, granted or refused
     :param deaths: when each killed replica was killed, by its number
     :param task: the task
     """

@@ -195,7 +195,7 @@ class TaskAdmin(StatusAdmin):
         found = {status.name: status for status in _statuses(locks, rows)}
         try:
             usual = locks.usual_durations(*found) if found else {}
-        except TaskLockSchemaError:  # because the states are known without the history
+        except TaskLockSchemaError:  # because the states, which need no history, can still be shown
             usual = {}
         for row in rows:
             row.status = found.get(row.task_name)
@@ -452,7 +452,7 @@ class RunAdmin(ReadOnlyAdmin):
 
     @admin.display(description="task", ordering="task_name")
     def task(self, run: Any) -> str:
-        """Return the task's name; of what an operator did with all tasks, the pattern for them."""
+        """Return the task's name; for what an operator did with all tasks, a pattern of names."""
         return shown_name(run.task_name)
 
     @admin.display(description="started", ordering="started_at")
@@ -467,14 +467,17 @@ class RunAdmin(ReadOnlyAdmin):
 
     @admin.display(description="details", ordering="error_type", empty_value="")
     def details(self, run: Any) -> Any:
-        """Return a run's error and traceback; of an operator who did it, until when, and why."""
+        """Return a run's error and traceback.
+
+        For what an operator did, return who did it, until when, and why.
+        """
         if run.by is None:
             return _error(run)
         why = f": {run.reason}" if run.reason else ""
         return f"{run.by}{_until(run.until)}{why}"
 
     def get_object(self, _request: Any, _object_id: str, _from_field: str | None = None) -> None:
-        """Return ``None``, because a name has several runs, so that no run has its own page."""
+        """Return ``None``: no run has its own page, because several runs have the same name."""
 
 
 class ReplicaAdmin(StatusAdmin):
@@ -621,9 +624,9 @@ def _took(run: Any) -> str:
 
 
 def _error(run: Any) -> Any:
-    """Return a run's error, with its traceback below it, which is closed until it is clicked.
+    """Return a run's error, and below it the traceback, which opens with a click.
 
-    Of missed run times, return which they are, and why no replica ran them.
+    For missed run times, return which run times they are, and why no replica ran them.
     """
     if run.outcome == "missed":
         times = _time(run.scheduled_at)

@@ -59,8 +59,8 @@ def _is_migrating() -> bool:
 def check_tables(databases: Sequence[str] | None = None, **_options: Any) -> list[CheckMessage]:
     """Check that the tables exist, are new enough, and are permitted.
 
-    A problem is a warning, because an error would stop a ``migrate`` that another program calls
-    before it has created the tables.
+    A problem is a warning. If another program calls ``migrate``, an error would stop ``migrate``
+    before it creates the tables.
 
     :param databases: the aliases that ``--database`` names
     """

@@ -52,7 +52,7 @@ class _TaskManager(_TaskLockManager):
 
 
 class _DumpManager(models.Manager):
-    """Has no rows, so that ``dumpdata`` dumps none, because it reads with a model's first manager.
+    """Has no rows, so that ``dumpdata``, which reads with a model's first manager, dumps none.
 
     Otherwise ``loaddata`` would restore old locks, and ``dumpdata`` would fail where locks are off
     and there are no tables.

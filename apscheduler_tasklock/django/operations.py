@@ -115,11 +115,11 @@ class MigrateTables(Operation):
 
 
 def make_anew(using: str, plan: Any = None, **_others: Any) -> None:
-    """Create tables again that were dropped since their migration, after ``manage.py migrate``.
+    """Create tables again that were dropped after they had been migrated.
 
-    Django itself does not notice that tables were dropped, because it reads only its own table of
-    migrations. Nothing is done if no table is missing and the role may not change the tables,
-    because a DBA then maintains the tables.
+    Called after ``manage.py migrate``. Django itself does not notice that tables were dropped,
+    because it reads only its own table of migrations. Nothing is done if no table is missing and
+    the role may not change the tables, because a DBA then maintains the tables.
 
     :param using: the database's alias
     :param plan: the migrations that ``migrate`` has just run, or faked; ``None`` after ``flush``

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import concurrent.futures.thread  # noqa: F401  # so that `_shut_down_all` runs before its own exit handler
+import concurrent.futures.thread  # noqa: F401  # so that its exit handler runs after `_shut_down_all`
 import os
 import threading
 from collections.abc import Callable
@@ -54,8 +54,8 @@ class TaskLockScheduler:
 
         The scheduler starts by itself where the application is served: in the workers of gunicorn,
         with ``flask run`` and ``app.run()``, and anywhere else with the first request. It does not
-        start with other ``flask`` commands, in a process that only watches files or workers, and
-        with ``app.testing``.
+        start with other ``flask`` commands, in a process that only watches files or workers, or
+        with the first request while ``app.testing`` is set.
 
         :raises TaskLockOptionError: the configuration has no database, or an invalid option
         """

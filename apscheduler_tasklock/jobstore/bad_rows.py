@@ -20,10 +20,11 @@ from apscheduler_tasklock._lock.job_rows import JobRow
 
 # The first pause and the longest pause until a bad row or function is tried again, in seconds.
 FIRST_BACKOFF, LONGEST_BACKOFF = 1.0, 60.0
-# Limits how many names of bad rows or functions are remembered, and how many a look leaves out.
+# Limits how many names of bad rows, and of functions, are remembered, and how many of each a look
+# leaves out.
 MOST_REMEMBERED = 1000
 MOST_SKIPPED = 100
-# Limits the bad rows and functions that looks leave out by their names. More of them are a flood.
+# More bad rows and functions than this are a flood.
 FLOOD = 50
 # Limits the seconds in which a look reads pages of a flood. A look whose bad rows take longer than
 # that begins a flood.
@@ -32,7 +33,7 @@ SIFT_FOR = 1.0
 MOST_GOOD = 500
 # The rest until the pages of a flood are read again is AGAIN_AFTER times as long as the read was,
 # but at least SHORTEST_REST and at most LONGEST_REST seconds. The pause of a single bad row is at
-# least AGAIN_AFTER times as long as its failed try was.
+# least AGAIN_AFTER times as long as its failed try was, up to LONGEST_BACKOFF.
 AGAIN_AFTER, SHORTEST_REST, LONGEST_REST = 10, 1.0, 60.0
 
 

@@ -72,8 +72,8 @@ class Definition:
 
     def is_same(self, other: Definition) -> bool:
         """Return whether two definitions are equal, also in the types of their values."""
-        # canonical() fails on definitions that are nested too deeply. It cannot fail on the other
-        # definition, which at this point is equal to this one, and so is nested as deeply.
+        # canonical() fails on a definition that is nested too deeply. It cannot fail here: this
+        # definition was encoded here, and the other one is equal to it, and so is nested as deeply.
         return self == other and canonical(self.columns) == canonical(other.columns)
 
     @property
@@ -131,7 +131,7 @@ class UnreadableTrigger(BaseTrigger):  # type: ignore[misc]  # APScheduler has n
 def check_names(names: Mapping[str, str]) -> None:
     """Make sure that no name is too long, because each replica remembers and sends names.
 
-    :param names: the names of parts of a job; the keys say of which, such as ``"function"``
+    :param names: names of parts of a job; each key is the part, such as ``"function"``
     :raises UnreadableError: a name is too long
     """
     for what, name in names.items():
@@ -179,7 +179,7 @@ class JobCodec:
         :param names: the names of the changed attributes
         :raises UnstorableError: as :meth:`encode`
         :raises TaskLockOptionError: as :meth:`encode`
-        :raises UnreadableError: only a part of the arguments changes, and the rest cannot be read
+        :raises UnreadableError: the arguments change, and the stored arguments cannot be read
         """
         encoded = self._encoded(job, names, definition)
         options = {**definition.options, **encoded.pop("options", {})}

@@ -199,7 +199,7 @@ class DueJobs:
         self._running_since: float | None = None
         self._rejected: TaskLockError | None = None  # why the database rejects claims
         self._has_more = False  # whether more jobs may be due than were read
-        self._growth = 1  # multiplies the next read's size while all jobs that are read are missed
+        self._growth = 1  # multiplies the next read's size while no job that is read is run
         self._queued: dict[str, DueRun] = {}  # by job id
         self._refused: dict[str, tuple[float, float]] = {}  # end and length of each job's pause
         self._again_at: dict[str, float] = {}  # when jobs that have run here are due again
@@ -475,7 +475,7 @@ class DueJobs:
         attributes = self._read(row)
         if attributes is None:
             return False
-        found = DueRow(row, uuid4(), now, None, None, None, runs_again=False)
+        found = DueRow(row, uuid4(), now, (), None, None, runs_again=False)
         try:
             due = self._due(found, attributes, _Look({}, now, received))
             job = self._scheduler.make_due(attributes, due.run_time)
@@ -534,8 +534,8 @@ class DueJobs:
             due = self._due(found, attributes, look)
             self._log_earlier(row, due, attributes)
             is_missed = due.is_missed(attributes["misfire_grace_time"])
-            # An executor that does not claim lets APScheduler check the grace time again, by this
-            # machine's clock. So the job loses its grace time: the database's clock has decided.
+            # An executor that does not claim would let APScheduler check the grace time again, by
+            # this machine's clock. Remove the grace time, because the database's clock has decided.
             if not executor.claims:
                 attributes["misfire_grace_time"] = None
             job = self._scheduler.make_due(attributes, due.run_time)

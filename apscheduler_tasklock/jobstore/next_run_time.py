@@ -63,13 +63,14 @@ def due_run(
 ) -> Due:
     """Return which run time of a job is due, and since when it is late.
 
-    The lateness of a run time is the time from ``due_at`` until its run could have begun here: the
-    scheduler ran, the job's last change was made, and the last run of its task was over. The wait
-    for a free worker does not count.
+    The lateness of a run time is the time from ``due_at`` until its run could have begun here. A
+    run can begin when the scheduler runs, the job's last change was made, and the last run of its
+    task is over. The wait for a free worker does not count.
 
     For example, a task runs from 10:00 to 10:17, and its job is due every 5 minutes. Then 10:15 is
     due from 10:17 on, and 10:05 and 10:10 are missed. Run times in a pause of the task are treated
-    in the same way, with ``in_pause`` set.
+    in the same way, with ``in_pause`` set. Run times that were due before a pause are treated as if
+    the pause had not ended yet, so that they do not become one with those in it.
 
     :param now: the database's time, in the zone of the trigger
     :param grace: the seconds by which a run time may be late, or ``None`` for no limit
@@ -81,29 +82,38 @@ def due_run(
     first = found.row.next_run_time.astimezone(now.tzinfo)
     begins = [first, running_since, found.changed_at]
     over_at = [first]
+    first_in_pause = _paused_until(found, first)
+    pauses = [pause.lower for pause in found.pauses if pause.lower and first < pause.lower]
+    until = min([now, *pauses], key=datetime.timestamp).astimezone(now.tzinfo)
     if found.ran_until is not None:
         begins.append(found.ran_until)
         if _came_meanwhile(found, first):
             over_at.append(found.ran_until)
-    if found.paused_until is not None:
-        over_at.append(found.paused_until)
+    if first_in_pause is not None:
+        over_at.append(first_in_pause)
     begin = min(now, _latest(begins), key=datetime.timestamp)
-    # A run time that is late by more than the grace time is missed. That is not so for a run time
-    # that is run again, because it is due only from the end of the last run on.
+    # A run time that is late by more than the grace time is missed. A run time that is run again is
+    # not missed, because it is due only from the end of the last run on.
     if grace is not None and not found.runs_again:
         over_at.append(begin - timedelta(seconds=grace))
-    missed_before = min(now, _latest(over_at), key=datetime.timestamp)
+    missed_before = min(until, _latest(over_at), key=datetime.timestamp)
     run_time, following = due_run_time(
-        trigger, first, now, coalesce=coalesce, missed_before=missed_before.astimezone(now.tzinfo)
+        trigger, first, until, coalesce=coalesce, missed_before=missed_before.astimezone(now.tzinfo)
     )
     due_from = [run_time]
     if found.ran_until is not None and (found.runs_again or _came_meanwhile(found, run_time)):
         due_from.append(found.ran_until)
-    in_pause = found.paused_until is not None and run_time < found.paused_until
-    if in_pause and found.paused_until is not None:
-        due_from.append(found.paused_until)
+    paused_until = _paused_until(found, run_time)
+    if paused_until is not None:
+        due_from.append(paused_until)
     due_at = _latest(due_from)
-    return Due(run_time, following, due_at, _latest([begin, due_at]), in_pause)
+    return Due(run_time, following, due_at, _latest([begin, due_at]), paused_until is not None)
+
+
+def _paused_until(found: DueRow, moment: datetime) -> datetime | None:
+    """Return the end of the pauses in which the moment was; ``None`` if it was in none."""
+    ends = [pause.upper for pause in found.pauses if moment in pause and pause.upper]
+    return _latest(ends) if ends else None
 
 
 def _came_meanwhile(found: DueRow, run_time: datetime) -> bool:

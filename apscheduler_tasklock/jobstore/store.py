@@ -486,7 +486,7 @@ class TaskLockJobStore(BaseJobStore, ShutDownTogether):  # type: ignore[misc]  #
     def _is_computed(self, job: Any) -> bool:
         """Return whether this machine's clock decided on a job's next run time.
 
-        It never decides on the run time of a ``DateTrigger``, which is fixed.
+        The clock never decides on the run time of a ``DateTrigger``, which is fixed.
         """
         is_computed = self._inside is not None and self._inside.has_computed_time(job)
         return is_computed and not isinstance(job.trigger, DateTrigger)

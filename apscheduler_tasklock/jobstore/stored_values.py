@@ -37,7 +37,7 @@ _LARGEST_INTEGER = 10**_MOST_DIGITS
 # Two time zones are compared at these distances from now: every two weeks for two years. No change
 # of clocks is missed, because daylight saving time lasts longer than two weeks.
 _COMPARED = [timedelta(weeks=weeks) for weeks in range(0, 104, 2)]
-# meaning_of_zone() compares the offsets in so many hours from the start of a year: in two years.
+# meaning_of_zone() returns the offsets in so many hours from the start of this year: in two years.
 _MEANT_HOURS = 2 * 366 * 24
 _WEEK = 7 * 24  # in hours
 

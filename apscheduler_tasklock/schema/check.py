@@ -24,7 +24,7 @@ from apscheduler_tasklock.schema.table import (
 )
 
 # The commands for which row-level security hides all rows of the table `found` from this role,
-# because no policy allows them.
+# because no policy of the table allows these commands.
 _WITHOUT_POLICY = """CASE WHEN row_security_active(found.oid) THEN ARRAY(
     SELECT command
     FROM (VALUES ('SELECT', 'r'), ('INSERT', 'a'), ('UPDATE', 'w')) AS _ (command, code)
@@ -58,7 +58,7 @@ _CHECK = f"""
     ORDER BY asked.place
 """
 
-# A lock in one of these modes blocks every write of a row, also while its session waits for it.
+# A lock in one of these modes blocks every write of a row, also while a session only waits for it.
 STRONG_LOCKS = """('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')"""
 
 _NEEDED_RIGHTS = ("SELECT", "INSERT", "UPDATE")

@@ -74,7 +74,8 @@ _BLOCKERS = f"""
     GROUP BY 1, 2, 4, 5, 6, 7 ORDER BY holds DESC, since, 1
 """
 
-# No long transaction is a replica's, because each statement of a replica is its own transaction.
+# A long transaction is never a replica's, because each statement of a replica is a transaction of
+# its own.
 _OPEN_TRANSACTIONS = f"""
     WITH held AS ({_LOCKS_ON} AND granted AND mode IN ('RowShareLock', 'RowExclusiveLock'))
     SELECT held.pid, prepared_xact.gid, string_agg(DISTINCT mode, ', ') AS modes,
@@ -336,7 +337,7 @@ def read_versions(cursor: Any, task_lock: Table, alive_for: float) -> dict[str, 
 
 
 def read_rejected(cursor: Any, task_lock: Table, alive_for: float) -> dict[str, list[str]]:
-    """Return the requests that the database rejects, each with its live replicas.
+    """Return the requests that the database rejects, each with the live replicas that report it.
 
     :param alive_for: the seconds for which a replica counts as live after its last sign of life
     """

@@ -53,7 +53,8 @@ BEGIN
 END
 """
 # The id is in the table's comment, because only the table's owner can change the comment, and
-# backups contain it. The server makes the id, so that printed SQL makes another in each database.
+# backups contain the comment. The server makes the id, so that printed SQL makes another id in each
+# database.
 _IDENTIFY = """
 BEGIN
     EXECUTE 'COMMENT ON TABLE ' || {table_literal} || ' IS ' || pg_catalog.quote_literal(

@@ -211,7 +211,7 @@ def _context_to(
     scripts = ScriptDirectory(str(scripts_folder()))
 
     def to_revision(heads: Any, _context: MigrationContext) -> Any:
-        # Alembic's own commands call these two methods, too, which have no public names.
+        # These two methods are private. Alembic's own commands call them, too.
         if revision == BASE or _is_older(scripts, revision, heads):
             return scripts._downgrade_revs(revision, heads)
         return scripts._upgrade_revs(revision, heads)

@@ -43,7 +43,8 @@ class MemoryTaskLocks:
     """The rows of tasks and the history of their runs, in this process. Safe between threads.
 
     :param now: returns the time of decisions, with a time zone
-    :param history: the number of runs that the history keeps of each task
+    :param history: for each task, the history keeps so many runs that ended well, and as many that
+        did not
     """
 
     def __init__(self, now: Callable[[], datetime] = monotonic_now, history: int = HISTORY) -> None:
@@ -219,7 +220,7 @@ class MemoryProtocol:
     def release_many(
         self, cursor: Any, requests: Sequence[ReleaseRequest]
     ) -> dict[UUID, ReleaseAnswer | None]:
-        """Release many claims; return the answers of those that stood until now."""
+        """Release many claims; return the answers for the claims that stood until now."""
         answers = {request.claim_id: self.release(cursor, request) for request in requests}
         return {claim_id: each for claim_id, each in answers.items() if each is not None}
 

@@ -43,16 +43,17 @@ EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 # The value of the times in the row of a task that has never run.
 NEVER = EPOCH
 
-# Limits the distance between an exact run time and the run time that the claim's lag results in.
+# Limits the distance between an exact run time and the run time that results from the claim's lag.
 TOLERANCE = timedelta(minutes=5)
 # A release that opens the window again sets the window's end before its start, by half the length
 # of the window. These times limit this distance from above and from below.
 LONGEST_BEFORE = timedelta(seconds=1)
 SHORTEST_BEFORE = timedelta(microseconds=1)
-# The shortest time that replicas have to find a dead run or a due task: two poll
-# intervals, because replicas look for them only once in each poll interval.
+# The shortest time that replicas have to find a dead run or a due task: two poll intervals, because
+# replicas look for them only once in each poll interval.
 SHORTEST_WAIT = timedelta(seconds=10)
-# For how long a one-off job's run that was handed over before it began can still be begun.
+# If a one-off job's run was handed over before it began, it can still begin for this time, or for
+# its maximum lock if that is longer.
 KEPT_TO_BEGIN = timedelta(hours=1)
 
 
@@ -146,9 +147,13 @@ class Row:
     @property
     def due_in_pause(self) -> bool:
         """Whether the due time fell into a pause. Such a run time is never run."""
-        if self.due_at is None or self.paused_at is None or self.due_at < self.paused_at:
+        return self.due_at is not None and self.falls_into_pause(self.due_at)
+
+    def falls_into_pause(self, moment: datetime) -> bool:
+        """Return whether the task was paused at that moment, by what is known of its last pause."""
+        if self.paused_at is None or moment < self.paused_at:
             return False
-        return self.paused_until is None or self.due_at < self.paused_until
+        return self.paused_until is None or moment < self.paused_until
 
     def is_due(self, now: datetime) -> bool:
         """Return whether the due time has passed and the task is not paused."""
@@ -288,8 +293,7 @@ class Claim:
 
     def is_paused(self, row: Row) -> bool:
         """Return whether the task is paused, or was paused when the run time was due."""
-        was_paused = row.paused_until is not None and self.fired < row.paused_until
-        return was_paused or row.is_paused(self.now)
+        return row.is_paused(self.now) or row.falls_into_pause(self.fired)
 
     def is_granted(self, row: Row) -> bool:
         """Return whether the claim is granted now."""
@@ -370,7 +374,8 @@ def take_over(
     """Decide on a takeover of a dead run. The row keeps its window and its maximum lock."""
     if row is None:
         return Decision(None, None)
-    # After an outage the holder may be alive, because its renewals failed in the outage, too.
+    # After an outage the holder may be alive although its lease has ended, because its renewals
+    # failed in the outage, too.
     is_doubted = not (row.finished or row.handed_over or times.stable)
     may_take_over = (
         row.claim_id == request.dead_claim_id
@@ -553,8 +558,7 @@ def _due_after_run(row: Row, end: RunOutcome, now: datetime, ended_at: datetime)
     # A run time that came while a manual run went on is due at the end of that run. But a run time
     # that was overdue before the manual run, or fell into a pause, keeps its due time.
     follows = is_manual and not row.finished and overdue_at > row.started_at
-    in_pause = row.paused_at is not None and row.paused_until is None
-    if follows and not (in_pause or (row.paused_until is not None and due_at < row.paused_until)):
+    if follows and not row.due_in_pause:
         return replace(row, due_at=now, overdue_at=now + max(grace, SHORTEST_WAIT))
     # A manual run moves the due time only if it makes up for the overdue run time: the task was
     # overdue when the manual run began, and the manual run succeeded.
@@ -713,7 +717,8 @@ def pause(
     return replace(
         row,
         pauses=pauses,
-        # A due time in a pause that has ended stays void.
+        # Keep the begin of a pause that has ended while the due time is in it, so that this due
+        # time stays void.
         paused_at=(row.paused_at if goes_on or row.due_in_pause else None) or now,
         paused_until=_as_time(until),
         recorded_actions=row.recorded_actions + 1,
@@ -742,7 +747,7 @@ def _lasting(row: Row, now: datetime) -> list[dict[str, Any]]:
 
 
 def _latest(ends: Sequence[float | None]) -> float | None:
-    """Return the latest end in seconds since 1970; ``None``: one has no end."""
+    """Return the latest end in seconds since 1970; ``None`` if a pause has no end."""
     known = [end for end in ends if end is not None]
     return max(known) if len(known) == len(ends) else None
 
@@ -802,8 +807,8 @@ def state_of(row: Row, now: datetime) -> RunState:
 def overtaken(runs: Iterable[Run], request: ReleaseRequest, now: datetime) -> list[Run]:
     """Return a task's history after a release whose claim is no longer in the task's row.
 
-    The history has the run as dead or freed, but the run has gone on until now. So its outcome
-    becomes ``"overtaken"``, unless the release hands the window over.
+    The history has the run as dead or freed, but the run has gone on, and has ended only later. So
+    its outcome becomes ``"overtaken"``, unless the release hands the window over.
     """
     is_late = request.end.window is not WindowAfter.HAND_OVER
     return [
@@ -815,7 +820,10 @@ def overtaken(runs: Iterable[Run], request: ReleaseRequest, now: datetime) -> li
 
 
 def _followed(row: Row) -> tuple[Row, tuple[Run, ...]]:
-    """Return the row for the next claim, with the next token. An unfinished run has died."""
+    """Return the row for the next claim, with the next token.
+
+    The last run has died if it is unfinished and was not handed over.
+    """
     ended: tuple[Run, ...] = ()
     if row.finished or row.handed_over:
         row = replace(row, last_outcome=None)

@@ -622,12 +622,21 @@ class ClaimHistory(RuleBasedStateMachine):
             self.table.resume(task, by, force=force)
             self.happened(task, the_rule.resume(row, self.time, by, force=force))
 
-    @action(task=tasks, replica=replicas, failover=mostly, after=st.sampled_from([0.0, 1.0]))
-    def run_time_comes_in_a_pause(self, task: str, after: float, **claim: Any) -> None:
+    @action(
+        task=tasks,
+        replica=replicas,
+        failover=mostly,
+        before=st.sampled_from([0.0, 1.0]),
+        after=st.sampled_from([0.0, 1.0]),
+    )
+    def run_time_comes_in_a_pause_or_before(
+        self, task: str, before: float, after: float, **claim: Any
+    ) -> None:
         self.somebody_runs(task)
         self.release(task, 0, True)
         self.time_passes_until(task, "window_until", 1.0)
         run_time = self.now
+        self.time_passes(before)
         self.pause(task, 2.0)
         self.the_table_is_as_the_rule_says()
         self.claim_for(task, run_time, min_lock=1.0, **claim)

@@ -112,7 +112,8 @@ class TestDueTimes:
         if when == "overdue before":
             travel(31)
         elif when == "in a pause":
-            pause = "UPDATE task_lock SET paused_until = now() + interval '20 s'"
+            pause = """UPDATE task_lock SET paused_at = now(),
+                           paused_until = now() + interval '20 s'"""
             connection.execute(pause)
         before = {name: row(connection)[name] for name in ("due_at", "overdue_at")}
         claim_id, _ = one.run_by_hand(ask())

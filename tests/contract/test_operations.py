@@ -436,6 +436,17 @@ class TestPause:
         travel(1)
         assert one.granted(**JOB)
 
+    def test_a_run_time_before_it_may_be_run_after_it(
+        self, one: Replica, operator: Operator, travel: Travel
+    ) -> None:
+        run(one)
+        travel(10)
+        operator.pause(["task"], 5.0, "me", None)
+        assert not one.granted(lag=0.5, **JOB)
+        travel(6)
+        assert not one.granted(lag=6, **JOB)  # due when the pause began
+        assert one.granted(lag=6.5, **JOB)
+
     def test_a_run_that_goes_on_ends_by_itself(self, one: Replica, operator: Operator) -> None:
         claim_id, _ = one.claim(**JOB)
         operator.pause(["task"], None, "me", None)

@@ -169,9 +169,18 @@ class TestClaims:
     ) -> None:
         operator.pause_all(5.0)
         travel(6)
-        answer = one.claim(**JOB, lag=2)[1]
-        assert (answer.granted, answer.paused) == (False, True)
+        for lag in (2, 6):
+            answer = one.claim(**JOB, lag=lag)[1]
+            assert (answer.granted, answer.paused) == (False, True)
         assert one.granted(**JOB, lag=1)
+
+    def test_a_run_time_before_a_pause_may_be_run_after_it(
+        self, one: Replica, operator: AllPauses, travel: Travel
+    ) -> None:
+        operator.pause_all(5.0)
+        assert claim(one).paused
+        travel(6)
+        assert one.granted(**JOB, lag=6.5)
 
 
 class TestLooks:
@@ -238,7 +247,7 @@ class TestStoredJobs:
         ends = database_now(operator.connection) + timedelta(seconds=60)
         operator.pause_all(60.0)
         travel(61)
-        assert store.one().paused_until == ends
+        assert [pause.upper for pause in store.one().pauses] == [ends]
 
 
 class TestStatus:

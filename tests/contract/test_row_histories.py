@@ -42,7 +42,7 @@ from tests.contract.conftest import Memory
 
 STEPS = 600
 # A history may by chance be without a rare situation, and goes on then.
-MOST_STEPS = 2000
+MOST_STEPS = 6000
 # What a history must have come across, or it has shown nothing.
 EXPECTED = {
     "manual run: of a task that nobody runs",

@@ -143,7 +143,7 @@ class StoredLocks(MemoryTaskLocks):
             *(job.run_at, job.last, False, job.job.name, "here"),
         )
         since = None if row is None else row.started_at
-        return DueRow(job_row, job.change_id, START, None, since, over, runs_again=False)
+        return DueRow(job_row, job.change_id, START, (), since, over, runs_again=False)
 
     def move_on(self, _cursor: Any, moves: Mapping[JobMove, str], *, run: bool = False) -> set[str]:
         moved = [move for move in moves if self.fenced(move)]

@@ -19,6 +19,7 @@ from apscheduler.triggers.date import DateTrigger
 from apscheduler.triggers.interval import IntervalTrigger
 from hypothesis import given
 from hypothesis import strategies as st
+from psycopg.types.range import Range
 
 from apscheduler_tasklock._lock.job_rows import DueRow
 from apscheduler_tasklock._runs.trigger_times import EndlessTriggerError
@@ -212,12 +213,16 @@ def row_due(**more: Any) -> DueRow:
     row = SimpleNamespace(next_run_time=T)
     known: dict[str, Any] = {
         "changed_at": at(-9999),
-        "paused_until": None,
+        "pauses": (),
         "ran_since": None,
         "ran_until": None,
         "runs_again": False,
     }
     return DueRow(row, uuid4(), **{**known, **more})  # type: ignore[arg-type]  # what is read of it
+
+
+def paused(since: float, until: float) -> Range[datetime]:
+    return Range(at(since), at(until))
 
 
 def late(
@@ -273,16 +278,47 @@ class TestLateness:
         found = row_due(ran_since=at(1), ran_until=at(3000), runs_again=True)
         assert late(3050, found, coalesce=False) == (0, 0, False)
 
-    def test_one_that_came_before_the_end_of_a_pause_is_due_from_that_on(self) -> None:
-        once = DateTrigger(T)
-        assert late(50, row_due(paused_until=at(40)), once) == (0, 0, False)
-        assert late(50, row_due(paused_until=at(40)), once, since=41) == (0, 1, False)
+    def test_one_that_came_in_a_pause_is_due_from_its_end_on(self) -> None:
+        once, found = DateTrigger(T), row_due(pauses=[paused(-5, 40)])
+        assert late(50, found, once) == (0, 0, False)
+        assert late(50, found, once, since=41) == (0, 1, False)
 
-    def test_one_that_came_in_a_pause_is_told_from_one_that_came_after_it(self) -> None:
-        for now, run_time, in_pause in [(50, 0, True), (70, 60, False)]:
-            found = row_due(paused_until=at(40))
-            due = due_run(found, MINUTE, at(now), coalesce=True, grace=1, running_since=at(-9999))
-            assert (due.run_time, due.in_pause) == (at(run_time), in_pause)
+    @pytest.mark.parametrize("coalesce", [True, False])
+    @pytest.mark.parametrize(
+        ("pauses", "now", "run_time", "in_pause"),
+        [
+            ([(-5, 40)], 50, 0, True),
+            ([(0, 40)], 50, 0, True),
+            ([(-40, 0)], 50, 0, False),
+            ([(-5, 40)], 70, 60, False),
+            ([(1, 40)], 50, 0, False),
+            ([(1, 150)], 155, 0, False),  # and not the one of the pause, after 120 s
+            ([(-9, -5), (1, 150)], 155, 0, False),
+            ([(-5, 150)], 155, 120, True),
+            ([(0, 150)], 155, 120, True),
+            ([(-5, 40), (55, 70)], 75, 0, True),
+        ],
+    )
+    def test_one_that_came_in_a_pause_is_told_from_those_before_and_after_it(
+        self,
+        pauses: list[tuple[float, float]],
+        now: float,
+        run_time: float,
+        in_pause: bool,
+        coalesce: bool,
+    ) -> None:
+        found = row_due(pauses=[paused(*each) for each in pauses])
+        if (now, coalesce) == (70, False):
+            run_time, in_pause = 0, True  # the one in the pause is passed over first
+        due = due_run(found, MINUTE, at(now), coalesce=coalesce, grace=1, running_since=at(-9999))
+        assert (due.run_time, due.in_pause) == (at(run_time), in_pause)
+        assert not due.is_missed(1)
+
+    def test_one_that_came_while_its_task_ran_and_before_a_pause_is_not_one_with_those_in_it(
+        self,
+    ) -> None:
+        found = row_due(ran_since=at(-5), ran_until=at(100), pauses=[paused(30, 150)])
+        assert late(155, found, coalesce=False) == (0, 0, False)
 
     def test_those_that_are_late_by_more_than_the_grace_time_are_passed_over_at_once(self) -> None:
         assert late(299, row_due(), since=290, coalesce=False, grace=70) == (180, 110, True)

@@ -6,8 +6,9 @@ the same clauses. In the first form the request's values are parameters, in the 
 columns of ``asked``.
 
 A statement that ends a run also writes the run's entry into the run history (see
-:class:`History`). Such a statement is a release, or a claim or takeover that follows a dead run. A
-run that goes on has no entry, because the task's row describes it.
+:class:`History`). Such statements are releases and hand-overs, claims and takeovers that follow a
+dead run, and the statement that gives up a dead run. A run that goes on has no entry, because the
+task's row describes it.
 """
 
 from apscheduler_tasklock._lock.statements.claims import (

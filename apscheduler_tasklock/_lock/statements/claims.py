@@ -17,7 +17,7 @@ from apscheduler_tasklock._lock.statements.columns import (
     select_list,
 )
 from apscheduler_tasklock._lock.statements.conditions import (
-    IS_PAUSED,
+    IS_PAUSED_OR_WAS_AT_FIRED,
     IS_WANTED,
     ROW_COLUMNS,
     SAFELY,
@@ -87,9 +87,9 @@ class Claim:
         self.lease = f"({asked['lease']} * interval '1 second')"
         # Whether the row's window belongs to an older schedule: to another schedule than the
         # claim's, and the window's holder got that schedule before this replica got the claim's.
-        # Such a window must not cover the first run time of the newer schedule. This is false for a
-        # claim by a replica that still has the older schedule, in a rolling deployment. It is also
-        # false if replicas do not compute exactly the same run time.
+        # Such a window must not cover the first run time of the newer schedule. The condition is
+        # false for a claim by a replica that still has the older schedule, in a rolling deployment.
+        # It is also false if replicas do not compute exactly the same run time.
         since = f"(asked.reckoned - {asked['schedule_for']} * interval '1 second')"
         is_newer = f"""({asked["run_time"]} IS NOT NULL AND {since} > lock.schedule_since
                         AND {WINDOW_SCHEDULE} <> {asked["schedule"]})"""
@@ -118,22 +118,21 @@ class Claim:
                     AND (lock.handed_over OR (lock.failover AND {asked["failover"]})))
             )
         )"""
-        # A hold is not paused with all tasks, because its code waits for it.
+        # A hold is not paused with all tasks, because the application's code waits for the hold.
         self.paused_with_all = f"""(
             {asked["runs"]} <> '' AND {paused_with_all(asked["task_name"], "asked.fired")})"""
-        paused_itself = f"({IS_PAUSED} OR COALESCE(asked.fired < lock.paused_until, false))"
         # The CASE checks the window first, because the window decides most claims, and its check
         # costs less. `is_free` needs no CASE, because PostgreSQL evaluates the cheaper parts of a
         # WHERE clause first.
-        self.paused = f"""({paused_itself} OR CASE WHEN {self.new_window}
+        self.paused = f"""({IS_PAUSED_OR_WAS_AT_FIRED} OR CASE WHEN {self.new_window}
                            THEN {self.paused_with_all} ELSE false END)"""
         is_free = f"""NOT {self.own} AND {self.new_window} AND NOT {self.waits}
-                      AND NOT {paused_itself} AND NOT {self.paused_with_all}"""
+                      AND NOT {IS_PAUSED_OR_WAS_AT_FIRED} AND NOT {self.paused_with_all}"""
         self.may_claim = f"{NOT_RUNNING} AND {is_free} AND {IS_WANTED}"
         due = due_after(asked, "asked.fired")
-        # `schedule_since` is when the claim's replica got the schedule. If the row's window has the
-        # same schedule, the row's time is kept if it is later, so that an older schedule is
-        # recognized whichever replica has claimed. GREATEST ignores a null.
+        # `schedule_since` is when the claim's replica got the schedule, or the row's time, if that
+        # is later and the row's window has the same schedule. So an older schedule is recognized,
+        # whichever replica has claimed. GREATEST ignores a null.
         is_same = f"{WINDOW_SCHEDULE} = {asked['schedule']}"
         known_since = f"""CASE WHEN {is_same} AND {asked["schedule_for"]} IS NOT NULL
                                THEN lock.schedule_since END"""

@@ -14,7 +14,7 @@ NEVER = "timestamptz 'epoch'"
 # statement assumes that no replica will act. Replicas act after a look, so the time is two
 # intervals between looks.
 SHORTEST_WAIT = "interval '10 seconds'"
-# For how long a one-off job's run that was handed over before it began can still be begun.
+# The least time for which a one-off job's run that never began can be begun after its hand-over.
 KEPT_TO_BEGIN = "interval '1 hour'"
 
 
@@ -26,10 +26,10 @@ STANDS = "(lock.finished_at IS NULL AND NOT lock.handed_over AND lock.run_until 
 # registered another schedule since that claim.
 WINDOW_SCHEDULE = "COALESCE(lock.window_schedule, lock.schedule)"
 
-# The time from the window's end to its start after a release has opened the window again. The
-# release sets the window's end before the window's start: by half the window or a second, whichever
-# is shorter. So all claims of this window find it open, although small differences of the clocks
-# make their `fired` differ. A claim of an earlier window does not find it open.
+# A release opens its window again by setting the window's end to this time before the window's
+# start: half the window or a second, whichever is shorter. All claims of this window then find it
+# open, although small differences of the clocks make their run times differ. Claims of an earlier
+# window do not find it open.
 JUST_BEFORE = """GREATEST(interval '1 microsecond', LEAST(interval '1 second',
     (lock.window_until - lock.window_start) / 2::float8))"""
 
@@ -63,27 +63,33 @@ IS_PAUSED = "COALESCE(lock.paused_until > now(), lock.paused_at IS NOT NULL)"
 DUE_IN_PAUSE = """COALESCE(lock.due_at >= lock.paused_at
     AND (lock.paused_until IS NULL OR lock.due_at < lock.paused_until), false)"""
 
+# Whether the task itself is paused, or the run time fell into its last pause. A run time that was
+# due before the pause may be run after it.
+IS_PAUSED_OR_WAS_AT_FIRED = f"""({IS_PAUSED} OR COALESCE(
+    asked.fired >= lock.paused_at AND asked.fired < lock.paused_until, false))"""
 
-# Whether a pause of all tasks is for a name, as a jsonpath. Names that begin with the namespace are
-# those from `namespace` on and before `before`, since jsonpath compares texts by their code points.
-# One function call is evaluated quickly, and only where there is a row with pauses of all tasks.
+# Whether a pause of all tasks is for a name, as a jsonpath. Jsonpath compares texts by their code
+# points, so the names that begin with the namespace are those from `namespace` on and before
+# `before`. A jsonpath needs only one call of a function, which is fast, and which is made only if
+# there is a row with pauses of all tasks.
 _IS_FOR_NAME = "@.namespace <= $name && (@.before == null || $name < @.before)"
-_ENDS_AFTER = "(@.until == null || $at < @.until)"
+_GOES_ON = "(@.until == null || $now < @.until)"
+_IS_AT = "(@.since <= $at && (@.until == null || $at < @.until))"
 
 
-def _some_pause_of_all(condition: str, name: str, at: str) -> str:
+def _some_pause_of_all(condition: str, name: str, at: str = "now()") -> str:
     """Return whether there is a pause of all tasks for a name. False also for unreadable pauses."""
     return f"""COALESCE((SELECT jsonb_path_exists(
         all_pauses.pauses, '$[*] ? ({_IS_FOR_NAME} && {condition})'::jsonpath,
-        pg_catalog.jsonb_build_object('name', {name}, 'at', extract(epoch FROM {at})), true)
+        pg_catalog.jsonb_build_object('name', {name}, 'at', extract(epoch FROM {at}),
+                                      'now', extract(epoch FROM now())), true)
         FROM all_pauses), false)"""
 
 
 def all_pauses(table: str) -> str:
     """Return the query of the pauses of all tasks, for a WITH clause: one row or none.
 
-    Its row also has pauses that have ended, for a day, so that no run makes up for run times in
-    them.
+    The row keeps a pause for a day after its end, so that no run makes up for the run times in it.
     """
     return f"""all_pauses AS (
         SELECT side.pauses FROM {table} AS side WHERE side.task_name = {ALL_TASKS})"""
@@ -100,13 +106,15 @@ def listed_pauses(table: str) -> str:
     )"""
 
 
-def paused_with_all(task_name: str, fired: str = "now()") -> str:
-    """Return whether all tasks of a name's namespace are paused at the run time, or later.
+def paused_with_all(task_name: str, fired: str | None = None) -> str:
+    """Return whether a pause of all tasks keeps the run time of a task from being run.
 
-    This is true until the pause's end for all run times, and afterwards for those before its end,
-    also for run times before the pause was made. The statement has the query :func:`all_pauses`.
+    A pause that has not ended keeps all run times of its tasks from being run. A pause that has
+    ended does so for the run times in it. The statement has the query :func:`all_pauses`.
     """
-    return _some_pause_of_all(_ENDS_AFTER, task_name, f"LEAST(now(), {fired})")
+    if fired is None:
+        return _some_pause_of_all(_GOES_ON, task_name)
+    return _some_pause_of_all(f"({_GOES_ON} || {_IS_AT})", task_name, fired)
 
 
 # Whether a task is paused, by itself or with all tasks. A task that only holds use is not paused
@@ -114,7 +122,7 @@ def paused_with_all(task_name: str, fired: str = "now()") -> str:
 IS_PAUSED_IN_ANY_WAY = f"""({IS_PAUSED}
     OR (lock.runs <> '' AND {paused_with_all("lock.task_name")}))"""
 DUE_IN_ANY_PAUSE = f"""({DUE_IN_PAUSE} OR (lock.runs <> '' AND lock.due_at IS NOT NULL AND {
-    _some_pause_of_all(f"@.since <= $at && {_ENDS_AFTER}", "lock.task_name", "lock.due_at")
+    _some_pause_of_all(_IS_AT, "lock.task_name", "lock.due_at")
 }))"""
 
 

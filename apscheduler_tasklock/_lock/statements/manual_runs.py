@@ -29,10 +29,9 @@ def claim_manual(table: str, history: History | None = None) -> str:
     on, no manual run is granted. If a dead run is to be run again, the manual run waits for the
     takeover.
 
-    In two cases the manual run does not wait: if the task is paused, or if the operator's
-    request and the end of the lease are both longer ago than a takeover needs. The second case
-    exists because no replica may be able to run the dead run any more, for example after a
-    deployment.
+    In two cases the manual run does not wait: if the task is paused, or if the operator's request
+    and the end of the lease are both longer ago than a takeover needs. In the second case it is
+    possible that no replica can run the dead run any more, for example after a deployment.
     """
     nobody_does = f"""({IS_PAUSED_IN_ANY_WAY} OR
                        GREATEST(lock.requested_at, lock.locked_until) + {SHORTEST_WAIT} <= now())"""

@@ -1,6 +1,7 @@
 """Misses: the entries of run times that no replica has run, in the run history.
 
-The look of a replica that has missed run times writes these entries, never a claim or a release.
+A replica that has missed run times writes these entries at its next look. The statement that moves
+a stored job on writes one if the job ends with a missed run time. Claims and releases write none.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def missed_entry(history: History, rows: str, **columns: str) -> str:
 
 
 def _was_run(started: str) -> str:
-    """Return whether a run with this run time has run the missed run time ``given.at``.
+    """Return whether a run with the run time ``started`` counts for the run time ``given.at``.
 
     A run also counts for the run times in the ``covers`` seconds after its own, and with
     ``any_later`` for all run times before its own.
@@ -88,13 +89,14 @@ def add_one_offs(table: str) -> str:
 def note_misses(table: str, history: History) -> str:
     """Return the statement that writes entries of run times that no replica has run.
 
-    A run time is left out if a replica has run it, or if ``missed_at`` in the task's row shows that
-    another replica has written its entry. If no run time is left, or if the task has another
-    schedule by now, the statement writes nothing for this note.
+    The statement gets a note for each task, which lists the task's missed run times. A run time is
+    left out if a replica has run it, or if ``missed_at`` in the task's row shows that another
+    replica has written its entry. A task gets no entry if none of its run times is left, or if it
+    has another schedule by now.
 
-    The last entry grows if it has the same cause and no run has begun since, so that a pause over
-    many run times is one entry. Who has paused the task, and why, is read from the operators'
-    entries and from the list of the pauses of all tasks.
+    If the task's last entry has the same cause, and no run has begun since, the run times are added
+    to that entry. So a pause over many run times is one entry. Who has paused the task, and why, is
+    read from the operators' entries and from the list of the pauses of all tasks.
 
     The statement returns the tasks whose notes are to be sent again, because another session has
     changed or locked their rows.
@@ -103,7 +105,7 @@ def note_misses(table: str, history: History) -> str:
                  AND given.at < LEAST(lock.window_until,
                                       lock.window_start + asked.min_lock * interval '1 second'))"""
     of_task = f"{history.table} AS run WHERE run.task_name = asked.task_name"
-    # A full ring may have lost the entry of a run, so older run times are left out.
+    # A full ring may have lost entries of runs, so run times before its oldest entry are left out.
     known = " AND ".join(
         f"""(lock.{count} <= {history.slots} OR given.at > (
                  SELECT min(run.started_at) FROM {of_task} AND run.ring = '{ring}'))"""

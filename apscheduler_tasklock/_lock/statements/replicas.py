@@ -45,8 +45,8 @@ def register(table: str) -> str:
     """Return the statement that registers the tasks of a replica.
 
     A task without a row gets a row. A row that has the same schedule is not changed, unless the job
-    has changed or the row's next due time is unknown. A new schedule does not change the window,
-    because each claim decides by its own schedule.
+    has changed, or the row's due time is unknown or falls into a pause. A new schedule does not
+    change the window, because each claim decides by its own schedule.
 
     The statement returns for each task whether it is to be registered again, because another
     session has the row locked. If it has changed the schedule, it returns the old schedule, too,

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from apscheduler_tasklock._lock.statements.conditions import (
     DUE_IN_ANY_PAUSE,
+    DUE_IN_PAUSE,
     IS_PAUSED_IN_ANY_WAY,
     JUST_BEFORE,
     KEPT_TO_BEGIN,
@@ -58,9 +59,8 @@ class _Release:
         # Whether a run time became due while a manual run went on, so that the task is due at the
         # manual run's end. A due time that was overdue before the manual run, or that fell into a
         # pause, does not change.
-        follows = """(lock.kind = 'manual' AND lock.finished_at IS NULL AND lock.due_at <= now()
-                      AND lock.overdue_at > lock.started_at
-                      AND COALESCE(lock.due_at >= lock.paused_until, lock.paused_at IS NULL))"""
+        follows = f"""(lock.kind = 'manual' AND lock.finished_at IS NULL AND lock.due_at <= now()
+                      AND lock.overdue_at > lock.started_at AND NOT {DUE_IN_PAUSE})"""
         # Whether the next run time has passed while the run went on, so that a later one is due. A
         # manual run moves the due time only if it makes up for an overdue run: the task was overdue
         # when the manual run began, and the outcome is "ok".
@@ -151,7 +151,9 @@ class _Release:
         return f", entry AS ({entry})"
 
     def overtaken(self, late: str) -> str:
-        """Return the part that corrects the entries of runs that seemed dead, but end only now.
+        """Return the part that corrects the entries of runs that seemed over, but end only now.
+
+        Such a run seemed dead, or an operator has freed its task.
 
         :param late: a FROM clause and a condition, with the columns ``task_name``, ``token`` and
             ``ended_at`` of these runs as ``late``
@@ -261,8 +263,9 @@ def renew(table: str) -> str:
     during an outage, and their runs go on. A row that another session has locked is not
     renewed, so that the other renewals are not delayed. Its ``locked_until`` is returned as null.
 
-    The last renewal before the maximum lock ends sets ``overran`` in the row, because the holder
-    was alive at that renewal. A claim without a lease has only this renewal.
+    The last renewal before the maximum lock ends sets ``overran`` in the row. It shows that the
+    holder was alive then, so a run that is not finished afterwards has overrun, and is not dead. A
+    claim without a lease has only this renewal.
     """
     return f"""
         WITH asked AS (

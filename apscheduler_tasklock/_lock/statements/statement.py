@@ -28,7 +28,7 @@ def _numbered(template: str) -> tuple[str, Sequence[str]]:
             names.append(name)
         return f"${names.index(name) + 1}"
 
-    # Lines are joined only at line breaks, so that a quoted name keeps its spaces.
+    # Only line breaks, with the spaces around them, become one space. Spaces in a quoted name stay.
     one_line = re.sub(r"\s*\n\s*", " ", template.strip())
     return re.sub(r"%%|%\((\w+)\)s", number, one_line), tuple(names)
 

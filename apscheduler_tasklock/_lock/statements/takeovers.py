@@ -36,8 +36,8 @@ _TAKEOVER_TYPES = {
 # Whether a handed-over run had begun. The hand-over of a run that never began is not counted,
 # because such a run costs nothing.
 HANDED_OVER_BEGUN = "lock.handed_over AND lock.last_outcome IS NOT NULL"
-# Whether the holder is assumed to be alive, because after a start or an outage holders get time to
-# renew before this replica believes that they are dead.
+# Whether the holder is still assumed to be alive. After a start or an outage, holders get time to
+# renew before a replica believes that they are dead.
 _IS_DOUBTED = "(lock.finished_at IS NULL AND NOT (lock.handed_over OR %(stable)s::boolean))"
 
 

@@ -252,14 +252,13 @@ class TestReasons:
         replica = StoreReplica(database_url, **OFTEN)
         replica.scheduler.start()
         try:
-            later, due = now() + timedelta(hours=2), last_second() + timedelta(seconds=1)
+            later = now() + timedelta(hours=2)
             limits = {"misfire_grace_time": None if paused else 1}
             add(replica, note, later, args=["job"], **limits)
             eventually(lambda: operator.tasks("job"))
             if paused:
                 operator.pause("job", by="ann")
-            else:
-                due -= timedelta(seconds=60)
+            due = last_second() + timedelta(seconds=1 if paused else -60)
             replica.scheduler.modify_job("job", next_run_time=due)
             eventually(lambda: now() > due)
             if paused:

@@ -119,7 +119,11 @@ class TestCalls:
         assert operator.tasks("task")[0].paused
 
     def test_a_session_that_keeps_the_table_locked_is_told(
-        self, database_url: str, connection: Connection, direct_url: str
+        self,
+        database_url: str,
+        connection: Connection,
+        direct_url: str,
+        caplog: pytest.LogCaptureFixture,
     ) -> None:
         with (
             TaskLocks(database_url, claim_timeout=0.5) as locks,
@@ -128,6 +132,8 @@ class TestCalls:
             other.execute("LOCK TABLE task_lock IN ROW EXCLUSIVE MODE")
             with pytest.raises(TaskLockError, match="doctor` names them"):
                 locks.pause_all(duration=None)
+            assert [record.levelname for record in caplog.records] == ["WARNING"]
+            assert "to pause all tasks is tried again" in caplog.text
             other.rollback()
             assert locks.pauses_of_all() == []
 
