@@ -254,6 +254,7 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
         self._idle = threading.Condition()  # notified when `_active` has lost a submission
         self._known = KnownTasks(self._defaults.lease if self._defaults.failover else None)
         self._notices = JobNotices()  # log lines about jobs that are skipped here
+        self._missed = MissedRuns(locks, self._poll_interval)
         self._registrar = Registrar(
             locks,
             self._known,
@@ -263,9 +264,9 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
             self._adapter.stored_tasks,
             self.timings,
             self._notices,
+            self._missed.note_rescheduled,
         )
         self._kept = KeptRuns()
-        self._missed = MissedRuns(locks, self._poll_interval)
         self._presence = Presence(locks, self._known, self._rejected, self.timings)
         self._watch = Watch(
             locks,

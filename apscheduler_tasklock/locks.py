@@ -555,16 +555,17 @@ class TaskLocks:
         )
 
     def ack(self, name: str, token: int | str, *, by: str | None = None) -> None:
-        """Acknowledge a task's failure or cut, so that ``check`` and metrics alarm no more.
+        """Acknowledge a failure, a cut or a missed one-off job, so that it alarms no more.
 
-        A later failure or cut alarms again. What was acknowledged already is not changed.
+        A later one alarms again. What was acknowledged already is not changed.
 
         :param token: the token of the last run, from ``TaskStatus.token``, so that a failure which
             the operator was not shown is not acknowledged
         :param by: the operator's name, shown to others; by default this process's user and host
         :raises TaskLockOptionError: ``by`` has more than 4,000 characters, or ``token`` is invalid
         :raises TaskLockNotFoundError: the task has no row
-        :raises TaskLockStateError: the task's last run has another token, or has not failed
+        :raises TaskLockStateError: the task's last run has another token, or there is nothing to
+            acknowledge
         :raises TaskLockError: the database is unavailable, or rejects the statement
         """
         parsed = parse_token(token, f"ack({name!r:.200})")

@@ -35,6 +35,8 @@ class TaskState(str, Enum):
     """The task was due, its grace time has passed, and no replica has run it."""
     LATE = "late"
     """The task is due, and its grace time has not passed."""
+    MISSED = "missed"
+    """The task is that of a one-off job, and no replica has run its last run time."""
     CUT = "cut"
     """A shutdown has cancelled the last run, and no replica has run the run's window again."""
     FAILING = "failing"
@@ -127,7 +129,7 @@ class TaskStatus:
         cut the run or handed it over; ``None`` while the run goes on, and if it is not known
     :ivar cut_for: seconds since a stop cut the last run or handed it over; ``None`` if no stop did,
         or if a replica has run the window again
-    :ivar acknowledged: whether its last failure or cut raises no alarm any more, because an
+    :ivar acknowledged: whether its last failure, cut or miss raises no alarm any more, because an
         operator has acknowledged it, or it is older than a day and the task is a one-off job
     :ivar stuck: runs that go on although their lock is lost and they have taken longer than
         ``max_runtime``, by default their maximum lock; the oldest first
@@ -145,6 +147,8 @@ class TaskStatus:
     :ivar failover: whether the window of the last run is run again if the run's holder dies
     :ivar function: reference of the job's function; ``None``: only ``hold`` uses the task
     :ivar unreadable: columns of the row that cannot be read. An unreadable schedule is ``None``.
+    :ivar missed_at: the last run time of a one-off job, if no replica has run it; ``None`` for
+        other tasks
     :ivar options: the lock options of its job by name, as a replica has registered them
     :ivar zone: the name of its trigger's time zone; ``None`` if it is not known
     """
@@ -182,6 +186,7 @@ class TaskStatus:
     failover: bool
     function: str | None = None
     unreadable: tuple[str, ...] = ()
+    missed_at: datetime | None = None
     options: Mapping[str, OptionSource] = field(default_factory=dict)
     zone: str | None = None
 
@@ -253,7 +258,7 @@ class JobStatus:
 # The outcomes of a run; see :class:`Run`.
 OUTCOMES = (
     *("ok", "error", "cancelled", "died", "overran", "overtaken", "freed", "missed"),
-    *("paused", "resumed", "run", "acknowledged"),
+    *("paused", "resumed", "run", "acknowledged", "rescheduled"),
     *("job-paused", "job-resumed", "job-moved", "job-removed"),
 )
 # The kinds of a run; see :class:`Run`.
@@ -276,6 +281,8 @@ class MissCause(str, Enum):
     """An earlier run of the task was still going on."""
     UNASKED = "unasked"
     """No replica asked for it."""
+    MOVED = "moved"
+    """The schedule was changed before it, and the new schedule does not have it."""
 
 
 @dataclass(frozen=True)
@@ -301,16 +308,18 @@ class Run:
         over or freed, and has reported its end afterwards; ``"missed"``: no replica has run the run
         time, see ``reason``. For what an operator did: ``"paused"``, ``"resumed"``, ``"run"`` (a
         manual run was asked for), ``"freed"`` or ``"acknowledged"``; with a job of the job store
-        ``"job-paused"``, ``"job-resumed"``, ``"job-moved"`` or ``"job-removed"``
+        ``"job-paused"``, ``"job-resumed"``, ``"job-moved"`` or ``"job-removed"``.
+        ``"rescheduled"``: a replica has changed the task's schedule
     :ivar error_type: class of its exception
     :ivar error: message of its exception, 500 characters at most
     :ivar traceback: its exception's frames, chain and group, 4,000 characters at most; ``None``
         unless the option ``tracebacks`` is on
-    :ivar by: the operator's name; ``None`` for a run
+    :ivar by: the operator's name, or the replica that has changed the schedule; ``None`` for a run
     :ivar until: when the operator's pause ends, or the request for a manual run expires; ``None``:
         it has no end
     :ivar reason: the operator's reason for a pause; for a change of a job, its next run time in
-        words; for missed run times, why no replica ran them
+        words; for a changed schedule, the old and the new one; for missed run times, why no replica
+        ran them
     :ivar cause: for missed run times, the reason in one word for programs, a value of
         :class:`MissCause`; ``None`` for all other entries
     :ivar last_scheduled_at: for missed run times, the last one; ``None`` for all other entries
@@ -422,7 +431,8 @@ class Story:
     :ivar before: the run before that run time
     :ivar after: the run after it
     :ivar actions: the pauses that were in force at the run ``before``, and then what operators did
-        from that run until the run ``after``, the earlier first
+        and changes of the schedule, from that run until the run ``after``, the earlier first. If
+        ``before`` is ``None``, all that are known until ``after``
     :ivar replicas: the replicas that have the task, as far as they have given a sign of life in the
         last hour
     :ivar history_begins_at: the time from which the run history is complete. Before it nothing is

@@ -26,6 +26,7 @@ from apscheduler_tasklock._lock.protocol_messages import (
     ReleaseRequest,
     Renewal,
     RunState,
+    ScheduleNote,
     TakeoverRequest,
 )
 from apscheduler_tasklock.status import RunningRun
@@ -259,6 +260,10 @@ class UnlockedProtocol:
         """Do nothing."""
 
     def note_misses(self, cursor: Any, notes: Sequence[MissNote], sent_at: datetime) -> set[str]:
+        """Write nothing, because there is no history."""
+        return set()
+
+    def note_reschedulings(self, cursor: Any, notes: Sequence[ScheduleNote]) -> set[str]:
         """Write nothing, because there is no history."""
         return set()
 

@@ -68,6 +68,7 @@ from apscheduler_tasklock._lock.protocol_messages import (
     ReleaseAnswer,
     ReleaseRequest,
     RunState,
+    ScheduleNote,
     TakeoverRequest,
 )
 from apscheduler_tasklock._lock.releases import LeaseEnd, Release, ReleaseTicket
@@ -818,6 +819,15 @@ class LockClient:
         :param notes: the notes, each of another task
         """
         return lambda cursor: self._protocol.note_misses(cursor, notes, datetime.now(timezone.utc))
+
+    def noting_reschedulings(self, notes: Sequence[ScheduleNote]) -> Statement:
+        """Return a statement that notes changed schedules in the run history.
+
+        The statement returns the tasks whose notes are to be sent again.
+
+        :param notes: the notes, each of another task
+        """
+        return lambda cursor: self._protocol.note_reschedulings(cursor, notes)
 
     @property
     def longest_doubt(self) -> float:

@@ -121,10 +121,22 @@ _CUT_AT = f"""
               AND lock.last_outcome IS DISTINCT FROM 'overran'
               AND lock.locked_until + {SHORTEST_WAIT} <= now() THEN lock.locked_until END
 """
-# The time of the failure or the cut for which a monitor alarms; null if there is none.
-_ALARMS_SINCE = f"GREATEST(CASE WHEN lock.failures > 0 THEN lock.failed_at END, {_CUT_AT})"
-# Whether an operator has acknowledged this failure or cut. `acknowledged_at` is the time of the
-# acknowledged failure or cut, so that a later one alarms again.
+# The run time of a one-off job, if no replica has run it or a later one. Misses of a recurring job
+# do not alarm, because the job has a next run time.
+_MISSED_AT = """
+    CASE WHEN lock.one_off AND lock.missed_at > lock.window_start
+              AND lock.missed_at >= lock.window_until THEN lock.missed_at END
+"""
+# When it was noted, if the job has never run. The run time may be much earlier.
+_MISSED_SINCE = f"""
+    CASE WHEN {_MISSED_AT} IS NOT NULL THEN GREATEST(
+        lock.missed_at, CASE WHEN lock.started_at = {NEVER} THEN lock.finished_at END) END
+"""
+# The time of the failure, the cut or the miss for which a monitor alarms; null if there is none.
+_ALARMS_SINCE = f"""GREATEST(CASE WHEN lock.failures > 0 THEN lock.failed_at END, {_CUT_AT},
+                             {_MISSED_SINCE})"""
+# Whether an operator has acknowledged this failure, cut or miss. `acknowledged_at` is the time of
+# the acknowledged one, so that a later one alarms again.
 _IS_ACKNOWLEDGED = f"COALESCE({_ALARMS_SINCE} <= lock.acknowledged_at, false)"
 # A one-off job has no next run that could end the alarm, so time ends it.
 _NO_LONGER_ALARMS = f"""({_IS_ACKNOWLEDGED}
@@ -145,6 +157,7 @@ _STATE = f"""
          WHEN lock.finished_at IS NULL AND NOT lock.handed_over THEN 'dead'
          WHEN lock.window_start < due.at AND {_OVERDUE} < now() THEN 'overdue'
          WHEN lock.window_start < due.at AND due.at < now() THEN 'late'
+         WHEN {_MISSED_AT} IS NOT NULL THEN 'missed'
          WHEN {_CUT_AT} IS NOT NULL THEN 'cut'
          WHEN lock.failures > 0 THEN 'failing'
          WHEN lock.started_at = {NEVER} THEN 'new'
@@ -265,7 +278,7 @@ class Operations:
                                       - lock.started_at)::float8 AS took,
                    {_OUTCOME} AS outcome,
                    extract(epoch FROM now() - {_CUT_AT})::float8 AS cut_for,
-                   {_NO_LONGER_ALARMS} AS acknowledged,
+                   {_MISSED_AT} AS missed_at, {_NO_LONGER_ALARMS} AS acknowledged,
                    stuck.tokens AS stuck_tokens, stuck.replica_ids AS stuck_on,
                    stuck.since AS stuck_since,
                    lock.succeeded_at, lock.failed_at, lock.failures, lock.error_type,
@@ -308,10 +321,13 @@ class Operations:
                      run.ended_at, run.replica, run.kind, run.outcome, run.error_type, run.error,
                      run.traceback, run.by, run.until, run.reason, run.cause,
                      run.last_scheduled_at, run.run_times"""
-        # A replica may run a run time after another replica has noted it as missed.
+        # A replica may run a run time after another replica has noted it as missed. The run date of
+        # a one-off job may differ between replicas, if its schedule has none.
         not_run = f"""NOT (run.ring = 'misses' AND run.run_times = 1 AND (
             EXISTS (SELECT FROM {name} AS lock WHERE lock.task_name = run.task_name
-                    AND lock.window_start = run.scheduled_at)
+                    AND (lock.window_start = run.scheduled_at
+                         OR (lock.window_start > run.scheduled_at AND lock.one_off
+                             AND lock.schedule = '{{"run":null,"type":"date"}}')))
             OR EXISTS (SELECT FROM {self._runs} AS later WHERE later.task_name = run.task_name
                        AND later.ring IN ('runs', 'failures')
                        AND later.scheduled_at = run.scheduled_at)))"""
@@ -711,7 +727,7 @@ class Operations:
             raise TaskLockStateError(_why_not_freed(now, token, run_again=run_again))
 
     def acknowledge(self, cursor: Any, task: str, token: int, by: str) -> None:
-        """Note that an operator knows of a task's failure or cut, so that it alarms no more.
+        """Note that an operator knows of a failure, a cut or a miss, so that it alarms no more.
 
         :param token: the token of the last run that the operator was shown
         :raises TaskLockNotFoundError: the task has no row
@@ -725,8 +741,8 @@ class Operations:
             [now] = self.tasks(cursor, [escaped(task)], 1)
             if now.acknowledged:
                 return
-            why = "it has no failure and no cut"
-            if now.failures or now.cut_for is not None:
+            why = "it has no failure, no cut, and no miss of a one-off job"
+            if now.failures or now.cut_for is not None or now.missed_at is not None:
                 why = f"its last run has the token {now.token}"
             raise TaskLockStateError(f"nothing of task {task!r} is acknowledged: {why}")
 
@@ -881,7 +897,7 @@ def _resume(name: str, history: History | None = None) -> str:
 
 
 def _acknowledge(name: str, history: History | None = None) -> str:
-    """Return the statement that notes that an operator knows of a failure or a cut.
+    """Return the statement that notes that an operator knows of a failure, a cut or a miss.
 
     The token is that of the last run, or, while a run goes on, that of the run before it.
     """

@@ -36,6 +36,7 @@ from apscheduler_tasklock._lock.protocol_messages import (
     ReleaseRequest,
     Renewal,
     RunState,
+    ScheduleNote,
     TakeoverRequest,
 )
 from apscheduler_tasklock._lock.statements import (
@@ -139,6 +140,10 @@ class TaskLockProtocol:
         self._prune = RecordingStatement(statements.prune, name, runs)
         self._shorten_history = Statement(statements.shorten_history(runs)) if runs else None
         self._note_misses = Statement(statements.note_misses(name, runs)) if runs else None
+        self._note_reschedulings = (
+            Statement(statements.note_reschedulings(name, runs)) if runs else None
+        )
+        self._add_one_offs = Statement(statements.add_one_offs(name))
         self._claim_manual = RecordingStatement(statements.claim_manual, name, runs, ClaimAnswer)
         self._register = Statement(statements.register(name))
         jobs = for_template(job_table(table))
@@ -544,7 +549,26 @@ class TaskLockProtocol:
         for note in asked:
             note["reason"] = storable_reason(connection, str(note["reason"]))
         parameters = {**statements.many(asked), "sent_at": sent_at}
+        if any(note["one_off"] for note in asked):
+            self._execute(cursor, self._add_one_offs, parameters)
         return {row["task_name"] for row in self._rows(cursor, self._note_misses, parameters)}
+
+    def note_reschedulings(self, cursor: Any, notes: Sequence[ScheduleNote]) -> set[str]:
+        """Write entries of changed schedules into the run history.
+
+        :param notes: the notes, each of another task
+        :return: the tasks whose notes are to be sent again, because another session has their rows
+            locked
+        """
+        if self._note_reschedulings is None:
+            return set()
+        connection = cursor.connection
+        asked = statements.many(
+            {**vars(note), "reason": storable_reason(connection, note.reason)}
+            for note in notes
+            if not lacking(connection, note.task_name)
+        )
+        return {row["task_name"] for row in self._rows(cursor, self._note_reschedulings, asked)}
 
     def prune(self, cursor: Any, age: float) -> int:
         """Delete the rows of one-off jobs that ended long ago; return how many were deleted.

@@ -557,6 +557,10 @@ class MissNote:
         times, too
     :ivar cause: why they were missed, in one word for programs
     :ivar reason: why they were missed, in words for operators
+    :ivar any_later: whether each run of a later run time counts as a run of these
+    :ivar one_off: whether the task is that of a one-off job. Its row may have the date of an
+        earlier job, and if it has no row, it gets one.
+    :ivar runs: the job's function, as in :class:`ClaimRequest`
     """
 
     task_name: str
@@ -568,12 +572,30 @@ class MissNote:
     cause: str
     reason: str
     more: int = 0
+    any_later: bool = False
+    one_off: bool = False
+    runs: str = ""
 
     @property
     def parameters(self) -> dict[str, object]:
         """The parameters of the statement."""
         run_times = [run_time.isoformat() for run_time in self.run_times]
         return {**vars(self), "run_times": run_times}
+
+
+@dataclass(frozen=True)
+class ScheduleNote:
+    """A note of a changed schedule, for the run history.
+
+    :ivar task_name: the task's name
+    :ivar schedule: the new trigger in canonical form. A task that has another one by now gets no
+        entry.
+    :ivar reason: the change in words
+    """
+
+    task_name: str
+    schedule: str
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -609,7 +631,14 @@ class Registered:
     :ivar task_name: the task's name
     :ivar again: whether the task is to be registered again, because another session has the row
         locked
+    :ivar was_schedule: the task's schedule before, if the registration has changed it
+    :ivar was_due_at: when the task was due by that schedule; ``None`` if that is unknown, or falls
+        into a pause
+    :ivar due_at: when the task is due by the new schedule
     """
 
     task_name: str
     again: bool = False
+    was_schedule: str | None = None
+    was_due_at: datetime | None = None
+    due_at: datetime | None = None

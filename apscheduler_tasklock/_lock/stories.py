@@ -51,7 +51,7 @@ def story_of(
     its_runs = [each for each in runs if verdict in _WITH_RUNS and time_of(each) == when]
     others = [each for each in runs if each not in its_runs]
     before, after = _last_until(others, when), _first_after(others, when)
-    begin = when if before is None else min(when, time_of(before))
+    begin = None if before is None else min(when, time_of(before))
     return Story(
         task=task,
         at=at,
@@ -109,8 +109,13 @@ def _begun_at(task: TaskStatus) -> datetime | None:
     return task.scheduled_at if has_run_time and task.scheduled_at else task.started_at
 
 
-def _around(actions: Sequence[Run], begin: datetime, end: datetime | None) -> list[Run]:
-    """Return the actions between two times, and the pauses that were in force at the first one."""
+def _around(actions: Sequence[Run], begin: datetime | None, end: datetime | None) -> list[Run]:
+    """Return the actions between two times, and the pauses that were in force at the first one.
+
+    :param begin: the first time; ``None``: all earlier actions are returned
+    """
+    if begin is None:
+        return [each for each in actions if end is None or each.started_at < end]
     earlier = [each for each in actions if each.started_at < begin]
     in_force = [
         each

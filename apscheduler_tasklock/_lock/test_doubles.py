@@ -27,6 +27,7 @@ from apscheduler_tasklock._lock.protocol_messages import (
     ReleaseRequest,
     Renewal,
     RunState,
+    ScheduleNote,
     TakeoverRequest,
 )
 from apscheduler_tasklock.status import RunningRun
@@ -143,6 +144,9 @@ class LockProtocol(Protocol):
 
     def note_misses(self, cursor: Any, notes: Sequence[MissNote], sent_at: datetime) -> set[str]:
         """Write entries of missed run times; return the tasks whose notes are to be sent again."""
+
+    def note_reschedulings(self, cursor: Any, notes: Sequence[ScheduleNote]) -> set[str]:
+        """Write entries of changed schedules; return the tasks whose notes are to be sent again."""
 
     def prune(self, cursor: Any, age: float) -> int:
         """Delete the rows of one-off jobs that ended at least ``age`` seconds ago."""

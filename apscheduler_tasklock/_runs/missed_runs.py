@@ -3,6 +3,8 @@
 Another replica may still run the run time. So a look notes the run time only when it counts as
 overdue, and the statement leaves out run times that were run. Until then the reason is in this
 replica's memory.
+
+A changed schedule is noted, too, and may be the reason why the old schedule's run time is not run.
 """
 
 from __future__ import annotations
@@ -10,14 +12,15 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timezone
-from itertools import takewhile
+from datetime import datetime, timedelta, timezone
+from itertools import islice, takewhile
 from math import inf
+from typing import TypeVar
 
 from apscheduler_tasklock._database.rejections import RUN_HISTORY
-from apscheduler_tasklock._database.sequences import Steps
+from apscheduler_tasklock._database.sequences import Statement, Steps
 from apscheduler_tasklock._database.sqlstates import NotSentError, RowLockedError
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.protocol_messages import (
@@ -25,7 +28,12 @@ from apscheduler_tasklock._lock.protocol_messages import (
     MissedTimes,
     MissNote,
     Refusal,
+    Registered,
+    Registration,
+    ScheduleNote,
 )
+from apscheduler_tasklock._lock.schedules import schedule_text_in_words
+from apscheduler_tasklock._lock.statements.retention import RETENTION
 from apscheduler_tasklock._values import cut, logger_of
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError, TaskLockSchemaError
 from apscheduler_tasklock.status import MissCause
@@ -41,10 +49,17 @@ MOST_COMPARED = 200_000
 MOST_RUN_TIMES = 256
 # Limits the tasks whose missed run times are remembered.
 MOST_TASKS = 10_000
+# Limits the age of a one-off job's run time, in seconds. Of an older one, the row that tells that
+# the job ran may have been deleted.
+ONE_OFF_AGE = RETENTION - 24 * 3600.0
+# A run within so many seconds before the old schedule's run time counts as its run, because a
+# registered due time has the difference of the replicas' clocks.
+MOVED_SLACK = 60.0
 # Limits how many jobs are named in a reason.
 MOST_NAMED = 5
 # The reason in a pause, if the run history does not tell who has paused the task.
 IN_PAUSE = "the task was paused"
+_Note = TypeVar("_Note", MissNote, ScheduleNote)
 # The order of the causes. If a run time has two causes, the first one is reported.
 _WORTH = {cause: place for place, cause in enumerate(MissCause)}
 
@@ -54,6 +69,7 @@ class _Miss:
     """A run time that this replica has missed.
 
     :ivar ripe_at: when to note it, on the monotonic clock
+    :ivar request: the request of its claim, or what such a request would have
     :ivar more: how many run times before it were missed, too, and are only counted
     """
 
@@ -61,6 +77,7 @@ class _Miss:
     ripe_at: float
     cause: MissCause
     reason: str
+    request: ClaimRequest
     more: int = 0
 
     @property
@@ -69,22 +86,24 @@ class _Miss:
 
         Run times with the same cause are noted together, with the reason of the last one. Their
         reasons may differ in figures, such as the seconds of a misfire. Only if an earlier run was
-        still going on, the reason is a part of the key, because it names that run.
+        still going on, or the schedule was moved, the reason is a part of the key, because it names
+        that run or that change.
         """
-        return self.cause, self.reason if self.cause is MissCause.RUNNING else ""
+        is_of_one = self.cause in (MissCause.RUNNING, MissCause.MOVED)
+        return self.cause, self.reason if is_of_one else ""
 
 
 @dataclass
 class _OfTask:
     """The missed run times of one task, until they are noted.
 
-    :ivar request: the request that claims the run time that was missed last
+    :ivar schedule: the task's trigger in canonical form
     :ivar jitter: seconds for which the notes wait longer, because other replicas may have the same
         notes
     :ivar misses: the missed run times that are kept one by one, by run time
     """
 
-    request: ClaimRequest
+    schedule: str
     jitter: float
     misses: dict[datetime, _Miss] = field(default_factory=dict)
 
@@ -125,6 +144,7 @@ class MissedRuns:
         self._interval = interval
         self._lock = threading.Lock()
         self._pending: dict[str, _OfTask] = {}
+        self._rescheduled: dict[str, ScheduleNote] = {}  # by task
 
     def note(
         self,
@@ -145,6 +165,8 @@ class MissedRuns:
             return
         assert request.run_time is not None
         now = time.monotonic()
+        if request.one_off and request.run_time.timestamp() < time.time() - ONE_OFF_AGE:
+            return
         overdue_in = request.run_time.timestamp() + request.grace - time.time()
         if not request.exact:  # another replica may run this window a period later
             overdue_in += request.next_in or 0.0
@@ -155,11 +177,11 @@ class MissedRuns:
             of_task = self._pending.get(request.task_name)
             if of_task is None and len(self._pending) >= MOST_TASKS:
                 return
-            if of_task is None or of_task.request.schedule != request.schedule:
+            if of_task is None or of_task.schedule != request.schedule:
                 jitter = random.uniform(0, self._interval)  # noqa: S311  # no secret
-                of_task = self._pending[request.task_name] = _OfTask(request, jitter)
-            of_task.request = request
-            of_task.add(_Miss(request.run_time, ripe_at + of_task.jitter, cause, reason, more))
+                of_task = self._pending[request.task_name] = _OfTask(request.schedule, jitter)
+            ripe_at += of_task.jitter
+            of_task.add(_Miss(request.run_time, ripe_at, cause, reason, request, more))
 
     def note_unasked(
         self, request: ClaimRequest, run_times: Sequence[datetime], found_at: datetime
@@ -193,19 +215,63 @@ class MissedRuns:
             asked = replace(request, run_time=run_time)
             self.note(asked, missed.cause, missed.reason, not_before=not_before, more=more)
 
+    def note_rescheduled(self, task: Registration, registered: Registered) -> None:
+        """Remember a changed schedule, and the old schedule's run time if no run follows by then.
+
+        Schedules that differ only in what their words leave out, such as a start, are left out.
+
+        :param registered: the answer to the registration that has changed the schedule
+        """
+        assert registered.was_schedule is not None
+        was, now = (
+            cut(schedule_text_in_words(schedule))
+            for schedule in (registered.was_schedule, task.schedule)
+        )
+        if not self._locks.settings.history or was == now:
+            return
+        with self._lock:
+            if len(self._rescheduled) < MOST_TASKS:
+                note = ScheduleNote(task.task_name, task.schedule, f"from {was} to {now}")
+                self._rescheduled[task.task_name] = note
+        was_due_at, due_at = registered.was_due_at, registered.due_at
+        slack = timedelta(seconds=MOVED_SLACK)
+        if was_due_at is None or due_at is None or due_at <= was_due_at + slack:
+            return
+        # A registered due time has the time that its statement took. Users' run times are whole
+        # seconds.
+        run_time = (was_due_at + timedelta(seconds=0.5)).replace(microsecond=0)
+        request = ClaimRequest(
+            task.task_name,
+            0.0,
+            0.0,
+            run_time=run_time,
+            exact=True,
+            schedule=task.schedule,
+            grace=task.grace,
+            runs=task.runs,
+        )
+        reason = f"the schedule was moved from {was} to {now} by {self._locks.replica_id}"
+        self.note(request, MissCause.MOVED, reason)
+
     def tell(self) -> Steps[None]:
-        """Note the run times that can be noted now.
+        """Note the changed schedules, and the run times that can be noted now.
 
         A note that fails stays pending, and a later look sends it again.
 
         :raises TaskLockDatabaseError: the database is unavailable
         """
-        if not self._pending or self._locks.rejections.is_left_out(RUN_HISTORY):
+        is_idle = not self._pending and not self._rescheduled
+        if is_idle or self._locks.rejections.is_left_out(RUN_HISTORY):
             return
         try:
-            yield from self._send(self._ripe())
+            yield from self._send(self._changes(), self._locks.noting_reschedulings)
+            yield from self._send(self._ripe(), self._locks.noting_misses)
         except TaskLockSchemaError:  # the next look finds which right is missing
             self._locks.rejections.suspect()
+
+    def _changes(self) -> list[ScheduleNote]:
+        with self._lock:
+            return list(islice(self._rescheduled.values(), MOST_NOTES))
 
     def _ripe(self) -> list[MissNote]:
         """Return a note for each task with run times that can be noted now."""
@@ -215,42 +281,51 @@ class MissedRuns:
             for of_task in self._pending.values():
                 ripe = of_task.ripe(now)
                 if ripe:
-                    notes.append(_note_of(of_task, ripe))
+                    notes.append(_note_of(ripe))
                     left -= len(ripe)
                 if left <= 0 or len(notes) >= MOST_NOTES:
                     break
         return notes
 
-    def _send(self, notes: Sequence[MissNote]) -> Steps[None]:
+    def _send(
+        self, notes: Sequence[_Note], noting: Callable[[Sequence[_Note]], Statement]
+    ) -> Steps[None]:
         if not notes:
             return
         again: set[str] = set()
         try:
-            again = yield self._locks.noting_misses(notes)
+            again = yield noting(notes)
         except (TaskLockDatabaseError, TaskLockSchemaError):
             raise
         except TaskLockError as error:
             if len(notes) > 1:  # alone, so that one task's mistake does not affect the others
                 for note in notes:
-                    yield from self._send([note])
+                    yield from self._send([note], noting)
                 return
-            logger.debug("Task %r: missed run times not noted: %s", notes[0].task_name, error)
+            logger.debug("Task %r: not noted: %s", notes[0].task_name, error)
         self._forget([note for note in notes if note.task_name not in again])
 
-    def _forget(self, noted: Sequence[MissNote]) -> None:
+    def _forget(self, noted: Sequence[MissNote | ScheduleNote]) -> None:
         with self._lock:
             for note in noted:
+                if isinstance(note, ScheduleNote):
+                    if self._rescheduled.get(note.task_name) == note:
+                        del self._rescheduled[note.task_name]
+                    continue
                 of_task = self._pending[note.task_name]
                 of_task.forget(note)
                 if not of_task.misses:
                     del self._pending[note.task_name]
 
 
-def _note_of(of_task: _OfTask, ripe: Sequence[_Miss]) -> MissNote:
-    request, last = of_task.request, ripe[-1]
+def _note_of(ripe: Sequence[_Miss]) -> MissNote:
+    last = ripe[-1]
+    request, is_moved = last.request, last.cause is MissCause.MOVED
     covers = request.min_lock
     if request.exact and not (request.next_in and request.min_lock >= request.next_in):
         covers = 0.0  # because the minimum lock is shorter than the time until the next run time
+    if is_moved:
+        covers = MOVED_SLACK
     return MissNote(
         request.task_name,
         request.schedule or "",
@@ -261,6 +336,11 @@ def _note_of(of_task: _OfTask, ripe: Sequence[_Miss]) -> MissNote:
         last.cause.value,
         last.reason,
         more=sum(miss.more for miss in ripe),
+        # A one-off job may have another run date on each replica, and a replica may still have the
+        # old schedule.
+        any_later=request.one_off or is_moved or not request.exact,
+        one_off=request.one_off,
+        runs=request.runs,
     )
 
 

@@ -14,7 +14,7 @@ from apscheduler_tasklock._database.sequences import Steps
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.job_rows import StoredTask
-from apscheduler_tasklock._lock.protocol_messages import Registration, RunState
+from apscheduler_tasklock._lock.protocol_messages import Registered, Registration, RunState
 from apscheduler_tasklock._runs.job_notices import JobNotices
 from apscheduler_tasklock._runs.known_tasks import KnownTasks
 from apscheduler_tasklock._runs.submission import JobKey
@@ -55,6 +55,7 @@ class Registrar:
         store's tasks and returns them by job
     :param timings: has the interval at which the tasks of the shared job stores are listed
     :param notices: logs jobs whose tasks cannot be registered
+    :param rescheduled: called with each registration that has changed a task's schedule
     :ivar has_more: whether a look had no time to register all changed jobs, so that the next look
         is to begin at once
     """
@@ -69,6 +70,7 @@ class Registrar:
         stored_tasks: Callable[[], Mapping[str, Callable[[], Mapping[JobKey, StoredTask]]]] = dict,
         timings: Timings | None = None,
         notices: JobNotices | None = None,
+        rescheduled: Callable[[Registration, Registered], None] = lambda _task, _registered: None,
     ) -> None:
         self._locks = locks
         self._known = known
@@ -78,6 +80,7 @@ class Registrar:
         self._stored_tasks = stored_tasks
         self._interval = (timings or Timings()).report_interval
         self._notices = notices or JobNotices()
+        self._rescheduled = rescheduled
         self._lock = threading.Lock()
         self._changed: dict[JobKey, _Change] = {}  # jobs whose tasks are to be registered
         self._is_first = True
@@ -182,6 +185,10 @@ class Registrar:
             for task_name in [each.task_name for each in registered if each.again]:
                 for key in self._known.keys_of(task_name):
                     self.note(key, moved=key in changed and changed[key].moved)
+            asked = {task.task_name: task for task in tasks}
+            for each in registered:
+                if each.was_schedule is not None:
+                    self._rescheduled(asked[each.task_name], each)
             found = {each.task_name for each in registered if not each.again}
             self._with_row.extend(sorted(found.difference(self._with_row)))
         with self._lock:

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
+from apscheduler_tasklock._lock.words import printable
 from apscheduler_tasklock._values import cut
 from apscheduler_tasklock.cli.exits import message_of
 from apscheduler_tasklock.cli.output import print_json
 from apscheduler_tasklock.cli.target import patterns_of, task_locks, unmatched
-from apscheduler_tasklock.cli.text import printable, rfc3339
+from apscheduler_tasklock.cli.text import rfc3339
 from apscheduler_tasklock.errors import TaskLockError
 from apscheduler_tasklock.status import TaskState, TaskStatus
 
@@ -39,7 +40,13 @@ _MOST_NAMES = 5
 _LONGEST_NAMED = 300
 
 _ALARMS = (TaskState.OVERDUE, TaskState.DEAD, TaskState.TOO_LONG)
-_WARNINGS = (TaskState.UNREADABLE, TaskState.LATE, TaskState.CUT, TaskState.FAILING)
+_WARNINGS = (
+    TaskState.UNREADABLE,
+    TaskState.LATE,
+    TaskState.MISSED,
+    TaskState.CUT,
+    TaskState.FAILING,
+)
 
 
 @dataclass(frozen=True)
@@ -155,6 +162,9 @@ def problem_of(task: TaskStatus, now: datetime) -> Problem | None:
 
 
 def _warning_of(task: TaskStatus) -> Problem | None:
+    if task.missed_at is not None and not task.acknowledged:
+        at = f"at {rfc3339(task.missed_at, 'seconds')}"
+        return Problem(task.name, TaskState.MISSED.value, at, WARNING)
     is_cut = task.cut_for is not None and not task.acknowledged
     if is_cut and task.cut_for is not None and task.cut_for > _grace(task) / 2:
         cut = f"{task.cut_for:.0f} s ago"

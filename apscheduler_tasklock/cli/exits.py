@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from apscheduler_tasklock._lock.command_lines import PROGRAM
-from apscheduler_tasklock.cli.text import printable
+from apscheduler_tasklock._lock.words import printable
 from apscheduler_tasklock.errors import (
     TaskLockDatabaseError,
     TaskLockError,

@@ -8,7 +8,7 @@ from datetime import date, datetime, timedelta, timezone, tzinfo
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from apscheduler_tasklock.cli.schedules import NO_FORM
+from apscheduler_tasklock._lock.schedules import NO_FORM
 from apscheduler_tasklock.status import TaskStatus
 
 # How many run times are shown.

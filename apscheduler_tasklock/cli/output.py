@@ -11,14 +11,13 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
+from apscheduler_tasklock._lock.words import printable, seconds_in_words
 from apscheduler_tasklock._values import cut
 from apscheduler_tasklock.cli.text import (
     local_time,
     one_cell,
     plain_seconds,
-    printable,
     rfc3339,
-    seconds_in_words,
 )
 from apscheduler_tasklock.status import Run, TaskState
 
@@ -35,6 +34,7 @@ STATE_STYLES = {
     TaskState.PAUSED: "magenta",
     TaskState.LATE: "yellow",
     TaskState.CUT: "yellow",
+    TaskState.MISSED: "yellow",
     TaskState.FAILING: "red",
     TaskState.OVERDUE: "bold red",
     TaskState.DEAD: "bold red",
@@ -45,7 +45,7 @@ OUTCOME_STYLES = {
     "ok": "green",
     "cancelled": "yellow",
     "freed": "yellow",
-    **dict.fromkeys(("paused", "resumed", "run"), "magenta"),
+    **dict.fromkeys(("paused", "resumed", "run", "acknowledged", "rescheduled"), "magenta"),
     **dict.fromkeys(("job-paused", "job-resumed", "job-moved", "job-removed"), "magenta"),
 }
 FAILED_STYLE = "bold red"

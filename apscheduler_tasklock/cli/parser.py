@@ -332,9 +332,9 @@ def _add_changes(commands: Any) -> None:
         commands,
         "ack",
         steering.ack,
-        "acknowledge a failure or a cut, so that it alarms no more",
+        "acknowledge a failure, a cut or a missed one-off job, so that it alarms no more",
         ["ack sync-prices", "ack sync-prices --token 41 --as ann"],
-        "A later failure alarms again. A one-off job's failure alarms for a day at most.",
+        "A later one alarms again. A one-off job's failure or miss alarms for a day at most.",
     )
     _add_name(command)
     command.add_argument(

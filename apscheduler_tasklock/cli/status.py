@@ -10,6 +10,7 @@ from datetime import timedelta, timezone
 from typing import TYPE_CHECKING
 
 from apscheduler_tasklock._lock.command_lines import command_line
+from apscheduler_tasklock._lock.schedules import schedule_of
 from apscheduler_tasklock._lock.tracebacks import LONGEST_TRACEBACK
 from apscheduler_tasklock._values import cut
 from apscheduler_tasklock.cli.exits import OK, say
@@ -32,7 +33,6 @@ from apscheduler_tasklock.cli.runs import (
     run_rows,
     runs_of,
 )
-from apscheduler_tasklock.cli.schedules import schedule_of
 from apscheduler_tasklock.cli.target import (
     check_names,
     find_task,
@@ -218,7 +218,9 @@ def notes_of(task: TaskStatus, shown: Output) -> str:
         notes += pauses_of(task, shown)
     if task.delay is not None and task.delay > _LONG_DELAY:
         notes.append(f"its last run began {shown.seconds(task.delay)} after its run time")
-    if task.acknowledged and task.failures:
+    if task.acknowledged and task.state is TaskState.MISSED:
+        notes.append("its miss alarms no more")
+    elif task.acknowledged and task.failures:
         notes.append("its failure alarms no more")
     elif task.acknowledged:
         notes.append("its cut alarms no more")
@@ -325,7 +327,7 @@ class _View:
         from rich.console import Group
         from rich.text import Text
 
-        from apscheduler_tasklock.cli.text import printable
+        from apscheduler_tasklock._lock.words import printable
 
         line = Text(f"{time.strftime('%H:%M:%S')}, every {_INTERVAL:g} s; Ctrl-C ends it")
         try:
@@ -377,13 +379,16 @@ def _print_facts(
 
 
 def _state_in_words(options: argparse.Namespace, task: TaskStatus, shown: Output) -> str:
-    free = command_line(
-        "free",
-        "--token",
-        str(task.token),
-        task=task.name,
-        schema=options.schema,
-        table=options.table,
+    free, ack = (
+        command_line(
+            command,
+            "--token",
+            str(task.token),
+            task=task.name,
+            schema=options.schema,
+            table=options.table,
+        )
+        for command in ("free", "ack")
     )
     explained = {
         TaskState.RUNNING: f"on {task.holder}, locked until {shown.moment(task.locked_until)}",
@@ -394,6 +399,8 @@ def _state_in_words(options: argparse.Namespace, task: TaskStatus, shown: Output
         TaskState.OVERDUE: f"by {shown.seconds(task.late_by)}",
         TaskState.CUT: f"a stop of {task.holder} has cut its last run, and nobody has run "
         "its window",
+        TaskState.MISSED: f"no replica has run it at {shown.moment(task.missed_at)}, and it is not "
+        f"run again; `why` tells the reason, and {ack} ends the alarm",
         TaskState.NEW: "a replica has the task, and the task has never run",
         TaskState.UNREADABLE: "its row has a value that no replica writes; its next run may mend "
         "the row, or else an UPDATE",

@@ -21,8 +21,8 @@ from django.utils.html import format_html
 from django.utils.http import urlencode
 
 from apscheduler_tasklock._lock.operations import shown_name
-from apscheduler_tasklock.cli.schedules import schedule_of, trigger_in_words
-from apscheduler_tasklock.cli.text import seconds_in_words
+from apscheduler_tasklock._lock.schedules import schedule_of, trigger_in_words
+from apscheduler_tasklock._lock.words import seconds_in_words
 from apscheduler_tasklock.django.configuration import configuration
 from apscheduler_tasklock.django.database import task_locks
 from apscheduler_tasklock.django.models import Job, Replica, Run, Task

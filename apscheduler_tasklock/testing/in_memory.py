@@ -26,6 +26,7 @@ from apscheduler_tasklock._lock.protocol_messages import (
     ReleaseRequest,
     Renewal,
     RunState,
+    ScheduleNote,
     TakeoverRequest,
 )
 from apscheduler_tasklock.status import Run, RunningRun
@@ -313,6 +314,10 @@ class MemoryProtocol:
 
     def note_misses(self, cursor: Any, notes: Sequence[MissNote], sent_at: datetime) -> set[str]:
         """Write nothing, because the history in memory has no missed run times."""
+        return set()
+
+    def note_reschedulings(self, cursor: Any, notes: Sequence[ScheduleNote]) -> set[str]:
+        """Write nothing, because the history in memory has no changed schedules."""
         return set()
 
     def prune(self, cursor: Any, age: float) -> int:

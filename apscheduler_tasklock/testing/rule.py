@@ -641,7 +641,17 @@ def register(
         or (row.due_at is None and not row.is_last and task.next_in is not None)
         or row.due_in_pause
     ):
-        row = _rescheduled(row, task, now)
+        new = replace(_rescheduled(row, task, now), details=task.details or row.details)
+        if row.schedule in (None, task.schedule):
+            return Decision(new, Registered(task.task_name))
+        was_due_at = None if row.due_in_pause else row.due_at
+        answer = Registered(
+            task.task_name,
+            was_schedule=row.schedule,
+            was_due_at=was_due_at,
+            due_at=new.due_at,
+        )
+        return Decision(new, answer)
     row = replace(row, details=task.details or row.details)
     return Decision(row, Registered(task.task_name))
 

@@ -9,9 +9,12 @@ from typing import Any
 import psycopg
 import pytest
 
+from apscheduler_tasklock._lock.operations import Operations
 from apscheduler_tasklock._lock.protocol import TaskLockProtocol
 from apscheduler_tasklock._lock.protocol_messages import MissNote
+from apscheduler_tasklock._lock.statements.retention import RETENTION
 from apscheduler_tasklock.schema.table import task_lock_table
+from apscheduler_tasklock.status import TaskState, TaskStatus
 from tests.contract.conftest import Replica, database_now, row
 
 pytestmark = pytest.mark.postgresql
@@ -111,6 +114,15 @@ def test_an_entry_grows_while_its_cause_stays_the_same(
         (1, "database"),
     ]
     assert row(connection)["recorded_misses"] == 2
+
+
+@pytest.mark.parametrize(("reason", "entries"), [("from a to b", 1), ("from b to c", 2)])
+def test_each_change_of_the_schedule_has_an_entry_of_its_own(
+    one: Replica, connection: Connection, started: datetime, reason: str, entries: int
+) -> None:
+    tell(one, after(started, 10), cause="moved", reason="from a to b")
+    tell(one, after(started, 20), cause="moved", reason=reason)
+    assert len(told(connection)) == entries
 
 
 def test_an_entry_does_not_grow_over_a_run(
@@ -268,3 +280,128 @@ def test_a_reason_is_made_fit_for_the_table(
 ) -> None:
     tell(one, after(started, 10), reason=reason)
     assert len(told(connection)) == 1
+
+
+# A one-off job, whose schedule names its run date.
+ONE_OFF: dict[str, Any] = {"one_off": True, "schedule": '"once"', "min_lock": 9.0}
+
+
+def tell_one_off(replica: Replica, *run_times: datetime, **changes: Any) -> set[str]:
+    return tell(replica, *run_times, any_later=True, runs="jobs:job at", **{**ONE_OFF, **changes})
+
+
+def status(replica: Replica) -> TaskStatus:
+    [task] = Operations(task_lock_table()).tasks(replica.cursor, ["task"])
+    return task
+
+
+def test_a_one_off_job_that_never_ran_gets_a_row_with_its_entry(
+    one: Replica, other: Replica, connection: Connection
+) -> None:
+    run_time = database_now(connection) - timedelta(seconds=60)
+    assert tell_one_off(one, run_time) == set()
+    made = row(connection)
+    assert tell_one_off(other, run_time) == set()
+    assert row(connection) == made
+    assert told(connection) == [(run_time, run_time, 1, "misfire", "late", "one")]
+    task = status(one)
+    assert (task.state, task.missed_at, task.acknowledged) == (TaskState.MISSED, run_time, False)
+    assert (task.started_at, task.finished_at, task.scheduled_at) == (None, None, None)
+    assert (task.schedule, task.function) == ("once", "jobs:job at")
+    assert made["token"] > 0
+
+
+def test_a_recurring_job_gets_no_row_in_the_same_statement(
+    one: Replica, connection: Connection
+) -> None:
+    now = database_now(connection)
+    notes = [note(now, task_name="other"), note(now, runs="jobs:job at", **ONE_OFF)]
+    one.protocol.note_misses(one.cursor, notes, now)
+    assert connection.execute("SELECT task_name FROM task_lock").fetchall() == [("task",)]
+
+
+@pytest.mark.parametrize("min_lock", [9.0, 0.0])
+def test_a_replica_can_run_it_later(
+    one: Replica, other: Replica, connection: Connection, min_lock: float
+) -> None:
+    run_time = database_now(connection) - timedelta(seconds=60)
+    tell_one_off(one, run_time)
+    token = row(connection)["token"]
+    claim_id, answer = other.claim(run_time=run_time, **{**ONE_OFF, "min_lock": min_lock})
+    assert (answer.granted, answer.token) == (True, token + 1)
+    assert status(one).state is TaskState.RUNNING
+    other.end(claim_id, outcome="ok")
+    assert (status(one).state, status(one).missed_at) == (TaskState.OK, None)
+    found = Operations(task_lock_table()).runs(one.cursor, "task")
+    assert [run.outcome for run in found] == ["ok"]
+
+
+def test_a_one_off_job_of_a_later_date_has_the_row_of_the_earlier_one(
+    one: Replica, connection: Connection, travel: Travel
+) -> None:
+    start = database_now(connection)
+    claim_id, _ = one.claim(run_time=start, **ONE_OFF)
+    one.end(claim_id, outcome="ok")
+    travel(60)
+    tell_one_off(one, start, after(start, 30), schedule='"once more"')
+    assert [entry[:3] for entry in told(connection)] == [(after(start, 30), after(start, 30), 1)]
+    assert status(one).state is TaskState.MISSED
+
+
+@pytest.mark.parametrize("later", [5.0, 30.0])
+def test_a_later_run_of_a_one_off_job_counts(
+    one: Replica, connection: Connection, travel: Travel, later: float
+) -> None:
+    """As where each replica has computed a run date of its own."""
+    start = database_now(connection)
+    travel(later)
+    claim_id, _ = one.claim(run_time=after(start, later), **ONE_OFF)
+    one.end(claim_id, outcome="ok")
+    tell_one_off(one, start)
+    assert told(connection) == []
+
+
+def test_the_row_of_a_recurring_job_tells_nothing_of_a_one_off_job(
+    one: Replica, connection: Connection, started: datetime
+) -> None:
+    tell_one_off(one, after(started, 30))
+    assert told(connection) == []
+
+
+def test_a_miss_of_a_recurring_job_does_not_alarm(
+    one: Replica, connection: Connection, started: datetime
+) -> None:
+    tell(one, after(started, 30))
+    assert len(told(connection)) == 1
+    assert status(one).missed_at is None
+    assert status(one).state is not TaskState.MISSED
+
+
+def test_the_row_of_a_missed_one_off_job_is_deleted_some_days_after_it_was_noted(
+    one: Replica, connection: Connection, travel: Travel
+) -> None:
+    tell_one_off(one, database_now(connection) - timedelta(days=2))
+    travel(23 * 3600)
+    assert not status(one).acknowledged
+    travel(2 * 3600)
+    assert status(one).acknowledged
+    assert (status(one).state, one.prune(RETENTION)) == (TaskState.MISSED, 0)
+    travel(RETENTION)
+    assert one.prune(RETENTION) == 1
+    assert told(connection) == []
+
+
+def test_an_earlier_run_of_a_missed_one_off_job_does_not_let_its_row_be_deleted_early(
+    one: Replica, connection: Connection, travel: Travel
+) -> None:
+    start = database_now(connection)
+    claim_id, _ = one.claim(run_time=start, **ONE_OFF)
+    one.end(claim_id, outcome="ok")
+    travel(RETENTION - 60)
+    missed = database_now(connection) - timedelta(seconds=30)
+    tell_one_off(one, missed, schedule='"once more"')
+    travel(120)
+    assert one.prune(RETENTION) == 0
+    assert status(one).missed_at == missed
+    travel(RETENTION)
+    assert one.prune(RETENTION) == 1

@@ -802,7 +802,7 @@ class TestAcknowledging:
         for by in ("ann", "bob"):
             operator.acknowledge("task", operator.task().token, by)
         assert [each.by for each in operator.runs("task", kind="operator")] == ["ann"]
-        with pytest.raises(TaskLockStateError, match="it has no failure and no cut"):
+        with pytest.raises(TaskLockStateError, match="it has no failure, no cut, and no miss"):
             operator.acknowledge("good", operator.task("good").token, "ann")
         with pytest.raises(TaskLockNotFoundError):
             operator.acknowledge("missing", 1, "ann")

@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from apscheduler_tasklock._lock.protocol_messages import Registered, Registration
+from apscheduler_tasklock._lock.protocol_messages import Registered, Registration, ScheduleNote
 from tests.contract.conftest import Memory, Replica, database_now, row
 
 Travel = Callable[[float], None]
@@ -172,3 +172,92 @@ def test_a_run_that_goes_on_is_not_due_again(one: Replica, travel: Travel) -> No
     one.claim(schedule="hourly", next_in=HOUR, max_lock=5 * HOUR, lease=2 * HOUR)
     travel(HOUR + 1)
     assert one.read("task", always=("task",))["task"].due_at is None
+
+
+def test_a_changed_schedule_is_told_with_the_old_due_time(
+    one: Replica, other: Replica, connection: Connection, travel: Travel
+) -> None:
+    assert register(one, "old", HOUR) == Registered("task")
+    was_due_at = database_now(connection) + timedelta(hours=1)
+    assert register(other, "old", 2 * HOUR, moved=True).was_schedule is None
+    register(one, "old", HOUR, moved=True)
+    travel(60)
+    due_at = database_now(connection) + timedelta(hours=2)
+    assert register(other, "new", 2 * HOUR) == Registered(
+        "task", was_schedule="old", was_due_at=was_due_at, due_at=due_at
+    )
+    assert register(other, "new", 2 * HOUR) == Registered("task")
+
+
+@pytest.mark.postgresql
+def test_a_due_time_in_a_pause_is_not_told(one: Replica, connection: Connection) -> None:
+    register(one, "old", HOUR)
+    connection.execute("UPDATE task_lock SET paused_at = now()")
+    answer = register(one, "new", 2 * HOUR)
+    assert (answer.was_schedule, answer.was_due_at) == ("old", None)
+
+
+@pytest.mark.postgresql
+@pytest.mark.parametrize("due_at", ["infinity", "-infinity", "20000-01-01"])
+def test_a_due_time_that_python_does_not_have_is_not_told(
+    one: Replica, connection: Connection, due_at: str
+) -> None:
+    register(one, "old", HOUR)
+    connection.execute("ALTER TABLE task_lock DROP CONSTRAINT IF EXISTS task_lock_times")
+    connection.execute("UPDATE task_lock SET due_at = %s", [due_at])
+    answer = register(one, "new", 2 * HOUR)
+    assert (answer.was_schedule, answer.was_due_at) == ("old", None)
+
+
+def note(replica: Replica, schedule: str, reason: str) -> set[str]:
+    notes = [ScheduleNote("task", schedule, reason)]
+    return replica.protocol.note_reschedulings(replica.cursor, notes)
+
+
+def noted(connection: Connection) -> list[tuple[Any, ...]]:
+    return connection.execute(
+        "SELECT kind, outcome, by, reason, token FROM task_lock_run ORDER BY slot"
+    ).fetchall()
+
+
+@pytest.mark.postgresql
+def test_versions_that_change_a_schedule_back_and_forth_are_two_entries_a_day(
+    one: Replica, other: Replica, connection: Connection, travel: Travel
+) -> None:
+    register(one, "old", HOUR)
+    expected = [
+        ("operator", "rescheduled", "other", "from old to new", None),
+        ("operator", "rescheduled", "one", "from new to old", None),
+    ]
+    for _ in range(3):
+        for _ in range(15):
+            register(other, "new", HOUR)
+            assert note(other, "new", "from old to new") == set()
+            register(one, "old", HOUR)
+            assert note(one, "old", "from new to old") == set()
+            travel(60)
+        assert noted(connection) == expected
+        expected += expected[:2]
+        travel(24 * HOUR)
+
+
+@pytest.mark.postgresql
+def test_a_schedule_that_was_changed_once_more_is_not_noted(
+    one: Replica, connection: Connection
+) -> None:
+    register(one, "old", HOUR)
+    assert note(one, "new", "from old to new") == set()
+    assert noted(connection) == []
+    assert row(connection)["recorded_actions"] == 0
+
+
+@pytest.mark.postgresql
+def test_a_changed_schedule_whose_row_another_session_has_locked_is_noted_later(
+    one: Replica, connection: Connection, direct_url: str
+) -> None:
+    register(one, "new", HOUR)
+    with psycopg.connect(direct_url) as blocker:
+        blocker.execute("SELECT FROM task_lock FOR UPDATE")
+        assert note(one, "new", "from old to new") == {"task"}
+    assert note(one, "new", "from \0 to \ud800") == set()
+    assert [entry[3] for entry in noted(connection)] == ["from ? to ?"]

@@ -17,6 +17,9 @@ from apscheduler_tasklock._lock.protocol_messages import (
     JobMove,
     MissedTimes,
     MissNote,
+    Registered,
+    Registration,
+    ScheduleNote,
 )
 from apscheduler_tasklock._runs.missed_runs import (
     MOST_COMPARED,
@@ -33,6 +36,7 @@ from apscheduler_tasklock.errors import (
 )
 from apscheduler_tasklock.status import MissCause
 
+# An hour ago. A test may run many minutes after this was computed.
 T = datetime.now(timezone.utc) - timedelta(hours=1)
 
 
@@ -43,12 +47,19 @@ class Client:
         self.settings = SimpleNamespace(history=100)
         self.rejections = Rejections()
         self.longest_doubt = 3600.0
+        self.replica_id = "web-2"
         self.answer: Callable[[Sequence[MissNote]], set[str]] = lambda _notes: set()
         self.sent: list[list[MissNote]] = []
+        self.sent_changes: list[list[str]] = []
+        self.answer_to_changes: Callable[[], set[str]] = set
 
     def noting_misses(self, notes: Sequence[MissNote]) -> Any:
         self.sent.append(list(notes))
         return lambda: self.answer(notes)
+
+    def noting_reschedulings(self, notes: Sequence[ScheduleNote]) -> Any:
+        self.sent_changes.append([note.reason for note in notes])
+        return self.answer_to_changes
 
 
 @pytest.fixture
@@ -104,14 +115,14 @@ def test_where_the_history_is_long_one_look_sends_fewer_notes(
 def test_the_run_times_of_one_task_wait_equally_long(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    jitters = iter([0.0, 3600.0, 3600.0])
+    jitters = iter([0.0, 36000.0, 36000.0])
 
     def uniform(least: float, most: float) -> float:
-        return next(jitters) if most == 3600.0 else least  # other threads may ask, too
+        return next(jitters) if most == 36000.0 else least  # other threads may ask, too
 
     monkeypatch.setattr("random.uniform", uniform)
     made: Any = client
-    missed = MissedRuns(made, interval=3600.0)
+    missed = MissedRuns(made, interval=36000.0)
     for seconds in (0, 10):
         missed.note(request(seconds), MissCause.RUNNING, "busy")
     missed.note(request(0, "other"), MissCause.RUNNING, "busy")
@@ -294,7 +305,7 @@ class TestRunTimesOfAStoredJob:
     def test_they_are_noted_together_once_the_last_is_overdue(
         self, missed: MissedRuns, client: Client
     ) -> None:
-        last = 3600.0  # now
+        last = 7200.0  # in an hour
         missed.note_stored(request(grace=60.0), stretch(0, last, 3, MissCause.PAUSED))
         assert tell(missed, client) == []
 
@@ -304,3 +315,103 @@ class TestRunTimesOfAStoredJob:
         [first], [second] = tell(missed, client), tell(missed, client)
         assert (offsets(first), first.more, first.cause) == ([0, 60], 8, "paused")
         assert (offsets(second), second.more, second.cause) == ([120, 180], 5, "unasked")
+
+
+def reschedule(missed: MissedRuns, due: float | None, following: float | None, **to: Any) -> None:
+    """Change the schedule: the task was due ``due`` seconds after T, and is due ``following``."""
+    was, now = (
+        None if seconds is None else T + timedelta(seconds=seconds) for seconds in (due, following)
+    )
+    task = Registration("task", **{"schedule": '"new"', **to}, next_in=1.0, grace=60.0, **REST)
+    answer = Registered("task", was_schedule='"old"', was_due_at=was, due_at=now)
+    missed.note_rescheduled(task, answer)
+
+
+REST: dict[str, Any] = {"least_gap": 0.0, "runs": "jobs:job"}
+
+
+@pytest.mark.parametrize(
+    ("due", "following", "offset"),
+    [
+        (0.013, 3600.0, 0.0),  # a registered due time has the time of its statement
+        (-0.4, 3600.0, 0.0),
+        (0.0, 61.0, 0.0),
+        (0.0, 60.0, None),  # soon afterwards
+        (0.0, -3600.0, None),
+        (None, 3600.0, None),
+        (0.0, None, None),
+    ],
+)
+def test_the_old_run_time_was_missed_if_the_new_one_is_later(
+    missed: MissedRuns,
+    client: Client,
+    due: float | None,
+    following: float | None,
+    offset: float | None,
+) -> None:
+    whole = T.replace(microsecond=0) - T
+    move = [None if at is None else at + whole.total_seconds() for at in (due, following)]
+    reschedule(missed, *move)
+    notes = tell(missed, client)
+    assert client.sent_changes == [['from "old" to "new"']]
+    if offset is None:
+        assert notes == []
+        return
+    [note] = notes
+    assert (note.run_times, note.cause) == ((T.replace(microsecond=0),), "moved")
+    assert note.reason == 'the schedule was moved from "old" to "new" by web-2'
+    assert (note.schedule, note.exact, note.any_later, note.covers) == ('"new"', True, True, 60.0)
+
+
+def test_an_old_run_time_is_told_when_it_is_overdue(missed: MissedRuns, client: Client) -> None:
+    reschedule(missed, 7200.0, 4 * 3600.0)
+    assert tell(missed, client) == []
+    reschedule(missed, 3600.0 - 90, 4 * 3600.0)
+    assert len(tell(missed, client)) == 1
+
+
+def test_a_better_cause_of_the_old_run_time_is_told(missed: MissedRuns, client: Client) -> None:
+    at = T.replace(microsecond=0)
+    missed.note(request(schedule='"new"', run_time=at), MissCause.UNASKED, "nobody asked")
+    reschedule(missed, 0.0, 3600.0)
+    [note] = tell(missed, client)
+    assert (note.run_times, note.cause, note.any_later) == ((at,), "unasked", False)
+
+
+def test_a_miss_of_the_new_schedule_keeps_its_own_limits(
+    missed: MissedRuns, client: Client
+) -> None:
+    """They are not those of the old schedule's run time, which is noted after it."""
+    missed.note(request(-600.0, schedule='"new"', exact=False), MissCause.MISFIRE, "late")
+    reschedule(missed, 0.0, 3600.0)
+    first = tell(missed, client)
+    second = tell(missed, client)
+    assert [(note.cause, note.exact, note.min_lock) for note in [*first, *second]] == [
+        ("misfire", False, 9.0),
+        ("moved", True, 0.0),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "history"), [('"old"', 100), ('"new"', 0)], ids=["same words", "no history"]
+)
+def test_what_is_no_change_in_words_is_not_told(
+    missed: MissedRuns, client: Client, schedule: str, history: int
+) -> None:
+    client.settings.history = history
+    reschedule(missed, 0.0, 3600.0, schedule=schedule)
+    assert tell(missed, client) == []
+    assert client.sent_changes == []
+
+
+def test_a_change_that_the_database_does_not_take_is_told_later(
+    missed: MissedRuns, client: Client
+) -> None:
+    reschedule(missed, None, None)
+    client.answer_to_changes = lambda: {"task"}
+    for _ in range(2):
+        tell(missed, client)
+    client.answer_to_changes = set
+    for _ in range(2):
+        tell(missed, client)
+    assert len(client.sent_changes) == 3

@@ -36,11 +36,17 @@ from apscheduler_tasklock._lock.statements.conditions import (
 from apscheduler_tasklock._lock.statements.deaths import NOT_RUNNING, end_lease, give_up
 from apscheduler_tasklock._lock.statements.history import ACTIONS, History
 from apscheduler_tasklock._lock.statements.manual_runs import claim_manual
-from apscheduler_tasklock._lock.statements.misses import MISSED_TYPES, MISSES, note_misses
+from apscheduler_tasklock._lock.statements.misses import (
+    MISSED_TYPES,
+    MISSES,
+    add_one_offs,
+    note_misses,
+)
 from apscheduler_tasklock._lock.statements.replicas import (
     IS_ALIVE,
     IS_HEARD,
     SILENT_AFTER,
+    note_reschedulings,
     register,
     report_replica,
     retire,
@@ -93,6 +99,7 @@ __all__ = [
     "History",
     "RecordingStatement",
     "Statement",
+    "add_one_offs",
     "all_pauses",
     "claim",
     "claim_and_move",
@@ -108,6 +115,7 @@ __all__ = [
     "many",
     "move_on",
     "note_misses",
+    "note_reschedulings",
     "prune",
     "read",
     "register",

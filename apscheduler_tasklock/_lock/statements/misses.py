@@ -6,7 +6,14 @@ a stored job on writes one if the job ends with a missed run time. Claims and re
 
 from __future__ import annotations
 
-from apscheduler_tasklock._lock.statements.conditions import SAFELY, json_rows, listed_pauses
+from apscheduler_tasklock._lock.statements.conditions import (
+    BRIEFLY,
+    NEVER,
+    ROW_COLUMNS,
+    SAFELY,
+    json_rows,
+    listed_pauses,
+)
 from apscheduler_tasklock._lock.statements.history import History
 
 # Limits the entries of the run times that each task has missed.
@@ -30,6 +37,9 @@ _NOTE_TYPES = {
     "covers": "float8",
     "cause": "text",
     "reason": "text",
+    "any_later": "boolean",
+    "one_off": "boolean",
+    "runs": "text",
 }
 
 
@@ -56,12 +66,31 @@ def missed_entry(history: History, rows: str, **columns: str) -> str:
 def _was_run(started: str) -> str:
     """Return whether a run with the run time ``started`` counts for the run time ``given.at``.
 
-    A run also counts for the run times in the ``covers`` seconds after its own. If each replica
-    computes its own run times, any later run counts, too.
+    A run also counts for the run times in the ``covers`` seconds after its own, and with
+    ``any_later`` for all run times before its own.
     """
     return f"""({started} = given.at
                 OR ({started} > given.at - asked.covers * interval '1 second'
-                    AND ({started} < given.at OR NOT asked.exact)))"""
+                    AND ({started} < given.at OR asked.any_later)))"""
+
+
+def add_one_offs(table: str) -> str:
+    """Return the statement that adds the rows of one-off jobs that were missed and never ran.
+
+    A one-off job is not registered, so its task has no row before its first claim. Such a row is
+    deleted after some days, like the rows of one-off jobs that ran.
+    """
+    return f"""
+        WITH asked AS (SELECT * FROM {json_rows(_NOTE_TYPES)})
+        INSERT INTO {table} AS lock ({ROW_COLUMNS}, finished_at)
+        SELECT asked.task_name, {NEVER}, {NEVER}, {NEVER}, {NEVER}, {NEVER}, '', gen_random_uuid(),
+               (extract(epoch FROM now()) * 1000.0)::bigint, 0, 0, false, false, asked.runs, true,
+               NULL, asked.schedule, NULL, true, NULL, NULL, NULL, now()
+        FROM asked
+        WHERE asked.one_off AND {BRIEFLY}
+              AND NOT EXISTS (SELECT FROM {table} WHERE task_name = asked.task_name)
+        ORDER BY asked.task_name ON CONFLICT DO NOTHING
+    """
 
 
 def missed_in_words(history: History) -> str:
@@ -139,7 +168,7 @@ def note_misses(table: str, history: History) -> str:
     )
     return f"""
         WITH {listed_pauses(table)}, asked AS (SELECT * FROM {json_rows(_NOTE_TYPES)}), missed AS (
-            SELECT asked.task_name, asked.schedule, asked.cause, asked.reason,
+            SELECT asked.task_name, lock.schedule, asked.cause, asked.reason,
                    lock.token, lock.missed_at, lock.window_start, lock.recorded_misses,
                    min(given.at) AS first_at, max(given.at) AS last_at,
                    count(*) + asked.more AS run_times
@@ -148,14 +177,15 @@ def note_misses(table: str, history: History) -> str:
                             ELSE now() - (%(sent_at)s::timestamptz - run_time) END AS at
                 FROM unnest(asked.run_times) AS listed (run_time)
             ) AS given
-            WHERE lock.schedule = asked.schedule AND NOT {window}
+            WHERE (lock.schedule = asked.schedule OR (asked.one_off AND lock.one_off))
+                  AND NOT {window}
                   AND (lock.missed_at IS NULL OR given.at > lock.missed_at
                        + CASE WHEN asked.exact THEN 0.0 ELSE asked.min_lock END
                          * interval '1 second')
                   AND NOT {_was_run("lock.window_start")} AND {known}
                   AND NOT EXISTS (SELECT FROM {of_task} AND run.ring IN ('runs', 'failures')
                                   AND {_was_run("run.scheduled_at")})
-            GROUP BY asked.task_name, asked.schedule, asked.cause, asked.reason, asked.more,
+            GROUP BY asked.task_name, lock.schedule, asked.cause, asked.reason, asked.more,
                      lock.token, lock.missed_at, lock.window_start, lock.recorded_misses
         ), explained AS (
             {missed_in_words(history)}
@@ -166,17 +196,20 @@ def note_misses(table: str, history: History) -> str:
                 ON entry.task_name = explained.task_name AND entry.ring = 'misses'
                    AND entry.slot = (explained.recorded_misses - 1) % {MISSES}
                    AND entry.cause = explained.cause
-                   AND (entry.cause <> 'paused' OR entry.reason = explained.words)
+                   AND (entry.cause NOT IN ('paused', 'moved') OR entry.reason = explained.words)
                    AND entry.last_scheduled_at = explained.missed_at
                    AND explained.window_start <= explained.missed_at
         ), free AS (
             SELECT lock.task_name FROM {table} AS lock JOIN told USING (task_name)
-            WHERE lock.token = told.token AND lock.schedule = told.schedule
+            WHERE lock.token = told.token
+                  AND lock.schedule IS NOT DISTINCT FROM told.schedule
                   AND lock.missed_at IS NOT DISTINCT FROM told.missed_at
             ORDER BY lock.task_name FOR NO KEY UPDATE OF lock SKIP LOCKED
         ), noted AS (
             UPDATE {table} AS lock SET
                 missed_at = told.last_at,
+                finished_at = CASE WHEN lock.one_off AND lock.started_at = {NEVER} THEN now()
+                                   ELSE lock.finished_at END,
                 recorded_misses = lock.recorded_misses
                     + CASE WHEN told.grows_from IS NULL THEN 1 ELSE 0 END
             FROM told JOIN free USING (task_name)

@@ -7,10 +7,13 @@ from apscheduler_tasklock._lock.statements.conditions import (
     DUE_IN_ANY_PAUSE,
     NEVER,
     ROW_COLUMNS,
+    SAFELY,
     WINDOW_SCHEDULE,
     all_pauses,
     json_rows,
 )
+from apscheduler_tasklock._lock.statements.history import History
+from apscheduler_tasklock.schema.table import EARLIEST, LATEST
 
 # The values of a registration, and their types.
 _REGISTRATION_TYPES = {
@@ -48,7 +51,8 @@ def register(table: str) -> str:
     operators, so that new ones change nothing else.
 
     The statement returns for each task whether it is to be registered again, because another
-    session has the row locked.
+    session has the row locked. If it has changed the schedule, it returns the old schedule, too,
+    and when the task was due by it, unless that run time fell into a pause.
     """
     due = "now() + asked.next_in * interval '1 second'"
     # When the row's window ends for a claim with the registered schedule. A window that belongs to
@@ -69,7 +73,10 @@ def register(table: str) -> str:
         WITH {all_pauses(table)}, asked AS (
             SELECT * FROM {json_rows(_REGISTRATION_TYPES)}
         ), changed AS (
-            SELECT lock.task_name FROM {table} AS lock JOIN asked USING (task_name)
+            SELECT lock.task_name, lock.schedule AS was_schedule,
+                   CASE WHEN NOT {DUE_IN_ANY_PAUSE} THEN {_readable("lock.due_at")} END
+                       AS was_due_at
+            FROM {table} AS lock JOIN asked USING (task_name)
             WHERE {says_more}
             ORDER BY lock.task_name FOR NO KEY UPDATE OF lock SKIP LOCKED
         ), rewritten AS (
@@ -79,7 +86,8 @@ def register(table: str) -> str:
                 window_schedule = NULLIF({WINDOW_SCHEDULE}, asked.schedule)
             FROM asked JOIN changed USING (task_name)
             WHERE lock.task_name = changed.task_name
-            RETURNING lock.task_name
+            RETURNING lock.task_name, changed.was_schedule <> asked.schedule AS has_new_schedule,
+                      changed.was_schedule, changed.was_due_at, lock.due_at
         ), described AS (
             UPDATE {table} AS lock SET details = asked.details
             FROM asked JOIN (
@@ -100,13 +108,57 @@ def register(table: str) -> str:
         ORDER BY asked.task_name ON CONFLICT DO NOTHING
         RETURNING lock.task_name
         )
-        SELECT task_name, false AS again FROM rewritten
-        UNION ALL SELECT task_name, false FROM inserted
+        SELECT task_name, false AS again,
+               CASE WHEN has_new_schedule THEN was_schedule END AS was_schedule,
+               CASE WHEN has_new_schedule THEN was_due_at END AS was_due_at,
+               CASE WHEN has_new_schedule THEN {_readable("due_at")} END AS due_at
+        FROM rewritten
+        UNION ALL SELECT task_name, false, NULL, NULL, NULL FROM inserted
         UNION ALL
-        SELECT task_name, {says_more} IS TRUE
+        SELECT task_name, {says_more} IS TRUE, NULL, NULL, NULL
         FROM {table} AS lock JOIN asked USING (task_name)
         WHERE NOT EXISTS (SELECT FROM changed WHERE changed.task_name = lock.task_name)
     """
+
+
+def note_reschedulings(table: str, history: History) -> str:
+    """Return the statement that writes entries of changed schedules into the run history.
+
+    The entries are among those of what operators did. Replicas of two versions may change a
+    schedule back and forth. So an entry is not written if there is one of the same change from the
+    last day. The statement returns the tasks whose notes are to be sent again, because another
+    session has their rows locked.
+    """
+    types = {"task_name": "text", "schedule": "text", "reason": "text"}
+    entry = history.action(
+        "rescheduled", "noted AS run", reason="run.words", by="%(replica_id)s::text"
+    )
+    return f"""
+        WITH known AS (
+            SELECT lock.task_name, asked.reason
+            FROM (SELECT * FROM {json_rows(types)}) AS asked JOIN {table} AS lock USING (task_name)
+            WHERE lock.schedule = asked.schedule AND NOT EXISTS (
+                SELECT FROM {history.table} AS run
+                WHERE run.task_name = asked.task_name AND run.ring = 'actions'
+                      AND run.outcome = 'rescheduled' AND run.reason = asked.reason
+                      AND run.started_at > now() - interval '1 day')
+        ), free AS (
+            SELECT lock.task_name FROM {table} AS lock JOIN known USING (task_name)
+            ORDER BY lock.task_name FOR NO KEY UPDATE OF lock SKIP LOCKED
+        ), noted AS (
+            UPDATE {table} AS lock SET recorded_actions = lock.recorded_actions + 1
+            FROM known JOIN free USING (task_name)
+            WHERE lock.task_name = free.task_name AND {SAFELY}
+            RETURNING lock.*, known.reason AS words
+        ), entry AS ({entry})
+        SELECT task_name FROM known WHERE NOT EXISTS (
+            SELECT FROM noted WHERE noted.task_name = known.task_name)
+    """
+
+
+def _readable(moment: str) -> str:
+    """Return a time; null if Python has no such time."""
+    return f"CASE WHEN {moment} BETWEEN {EARLIEST} AND {LATEST} THEN {moment} END"
 
 
 def report_replica(replicas: str) -> str:

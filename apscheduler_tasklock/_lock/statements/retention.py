@@ -44,7 +44,7 @@ def prune(table: str, history: History | None = None) -> str:
         WITH pruned AS (
             DELETE FROM {table} WHERE task_name IN (
                 SELECT task_name FROM {table}
-                WHERE one_off AND GREATEST(finished_at, window_until, run_until)
+                WHERE one_off AND GREATEST(finished_at, window_until, run_until, missed_at)
                                   < now() - %(age)s::float8 * interval '1 second'
                 LIMIT 1000 FOR UPDATE SKIP LOCKED
             ) RETURNING task_name

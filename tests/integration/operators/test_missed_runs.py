@@ -10,11 +10,13 @@ from typing import Any
 import psycopg
 import pytest
 from apscheduler.events import EVENT_JOB_MAX_INSTANCES, EVENT_JOB_MISSED
+from apscheduler.triggers.interval import IntervalTrigger
 
 from apscheduler_tasklock import TaskLocks
 from apscheduler_tasklock._application import call_application
 from apscheduler_tasklock._database.timings import Timings
-from apscheduler_tasklock.status import Run
+from apscheduler_tasklock.status import Run, TaskState, Verdict
+from tests.support.commands import Command
 from tests.support.internals import kept_run_times, missed_tasks
 from tests.support.outages import Job, refuse, restore
 from tests.support.polling import eventually
@@ -49,6 +51,11 @@ def operator(database_url: str) -> Iterator[TaskLocks]:
     locks = TaskLocks(database_url)
     yield locks
     locks.close()
+
+
+@pytest.fixture
+def command(database_url: str, capsys: pytest.CaptureFixture[str]) -> Command:
+    return Command(database_url, capsys)
 
 
 def add(replica: Replica, function: Callable[..., Any], at: datetime, **changes: Any) -> None:
@@ -245,14 +252,13 @@ class TestReasons:
         replica = StoreReplica(database_url, **OFTEN)
         replica.scheduler.start()
         try:
-            later, due = now() + timedelta(hours=2), last_second() + timedelta(seconds=1)
+            later = now() + timedelta(hours=2)
             limits = {"misfire_grace_time": None if paused else 1}
             add(replica, note, later, args=["job"], **limits)
             eventually(lambda: operator.tasks("job"))
             if paused:
                 operator.pause("job", by="ann")
-            else:
-                due -= timedelta(seconds=60)
+            due = last_second() + timedelta(seconds=1 if paused else -60)
             replica.scheduler.modify_job("job", next_run_time=due)
             eventually(lambda: now() > due)
             if paused:
@@ -519,3 +525,326 @@ class TestNobodyAsked:
         eventually(lambda: operator.runs("job", outcome="ok"))
         flush(replica)
         assert missed_tasks(replica.executor) == set()
+
+
+def add_one_off(replica: Replica, at: datetime, function: Callable[..., Any], **job: Any) -> None:
+    """Add a one-off job, which is overdue soon after this time."""
+    changes = {"id": "job", "misfire_grace_time": 1, **job}
+    replica.scheduler.add_job(function, "date", run_date=at, **changes)
+
+
+def nothing() -> None:
+    """Do nothing: the function of a job that is not to run."""
+
+
+class TestOneOffs:
+    def test_that_all_replicas_have_missed_alarms_until_it_is_acknowledged(
+        self, make_replica: MakeReplica, operator: TaskLocks, command: Command
+    ) -> None:
+        replicas = [make_replica(**OFTEN) for _ in range(3)]
+        due = last_second() - timedelta(seconds=60)
+        for replica in replicas:
+            add_one_off(replica, due, nothing)
+        miss = one_miss(operator)
+        for replica in replicas:
+            eventually(lambda replica=replica: not missed_tasks(replica.executor))
+        assert one_miss(operator) == miss
+        assert (miss.scheduled_at, miss.run_times, miss.cause) == (due, 1, "misfire")
+        [task] = operator.tasks()
+        assert (task.state, task.missed_at, task.started_at) == (TaskState.MISSED, due, None)
+        answer = command("check")
+        assert answer.status == 1
+        at = f"{due:%Y-%m-%dT%H:%M:%SZ}"
+        assert f"WARNING - 1 missed (job at {at}); 1 task | " in answer.out
+        shown = command("show", "job").out
+        assert f"state        missed: no replica has run it at {at}" in shown
+        ack = f"apscheduler-tasklock ack --token {task.token} job"
+        assert ack in shown
+        assert command(*ack.split()[1:]).status == 0
+        assert command("check").status == 0
+        assert "its miss alarms no more" in command("show", "job").out
+        story = operator.why("job")
+        assert story.verdict is Verdict.MISSED
+        assert [action.outcome for action in story.actions] == ["acknowledged"]
+
+    def test_that_is_missed_again_alarms_again(
+        self, make_replica: MakeReplica, operator: TaskLocks, command: Command
+    ) -> None:
+        """A later job has the same id, and another run date."""
+        replica = make_replica(**OFTEN)
+        first = last_second() - timedelta(seconds=60)
+        add_one_off(replica, first, nothing)
+        eventually(lambda: command("check").status == 1)
+        assert command("ack", "job").status == 0
+        assert command("check").status == 0
+        second = first + timedelta(seconds=30)
+        add_one_off(replica, second, nothing)
+        assert one_miss(operator, run_times=2).last_scheduled_at == second
+        assert command("check").status == 1
+
+    @pytest.mark.parametrize("is_first", [True, False], ids=["before", "afterwards"])
+    def test_that_another_replica_runs_alarms_nobody(
+        self, make_replica: MakeReplica, operator: TaskLocks, command: Command, is_first: bool
+    ) -> None:
+        due = last_second() - timedelta(seconds=60)
+        one, other = (make_replica(**OFTEN) for _ in range(2))
+        if is_first:
+            add_one_off(other, due, nothing, misfire_grace_time=None)
+            eventually(lambda: operator.runs("job", outcome="ok"))
+            add_one_off(one, due, nothing)
+            one.one(EVENT_JOB_MISSED)
+            eventually(lambda: not missed_tasks(one.executor))
+        else:
+            add_one_off(one, due, nothing)
+            one_miss(operator)
+            add_one_off(other, due, nothing, misfire_grace_time=None)
+        eventually(lambda: [run.outcome for run in operator.runs("job")] == ["ok"])
+        assert command("check").status == 0
+        [task] = operator.tasks()
+        assert (task.state, task.missed_at) == (TaskState.OK, None)
+
+    @pytest.mark.parametrize("is_first", [True, False], ids=["before", "afterwards"])
+    def test_whose_run_date_each_replica_has_computed_is_run_by_any_later_run(
+        self, make_replica: MakeReplica, operator: TaskLocks, command: Command, is_first: bool
+    ) -> None:
+        one, other = (make_replica(**OFTEN) for _ in range(2))
+        # A miss that was told before a later run is hidden if the run date has microseconds,
+        # because users do not write such dates.
+        computed = last_second() - timedelta(seconds=60, microseconds=not is_first)
+        later = computed + timedelta(seconds=30)
+        if is_first:
+            add_one_off(other, later, nothing, misfire_grace_time=None)
+            eventually(lambda: operator.runs("job", outcome="ok"))
+            add_one_off(one, computed, nothing)
+            one.one(EVENT_JOB_MISSED)
+            eventually(lambda: not missed_tasks(one.executor))
+        else:
+            add_one_off(one, computed, nothing)
+            assert one_miss(operator).scheduled_at == computed
+            add_one_off(other, later, nothing, misfire_grace_time=None)
+        eventually(lambda: [run.outcome for run in operator.runs("job")] == ["ok"])
+        assert command("check").status == 0
+
+    def test_of_an_earlier_run_date_stays_in_the_history_and_alarms_no_more_after_a_run(
+        self, make_replica: MakeReplica, operator: TaskLocks, command: Command
+    ) -> None:
+        replica = make_replica(**OFTEN)
+        missed = last_second() - timedelta(seconds=60)
+        add_one_off(replica, missed, nothing)
+        assert one_miss(operator).scheduled_at == missed
+        add_one_off(replica, last_second(), nothing, misfire_grace_time=None)
+        eventually(lambda: operator.runs("job", outcome="ok"))
+        assert command("check").status == 0
+        assert one_miss(operator).scheduled_at == missed
+
+    def test_that_fell_into_a_pause_of_all_tasks_tells_the_pause(
+        self, make_replica: MakeReplica, operator: TaskLocks
+    ) -> None:
+        operator.pause_all(duration=None, by="bob", reason="a move")
+        replica = make_replica(**OFTEN)
+        due = last_second()
+        add_one_off(replica, due, nothing, misfire_grace_time=None)
+        miss = one_miss(operator)
+        assert (miss.scheduled_at, miss.cause) == (due, "paused")
+        assert miss.reason is not None
+        assert miss.reason.startswith("paused with all tasks by bob since ")
+
+    def test_that_came_due_in_an_outage_tells_the_outage(
+        self, make_replica: MakeReplica, operator: TaskLocks, command: Command, proxy: Proxy
+    ) -> None:
+        replica = make_replica(proxy.url, claim_timeout=0.5, **OFTEN)
+        refuse(proxy)
+        due = last_second()
+        add_one_off(replica, due, nothing, misfire_grace_time=None)
+        eventually(replica.of)
+        restore(proxy)
+        miss = one_miss(operator)
+        assert (miss.scheduled_at, miss.cause) == (due, "database")
+        assert command("check").status == 1
+
+    def test_whose_run_date_is_long_past_leaves_nothing(
+        self, make_replica: MakeReplica, operator: TaskLocks
+    ) -> None:
+        """The row of its run may have been deleted."""
+        replica = make_replica(**OFTEN)
+        add_one_off(replica, last_second() - timedelta(days=6, seconds=1), nothing)
+        replica.one(EVENT_JOB_MISSED)
+        flush(replica)
+        assert missed_tasks(replica.executor) == set()
+        assert operator.tasks() == []
+
+    def test_of_the_shared_store_alarms_until_it_is_acknowledged(
+        self, database_url: str, operator: TaskLocks, command: Command
+    ) -> None:
+        replica = StoreReplica(database_url, **OFTEN)
+        due = last_second() - timedelta(seconds=60)
+        replica.scheduler.add_job(
+            note, "date", run_date=due, id="job", args=["job"], misfire_grace_time=20
+        )
+        replica.scheduler.start()
+        try:
+            assert one_miss(operator).scheduled_at == due
+            eventually(lambda: not missed_tasks(replica.executor))
+            one_miss(operator)
+        finally:
+            replica.shutdown()
+        answer = command("check")
+        assert answer.status == 1
+        assert "1 missed (job at " in answer.out
+        assert command("ack", "job").status == 0
+        assert command("check").status == 0
+
+
+HOURLY_TO_2_HOURS = "from every 1 h to every 2 h"
+
+
+def changes(operator: TaskLocks) -> list[tuple[str | None, str | None]]:
+    """Return who has changed the schedule, and how, the newest first."""
+    done = operator.runs("job", kind="operator")
+    return [(each.by, each.reason) for each in done if each.outcome == "rescheduled"]
+
+
+def is_due(operator: TaskLocks, at: datetime) -> bool:
+    """Return whether the task is due then. A registered due time is not exact."""
+    [task] = operator.tasks("job")
+    return task.due_at is not None and abs(task.due_at - at) < timedelta(seconds=30)
+
+
+class TestMovedSchedules:
+    def test_the_schedule_of_a_new_version_moved_past_it(
+        self, make_replica: MakeReplica, operator: TaskLocks, command: Command
+    ) -> None:
+        old = make_replica(replica_id="web-1", **OFTEN)
+        due = last_second() + timedelta(seconds=3)
+        add(old, nothing, due)
+        eventually(lambda: operator.tasks("job"))
+        old.shutdown()
+        new = make_replica(replica_id="web-2", **OFTEN)
+        following = due + timedelta(hours=1)
+        add(new, nothing, following, hours=2)
+        miss = one_miss(operator)
+        assert (miss.scheduled_at, miss.cause, miss.replica) == (due, "moved", "web-2")
+        assert miss.reason == f"the schedule was moved {HOURLY_TO_2_HOURS} by web-2"
+        story = operator.why("job")
+        assert (story.verdict, story.miss) == (Verdict.MISSED, miss)
+        assert [each.outcome for each in story.actions] == ["rescheduled"]
+        assert f"rescheduled by web-2 ({HOURLY_TO_2_HOURS})" in command("why", "job").out
+        assert f"rescheduled by web-2 ({HOURLY_TO_2_HOURS})" in command("show", "job").out
+        told = command("runs", "--kind", "operator").out
+        assert f"by web-2 ({HOURLY_TO_2_HOURS})" in told
+
+    @pytest.mark.parametrize("method", ["reschedule_job", "modify_job"])
+    def test_a_job_that_is_changed_while_it_is_scheduled(
+        self, make_replica: MakeReplica, operator: TaskLocks, method: str
+    ) -> None:
+        replica = make_replica(replica_id="web-1", **OFTEN)
+        due = last_second() + timedelta(seconds=3)
+        add(replica, nothing, due)
+        eventually(lambda: operator.tasks("job"))
+        following = due + timedelta(hours=1)
+        if method == "reschedule_job":
+            replica.scheduler.reschedule_job(
+                "job", trigger="interval", hours=2, start_date=following
+            )
+        else:
+            trigger = IntervalTrigger(hours=2, start_date=following)
+            replica.scheduler.modify_job("job", trigger=trigger, next_run_time=following)
+        miss = one_miss(operator)
+        assert (miss.scheduled_at, miss.cause) == (due, "moved")
+        assert changes(operator) == [("web-1", HOURLY_TO_2_HOURS)]
+
+    def test_a_stored_job_that_is_changed_while_it_is_scheduled(
+        self, database_url: str, operator: TaskLocks
+    ) -> None:
+        replica = StoreReplica(database_url, replica_id="web-1", **OFTEN)
+        replica.scheduler.start()
+        try:
+            due = last_second() + timedelta(seconds=3)
+            add(replica, note, due, args=["job"])
+            eventually(lambda: operator.tasks("job"))
+            following = due + timedelta(hours=1)
+            replica.scheduler.reschedule_job(
+                "job", trigger="interval", hours=2, start_date=following
+            )
+            miss = one_miss(operator)
+        finally:
+            replica.shutdown()
+        assert (miss.scheduled_at, miss.cause) == (due, "moved")
+        assert changes(operator) == [("web-1", HOURLY_TO_2_HOURS)]
+
+    def test_a_replica_of_the_old_version_still_runs_it(
+        self, make_replica: MakeReplica, operator: TaskLocks
+    ) -> None:
+        old, new = (make_replica(replica_id=name, **OFTEN) for name in ("web-1", "web-2"))
+        due = last_second() + timedelta(seconds=3)
+        add(old, nothing, due)
+        eventually(lambda: operator.tasks("job"))
+        add(new, nothing, due + timedelta(hours=1), hours=2)
+        eventually(lambda: changes(operator) == [("web-2", HOURLY_TO_2_HOURS)])
+        assert missed_tasks(new.executor) == {"job"}
+        eventually(lambda: operator.runs("job", outcome="ok"))
+        eventually(lambda: not missed_tasks(new.executor))
+        assert misses(operator) == []
+
+    @pytest.mark.parametrize("seconds", [-3600, 0], ids=["before it", "at it"])
+    def test_the_new_schedule_has_a_run_time(
+        self, make_replica: MakeReplica, operator: TaskLocks, seconds: float
+    ) -> None:
+        replica = make_replica(replica_id="web-1", **OFTEN)
+        due = last_second() + timedelta(hours=2)
+        add(replica, nothing, due)
+        eventually(lambda: operator.tasks("job"))
+        following = due + timedelta(seconds=seconds)
+        replica.scheduler.reschedule_job("job", trigger="interval", hours=2, start_date=following)
+        eventually(lambda: changes(operator) == [("web-1", HOURLY_TO_2_HOURS)])
+        flush(replica)
+        assert missed_tasks(replica.executor) == set()
+
+    def test_the_same_schedule_is_no_change(
+        self, make_replica: MakeReplica, operator: TaskLocks
+    ) -> None:
+        """Nor is one that differs in its start alone, as where each process has its own."""
+        replica = make_replica(**OFTEN)
+        due = last_second() + timedelta(hours=2)
+        add(replica, nothing, due)
+        eventually(lambda: operator.tasks("job"))
+        for later in (due, due + timedelta(minutes=5)):
+            replica.scheduler.reschedule_job("job", trigger="interval", hours=1, start_date=later)
+            eventually(lambda later=later: is_due(operator, later))
+        flush(replica)
+        assert missed_tasks(replica.executor) == set()
+        assert changes(operator) == []
+
+    def test_a_run_time_in_a_pause_was_not_moved(
+        self, make_replica: MakeReplica, operator: TaskLocks
+    ) -> None:
+        replica = make_replica(**OFTEN)
+        due = last_second() + timedelta(hours=1)
+        add(replica, nothing, due)
+        eventually(lambda: operator.tasks("job"))
+        operator.pause("job", by="ann")
+        later = due + timedelta(hours=1)
+        replica.scheduler.reschedule_job("job", trigger="interval", hours=2, start_date=later)
+        eventually(lambda: changes(operator))
+        flush(replica)
+        assert missed_tasks(replica.executor) == set()
+
+    def test_versions_that_run_side_by_side_tell_no_wrong_miss(
+        self, make_replica: MakeReplica, operator: TaskLocks
+    ) -> None:
+        """The old version runs each second, and writes its schedule with each claim."""
+        old, new = (make_replica(replica_id=name, **OFTEN) for name in ("web-1", "web-2"))
+        start = last_second()
+        add_frequent(old, nothing, start)
+        eventually(lambda: operator.runs("job", outcome="ok"))
+        later = start + timedelta(hours=1)
+        add(new, nothing, later)
+        for seconds in (10, 20, 30, 40):  # each registers the new version's schedule again
+            later += timedelta(seconds=seconds)
+            new.scheduler.modify_job("job", next_run_time=later)
+            runs = len(operator.runs("job", outcome="ok"))
+            eventually(lambda runs=runs: len(operator.runs("job", outcome="ok")) > runs + 1)
+        old.shutdown()
+        eventually(lambda: not missed_tasks(new.executor))
+        assert changes(operator) == [("web-2", "from every 1 s to every 1 h")]
+        assert misses(operator) == []  # a run within the minute before counts as its run

@@ -771,7 +771,7 @@ class TestAck:
         add_task(connection, "sync")
         answer = command("ack", "sync")
         assert answer.status == 4
-        assert "it has no failure and no cut" in answer.err
+        assert "it has no failure, no cut, and no miss" in answer.err
 
 
 class TestPauseAndResume:

@@ -204,8 +204,8 @@ class TestRegistration:
         at = {"hour": soon.hour, "minute": soon.minute, "second": soon.second}
         new.scheduler.add_job(print, **at, **daily)
         old.scheduler.modify_job("job", next_run_time=datetime.now(timezone.utc))
-        eventually(lambda: len(operator.runs("job")) == 2)
-        later, earlier = operator.runs("job")
+        eventually(lambda: len(ended_runs(operator)) == 2)
+        later, earlier = ended_runs(operator)
         assert later.scheduled_at == soon.replace(microsecond=0)
         assert earlier.replica != later.replica
 

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from datetime import timedelta, timezone
 from typing import Any
 
-from apscheduler_tasklock.cli.text import printable, seconds_in_words
+from apscheduler_tasklock._lock.json_columns import read_json
+from apscheduler_tasklock._lock.words import printable, seconds_in_words
 from apscheduler_tasklock.status import TaskStatus
 
 # From coarse to fine, because people read times in this order.
@@ -42,6 +43,17 @@ def schedule_in_words(schedule: Any) -> str:
         return printable(_words(schedule))
     except NO_FORM:
         return printable(json.dumps(schedule))
+
+
+def schedule_text_in_words(text: str) -> str:
+    """Return a trigger's canonical form in words.
+
+    :param text: the form as text, as in the task's row
+    """
+    try:
+        return schedule_in_words(read_json(text))
+    except ValueError:
+        return printable(text)
 
 
 def trigger_in_words(trigger: Any) -> str:
