@@ -297,6 +297,7 @@ class TestStretchesOfStoredJobs:
             operator.pause("job", by="ann", reason="the supplier moves")
             first = last_second() - timedelta(minutes=59, seconds=30)
             connection.execute("UPDATE task_lock_run SET started_at = %s", [first])
+            connection.execute("UPDATE task_lock SET paused_at = %s", [first])
             replica.scheduler.modify_job("job", next_run_time=first)
             operator.resume("job", by="ann")
             miss = one_miss(operator, run_times=60)
