@@ -28,6 +28,7 @@ from apscheduler_tasklock._database.rejections import (
     RUN_HISTORY,
 )
 from apscheduler_tasklock._database.requests import Call, Outcome, Request
+from apscheduler_tasklock._database.retries import BACKOFF
 from apscheduler_tasklock._database.sequences import Statement, Steps, StepTicket, ask_here, go_on
 from apscheduler_tasklock._database.sqlstates import NoThreadError
 from apscheduler_tasklock._database.thread import Recurring
@@ -112,6 +113,9 @@ Answer = TypeVar("Answer")
 CLOSED = "these locks are closed"
 # The shortest time for which the hand-over of a run that never began is tried, in seconds.
 NEVER_BEGUN_TRIED = 300.0
+# Limits how long one ask of a queue is sent again while the database is unavailable, in seconds.
+# The queue has one ask on its way, and the next one has the claims that have come meanwhile.
+LONGEST_ASK = 1.5
 # Limits how long extending a lock is tried while the database is unavailable, in seconds.
 EXTEND_TIMEOUT = 2.0
 
@@ -433,10 +437,10 @@ class LockClient:
     ) -> None:
         """Begin several claims, of which a limited number is granted. Does not wait.
 
-        While the database is unavailable, the claims are sent again until one of them has been
-        wanted for longer than ``claim_timeout``. Then each claim that has been wanted for so long,
-        and has no usable answer, fails. If it is in doubt, it is released in the background. The
-        result of a younger claim is :attr:`NotNow.LOCKED`.
+        While the database is unavailable, the claims are sent again for ``LONGEST_ASK``. Then each
+        claim without a usable answer that has been wanted for longer than ``claim_timeout`` fails.
+        If it is in doubt, it is released in the background. The result of a younger claim is
+        :attr:`NotNow.LOCKED`.
 
         :param attempts: the claims in the order in which they are to be granted, each for another
             task, and all of one kind. An attempt whose result is a :class:`NotNow` has to be passed
@@ -476,8 +480,10 @@ class LockClient:
             came=now,
             turn_until=now + self._turn_limit,
             answer_within=self._attempt,
-            tried_until=wanted_at + self._timeout,
+            tried_until=min(wanted_at + self._timeout, now + LONGEST_ASK),
         )
+        if self.outage.reason is not None:
+            ticket.failures = len(BACKOFF)  # so that each ask begins with the longest pause
         self.claiming.begin()
         self._database.submit(ticket)
 
