@@ -39,8 +39,8 @@ ended = threading.Event()
 scheduler = GeventScheduler(executors={"default": TaskLockExecutor(sys.argv[1])})
 scheduler.add_listener(lambda _event: ended.set(), EVENT_TASK_LOCK_RELEASED)
 scheduler.start()
-now = datetime.now(timezone.utc)
-scheduler.add_job(lambda: None, "interval", hours=1, id="job", next_run_time=now)
+hourly = {"trigger": "interval", "hours": 1, "misfire_grace_time": None}
+scheduler.add_job(lambda: None, id="job", next_run_time=datetime.now(timezone.utc), **hourly)
 assert ended.wait(60)
 names = {each.name for each in threading.enumerate()}
 print(*sorted(name for name in names if name.startswith("tasklock-")))

@@ -179,7 +179,7 @@ import threading
 from project.scheduling import scheduler
 ran = threading.Event()
 scheduler.start()
-scheduler.add_job(ran.set)
+scheduler.add_job(ran.set, misfire_grace_time=None)
 answer(ran.wait(60))
 scheduler.shutdown()
 """

@@ -117,6 +117,15 @@ def jobs_lock(scheduler: Any) -> threading.RLock:
     return lock
 
 
+def finish_pass(scheduler: Any) -> None:
+    """Wait until a scheduler has finished its pass.
+
+    APScheduler's thread fails if a shutdown comes before the pass removes a one-off job.
+    """
+    with jobs_lock(scheduler):
+        pass
+
+
 def when_the_interpreter_ends(function: Callable[[], object]) -> None:
     """Call a function when the interpreter begins to end, before it waits for running jobs.
 

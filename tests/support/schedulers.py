@@ -23,6 +23,7 @@ from apscheduler_tasklock import (
 from apscheduler_tasklock._database.timings import Timings
 from tests.support.hosts import Host
 from tests.support.internals import (
+    finish_pass,
     has_stored_runs,
     instances,
     instances_lock,
@@ -113,12 +114,8 @@ class Replica:
         self.idle()
 
     def finish_pass(self) -> None:
-        """Wait until the scheduler has finished its pass.
-
-        APScheduler's thread fails if a shutdown comes before the pass removes a one-off job.
-        """
-        with self.scheduler._jobstores_lock:
-            pass
+        """Wait until the scheduler has finished its pass."""
+        finish_pass(self.scheduler)
 
     def _record(self, event: Any) -> None:
         with self._lock:

@@ -173,7 +173,26 @@ def test_releases_that_wait_go_before_the_claims_of_their_tasks(
     asking = make_asking(locks, "b", "a")
     asking.begin(most=2)
     restore(proxy)
-    assert kinds(asking.result()) == {"b": HeldLock, "a": HeldLock}
+    told = asking.result()
+    while NotNow.LOCKED in told.values():
+        told = asking.ask(most=2)
+    assert kinds(told) == {"b": HeldLock, "a": HeldLock}
+
+
+@pytest.mark.direct("it refuses connections")
+def test_an_ask_in_an_outage_ends_long_before_its_claims_have_failed(
+    proxy: Proxy, make_asking: MakeAsking, make_locks: MakeLocks
+) -> None:
+    """Else the claims that come meanwhile would wait for it."""
+    asking = make_asking(make_locks(proxy.url, claim_timeout=3600.0), "a", "b")
+    refuse(proxy)
+    for _ in range(2):
+        assert kinds(asking.ask(most=2)) == {"a": NotNow.LOCKED, "b": NotNow.LOCKED}
+    restore(proxy)
+    told = asking.ask(most=2)
+    while NotNow.LOCKED in told.values():
+        told = asking.ask(most=2)
+    assert kinds(told) == {"a": HeldLock, "b": HeldLock}
 
 
 @pytest.mark.direct("it breaks a statement on its way")

@@ -217,7 +217,7 @@ class TestRole:
                 "GRANT SELECT, INSERT, UPDATE ON task_lock, task_lock_run, task_lock_replica TO {}"
             )
             connection.execute(grant.format(sql.Identifier(name)))
-            replica = make_replica(url, claim_timeout=0.2)
+            replica = make_replica(url)
             replica.run_once(lambda: None)
             replica.one(EVENT_JOB_EXECUTED)
             connection.execute("DROP TABLE task_lock")

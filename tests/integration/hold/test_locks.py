@@ -582,7 +582,7 @@ class TestUnavailable:
         self, make_locks: MakeLocks
     ) -> None:
         """Other replicas could not renew such a lease meanwhile."""
-        locks = make_locks()
+        locks = make_locks(timings=Timings(recovery_grace=600.0))
         lock = held(locks, lease=3.0)
         locks.believe()
         locks.ask(lambda cursor: cursor.execute("SELECT pg_sleep(1.1)"))

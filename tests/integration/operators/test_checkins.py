@@ -29,6 +29,7 @@ from apscheduler_tasklock import (
     EVENT_TASK_LOCK_REFUSED,
     TaskLockOptionError,
     TaskLocks,
+    checkins,
 )
 from apscheduler_tasklock.checkins import LONGEST_QUEUE, CheckIns, monitor_config, slug_of
 from tests.support import pool_jobs
@@ -92,6 +93,12 @@ def service() -> Iterator[Service]:
         service.answers.set()
         service.shutdown()
         thread.join()
+
+
+@pytest.fixture
+def unhurried_close(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a shutdown wait until each check-in is sent, however slowly a busy machine sends it."""
+    monkeypatch.setattr(checkins, "CLOSING_TIMEOUT", 60.0)
 
 
 @pytest.fixture
@@ -236,6 +243,7 @@ def test_a_service_that_hangs_delays_neither_jobs_nor_the_shutdown_for_long(
         replica.run_once(print, job_id=f"job-{number}")
     for number in range(10):
         replica.one(EVENT_JOB_EXECUTED, f"job-{number}")
+    eventually(lambda: service.paths)  # the first one was sent, and hangs
     replica.shutdown()
     assert len(service.paths) == 1
     assert [r.levelname for r in told(caplog)] == ["WARNING"]
@@ -282,6 +290,7 @@ def told(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
     return [r for r in caplog.records if r.name == "apscheduler_tasklock.checkins"]
 
 
+@pytest.mark.usefixtures("unhurried_close")
 def test_a_ping_that_is_answered_with_an_error_is_sent_once_more_and_told_once(
     make_replica: MakeReplica,
     attach: Callable[..., CheckIns],
@@ -300,6 +309,7 @@ def test_a_ping_that_is_answered_with_an_error_is_sent_once_more_and_told_once(
     assert "secret" not in "".join(r.getMessage() for r in told(caplog))
 
 
+@pytest.mark.usefixtures("unhurried_close")
 @pytest.mark.parametrize("to", ["{service}/elsewhere", "file:///etc/secret", "ftp://secret/"])
 def test_a_redirect_is_not_followed(
     make_replica: MakeReplica,
@@ -335,6 +345,7 @@ def test_an_answer_without_an_end_is_not_read(
     eventually(lambda: service.paths == ["/ping/start", "/ping"])
 
 
+@pytest.mark.usefixtures("unhurried_close")
 def test_of_an_answer_with_an_error_its_number_is_told_alone(
     make_replica: MakeReplica,
     attach: Callable[..., CheckIns],
@@ -351,6 +362,7 @@ def test_of_an_answer_with_an_error_its_number_is_told_alone(
         assert record.getMessage() == "A check-in of 'job' failed: HTTP 403"
 
 
+@pytest.mark.usefixtures("unhurried_close")
 def test_a_service_that_refuses_connections_fails_no_job(
     make_replica: MakeReplica, attach: Callable[..., CheckIns], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -364,6 +376,7 @@ def test_a_service_that_refuses_connections_fails_no_job(
     assert "A check-in of 'job' failed" in caplog.text
 
 
+@pytest.mark.usefixtures("unhurried_close")
 def test_the_end_of_a_run_that_a_shutdown_did_not_wait_for_is_told(
     make_replica: MakeReplica, attach: Callable[..., CheckIns], service: Service, job: Job
 ) -> None:

@@ -197,10 +197,11 @@ class TestRegistration:
         """As in a rolling deployment, where the old replica is stopped after the new one began."""
         close = {**FAST, "min_factor": 0.99999}  # so that run times a second apart are two
         old, new = make_replica(**close), make_replica(**close)
-        soon = datetime.now(timezone.utc) + timedelta(seconds=5)
         daily = {"trigger": "cron", "timezone": timezone.utc, "id": "job"}
-        old.scheduler.add_job(print, hour=(soon.hour + 12) % 24, **daily)
+        hour = (datetime.now(timezone.utc).hour + 12) % 24
+        old.scheduler.add_job(print, hour=hour, **daily)
         registered(operator, "job")
+        soon = datetime.now(timezone.utc) + timedelta(seconds=5)
         at = {"hour": soon.hour, "minute": soon.minute, "second": soon.second}
         new.scheduler.add_job(print, **at, **daily)
         old.scheduler.modify_job("job", next_run_time=datetime.now(timezone.utc))
@@ -430,7 +431,9 @@ class TestRunNow:
     def test_nobody_can_run_a_task_whose_replicas_are_gone(
         self, make_replica: MakeReplica, operator: TaskLocks, connection: Connection
     ) -> None:
-        make_replica(**FAST).scheduler.add_job(print, "cron", **DAILY, id="job")
+        # No sign of life after the first one.
+        replica = make_replica(**FAST, timings=Timings(report_interval=3600.0))
+        replica.scheduler.add_job(print, "cron", **DAILY, id="job")
         registered(operator, "job")
         connection.execute("UPDATE task_lock_replica SET seen_at = now() - interval '100 s'")
         with pytest.raises(TaskLockStateError, match="no live replica has it"):
@@ -439,11 +442,13 @@ class TestRunNow:
 
 class TestFree:
     def test_a_holder_that_is_alive_is_told_that_its_lock_is_lost(
-        self, make_replica: MakeReplica, operator: TaskLocks, job: Job
+        self, make_replica: MakeReplica, operator: TaskLocks, connection: Connection, job: Job
     ) -> None:
         replica = make_replica(lease=1, **FAST)
         replica.run_once(job.run)
         eventually(job.begun.is_set)
+        # A renewal makes no lease shorter, so that this one lasts, however late a renewal comes.
+        connection.execute("UPDATE task_lock SET locked_until = now() + interval '10 min'")
         token = task(operator).token
         with pytest.raises(TaskLockStateError, match="may be alive"):
             operator.free("job", token)
@@ -582,7 +587,7 @@ class TestOverdue:
         replica.scheduler.add_job(print, "cron", **DAILY, id="job")
         replica.scheduler.add_job(print, "cron", **DAILY, id="marker")
         registered(operator, "job", "marker")
-        due_at(connection, ago=59)  # a moment before it is overdue
+        due_at(connection, ago=1)  # long before it is overdue, however slow the machine is
         if how == "paused":
             replica.scheduler.pause_job("job")
         elif how == "put off":

@@ -77,8 +77,9 @@ class TestReplicas:
     ) -> None:
         operator.pause_all(duration=60, namespace="jo")
         replica = make_replica(**FAST)
-        replica.scheduler.add_job(print, "interval", seconds=0.1, id="job")
-        replica.scheduler.add_job(print, "interval", seconds=0.1, id="another")
+        often = {"trigger": "interval", "seconds": 0.1, "misfire_grace_time": None}
+        replica.scheduler.add_job(print, id="job", **often)
+        replica.scheduler.add_job(print, id="another", **often)
         eventually(lambda: EVENT_JOB_EXECUTED in replica.codes("another"))
         refused = eventually(lambda: replica.of("job"))
         assert {event.code for event in refused} == {EVENT_TASK_LOCK_REFUSED}

@@ -400,7 +400,8 @@ ran = threading.Event()
 scheduler = BackgroundScheduler(executors={"default": TaskLockExecutor(sys.argv[1])})
 scheduler.add_listener(lambda _: ran.set(), EVENT_TASK_LOCK_RELEASED)
 scheduler.start()
-scheduler.add_job(int, "interval", hours=1, id="early", next_run_time=datetime.now(timezone.utc))
+job = {"trigger": "interval", "hours": 1, "misfire_grace_time": None}
+scheduler.add_job(int, id="early", next_run_time=datetime.now(timezone.utc), **job)
 assert ran.wait(60)
 from tests.support.telemetry import telemetry
 from apscheduler_tasklock._runs import otel
@@ -408,7 +409,7 @@ from tests.support.polling import eventually
 sdk = telemetry()
 eventually(otel.sdk.is_set)  # which looks now and then
 ran.clear()
-scheduler.add_job(int, "interval", hours=1, id="late", next_run_time=datetime.now(timezone.utc))
+scheduler.add_job(int, id="late", next_run_time=datetime.now(timezone.utc), **job)
 assert ran.wait(60)
 scheduler.shutdown()
 print(len(sdk.spans("run early")), len(sdk.spans("run late")))

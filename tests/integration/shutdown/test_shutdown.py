@@ -14,6 +14,7 @@ from apscheduler.events import EVENT_JOB_EXECUTED, EVENT_JOB_SUBMITTED
 from apscheduler.schedulers.background import BackgroundScheduler
 
 from apscheduler_tasklock import EVENT_TASK_LOCK_GRANTED, TaskLockExecutor
+from tests.support.internals import executors_of
 from tests.support.polling import eventually
 from tests.support.schedulers import Replica
 
@@ -80,7 +81,8 @@ def test_while_one_executor_is_waited_for_the_others_begin_nothing(
     eventually(lambda: submitted == ["waits"])
     stopping = threading.Thread(target=several.shutdown)
     stopping.start()
-    eventually(lambda: not several.running)
+    # The scheduler stops running before it tells its executors.
+    eventually(lambda: executors_of(several)["other"].locks.closed)
     other_goes_on.set()
     eventually(lambda: unreleased(connection) == ["long"])  # its worker is free, and goes on
     go_on.set()
