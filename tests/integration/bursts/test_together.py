@@ -515,7 +515,7 @@ def test_a_batch_that_is_refused_writes_nothing(
     def written() -> int:
         query = "SELECT pg_current_wal_insert_lsn() - '0/0'"
         before = connection.execute(query).fetchone()
-        for _ in range(10):
+        for _ in range(3):
             refused = results(together(loser, pool, claims(loser, TASKS)))
             assert all(isinstance(refusal, Refusal) for refusal in refused)
         after = connection.execute(query).fetchone()
@@ -524,5 +524,4 @@ def test_a_batch_that_is_refused_writes_nothing(
         return int(after[0] - before[0])
 
     # The server's own processes write now and then; refused batches would write every time.
-    rounds = [written() for _ in range(4)]
-    assert 0 in rounds, rounds
+    eventually(lambda: written() == 0)

@@ -12,7 +12,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from apscheduler.events import EVENT_JOB_EXECUTED, EVENT_JOB_MISSED
+from apscheduler.events import EVENT_JOB_EXECUTED, EVENT_JOB_MISSED, EVENT_JOB_SUBMITTED
 from apscheduler.executors.pool import ThreadPoolExecutor
 from apscheduler.jobstores.memory import MemoryJobStore
 from psycopg import sql
@@ -34,7 +34,12 @@ from apscheduler_tasklock._runs.watch import Watch
 from tests.support import claims, outages
 from tests.support.claims import row
 from tests.support.faults import CLAIM
-from tests.support.internals import instances, instances_lock, kept_run_times
+from tests.support.internals import (
+    instances,
+    instances_lock,
+    kept_run_times,
+    wait_until_decided,
+)
 from tests.support.outages import count_looks
 from tests.support.polling import eventually
 from tests.support.proxy import SYNC, Proxy
@@ -115,6 +120,11 @@ def until_looked(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Replica]
     monkeypatch.undo()
 
 
+def end_its_lease(connection: Connection) -> None:
+    """End the lease of a dead holder, which was long, so that others were refused until then."""
+    connection.execute("UPDATE task_lock SET locked_until = now()")
+
+
 def next_hour() -> datetime:
     return datetime.now(timezone.utc) + timedelta(hours=1)
 
@@ -161,10 +171,12 @@ class TestWhoTakesOver:
     ) -> None:
         caplog.set_level(logging.INFO)
         kept = "SELECT window_start, window_until, run_until FROM task_lock"
-        died = holder()
+        died = holder(lease=600)
         before = connection.execute(kept).fetchone()
         replica = make_heir(replica_id="heir")
         replica.run_once(token_and_takeover)
+        replica.one(EVENT_TASK_LOCK_REFUSED)
+        end_its_lease(connection)
         executed = replica.one(EVENT_JOB_EXECUTED)
         replica.idle()
 
@@ -174,7 +186,6 @@ class TestWhoTakesOver:
         assert (refused.reason, refused.holder) == ("running", "dead")
         assert (granted.reason, granted.holder) == ("takeover", "heir")
         assert abs(executed.scheduled_run_time - died.window_start) < timedelta(seconds=1)
-        assert granted.locked_until > died.locked_until
         assert connection.execute(kept).fetchone() == before
         assert "Task 'job': runs the window of" in caplog.text
         holder = f"'dead' (token {died.token})"
@@ -256,12 +267,13 @@ class TestWhoTakesOver:
         until_looked: Callable[[Replica], None],
         without: str,
     ) -> None:
-        died = holder(failover=without != "the holder")
+        died = holder(failover=without != "the holder", lease=600)
         replica = make_heir(failover=without == "the holder", poll_interval=0.5)
         replica.run_once(token_and_takeover)
         replica.one(EVENT_TASK_LOCK_REFUSED)
-        until_its_lease_ends(connection)
+        end_its_lease(connection)
         until_looked(replica)
+        replica.idle()
         replica.run_once(token_and_takeover, replace_existing=True)
         eventually(lambda: len(replica.of()) == 2)
         assert [event.reason for event in replica.of()] == ["running", "window"]
@@ -270,16 +282,17 @@ class TestWhoTakesOver:
 
 class TestWhatIsRun:
     def test_a_one_off_job_that_the_memory_store_has_dropped(
-        self, make_heir: MakeReplica, holder: MakeHolder
+        self, make_heir: MakeReplica, holder: MakeHolder, connection: Connection
     ) -> None:
         now = datetime.now(timezone.utc)
-        died = holder(runs=f"{RUNS} at {now.isoformat()}")
+        died = holder(runs=f"{RUNS} at {now.isoformat()}", lease=600)
         replica = make_heir()
         replica.scheduler.add_job(
             token_and_takeover, "date", run_date=now, id="job", misfire_grace_time=None
         )
         replica.one(EVENT_TASK_LOCK_REFUSED)
         assert replica.scheduler.get_job("job") is None
+        end_its_lease(connection)
         assert replica.one(EVENT_JOB_EXECUTED).retval == (died.token + 1, True)
 
     @pytest.mark.slow
@@ -468,12 +481,12 @@ class TestWhenItIsRun:
     def test_when_a_paused_scheduler_is_resumed(
         self, make_heir: MakeReplica, holder: MakeHolder, connection: Connection
     ) -> None:
-        died = holder()
+        died = holder(lease=600)
         replica = make_heir()
         replica.run_once(token_and_takeover)
         replica.one(EVENT_TASK_LOCK_REFUSED)
         replica.scheduler.pause()
-        until_its_lease_ends(connection)
+        end_its_lease(connection)
         replica.idle()
         assert replica.codes() == [EVENT_TASK_LOCK_REFUSED]
         replica.scheduler.resume()
@@ -486,7 +499,7 @@ class TestWhenItIsRun:
         connection: Connection,
         until_looked: Callable[[Replica], None],
     ) -> None:
-        died = holder()
+        died = holder(lease=600)
         go_on, busy = threading.Event(), threading.Event()
 
         def occupy() -> None:
@@ -494,11 +507,14 @@ class TestWhenItIsRun:
             assert go_on.wait(60)
 
         replica = make_heir(max_workers=1)
-        replica.run_once(token_and_takeover, misfire_grace_time=1)
+        replica.run_once(token_and_takeover)
         replica.one(EVENT_TASK_LOCK_REFUSED)
         replica.run_once(occupy, job_id="busy")
         eventually(busy.is_set)
-        until_its_lease_ends(connection)
+        replica.scheduler.modify_job("job", misfire_grace_time=1)
+        too_late = died.window_start + timedelta(seconds=1.2)
+        eventually(lambda: datetime.now(timezone.utc) > too_late)
+        end_its_lease(connection)
         until_looked(replica)
         assert instances(replica.executor)["job"] == 1
         assert replica.codes() == [EVENT_TASK_LOCK_REFUSED]
@@ -514,14 +530,14 @@ class TestWhenItIsRun:
         until_looked: Callable[[Replica], None],
     ) -> None:
         """As when the job runs here for a window that it was granted under another name."""
-        died = holder()
+        died = holder(lease=600)
         replica = make_heir()
         replica.run_once(token_and_takeover)
         replica.one(EVENT_TASK_LOCK_REFUSED)
         replica.idle()
         with instances_lock(replica.executor):
             instances(replica.executor)["job"] += 1
-        until_its_lease_ends(connection)
+        end_its_lease(connection)
         until_looked(replica)
         assert replica.codes() == [EVENT_TASK_LOCK_REFUSED]
         with instances_lock(replica.executor):
@@ -533,10 +549,11 @@ class TestWhenItIsRun:
         self,
         make_heir: MakeReplica,
         holder: MakeHolder,
+        connection: Connection,
         monkeypatch: pytest.MonkeyPatch,
         way: str,
     ) -> None:
-        died = holder()
+        died = holder(lease=600)
         replica = make_heir(on_database_error=way)
         locks, failures = replica.executor.locks, [TaskLockDatabaseError("unavailable")]
         begin_claim = locks.begin_lone_claim
@@ -549,6 +566,8 @@ class TestWhenItIsRun:
 
         monkeypatch.setattr(locks, "begin_lone_claim", claim_after_an_outage)
         replica.run_once(token_and_takeover)
+        replica.one(EVENT_TASK_LOCK_REFUSED)
+        end_its_lease(connection)
         executed = replica.one(EVENT_JOB_EXECUTED)
         replica.idle()
         assert not failures
@@ -590,7 +609,7 @@ class TestLooking:
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         """As when a grant is revoked for a while."""
-        died = holder()
+        died = holder(lease=600)
         replica = make_heir()
         asked: list[Any] = []
         read = replica.executor.locks.reading
@@ -603,6 +622,7 @@ class TestLooking:
         before = len(asked)
         eventually(lambda: len(asked) >= before + 3)
         connection.execute("ALTER TABLE elsewhere RENAME TO task_lock")
+        end_its_lease(connection)
         assert replica.one(EVENT_JOB_EXECUTED).retval == (died.token + 1, True)
         [refusal] = [r for r in caplog.records if "tried again" in r.getMessage()]
         assert "the table task_lock does not exist" in refusal.getMessage()
@@ -613,11 +633,12 @@ class TestLooking:
         self,
         make_heir: MakeReplica,
         holder: MakeHolder,
+        connection: Connection,
         monkeypatch: pytest.MonkeyPatch,
         until_looked: Callable[[Replica], None],
     ) -> None:
         """What was refused while the shutdown waits for it is not kept."""
-        died = holder(min_lock=0.001)
+        died = holder(min_lock=0.001, lease=600)
         replica = make_heir()
         begin_claims, refused = replica.executor.locks.begin_claims, threading.Event()
 
@@ -637,6 +658,7 @@ class TestLooking:
         assert replica.codes() == [EVENT_TASK_LOCK_REFUSED]
 
         monkeypatch.undo()
+        end_its_lease(connection)
         replica.start()
         replica.executor.locks.believe()
         replica.run_once(token_and_takeover, next_run_time=next_hour())
@@ -656,7 +678,14 @@ class TestOwnWindows:
         held = holder(lives=True, min_lock=0.001, failover=False)
         replica = make_heir(failover=False, poll_interval=0.5)
         own = replica.run_once(token_and_takeover, misfire_grace_time=1).next_run_time
-        eventually(lambda: kept_run_times(replica.executor))
+        kept = eventually(lambda: kept_run_times(replica.executor) or replica.codes())
+        while kept == [EVENT_JOB_MISSED]:  # the scheduler came too late, on a busy machine
+            replica.idle()
+            replica.events.clear()
+            own = replica.run_once(
+                token_and_takeover, misfire_grace_time=1, replace_existing=True
+            ).next_run_time
+            kept = eventually(lambda: kept_run_times(replica.executor) or replica.codes())
         replica.idle()
         return held, replica, own
 
@@ -708,15 +737,21 @@ class TestOwnWindows:
             refused = [event.scheduled_run_time for event in codes(EVENT_TASK_LOCK_REFUSED)]
             return [*refused, *kept_run_times(replica.executor)]
 
-        eventually(lambda: len(seen()) == 3)
+        def submitted() -> list[Any]:
+            events = [e for e in list(replica.events) if e.code == EVENT_JOB_SUBMITTED]
+            return [run_time for event in events for run_time in event.scheduled_run_times]
+
+        eventually(lambda: len(seen()) >= 3)
         replica.scheduler.modify_job("job", next_run_time=next_hour())
-        kept = seen()
+        wait_until_decided(replica.executor)
+        eventually(lambda: set(seen()) <= set(submitted()))  # the last event may be on its way
+        kept = submitted()
         claims.die(dying, held)
-        eventually(lambda: len(codes(EVENT_JOB_EXECUTED)) == (1 if coalesce else 3))
+        eventually(lambda: len(codes(EVENT_JOB_EXECUTED)) == (1 if coalesce else len(kept)))
         replica.idle()
         executed = [event.scheduled_run_time for event in codes(EVENT_JOB_EXECUTED)]
         assert executed == (kept[-1:] if coalesce else kept)
-        assert len(codes(EVENT_TASK_LOCK_REFUSED)) == (2 if coalesce else 0)
+        assert len(codes(EVENT_TASK_LOCK_REFUSED)) == (len(kept) - 1 if coalesce else 0)
 
     @pytest.mark.slow
     def test_go_before_a_later_one_that_comes_when_the_run_in_their_way_is_over(
@@ -727,15 +762,14 @@ class TestOwnWindows:
         replica = make_heir(min_factor=0.5, failover=False, poll_interval=3600)
         replica.run_once(token_and_takeover, hours=0, seconds=2, coalesce=False, max_instances=10)
         eventually(lambda: len(kept_run_times(replica.executor)) >= 2)
-        claims.die(dying, held)
         kept = kept_run_times(replica.executor)
+        claims.die(dying, held)
 
         def executed() -> list[datetime]:
             events = [e for e in replica.of() if e.code == EVENT_JOB_EXECUTED]
             return [event.scheduled_run_time for event in events]
 
-        eventually(lambda: len(executed()) > len(kept))
-        assert executed()[: len(kept)] == kept
+        eventually(lambda: set(kept) < set(executed()) and max(executed()) > kept[-1])
         assert executed() == sorted(executed())
 
     def test_are_kept_while_the_job_cannot_be_looked_up(

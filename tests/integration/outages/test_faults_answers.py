@@ -46,9 +46,6 @@ def test_a_takeover_that_was_granted_and_never_answered_is_made_again(
     dead = make_locks(replica_id="dead")
     lock = held(dead, "job", **HOURLY, lease=1, failover=True, runs=RUNS)
     die(dead, lock)
-    replica = make_replica(proxy.url, claim_timeout=0.5, lease=1, failover=True)
-    replica.run_once(job.run)
-    replica.one(EVENT_TASK_LOCK_REFUSED)
     claimed = threading.Event()
 
     def cut_from_the_claim_on(_number: int, to_server: bool, data: bytes) -> bytes | None:
@@ -57,6 +54,9 @@ def test_a_takeover_that_was_granted_and_never_answered_is_made_again(
         return None if claimed.is_set() and not to_server else data
 
     proxy.tap = cut_from_the_claim_on
+    replica = make_replica(proxy.url, claim_timeout=0.5, lease=1, failover=True)
+    replica.run_once(job.run)
+    replica.one(EVENT_TASK_LOCK_REFUSED)
     eventually(lambda: EVENT_TASK_LOCK_ERROR in replica.codes())
     assert row(connection)["token"] == lock.token + 1
     proxy.tap = None

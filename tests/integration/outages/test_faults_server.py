@@ -191,7 +191,7 @@ def test_a_dead_run_is_taken_over_when_the_server_can_be_written_again(
     caplog.set_level(logging.INFO)
     job.go_on.set()
     dead = make_locks(replica_id="dead")
-    lock = held(dead, "job", **HOURLY, lease=1, failover=True, runs=RUNS)
+    lock = held(dead, "job", **HOURLY, lease=600, failover=True, runs=RUNS)
     die(dead, lock)
     reads = 0
 
@@ -210,7 +210,10 @@ def test_a_dead_run_is_taken_over_when_the_server_can_be_written_again(
         replica.run_once(job.run)
         replica.one(EVENT_TASK_LOCK_REFUSED)
         role.set("ALTER ROLE {} SET default_transaction_read_only = on")
-        eventually(lambda: reads > 4)
+        # Not before: it would be taken over while the server can be written.
+        role.connection.execute("UPDATE task_lock SET locked_until = now()")
+        before = reads
+        eventually(lambda: reads > before + 4)
         role.set("ALTER ROLE {} RESET default_transaction_read_only")
         replica.one(EVENT_JOB_EXECUTED)
         replica.idle()

@@ -21,7 +21,7 @@ from apscheduler_tasklock._database.connection import wait_for_input
 from apscheduler_tasklock._database.listening import Listening
 from apscheduler_tasklock._database.rejections import NOTIFICATIONS, Rejections
 from apscheduler_tasklock._database.requests import Call
-from apscheduler_tasklock._database.session import NoSession
+from apscheduler_tasklock._database.session import NoSession, Session
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._database.url import parse_url
 from apscheduler_tasklock._shutdown import Closing
@@ -289,11 +289,15 @@ def test_what_is_rejected_is_tried_again_ever_later() -> None:
 
 
 def test_a_server_that_does_not_know_how_to_notify_is_told_once(
-    listen: Listen, direct_url: str, caplog: pytest.LogCaptureFixture
+    listen: Listen,
+    direct_url: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     caplog.set_level(logging.INFO)
+    # No server of ours does so. The thread listens as soon as it begins.
+    monkeypatch.setattr(Session, "listen", refuse_to_listen)
     heard = listen(direct_url)
-    heard.setup.session.listen = refuse_to_listen  # type: ignore[method-assign]  # no server of ours does so
     eventually(lambda: heard.rejections.has(NOTIFICATIONS))
     (told,) = heard.rejections.reported()
     assert "found by polling, not at once, because listening for them failed: " in told
@@ -301,7 +305,7 @@ def test_a_server_that_does_not_know_how_to_notify_is_told_once(
     eventually(lambda: caplog.text.count("Rejected by the database") == 1)
 
 
-def refuse_to_listen(_cursor: Any, _channel: str) -> bool:
+def refuse_to_listen(_session: Session, _cursor: Any, _channel: str) -> bool:
     raise psycopg.errors.FeatureNotSupported("LISTEN is not supported")
 
 

@@ -482,6 +482,12 @@ def test_a_release_on_its_way_when_the_scheduler_is_shut_down_arrives_before_the
     asyncio.run(main())
 
 
+def open_when_it_stops(gate: Gate, executor: TaskLockExecutor) -> None:
+    """Let the answers through once a shutdown has begun, which may wait for them."""
+    eventually(lambda: executor.locks.closed)
+    gate.open()
+
+
 @pytest.mark.usefixtures("unhurried_stop")
 def test_a_claim_under_way_when_the_scheduler_is_shut_down_is_handed_over(
     proxy: Proxy,
@@ -497,7 +503,8 @@ def test_a_claim_under_way_when_the_scheduler_is_shut_down_is_handed_over(
             loop.run_once(coroutine_job)
             await gate.until_reached()
             # While the shutdown waits for it.
-            threading.Timer(0.3, gate.open).start()
+            opening = threading.Thread(target=open_when_it_stops, args=[gate, loop.executor])
+            opening.start()
             loop.scheduler.shutdown()
             await loop.until(lambda: not loop.scheduler.running)
             return loop
@@ -545,7 +552,8 @@ def test_a_run_whose_release_is_cut_short_by_shutdown_is_told_as_it_ended(
             loop.run_once(ends)
             await gate.until_reached()
             # While the shutdown waits for the release.
-            threading.Timer(0.3, gate.open).start()
+            opening = threading.Thread(target=open_when_it_stops, args=[gate, loop.executor])
+            opening.start()
             loop.scheduler.shutdown()
             await loop.until(lambda: EVENT_JOB_EXECUTED in loop.codes())
             await loop.until(lambda: EVENT_TASK_LOCK_RELEASED in loop.codes())

@@ -339,8 +339,9 @@ class TestRuns:
         after_each_read(replica, reads.append)
         before = len(ran[key])
         replica.runs(key, before + 10)
-        # Not at the end of each run, too. Dead runs are looked for beside it.
-        assert len(reads) <= 11
+        # Not at the end of each run, too. Dead runs are looked for beside it. More may have run.
+        number = len(reads)
+        assert number <= len(ran[key]) - before + 1
 
     def test_its_run_is_in_the_history_and_the_task_knows_when_it_is_due(
         self, make: Make, key: str, database_url: str, connection: Connection
@@ -348,7 +349,8 @@ class TestRuns:
         replica = make()
         # Registered before it runs: else it would be shown as due then until its next run.
         due = now() + timedelta(seconds=2)
-        replica.scheduler.add_job(note, "interval", hours=1, args=[key], id=key, next_run_time=due)
+        given = {"args": [key], "id": key, "next_run_time": due, "misfire_grace_time": None}
+        replica.scheduler.add_job(note, "interval", hours=1, **given)
         replica.runs(key)
         locks = TaskLocks(database_url)
         [run] = eventually(lambda: locks.runs(key))
@@ -368,6 +370,13 @@ class TestRuns:
         replicas = [make(replica_id=f"replica {number}", max_workers=4) for number in range(3)]
         for number in range(60):
             replicas[0].run_at(note, key, id=f"{key}-{number}", args=[key, number], after=1.0)
+        # One more of these than a replica has workers, so that another replica runs it.
+        waits = f"{key}-waits"
+        gate = Gate(waits)
+        for number in range(5):
+            replicas[0].run_at(note_and_wait, waits, id=f"{waits}-{number}", args=[waits])
+        replicas[0].runs(waits, 5)
+        gate.open()
         eventually(lambda: len(ran[key]) >= 60)
         assert sorted(value for *_, value in ran[key]) == list(range(60))
         holders = [

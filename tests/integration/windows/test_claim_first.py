@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from datetime import datetime, timedelta, timezone
@@ -255,9 +254,17 @@ def test_a_run_that_waited_for_the_applications_job_for_too_long_is_missed(
     make_replica: MakeReplica, connection: Connection
 ) -> None:
     replica = make_replica(max_workers=1)
-    replica.run_once(time.sleep, args=[1.5], job_id="long")
-    eventually(lambda: replica.codes("long") == [EVENT_TASK_LOCK_GRANTED])
-    replica.run_once(lambda: None, misfire_grace_time=1)
+    late, begun = threading.Event(), threading.Event()
+
+    def work() -> None:
+        begun.set()
+        assert late.wait(60)
+
+    replica.run_once(work, job_id="long")
+    assert begun.wait(60)
+    due = replica.run_once(lambda: None, misfire_grace_time=1).next_run_time
+    eventually(lambda: datetime.now(timezone.utc) > due + timedelta(seconds=1.2))
+    late.set()
     replica.one(EVENT_JOB_MISSED)
     assert claimed(connection) == ["long"]
 
@@ -427,18 +434,27 @@ def test_a_slow_listener_holds_up_no_job_whose_trigger_is_the_applications_own(
 
 
 def test_a_job_whose_submission_was_interrupted_is_not_left_to_nobody(
-    make_replica: MakeReplica, connection: Connection
+    make_replica: MakeReplica, connection: Connection, direct_url: str
 ) -> None:
     """By Ctrl-C, where the executor runs it inside of the submission, and APScheduler goes on."""
     ran = threading.Event()
     replica = make_replica(executor=DebugExecutor())
     run_time = datetime.now(timezone.utc)
     job = replica.run_once(ran.set, next_run_time=run_time + timedelta(hours=1))
+
+    def press_when_the_claim_waits() -> None:
+        waiting = "SELECT FROM pg_locks WHERE NOT granted AND relation = 'task_lock'::regclass"
+        with psycopg.connect(direct_url, autocommit=True) as other:
+            eventually(lambda: other.execute(waiting).rowcount)
+        press_ctrl_c()
+
     with connection.transaction():
         connection.execute("LOCK TABLE task_lock")
-        threading.Timer(0.2, press_ctrl_c).start()
+        pressing = threading.Thread(target=press_when_the_claim_waits)
+        pressing.start()
         with hearing_ctrl_c(), pytest.raises(KeyboardInterrupt):
             replica.executor.submit_job(job, [run_time])
+        pressing.join(60)
         assert not ran.is_set()
     assert ran.wait(60)
     replica.one(EVENT_TASK_LOCK_RELEASED)
@@ -480,6 +496,7 @@ def test_two_functions_under_one_task_name_are_told(
         other.run_once(another_application, job_id="cleanup", replace_existing=True)
         refused = number + 1
         eventually(lambda n=refused: other.codes("cleanup") == [EVENT_TASK_LOCK_REFUSED] * n)
+        other.idle()  # else the next run is one instance too many
         assert caplog.text.count("Both jobs have this task's name, and so one lock") == (number > 0)
     told = f"it runs {__name__}:another_application here, and is refused"
     assert told in caplog.text

@@ -51,7 +51,7 @@ from tests.support import claims
 from tests.support.commands import run_pasted
 from tests.support.faults import CLAIM
 from tests.support.internals import instances, kept_run_times
-from tests.support.outages import UNAVAILABLE, refuse, restore, why_unavailable
+from tests.support.outages import UNAVAILABLE, Job, refuse, restore, why_unavailable
 from tests.support.polling import eventually
 from tests.support.proxy import Gate, Proxy
 from tests.support.schedulers import Replica
@@ -316,10 +316,11 @@ class TestARun:
         connection: psycopg.Connection[Any],
         caplog: pytest.LogCaptureFixture,
     ) -> None:
-        go_on = threading.Event()
+        begun, go_on = threading.Event(), threading.Event()
         seen: list[bool] = []
 
         def outlive(**_: Any) -> None:
+            begun.set()
             lock = current_lock()
             assert lock is not None
             eventually(lambda: lock.lost)
@@ -329,7 +330,9 @@ class TestARun:
         options = {"min_lock": 0.05, "max_lock": 1}
         one, other = make_replica(replica_id="one"), make_replica(replica_id="other")
         one.run_once(outlive, kwargs={"task_lock": options})
-        one.one(EVENT_TASK_LOCK_GRANTED)
+        while not begun.wait(3.0):  # its maximum lock has ended before, and it was handed over
+            one.events.clear()
+            one.run_once(outlive, kwargs={"task_lock": options}, replace_existing=True)
         eventually(lambda: _expired(connection))
         other.executor.locks.believe()
         other.run_once(_wait_for(go_on), kwargs={"task_lock": {"min_lock": 0.05, "max_lock": 60}})
@@ -413,15 +416,19 @@ class TestLateness:
         replica.one(EVENT_JOB_MISSED)
         replica.idle()
         assert replica.codes() == [EVENT_JOB_MISSED]
-        assert rows(connection) == {}
+        # The task itself may be registered by then.
+        claimed = "SELECT FROM task_lock WHERE kind IS NOT NULL"
+        assert connection.execute(claimed).rowcount == 0
         assert "was missed by 0:01:0" in caplog.text
 
+    @pytest.mark.slow
     def test_a_granted_run_is_not_dropped_because_the_claim_took_long(
         self, make_replica: MakeReplica, proxy: Proxy
     ) -> None:
-        replica = make_replica(proxy.url)
+        timings = Timings(longest_answer=20.0)  # longer than the claim is held up
+        replica = make_replica(proxy.url, claim_timeout=60, timings=timings)
         run_time = datetime.now(timezone.utc)
-        too_late = run_time + timedelta(seconds=1.2)
+        too_late = run_time + timedelta(seconds=4.2)
 
         def hold_up(data: bytes) -> bytes:
             eventually(lambda: datetime.now(timezone.utc) > too_late)
@@ -434,7 +441,7 @@ class TestLateness:
             hours=1,
             id="job",
             next_run_time=run_time,
-            misfire_grace_time=1,
+            misfire_grace_time=4,  # on a busy machine the job is submitted within it as well
         )
         replica.one(EVENT_TASK_LOCK_RELEASED)
         assert replica.codes() == RUN
@@ -543,6 +550,12 @@ class TestLateness:
                 misfire_grace_time=None,
                 max_instances=100,
             )
+
+        def submitted(replica: Replica) -> set[datetime]:
+            """Without those that APScheduler has coalesced, because its thread was held up."""
+            events = [e for e in list(replica.events) if e.code == EVENT_JOB_SUBMITTED]
+            return {e.scheduled_run_times[-1] for e in events if e.job_id == "job"}
+
         eventually(lambda: instances(starved.executor).get("job", 0) >= 3)
         eventually(lambda: len(runs) >= 3)
         go_on.set()
@@ -552,10 +565,10 @@ class TestLateness:
             replica.idle()
 
         assert max(Counter(runs).values()) == 1
-        # Nor is one lost: the grid of seconds has no hole.
-        assert sorted(runs) == [
-            min(runs) + timedelta(seconds=number) for number in range(len(runs))
-        ]
+        # Nor is one lost: of those that both have submitted, none is missing between the others.
+        both = submitted(starved) & submitted(healthy)
+        assert {each for each in both if min(runs) <= each <= max(runs)} <= set(runs)
+        assert both
 
 
 class TestJobOptions:
@@ -1053,34 +1066,35 @@ class TestScheduler:
 
     @pytest.mark.direct("it counts the library's connections in the server")
     def test_shutdown_lets_a_running_job_end_and_releases_it(
-        self, make_replica: MakeReplica, connection: psycopg.Connection[Any]
+        self, make_replica: MakeReplica, connection: psycopg.Connection[Any], job: Job
     ) -> None:
-        go_on = threading.Event()
         replica = make_replica(max_workers=1)
-        replica.run_once(go_on.wait, args=[60])
+        replica.run_once(job.run)
+        # At the event of the grant it has not begun, and would be handed over.
+        assert job.begun.wait(60)
         replica.run_once(lambda: None, job_id="queued")
-        replica.one(EVENT_TASK_LOCK_GRANTED)
         eventually(lambda: instances(replica.executor).get("queued"))
         stopping = threading.Thread(target=replica.scheduler.shutdown)
         stopping.start()
         eventually(lambda: replica.executor.locks.closed)
-        go_on.set()
+        job.go_on.set()
         stopping.join(60)
 
         assert rows(connection)["job"]["finished_at"] is not None
-        assert "queued" not in rows(connection)  # nothing new is claimed
+        # Nothing new is claimed. The task itself may be registered by then.
+        claimed = "SELECT FROM task_lock WHERE task_name = 'queued' AND kind IS NOT NULL"
+        assert connection.execute(claimed).rowcount == 0
         eventually(lambda: _connections(connection) == 0)
 
     @pytest.mark.direct("it counts the library's connections in the server")
     def test_shutdown_without_waiting_still_releases_and_leaves_no_connection(
-        self, make_replica: MakeReplica, connection: psycopg.Connection[Any]
+        self, make_replica: MakeReplica, connection: psycopg.Connection[Any], job: Job
     ) -> None:
-        go_on = threading.Event()
         replica = make_replica()
-        replica.run_once(go_on.wait, args=[60])
-        replica.one(EVENT_TASK_LOCK_GRANTED)
+        replica.run_once(job.run)
+        assert job.begun.wait(60)  # at the event of the grant it has not begun yet
         replica.scheduler.shutdown(wait=False)
-        go_on.set()
+        job.go_on.set()
         eventually(lambda: rows(connection)["job"]["finished_at"])
         eventually(lambda: _connections(connection) == 0)
 

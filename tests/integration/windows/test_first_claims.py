@@ -8,6 +8,7 @@ from collections.abc import Callable
 import psycopg
 import pytest
 
+from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.protocol_messages import ClaimRequest
 from tests.support.claims import held
@@ -21,13 +22,11 @@ def request(task: str) -> ClaimRequest:
     return ClaimRequest(task, min_lock=9.0, max_lock=50.0, runs="jobs:job", lease=20.0)
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("unhurried_stop")
 def test_what_was_granted_beside_a_first_claim_that_fails_is_handed_over(
     make_locks: Callable[..., LockClient], connection: psycopg.Connection, direct_url: str
 ) -> None:
-    """The task without a row cannot get one, until this replica is stopped."""
-    [name] = connection.execute("SELECT current_database()").fetchone() or ()
-    connection.execute(f"ALTER DATABASE \"{name}\" SET lock_timeout = '400ms'")
+    """The task without a row cannot get one, and its claim fails when this replica was stopped."""
     before = make_locks(replica_id="before")
     before.release(held(before, "known", runs="jobs:job"))
     connection.execute(
@@ -37,13 +36,20 @@ def test_what_was_granted_beside_a_first_claim_that_fails_is_handed_over(
     )
     connection.execute(f"""
         CREATE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS
-        'BEGIN PERFORM pg_advisory_xact_lock({INSERTS}); RETURN new; END'
+        'BEGIN
+            WHILE NOT pg_try_advisory_xact_lock({INSERTS}) LOOP  -- no wait that lock_timeout ends
+                PERFORM pg_sleep(0.01);
+            END LOOP;
+            RAISE EXCEPTION ''too late'' USING ERRCODE = ''lock_not_available'';
+        END'
     """)
     connection.execute(
         "CREATE TRIGGER wait BEFORE INSERT ON task_lock FOR EACH ROW EXECUTE FUNCTION wait()"
     )
-    locks = make_locks(claim_timeout=20.0)
-    eventually(lambda: locks.ask(lambda cursor: cursor.execute("SELECT 1")) and locks.stable)
+    # An answer is waited for longer than it is held up.
+    locks = make_locks(claim_timeout=180.0, timings=Timings(longest_answer=60.0))
+    locks.check()
+    locks.believe()
     is_busy, go_on = threading.Event(), threading.Event()
 
     def keep_busy(_cursor: object) -> None:
@@ -69,6 +75,8 @@ def test_what_was_granted_beside_a_first_claim_that_fails_is_handed_over(
         granted = "SELECT true FROM task_lock WHERE task_name = 'known' AND finished_at IS NULL"
         eventually(lambda: connection.execute(granted).fetchone())
         locks.stop_claiming()
+        blocker.rollback()
+        blocker.execute("SELECT pg_advisory_unlock(%s)", [INSERTS])
         for thread in [busy, *claims]:
             thread.join(30)
     locks.close(blocking=True)

@@ -46,6 +46,16 @@ def running(operator: TaskLocks, replica_id: str) -> list[RunningRun]:
     return list(found.running)
 
 
+def begin(replica: Replica, job: Job) -> None:
+    """Let the job begin, whose maximum lock may end before that on a busy machine.
+
+    Its run is handed over then, and due again.
+    """
+    replica.run_once(job.run)
+    while not job.begun.wait(3.0):
+        replica.run_once(job.run, replace_existing=True)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("lease", [None, 1])
 def test_a_thread_that_never_ends_has_overrun_and_is_seen_where_it_hangs(
@@ -59,8 +69,7 @@ def test_a_thread_that_never_ends_has_overrun_and_is_seen_where_it_hangs(
     # What has changed is told with the next look, and not with the next sign of life.
     options = {**FAST, "jobs": {"job": lock}, "timings": Timings(report_interval=600)}
     hanging = make_replica(replica_id="hanging", **options)
-    hanging.run_once(job.run)
-    eventually(job.begun.is_set)
+    begin(hanging, job)
     eventually(lambda: task(operator).state is TaskState.TOO_LONG)
     token = task(operator).token
     assert task(operator).outcome is None
@@ -84,13 +93,13 @@ def test_a_thread_that_never_ends_has_overrun_and_is_seen_where_it_hangs(
     assert [run.outcome for run in operator.runs("job")] == ["ok", "overran"]
 
 
-@pytest.mark.parametrize("lease", [None, 1.0])
+@pytest.mark.parametrize("lease", [None, 60.0])
 def test_a_run_that_ends_before_its_maximum_lock_does_not_overrun(
     make_locks: Callable[..., LockClient], connection: Connection, lease: float | None
 ) -> None:
     """It is renewed for the last time a while before, and it may be extended."""
     locks = make_locks()
-    held = locks.claim(ClaimRequest("job", 0.0, 1.0, lease=lease, runs="job"))
+    held = locks.claim(ClaimRequest("job", 0.0, 60.0, lease=lease, runs="job"))
     assert isinstance(held, HeldLock)
     held.extend(timedelta(hours=1))
     eventually(lambda: held.lease is None or held.lease_left > 0)
@@ -104,8 +113,8 @@ def test_a_run_that_ends_after_its_maximum_lock_has_overrun_though_nobody_ran_th
 ) -> None:
     lock = {"min_lock": 0.1, "max_lock": 1.5, "lease": lease, "failover": False}
     replica = make_replica(**FAST, jobs={"job": lock})
-    replica.run_once(job.run)
-    eventually(lambda: job.begun.is_set() and task(operator).state is TaskState.TOO_LONG)
+    begin(replica, job)
+    eventually(lambda: task(operator).state is TaskState.TOO_LONG)
     job.go_on.set()
     eventually(lambda: task(operator).state is TaskState.FAILING)
     assert (task(operator).outcome, task(operator).failures) == ("overran", 1)
@@ -123,8 +132,8 @@ def test_a_stop_that_waits_for_an_overrun_shows_it_until_it_ends(
 ) -> None:
     lock = {"min_lock": 0.1, "max_lock": 1.5, "lease": 1, "failover": False}
     replica = make_replica(replica_id="one", timings=SOON_TOLD, **FAST, jobs={"job": lock})
-    replica.run_once(job.run)
-    eventually(lambda: job.begun.is_set() and operator.replicas())
+    begin(replica, job)
+    eventually(operator.replicas)
     stopping = threading.Thread(target=replica.scheduler.shutdown)
     stopping.start()
     eventually(lambda: [run for run in running(operator, "one") if run.lost])
