@@ -603,8 +603,12 @@ class TaskLockProtocol:
         return OLD_HISTORY if statement is self._prune else RUN_HISTORY
 
     def _note_taken(self, statement: Statement, query: str | bytes) -> None:
-        """Note that PostgreSQL has taken an entry of the run history, if the statement had one."""
-        if self._rejections.any and query is not statement.query:
+        """Note that PostgreSQL has taken an entry of the run history, if the statement had one.
+
+        A claim writes an entry only if it finds a dead run, so its success says nothing.
+        """
+        writes = statement in (self._release, self._release_many, self._prune)
+        if self._rejections.any and writes and query is not statement.query:
             self._rejections.end(self._history_of(statement))
 
     def _execute_without_history(

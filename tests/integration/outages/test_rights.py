@@ -459,6 +459,8 @@ class TestHistory:
         connection.execute(HARM[harm])
         connection.execute("TRUNCATE task_lock_run")  # else an entry may be overwritten
         eventually(lambda: any("history: " in each for each in replica.executor.health().degraded))
+        ended = replica.codes().count(EVENT_TASK_LOCK_RELEASED)
+        eventually(lambda: replica.codes().count(EVENT_TASK_LOCK_RELEASED) >= ended + 3)
         connection.execute(MENDED[harm])
         eventually(lambda: operator.runs("job"))
         eventually(lambda: replica.executor.health().degraded == ())
