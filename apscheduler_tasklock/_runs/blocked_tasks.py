@@ -117,13 +117,12 @@ class BlockedTaskWarnings:
             logger.log(
                 level,
                 "Task %r: skipped the run time %s, because it falls into the window of the run "
-                "time %s, which ends at %s. %s. To run the job now in spite of that window: %s",
+                "time %s, which ends at %s. %s",
                 self._submission.task_name,
                 self.run_time,
                 refusal.window_start,
                 refusal.locked_until,
                 self._remedy,
-                self._locks.command_line("run", task=self._submission.task_name),
             )
 
     def _warn_of_another_function(self, request: ClaimRequest, refusal: Refusal) -> None:
@@ -156,7 +155,12 @@ class BlockedTaskWarnings:
         submission = self._submission
         assert submission.options is not None
         if not submission.one_off:
-            return "Give a job that was modified or rescheduled a shorter minimum lock"
+            run = self._locks.command_line("run", task=submission.task_name)
+            return (
+                "Give a job that was modified or rescheduled a shorter minimum lock. To run the "
+                f"job now in spite of that window: {run}"
+            )
+        # No manual run is offered, because no replica has the job any more.
         if submission.options.name:
             return "Give the job another name, or a shorter min_lock"
         has_id = submission.task_name.endswith(submission.job.id)
