@@ -322,7 +322,9 @@ class TestShow:
         shown = command("show", "sync", "--json").json
         assert shown["task"]["options"]["failover"] == {"value": True, "place": "job"}
         assert shown["task"]["zone"] == "Europe/Berlin"
-        found = [datetime.fromisoformat(each) for each in shown["next_run_times"]]
+        found = [
+            datetime.fromisoformat(each.replace("Z", "+00:00")) for each in shown["next_run_times"]
+        ]
         assert found == expected
 
     def test_of_a_stored_job_it_tells_them_too(self, command: Command, database_url: str) -> None:
@@ -339,7 +341,7 @@ class TestShow:
         assert "lease none (in the job)" in options
         assert "min_factor" not in options
         [line] = re.findall("next runs    (.*) UTC\n", told)
-        times = [datetime.fromisoformat(each) for each in line.split(", ")]
+        times = [datetime.fromisoformat(each.replace("Z", "+00:00")) for each in line.split(", ")]
         gaps = {later - earlier for earlier, later in pairwise(times)}
         assert (len(times), gaps) == (5, {timedelta(hours=6)})
 
