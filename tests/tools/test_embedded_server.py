@@ -13,7 +13,8 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from apscheduler_tasklock.demo.server import EmbeddedServer
+from apscheduler_tasklock.demo import server as server_module
+from apscheduler_tasklock.demo.server import EmbeddedServer, free_port
 
 pytestmark = pytest.mark.own_server
 
@@ -58,3 +59,23 @@ def test_its_socket_has_a_path_that_is_short_enough(
 def test_with_loopback_it_is_reached_through_tcp() -> None:
     with EmbeddedServer(loopback=True) as server, psycopg.connect(server.url) as connection:
         assert connection.info.host == "127.0.0.1"
+
+
+def test_if_another_server_takes_its_port_it_starts_on_another_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else the other server would answer in its place, until that one is stopped."""
+    with EmbeddedServer(loopback=True) as first:
+        ports = [first.port]
+        monkeypatch.setattr(
+            server_module, "free_port", lambda: ports.pop() if ports else free_port()
+        )
+        with EmbeddedServer(loopback=True) as second, psycopg.connect(second.url) as connection:
+            [pid] = (
+                connection.execute(
+                    "SELECT split_part(pg_read_file('postmaster.pid'), chr(10), 1)::int"
+                ).fetchone()
+                or ()
+            )
+            assert not ports
+            assert pid == second.pid
