@@ -153,6 +153,8 @@ class TaskLockProtocol:
         replicas = for_template(replica_table(table))
         self._report_replica = Statement(statements.report_replica(replicas))
         self._stop_replica = Statement(statements.stop_replica(replicas))
+        self._lead = Statement(statements.lead(name))
+        self._resign = Statement(statements.resign(name))
         self._retire = Statement(statements.retire(name, replicas))
         self._remove_replicas = Statement(statements.remove_replicas(replicas))
 
@@ -520,6 +522,19 @@ class TaskLockProtocol:
         """
         tasks = {"tasks": list(successor_of), "dropped": list(dropped)}
         self._execute(cursor, self._retire, tasks)
+
+    def lead(self, cursor: Any, row: str, lease: float) -> bool:
+        """Lead the replicas of a namespace, unless another replica does; return whether it leads.
+
+        :param row: the name of the leader's row
+        :param lease: seconds after which another replica may lead
+        """
+        parameters = {"row": row, "lease": float(lease)}
+        return self._execute(cursor, self._lead, parameters).fetchone() is not None
+
+    def resign(self, cursor: Any, row: str) -> None:
+        """Give the leadership up, if this replica leads."""
+        self._execute(cursor, self._resign, {"row": row})
 
     def stop_replica(self, cursor: Any, running: Sequence[RunningRun] = ()) -> None:
         """Report that this replica stops, and which of its runs still go on."""

@@ -1,7 +1,8 @@
-"""Kept runs: their claims were refused because of another run, and they are claimed again.
+"""Kept runs: they are claimed when a look has read the rows of their tasks.
 
-A run is kept if another run of its task is unfinished, and the window of the kept run was not
-claimed before.
+A run is kept if its claim was refused because another run of its task is unfinished, and the window
+of the kept run was not claimed before. In leader mode a follower keeps each of its runs, before it
+asks for the claim; see ``leadership``.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
+from apscheduler_tasklock._lock.protocol_messages import RunState
 from apscheduler_tasklock._runs.run import JobKey, Run
 
 
@@ -31,6 +34,7 @@ class LastRun:
     :ivar dead: whether the run is unfinished although its lease has ended
     :ivar deaths: how many times in a row a run of the task has died; 0 after a release
     :ivar as_of: when the look began, on the monotonic clock
+    :ivar row: the task's row; ``None``: the task has no row, or the row could not be read
     """
 
     token: int
@@ -38,6 +42,17 @@ class LastRun:
     dead: bool
     deaths: int
     as_of: float = 0.0
+    row: RunState | None = None
+
+
+class Reason(Protocol):
+    """The reason because of which a run is kept."""
+
+    def outlook(self, last: LastRun) -> Outlook:
+        """Return what becomes of the kept run.
+
+        :param last: the last run of the task, as a look has found it
+        """
 
 
 @dataclass(frozen=True)
@@ -82,14 +97,15 @@ class KeptRuns:
     """
 
     def __init__(self) -> None:
-        self._kept: dict[Run, tuple[InTheWay, Decide]] = {}
+        self._kept: dict[Run, tuple[Reason, Decide]] = {}
 
-    def add(self, run: Run, in_the_way: InTheWay, decide: Decide) -> None:
+    def add(self, run: Run, reason: Reason, decide: Decide) -> None:
         """Keep a run.
 
+        :param reason: decides what becomes of the run
         :param decide: called by the look, after it has read the task's row
         """
-        self._kept[run] = in_the_way, decide
+        self._kept[run] = reason, decide
 
     def take(self, run: Run) -> bool:
         """Remove a run; return whether it was kept until now."""
@@ -120,9 +136,9 @@ class KeptRuns:
 
         :raises Exception: whatever the job's store or trigger raises
         """
-        for run, (in_the_way, decide) in list(self._kept.items()):
+        for run, (reason, decide) in list(self._kept.items()):
             if run.task_name == task_name and run.job == job:
-                outlook = in_the_way.outlook(last)
+                outlook = reason.outlook(last)
                 if outlook is Outlook.WAITS or self.take(run):
                     decide(outlook, last.as_of)
 

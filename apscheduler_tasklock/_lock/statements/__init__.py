@@ -35,6 +35,7 @@ from apscheduler_tasklock._lock.statements.conditions import (
 )
 from apscheduler_tasklock._lock.statements.deaths import NOT_RUNNING, end_lease, give_up
 from apscheduler_tasklock._lock.statements.history import ACTIONS, History
+from apscheduler_tasklock._lock.statements.leaders import LEADER, lead, resign
 from apscheduler_tasklock._lock.statements.manual_runs import claim_manual
 from apscheduler_tasklock._lock.statements.misses import (
     MISSED_TYPES,
@@ -87,6 +88,7 @@ __all__ = [
     "IS_PAUSED_IN_ANY_WAY",
     "IS_TASK",
     "JUST_BEFORE",
+    "LEADER",
     "MAY_BE_CLAIMED",
     "MISSED_TYPES",
     "MISSES",
@@ -111,6 +113,7 @@ __all__ = [
     "for_template",
     "give_up",
     "hand_over",
+    "lead",
     "listed_pauses",
     "many",
     "move_on",
@@ -124,6 +127,7 @@ __all__ = [
     "remove_replicas",
     "renew",
     "report_replica",
+    "resign",
     "retire",
     "shorten_history",
     "stop_replica",
