@@ -282,7 +282,13 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
         )
         self._kept = KeptRuns()
         self._leadership = self._make_leadership(locks)
-        self._presence = Presence(locks, self._known, self._rejected, self.timings)
+        self._presence = Presence(
+            locks,
+            self._known,
+            self._rejected,
+            self.timings,
+            self._namespace if self._leadership is not None else None,
+        )
         self._watch = Watch(
             locks,
             self._known,

@@ -243,6 +243,7 @@ class UnlockedProtocol:
         started_at: datetime | None = None,
         rejected: Sequence[str] = (),
         running: Sequence[RunningRun] = (),
+        leader_namespace: str | None = None,
     ) -> tuple[datetime, int]:
         """Return when the replica started, and that it is the only one."""
         return started_at or monotonic_now(), 1

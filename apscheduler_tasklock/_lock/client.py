@@ -748,6 +748,7 @@ class LockClient:
         tasks: Sequence[str],
         rejected: Sequence[str] = (),
         running: Sequence[RunningRun] = (),
+        leader_namespace: str | None = None,
     ) -> Statement:
         """Return a statement that reports this replica as alive, with its tasks and runs."""
 
@@ -759,6 +760,7 @@ class LockClient:
                 tasks=tasks,
                 rejected=rejected,
                 running=running,
+                leader_namespace=leader_namespace,
                 started_at=self._started_at,
             )
             if self._started_at is None:

@@ -477,12 +477,15 @@ class TaskLockProtocol:
         started_at: datetime | None = None,
         rejected: Sequence[str] = (),
         running: Sequence[RunningRun] = (),
+        leader_namespace: str | None = None,
     ) -> tuple[datetime, int]:
         """Report this replica as alive, with its tasks.
 
         :param started_at: the start that the first call returned; ``None`` in the first call
         :param rejected: the replica's rejected work, with the remedies
         :param running: the replica's runs that go on
+        :param leader_namespace: the namespace in which the replica leads or follows; ``None``: it
+            is not in leader mode
         :return: when the replica started, and how many replicas are alive
         """
         connection = cursor.connection
@@ -493,6 +496,7 @@ class TaskLockProtocol:
             "rejected": [ascii(text) if lacking(connection, text) else text for text in rejected],
             "started_at": started_at,
             "running": _reported(running),
+            "leader_namespace": leader_namespace,
         }
         cursor.row_factory = dict_row
         row = self._execute(cursor, self._report_replica, parameters).fetchone()

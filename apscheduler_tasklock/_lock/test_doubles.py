@@ -127,6 +127,7 @@ class LockProtocol(Protocol):
         started_at: datetime | None = None,
         rejected: Sequence[str] = (),
         running: Sequence[RunningRun] = (),
+        leader_namespace: str | None = None,
     ) -> tuple[datetime, int]:
         """Report this replica as alive, with its tasks."""
 

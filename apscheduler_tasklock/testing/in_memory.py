@@ -287,6 +287,7 @@ class MemoryProtocol:
         started_at: datetime | None = None,
         rejected: Sequence[str] = (),
         running: Sequence[RunningRun] = (),
+        leader_namespace: str | None = None,
     ) -> tuple[datetime, int]:
         """Note the replica's tasks; return when it was first seen, and the number of replicas."""
         with self._locks.lock:

@@ -12,6 +12,9 @@ from apscheduler_tasklock._lock.statements.conditions import BRIEFLY, NEVER, ROW
 # The beginning of the name of a leader's row. The rest of the name is the namespace. No task's name
 # begins with U+0001.
 LEADER = "\x01leader:"
+# Whether a row is that of a leader, and its namespace: the SQL of LEADER.
+IS_LEADER = "starts_with(lock.task_name, chr(1) || 'leader:'::text)"
+LEADER_NAMESPACE = f"pg_catalog.substr(lock.task_name, {len(LEADER) + 1})"
 
 _IS_OWN = "lock.locked_by = %(replica_id)s::text"
 _IS_OVER = "(lock.finished_at IS NOT NULL OR lock.locked_until <= now())"
