@@ -6,15 +6,16 @@ import argparse
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
-from datetime import timedelta, timezone
+from datetime import datetime, timedelta, timezone
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from apscheduler_tasklock._lock.command_lines import command_line
-from apscheduler_tasklock._lock.schedules import schedule_of
+from apscheduler_tasklock._lock.schedules import schedule_of, shown_zone
 from apscheduler_tasklock._lock.tracebacks import LONGEST_TRACEBACK
 from apscheduler_tasklock._values import cut
 from apscheduler_tasklock.cli.exits import OK, say
-from apscheduler_tasklock.cli.next_run_times import next_run_times
+from apscheduler_tasklock.cli.next_run_times import end_of, next_run_times
 from apscheduler_tasklock.cli.output import (
     STATE_STYLES,
     Cell,
@@ -367,7 +368,7 @@ def _print_facts(
     facts["lock times"] = _lock_times_in_words(task, shown)
     facts["options"] = _options_in_words(task, shown)
     facts["due"] = _due_in_words(task, shown)
-    facts["next runs"] = _next_runs_in_words(task)
+    facts["next runs"] = _next_runs_in_words(task, shown)
     facts["last success"] = shown.moment(task.succeeded_at)
     facts["last failure"] = shown.moment(task.failed_at)
     if task.failures:
@@ -511,16 +512,38 @@ def _option_in_words(name: str, option: OptionSource, shown: Output) -> str:
     return f"{name} {words} ({place})"
 
 
-def _next_runs_in_words(task: TaskStatus) -> str:
-    """Return the next run times, with the name of their time zone."""
+def _next_runs_in_words(task: TaskStatus, shown: Output) -> str:
+    """Return the next run times, with the name of their time zone, or that there are none."""
     found = next_run_times(task)
     if not found:
-        return ""
-    # Rounded, because a registered due time, from which intervals count, is not exact.
-    half = timedelta(seconds=0.5)
-    rounded = [(each.astimezone(timezone.utc) + half).astimezone(each.tzinfo) for each in found]
-    words = ", ".join(f"{each:%Y-%m-%d %H:%M:%S}" for each in rounded)
-    return f"{words} {task.zone or ''}".rstrip()
+        return _ended_in_words(task, shown)
+    gaps = (later.timestamp() - earlier.timestamp() for earlier, later in pairwise(found))
+    if all(gap >= 1 for gap in gaps):
+        found = [_rounded(each) for each in found]
+    times = [each.replace(tzinfo=None).isoformat(sep=" ") for each in found]
+    if len(set(times)) < len(times):  # clocks are put back, and repeat an hour
+        times = [each.isoformat(sep=" ") for each in found]
+    return f"{', '.join(times)} {shown_zone(task.zone or 'UTC')}"
+
+
+def _rounded(moment: datetime) -> datetime:
+    """Return a time without the fraction of its second.
+
+    A registered due time, from which intervals count, is not exact.
+    """
+    rounded = moment.astimezone(timezone.utc) + timedelta(seconds=0.5)
+    return rounded.replace(microsecond=0).astimezone(moment.tzinfo)
+
+
+def _ended_in_words(task: TaskStatus, shown: Output) -> str:
+    """Return that a task's schedule has ended; ``""`` if it has not, or that is not known."""
+    end = end_of(task.schedule)
+    if isinstance(end, datetime):
+        has_ended = end.timestamp() < time.time()
+        return f"none: the schedule ended at {shown.moment(end)}" if has_ended else ""
+    if end is None or end >= datetime.now(timezone.utc).date() - timedelta(days=1):
+        return ""  # also if that day may go on in the schedule's time zone
+    return f"none: the schedule ended with {end.isoformat()}"
 
 
 def _due_in_words(task: TaskStatus, shown: Output) -> str:
