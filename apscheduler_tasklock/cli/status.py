@@ -238,11 +238,13 @@ def pauses_of(task: TaskStatus, shown: Output) -> list[str]:
     return pauses or [f"paused until {shown.moment(task.paused_until) or 'resumed'}"]
 
 
-def pause_in_words(pause: Pause, shown: Output) -> str:
-    """Return a pause in words: by whom, until when, and why."""
+def pause_in_words(pause: Pause, shown: Output, *, with_since: bool = False) -> str:
+    """Return a pause in words: by whom, until when, and why; also since when if asked."""
     what = "" if pause.namespace is None else f" with {of_all_in_words(pause.namespace)}"
     why = f" ({pause.reason})" if pause.reason else ""
-    return f"paused{what} by {pause.by} until {shown.moment(pause.until) or 'resumed'}{why}"
+    since = f" since {shown.moment(pause.since)}" if with_since else ""
+    until = shown.moment(pause.until) or "resumed"
+    return f"paused{what} by {pause.by}{since} until {until}{why}"
 
 
 def of_all_in_words(namespace: str) -> str:

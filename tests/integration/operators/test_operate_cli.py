@@ -909,7 +909,11 @@ class TestPauseAndResume:
         answer = command("resume", "rep*", "other", *form)
         assert answer.status == 0
         if form:
-            assert answer.json == {"resumed": ["report-1", "report-2"], "still_paused": {}}
+            assert answer.json == {
+                "resumed": ["report-1", "report-2"],
+                "still_paused": {},
+                "ended": {},
+            }
         else:
             assert answer.out == ("other: was not paused\nreport-1: resumed\nreport-2: resumed\n")
         assert answer.err == "apscheduler-tasklock: 2 tasks are resumed\n"
@@ -922,19 +926,28 @@ class TestPauseAndResume:
         for task in ("a", "b"):
             add_task(connection, task)
         assert command("pause", "a", "--as", "ann", "--reason", "closed").status == 0
-        assert command("pause", "a", "b").status == 0
+        assert command("pause", "a", "b", "--reason", "tired").status == 0
         answer = command("resume", "a", "b", *form)
         assert answer.status == 4
         assert "the pauses of others stay; --force takes them out" in answer.err
         if form:
             [left] = answer.json["still_paused"]["a"]
             assert (answer.json["resumed"], left["by"], left["until"]) == (["b"], "ann", None)
+            assert {
+                name: [pause["reason"] for pause in pauses]
+                for name, pauses in answer.json["ended"].items()
+            } == {"a": ["tired"]}
         else:
-            assert answer.out.splitlines() == [
-                "a: still paused by ann until resumed (closed)",
-                "b: resumed",
-            ]
-        assert command("resume", "a").status == 4  # of others alone
+            first, last = answer.out.splitlines()
+            own, left = first.removeprefix("a: ").split("; ")
+            assert re.fullmatch(r"no longer paused by \S+ until resumed \(tired\)", own)
+            assert left == "still paused by ann until resumed (closed)"
+            assert last == "b: resumed"
+        answer = command("resume", "a")  # of others alone
+        assert (answer.status, answer.out) == (
+            4,
+            "a: still paused by ann until resumed (closed)\n",
+        )
         answer = command("resume", "a", "--force" if form else "--as", *(() if form else ("ann",)))
         assert (answer.status, answer.out) == (0, "a: resumed\n")
 
