@@ -520,21 +520,12 @@ def _next_runs_in_words(task: TaskStatus, shown: Output) -> str:
     if not found:
         return _ended_in_words(task, shown)
     gaps = (later.timestamp() - earlier.timestamp() for earlier, later in pairwise(found))
-    if all(gap >= 1 for gap in gaps):
-        found = [_rounded(each) for each in found]
+    if all(gap >= 1 for gap in gaps):  # without fractions, as the due time is shown
+        found = [each.replace(microsecond=0) for each in found]
     times = [each.replace(tzinfo=None).isoformat(sep=" ") for each in found]
     if len(set(times)) < len(times):  # clocks are put back, and repeat an hour
         times = [each.isoformat(sep=" ") for each in found]
     return f"{', '.join(times)} {shown_zone(task.zone or 'UTC')}"
-
-
-def _rounded(moment: datetime) -> datetime:
-    """Return a time without the fraction of its second.
-
-    A registered due time, from which intervals count, is not exact.
-    """
-    rounded = moment.astimezone(timezone.utc) + timedelta(seconds=0.5)
-    return rounded.replace(microsecond=0).astimezone(moment.tzinfo)
 
 
 def _ended_in_words(task: TaskStatus, shown: Output) -> str:

@@ -372,6 +372,16 @@ class TestShow:
         assert {each[-8:] for each in line.split(", ")} == {"18:00:00", "02:00:00"}
         assert "(cron hour=3 minute=0 Africa/Lagos) or (cron hour=3 minute=0 Asia/Tokyo)" in told
 
+    def test_the_first_of_them_is_the_due_time(
+        self, command: Command, connection: Connection
+    ) -> None:
+        details = json.dumps({"options": {}, "zone": "UTC"})
+        due_at = "'2099-01-01T00:00:49.7Z'"
+        add_task(connection, "sync", details=f"'{details}'", due_at=due_at)
+        told = command("show", "sync").out
+        assert "due          2099-01-01T00:00:49Z" in told
+        assert "next runs    2099-01-01 00:00:49, 2099-01-01 00:05:49, " in told
+
     @pytest.mark.parametrize(
         ("end", "words"),
         [
@@ -416,7 +426,7 @@ class TestShow:
             (
                 [0, 3600, 0],
                 "Europe/Berlin",
-                "2099-10-24T23:59:59.9Z",
+                "2099-10-25T00:00:00.02Z",
                 "2099-10-25 02:00:00+02:00, 2099-10-25 02:00:00+01:00, 2099-10-25 03:00:00+01:00, "
                 "2099-10-25 04:00:00+01:00, 2099-10-25 05:00:00+01:00 Europe/Berlin",
             ),
