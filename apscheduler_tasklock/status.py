@@ -109,7 +109,8 @@ class TaskStatus:
 
     :ivar name: the task's name
     :ivar state: the state
-    :ivar schedule: the trigger in canonical form, as JSON-like data; ``None``: not registered
+    :ivar schedule: the trigger in canonical form, as JSON-like data, with its end; if the parts of
+        a combination have several time zones, with these; ``None``: not registered
     :ivar kind: kind of the last run: ``"schedule"``, ``"takeover"``, ``"manual"`` or ``"hold"``
     :ivar token: fencing token of the last run
     :ivar holder: replica of the last run

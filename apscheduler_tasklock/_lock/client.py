@@ -14,7 +14,7 @@ from math import inf
 from typing import Any, TypeVar
 from uuid import UUID
 
-from psycopg.errors import InsufficientPrivilege
+from psycopg.errors import InsufficientPrivilege, UndefinedTable
 from sqlalchemy import Engine
 
 from apscheduler_tasklock._application import flush_application
@@ -97,6 +97,7 @@ from apscheduler_tasklock.lock import HeldLock
 from apscheduler_tasklock.schema.check import (
     check_tables,
     explain_missing_rights,
+    explain_missing_table,
     find_problem,
 )
 from apscheduler_tasklock.schema.table import (
@@ -969,7 +970,7 @@ class LockClient:
         return self._ask(Call(self._explaining(statement)), Deadline(self._closing, until))
 
     def _explaining(self, statement: Callable[[Any], Answer]) -> Callable[[Any], Answer]:
-        """Return the statement in a form whose errors name the missing rights."""
+        """Return the statement in a form whose errors name missing rights, or where tables are."""
 
         def run(cursor: Any) -> Answer:
             try:
@@ -978,6 +979,8 @@ class LockClient:
                 raise explain_missing_rights(
                     cursor, error, self.table, self._url.username
                 ) from error
+            except UndefinedTable as error:
+                raise explain_missing_table(cursor, error, self.table) from error
 
         return run
 

@@ -78,6 +78,11 @@ def read_json(text: str) -> Any:
     return value
 
 
+def canonical_json(value: Any) -> str:
+    """Return a value as the JSON text that all replicas write of it."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
+
+
 def texts(values: Iterable[Any]) -> tuple[str, ...]:
     """Return the texts of an array, which may also have nulls and further dimensions."""
     return tuple(value for value in values if isinstance(value, str))

@@ -29,6 +29,7 @@ from apscheduler_tasklock._lock.json_columns import (
     texts,
 )
 from apscheduler_tasklock._lock.protocol import HISTORY, history_beside
+from apscheduler_tasklock._lock.schedules import with_exact_times
 from apscheduler_tasklock._lock.statements import (
     ALL_TASKS,
     DUE_IN_ANY_PAUSE,
@@ -1192,7 +1193,8 @@ def _task_status(row: dict[str, Any]) -> TaskStatus:
     own_end = row.pop("own_paused_until")
     ends = [own_end] if row.pop("is_paused_itself") else []
     schedule = _from_json(row, "schedule", bad)
-    options, zone = _details(_from_json(row, "details", []))
+    details = _from_json(row, "details", [])
+    options, zone = _details(details)
     del row["details"]
     pauses = [
         row.pop(f"pauses_{name}") or () for name in ("by", "since", "until", "why", "namespace")
@@ -1211,7 +1213,7 @@ def _task_status(row: dict[str, Any]) -> TaskStatus:
             "pauses": found,
             "paused_until": None if None in ends else max(ends, default=None),
             "state": TaskState.UNREADABLE if bad else state,
-            "schedule": schedule,
+            "schedule": with_exact_times(schedule, details),
             "late_by": row["late_by"] if is_due else None,
             "unreadable": tuple(bad),
             "options": options,

@@ -616,7 +616,8 @@ class Registration:
     :ivar least_gap: as in :class:`ClaimRequest`
     :ivar runs: the job's function, as in :class:`ClaimRequest`
     :ivar period: seconds from the next run time to the one after it; ``None`` if that is unknown
-    :ivar details: the job's options and its trigger's time zone as JSON, for operators
+    :ivar details: the job's options and its trigger's time zone as JSON, for operators, and what
+        ``schedule`` leaves out of the trigger
     """
 
     task_name: str

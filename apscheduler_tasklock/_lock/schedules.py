@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from datetime import timedelta, timezone
 from typing import Any
 
-from apscheduler_tasklock._lock.json_columns import read_json
+from apscheduler_tasklock._lock.json_columns import canonical_json, read_json
 from apscheduler_tasklock._lock.words import printable, seconds_in_words
 from apscheduler_tasklock.status import TaskStatus
 
@@ -23,6 +23,9 @@ _CRON_DEFAULTS = {"month": "1", "day": "1", "hour": "0", "minute": "0", "second"
 # anybody may have written the row.
 NO_FORM = (AttributeError, LookupError, TypeError, ValueError, ArithmeticError, RecursionError)
 
+# Which name of UTC a trigger has depends on its machine.
+_NAMES_OF_UTC = ("Etc/UTC", "Etc/UCT", "Etc/Universal", "Etc/Zulu", "UCT", "Universal", "Zulu")
+
 _CALENDAR_UNITS = ("year", "month", "week", "day")
 
 
@@ -31,6 +34,30 @@ def schedule_of(task: TaskStatus) -> str:
     if task.schedule is None:
         return "hold" if task.kind == "hold" else "-"
     return schedule_in_words(task.schedule)
+
+
+def with_exact_times(schedule: Any, details: Any) -> Any:
+    """Return a trigger's canonical form with the times and zones that the form leaves out.
+
+    :param details: the row's ``details``. A replica that claims by a changed schedule writes the
+        schedule before the details, so the details may belong to the schedule before.
+    """
+    try:
+        exact = details["schedule"]
+        return exact if _without_exact_times(exact) == schedule else schedule
+    except NO_FORM:
+        return schedule
+
+
+def _without_exact_times(exact: Mapping[str, Any]) -> dict[str, Any]:
+    form = {name: value for name, value in exact.items() if name != "zone"}
+    for name in ("end", "run"):
+        if "." in (form.get(name) or ""):  # a fraction of a second
+            form[name] = None
+    if "parts" in form:
+        parts = [_without_exact_times(part) for part in exact["parts"]]
+        form["parts"] = sorted(parts, key=canonical_json)
+    return form
 
 
 def schedule_in_words(schedule: Any) -> str:
@@ -147,7 +174,12 @@ def _zone(form: Mapping[str, Any]) -> str:
     zone = form.get("zone") or "UTC"
     if zone.lstrip("-").isdigit():  # an offset, in microseconds
         zone = str(timezone(timedelta(microseconds=int(zone))))
-    return "" if zone == "UTC" else f" {zone}"
+    return "" if shown_zone(zone) == "UTC" else f" {zone}"
+
+
+def shown_zone(zone: str) -> str:
+    """Return the name of a time zone as it is shown: one name for UTC, which has several."""
+    return "UTC" if zone in _NAMES_OF_UTC else zone
 
 
 def _end(form: Mapping[str, Any]) -> str:

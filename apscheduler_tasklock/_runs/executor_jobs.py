@@ -27,7 +27,7 @@ from apscheduler_tasklock._runs.submission import (
     Submission,
     new_claim_ids,
 )
-from apscheduler_tasklock._runs.task_names import canonical_schedule
+from apscheduler_tasklock._runs.task_names import canonical_schedule, exact_schedule
 from apscheduler_tasklock._runs.tasks import ResolvedTask, Tasks
 from apscheduler_tasklock._runs.trigger_times import period_after, run_times_between, zone_of
 from apscheduler_tasklock._values import logger_of
@@ -348,7 +348,11 @@ class ExecutorJobs:
         )
 
     def _details(self, job: Any, jobstore: str, task: ResolvedTask) -> str:
-        """Return a job's options, each with the place where it is set, and its zone, as JSON."""
+        """Return what operators see of a job, as JSON.
+
+        These are its options, each with the place where it is set, its trigger's time zone, and
+        what else the trigger's canonical form leaves out.
+        """
         assert self._tasks is not None
         assert task.options is not None
         places, options = self._tasks.places(job), dict[str, tuple[Any, str]]()
@@ -360,7 +364,9 @@ class ExecutorJobs:
         for name in given:
             value = getattr(task.options, name)
             options[name] = (None if value == inf else value, places[name])
-        return json.dumps({"options": options, "zone": zone_of(job.trigger)})
+        details = {"options": options, "zone": zone_of(job.trigger)}
+        exact = exact_schedule(job.trigger)
+        return json.dumps(details if exact is None else {**details, "schedule": exact})
 
     def _stored_period(self, submission: Submission, run_time: datetime) -> float | None:
         """Return the period of a stored job; ``None``: the job's option ``period`` is used.

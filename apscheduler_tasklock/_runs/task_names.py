@@ -6,7 +6,6 @@ The task of a job without an id of its own gets such a name.
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,9 +21,9 @@ from apscheduler.triggers.cron import CronTrigger
 from apscheduler.triggers.date import DateTrigger
 from apscheduler.triggers.interval import IntervalTrigger
 
-from apscheduler_tasklock._lock.json_columns import LONGEST_JSON
+from apscheduler_tasklock._lock.json_columns import LONGEST_JSON, canonical_json
 from apscheduler_tasklock._runs.job_functions import function_reference, identity_of, unwrapped
-from apscheduler_tasklock._runs.trigger_times import time_of_day
+from apscheduler_tasklock._runs.trigger_times import time_of_day, zone_of
 from apscheduler_tasklock.errors import TaskLockOptionError
 from apscheduler_tasklock.options import RESERVED_KEY
 
@@ -93,7 +92,7 @@ class UnnamedTask:
             if own_because is not None:
                 return cls("", arguments is not None, is_one_off, own_because)
         # `surrogatepass`, because the texts among the arguments may have lone surrogates.
-        digest = hashlib.sha256(_as_json(form).encode("utf-8", "surrogatepass")).hexdigest()
+        digest = hashlib.sha256(canonical_json(form).encode("utf-8", "surrogatepass")).hexdigest()
         name = f"{function_reference(job)}-{digest[:16]}"
         return cls(name, arguments is not None, is_one_off)
 
@@ -206,7 +205,7 @@ def canonical_trigger(trigger: Any) -> Any:
     if kind in (AndTrigger, OrTrigger):
         return {
             "type": "and" if kind is AndTrigger else "or",
-            "parts": sorted(map(canonical_trigger, trigger.triggers), key=_as_json),
+            "parts": sorted(map(canonical_trigger, trigger.triggers), key=canonical_json),
             "jitter": _jitter(trigger),
         }
     return {"class": f"{kind.__module__}:{kind.__qualname__}"}
@@ -218,12 +217,43 @@ def canonical_schedule(trigger: Any) -> str:
     A trigger of thousands of parts is too long for a row. So its class and a digest are returned,
     which still show whether the trigger has changed.
     """
-    text = _as_json(canonical_trigger(trigger))
+    text = canonical_json(canonical_trigger(trigger))
     if len(text) <= LONGEST_JSON:
         return text
     digest = hashlib.sha256(text.encode()).hexdigest()
     kind = type(trigger)
-    return _as_json({"class": f"{kind.__module__}:{kind.__qualname__}", "digest": digest})
+    return canonical_json({"class": f"{kind.__module__}:{kind.__qualname__}", "digest": digest})
+
+
+def exact_schedule(trigger: Any) -> Any:
+    """Return a trigger in canonical form with what that form leaves out, for operators.
+
+    These are dates and ends with microseconds, and the time zones of the parts of a combination in
+    several time zones. ``None`` is returned if the canonical form and the trigger's time zone tell
+    the same, or if the form is too long for a row.
+    """
+    if type(trigger) is DateTrigger:
+        return None
+    form = _exact(trigger, with_zone=zone_of(trigger) is None)
+    text = canonical_json(form)
+    # Half of the limit, because the row's column has the job's options, too.
+    if text == canonical_json(canonical_trigger(trigger)) or len(text) > LONGEST_JSON // 2:
+        return None
+    return form
+
+
+def _exact(trigger: Any, *, with_zone: bool) -> Any:
+    form = canonical_trigger(trigger)
+    if "parts" in form:
+        parts = [_exact(part, with_zone=with_zone) for part in trigger.triggers]
+        return {**form, "parts": sorted(parts, key=canonical_json)}
+    for name, attribute in (("end", "end_date"), ("run", "run_date")):
+        moment = getattr(trigger, attribute, None)
+        if name in form and isinstance(moment, datetime):
+            form[name] = _canonical_datetime(moment)
+    if with_zone and "class" not in form:
+        form["zone"] = zone_of(trigger)
+    return form
 
 
 def canonical_arguments(job: Any) -> Any:
@@ -269,7 +299,7 @@ def _canonical(value: Any, depth: int) -> Any:
     if kind in (list, tuple):
         return [_canonical(part, depth + 1) for part in value]
     if kind in (set, frozenset):
-        return {"set": sorted((_canonical(part, depth + 1) for part in value), key=_as_json)}
+        return {"set": sorted((_canonical(part, depth + 1) for part in value), key=canonical_json)}
     if kind is dict and all(type(key) is str for key in value):
         return {"dict": {key: _canonical(part, depth + 1) for key, part in value.items()}}
     raise _NoCanonicalFormError
@@ -315,7 +345,3 @@ def _jitter(trigger: Any) -> float:
     """Return the maximum jitter of a trigger, in seconds."""
     jitter = trigger.jitter
     return float(jitter) if isinstance(jitter, (int, float)) else 0.0
-
-
-def _as_json(form: Any) -> str:
-    return json.dumps(form, ensure_ascii=False, separators=(",", ":"), sort_keys=True)

@@ -62,6 +62,10 @@ _DAYS_OF_STEP = 10
 # would search until the year 9999 if no day matches, which takes seconds or minutes.
 _SEARCHED_AT_ONCE = timedelta(days=4 * 365)
 
+# Limits the time by which clocks are put forward at once. Days that a time zone has left out, as
+# Apia did in 2011, are ignored.
+_LONGEST_SKIP = timedelta(hours=2)
+
 # Limits the years for which a calendar interval computes dates, because APScheduler loops for ever
 # if the next date is after the year 9999.
 _LAST_YEAR = 9000
@@ -206,20 +210,52 @@ def run_times_between(
     :param most: limits how many are returned. If the search takes too long, fewer are returned.
     :raises Exception: whatever a custom trigger raises
     """
-    found: list[datetime] = []
-    steps, plain = Steps(), _without_jitter_and_end(trigger)
+    steps, plain = Steps(), _without_jitter(trigger)
     with suppress(OutOfStepsError):
-        following = _first_from(_copied(plain), since, steps)
-        while following is not None and following.timestamp() < until.timestamp():
-            if found:
-                period = following.timestamp() - found[-1].timestamp()
-                if ends_after(trigger, found[-1], period):
-                    break
-            found.append(following)
-            if len(found) >= most:
+        first = _first_from(_copied(plain), since, steps)
+        if first is not None and first.timestamp() < until.timestamp():
+            return [first, *_walked(plain, first, until, most - 1, steps)]
+    return []
+
+
+def run_times_after(trigger: Any, first: datetime, until: datetime, most: int) -> list[datetime]:
+    """Return the trigger's nominal run times that follow another one, before ``until``.
+
+    :param first: a nominal run time
+    :param most: limits how many are returned. If the search takes too long, fewer are returned.
+    :raises Exception: whatever a custom trigger raises
+    """
+    return _walked(_without_jitter(trigger), first, until, most, Steps())
+
+
+def _walked(
+    trigger: Any, first: datetime, until: datetime, most: int, steps: Steps
+) -> list[datetime]:
+    found = [first]
+    with suppress(OutOfStepsError):
+        while len(found) <= most:
+            following = _next_after(trigger, found[-1], steps)
+            if following is None or following.timestamp() >= until.timestamp():
                 break
-            following = _next_after(plain, following, steps)
-    return found
+            found.append(following)
+    return found[1:]
+
+
+def nominal_time_due(trigger: Any, due_at: datetime, slack: timedelta) -> datetime | None:
+    """Return the nominal run time of the run that is due at a time; ``None`` if there is none.
+
+    The due time may be later than the nominal run time by the trigger's jitter. If clocks skip an
+    hour, a run time in that hour is moved to a later one, which the trigger does not give if it is
+    asked for its first run time from shortly before that time.
+
+    :param slack: by how much the due time may be inexact
+    """
+    latest = _moved(due_at, slack)
+    jitter = timedelta(seconds=total_jitter(trigger)) + 2 * slack
+    seconds = (jitter + _LONGEST_SKIP).total_seconds()
+    found = _last_without_jitter(trigger, latest, seconds)
+    is_there = _moved(latest, -jitter).timestamp() <= found.timestamp() < latest.timestamp()
+    return found if is_there else None
 
 
 def count_until(
@@ -405,10 +441,19 @@ def zone_of(trigger: Any) -> str | None:
 
 def _without_jitter_and_end(trigger: Any) -> Any:
     """Return the trigger without jitter and end date: a copy where one is needed, else itself."""
+    return _without(trigger, "jitter", "end_date")
+
+
+def _without_jitter(trigger: Any) -> Any:
+    """Return the trigger without jitter: a copy where one is needed, else itself."""
+    return _without(trigger, "jitter")
+
+
+def _without(trigger: Any, *attributes: str) -> Any:
     is_stock = type(trigger) in _STOCK
     if not is_stock and isinstance(trigger, (AndTrigger, OrTrigger)):
-        return _combined(trigger, _without_jitter_and_end)
-    has = [name for name in ("jitter", "end_date") if getattr(trigger, name, None) is not None]
+        return _combined(trigger, lambda part: _without(part, *attributes))
+    has = [name for name in attributes if getattr(trigger, name, None) is not None]
     if not has and type(trigger) in _ASKED_THEMSELVES:
         return trigger
     plain = _copied(trigger)

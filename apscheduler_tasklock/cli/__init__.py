@@ -14,7 +14,14 @@ from sqlalchemy.exc import DBAPIError
 from apscheduler_tasklock._database.sqlstates import one_line
 from apscheduler_tasklock._lock.command_lines import PROGRAM
 from apscheduler_tasklock.cli.check import UNKNOWN, answer_monitor
-from apscheduler_tasklock.cli.exits import FAILED, INTERRUPTED, message_of, say, status_of
+from apscheduler_tasklock.cli.exits import (
+    FAILED,
+    INTERRUPTED,
+    message_of,
+    remedy_after,
+    say,
+    status_of,
+)
 from apscheduler_tasklock.cli.parser import Default, MonitorParser, build_parser, joined
 from apscheduler_tasklock.errors import TaskLockError
 
@@ -94,5 +101,5 @@ def _answer(run: Callable[[], int]) -> int:
         cause = getattr(error, "orig", None) or error
         refused = isinstance(cause, psycopg.Error) and cause.sqlstate is not None
         what = "the database refused" if refused else "cannot use the database"
-        say(f"{what}: {one_line(cause)}")
+        say(f"{what}: {one_line(cause)}{remedy_after(error)}")
         return FAILED

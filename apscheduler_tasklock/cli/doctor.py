@@ -27,9 +27,11 @@ from apscheduler_tasklock.cli.exits import FAILED, OK
 from apscheduler_tasklock.cli.output import Cell, output, print_json
 from apscheduler_tasklock.cli.output import Table as Shown
 from apscheduler_tasklock.cli.remedies import (
+    FROZEN,
     FULL_DATABASE,
     FULL_ROLE,
     FULL_SERVER,
+    STANDBY,
     STATEMENT_POOLING,
     filled,
     remedy_of,
@@ -42,13 +44,14 @@ from apscheduler_tasklock.schema.check import (
     Found,
     command,
     explain_rejection,
+    in_another_schema,
     look_up,
     missing_table,
     problems_of,
+    read_elsewhere,
 )
 from apscheduler_tasklock.schema.inspection import (
     Blocker,
-    Elsewhere,
     ServerState,
     Statistics,
     has_table,
@@ -56,7 +59,6 @@ from apscheduler_tasklock.schema.inspection import (
     noted_in,
     read_blockers,
     read_connections,
-    read_elsewhere,
     read_open_transactions,
     read_rejected,
     read_revision,
@@ -65,7 +67,6 @@ from apscheduler_tasklock.schema.inspection import (
     read_versions,
     try_to_write,
 )
-from apscheduler_tasklock.schema.shell import table_options
 from apscheduler_tasklock.schema.table import (
     job_table,
     literal,
@@ -344,11 +345,15 @@ class _Examination:
         [found] = look_up(self._cursor, [table])
         self._found[table.name] = found
         if not found.exists:
-            elsewhere = read_elsewhere(self._cursor, table)
-            yield (
-                self._in_another_schema(table, elsewhere)
-                if elsewhere
-                else _wrong(what, missing_table(self._task_lock, table))
+            # Another application's tables may be in another schema, so these are of no use if the
+            # task lock table is where it is looked for.
+            is_elsewhere = not self._found[self._task_lock.name].exists
+            there = read_elsewhere(self._cursor, table) if is_elsewhere else []
+            yield _wrong(
+                what,
+                in_another_schema(self._task_lock, [table], there, self._role)
+                if there
+                else missing_table(self._task_lock, table),
             )
             return
         problems = list(self._problems(found))
@@ -357,27 +362,6 @@ class _Examination:
             yield Finding(what, "ok", "is there, with its columns, and permitted")
         if found.may_enter:
             yield _bloat(table, read_statistics(self._cursor, table))
-
-    def _in_another_schema(self, table: Table, there: Sequence[Elsewhere]) -> Finding:
-        """Return a finding that a table is in another schema than the one that was given."""
-        role = quoted(self._role)
-        where = f"schema {table.schema}" if table.schema else "the search_path"
-        # The owner is named, because somebody may have created a table of this name as a trap.
-        schemas = ", ".join(f"{quoted(one.schema)} of role {quoted(one.owner)}" for one in there)
-        says = f"it is not in {where}, but there is one in schema {schemas}"
-        first = there[0]
-        schema = quoted(first.schema)
-        [option] = table_options(first.schema)
-        remedies = []
-        if not first.may_use:
-            remedies.append(f"let its owner run: GRANT USAGE ON SCHEMA {schema} TO {role}")
-        if table.schema or not first.in_path:
-            remedies.append(
-                f"if it is yours: pass {option} here and schema={first.schema!r} to "
-                f"the executor, or put it into the search_path: ALTER ROLE {role} SET search_path "
-                f"= {schema}, public"
-            )
-        return Finding(f"table {table.fullname}", "wrong", says, "; ".join(remedies))
 
     def _problems(self, found: Found) -> Iterator[Finding]:
         table, what, role = found.table, f"table {found.table.fullname}", self._role
@@ -548,10 +532,9 @@ def _read_only(server: ServerState) -> Finding:
     if not server.read_only:
         return Finding("writable", "ok", "the server takes writes")
     if server.is_standby:
-        says, remedy = "this is a standby", "name the primary; or all servers, in one URL"
+        says, remedy = "this is a standby", STANDBY
     else:
-        says = "default_transaction_read_only is on"
-        remedy = "ALTER DATABASE ... RESET default_transaction_read_only, or the same for the role"
+        says, remedy = "default_transaction_read_only is on", FROZEN
     return Finding("writable", "wrong", f"the server is read-only: {says}", remedy)
 
 

@@ -6,6 +6,7 @@ import sys
 
 from apscheduler_tasklock._lock.command_lines import PROGRAM
 from apscheduler_tasklock._lock.words import printable
+from apscheduler_tasklock.cli.remedies import READ_ONLY
 from apscheduler_tasklock.errors import (
     TaskLockDatabaseError,
     TaskLockError,
@@ -27,6 +28,9 @@ RUN_FAILED = 6
 INTERRUPTED = 130
 """Ctrl-C. Shells use the same number."""
 
+# The SQLSTATE of a statement that a read-only server rejects.
+_READ_ONLY_TRANSACTION = "25006"
+
 _STATUSES: tuple[tuple[type[TaskLockError], int], ...] = (
     (TaskLockNotFoundError, NOT_FOUND),
     (TaskLockStateError, FORBIDDEN),
@@ -42,8 +46,18 @@ def status_of(error: TaskLockError) -> int:
 def message_of(error: TaskLockError) -> str:
     """Return the message of an error."""
     if isinstance(error, TaskLockDatabaseError):
-        return f"the database is unavailable: {error}"
+        return f"the database is unavailable: {error}{remedy_after(error)}"
     return str(error)
+
+
+def remedy_after(error: Exception) -> str:
+    """Return what to do about an error, to be put behind its message; ``""`` if it is not known.
+
+    The message alone is not enough, because a server may tell it in another language.
+    """
+    cause = getattr(error, "orig", None) or error.__cause__ or error
+    is_of_writes = getattr(cause, "sqlstate", None) == _READ_ONLY_TRANSACTION
+    return f"; {READ_ONLY}" if is_of_writes or "read-only" in str(error) else ""
 
 
 def say(message: str) -> None:

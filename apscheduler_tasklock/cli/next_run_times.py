@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import date, datetime, timedelta, timezone, tzinfo
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -27,25 +27,80 @@ _END = datetime(9000, 1, 1, tzinfo=timezone.utc)
 def next_run_times(task: TaskStatus) -> list[datetime]:
     """Return a task's next run times without jitter, in the time zone of its schedule.
 
-    There are none if it is not known when the task is due, if the schedule is not one of
-    APScheduler's own triggers, if its time zone is not known here, or if APScheduler is not
-    installed.
+    There are none if it is not known when the task is due, if the schedule has ended or is not one
+    of APScheduler's own triggers, if its time zone is not known here, or if APScheduler is not
+    installed. The times of a schedule with several time zones are in UTC.
     """
     if task.due_at is None or not isinstance(task.schedule, Mapping):
         return []
     try:
-        from apscheduler_tasklock._runs.trigger_times import run_times_between
+        from apscheduler_tasklock._runs.trigger_times import EndlessTriggerError
     except ImportError:
         return []
     try:
-        zone = _zone(task.zone)
-        now = datetime.now(timezone.utc)
-        since = now if task.due_at < now else task.due_at - _SLACK
-        trigger = _trigger(task.schedule, zone, task.due_at.astimezone(zone))
-        found = run_times_between(trigger, since.astimezone(zone), _END, COUNT)
-    except (*NO_FORM, OSError):  # such as OSError for the time zone "Europe", which is a folder
+        has_several = task.zone is None and "parts" in task.schedule
+        zone = timezone.utc if has_several else _zone(task.zone)
+        trigger = _trigger(task.schedule, None if has_several else zone, task.due_at)
+        found = _times_of(trigger, task.due_at.astimezone(zone))
+    except (*NO_FORM, OSError, EndlessTriggerError):  # OSError: a time zone "Europe" is a folder
         return []
-    return list(found)
+    # By way of UTC, because a run time in an hour that clocks skip is a later one.
+    return [each.astimezone(timezone.utc).astimezone(zone) for each in found]
+
+
+def _times_of(trigger: Any, due_at: datetime) -> Sequence[datetime]:
+    """Return a trigger's next run times, and first of all that of the run that is due.
+
+    :raises EndlessTriggerError: they take too long to compute
+    """
+    from apscheduler.triggers.interval import IntervalTrigger
+
+    from apscheduler_tasklock._runs.trigger_times import (
+        nominal_time_due,
+        run_times_after,
+        run_times_between,
+    )
+
+    now = datetime.now(due_at.tzinfo)
+    if due_at < now:
+        return run_times_between(trigger, now, _END, COUNT)
+    if not isinstance(trigger, IntervalTrigger):
+        first = nominal_time_due(trigger, due_at, _SLACK)
+        if first is not None:
+            return [first, *run_times_after(trigger, first, _END, COUNT - 1)]
+    return run_times_between(trigger, due_at - _SLACK, _END, COUNT)
+
+
+def end_of(schedule: Any) -> datetime | date | None:
+    """Return the end of a schedule, after which it has no run time; ``None`` if it has none.
+
+    :param schedule: a ``TaskStatus.schedule``
+    """
+    try:
+        if schedule["type"] in ("and", "or"):
+            return _end_of_parts(schedule)
+        if schedule["type"] == "calendarinterval":
+            return schedule["end"] and date.fromisoformat(schedule["end"])
+        return _moment(schedule["end"])
+    except NO_FORM:
+        return None
+
+
+def _end_of_parts(schedule: Mapping[str, Any]) -> datetime | date | None:
+    ends = [end_of(part) for part in schedule["parts"]]
+    known = [end for end in ends if isinstance(end, datetime)]
+    if schedule["type"] == "and":
+        return min(known, default=None)
+    return max(known) if len(known) == len(ends) else None
+
+
+def _moment(text: str | None) -> datetime | None:
+    if text is None:
+        return None
+    moment = datetime.fromisoformat(text)
+    if moment.tzinfo is None:
+        raise ValueError(f"{text} has no time zone")
+    return moment
 
 
 def _zone(name: str | None) -> tzinfo:
@@ -63,9 +118,13 @@ def _zone(name: str | None) -> tzinfo:
     return timezone(-length if sign == "-" else length)
 
 
-def _trigger(form: Mapping[str, Any], zone: tzinfo, due_at: datetime) -> Any:
+def _trigger(
+    form: Mapping[str, Any], zone: tzinfo | None, due_at: datetime, *, is_part: bool = False
+) -> Any:
     """Return the trigger that has this canonical form, and is due at a time.
 
+    :param zone: its time zone; ``None``: each part of it has its own
+    :param is_part: whether it is a part of a combination, and another part may be due
     :raises Exception: there is none; see ``NO_FORM``
     """
     from apscheduler.triggers.combining import AndTrigger, OrTrigger
@@ -75,20 +134,26 @@ def _trigger(form: Mapping[str, Any], zone: tzinfo, due_at: datetime) -> Any:
 
     kind = form["type"]
     if kind in ("and", "or"):
-        if any(part["type"] == "interval" for part in form["parts"]):
-            raise ValueError("it is not known since when an interval in a combination counts")
         combine = AndTrigger if kind == "and" else OrTrigger
-        return combine([_trigger(part, zone, due_at) for part in form["parts"]])
+        parts = [_trigger(part, zone, due_at, is_part=True) for part in form["parts"]]
+        return combine(parts, jitter=form["jitter"])
     if kind == "date":
-        return DateTrigger(due_at)
-    end = form["end"] and datetime.fromisoformat(form["end"])
+        run = _moment(form["run"]) if is_part else due_at
+        if run is None:  # APScheduler would take the time now
+            raise ValueError("the date of a part is not known")
+        return DateTrigger(run)
+    if is_part and kind != "cron":
+        raise ValueError("it is not known since when an interval in a combination counts")
+    zone = _zone(form["zone"]) if zone is None else zone
+    end = None if kind == "calendarinterval" else _moment(form["end"])
     if kind == "interval":
         days, seconds, microseconds = form["length"]
         length = timedelta(days=days, seconds=seconds, microseconds=microseconds)
         exact = length.total_seconds()
         return IntervalTrigger(seconds=exact, start_date=due_at, end_date=end, timezone=zone)
     if kind == "cron":
-        return CronTrigger(**form["fields"], end_date=end, timezone=zone)
+        fields, jitter = form["fields"], form["jitter"]
+        return CronTrigger(**fields, end_date=end, timezone=zone, jitter=jitter)
     if kind != "calendarinterval":
         raise ValueError(f"unknown trigger {kind!r}")
     from apscheduler.triggers.calendarinterval import CalendarIntervalTrigger
@@ -98,7 +163,8 @@ def _trigger(form: Mapping[str, Any], zone: tzinfo, due_at: datetime) -> Any:
     return CalendarIntervalTrigger(
         **lengths,
         **times,
-        start_date=due_at.date(),
+        start_date=due_at.astimezone(zone).date(),
         end_date=form["end"] and date.fromisoformat(form["end"]),
         timezone=zone,
+        jitter=form["jitter"],
     )

@@ -1,4 +1,4 @@
-"""Why a connection to the database fails, and what to do about it. For ``doctor``."""
+"""Why a connection to the database fails, and what to do about it."""
 
 from __future__ import annotations
 
@@ -36,6 +36,11 @@ STATEMENT_POOLING = (
     "set pool_mode = transaction in pgbouncer.ini (also of this database or user, if they have "
     "their own), then RELOAD pgbouncer"
 )
+
+# What to do if the server is a standby, and what to do if it is not and takes no writes.
+STANDBY = "name the primary; or all servers, in one URL"
+FROZEN = "ALTER DATABASE ... RESET default_transaction_read_only, or the same for the role"
+READ_ONLY = f"if this is a standby, {STANDBY}; if not, let the database's owner run: {FROZEN}"
 
 _HBA = (
     "let the server's pg_hba.conf have a line for this role, database and address, before any that "

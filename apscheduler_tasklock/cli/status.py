@@ -6,15 +6,16 @@ import argparse
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
-from datetime import timedelta, timezone
+from datetime import datetime, timedelta, timezone
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from apscheduler_tasklock._lock.command_lines import command_line
-from apscheduler_tasklock._lock.schedules import schedule_of
+from apscheduler_tasklock._lock.schedules import schedule_of, shown_zone
 from apscheduler_tasklock._lock.tracebacks import LONGEST_TRACEBACK
 from apscheduler_tasklock._values import cut
 from apscheduler_tasklock.cli.exits import OK, say
-from apscheduler_tasklock.cli.next_run_times import next_run_times
+from apscheduler_tasklock.cli.next_run_times import end_of, next_run_times
 from apscheduler_tasklock.cli.output import (
     STATE_STYLES,
     Cell,
@@ -237,11 +238,13 @@ def pauses_of(task: TaskStatus, shown: Output) -> list[str]:
     return pauses or [f"paused until {shown.moment(task.paused_until) or 'resumed'}"]
 
 
-def pause_in_words(pause: Pause, shown: Output) -> str:
-    """Return a pause in words: by whom, until when, and why."""
+def pause_in_words(pause: Pause, shown: Output, *, with_since: bool = False) -> str:
+    """Return a pause in words: by whom, until when, and why; also since when if asked."""
     what = "" if pause.namespace is None else f" with {of_all_in_words(pause.namespace)}"
     why = f" ({pause.reason})" if pause.reason else ""
-    return f"paused{what} by {pause.by} until {shown.moment(pause.until) or 'resumed'}{why}"
+    since = f" since {shown.moment(pause.since)}" if with_since else ""
+    until = shown.moment(pause.until) or "resumed"
+    return f"paused{what} by {pause.by}{since} until {until}{why}"
 
 
 def of_all_in_words(namespace: str) -> str:
@@ -367,7 +370,7 @@ def _print_facts(
     facts["lock times"] = _lock_times_in_words(task, shown)
     facts["options"] = _options_in_words(task, shown)
     facts["due"] = _due_in_words(task, shown)
-    facts["next runs"] = _next_runs_in_words(task)
+    facts["next runs"] = _next_runs_in_words(task, shown)
     facts["last success"] = shown.moment(task.succeeded_at)
     facts["last failure"] = shown.moment(task.failed_at)
     if task.failures:
@@ -511,16 +514,29 @@ def _option_in_words(name: str, option: OptionSource, shown: Output) -> str:
     return f"{name} {words} ({place})"
 
 
-def _next_runs_in_words(task: TaskStatus) -> str:
-    """Return the next run times, with the name of their time zone."""
+def _next_runs_in_words(task: TaskStatus, shown: Output) -> str:
+    """Return the next run times, with the name of their time zone, or that there are none."""
     found = next_run_times(task)
     if not found:
-        return ""
-    # Rounded, because a registered due time, from which intervals count, is not exact.
-    half = timedelta(seconds=0.5)
-    rounded = [(each.astimezone(timezone.utc) + half).astimezone(each.tzinfo) for each in found]
-    words = ", ".join(f"{each:%Y-%m-%d %H:%M:%S}" for each in rounded)
-    return f"{words} {task.zone or ''}".rstrip()
+        return _ended_in_words(task, shown)
+    gaps = (later.timestamp() - earlier.timestamp() for earlier, later in pairwise(found))
+    if all(gap >= 1 for gap in gaps):  # without fractions, as the due time is shown
+        found = [each.replace(microsecond=0) for each in found]
+    times = [each.replace(tzinfo=None).isoformat(sep=" ") for each in found]
+    if len(set(times)) < len(times):  # clocks are put back, and repeat an hour
+        times = [each.isoformat(sep=" ") for each in found]
+    return f"{', '.join(times)} {shown_zone(task.zone or 'UTC')}"
+
+
+def _ended_in_words(task: TaskStatus, shown: Output) -> str:
+    """Return that a task's schedule has ended; ``""`` if it has not, or that is not known."""
+    end = end_of(task.schedule)
+    if isinstance(end, datetime):
+        has_ended = end.timestamp() < time.time()
+        return f"none: the schedule ended at {shown.moment(end)}" if has_ended else ""
+    if end is None or end >= datetime.now(timezone.utc).date() - timedelta(days=1):
+        return ""  # also if that day may go on in the schedule's time zone
+    return f"none: the schedule ended with {end.isoformat()}"
 
 
 def _due_in_words(task: TaskStatus, shown: Output) -> str:

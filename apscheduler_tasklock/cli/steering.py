@@ -21,11 +21,12 @@ from apscheduler_tasklock.cli.exits import (
     message_of,
     say,
 )
-from apscheduler_tasklock.cli.output import output, print_json
+from apscheduler_tasklock.cli.output import Output, output, print_json
 from apscheduler_tasklock.cli.runs import runs_of
 from apscheduler_tasklock.cli.status import (
     of_all_and_pause_in_words,
     of_all_in_words,
+    pause_in_words,
     pauses_of,
 )
 from apscheduler_tasklock.cli.target import find_task, name_of, task_locks
@@ -95,6 +96,7 @@ def resume(options: argparse.Namespace) -> int:
         return _resume_all(options)
     given = _names(options)
     with task_locks(options) as locks:
+        before = {task.name: task.pauses for task in locks.tasks(*given)}
         names = locks.resume(*given, by=options.name, force=options.force)
         tasks = locks.tasks(*given)
     exact = {task.name for task in tasks}.intersection(given)
@@ -104,19 +106,29 @@ def resume(options: argparse.Namespace) -> int:
         for task in tasks
         if task.paused and task.name not in names and (task.name in exact or not are_names)
     ]
+    ended = {
+        task.name: [pause for pause in before.get(task.name, ()) if pause not in task.pauses]
+        for task in left
+    }
     shown = output()
     if options.json:
         paused = {task.name: task.pauses for task in left}
-        print_json({"resumed": names, "still_paused": paused})
+        print_json({"resumed": names, "still_paused": paused, "ended": ended})
     else:
         words = dict.fromkeys(exact, "was not paused")
-        words.update((task.name, f"still {'; '.join(pauses_of(task, shown))}") for task in left)
+        words.update((task.name, _partly_resumed(task, ended[task.name], shown)) for task in left)
         words.update(dict.fromkeys(names, "resumed"))
         for name in sorted(words):
             shown.print(f"{name}: {words[name]}")
     if set(given) - exact:
         say(f"{_count(names)} resumed")
     return _told_of_others([pause for task in left for pause in task.pauses])
+
+
+def _partly_resumed(task: TaskStatus, ended: Sequence[Pause], shown: Output) -> str:
+    """Return which of a task's pauses have ended, and which are left."""
+    words = [f"no longer {pause_in_words(pause, shown)}" for pause in ended]
+    return "; ".join([*words, f"still {'; '.join(pauses_of(task, shown))}"])
 
 
 def _told_of_others(left: Sequence[Pause], resumed: str | None = None) -> int:

@@ -9,8 +9,9 @@ from datetime import datetime
 from apscheduler_tasklock.cli.exits import OK
 from apscheduler_tasklock.cli.output import Output, output, print_json
 from apscheduler_tasklock.cli.runs import action_in_words, did_in_words, miss_in_words
+from apscheduler_tasklock.cli.status import pause_in_words
 from apscheduler_tasklock.cli.target import name_of, task_locks
-from apscheduler_tasklock.status import Run, Story, TaskStatus, Verdict
+from apscheduler_tasklock.status import Pause, Run, Story, TaskStatus, Verdict
 
 _STYLES = {
     Verdict.RAN: "",
@@ -58,10 +59,20 @@ def why(options: argparse.Namespace) -> int:
 
 
 def _headline(story: Story) -> str:
-    """Return the verdict. If the run ended before the moment, say that no later one is known."""
+    """Return the verdict. If the run ended before the moment, say that no later one is known.
+
+    A missed run time is noted after its grace time, so of a pause that has just begun the verdict
+    tells by itself.
+    """
+    words = story.verdict.value
     if story.verdict is Verdict.RAN and all(run.ended_at < story.at for run in story.runs):
-        return "no later run time is known than that of this run"
-    return story.verdict.value
+        words = "no later run time is known than that of this run"
+    return f"paused now; {words}" if _pauses_now(story) else words
+
+
+def _pauses_now(story: Story) -> list[Pause]:
+    """Return the task's pauses that have not ended and had begun at the moment of the story."""
+    return [pause for pause in story.task.pauses if pause.since <= story.at]
 
 
 def _verdict(story: Story, shown: Output) -> list[str]:
@@ -80,6 +91,7 @@ def _verdict(story: Story, shown: Output) -> list[str]:
         )
     elif story.verdict is Verdict.UNKNOWN:
         lines.append("the history tells of no run time until then")
+    lines += [pause_in_words(each, shown, with_since=True) for each in _pauses_now(story)]
     if story.after is None and task.due_at is not None and task.due_at > story.at:
         lines.append(f"due next at {shown.moment(task.due_at)}")
     return lines

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 import psycopg
-from psycopg.rows import dict_row
+from psycopg.rows import class_row, dict_row
 from sqlalchemy import Table
 
 from apscheduler_tasklock._database.sqlstates import one_line
@@ -56,6 +56,20 @@ _CHECK = f"""
                       (SELECT oid FROM pg_catalog.pg_class
                        WHERE relname = asked.name AND relnamespace = space.oid) END AS oid) AS found
     ORDER BY asked.place
+"""
+
+_ELSEWHERE = """
+    SELECT nspname::text AS schema, pg_get_userbyid(relowner)::text AS owner,
+           has_schema_privilege(namespace.oid, 'USAGE') AS may_use,
+           nspname = ANY (string_to_array(replace(current_setting('search_path'), '"', ''), ', '))
+               AS in_path
+    FROM pg_catalog.pg_class AS found JOIN pg_catalog.pg_namespace AS namespace
+         ON namespace.oid = relnamespace
+    WHERE relname = $1 AND relkind IN ('r', 'p') AND nspname <> COALESCE($2, '')
+          AND NOT pg_is_other_temp_schema(namespace.oid)
+          AND $3 OPERATOR(pg_catalog.<@) ARRAY(SELECT attname::text FROM pg_catalog.pg_attribute
+                          WHERE attrelid = found.oid AND attnum > 0 AND NOT attisdropped)
+    ORDER BY in_path DESC, nspname
 """
 
 # A lock in one of these modes blocks every write of a row, also while a session only waits for it.
@@ -110,6 +124,22 @@ class Found:
         return [right for right in self.not_granted if right in needed]
 
 
+@dataclass(frozen=True)
+class Elsewhere:
+    """A table in another schema, with the name and the key columns of one of our tables.
+
+    :ivar schema: the other schema
+    :ivar owner: the table's owner
+    :ivar may_use: whether the connection's role has USAGE on the schema
+    :ivar in_path: whether the schema is on the ``search_path``
+    """
+
+    schema: str
+    owner: str
+    may_use: bool
+    in_path: bool
+
+
 def check_tables(
     cursor: Any, task_lock: Table, tables: Sequence[Table], user: str | None
 ) -> datetime:
@@ -129,6 +159,8 @@ def check_tables(
     """
     found = look_up(cursor, tables)
     problems = problems_of(found, task_lock, user)
+    if not found[0].exists and (there := read_elsewhere(cursor, task_lock)):
+        problems = [in_another_schema(task_lock, tables, there, found[0].row["role"])]
     if problems:
         raise _as_one(problems)
     if found[0].row["read_only"]:
@@ -290,6 +322,65 @@ def explain_missing_rights(
         f"role {quoted(role)} may not use the table {rejected.fullname} (PostgreSQL: {said}); let "
         f"its owner look at its policies and triggers, with: \\d {quoted_name(rejected)}"
     )
+
+
+def read_elsewhere(cursor: Any, table: Table) -> list[Elsewhere]:
+    """Return the tables of the same name and key in other schemas."""
+    cursor.row_factory = class_row(Elsewhere)
+    key = [column.name for column in table.primary_key]
+    found: list[Elsewhere] = cursor.execute(_ELSEWHERE, [table.name, table.schema, key]).fetchall()
+    return found
+
+
+def in_another_schema(
+    task_lock: Table, tables: Sequence[Table], there: Sequence[Elsewhere], role: str
+) -> TaskLockSchemaError:
+    """Return the error for tables that are in another schema than the one that was given.
+
+    :param task_lock: the task lock table
+    :param tables: the missing tables
+    :param there: where the first of the tables is, as :func:`read_elsewhere` has found it
+    """
+    where = f"schema {tables[0].schema}" if tables[0].schema else "the search_path"
+    # The owner is named, because somebody may have created a table of this name as a trap.
+    schemas = ", ".join(f"{quoted(one.schema)} of role {quoted(one.owner)}" for one in there)
+    first = there[0]
+    schema = quoted(first.schema)
+    [option] = table_options(first.schema)
+    remedies = []
+    if not first.may_use:
+        remedies.append(f"let its owner run: GRANT USAGE ON SCHEMA {schema} TO {quoted(role)}")
+    if tables[0].schema or not first.in_path:
+        remedies.append(
+            f"if it is yours: pass {option} to the command and schema={first.schema!r} to "
+            f"the executor, or put it into the search_path: ALTER ROLE {quoted(role)} SET "
+            f"search_path = {schema}, public; if it is not, create your own with: "
+            f"{command(UPGRADE_COMMAND, task_lock)}"
+        )
+    names = ", ".join(each.name for each in tables)
+    is_not = f"the table {names} is not" if len(tables) == 1 else f"the tables {names} are not"
+    one = "one" if len(tables) == 1 else "such a table"
+    return TaskLockSchemaError(
+        f"{is_not} in {where}, but there is {one} in schema {schemas}; {'; '.join(remedies)}"
+    )
+
+
+def explain_missing_table(
+    cursor: Any, error: psycopg.errors.UndefinedTable, table: Table
+) -> TaskLockSchemaError:
+    """Return the error for a statement on a missing table, with the schema that has the table.
+
+    :param cursor: of the same connection, outside a transaction
+    :param table: the task lock table
+    """
+    missing = _named(table, one_line(error))
+    try:
+        [found] = look_up(cursor, [table])
+        if not found.exists and (there := read_elsewhere(cursor, table)):
+            return in_another_schema(table, [table], there, found.row["role"])
+    except psycopg.Error:  # the role may not even read the catalogue
+        pass
+    return missing_table(table, missing)
 
 
 def _named(table: Table, said: str) -> Table | None:

@@ -29,20 +29,6 @@ _STATISTICS = """
     FROM pg_catalog.pg_stat_all_tables WHERE relid = to_regclass($1)::oid
 """
 
-_ELSEWHERE = """
-    SELECT nspname::text AS schema, pg_get_userbyid(relowner)::text AS owner,
-           has_schema_privilege(namespace.oid, 'USAGE') AS may_use,
-           nspname = ANY (string_to_array(replace(current_setting('search_path'), '"', ''), ', '))
-               AS in_path
-    FROM pg_catalog.pg_class AS found JOIN pg_catalog.pg_namespace AS namespace
-         ON namespace.oid = relnamespace
-    WHERE relname = $1 AND relkind IN ('r', 'p') AND nspname <> COALESCE($2, '')
-          AND NOT pg_is_other_temp_schema(namespace.oid)
-          AND $3 OPERATOR(pg_catalog.<@) ARRAY(SELECT attname::text FROM pg_catalog.pg_attribute
-                          WHERE attrelid = found.oid AND attnum > 0 AND NOT attisdropped)
-    ORDER BY in_path DESC, nspname
-"""
-
 _LOCKS_ON = """
     SELECT pid, mode, granted,
            CASE WHEN pid IS NULL THEN (
@@ -169,22 +155,6 @@ class Statistics:
 
 
 @dataclass(frozen=True)
-class Elsewhere:
-    """A table in another schema, with the name and the key columns of one of our tables.
-
-    :ivar schema: the other schema
-    :ivar owner: the table's owner
-    :ivar may_use: whether the connection's role has USAGE on the schema
-    :ivar in_path: whether the schema is on the ``search_path``
-    """
-
-    schema: str
-    owner: str
-    may_use: bool
-    in_path: bool
-
-
-@dataclass(frozen=True)
 class Blocker:
     """A session, or a prepared transaction, that has locks on our tables or waits for them.
 
@@ -264,14 +234,6 @@ def has_table(cursor: Any, table: Table) -> bool:
         "SELECT to_regclass($1) IS NOT NULL", [quoted_name(table)]
     ).fetchone()
     return bool(is_there)
-
-
-def read_elsewhere(cursor: Any, table: Table) -> list[Elsewhere]:
-    """Return the tables of the same name and key in other schemas."""
-    cursor.row_factory = class_row(Elsewhere)
-    key = [column.name for column in table.primary_key]
-    found: list[Elsewhere] = cursor.execute(_ELSEWHERE, [table.name, table.schema, key]).fetchall()
-    return found
 
 
 def read_blockers(cursor: Any, tables: Sequence[Table]) -> list[Blocker]:

@@ -7,15 +7,18 @@ import re
 import shlex
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from datetime import datetime, timezone
 
 import pytest
 from alembic.config import CommandLine
 from alembic.script import ScriptDirectory
+from apscheduler.schedulers.background import BackgroundScheduler
 
-from apscheduler_tasklock import TaskLocks, upgrade
+from apscheduler_tasklock import TaskLockExecutor, TaskLocks, upgrade
 from apscheduler_tasklock.cli.parser import build_parser, joined
 from docs.commands import commands, option_strings
 from tests.support.commands import Command
+from tests.support.polling import eventually
 from tests.support.snippets import ROOT, Snippet, parts, snippets, spans
 
 MAKEFILE = (ROOT / "Makefile").read_text()
@@ -201,6 +204,42 @@ def test_what_a_console_shows_is_printed(
     answer = run(name, *arguments)
     assert answer.status == 0, answer.err
     assert COMPARED[name](answer.out) == COMPARED[name](output)
+
+
+def facts(output: str) -> list[str]:
+    """Return the names of the facts that `show` tells of a task."""
+    return [line[:13].rstrip() for line in output.partition("\n\n")[0].splitlines()]
+
+
+def test_what_the_pages_show_of_a_task_is_printed(
+    database_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> None:
+        raise RuntimeError("the mail server is away")
+
+    [shown] = [
+        one.text
+        for one in snippets("text")
+        if one.page == "docs/how-to/pager.md"
+        and one.text.startswith("task         nightly-report\n")
+    ]
+    scheduler = BackgroundScheduler(timezone="UTC")
+    scheduler.add_executor(TaskLockExecutor(database_url, replica_id="web-1", tracebacks=True))
+    soon = datetime.now(timezone.utc)
+    scheduler.add_job(fail, "interval", seconds=10, id="nightly-report", next_run_time=soon)
+    run = Command(database_url, capsys)
+    scheduler.start()
+    try:
+        # The run and the registration are two writes, in any order.
+        awaited = {"failures", "options"}
+        eventually(lambda: awaited <= set(facts(run("show", "nightly-report").out)))
+        told = run("show", "nightly-report").out
+    finally:
+        scheduler.shutdown()
+    assert facts(told) == facts(shown)
+    for fact in ("options", "next runs"):
+        [ours], [theirs] = (re.findall(rf"^{fact} +(.*)$", each, re.M) for each in (told, shown))
+        assert re.sub(r"\d\d+", "", ours) == re.sub(r"\d\d+", "", theirs)
 
 
 def test_no_language_is_left_out() -> None:

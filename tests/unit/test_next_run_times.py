@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from datetime import date, datetime, timedelta, timezone, tzinfo
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -15,27 +16,41 @@ from apscheduler.triggers.cron import CronTrigger
 from apscheduler.triggers.date import DateTrigger
 from apscheduler.triggers.interval import IntervalTrigger
 
-from apscheduler_tasklock._runs.task_names import canonical_schedule
+from apscheduler_tasklock._lock.schedules import schedule_of, with_exact_times
+from apscheduler_tasklock._runs.task_names import canonical_schedule, exact_schedule
 from apscheduler_tasklock._runs.trigger_times import following_run_time, zone_of
-from apscheduler_tasklock.cli.next_run_times import next_run_times
+from apscheduler_tasklock.cli.next_run_times import end_of, next_run_times
 from apscheduler_tasklock.status import TaskStatus
 
-BERLIN = ZoneInfo("Europe/Berlin")
+BERLIN, TOKYO = ZoneInfo("Europe/Berlin"), ZoneInfo("Asia/Tokyo")
 # The first run times after this one cross a change of the clocks.
 NOW = datetime(2099, 3, 28, 12, tzinfo=BERLIN)
+# As of a trigger's end that counts from the time at which a replica has made the trigger.
+FRACTION = timedelta(microseconds=250)
 OFFSET = timezone(-timedelta(hours=3, minutes=30))
 
 
 def task(trigger: Any, due_at: datetime | None, zone: str | None = None) -> TaskStatus:
     """Return a task as its row tells it after a replica has registered a job with a trigger."""
     found = TaskStatus.__new__(TaskStatus)
+    details = {"schedule": exact_schedule(trigger)}
     values = {
         "due_at": due_at and due_at.astimezone(timezone.utc),
-        "schedule": json.loads(canonical_schedule(trigger)),
+        "schedule": with_exact_times(json.loads(canonical_schedule(trigger)), details),
         "zone": zone or zone_of(trigger),
     }
     for name, value in values.items():
         object.__setattr__(found, name, value)
+    return found
+
+
+def in_utc(moments: Sequence[datetime]) -> list[datetime]:
+    """Return times in UTC, since times of one zone are compared as clocks show them."""
+    return [each.astimezone(timezone.utc) for each in moments]
+
+
+def trigger_zone(trigger: Any) -> tzinfo:
+    found: tzinfo = getattr(trigger, "timezone", BERLIN)
     return found
 
 
@@ -57,6 +72,26 @@ TRIGGERS = {
     "interval with an end": IntervalTrigger(
         hours=20, start_date=NOW, end_date=NOW + timedelta(days=3), timezone=BERLIN
     ),
+    "cron with an end with a fraction": CronTrigger(
+        hour=3, end_date=NOW + timedelta(days=3) + FRACTION, timezone=BERLIN
+    ),
+    "interval with an end with a fraction": IntervalTrigger(
+        hours=20, start_date=NOW, end_date=NOW + timedelta(days=3) + FRACTION, timezone=BERLIN
+    ),
+    "calendar with an end": CalendarIntervalTrigger(
+        days=1, hour=4, end_date=date(2099, 3, 30), start_date=date(2099, 1, 5), timezone=BERLIN
+    ),
+    "or with a part that ends first": OrTrigger(
+        [
+            cron(hour=4, minute=30),
+            CronTrigger(hour=5, end_date=NOW + timedelta(days=2) + FRACTION, timezone=BERLIN),
+        ]
+    ),
+    "or in two zones": OrTrigger([cron(hour=4, minute=30), cron(TOKYO, hour=4)]),
+    "or of two that differ in their zones": OrTrigger([cron(hour=4), cron(TOKYO, hour=4)]),
+    "or with a date": OrTrigger([DateTrigger(NOW + timedelta(days=1) + FRACTION), cron(hour=4)]),
+    "cron in the hour that clocks skip": cron(hour=2, minute=30),
+    "cron in and after the hour that clocks skip": cron(hour="2,4", minute="*/30"),
 }
 
 
@@ -70,15 +105,103 @@ def test_are_those_that_apscheduler_computes(trigger: Any) -> None:
             break
         expected.append(following)
     found = next_run_times(task(trigger, first))
-    assert found == expected
-    assert [each.utcoffset() for each in found] == [each.utcoffset() for each in expected]
+    assert in_utc(found) == in_utc(expected)
+    zone = task(trigger, first).zone
+    if zone is None:
+        assert {each.utcoffset() for each in found} == {timedelta(0)}
+    else:
+        there = [each.astimezone(trigger_zone(trigger)) for each in in_utc(expected)]
+        assert [str(each) for each in found] == [str(each) for each in there]
 
 
-def test_jitter_is_left_out() -> None:
-    plain = TRIGGERS["cron"]
-    jittered = CronTrigger(hour=4, minute=30, jitter=600, timezone=BERLIN)
-    first = plain.get_next_fire_time(None, NOW)
-    assert next_run_times(task(jittered, first)) == next_run_times(task(plain, first))
+def test_a_run_time_that_clocks_have_moved_is_not_left_out() -> None:
+    trigger = cron(hour=2, minute=30)
+    moved = datetime(2099, 3, 29, 3, 30, tzinfo=BERLIN)
+    assert in_utc([trigger.get_next_fire_time(None, NOW)]) == in_utc([moved])
+    for late in (-0.02, 0, 0.02):
+        found = next_run_times(task(trigger, moved + timedelta(seconds=late)))
+        assert found[:2] == [moved, datetime(2099, 3, 30, 2, 30, tzinfo=BERLIN)]
+
+
+JITTERED = {
+    "cron": CronTrigger(hour=4, minute=30, jitter=600, timezone=BERLIN),
+    "calendar": CalendarIntervalTrigger(
+        months=1, hour=4, minute=30, start_date=date(2099, 1, 5), timezone=BERLIN, jitter=600
+    ),
+    "or": OrTrigger([cron(hour=4, minute=30), cron(day_of_week="mon", hour=4)], jitter=600),
+}
+
+
+@pytest.mark.parametrize("late", [0, 7, 420, 599])
+@pytest.mark.parametrize("kind", JITTERED)
+def test_jitter_is_left_out_and_the_due_run_is_not(kind: str, late: float) -> None:
+    first = TRIGGERS[kind].get_next_fire_time(None, NOW)
+    exact = next_run_times(task(TRIGGERS[kind], first))
+    due_at = first + timedelta(seconds=late)
+    assert exact[0] == first
+    assert next_run_times(task(JITTERED[kind], due_at)) == exact
+
+
+def test_a_job_that_was_moved_is_next_due_at_its_next_run_time() -> None:
+    moved = datetime(2099, 4, 1, 5, tzinfo=BERLIN)
+    found = next_run_times(task(TRIGGERS["cron"], moved))
+    assert found[0] == datetime(2099, 4, 2, 4, 30, tzinfo=BERLIN)
+
+
+def test_of_a_schedule_that_has_ended_there_are_none() -> None:
+    ended = CronTrigger(hour=3, end_date=NOW - timedelta(days=9), timezone=BERLIN)
+    assert next_run_times(task(ended, NOW)) == []
+
+
+@pytest.mark.parametrize(
+    ("trigger", "end"),
+    [
+        (TRIGGERS["cron"], None),
+        (TRIGGERS["cron with an end"], NOW + timedelta(days=3)),
+        (TRIGGERS["interval with an end with a fraction"], NOW + timedelta(days=3) + FRACTION),
+        (TRIGGERS["calendar with an end"], date(2099, 3, 30)),
+        (TRIGGERS["or with a part that ends first"], None),
+        (
+            OrTrigger([TRIGGERS["cron with an end"], TRIGGERS["cron with an end with a fraction"]]),
+            NOW + timedelta(days=3) + FRACTION,
+        ),
+        (AndTrigger([TRIGGERS["cron with an end"], cron(hour=3)]), NOW + timedelta(days=3)),
+        (DateTrigger(NOW), None),
+    ],
+)
+def test_the_end_of_a_schedule_is_known(trigger: Any, end: date | None) -> None:
+    assert end_of(task(trigger, NOW).schedule) == end
+
+
+@pytest.mark.parametrize("schedule", [None, 5, {"type": "cron", "end": "2020-01-01T00:00:00"}])
+def test_the_end_of_a_schedule_that_no_replica_writes_is_not_known(schedule: Any) -> None:
+    assert end_of(schedule) is None
+
+
+def test_the_words_of_a_schedule_with_several_zones_name_them() -> None:
+    words = schedule_of(task(TRIGGERS["or of two that differ in their zones"], NOW))
+    assert words == "(cron hour=4 minute=0 Asia/Tokyo) or (cron hour=4 minute=0 Europe/Berlin)"
+    one_zone = OrTrigger([cron(hour=4), cron(hour=5)])
+    assert schedule_of(task(one_zone, NOW)) == "(cron hour=4 minute=0) or (cron hour=5 minute=0)"
+
+
+def test_details_of_a_schedule_before_do_not_count() -> None:
+    schedule = json.loads(canonical_schedule(cron(hour=4)))
+    details = {"schedule": exact_schedule(TRIGGERS["cron with an end with a fraction"])}
+    assert with_exact_times(schedule, details) == schedule
+
+
+def test_exact_times_that_are_too_long_for_a_row_are_left_out() -> None:
+    parts = [cron(hour=4, minute=minute % 60) for minute in range(999)]
+    assert exact_schedule(OrTrigger([*parts, cron(TOKYO, hour=4)])) is None
+
+
+@pytest.mark.parametrize(
+    "details", [None, [], 5, {}, *({"schedule": odd} for odd in (5, None, [], {"end": 5}))]
+)
+def test_details_that_no_replica_writes_are_left_out(details: Any) -> None:
+    schedule = json.loads(canonical_schedule(cron(hour=4)))
+    assert with_exact_times(schedule, details) == schedule
 
 
 def test_a_due_time_that_is_not_exact_leaves_no_run_time_out() -> None:
@@ -106,11 +229,19 @@ def test_of_a_one_off_job_there_is_one() -> None:
         task(TRIGGERS["cron"], NOW, "Europe"),
         task(TRIGGERS["cron"], NOW, "../../etc/passwd"),
         task(TRIGGERS["cron"], NOW, "UTC+99:00"),
-        task(OrTrigger([cron(hour=1), cron(timezone.utc, hour=1)]), NOW),
+        task(OrTrigger([cron(hour=1), TRIGGERS["calendar"]]), NOW),
         task(OrTrigger([cron(hour=1), IntervalTrigger(hours=1, timezone=BERLIN)]), NOW),
         task(AndTrigger([cron(hour=1), cron(hour=2)]), NOW),
     ],
-    ids=["due", "a folder", "a path", "an offset", "zones", "an interval in it", "never agrees"],
+    ids=[
+        "due",
+        "a folder",
+        "a path",
+        "an offset",
+        "a calendar in it",
+        "an interval in it",
+        "never agrees",
+    ],
 )
 def test_if_they_are_not_known_there_are_none(unknown: TaskStatus) -> None:
     assert next_run_times(unknown) == []

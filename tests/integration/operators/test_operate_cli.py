@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import socket
@@ -16,6 +17,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from apscheduler.triggers.combining import OrTrigger
 from apscheduler.triggers.cron import CronTrigger
 from psycopg import sql
 
@@ -344,6 +346,110 @@ class TestShow:
         times = [datetime.fromisoformat(each.replace("Z", "+00:00")) for each in line.split(", ")]
         gaps = {later - earlier for earlier, later in pairwise(times)}
         assert (len(times), gaps) == (5, {timedelta(hours=6)})
+
+    def test_it_tells_no_run_time_after_the_end(
+        self, command: Command, make_replica: Callable[..., Replica]
+    ) -> None:
+        """Such an end is not the same on all replicas, so the row's schedule does not have it."""
+        scheduler = make_replica().scheduler
+        end = datetime.now(timezone.utc).replace(microsecond=250) + timedelta(hours=13)
+        every = {"id": "sync", "hours": 6, "end_date": end, "timezone": "UTC"}
+        scheduler.add_job(str, "interval", **every)
+        eventually(lambda: command("status", "sync").status == 0)
+        told = command("show", "sync")
+        [line] = re.findall("next runs    (.*) UTC\n", told.out)
+        assert len(line.split(", ")) == 2
+        assert f"schedule     every 6 h until {end:%Y-%m-%dT%H:%M:%SZ}\n" in told.out
+
+    def test_it_tells_the_run_times_of_a_schedule_with_several_zones_in_utc(
+        self, command: Command, make_replica: Callable[..., Replica]
+    ) -> None:
+        parts = [CronTrigger(hour=3, timezone=zone) for zone in ("Asia/Tokyo", "Africa/Lagos")]
+        make_replica().scheduler.add_job(str, OrTrigger(parts), id="sync")
+        eventually(lambda: command("status", "sync").status == 0)
+        told = command("show", "sync").out
+        [line] = re.findall("next runs    (.*) UTC\n", told)
+        assert {each[-8:] for each in line.split(", ")} == {"18:00:00", "02:00:00"}
+        assert "(cron hour=3 minute=0 Africa/Lagos) or (cron hour=3 minute=0 Asia/Tokyo)" in told
+
+    def test_the_first_of_them_is_the_due_time(
+        self, command: Command, connection: Connection
+    ) -> None:
+        details = json.dumps({"options": {}, "zone": "UTC"})
+        due_at = "'2099-01-01T00:00:49.7Z'"
+        add_task(connection, "sync", details=f"'{details}'", due_at=due_at)
+        told = command("show", "sync").out
+        assert "due          2099-01-01T00:00:49Z" in told
+        assert "next runs    2099-01-01 00:00:49, 2099-01-01 00:05:49, " in told
+
+    @pytest.mark.parametrize(
+        ("end", "words"),
+        [
+            ("2020-01-01T00:00:00+00:00", "none: the schedule ended at 2020-01-01T00:00:00Z"),
+            ("9020-01-01T00:00:00+00:00", None),
+            ("2020-01-01", None),
+        ],
+    )
+    def test_it_says_that_the_schedule_has_ended(
+        self, command: Command, connection: Connection, end: str, words: str | None
+    ) -> None:
+        schedule = {"type": "interval", "length": [0, 60, 0], "end": end, "jitter": 0.0}
+        add_task(connection, "sync", **NO_NEXT, schedule=f"'{json.dumps(schedule)}'")
+        told = re.findall("next runs    (.*)\n", command("show", "sync").out)
+        assert told == ([] if words is None else [words])
+
+    def test_it_says_that_a_schedule_of_days_has_ended(
+        self, command: Command, connection: Connection
+    ) -> None:
+        schedule = {
+            "type": "calendarinterval",
+            "length": [0, 0, 0, 1],
+            "time": [3, 0, 0],
+            "end": "2020-01-01",
+            "jitter": 0.0,
+        }
+        add_task(connection, "sync", **NO_NEXT, schedule=f"'{json.dumps(schedule)}'")
+        assert "next runs    none: the schedule ended with 2020-01-01\n" in (
+            command("show", "sync").out
+        )
+
+    @pytest.mark.parametrize(
+        ("length", "zone", "due_at", "words"),
+        [
+            (
+                [0, 0, 500_000],
+                "Etc/UTC",
+                "2099-01-01T00:00Z",
+                "2099-01-01 00:00:00, 2099-01-01 00:00:00.500000, 2099-01-01 00:00:01, "
+                "2099-01-01 00:00:01.500000, 2099-01-01 00:00:02 UTC",
+            ),
+            (
+                [0, 3600, 0],
+                "Europe/Berlin",
+                "2099-10-25T00:00:00.02Z",
+                "2099-10-25 02:00:00+02:00, 2099-10-25 02:00:00+01:00, 2099-10-25 03:00:00+01:00, "
+                "2099-10-25 04:00:00+01:00, 2099-10-25 05:00:00+01:00 Europe/Berlin",
+            ),
+        ],
+        ids=["period below a second", "hour that clocks repeat"],
+    )
+    def test_no_two_run_times_read_the_same(
+        self,
+        command: Command,
+        connection: Connection,
+        length: list[int],
+        zone: str,
+        due_at: str,
+        words: str,
+    ) -> None:
+        schedule = {"type": "interval", "length": length, "end": None, "jitter": 0.0}
+        columns = {
+            "schedule": json.dumps(schedule),
+            "details": json.dumps({"options": {}, "zone": zone}),
+            "due_at": due_at,
+        }
+        add_task(connection, "sync", **{name: f"'{text}'" for name, text in columns.items()})
+        assert f"next runs    {words}\n" in command("show", "sync").out
 
     @pytest.mark.parametrize("details", ["[]", "{", '{"options": {"a": 1}}', '{"zone": 1}'])
     def test_details_that_no_replica_writes_are_left_out(
@@ -813,7 +919,11 @@ class TestPauseAndResume:
         answer = command("resume", "rep*", "other", *form)
         assert answer.status == 0
         if form:
-            assert answer.json == {"resumed": ["report-1", "report-2"], "still_paused": {}}
+            assert answer.json == {
+                "resumed": ["report-1", "report-2"],
+                "still_paused": {},
+                "ended": {},
+            }
         else:
             assert answer.out == ("other: was not paused\nreport-1: resumed\nreport-2: resumed\n")
         assert answer.err == "apscheduler-tasklock: 2 tasks are resumed\n"
@@ -826,19 +936,28 @@ class TestPauseAndResume:
         for task in ("a", "b"):
             add_task(connection, task)
         assert command("pause", "a", "--as", "ann", "--reason", "closed").status == 0
-        assert command("pause", "a", "b").status == 0
+        assert command("pause", "a", "b", "--reason", "tired").status == 0
         answer = command("resume", "a", "b", *form)
         assert answer.status == 4
         assert "the pauses of others stay; --force takes them out" in answer.err
         if form:
             [left] = answer.json["still_paused"]["a"]
             assert (answer.json["resumed"], left["by"], left["until"]) == (["b"], "ann", None)
+            assert {
+                name: [pause["reason"] for pause in pauses]
+                for name, pauses in answer.json["ended"].items()
+            } == {"a": ["tired"]}
         else:
-            assert answer.out.splitlines() == [
-                "a: still paused by ann until resumed (closed)",
-                "b: resumed",
-            ]
-        assert command("resume", "a").status == 4  # of others alone
+            first, last = answer.out.splitlines()
+            own, left = first.removeprefix("a: ").split("; ")
+            assert re.fullmatch(r"no longer paused by \S+ until resumed \(tired\)", own)
+            assert left == "still paused by ann until resumed (closed)"
+            assert last == "b: resumed"
+        answer = command("resume", "a")  # of others alone
+        assert (answer.status, answer.out) == (
+            4,
+            "a: still paused by ann until resumed (closed)\n",
+        )
         answer = command("resume", "a", "--force" if form else "--as", *(() if form else ("ann",)))
         assert (answer.status, answer.out) == (0, "a: resumed\n")
 

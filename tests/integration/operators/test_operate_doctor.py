@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from datetime import timezone
 from typing import Any
 
@@ -13,8 +15,9 @@ import pytest
 from psycopg import sql
 from sqlalchemy.engine import make_url
 
-from apscheduler_tasklock import upgrade
+from apscheduler_tasklock import TaskLocks, TaskLockSchemaError, upgrade
 from apscheduler_tasklock.cli import main
+from apscheduler_tasklock.schema.table import quoted
 from tests.support.commands import Answer, Command
 from tests.support.pgbouncer import PgBouncer, UnavailableError
 from tests.support.polling import eventually
@@ -124,6 +127,40 @@ def test_a_read_only_database(command: Command, database_url: str, connection: C
     [found] = wrong(command("doctor", "--json"))
     assert found["what"] == "writable"
     assert "default_transaction_read_only" in found["remedy"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "has_tables"),
+    [
+        (["upgrade"], False),
+        (["downgrade", "--yes"], True),
+        (["pause", "sync"], True),
+        (["run", "sync"], True),
+        (["free", "sync", "--token", "7"], True),
+        (["forget", "sync"], True),
+    ],
+)
+def test_each_command_that_writes_has_a_remedy_for_a_read_only_database(
+    command: Command,
+    database_url: str,
+    empty_database_url: str,
+    connection: Connection,
+    arguments: list[str],
+    has_tables: bool,
+) -> None:
+    url = database_url if has_tables else empty_database_url
+    if has_tables:
+        add_task(connection, "sync")
+    name = sql.Identifier(str(psycopg.conninfo.conninfo_to_dict(url)["dbname"]))
+    set_to = "ALTER DATABASE {} SET default_transaction_read_only = {}"
+    connection.execute(sql.SQL(set_to).format(name, sql.SQL("on")))
+    answer = command(*arguments, database=url)
+    assert (answer.status, answer.out) == (1, "")
+    assert "name the primary" in answer.err
+    [remedy] = re.findall("let the database's owner run: (.*)\n", answer.err)
+    statement = remedy.partition(", or the same")[0].replace("...", "{}")
+    connection.execute(sql.SQL(statement).format(name))
+    assert "read-only" not in command(*arguments, database=url).err
 
 
 def test_missing_tables(command: Command, empty_database_url: str) -> None:
@@ -331,16 +368,61 @@ class TestAnotherSchema:
         assert [one["what"] for one in found] == [f"table {table}" for table in GRANTS]
         for one in found:
             assert "there is one in schema jobs" in one["says"]
-            assert "pass --schema jobs here and schema='jobs' to the executor" in one["remedy"]
+            assert "pass --schema jobs to the command and schema='jobs' to" in one["remedy"]
         assert wrong(command("doctor", "--json", "--schema", "jobs")) == []
         name = sql.Identifier(str(psycopg.conninfo.conninfo_to_dict(database_url)["dbname"]))
         put = sql.SQL("ALTER DATABASE {} SET search_path = jobs, public").format(name)
         connection.execute(put)
         assert wrong(command("doctor", "--json")) == []
 
+    @pytest.mark.parametrize(
+        "arguments",
+        [
+            *(["status"], ["show", "sync"], ["runs"], ["replicas"], ["check"], ["jobs"]),
+            *(["why", "sync"], ["metrics"], ["pause", "sync"], ["pause", "--all", "--for", "1h"]),
+            *(["resume", "sync"], ["run", "sync"], ["free", "sync", "--token", "7"]),
+            *(["forget", "sync"], ["ack", "sync"], ["jobs pause", "reminder"]),
+        ],
+        ids=" ".join,
+    )
+    def test_each_command_names_the_schema_that_has_the_tables(
+        self, command: Command, connection: Connection, arguments: list[str]
+    ) -> None:
+        role = quoted(connection.info.user)
+        said = command(*arguments)
+        assert said.status in (1, 3)
+        words = said.out + said.err
+        assert "the table task_lock is not in the search_path, but there is one in" in words
+        assert f"in schema jobs of role {role}; if it is yours: pass --schema jobs to" in words
+        assert command(*arguments, "--schema", "jobs").err.count("search_path") == 0
+
+    def test_a_replica_that_starts_names_the_schema_that_has_the_tables(
+        self, database_url: str
+    ) -> None:
+        with (
+            closing(TaskLocks(database_url)) as locks,
+            pytest.raises(
+                TaskLockSchemaError,
+                match=r"the tables task_lock, task_lock_run, task_lock_replica are not in the "
+                "search_path, but there is such a table in schema jobs .* pass --schema jobs ",
+            ),
+        ):
+            locks.check()
+
+    def test_of_another_schema_with_only_some_of_the_tables_nothing_is_said(
+        self, command: Command, connection: Connection
+    ) -> None:
+        """These are another application's."""
+        connection.execute("ALTER TABLE jobs.task_lock SET SCHEMA public")
+        for said in (command("runs").err, command("doctor").out):
+            assert "upgrade" in said
+            assert "jobs" not in said
+
     def test_a_table_in_another_schema_than_the_one_that_is_named(self, command: Command) -> None:
         found = wrong(command("doctor", "--json", "--schema", "public"))
-        assert "it is not in schema public, but there is one in schema jobs" in found[0]["says"]
+        assert (
+            "task_lock is not in schema public, but there is one in schema jobs" in found[0]["says"]
+        )
         assert "pass --schema jobs" in found[0]["remedy"]
 
     def test_a_schema_of_the_search_path_that_the_role_may_not_use(

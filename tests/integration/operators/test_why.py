@@ -229,6 +229,24 @@ class TestCommand:
         headline = command("why", "job").out.splitlines()[0]
         assert headline.endswith(": no later run time is known than that of this run")
 
+    def test_of_a_pause_that_has_just_begun_the_verdict_tells(
+        self, command: Command, operator: TaskLocks
+    ) -> None:
+        operator.pause("job", by="ann", reason="moving")
+        operator.pause_all(duration=3600, by="bob")
+        since, of_all = (f"{one.since:%Y-%m-%dT%H:%M:%SZ}" for one in operator.tasks()[0].pauses)
+        headline, _, *pauses = command("why", "job").out.splitlines()
+        told = ": paused now; no later run time is known than that of this run"
+        assert headline.endswith(told)
+        assert pauses[0] == f"  paused by ann since {since} until resumed (moving)"
+        assert pauses[1].startswith(f"  paused with all tasks by bob since {of_all} until ")
+        earlier = command("why", "job", "--at", "25m").out.splitlines()
+        assert earlier[0].endswith(": missed")
+        assert not any(line.startswith("  paused") for line in earlier)
+        operator.resume("job", by="ann")
+        operator.resume_all(by="bob")
+        assert "paused now" not in command("why", "job").out
+
     def test_tells_the_same_as_json(self, command: Command) -> None:
         told = command("why", "job", "--at", "25m", "--json").json
         assert (told["verdict"], told["miss"]["cause"]) == ("missed", "paused")
