@@ -122,7 +122,8 @@ def missed_in_words(history: History) -> str:
                                pg_catalog.tstzrange(since, until))) AS held
                     FROM (
                         SELECT '' AS what, action.by, action.reason AS why,
-                               action.started_at AS since, LEAST(action.until, {resumed_at}) AS until
+                               action.started_at AS since,
+                               LEAST(action.until, {resumed_at}) AS until
                         FROM {history.table} AS action
                         WHERE action.task_name = missed.task_name AND action.ring = 'actions'
                               AND action.outcome = 'paused'
