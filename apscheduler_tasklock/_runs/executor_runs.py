@@ -233,6 +233,23 @@ class ExecutorRuns:
         has_loop = event_loop_of(self._inner) is not None
         return inf if has_loop else self._functions.room
 
+    def is_running(self, job_id: str) -> bool:
+        """Return whether a run of a job goes on here. A run that waits for its lock does not."""
+        return any(self._goes_on(run) for run in list(self._given) if _job_of(run) == job_id)
+
+    def waits_for_worker(self, job_id: str) -> bool:
+        """Return whether a run of a job waits here for a worker, and not for the database."""
+        given = list(self._given)
+        states = [run.state for run in given if _job_of(run) == job_id]
+        if states:
+            return State.GIVEN in states
+        workers = worker_count(self._inner)
+        return workers is not None and sum(map(self._goes_on, given)) >= workers
+
+    def _goes_on(self, run: Run) -> bool:
+        # An executor that is not APScheduler's may have begun the run in another process.
+        return bool(run.what.goes_on) or (run.state is State.BEGUN and not self._is_known)
+
     def call_if_there_is_room(self, has_room: Callable[[], object]) -> None:
         """Call a function whenever the room has become larger. The function must not wait."""
         self._functions.has_room = has_room
@@ -918,6 +935,10 @@ class ExecutorRuns:
 def _raised_in(events: Sequence[Any]) -> BaseException | None:
     """Return the exception that a job has raised, from the events of its run; ``None``: none."""
     return next((event.exception for event in events if event.code == EVENT_JOB_ERROR), None)
+
+
+def _job_of(run: Run) -> Any:
+    return run.what.submission.job.id
 
 
 def _begun(run: Run) -> float:
