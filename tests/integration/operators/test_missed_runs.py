@@ -371,10 +371,71 @@ class TestStretchesOfStoredJobs:
         if grace:
             assert miss.cause == "misfire"
             assert miss.reason.startswith("late by 3")
-            assert miss.reason.endswith(" s, over its grace time of 1 s")
+            since = f"{first:%Y-%m-%d %H:%M:%S} UTC"
+            assert (
+                f" s, over its grace time of 1 s: no replica claimed it between {since} and "
+                in (miss.reason)
+            )
         else:
             assert miss.cause == "unasked"
             assert miss.reason.startswith("no replica claimed it between ")
+
+    def test_workers_that_were_not_seen_busy_are_no_reason(
+        self, database_url: str, operator: TaskLocks, connection: Connection
+    ) -> None:
+        """The run time came before a pause, and the worker was used again only at its end."""
+        replica = StoreReplica(database_url, max_workers=1, **OFTEN)
+        replica.scheduler.start()
+        try:
+            add_stored(replica, now() + timedelta(hours=2), misfire_grace_time=3, minutes=60)
+            eventually(lambda: operator.tasks("job"))
+            operator.pause("job", by="ann")
+            first = now()
+            connection.execute(
+                "UPDATE task_lock SET paused_at = %s", [first + timedelta(milliseconds=100)]
+            )
+            replica.scheduler.modify_job("job", next_run_time=first)
+            eventually(lambda: now() > first + timedelta(seconds=3.5))
+            replica.run_at(note, "other")
+            replica.runs("other")
+            operator.resume("job", by="ann")
+            miss = one_miss(operator)
+        finally:
+            replica.shutdown()
+        assert (miss.scheduled_at, miss.cause) == (first, "misfire")
+        assert miss.reason is not None
+        late, _, why = miss.reason.partition(", over its grace time of 3 s: ")
+        assert late.startswith("late by ")
+        assert why.startswith(f"no replica claimed it between {first:%Y-%m-%d %H:%M:%S} UTC and ")
+
+    @pytest.mark.parametrize("minutes", [0, 59], ids=["busy over all", "an absence before"])
+    def test_busy_workers_are_the_reason_if_they_were_busy_over_all_run_times(
+        self, database_url: str, operator: TaskLocks, minutes: int
+    ) -> None:
+        replica, gate = StoreReplica(database_url, max_workers=1, **OFTEN), Gate("slow")
+        replica.scheduler.start()
+        try:
+            add_stored(replica, now() + timedelta(hours=2), misfire_grace_time=1)
+            eventually(lambda: operator.tasks("job"))
+            replica.run_at(note_and_wait, "slow")
+            replica.runs("slow")
+            last = last_second() + timedelta(seconds=2)
+            first = last - timedelta(minutes=minutes)
+            replica.scheduler.modify_job("job", next_run_time=first)
+            eventually(lambda: now() > last + timedelta(seconds=1.5))
+            gate.open()
+            miss = one_miss(operator, run_times=minutes + 1)
+        finally:
+            gate.open()
+            replica.shutdown()
+        assert (miss.scheduled_at, miss.last_scheduled_at, miss.cause) == (first, last, "misfire")
+        assert miss.reason is not None
+        _, _, why = miss.reason.partition(", over its grace time of 1 s: ")
+        if minutes:
+            since = f"{first:%Y-%m-%d %H:%M:%S} UTC"
+            assert why.startswith(f"no replica claimed it between {since} and ")
+        else:
+            assert why == "all 1 workers were busy (`slow` 1)"
 
     def test_a_long_run_in_the_way_is_one_entry(
         self, database_url: str, operator: TaskLocks, connection: Connection
