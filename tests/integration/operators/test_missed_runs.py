@@ -380,6 +380,23 @@ class TestStretchesOfStoredJobs:
             assert miss.cause == "unasked"
             assert miss.reason.startswith("no replica claimed it between ")
 
+    def test_those_of_a_task_without_a_row_are_told_when_it_has_one(
+        self, database_url: str, operator: TaskLocks, connection: Connection
+    ) -> None:
+        """As of a job that a process without a scheduler has added."""
+        before = stored(database_url)
+        add_stored(before, now() + timedelta(hours=2), misfire_grace_time=1)
+        eventually(lambda: operator.tasks("job"))
+        before.shutdown()
+        first = last_second() - timedelta(minutes=9, seconds=30)
+        connection.execute("DELETE FROM task_lock")
+        connection.execute("UPDATE task_lock_job SET next_run_time = %s", [first])
+        replica = stored(database_url)
+        try:
+            assert one_miss(operator, run_times=10).scheduled_at == first
+        finally:
+            replica.shutdown()
+
     def test_workers_that_were_not_seen_busy_are_no_reason(
         self, database_url: str, operator: TaskLocks, connection: Connection
     ) -> None:
@@ -443,7 +460,13 @@ class TestStretchesOfStoredJobs:
         replica, gate = stored(database_url), Gate("slow")
         try:
             replica.scheduler.add_job(
-                note_and_wait, "interval", minutes=1, id="job", args=["slow"], next_run_time=now()
+                note_and_wait,
+                "interval",
+                minutes=1,
+                id="job",
+                args=["slow"],
+                next_run_time=now(),
+                misfire_grace_time=None,
             )
             replica.runs("slow")
             first = last_second() - timedelta(minutes=9, seconds=30)
