@@ -66,7 +66,11 @@ from apscheduler_tasklock._runs.kept_runs import KeptRuns
 from apscheduler_tasklock._runs.known_tasks import KnownTasks
 from apscheduler_tasklock._runs.leadership import Leadership
 from apscheduler_tasklock._runs.misfires import ALWAYS_MISSED, SchedulerPasses
-from apscheduler_tasklock._runs.missed_runs import MissedRuns, too_many_instances
+from apscheduler_tasklock._runs.missed_runs import (
+    RUN_BEFORE_NOT_ANSWERED,
+    MissedRuns,
+    too_many_instances,
+)
 from apscheduler_tasklock._runs.presence import Presence
 from apscheduler_tasklock._runs.process_runs import ProcessRuns
 from apscheduler_tasklock._runs.registration import Registrar
@@ -696,17 +700,14 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
 
     def _note_too_many_instances(self, submission: Submission) -> None:
         """Note that run times are missed, because their job has ``max_instances`` runs here."""
-        begun = [
-            active.begun_at
-            for active in list(self._active.values())
-            if active.submission.job.id == submission.job.id
-        ]
-        if self.locks.outage.reason is not None and not any(begun):
-            reason = "the database did not answer, and the run before it still waited for that"
-            self._note_missed(submission, MissCause.DATABASE, reason)
+        job, runs = submission.job, self._runs
+        if not isinstance(runs, ExecutorRuns):
+            return  # because without locks nothing is noted
+        is_running = runs.is_running(job.id)
+        if not is_running and not runs.waits_for_worker(job.id):
+            self._note_missed(submission, MissCause.DATABASE, RUN_BEFORE_NOT_ANSWERED)
             return
-        most, replica = submission.job.max_instances, self.locks.replica_id
-        reason = too_many_instances(most, replica, is_running=any(begun))
+        reason = too_many_instances(job.max_instances, self.locks.replica_id, is_running=is_running)
         self._note_missed(submission, MissCause.RUNNING, reason)
 
     def _note_missed(self, submission: Submission, cause: MissCause, reason: str) -> None:

@@ -31,7 +31,7 @@ def story_of(
     runs = _in_order(
         each for each in entries if each.kind != "operator" and each.outcome != "missed"
     )
-    miss = _last_until(misses, at)
+    miss = _miss_until(misses, at)
     run = _last_until(runs, at)
     known = [(time_of(run), Verdict.RAN)] if run is not None else []
     if miss is not None:
@@ -95,6 +95,19 @@ def _in_order(entries: Iterable[Run]) -> list[Run]:
 
 def _last_until(entries: Sequence[Run], moment: datetime) -> Run | None:
     return next((each for each in reversed(entries) if time_of(each) <= moment), None)
+
+
+def _miss_until(misses: Sequence[Run], moment: datetime) -> Run | None:
+    """Return the missed run times of which one is the last before a moment, or may be.
+
+    The entry of a pause may enclose a run time for which another replica has told another cause.
+    """
+    earlier = [each for each in misses if time_of(each) <= moment]
+    return max(
+        earlier,
+        key=lambda each: (min(moment, each.last_scheduled_at or time_of(each)), time_of(each)),
+        default=None,
+    )
 
 
 def _first_after(entries: Sequence[Run], moment: datetime) -> Run | None:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import BrokenExecutor, CancelledError, Future
 from contextvars import Context, copy_context
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import datetime, timezone
 from functools import partial
 from itertools import pairwise
 from math import inf
@@ -79,6 +79,10 @@ LONGEST_GIVE = 1.0
 GIVER = "tasklock-giving"
 # Limits how many jobs are named in the log line that all workers are busy.
 MOST_NAMED = 5
+# BUSY_FOR limits the seconds before a misfire in which all workers must have been busy so that this
+# is told as the reason. FULL_SHARE is the share of these seconds, because workers wait for claims
+# between their runs.
+BUSY_FOR, FULL_SHARE = 10.0, 0.8
 # Limits how many ended runs are remembered, to tell which jobs kept all workers busy.
 MOST_WORKED = 1000
 # Errors with which an executor reports a run that may not have begun. Such a run is not released as
@@ -239,6 +243,23 @@ class ExecutorRuns:
         """How many more runs can get a worker now; ``inf`` if coroutines run on an event loop."""
         has_loop = event_loop_of(self._inner) is not None
         return inf if has_loop else self._functions.room
+
+    def is_running(self, job_id: str) -> bool:
+        """Return whether a run of a job goes on here. A run that waits for its lock does not."""
+        return any(self._goes_on(run) for run in list(self._given) if _job_of(run) == job_id)
+
+    def waits_for_worker(self, job_id: str) -> bool:
+        """Return whether a run of a job waits here for a worker, and not for the database."""
+        given = list(self._given)
+        states = [run.state for run in given if _job_of(run) == job_id]
+        if states:
+            return State.GIVEN in states
+        workers = worker_count(self._inner)
+        return workers is not None and sum(map(self._goes_on, given)) >= workers
+
+    def _goes_on(self, run: Run) -> bool:
+        # An executor that is not APScheduler's may have begun the run in another process.
+        return bool(run.what.goes_on) or (run.state is State.BEGUN and not self._is_known)
 
     def call_if_there_is_room(self, has_room: Callable[[], object]) -> None:
         """Call a function whenever the room has become larger. The function must not wait."""
@@ -694,17 +715,39 @@ class ExecutorRuns:
             return f"{words}: its scheduler came to it {came_after} after it was due"
         if run.earliest - due_at > run.grace:
             return f"{words}: its earlier run times ran until then"
-        if workers is None or run.what.submission.awaited:
-            return words
+        due = run.what.submission.due
         # The moment at which the run became a misfire.
         at = due_at + run.grace
-        busy = [job for job, began_at, ended_at in list(self._worked) if began_at <= at < ended_at]
-        busy += [
-            each.what.submission.job.id
-            for each in list(self._given)
-            if each.state is State.BEGUN and each.began_at <= at
+        since = max(due_at, run.came, run.earliest, at - BUSY_FOR)
+        if due is not None:
+            since -= (due.move.run_time - due.misfires_from).total_seconds()
+        if workers is not None and not run.what.submission.awaited:
+            worked = self._worked_between(since, at)
+            seconds = sum(ended_at - began_at for _job, began_at, ended_at in worked)
+            if since < at and seconds >= FULL_SHARE * workers * (at - since):
+                busy = [job for job, _began_at, ended_at in worked if ended_at == at]
+                return f"{words}: {missed_runs.all_busy(workers, busy)}"
+        if due is None:
+            return words
+        now = datetime.now(timezone.utc)
+        return f"{words}: {missed_runs.unclaimed(due.misfires_from, now)}"
+
+    def _worked_between(self, since: float, until: float) -> list[tuple[str, float, float]]:
+        """Return the job, the begin and the end of each run that a worker ran between two times.
+
+        Only the parts between the two times count. Of very many runs, the first are forgotten.
+        """
+        worked = list(self._worked)
+        worked += [
+            (_job_of(run), run.began_at, inf)
+            for run in list(self._given)
+            if run.state is State.BEGUN and not run.what.submission.awaited
         ]
-        return f"{words}: {missed_runs.all_busy(workers, busy)}"
+        return [
+            (job, max(began_at, since), min(ended_at, until))
+            for job, began_at, ended_at in worked
+            if began_at <= until and ended_at > since
+        ]
 
     def withdraw(self, run: Run) -> None:
         """End a run that has not begun, and hand over its window if it was granted."""
@@ -976,6 +1019,10 @@ def _request_of(attempt: RunAttempt) -> ClaimRequest:
 def _raised_in(events: Sequence[Any]) -> BaseException | None:
     """Return the exception that a job has raised, from the events of its run; ``None``: none."""
     return next((event.exception for event in events if event.code == EVENT_JOB_ERROR), None)
+
+
+def _job_of(run: Run) -> Any:
+    return run.what.submission.job.id
 
 
 def _begun(run: Run) -> float:

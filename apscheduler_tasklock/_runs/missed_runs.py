@@ -59,6 +59,8 @@ MOVED_SLACK = 60.0
 MOST_NAMED = 5
 # The reason in a pause, if the run history does not tell who has paused the task.
 IN_PAUSE = "the task was paused"
+# The reason if the last run of the job on this replica still waits for the answer to its claim.
+RUN_BEFORE_NOT_ANSWERED = "the database did not answer, and the run before it still waited for that"
 _Note = TypeVar("_Note", MissNote, ScheduleNote)
 # The order of the causes. If a run time has two causes, the first one is reported.
 _WORTH = {cause: place for place, cause in enumerate(MissCause)}

@@ -166,7 +166,7 @@ class RunQueue:
             run.looked_at = as_of
             self._decide_kept(step, now, run, outlook)
         if self._stopped:
-            self._withdraw_all(step)
+            self._withdraw_all(step, now)
         elif now >= self._not_before:
             self._deal(step, now)
             self._report_full(step, now)
@@ -189,7 +189,7 @@ class RunQueue:
                 else:
                     # A run that needs no lock may have taken the reserved worker by now. Then this
                     # granted run waits for the next free worker in the executor's own queue.
-                    self._give(step, run)
+                    self._give(step, run, now)
             elif verdict in (Verdict.REFUSED, Verdict.FAILED):
                 step.refused.append((run, verdict))
                 self._end(run, run.earliest)
@@ -240,7 +240,7 @@ class RunQueue:
             step.refused.append((run, Verdict.REFUSED))
             self._end(run, run.earliest)
 
-    def _withdraw_all(self, step: Step) -> None:
+    def _withdraw_all(self, step: Step, now: float) -> None:
         """Withdraw the waiting runs that need a claim, and give the others to the executor."""
         waiting, self._waiting = self._waiting, []
         for run in waiting:
@@ -249,7 +249,7 @@ class RunQueue:
                     each.state = State.OVER
                     step.withdrawn.append(each)
             else:
-                self._give(step, run)
+                self._give(step, run, now)
 
     def _deal(self, step: Step, now: float) -> None:
         """Decide which waiting runs get the free workers, or are claimed for them."""
@@ -300,11 +300,11 @@ class RunQueue:
         workers = self._workers.count
         if workers is None or self._workers.free >= 1:
             return
-        since = [max(r.came, r.earliest) for r in self._waiting if r.state is State.WAITING]
-        longest = now - min(since, default=now)
+        waiting = [run for run in self._waiting if run.state is State.WAITING]
+        longest = max((self._workers.wait_for_one(run, now) for run in waiting), default=0.0)
         if longest > FULL_AFTER and now > self._full_reported_at + FULL_INTERVAL:
             self._full_reported_at = now
-            step.full = Full(workers, len(since), longest)
+            step.full = Full(workers, len(waiting), longest)
 
     def _deal_to(self, ready: Sequence[Run], free: float, step: Step, now: float) -> int:
         """Give ready runs to free workers, or ask for their claims.
@@ -326,14 +326,14 @@ class RunQueue:
                 taken += asking.add(run, has_worker=has_worker)
             elif has_worker:
                 run.overtakes = not run.is_missed and now >= self._asked_at + PATIENCE
-                self._give(step, run)
+                self._give(step, run, now)
                 taken += 1
         step.asks += asking.asks()
         return taken
 
-    def _give(self, step: Step, run: Run) -> None:
+    def _give(self, step: Step, run: Run, now: float) -> None:
         """Give a run to the executor."""
-        self._workers.give(run)
+        self._workers.give(run, now)
         run.state = State.GIVEN
         self._unbegun.add(run)
         step.given.append(run)

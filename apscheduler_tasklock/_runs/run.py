@@ -93,6 +93,7 @@ class Run:
     :ivar is_held: whether the run is not claimed until a look has read the row of an earlier, kept
         run of its job
     :ivar excused: seconds for which the run was kept, which do not count as lateness
+    :ivar given_at: when the run was given to the executor; ``inf``: it was not given
     :ivar began_at: when the run began; ``inf``: it has not begun
     :ivar at: when the run would have begun if claims took no time
     :ivar earliest: when the run before it in its submission would have been over if claims took no
@@ -123,6 +124,7 @@ class Run:
     looked_at: float = -inf
     is_held: bool = False
     excused: float = 0.0
+    given_at: float = inf
     began_at: float = inf
     at: float = -inf
     earliest: float = -inf

@@ -100,14 +100,24 @@ class DueRun:
     def missed(self, cause: MissCause, reason: str) -> tuple[MissedTimes, ...]:
         """Return the run times that nobody runs if this run time is missed, too.
 
-        The run times before it are missed for the same reason, except those in a pause.
+        The run times before it are missed for the same reason, except those in a pause, or during
+        a run.
         """
-        in_pause = cause is MissCause.PAUSED
-        same = [each for each in self.passed if (each.cause is MissCause.PAUSED) == in_pause]
+        same = self._passed_with(cause)
         others = [each for each in self.passed if each not in same]
         first = same[0].first if same else self.move.run_time
         count = sum(each.count for each in same) + 1
         return (*others, MissedTimes(first, self.move.run_time, count, cause, reason))
+
+    @property
+    def misfires_from(self) -> datetime:
+        """The first of the run times that are misfires if this run time is one."""
+        same = self._passed_with(MissCause.MISFIRE)
+        return same[0].first if same else self.move.run_time
+
+    def _passed_with(self, cause: MissCause) -> list[MissedTimes]:
+        of_same = MissCause.PAUSED if cause is MissCause.PAUSED else MissCause.UNASKED
+        return [each for each in self.passed if each.cause is of_same]
 
 
 @dataclass(frozen=True)

@@ -183,10 +183,12 @@ class Watch:
             yield from self._locks.look_at_rights()
         with _noting(rejected):
             self._list_once()
-        with _noting(rejected):
-            yield from self._look_at_rows(rejected)
+        # Before the rows, so that a stored job's task that has no row is registered before its
+        # missed run times are noted.
         with _noting(rejected):
             self._registrar.list_stored()
+        with _noting(rejected):
+            yield from self._look_at_rows(rejected)
         if self._missed is not None:
             with _noting(rejected):
                 yield from self._missed.tell()

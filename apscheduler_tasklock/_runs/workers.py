@@ -55,13 +55,31 @@ class Workers:
         """Return when a run would begin at the earliest, on the virtual workers."""
         free_at = -inf
         if self._free_at and not run.goes_on:
-            # A busy virtual worker may be free earlier than the others, because its run has begun
-            # later on the real worker, where it had to wait for its claim.
-            over_at = [busy.at + max(0.0, now - busy.began_at) for busy in self._busy]
-            free_at = min([self._free_at[0], *over_at])
+            free_at = self._free_from(now)
         return max(run.came, run.earliest, free_at)
 
-    def give(self, run: Run) -> None:
+    def _free_from(self, now: float) -> float:
+        """Return since when, or from when on at the earliest, a virtual worker is free."""
+        # A busy virtual worker may be free earlier than the others, because its run has begun
+        # later on the real worker, where it had to wait for its claim.
+        over_at = [busy.at + max(0.0, now - busy.began_at) for busy in self._busy]
+        return min([*(self._free_at or ())[:1], *over_at], default=-inf)
+
+    def wait_for_one(self, run: Run, now: float) -> float:
+        """Return the seconds for which a waiting run waits because all workers are busy.
+
+        The wait for the database does not count, such as the wait for claims in an outage. So the
+        wait is that for a virtual worker. But the virtual workers do not know of work that is not
+        the scheduler's, behind which given runs may wait. So the time counts, too, for which all
+        workers have had the same runs. It does not count if one of these runs is missed, because
+        the missed run of a stored job waits for the database.
+        """
+        since = max(run.came, run.earliest)
+        given_at = [inf if each.is_missed else each.given_at for each in self.given]
+        taken_since = max(given_at, default=-inf)
+        return max(self._free_from(now) - since, now - max(since, taken_since))
+
+    def give(self, run: Run, now: float) -> None:
         """Note that a run has a worker, because it is given to the executor.
 
         The run gets the virtual worker of the run before it in its submission, or else the virtual
@@ -69,6 +87,7 @@ class Workers:
         because it is given before runs that came earlier, and must not make these runs late.
         """
         self.given.add(run)
+        run.given_at = now
         free_at = -inf
         if run.is_missed or run.overtakes:
             run.at = max(run.came, run.earliest)

@@ -32,7 +32,7 @@ from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.job_rows import DueRow, JobRow
 from apscheduler_tasklock._lock.protocol_messages import JobMove, MissedTimes
 from apscheduler_tasklock._runs.job_notices import JobNotices
-from apscheduler_tasklock._runs.missed_runs import IN_PAUSE, late
+from apscheduler_tasklock._runs.missed_runs import IN_PAUSE, late, unclaimed
 from apscheduler_tasklock._runs.submission import FAILED, DueRun
 from apscheduler_tasklock._shutdown import WITHDRAWING_LIMIT, Shutdown
 from apscheduler_tasklock._values import cut, logger_of, shown
@@ -559,7 +559,8 @@ class DueJobs:
             return due_run.missed(MissCause.PAUSED, IN_PAUSE)
         if due.is_missed(grace):
             late_by = look.now.timestamp() - due.due_at.timestamp()
-            return due_run.missed(MissCause.MISFIRE, late(late_by, grace))
+            words = f"{late(late_by, grace)}: {unclaimed(due_run.misfires_from, look.now)}"
+            return due_run.missed(MissCause.MISFIRE, words)
         return ()
 
     def _submit(self, prepared: _Prepared, look: _Look) -> None:

@@ -52,6 +52,30 @@ def told(connection: Connection) -> list[tuple[Any, ...]]:
     ).fetchall()
 
 
+PAUSED = {"cause": "paused", "reason": "the task was paused"}
+
+
+def pause(
+    connection: Connection,
+    since: datetime,
+    by: str = "ann",
+    until: datetime | None = None,
+    resumed_at: datetime | None = None,
+) -> None:
+    """Write the entries of an operator's pause, and of its end."""
+    for outcome, at, end, reason in (
+        ("paused", since, until, "move"),
+        ("resumed", resumed_at, None, None),
+    ):
+        if at is not None:
+            connection.execute(
+                "INSERT INTO task_lock_run (task_name, ring, slot, started_at, ended_at, replica,"
+                " kind, outcome, by, until, reason) SELECT 'task', 'actions', count(*), %s, %s, '',"
+                " 'operator', %s, %s, %s, %s FROM task_lock_run WHERE ring = 'actions'",
+                [at, at, outcome, by, end, reason],
+            )
+
+
 @pytest.fixture
 def started(one: Replica, connection: Connection, travel: Travel) -> datetime:
     """The run time of a run that has ended; its next run times pass while nobody runs them."""
@@ -135,6 +159,43 @@ def test_an_entry_does_not_grow_over_a_run(
     travel(60)
     tell(one, after(started, 70))
     assert [entry[0] for entry in told(connection)] == [after(started, 10), after(started, 70)]
+
+
+def test_a_pause_whose_last_run_times_are_noted_after_a_later_run_is_one_entry(
+    one: Replica, connection: Connection, started: datetime
+) -> None:
+    """A run time is noted when it is overdue, which may be after the pause."""
+    pause(connection, after(started, 5))
+    tell(one, after(started, 10), after(started, 20), **PAUSED)
+    claim_id, answer = one.claim(run_time=after(started, 60), **EVERY)
+    assert answer.granted
+    one.end(claim_id, outcome="ok")
+    tell(one, after(started, 30), after(started, 40), **PAUSED)
+    assert [entry[:3] for entry in told(connection)] == [
+        (after(started, 10), after(started, 40), 4)
+    ]
+
+
+@pytest.mark.parametrize(("cause", "entries"), [("paused", 1), ("database", 1), ("running", 2)])
+def test_an_entry_of_a_pause_or_an_outage_grows_over_what_another_replica_has_told(
+    one: Replica,
+    other: Replica,
+    connection: Connection,
+    started: datetime,
+    cause: str,
+    entries: int,
+) -> None:
+    tell(one, after(started, 10), cause=cause)
+    tell(other, after(started, 20))
+    tell(one, after(started, 30), cause=cause)
+    found = [entry for entry in told(connection) if entry[3] == cause]
+    assert len(found) == entries
+    assert [entry[:3] for entry in told(connection) if entry[3] == "misfire"] == [
+        (after(started, 20), after(started, 20), 1)
+    ]
+    assert row(connection)["recorded_misses"] == 1 + entries
+    [*_, last] = found
+    assert last[1] == row(connection)["missed_at"] == after(started, 30)
 
 
 def test_run_times_that_were_run_are_left_out(
@@ -243,6 +304,46 @@ def test_a_miss_in_a_pause_tells_who_has_paused_the_task_and_why(
     assert all(entry[4].endswith(" UTC: move") for entry in told(connection))
 
 
+def test_run_times_over_which_no_single_pause_held_tell_of_each_pause(
+    one: Replica, connection: Connection, started: datetime
+) -> None:
+    """As of a stored job, of which the first and the last run time are known."""
+    ann, bob, cid = (after(started, seconds) for seconds in (5, 15, 45))
+    pause(connection, ann, "ann", until=after(started, 20))
+    pause(connection, bob, "bob")
+    pause(connection, cid, "cid")
+    tell(one, after(started, 10), after(started, 40), more=2, **PAUSED)
+    named = [
+        f"by {who} since {since:%Y-%m-%d %H:%M:%S} UTC: move"
+        for who, since in (("ann", ann), ("bob", bob))
+    ]
+    assert [entry[4] for entry in told(connection)] == [f"paused {', then '.join(named)}"]
+
+
+def test_of_two_pauses_the_one_that_held_over_all_run_times_is_told(
+    one: Replica, connection: Connection, started: datetime
+) -> None:
+    """The shorter one has begun earlier, and was ended by its operator or by its limit."""
+    pause(connection, after(started, 2), "ann", until=after(started, 20))
+    pause(connection, after(started, 4), "bob", resumed_at=after(started, 15))
+    pause(connection, after(started, 3), "cid", resumed_at=after(started, 45))
+    tell(one, after(started, 10), after(started, 40), **PAUSED)
+    assert [entry[4].split(" since ")[0] for entry in told(connection)] == ["paused by cid"]
+
+
+def test_a_pause_that_its_operator_made_longer_is_one_pause(
+    one: Replica, connection: Connection, started: datetime
+) -> None:
+    since = after(started, 5)
+    pause(connection, since, until=after(started, 25))
+    pause(connection, after(started, 15), until=after(started, 55))
+    for seconds in (10, 20, 30):
+        tell(one, after(started, seconds), **PAUSED)
+    [entry] = told(connection)
+    assert entry[2] == 3
+    assert entry[4] == f"paused by ann since {since:%Y-%m-%d %H:%M:%S} UTC: move"
+
+
 def test_more_run_times_than_a_note_lists_are_counted(
     one: Replica, connection: Connection, started: datetime
 ) -> None:
@@ -255,7 +356,7 @@ def test_the_ring_of_misses_keeps_20_entries_and_outlives_a_shorter_history(
 ) -> None:
     travel(300)
     for number in range(1, 23):
-        tell(one, after(started, 10 * number), cause=("misfire", "database")[number % 2])
+        tell(one, after(started, 10 * number), cause=("misfire", "running")[number % 2])
     assert len(told(connection)) == 20
     slots = "SELECT array_agg(slot ORDER BY slot) FROM task_lock_run WHERE ring = 'misses'"
     assert connection.execute(slots).fetchone() == (list(range(20)),)

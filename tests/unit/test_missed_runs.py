@@ -263,6 +263,7 @@ def stretch(first: float, last: float, count: int, cause: MissCause) -> MissedTi
 
 
 PAUSED = stretch(0, 60, 2, MissCause.PAUSED)
+RUNNING = stretch(0, 60, 2, MissCause.RUNNING)
 UNASKED = stretch(120, 180, 2, MissCause.UNASKED)
 
 
@@ -279,6 +280,7 @@ class TestRunTimesOfAStoredJob:
             ),
             ((PAUSED,), MissCause.MISFIRE, [PAUSED, stretch(240, 240, 1, MissCause.MISFIRE)]),
             ((PAUSED,), MissCause.PAUSED, [stretch(0, 240, 3, MissCause.PAUSED)]),
+            ((RUNNING,), MissCause.MISFIRE, [RUNNING, stretch(240, 240, 1, MissCause.MISFIRE)]),
         ],
     )
     def test_those_before_a_missed_one_are_told_with_it_but_for_a_pause(

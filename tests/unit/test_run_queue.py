@@ -616,3 +616,42 @@ class TestFull:
         steps.step(came=[run_of("a", came=steps.now), run_of("b", came=steps.now)])
         steps.now += 60
         assert steps.step().full is None
+
+    def test_of_short_jobs_that_follow_each_other(self) -> None:
+        steps = Steps(workers=1)
+        step = steps.begin([run_of(name, came=steps.now) for name in "abcd"])
+        told = []
+        for _ in range(2):
+            steps.now += 6
+            step = steps.grant(steps.free(*step.given, took=6.0))
+            told.append(step.full)
+            steps.step(begun=step.given)
+        assert told == [None, Full(workers=1, waiting=1, longest=12.0)]
+
+    def test_not_when_the_database_answers_again_after_an_outage(self) -> None:
+        steps = Steps(workers=1)
+        first = steps.step(came=[run_of(name, came=steps.now) for name in "abc"])
+        steps.now += 60
+        step = steps.grant(first)
+        assert (names(step.given), step.full) == (["a"], None)
+        assert steps.step(begun=step.given).full is None
+        steps.now += 10
+        assert steps.step().full is None
+        steps.now += 1
+        assert steps.step().full == Full(workers=1, waiting=2, longest=11.0)
+
+    def test_not_of_missed_runs_whose_jobs_the_database_is_to_move_on(self) -> None:
+        steps = Steps(workers=1)
+        late = Run(Kind.STORED, "a", ("a", "default"), due_at=0.0, came=50.0, grace=1.0)
+        assert steps.step(came=[late]).given == [late]
+        steps.step(came=[run_of("b", came=steps.now)])
+        steps.now += 60
+        assert steps.step().full is None
+
+    def test_while_other_work_than_the_schedulers_keeps_the_workers_busy(self) -> None:
+        steps = Steps(workers=1)
+        steps.grant(steps.step(came=[run_of("a"), run_of("b", came=steps.now)]))
+        steps.now += 10
+        assert steps.step().full is None
+        steps.now += 1
+        assert steps.step().full == Full(workers=1, waiting=1, longest=11.0)

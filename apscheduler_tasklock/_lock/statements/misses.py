@@ -97,36 +97,58 @@ def missed_in_words(history: History) -> str:
     """Return the query of the missed run times of ``missed``, with why in ``words``.
 
     For run times in a pause, the words tell who has paused the task, since when, and why, from the
-    operators' entries and from the pauses of all tasks, the query :func:`listed_pauses`. For other
-    run times, and if no entry tells of the pause, the words are the ``reason``.
+    operators' entries and from the pauses of all tasks, the query :func:`listed_pauses`. If no
+    single pause has held from the first to the last of the run times, the words tell of each pause
+    that has held over some of them. For other run times, and if no entry tells of the pause, the
+    words are the ``reason``.
+
+    A pause that its operator has made longer is one pause, although each change has an entry.
     """
-    was_paused = """action.task_name = missed.task_name AND action.ring = 'actions'
-                    AND action.outcome = 'paused'"""
+    resumed_at = f"""(
+        SELECT min(resumed.started_at) FROM {history.table} AS resumed
+        WHERE resumed.task_name = missed.task_name AND resumed.ring = 'actions'
+              AND resumed.outcome = 'resumed'
+              AND (resumed.by = action.by OR resumed.reason IS NOT NULL)
+              AND resumed.started_at >= action.started_at)"""
     return f"""
         SELECT missed.*, COALESCE(pause.words, missed.reason) AS words
         FROM missed LEFT JOIN LATERAL (
-            SELECT 'paused ' || one.what || 'by ' || COALESCE(one.by, 'nobody') || ' since '
-                   || to_char(one.since AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS "UTC"')
-                   || COALESCE(': ' || one.why, '') AS words
-            FROM (
-                SELECT '' AS what, action.by, action.started_at AS since, action.until,
-                       action.reason AS why
-                FROM {history.table} AS action
-                WHERE {was_paused} AND NOT EXISTS (
-                    SELECT FROM {history.table} AS resumed
-                    WHERE resumed.task_name = missed.task_name AND resumed.ring = 'actions'
-                          AND resumed.outcome = 'resumed'
-                          AND (resumed.by = action.by OR resumed.reason IS NOT NULL)
-                          AND resumed.started_at >= action.started_at
-                          AND resumed.started_at <= missed.first_at)
-                UNION ALL SELECT 'with all tasks '
-                    || CASE WHEN namespace <> '' THEN 'of ' || namespace || ' ' ELSE '' END,
-                    by, since, until, why FROM listed_pauses
-                WHERE starts_with(missed.task_name, namespace)
-            ) AS one
-            WHERE missed.cause = 'paused' AND COALESCE(one.until > missed.first_at, true)
-            ORDER BY one.since <= missed.first_at DESC, one.until DESC NULLS FIRST,
-                     one.since DESC LIMIT 1
+            WITH one AS MATERIALIZED (
+                SELECT what, by, why, lower(held) AS since, upper(held) AS until,
+                       lower(held) <= missed.first_at
+                           AND COALESCE(upper(held) > missed.last_at, true) AS holds
+                FROM (
+                    SELECT what, by, why, unnest(pg_catalog.range_agg(
+                               pg_catalog.tstzrange(since, until))) AS held
+                    FROM (
+                        SELECT '' AS what, action.by, action.reason AS why,
+                               action.started_at AS since,
+                               LEAST(action.until, {resumed_at}) AS until
+                        FROM {history.table} AS action
+                        WHERE action.task_name = missed.task_name AND action.ring = 'actions'
+                              AND action.outcome = 'paused'
+                        UNION ALL SELECT 'with all tasks '
+                            || CASE WHEN namespace <> '' THEN 'of ' || namespace || ' ' ELSE '' END,
+                            by, why, since, until FROM listed_pauses
+                        WHERE starts_with(missed.task_name, namespace)
+                    ) AS told
+                    WHERE COALESCE(since <= until, true)
+                    GROUP BY what, by, why
+                ) AS held_by
+                WHERE COALESCE(upper(held) > missed.first_at, true)
+            ), best AS (
+                SELECT * FROM one
+                ORDER BY since <= missed.first_at DESC, until DESC NULLS FIRST,
+                         since DESC LIMIT 1
+            )
+            SELECT 'paused ' || string_agg(
+                what || 'by ' || COALESCE(by, 'nobody') || ' since '
+                || to_char(since AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS "UTC"')
+                || COALESCE(': ' || why, ''), ', then ' ORDER BY since) AS words
+            FROM (TABLE best
+                  UNION SELECT one.* FROM one
+                  WHERE since <= missed.last_at AND NOT (SELECT holds FROM best)) AS named
+            WHERE missed.cause = 'paused'
         ) AS pause ON true
     """
 
@@ -139,8 +161,10 @@ def note_misses(table: str, history: History) -> str:
     replica has written its entry. A task gets no entry if none of its run times is left, or if it
     has another schedule by now.
 
-    If the task's last entry has the same cause, and no run has begun since, the run times are added
-    to that entry. So a pause over many run times is one entry.
+    If the task has an entry of the same cause, and no run time between that entry and the first of
+    these run times was run, the run times are added to that entry. So a pause over many run times
+    is one entry, also if the last of them are noted when the task runs again. Entries of pauses and
+    of outages grow over entries of other causes, because replicas may differ in what they tell.
 
     The statement returns the tasks whose notes are to be sent again, because another session has
     changed or locked their rows.
@@ -158,6 +182,7 @@ def note_misses(table: str, history: History) -> str:
     entry = missed_entry(
         history,
         "noted AS run",
+        slot=f"COALESCE(run.grows_slot, (run.recorded_misses - 1) % {MISSES})",
         scheduled_at="run.first_at",
         started_at="run.noted_at",
         ended_at="now()",
@@ -166,6 +191,13 @@ def note_misses(table: str, history: History) -> str:
         last_scheduled_at="run.missed_at",
         run_times="run.run_times",
     )
+    was_run_between = f"""(
+        (explained.window_start > entry.last_scheduled_at
+         AND explained.window_start < explained.first_at)
+        OR EXISTS (SELECT FROM {history.table} AS run
+                   WHERE run.task_name = explained.task_name AND run.ring IN ('runs', 'failures')
+                         AND run.scheduled_at > entry.last_scheduled_at
+                         AND run.scheduled_at < explained.first_at))"""
     return f"""
         WITH {listed_pauses(table)}, asked AS (SELECT * FROM {json_rows(_NOTE_TYPES)}), missed AS (
             SELECT asked.task_name, lock.schedule, asked.cause, asked.reason,
@@ -191,14 +223,17 @@ def note_misses(table: str, history: History) -> str:
             {missed_in_words(history)}
         ), told AS (
             SELECT explained.*, entry.scheduled_at AS grows_from, entry.run_times AS grows_by,
-                   entry.started_at AS noted_at
-            FROM explained LEFT JOIN {history.table} AS entry
-                ON entry.task_name = explained.task_name AND entry.ring = 'misses'
-                   AND entry.slot = (explained.recorded_misses - 1) % {MISSES}
-                   AND entry.cause = explained.cause
-                   AND (entry.cause NOT IN ('paused', 'moved') OR entry.reason = explained.words)
-                   AND entry.last_scheduled_at = explained.missed_at
-                   AND explained.window_start <= explained.missed_at
+                   entry.started_at AS noted_at, entry.slot AS grows_slot
+            FROM explained LEFT JOIN LATERAL (
+                SELECT run.* FROM {history.table} AS run
+                WHERE run.task_name = explained.task_name AND run.ring = 'misses'
+                      AND run.cause = explained.cause
+                      AND (run.cause NOT IN ('paused', 'moved') OR run.reason = explained.words)
+                      AND (run.cause IN ('paused', 'database')
+                           OR run.last_scheduled_at = explained.missed_at)
+                      AND run.last_scheduled_at < explained.first_at
+                ORDER BY run.last_scheduled_at DESC LIMIT 1
+            ) AS entry ON NOT {was_run_between}
         ), free AS (
             SELECT lock.task_name FROM {table} AS lock JOIN told USING (task_name)
             WHERE lock.token = told.token
@@ -216,7 +251,7 @@ def note_misses(table: str, history: History) -> str:
             WHERE lock.task_name = free.task_name AND {SAFELY}
             RETURNING lock.task_name, lock.recorded_misses, lock.missed_at, told.cause,
                       told.words AS reason, COALESCE(told.grows_from, told.first_at) AS first_at,
-                      COALESCE(told.noted_at, now()) AS noted_at,
+                      COALESCE(told.noted_at, now()) AS noted_at, told.grows_slot,
                       LEAST(told.run_times + COALESCE(told.grows_by, 0), 2147483647)::int
                           AS run_times
         ), entry AS ({entry})

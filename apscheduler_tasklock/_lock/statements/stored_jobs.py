@@ -215,8 +215,8 @@ def move_on(table: str, history: History | None = None, *, jobs: str) -> str:
         )
         pauses = f"{listed_pauses(table)}, "
         noted = f""", missed AS (
-            SELECT asked.task_name, asked.run_time, asked.first_at, asked.run_times, asked.cause,
-                   asked.reason
+            SELECT asked.task_name, asked.run_time, asked.run_time AS last_at, asked.first_at,
+                   asked.run_times, asked.cause, asked.reason
             FROM moved JOIN asked USING (job_id)
             WHERE asked.following IS NULL AND asked.cause IS NOT NULL
         ), last AS ({missed_in_words(history)}), known AS (

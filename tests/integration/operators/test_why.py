@@ -122,6 +122,17 @@ class TestStories:
         assert story.miss is not None
         assert story.scheduled_at == story.miss.last_scheduled_at
 
+    @pytest.mark.parametrize(("minutes", "told"), [(26, 0), (25, 1), (23, 0), (19, 0)])
+    def test_of_a_run_time_in_a_pause_for_which_another_cause_is_told(
+        self, operator: TaskLocks, connection: Connection, minutes: float, told: int
+    ) -> None:
+        at = datetime.now(timezone.utc) - timedelta(minutes=25)
+        other = {"scheduled_at": f"'{at}'", "last_scheduled_at": f"'{at}'", "run_times": "1"}
+        add_miss(connection, "job", 1, **other, cause="'misfire'", reason="'late'")
+        story = operator.why("job", at if minutes == 25 else ago(minutes))
+        assert story.miss is not None
+        assert story.miss.reason == ("the task was paused", "late")[told]
+
     @pytest.mark.parametrize(
         ("until", "is_told"), [("NULL", True), ("now() - interval '75 min'", False)]
     )
