@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from datetime import datetime, timedelta, timezone
+from itertools import count
 from typing import Any
 
 import psycopg
@@ -75,14 +76,15 @@ MakeFleet = Callable[..., Sequence[Member]]
 @pytest.fixture
 def make_fleet(database_url: str, make_replica: Callable[..., Replica]) -> Iterator[MakeFleet]:
     """Make replicas in leader mode. The first of them leads."""
+    names = (f"web-{number}" for number in count(1))
     with ExitStack() as closing:
 
-        def make(count: int = 3, **options: Any) -> Sequence[Member]:
-            members = []
-            for number in range(count):
+        def make(size: int = 3, **options: Any) -> Sequence[Member]:
+            members: list[Member] = []
+            for _ in range(size):
                 proxy = closing.enter_context(proxy_to(database_url))
-                members.append(Member(proxy, make_replica, f"web-{number + 1}", **options))
-                eventually(lambda: members[0].leads)
+                members.append(Member(proxy, make_replica, next(names), **options))
+                eventually(lambda: members[0].leads or not options.get("leader", True))
             return members
 
         yield make
@@ -228,3 +230,39 @@ def test_fleets_in_two_namespaces_have_a_leader_each(make_fleet: MakeFleet) -> N
     [other] = make_fleet(1, namespace="reports:")
     assert one.leads
     assert other.leads
+
+
+def test_what_a_follower_keeps_is_not_run_late_after_an_outage(make_fleet: MakeFleet) -> None:
+    """It is asked for and skipped as without leader mode, when the database has not answered."""
+    fleet = make_fleet(claim_timeout=1)
+    job = Ran()
+    add_to_all(fleet, job.run)
+    for member in fleet:
+        refuse(member.proxy)
+    for follower in fleet[1:]:
+        eventually(lambda follower=follower: _failed(follower))
+        restore(follower.proxy)
+    assert job.times == 0
+
+
+def test_a_manual_run_is_begun_by_a_follower_at_once(
+    make_fleet: MakeFleet, make_task_locks: Callable[..., Any]
+) -> None:
+    fleet = make_fleet(timings=Timings(head_start=600, recovery_grace=0.2))
+    job, locks = Ran(), make_task_locks()
+    for member in fleet[1:]:
+        member.replica.scheduler.add_job(job.run, "interval", hours=1, id="job")
+    eventually(lambda: [each for each in locks.replicas() if "job" in each.tasks])
+    locks.request_run("job", by="ann")
+    eventually(lambda: job.times)
+
+
+def test_a_replica_without_leader_mode_asks_at_once_beside_a_leader(make_fleet: MakeFleet) -> None:
+    """As while leader mode is deployed."""
+    [leader] = make_fleet(1)
+    [plain] = make_fleet(1, leader=False)
+    job = Ran()
+    add_to_all([leader, plain], job.run)
+    eventually(lambda: leader.reasons() or plain.reasons())
+    eventually(lambda: job.times)
+    assert job.times == 1
