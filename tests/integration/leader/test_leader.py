@@ -18,6 +18,7 @@ from apscheduler_tasklock import (
 )
 from apscheduler_tasklock._database.timings import Timings
 from tests.support.faults import CLAIM, FIRST_CLAIM
+from tests.support.internals import kept_run_times
 from tests.support.outages import Job, refuse, restore
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy, proxy_to
@@ -232,16 +233,19 @@ def test_fleets_in_two_namespaces_have_a_leader_each(make_fleet: MakeFleet) -> N
     assert other.leads
 
 
-def test_what_a_follower_keeps_is_not_run_late_after_an_outage(make_fleet: MakeFleet) -> None:
-    """It is asked for and skipped as without leader mode, when the database has not answered."""
-    fleet = make_fleet(claim_timeout=1)
+def test_what_a_follower_keeps_is_skipped_in_an_outage_and_not_run_late_after_it(
+    make_fleet: MakeFleet,
+) -> None:
+    """As without leader mode: it is asked for, and skipped if the database does not answer."""
+    head_start = Timings(head_start=600, recovery_grace=0.2)
+    fleet = make_fleet(claim_timeout=1, timings=head_start)
     job = Ran()
-    add_to_all(fleet, job.run)
-    for member in fleet:
-        refuse(member.proxy)
+    add_to_all(fleet[1:], job.run)
+    for follower in fleet[1:]:
+        eventually(lambda follower=follower: kept_run_times(follower.replica.executor))
+        refuse(follower.proxy)
     for follower in fleet[1:]:
         eventually(lambda follower=follower: _failed(follower))
-        restore(follower.proxy)
     assert job.times == 0
 
 
