@@ -880,7 +880,7 @@ class LockClient:
 
         The statement returns how many rows it has deleted.
 
-        :param age: the least seconds since the end of a deleted row's job
+        :param age: a row is deleted only if its job ended at least so many seconds ago
         """
         return partial(self._protocol.prune, age=age)
 

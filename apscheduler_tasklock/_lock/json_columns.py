@@ -17,8 +17,8 @@ from typing import Any
 _DEEPEST = 50
 LONGEST_JSON = 200_000
 
-# Whether a JSON value has the form of ``RunningRun.reported``. The parts of other values are not
-# cast, because a cast of a wrong part would fail.
+# Whether a JSON value has the form of ``RunningRun.reported``. The types of its parts are checked
+# first, because the cast of a part that is no number would fail.
 IS_RUN = """
     (CASE WHEN jsonb_typeof(run -> 'task'::text) = 'string'
                AND jsonb_typeof(run -> 'lost'::text) = 'boolean'

@@ -592,7 +592,7 @@ class TaskLockProtocol:
     def prune(self, cursor: Any, age: float) -> int:
         """Delete the rows of one-off jobs that ended long ago; return how many were deleted.
 
-        :param age: the least seconds since the end of a deleted row's job
+        :param age: a row is deleted only if its job ended at least so many seconds ago
         """
         return int(self._execute(cursor, self._prune, {"age": age}).rowcount)
 

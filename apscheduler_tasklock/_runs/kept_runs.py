@@ -84,7 +84,7 @@ class InTheWay:
 
 # Limits how many runs of one job are kept, each with its backlog. The oldest are dropped.
 MOST_KEPT = 256
-# Carries out the outlook of a kept run; gets the outlook, and when the look began, on the monotonic
+# Does what the outlook of a kept run says; gets the outlook, and when the look began, on the monotonic
 # clock.
 Decide = Callable[[Outlook, float], object]
 

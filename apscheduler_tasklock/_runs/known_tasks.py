@@ -12,7 +12,8 @@ from apscheduler_tasklock._runs.submission import JobKey
 class KnownTasks:
     """The jobs of an executor, and the task of each job. Safe to share between threads.
 
-    Also finds a job whose own code hangs: code of the application, such as the job's trigger.
+    Also finds a job whose trigger or job store, which may be the application's code, hangs when it
+    is called.
 
     :param lease: the executor's own lease if the executor has failover by default
     :ivar shortest_lease: the shortest lease of a job with failover, within which a dead holder is

@@ -70,7 +70,7 @@ def _reckoned(lag: str) -> str:
 
 
 class Claim:
-    """The parts of a claim's statement.
+    """The parts of the statement that claims a task.
 
     :param asked: the SQL of the request's values, by name
     """

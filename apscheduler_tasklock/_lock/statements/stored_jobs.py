@@ -88,7 +88,7 @@ MAY_BE_CLAIMED = f"({NOT_RUNNING} AND NOT {_DEAD_RUN_STANDS} AND NOT {IS_PAUSED}
 
 
 class _StoredClaim(Claim):
-    """The parts of a stored job's claim, without a window."""
+    """The parts of the statement that claims stored jobs. Such a claim has no window."""
 
     def __init__(self) -> None:
         super().__init__(asked_columns(CLAIM_TYPES))
