@@ -6,7 +6,7 @@ import asyncio
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from functools import partial
@@ -61,7 +61,6 @@ from apscheduler_tasklock._lock.protocol_messages import (
     JobMove,
     LockTimes,
     ManualRequest,
-    MissedTimes,
     MissNote,
     Refusal,
     Registered,
@@ -793,15 +792,9 @@ class LockClient:
         """Return a statement that deletes tasks' entries that the run history keeps no longer."""
         return partial(self._protocol.shorten_history, task_names=task_names)
 
-    def begin_move_on(
-        self, moves: Mapping[JobMove, str], missed: Mapping[JobMove, MissedTimes]
-    ) -> AwaitedTicket[set[str], set[str]]:
-        """Begin to move stored jobs on, because run times were missed. Does not wait.
-
-        :param moves: as in :meth:`JobRows.move_on`
-        :param missed: as in :meth:`JobRows.move_on`
-        """
-        asked = self._asked_once(partial(self.jobs.move_on, moves=moves, missed=missed))
+    def begin_move_on(self, move: JobMove) -> AwaitedTicket[set[str], set[str]]:
+        """Begin to move a stored job on, because its run time was missed. Does not wait."""
+        asked = self._asked_once(partial(self.jobs.move_on, moves=[move]))
         self._database.submit(asked)
         return asked
 

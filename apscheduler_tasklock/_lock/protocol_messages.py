@@ -531,16 +531,6 @@ class MissedTimes:
     cause: MissCause
     reason: str
 
-    @property
-    def parameters(self) -> dict[str, object]:
-        """The parameters of a statement that writes their entry."""
-        return {
-            "first_at": self.first,
-            "run_times": self.count,
-            "cause": self.cause.value,
-            "reason": self.reason,
-        }
-
 
 @dataclass(frozen=True)
 class MissNote:

@@ -155,7 +155,7 @@ class Rows:
                 assert found.row.next_run_time == self.at(int(step.answer))
                 self._found[step.replica] = found
             case "move on":
-                moved = replica.jobs.move_on(replica.cursor, {self._move(step.replica): TASK})
+                moved = replica.jobs.move_on(replica.cursor, [self._move(step.replica)])
                 assert bool(moved) == (step.answer == "moved")
             case "hand over":
                 replica.hand_over(self._ids[claim], TASK)

@@ -381,18 +381,12 @@ class TestStretchesOfStoredJobs:
         self, database_url: str, operator: TaskLocks, connection: Connection
     ) -> None:
         before = stored(database_url)
-        first = last_second() + timedelta(hours=2)
-        add_stored(
-            before, first, end_date=first + timedelta(minutes=9, seconds=1), misfire_grace_time=1
-        )
+        first = last_second() - timedelta(hours=1)
+        end = first + timedelta(minutes=9, seconds=1)
+        add_stored(before, now() + timedelta(hours=2), end_date=end, misfire_grace_time=1)
+        eventually(lambda: operator.tasks("job"))
         before.shutdown()
-        first -= timedelta(hours=3)
-        end = (first + timedelta(minutes=9, seconds=1)).isoformat()
-        connection.execute(
-            "UPDATE task_lock_job SET next_run_time = %s,"
-            " trigger = jsonb_set(trigger, '{end_date}', to_jsonb(%s::text))",
-            [first, end],
-        )
+        connection.execute("UPDATE task_lock_job SET next_run_time = %s", [first])
         replica = stored(database_url)
         try:
             miss = one_miss(operator, run_times=10)
@@ -724,6 +718,51 @@ class TestOneOffs:
         assert "1 missed (job at " in answer.out
         assert command("ack", "job").status == 0
         assert command("check").status == 0
+
+    def test_of_the_shared_store_whose_run_date_is_long_past_is_told(
+        self, database_url: str, operator: TaskLocks
+    ) -> None:
+        """Its own row tells that it has not run, however long ago its run date is."""
+        replica = StoreReplica(database_url, **OFTEN)
+        due = last_second() - timedelta(days=9)
+        replica.scheduler.add_job(
+            note, "date", run_date=due, id="job", args=["job"], misfire_grace_time=20
+        )
+        replica.scheduler.start()
+        try:
+            assert one_miss(operator).scheduled_at == due
+        finally:
+            replica.shutdown()
+
+    def test_of_the_shared_store_is_moved_on_although_the_row_of_its_task_is_locked(
+        self, database_url: str, direct_url: str, operator: TaskLocks, connection: Connection
+    ) -> None:
+        replica = StoreReplica(database_url, **OFTEN)
+        due = last_second() - timedelta(seconds=60)
+        replica.scheduler.add_job(
+            note, "date", run_date=due - timedelta(seconds=9), id="job", args=["job"]
+        )
+        replica.scheduler.start()
+        try:
+            replica.runs("job")
+            eventually(lambda: operator.runs("job", outcome="ok"))
+            with psycopg.connect(direct_url) as blocker:
+                blocker.execute("SELECT FROM task_lock FOR UPDATE")
+                for job_id in ("job", "other"):
+                    replica.scheduler.add_job(
+                        note,
+                        "date",
+                        run_date=due,
+                        id=job_id,
+                        args=[job_id],
+                        misfire_grace_time=20,
+                        replace_existing=True,
+                    )
+                eventually(lambda: not replica.scheduler.get_jobs())
+            for task in ("job", "other"):
+                assert one_miss(operator, task).scheduled_at == due
+        finally:
+            replica.shutdown()
 
 
 HOURLY_TO_2_HOURS = "from every 1 h to every 2 h"
