@@ -140,6 +140,8 @@ _PAGE, _PAGE_SIZE = 100, 1_000_000
 _DUE = ("change_id", "changed_at", "pauses", "ran_since", "ran_until", "runs_again")
 # A user's change notifies in its transaction, so that listening replicas read the changed row.
 _NOTIFIES = "pg_notify(%(channel)s, '') IS NOT NULL"
+# Whether the run history got an entry of a user's change.
+_IS_NOTED = "EXISTS (SELECT FROM acted)"
 
 
 @dataclass(frozen=True)
@@ -486,7 +488,9 @@ class JobRows:
             rows = self._rows(cursor, statement, parameters)
             note_rejected_history(cursor, self._table, self._rejections, RUN_HISTORY, error)
             return rows
-        self._rejections.end(RUN_HISTORY)
+        # A task without a row has no entry, so that its success says nothing.
+        if any(row["is_noted"] for row in rows):
+            self._rejections.end(RUN_HISTORY)
         return rows
 
     def sweep(self, cursor: Any) -> int:
@@ -815,7 +819,7 @@ def _change(jobs: str, action: str = "") -> str:
                   AND {BRIEFLY}
             RETURNING id, task_name
         ){action}
-        SELECT id FROM done WHERE {_NOTIFIES}
+        SELECT id, {_IS_NOTED if action else "false"} AS is_noted FROM done WHERE {_NOTIFIES}
     """
 
 
@@ -828,5 +832,5 @@ def _remove(jobs: str, which: str, action: str = "") -> str:
         WITH done AS (
             DELETE FROM {jobs} WHERE {which} AND NOT ended AND {BRIEFLY} RETURNING id, task_name
         ){action}
-        SELECT id FROM done WHERE {_NOTIFIES}
+        SELECT id, {_IS_NOTED if action else "false"} AS is_noted FROM done WHERE {_NOTIFIES}
     """
