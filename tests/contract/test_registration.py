@@ -62,6 +62,17 @@ def test_what_is_the_same_is_left_alone(one: Replica, connection: Connection) ->
     assert (row(connection), versions(connection)) == before
 
 
+def test_the_row_of_a_one_off_job_becomes_that_of_a_recurring_job(
+    one: Replica, connection: Connection, travel: Travel
+) -> None:
+    """Its row would be deleted after some days, and its pause with it."""
+    run(one, "once", HOUR, one_off=True)
+    register(one, "monthly", 30 * 24 * HOUR)
+    assert row(connection)["one_off"] is False
+    travel(8 * 24 * HOUR)
+    assert one.prune(7 * 24 * HOUR) == 0
+
+
 def test_other_details_change_nothing_else(one: Replica, connection: Connection) -> None:
     register(one, "daily", HOUR, details='{"zone": "UTC"}')
     before = row(connection)

@@ -82,7 +82,7 @@ def register(table: str) -> str:
         ), rewritten AS (
             UPDATE {table} AS lock SET
                 schedule = asked.schedule, due_at = {next_due}, overdue_at = {next_due} + {grace},
-                is_last = false, details = COALESCE(asked.details, lock.details),
+                is_last = false, one_off = false, details = COALESCE(asked.details, lock.details),
                 window_schedule = NULLIF({WINDOW_SCHEDULE}, asked.schedule)
             FROM asked JOIN changed USING (task_name)
             WHERE lock.task_name = changed.task_name
