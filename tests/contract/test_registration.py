@@ -151,6 +151,11 @@ def test_a_row_that_somebody_has_locked_is_passed_over_and_told_again(
     assert row(connection)["schedule"] == "new"
     with psycopg.connect(direct_url) as session:
         session.execute("SELECT FROM task_lock FOR UPDATE")
+        assert register(one, "new", HOUR, details="{}").again
+    assert not register(one, "new", HOUR, details="{}").again
+    assert row(connection)["details"] == "{}"
+    with psycopg.connect(direct_url) as session:
+        session.execute("SELECT FROM task_lock FOR UPDATE")
         assert register(one, "new", 2 * HOUR, moved=True).again
         assert not register(one, "new", HOUR).again
     assert not register(one, "new", 2 * HOUR, moved=True).again

@@ -69,6 +69,8 @@ def register(table: str) -> str:
     says_more = f"""(lock.schedule IS DISTINCT FROM asked.schedule OR asked.moved
                      OR (lock.due_at IS NULL AND NOT lock.is_last AND asked.next_in IS NOT NULL)
                      OR {DUE_IN_ANY_PAUSE})"""
+    has_other_details = """(lock.details IS DISTINCT FROM asked.details
+                            AND asked.details IS NOT NULL)"""
     return f"""
         WITH {all_pauses(table)}, asked AS (
             SELECT * FROM {json_rows(_REGISTRATION_TYPES)}
@@ -92,11 +94,11 @@ def register(table: str) -> str:
             UPDATE {table} AS lock SET details = asked.details
             FROM asked JOIN (
                 SELECT lock.task_name FROM {table} AS lock JOIN asked USING (task_name)
-                WHERE lock.details IS DISTINCT FROM asked.details AND asked.details IS NOT NULL
-                      AND {says_more} IS NOT TRUE
+                WHERE {has_other_details} AND {says_more} IS NOT TRUE
                 ORDER BY lock.task_name FOR NO KEY UPDATE OF lock SKIP LOCKED
             ) AS other USING (task_name)
             WHERE lock.task_name = other.task_name
+            RETURNING lock.task_name
         ), inserted AS (
         INSERT INTO {table} AS lock ({ROW_COLUMNS}, finished_at, details)
         SELECT asked.task_name, {NEVER}, {NEVER}, {NEVER}, {NEVER}, {NEVER}, '', gen_random_uuid(),
@@ -115,8 +117,9 @@ def register(table: str) -> str:
         FROM rewritten
         UNION ALL SELECT task_name, false, NULL, NULL, NULL FROM inserted
         UNION ALL
-        SELECT task_name, {says_more} IS TRUE, NULL, NULL, NULL
-        FROM {table} AS lock JOIN asked USING (task_name)
+        SELECT task_name, {says_more} IS TRUE OR (described.task_name IS NULL
+                                                  AND {has_other_details}), NULL, NULL, NULL
+        FROM {table} AS lock JOIN asked USING (task_name) LEFT JOIN described USING (task_name)
         WHERE NOT EXISTS (SELECT FROM changed WHERE changed.task_name = lock.task_name)
     """
 
