@@ -30,7 +30,7 @@ from apscheduler_tasklock._database.rejections import (
 from apscheduler_tasklock._database.requests import Call, Outcome, Request
 from apscheduler_tasklock._database.retries import BACKOFF
 from apscheduler_tasklock._database.sequences import Statement, Steps, StepTicket, ask_here, go_on
-from apscheduler_tasklock._database.sqlstates import NoThreadError
+from apscheduler_tasklock._database.sqlstates import ConflictError, NoThreadError
 from apscheduler_tasklock._database.thread import Recurring
 from apscheduler_tasklock._database.url import as_url
 from apscheduler_tasklock._lock.claim_attempts import (
@@ -439,7 +439,7 @@ class LockClient:
         While the database is unavailable, the claims are sent again for ``LONGEST_ASK``. Then each
         claim without a usable answer that has been wanted for longer than ``claim_timeout`` fails.
         If it is in doubt, it is released in the background. The result of a younger claim is
-        :attr:`NotNow.LOCKED`.
+        :attr:`NotNow.UNANSWERED`.
 
         :param attempts: the claims in the order in which they are to be granted, each for another
             task, and all of one kind. An attempt whose result is a :class:`NotNow` has to be passed
@@ -495,7 +495,7 @@ class LockClient:
             return NotNow.BEYOND
         is_tried = time.monotonic() < wanted_at + self._timeout and not self.closed
         if isinstance(error, TaskLockDatabaseError) and is_tried:
-            return NotNow.LOCKED
+            return NotNow.LOCKED if isinstance(error, ConflictError) else NotNow.UNANSWERED
         try:
             return self._conclude(attempt, wanted_at, outcome)
         except TaskLockError as failed:

@@ -367,7 +367,7 @@ class ExecutorRuns:
         """Note the outcome of a run's claim, and return the verdict for the queue."""
         work: _Work = run.what
         if isinstance(claimed, NotNow):
-            return Verdict.BEYOND if claimed is NotNow.BEYOND else Verdict.LOCKED
+            return Verdict(claimed.value)
         if isinstance(claimed, Exception) and not isinstance(claimed, TaskLockError):
             self._owner.report_failed(work.submission, work.attempt.run_time, claimed)
             return Verdict.FAILED
