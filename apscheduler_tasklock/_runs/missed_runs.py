@@ -251,6 +251,10 @@ class MissedRuns:
             grace=task.grace,
             runs=task.runs,
         )
+        found_at = datetime.now(timezone.utc)
+        if was_due_at < found_at - slack:  # it had passed before the schedule was changed
+            self.note_unasked(request, [run_time], found_at)
+            return
         reason = f"the schedule was moved from {was} to {now} by {self._locks.replica_id}"
         self.note(request, MissCause.MOVED, reason)
 

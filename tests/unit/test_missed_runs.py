@@ -12,6 +12,7 @@ from uuid import uuid4
 import pytest
 
 from apscheduler_tasklock._database.rejections import RUN_HISTORY, Rejections
+from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.protocol_messages import (
     ClaimRequest,
     JobMove,
@@ -44,7 +45,7 @@ class Client:
     """A client whose statements answer which tasks are to be told again, or raise an error."""
 
     def __init__(self) -> None:
-        self.settings = SimpleNamespace(history=100)
+        self.settings = SimpleNamespace(history=100, timings=Timings(unasked_after=0.0))
         self.rejections = Rejections()
         self.longest_doubt = 3600.0
         self.replica_id = "web-2"
@@ -317,14 +318,22 @@ class TestRunTimesOfAStoredJob:
         assert (offsets(second), second.more, second.cause) == ([120, 180], 5, "unasked")
 
 
-def reschedule(missed: MissedRuns, due: float | None, following: float | None, **to: Any) -> None:
-    """Change the schedule: the task was due ``due`` seconds after T, and is due ``following``."""
+def reschedule(
+    missed: MissedRuns, due: float | None, following: float | None, **to: Any
+) -> datetime:
+    """Change the schedule now, and return a moment some seconds before.
+
+    The task was due ``due`` seconds after that moment, and is due ``following`` seconds after it.
+    """
+    moment = datetime.now(timezone.utc).replace(microsecond=0) - timedelta(seconds=10)
     was, now = (
-        None if seconds is None else T + timedelta(seconds=seconds) for seconds in (due, following)
+        None if seconds is None else moment + timedelta(seconds=seconds)
+        for seconds in (due, following)
     )
-    task = Registration("task", **{"schedule": '"new"', **to}, next_in=1.0, grace=60.0, **REST)
+    task = Registration("task", **{"schedule": '"new"', **to}, next_in=1.0, grace=0.0, **REST)
     answer = Registered("task", was_schedule='"old"', was_due_at=was, due_at=now)
     missed.note_rescheduled(task, answer)
+    return moment
 
 
 REST: dict[str, Any] = {"least_gap": 0.0, "runs": "jobs:job"}
@@ -349,31 +358,40 @@ def test_the_old_run_time_was_missed_if_the_new_one_is_later(
     following: float | None,
     offset: float | None,
 ) -> None:
-    whole = T.replace(microsecond=0) - T
-    move = [None if at is None else at + whole.total_seconds() for at in (due, following)]
-    reschedule(missed, *move)
+    moment = reschedule(missed, due, following)
     notes = tell(missed, client)
     assert client.sent_changes == [['from "old" to "new"']]
     if offset is None:
         assert notes == []
         return
     [note] = notes
-    assert (note.run_times, note.cause) == ((T.replace(microsecond=0),), "moved")
+    assert (note.run_times, note.cause) == ((moment,), "moved")
     assert note.reason == 'the schedule was moved from "old" to "new" by web-2'
     assert (note.schedule, note.exact, note.any_later, note.covers) == ('"new"', True, True, 60.0)
 
 
 def test_an_old_run_time_is_told_when_it_is_overdue(missed: MissedRuns, client: Client) -> None:
-    reschedule(missed, 7200.0, 4 * 3600.0)
+    reschedule(missed, 3600.0, 4 * 3600.0)
     assert tell(missed, client) == []
-    reschedule(missed, 3600.0 - 90, 4 * 3600.0)
+    reschedule(missed, 0.0, 4 * 3600.0)
     assert len(tell(missed, client)) == 1
 
 
+def test_an_old_run_time_that_had_passed_before_was_asked_for_by_nobody(
+    missed: MissedRuns, client: Client
+) -> None:
+    """As where all replicas were away, and came back with another schedule."""
+    moment = reschedule(missed, -1800.0, 3600.0)
+    [note] = tell(missed, client)
+    assert (note.run_times, note.cause) == ((moment - timedelta(seconds=1800),), "unasked")
+    assert note.reason.startswith("nobody asked for it between ")
+
+
 def test_a_better_cause_of_the_old_run_time_is_told(missed: MissedRuns, client: Client) -> None:
-    at = T.replace(microsecond=0)
-    missed.note(request(schedule='"new"', run_time=at), MissCause.UNASKED, "nobody asked")
-    reschedule(missed, 0.0, 3600.0)
+    at = reschedule(missed, 0.0, 3600.0)
+    missed.note(
+        request(schedule='"new"', run_time=at, grace=0.0), MissCause.UNASKED, "nobody asked"
+    )
     [note] = tell(missed, client)
     assert (note.run_times, note.cause, note.any_later) == ((at,), "unasked", False)
 
