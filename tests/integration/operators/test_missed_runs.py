@@ -885,6 +885,28 @@ class TestMovedSchedules:
         assert missed_tasks(replica.executor) == set()
         assert changes(operator) == []
 
+    def test_two_jobs_of_one_task_do_not_change_each_others_schedule(
+        self, make_replica: MakeReplica, operator: TaskLocks
+    ) -> None:
+        """The row has the schedule of the job that has written it last."""
+        names = {job_id: {"name": "job", "grace": 0.1} for job_id in ("one", "two")}
+        replica = make_replica(**{**OFTEN, "jobs": names})
+        due = last_second() + timedelta(hours=2)
+        every = {"one": {"hours": 1}, "two": {"hours": 2}}
+        for job_id, interval in every.items():
+            add(replica, nothing, due, id=job_id, **interval)
+        eventually(lambda: operator.tasks("job"))
+        later = due
+        for job_id in ("one", "two", "one"):
+            later += timedelta(minutes=5)
+            replica.scheduler.reschedule_job(
+                job_id, trigger="interval", start_date=later, **every[job_id]
+            )
+            eventually(lambda later=later: is_due(operator, later))
+        seen = operator.replicas()[0].seen_at
+        eventually(lambda: operator.replicas()[0].seen_at > seen + timedelta(seconds=1))
+        assert changes(operator) == []
+
     def test_a_run_time_in_a_pause_was_not_moved(
         self, make_replica: MakeReplica, operator: TaskLocks
     ) -> None:
