@@ -310,6 +310,12 @@ class TestRunTimesOfAStoredJob:
         missed.note_stored(request(grace=60.0), stretch(0, last, 3, MissCause.PAUSED))
         assert tell(missed, client) == []
 
+    def test_the_database_takes_any_count(self, missed: MissedRuns, client: Client) -> None:
+        """As of a job that is due each millisecond, and was away for a month."""
+        missed.note_stored(request(), stretch(0, 240, 10**10, MissCause.UNASKED))
+        [note] = tell(missed, client)
+        assert note.parameters["more"] == 2**31 - 1
+
     def test_two_stretches_keep_their_own_counts(self, missed: MissedRuns, client: Client) -> None:
         for each in (stretch(0, 60, 10, MissCause.PAUSED), stretch(120, 180, 7, MissCause.UNASKED)):
             missed.note_stored(request(), each)
