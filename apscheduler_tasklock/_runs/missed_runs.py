@@ -114,7 +114,8 @@ class _OfTask:
             return
         if known is None and len(self.misses) >= MOST_RUN_TIMES:
             last = self.misses.pop(max(self.misses))
-            miss = replace(miss, more=miss.more + last.more + 1)
+            more = miss.more + last.more + 1
+            miss = replace(max(miss, last, key=lambda each: each.run_time), more=more)
         self.misses[miss.run_time] = miss
 
     def ripe(self, now: float) -> list[_Miss]:

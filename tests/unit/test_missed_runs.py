@@ -185,6 +185,16 @@ def test_many_run_times_of_a_task_are_counted(missed: MissedRuns, client: Client
     [note] = tell(missed, client)
     assert (len(note.run_times), note.more) == (MOST_RUN_TIMES, 50)
     assert offsets(note)[-1] == MOST_RUN_TIMES + 49
+
+
+def test_a_run_time_that_is_told_late_does_not_take_the_place_of_the_last_one(
+    missed: MissedRuns, client: Client
+) -> None:
+    for number in (*range(1, MOST_RUN_TIMES + 1), 0):
+        missed.note(request(number), MissCause.PAUSED, "paused")
+    [note] = tell(missed, client)
+    assert (len(note.run_times), note.more) == (MOST_RUN_TIMES, 1)
+    assert offsets(note)[-1] == MOST_RUN_TIMES
     assert tell(missed, client) == []
 
 
