@@ -237,6 +237,19 @@ def noted(connection: Connection) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.postgresql
+def test_a_job_that_changes_its_schedule_often_leaves_room_for_what_operators_did(
+    one: Replica, connection: Connection, travel: Travel
+) -> None:
+    register(one, "new", HOUR)
+    for number in range(9):
+        assert note(one, "new", f"from {number} to new") == set()
+    assert len(noted(connection)) == 5
+    travel(25 * HOUR)
+    assert note(one, "new", "from 9 to new") == set()
+    assert len(noted(connection)) == 6
+
+
+@pytest.mark.postgresql
 def test_versions_that_change_a_schedule_back_and_forth_are_two_entries_a_day(
     one: Replica, other: Replica, connection: Connection, travel: Travel
 ) -> None:

@@ -16,6 +16,8 @@ from apscheduler_tasklock._lock.statements.history import History
 from apscheduler_tasklock.schema.table import EARLIEST, LATEST
 
 # The values of a registration, and their types.
+# Limits the entries of changed schedules that each task gets in a day.
+MOST_RESCHEDULED = 5
 _REGISTRATION_TYPES = {
     "task_name": "text",
     "schedule": "text",
@@ -129,10 +131,15 @@ def note_reschedulings(table: str, history: History) -> str:
 
     The entries are among those of what operators did. Replicas of two versions may change a
     schedule back and forth. So an entry is not written if there is one of the same change from the
-    last day. The statement returns the tasks whose notes are to be sent again, because another
-    session has their rows locked.
+    last day. A job may change its schedule often, so a task gets few of these entries a day,
+    because they would overwrite those of what operators did. The statement returns the tasks whose
+    notes are to be sent again, because another session has their rows locked.
     """
     types = {"task_name": "text", "schedule": "text", "reason": "text"}
+    of_last_day = f"""{history.table} AS run
+                WHERE run.task_name = asked.task_name AND run.ring = 'actions'
+                      AND run.outcome = 'rescheduled'
+                      AND run.started_at > now() - interval '1 day'"""
     entry = history.action(
         "rescheduled", "noted AS run", reason="run.words", by="%(replica_id)s::text"
     )
@@ -140,11 +147,9 @@ def note_reschedulings(table: str, history: History) -> str:
         WITH known AS (
             SELECT lock.task_name, asked.reason
             FROM (SELECT * FROM {json_rows(types)}) AS asked JOIN {table} AS lock USING (task_name)
-            WHERE lock.schedule = asked.schedule AND NOT EXISTS (
-                SELECT FROM {history.table} AS run
-                WHERE run.task_name = asked.task_name AND run.ring = 'actions'
-                      AND run.outcome = 'rescheduled' AND run.reason = asked.reason
-                      AND run.started_at > now() - interval '1 day')
+            WHERE lock.schedule = asked.schedule
+                  AND NOT EXISTS (SELECT FROM {of_last_day} AND run.reason = asked.reason)
+                  AND (SELECT count(*) FROM {of_last_day}) < {MOST_RESCHEDULED}
         ), free AS (
             SELECT lock.task_name FROM {table} AS lock JOIN known USING (task_name)
             ORDER BY lock.task_name FOR NO KEY UPDATE OF lock SKIP LOCKED
