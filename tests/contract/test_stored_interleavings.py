@@ -331,7 +331,7 @@ def test_the_statements_do_what_the_model_does(
 
 
 # How each statement is known, and the parts of them that can be broken.
-CLAIM, MOVE, READ = "fenced AS MATERIALIZED", "SELECT job_id FROM moved", "AS next_in"
+CLAIM, MOVE, READ = "fenced AS MATERIALIZED", "RETURNING job.id AS job_id", "AS next_in"
 RUN_TIME, CHANGE = "job.next_run_time = asked.found", f"{CHANGE_ID} = asked.change_id"
 DOUBT = "NOT (lock.handed_over OR %(stable)s::boolean)"
 OWN_DEATH = "(lock.handed_over OR lock.failover)"
