@@ -37,7 +37,6 @@ from apscheduler_tasklock._lock.statements.deaths import NOT_RUNNING, end_lease,
 from apscheduler_tasklock._lock.statements.history import ACTIONS, History
 from apscheduler_tasklock._lock.statements.manual_runs import claim_manual
 from apscheduler_tasklock._lock.statements.misses import (
-    MISSED_TYPES,
     MISSES,
     add_one_offs,
     note_misses,
@@ -88,7 +87,6 @@ __all__ = [
     "IS_TASK",
     "JUST_BEFORE",
     "MAY_BE_CLAIMED",
-    "MISSED_TYPES",
     "MISSES",
     "NEVER",
     "NOT_RUNNING",
