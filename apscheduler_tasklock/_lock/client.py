@@ -6,7 +6,7 @@ import asyncio
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from functools import partial
@@ -30,7 +30,7 @@ from apscheduler_tasklock._database.rejections import (
 from apscheduler_tasklock._database.requests import Call, Outcome, Request
 from apscheduler_tasklock._database.retries import BACKOFF
 from apscheduler_tasklock._database.sequences import Statement, Steps, StepTicket, ask_here, go_on
-from apscheduler_tasklock._database.sqlstates import NoThreadError
+from apscheduler_tasklock._database.sqlstates import ConflictError, NoThreadError
 from apscheduler_tasklock._database.thread import Recurring
 from apscheduler_tasklock._database.url import as_url
 from apscheduler_tasklock._lock.claim_attempts import (
@@ -61,7 +61,6 @@ from apscheduler_tasklock._lock.protocol_messages import (
     JobMove,
     LockTimes,
     ManualRequest,
-    MissedTimes,
     MissNote,
     Refusal,
     Registered,
@@ -441,7 +440,7 @@ class LockClient:
         While the database is unavailable, the claims are sent again for ``LONGEST_ASK``. Then each
         claim without a usable answer that has been wanted for longer than ``claim_timeout`` fails.
         If it is in doubt, it is released in the background. The result of a younger claim is
-        :attr:`NotNow.LOCKED`.
+        :attr:`NotNow.UNANSWERED`.
 
         :param attempts: the claims in the order in which they are to be granted, each for another
             task, and all of one kind. An attempt whose result is a :class:`NotNow` has to be passed
@@ -497,7 +496,7 @@ class LockClient:
             return NotNow.BEYOND
         is_tried = time.monotonic() < wanted_at + self._timeout and not self.closed
         if isinstance(error, TaskLockDatabaseError) and is_tried:
-            return NotNow.LOCKED
+            return NotNow.LOCKED if isinstance(error, ConflictError) else NotNow.UNANSWERED
         try:
             return self._conclude(attempt, wanted_at, outcome)
         except TaskLockError as failed:
@@ -815,15 +814,9 @@ class LockClient:
         """Return a statement that deletes tasks' entries that the run history keeps no longer."""
         return partial(self._protocol.shorten_history, task_names=task_names)
 
-    def begin_move_on(
-        self, moves: Mapping[JobMove, str], missed: Mapping[JobMove, MissedTimes]
-    ) -> AwaitedTicket[set[str], set[str]]:
-        """Begin to move stored jobs on, because run times were missed. Does not wait.
-
-        :param moves: as in :meth:`JobRows.move_on`
-        :param missed: as in :meth:`JobRows.move_on`
-        """
-        asked = self._asked_once(partial(self.jobs.move_on, moves=moves, missed=missed))
+    def begin_move_on(self, move: JobMove) -> AwaitedTicket[set[str], set[str]]:
+        """Begin to move a stored job on, because its run time was missed. Does not wait."""
+        asked = self._asked_once(partial(self.jobs.move_on, moves=[move]))
         self._database.submit(asked)
         return asked
 

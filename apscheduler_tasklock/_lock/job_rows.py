@@ -11,7 +11,7 @@ raises its ``version`` and gives it another ``changed_id``.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -31,13 +31,11 @@ from apscheduler_tasklock._lock.protocol import (
     LOCK_TIMEOUT,
     history_beside,
     note_rejected_history,
-    storable_reason,
 )
-from apscheduler_tasklock._lock.protocol_messages import JobMove, MissedTimes
+from apscheduler_tasklock._lock.protocol_messages import JobMove
 from apscheduler_tasklock._lock.statements import (
     CHANGE_ID,
     MAY_BE_CLAIMED,
-    MISSED_TYPES,
     History,
     Statement,
     for_template,
@@ -142,6 +140,8 @@ _PAGE, _PAGE_SIZE = 100, 1_000_000
 _DUE = ("change_id", "changed_at", "pauses", "ran_since", "ran_until", "runs_again")
 # A user's change notifies in its transaction, so that listening replicas read the changed row.
 _NOTIFIES = "pg_notify(%(channel)s, '') IS NOT NULL"
+# Whether the run history got an entry of a user's change.
+_IS_NOTED = "EXISTS (SELECT FROM acted)"
 
 
 @dataclass(frozen=True)
@@ -324,8 +324,7 @@ class JobRows:
         }
         self._read_due = Statement(_read_due(jobs, lock))
         runs = history_beside(table, history)
-        self._move_on = Statement(move_on(lock, jobs=jobs))
-        self._move_on_noted = None if runs is None else Statement(move_on(lock, runs, jobs=jobs))
+        self._move_on = Statement(move_on(jobs=jobs))
         self._due = Statement(_due(jobs, lock))
         self._sweep = Statement(f"""
             DELETE FROM {jobs} WHERE id IN (
@@ -454,32 +453,19 @@ class JobRows:
     def move_on(
         self,
         cursor: Any,
-        moves: Mapping[JobMove, str],
+        moves: Iterable[JobMove],
         *,
         run: bool = False,
-        missed: Mapping[JobMove, MissedTimes] | None = None,
     ) -> set[str]:
         """Move jobs on without a claim; return the ids of the jobs that were moved on.
 
-        A job that was changed or moved on since it was read is not moved on. If a job ends with a
-        missed run time, the run history gets an entry for it.
+        A job that was changed or moved on since it was read is not moved on.
 
-        :param moves: the moves, each with the name of its task
         :param run: whether the run times are about to run without a lock. Otherwise they were
             missed, or fell into a pause.
-        :param missed: the run times that each move leaves unrun, and why
         """
-        told = {move: each.parameters for move, each in (missed or {}).items()}
-        for each in told.values():
-            each["reason"] = storable_reason(cursor.connection, str(each["reason"]))
-        nothing: dict[str, object] = dict.fromkeys(MISSED_TYPES)
-        asked = many(
-            {**move.parameters, "task_name": name, "runs": run, **told.get(move, nothing)}
-            for move, name in moves.items()
-        )
-        noted = self._move_on_noted if missed else None
-        rows = self._noting(cursor, self._move_on, noted, asked)
-        return {row["job_id"] for row in rows}
+        asked = many({**move.parameters, "runs": run} for move in moves)
+        return {row["job_id"] for row in self._rows(cursor, self._move_on, asked)}
 
     def _noting(
         self,
@@ -502,7 +488,9 @@ class JobRows:
             rows = self._rows(cursor, statement, parameters)
             note_rejected_history(cursor, self._table, self._rejections, RUN_HISTORY, error)
             return rows
-        self._rejections.end(RUN_HISTORY)
+        # A task without a row has no entry, so that its success says nothing.
+        if any(row["is_noted"] for row in rows):
+            self._rejections.end(RUN_HISTORY)
         return rows
 
     def sweep(self, cursor: Any) -> int:
@@ -831,7 +819,7 @@ def _change(jobs: str, action: str = "") -> str:
                   AND {BRIEFLY}
             RETURNING id, task_name
         ){action}
-        SELECT id FROM done WHERE {_NOTIFIES}
+        SELECT id, {_IS_NOTED if action else "false"} AS is_noted FROM done WHERE {_NOTIFIES}
     """
 
 
@@ -844,5 +832,5 @@ def _remove(jobs: str, which: str, action: str = "") -> str:
         WITH done AS (
             DELETE FROM {jobs} WHERE {which} AND NOT ended AND {BRIEFLY} RETURNING id, task_name
         ){action}
-        SELECT id FROM done WHERE {_NOTIFIES}
+        SELECT id, {_IS_NOTED if action else "false"} AS is_noted FROM done WHERE {_NOTIFIES}
     """

@@ -32,7 +32,8 @@ logger = logger_of(__name__)
 class NotNow(enum.Enum):
     """Why a claim was neither granted nor refused, and can be asked for again."""
 
-    LOCKED = "locked"  # another session has the task's row locked, or no answer could be used
+    LOCKED = "locked"  # another session has the task's row locked
+    UNANSWERED = "unanswered"  # no answer could be used, so that the claim may be granted
     BEYOND = "beyond"  # other claims have got all free workers
 
 

@@ -537,16 +537,6 @@ class MissedTimes:
     cause: MissCause
     reason: str
 
-    @property
-    def parameters(self) -> dict[str, object]:
-        """The parameters of a statement that writes their entry."""
-        return {
-            "first_at": self.first,
-            "run_times": self.count,
-            "cause": self.cause.value,
-            "reason": self.reason,
-        }
-
 
 @dataclass(frozen=True)
 class MissNote:
@@ -586,7 +576,8 @@ class MissNote:
     def parameters(self) -> dict[str, object]:
         """The parameters of the statement."""
         run_times = [run_time.isoformat() for run_time in self.run_times]
-        return {**vars(self), "run_times": run_times}
+        more = min(self.more, 2**31 - 1)  # because the column is an integer
+        return {**vars(self), "run_times": run_times, "more": more}
 
 
 @dataclass(frozen=True)

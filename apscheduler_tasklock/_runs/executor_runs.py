@@ -415,7 +415,7 @@ class ExecutorRuns:
         """Note the outcome of a run's claim, and return the verdict for the queue."""
         work: _Work = run.what
         if isinstance(claimed, NotNow):
-            return Verdict.BEYOND if claimed is NotNow.BEYOND else Verdict.LOCKED
+            return Verdict(claimed.value)
         if isinstance(claimed, Exception) and not isinstance(claimed, TaskLockError):
             self._owner.report_failed(work.submission, work.attempt.run_time, claimed)
             return Verdict.FAILED
@@ -577,10 +577,9 @@ class ExecutorRuns:
         self._owner.note_given(work.submission)
         if run.is_missed:
             work.attempt.report_missed()
-            why = self._why_late(run)
-            self._note_missed(run, MissCause.MISFIRE, why)
+            self._note_missed(run, MissCause.MISFIRE, self._why_late(run))
             if work.submission.due is not None:
-                self._move_on(run, work.submission.due, why)
+                self._move_on(run, work.submission.due)
                 return
         self._begin_to_give(run)
 
@@ -653,11 +652,10 @@ class ExecutorRuns:
         work.line.post(lambda inputs: inputs.failed.append(run))
         self._note_over(run)
 
-    def _move_on(self, run: Run, due: DueRun, why: str) -> None:
+    def _move_on(self, run: Run, due: DueRun) -> None:
         """Move a stored job on to its next run time, and then report the run as missed."""
         work: _Work = run.what
-        [*_, missed] = due.missed(MissCause.MISFIRE, why)
-        asked = work.locks.begin_move_on({due.move: run.task_name}, {due.move: missed})
+        asked = work.locks.begin_move_on(due.move)
         asked.future.add_done_callback(
             lambda future: work.line.post(partial(self._take_moved, run, future))
         )

@@ -84,8 +84,8 @@ class InTheWay:
 
 # Limits how many runs of one job are kept, each with its backlog. The oldest are dropped.
 MOST_KEPT = 256
-# Does what the outlook of a kept run says; gets the outlook, and when the look began, on the monotonic
-# clock.
+# Does what the outlook of a kept run says. Gets the outlook, and when the look began, on the
+# monotonic clock.
 Decide = Callable[[Outlook, float], object]
 
 

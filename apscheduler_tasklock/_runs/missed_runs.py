@@ -50,7 +50,7 @@ MOST_RUN_TIMES = 256
 # Limits the tasks whose missed run times are remembered.
 MOST_TASKS = 10_000
 # Limits the age of a one-off job's run time, in seconds. Of an older one, the row that tells that
-# the job ran may have been deleted.
+# the job ran may have been deleted. That a stored job ran is seen in its own row.
 ONE_OFF_AGE = RETENTION - 24 * 3600.0
 # A run within so many seconds before the old schedule's run time counts as its run, because a
 # registered due time has the difference of the replicas' clocks.
@@ -116,7 +116,8 @@ class _OfTask:
             return
         if known is None and len(self.misses) >= MOST_RUN_TIMES:
             last = self.misses.pop(max(self.misses))
-            miss = replace(miss, more=miss.more + last.more + 1)
+            more = miss.more + last.more + 1
+            miss = replace(max(miss, last, key=lambda each: each.run_time), more=more)
         self.misses[miss.run_time] = miss
 
     def ripe(self, now: float) -> list[_Miss]:
@@ -167,7 +168,8 @@ class MissedRuns:
             return
         assert request.run_time is not None
         now = time.monotonic()
-        if request.one_off and request.run_time.timestamp() < time.time() - ONE_OFF_AGE:
+        is_old = request.run_time.timestamp() < time.time() - ONE_OFF_AGE
+        if request.one_off and request.move is None and is_old:
             return
         overdue_in = request.run_time.timestamp() + request.grace - time.time()
         if not request.exact:  # another replica may run this window a period later
@@ -252,6 +254,10 @@ class MissedRuns:
             grace=task.grace,
             runs=task.runs,
         )
+        found_at = datetime.now(timezone.utc)
+        if was_due_at < found_at - slack:  # it had passed before the schedule was changed
+            self.note_unasked(request, [run_time], found_at)
+            return
         reason = f"the schedule was moved from {was} to {now} by {self._locks.replica_id}"
         self.note(request, MissCause.MOVED, reason)
 

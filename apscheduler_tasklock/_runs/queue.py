@@ -128,6 +128,7 @@ class RunQueue:
         self._unbegun: set[Run] = set()
         self._growth = 1  # multiplies the size of an ask; doubled while all runs are refused
         self._not_before = -inf
+        self._no_ask_before = -inf
         self._full_reported_at = -inf
         self._stopped = False
         self._workers = Workers()
@@ -196,6 +197,10 @@ class RunQueue:
             else:
                 self._wait_again(run, now, verdict)
         verdicts = {verdict for _run, verdict in answers}
+        if Verdict.UNANSWERED in verdicts:
+            # These claims may be granted, and count toward the limit only of an ask that has them.
+            # So nothing else is asked for until all of them are asked for again.
+            self._no_ask_before = now + self._jitter(LOCKED_BACKOFF[0])
         if verdicts:
             all_refused = verdicts <= {Verdict.REFUSED, Verdict.KEPT}
             self._growth = min(MOST_ASKED, self._growth * 2) if all_refused else 1
@@ -209,10 +214,11 @@ class RunQueue:
             run.state, run.kept_at = State.KEPT, now
         elif verdict is Verdict.UNLOCKED:
             run.claims = False
-        elif verdict is Verdict.LOCKED:
-            pause = LOCKED_BACKOFF[min(run.locked, len(LOCKED_BACKOFF) - 1)]
-            run.not_before = now + self._jitter(pause)
-            run.locked += 1
+        elif verdict in (Verdict.LOCKED, Verdict.UNANSWERED):
+            if verdict is Verdict.LOCKED:
+                pause = LOCKED_BACKOFF[min(run.locked, len(LOCKED_BACKOFF) - 1)]
+                run.not_before = now + self._jitter(pause)
+                run.locked += 1
             # From now on the run is no misfire, because a worker was free for it in time. It may
             # begin late all the same, because that worker may have got another run by then.
             run.grace = None
@@ -311,9 +317,11 @@ class RunQueue:
 
         :return: how many workers these runs take
         """
-        # No claims are asked for while an ask is under way, or while a given run has not begun. In
-        # the second case the executor's workers may be busy with work that is not the scheduler's.
-        asks = not (self._asked or (self._workers.count is not None and self._unbegun))
+        # No claims are asked for while an ask is under way, or shortly after one without an answer,
+        # or while a given run has not begun. In the last case the executor's workers may be busy
+        # with work that is not the scheduler's.
+        pauses = now < self._no_ask_before
+        asks = not (self._asked or pauses or (self._workers.count is not None and self._unbegun))
         asking = _Asking(free, self._growth) if asks else _Asking(0, 0)
         taken = 0
         for run in ready:
@@ -356,7 +364,7 @@ class RunQueue:
 
     def _wakes_at(self, now: float) -> float:
         """Return when the next decision is possible, if no input comes before."""
-        times = [self._asked_at + PATIENCE, self._not_before]
+        times = [self._asked_at + PATIENCE, self._not_before, self._no_ask_before]
         times += [run.not_before for run in self._waiting if run.state is State.WAITING]
         return min((time for time in times if time > now), default=inf)
 

@@ -187,7 +187,9 @@ class Registrar:
                     self.note(key, moved=key in changed and changed[key].moved)
             asked = {task.task_name: task for task in tasks}
             for each in registered:
-                if each.was_schedule is not None:
+                # With two jobs, the row may have had the other job's schedule.
+                is_of_one = len(self._known.keys_of(each.task_name)) == 1
+                if each.was_schedule is not None and is_of_one:
                     self._rescheduled(asked[each.task_name], each)
             found = {each.task_name for each in registered if not each.again}
             self._with_row.extend(sorted(found.difference(self._with_row)))

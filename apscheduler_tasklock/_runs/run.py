@@ -45,7 +45,8 @@ class Verdict(enum.Enum):
     GRANTED = "granted"
     REFUSED = "refused"
     KEPT = "kept"  # refused because of another run, but its own window is still to be run
-    LOCKED = "locked"  # another session has the task's row locked, or no answer could be used
+    LOCKED = "locked"  # another session has the task's row locked
+    UNANSWERED = "unanswered"  # no answer could be used, so that the claim may be granted
     BEYOND = "beyond"  # not granted, because other claims have got all free workers
     UNLOCKED = "unlocked"  # the database did not answer, and the run is run without a lock
     FAILED = "failed"  # the database did not answer, or rejected the claim

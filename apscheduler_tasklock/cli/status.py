@@ -219,7 +219,7 @@ def notes_of(task: TaskStatus, shown: Output) -> str:
         notes += pauses_of(task, shown)
     if task.delay is not None and task.delay > _LONG_DELAY:
         notes.append(f"its last run began {shown.seconds(task.delay)} after its run time")
-    if task.acknowledged and task.state is TaskState.MISSED:
+    if task.acknowledged and task.missed_at is not None:
         notes.append("its miss alarms no more")
     elif task.acknowledged and task.failures:
         notes.append("its failure alarms no more")

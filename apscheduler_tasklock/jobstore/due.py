@@ -586,20 +586,15 @@ class DueJobs:
 
         The job is moved to its next run time first, so that no other replica runs it, too.
         """
-        if self._locks.ask(partial(self._rows.move_on, moves={move: job.id}, run=True)):
+        if self._locks.ask(partial(self._rows.move_on, moves=[move], run=True)):
             executor.run_stored(job, self._alias, move.run_time)
 
     def _move_on(self, moving: Sequence[_Prepared]) -> bool:
         """Move jobs to their next run times without a run; return whether any job was moved."""
-        moved: set[str] = set()
-        for executor in {each.executor for each in moving}:
-            # Use the executor's client, because the statement writes the client's replica id, and
-            # keeps as many entries of the history as the client's settings say.
-            locks = executor.locks if executor.claims else self._locks
-            of_executor = [each for each in moving if each.executor is executor]
-            moves = {each.due.move: each.task_name or each.job.id for each in of_executor}
-            missed = {each.due.move: each.missed[-1] for each in of_executor}
-            moved |= locks.ask(partial(locks.jobs.move_on, moves=moves, missed=missed))
+        if not moving:
+            return False
+        moves = [each.due.move for each in moving]
+        moved = self._locks.ask(partial(self._rows.move_on, moves=moves))
         for each in moving:
             if each.job.id not in moved:  # another session has locked or changed the job
                 self._skip_refused(each.job.id, time.monotonic())

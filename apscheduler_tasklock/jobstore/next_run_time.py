@@ -90,7 +90,9 @@ def due_run(
     over_at = [first]
     first_in_pause = _paused_until(found, first)
     pauses = [pause.lower for pause in found.pauses if pause.lower and first < pause.lower]
-    until = min([now, *pauses], key=datetime.timestamp).astimezone(now.tzinfo)
+    # A run time at the begin of a pause is in the pause.
+    before_pauses = [each - timedelta(microseconds=1) for each in pauses]
+    until = min([now, *before_pauses], key=datetime.timestamp).astimezone(now.tzinfo)
     if found.ran_until is not None:
         begins.append(found.ran_until)
         if _came_meanwhile(found, first):
@@ -186,24 +188,24 @@ def passed_run_times(
 ) -> tuple[MissedTimes, ...]:
     """Return the run times before a due one that nobody runs, because the job moves past them.
 
-    Those in a pause of the task come first. If the walk takes too long, fewer are returned.
+    Those in a pause of the task come first. If the walk takes too long, or a custom trigger raises
+    an error, fewer are returned, because they are only told.
 
     :param run_time: the run time that is due
     :param now: the database's time
-    :raises Exception: a custom trigger can raise anything
     """
     assert found.row.next_run_time is not None
     first = found.row.next_run_time.astimezone(run_time.tzinfo)
     if not _is_before(first, run_time):
         return ()
-    until = nominal_time(trigger, run_time)
-    if type(trigger) is IntervalTrigger and trigger.jitter:
-        until -= trigger.interval / 2  # because the run time itself may come late by its jitter
     passed: list[MissedTimes] = []
     following: datetime | None = first
-    with suppress(EndlessTriggerError):
+    with suppress(Exception):
+        until = nominal_time(trigger, run_time)
+        if type(trigger) is IntervalTrigger and trigger.jitter:
+            until -= trigger.interval / 2  # because the run time itself may come late by its jitter
         paused_until = _paused_until(found, first)
-        if paused_until is not None:
+        if paused_until is not None and _is_before(first, until):
             count, last, following = count_until(trigger, first, min(paused_until, until))
             passed.append(MissedTimes(first, last, count, MissCause.PAUSED, IN_PAUSE))
         if following is not None and _is_before(following, until):

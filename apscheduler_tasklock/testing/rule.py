@@ -670,6 +670,7 @@ def _rescheduled(row: Row, task: Registration, now: datetime) -> Row:
     return replace(
         row,
         schedule=task.schedule,
+        one_off=False,
         window_schedule=None if of_window == task.schedule else of_window,
         due_at=due_at,
         overdue_at=None if due_at is None else later(due_at, task.grace),

@@ -177,7 +177,7 @@ class TestStaleTasks:
         travel(200)
         missed = one.one()
         move = step(missed, timedelta(seconds=600))
-        assert one.jobs.move_on(one.cursor, {move: "task of job"})
+        assert one.jobs.move_on(one.cursor, [move])
         assert not self.is_stale(one)
 
     @pytest.mark.parametrize("later", [95, 150])

@@ -62,6 +62,17 @@ def test_what_is_the_same_is_left_alone(one: Replica, connection: Connection) ->
     assert (row(connection), versions(connection)) == before
 
 
+def test_the_row_of_a_one_off_job_becomes_that_of_a_recurring_job(
+    one: Replica, connection: Connection, travel: Travel
+) -> None:
+    """Its row would be deleted after some days, and its pause with it."""
+    run(one, "once", HOUR, one_off=True)
+    register(one, "monthly", 30 * 24 * HOUR)
+    assert row(connection)["one_off"] is False
+    travel(8 * 24 * HOUR)
+    assert one.prune(7 * 24 * HOUR) == 0
+
+
 def test_other_details_change_nothing_else(one: Replica, connection: Connection) -> None:
     register(one, "daily", HOUR, details='{"zone": "UTC"}')
     before = row(connection)
@@ -138,6 +149,11 @@ def test_a_row_that_somebody_has_locked_is_passed_over_and_told_again(
     assert row(connection)["schedule"] == "old"
     assert not register(one, "new", HOUR).again
     assert row(connection)["schedule"] == "new"
+    with psycopg.connect(direct_url) as session:
+        session.execute("SELECT FROM task_lock FOR UPDATE")
+        assert register(one, "new", HOUR, details="{}").again
+    assert not register(one, "new", HOUR, details="{}").again
+    assert row(connection)["details"] == "{}"
     with psycopg.connect(direct_url) as session:
         session.execute("SELECT FROM task_lock FOR UPDATE")
         assert register(one, "new", 2 * HOUR, moved=True).again
@@ -218,6 +234,19 @@ def noted(connection: Connection) -> list[tuple[Any, ...]]:
     return connection.execute(
         "SELECT kind, outcome, by, reason, token FROM task_lock_run ORDER BY slot"
     ).fetchall()
+
+
+@pytest.mark.postgresql
+def test_a_job_that_changes_its_schedule_often_leaves_room_for_what_operators_did(
+    one: Replica, connection: Connection, travel: Travel
+) -> None:
+    register(one, "new", HOUR)
+    for number in range(9):
+        assert note(one, "new", f"from {number} to new") == set()
+    assert len(noted(connection)) == 5
+    travel(25 * HOUR)
+    assert note(one, "new", "from 9 to new") == set()
+    assert len(noted(connection)) == 6
 
 
 @pytest.mark.postgresql

@@ -28,10 +28,8 @@ from apscheduler_tasklock._lock.job_rows import DueRow
 from apscheduler_tasklock._lock.protocol_messages import (
     ClaimAnswer,
     JobMove,
-    MissedTimes,
     ReadTimes,
 )
-from apscheduler_tasklock.status import MissCause
 from tests.contract.conftest import row
 from tests.contract.store_replica import PERIOD, StoreReplica, requested, step
 from tests.support.job_rows import job_row, wal_bytes
@@ -453,8 +451,8 @@ class TestLimit:
 
 
 class TestMissed:
-    def moves(self, *found: DueRow, period: timedelta | None = PERIOD) -> dict[JobMove, str]:
-        return {step(each, period): f"task of {each.row.id}" for each in found}
+    def moves(self, *found: DueRow, period: timedelta | None = PERIOD) -> list[JobMove]:
+        return [step(each, period) for each in found]
 
     def test_run_times_are_moved_on_in_one_batch(self, one: StoreReplica) -> None:
         for job_id in JOBS:
@@ -485,34 +483,6 @@ class TestMissed:
         job = job_row(one.connection)
         assert (job["last_run_time"], job["ended"]) == (one.now, True)
         assert one.connection.execute("SELECT FROM task_lock_run").rowcount == 0
-
-    @pytest.mark.parametrize("has_run", [False, True])
-    def test_of_jobs_that_end_by_it_are_in_the_history(
-        self, one: StoreReplica, travel: Travel, has_run: bool
-    ) -> None:
-        for job_id in JOBS:
-            one.add(job_id, due_in=-1)
-        for found in one.due() if has_run else ():
-            claimed = one.claim_job(found, period=timedelta(seconds=1))
-            one.end(claimed.claim_id, f"task of {found.row.id}", outcome="ok")
-        run_time = one.due()[0].row.next_run_time
-        assert run_time is not None
-        moves, first = self.moves(*one.due(), period=None), run_time - timedelta(hours=1)
-        note = MissedTimes(first, run_time, 60, MissCause.MISFIRE, "late by 3 s")
-        assert one.jobs.move_on(one.cursor, moves, missed=dict.fromkeys(moves, note)) == set(JOBS)
-        missed = one.connection.execute(
-            "SELECT entry.task_name, scheduled_at, last_scheduled_at, run_times, replica,"
-            " entry.token, cause, reason, missed_at, lock.recorded, lock.recorded_misses"
-            " FROM task_lock_run AS entry JOIN task_lock AS lock USING (task_name)"
-            " WHERE outcome = 'missed' ORDER BY 1"
-        ).fetchall()
-        told, counted = (first, run_time, 60), (run_time, int(has_run), 1)
-        assert missed == [
-            (f"task of {job_id}", *told, "one", None, "misfire", "late by 3 s", *counted)
-            for job_id in sorted(JOBS)
-        ]
-        travel(61)
-        assert one.jobs.sweep(one.cursor) == 3
 
     def test_a_row_that_another_session_has_locked_delays_no_sweep(
         self, one: StoreReplica, travel: Travel, direct_url: str

@@ -155,7 +155,7 @@ class Rows:
                 assert found.row.next_run_time == self.at(int(step.answer))
                 self._found[step.replica] = found
             case "move on":
-                moved = replica.jobs.move_on(replica.cursor, {self._move(step.replica): TASK})
+                moved = replica.jobs.move_on(replica.cursor, [self._move(step.replica)])
                 assert bool(moved) == (step.answer == "moved")
             case "hand over":
                 replica.hand_over(self._ids[claim], TASK)
@@ -331,7 +331,7 @@ def test_the_statements_do_what_the_model_does(
 
 
 # How each statement is known, and the parts of them that can be broken.
-CLAIM, MOVE, READ = "fenced AS MATERIALIZED", "SELECT job_id FROM moved", "AS next_in"
+CLAIM, MOVE, READ = "fenced AS MATERIALIZED", "RETURNING job.id AS job_id", "AS next_in"
 RUN_TIME, CHANGE = "job.next_run_time = asked.found", f"{CHANGE_ID} = asked.change_id"
 DOUBT = "NOT (lock.handed_over OR %(stable)s::boolean)"
 OWN_DEATH = "(lock.handed_over OR lock.failover)"

@@ -254,7 +254,7 @@ class JobsReplica(Replica):
     def _verdict(self, run: Run, claimed: Claimed) -> Verdict:
         work: Work = run.what
         if isinstance(claimed, NotNow):
-            return Verdict.BEYOND if claimed is NotNow.BEYOND else Verdict.LOCKED
+            return Verdict(claimed.value)
         question = work.question
         assert question is not None
         question.answered = self.world.now

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
@@ -145,7 +145,7 @@ class StoredLocks(MemoryTaskLocks):
         since = None if row is None else row.started_at
         return DueRow(job_row, job.change_id, START, (), since, over, runs_again=False)
 
-    def move_on(self, _cursor: Any, moves: Mapping[JobMove, str], **_options: Any) -> set[str]:
+    def move_on(self, _cursor: Any, moves: Iterable[JobMove], **_options: Any) -> set[str]:
         moved = [move for move in moves if self.fenced(move)]
         for move in moved:
             self.jobs[move.job_id] = replace(self.jobs[move.job_id], run_at=move.following)

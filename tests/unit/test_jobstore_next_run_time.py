@@ -298,6 +298,7 @@ class TestLateness:
             ([(-40, 0)], 50, 0, False),
             ([(-5, 40)], 70, 60, False),
             ([(1, 40)], 50, 0, False),
+            ([(60, 150)], 155, 0, False),  # it begins with the next run time
             ([(1, 150)], 155, 0, False),  # and not the one of the pause, after 120 s
             ([(-9, -5), (1, 150)], 155, 0, False),
             ([(-5, 150)], 155, 120, True),
@@ -370,12 +371,29 @@ class TestRunTimesThatNobodyRuns:
         late_one = row_due()
         assert passed(late_one, 69, jittered) == [(0, 0, 1, "unasked")]
         assert passed(late_one, 9, jittered) == []
+        assert passed(row_due(pauses=[paused(-5, 500)]), 9, jittered) == []
 
 
 def test_those_of_ten_years_are_counted_without_a_walk() -> None:
     every = IntervalTrigger(seconds=1, timezone="UTC")
     [(_, last, count, _)] = passed(row_due(), 3650 * 86400, every)
     assert (last, count) == (3650 * 86400 - 1, 3650 * 86400)
+
+
+class Frozen(BaseTrigger):  # type: ignore[misc]  # APScheduler has no types
+    """A trigger whose end cannot be changed."""
+
+    @property
+    def end_date(self) -> datetime:
+        return at(9999)
+
+    def get_next_fire_time(self, previous: datetime | None, now: datetime) -> datetime:
+        return (previous or now) + timedelta(seconds=60)
+
+
+def test_a_trigger_that_cannot_be_counted_tells_none() -> None:
+    """The job is run all the same."""
+    assert passed(row_due(), 120, Frozen()) == []
 
 
 def test_run_times_that_take_too_long_to_count_are_not_told() -> None:

@@ -12,6 +12,7 @@ from uuid import uuid4
 import pytest
 
 from apscheduler_tasklock._database.rejections import RUN_HISTORY, Rejections
+from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.protocol_messages import (
     ClaimRequest,
     JobMove,
@@ -44,7 +45,7 @@ class Client:
     """A client whose statements answer which tasks are to be told again, or raise an error."""
 
     def __init__(self) -> None:
-        self.settings = SimpleNamespace(history=100)
+        self.settings = SimpleNamespace(history=100, timings=Timings(unasked_after=0.0))
         self.rejections = Rejections()
         self.longest_doubt = 3600.0
         self.replica_id = "web-2"
@@ -184,6 +185,16 @@ def test_many_run_times_of_a_task_are_counted(missed: MissedRuns, client: Client
     [note] = tell(missed, client)
     assert (len(note.run_times), note.more) == (MOST_RUN_TIMES, 50)
     assert offsets(note)[-1] == MOST_RUN_TIMES + 49
+
+
+def test_a_run_time_that_is_told_late_does_not_take_the_place_of_the_last_one(
+    missed: MissedRuns, client: Client
+) -> None:
+    for number in (*range(1, MOST_RUN_TIMES + 1), 0):
+        missed.note(request(number), MissCause.PAUSED, "paused")
+    [note] = tell(missed, client)
+    assert (len(note.run_times), note.more) == (MOST_RUN_TIMES, 1)
+    assert offsets(note)[-1] == MOST_RUN_TIMES
     assert tell(missed, client) == []
 
 
@@ -311,6 +322,12 @@ class TestRunTimesOfAStoredJob:
         missed.note_stored(request(grace=60.0), stretch(0, last, 3, MissCause.PAUSED))
         assert tell(missed, client) == []
 
+    def test_the_database_takes_any_count(self, missed: MissedRuns, client: Client) -> None:
+        """As of a job that is due each millisecond, and was away for a month."""
+        missed.note_stored(request(), stretch(0, 240, 10**10, MissCause.UNASKED))
+        [note] = tell(missed, client)
+        assert note.parameters["more"] == 2**31 - 1
+
     def test_two_stretches_keep_their_own_counts(self, missed: MissedRuns, client: Client) -> None:
         for each in (stretch(0, 60, 10, MissCause.PAUSED), stretch(120, 180, 7, MissCause.UNASKED)):
             missed.note_stored(request(), each)
@@ -319,14 +336,22 @@ class TestRunTimesOfAStoredJob:
         assert (offsets(second), second.more, second.cause) == ([120, 180], 5, "unasked")
 
 
-def reschedule(missed: MissedRuns, due: float | None, following: float | None, **to: Any) -> None:
-    """Change the schedule: the task was due ``due`` seconds after T, and is due ``following``."""
+def reschedule(
+    missed: MissedRuns, due: float | None, following: float | None, **to: Any
+) -> datetime:
+    """Change the schedule now, and return a moment some seconds before.
+
+    The task was due ``due`` seconds after that moment, and is due ``following`` seconds after it.
+    """
+    moment = datetime.now(timezone.utc).replace(microsecond=0) - timedelta(seconds=10)
     was, now = (
-        None if seconds is None else T + timedelta(seconds=seconds) for seconds in (due, following)
+        None if seconds is None else moment + timedelta(seconds=seconds)
+        for seconds in (due, following)
     )
-    task = Registration("task", **{"schedule": '"new"', **to}, next_in=1.0, grace=60.0, **REST)
+    task = Registration("task", **{"schedule": '"new"', **to}, next_in=1.0, grace=0.0, **REST)
     answer = Registered("task", was_schedule='"old"', was_due_at=was, due_at=now)
     missed.note_rescheduled(task, answer)
+    return moment
 
 
 REST: dict[str, Any] = {"least_gap": 0.0, "runs": "jobs:job"}
@@ -351,31 +376,40 @@ def test_the_old_run_time_was_missed_if_the_new_one_is_later(
     following: float | None,
     offset: float | None,
 ) -> None:
-    whole = T.replace(microsecond=0) - T
-    move = [None if at is None else at + whole.total_seconds() for at in (due, following)]
-    reschedule(missed, *move)
+    moment = reschedule(missed, due, following)
     notes = tell(missed, client)
     assert client.sent_changes == [['from "old" to "new"']]
     if offset is None:
         assert notes == []
         return
     [note] = notes
-    assert (note.run_times, note.cause) == ((T.replace(microsecond=0),), "moved")
+    assert (note.run_times, note.cause) == ((moment,), "moved")
     assert note.reason == 'the schedule was moved from "old" to "new" by web-2'
     assert (note.schedule, note.exact, note.any_later, note.covers) == ('"new"', True, True, 60.0)
 
 
 def test_an_old_run_time_is_told_when_it_is_overdue(missed: MissedRuns, client: Client) -> None:
-    reschedule(missed, 7200.0, 4 * 3600.0)
+    reschedule(missed, 3600.0, 4 * 3600.0)
     assert tell(missed, client) == []
-    reschedule(missed, 3600.0 - 90, 4 * 3600.0)
+    reschedule(missed, 0.0, 4 * 3600.0)
     assert len(tell(missed, client)) == 1
 
 
+def test_an_old_run_time_that_had_passed_before_was_asked_for_by_nobody(
+    missed: MissedRuns, client: Client
+) -> None:
+    """As where all replicas were away, and came back with another schedule."""
+    moment = reschedule(missed, -1800.0, 3600.0)
+    [note] = tell(missed, client)
+    assert (note.run_times, note.cause) == ((moment - timedelta(seconds=1800),), "unasked")
+    assert note.reason.startswith("nobody asked for it between ")
+
+
 def test_a_better_cause_of_the_old_run_time_is_told(missed: MissedRuns, client: Client) -> None:
-    at = T.replace(microsecond=0)
-    missed.note(request(schedule='"new"', run_time=at), MissCause.UNASKED, "nobody asked")
-    reschedule(missed, 0.0, 3600.0)
+    at = reschedule(missed, 0.0, 3600.0)
+    missed.note(
+        request(schedule='"new"', run_time=at, grace=0.0), MissCause.UNASKED, "nobody asked"
+    )
     [note] = tell(missed, client)
     assert (note.run_times, note.cause, note.any_later) == ((at,), "unasked", False)
 

@@ -170,6 +170,19 @@ class TestAsking:
             assert asked(step) == [(["a"], 1)]
         assert pauses == [0.01, 0.02, 0.04, 0.08]
 
+    def test_claims_without_an_answer_are_asked_for_again_together_and_first(self) -> None:
+        """They may be granted, and the limit of an ask counts those that it has."""
+        steps = Steps(workers=4)
+        step = steps.step(came=runs(4))
+        steps.step(came=[run_of("later", 50.0)])
+        unlocked = run_of("unlocked", claims=False)
+        step = steps.answer(step, lambda _run: Verdict.UNANSWERED)
+        assert step.asks == []
+        assert steps.step(came=[unlocked]).given == [unlocked]
+        steps.step(begun=[unlocked])
+        steps.now = step.wakes_at
+        assert asked(steps.step()) == [([*names(runs(4)), "later"], 3)]
+
     def test_a_locked_row_holds_up_nobody_else(self) -> None:
         steps = Steps(workers=1)
         step = steps.step(came=[run_of("a", 1.0), run_of("b", 2.0)])
@@ -459,7 +472,9 @@ class TestStop:
         steps.free(running)
         assert steps.queue.is_idle
 
-    @pytest.mark.parametrize("verdict", [GRANTED, KEPT, Verdict.LOCKED, Verdict.BEYOND])
+    @pytest.mark.parametrize(
+        "verdict", [GRANTED, KEPT, Verdict.LOCKED, Verdict.UNANSWERED, Verdict.BEYOND]
+    )
     def test_what_is_answered_then_is_withdrawn(self, verdict: Verdict) -> None:
         steps, run = Steps(), run_of()
         step = steps.step(came=[run])

@@ -44,7 +44,6 @@ from apscheduler_tasklock._lock.statements.leaders import (
 )
 from apscheduler_tasklock._lock.statements.manual_runs import claim_manual
 from apscheduler_tasklock._lock.statements.misses import (
-    MISSED_TYPES,
     MISSES,
     add_one_offs,
     note_misses,
@@ -98,7 +97,6 @@ __all__ = [
     "LEADER",
     "LEADER_NAMESPACE",
     "MAY_BE_CLAIMED",
-    "MISSED_TYPES",
     "MISSES",
     "NEVER",
     "NOT_RUNNING",

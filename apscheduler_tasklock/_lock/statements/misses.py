@@ -1,7 +1,7 @@
 """Misses: the entries of run times that no replica has run, in the run history.
 
-A replica that has missed run times writes these entries at its next look. The statement that moves
-a stored job on writes one if the job ends with a missed run time. Claims and releases write none.
+A replica that has missed run times writes these entries at a later look. Claims and releases write
+none.
 """
 
 from __future__ import annotations
@@ -19,13 +19,6 @@ from apscheduler_tasklock._lock.statements.history import History
 # Limits the entries of the run times that each task has missed.
 MISSES = 20
 
-# The values of missed run times of a stored job, and their types.
-MISSED_TYPES = {
-    "first_at": "timestamptz",
-    "run_times": "int",
-    "cause": "text",
-    "reason": "text",
-}
 # The values of a note, and their types.
 _NOTE_TYPES = {
     "task_name": "text",

@@ -16,6 +16,8 @@ from apscheduler_tasklock._lock.statements.history import History
 from apscheduler_tasklock.schema.table import EARLIEST, LATEST
 
 # The values of a registration, and their types.
+# Limits the entries of changed schedules that each task gets in a day.
+MOST_RESCHEDULED = 5
 _REGISTRATION_TYPES = {
     "task_name": "text",
     "schedule": "text",
@@ -69,6 +71,8 @@ def register(table: str) -> str:
     says_more = f"""(lock.schedule IS DISTINCT FROM asked.schedule OR asked.moved
                      OR (lock.due_at IS NULL AND NOT lock.is_last AND asked.next_in IS NOT NULL)
                      OR {DUE_IN_ANY_PAUSE})"""
+    has_other_details = """(lock.details IS DISTINCT FROM asked.details
+                            AND asked.details IS NOT NULL)"""
     return f"""
         WITH {all_pauses(table)}, asked AS (
             SELECT * FROM {json_rows(_REGISTRATION_TYPES)}
@@ -82,7 +86,7 @@ def register(table: str) -> str:
         ), rewritten AS (
             UPDATE {table} AS lock SET
                 schedule = asked.schedule, due_at = {next_due}, overdue_at = {next_due} + {grace},
-                is_last = false, details = COALESCE(asked.details, lock.details),
+                is_last = false, one_off = false, details = COALESCE(asked.details, lock.details),
                 window_schedule = NULLIF({WINDOW_SCHEDULE}, asked.schedule)
             FROM asked JOIN changed USING (task_name)
             WHERE lock.task_name = changed.task_name
@@ -92,11 +96,11 @@ def register(table: str) -> str:
             UPDATE {table} AS lock SET details = asked.details
             FROM asked JOIN (
                 SELECT lock.task_name FROM {table} AS lock JOIN asked USING (task_name)
-                WHERE lock.details IS DISTINCT FROM asked.details AND asked.details IS NOT NULL
-                      AND {says_more} IS NOT TRUE
+                WHERE {has_other_details} AND {says_more} IS NOT TRUE
                 ORDER BY lock.task_name FOR NO KEY UPDATE OF lock SKIP LOCKED
             ) AS other USING (task_name)
             WHERE lock.task_name = other.task_name
+            RETURNING lock.task_name
         ), inserted AS (
         INSERT INTO {table} AS lock ({ROW_COLUMNS}, finished_at, details)
         SELECT asked.task_name, {NEVER}, {NEVER}, {NEVER}, {NEVER}, {NEVER}, '', gen_random_uuid(),
@@ -115,8 +119,9 @@ def register(table: str) -> str:
         FROM rewritten
         UNION ALL SELECT task_name, false, NULL, NULL, NULL FROM inserted
         UNION ALL
-        SELECT task_name, {says_more} IS TRUE, NULL, NULL, NULL
-        FROM {table} AS lock JOIN asked USING (task_name)
+        SELECT task_name, {says_more} IS TRUE OR (described.task_name IS NULL
+                                                  AND {has_other_details}), NULL, NULL, NULL
+        FROM {table} AS lock JOIN asked USING (task_name) LEFT JOIN described USING (task_name)
         WHERE NOT EXISTS (SELECT FROM changed WHERE changed.task_name = lock.task_name)
     """
 
@@ -126,10 +131,15 @@ def note_reschedulings(table: str, history: History) -> str:
 
     The entries are among those of what operators did. Replicas of two versions may change a
     schedule back and forth. So an entry is not written if there is one of the same change from the
-    last day. The statement returns the tasks whose notes are to be sent again, because another
-    session has their rows locked.
+    last day. A job may change its schedule often, so a task gets few of these entries a day,
+    because they would overwrite those of what operators did. The statement returns the tasks whose
+    notes are to be sent again, because another session has their rows locked.
     """
     types = {"task_name": "text", "schedule": "text", "reason": "text"}
+    of_last_day = f"""{history.table} AS run
+                WHERE run.task_name = asked.task_name AND run.ring = 'actions'
+                      AND run.outcome = 'rescheduled'
+                      AND run.started_at > now() - interval '1 day'"""
     entry = history.action(
         "rescheduled", "noted AS run", reason="run.words", by="%(replica_id)s::text"
     )
@@ -137,11 +147,9 @@ def note_reschedulings(table: str, history: History) -> str:
         WITH known AS (
             SELECT lock.task_name, asked.reason
             FROM (SELECT * FROM {json_rows(types)}) AS asked JOIN {table} AS lock USING (task_name)
-            WHERE lock.schedule = asked.schedule AND NOT EXISTS (
-                SELECT FROM {history.table} AS run
-                WHERE run.task_name = asked.task_name AND run.ring = 'actions'
-                      AND run.outcome = 'rescheduled' AND run.reason = asked.reason
-                      AND run.started_at > now() - interval '1 day')
+            WHERE lock.schedule = asked.schedule
+                  AND NOT EXISTS (SELECT FROM {of_last_day} AND run.reason = asked.reason)
+                  AND (SELECT count(*) FROM {of_last_day}) < {MOST_RESCHEDULED}
         ), free AS (
             SELECT lock.task_name FROM {table} AS lock JOIN known USING (task_name)
             ORDER BY lock.task_name FOR NO KEY UPDATE OF lock SKIP LOCKED

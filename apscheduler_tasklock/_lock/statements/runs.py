@@ -42,7 +42,9 @@ _RELEASE_TYPES = {
 
 
 class _Release:
-    """The parts of the statement that releases a claim. A release that is sent twice counts its run once.
+    """The parts of the statement that releases a claim.
+
+    A release that is sent twice counts its run once.
 
     :param asked: the SQL of the request's values, by name
     :param history: the run history; ``None``: there is none

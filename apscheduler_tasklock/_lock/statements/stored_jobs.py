@@ -23,23 +23,16 @@ from apscheduler_tasklock._lock.statements.columns import (
 from apscheduler_tasklock._lock.statements.conditions import (
     IS_PAUSED,
     IS_WANTED,
-    NEVER,
     ROW_COLUMNS,
     SAFELY,
     STANDS,
     all_pauses,
     asked_columns,
     json_rows,
-    listed_pauses,
     paused_with_all,
 )
 from apscheduler_tasklock._lock.statements.deaths import NOT_RUNNING
 from apscheduler_tasklock._lock.statements.history import History, death_entry
-from apscheduler_tasklock._lock.statements.misses import (
-    MISSED_TYPES,
-    missed_entry,
-    missed_in_words,
-)
 
 # The id of a user's last change of a job. `version` is not used, because it begins anew when a job
 # is added again.
@@ -56,9 +49,7 @@ _FENCE_TYPES = {
 _MOVE_TYPES = {
     **_FENCE_TYPES,
     "run_time": "timestamptz",
-    "task_name": "text",
     "runs": "boolean",
-    **MISSED_TYPES,
 }
 _TYPES = {**CLAIM_TYPES, **_FENCE_TYPES, "position": "int"}
 
@@ -189,69 +180,28 @@ def claim_and_move(table: str, history: History | None = None, *, jobs: str) -> 
     """
 
 
-def move_on(table: str, history: History | None = None, *, jobs: str) -> str:
+def move_on(*, jobs: str) -> str:
     """Return the statement that moves jobs on without a claim, under the same fence.
 
     The statement is for run times that were missed or fell into a pause, and for run times that run
-    without a lock. A job that another session has locked is passed over. A job that ends with a
-    missed run time gets an entry in the run history, because nothing else reports the missed run
-    time. The entry also tells of the run times before it that were missed with it. If the job's
-    task has no row, the task gets one, which is deleted after some days like the rows of one-off
-    jobs. The statement returns the jobs that were moved on.
+    without a lock. A job that another session has locked is passed over. The statement returns the
+    jobs that were moved on.
 
     :param jobs: the jobs' table
     """
-    pauses, noted = "", ""
-    if history is not None:
-        entry = missed_entry(
-            history,
-            "(TABLE known UNION ALL TABLE first) AS run JOIN last USING (task_name)",
-            scheduled_at="last.first_at",
-            started_at="now()",
-            cause="last.cause",
-            reason="last.words",
-            last_scheduled_at="last.run_time",
-            run_times="last.run_times",
-        )
-        pauses = f"{listed_pauses(table)}, "
-        noted = f""", missed AS (
-            SELECT asked.task_name, asked.run_time, asked.run_time AS last_at, asked.first_at,
-                   asked.run_times, asked.cause, asked.reason
-            FROM moved JOIN asked USING (job_id)
-            WHERE asked.following IS NULL AND asked.cause IS NOT NULL
-        ), last AS ({missed_in_words(history)}), known AS (
-            UPDATE {table} AS lock SET recorded_misses = recorded_misses + 1,
-                missed_at = GREATEST(lock.missed_at, last.run_time)
-            FROM last WHERE lock.task_name = last.task_name AND lock.finished_at IS NOT NULL
-            RETURNING lock.task_name, lock.recorded_misses
-        ), first AS (
-            INSERT INTO {table} AS lock ({ROW_COLUMNS}, finished_at, recorded_misses, missed_at)
-            SELECT last.task_name, {NEVER}, {NEVER}, {NEVER}, {NEVER}, {NEVER}, '',
-                   gen_random_uuid(), (extract(epoch FROM now()) * 1000.0)::bigint, 0, 0, false,
-                   false, '', true, NULL, NULL, NULL, true, NULL, NULL, NULL, now(), 1,
-                   last.run_time
-            FROM last
-            WHERE NOT EXISTS (SELECT FROM {table} AS lock WHERE lock.task_name = last.task_name)
-            ORDER BY last.task_name
-            ON CONFLICT DO NOTHING
-            RETURNING lock.task_name, lock.recorded_misses
-        ), entry AS ({entry})"""
     return f"""
-        WITH {pauses}asked AS (
+        WITH asked AS (
             SELECT * FROM {json_rows(_MOVE_TYPES)}
         ), picked AS MATERIALIZED (
             SELECT job.id FROM asked JOIN {jobs} AS job ON {_FENCE}
             WHERE {SAFELY}
             FOR NO KEY UPDATE OF job SKIP LOCKED
-        ), moved AS (
-            UPDATE {jobs} AS job SET
-                next_run_time = asked.following,
-                ended = asked.following IS NULL,
-                last_run_time = CASE WHEN asked.runs THEN asked.run_time
-                                     ELSE job.last_run_time END
-            FROM picked JOIN asked ON asked.job_id = picked.id
-            WHERE job.id = picked.id
-            RETURNING job.id AS job_id
-        ){noted}
-        SELECT job_id FROM moved
+        )
+        UPDATE {jobs} AS job SET
+            next_run_time = asked.following,
+            ended = asked.following IS NULL,
+            last_run_time = CASE WHEN asked.runs THEN asked.run_time ELSE job.last_run_time END
+        FROM picked JOIN asked ON asked.job_id = picked.id
+        WHERE job.id = picked.id
+        RETURNING job.id AS job_id
     """

@@ -42,7 +42,9 @@ _IS_DOUBTED = "(lock.finished_at IS NULL AND NOT (lock.handed_over OR %(stable)s
 
 
 class _Takeover:
-    """The parts of the statement that takes a run over. The window and the maximum lock do not change.
+    """The parts of the statement that takes a run over.
+
+    The window and the maximum lock do not change.
 
     A takeover of a manual run is a manual run, too, because a manual run has no window of its own.
 

@@ -174,7 +174,7 @@ def test_releases_that_wait_go_before_the_claims_of_their_tasks(
     asking.begin(most=2)
     restore(proxy)
     told = asking.result()
-    while NotNow.LOCKED in told.values():
+    while NotNow.UNANSWERED in told.values():
         told = asking.ask(most=2)
     assert kinds(told) == {"b": HeldLock, "a": HeldLock}
 
@@ -187,10 +187,10 @@ def test_an_ask_in_an_outage_ends_long_before_its_claims_have_failed(
     asking = make_asking(make_locks(proxy.url, claim_timeout=3600.0), "a", "b")
     refuse(proxy)
     for _ in range(2):
-        assert kinds(asking.ask(most=2)) == {"a": NotNow.LOCKED, "b": NotNow.LOCKED}
+        assert kinds(asking.ask(most=2)) == {"a": NotNow.UNANSWERED, "b": NotNow.UNANSWERED}
     restore(proxy)
     told = asking.ask(most=2)
-    while NotNow.LOCKED in told.values():
+    while NotNow.UNANSWERED in told.values():
         told = asking.ask(most=2)
     assert kinds(told) == {"a": HeldLock, "b": HeldLock}
 
@@ -224,7 +224,7 @@ def test_those_in_doubt_at_the_end_are_handed_over(
     asking.begin(most=2)
     assert fault.met.wait(PATIENCE)
     told = asking.result()
-    while NotNow.LOCKED in told.values():
+    while NotNow.UNANSWERED in told.values():
         told = asking.ask(most=2)
     assert kinds(told) == {"a": TaskLockDatabaseError, "b": TaskLockDatabaseError}
     assert [row(connection, task)["finished_at"] for task in "ab"] == [None, None]

@@ -26,6 +26,7 @@ from apscheduler_tasklock import (
     TaskLocks,
     TaskLockStateError,
 )
+from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.job_changes import JobChanges
 from apscheduler_tasklock._lock.job_rows import JobRow
@@ -502,6 +503,33 @@ class TestHistory:
                 assert one(unlucky, key).state is JobState.PAUSED
                 unlucky.remove_job(key)
         assert operator.jobs(key) == []
+
+    def test_a_change_without_an_entry_does_not_end_its_rejection(
+        self,
+        replica: StoreReplica,
+        operator: TaskLocks,
+        database_url: str,
+        connection: Connection,
+        key: str,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        caplog.set_level("INFO")
+        replica.scheduler.add_job(note, BERLIN, args=[key], id=key)
+        eventually(lambda: is_reported(operator))
+        add(replica, f"{key}-rowless")
+        connection.execute("ALTER TABLE task_lock_run ADD CONSTRAINT none CHECK (false) NOT VALID")
+
+        class Unlucky(TaskLocks):
+            timings = Timings(rejected_interval=0.0)
+
+        with Unlucky(database_url) as unlucky:
+            unlucky.pause_job(key)
+            assert "history: PostgreSQL does not take its entries" in caplog.text
+            unlucky.pause_job(f"{key}-rowless")
+            assert "No longer rejected" not in caplog.text
+            connection.execute("ALTER TABLE task_lock_run DROP CONSTRAINT none")
+            unlucky.remove_job(key)
+            assert "No longer rejected" in caplog.text
 
     def test_a_name_that_is_too_long_is_an_error(self, operator: TaskLocks) -> None:
         for change in (operator.pause_job, operator.resume_job, operator.remove_job):

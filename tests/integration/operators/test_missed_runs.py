@@ -488,18 +488,12 @@ class TestStretchesOfStoredJobs:
         self, database_url: str, operator: TaskLocks, connection: Connection
     ) -> None:
         before = stored(database_url)
-        first = last_second() + timedelta(hours=2)
-        add_stored(
-            before, first, end_date=first + timedelta(minutes=9, seconds=1), misfire_grace_time=1
-        )
+        first = last_second() - timedelta(hours=1)
+        end = first + timedelta(minutes=9, seconds=1)
+        add_stored(before, now() + timedelta(hours=2), end_date=end, misfire_grace_time=1)
+        eventually(lambda: operator.tasks("job"))
         before.shutdown()
-        first -= timedelta(hours=3)
-        end = (first + timedelta(minutes=9, seconds=1)).isoformat()
-        connection.execute(
-            "UPDATE task_lock_job SET next_run_time = %s,"
-            " trigger = jsonb_set(trigger, '{end_date}', to_jsonb(%s::text))",
-            [first, end],
-        )
+        connection.execute("UPDATE task_lock_job SET next_run_time = %s", [first])
         replica = stored(database_url)
         try:
             miss = one_miss(operator, run_times=10)
@@ -701,9 +695,12 @@ class TestOneOffs:
         assert command(*ack.split()[1:]).status == 0
         assert command("check").status == 0
         assert "its miss alarms no more" in command("show", "job").out
+        operator.pause("job", by="ann")
+        assert "its miss alarms no more" in command("show", "job").out
+        operator.resume("job", by="ann")
         story = operator.why("job")
         assert story.verdict is Verdict.MISSED
-        assert [action.outcome for action in story.actions] == ["acknowledged"]
+        assert story.actions[0].outcome == "acknowledged"
 
     def test_that_is_missed_again_alarms_again(
         self, make_replica: MakeReplica, operator: TaskLocks, command: Command
@@ -832,6 +829,51 @@ class TestOneOffs:
         assert command("ack", "job").status == 0
         assert command("check").status == 0
 
+    def test_of_the_shared_store_whose_run_date_is_long_past_is_told(
+        self, database_url: str, operator: TaskLocks
+    ) -> None:
+        """Its own row tells that it has not run, however long ago its run date is."""
+        replica = StoreReplica(database_url, **OFTEN)
+        due = last_second() - timedelta(days=9)
+        replica.scheduler.add_job(
+            note, "date", run_date=due, id="job", args=["job"], misfire_grace_time=20
+        )
+        replica.scheduler.start()
+        try:
+            assert one_miss(operator).scheduled_at == due
+        finally:
+            replica.shutdown()
+
+    def test_of_the_shared_store_is_moved_on_although_the_row_of_its_task_is_locked(
+        self, database_url: str, direct_url: str, operator: TaskLocks, connection: Connection
+    ) -> None:
+        replica = StoreReplica(database_url, **OFTEN)
+        due = last_second() - timedelta(seconds=60)
+        replica.scheduler.add_job(
+            note, "date", run_date=due - timedelta(seconds=9), id="job", args=["job"]
+        )
+        replica.scheduler.start()
+        try:
+            replica.runs("job")
+            eventually(lambda: operator.runs("job", outcome="ok"))
+            with psycopg.connect(direct_url) as blocker:
+                blocker.execute("SELECT FROM task_lock FOR UPDATE")
+                for job_id in ("job", "other"):
+                    replica.scheduler.add_job(
+                        note,
+                        "date",
+                        run_date=due,
+                        id=job_id,
+                        args=[job_id],
+                        misfire_grace_time=20,
+                        replace_existing=True,
+                    )
+                eventually(lambda: not replica.scheduler.get_jobs())
+            for task in ("job", "other"):
+                assert one_miss(operator, task).scheduled_at == due
+        finally:
+            replica.shutdown()
+
 
 HOURLY_TO_2_HOURS = "from every 1 h to every 2 h"
 
@@ -951,6 +993,28 @@ class TestMovedSchedules:
             eventually(lambda later=later: is_due(operator, later))
         flush(replica)
         assert missed_tasks(replica.executor) == set()
+        assert changes(operator) == []
+
+    def test_two_jobs_of_one_task_do_not_change_each_others_schedule(
+        self, make_replica: MakeReplica, operator: TaskLocks
+    ) -> None:
+        """The row has the schedule of the job that has written it last."""
+        names = {job_id: {"name": "job", "grace": 0.1} for job_id in ("one", "two")}
+        replica = make_replica(**{**OFTEN, "jobs": names})
+        due = last_second() + timedelta(hours=2)
+        every = {"one": {"hours": 1}, "two": {"hours": 2}}
+        for job_id, interval in every.items():
+            add(replica, nothing, due, id=job_id, **interval)
+        eventually(lambda: operator.tasks("job"))
+        later = due
+        for job_id in ("one", "two", "one"):
+            later += timedelta(minutes=5)
+            replica.scheduler.reschedule_job(
+                job_id, trigger="interval", start_date=later, **every[job_id]
+            )
+            eventually(lambda later=later: is_due(operator, later))
+        seen = operator.replicas()[0].seen_at
+        eventually(lambda: operator.replicas()[0].seen_at > seen + timedelta(seconds=1))
         assert changes(operator) == []
 
     def test_a_run_time_in_a_pause_was_not_moved(

@@ -473,7 +473,7 @@ class TestRuns:
         assert "is removed without this run" in caplog.text
         assert ran[key] == []
         locks = TaskLocks(database_url)
-        [run] = locks.runs(key)
+        [run] = eventually(lambda: locks.runs(key))
         locks.close()
         assert (run.outcome, run.replica) == ("missed", replica.executor.locks.replica_id)
 
@@ -1763,13 +1763,14 @@ class TestEvents:
 class TestBatches:
     def test_many_that_are_missed_are_moved_on_together(self, make: Make, key: str) -> None:
         replica, counts = make(max_workers=2), []
-        move_on = replica.executor.locks.jobs.move_on
+        rows = replica.store.locks.jobs
+        move_on = rows.move_on
 
         def count_and_move(cursor: Any, moves: Any, **options: Any) -> set[str]:
             counts.append(len(moves))
             return move_on(cursor, moves, **options)
 
-        replica.executor.locks.jobs.move_on = count_and_move
+        rows.move_on = count_and_move
         replica.scheduler.pause()
         for number in range(300):
             given = {"id": f"{key}-{number}", "args": [key], "misfire_grace_time": 5}
