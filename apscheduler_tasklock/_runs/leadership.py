@@ -128,20 +128,34 @@ class Following:
     :ivar run: the run
     :ivar request: returns the request of the run's claim. Calls the trigger, which may be the
         application's own code.
+    :ivar due_at: when the run was due, or an earlier run that was dropped because this run is kept
+        instead, on the monotonic clock. The head start of the leader begins then.
     :ivar refusal: set when the run time was run, so that the run is refused
     """
 
     leadership: Leadership
     run: Run
     request: Callable[[], ClaimRequest]
+    due_at: float = field(init=False)
     refusal: Refusal | None = field(default=None)
+
+    def __post_init__(self) -> None:
+        self.due_at = self.run.due_at
+
+    def replace(self, other: Following) -> None:
+        """Take the place of an earlier run of the job, because only the last run time is run.
+
+        If each run time had a head start of its own, a job with a short period would never be asked
+        for, because its last run time is always a new one.
+        """
+        self.due_at = min(self.due_at, other.due_at)
 
     def outlook(self, last: LastRun) -> Outlook:
         """Return what becomes of the run.
 
         The run is asked for if there is a doubt, because its claim decides in any case.
         """
-        if self.leadership.is_early(self.run.due_at, last.as_of):
+        if self.leadership.is_early(self.due_at, last.as_of):
             return Outlook.WAITS
         if last.row is not None and self._was_run(last.row, last.as_of):
             self.refusal = _refusal_by(last.row)
