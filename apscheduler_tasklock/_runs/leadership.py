@@ -58,6 +58,7 @@ class Leadership:
         self._head_start = (timings or Timings()).head_start
         self._closed = False
         self._until = -inf  # when the lease ends, on the monotonic clock
+        self._first_look_at = inf  # on the monotonic clock
         self.row = LEADER + namespace
         self.leads = False
 
@@ -73,25 +74,36 @@ class Leadership:
         While the database is unavailable no look can tell whether a run time was run, so the
         replica asks for each run time at once, as without leader mode.
         """
-        return not (self.leads or self._closed) and self._locks.outage.reason is None
+        return not (self.is_leader or self._closed) and self._locks.outage.reason is None
+
+    def _is_new(self, at: float) -> bool:
+        """Return whether another replica may still keep run times that this replica never had.
+
+        If this replica ran a later run time first, those run times would be lost, because their
+        windows come before the window of the task's last run.
+        """
+        return at < self._first_look_at + self._head_start + self._interval()
 
     def is_early(self, due_at: float, as_of: float) -> bool:
-        """Return whether this replica does not ask yet, because the leader asks first.
+        """Return whether this replica does not ask yet, because another replica asks first.
 
         :param due_at: when the run was due, on the monotonic clock
         :param as_of: when the look began, on the monotonic clock
         """
-        return self.follows and as_of < due_at + self._head_start
+        return self.follows and (as_of < due_at + self._head_start or self._is_new(as_of))
 
     def take(self, row: RunState | None) -> Steps[None]:
         """Take or renew the leadership, unless another replica leads.
 
         :param row: the leader's row as the look has found it; ``None``: there is no row
         """
-        is_led = row is not None and not (row.finished or row.dead)
-        if is_led and row is not None and row.holder != self._locks.replica_id:
-            self._note(leads=False)
-            return
+        now = time.monotonic()
+        self._first_look_at = min(self._first_look_at, now)
+        if row is not None and row.holder != self._locks.replica_id:
+            is_led = not (row.finished or row.dead)
+            if is_led or self._is_new(now):
+                self._note(leads=False)
+                return
         lease = max(self._lease, LEAST_LOOKS * self._interval())
         sent = time.monotonic()
         leads = yield self._unless_closed(self._locks.leading(self.row, lease))
