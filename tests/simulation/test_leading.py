@@ -1,0 +1,129 @@
+"""Fleets in leader mode: faults at every place while leadership is gained, lost and given up."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import pytest
+
+from apscheduler_tasklock._lock.client import LockClient
+from apscheduler_tasklock._runs.kept_runs import Outlook
+from apscheduler_tasklock._runs.leadership import Following, Leadership
+from apscheduler_tasklock._runs.queue import RunQueue
+from tests.simulation.faults import Planned
+from tests.simulation.leading import SCENARIOS, LeaderScenario, LeaderStory, unlike_a_led_fleet
+from tests.simulation.mutations import _method
+from tests.simulation.test_jobs_side import SEED, check
+from tests.simulation.world import replaced
+
+pytestmark = pytest.mark.usefixtures("simulation")
+
+# Limits the singles of a scenario in `make test`.
+SINGLES_IN_SHORT = 20
+
+
+def went_wrong(scenario: LeaderScenario, planned: Sequence[Planned]) -> Sequence[LeaderStory]:
+    return [story for each in planned if (story := LeaderStory(scenario, (each,))).found]
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
+class TestScenarios:
+    def test_nothing_goes_wrong_without_a_fault(self, scenario: LeaderScenario) -> None:
+        story = LeaderStory(scenario)
+        assert not story.found, story
+        assert not unlike_a_led_fleet(story), story
+        assert story.ledger.runs
+
+    def test_some_faults_at_some_places_keep_what_is_promised(
+        self, scenario: LeaderScenario
+    ) -> None:
+        chance = random.Random(f"{SEED} {scenario.name}")  # noqa: S311  # no secret
+        singles = LeaderStory(scenario).singles
+        some = chance.sample(singles, min(SINGLES_IN_SHORT, len(singles)))
+        check(went_wrong(scenario, some), f"{len(some)} stories (seed {SEED})")
+
+    @pytest.mark.simulate
+    @pytest.mark.timeout(7200)
+    def test_every_fault_at_every_place_keeps_what_is_promised(
+        self, scenario: LeaderScenario
+    ) -> None:
+        singles = LeaderStory(scenario).singles
+        check(went_wrong(scenario, singles), f"{len(singles)} stories")
+
+
+def _never_asks(original: Callable[..., Outlook], *arguments: Any) -> Outlook:
+    outlook = original(*arguments)
+    return Outlook.WAITS if outlook is Outlook.ASKED_AGAIN else outlook
+
+
+def _asks_if_it_leads(
+    original: Callable[..., Outlook], following: Following, *arguments: Any
+) -> Outlook:
+    outlook = original(following, *arguments)
+    return Outlook.REFUSED if following.leadership.follows else outlook
+
+
+def _all_together(original: Callable[..., None], runs: Any, *arguments: Any) -> None:
+    excused = {run: run.excused for run in runs._workers.given}
+    for run in excused:
+        run.excused = 0.0
+    original(runs, *arguments)
+    for run, seconds in excused.items():
+        run.excused = seconds
+
+
+def _mutated(function: Callable[..., Any], owner: Any, name: str) -> Any:
+    return lambda: replaced((owner, name, _method(function, owner, name)))
+
+
+# The mutations by name: where the mistake is looked for, and how it is made.
+MUTATIONS: dict[str, tuple[str, Callable[[], AbstractContextManager[None]]]] = {
+    "a follower never asks": (
+        "the leader is killed",
+        _mutated(_never_asks, Following, "outlook"),
+    ),
+    "a follower drops what was not run": (
+        "the leader is killed",
+        lambda: replaced((Following, "_was_run", lambda *_: True)),
+    ),
+    "the leader alone may ask": (
+        "a job that the leader does not have",
+        _mutated(_asks_if_it_leads, Following, "outlook"),
+    ),
+    "a leader never gives its leadership up": (
+        "the leader stops",
+        lambda: replaced((LockClient, "begin_resign", lambda *_: None)),
+    ),
+    "followers ask at once": (
+        "a leader",
+        lambda: replaced((Leadership, "follows", False)),
+    ),
+    "a leader leads on after its lease": (
+        "the leader is paused",
+        lambda: replaced((Leadership, "is_leader", property(lambda self: self.leads))),
+    ),
+    "each of the run times that are merged has a head start": (
+        "every second, merged, and the leader does not have it",
+        lambda: replaced((Following, "replace", lambda *_: None)),
+    ),
+    "a replica leads as soon as it joins": (
+        "every second, and a replica joins after the leader's stop",
+        lambda: replaced((Leadership, "_is_new", lambda *_: False)),
+    ),
+    "run times that were kept are asked for while one of them has a worker": (
+        "every second, and the leader is killed",
+        _mutated(_all_together, RunQueue, "_deal"),
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MUTATIONS)
+def test_a_mistake_in_leader_mode_is_found(mistake: str) -> None:
+    where, mutated = MUTATIONS[mistake]
+    [scenario] = [each for each in SCENARIOS if each.name == where]
+    with mutated():
+        story = LeaderStory(scenario)
+        assert story.found or unlike_a_led_fleet(story)
