@@ -59,6 +59,7 @@ class Leadership:
         self._closed = False
         self._until = -inf  # when the lease ends, on the monotonic clock
         self._first_look_at = inf  # on the monotonic clock
+        self._may_lead = False  # whether the row may name this replica, as far as is known
         self.row = LEADER + namespace
         self.leads = False
 
@@ -102,12 +103,14 @@ class Leadership:
         if row is not None and row.holder != self._locks.replica_id:
             is_led = not (row.finished or row.dead)
             if is_led or self._is_new(now):
+                self._may_lead = False
                 self._note(leads=False)
                 return
         lease = max(self._lease, LEAST_LOOKS * self._interval())
         sent = time.monotonic()
+        self._may_lead = True
         leads = yield self._unless_closed(self._locks.leading(self.row, lease))
-        self._until = sent + lease
+        self._until, self._may_lead = sent + lease, bool(leads)
         self._note(leads=bool(leads))
 
     def _unless_closed(self, statement: Callable[[Any], bool]) -> Callable[[Any], bool]:
@@ -127,7 +130,7 @@ class Leadership:
         """Give the leadership up, so that another replica can lead. Does not wait."""
         if not self._closed:
             self._closed = True
-            if self.leads and self._locks.outage.reason is None:
+            if self._may_lead and self._locks.outage.reason is None:
                 self._locks.begin_resign(self.row)
             self.leads = False
 

@@ -343,6 +343,12 @@ SCENARIOS = (
         without_a_leader=2 * POLL_INTERVAL + SLACK,
     ),
     LeaderScenario(
+        "a replica stops while it takes the leadership",
+        jobs("pq", 10.0, 20.0, takes=1.0),
+        partial(_stopped, at=1.0025),
+        without_a_leader=LEADER_LEASE,
+    ),
+    LeaderScenario(
         "the leader stops in a run",
         jobs("pq", 10.0, 20.0, takes=4.0),
         partial(_stopped, at=12.0),

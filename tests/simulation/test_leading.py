@@ -75,6 +75,11 @@ def _all_together(original: Callable[..., None], runs: Any, *arguments: Any) -> 
         run.excused = seconds
 
 
+def _if_it_leads(original: Callable[..., None], leadership: Any) -> None:
+    leadership._may_lead = leadership.leads
+    original(leadership)
+
+
 def _mutated(function: Callable[..., Any], owner: Any, name: str) -> Any:
     return lambda: replaced((owner, name, _method(function, owner, name)))
 
@@ -96,6 +101,10 @@ MUTATIONS: dict[str, tuple[str, Callable[[], AbstractContextManager[None]]]] = {
     "a leader never gives its leadership up": (
         "the leader stops",
         lambda: replaced((LockClient, "begin_resign", lambda *_: None)),
+    ),
+    "only what is known to lead gives its leadership up": (
+        "a replica stops while it takes the leadership",
+        _mutated(_if_it_leads, Leadership, "close"),
     ),
     "followers ask at once": (
         "a leader",

@@ -228,3 +228,14 @@ def test_fleets_in_two_namespaces_have_a_leader_each(make_fleet: MakeFleet) -> N
     [other] = make_fleet(1, namespace="reports:")
     assert one.leads
     assert other.leads
+
+
+def test_a_job_that_is_due_faster_than_followers_ask_is_run_without_the_leader(
+    make_fleet: MakeFleet,
+) -> None:
+    """With ``coalesce`` a follower keeps the last run time only, which is always a new one."""
+    fleet = make_fleet(timings=Timings(head_start=3, recovery_grace=0.2))
+    job = Ran()
+    add_to_all(fleet[1:], job.run, hours=0, seconds=1)
+    eventually(lambda: job.times >= 2)
+    assert not fleet[0].run_times()
