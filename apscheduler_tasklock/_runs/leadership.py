@@ -186,17 +186,22 @@ class Following:
             request = self.request()
         except Exception:  # noqa: BLE001  # a custom trigger's own code; the claim reports the error
             return False
-        if row.window_until is None or row.window_until < row.window_start:
-            return False  # because the window was opened again
+        if row.window_until is None:
+            return False
         if row.window_schedule != request.schedule:
             return False  # because the window is of another schedule, and may end earlier
         run_time = request.run_time
+        if request.exact and run_time is not None and run_time <= row.window_start:
+            # Also if the run has failed, and its window was opened again. Without leader mode the
+            # claim would have been refused while that run went on.
+            return True
+        if row.window_until < row.window_start:
+            return False  # because the window was opened again
         if not request.exact or run_time is None:
             # As late as it can be, because the answer has come some time after the look has begun.
             run_time = row.database_time - timedelta(seconds=max(0.0, as_of - self.run.due_at))
         until = min(row.window_until, row.window_start + timedelta(seconds=request.min_lock))
-        is_before = run_time <= row.window_start if request.exact else False
-        return is_before or run_time < until
+        return run_time < until
 
 
 def _refusal_by(row: RunState) -> Refusal:

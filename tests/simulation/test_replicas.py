@@ -495,9 +495,9 @@ class TestDeaths:
             assert ended >= {run.run_time for run in runs[:-1]}
 
 
-def every_minutes_cron(minutes: int) -> Any:
+def every_minutes_cron(minutes: int, function: Any = job) -> Any:
     def add_jobs(scheduler: Any) -> None:
-        scheduler.add_job(job, "cron", minute=f"*/{minutes}", id="job")
+        scheduler.add_job(function, "cron", minute=f"*/{minutes}", id="job")
 
     return add_jobs
 
@@ -553,6 +553,18 @@ class TestLeaderMode:
         assert len(runs) > 50
         check_each_second_once(simulation.runs)
         assert leaders(simulation) == ["replica-1"]
+
+    def test_a_run_that_fails_and_opens_its_window_is_not_run_again_by_each_follower(self) -> None:
+        """Without leader mode the others would have been refused while it was run."""
+
+        @task_lock(on_failure="release")
+        def fail() -> None:
+            raise ValueError("no")
+
+        simulation = self.led(every_minutes_cron(1, fail), durations={"job": 1})
+        runs = simulation.advance(minutes=3)
+        assert [run.outcome for run in runs] == ["error"] * 3
+        assert {run.replica for run in runs} == {"replica-1"}
 
     def test_a_rolling_deployment_loses_nothing(self) -> None:
         simulation = self.led(every_second_cron(max_instances=9), 6)
