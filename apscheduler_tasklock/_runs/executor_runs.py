@@ -518,6 +518,8 @@ class ExecutorRuns:
         for other in left_out:
             if other is not run:
                 self._post_outlook(other, Outlook.DROPPED)
+                if work.following is not None and other.what.following is not None:
+                    work.following.replace(other.what.following)
         if run in left_out:
             return False
         work.claim = None

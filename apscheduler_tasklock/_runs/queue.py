@@ -269,8 +269,12 @@ class RunQueue:
         first = [run for run in ready if run.kind.goes_first]
         # If a job runs the first run time of a backlog, later run times of the job wait for the
         # rest of the backlog. If they were claimed first, the rest of the backlog would be refused.
+        # Runs that were kept are such a backlog, too. If the next one were claimed while one of
+        # them has a worker, its claim would be refused because of that run.
         backlogs = {
-            run.job for run in self._workers.given if run.claims and run.following is not None
+            run.job
+            for run in self._workers.given
+            if run.claims and (run.following is not None or run.excused)
         }
         others = [r for r in ready if not (r.kind.goes_first or r.job in backlogs)]
         kept = [run for run in self._waiting if run.state is State.KEPT]

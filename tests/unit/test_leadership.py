@@ -77,8 +77,8 @@ def outlook_at_noon(row: RunState | None, *, is_early: bool = False, **request: 
         pytest.param(None, Outlook.ASKED_AGAIN, id="the task has no row"),
         pytest.param(
             ran_at(NOON, window_until=NOON - timedelta(seconds=1)),
-            Outlook.ASKED_AGAIN,
-            id="its window was opened again",
+            Outlook.REFUSED,
+            id="it has failed, and opened its window",
         ),
         pytest.param(
             ran_at(NOON, window_schedule="each hour"),
@@ -108,6 +108,11 @@ def test_of_intervals_without_a_common_start_the_window_decides(
     """Each replica has run times of its own, and the leader's run covers those around it."""
     row = ran_at(NOON + timedelta(seconds=seconds))
     assert outlook_at_noon(row, exact=False) is outlook
+
+
+def test_a_window_that_was_opened_again_covers_no_interval_without_a_common_start() -> None:
+    row = ran_at(NOON, window_until=NOON - timedelta(seconds=1))
+    assert outlook_at_noon(row, exact=False) is Outlook.ASKED_AGAIN
 
 
 def test_a_shorter_minimum_lock_of_ones_own_decides() -> None:

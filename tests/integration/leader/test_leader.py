@@ -270,3 +270,14 @@ def test_a_replica_without_leader_mode_asks_at_once_beside_a_leader(make_fleet: 
     eventually(lambda: leader.reasons() or plain.reasons())
     eventually(lambda: job.times)
     assert job.times == 1
+
+
+def test_a_job_that_is_due_faster_than_followers_ask_is_run_without_the_leader(
+    make_fleet: MakeFleet,
+) -> None:
+    """With ``coalesce`` a follower keeps the last run time only, which is always a new one."""
+    fleet = make_fleet(timings=Timings(head_start=3, recovery_grace=0.2))
+    job = Ran()
+    add_to_all(fleet[1:], job.run, hours=0, seconds=1)
+    eventually(lambda: job.times >= 2)
+    assert not fleet[0].run_times()
