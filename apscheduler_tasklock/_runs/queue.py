@@ -129,6 +129,7 @@ class RunQueue:
         self._growth = 1  # multiplies the size of an ask; doubled while all runs are refused
         self._not_before = -inf
         self._no_ask_before = -inf
+        self._unanswered = 0  # how many asks in a row had no answer
         self._full_reported_at = -inf
         self._stopped = False
         self._workers = Workers()
@@ -200,7 +201,11 @@ class RunQueue:
         if Verdict.UNANSWERED in verdicts:
             # These claims may be granted, and count toward the limit only of an ask that has them.
             # So nothing else is asked for until all of them are asked for again.
-            self._no_ask_before = now + self._jitter(LOCKED_BACKOFF[0])
+            pause = LOCKED_BACKOFF[min(self._unanswered, len(LOCKED_BACKOFF) - 1)]
+            self._no_ask_before = now + self._jitter(pause)
+            self._unanswered += 1
+        elif verdicts:
+            self._unanswered = 0
         if verdicts:
             all_refused = verdicts <= {Verdict.REFUSED, Verdict.KEPT}
             self._growth = min(MOST_ASKED, self._growth * 2) if all_refused else 1

@@ -183,6 +183,20 @@ class TestAsking:
         steps.now = step.wakes_at
         assert asked(steps.step()) == [([*names(runs(4)), "later"], 3)]
 
+    def test_asks_without_an_answer_come_at_growing_pauses(self) -> None:
+        """Else the last ones before a claim's timeout would come one right after the other."""
+        steps, pauses = Steps(), []
+        step = steps.step(came=runs(1))
+        for _ in range(4):
+            step = steps.answer(step, lambda _run: Verdict.UNANSWERED)
+            pauses.append(round(step.wakes_at - steps.now, 3))
+            steps.now = step.wakes_at
+            step = steps.step()
+        assert pauses == [0.01, 0.02, 0.04, 0.08]
+        steps.answer(step, lambda _run: REFUSED)
+        step = steps.answer(steps.step(came=runs(1)), lambda _run: Verdict.UNANSWERED)
+        assert round(step.wakes_at - steps.now, 3) == 0.01
+
     def test_a_locked_row_holds_up_nobody_else(self) -> None:
         steps = Steps(workers=1)
         step = steps.step(came=[run_of("a", 1.0), run_of("b", 2.0)])
