@@ -448,6 +448,7 @@ class RunState:
     :ivar window_until: the end of the window; before its start if the window was opened again
     :ivar window_schedule: the schedule of the window's claim; ``None``: not known, or none
     :ivar locked_until: the database time until which the task is taken
+    :ivar finished_at: when the run ended; ``None``: it goes on, or is dead
     """
 
     task_name: str
@@ -474,6 +475,7 @@ class RunState:
     window_until: datetime | None = None
     window_schedule: str | None = None
     locked_until: datetime | None = None
+    finished_at: datetime | None = None
 
     def is_run_again(self, *, failover: bool) -> bool:
         """Return whether this run's window is run again if the run is dead.

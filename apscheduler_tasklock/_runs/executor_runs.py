@@ -487,7 +487,8 @@ class ExecutorRuns:
         """
         # The run in the way may have ended on this replica, although its release has not arrived.
         is_over = (run.task_name, refusal.token) in self._being_released
-        in_the_way = InTheWay(refusal.token, refusal.came_first and not is_over)
+        came_first = refusal.came_first and not is_over
+        in_the_way = InTheWay(refusal.token, came_first, run.what.attempt.run_time)
         if self._has_kept(run, in_the_way, refusal):
             return Verdict.KEPT
         run.what.kept_because = refusal  # so that `end_refused` reports this refusal

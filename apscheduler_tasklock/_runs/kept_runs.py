@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Protocol
 
 from apscheduler_tasklock._lock.protocol_messages import RunState
@@ -64,10 +65,13 @@ class InTheWay:
         run is refused for good when the run in the way is released, as APScheduler skips a run
         time while an instance of the job is running. Always false if the run in the way is a manual
         run, or if it has ended on this replica and its release has not arrived.
+    :ivar run_time: the run time of the kept run. If the run in the way had ended before it, and
+        only its release came late, as after an outage, the kept run is asked for again.
     """
 
     token: int
     came_first: bool
+    run_time: datetime | None = None
 
     def outlook(self, last: LastRun) -> Outlook:
         """Return what becomes of the kept run.
@@ -76,10 +80,14 @@ class InTheWay:
         """
         if not (last.finished or last.dead):
             return Outlook.WAITS
-        was_released = last.finished and last.deaths == 0
-        if self.came_first and was_released and last.token == self.token:
+        was_released = last.finished and last.deaths == 0 and last.token == self.token
+        if self.came_first and was_released and not self._had_ended(last.row):
             return Outlook.REFUSED
         return Outlook.ASKED_AGAIN
+
+    def _had_ended(self, row: RunState | None) -> bool:
+        ended_at = None if row is None else row.finished_at
+        return ended_at is not None and self.run_time is not None and ended_at < self.run_time
 
 
 # Limits how many runs of one job are kept, each with its backlog. The oldest are dropped.

@@ -840,6 +840,7 @@ def state_of(row: Row, now: datetime) -> RunState:
         window_until=row.window_until,
         window_schedule=row.schedule_of_window,
         locked_until=row.locked_until,
+        finished_at=row.finished_at,
     )
 
 

@@ -705,6 +705,7 @@ class TestReading:
             "window_until": row(connection, "dead")["window_until"],
             "window_schedule": None,
             "locked_until": row(connection, "dead")["locked_until"],
+            "finished_at": None,
         }
         assert (states["handed over"].handed_over, states["handed over"].failover) == (True, False)
         assert states["handed over"].runs == "jobs:new"

@@ -320,7 +320,8 @@ def read(table: str) -> str:
                         AND NOT {DUE_IN_ANY_PAUSE}, false) AS overdue,
                {IS_PAUSED_IN_ANY_WAY} AS paused,
                {DUE_IN_ANY_PAUSE} AS due_in_pause,
-               window_until, {WINDOW_SCHEDULE} AS window_schedule, locked_until
+               window_until, {WINDOW_SCHEDULE} AS window_schedule, locked_until,
+               finished_at
         FROM (SELECT current_setting('transaction_read_only')::boolean AS read_only) AS server
         LEFT JOIN {table} AS lock ON task_name = ANY(%(task_names)s::text[])
             AND ({IS_DEAD}
