@@ -58,3 +58,13 @@ def test_each_is_decided_on_once_and_only_those_of_its_job(kept: KeptRuns) -> No
         kept.decide("task", JOB, LastRun(1, finished=True, dead=False, deaths=0))
     assert decided == [(run, Outlook.REFUSED)]
     assert kept.jobs_of("task") == [("another", "default")]
+
+
+def test_a_task_is_known_for_as_long_as_it_has_kept_runs(kept: KeptRuns) -> None:
+    run, later = run_of(1.0), run_of(2.0)
+    other = Run(Kind.SCHEDULE, "other", JOB, 1.0, 1.0)
+    keep(kept, run, later, other)
+    assert kept.take_for(run_of(3.0), coalesce=True) == [run, later]
+    assert kept.task_names == {"other"}
+    assert (kept.has("task"), kept.has("other")) == (False, True)
+    assert kept.jobs_of("other") == [JOB]
