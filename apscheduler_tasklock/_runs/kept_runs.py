@@ -8,6 +8,7 @@ asks for the claim; see ``leadership``.
 from __future__ import annotations
 
 import enum
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
@@ -102,10 +103,14 @@ class KeptRuns:
 
     The jobs' thread adds and removes runs, and the look decides on them in another thread. Each
     operation on the runs is atomic, so that each run is decided on once.
+
+    The runs are found by their tasks, because a follower in leader mode keeps the run times of all
+    its jobs, which may be thousands.
     """
 
     def __init__(self) -> None:
-        self._kept: dict[Run, tuple[Reason, Decide]] = {}
+        self._lock = threading.Lock()
+        self._by_task: dict[str, dict[Run, tuple[Reason, Decide]]] = {}
 
     def add(self, run: Run, reason: Reason, decide: Decide) -> None:
         """Keep a run.
@@ -113,11 +118,17 @@ class KeptRuns:
         :param reason: decides what becomes of the run
         :param decide: called by the look, after it has read the task's row
         """
-        self._kept[run] = reason, decide
+        with self._lock:
+            self._by_task.setdefault(run.task_name, {})[run] = reason, decide
 
     def take(self, run: Run) -> bool:
         """Remove a run; return whether it was kept until now."""
-        return self._kept.pop(run, None) is not None
+        with self._lock:
+            of_task = self._by_task.get(run.task_name, {})
+            found = of_task.pop(run, None)
+            if found is not None and not of_task:
+                del self._by_task[run.task_name]
+            return found is not None
 
     def take_for(self, run: Run, *, coalesce: bool) -> list[Run]:
         """Make room for a run of a job; return the runs of the job that are not to be kept.
@@ -126,26 +137,36 @@ class KeptRuns:
         :param coalesce: the job's option ``coalesce``: whether only the last of several run times
             is run
         """
-        of_job = sorted((r for r in [*list(self._kept), run] if r.job == run.job), key=_due_at)
+        kept = [each for each, _ in self._of(run.task_name)]
+        of_job = sorted((r for r in [*kept, run] if r.job == run.job), key=_due_at)
         left_out = of_job[: -1 if coalesce else -MOST_KEPT]
         return [each for each in left_out if each is run or self.take(each)]
+
+    def _of(self, task_name: str) -> list[tuple[Run, tuple[Reason, Decide]]]:
+        with self._lock:
+            return list(self._by_task.get(task_name, {}).items())
 
     @property
     def task_names(self) -> set[str]:
         """The tasks that have kept runs."""
-        return {run.task_name for run in list(self._kept)}
+        with self._lock:
+            return set(self._by_task)
+
+    def has(self, task_name: str) -> bool:
+        """Return whether a task has kept runs."""
+        return task_name in self._by_task
 
     def jobs_of(self, task_name: str) -> list[JobKey]:
         """Return the jobs that have kept runs of a task."""
-        return list({run.job: None for run in list(self._kept) if run.task_name == task_name})
+        return list({run.job: None for run, _ in self._of(task_name)})
 
     def decide(self, task_name: str, job: JobKey, last: LastRun) -> None:
         """Decide on the kept runs of a job, after a look at its task's last run.
 
         :raises Exception: whatever the job's store or trigger raises
         """
-        for run, (reason, decide) in list(self._kept.items()):
-            if run.task_name == task_name and run.job == job:
+        for run, (reason, decide) in self._of(task_name):
+            if run.job == job:
                 outlook = reason.outlook(last)
                 if outlook is Outlook.WAITS or self.take(run):
                     decide(outlook, last.as_of)

@@ -299,7 +299,7 @@ class Watch:
                 self._submitted.discard(submission.dead_run.claim_id)
             if submission.request_id is not None:
                 self._submitted.discard(submission.request_id)
-        if submission.task_name in self._kept.task_names:
+        if self._kept.has(submission.task_name):
             self.looks.wake()
 
     def _handle_dead_run(self, state: RunState) -> Steps[None]:

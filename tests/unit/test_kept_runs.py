@@ -94,3 +94,13 @@ def test_a_run_that_had_ended_before_the_kept_one_was_due_is_not_in_its_way(
     last = LastRun(1, finished=True, dead=False, deaths=0, row=row)
     assert InTheWay(1, came_first=True, run_time=due).outlook(last) is outlook
     assert InTheWay(1, came_first=True).outlook(last) is Outlook.REFUSED
+
+
+def test_a_task_is_known_for_as_long_as_it_has_kept_runs(kept: KeptRuns) -> None:
+    run, later = run_of(1.0), run_of(2.0)
+    other = Run(Kind.SCHEDULE, "other", JOB, 1.0, 1.0)
+    keep(kept, run, later, other)
+    assert kept.take_for(run_of(3.0), coalesce=True) == [run, later]
+    assert kept.task_names == {"other"}
+    assert (kept.has("task"), kept.has("other")) == (False, True)
+    assert kept.jobs_of("other") == [JOB]
