@@ -64,6 +64,7 @@ from apscheduler_tasklock._runs.given_job import JobView
 from apscheduler_tasklock._runs.job_notices import JobNotices
 from apscheduler_tasklock._runs.kept_runs import KeptRuns
 from apscheduler_tasklock._runs.known_tasks import KnownTasks
+from apscheduler_tasklock._runs.leadership import Leadership
 from apscheduler_tasklock._runs.misfires import ALWAYS_MISSED, SchedulerPasses
 from apscheduler_tasklock._runs.missed_runs import (
     RUN_BEFORE_NOT_ANSWERED,
@@ -97,6 +98,7 @@ from apscheduler_tasklock.options import (
     Default,
     LockOptions,
     check_stored_options,
+    parse_leader_lease,
     parse_positive_seconds,
     parse_seconds,
     parse_switch,
@@ -156,6 +158,11 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
         ``None`` to keep no message
     :param tracebacks: whether the run history keeps the tracebacks of failed runs: files, lines and
         functions, and what ``redact`` returns for each exception in the chain
+    :param leader: whether one replica, the leader, asks for each run time first, and the other
+        replicas ask for it some seconds later if nobody has run it. So a run time costs one claim,
+        however many replicas there are. All replicas of a namespace elect one leader.
+    :param leader_lease: how long after its last look a leader is replaced; a ``timedelta`` or
+        seconds, 1 or more. In a large fleet it is longer, at least three looks.
     :param replica_id: this replica's id, as the holder of locks and in logs; by default host,
         process and a random part
     :param enabled: ``False`` runs every job here, without a lock and without a database, for
@@ -187,6 +194,8 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
         history: int | str = 100,
         redact: Callable[[BaseException], str | None] | None = None,
         tracebacks: bool | str = False,
+        leader: bool | str = False,
+        leader_lease: timedelta | float | str = 15,
         replica_id: str | None = None,
         enabled: bool | str = True,
         **executor_options: Any,
@@ -231,6 +240,8 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
             tracebacks=tracebacks,
         )
         self._enabled = parse_switch(enabled, "enabled", where)
+        self._namespace, self._leader = namespace, parse_switch(leader, "leader", where)
+        self._leader_lease = parse_leader_lease(leader_lease, "leader_lease", where)
         self._poll_interval = parse_positive_seconds(poll_interval, "poll_interval", where)
         self._adapter = SchedulerAdapter(self)
         self._jobs = ExecutorJobs(
@@ -256,7 +267,10 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
         self._notifiers: dict[bool, Notifier] = {}
         self._active: dict[UUID, _Active] = {}
         self._idle = threading.Condition()  # notified when `_active` has lost a submission
-        self._known = KnownTasks(self._defaults.lease if self._defaults.failover else None)
+        leases = [self._leader_lease] if self._leader else []
+        if self._defaults.failover and self._defaults.lease is not None:
+            leases.append(self._defaults.lease)
+        self._known = KnownTasks(min(leases, default=None))
         self._notices = JobNotices()  # log lines about jobs that are skipped here
         self._missed = MissedRuns(locks, self._poll_interval)
         self._registrar = Registrar(
@@ -271,7 +285,14 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
             self._missed.note_rescheduled,
         )
         self._kept = KeptRuns()
-        self._presence = Presence(locks, self._known, self._rejected, self.timings)
+        self._leadership = self._make_leadership(locks)
+        self._presence = Presence(
+            locks,
+            self._known,
+            self._rejected,
+            self.timings,
+            self._namespace if self._leadership is not None else None,
+        )
         self._watch = Watch(
             locks,
             self._known,
@@ -283,9 +304,30 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
             self._given_up,
             looked=self._note_look,
             missed=self._missed,
+            leadership=self._leadership,
             timings=self.timings,
         )
         self._runs = self._make_runs()
+
+    def _make_leadership(self, locks: LockClient) -> Leadership | None:
+        if not (self._leader and self._enabled):
+            return None
+        return Leadership(
+            locks,
+            self._namespace,
+            self._leader_lease,
+            lambda: self._watch.looks.interval,
+            self.timings,
+        )
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this replica leads the replicas of its namespace; see the option ``leader``.
+
+        Another replica may lead already if this one was suspended. That does no harm, because the
+        leader only asks first.
+        """
+        return self._leadership is not None and self._leadership.is_leader
 
     def _note_look(self, has_listed: bool) -> None:
         self._presence.note_look(has_listed=has_listed)
@@ -300,6 +342,7 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
             wrap_function=self._wrap,
             note_begun=self._note_begun,
             kept=self._kept,
+            leadership=self._leadership,
             note_unfinished=self._watch.note_unfinished,
             wake_look=self._watch.looks.wake,
             note_kept=self._forget_active,
@@ -454,10 +497,15 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
     def begin_shutdown(self, shutdown: Shutdown) -> None:
         """Let no run begin any more. Does not wait. :meth:`shutdown` is called later."""
         super().begin_shutdown(shutdown)
+        self._resign()
         self.locks.stop_claiming()
         self._watch.looks.close()
         if self._runs is not None:
             self._runs.stop(0.0, closes=True)
+
+    def _resign(self) -> None:
+        if self._leadership is not None:
+            self._leadership.close()
 
     def _stop_runs(self, shutdown: Shutdown) -> None:
         if self._runs is not None:
@@ -585,6 +633,7 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
         seconds = None
         if timeout is not None:
             seconds = parse_seconds(timeout, "timeout", f"{type(self).__name__}.drain()")
+        self._resign()
         self.locks.stop_claiming()
         self._watch.looks.close()
         if self._runs is not None:

@@ -10,7 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from functools import partial
 from http import HTTPStatus
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 logger = logger_of(__name__)
 
 TASK_NAME = "tasklock.task.name"
+NAMESPACE = "tasklock.namespace"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 # Seconds for which all gauges of a collection use the same rows.
@@ -137,6 +138,7 @@ GAUGES = (
     _Gauge("tasklock.task.paused", "", "1 if the task is paused", lambda task: float(task.paused)),
 )
 _REPLICAS_ALIVE = _Instrument("tasklock.replica.alive", "", "Replicas that are alive")
+_LEADER = _Instrument("tasklock.leader", "", "1 if a replica leads the namespace, in leader mode")
 
 
 @dataclass(frozen=True)
@@ -145,20 +147,27 @@ class _Rows:
 
     :ivar tasks: the tasks that have metrics
     :ivar alive: how many replicas are alive; ``None``: the replicas cannot be read
+    :ivar leaders: for each namespace with live replicas in leader mode, 1 if one of them leads
     """
 
     tasks: Sequence[TaskStatus] = ()
     alive: int | None = None
+    leaders: Mapping[str, float] = field(default_factory=dict)
 
 
 def _read(locks: TaskLocks) -> _Rows:
     """Read the rows. One-off jobs have no metrics, because there may be many."""
     tasks = [task for task in locks.tasks() if not _is_one_off(task)]
     try:
-        alive = sum(replica.alive for replica in locks.replicas())
+        alive = [replica for replica in locks.replicas() if replica.alive]
     except TaskLockSchemaError:  # so that the tasks' metrics do not depend on another table's right
         return _Rows(tasks)
-    return _Rows(tasks, alive)
+    leaders: dict[str, float] = {}
+    for replica in alive:
+        if replica.leader_namespace is not None:
+            led = leaders.get(replica.leader_namespace, 0.0)
+            leaders[replica.leader_namespace] = max(led, float(replica.leads))
+    return _Rows(tasks, len(alive), leaders)
 
 
 def _is_one_off(task: TaskStatus) -> bool:
@@ -179,13 +188,19 @@ def prometheus_text(locks: TaskLocks) -> str:
             lines.append(f"{gauge.prometheus_name}{{{label}}} {value!r}")
     if rows.alive is not None:
         lines += [*_REPLICAS_ALIVE.head, f"{_REPLICAS_ALIVE.prometheus_name} {float(rows.alive)!r}"]
+    if rows.leaders:
+        lines += _LEADER.head
+    for namespace, value in rows.leaders.items():
+        label = f'tasklock_namespace="{_escaped(namespace)}"'
+        lines.append(f"{_LEADER.prometheus_name}{{{label}}} {value!r}")
     return "\n".join(lines) + "\n"
 
 
 def metric_values(locks: TaskLocks) -> dict[str, dict[str, float] | float]:
     """Return the metrics' values: by the metric's name in Prometheus, then by the task's name.
 
-    The number of replicas that are alive is by the metric's name alone.
+    The number of replicas that are alive is by the metric's name alone. Whether a replica leads is
+    by the namespace, if there are replicas in leader mode.
 
     :raises TaskLockError: the database is unavailable, or rejects the read
     """
@@ -195,6 +210,8 @@ def metric_values(locks: TaskLocks) -> dict[str, dict[str, float] | float]:
     }
     if rows.alive is not None:
         values[_REPLICAS_ALIVE.prometheus_name] = float(rows.alive)
+    if rows.leaders:
+        values[_LEADER.prometheus_name] = dict(rows.leaders)
     return values
 
 
@@ -235,6 +252,9 @@ def observe_tasks(locks: TaskLocks, meter_provider: MeterProvider | None = None)
         _REPLICAS_ALIVE.unit,
         _REPLICAS_ALIVE.description,
     )
+    meter.create_observable_gauge(
+        _LEADER.name, [partial(_observe_leaders, reader)], _LEADER.unit, _LEADER.description
+    )
 
 
 def _observe(
@@ -252,6 +272,13 @@ def _observe_replicas(reader: _SharedReader, _options: CallbackOptions) -> Itera
     alive = reader.read().alive
     if alive is not None:
         yield Observation(alive)
+
+
+def _observe_leaders(reader: _SharedReader, _options: CallbackOptions) -> Iterable[Observation]:
+    from opentelemetry.metrics import Observation
+
+    for namespace, value in reader.read().leaders.items():
+        yield Observation(value, {NAMESPACE: namespace})
 
 
 class _SharedReader:

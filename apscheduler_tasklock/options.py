@@ -232,6 +232,16 @@ def parse_positive_seconds(value: Any, option: str, where: str) -> float:
     return seconds
 
 
+def parse_leader_lease(value: Any, option: str, where: str) -> float:
+    """Return the lease of a leader in seconds, which is a second or more."""
+    seconds = parse_seconds(value, option, where)
+    if seconds < SHORTEST_LEASE:
+        raise TaskLockOptionError(
+            f"{where}: {option} must be {SHORTEST_LEASE:g} s or more, not {value!r}"
+        )
+    return seconds
+
+
 def parse_number(
     value: Any, option: str, where: str, allowed: str = "a number, 0 or more"
 ) -> float:

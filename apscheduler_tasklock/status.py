@@ -382,6 +382,11 @@ class ReplicaStatus:
         do>"``; empty if nothing
     :ivar unreadable: columns of its row that cannot be read completely. ``tasks``, ``rejected`` and
         ``running`` have the entries that can be read.
+    :ivar leader_namespace: the namespace in which it leads or follows; ``None``: it is not in
+        leader mode
+    :ivar leads: whether it leads the replicas of its namespace
+    :ivar leaderless_for: seconds for which nobody has led its namespace; ``None``: a replica leads,
+        or this one is not in leader mode
     """
 
     replica_id: str
@@ -398,8 +403,16 @@ class ReplicaStatus:
         """Whether the replica is alive, as far as its row shows."""
         return self.state is ReplicaState.ALIVE
 
+    @property
+    def state_in_words(self) -> str:
+        """The state, and whether the replica leads."""
+        return f"{self.state.value}, leads" if self.leads and self.alive else self.state.value
+
     rejected: tuple[str, ...] = ()
     unreadable: tuple[str, ...] = ()
+    leader_namespace: str | None = None
+    leads: bool = False
+    leaderless_for: float | None = None
 
 
 class Verdict(str, Enum):

@@ -43,6 +43,8 @@ class Timings:
         as its trigger. After this time looks leave the job out until that code returns
     :ivar unasked_after: if a replica finds run times for which nobody has asked, it waits so long
         before it notes them as missed, because another replica may know more about these run times
+    :ivar head_start: how long after a run time a follower does not ask for the run time, so that
+        the leader of its namespace can ask first
     :ivar ended_kept: how long the row of an ended job of the job store is kept. A call that is
         repeated because its answer was lost can then see what its first attempt has done
     """
@@ -62,4 +64,5 @@ class Timings:
     call_timeout: float = 2.0
     longest_turn: float = 10.0
     unasked_after: float = 60.0
+    head_start: float = 2.0
     ended_kept: float = 10.0

@@ -243,11 +243,19 @@ class UnlockedProtocol:
         started_at: datetime | None = None,
         rejected: Sequence[str] = (),
         running: Sequence[RunningRun] = (),
+        leader_namespace: str | None = None,
     ) -> tuple[datetime, int]:
         """Return when the replica started, and that it is the only one."""
         return started_at or monotonic_now(), 1
 
     def retire(self, cursor: Any, successor_of: Sequence[str], dropped: Sequence[str]) -> None:
+        """Do nothing."""
+
+    def lead(self, cursor: Any, row: str, lease: float) -> bool:
+        """Return ``True``, because there are no other replicas."""
+        return True
+
+    def resign(self, cursor: Any, row: str) -> None:
         """Do nothing."""
 
     def stop_replica(self, cursor: Any, running: Sequence[RunningRun] = ()) -> None:

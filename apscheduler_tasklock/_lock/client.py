@@ -748,6 +748,7 @@ class LockClient:
         tasks: Sequence[str],
         rejected: Sequence[str] = (),
         running: Sequence[RunningRun] = (),
+        leader_namespace: str | None = None,
     ) -> Statement:
         """Return a statement that reports this replica as alive, with its tasks and runs."""
 
@@ -759,6 +760,7 @@ class LockClient:
                 tasks=tasks,
                 rejected=rejected,
                 running=running,
+                leader_namespace=leader_namespace,
                 started_at=self._started_at,
             )
             if self._started_at is None:
@@ -784,6 +786,25 @@ class LockClient:
         :raises TaskLockError: the database rejects the statement
         """
         self.ask(partial(self._protocol.stop_replica, running=running), until)
+
+    def leading(self, row: str, lease: float) -> Statement:
+        """Return a statement that leads the replicas of a namespace, unless another replica does.
+
+        The statement returns whether this replica leads.
+
+        :param row: the name of the leader's row
+        :param lease: seconds after which another replica may lead
+        """
+        return lambda cursor: self._protocol.lead(cursor, row, lease)
+
+    def begin_resign(self, row: str) -> None:
+        """Give the leadership up, if this replica leads. Does not wait, and is tried once."""
+        now = time.monotonic()
+        # The deadline does not depend on `Closing`, because claiming may be stopped already.
+        deadline = Deadline(None, now + self._attempt)
+        resign = partial(self._protocol.resign, row=row)
+        until = now + self._attempt
+        self._database.submit(StepTicket(resign, deadline, _ignore, came=now, turn_until=until))
 
     def removing_replicas(self, age: float) -> Statement:
         """Return a statement that deletes replicas without a sign of life for ``age`` seconds."""
@@ -1077,6 +1098,10 @@ def client_now(client: LockClient) -> LockClient:
     return standing.client(
         settings, lambda: LockClient(replace(settings, stand_in=standing.stand_in))
     )
+
+
+def _ignore(_outcome: Outcome[Any]) -> None:
+    pass
 
 
 def is_made_for_now(client: LockClient) -> bool:

@@ -36,10 +36,12 @@ from apscheduler_tasklock._lock.statements import (
     DUE_IN_PAUSE,
     IS_ALIVE,
     IS_HEARD,
+    IS_LEADER,
     IS_PAUSED,
     IS_PAUSED_IN_ANY_WAY,
     IS_TASK,
     JUST_BEFORE,
+    LEADER_NAMESPACE,
     NEVER,
     ROW_COLUMNS,
     SHORTEST_WAIT,
@@ -172,7 +174,7 @@ _REPLICA_STATE = """
     CASE WHEN stopped_at IS NOT NULL AND NOT heard THEN 'stopped'
          WHEN died_at > seen_at OR EXISTS (
              SELECT FROM {table} AS lock
-             WHERE locked_by = replica_id AND finished_at IS NULL AND NOT handed_over
+             WHERE {is_task} AND locked_by = replica_id AND finished_at IS NULL AND NOT handed_over
                    AND NOT overran AND locked_until <= now() AND locked_until > seen_at)
              THEN 'died'
          WHEN heard THEN 'alive' ELSE 'silent' END
@@ -375,12 +377,17 @@ class Operations:
             FROM {self._runs} WHERE outcome = 'died' GROUP BY 1
         """
         list_replicas = f"""
-            WITH replicas AS ({replicas}), dead AS ({found_dead})
+            WITH replicas AS ({replicas}), dead AS ({found_dead}), leaders AS ({_leaders(name)})
             SELECT replica_id, host, version, started_at, seen_at, tasks, rejected,
                    jsonb_typeof(running) = 'array' AND NOT EXISTS (
                        SELECT FROM {REPORTED_RUNS} AS run WHERE NOT {IS_RUN}) AS tells_runs,
-                   {_REPLICA_STATE.format(table=name)} AS state
-            FROM replicas LEFT JOIN dead USING (replica_id) ORDER BY started_at, replica_id
+                   {_REPLICA_STATE.format(table=name, is_task=IS_TASK)} AS state,
+                   leader_namespace,
+                   COALESCE(is_led AND locked_by = replica_id, false) AS leads,
+                   CASE WHEN NOT is_led THEN extract(epoch FROM now() - led_until)::float8 END
+                       AS leaderless_for
+            FROM replicas LEFT JOIN dead USING (replica_id)
+                 LEFT JOIN leaders USING (leader_namespace) ORDER BY started_at, replica_id
         """
         self._list_replicas = Statement(list_replicas)
         self._list_replicas_without_runs = Statement(
@@ -394,7 +401,7 @@ class Operations:
             SELECT lock.task_name AS task, lock.token, replica_id AS replica,
                    lock.started_at AS since, lock.locked_until <= now() AS lost
             FROM {name} AS lock JOIN replicas ON locked_by = replica_id
-            WHERE finished_at IS NULL AND NOT handed_over
+            WHERE {IS_TASK} AND finished_at IS NULL AND NOT handed_over
                   AND (locked_until > now() OR (overran AND heard))
             UNION ALL
             SELECT task, lost.token, replica_id, since, true
@@ -925,6 +932,16 @@ _KEPT_PAUSES = f"""{elements_of("lock.pauses")} WITH ORDINALITY AS each (pause, 
                               THEN COALESCE({_PAUSE_UNTIL} > now() - interval '1 day', true)
                               ELSE false END"""
 _PAUSE_LASTS = f"COALESCE({_PAUSE_UNTIL} > now(), true)"
+
+
+def _leaders(name: str) -> str:
+    """Return the query of who leads, or has led last, in each namespace with leader mode."""
+    lasts = "(finished_at IS NULL AND locked_until > now())"
+    return f"""
+        SELECT {LEADER_NAMESPACE} AS leader_namespace, locked_by, {lasts} AS is_led,
+               LEAST(locked_until, finished_at) AS led_until
+        FROM {name} AS lock WHERE {IS_LEADER}
+    """
 
 
 def _add_all(name: str) -> str:

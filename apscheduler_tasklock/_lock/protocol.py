@@ -153,6 +153,8 @@ class TaskLockProtocol:
         replicas = for_template(replica_table(table))
         self._report_replica = Statement(statements.report_replica(replicas))
         self._stop_replica = Statement(statements.stop_replica(replicas))
+        self._lead = Statement(statements.lead(name))
+        self._resign = Statement(statements.resign(name))
         self._retire = Statement(statements.retire(name, replicas))
         self._remove_replicas = Statement(statements.remove_replicas(replicas))
 
@@ -475,12 +477,15 @@ class TaskLockProtocol:
         started_at: datetime | None = None,
         rejected: Sequence[str] = (),
         running: Sequence[RunningRun] = (),
+        leader_namespace: str | None = None,
     ) -> tuple[datetime, int]:
         """Report this replica as alive, with its tasks.
 
         :param started_at: the start that the first call returned; ``None`` in the first call
         :param rejected: the replica's rejected work, with the remedies
         :param running: the replica's runs that go on
+        :param leader_namespace: the namespace in which the replica leads or follows; ``None``: it
+            is not in leader mode
         :return: when the replica started, and how many replicas are alive
         """
         connection = cursor.connection
@@ -491,6 +496,7 @@ class TaskLockProtocol:
             "rejected": [ascii(text) if lacking(connection, text) else text for text in rejected],
             "started_at": started_at,
             "running": _reported(running),
+            "leader_namespace": leader_namespace,
         }
         cursor.row_factory = dict_row
         row = self._execute(cursor, self._report_replica, parameters).fetchone()
@@ -520,6 +526,19 @@ class TaskLockProtocol:
         """
         tasks = {"tasks": list(successor_of), "dropped": list(dropped)}
         self._execute(cursor, self._retire, tasks)
+
+    def lead(self, cursor: Any, row: str, lease: float) -> bool:
+        """Lead the replicas of a namespace, unless another replica does; return whether it leads.
+
+        :param row: the name of the leader's row
+        :param lease: seconds after which another replica may lead
+        """
+        parameters = {"row": row, "lease": float(lease)}
+        return self._execute(cursor, self._lead, parameters).fetchone() is not None
+
+    def resign(self, cursor: Any, row: str) -> None:
+        """Give the leadership up, if this replica leads."""
+        self._execute(cursor, self._resign, {"row": row})
 
     def stop_replica(self, cursor: Any, running: Sequence[RunningRun] = ()) -> None:
         """Report that this replica stops, and which of its runs still go on."""

@@ -445,6 +445,10 @@ class RunState:
     :ivar overdue: whether the grace time has passed, too
     :ivar paused: whether the task is paused
     :ivar due_in_pause: whether the due time falls into a pause. The next due time is then unknown
+    :ivar window_until: the end of the window; before its start if the window was opened again
+    :ivar window_schedule: the schedule of the window's claim; ``None``: not known, or none
+    :ivar locked_until: the database time until which the task is taken
+    :ivar finished_at: when the run ended; ``None``: it goes on, or is dead
     """
 
     task_name: str
@@ -468,6 +472,10 @@ class RunState:
     overdue: bool = False
     paused: bool = False
     due_in_pause: bool = False
+    window_until: datetime | None = None
+    window_schedule: str | None = None
+    locked_until: datetime | None = None
+    finished_at: datetime | None = None
 
     def is_run_again(self, *, failover: bool) -> bool:
         """Return whether this run's window is run again if the run is dead.

@@ -127,11 +127,18 @@ class LockProtocol(Protocol):
         started_at: datetime | None = None,
         rejected: Sequence[str] = (),
         running: Sequence[RunningRun] = (),
+        leader_namespace: str | None = None,
     ) -> tuple[datetime, int]:
         """Report this replica as alive, with its tasks."""
 
     def retire(self, cursor: Any, successor_of: Sequence[str], dropped: Sequence[str]) -> None:
         """Retire removed tasks that no live replica has, so that they are not overdue."""
+
+    def lead(self, cursor: Any, row: str, lease: float) -> bool:
+        """Lead the replicas of a namespace, unless another replica does."""
+
+    def resign(self, cursor: Any, row: str) -> None:
+        """Give the leadership up."""
 
     def stop_replica(self, cursor: Any, running: Sequence[RunningRun] = ()) -> None:
         """Report that this replica stops, and which of its runs still go on."""

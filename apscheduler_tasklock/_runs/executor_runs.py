@@ -47,7 +47,8 @@ from apscheduler_tasklock._runs.adapter import (
 from apscheduler_tasklock._runs.given_job import GivenJob, RunTimes
 from apscheduler_tasklock._runs.job_functions import events_of_what_ran, why_never_run
 from apscheduler_tasklock._runs.jobs_thread import JobsThread, Line
-from apscheduler_tasklock._runs.kept_runs import InTheWay, KeptRuns, Outlook
+from apscheduler_tasklock._runs.kept_runs import InTheWay, KeptRuns, Outlook, Reason
+from apscheduler_tasklock._runs.leadership import Following, Leadership
 from apscheduler_tasklock._runs.misfires import ALWAYS_MISSED
 from apscheduler_tasklock._runs.queue import Ask, Full, Inputs, RunQueue
 from apscheduler_tasklock._runs.reports import Notifier
@@ -97,6 +98,7 @@ class Owner:
     :ivar wrap_function: returns the callable that is called in place of a job's function
     :ivar note_begun: called in a worker that has begun a run of a submission
     :ivar kept: the kept runs
+    :ivar leadership: who asks first; ``None``: there is no leader mode
     :ivar note_unfinished: gets a submission of the run time that was refused while the task's last
         run was unfinished, and whether that last run may be over or dead by now
     :ivar wake_look: brings the next look forward, so that kept runs are decided on
@@ -121,6 +123,7 @@ class Owner:
     wrap_function: Callable[[Callable[..., Any]], Callable[..., Any]]
     note_begun: Callable[[Submission], object]
     kept: KeptRuns
+    leadership: Leadership | None
     note_unfinished: Callable[[Submission, bool], object]
     wake_look: Callable[[], object]
     note_kept: Callable[[Submission], object]
@@ -150,6 +153,8 @@ class _Work:
     :ivar claim: the claim; ``None``: no claim was made yet
     :ivar kept_because: the refusal because of which this run, or an earlier run of its backlog, is
         kept
+    :ivar is_kept: whether this run, or an earlier run of its backlog, is kept, or was kept
+    :ivar following: says what becomes of the run of a follower; see ``leadership``
     :ivar failure: the error that the job's trigger raised, so that no claim could be made
     :ivar is_decided: set when the run is to be given, is kept, or is over. A thread inside
         ``submit_job`` waits for that.
@@ -175,6 +180,8 @@ class _Work:
     line: Line
     claim: AnyAttempt | None = None
     kept_because: Refusal | None = None
+    is_kept: bool = False
+    following: Following | None = None
     failure: Exception | None = None
     is_decided: threading.Event = field(default_factory=threading.Event)
     is_to_be_given: bool = False
@@ -271,6 +278,7 @@ class ExecutorRuns:
         if self._is_closed or interpreter_is_ending():
             raise RuntimeError("no job is begun any more: the scheduler or the interpreter ends")
         context = copy_context()
+        submission = self._only_locked_if_follower(submission)
         line = self._coroutines if submission.awaited else self._functions
         runs = [
             _run_of(submission, _Work(submission, attempt, locks, context.copy(), line))
@@ -284,12 +292,31 @@ class ExecutorRuns:
             # the scheduler calls it, and not in the jobs' thread.
             for run in runs:
                 run.what.failure = _why_not_claimed(run.what)
-        self._come(runs[0])
+        if self._is_to_follow(submission):
+            line.post(partial(self._follow, runs[0]))
+        else:
+            self._come(runs[0])
         if self._is_inline:
             self._run_inline(runs[0])
 
     def _come(self, run: Run) -> None:
         run.what.line.post(lambda inputs: inputs.came.append(run))
+
+    def _only_locked_if_follower(self, submission: Submission) -> Submission:
+        """Return a submission that is not run without a lock, unless this replica has led last.
+
+        Otherwise all replicas would run it in an outage.
+        """
+        leadership = self._owner.leadership
+        if leadership is None or leadership.leads or not submission.run_unlocked:
+            return submission
+        return replace(submission, run_unlocked=False)
+
+    def _is_to_follow(self, submission: Submission) -> bool:
+        """Return whether another replica asks first for the run times of a submission."""
+        leadership = self._owner.leadership
+        is_scheduled = _kind_of(submission) is Kind.SCHEDULE and submission.options is not None
+        return is_scheduled and leadership is not None and leadership.follows
 
     def _run_inline(self, first: Run) -> None:
         """Wait for the decision on each run of a submission, and give granted runs in this thread.
@@ -303,10 +330,10 @@ class ExecutorRuns:
                     if not self._thread.is_live:
                         self._abandon_wait(run)
                         return
-                if work.kept_because is not None:
-                    return
                 if work.is_to_be_given:
                     self._give_once(run)
+                elif work.is_kept:
+                    return
             except BaseException:  # for example a Ctrl-C, which the application may catch
                 self._abandon_wait(run)
                 raise
@@ -458,27 +485,53 @@ class ExecutorRuns:
         :param refusal: names the run in the way
         :return: ``KEPT``, or ``REFUSED`` if later runs of the job are kept instead
         """
+        # The run in the way may have ended on this replica, although its release has not arrived.
+        is_over = (run.task_name, refusal.token) in self._being_released
+        came_first = refusal.came_first and not is_over
+        in_the_way = InTheWay(refusal.token, came_first, run.what.attempt.run_time)
+        if self._has_kept(run, in_the_way, refusal):
+            return Verdict.KEPT
+        run.what.kept_because = refusal  # so that `end_refused` reports this refusal
+        return Verdict.REFUSED
+
+    def _follow(self, run: Run, inputs: Inputs) -> None:
+        """Keep a run, and its backlog, until a look tells whether the leader has run it."""
+        work: _Work = run.what
+        assert self._owner.leadership is not None
+        # `work.attempt` is looked up at each call, because it is replaced when the job has changed.
+        work.following = Following(self._owner.leadership, run, lambda: _request_of(work.attempt))
+        if self._has_kept(run, work.following):
+            run.state, run.kept_at = State.KEPT, time.monotonic()
+            inputs.came.append(run)
+        else:
+            for each in run.backlog:
+                self._note_over(each)
+
+    def _has_kept(self, run: Run, reason: Reason, refusal: Refusal | None = None) -> bool:
+        """Keep a run, and its backlog; return ``False`` if later runs of the job are kept instead.
+
+        :param reason: why the run is kept
+        :param refusal: the refusal of the run's claim, if the run was claimed
+        """
         work: _Work = run.what
         kept = self._owner.kept
         left_out = kept.take_for(run, coalesce=work.submission.job.coalesce)
         for other in left_out:
             if other is not run:
                 self._post_outlook(other, Outlook.DROPPED)
+                if work.following is not None and other.what.following is not None:
+                    work.following.replace(other.what.following)
         if run in left_out:
-            work.kept_because = refusal  # so that `end_refused` reports this refusal
-            return Verdict.REFUSED
-        for each in run.backlog:
-            each.what.kept_because = refusal
-            each.what.is_decided.set()
+            return False
         work.claim = None
+        for each in run.backlog:
+            each.what.is_kept, each.what.kept_because = True, refusal
+            each.what.is_decided.set()
         self._owner.note_kept(work.submission)
-        # The run in the way may have ended on this replica, although its release has not arrived.
-        is_over = (run.task_name, refusal.token) in self._being_released
-        in_the_way = InTheWay(refusal.token, refusal.came_first and not is_over)
-        kept.add(run, in_the_way, partial(self._decide_kept, run, in_the_way))
-        return Verdict.KEPT
+        kept.add(run, reason, partial(self._decide_kept, run, reason))
+        return True
 
-    def _decide_kept(self, run: Run, in_the_way: InTheWay, outlook: Outlook, as_of: float) -> None:
+    def _decide_kept(self, run: Run, reason: Reason, outlook: Outlook, as_of: float) -> None:
         """Let a kept run be claimed again, with its job as the job is now, or drop the run.
 
         Called in the application's thread, because this method calls the job's store and trigger.
@@ -489,8 +542,7 @@ class ExecutorRuns:
             if outlook is not Outlook.WAITS and again and not self._renew(again):
                 outlook = Outlook.DROPPED
         except BaseException:
-            decide = partial(self._decide_kept, run, in_the_way)
-            self._owner.kept.add(run, in_the_way, decide)
+            self._owner.kept.add(run, reason, partial(self._decide_kept, run, reason))
             raise
         self._post_outlook(run, outlook, as_of)
 
@@ -505,6 +557,7 @@ class ExecutorRuns:
         if renewed is None:
             return False
         renewed = replace(renewed, claim_ids=new_claim_ids(run_times), is_standby=was.is_standby)
+        renewed = self._only_locked_if_follower(renewed)
         for run, claim_id in zip(runs, renewed.claim_ids, strict=True):
             work: _Work = run.what
             work.submission, work.kept_because = renewed, None
@@ -627,7 +680,9 @@ class ExecutorRuns:
         due = work.submission.due
         if due is not None and verdict is Verdict.FAILED:
             due.refused = FAILED
-        if work.kept_because is not None:
+        if work.following is not None and work.following.refusal is not None:
+            work.attempt.report_refused(work.following.refusal)
+        elif work.kept_because is not None:
             work.attempt.report_refused(work.kept_because)
             reason = missed_runs.still_running(work.kept_because)
             self._note_missed(run, MissCause.RUNNING, reason)
@@ -954,6 +1009,12 @@ class ExecutorRuns:
                 self._worked.append((work.submission.job.id, now - work.took, now))
             self._note_over(run)
             work.line.post(lambda inputs: inputs.freed.append((run, work.took)))
+
+
+def _request_of(attempt: RunAttempt) -> ClaimRequest:
+    request = attempt.request()
+    assert isinstance(request, ClaimRequest)
+    return request
 
 
 def _raised_in(events: Sequence[Any]) -> BaseException | None:

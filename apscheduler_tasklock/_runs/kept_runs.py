@@ -1,15 +1,20 @@
-"""Kept runs: their claims were refused because of another run, and they are claimed again.
+"""Kept runs: they are claimed when a look has read the rows of their tasks.
 
-A run is kept if another run of its task is unfinished, and the window of the kept run was not
-claimed before.
+A run is kept if its claim was refused because another run of its task is unfinished, and the window
+of the kept run was not claimed before. In leader mode a follower keeps each of its runs, before it
+asks for the claim; see ``leadership``.
 """
 
 from __future__ import annotations
 
 import enum
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
+from typing import Protocol
 
+from apscheduler_tasklock._lock.protocol_messages import RunState
 from apscheduler_tasklock._runs.run import JobKey, Run
 
 
@@ -31,6 +36,7 @@ class LastRun:
     :ivar dead: whether the run is unfinished although its lease has ended
     :ivar deaths: how many times in a row a run of the task has died; 0 after a release
     :ivar as_of: when the look began, on the monotonic clock
+    :ivar row: the task's row; ``None``: the task has no row, or the row could not be read
     """
 
     token: int
@@ -38,6 +44,17 @@ class LastRun:
     dead: bool
     deaths: int
     as_of: float = 0.0
+    row: RunState | None = None
+
+
+class Reason(Protocol):
+    """The reason because of which a run is kept."""
+
+    def outlook(self, last: LastRun) -> Outlook:
+        """Return what becomes of the kept run.
+
+        :param last: the last run of the task, as a look has found it
+        """
 
 
 @dataclass(frozen=True)
@@ -49,10 +66,13 @@ class InTheWay:
         run is refused for good when the run in the way is released, as APScheduler skips a run
         time while an instance of the job is running. Always false if the run in the way is a manual
         run, or if it has ended on this replica and its release has not arrived.
+    :ivar run_time: the run time of the kept run. If the run in the way had ended before it, and
+        only its release came late, as after an outage, the kept run is asked for again.
     """
 
     token: int
     came_first: bool
+    run_time: datetime | None = None
 
     def outlook(self, last: LastRun) -> Outlook:
         """Return what becomes of the kept run.
@@ -61,10 +81,14 @@ class InTheWay:
         """
         if not (last.finished or last.dead):
             return Outlook.WAITS
-        was_released = last.finished and last.deaths == 0
-        if self.came_first and was_released and last.token == self.token:
+        was_released = last.finished and last.deaths == 0 and last.token == self.token
+        if self.came_first and was_released and not self._had_ended(last.row):
             return Outlook.REFUSED
         return Outlook.ASKED_AGAIN
+
+    def _had_ended(self, row: RunState | None) -> bool:
+        ended_at = None if row is None else row.finished_at
+        return ended_at is not None and self.run_time is not None and ended_at < self.run_time
 
 
 # Limits how many runs of one job are kept, each with its backlog. The oldest are dropped.
@@ -79,21 +103,32 @@ class KeptRuns:
 
     The jobs' thread adds and removes runs, and the look decides on them in another thread. Each
     operation on the runs is atomic, so that each run is decided on once.
+
+    The runs are found by their tasks, because a follower in leader mode keeps the run times of all
+    its jobs, which may be thousands.
     """
 
     def __init__(self) -> None:
-        self._kept: dict[Run, tuple[InTheWay, Decide]] = {}
+        self._lock = threading.Lock()
+        self._by_task: dict[str, dict[Run, tuple[Reason, Decide]]] = {}
 
-    def add(self, run: Run, in_the_way: InTheWay, decide: Decide) -> None:
+    def add(self, run: Run, reason: Reason, decide: Decide) -> None:
         """Keep a run.
 
+        :param reason: decides what becomes of the run
         :param decide: called by the look, after it has read the task's row
         """
-        self._kept[run] = in_the_way, decide
+        with self._lock:
+            self._by_task.setdefault(run.task_name, {})[run] = reason, decide
 
     def take(self, run: Run) -> bool:
         """Remove a run; return whether it was kept until now."""
-        return self._kept.pop(run, None) is not None
+        with self._lock:
+            of_task = self._by_task.get(run.task_name, {})
+            found = of_task.pop(run, None)
+            if found is not None and not of_task:
+                del self._by_task[run.task_name]
+            return found is not None
 
     def take_for(self, run: Run, *, coalesce: bool) -> list[Run]:
         """Make room for a run of a job; return the runs of the job that are not to be kept.
@@ -102,27 +137,37 @@ class KeptRuns:
         :param coalesce: the job's option ``coalesce``: whether only the last of several run times
             is run
         """
-        of_job = sorted((r for r in [*list(self._kept), run] if r.job == run.job), key=_due_at)
+        kept = [each for each, _ in self._of(run.task_name)]
+        of_job = sorted((r for r in [*kept, run] if r.job == run.job), key=_due_at)
         left_out = of_job[: -1 if coalesce else -MOST_KEPT]
         return [each for each in left_out if each is run or self.take(each)]
+
+    def _of(self, task_name: str) -> list[tuple[Run, tuple[Reason, Decide]]]:
+        with self._lock:
+            return list(self._by_task.get(task_name, {}).items())
 
     @property
     def task_names(self) -> set[str]:
         """The tasks that have kept runs."""
-        return {run.task_name for run in list(self._kept)}
+        with self._lock:
+            return set(self._by_task)
+
+    def has(self, task_name: str) -> bool:
+        """Return whether a task has kept runs."""
+        return task_name in self._by_task
 
     def jobs_of(self, task_name: str) -> list[JobKey]:
         """Return the jobs that have kept runs of a task."""
-        return list({run.job: None for run in list(self._kept) if run.task_name == task_name})
+        return list({run.job: None for run, _ in self._of(task_name)})
 
     def decide(self, task_name: str, job: JobKey, last: LastRun) -> None:
         """Decide on the kept runs of a job, after a look at its task's last run.
 
         :raises Exception: whatever the job's store or trigger raises
         """
-        for run, (in_the_way, decide) in list(self._kept.items()):
-            if run.task_name == task_name and run.job == job:
-                outlook = in_the_way.outlook(last)
+        for run, (reason, decide) in self._of(task_name):
+            if run.job == job:
+                outlook = reason.outlook(last)
                 if outlook is Outlook.WAITS or self.take(run):
                     decide(outlook, last.as_of)
 

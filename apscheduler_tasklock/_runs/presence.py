@@ -44,6 +44,8 @@ class Presence:
     :param rejected: returns what the database rejects of the replica's work, for operators; by
         default the rejections of ``locks``
     :param timings: has the interval between two signs of life
+    :param leader_namespace: the namespace in which the replica leads or follows; ``None``: it is
+        not in leader mode
     """
 
     def __init__(
@@ -52,9 +54,11 @@ class Presence:
         known: KnownTasks,
         rejected: Callable[[], Sequence[str]] | None = None,
         timings: Timings | None = None,
+        leader_namespace: str | None = None,
     ) -> None:
         self._locks = locks
         self._known = known
+        self._leader_namespace = leader_namespace
         self._rejected = rejected or locks.rejections.reported
         self._interval = (timings or Timings()).report_interval
         self._closed = False
@@ -158,7 +162,9 @@ class Presence:
         if self._is_sign_due():
             running, lost = self._locks.what_runs(), self._lost()
             self._note_dropped(names)
-            sign = self._locks.sign_of_life(library_version(), names, rejected, running)
+            sign = self._locks.sign_of_life(
+                library_version(), names, rejected, running, self._leader_namespace
+            )
             if not (yield from self._try(SIGN_OF_LIFE, self._unless_closed(sign))):
                 return
             # Set only after the sign of life has arrived, so that after an outage the next sign of

@@ -197,7 +197,12 @@ class RunQueue:
                 self._end(run, run.earliest)
             else:
                 self._wait_again(run, now, verdict)
-        verdicts = {verdict for _run, verdict in answers}
+        self._note_verdicts(now, {verdict for _run, verdict in answers})
+        if not self._asked:
+            self._reserved, self._asked_at = 0, inf
+
+    def _note_verdicts(self, now: float, verdicts: set[Verdict]) -> None:
+        """Decide by an ask's verdicts how large the next ask is, and when it goes out."""
         if Verdict.UNANSWERED in verdicts:
             # These claims may be granted, and count toward the limit only of an ask that has them.
             # So nothing else is asked for until all of them are asked for again.
@@ -209,8 +214,6 @@ class RunQueue:
         if verdicts:
             all_refused = verdicts <= {Verdict.REFUSED, Verdict.KEPT}
             self._growth = min(MOST_ASKED, self._growth * 2) if all_refused else 1
-        if not self._asked:
-            self._reserved, self._asked_at = 0, inf
 
     def _wait_again(self, run: Run, now: float, verdict: Verdict) -> None:
         """Put a run back at its place among the waiting runs."""
@@ -274,8 +277,12 @@ class RunQueue:
         first = [run for run in ready if run.kind.goes_first]
         # If a job runs the first run time of a backlog, later run times of the job wait for the
         # rest of the backlog. If they were claimed first, the rest of the backlog would be refused.
+        # Runs that were kept are such a backlog, too. If the next one were claimed while one of
+        # them has a worker, its claim would be refused because of that run.
         backlogs = {
-            run.job for run in self._workers.given if run.claims and run.following is not None
+            run.job
+            for run in self._workers.given
+            if run.claims and (run.following is not None or run.excused)
         }
         others = [r for r in ready if not (r.kind.goes_first or r.job in backlogs)]
         kept = [run for run in self._waiting if run.state is State.KEPT]

@@ -25,6 +25,7 @@ from apscheduler_tasklock._lock.protocol_messages import ClaimRequest, RunState
 from apscheduler_tasklock._lock.statements.retention import PRUNE_INTERVAL, RETENTION
 from apscheduler_tasklock._runs.kept_runs import KeptRuns, LastRun
 from apscheduler_tasklock._runs.known_tasks import KnownTasks
+from apscheduler_tasklock._runs.leadership import Leadership
 from apscheduler_tasklock._runs.looks import Looks
 from apscheduler_tasklock._runs.missed_runs import MissedRuns
 from apscheduler_tasklock._runs.registration import Registrar
@@ -90,6 +91,7 @@ class Watch:
     :param report_overdue: reports an overdue task
     :param looked: called at the end of each look; gets whether the jobs of all job stores are known
     :param missed: the run times that this replica has missed; ``None``: none are remembered
+    :param leadership: who asks first; ``None``: there is no leader mode
     :param prune_interval: seconds between two deletions of old rows
     :param timings: timings of the looks
     :ivar looks: decides when the next look is due
@@ -110,6 +112,7 @@ class Watch:
         report_overdue: Callable[[RunState], None] | None = None,
         looked: Callable[[bool], None] = lambda _has_listed: None,
         missed: MissedRuns | None = None,
+        leadership: Leadership | None = None,
         prune_interval: float = PRUNE_INTERVAL,
         timings: Timings | None = None,
     ) -> None:
@@ -122,6 +125,7 @@ class Watch:
         self._report_overdue_task = report_overdue or self._warn_overdue
         self._looked = looked
         self._missed = missed
+        self._leadership = leadership
         self._prune_interval = prune_interval
         self._prune_at = inf  # on the monotonic clock
         self.looks = Looks(locks, known, self._look_safely, state, interval, timings)
@@ -160,8 +164,9 @@ class Watch:
                 yield from self._prune()
             if self._registrar.has_more:
                 self.looks.wake()
-        except TaskLockDatabaseError:
-            pass  # logged as an outage
+        except TaskLockDatabaseError:  # logged as an outage
+            if self._leadership is not None:
+                self._ask_for_kept_runs()
         except Exception:  # so that an error is logged and does not end the looks
             logger.exception("The tasks could not be looked at; trying again")
 
@@ -203,13 +208,19 @@ class Watch:
 
     def _look_at_rows(self, rejected: list[TaskLockError]) -> Steps[None]:
         number, waiting = self.looks.number, self._waiting()
-        asked_for = sorted({*waiting, *self._registrar.expecting()})
+        leader = [] if self._leadership is None else [self._leadership.row]
+        asked_for = sorted({*waiting, *self._registrar.expecting(), *leader})
         names = sorted({*self._known.names(), *asked_for})
         states: list[RunState] = []
         self._as_of = time.monotonic()
         if names:
             states = yield self._locks.reading(names, asked_for)
         is_first, self.has_looked = not self.has_looked, True
+        if self._leadership is not None:
+            rows = [state for state in states if state.task_name == self._leadership.row]
+            states = [state for state in states if state.task_name != self._leadership.row]
+            with _noting(rejected):
+                yield from self._leadership.take(rows[0] if rows else None)
         with _noting(rejected):
             yield from self._registrar.register(states, has_listed=self._has_listed)
         self.overdue = tuple(state.task_name for state in states if state.overdue)
@@ -223,16 +234,17 @@ class Watch:
         for name in waiting - {state.task_name for state in states}:  # its row is gone
             self._last.pop(name, None)
             with _noting(rejected):
-                self._decide(name, LastRun(0, finished=False, dead=True, deaths=1))
+                gone = LastRun(0, finished=False, dead=True, deaths=1, as_of=self._as_of)
+                self._decide(name, gone)
 
     def _do_what_is_called_for(self, state: RunState) -> Steps[None]:
-        with self._one_task(state, "its dead run"):
+        with self._one_task(state.task_name, "its dead run"):
             yield from self._handle_dead_run(state)
-        with self._one_task(state, "its manual run"):
+        with self._one_task(state.task_name, "its manual run"):
             self._run_manual(state)
-        with self._one_task(state, "whether another replica has missed its run time"):
+        with self._one_task(state.task_name, "whether another replica has missed its run time"):
             self._stand_in(state)
-        with self._one_task(state, "whether it is overdue"):
+        with self._one_task(state.task_name, "whether it is overdue"):
             self._report_overdue(state)
 
     def _note_unasked(self, states: Sequence[RunState]) -> None:
@@ -287,7 +299,7 @@ class Watch:
                 self._submitted.discard(submission.dead_run.claim_id)
             if submission.request_id is not None:
                 self._submitted.discard(submission.request_id)
-        if submission.task_name in self._kept.task_names:
+        if self._kept.has(submission.task_name):
             self.looks.wake()
 
     def _handle_dead_run(self, state: RunState) -> Steps[None]:
@@ -309,7 +321,18 @@ class Watch:
         :param goes_on: whether the kept runs go on waiting, for that run or for its takeover
         """
         is_over, is_dead = state.finished and not goes_on, state.dead and not goes_on
-        self._decide(state.task_name, LastRun(state.token, is_over, is_dead, deaths, self._as_of))
+        last = LastRun(state.token, is_over, is_dead, deaths, self._as_of, state)
+        self._decide(state.task_name, last)
+
+    def _ask_for_kept_runs(self) -> None:
+        """Let a follower ask for the runs that it keeps, because the database is unavailable.
+
+        From now on these runs are treated as in an outage without leader mode. Runs that are kept
+        because of another run go on waiting.
+        """
+        for name in self._kept.task_names:
+            with self._one_task(name, "its kept runs"):
+                self._decide(name, LastRun(0, finished=False, dead=False, deaths=0))
 
     def _decide(self, task_name: str, last: LastRun) -> None:
         for key in self._known.asking(self._kept.jobs_of(task_name)):
@@ -454,24 +477,24 @@ class Watch:
             self._locks.rejections.end(OLD_ROWS)
 
     @contextmanager
-    def _one_task(self, state: RunState, what: str) -> Iterator[None]:
+    def _one_task(self, task_name: str, what: str) -> Iterator[None]:
         """Log an error of the block, so that the other tasks are checked.
 
-        :param state: the row of the task that the block checks
+        :param task_name: the task that the block checks
         :param what: what the block checks, for the log line
         """
         try:
             yield
         except ConflictError as error:  # another session has the row locked
-            logger.debug("Task %r: could not check %s: %s", state.task_name, what, error)
+            logger.debug("Task %r: could not check %s: %s", task_name, what, error)
         except TaskLockDatabaseError:
             raise
         except TaskLockSchemaError as error:  # the next look finds which right is missing
             self._locks.rejections.suspect()
-            logger.debug("Task %r: could not check %s: %s", state.task_name, what, error)
+            logger.debug("Task %r: could not check %s: %s", task_name, what, error)
         except Exception:
             logger.exception(
-                "Task %r: could not check %s; trying again at the next look", state.task_name, what
+                "Task %r: could not check %s; trying again at the next look", task_name, what
             )
 
 

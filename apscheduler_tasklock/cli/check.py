@@ -14,8 +14,9 @@ from apscheduler_tasklock.cli.exits import message_of
 from apscheduler_tasklock.cli.output import print_json
 from apscheduler_tasklock.cli.target import patterns_of, task_locks, unmatched
 from apscheduler_tasklock.cli.text import rfc3339
-from apscheduler_tasklock.errors import TaskLockError
-from apscheduler_tasklock.status import TaskState, TaskStatus
+from apscheduler_tasklock.errors import TaskLockError, TaskLockSchemaError
+from apscheduler_tasklock.locks import TaskLocks
+from apscheduler_tasklock.status import ReplicaStatus, TaskState, TaskStatus
 
 OK = 0
 WARNING = 1
@@ -89,9 +90,18 @@ def check(options: argparse.Namespace) -> int:
         tasks = locks.tasks(*patterns)
         if not tasks:
             locks.check()  # because a policy may hide the rows
+        replicas = _replicas(locks)
     names = [task.name for task in tasks]
-    verdict = judge(tasks, unmatched(patterns, names), datetime.now(timezone.utc))
+    verdict = judge(tasks, unmatched(patterns, names), datetime.now(timezone.utc), replicas)
     return _tell(verdict, as_json=options.json)
+
+
+def _replicas(locks: TaskLocks) -> Sequence[ReplicaStatus]:
+    """Return the replicas; none if their table cannot be read, which says nothing of the tasks."""
+    try:
+        return locks.replicas()
+    except TaskLockSchemaError:
+        return ()
 
 
 def answer_monitor(answer: Callable[[], int], *, as_json: bool) -> int:
@@ -105,19 +115,25 @@ def answer_monitor(answer: Callable[[], int], *, as_json: bool) -> int:
         return _tell(Verdict(UNKNOWN, said), as_json=as_json)
 
 
-def judge(tasks: Sequence[TaskStatus], missing: Sequence[str], now: datetime) -> Verdict:
+def judge(
+    tasks: Sequence[TaskStatus],
+    missing: Sequence[str],
+    now: datetime,
+    replicas: Sequence[ReplicaStatus] = (),
+) -> Verdict:
     """Return the answer to a monitor about these tasks.
 
     :param missing: patterns that no task matches
     :param now: this machine's time
+    :param replicas: the replicas, of which some may be in leader mode
     """
     problems = [problem for task in tasks if (problem := problem_of(task, now)) is not None]
     status = max((problem.exit_status for problem in problems), default=OK)
     parts = _parts(problems)
-    forgotten = _forgotten_pauses(tasks, now)
-    if forgotten:
+    noted = [*_forgotten_pauses(tasks, now), *_without_leader(tasks, replicas)]
+    if noted:
         status = max(status, WARNING)
-        parts += forgotten
+        parts += noted
     if missing:
         # Unknown does not replace critical, because the critical task is known.
         status = status if status == CRITICAL else UNKNOWN
@@ -142,6 +158,23 @@ def _forgotten_pauses(tasks: Sequence[TaskStatus], now: datetime) -> list[str]:
             _LONGEST_NAMED,
         )
         for pause in pauses
+    ]
+
+
+def _without_leader(tasks: Sequence[TaskStatus], replicas: Sequence[ReplicaStatus]) -> list[str]:
+    """Return the namespaces of these tasks that nobody leads although replicas follow, in words."""
+    leaderless = {
+        replica.leader_namespace: replica.leaderless_for
+        for replica in replicas
+        if replica.alive and replica.leader_namespace is not None
+        if replica.leaderless_for is not None and replica.leaderless_for > _TWO_POLLS
+    }
+    return [
+        cut(
+            f"nobody leads{f' {namespace!r}' * bool(namespace)} for {seconds:.0f} s", _LONGEST_NAMED
+        )
+        for namespace, seconds in sorted(leaderless.items())
+        if any(task.name.startswith(namespace) for task in tasks)
     ]
 
 

@@ -55,7 +55,7 @@ def _row(replica: ReplicaStatus, now: datetime, shown: Output) -> list[Cell | st
         replica.version,
         shown.moment(replica.started_at),
         shown.moment(replica.seen_at),
-        Cell(replica.state.value, _STYLES[replica.state]),
+        Cell(replica.state_in_words, _STYLES[replica.state]),
         str(len(replica.tasks)),
         ", ".join(_run(run, now, shown) for run in replica.running),
     ]

@@ -500,7 +500,7 @@ class ReplicaAdmin(StatusAdmin):
     def state(self, replica: Any) -> str:
         """Return the replica's state, and what the database rejects of its work."""
         status = replica.status
-        return "; ".join([status.state.value, *status.rejected]) if status else "-"
+        return "; ".join([status.state_in_words, *status.rejected]) if status else "-"
 
     @admin.display(description="started", ordering="started_at")
     def started(self, replica: Any) -> str:

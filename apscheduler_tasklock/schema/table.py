@@ -146,6 +146,7 @@ def task_lock_table(name: str = DEFAULT_TABLE, schema: str | None = None) -> Tab
         Column("stopped_at", moment(), nullable=True),
         Column("rejected", ARRAY(Text), nullable=False, server_default=text("'{}'")),
         Column("running", JSONB, nullable=False, server_default=text("'[]'")),
+        Column("leader_namespace", Text, nullable=True),
         schema=schema,
     )
     _limit_texts(replicas)

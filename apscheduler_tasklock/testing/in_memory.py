@@ -287,6 +287,7 @@ class MemoryProtocol:
         started_at: datetime | None = None,
         rejected: Sequence[str] = (),
         running: Sequence[RunningRun] = (),
+        leader_namespace: str | None = None,
     ) -> tuple[datetime, int]:
         """Note the replica's tasks; return when it was first seen, and the number of replicas."""
         with self._locks.lock:
@@ -300,6 +301,16 @@ class MemoryProtocol:
             for name in frozenset(dropped).difference(*self._locks.tasks_of.values()):
                 if name in rows:
                     rows[name] = rule.retire(rows[name])
+
+    def lead(self, cursor: Any, row: str, lease: float) -> bool:
+        """Lead the replicas of a namespace, unless another does; return whether this one leads."""
+        return self._locks.decide(
+            row, lambda found, now: rule.lead(found, row, self._replica_id, lease, now)
+        )
+
+    def resign(self, cursor: Any, row: str) -> None:
+        """Give the leadership up, if this replica leads."""
+        self._locks.decide(row, lambda found, now: rule.resign(found, self._replica_id, now))
 
     def stop_replica(self, cursor: Any, running: Sequence[RunningRun] = ()) -> None:
         """Forget the replica and its tasks."""

@@ -685,6 +685,39 @@ def retire(row: Row) -> Row:
     return replace(row, due_at=None, overdue_at=None, is_last=False)
 
 
+def lead(
+    row: Row | None, name: str, replica_id: str, lease: float, now: datetime
+) -> Decision[bool]:
+    """Make a replica the leader, unless another replica leads; say whether it leads.
+
+    :param row: the leader's row, which is no task's
+    :param name: the row's name
+    """
+    if row is None:
+        row = Row(name, now, now, NEVER, NEVER, replica_id, UUID(int=0), 0, None, now)
+    leads = row.is_running(now)
+    if leads and row.locked_by != replica_id:
+        return Decision(row, False)
+    until = later(now, lease)
+    row = replace(
+        row,
+        started_at=row.started_at if leads else now,
+        locked_by=replica_id,
+        locked_until=until,
+        run_until=until,
+        finished_at=None,
+    )
+    return Decision(row, True)
+
+
+def resign(row: Row | None, replica_id: str, now: datetime) -> Decision[None]:
+    """Give the leadership up, if the replica leads."""
+    if row is None or row.finished or row.locked_by != replica_id:
+        return Decision(row, None)
+    row = replace(row, finished_at=now, locked_until=min(row.locked_until, now))
+    return Decision(row, None)
+
+
 def is_over(row: Row, age: float, now: datetime) -> bool:
     """Return whether the row belongs to a one-off job that has been over for ``age`` seconds."""
     return row.one_off and max(row.times) < later(now, -age)
@@ -804,6 +837,10 @@ def state_of(row: Row, now: datetime) -> RunState:
         overdue=row.is_overdue(now),
         paused=row.is_paused(now),
         due_in_pause=row.due_in_pause,
+        window_until=row.window_until,
+        window_schedule=row.schedule_of_window,
+        locked_until=row.locked_until,
+        finished_at=row.finished_at,
     )
 
 

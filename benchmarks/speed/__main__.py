@@ -21,6 +21,7 @@ from benchmarks.speed import (
     history_size,
     hot_path,
     job_store,
+    leader,
     machine,
     memory,
     pause_all,
@@ -48,6 +49,7 @@ PARTS: dict[str, Callable[[Effort], Section]] = {
     "poll": poll.run,
     "burst": burst.run,
     "job-store": job_store.run,
+    "leader": leader.run,
 }
 
 

@@ -92,3 +92,10 @@ def kill_own_process() -> None:
 def touch(path: str) -> None:
     """Leave a file."""
     Path(path).touch()
+
+
+@task_lock
+async def block(seconds: float) -> None:
+    """Block the event loop."""
+    say("begins block")
+    time.sleep(seconds)  # the mistake that is tested

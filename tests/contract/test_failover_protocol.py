@@ -702,6 +702,10 @@ class TestReading:
             "overdue": False,
             "paused": False,
             "due_in_pause": False,
+            "window_until": row(connection, "dead")["window_until"],
+            "window_schedule": None,
+            "locked_until": row(connection, "dead")["locked_until"],
+            "finished_at": None,
         }
         assert (states["handed over"].handed_over, states["handed over"].failover) == (True, False)
         assert states["handed over"].runs == "jobs:new"

@@ -44,11 +44,13 @@ class Job(Task):
 
     :ivar grace: ``misfire_grace_time``
     :ivar claims: whether the job needs its task's lock
+    :ivar coalesce: whether only the last of the run times that a follower keeps is run
     :ivar is_manual: whether its windows are manual runs, which are asked for at these times
     """
 
     grace: float | None = None
     claims: bool = True
+    coalesce: bool = False
     is_manual: bool = False
 
 
@@ -350,6 +352,7 @@ class JobsReplica(Replica):
         fate = work.fate
         fate.ends.append(how)
         fate.ended_at = self.world.now
+        self._kept_runs.take(run)
         question = work.question
         if question is not None and question.answer is None:
             question.answer, question.answered = how, self.world.now
@@ -368,7 +371,7 @@ class JobsReplica(Replica):
         if not run.is_missed:
             how = "lost" if work.held is not None and not self._goes_on(work, work.held) else "ran"
             if how == "ran":
-                took = self._run_job(work)
+                took = self._run_job(run)
         if self._given.pop(run, self) is None:
             self._end(run, how)
             self.line.post(lambda inputs: inputs.freed.append((run, took)))
@@ -380,11 +383,12 @@ class JobsReplica(Replica):
             self._hand_over(work)
         return stands
 
-    def _run_job(self, work: Work) -> float:
+    def _run_job(self, run: Run) -> float:
         """Run a job's function under its lock, and begin the release; return how long it took.
 
         ``freed`` is posted later, when the pool has reported the run.
         """
+        work: Work = run.what
         fate, held, began = work.fate, work.held, self.world.now
         name = fate.job.name
         fate.began_at.append(began)
@@ -401,9 +405,13 @@ class JobsReplica(Replica):
         if held is not None:
             self._story.database.step(self.process, f"end {name}", "end")
             self._begin_release(held, RunOutcome(WindowAfter.KEEP, "ok"))
-            last = LastRun(held.token, finished=True, dead=False, deaths=0, as_of=self.world.now)
-            self._kept_runs.decide(name, fate.run.job, last)
+            self._note_ended(run, held)
         return took
+
+    def _note_ended(self, run: Run, held: HeldLock) -> None:
+        """Note that a run has ended, so that the runs that are kept because of it go on."""
+        last = LastRun(held.token, finished=True, dead=False, deaths=0, as_of=self.world.now)
+        self._kept_runs.decide(run.task_name, run.job, last)
 
     def _begin_release(self, held: HeldLock, end: RunOutcome) -> None:
         question = Question(held.name, "release", self.process, self.world.now)
@@ -434,7 +442,7 @@ class JobsReplica(Replica):
             elif state.claim_id not in self._taking:
                 self._take_over(task, state)
             return
-        last = LastRun(state.token, state.finished, is_dead, state.deaths, self.looked_from)
+        last = LastRun(state.token, state.finished, is_dead, state.deaths, self.looked_from, state)
         for job in self._kept_runs.jobs_of(task.name):
             self._kept_runs.decide(task.name, job, last)
 

@@ -43,7 +43,14 @@ from apscheduler_tasklock._lock.protocol_messages import (
     Renewal,
     TakeoverRequest,
 )
-from apscheduler_tasklock._runs import executor_runs, jobs_thread, misfires, run_attempt
+from apscheduler_tasklock._runs import (
+    executor_runs,
+    jobs_thread,
+    leadership,
+    misfires,
+    run_attempt,
+    watch,
+)
 from apscheduler_tasklock._runs.adapter import UNKNOWN_WORKERS, jobstore_of, report_runs, wrap
 from apscheduler_tasklock._runs.submission import Submission
 from apscheduler_tasklock.errors import TaskLockError, TaskLockStateError
@@ -64,7 +71,17 @@ Answer = TypeVar("Answer")
 # A URL to which nothing connects.
 NO_DATABASE = "postgresql://nobody@simulated.invalid/simulated"
 
-ASKS_THE_TIME = (run_attempt, claim_attempts, executor, jobs_thread, misfires, lock, executor_runs)
+ASKS_THE_TIME = (
+    run_attempt,
+    claim_attempts,
+    executor,
+    jobs_thread,
+    leadership,
+    misfires,
+    lock,
+    executor_runs,
+    watch,
+)
 CALLS_THE_APPLICATION = (lock, executor_runs)
 
 
@@ -256,6 +273,10 @@ class SimulatedClient(LockClient):
 
     def _monotonic(self, moment: datetime) -> float:
         return BEGIN + (moment - self._world.start_time).total_seconds()
+
+    def begin_resign(self, row: str) -> None:
+        """Give the leadership up, at once."""
+        self._protocol.resign(NoCursor(), row)
 
     def withdraw(self, attempt: AnyAttempt) -> None:
         """Do nothing, because a claim that is under way at a stop is not granted."""
@@ -608,6 +629,7 @@ class SimulatedExecutor(TaskLockExecutor):
 
     def shutdown(self, wait: bool = True) -> None:
         """Claim nothing more. Functions go on to their ends; coroutines are cut."""
+        self._resign()
         self.locks.stop_claiming()
         self._watch.looks.close()
         if self._runs is not None:
@@ -628,6 +650,16 @@ class SimulatedExecutor(TaskLockExecutor):
     def is_watching(self) -> bool:
         """Whether the executor needs the states of some rows in any case."""
         return self._watch.is_watching
+
+    @property
+    def leads(self) -> bool:
+        """Whether the replica has led when it looked last."""
+        return self._leadership is not None and self._leadership.leads
+
+    @property
+    def is_in_leader_mode(self) -> bool:
+        """Whether each look may take or renew the leadership, and so must be made."""
+        return self._leadership is not None
 
     @property
     def poll_interval(self) -> float:

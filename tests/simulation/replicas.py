@@ -368,6 +368,8 @@ class SimulatedReplicas:
         wanted = calls_at
         if replica.seen != self._changes and replica.executor.is_watching:
             wanted = self._now
+        if replica.executor.is_in_leader_mode:
+            wanted = replica.looked_at
         if wanted is None:
             return None
         wanted = max(wanted + JUST_AFTER, self._now, replica.looked_at + JUST_AFTER)

@@ -18,6 +18,7 @@ from apscheduler_tasklock._lock.protocol_messages import (
     RunState,
     TakeoverRequest,
 )
+from apscheduler_tasklock._lock.statements import LEADER
 from apscheduler_tasklock._runs import run_attempt
 from apscheduler_tasklock.errors import TaskLockError
 from apscheduler_tasklock.lock import HeldLock
@@ -62,6 +63,8 @@ TRIFLES = (
     "kill before",
     "kill after",
 )
+# The statements of looks.
+OF_LOOKS = ("read", "lead")
 # Faults that delay a release for longer than anybody waits for it.
 KEEPS_RELEASES = ("always", "cut off", "outage", "long outage", "rejected", "pause", "short pause")
 
@@ -357,7 +360,7 @@ class Story:
         return world.now >= BEGIN + lasts or (
             world.is_idle
             and all(replica.is_idle for replica in self.replicas)
-            and all(row.finished for row in self.database.rows.rows.values())
+            and all(row.finished for row in self._rows)
         )
 
     def _judged(self) -> list[str]:
@@ -386,12 +389,18 @@ class Story:
             for window in task.windows
         ]
 
+    @property
+    def _rows(self) -> Sequence[rule.Row]:
+        """The rows of tasks. A leader's row is not one of them."""
+        rows = self.database.rows.rows.values()
+        return [row for row in rows if not row.task_name.startswith(LEADER)]
+
     def _held_by_nobody(self) -> list[str]:
         """Return the tasks that are claimed at the end by a replica that was not killed."""
         dead = {process.name for process in self.world.processes if process.is_dead}
         return [
             f"held by nobody: {row.task_name}, which {row.locked_by} claimed"
-            for row in self.database.rows.rows.values()
+            for row in self._rows
             if not row.finished and row.locked_by not in dead
         ]
 
@@ -402,7 +411,7 @@ class Story:
         return [
             Planned(place.number, fault)
             for place in self.plan.places
-            if place.group != "read" or since <= place.at <= until
+            if place.group not in OF_LOOKS or since <= place.at <= until
             for fault in (STEPS if place.carry_out is None else FAULTS)
         ]
 

@@ -29,7 +29,7 @@ from apscheduler_tasklock._database.thread import DatabaseThread
 from apscheduler_tasklock._lock import claim_attempts, client, heartbeat, releases, replica
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.replica import LockSettings, Replica
-from apscheduler_tasklock._runs import jobs_thread
+from apscheduler_tasklock._runs import jobs_thread, leadership
 from apscheduler_tasklock.testing.in_memory import MemoryProtocol, MemoryTaskLocks
 from tests.simulation.faults import CLAIM_TIMEOUT, CLAIMS, RELEASES, Place, Plan
 from tests.simulation.world import BEGIN, CLOCK, Inbox, Process, VirtualFuture, World, replaced
@@ -42,6 +42,7 @@ ASKS_THE_TIME = (
     _shutdown,
     heartbeat,
     jobs_thread,
+    leadership,
     lock,
     outage,
     rejections,

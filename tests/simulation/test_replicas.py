@@ -495,11 +495,106 @@ class TestDeaths:
             assert ended >= {run.run_time for run in runs[:-1]}
 
 
-def every_minutes_cron(minutes: int) -> Any:
+def every_minutes_cron(minutes: int, function: Any = job) -> Any:
     def add_jobs(scheduler: Any) -> None:
-        scheduler.add_job(job, "cron", minute=f"*/{minutes}", id="job")
+        scheduler.add_job(function, "cron", minute=f"*/{minutes}", id="job")
 
     return add_jobs
+
+
+class TestLeaderMode:
+    """The same decisions with the library's own executor, in place of the short form."""
+
+    def led(self, add_jobs: Any, replicas: int = 3, **options: Any) -> SimulatedReplicas:
+        """Return a fleet of which replica-1 leads, and the others have been up for long enough."""
+        simulation = simulated(add_jobs, 1, leader=True, **options)
+        simulation.advance(seconds=3)
+        for _ in range(replicas - 1):
+            simulation.start_replica()
+        simulation.advance(seconds=17)
+        assert leaders(simulation) == ["replica-1"]
+        return simulation
+
+    def test_the_leader_runs_everything_and_the_others_drop_it(self) -> None:
+        simulation = self.led(every_second_cron())
+        runs = simulation.advance(minutes=2)
+        assert {run.replica for run in runs} == {"replica-1"}
+        check_each_second_once(runs)
+        reasons = {event.reason for event in simulation["replica-2"].events}
+        assert reasons == {"window"}
+
+    def test_an_interval_of_which_each_replica_has_its_own_run_times_runs_once_a_period(
+        self,
+    ) -> None:
+        simulation = self.led(every_minutes(5))
+        runs = simulation.advance(hours=2)
+        assert {run.replica for run in runs} == {"replica-1"}
+        assert len(runs) == 24
+
+    @pytest.mark.parametrize("how", ["kill", "stop"])
+    @pytest.mark.parametrize("coalesce", [False, True])
+    def test_after_the_leader_nothing_is_lost(self, how: str, coalesce: bool) -> None:
+        simulation = self.led(every_second_cron(coalesce=coalesce, max_instances=9))
+        simulation.advance(seconds=30)
+        getattr(simulation, how)("replica-1")
+        simulation.start_replica()
+        simulation.advance(minutes=1)
+        assert len(leaders(simulation)) == 1
+        if coalesce:
+            gaps = [later.began_at - run.began_at for run, later in pairwise(simulation.runs)]
+            assert max(gaps) < timedelta(seconds=8)  # a head start, and a look
+        else:
+            check_each_second_once(simulation.runs)
+
+    def test_a_job_that_the_leader_has_removed_is_run_by_the_others(self) -> None:
+        simulation = self.led(every_second_cron(max_instances=9))
+        simulation["replica-1"].scheduler.remove_job("job")
+        runs = simulation.advance(minutes=1)
+        assert len(runs) > 50
+        check_each_second_once(simulation.runs)
+        assert leaders(simulation) == ["replica-1"]
+
+    def test_a_run_that_fails_and_opens_its_window_is_not_run_again_by_each_follower(self) -> None:
+        """Without leader mode the others would have been refused while it was run."""
+
+        @task_lock(on_failure="release")
+        def fail() -> None:
+            raise ValueError("no")
+
+        simulation = self.led(every_minutes_cron(1, fail), durations={"job": 1})
+        runs = simulation.advance(minutes=3)
+        assert [run.outcome for run in runs] == ["error"] * 3
+        assert {run.replica for run in runs} == {"replica-1"}
+
+    def test_a_rolling_deployment_loses_nothing(self) -> None:
+        simulation = self.led(every_second_cron(max_instances=9), 6)
+        for number in range(1, 7):
+            simulation.start_replica()
+            simulation.advance(seconds=9)
+            simulation.stop(f"replica-{number}")
+            simulation.advance(seconds=1)
+        simulation.advance(minutes=1)
+        check_each_second_once(simulation.runs)
+        assert len(leaders(simulation)) == 1
+
+
+def every_second_cron(**options: Any) -> Any:
+    def add_jobs(scheduler: Any) -> None:
+        job_options = {"coalesce": False, "misfire_grace_time": None, **options}
+        scheduler.add_job(job, "cron", second="*", id="job", **job_options)
+
+    return add_jobs
+
+
+def leaders(simulation: SimulatedReplicas) -> list[str]:
+    return [replica.name for replica in simulation if replica.executor.leads]
+
+
+def check_each_second_once(runs: list[SimulatedRun]) -> None:
+    gaps = {
+        (later.run_time - earlier.run_time).total_seconds() for earlier, later in pairwise(runs)
+    }
+    assert gaps == {1.0}
 
 
 class TestMistakes:

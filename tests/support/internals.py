@@ -29,7 +29,8 @@ def instances_lock(executor: Any) -> threading.RLock:
 
 def kept_run_times(executor: Any) -> list[Any]:
     """Return the run times that an executor keeps because another run is in their way."""
-    return [run.what.attempt.run_time for run in list(executor._kept._kept)]
+    runs = [run for by_run in list(executor._kept._by_task.values()) for run in list(by_run)]
+    return [run.what.attempt.run_time for run in runs]
 
 
 def missed_tasks(executor: Any) -> set[str]:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta, timezone
+from uuid import uuid4
+
 import pytest
 
+from apscheduler_tasklock._lock.protocol_messages import RunState
 from apscheduler_tasklock._runs.kept_runs import MOST_KEPT, InTheWay, KeptRuns, LastRun, Outlook
 from apscheduler_tasklock._runs.run import Kind, Run
 
@@ -58,3 +62,45 @@ def test_each_is_decided_on_once_and_only_those_of_its_job(kept: KeptRuns) -> No
         kept.decide("task", JOB, LastRun(1, finished=True, dead=False, deaths=0))
     assert decided == [(run, Outlook.REFUSED)]
     assert kept.jobs_of("task") == [("another", "default")]
+
+
+@pytest.mark.parametrize(
+    ("ended", "outlook"),
+    [(-1, Outlook.ASKED_AGAIN), (0, Outlook.REFUSED), (1, Outlook.REFUSED)],
+    ids=["before", "at", "after"],
+)
+def test_a_run_that_had_ended_before_the_kept_one_was_due_is_not_in_its_way(
+    ended: float, outlook: Outlook
+) -> None:
+    """Its release may come much later, as after an outage."""
+    due = datetime(2026, 3, 1, 12, tzinfo=timezone.utc)
+    row = RunState(
+        "task",
+        uuid4(),
+        1,
+        True,
+        False,
+        False,
+        False,
+        0,
+        0,
+        False,
+        "jobs:job",
+        due,
+        "other",
+        due,
+        finished_at=due + timedelta(seconds=ended),
+    )
+    last = LastRun(1, finished=True, dead=False, deaths=0, row=row)
+    assert InTheWay(1, came_first=True, run_time=due).outlook(last) is outlook
+    assert InTheWay(1, came_first=True).outlook(last) is Outlook.REFUSED
+
+
+def test_a_task_is_known_for_as_long_as_it_has_kept_runs(kept: KeptRuns) -> None:
+    run, later = run_of(1.0), run_of(2.0)
+    other = Run(Kind.SCHEDULE, "other", JOB, 1.0, 1.0)
+    keep(kept, run, later, other)
+    assert kept.take_for(run_of(3.0), coalesce=True) == [run, later]
+    assert kept.task_names == {"other"}
+    assert (kept.has("task"), kept.has("other")) == (False, True)
+    assert kept.jobs_of("other") == [JOB]

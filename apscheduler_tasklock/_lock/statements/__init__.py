@@ -35,6 +35,13 @@ from apscheduler_tasklock._lock.statements.conditions import (
 )
 from apscheduler_tasklock._lock.statements.deaths import NOT_RUNNING, end_lease, give_up
 from apscheduler_tasklock._lock.statements.history import ACTIONS, History
+from apscheduler_tasklock._lock.statements.leaders import (
+    IS_LEADER,
+    LEADER,
+    LEADER_NAMESPACE,
+    lead,
+    resign,
+)
 from apscheduler_tasklock._lock.statements.manual_runs import claim_manual
 from apscheduler_tasklock._lock.statements.misses import (
     MISSES,
@@ -82,10 +89,13 @@ __all__ = [
     "DUE_IN_PAUSE",
     "IS_ALIVE",
     "IS_HEARD",
+    "IS_LEADER",
     "IS_PAUSED",
     "IS_PAUSED_IN_ANY_WAY",
     "IS_TASK",
     "JUST_BEFORE",
+    "LEADER",
+    "LEADER_NAMESPACE",
     "MAY_BE_CLAIMED",
     "MISSES",
     "NEVER",
@@ -109,6 +119,7 @@ __all__ = [
     "for_template",
     "give_up",
     "hand_over",
+    "lead",
     "listed_pauses",
     "many",
     "move_on",
@@ -122,6 +133,7 @@ __all__ = [
     "remove_replicas",
     "renew",
     "report_replica",
+    "resign",
     "retire",
     "shorten_history",
     "stop_replica",

@@ -179,10 +179,10 @@ def report_replica(replicas: str) -> str:
     """
     return f"""
         INSERT INTO {replicas} AS replica (replica_id, host, version, started_at, seen_at, tasks,
-                                           rejected, running)
+                                           rejected, running, leader_namespace)
         SELECT %(replica_id)s, %(host)s, %(version)s,
                COALESCE(%(started_at)s::timestamptz, now()), now(), %(tasks)s::text[],
-               %(rejected)s::text[], %(running)s::jsonb
+               %(rejected)s::text[], %(running)s::jsonb, %(leader_namespace)s::text
         WHERE {BRIEFLY}
         ON CONFLICT (replica_id) DO UPDATE SET
             host = excluded.host, version = excluded.version, seen_at = now(),
@@ -193,7 +193,7 @@ def report_replica(replicas: str) -> str:
                               ELSE replica.started_at END,
             tasks = CASE WHEN replica.tasks OPERATOR(pg_catalog.=) excluded.tasks THEN replica.tasks
                          ELSE excluded.tasks END,
-            rejected = excluded.rejected
+            rejected = excluded.rejected, leader_namespace = excluded.leader_namespace
         RETURNING started_at, (SELECT count(*) FROM {replicas} WHERE {IS_ALIVE}) AS live
     """
 

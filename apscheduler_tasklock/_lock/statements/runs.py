@@ -13,6 +13,7 @@ from apscheduler_tasklock._lock.statements.conditions import (
     SAFELY,
     SHORTEST_WAIT,
     STANDS,
+    WINDOW_SCHEDULE,
     all_pauses,
     asked_columns,
     asked_parameters,
@@ -318,7 +319,9 @@ def read(table: str) -> str:
                COALESCE({is_due} AND window_start < due_at AND overdue_at < now()
                         AND NOT {DUE_IN_ANY_PAUSE}, false) AS overdue,
                {IS_PAUSED_IN_ANY_WAY} AS paused,
-               {DUE_IN_ANY_PAUSE} AS due_in_pause
+               {DUE_IN_ANY_PAUSE} AS due_in_pause,
+               window_until, {WINDOW_SCHEDULE} AS window_schedule, locked_until,
+               finished_at
         FROM (SELECT current_setting('transaction_read_only')::boolean AS read_only) AS server
         LEFT JOIN {table} AS lock ON task_name = ANY(%(task_names)s::text[])
             AND ({IS_DEAD}

@@ -1,0 +1,222 @@
+"""Leader mode: which replica asks for claims first.
+
+The leader asks for its run times at once. The other replicas are followers. A follower keeps its
+run times until a look has read the rows of their tasks. It drops the run times that were run, and
+asks for the others. Leadership decides nothing else. So no run time is lost if the leader fails, or
+does not have a job that a follower has, and the locks alone keep a run time from being run twice.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from math import inf
+from typing import Any
+
+from apscheduler_tasklock._database.sequences import Steps
+from apscheduler_tasklock._database.timings import Timings
+from apscheduler_tasklock._lock.client import LockClient
+from apscheduler_tasklock._lock.protocol_messages import ClaimRequest, Refusal, RunState
+from apscheduler_tasklock._lock.statements import LEADER
+from apscheduler_tasklock._runs.kept_runs import LastRun, Outlook
+from apscheduler_tasklock._runs.run import Run
+from apscheduler_tasklock._values import logger_of
+
+logger = logger_of(__name__)
+
+# The least lease of a leader, as a multiple of the interval between its looks, because it renews
+# the lease with each look.
+LEAST_LOOKS = 3
+
+
+class Leadership:
+    """A replica's part in the leadership of its namespace. Each look takes or renews it.
+
+    :param locks: the task locks of this replica
+    :param namespace: the namespace whose replicas share a leader
+    :param lease: seconds after which another replica may lead, if the leader does not renew
+    :param interval: returns the seconds between two looks
+    :param timings: has the head start of the leader
+    :ivar row: the name of the leader's row
+    :ivar leads: whether this replica leads, as the last look has found it. Of the replicas that an
+        outage cuts off, it stays true for the one that led last.
+    """
+
+    def __init__(
+        self,
+        locks: LockClient,
+        namespace: str,
+        lease: float,
+        interval: Callable[[], float],
+        timings: Timings | None = None,
+    ) -> None:
+        self._locks = locks
+        self._lease = lease
+        self._interval = interval
+        self._head_start = (timings or Timings()).head_start
+        self._closed = False
+        self._until = -inf  # when the lease ends, on the monotonic clock
+        self._first_look_at = inf  # on the monotonic clock
+        self._may_lead = False  # whether the row may name this replica, as far as is known
+        self.row = LEADER + namespace
+        self.leads = False
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this replica leads, and its lease has not ended."""
+        return self.leads and time.monotonic() < self._until
+
+    @property
+    def follows(self) -> bool:
+        """Whether this replica keeps its run times until a look.
+
+        While the database is unavailable no look can tell whether a run time was run, so the
+        replica asks for each run time at once, as without leader mode.
+        """
+        return not (self.is_leader or self._closed) and self._locks.outage.reason is None
+
+    def _is_new(self, at: float) -> bool:
+        """Return whether another replica may still keep run times that this replica never had.
+
+        If this replica ran a later run time first, those run times would be lost, because their
+        windows come before the window of the task's last run.
+        """
+        return at < self._first_look_at + self._head_start + self._interval()
+
+    def is_early(self, due_at: float, as_of: float) -> bool:
+        """Return whether this replica does not ask yet, because another replica asks first.
+
+        :param due_at: when the run was due, on the monotonic clock
+        :param as_of: when the look began, on the monotonic clock
+        """
+        return self.follows and (as_of < due_at + self._head_start or self._is_new(as_of))
+
+    def take(self, row: RunState | None) -> Steps[None]:
+        """Take or renew the leadership, unless another replica leads.
+
+        :param row: the leader's row as the look has found it; ``None``: there is no row
+        """
+        now = time.monotonic()
+        self._first_look_at = min(self._first_look_at, now)
+        if row is not None and row.holder != self._locks.replica_id:
+            is_led = not (row.finished or row.dead)
+            if is_led or self._is_new(now):
+                self._may_lead = False
+                self._note(leads=False)
+                return
+        lease = max(self._lease, LEAST_LOOKS * self._interval())
+        sent = time.monotonic()
+        self._may_lead = True
+        leads = yield self._unless_closed(self._locks.leading(self.row, lease))
+        self._until, self._may_lead = sent + lease, bool(leads)
+        self._note(leads=bool(leads))
+
+    def _unless_closed(self, statement: Callable[[Any], bool]) -> Callable[[Any], bool]:
+        return lambda cursor: not self._closed and statement(cursor)
+
+    def _note(self, *, leads: bool) -> None:
+        if leads != self.leads:
+            logger.info(
+                "This replica (%r) %s the replicas of the namespace %r",
+                self._locks.replica_id,
+                "leads" if leads else "no longer leads",
+                self.row.removeprefix(LEADER),
+            )
+        self.leads = leads
+
+    def close(self) -> None:
+        """Give the leadership up, so that another replica can lead. Does not wait."""
+        if not self._closed:
+            self._closed = True
+            if self._may_lead and self._locks.outage.reason is None:
+                self._locks.begin_resign(self.row)
+            self.leads = False
+
+
+@dataclass
+class Following:
+    """Says what becomes of a follower's run, when a look has read the row of its task.
+
+    :ivar leadership: the replica's part in the leadership
+    :ivar run: the run
+    :ivar request: returns the request of the run's claim. Calls the trigger, which may be the
+        application's own code.
+    :ivar due_at: when the run was due, or an earlier run that was dropped because this run is kept
+        instead, on the monotonic clock. The head start of the leader begins then.
+    :ivar refusal: set when the run time was run, so that the run is refused
+    """
+
+    leadership: Leadership
+    run: Run
+    request: Callable[[], ClaimRequest]
+    due_at: float = field(init=False)
+    refusal: Refusal | None = field(default=None)
+
+    def __post_init__(self) -> None:
+        self.due_at = self.run.due_at
+
+    def replace(self, other: Following) -> None:
+        """Take the place of an earlier run of the job, because only the last run time is run.
+
+        If each run time had a head start of its own, a job with a short period would never be asked
+        for, because its last run time is always a new one.
+        """
+        self.due_at = min(self.due_at, other.due_at)
+
+    def outlook(self, last: LastRun) -> Outlook:
+        """Return what becomes of the run.
+
+        The run is asked for if there is a doubt, because its claim decides in any case.
+        """
+        if self.leadership.is_early(self.due_at, last.as_of):
+            return Outlook.WAITS
+        if last.row is not None and self._was_run(last.row, last.as_of):
+            self.refusal = _refusal_by(last.row)
+            return Outlook.REFUSED
+        return Outlook.ASKED_AGAIN
+
+    def _was_run(self, row: RunState, as_of: float) -> bool:
+        """Return whether a claim of the run would find its window taken.
+
+        :param as_of: when the look began, on the monotonic clock
+        """
+        try:
+            request = self.request()
+        except Exception:  # noqa: BLE001  # a custom trigger's own code; the claim reports the error
+            return False
+        if row.window_until is None:
+            return False
+        if row.window_schedule != request.schedule:
+            return False  # because the window is of another schedule, and may end earlier
+        run_time = request.run_time
+        if request.exact and run_time is not None and run_time <= row.window_start:
+            # Also if the run has failed, and its window was opened again. Without leader mode the
+            # claim would have been refused while that run went on.
+            return True
+        if row.window_until < row.window_start:
+            return False  # because the window was opened again
+        if not request.exact or run_time is None:
+            # As late as it can be, because the answer has come some time after the look has begun.
+            run_time = row.database_time - timedelta(seconds=max(0.0, as_of - self.run.due_at))
+        until = min(row.window_until, row.window_start + timedelta(seconds=request.min_lock))
+        return run_time < until
+
+
+def _refusal_by(row: RunState) -> Refusal:
+    """Return the refusal of a run time whose window another claim has taken."""
+    taken_until: datetime = row.locked_until or row.database_time
+    return Refusal(
+        holder=row.holder,
+        token=row.token,
+        locked_until=taken_until,
+        reason="window",
+        renewed=False,
+        blocked=False,
+        unfinished=not row.finished,
+        waits=False,
+        window_start=row.window_start,
+        runs=row.runs,
+        is_manual=row.manual,
+    )

@@ -1,0 +1,283 @@
+"""Leader mode: one replica asks first, and whatever becomes of it, no run time is lost."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from datetime import datetime, timedelta, timezone
+from itertools import count
+from typing import Any
+
+import psycopg
+import pytest
+
+from apscheduler_tasklock import (
+    EVENT_TASK_LOCK_GRANTED,
+    EVENT_TASK_LOCK_REFUSED,
+)
+from apscheduler_tasklock._database.timings import Timings
+from tests.support.faults import CLAIM, FIRST_CLAIM
+from tests.support.internals import kept_run_times
+from tests.support.outages import Job, refuse, restore
+from tests.support.polling import eventually
+from tests.support.proxy import Proxy, proxy_to
+from tests.support.schedulers import Replica
+
+pytestmark = pytest.mark.direct("it counts the statements of each replica")
+
+# Short, so that the tests need not wait for long.
+OPTIONS: dict[str, Any] = {
+    "leader": True,
+    "leader_lease": 1.5,
+    "poll_interval": 0.3,
+    "timings": Timings(head_start=0.5, recovery_grace=0.2),
+}
+
+
+class Member:
+    """A replica of a fleet in leader mode, behind a proxy of its own."""
+
+    def __init__(
+        self, proxy: Proxy, make_replica: Callable[..., Replica], name: str, **options: Any
+    ):
+        self.proxy = proxy
+        self.claims = 0
+        proxy.tap = self._count
+        self.replica = make_replica(proxy.url, replica_id=name, **{**OPTIONS, **options})
+        self.name = name
+
+    def _count(self, _number: int, to_server: bool, data: bytes) -> bytes:
+        # Not prepared in the first statements on a connection, so each claim's text is sent.
+        self.claims += to_server and (CLAIM in data or FIRST_CLAIM in data)
+        return data
+
+    @property
+    def leads(self) -> bool:
+        return self.replica.executor.is_leader
+
+    def reasons(self, job_id: str = "job") -> list[Any]:
+        return [
+            event.reason
+            for event in self.replica.of(job_id)
+            if event.code == EVENT_TASK_LOCK_REFUSED
+        ]
+
+    def run_times(self, job_id: str = "job") -> list[datetime]:
+        return [
+            event.scheduled_run_time
+            for event in self.replica.of(job_id)
+            if event.code == EVENT_TASK_LOCK_GRANTED
+        ]
+
+
+MakeFleet = Callable[..., Sequence[Member]]
+
+
+@pytest.fixture
+def make_fleet(database_url: str, make_replica: Callable[..., Replica]) -> Iterator[MakeFleet]:
+    """Make replicas in leader mode. The first of them leads."""
+    names = (f"web-{number}" for number in count(1))
+    with ExitStack() as closing:
+
+        def make(size: int = 3, **options: Any) -> Sequence[Member]:
+            members: list[Member] = []
+            for _ in range(size):
+                proxy = closing.enter_context(proxy_to(database_url))
+                members.append(Member(proxy, make_replica, next(names), **options))
+                eventually(lambda: members[0].leads or not options.get("leader", True))
+            return members
+
+        yield make
+
+
+def in_a_moment(seconds: float = 0.3) -> datetime:
+    return datetime.now(timezone.utc) + timedelta(seconds=seconds)
+
+
+def add_to_all(members: Sequence[Member], function: Callable[..., Any], **job: Any) -> datetime:
+    """Add a job that is due at the same moment on all replicas."""
+    due = in_a_moment()
+    for member in members:
+        trigger = {"trigger": "interval", "hours": 1, "start_date": due}
+        member.replica.scheduler.add_job(function, id="job", **{**trigger, **job})
+    return due
+
+
+class Ran:
+    def __init__(self) -> None:
+        self.times = 0
+        self._lock = threading.Lock()
+
+    def run(self) -> None:
+        with self._lock:
+            self.times += 1
+
+
+def test_one_replica_leads_and_the_others_ask_for_nothing_that_was_run(
+    make_fleet: MakeFleet,
+) -> None:
+    fleet = make_fleet()
+    job = Ran()
+    add_to_all(fleet, job.run)
+    for follower in fleet[1:]:
+        eventually(follower.reasons)
+    assert [member.leads for member in fleet] == [True, False, False]
+    assert job.times == 1
+    assert [len(member.run_times()) for member in fleet] == [1, 0, 0]
+    assert [member.reasons() for member in fleet] == [[], ["window"], ["window"]]
+    assert [member.claims for member in fleet[1:]] == [0, 0]
+
+
+def test_a_replica_that_is_cut_off_alone_leads_no_longer_and_nothing_is_lost(
+    make_fleet: MakeFleet,
+) -> None:
+    fleet = make_fleet()
+    refuse(fleet[0].proxy)
+    job = Ran()
+    add_to_all(fleet[1:], job.run)
+    eventually(lambda: job.times)
+    eventually(lambda: any(member.leads for member in fleet[1:]))
+    eventually(lambda: not fleet[0].leads)
+    restore(fleet[0].proxy)
+    assert sum(member.leads for member in fleet) == 1
+    assert job.times == 1
+
+
+def test_a_leader_that_shuts_down_gives_the_leadership_up(
+    make_fleet: MakeFleet, connection: psycopg.Connection[Any]
+) -> None:
+    fleet = make_fleet(leader_lease=60)
+    fleet[0].replica.scheduler.shutdown()
+    eventually(lambda: any(member.leads for member in fleet[1:]))
+
+
+def test_a_leader_that_is_drained_gives_the_leadership_up(make_fleet: MakeFleet) -> None:
+    fleet = make_fleet(leader_lease=60)
+    fleet[0].replica.executor.drain()
+    eventually(lambda: any(member.leads for member in fleet[1:]))
+    assert not fleet[0].leads
+
+
+def test_a_job_that_the_leader_does_not_have_is_run_by_a_follower(make_fleet: MakeFleet) -> None:
+    """As in a rolling deployment with a new job, or if two services share a table."""
+    fleet = make_fleet()
+    job = Ran()
+    add_to_all(fleet[1:], job.run)
+    eventually(lambda: job.times)
+    eventually(lambda: len([r for m in fleet[1:] for r in m.reasons()]) == 1)
+    assert job.times == 1
+    assert fleet[0].leads
+
+
+def test_what_waits_for_a_worker_of_the_leader_is_run_by_a_follower(make_fleet: MakeFleet) -> None:
+    fleet = make_fleet(max_workers=1)
+    long, job = Job(), Ran()
+    try:
+        fleet[0].replica.run_once(long.run, job_id="long")
+        assert long.begun.wait(60)
+        add_to_all(fleet, job.run)
+        eventually(lambda: job.times)
+        assert not fleet[0].run_times()
+    finally:
+        long.go_on.set()
+
+
+def test_a_one_off_job_with_an_id_is_run_once(make_fleet: MakeFleet) -> None:
+    fleet = make_fleet()
+    job = Ran()
+    due = in_a_moment()
+    for member in fleet:
+        member.replica.scheduler.add_job(job.run, "date", run_date=due, id="job")
+    for follower in fleet[1:]:
+        eventually(follower.reasons)
+    assert job.times == 1
+    assert len(fleet[0].run_times()) == 1
+
+
+def test_a_one_off_job_that_the_leader_does_not_run_is_run_by_a_follower(
+    make_fleet: MakeFleet,
+) -> None:
+    fleet = make_fleet()
+    job = Ran()
+    due = in_a_moment()
+    for member in fleet[1:]:
+        member.replica.scheduler.add_job(job.run, "date", run_date=due, id="job")
+    eventually(lambda: job.times)
+    eventually(lambda: len([r for m in fleet[1:] for r in m.reasons()]) == 1)
+    assert job.times == 1
+
+
+def test_in_an_outage_only_the_one_that_has_led_last_runs_jobs_without_a_lock(
+    make_fleet: MakeFleet,
+) -> None:
+    fleet = make_fleet(on_database_error="run", claim_timeout=1)
+    for member in fleet:
+        refuse(member.proxy)
+    job = Ran()
+    add_to_all(fleet, job.run)
+    eventually(lambda: job.times)
+    for follower in fleet[1:]:
+        eventually(lambda follower=follower: follower.replica.of("job") and _failed(follower))
+    assert job.times == 1
+
+
+def _failed(member: Member) -> bool:
+    return any(getattr(event, "exception", None) for event in member.replica.of("job"))
+
+
+def test_fleets_in_two_namespaces_have_a_leader_each(make_fleet: MakeFleet) -> None:
+    [one] = make_fleet(1, namespace="billing:")
+    [other] = make_fleet(1, namespace="reports:")
+    assert one.leads
+    assert other.leads
+
+
+def test_what_a_follower_keeps_is_skipped_in_an_outage_and_not_run_late_after_it(
+    make_fleet: MakeFleet,
+) -> None:
+    """As without leader mode: it is asked for, and skipped if the database does not answer."""
+    head_start = Timings(head_start=600, recovery_grace=0.2)
+    fleet = make_fleet(claim_timeout=1, timings=head_start)
+    job = Ran()
+    add_to_all(fleet[1:], job.run)
+    for follower in fleet[1:]:
+        eventually(lambda follower=follower: kept_run_times(follower.replica.executor))
+        refuse(follower.proxy)
+    for follower in fleet[1:]:
+        eventually(lambda follower=follower: _failed(follower))
+    assert job.times == 0
+
+
+def test_a_manual_run_is_begun_by_a_follower_at_once(
+    make_fleet: MakeFleet, make_task_locks: Callable[..., Any]
+) -> None:
+    fleet = make_fleet(timings=Timings(head_start=600, recovery_grace=0.2))
+    job, locks = Ran(), make_task_locks()
+    for member in fleet[1:]:
+        member.replica.scheduler.add_job(job.run, "interval", hours=1, id="job")
+    eventually(lambda: [each for each in locks.replicas() if "job" in each.tasks])
+    locks.request_run("job", by="ann")
+    eventually(lambda: job.times)
+
+
+def test_a_replica_without_leader_mode_asks_at_once_beside_a_leader(make_fleet: MakeFleet) -> None:
+    """As while leader mode is deployed."""
+    [leader] = make_fleet(1)
+    [plain] = make_fleet(1, leader=False)
+    job = Ran()
+    add_to_all([leader, plain], job.run)
+    eventually(lambda: leader.reasons() or plain.reasons())
+    eventually(lambda: job.times)
+    assert job.times == 1
+
+
+def test_a_job_that_is_due_faster_than_followers_ask_is_run_without_the_leader(
+    make_fleet: MakeFleet,
+) -> None:
+    """With ``coalesce`` a follower keeps the last run time only, which is always a new one."""
+    fleet = make_fleet(timings=Timings(head_start=3, recovery_grace=0.2))
+    job = Ran()
+    add_to_all(fleet[1:], job.run, hours=0, seconds=1)
+    eventually(lambda: job.times >= 2)
+    assert not fleet[0].run_times()

@@ -1,0 +1,125 @@
+"""Who leads, as operators see it: ``replicas``, ``check``, and the metrics."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+import pytest
+
+from apscheduler_tasklock import TaskLockExecutor, TaskLockOptionError, TaskLocks
+from apscheduler_tasklock.metrics import metric_values, prometheus_text
+from tests.support.commands import Command
+from tests.support.polling import eventually
+from tests.support.rows import add_replica, add_task
+from tests.support.schedulers import Replica
+
+Connection = psycopg.Connection[Any]
+MakeReplica = Callable[..., Replica]
+
+
+@pytest.fixture
+def command(database_url: str, capsys: pytest.CaptureFixture[str]) -> Command:
+    return Command(database_url, capsys)
+
+
+@pytest.fixture
+def leader(make_replica: MakeReplica) -> Replica:
+    replica = make_replica(leader=True, namespace="shop:", replica_id="web-1")
+    eventually(lambda: replica.executor.is_leader)
+    return replica
+
+
+@pytest.fixture
+def reported(leader: Replica, make_task_locks: Callable[..., TaskLocks]) -> TaskLocks:
+    """Reads what operators see, once the leader has reported itself."""
+    locks = make_task_locks()
+    eventually(locks.replicas)
+    return locks
+
+
+def test_replicas_says_who_leads(
+    command: Command, reported: TaskLocks, make_replica: MakeReplica
+) -> None:
+    make_replica(leader=True, namespace="shop:", replica_id="web-2")
+    make_replica(replica_id="plain")
+    eventually(lambda: len(reported.replicas()) == 3)
+    found = {each.replica_id: (each.leader_namespace, each.leads) for each in reported.replicas()}
+    assert found == {"web-1": ("shop:", True), "web-2": ("shop:", False), "plain": (None, False)}
+    shown = {line.split()[0]: line for line in command("replicas").out.splitlines()}
+    assert "alive, leads" in shown["web-1"]
+    assert "leads" not in shown["web-2"]
+    told = {each["replica_id"]: each for each in json.loads(command("replicas", "--json").out)}
+    assert (told["web-1"]["leads"], told["web-2"]["leads"]) == (True, False)
+
+
+def test_the_row_of_the_leader_is_in_no_list_of_tasks(
+    command: Command, leader: Replica, reported: TaskLocks, connection: Connection
+) -> None:
+    add_task(connection, "shop:sync")
+    assert [task.name for task in reported.tasks()] == ["shop:sync"]
+    assert "leader" not in command("status").out
+    assert list(metric_values(reported)["tasklock_task_overdue"]) == ["shop:sync"]  # type: ignore[call-overload]
+    assert command("forget", "\x01leader:shop:").status == 4
+
+
+@pytest.mark.parametrize(
+    ("ended", "status"), [("interval '9 s'", 0), ("interval '15 s'", 1)], ids=["just", "for long"]
+)
+def test_check_warns_if_replicas_follow_and_nobody_leads(
+    command: Command, connection: Connection, ended: str, status: int
+) -> None:
+    add_task(connection, "shop:sync")
+    add_replica(connection, "web-1", ["shop:sync"], leader_namespace="'shop:'")
+    until = f"now() - {ended}"
+    add_task(
+        connection,
+        "\x01leader:shop:",
+        locked_by="'web-0'",
+        locked_until=until,
+        run_until=until,
+        finished_at="NULL",
+    )
+    answer = command("check")
+    assert answer.status == status
+    assert ("nobody leads 'shop:' for 15 s" in answer.out) == (status == 1)
+    assert command("check", "other*").status == 3
+    connection.execute("UPDATE task_lock_replica SET leader_namespace = NULL")
+    assert command("check").status == 0
+
+
+def test_the_metric_is_1_while_somebody_leads(reported: TaskLocks, connection: Connection) -> None:
+    assert metric_values(reported)["tasklock_leader"] == {"shop:": 1.0}
+    assert 'tasklock_leader{tasklock_namespace="shop:"} 1.0' in prometheus_text(reported)
+    connection.execute("UPDATE task_lock_replica SET replica_id = 'web-0'")  # as one that follows
+    assert metric_values(reported)["tasklock_leader"] == {"shop:": 0.0}
+
+
+def test_a_replica_says_when_it_begins_to_lead_and_when_another_one_does(
+    make_replica: MakeReplica, connection: Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "apscheduler_tasklock")
+    replica = make_replica(leader=True, replica_id="web-1", poll_interval=0.3)
+    eventually(lambda: replica.executor.is_leader)
+    assert "This replica ('web-1') leads the replicas of the namespace ''" in caplog.text
+    connection.execute("UPDATE task_lock SET locked_by = 'web-2'")
+    eventually(lambda: not replica.executor.is_leader)
+    assert "This replica ('web-1') no longer leads the replicas" in caplog.text
+
+
+def test_without_leader_mode_nobody_leads(make_replica: MakeReplica) -> None:
+    replica = make_replica()
+    assert not replica.executor.is_leader
+    off = make_replica(leader=True, enabled=False)
+    assert not off.executor.is_leader
+
+
+@pytest.mark.parametrize("lease", [0, 0.5, "no"])
+def test_an_impossible_lease_of_a_leader_is_refused(lease: Any) -> None:
+    with pytest.raises(TaskLockOptionError, match="leader_lease must be"):
+        TaskLockExecutor("postgresql://nowhere/app", leader=True, leader_lease=lease)
+    with pytest.raises(TaskLockOptionError, match="leader must be"):
+        TaskLockExecutor("postgresql://nowhere/app", leader="perhaps")
