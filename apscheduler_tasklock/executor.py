@@ -399,9 +399,7 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
             self._jobs.resolve(job, jobstore)
         self._notifiers = {}  # the notifiers of a failed start belong to another wrapped executor
         self._runs = self._make_runs()
-        locks = client_at_start(self.locks, scheduler if self._enabled else None)
-        if locks is not self.locks:
-            self._begin(locks)
+        self._join(scheduler)
         try:
             if self._enabled:
                 check_gevent(inner, scheduler)
@@ -437,6 +435,14 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
             unwrap(self._inner)
             self._remove_listeners()
         return is_again
+
+    def _join(self, scheduler: Any) -> None:
+        """Share the connection and the leadership with the scheduler's other executors."""
+        locks = client_at_start(self.locks, scheduler if self._enabled else None)
+        if locks is not self.locks:
+            self._begin(locks)
+        if self._leadership is not None:
+            self._leadership.share(scheduler)
 
     def _check_scheduler(self, scheduler: Any) -> None:
         # In a forked child another scheduler may start this executor, because the parent's

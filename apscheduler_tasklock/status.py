@@ -385,8 +385,8 @@ class ReplicaStatus:
     :ivar leader_namespace: the namespace in which it leads or follows; ``None``: it is not in
         leader mode
     :ivar leads: whether it leads the replicas of its namespace
-    :ivar leaderless_for: seconds for which nobody has led its namespace; ``None``: a replica leads,
-        or this one is not in leader mode
+    :ivar leaderless_for: seconds since its start for which nobody has led its namespace; ``None``:
+        a replica leads, or this one is not in leader mode
     """
 
     replica_id: str

@@ -251,11 +251,11 @@ class UnlockedProtocol:
     def retire(self, cursor: Any, successor_of: Sequence[str], dropped: Sequence[str]) -> None:
         """Do nothing."""
 
-    def lead(self, cursor: Any, row: str, lease: float) -> bool:
+    def lead(self, cursor: Any, row: str, leader_id: str, lease: float) -> bool:
         """Return ``True``, because there are no other replicas."""
         return True
 
-    def resign(self, cursor: Any, row: str) -> None:
+    def resign(self, cursor: Any, row: str, leader_id: str) -> None:
         """Do nothing."""
 
     def stop_replica(self, cursor: Any, running: Sequence[RunningRun] = ()) -> None:

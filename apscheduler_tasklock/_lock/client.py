@@ -787,22 +787,23 @@ class LockClient:
         """
         self.ask(partial(self._protocol.stop_replica, running=running), until)
 
-    def leading(self, row: str, lease: float) -> Statement:
+    def leading(self, row: str, leader_id: str, lease: float) -> Statement:
         """Return a statement that leads the replicas of a namespace, unless another replica does.
 
         The statement returns whether this replica leads.
 
         :param row: the name of the leader's row
+        :param leader_id: the id with which this replica leads
         :param lease: seconds after which another replica may lead
         """
-        return lambda cursor: self._protocol.lead(cursor, row, lease)
+        return lambda cursor: self._protocol.lead(cursor, row, leader_id, lease)
 
-    def begin_resign(self, row: str) -> None:
+    def begin_resign(self, row: str, leader_id: str) -> None:
         """Give the leadership up, if this replica leads. Does not wait, and is tried once."""
         now = time.monotonic()
         # The deadline does not depend on `Closing`, because claiming may be stopped already.
         deadline = Deadline(None, now + self._attempt)
-        resign = partial(self._protocol.resign, row=row)
+        resign = partial(self._protocol.resign, row=row, leader_id=leader_id)
         until = now + self._attempt
         self._database.submit(StepTicket(resign, deadline, _ignore, came=now, turn_until=until))
 

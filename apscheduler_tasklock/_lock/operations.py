@@ -384,8 +384,9 @@ class Operations:
                    {_REPLICA_STATE.format(table=name, is_task=IS_TASK)} AS state,
                    leader_namespace,
                    COALESCE(is_led AND locked_by = replica_id, false) AS leads,
-                   CASE WHEN NOT is_led THEN extract(epoch FROM now() - led_until)::float8 END
-                       AS leaderless_for
+                   CASE WHEN leader_namespace IS NOT NULL AND is_led IS NOT TRUE
+                        THEN extract(epoch FROM now() - GREATEST(led_until, started_at))::float8
+                   END AS leaderless_for
             FROM replicas LEFT JOIN dead USING (replica_id)
                  LEFT JOIN leaders USING (leader_namespace) ORDER BY started_at, replica_id
         """

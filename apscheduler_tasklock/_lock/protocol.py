@@ -527,18 +527,19 @@ class TaskLockProtocol:
         tasks = {"tasks": list(successor_of), "dropped": list(dropped)}
         self._execute(cursor, self._retire, tasks)
 
-    def lead(self, cursor: Any, row: str, lease: float) -> bool:
+    def lead(self, cursor: Any, row: str, leader_id: str, lease: float) -> bool:
         """Lead the replicas of a namespace, unless another replica does; return whether it leads.
 
         :param row: the name of the leader's row
+        :param leader_id: the id with which this replica leads
         :param lease: seconds after which another replica may lead
         """
-        parameters = {"row": row, "lease": float(lease)}
+        parameters = {"row": row, "leader_id": leader_id, "lease": float(lease)}
         return self._execute(cursor, self._lead, parameters).fetchone() is not None
 
-    def resign(self, cursor: Any, row: str) -> None:
+    def resign(self, cursor: Any, row: str, leader_id: str) -> None:
         """Give the leadership up, if this replica leads."""
-        self._execute(cursor, self._resign, {"row": row})
+        self._execute(cursor, self._resign, {"row": row, "leader_id": leader_id})
 
     def stop_replica(self, cursor: Any, running: Sequence[RunningRun] = ()) -> None:
         """Report that this replica stops, and which of its runs still go on."""

@@ -134,10 +134,10 @@ class LockProtocol(Protocol):
     def retire(self, cursor: Any, successor_of: Sequence[str], dropped: Sequence[str]) -> None:
         """Retire removed tasks that no live replica has, so that they are not overdue."""
 
-    def lead(self, cursor: Any, row: str, lease: float) -> bool:
+    def lead(self, cursor: Any, row: str, leader_id: str, lease: float) -> bool:
         """Lead the replicas of a namespace, unless another replica does."""
 
-    def resign(self, cursor: Any, row: str) -> None:
+    def resign(self, cursor: Any, row: str, leader_id: str) -> None:
         """Give the leadership up."""
 
     def stop_replica(self, cursor: Any, running: Sequence[RunningRun] = ()) -> None:

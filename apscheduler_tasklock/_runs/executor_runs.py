@@ -154,7 +154,7 @@ class _Work:
     :ivar kept_because: the refusal because of which this run, or an earlier run of its backlog, is
         kept
     :ivar is_kept: whether this run, or an earlier run of its backlog, is kept, or was kept
-    :ivar following: says what becomes of the run of a follower; see ``leadership``
+    :ivar as_follower: says what becomes of the run of a follower; see ``leadership``
     :ivar failure: the error that the job's trigger raised, so that no claim could be made
     :ivar is_decided: set when the run is to be given, is kept, or is over. A thread inside
         ``submit_job`` waits for that.
@@ -181,7 +181,7 @@ class _Work:
     claim: AnyAttempt | None = None
     kept_because: Refusal | None = None
     is_kept: bool = False
-    following: Following | None = None
+    as_follower: Following | None = None
     failure: Exception | None = None
     is_decided: threading.Event = field(default_factory=threading.Event)
     is_to_be_given: bool = False
@@ -435,14 +435,20 @@ class ExecutorRuns:
         self._note_unclaimed(run, claimed, refusal)
         if refusal is not None and refusal.blocked:
             verdict = self._keep(run, refusal)
-        if refusal is not None and refusal.unfinished:
-            submission = replace(work.submission, run_times=(work.attempt.run_time,), claim_ids=())
-            # The last run may be dead. Or it is a run of this replica, which may have ended while
-            # the claim was on its way.
-            may_be_over = refusal.waits or refusal.holder == work.locks.replica_id
-            # Called in the application's thread, because `note_unfinished` calls the job's trigger.
-            call_application(partial(self._owner.note_unfinished, submission, may_be_over))
+        if refusal is not None:
+            self._note_unfinished(work, refusal)
         return verdict
+
+    def _note_unfinished(self, work: _Work, refusal: Refusal) -> None:
+        """Note a run time that is refused, if the task's last run goes on or is dead."""
+        if not refusal.unfinished:
+            return
+        submission = replace(work.submission, run_times=(work.attempt.run_time,), claim_ids=())
+        # The last run may be dead. Or it is a run of this replica, which may have ended while the
+        # claim was on its way.
+        may_be_over = refusal.waits or refusal.holder == work.locks.replica_id
+        # Called in the application's thread, because `note_unfinished` calls the job's trigger.
+        call_application(partial(self._owner.note_unfinished, submission, may_be_over))
 
     def _note_granted(self, run: Run) -> None:
         """Note the run times before this granted one, if no replica has asked for them."""
@@ -489,7 +495,7 @@ class ExecutorRuns:
         is_over = (run.task_name, refusal.token) in self._being_released
         came_first = refusal.came_first and not is_over
         in_the_way = InTheWay(refusal.token, came_first, run.what.attempt.run_time)
-        if self._has_kept(run, in_the_way, refusal):
+        if self._try_to_keep(run, in_the_way, refusal):
             return Verdict.KEPT
         run.what.kept_because = refusal  # so that `end_refused` reports this refusal
         return Verdict.REFUSED
@@ -499,15 +505,15 @@ class ExecutorRuns:
         work: _Work = run.what
         assert self._owner.leadership is not None
         # `work.attempt` is looked up at each call, because it is replaced when the job has changed.
-        work.following = Following(self._owner.leadership, run, lambda: _request_of(work.attempt))
-        if self._has_kept(run, work.following):
+        work.as_follower = Following(self._owner.leadership, run, lambda: _request_of(work.attempt))
+        if self._try_to_keep(run, work.as_follower):
             run.state, run.kept_at = State.KEPT, time.monotonic()
             inputs.came.append(run)
         else:
             for each in run.backlog:
                 self._note_over(each)
 
-    def _has_kept(self, run: Run, reason: Reason, refusal: Refusal | None = None) -> bool:
+    def _try_to_keep(self, run: Run, reason: Reason, refusal: Refusal | None = None) -> bool:
         """Keep a run, and its backlog; return ``False`` if later runs of the job are kept instead.
 
         :param reason: why the run is kept
@@ -519,8 +525,8 @@ class ExecutorRuns:
         for other in left_out:
             if other is not run:
                 self._post_outlook(other, Outlook.DROPPED)
-                if work.following is not None and other.what.following is not None:
-                    work.following.replace(other.what.following)
+                if work.as_follower is not None and other.what.as_follower is not None:
+                    work.as_follower.replace(other.what.as_follower)
         if run in left_out:
             return False
         work.claim = None
@@ -680,8 +686,9 @@ class ExecutorRuns:
         due = work.submission.due
         if due is not None and verdict is Verdict.FAILED:
             due.refused = FAILED
-        if work.following is not None and work.following.refusal is not None:
-            work.attempt.report_refused(work.following.refusal)
+        if work.as_follower is not None and work.as_follower.refusal is not None:
+            work.attempt.report_refused(work.as_follower.refusal)
+            self._note_unfinished(work, work.as_follower.refusal)
         elif work.kept_because is not None:
             work.attempt.report_refused(work.kept_because)
             reason = missed_runs.still_running(work.kept_because)
@@ -758,10 +765,11 @@ class ExecutorRuns:
             self._hand_over(work)
         elif work.kept_because is not None:
             work.attempt.report_refused(work.kept_because)
-        else:
+        elif work.as_follower is None or work.claim is not None:
+            # A run that a follower has never asked for is left out, because the leader runs it.
             work.attempt.report_not_claimed()
-            if work.claim is not None:
-                work.locks.withdraw(work.claim)
+        if work.claim is not None and work.attempt.held is None:
+            work.locks.withdraw(work.claim)
         self._note_over(run)
 
     def look(self) -> float:

@@ -88,7 +88,10 @@ class InTheWay:
 
     def _had_ended(self, row: RunState | None) -> bool:
         ended_at = None if row is None else row.finished_at
-        return ended_at is not None and self.run_time is not None and ended_at < self.run_time
+        if ended_at is None or self.run_time is None:
+            return False
+        # As seconds, because Python compares two times of one time zone by their wall clocks.
+        return ended_at.timestamp() < self.run_time.timestamp()
 
 
 # Limits how many runs of one job are kept, each with its backlog. The oldest are dropped.

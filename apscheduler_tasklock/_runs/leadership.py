@@ -8,12 +8,14 @@ does not have a job that a follower has, and the locks alone keep a run time fro
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime
 from math import inf
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from apscheduler_tasklock._database.sequences import Steps
 from apscheduler_tasklock._database.timings import Timings
@@ -31,6 +33,11 @@ logger = logger_of(__name__)
 LEAST_LOOKS = 3
 
 
+# The ids with which schedulers lead, and the processes that have set them. A forked child, which
+# may start its copy of a scheduler, leads under an id of its own.
+_leader_ids: WeakKeyDictionary[Any, tuple[int, str]] = WeakKeyDictionary()
+
+
 class Leadership:
     """A replica's part in the leadership of its namespace. Each look takes or renews it.
 
@@ -40,6 +47,7 @@ class Leadership:
     :param interval: returns the seconds between two looks
     :param timings: has the head start of the leader
     :ivar row: the name of the leader's row
+    :ivar leader_id: the id with which this replica leads
     :ivar leads: whether this replica leads, as the last look has found it. Of the replicas that an
         outage cuts off, it stays true for the one that led last.
     """
@@ -61,7 +69,20 @@ class Leadership:
         self._first_look_at = inf  # on the monotonic clock
         self._may_lead = False  # whether the row may name this replica, as far as is known
         self.row = LEADER + namespace
+        self.leader_id = locks.replica_id
         self.leads = False
+
+    def share(self, scheduler: Any) -> None:
+        """Lead together with the scheduler's other executors, under the id of the first of them.
+
+        If only one of them led, the jobs of the others would always wait for a look. Called when
+        the executor starts.
+        """
+        process, leader_id = _leader_ids.get(scheduler, (None, ""))
+        if process == os.getpid():
+            self.leader_id = leader_id
+        else:
+            _leader_ids[scheduler] = os.getpid(), self.leader_id
 
     @property
     def is_leader(self) -> bool:
@@ -93,23 +114,29 @@ class Leadership:
         """
         return self.follows and (as_of < due_at + self._head_start or self._is_new(as_of))
 
-    def take(self, row: RunState | None) -> Steps[None]:
+    def take_or_renew(self, row: RunState | None, *, has_tasks: bool = True) -> Steps[None]:
         """Take or renew the leadership, unless another replica leads.
 
         :param row: the leader's row as the look has found it; ``None``: there is no row
+        :param has_tasks: whether this replica has a task. Without one it does not lead, because it
+            would ask for nothing, and the others would ask for everything later than they could.
         """
         now = time.monotonic()
         self._first_look_at = min(self._first_look_at, now)
-        if row is not None and row.holder != self._locks.replica_id:
-            is_led = not (row.finished or row.dead)
-            if is_led or self._is_new(now):
-                self._may_lead = False
+        if row is not None:
+            is_own = row.holder == self.leader_id
+            is_led_by_another = not (is_own or row.finished or row.dead)
+            if is_led_by_another or (self._is_new(now) and not self.leads):
+                self._may_lead = is_own
                 self._note(leads=False)
                 return
+        if not has_tasks:
+            self._note(leads=False)
+            return
         lease = max(self._lease, LEAST_LOOKS * self._interval())
         sent = time.monotonic()
         self._may_lead = True
-        leads = yield self._unless_closed(self._locks.leading(self.row, lease))
+        leads = yield self._unless_closed(self._locks.leading(self.row, self.leader_id, lease))
         self._until, self._may_lead = sent + lease, bool(leads)
         self._note(leads=bool(leads))
 
@@ -120,7 +147,7 @@ class Leadership:
         if leads != self.leads:
             logger.info(
                 "This replica (%r) %s the replicas of the namespace %r",
-                self._locks.replica_id,
+                self.leader_id,
                 "leads" if leads else "no longer leads",
                 self.row.removeprefix(LEADER),
             )
@@ -131,7 +158,7 @@ class Leadership:
         if not self._closed:
             self._closed = True
             if self._may_lead and self._locks.outage.reason is None:
-                self._locks.begin_resign(self.row)
+                self._locks.begin_resign(self.row, self.leader_id)
             self.leads = False
 
 
@@ -170,6 +197,7 @@ class Following:
 
         The run is asked for if there is a doubt, because its claim decides in any case.
         """
+        self.refusal = None
         if self.leadership.is_early(self.due_at, last.as_of):
             return Outlook.WAITS
         if last.row is not None and self._was_run(last.row, last.as_of):
@@ -190,18 +218,20 @@ class Following:
             return False
         if row.window_schedule != request.schedule:
             return False  # because the window is of another schedule, and may end earlier
-        run_time = request.run_time
-        if request.exact and run_time is not None and run_time <= row.window_start:
+        # As seconds, because Python compares two times of one time zone by their wall clocks, which
+        # repeat an hour when summer time ends.
+        begun, until = row.window_start.timestamp(), row.window_until.timestamp()
+        exact = request.run_time if request.exact else None
+        if exact is not None and exact.timestamp() <= begun:
             # Also if the run has failed, and its window was opened again. Without leader mode the
             # claim would have been refused while that run went on.
             return True
-        if row.window_until < row.window_start:
+        if until < begun:
             return False  # because the window was opened again
-        if not request.exact or run_time is None:
-            # As late as it can be, because the answer has come some time after the look has begun.
-            run_time = row.database_time - timedelta(seconds=max(0.0, as_of - self.run.due_at))
-        until = min(row.window_until, row.window_start + timedelta(seconds=request.min_lock))
-        return run_time < until
+        # As late as it can be, because the answer has come some time after the look has begun.
+        reckoned = row.database_time.timestamp() - max(0.0, as_of - self.run.due_at)
+        run_time = reckoned if exact is None else exact.timestamp()
+        return run_time < min(until, begun + request.min_lock)
 
 
 def _refusal_by(row: RunState) -> Refusal:
@@ -215,7 +245,7 @@ def _refusal_by(row: RunState) -> Refusal:
         renewed=False,
         blocked=False,
         unfinished=not row.finished,
-        waits=False,
+        waits=row.dead,
         window_start=row.window_start,
         runs=row.runs,
         is_manual=row.manual,

@@ -17,7 +17,7 @@ from math import inf
 from apscheduler_tasklock._database.retries import LOCKED_BACKOFF
 from apscheduler_tasklock._runs.kept_runs import Outlook
 from apscheduler_tasklock._runs.misfires import is_misfire, lateness
-from apscheduler_tasklock._runs.run import Kind, Run, State, Verdict
+from apscheduler_tasklock._runs.run import JobKey, Kind, Run, State, Verdict
 from apscheduler_tasklock._runs.workers import Workers
 
 # Limit the runs that are asked for at once: `ASKED_PER_WORKER` for each free worker, but at least
@@ -164,9 +164,7 @@ class RunQueue:
             self._leave(run, 0.0)
             self._not_before = now + self._jitter(PAUSE_AFTER_FAILURE)
         self._take_answers(step, now, inputs.answers)
-        for run, outlook, as_of in inputs.kept:
-            run.looked_at = as_of
-            self._decide_kept(step, now, run, outlook)
+        self._take_outlooks(step, now, inputs.kept)
         if self._stopped:
             self._withdraw_all(step, now)
         elif now >= self._not_before:
@@ -205,13 +203,13 @@ class RunQueue:
         """Decide by an ask's verdicts how large the next ask is, and when it goes out."""
         if Verdict.UNANSWERED in verdicts:
             # These claims may be granted, and count toward the limit only of an ask that has them.
-            # So nothing else is asked for until all of them are asked for again.
+            # So nothing else is asked for until all of them are asked for again, in an ask of the
+            # same size.
             pause = LOCKED_BACKOFF[min(self._unanswered, len(LOCKED_BACKOFF) - 1)]
             self._no_ask_before = now + self._jitter(pause)
             self._unanswered += 1
         elif verdicts:
             self._unanswered = 0
-        if verdicts:
             all_refused = verdicts <= {Verdict.REFUSED, Verdict.KEPT}
             self._growth = min(MOST_ASKED, self._growth * 2) if all_refused else 1
 
@@ -232,6 +230,16 @@ class RunQueue:
             run.grace = None
         insort(self._waiting, run, key=_place)
 
+    def _take_outlooks(
+        self, step: Step, now: float, kept: Sequence[tuple[Run, Outlook, float]]
+    ) -> None:
+        """Note what becomes of kept runs."""
+        for run, outlook, as_of in kept:
+            run.looked_at = max(run.looked_at, as_of)
+            self._decide_kept(step, now, run, outlook)
+        if kept:
+            self._waiting = [run for run in self._waiting if run.state is not State.OVER]
+
     def _decide_kept(self, step: Step, now: float, run: Run, outlook: Outlook) -> None:
         """Let a kept run wait for a worker again, or end it, as its outlook says.
 
@@ -245,7 +253,6 @@ class RunQueue:
         if outlook is Outlook.ASKED_AGAIN:
             run.state = State.WAITING
             return
-        self._waiting.remove(run)
         if outlook is Outlook.DROPPED:
             for each in run.backlog:
                 each.state = State.OVER
@@ -285,8 +292,11 @@ class RunQueue:
             if run.claims and (run.following is not None or run.excused)
         }
         others = [r for r in ready if not (r.kind.goes_first or r.job in backlogs)]
-        kept = [run for run in self._waiting if run.state is State.KEPT]
-        others = [run for run in others if not self._is_held(run, kept, step)]
+        kept: dict[JobKey, list[Run]] = {}
+        for run in self._waiting:
+            if run.state is State.KEPT:
+                kept.setdefault(run.job, []).append(run)
+        others = [run for run in others if not self._is_held(run, kept.get(run.job, ()), step)]
         # Takeovers and manual runs go first. If other runs are ready too, takeovers and manual runs
         # get at most half of the free workers, but at least one. The other runs get the rest.
         share = max(1.0, free // 2) if first and others else free
@@ -306,7 +316,7 @@ class RunQueue:
         which only a look can find out. If the later run were claimed before that look, the earlier
         run and its backlog would be refused.
         """
-        earlier = [each for each in kept if each.job == run.job and each.due_at < run.due_at]
+        earlier = [each for each in kept if each.due_at < run.due_at]
         looked_at = [each.looked_at for each in earlier]
         is_held = min(looked_at, default=inf) < run.came
         step.is_look_due = step.is_look_due or (is_held and not run.is_held)

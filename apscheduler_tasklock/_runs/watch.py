@@ -220,7 +220,9 @@ class Watch:
             rows = [state for state in states if state.task_name == self._leadership.row]
             states = [state for state in states if state.task_name != self._leadership.row]
             with _noting(rejected):
-                yield from self._leadership.take(rows[0] if rows else None)
+                row = rows[0] if rows else None
+                has_tasks = bool(self._known.names())
+                yield from self._leadership.take_or_renew(row, has_tasks=has_tasks)
         with _noting(rejected):
             yield from self._registrar.register(states, has_listed=self._has_listed)
         self.overdue = tuple(state.task_name for state in states if state.overdue)
@@ -431,6 +433,8 @@ class Watch:
 
     def _stand_in(self, state: RunState) -> None:
         """Submit a standby run of a due task, if the replica with this run time does not run it."""
+        if self._kept.has(state.task_name):
+            return  # because a kept run of the task is decided on
         late_by = seconds_late(state, stable=self._locks.stable)
         if late_by is None or self._begun.get(state.task_name) == state.due_at:
             return

@@ -14,7 +14,7 @@ from apscheduler_tasklock.cli.exits import message_of
 from apscheduler_tasklock.cli.output import print_json
 from apscheduler_tasklock.cli.target import patterns_of, task_locks, unmatched
 from apscheduler_tasklock.cli.text import rfc3339
-from apscheduler_tasklock.errors import TaskLockError, TaskLockSchemaError
+from apscheduler_tasklock.errors import TaskLockError
 from apscheduler_tasklock.locks import TaskLocks
 from apscheduler_tasklock.status import ReplicaStatus, TaskState, TaskStatus
 
@@ -33,6 +33,10 @@ SHORTEST_GRACE = 60.0
 
 # Limits the seconds of a pause of all tasks that is no problem.
 LONGEST_PAUSE = 24 * 3600.0
+
+# Limits the seconds without a leader that are no problem. After a start of all replicas it takes 10
+# to 12 s until one of them leads.
+LONGEST_WITHOUT_LEADER = 30.0
 
 # Limits the tasks that are named for each kind of problem.
 _MOST_NAMES = 5
@@ -100,7 +104,7 @@ def _replicas(locks: TaskLocks) -> Sequence[ReplicaStatus]:
     """Return the replicas; none if their table cannot be read, which says nothing of the tasks."""
     try:
         return locks.replicas()
-    except TaskLockSchemaError:
+    except TaskLockError:
         return ()
 
 
@@ -163,12 +167,12 @@ def _forgotten_pauses(tasks: Sequence[TaskStatus], now: datetime) -> list[str]:
 
 def _without_leader(tasks: Sequence[TaskStatus], replicas: Sequence[ReplicaStatus]) -> list[str]:
     """Return the namespaces of these tasks that nobody leads although replicas follow, in words."""
-    leaderless = {
-        replica.leader_namespace: replica.leaderless_for
-        for replica in replicas
-        if replica.alive and replica.leader_namespace is not None
-        if replica.leaderless_for is not None and replica.leaderless_for > _TWO_POLLS
-    }
+    leaderless: dict[str, float] = {}
+    for replica in replicas:
+        namespace, seconds = replica.leader_namespace, replica.leaderless_for or 0.0
+        asks = replica.alive and bool(replica.tasks) and seconds > LONGEST_WITHOUT_LEADER
+        if namespace is not None and asks:
+            leaderless[namespace] = max(seconds, leaderless.get(namespace, 0.0))
     return [
         cut(
             f"nobody leads{f' {namespace!r}' * bool(namespace)} for {seconds:.0f} s", _LONGEST_NAMED

@@ -302,15 +302,15 @@ class MemoryProtocol:
                 if name in rows:
                     rows[name] = rule.retire(rows[name])
 
-    def lead(self, cursor: Any, row: str, lease: float) -> bool:
+    def lead(self, cursor: Any, row: str, leader_id: str, lease: float) -> bool:
         """Lead the replicas of a namespace, unless another does; return whether this one leads."""
         return self._locks.decide(
-            row, lambda found, now: rule.lead(found, row, self._replica_id, lease, now)
+            row, lambda found, now: rule.lead(found, row, leader_id, lease, now)
         )
 
-    def resign(self, cursor: Any, row: str) -> None:
+    def resign(self, cursor: Any, row: str, leader_id: str) -> None:
         """Give the leadership up, if this replica leads."""
-        self._locks.decide(row, lambda found, now: rule.resign(found, self._replica_id, now))
+        self._locks.decide(row, lambda found, now: rule.resign(found, leader_id, now))
 
     def stop_replica(self, cursor: Any, running: Sequence[RunningRun] = ()) -> None:
         """Forget the replica and its tasks."""

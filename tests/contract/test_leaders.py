@@ -23,11 +23,11 @@ ROW = LEADER + "shop:"
 
 
 def leads(replica: Replica, lease: float = 15.0, name: str = ROW) -> bool:
-    return bool(replica.protocol.lead(replica.cursor, name, lease))
+    return bool(replica.protocol.lead(replica.cursor, name, replica.name, lease))
 
 
 def resign(replica: Replica) -> None:
-    replica.protocol.resign(replica.cursor, ROW)
+    replica.protocol.resign(replica.cursor, ROW, replica.name)
 
 
 def seen(replica: Replica) -> RunState | None:
@@ -145,6 +145,13 @@ class TestOperators:
         travel(20)
         told = {each.replica_id: (each.leads, each.leaderless_for) for each in replicas()}
         assert told == {"one": (False, 5.0), "other": (False, 5.0)}
+
+    def test_nobody_may_ever_have_led(
+        self, travel: Travel, replicas: Callable[[], list[ReplicaStatus]]
+    ) -> None:
+        """As where the row is rejected."""
+        travel(20)
+        assert [each.leaderless_for for each in replicas()] == [20.0, 20.0]
 
     def test_an_ended_leadership_is_no_death_of_a_run(
         self, one: Replica, travel: Travel, replicas: Callable[[], list[ReplicaStatus]]

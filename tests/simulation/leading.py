@@ -199,7 +199,7 @@ class LeaderReplica(JobsReplica):
 
     def _lead(self, row: RunState | None) -> None:
         try:
-            self._client.ask_all(self.leadership.take(row))
+            self._client.ask_all(self.leadership.take_or_renew(row))
         except TaskLockDatabaseError:
             raise
         except TaskLockError as error:

@@ -274,9 +274,9 @@ class SimulatedClient(LockClient):
     def _monotonic(self, moment: datetime) -> float:
         return BEGIN + (moment - self._world.start_time).total_seconds()
 
-    def begin_resign(self, row: str) -> None:
+    def begin_resign(self, row: str, leader_id: str) -> None:
         """Give the leadership up, at once."""
-        self._protocol.resign(NoCursor(), row)
+        self._protocol.resign(NoCursor(), row, leader_id)
 
     def withdraw(self, attempt: AnyAttempt) -> None:
         """Do nothing, because a claim that is under way at a stop is not granted."""

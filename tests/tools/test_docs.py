@@ -89,7 +89,7 @@ TOLD = {
     "schema": f"`{DEFAULT_TABLE}`",
     "table": f"`{DEFAULT_TABLE}`",
 }
-IN_SECONDS = {"poll_interval", "claim_timeout"}
+IN_SECONDS = {"poll_interval", "claim_timeout", "leader_lease"}
 
 
 def told_default(name: str, parameter: inspect.Parameter) -> str:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from typing import Any
 from uuid import uuid4
+from zoneinfo import ZoneInfo
 
 import pytest
 
@@ -135,3 +136,14 @@ def test_a_trigger_that_raises_is_left_to_the_claim_which_reports_it() -> None:
     following = Following(Led(), run, fail)  # type: ignore[arg-type]
     last = LastRun(1, finished=True, dead=False, deaths=0, as_of=LOOK, row=ran_at(NOON))
     assert following.outlook(last) is Outlook.ASKED_AGAIN
+
+
+def test_in_the_hour_that_clocks_repeat_the_moments_are_compared() -> None:
+    """Python compares two times of one time zone by their wall clocks."""
+    berlin = ZoneInfo("Europe/Berlin")
+    summer = datetime(2026, 10, 25, 2, 50, tzinfo=berlin)
+    winter = datetime(2026, 10, 25, 2, 10, fold=1, tzinfo=berlin)
+    assert winter.timestamp() > summer.timestamp() + 60
+    row = ran_at(summer, window_until=summer + timedelta(seconds=54))
+    assert outlook_at_noon(row, run_time=winter) is Outlook.ASKED_AGAIN
+    assert outlook_at_noon(ran_at(winter), run_time=winter) is Outlook.REFUSED

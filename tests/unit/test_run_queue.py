@@ -183,6 +183,18 @@ class TestAsking:
         steps.now = step.wakes_at
         assert asked(steps.step()) == [([*names(runs(4)), "later"], 3)]
 
+    def test_a_large_ask_without_an_answer_is_as_large_when_it_is_asked_again(self) -> None:
+        """Any of its claims may be granted."""
+        steps = Steps(workers=1)
+        step = steps.step(came=runs(100))
+        for _ in range(2):
+            step = steps.answer(step, lambda _run: REFUSED)
+        large = names(step.asks[0].runs)
+        assert len(large) > 16
+        step = steps.answer(step, lambda _run: Verdict.UNANSWERED)
+        steps.now = step.wakes_at
+        assert names(steps.step().asks[0].runs)[: len(large)] == large
+
     def test_asks_without_an_answer_come_at_growing_pauses(self) -> None:
         """Else the last ones before a claim's timeout would come one right after the other."""
         steps, pauses = Steps(), []

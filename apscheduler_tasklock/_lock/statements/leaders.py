@@ -16,7 +16,7 @@ LEADER = "\x01leader:"
 IS_LEADER = "starts_with(lock.task_name, chr(1) || 'leader:'::text)"
 LEADER_NAMESPACE = f"pg_catalog.substr(lock.task_name, {len(LEADER) + 1})"
 
-_IS_OWN = "lock.locked_by = %(replica_id)s::text"
+_IS_OWN = "lock.locked_by = %(leader_id)s::text"
 _IS_OVER = "(lock.finished_at IS NOT NULL OR lock.locked_until <= now())"
 
 
@@ -31,13 +31,13 @@ def lead(table: str) -> str:
             UPDATE {table} AS lock SET
                 started_at = CASE WHEN {_IS_OWN} AND NOT {_IS_OVER} THEN lock.started_at
                                   ELSE now() END,
-                locked_by = %(replica_id)s::text, locked_until = {until}, run_until = {until},
+                locked_by = %(leader_id)s::text, locked_until = {until}, run_until = {until},
                 finished_at = NULL
             WHERE task_name = %(row)s::text AND ({_IS_OWN} OR {_IS_OVER}) AND {BRIEFLY}
             RETURNING lock.task_name
         ), first AS (
             INSERT INTO {table} AS lock ({ROW_COLUMNS})
-            SELECT %(row)s::text, now(), {until}, {until}, {NEVER}, {NEVER}, %(replica_id)s::text,
+            SELECT %(row)s::text, now(), {until}, {until}, {NEVER}, {NEVER}, %(leader_id)s::text,
                    gen_random_uuid(), 0, 0, 0, false, false, '', false, NULL, NULL, NULL, false,
                    NULL, NULL, NULL
             WHERE NOT EXISTS (SELECT FROM {table} WHERE task_name = %(row)s::text)

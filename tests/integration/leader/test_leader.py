@@ -15,6 +15,7 @@ import pytest
 from apscheduler_tasklock import (
     EVENT_TASK_LOCK_GRANTED,
     EVENT_TASK_LOCK_REFUSED,
+    TaskLockExecutor,
 )
 from apscheduler_tasklock._database.timings import Timings
 from tests.support.faults import CLAIM, FIRST_CLAIM
@@ -45,6 +46,7 @@ class Member:
         self.claims = 0
         proxy.tap = self._count
         self.replica = make_replica(proxy.url, replica_id=name, **{**OPTIONS, **options})
+        self.replica.scheduler.add_job(print, "interval", hours=1, id="of all")
         self.name = name
 
     def _count(self, _number: int, to_server: bool, data: bytes) -> bytes:
@@ -281,3 +283,63 @@ def test_a_job_that_is_due_faster_than_followers_ask_is_run_without_the_leader(
     add_to_all(fleet[1:], job.run, hours=0, seconds=1)
     eventually(lambda: job.times >= 2)
     assert not fleet[0].run_times()
+
+
+def test_all_executors_of_a_scheduler_lead_together(make_fleet: MakeFleet) -> None:
+    """Else the jobs of all but one of them would always wait for a look."""
+    [member] = make_fleet(1)
+    options = {name: OPTIONS[name] for name in ("leader", "leader_lease", "poll_interval")}
+    other = TaskLockExecutor(member.proxy.url, **options)
+    member.replica.scheduler.add_executor(other, "other")
+    member.replica.scheduler.add_job(Ran().run, "interval", hours=1, id="other", executor="other")
+    eventually(lambda: other.is_leader)
+    assert member.leads
+
+
+def test_a_replica_without_jobs_does_not_lead(
+    make_replica: Callable[..., Replica], make_fleet: MakeFleet, connection: psycopg.Connection[Any]
+) -> None:
+    """Else the others would ask for everything later than they could."""
+    idle = make_replica(replica_id="idle", **OPTIONS)
+    eventually(lambda: idle.executor.health().ready)
+    assert not idle.executor.is_leader
+    [member] = make_fleet(1)
+    assert member.leads
+    member.replica.scheduler.remove_all_jobs()
+    eventually(lambda: not member.leads)
+
+
+def test_a_one_off_job_in_which_the_leader_dies_is_taken_over(make_fleet: MakeFleet) -> None:
+    fleet = make_fleet(failover=True, lease=1.5)
+    job, due = Job(), in_a_moment()
+    for member in fleet:
+        member.replica.scheduler.add_job(job.run, "date", run_date=due, id="job")
+    assert job.begun.wait(60)
+    for follower in fleet[1:]:
+        eventually(follower.reasons)
+    job.begun.clear()
+    refuse(fleet[0].proxy)  # so that it cannot renew, as if it had died
+    try:
+        assert job.begun.wait(60)
+    finally:
+        job.go_on.set()
+        restore(fleet[0].proxy)
+
+
+def test_a_one_off_job_that_the_leader_hands_over_is_taken_over(make_fleet: MakeFleet) -> None:
+    fleet = make_fleet(executor="threadpool", max_workers=1)
+    pool = fleet[0].replica.executor.inner._pool
+    blocked, job, due = Job(), Ran(), in_a_moment()
+    pool.submit(blocked.run)  # as work of the application's own, which the queue does not see
+    assert blocked.begun.wait(60)
+    try:
+        for member in fleet:
+            member.replica.scheduler.add_job(job.run, "date", run_date=due, id="job")
+        for follower in fleet[1:]:
+            eventually(follower.reasons)
+        assert job.times == 0
+        fleet[0].replica.scheduler.shutdown(wait=False)
+        eventually(lambda: job.times)
+    finally:
+        blocked.go_on.set()
+    assert job.times == 1
