@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from math import inf
 from types import SimpleNamespace
 from typing import Any
 
@@ -42,6 +43,7 @@ class Member:
     """A replica in leader mode.
 
     :ivar kept: the last run time that a follower keeps, because APScheduler coalesces
+    :ivar looked_at: when its last look was, in seconds since the beginning
     """
 
     def __init__(self, rule: TaskLockWithLeader, replica_id: str) -> None:
@@ -52,14 +54,16 @@ class Member:
             locks, "", rule.leader_lease, lambda: rule.poll_interval, TIMINGS
         )
         self.kept: Fire | None = None
+        self.looked_at = -inf
 
     @property
     def leads(self) -> bool:
         """Whether this replica leads, as its last look has found it."""
         return self._leadership.leads
 
-    def renew(self) -> None:
-        """Go on with the leadership."""
+    def renew(self, now: float) -> None:
+        """Go on with the leadership, as the leader's look does."""
+        self.looked_at = now
         ask_here(self._leadership.take(None), self._ask)
 
     def resign(self) -> None:
@@ -68,6 +72,7 @@ class Member:
 
     def look(self, now: float) -> Outlook:
         """Take the leadership if it is free; return what becomes of the kept run time."""
+        self.looked_at = now
         names = [self._leadership.row, TASK]
         states, _ = self._protocol.read(self._rule.cursor(), names, names)
         rows = {state.task_name: state for state in states}

@@ -26,7 +26,7 @@ from apscheduler_tasklock._runs.trigger_times import has_shared_times
 from benchmarks.fidelity.clock import TravellingDatabase, moment, seconds
 from benchmarks.fidelity.executor import OneJob, ReplicaExecutor, TravellingClient
 from benchmarks.fidelity.leader import Member
-from benchmarks.fidelity.rules import TASK, Granted, Rule, TaskLockRule, TaskLockWithLeader
+from benchmarks.fidelity.rules import TASK, TIMINGS, Granted, Rule, TaskLockRule, TaskLockWithLeader
 from benchmarks.fidelity.trace import Fire, Life, Trace
 
 Outcome = Literal["ended", "killed", "stopped"]
@@ -225,7 +225,7 @@ class Simulation:
             assert isinstance(self._rule, TaskLockRule)
             # In place of any other, because APScheduler coalesces.
             replica.member.kept, replica.blocked = fire, None
-            self._plan_poll(self._rule, replica)
+            self._plan_poll(self._rule, replica, not_before=fire.time + TIMINGS.head_start)
 
     def _submit(self, replica: Replica, work: Callable[[], None]) -> None:
         replica.busy = True
@@ -321,8 +321,9 @@ class Simulation:
                 assert replica.member is not None
                 joined, interval = replica.life.joined, self._rule.poll_interval
                 polled = joined + math.floor((now - joined) / interval + 0.001) * interval
-                self._database.travel(polled, self._trace.clock_ahead(polled))
-                replica.member.renew()
+                if polled > replica.member.looked_at:
+                    self._database.travel(polled, self._trace.clock_ahead(polled))
+                    replica.member.renew(polled)
         self._database.travel(now, self._trace.clock_ahead(now))
 
     def _look_soon(self) -> None:
