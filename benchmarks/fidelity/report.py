@@ -98,7 +98,8 @@ periods. A run may die after 2.5 periods, so that with failover it can be more t
 The latest start is that of a window's first run, in seconds after its run time by a clock that is
 right. Where the clocks of replicas are ahead, all runs may start before. The last row is in leader
 mode: one replica asks first, and the others ask 2 seconds and a look later for what was not run.
-That is how much later a run starts while nobody leads, or while the leader's pool is starved."""
+So a run starts later while nobody leads, while the leader's pool is starved, and where the run time
+of another replica comes before the leader's."""
 
 
 SHORT_GAPS_PREFACE = """\
