@@ -15,9 +15,10 @@ class KnownTasks:
     Also finds a job whose trigger or job store, which may be the application's code, hangs when it
     is called.
 
-    :param lease: the executor's own lease if the executor has failover by default
-    :ivar shortest_lease: the shortest lease of a job with failover, within which a dead holder is
-        to be found
+    :param lease: the executor's own lease if the executor has failover by default, or the lease of
+        a leader, if that is shorter
+    :ivar shortest_lease: the shortest lease of a job with failover or of a leader, within which a
+        dead holder is to be found
     """
 
     def __init__(self, lease: float | None = None) -> None:

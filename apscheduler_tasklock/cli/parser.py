@@ -471,10 +471,16 @@ def _add_setup(commands: Any) -> None:
         default=30.0,
         help="how long (default: 30); from 12 on one of them is killed on the way",
     )
-    demo.add_argument(
+    story = demo.add_mutually_exclusive_group()
+    story.add_argument(
         "--shared-store",
         action="store_true",
         help="show the job store that all replicas share: jobs that one adds and another runs",
+    )
+    story.add_argument(
+        "--leader",
+        action="store_true",
+        help="show leader mode: one replica asks first, and is the one that is killed",
     )
     demo.set_defaults(run=setup.demo)
 

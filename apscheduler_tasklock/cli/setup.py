@@ -86,6 +86,7 @@ def demo(options: argparse.Namespace) -> int:
         options.replicas,
         options.seconds,
         shared_store=options.shared_store,
+        leader=options.leader,
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from apscheduler_tasklock.demo.fleet import Event, Fleet
 from apscheduler_tasklock.demo.jobs import LONG_TASK
 from apscheduler_tasklock.demo.ledger import Ledger
@@ -31,9 +33,12 @@ class Conductor:
     """Conducts what happens to the replicas while they run.
 
     :param seconds: how long the demo is
+    :param has_leader: whether the replicas are in leader mode, so that the leader is killed
     """
 
-    def __init__(self, ledger: Ledger, fleet: Fleet, seconds: float) -> None:
+    def __init__(
+        self, ledger: Ledger, fleet: Fleet, seconds: float, *, has_leader: bool = False
+    ) -> None:
         self._ledger = ledger
         self._fleet = fleet
         self._seconds = seconds
@@ -41,7 +46,10 @@ class Conductor:
         self._next_look = max(0.0, seconds / 2 - _BEFORE_THE_MIDDLE)
         self._new_replica_at: float | None = None
         self._newest: int | None = None
-        self._awaited: set[str] = set()  # what must still happen: "takeover", "new replica"
+        self._has_leader = has_leader
+        self._leader: int | None = None
+        # What must still happen: "takeover", "new replica", "new leader".
+        self._awaited: set[str] = set()
 
     def busy(self, elapsed: float) -> bool:
         """Return whether something is under way that the demo should wait for."""
@@ -54,10 +62,12 @@ class Conductor:
         """
         if self._to_kill and self._next_look <= elapsed < self._seconds - _TAKEOVER:
             self._next_look = elapsed + LOOK
-            if self._ledger.kill_in_mid_run(LONG_TASK, self._fleet.kill_in):
+            if self._ledger.kill_in_mid_run(LONG_TASK, self._fleet.kill_in, self._may_be_killed):
                 self._to_kill = False
                 self._new_replica_at = elapsed + _TAKEOVER
                 self._awaited = {"takeover", "new replica"}
+                if self._has_leader:
+                    self._awaited.add("new leader")
         if self._new_replica_at is not None and elapsed >= self._new_replica_at:
             self._start_replica()
 
@@ -65,6 +75,8 @@ class Conductor:
         """React to an event of a replica."""
         if event.kind == "ready":
             self._fleet.go_too(event.replica)
+        elif event.kind in ("leads", "follows"):
+            self._take_in_leadership(event)
         elif event.replica == self._newest:
             self._awaited.discard("new replica")  # it has asked for a lock, or has failed
         if event.reason == "takeover" and event.task == LONG_TASK:
@@ -74,7 +86,26 @@ class Conductor:
 
     def fault(self) -> str | None:
         """Return what should have happened and did not, or ``None``."""
-        return "no replica could be killed in the middle of a run" if self._to_kill else None
+        if self._to_kill:
+            return "no replica could be killed in the middle of a run"
+        if "new leader" in self._awaited:
+            return f"nobody led after replica {self._leader} was killed"
+        return None
+
+    @property
+    def _may_be_killed(self) -> Sequence[int]:
+        """The replicas of which one may be killed."""
+        if not self._has_leader:
+            return self._fleet.numbers
+        return [] if self._leader is None else [self._leader]
+
+    def _take_in_leadership(self, event: Event) -> None:
+        if event.kind == "leads":
+            if event.replica != self._leader:
+                self._awaited.discard("new leader")
+            self._leader = event.replica
+        elif event.replica == self._leader:
+            self._leader = None
 
     def _start_replica(self) -> None:
         self._new_replica_at = None
@@ -87,9 +118,17 @@ def kills(replicas: int, seconds: float) -> bool:
     return replicas >= FEWEST_REPLICAS and seconds >= SHORTEST_STORY
 
 
-def describe_plan(replicas: int, seconds: float) -> str:
-    """Return whether a replica will be killed; if not, which demo would be large enough."""
+def describe_plan(replicas: int, seconds: float, *, has_leader: bool = False) -> str:
+    """Return whether a replica will be killed; if not, which demo would be large enough.
+
+    :param has_leader: whether the replicas are in leader mode, so that the leader is killed
+    """
     if kills(replicas, seconds):
+        if has_leader:
+            return (
+                f"The leader will be killed in the middle of {LONG_TASK}, and a new replica "
+                "started.\nUntil another one leads, jobs run two or three seconds late"
+            )
         return f"One of them will be killed in the middle of {LONG_TASK}, and a new one started"
     return (
         f"None of them will be killed; that takes {FEWEST_REPLICAS} replicas and "

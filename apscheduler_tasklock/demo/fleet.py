@@ -12,6 +12,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO
@@ -34,7 +35,7 @@ class Event:
     :ivar replica: number of the replica
     :ivar kind: ``ready``, ``granted``, ``refused``, ``released``, ``lost``, ``raised`` (on
         purpose), ``error``, ``exited``, or ``killed`` (by the demo, in the run in question); with
-        a shared store also ``added`` and ``removed``
+        a shared store also ``added`` and ``removed``; in leader mode also ``leads`` and ``follows``
     :ivar at: when, in seconds since 1970
     :ivar run_time: the run time in question, in seconds since 1970
     :ivar detail: what went wrong
@@ -58,11 +59,11 @@ class Replica:
     replicas.
 
     :param events: the queue of the replica's events
-    :param module: the module that the process runs
+    :param module: the module that the process runs, and arguments for it
     """
 
     def __init__(
-        self, number: int, ledger: Ledger, events: queue.Queue[Event], module: str
+        self, number: int, ledger: Ledger, events: queue.Queue[Event], module: Sequence[str]
     ) -> None:
         self.number = number
         self._events = events
@@ -70,7 +71,7 @@ class Replica:
         self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # see close()
         url = ledger.url.render_as_string(hide_password=False)
         self.process = subprocess.Popen(
-            [sys.executable, "-m", module, str(number), ledger.schema],
+            [sys.executable, "-m", module[0], str(number), ledger.schema, *module[1:]],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,
@@ -153,10 +154,10 @@ class Replica:
 class Fleet:
     """All replicas. As a context manager, the fleet starts and ends them.
 
-    :param module: the module that their processes run
+    :param module: the module that their processes run, and arguments for it
     """
 
-    def __init__(self, ledger: Ledger, count: int, module: str) -> None:
+    def __init__(self, ledger: Ledger, count: int, module: Sequence[str]) -> None:
         self._module = module
         self._ledger = ledger
         self._count = count
@@ -181,8 +182,13 @@ class Fleet:
             replica.close()
 
     def __len__(self) -> int:
-        """Return how many replicas were started so far; they are numbered from 1 on."""
+        """Return how many replicas were started so far."""
         return len(self._replicas)
+
+    @property
+    def numbers(self) -> Sequence[int]:
+        """The numbers of the replicas that were started so far."""
+        return range(1, len(self) + 1)
 
     def start_replica(self) -> None:
         """Start one more replica. Its event ``ready`` says when it can go."""

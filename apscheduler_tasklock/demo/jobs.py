@@ -20,11 +20,23 @@ LEASE = 2.0
 # lease, and the run that takes over.
 LONG_TASK = "report-8s"
 
-TASKS = (
-    DemoTask("tick-2s", 2, about="interval, every 2 s, takes 0.4 s"),
-    DemoTask(LONG_TASK, 8, about="interval, every 8 s, takes 2.5 s"),
-    DemoTask("flaky-2s", 2, about="cron, every 2 s, raises now and then"),
-)
+# Seconds from one run time of the two other tasks to the next.
+PERIOD = 2
+# The same in leader mode. While nobody leads, a run begins up to 3 seconds late. It has to end
+# before the next one is due, because a run time is skipped that is due during a run.
+LEADER_PERIOD = 4
+
+
+def tasks(period: int) -> tuple[DemoTask, DemoTask, DemoTask]:
+    """Return the tasks, of which two have this period."""
+    return (
+        DemoTask(f"tick-{period}s", period, about=f"interval, every {period} s, takes 0.4 s"),
+        DemoTask(LONG_TASK, 8, about="interval, every 8 s, takes 2.5 s"),
+        DemoTask(f"flaky-{period}s", period, about=f"cron, every {period} s, raises now and then"),
+    )
+
+
+TASKS = tasks(PERIOD)
 
 
 class ExpectedError(Exception):
@@ -64,20 +76,21 @@ def recorded_run(ledger: Ledger) -> Iterator[int]:
         ledger.end_run(run)
 
 
-def schedule(scheduler: Any, ledger: Ledger, start: datetime) -> None:
+def schedule(scheduler: Any, ledger: Ledger, start: datetime, period: int) -> None:
     """Add the jobs, which are the same on every replica.
 
     :param start: the first run time of the intervals
+    :param period: as for ``tasks``
     """
     scheduler.add_job(
         tick,
         "interval",
-        seconds=2,
+        seconds=period,
         start_date=start,
-        id="tick-2s",
+        id=f"tick-{period}s",
         args=[ledger],
-        # The maximum lock: 4 x 2 s.
+        # The maximum lock: 4 periods.
         kwargs={"task_lock": {"max_factor": 4}},
     )
     scheduler.add_job(report, "interval", seconds=8, start_date=start, id=LONG_TASK, args=[ledger])
-    scheduler.add_job(flaky, "cron", second="*/2", id="flaky-2s", args=[ledger])
+    scheduler.add_job(flaky, "cron", second=f"*/{period}", id=f"flaky-{period}s", args=[ledger])

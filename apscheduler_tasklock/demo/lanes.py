@@ -19,6 +19,9 @@ RUN, RAISING_RUN, TAKEOVER, DEATH = "█", "▒", "▓", "✗"
 MARKS = {"refused": "·", "added": "+"}
 _COLOURS = ("cyan", "green", "magenta")
 _NOW, _GONE, _START = "│", "╌", "├"
+# The lane of a replica while it leads, and the sign beside the name of the one that leads now.
+LEADS = "─"
+_LEADER = "★"
 
 # Columns of a lane's two labels, the replica and the task, with their spaces.
 REPLICA_WIDTH, TASK_WIDTH = 12, 10
@@ -88,6 +91,8 @@ class Lanes:
         self._span = span
         self._blocks: dict[tuple[int, str, float], Block] = {}
         self._marks: list[tuple[int, str, float]] = []
+        # From when until when each replica led; `None`: it leads now.
+        self._led: dict[int, list[tuple[float, float | None]]] = {}
 
     def add(self, event: Event, elapsed: float) -> None:
         """Add an event to the lanes."""
@@ -96,11 +101,16 @@ class Lanes:
         key = (event.replica, event.task, event.run_time)
         if event.kind == "ready":
             self._starts[event.replica] = elapsed
+        elif event.kind == "leads":
+            self._led.setdefault(event.replica, []).append((elapsed, None))
+        elif event.kind == "follows":
+            self._end_leadership(event.replica, elapsed)
         elif event.kind == self._marked:
             self._marks.append((event.replica, event.task, elapsed))
         elif event.kind == "granted":
             self._blocks[key] = Block(elapsed, takeover=event.reason == "takeover")
         elif event.kind in ("exited", "killed"):
+            self._end_leadership(event.replica, elapsed)
             self._end_blocks(event.replica, elapsed, died=event.kind == "killed")
         elif key in self._blocks:
             block = self._blocks[key]
@@ -135,6 +145,8 @@ class Lanes:
             name, style = f"{name} {DEATH}", BAD
         elif self.counts[replica, "exited"]:
             style = FAINT
+        elif self._leads(replica):
+            name = f"{name} {_LEADER}"
         return [
             Text(f"{name:{REPLICA_WIDTH}}", style),
             Text(f"{f'runs {runs}':{REPLICA_WIDTH}}", FAINT),
@@ -153,13 +165,7 @@ class Lanes:
 
     def _lane(self, replica: int, tasks: Sequence[str], scale: Scale, elapsed: float) -> Text:
         now = scale.column(elapsed)
-        cells: dict[int, tuple[str, str]] = {}
-        if replica in self._starts:
-            cells[scale.column(self._starts[replica])] = (_START, FAINT)
-        if replica in self._deaths:
-            dead = range(scale.column(self._deaths[replica]), now)
-            cells.update(dict.fromkeys(dead, (_GONE, FAINT)))
-        cells[now] = (_NOW, FAINT)
+        cells = self._background(replica, scale, now)
         for number, task, moment in self._marks:
             if number == replica and task in tasks:
                 cells[scale.column(moment)] = (MARKS[self._marked], self._colours[task])
@@ -173,6 +179,30 @@ class Lanes:
                     cells[stop] = (DEATH, BAD)
         blank = (" ", "")
         return Text.assemble(*(cells.get(column, blank) for column in range(scale.columns)))
+
+    def _background(self, replica: int, scale: Scale, now: int) -> dict[int, tuple[str, str]]:
+        """Return what a lane shows beneath the runs: when the replica led, was started, and died.
+
+        :param now: the column of the present moment
+        """
+        cells: dict[int, tuple[str, str]] = {}
+        for begin, until in self._led.get(replica, []):
+            led = range(scale.column(begin), now if until is None else scale.column(until))
+            cells.update(dict.fromkeys(led, (LEADS, AGAIN)))
+        if replica in self._starts:
+            cells[scale.column(self._starts[replica])] = (_START, FAINT)
+        if replica in self._deaths:
+            dead = range(scale.column(self._deaths[replica]), now)
+            cells.update(dict.fromkeys(dead, (_GONE, FAINT)))
+        cells[now] = (_NOW, FAINT)
+        return cells
+
+    def _leads(self, replica: int) -> bool:
+        return any(until is None for _, until in self._led.get(replica, []))
+
+    def _end_leadership(self, replica: int, elapsed: float) -> None:
+        led = self._led.get(replica, [])
+        self._led[replica] = [(begin, elapsed if until is None else until) for begin, until in led]
 
     def _end_blocks(self, replica: int, elapsed: float, *, died: bool) -> None:
         if died:

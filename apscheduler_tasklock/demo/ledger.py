@@ -26,7 +26,7 @@ _MID_RUN_SECONDS = 0.5
 _ALL_RUNS = f"SELECT {_RUN} FROM {{table}} AS run ORDER BY started_at"  # noqa: S608  # the columns are those above
 _MID_RUN = f"""
     SELECT {_RUN} FROM {{table}} AS run
-    WHERE task = %s AND run.replica <> %s AND ended_at IS NULL
+    WHERE task = %s AND run.replica = ANY(%s) AND ended_at IS NULL
       AND started_at < clock_timestamp() - %s * interval '1 second'
       AND NOT EXISTS (SELECT FROM {{table}} AS other WHERE other.replica = run.replica
                       AND other.id <> run.id AND other.ended_at IS NULL)
@@ -65,17 +65,17 @@ class Ledger:
             [run],
         )
 
-    def kill_in_mid_run(self, task: str, kill: Callable[[Run], None], spared: int = 0) -> bool:
+    def kill_in_mid_run(self, task: str, kill: Callable[[Run], None], among: Sequence[int]) -> bool:
         """Kill a replica that is in the middle of a run of this task, and of no other run.
 
         The run's row is locked until the replica is dead, so that the run's end cannot be entered.
 
         :param kill: kills the run's replica, and returns when the replica is gone
-        :param spared: number of a replica that is not to be killed
+        :param among: numbers of the replicas of which one may be killed
         :return: whether there was such a replica
         """
         with self._connect() as connection, connection.transaction():
-            wanted = [task, spared, _MID_RUN_SECONDS]
+            wanted = [task, list(among), _MID_RUN_SECONDS]
             rows = connection.execute(self._named(_MID_RUN), wanted).fetchall()
             if not rows:
                 return False

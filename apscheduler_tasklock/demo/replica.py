@@ -1,5 +1,7 @@
 """One replica of the demo: ``python -m apscheduler_tasklock.demo.replica NUMBER SCHEMA``.
 
+With ``--leader`` as the last argument, the replica is in leader mode.
+
 The replica writes ``ready``, and waits for a line on standard input: the moment from which on
 intervals count. Then the replica schedules the jobs. It ends on SIGTERM, or when standard input
 ends, for example because the demo was killed. It writes events to standard output, a line of JSON
@@ -11,6 +13,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import select
 import signal
 import sys
 import time
@@ -21,7 +24,7 @@ from apscheduler.events import EVENT_JOB_ERROR, EVENT_JOB_MAX_INSTANCES
 from apscheduler.schedulers.background import BackgroundScheduler
 
 from apscheduler_tasklock._database.url import parse_url
-from apscheduler_tasklock.demo.jobs import LEASE, ExpectedError, schedule
+from apscheduler_tasklock.demo.jobs import LEADER_PERIOD, LEASE, PERIOD, ExpectedError, schedule
 from apscheduler_tasklock.demo.ledger import Ledger
 from apscheduler_tasklock.events import (
     EVENT_TASK_LOCK_ALL,
@@ -38,6 +41,17 @@ from apscheduler_tasklock.executor import TaskLockExecutor
 # everybody can read.
 DATABASE_VARIABLE = "TASKLOCK_DEMO_DATABASE"
 
+# The argument that puts the replica into leader mode.
+LEADER_MODE = "--leader"
+
+# Seconds from one look of the replica at the rows of its tasks to the next.
+_POLL_INTERVAL = 1.0
+# Seconds after the last look of a killed leader until another replica may lead: the shortest for
+# looks so far apart.
+_LEADER_LEASE = 3.0
+# Seconds from one question whether the replica leads to the next.
+_LEADERSHIP = 0.1
+
 _KINDS = {
     EVENT_TASK_LOCK_GRANTED: "granted",
     EVENT_TASK_LOCK_REFUSED: "refused",
@@ -51,42 +65,56 @@ _KINDS = {
 _LONGEST_DETAIL = 500
 
 
-def main(number: int, schema: str) -> None:
+def main(number: int, schema: str, *options: str) -> None:
     """Run the replica until it is told to stop."""
+    leader = LEADER_MODE in options
     signal.signal(signal.SIGTERM, stop)
     ledger = Ledger(parse_url(os.environ[DATABASE_VARIABLE]), schema, number)
-    scheduler = make_scheduler(ledger)
+    executor = make_executor(ledger, leader=leader)
+    scheduler = make_scheduler(executor)
     tell("ready")
     try:
         if start := sys.stdin.readline():
-            schedule(scheduler, ledger, datetime.fromtimestamp(float(start), timezone.utc))
+            first = datetime.fromtimestamp(float(start), timezone.utc)
+            schedule(scheduler, ledger, first, LEADER_PERIOD if leader else PERIOD)
             scheduler.start()
+            if leader:
+                tell_leadership(executor)
             sys.stdin.read()
     finally:
         if scheduler.running:
             scheduler.shutdown(wait=True)
 
 
-def make_scheduler(
-    ledger: Ledger, *, max_workers: int = 10, max_instances: int = 5
-) -> BackgroundScheduler:
-    """Return a scheduler that takes the task lock before each run, and reports events to the demo.
+def make_executor(
+    ledger: Ledger, *, max_workers: int = 10, leader: bool = False
+) -> TaskLockExecutor:
+    """Return an executor that takes the task lock before each run.
 
-    :param max_workers: how many jobs the scheduler runs at a time
+    :param max_workers: how many jobs it runs at a time
+    :param leader: whether the replica is in leader mode
+    """
+    return TaskLockExecutor(
+        ledger.url,
+        max_workers=max_workers,
+        schema=ledger.schema,
+        replica_id=f"replica {ledger.replica}",
+        lease=LEASE,
+        failover=True,
+        poll_interval=_POLL_INTERVAL,
+        leader=leader,
+        leader_lease=_LEADER_LEASE,
+    )
+
+
+def make_scheduler(executor: TaskLockExecutor, *, max_instances: int = 5) -> BackgroundScheduler:
+    """Return a scheduler that reports events to the demo.
+
+    :param executor: its executor
     :param max_instances: how many runs of one job the scheduler has at a time
     """
     scheduler = BackgroundScheduler(
-        executors={
-            "default": TaskLockExecutor(
-                ledger.url,
-                max_workers=max_workers,
-                schema=ledger.schema,
-                replica_id=f"replica {ledger.replica}",
-                lease=LEASE,
-                failover=True,
-                poll_interval=1,
-            )
-        },
+        executors={"default": executor},
         # Late runs are no misfires, because the demo counts runs, and a busy machine is late.
         job_defaults={
             "misfire_grace_time": None,
@@ -99,6 +127,19 @@ def make_scheduler(
     scheduler.add_listener(tell_job_error, EVENT_JOB_ERROR)
     scheduler.add_listener(tell_crowded, EVENT_JOB_MAX_INSTANCES)
     return scheduler
+
+
+def tell_leadership(executor: TaskLockExecutor) -> None:
+    """Tell the demo when the replica begins to lead, or no longer leads, until standard input ends.
+
+    :param executor: the executor of the replica
+    """
+    led = False
+    while not select.select([sys.stdin], [], [], _LEADERSHIP)[0]:
+        leads = executor.is_leader
+        if leads != led:
+            tell("leads" if leads else "follows")
+        led = leads
 
 
 def tell_lock_event(event: TaskLockEvent) -> None:
@@ -159,4 +200,4 @@ if __name__ == "__main__":
     logging.getLogger("apscheduler").setLevel(logging.CRITICAL + 1)
     # No warnings of short leases are printed, because the demo's leases are short on purpose.
     logging.getLogger("apscheduler_tasklock._runs.executor_jobs").setLevel(logging.ERROR)
-    main(int(sys.argv[1]), sys.argv[2])
+    main(int(sys.argv[1]), *sys.argv[2:])

@@ -19,7 +19,7 @@ from apscheduler_tasklock.demo.fires import Fires
 from apscheduler_tasklock.demo.fleet import Event, Fleet
 from apscheduler_tasklock.demo.ledger import Ledger, new_schema_name
 from apscheduler_tasklock.demo.server import EmbeddedServer
-from apscheduler_tasklock.demo.story import SHARED_STORE, WITHOUT_STORE, Conductor, Story
+from apscheduler_tasklock.demo.story import LEADER, SHARED_STORE, WITHOUT_STORE, Conductor, Story
 from apscheduler_tasklock.demo.verdict import verdict
 from apscheduler_tasklock.demo.views import (
     PlainView,
@@ -86,6 +86,7 @@ def run_demo(
     seconds: float,
     *,
     shared_store: bool = False,
+    leader: bool = False,
     view: View | None = None,
 ) -> int:
     """Run the demo and print what it shows.
@@ -94,6 +95,7 @@ def run_demo(
     :param replicas: how many replica processes, 1 or more
     :param seconds: how long they run, above 0
     :param shared_store: whether the demo shows the job store that all replicas share
+    :param leader: whether the demo shows leader mode, which is not for the shared store
     :param view: shows the demo; by default the view that suits standard output
     :return: the exit status: 0; 1 if a window was doubled or missed, or a replica failed; 2 if the
         demo could not run; 130 if the demo was interrupted
@@ -101,7 +103,7 @@ def run_demo(
     interrupts = Interrupts()
     try:
         with interrupts.listening():
-            story = SHARED_STORE if shared_store else WITHOUT_STORE
+            story = SHARED_STORE if shared_store else LEADER if leader else WITHOUT_STORE
             return _Demo(story, replicas, seconds, interrupts, view).run(database)
     except InterruptedDemo:
         # Not to standard output, because in `demo | tee log` Ctrl-C has ended tee, too.
@@ -246,5 +248,7 @@ def _choose_view(story: Story, replicas: int, seconds: float) -> View:
 
         console = Console(highlight=False)
         if not (console.is_dumb_terminal or console.options.ascii_only):
-            return LiveView(console, replicas, seconds, story.tasks, story.marked)
+            return LiveView(
+                console, replicas, seconds, story.tasks, story.marked, has_leader=story.has_leader
+            )
     return PlainView()

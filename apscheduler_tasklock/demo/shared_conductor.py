@@ -99,6 +99,7 @@ class SharedConductor:
         return None if self._removed else f"{TICK.name} was not removed"
 
     def _kill(self) -> None:
+        others = [number for number in self._fleet.numbers if number != ADDS]
         for report in REPORTS:
             killed: list[int] = []
 
@@ -106,12 +107,12 @@ class SharedConductor:
                 self._fleet.kill_in(run)
                 killed.append(run.replica)
 
-            if self._ledger.kill_in_mid_run(report.name, kill, spared=ADDS):
+            if self._ledger.kill_in_mid_run(report.name, kill, others):
                 self._killed = report.name, killed[0]
                 return
 
     def _removes(self) -> int:
         """Return the replica that removes the job: if possible, not the one that has added it."""
         assert self._killed is not None
-        left = {number + 1 for number in range(len(self._fleet))} - {ADDS, self._killed[1]}
+        left = {*self._fleet.numbers} - {ADDS, self._killed[1]}
         return min(left, default=ADDS)

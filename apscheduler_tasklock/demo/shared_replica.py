@@ -15,7 +15,13 @@ from typing import Any
 from apscheduler_tasklock._database.url import parse_url
 from apscheduler_tasklock.demo import shared_jobs
 from apscheduler_tasklock.demo.ledger import Ledger
-from apscheduler_tasklock.demo.replica import DATABASE_VARIABLE, make_scheduler, stop, tell
+from apscheduler_tasklock.demo.replica import (
+    DATABASE_VARIABLE,
+    make_executor,
+    make_scheduler,
+    stop,
+    tell,
+)
 from apscheduler_tasklock.jobstore.store import TaskLockJobStore
 
 
@@ -24,7 +30,8 @@ def main(number: int, schema: str) -> None:
     signal.signal(signal.SIGTERM, stop)
     ledger = Ledger(parse_url(os.environ[DATABASE_VARIABLE]), schema, number)
     shared_jobs.use_ledger(ledger)
-    scheduler = make_scheduler(ledger, max_workers=shared_jobs.WORKERS, max_instances=1)
+    executor = make_executor(ledger, max_workers=shared_jobs.WORKERS)
+    scheduler = make_scheduler(executor, max_instances=1)
     scheduler.add_jobstore(
         TaskLockJobStore(
             ledger.url,

@@ -16,6 +16,7 @@ from apscheduler_tasklock.demo.lanes import (
     BAD,
     DEATH,
     FAINT,
+    LEADS,
     MARKS,
     RAISING_RUN,
     REPLICA_WIDTH,
@@ -43,6 +44,7 @@ class LiveView:
     :param seconds: how long the demo is
     :param tasks: the tasks that have lanes
     :param marked: the kind of event that is counted and marked
+    :param has_leader: whether the replicas are in leader mode
     """
 
     def __init__(
@@ -52,9 +54,12 @@ class LiveView:
         seconds: float,
         tasks: Sequence[DemoTask],
         marked: str = "refused",
+        *,
+        has_leader: bool = False,
     ) -> None:
         self._colours = colours(tasks)
         self._marked = marked
+        self._has_leader = has_leader
         self._console = console
         self._seconds = seconds
         self._lanes = Lanes(replicas, min(seconds, _SPAN) + _LAST_RUNS, tasks, marked)
@@ -109,16 +114,18 @@ class LiveView:
         )
 
     def _legend(self) -> Text:
-        signs = (
+        signs = [
             (RUN, "bold", "run"),
             (RAISING_RUN, BAD, "raised"),
             (DEATH, BAD, "killed"),
             (TAKEOVER, AGAIN, "takeover"),
             (MARKS[self._marked], "bold", self._marked),
-        )
+        ]
+        if self._has_leader:
+            signs.append((LEADS, AGAIN, "leads"))
         legend = Text("\n" + " " * (REPLICA_WIDTH + TASK_WIDTH))
         for sign, style, meaning in signs:
-            legend.append(sign, style).append(f" {meaning}   ", FAINT)
+            legend.append(sign, style).append(f" {meaning}  ", FAINT)
         return legend
 
     def _progress(self, elapsed: float, width: int, *, stopping: bool) -> Text:
@@ -145,6 +152,5 @@ def _told_style(event: Event) -> str | None:
     """Return the style in which to print an event; ``None`` if only the lanes show the event."""
     if event.kind in ("lost", "error", "killed"):
         return BAD
-    return (
-        AGAIN if event.kind in ("ready", "added", "removed") or event.reason == "takeover" else None
-    )
+    told = ("ready", "added", "removed", "leads", "follows")
+    return AGAIN if event.kind in told or event.reason == "takeover" else None

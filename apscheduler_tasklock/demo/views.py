@@ -85,6 +85,8 @@ def describe_event(event: Event) -> str:
     """Return what happened, in a few words."""
     if event.kind == "ready":
         return "started, a new one"
+    if event.kind == "follows":
+        return "no longer leads"
     return f"{event.task:9}  {event.kind:8}  {_details(event)}" if event.task else event.kind
 
 
@@ -141,12 +143,17 @@ def explain_summary(verdicts: Sequence[Verdict]) -> str:
     return "\n".join(["What the last line counts:", *lines, ""])
 
 
-def compare_with_no_lock(verdicts: Sequence[Verdict], fires: int) -> str:
+def compare_with_no_lock(
+    verdicts: Sequence[Verdict], fires: int, *, has_leader: bool = False
+) -> str:
     """Return how often the jobs would have run without the lock, and how often they did run.
 
     :param fires: how many fires there were, of all replicas
+    :param has_leader: whether the replicas are in leader mode. At the end of the demo a follower
+        has fires that no event has told of, because it was to ask for them later.
     """
-    without = f"Without the lock, every replica would have run every job: {fires} runs."
+    count = f"{fires} runs or more" if has_leader else f"{fires} runs"
+    without = f"Without the lock, every replica would have run every job: {count}."
     return "\n".join([without, *_wrapped(f"With it, {describe_outcome(verdicts)}.")])
 
 

@@ -13,7 +13,7 @@ from rich.progress import Progress
 from benchmarks.fidelity.account import Account, account, account_by_run_time
 from benchmarks.fidelity.clock import TravellingDatabase, travelling_database
 from benchmarks.fidelity.report import Results, ScheduleResults, goal_reached, markdown
-from benchmarks.fidelity.rules import RULES, SHORT_GAP_RULES
+from benchmarks.fidelity.rules import RULES, SHORT_GAP_RULES, TRACE_RULES
 from benchmarks.fidelity.schedules import (
     MOVES,
     WANDERS,
@@ -36,7 +36,7 @@ def measure(
     """Yield the account of each trace under each rule."""
     for conditions in TRACES:
         trace = Trace(conditions, windows, seed)
-        for kind in RULES:
+        for kind in TRACE_RULES:
             history = Simulation(trace, kind(database), database).live()
             yield conditions.name, kind.name, account(trace, history)
 
@@ -74,8 +74,8 @@ def main() -> int:
     results: Results = {}
     short_gaps: Results = {}
     schedules: ScheduleResults = {}
-    total = len(TRACES) + len(MOVES) + len(WANDERS)
-    total = total * len(RULES) + len(SCHEDULES) * len(SHORT_GAP_RULES)
+    total = len(TRACES) * len(TRACE_RULES) + (len(MOVES) + len(WANDERS)) * len(RULES)
+    total += len(SCHEDULES) * len(SHORT_GAP_RULES)
     with travelling_database() as database, Progress(console=Console(stderr=True)) as progress:
         database.in_python = options.in_python
         steps = progress.add_task("", total=total)

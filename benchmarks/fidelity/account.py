@@ -39,6 +39,7 @@ class Account:
     :ivar unattended: windows that no worker asked for in time, on any replica
     :ivar overlapping: runs that began while another one was going on
     :ivar silence: longest time from the end of a run to the start of the next, in periods
+    :ivar latest: longest time from a window's run time to its first run, in seconds
     """
 
     windows: int
@@ -50,6 +51,7 @@ class Account:
     unattended: int
     overlapping: int
     silence: float
+    latest: float
     overtaken: int = 0
 
 
@@ -69,6 +71,7 @@ def account(trace: Trace, history: History) -> Account:
         unattended=fates["unattended"],
         overlapping=_overlapping(history.runs),
         silence=_silence(ended),
+        latest=_latest(history.runs),
         overtaken=fates["overtaken"],
     )
 
@@ -106,6 +109,7 @@ def account_by_run_time(history: History, run_times: Sequence[float]) -> Account
         unattended=fates["unattended"],
         overlapping=_overlapping(history.runs),
         silence=_silence(ended),
+        latest=_latest(history.runs),
         overtaken=fates["overtaken"],
     )
 
@@ -202,3 +206,11 @@ def _silence(ended: Sequence[Run]) -> float:
         (later.start - end) / max(earlier.period, later.period)
         for end, (earlier, later) in zip(ends, pairwise(runs), strict=False)
     )
+
+
+def _latest(runs: Sequence[Run]) -> float:
+    begun: dict[float, float] = {}
+    for run in runs:  # in the order of their starts, so that takeovers do not count
+        # Rounded, because a replica whose clock is off computes a rounding error along.
+        begun.setdefault(round(run.run_time, 3), run.start)
+    return max(start - run_time for run_time, start in begun.items())

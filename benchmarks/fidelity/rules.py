@@ -264,7 +264,7 @@ class TaskLockRule(Rule):
 
     def claim(self, replica: str, fire: Fire, *, stable: bool) -> Granted | Refused:
         lease = self._lease(fire.period)
-        request = self._request(fire, lease) if fire.submission is None else request_of(fire)
+        request = self.request(fire)
         # By the replica's own clock, so that an error of the clock cancels out.
         times = ReadTimes(lag=max(0.0, self.database.now - fire.time), stable=stable)
         answer = self.protocol_of(replica).claim(self.cursor(), request, times)
@@ -273,7 +273,10 @@ class TaskLockRule(Rule):
         refusal = Refusal.of(answer)
         return Refused(refusal.token if refusal.blocked else None, refusal.waits)
 
-    def _request(self, fire: Fire, lease: float) -> ClaimRequest:
+    def request(self, fire: Fire) -> ClaimRequest:
+        """Return the request of a claim."""
+        if fire.submission is not None:
+            return request_of(fire)
         min_lock, max_lock = self.options.lock_times(fire.period)
         return ClaimRequest(
             TASK,
@@ -281,7 +284,7 @@ class TaskLockRule(Rule):
             max_lock,
             run_time=moment(fire.run_time),
             exact=self.exact and fire.exact,
-            lease=lease,
+            lease=self._lease(fire.period),
             failover=self.failover,
             runs=RUNS,
         )
@@ -382,6 +385,16 @@ class TaskLockWithFailover(TaskLockRule):
     options = replace(DEFAULTS, failover=True, lease=30.0)
 
 
+class TaskLockWithLeader(TaskLockWithFailover):
+    """The same with failover, in leader mode.
+
+    :ivar leader_lease: seconds after its last look for which a leader is not replaced
+    """
+
+    name = "apscheduler-tasklock, failover=True, lease=30, leader=True"
+    leader_lease = 15.0
+
+
 class TaskLockInDatabaseTime(TaskLockRule):
     """The same as the default, as if replicas did not share their run times."""
 
@@ -390,6 +403,8 @@ class TaskLockInDatabaseTime(TaskLockRule):
 
 
 RULES = (TaskLockTable, ShedLock, SlotLock, TaskLockRule, TaskLockWithFailover)
+# The rules of the traces whose replicas have no triggers of APScheduler.
+TRACE_RULES = (*RULES, TaskLockWithLeader)
 # Without the slot lock, because slots of an irregular schedule are no multiples of a period.
 SHORT_GAP_RULES = (
     TaskLockTable,

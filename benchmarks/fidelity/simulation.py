@@ -3,7 +3,8 @@
 What is simulated is APScheduler: a job with ``max_instances=1`` and no grace time on replicas
 whose fires wait for a worker. The rule decides by its statements on the real database. For this
 library, its executor is simulated as well: renewals at a third of the lease, the poll, the run
-times that wait for a run to end, and what a stop cuts.
+times that wait for a run to end, and what a stop cuts. In leader mode its own modules decide who
+leads, and what becomes of a follower's run times.
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ from itertools import count
 from typing import Literal
 
 from apscheduler_tasklock._lock.protocol_messages import RunState
+from apscheduler_tasklock._runs.kept_runs import Outlook
 from apscheduler_tasklock._runs.submission import Submission
 from apscheduler_tasklock._runs.trigger_times import has_shared_times
 from benchmarks.fidelity.clock import TravellingDatabase, moment, seconds
 from benchmarks.fidelity.executor import OneJob, ReplicaExecutor, TravellingClient
-from benchmarks.fidelity.rules import TASK, Granted, Rule, TaskLockRule
+from benchmarks.fidelity.leader import Member
+from benchmarks.fidelity.rules import TASK, TIMINGS, Granted, Rule, TaskLockRule, TaskLockWithLeader
 from benchmarks.fidelity.trace import Fire, Life, Trace
 
 Outcome = Literal["ended", "killed", "stopped"]
@@ -98,6 +101,7 @@ class Replica:
     :ivar polls: the polls that are planned, counted from its start
     :ivar next_fire: the next run time of its scheduler
     :ivar executor: its looks at the rows, if they are the library's own
+    :ivar member: its part in leader mode
     """
 
     life: Life
@@ -110,6 +114,12 @@ class Replica:
     polls: set[int] = field(default_factory=set)
     next_fire: Fire | None = None
     executor: ReplicaExecutor | None = None
+    member: Member | None = None
+
+    @property
+    def leads(self) -> bool:
+        """Whether it is there, and leads."""
+        return self.alive and self.member is not None and self.member.leads
 
 
 class Simulation:
@@ -156,11 +166,13 @@ class Simulation:
         self._replicas.append(replica)
         self._plan(life.left, partial(self._leave, replica))
         self._plan_fire(replica)
-        if isinstance(self._rule, TaskLockRule) and (self._may_run_again or self._every_poll):
+        if isinstance(self._rule, TaskLockRule) and (self._every_poll or self._calls_for_polls):
             self._poll(self._rule, replica)
 
     def _started(self, life: Life) -> Replica:
-        return Replica(life, self._trace.fires(life))
+        rule = self._rule
+        member = Member(rule, life.name) if isinstance(rule, TaskLockWithLeader) else None
+        return Replica(life, self._trace.fires(life), member=member)
 
     def _leave(self, replica: Replica) -> None:
         """Stop or kill a replica whose time is over.
@@ -173,16 +185,20 @@ class Simulation:
             self._kill(replica)
             return
         replica.leaving = True
+        if replica.member is not None:
+            replica.member.resign()
+            self._look_soon()
         if replica.current is not None and self._trace.conditions.coroutines:
             granted = self._cut(replica, "stopped")
             self._rule.cut(granted)
             self._look_soon()
 
     def _kill(self, replica: Replica) -> None:
+        self._renew_leadership()
         replica.alive = False
         if replica.current is not None:
             self._cut(replica, "killed")
-            self._look_soon()
+        self._look_soon()
 
     def _cut(self, replica: Replica, outcome: Outcome) -> Granted:
         current = replica.current
@@ -201,8 +217,15 @@ class Simulation:
         if not replica.alive or replica.leaving:
             return
         self._plan_fire(replica)
-        if not replica.busy:  # else max_instances skips it
+        if replica.busy:  # max_instances skips it
+            return
+        if replica.member is None or replica.member.leads:
             self._submit(replica, partial(self._work, replica, fire))
+        else:
+            assert isinstance(self._rule, TaskLockRule)
+            # In place of any other, because APScheduler coalesces.
+            replica.member.kept, replica.blocked = fire, None
+            self._plan_poll(self._rule, replica, not_before=fire.time + TIMINGS.head_start)
 
     def _submit(self, replica: Replica, work: Callable[[], None]) -> None:
         replica.busy = True
@@ -278,6 +301,31 @@ class Simulation:
         """Whether a run was cut short that another replica may run again."""
         return self._dead and isinstance(self._rule, TaskLockRule) and self._rule.failover
 
+    @property
+    def _calls_for_polls(self) -> bool:
+        """Whether the polls of any replica may find something to do."""
+        return self._may_run_again or self._is_leaderless
+
+    @property
+    def _is_leaderless(self) -> bool:
+        """Whether a replica that looks may become the leader."""
+        in_leader_mode = isinstance(self._rule, TaskLockWithLeader)
+        return in_leader_mode and not any(replica.leads for replica in self._replicas)
+
+    def _renew_leadership(self) -> None:
+        """Let the leader renew its lease, as its last poll did, which was left out."""
+        now = self._now
+        for replica in self._replicas:
+            if replica.leads:
+                assert isinstance(self._rule, TaskLockRule)
+                assert replica.member is not None
+                joined, interval = replica.life.joined, self._rule.poll_interval
+                polled = joined + math.floor((now - joined) / interval + 0.001) * interval
+                if polled > replica.member.looked_at:
+                    self._database.travel(polled, self._trace.clock_ahead(polled))
+                    replica.member.renew(polled)
+        self._database.travel(now, self._trace.clock_ahead(now))
+
     def _look_soon(self) -> None:
         """Plan the next polls that can find a change of the last run.
 
@@ -285,7 +333,7 @@ class Simulation:
         """
         if isinstance(self._rule, TaskLockRule):
             for replica in self._replicas:
-                if self._may_run_again or replica.blocked is not None:
+                if self._calls_for_polls or replica.blocked is not None:
                     self._plan_poll(self._rule, replica)
 
     def _plan_poll(
@@ -312,13 +360,30 @@ class Simulation:
     def _poll(self, rule: TaskLockRule, replica: Replica, number: int = 0) -> None:
         replica.polls.discard(number)
         self._look(rule, replica)
-        if self._every_poll or self._may_run_again or replica.blocked is not None:
+        kept = replica.member is not None and replica.member.kept is not None
+        if self._every_poll or self._calls_for_polls or replica.blocked is not None or kept:
             self._plan_poll(rule, replica)
 
     def _look(self, rule: TaskLockRule, replica: Replica) -> None:
-        """See what became of the last run; run again what is dead, and what waited for it."""
+        """Look at the rows, and do what they call for."""
         if not replica.alive or replica.leaving:
             return
+        if replica.member is None:
+            self._look_at_run(rule, replica)
+            return
+        self._renew_leadership()
+        outlook = replica.member.look(self._now)
+        self._look_at_run(rule, replica)
+        fire = replica.member.kept
+        if fire is not None and outlook is Outlook.REFUSED:
+            replica.member.kept = None
+            self._history.asked.append((fire.run_time, self._now))
+        elif fire is not None and outlook is Outlook.ASKED_AGAIN and not replica.busy:
+            replica.member.kept = None
+            self._submit(replica, partial(self._work, replica, fire))
+
+    def _look_at_run(self, rule: TaskLockRule, replica: Replica) -> None:
+        """See what became of the last run; run again what is dead, and what waited for it."""
         state = rule.read()
         if state is None:
             return

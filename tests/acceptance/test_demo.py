@@ -33,8 +33,8 @@ CODE = """
 import sys
 from apscheduler_tasklock.demo.run import run_demo
 database, replicas, seconds, *options = sys.argv[1:]
-shared = options == ["--shared-store"]
-sys.exit(run_demo(database or None, int(replicas), float(seconds), shared_store=shared))
+stories = {"shared_store": "--shared-store" in options, "leader": "--leader" in options}
+sys.exit(run_demo(database or None, int(replicas), float(seconds), **stories))
 """
 TIMEOUT = 90.0
 
@@ -453,3 +453,51 @@ def test_a_shared_stores_demo_that_is_too_short_for_its_story_says_so(
     demo = start(4, "", SHARED)
     assert demo.wait() == 2
     assert "12 seconds" in demo.err
+
+
+LEADER = "--leader"
+
+
+def test_in_leader_mode_the_leader_is_killed_and_another_replica_leads_and_runs_the_jobs(
+    start: Callable[..., Demo], empty_database_url: str
+) -> None:
+    demo = start(12, empty_database_url, LEADER)
+    assert demo.wait() == 0, demo.out + demo.err
+    assert demo.err == ""
+    assert "The leader will be killed in the middle of report-8s, and a new replica" in demo.out
+    story = re.compile(
+        r".*s  replica (?P<dead>\d)  leads\n(?P<led>.*"
+        r"s  replica (?P=dead)  report-8s  killed ) .*"
+        r"s  replica (?P<next>\d)  leads\n.*"
+        r"s  replica (?P=next)  (tick-4s|flaky-4s) +granted .*",
+        re.DOTALL,
+    )
+    matched = story.match(demo.out)
+    assert matched is not None, demo.out
+    assert matched["dead"] != matched["next"]
+    assert f"replica {matched['dead']}  report-8s  granted " in matched["led"]
+    summary = re.fullmatch(
+        r"windows=(\d+) runs=(\d+) doubled=0 missed=0 takeovers=\d run_again=\S*report-8s@\S+",
+        demo.out.splitlines()[-1],
+    )
+    assert summary is not None, demo.out
+    assert summary[1] == summary[2]
+    assert re.search(r"would have run every job: \d+ runs or more\.\n", demo.out)
+
+
+def test_in_leader_mode_the_lanes_show_who_leads(
+    start: Callable[..., Demo], empty_database_url: str
+) -> None:
+    _, lines = on_a_terminal(start, 12, empty_database_url, LEADER)
+    lanes = [line for line in lines if re.match(r"(replica \d|runs \d+|refused \d+) ", line)]
+    names = [line[:12].strip() for line in lanes]
+    starred = {name.removesuffix(" ★") for name in names if name.endswith("★")}
+    dead = {name.removesuffix(" ✗") for name in names if name.endswith("✗")}
+    assert dead < starred, "the leader is killed, and another one leads"
+    last = lanes[-12:]
+    led = {last[place][:9] for place in range(0, 12, 3) if "─" in last[place]}
+    assert led == starred
+    (place,) = (place for place in range(0, 12, 3) if last[place][:9] in dead)
+    assert re.search("─.*╌+│", last[place]), "it led until it was killed"
+    assert "─" not in last[place].partition("╌")[2]
+    assert any(line.rstrip().endswith("· refused  ─ leads") for line in lines)

@@ -19,10 +19,14 @@ from benchmarks.fidelity.clock import (
 from benchmarks.fidelity.report import goal_reached
 from benchmarks.fidelity.rules import (
     RULES,
+    TRACE_RULES,
+    Granted,
+    Refused,
     Rule,
     ShedLock,
     TaskLockRule,
     TaskLockWithFailover,
+    TaskLockWithLeader,
 )
 from benchmarks.fidelity.schedules import (
     MOVES,
@@ -42,7 +46,7 @@ from benchmarks.fidelity.simulation import (
     ScheduledSimulation,
     Simulation,
 )
-from benchmarks.fidelity.trace import TRACES, Conditions, Life, Trace
+from benchmarks.fidelity.trace import TRACES, USUAL_LATENCY, Conditions, Fire, Life, Trace
 
 PERIOD = 300.0
 WINDOWS = 12
@@ -86,6 +90,7 @@ RIGHT = Account(
     unattended=0,
     overlapping=0,
     silence=pytest.approx(0.8),
+    latest=1.0,
 )
 
 
@@ -221,6 +226,12 @@ def test_two_versions_share_a_window_by_the_shorter_period() -> None:
     assert account(CALM, History(runs)).doubled == WINDOWS - 5  # all but the first of the version
 
 
+def test_the_latest_start_is_that_of_a_windows_first_run() -> None:
+    late = run(4, after=40, outcome="killed"), run(4 + 1e-13, after=100)
+
+    assert counted(*late, without=(4,)).latest == 40.0
+
+
 def test_silence_is_counted_in_periods() -> None:
     assert counted(without=(4, 5)).silence == pytest.approx(2.8)
 
@@ -333,15 +344,24 @@ WRONG = [
 def test_the_goal_is_that_only_the_default_loses_windows_and_only_with_their_holders(
     rule: type[Rule], what: str, reached: bool, short_gaps: bool
 ) -> None:
-    right = {kind.name: replace(RIGHT, silence=1.0) for kind in RULES}
+    right = {kind.name: replace(RIGHT, silence=1.0) for kind in TRACE_RULES}
     wrong = {**right, rule.name: replace(right[rule.name], **{what: 1})}
     traces, gaps = ({"a": right}, {"a": wrong}) if short_gaps else ({"a": wrong}, {"a": right})
 
     assert goal_reached(traces, gaps, {}) is reached
 
 
+@pytest.mark.parametrize("what", ["doubled", "missed", "overlapping", "lost_with_holder"])
+def test_the_goal_is_that_leader_mode_loses_no_window(what: str) -> None:
+    right = {kind.name: replace(RIGHT, silence=1.0) for kind in TRACE_RULES}
+    led = TaskLockWithLeader.name
+    wrong = {**right, led: replace(right[led], **{what: 1})}
+
+    assert not goal_reached({"a": wrong}, {"a": right}, {})
+
+
 def test_nothing_wrong_reaches_the_goal() -> None:
-    right = {kind.name: replace(RIGHT, silence=1.0) for kind in RULES}
+    right = {kind.name: replace(RIGHT, silence=1.0) for kind in TRACE_RULES}
 
     assert goal_reached({"a": right, "b": right}, {"a": right}, {})
 
@@ -434,12 +454,15 @@ def test_a_seed_repeats_its_trace() -> None:
     assert one.job(5, 1, PERIOD) == same.job(5, 1, PERIOD) != another.job(5, 1, PERIOD)
 
 
+@pytest.mark.parametrize(
+    "kind", [TaskLockWithFailover, TaskLockWithLeader], ids=lambda kind: kind.name
+)
 def test_polls_that_are_left_out_would_have_found_nothing(
-    database: TravellingDatabase,
+    kind: type[TaskLockRule], database: TravellingDatabase
 ) -> None:
     conditions = next(one for one in TRACES if one.name == "rolling deployments at an offset")
     trace = Trace(replace(conditions, killed=0.2), 12, seed=1)
-    rule = TaskLockWithFailover(database)
+    rule = kind(database)
     some, every = (
         Simulation(trace, rule, database, every_poll=every_poll).live()
         for every_poll in (False, True)
@@ -533,7 +556,7 @@ def test_windows_are_numbered_across_a_change_of_the_period() -> None:
     assert all(later - earlier in {0, 1} for earlier, later in pairwise(numbers))
 
 
-@pytest.mark.parametrize("kind", RULES, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", TRACE_RULES, ids=lambda kind: kind.name)
 def test_every_rule_runs_each_window_of_a_calm_trace_once(
     kind: type[Rule], database: TravellingDatabase
 ) -> None:
@@ -543,7 +566,56 @@ def test_every_rule_runs_each_window_of_a_calm_trace_once(
     assert [run.run_time for run in history.runs] == [0.0, PERIOD, 2 * PERIOD, 3 * PERIOD]
 
 
-@pytest.mark.parametrize("kind", [TaskLockRule, TaskLockWithFailover], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("conditions", TRACES, ids=lambda conditions: conditions.name)
+def test_in_leader_mode_the_windows_of_a_trace_are_run_as_often_as_without(
+    conditions: Conditions, database: TravellingDatabase
+) -> None:
+    trace = Trace(conditions, 60, seed=1)
+    without, led = (
+        account(trace, Simulation(trace, kind(database), database).live())
+        for kind in (TaskLockWithFailover, TaskLockWithLeader)
+    )
+
+    assert led.runs == without.runs
+    assert (led.doubled, led.missed, led.lost_with_holder, led.overlapping) == (0, 0, 0, 0)
+
+
+def test_in_leader_mode_a_run_is_two_seconds_and_a_look_late_at_most(
+    database: TravellingDatabase,
+) -> None:
+    trace = Trace(Conditions("offsets", offsets=True), 60, seed=1)
+    without, led = (
+        account(trace, Simulation(trace, kind(database), database).live())
+        for kind in (TaskLockWithFailover, TaskLockWithLeader)
+    )
+
+    assert without.latest <= USUAL_LATENCY
+    assert 2.0 <= led.latest <= 2.0 + TaskLockWithLeader.poll_interval + USUAL_LATENCY
+
+
+class CountingClaims(TaskLockWithLeader):
+    """Counts the claims."""
+
+    claims = 0
+
+    def claim(self, replica: str, fire: Fire, *, stable: bool) -> Granted | Refused:
+        self.claims += 1
+        return super().claim(replica, fire, stable=stable)
+
+
+def test_in_leader_mode_a_window_costs_one_claim(database: TravellingDatabase) -> None:
+    rule = CountingClaims(database)
+    history = Simulation(CALM, rule, database).live()
+
+    assert len(history.runs) == rule.claims == WINDOWS
+    assert len(history.asked) == 3 * WINDOWS  # the followers were refused without a claim
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [TaskLockRule, TaskLockWithFailover, TaskLockWithLeader],
+    ids=lambda kind: kind.name,
+)
 @pytest.mark.parametrize(
     "trace",
     [

@@ -32,6 +32,16 @@ def test_an_invalid_number_is_named_with_what_is_allowed(
     assert last == f"apscheduler-tasklock demo: error: argument {option}: {message}"
 
 
+def test_a_demo_of_the_shared_store_is_none_of_leader_mode(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["demo", "--shared-store", "--leader"])
+    assert ended.value.code == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.endswith("argument --leader: not allowed with argument --shared-store")
+
+
 def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["--version"])

@@ -86,7 +86,7 @@ def add_one_offs(table: str) -> str:
     """
 
 
-def missed_in_words(history: History) -> str:
+def _missed_in_words(history: History) -> str:
     """Return the query of the missed run times of ``missed``, with why in ``words``.
 
     For run times in a pause, the words tell who has paused the task, since when, and why, from the
@@ -213,7 +213,7 @@ def note_misses(table: str, history: History) -> str:
             GROUP BY asked.task_name, lock.schedule, asked.cause, asked.reason, asked.more,
                      lock.token, lock.missed_at, lock.window_start, lock.recorded_misses
         ), explained AS (
-            {missed_in_words(history)}
+            {_missed_in_words(history)}
         ), told AS (
             SELECT explained.*, entry.scheduled_at AS grows_from, entry.run_times AS grows_by,
                    entry.started_at AS noted_at, entry.slot AS grows_slot

@@ -15,9 +15,9 @@ from apscheduler_tasklock._lock.statements.conditions import (
 from apscheduler_tasklock._lock.statements.history import History
 from apscheduler_tasklock.schema.table import EARLIEST, LATEST
 
-# The values of a registration, and their types.
 # Limits the entries of changed schedules that each task gets in a day.
 MOST_RESCHEDULED = 5
+# The values of a registration, and their types.
 _REGISTRATION_TYPES = {
     "task_name": "text",
     "schedule": "text",

@@ -19,7 +19,7 @@ from apscheduler_tasklock import (
 )
 from apscheduler_tasklock._database.timings import Timings
 from tests.support.faults import CLAIM, FIRST_CLAIM
-from tests.support.internals import kept_run_times
+from tests.support.internals import kept_run_times, pool_of
 from tests.support.outages import Job, refuse, restore
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy, proxy_to
@@ -328,7 +328,7 @@ def test_a_one_off_job_in_which_the_leader_dies_is_taken_over(make_fleet: MakeFl
 
 def test_a_one_off_job_that_the_leader_hands_over_is_taken_over(make_fleet: MakeFleet) -> None:
     fleet = make_fleet(executor="threadpool", max_workers=1)
-    pool = fleet[0].replica.executor.inner._pool
+    pool = pool_of(fleet[0].replica.executor)
     blocked, job, due = Job(), Ran(), in_a_moment()
     pool.submit(blocked.run)  # as work of the application's own, which the queue does not see
     assert blocked.begun.wait(60)
