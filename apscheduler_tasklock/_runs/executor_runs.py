@@ -316,7 +316,11 @@ class ExecutorRuns:
         """Return whether another replica asks first for the run times of a submission."""
         leadership = self._owner.leadership
         is_scheduled = _kind_of(submission) is Kind.SCHEDULE and submission.options is not None
-        return is_scheduled and leadership is not None and leadership.follows
+        if not is_scheduled or leadership is None or not leadership.follows:
+            return False
+        # The scheduler has dropped the job of a last run time, so that nothing would know of this
+        # run time any more if this replica stopped, or if the leader died in its run.
+        return not submission.is_last
 
     def _run_inline(self, first: Run) -> None:
         """Wait for the decision on each run of a submission, and give granted runs in this thread.
@@ -435,20 +439,14 @@ class ExecutorRuns:
         self._note_unclaimed(run, claimed, refusal)
         if refusal is not None and refusal.blocked:
             verdict = self._keep(run, refusal)
-        if refusal is not None:
-            self._note_unfinished(work, refusal)
+        if refusal is not None and refusal.unfinished:
+            submission = replace(work.submission, run_times=(work.attempt.run_time,), claim_ids=())
+            # The last run may be dead. Or it is a run of this replica, which may have ended while
+            # the claim was on its way.
+            may_be_over = refusal.waits or refusal.holder == work.locks.replica_id
+            # Called in the application's thread, because `note_unfinished` calls the job's trigger.
+            call_application(partial(self._owner.note_unfinished, submission, may_be_over))
         return verdict
-
-    def _note_unfinished(self, work: _Work, refusal: Refusal) -> None:
-        """Note a run time that is refused, if the task's last run goes on or is dead."""
-        if not refusal.unfinished:
-            return
-        submission = replace(work.submission, run_times=(work.attempt.run_time,), claim_ids=())
-        # The last run may be dead. Or it is a run of this replica, which may have ended while the
-        # claim was on its way.
-        may_be_over = refusal.waits or refusal.holder == work.locks.replica_id
-        # Called in the application's thread, because `note_unfinished` calls the job's trigger.
-        call_application(partial(self._owner.note_unfinished, submission, may_be_over))
 
     def _note_granted(self, run: Run) -> None:
         """Note the run times before this granted one, if no replica has asked for them."""
@@ -688,7 +686,6 @@ class ExecutorRuns:
             due.refused = FAILED
         if work.as_follower is not None and work.as_follower.refusal is not None:
             work.attempt.report_refused(work.as_follower.refusal)
-            self._note_unfinished(work, work.as_follower.refusal)
         elif work.kept_because is not None:
             work.attempt.report_refused(work.kept_because)
             reason = missed_runs.still_running(work.kept_because)

@@ -46,6 +46,7 @@ class Leadership:
     :param lease: seconds after which another replica may lead, if the leader does not renew
     :param interval: returns the seconds between two looks
     :param timings: has the head start of the leader
+    :param clock: returns the time on the monotonic clock
     :ivar row: the name of the leader's row
     :ivar leader_id: the id with which this replica leads
     :ivar leads: whether this replica leads, as the last look has found it. Of the replicas that an
@@ -59,7 +60,9 @@ class Leadership:
         lease: float,
         interval: Callable[[], float],
         timings: Timings | None = None,
+        clock: Callable[[], float] | None = None,
     ) -> None:
+        self._clock = clock or _monotonic
         self._locks = locks
         self._lease = lease
         self._interval = interval
@@ -87,7 +90,7 @@ class Leadership:
     @property
     def is_leader(self) -> bool:
         """Whether this replica leads, and its lease has not ended."""
-        return self.leads and time.monotonic() < self._until
+        return self.leads and self._clock() < self._until
 
     @property
     def follows(self) -> bool:
@@ -121,7 +124,7 @@ class Leadership:
         :param has_tasks: whether this replica has a task. Without one it does not lead, because it
             would ask for nothing, and the others would ask for everything later than they could.
         """
-        now = time.monotonic()
+        now = self._clock()
         self._first_look_at = min(self._first_look_at, now)
         if row is not None:
             is_own = row.holder == self.leader_id
@@ -134,7 +137,7 @@ class Leadership:
             self._note(leads=False)
             return
         lease = max(self._lease, LEAST_LOOKS * self._interval())
-        sent = time.monotonic()
+        sent = self._clock()
         self._may_lead = True
         leads = yield self._unless_closed(self._locks.leading(self.row, self.leader_id, lease))
         self._until, self._may_lead = sent + lease, bool(leads)
@@ -160,6 +163,10 @@ class Leadership:
             if self._may_lead and self._locks.outage.reason is None:
                 self._locks.begin_resign(self.row, self.leader_id)
             self.leads = False
+
+
+def _monotonic() -> float:
+    return time.monotonic()  # looked up at each call, because simulations replace the clock
 
 
 @dataclass
@@ -245,7 +252,7 @@ def _refusal_by(row: RunState) -> Refusal:
         renewed=False,
         blocked=False,
         unfinished=not row.finished,
-        waits=row.dead,
+        waits=False,
         window_start=row.window_start,
         runs=row.runs,
         is_manual=row.manual,

@@ -49,12 +49,17 @@ class Member:
     def __init__(self, rule: TaskLockWithLeader, replica_id: str) -> None:
         self._rule = rule
         self._protocol = rule.protocol_of(replica_id)
+        self.looked_at = -inf
         locks: Any = LeaderClient(replica_id, self._protocol, rule.cursor)
         self._leadership = Leadership(
-            locks, "", rule.leader_lease, lambda: rule.poll_interval, TIMINGS
+            locks,
+            "",
+            rule.leader_lease,
+            lambda: rule.poll_interval,
+            TIMINGS,
+            clock=lambda: self.looked_at,
         )
         self.kept: Fire | None = None
-        self.looked_at = -inf
 
     @property
     def leads(self) -> bool:

@@ -166,7 +166,8 @@ class Simulation:
         self._replicas.append(replica)
         self._plan(life.left, partial(self._leave, replica))
         self._plan_fire(replica)
-        if isinstance(self._rule, TaskLockRule) and (self._every_poll or self._calls_for_polls):
+        looks = self._every_poll or self._calls_for_polls or replica.member is not None
+        if isinstance(self._rule, TaskLockRule) and looks:
             self._poll(self._rule, replica)
 
     def _started(self, life: Life) -> Replica:
@@ -360,9 +361,14 @@ class Simulation:
     def _poll(self, rule: TaskLockRule, replica: Replica, number: int = 0) -> None:
         replica.polls.discard(number)
         self._look(rule, replica)
-        kept = replica.member is not None and replica.member.kept is not None
-        if self._every_poll or self._calls_for_polls or replica.blocked is not None or kept:
+        member = replica.member
+        looks = member is not None and (member.kept is not None or self._is_new(rule, replica))
+        if self._every_poll or self._calls_for_polls or replica.blocked is not None or looks:
             self._plan_poll(rule, replica)
+
+    def _is_new(self, rule: TaskLockRule, replica: Replica) -> bool:
+        """Tell whether a replica may not lead yet, which it finds out with a look."""
+        return self._now < replica.life.joined + TIMINGS.head_start + 3 * rule.poll_interval
 
     def _look(self, rule: TaskLockRule, replica: Replica) -> None:
         """Look at the rows, and do what they call for."""
