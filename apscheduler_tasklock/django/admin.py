@@ -134,6 +134,76 @@ class StatusAdmin(ReadOnlyAdmin):
         raise NotImplementedError
 
 
+class SteeredAdmin(StatusAdmin):
+    """A list whose rows have actions of operators."""
+
+    # The attribute of a row with the name by which ``TaskLocks`` knows it.
+    name_of: ClassVar = "task_name"
+    # What a row is called in messages.
+    called: ClassVar = "task"
+
+    def has_operate_permission(self, request: Any) -> bool:
+        """Return whether a user may use the actions."""
+        return bool(request.user.has_perm(f"apscheduler_tasklock.change_{self.opts.model_name}"))
+
+    def has_view_permission(self, request: Any, obj: object = None) -> bool:
+        """Return whether a user may see the rows. Users who may use the actions may see them."""
+        return super().has_view_permission(request, obj) or self.has_operate_permission(request)
+
+    def response_action(self, request: Any, queryset: Any) -> Any:
+        """Run an action on the chosen rows; report names that PostgreSQL rejects."""
+        try:
+            return super().response_action(request, queryset)
+        except (DataError, ValueError) as error:
+            said = str(error).partition("\n")[0]
+            told = f"These {self.called}s cannot be chosen: {said}"
+            self.message_user(request, told, messages.ERROR)
+            return None
+
+    def for_each(
+        self,
+        request: Any,
+        queryset: Any,
+        done: str,
+        operation: Callable[[TaskLocks, str], object],
+    ) -> None:
+        """Carry out an operation on each row, and report each outcome.
+
+        :param done: what was done, for the message and the admin's log
+        :param operation: gets the task locks, and the row's name
+        """
+        with closing(task_locks()) as locks:
+            for row in queryset:
+                name = getattr(row, self.name_of)
+                try:
+                    operation(locks, name)
+                except TaskLockDatabaseError as error:
+                    self.message_user(request, str(error), messages.ERROR)
+                    return  # because each of the other rows would wait as long
+                except TaskLockError as error:
+                    self.message_user(request, str(error), messages.ERROR)
+                    continue
+                self.log_change(request, row, done)
+                # The name is not the first word, because the admin's pages capitalize each message.
+                message = f"{self.called.capitalize()} {name!r}: {done}"
+                self.message_user(request, message, messages.SUCCESS)
+
+    def confirmation(self, request: Any, title: str, page: str, **context: Any) -> Any:
+        """Return a page that asks before an action.
+
+        :param page: the name of the page's template
+        """
+        context = {
+            **self.admin_site.each_context(request),
+            "title": title,
+            "opts": self.opts,
+            "action_checkbox_name": ACTION_CHECKBOX_NAME,
+            **context,
+        }
+        template = f"admin/apscheduler_tasklock/{self.opts.model_name}/{page}.html"
+        return TemplateResponse(request, template, context)
+
+
 class StateFilter(admin.SimpleListFilter):
     """Filters tasks by their states."""
 
@@ -157,7 +227,7 @@ class StateFilter(admin.SimpleListFilter):
         return queryset.filter(task_name__in=names)
 
 
-class TaskAdmin(StatusAdmin):
+class TaskAdmin(SteeredAdmin):
     """The list of tasks, with the actions of operators, and a page for each task."""
 
     list_display = (
@@ -222,14 +292,6 @@ class TaskAdmin(StatusAdmin):
                     for run in runs.order_by("-started_at", "-token")[:SHOWN_RUNS]
                 ]
         return super().change_view(request, object_id, form_url, context)
-
-    def has_operate_permission(self, request: Any) -> bool:
-        """Return whether a user may pause, resume, run and free tasks."""
-        return bool(request.user.has_perm("apscheduler_tasklock.change_task"))
-
-    def has_view_permission(self, request: Any, obj: object = None) -> bool:
-        """Return whether a user may see the tasks. Users who may operate tasks may see them."""
-        return super().has_view_permission(request, obj) or self.has_operate_permission(request)
 
     @admin.display(description="state")
     def state(self, task: Any) -> str:
@@ -333,32 +395,23 @@ class TaskAdmin(StatusAdmin):
         url = reverse(f"{self.admin_site.name}:apscheduler_tasklock_run_changelist")
         return f"{url}?{urlencode({'task_name__exact': task.task_name})}"
 
-    def response_action(self, request: Any, queryset: Any) -> Any:
-        """Run an action on the chosen tasks; report names that PostgreSQL rejects."""
-        try:
-            return super().response_action(request, queryset)
-        except (DataError, ValueError) as error:
-            said = str(error).partition("\n")[0]
-            self.message_user(request, f"These tasks cannot be chosen: {said}", messages.ERROR)
-            return None
-
     @admin.action(description="Pause selected tasks", permissions=["operate"])
     def pause(self, request: Any, queryset: Any) -> None:
         """Pause tasks until a resume."""
         by = request.user.get_username()
-        self._each(request, queryset, "paused", lambda locks, name: locks.pause(name, by=by))
+        self.for_each(request, queryset, "paused", lambda locks, name: locks.pause(name, by=by))
 
     @admin.action(description="Resume selected tasks", permissions=["operate"])
     def resume(self, request: Any, queryset: Any) -> None:
         """Take the user's own pauses of tasks out."""
         by = request.user.get_username()
-        self._each(request, queryset, "resumed", lambda locks, name: _resume(locks, name, by))
+        self.for_each(request, queryset, "resumed", lambda locks, name: _resume(locks, name, by))
 
     @admin.action(description="Take all pauses of selected tasks out", permissions=["operate"])
     def resume_all(self, request: Any, queryset: Any) -> None:
         """Take all pauses of tasks out, also those of others."""
         by = request.user.get_username()
-        self._each(
+        self.for_each(
             request,
             queryset,
             "resumed",
@@ -369,7 +422,7 @@ class TaskAdmin(StatusAdmin):
     def run_now(self, request: Any, queryset: Any) -> None:
         """Ask for a manual run of each task."""
         by = request.user.get_username()
-        self._each(
+        self.for_each(
             request,
             queryset,
             "asked for a run",
@@ -385,7 +438,7 @@ class TaskAdmin(StatusAdmin):
             )
             force, run_again = "force" in request.POST, "run_again" in request.POST
             by = request.user.get_username()
-            self._each(
+            self.for_each(
                 request,
                 queryset.filter(task_name__in=tokens),
                 "freed",
@@ -400,37 +453,8 @@ class TaskAdmin(StatusAdmin):
         except TaskLockError as error:
             self.message_user(request, str(error), messages.ERROR)
             return None
-        context = {
-            **self.admin_site.each_context(request),
-            "title": "Free tasks",
-            "opts": self.opts,
-            "tasks": [(status, _local(status.started_at)) for status in statuses],
-            "action_checkbox_name": ACTION_CHECKBOX_NAME,
-        }
-        return TemplateResponse(request, "admin/apscheduler_tasklock/task/free.html", context)
-
-    def _each(
-        self,
-        request: Any,
-        queryset: Any,
-        done: str,
-        operation: Callable[[TaskLocks, str], object],
-    ) -> None:
-        """Carry out an operation on each task, and report each outcome."""
-        with closing(task_locks()) as locks:
-            for task in queryset:
-                try:
-                    operation(locks, task.task_name)
-                except TaskLockDatabaseError as error:
-                    self.message_user(request, str(error), messages.ERROR)
-                    return  # because each of the other tasks would wait as long
-                except TaskLockError as error:
-                    self.message_user(request, str(error), messages.ERROR)
-                    continue
-                self.log_change(request, task, done)
-                # The name is not the first word, because the admin's pages capitalize each message.
-                message = f"Task {task.task_name!r}: {done}"
-                self.message_user(request, message, messages.SUCCESS)
+        shown = [(status, _local(status.started_at)) for status in statuses]
+        return self.confirmation(request, "Free tasks", "free", tasks=shown)
 
 
 class RunAdmin(ReadOnlyAdmin):
@@ -532,8 +556,14 @@ class ReplicaAdmin(StatusAdmin):
         )
 
 
-class JobAdmin(StatusAdmin):
-    """The list of stored jobs. Their arguments are not shown, because they may be secret."""
+class JobAdmin(SteeredAdmin):
+    """The list of stored jobs, with the actions of operators.
+
+    The jobs' arguments are not shown, because they may be secret.
+    """
+
+    name_of: ClassVar = "id"
+    called: ClassVar = "job"
 
     list_display = (
         "id",
@@ -549,7 +579,7 @@ class JobAdmin(StatusAdmin):
     fields = list_display
     search_fields = ("id", "func", "task_name")
     ordering = ("id",)
-    actions = None
+    actions: ClassVar = ["pause", "resume", "run_now", "move", "remove"]
 
     def read_statuses(self, locks: TaskLocks, rows: Sequence[Any]) -> None:
         """Set the status of each stored job."""
@@ -586,6 +616,58 @@ class JobAdmin(StatusAdmin):
     def last_run(self, job: Any) -> str:
         """Return the run time that was claimed last."""
         return _time(job.last_run_time)
+
+    @admin.action(description="Pause selected jobs", permissions=["operate"])
+    def pause(self, request: Any, queryset: Any) -> None:
+        """Pause jobs until a resume."""
+        by = request.user.get_username()
+        self.for_each(request, queryset, "paused", lambda locks, job: locks.pause_job(job, by=by))
+
+    @admin.action(description="Resume selected jobs", permissions=["operate"])
+    def resume(self, request: Any, queryset: Any) -> None:
+        """Resume jobs from now on."""
+        by = request.user.get_username()
+        self.for_each(request, queryset, "resumed", lambda locks, job: locks.resume_job(job, by=by))
+
+    @admin.action(description="Run selected jobs now", permissions=["operate"])
+    def run_now(self, request: Any, queryset: Any) -> None:
+        """Let one replica run each job once, now."""
+        by = request.user.get_username()
+        self.for_each(
+            request, queryset, "asked for a run", lambda locks, job: locks.run_job(job, by=by)
+        )
+
+    @admin.action(description="Move selected jobs", permissions=["operate"])
+    def move(self, request: Any, queryset: Any) -> Any:
+        """Ask for a time; after the confirmation set the next run time of the shown jobs."""
+        if "confirmed" not in request.POST:
+            return self._ask_first(request, queryset, "Move jobs", "move")
+        to = _moment(request.POST.get("to", ""))
+        if to is None:
+            self.message_user(request, "The time must be like 2026-03-01 02:00", messages.ERROR)
+            return self._ask_first(request, queryset, "Move jobs", "move")
+        by = request.user.get_username()
+        self.for_each(
+            request,
+            queryset,
+            f"moved to {_time(to)}",
+            lambda locks, job: locks.move_job(job, to, by=by),
+        )
+        return None
+
+    @admin.action(description="Remove selected jobs", permissions=["operate"])
+    def remove(self, request: Any, queryset: Any) -> Any:
+        """Show the jobs; after the confirmation remove the shown jobs."""
+        if "confirmed" not in request.POST:
+            return self._ask_first(request, queryset, "Remove jobs", "remove")
+        by = request.user.get_username()
+        self.for_each(request, queryset, "removed", lambda locks, job: locks.remove_job(job, by=by))
+        return None
+
+    def _ask_first(self, request: Any, queryset: Any, title: str, page: str) -> Any:
+        jobs = [(job.id, job.func, _time(job.next_run_time)) for job in queryset]
+        zone = timezone.get_current_timezone_name()
+        return self.confirmation(request, title, page, jobs=jobs, zone=zone)
 
 
 def _statuses(locks: TaskLocks, tasks: Sequence[Any]) -> list[TaskStatus]:
@@ -659,6 +741,15 @@ def _resume(locks: TaskLocks, name: str, by: str) -> None:
         left = [task for task in locks.tasks(name) if task.name == name and task.paused]
         for task in left:
             raise TaskLockStateError(f"Task {name!r} stays {'; '.join(_pauses(task))}")
+
+
+def _moment(text: str) -> datetime | None:
+    """Return a time that a user has typed, in Django's time zone; ``None``: it is no time."""
+    try:
+        moment = datetime.fromisoformat(text.strip())
+    except ValueError:
+        return None
+    return timezone.make_aware(moment) if timezone.is_naive(moment) else moment
 
 
 def _local(moment: datetime | None) -> datetime | None:

@@ -168,7 +168,7 @@ class Job(models.Model):
 
         managed = False
         db_table = job_table_name()
-        default_permissions = ("view",)
+        default_permissions = ("view", "change")
         verbose_name = "stored job"
 
     def __str__(self) -> str:

@@ -489,3 +489,91 @@ def test_dumpdata_works_where_locks_are_off(make_project: MakeProject) -> None:
     project.configure("TASKLOCK_ENABLED = False")
     project.manage("migrate")
     project.manage("dumpdata", "--output", "all.json")
+
+
+def job_action(which: str, /, *jobs: str, **more: Any) -> Request:
+    return "post", JOBS, {"action": which, "_selected_action": list(jobs), **more}
+
+
+@pytest.fixture
+def next_runs(connection: psycopg.Connection[Any]) -> Callable[[], dict[str, Any]]:
+    """Return the next run times of the stored jobs, by their ids."""
+    query = "SELECT id, next_run_time FROM task_lock_job ORDER BY id"
+    return lambda: dict(connection.execute(query).fetchall())
+
+
+def test_stored_jobs_are_paused_resumed_and_moved(
+    site: DjangoProject,
+    connection: psycopg.Connection[Any],
+    next_runs: Callable[[], dict[str, Any]],
+) -> None:
+    rows.add_job(connection, "invoice*")
+    rows.add_job(connection, "invoices")
+    others = next_runs()["invoices"]
+    [(_, _, told)] = site.browse(job_action("pause", "invoice*"), user="ann")
+    assert told == [["success", "Job 'invoice*': paused"]]
+    assert next_runs() == {"invoice*": None, "invoices": others}
+    [(_, _, told)] = site.browse(job_action("resume", "invoice*"), user="ann")
+    assert told == [["success", "Job 'invoice*': resumed"]]
+    assert next_runs()["invoice*"] is not None
+    asked, wrong, moved = site.browse(
+        job_action("move", "invoice*"),
+        job_action("move", "invoice*", confirmed="Move", to="tomorrow"),
+        job_action("move", "invoice*", confirmed="Move", to="2101-03-01 02:00"),
+        user="ann",
+    )
+    assert asked[0] == 200
+    assert 'name="to"' in asked[1]
+    assert "invoice*" in asked[1]
+    assert "invoices" not in asked[1]
+    assert wrong[2] == [["error", "The time must be like 2026-03-01 02:00"]]
+    assert 'name="to"' in wrong[1]
+    assert moved[2] == [["success", "Job 'invoice*': moved to 2101-03-01 02:00:00"]]
+    assert str(next_runs()["invoice*"].year) == "2101"
+    assert next_runs()["invoices"] == others
+
+
+def test_stored_jobs_are_removed_after_a_question(
+    site: DjangoProject,
+    connection: psycopg.Connection[Any],
+    next_runs: Callable[[], dict[str, Any]],
+) -> None:
+    rows.add_job(connection, "<b>old</b>")
+    rows.add_job(connection, "new")
+    [(status, page, told)] = site.browse(job_action("remove", "<b>old</b>"))
+    assert (status, told) == (200, [])
+    assert "&lt;b&gt;old&lt;/b&gt;" in page
+    assert sorted(next_runs()) == ["<b>old</b>", "new"]
+    [(_, _, told)] = site.browse(job_action("remove", "<b>old</b>", "gone", confirmed="Remove"))
+    assert told == [["success", "Job '<b>old</b>': removed"]]
+    assert sorted(next_runs()) == ["new"]
+
+
+def test_who_may_only_view_stored_jobs_has_no_actions(
+    site: DjangoProject,
+    connection: psycopg.Connection[Any],
+    next_runs: Callable[[], dict[str, Any]],
+) -> None:
+    rows.add_job(connection, "invoice")
+    before = next_runs()
+    viewed, paused = site.browse(
+        ("get", JOBS, {}), job_action("pause", "invoice"), user="bob", permissions=["view_job"]
+    )
+    assert "Pause selected jobs" not in viewed[1]
+    assert next_runs() == before
+    assert paused[2] != [["success", "Job 'invoice': paused"]]
+    [(_, _, told)] = site.browse(
+        job_action("pause", "invoice"), user="bob", permissions=["change_job"]
+    )
+    assert told == [["success", "Job 'invoice': paused"]]
+
+
+def test_a_recurring_stored_job_is_run_now(
+    site: DjangoProject, connection: psycopg.Connection[Any], add: Callable[..., None]
+) -> None:
+    rows.add_job(connection, "invoice", task_name="'invoice'")
+    add("invoice")
+    [(_, _, told)] = site.browse(job_action("run_now", "invoice"), user="ann")
+    assert told == [["success", "Job 'invoice': asked for a run"]]
+    asked = connection.execute("SELECT requested_by FROM task_lock WHERE task_name = 'invoice'")
+    assert asked.fetchone() == ("ann",)

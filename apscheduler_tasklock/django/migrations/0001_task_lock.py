@@ -96,7 +96,7 @@ class Migration(migrations.Migration):
             options={
                 "db_table": job_table_name(),
                 "managed": False,
-                "default_permissions": ("view",),
+                "default_permissions": PERMISSIONS,
                 "verbose_name": "stored job",
             },
         ),
