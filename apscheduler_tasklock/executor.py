@@ -529,7 +529,7 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
     def _end_shutdown(self, shutdown: Shutdown, *, wait: bool) -> None:
         if self._inner is not None:
             unwrap(self._inner)
-        if wait:  # report no runs, because the runs that the replica's row still shows have ended
+        if wait:  # so the runs that the replica's row still shows have ended
             self._presence.close((), shutdown.last_at)
         runs = list(self._coroutines) if cancels_coroutines(self._inner) else []
         # The wrapped executor has cancelled these coroutines, and they have not noticed it yet.

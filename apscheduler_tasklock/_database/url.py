@@ -80,7 +80,9 @@ def _check_parameters(url: URL) -> None:
     if not unknown:
         return
     if "@" in str(dict(url.query)):
-        raise TaskLockOptionError(_SEVERAL_AT_SIGNS)  # the name may be a part of a password
+        # The password has a "?" or "&" in it. So the unknown parameter's name may be a part of the
+        # password, and is not shown.
+        raise TaskLockOptionError(_SEVERAL_AT_SIGNS)
     [name, *_] = unknown
     meant = _NAMES_ELSEWHERE.get(name) or next(
         (known for known in libpq_parameters() if _alike(known) == _alike(name)), None

@@ -243,7 +243,8 @@ class Operations:
     """The statements of operators for one task lock table, run on a cursor of ``raw_cursor``.
 
     :param table: the task lock table
-    :param rejections: notes a rejected read of the replicas, which can be left out
+    :param rejections: notes that the database rejects the read of the replicas. The answer then
+        leaves out what only they could tell
     :param history: how many runs of each task the run history keeps; 0: none
     """
 
