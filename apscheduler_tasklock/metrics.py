@@ -166,7 +166,9 @@ def _read(locks: TaskLocks) -> _Rows:
     for replica in alive:
         if replica.leader_namespace is not None:
             led = leaders.get(replica.leader_namespace, 0.0)
-            leaders[replica.leader_namespace] = max(led, float(replica.leads))
+            # By the namespace, because a scheduler's executors lead under the id of one of them.
+            leads = float(replica.leaderless_for is None)
+            leaders[replica.leader_namespace] = max(led, leads)
     return _Rows(tasks, len(alive), leaders)
 
 

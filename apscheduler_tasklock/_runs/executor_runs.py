@@ -303,7 +303,7 @@ class ExecutorRuns:
         run.what.line.post(lambda inputs: inputs.came.append(run))
 
     def _only_locked_if_follower(self, submission: Submission) -> Submission:
-        """Return a submission that is not run without a lock, unless this replica has led last.
+        """Return a submission that is not run without a lock, unless this replica has led.
 
         Otherwise all replicas would run it in an outage.
         """

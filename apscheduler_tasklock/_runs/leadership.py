@@ -33,9 +33,9 @@ logger = logger_of(__name__)
 LEAST_LOOKS = 3
 
 
-# The ids with which schedulers lead, and the processes that have set them. A forked child, which
-# may start its copy of a scheduler, leads under an id of its own.
-_leader_ids: WeakKeyDictionary[Any, tuple[int, str]] = WeakKeyDictionary()
+# The ids with which schedulers lead, by the leader's row, and the processes that have set them. A
+# forked child, which may start its copy of a scheduler, leads under an id of its own.
+_leader_ids: WeakKeyDictionary[Any, dict[str, tuple[int, str]]] = WeakKeyDictionary()
 
 
 class Leadership:
@@ -49,8 +49,8 @@ class Leadership:
     :param clock: returns the time on the monotonic clock
     :ivar row: the name of the leader's row
     :ivar leader_id: the id with which this replica leads
-    :ivar leads: whether this replica leads, as the last look has found it. Of the replicas that an
-        outage cuts off, it stays true for the one that led last.
+    :ivar leads: whether this replica leads, as its last look has found it. In an outage it stays
+        true for the one that led last, and for one that was cut off or suspended before.
     """
 
     def __init__(
@@ -81,11 +81,12 @@ class Leadership:
         If only one of them led, the jobs of the others would always wait for a look. Called when
         the executor starts.
         """
-        process, leader_id = _leader_ids.get(scheduler, (None, ""))
+        ids = _leader_ids.setdefault(scheduler, {})
+        process, leader_id = ids.get(self.row, (None, ""))
         if process == os.getpid():
             self.leader_id = leader_id
         else:
-            _leader_ids[scheduler] = os.getpid(), self.leader_id
+            ids[self.row] = os.getpid(), self.leader_id
 
     @property
     def is_leader(self) -> bool:
@@ -134,6 +135,8 @@ class Leadership:
                 self._note(leads=False)
                 return
         if not has_tasks:
+            if self.leads:
+                self._locks.begin_resign(self.row, self.leader_id)
             self._note(leads=False)
             return
         lease = max(self._lease, LEAST_LOOKS * self._interval())

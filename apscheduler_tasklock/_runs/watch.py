@@ -240,12 +240,14 @@ class Watch:
                 self._decide(name, gone)
 
     def _do_what_is_called_for(self, state: RunState) -> Steps[None]:
+        is_kept = self._kept.has(state.task_name)
         with self._one_task(state.task_name, "its dead run"):
             yield from self._handle_dead_run(state)
         with self._one_task(state.task_name, "its manual run"):
             self._run_manual(state)
         with self._one_task(state.task_name, "whether another replica has missed its run time"):
-            self._stand_in(state)
+            if not is_kept:  # because the kept run is decided on above
+                self._stand_in(state)
         with self._one_task(state.task_name, "whether it is overdue"):
             self._report_overdue(state)
 
@@ -433,8 +435,6 @@ class Watch:
 
     def _stand_in(self, state: RunState) -> None:
         """Submit a standby run of a due task, if the replica with this run time does not run it."""
-        if self._kept.has(state.task_name):
-            return  # because a kept run of the task is decided on
         late_by = seconds_late(state, stable=self._locks.stable)
         if late_by is None or self._begun.get(state.task_name) == state.due_at:
             return

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing, suppress
 from datetime import datetime
+from datetime import timezone as zones
 from typing import Any, ClassVar
 
 from django.contrib import admin, messages
@@ -747,9 +748,12 @@ def _moment(text: str) -> datetime | None:
     """Return a time that a user has typed, in Django's time zone; ``None``: it is no time."""
     try:
         moment = datetime.fromisoformat(text.strip())
-    except ValueError:
+        if timezone.is_naive(moment):
+            moment = timezone.make_aware(moment)
+        moment.astimezone(zones.utc)  # so that a time beyond Python's years is found here
+    except (ValueError, OverflowError):
         return None
-    return timezone.make_aware(moment) if timezone.is_naive(moment) else moment
+    return moment
 
 
 def _local(moment: datetime | None) -> datetime | None:

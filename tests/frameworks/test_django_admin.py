@@ -516,9 +516,10 @@ def test_stored_jobs_are_paused_resumed_and_moved(
     [(_, _, told)] = site.browse(job_action("resume", "invoice*"), user="ann")
     assert told == [["success", "Job 'invoice*': resumed"]]
     assert next_runs()["invoice*"] is not None
-    asked, wrong, moved = site.browse(
+    asked, wrong, beyond, moved = site.browse(
         job_action("move", "invoice*"),
         job_action("move", "invoice*", confirmed="Move", to="tomorrow"),
+        job_action("move", "invoice*", confirmed="Move", to="9999-12-31T23:59-10:00"),
         job_action("move", "invoice*", confirmed="Move", to="2101-03-01 02:00"),
         user="ann",
     )
@@ -526,7 +527,7 @@ def test_stored_jobs_are_paused_resumed_and_moved(
     assert 'name="to"' in asked[1]
     assert "invoice*" in asked[1]
     assert "invoices" not in asked[1]
-    assert wrong[2] == [["error", "The time must be like 2026-03-01 02:00"]]
+    assert wrong[2] == beyond[2] == [["error", "The time must be like 2026-03-01 02:00"]]
     assert 'name="to"' in wrong[1]
     assert moved[2] == [["success", "Job 'invoice*': moved to 2101-03-01 02:00:00"]]
     assert str(next_runs()["invoice*"].year) == "2101"

@@ -82,12 +82,13 @@ def make_fleet(database_url: str, make_replica: Callable[..., Replica]) -> Itera
     names = (f"web-{number}" for number in count(1))
     with ExitStack() as closing:
 
-        def make(size: int = 3, **options: Any) -> Sequence[Member]:
+        def make(size: int = 3, *, waits_to_lead: bool = True, **options: Any) -> Sequence[Member]:
             members: list[Member] = []
             for _ in range(size):
                 proxy = closing.enter_context(proxy_to(database_url))
                 members.append(Member(proxy, make_replica, next(names), **options))
-                eventually(lambda: members[0].leads or not options.get("leader", True))
+                if waits_to_lead:
+                    eventually(lambda: members[0].leads or not options.get("leader", True))
             return members
 
         yield make
@@ -285,6 +286,21 @@ def test_all_executors_of_a_scheduler_lead_together(make_fleet: MakeFleet) -> No
     assert member.leads
 
 
+def test_executors_of_two_namespaces_lead_under_their_own_ids(
+    make_fleet: MakeFleet, make_task_locks: Callable[..., Any]
+) -> None:
+    """So that it is seen of each who leads."""
+    [member] = make_fleet(1, namespace="a:")
+    options = {name: OPTIONS[name] for name in ("leader", "leader_lease", "poll_interval")}
+    other = TaskLockExecutor(member.proxy.url, namespace="b:", replica_id="other", **options)
+    member.replica.scheduler.add_executor(other, "other")
+    member.replica.scheduler.add_job(Ran().run, "interval", hours=1, id="other", executor="other")
+    eventually(lambda: other.is_leader)
+    locks = make_task_locks()
+    eventually(lambda: len(locks.replicas()) == 2)
+    assert all(replica.leads for replica in locks.replicas())
+
+
 def test_a_replica_without_jobs_does_not_lead(
     make_replica: Callable[..., Replica], make_fleet: MakeFleet, connection: psycopg.Connection[Any]
 ) -> None:
@@ -292,7 +308,9 @@ def test_a_replica_without_jobs_does_not_lead(
     idle = make_replica(replica_id="idle", **OPTIONS)
     eventually(lambda: idle.executor.health().ready)
     assert not idle.executor.is_leader
-    [member] = make_fleet(1)
+    [member] = make_fleet(1, leader_lease=60)
     assert member.leads
+    [heir] = make_fleet(1, leader_lease=60, waits_to_lead=False)
     member.replica.scheduler.remove_all_jobs()
     eventually(lambda: not member.leads)
+    eventually(lambda: heir.leads)

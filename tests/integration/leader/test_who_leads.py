@@ -95,8 +95,8 @@ def test_check_warns_if_replicas_follow_and_nobody_leads(
 def test_the_metric_is_1_while_somebody_leads(reported: TaskLocks, connection: Connection) -> None:
     assert metric_values(reported)["tasklock_leader"] == {"shop:": 1.0}
     assert 'tasklock_leader{tasklock_namespace="shop:"} 1.0' in prometheus_text(reported)
-    connection.execute("UPDATE task_lock_replica SET replica_id = 'web-0'")  # as one that follows
-    assert metric_values(reported)["tasklock_leader"] == {"shop:": 0.0}
+    connection.execute("UPDATE task_lock_replica SET leader_namespace = 'other:'")
+    assert metric_values(reported)["tasklock_leader"] == {"other:": 0.0}
 
 
 def test_a_replica_says_when_it_begins_to_lead_and_when_another_one_does(
