@@ -329,7 +329,8 @@ def read_elsewhere(cursor: Any, table: Table) -> list[Elsewhere]:
     cursor.row_factory = class_row(Elsewhere)
     key = [column.name for column in table.primary_key]
     found: list[Elsewhere] = cursor.execute(_ELSEWHERE, [table.name, table.schema, key]).fetchall()
-    return found
+    # A table that the connection finds by now was created or renamed after it was missing.
+    return [each for each in found if table.schema or not (each.in_path and each.may_use)]
 
 
 def in_another_schema(
