@@ -191,7 +191,8 @@ def test_one_that_is_added_while_close_sends_the_others_is_sent_or_warned_about(
         closing.result(60)
     given_up = [r.args for r in caplog.records if "was not released" in r.getMessage()]
     assert released(connection) == (["first", "second"] if arrives else [])
-    assert given_up == ([] if arrives else [("first",), ("second",)])
+    # In whatever order: the two may fail together, or one after the other.
+    assert sorted(given_up) == ([] if arrives else [("first",), ("second",)])
 
 
 def test_one_is_given_up_by_close_also_if_the_databases_thread_stood_still_meanwhile(
