@@ -45,7 +45,8 @@ _TABLES = """
             END IF;
         ELSIF NEW.handed_over AND NOT OLD.handed_over THEN
             kind := 'handed over';
-        ELSIF NEW.locked_until < OLD.locked_until OR NEW IS NOT DISTINCT FROM OLD THEN
+        ELSIF NEW.locked_until < OLD.locked_until
+              OR (NEW IS NOT DISTINCT FROM OLD AND NEW.locked_until <= now()) THEN
             kind := 'lease ended';  -- to this moment, unless it had ended before
         ELSIF NEW.locked_until = OLD.locked_until THEN
             RETURN NULL;  -- no sign of life: somebody has changed something else
