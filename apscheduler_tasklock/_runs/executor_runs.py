@@ -153,7 +153,6 @@ class _Work:
     :ivar claim: the claim; ``None``: no claim was made yet
     :ivar kept_because: the refusal because of which this run, or an earlier run of its backlog, is
         kept
-    :ivar is_kept: whether this run, or an earlier run of its backlog, is kept, or was kept
     :ivar as_follower: says what becomes of the run of a follower; see ``leadership``
     :ivar failure: the error that the job's trigger raised, so that no claim could be made
     :ivar is_decided: set when the run is to be given, is kept, or is over. A thread inside
@@ -180,7 +179,6 @@ class _Work:
     line: Line
     claim: AnyAttempt | None = None
     kept_because: Refusal | None = None
-    is_kept: bool = False
     as_follower: Following | None = None
     failure: Exception | None = None
     is_decided: threading.Event = field(default_factory=threading.Event)
@@ -336,8 +334,8 @@ class ExecutorRuns:
                         return
                 if work.is_to_be_given:
                     self._give_once(run)
-                elif work.is_kept:
-                    return
+                elif work.kept_because is not None or work.as_follower is not None:
+                    return  # because the run is kept
             except BaseException:  # for example a Ctrl-C, which the application may catch
                 self._abandon_wait(run)
                 raise
@@ -529,7 +527,7 @@ class ExecutorRuns:
             return False
         work.claim = None
         for each in run.backlog:
-            each.what.is_kept, each.what.kept_because = True, refusal
+            each.what.kept_because = refusal
             each.what.is_decided.set()
         self._owner.note_kept(work.submission)
         kept.add(run, reason, partial(self._decide_kept, run, reason))

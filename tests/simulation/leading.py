@@ -26,7 +26,7 @@ from tests.simulation.faults import Planned, is_stubborn
 from tests.simulation.jobs_scenarios import JobsScenario, JobsStory, jobs, submit_all
 from tests.simulation.jobs_side import Job, JobsReplica, Work
 from tests.simulation.ledger import Question, Wanted
-from tests.simulation.scenarios import POLL_INTERVAL
+from tests.simulation.scenarios import POLL_INTERVAL, kill_at
 from tests.simulation.world import BEGIN, Process
 
 LEADER_LEASE = 15.0
@@ -251,21 +251,9 @@ def _late(story: LeaderStory) -> list[str]:
 # ---- the scenarios -------------------------------------------------------------------------------
 
 
-def _kill(story: Any, at: float) -> None:
-    """Kill the first replica, which leads, unless a fault has killed it before."""
-    process = story.replicas[0].process
-
-    def kill() -> None:
-        if process.killed_at is None:
-            process.killed_at = story.world.now
-            story.world.note(process.name, "   is killed")
-
-    story.world.call_at(BEGIN + at, kill)
-
-
 def _killed(story: Any, at: float) -> None:
     submit_all(story)
-    _kill(story, at)
+    kill_at(story, at)
 
 
 def _stopped(story: Any, at: float) -> None:
@@ -382,14 +370,14 @@ SCENARIOS = (
     LeaderScenario(
         "every second, and the leader is killed",
         every_second(10, 36),
-        partial(_joined, act=partial(_kill, at=14.5)),
+        partial(_joined, act=partial(kill_at, at=14.5)),
         replicas=2,
         most_asked=26,
     ),
     LeaderScenario(
         "every second, and a replica joins after the leader's death",
         every_second(10, 36),
-        partial(_joined, act=partial(_kill, at=14.5)),
+        partial(_joined, act=partial(kill_at, at=14.5)),
         joins={"C": 16.4},
     ),
     LeaderScenario(

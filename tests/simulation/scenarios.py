@@ -445,7 +445,8 @@ def _backlog(story: Story) -> None:
         replica.start(partial(replica.run_windows, task, task.windows), 25.0 + 0.3 * n)
 
 
-def _kill_at(story: Story, at: float) -> None:
+def kill_at(story: Any, at: float) -> None:
+    """Kill the first replica, unless a fault has killed it before."""
     process = story.replicas[0].process
 
     def kill() -> None:
@@ -458,7 +459,7 @@ def _kill_at(story: Story, at: float) -> None:
 
 def _failover(story: Story) -> None:
     _all_tasks(story)
-    _kill_at(story, 18.0)
+    kill_at(story, 18.0)
 
 
 def _lost(story: Story) -> None:
