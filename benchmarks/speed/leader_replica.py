@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from contextlib import contextmanager
 from apscheduler.schedulers.background import BackgroundScheduler
 
 from apscheduler_tasklock import TaskLockExecutor
+from benchmarks.speed.store_replica import run_until_input_ends
 
 # A task is due every so many seconds, a second task in between, and so on. So tasks are never
 # claimed together, and each claim is a statement.
@@ -53,13 +53,7 @@ def fleet(url: str, processes: int, schedulers: int, *, leader: bool) -> Iterato
 def main() -> None:
     """Run jobs until standard input ends."""
     url, count, leader = sys.argv[1:]
-    schedulers = [make_scheduler(url, leader=leader == "1") for _ in range(int(count))]
-    for scheduler in schedulers:
-        scheduler.start()
-    os.write(sys.stdout.fileno(), b"ready\n")
-    sys.stdin.read()
-    for scheduler in schedulers:
-        scheduler.shutdown()
+    run_until_input_ends([make_scheduler(url, leader=leader == "1") for _ in range(int(count))])
 
 
 if __name__ == "__main__":

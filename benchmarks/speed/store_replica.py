@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -130,7 +130,11 @@ def store_replicas(url: str, count: int, schedulers: int = 1) -> Iterator[list[S
 def main() -> None:
     """Run jobs until standard input ends."""
     url, count = os.environ[_URL], int(os.environ[_SCHEDULERS])
-    schedulers = [make_scheduler(url, max_workers=10) for _ in range(count)]
+    run_until_input_ends([make_scheduler(url, max_workers=10) for _ in range(count)])
+
+
+def run_until_input_ends(schedulers: Sequence[Any]) -> None:
+    """Run schedulers until standard input ends, and say when they have started."""
     for scheduler in schedulers:
         scheduler.start()
     os.write(sys.stdout.fileno(), b"ready\n")
