@@ -589,37 +589,51 @@ def test_without_sentrys_sdk_the_extra_is_named() -> None:
 
 
 WITH_ALL_OF_SENTRY = """
-import sys, time
+import logging, sys, threading
 from datetime import datetime, timezone
 import sentry_sdk
 from apscheduler.schedulers.background import BackgroundScheduler
+from sentry_sdk.integrations.logging import LoggingIntegration
 from sentry_sdk.transport import Transport
 from apscheduler_tasklock import TaskLockExecutor
 from apscheduler_tasklock.checkins import CheckIns
 
 told = []
+has_pinged, is_told = threading.Event(), threading.Event()
 
 class Collected(Transport):
     def capture_envelope(self, envelope):
         told.append(envelope.serialize())
+        if b"an application's own" in told[-1]:
+            is_told.set()
+
+class Pinged(logging.Handler):
+    def emit(self, record):
+        has_pinged.set()
 
 def fail():
+    assert has_pinged.wait(60)
     raise ValueError("an application's own")
 
 database, service = sys.argv[1:]
-sentry_sdk.init("https://key@sentry.invalid/1", transport=Collected(), traces_sample_rate=1.0)
+sentry_sdk.init(
+    "https://key@sentry.invalid/1",
+    transport=Collected(),
+    traces_sample_rate=1.0,
+    integrations=[LoggingIntegration(event_level=logging.WARNING)],
+)
+logging.getLogger("apscheduler_tasklock.checkins").addHandler(Pinged())
 scheduler = BackgroundScheduler(timezone="UTC")
 scheduler.add_executor(TaskLockExecutor(database))
 CheckIns(ping=f"{service}/0ur-key/{{slug}}", sentry=True).attach(scheduler)
 now = datetime.now(timezone.utc)
 scheduler.add_job(fail, "interval", hours=1, id="job", next_run_time=now, misfire_grace_time=60)
 scheduler.start()
-while b'"error"' not in b"".join(told) or len(told) < 3:
-    time.sleep(0.05)
+assert is_told.wait(60)
 scheduler.shutdown()
 sentry_sdk.flush(2)
 text = b"".join(told)
-assert b"an application's own" in text, text
+assert b"A check-in of" in text, text
 assert b"0ur-key" not in text, text
 """
 
