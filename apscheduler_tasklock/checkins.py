@@ -48,6 +48,7 @@ from apscheduler.triggers.interval import IntervalTrigger
 from apscheduler_tasklock._values import logger_of
 from apscheduler_tasklock.errors import TaskLockOptionError
 from apscheduler_tasklock.events import (
+    EVENT_TASK_LOCK_ERROR,
     EVENT_TASK_LOCK_GRANTED,
     EVENT_TASK_LOCK_LOST,
     EVENT_TASK_LOCK_RELEASED,
@@ -81,6 +82,8 @@ class _Run:
 
     :ivar run_id: an id that is the same for a run time on all replicas
     :ivar job: the job; ``None`` if its store does not have it any more
+    :ivar is_failed: whether the job has raised an exception
+    :ivar is_retried: whether the failed run is run again; ``None``: its release has not arrived
     """
 
     task_name: str
@@ -88,6 +91,8 @@ class _Run:
     jobstore: str
     run_id: str
     job: Any = _UNKNOWN
+    is_failed: bool = False
+    is_retried: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -108,7 +113,8 @@ class CheckIns:
     shutdown of the scheduler sends the waiting check-ins, for 2 seconds at most.
 
     A run that fails, that loses its lock, or that is cancelled for good is reported as failed. The
-    end of a run that is handed over is reported by the replica that runs its window again.
+    end of a run that is handed over, or retried, is reported by the replica that runs it again. So
+    a failure is reported when its release has arrived, which says whether there is a retry.
 
     :param ping: URLs by task name; or one URL for all tasks, in which ``{task}`` stands for the
         task's name and ``{slug}`` for its form in lower case, digits, ``-`` and ``_``. A run's
@@ -159,7 +165,7 @@ class CheckIns:
         self._scheduler = scheduler
         scheduler.add_listener(self._granted, EVENT_TASK_LOCK_GRANTED)
         scheduler.add_listener(self._released, EVENT_TASK_LOCK_RELEASED)
-        scheduler.add_listener(self._lost, EVENT_TASK_LOCK_LOST)
+        scheduler.add_listener(self._lost, EVENT_TASK_LOCK_LOST | EVENT_TASK_LOCK_ERROR)
         scheduler.add_listener(self._ended, EVENT_JOB_EXECUTED | EVENT_JOB_ERROR)
         scheduler.add_listener(self._shut_down, EVENT_SCHEDULER_SHUTDOWN)
         return self
@@ -172,9 +178,10 @@ class CheckIns:
             sender.close(CLOSING_TIMEOUT)
 
     def _granted(self, event: TaskLockEvent) -> None:
-        # The id is made of task and run time, so that a replica that takes the run over has the
-        # same id, and the service counts the check-ins of both replicas as one run.
-        window = event.scheduled_run_time.astimezone(timezone.utc).isoformat()
+        # The id is made of task and run time, so that a replica that runs the window again has the
+        # same id, and the service counts the check-ins of both replicas as one run. In seconds,
+        # because run times that replicas do not share differ by milliseconds.
+        window = event.scheduled_run_time.astimezone(timezone.utc).isoformat(timespec="seconds")
         run_id = uuid5(NAMESPACE_URL, f"tasklock:{event.task_name}:{window}").hex
         run = _Run(event.task_name, event.job_id, event.jobstore, run_id)
         with self._changing:
@@ -185,15 +192,39 @@ class CheckIns:
             self._tell(_CheckIn(run, "start"))
 
     def _released(self, event: TaskLockEvent) -> None:
-        if event.reason == "handed over":
-            with self._changing:
+        is_over_elsewhere = event.reason == "handed over"
+        with self._changing:
+            run = self._runs.get(_key(event))
+            if run is not None and not is_over_elsewhere:
+                run.is_retried = event.retry_at is not None
+                is_over_elsewhere = run.is_failed and run.is_retried
+            if is_over_elsewhere:
                 self._runs.pop(_key(event), None)
+                return
+        if run is not None and run.is_failed:
+            self._tell_end(event, "fail")
 
     def _lost(self, event: TaskLockEvent) -> None:
-        self._tell_end(event, "fail")
+        """Note a lost lock, or a release that failed."""
+        run = self._runs.get(_key(event))
+        if event.code == EVENT_TASK_LOCK_LOST or (run is not None and run.is_failed):
+            self._tell_end(event, "fail")
 
     def _ended(self, event: JobExecutionEvent) -> None:
-        self._tell_end(event, "ok" if event.code == EVENT_JOB_EXECUTED else "fail")
+        if event.code == EVENT_JOB_EXECUTED:
+            self._tell_end(event, "ok")
+            return
+        with self._changing:
+            run = self._runs.get(_key(event))
+            if run is None:
+                return
+            run.is_failed = True
+            if run.is_retried is None:
+                return  # because only the release tells whether the run is retried
+            if run.is_retried:
+                self._runs.pop(_key(event), None)
+                return
+        self._tell_end(event, "fail")
 
     def _tell_end(self, event: Any, status: _Status) -> None:
         with self._changing:

@@ -50,6 +50,9 @@ def task_lock(
     on_failure: Literal["keep", "release"] | None = None,
     grace: Seconds | None = None,
     max_runtime: Seconds | None = None,
+    retries: int | None = None,
+    retry_delay: Seconds | None = None,
+    retry_backoff: float | None = None,
 ) -> Callable[[Function], Function]: ...
 
 

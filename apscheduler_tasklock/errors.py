@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Literal
 
 from apscheduler_tasklock._values import shown
+
+# Limits the seconds until a retry.
+LONGEST_RETRY_DELAY = 86_400.0
 
 
 class TaskLockError(Exception):
@@ -66,6 +69,38 @@ class TaskLockNotFoundError(TaskLockError):
 
 class TaskLockStateError(TaskLockError):
     """A task's or a job's state forbids an operation. The message says why, and what to do."""
+
+
+class TaskLockRetry(Exception):  # noqa: N818  # a job raises it to ask for something
+    """A job raises this to be run again after a delay of its own.
+
+    It counts as one of the option ``retries``. If none is left, the run fails.
+
+    :param after: the delay until the retry: seconds or a ``timedelta``, a day at most; ``None``:
+        that of the options
+    :ivar after: the delay, in seconds
+    :raises TaskLockOptionError: the delay is impossible
+    """
+
+    def __init__(self, *args: object, after: timedelta | float | None = None) -> None:
+        # A process pool pickles the exceptions of its jobs. So this one can be made of its
+        # positional arguments alone, and pickle sets `after` itself.
+        super().__init__(*args)
+        self.after = None if after is None else _delay(after)
+
+
+def _delay(after: timedelta | float) -> float:
+    seconds = after.total_seconds() if isinstance(after, timedelta) else after
+    is_number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
+    if not (is_number and 0 <= seconds <= LONGEST_RETRY_DELAY):
+        raise TaskLockOptionError(
+            f"TaskLockRetry: after must be seconds or a timedelta, from 0 to a day, not {after!r}"
+        )
+    return float(seconds)
+
+
+class TaskLockGiveUp(Exception):  # noqa: N818  # a job raises it to ask for something
+    """A job raises this to fail without a retry, although retries are left."""
 
 
 class TaskLockDatabaseError(TaskLockError):

@@ -49,11 +49,15 @@ class TaskLockEvent(JobEvent):  # type: ignore[misc]  # APScheduler has no types
     :ivar reason: for ``REFUSED`` ``"running"`` (the last run is unfinished: it still runs, or it
         died and may be taken over), ``"window"`` (the run time's window, or a later one, was run
         before) or ``"paused"``; for ``GRANTED`` ``"takeover"`` if the run repeats the window of a
-        dead or handed-over run, ``"manual"`` if an operator has asked for the run; for ``RELEASED``
-        ``"handed over"`` if another replica is to run the window; for ``LOST`` ``"died"`` if the
-        worker process died; for ``ERROR`` ``"given up"`` if no replica takes a dead run over any
-        more; else ``None``
+        dead or handed-over run, ``"manual"`` if an operator has asked for the run, ``"retry"`` if
+        the run has failed before; for ``RELEASED`` ``"handed over"`` if another replica is to run
+        the window; for ``LOST`` ``"died"`` if the worker process died; for ``ERROR`` ``"given up"``
+        if no replica takes a dead run over any more; else ``None``
     :ivar exception: the error, for ``EVENT_TASK_LOCK_ERROR``
+    :ivar attempt: for ``GRANTED`` and ``RELEASED``, which attempt at the run time it is: 1, or more
+        for a retry; else ``None``
+    :ivar retry_at: for ``RELEASED`` of a run that has failed, the database time at which it is run
+        again; ``None`` if it is not
     """
 
     def __init__(
@@ -69,6 +73,8 @@ class TaskLockEvent(JobEvent):  # type: ignore[misc]  # APScheduler has no types
         token: int | None = None,
         reason: str | None = None,
         exception: BaseException | None = None,
+        attempt: int | None = None,
+        retry_at: datetime | None = None,
     ) -> None:
         super().__init__(code, job_id, jobstore)
         self.task_name = task_name
@@ -78,6 +84,8 @@ class TaskLockEvent(JobEvent):  # type: ignore[misc]  # APScheduler has no types
         self.token = token
         self.reason = reason
         self.exception = exception
+        self.attempt = attempt
+        self.retry_at = retry_at
 
     def __repr__(self) -> str:
         return (

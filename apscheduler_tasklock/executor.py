@@ -94,6 +94,8 @@ from apscheduler_tasklock.events import (
 )
 from apscheduler_tasklock.options import (
     DEFAULT,
+    DEFAULT_RETRY_BACKOFF,
+    DEFAULT_RETRY_DELAY,
     DEFAULTS,
     Default,
     LockOptions,
@@ -139,6 +141,11 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
         run is given up after ``max_takeovers`` takeovers, or when its maximum lock ends.
     :param max_takeovers: how many times in a row a task's dead runs are taken over; the next dead
         run is given up
+    :param retries: how many times a job that raises an exception is run again, on any replica; 0 to
+        20. A retry begins before the job's next run time is due, or never. So one run time may be
+        begun more than once.
+    :param retry_delay: the delay until the first retry, a ``timedelta`` or seconds; a day at most
+    :param retry_backoff: by how much the delay of each further retry is multiplied; 1 to 100
     :param poll_interval: longest time between two looks; a ``timedelta`` or seconds. A look reads
         the tasks' rows, and finds dead runs. A job with failover causes three looks in each lease.
         If there are very many replicas, looks come less often.
@@ -183,6 +190,9 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
         lease: timedelta | float | str | Default | None = DEFAULT,
         failover: bool | str = False,
         max_takeovers: int | str = 3,
+        retries: int | str = 0,
+        retry_delay: timedelta | float | str = DEFAULT_RETRY_DELAY,
+        retry_backoff: float | str = DEFAULT_RETRY_BACKOFF,
         poll_interval: timedelta | float | str = 5,
         period: timedelta | float | str = timedelta(hours=1),
         jobs: Mapping[str, Any] | None = None,
@@ -210,6 +220,9 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
             "lease": lease,
             "failover": failover,
             "max_takeovers": max_takeovers,
+            "retries": retries,
+            "retry_delay": retry_delay,
+            "retry_backoff": retry_backoff,
             "period": period,
         }
         self._defaults = LockOptions.parse(options, where).over(DEFAULTS, where)
@@ -816,7 +829,7 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
         return notifier
 
     def _submit_again(self, submission: Submission, not_now: Callable[[], None]) -> None:
-        """Submit a takeover, a manual run or a standby, in the thread where the scheduler submits.
+        """Submit a run that a look has found, in the thread where the scheduler submits.
 
         :param not_now: called if the run could not be submitted, so that a later look tries again
         """

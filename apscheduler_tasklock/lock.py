@@ -35,6 +35,8 @@ class HeldLock:
         earlier run time that nobody has asked for; ``None`` if that was not known
     :ivar lease: seconds for which the claim stands after each renewal; ``None``: the claim stands
         until the maximum lock's end
+    :ivar attempt: which attempt at its run time the run is: 1, or more if the job has failed before
+        and is run again; see the option ``retries``
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class HeldLock:
         lease: float | None = None,
         dead_holder: str | None = None,
         was_due_at: datetime | None = None,
+        attempt: int = 1,
     ) -> None:
         self.name = name
         self.token = token
@@ -62,6 +65,7 @@ class HeldLock:
         self.dead_holder = dead_holder
         self.lease = lease
         self.was_due_at = was_due_at
+        self.attempt = attempt
         self._locked_until = locked_until
         self._run_until = run_until
         self._ends_at = ends_at

@@ -29,7 +29,7 @@ from uuid import uuid4
 from sqlalchemy import Engine
 from sqlalchemy.engine import URL
 
-from apscheduler_tasklock._database.retries import jittered
+from apscheduler_tasklock._database.jitter import jittered
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.client import LockClient, Released, client_now
 from apscheduler_tasklock._lock.forking import replace_in_each_child
@@ -651,7 +651,7 @@ class TaskLocks:
                 f"job {job_id!r} cannot run, because its row cannot be read; it can be paused and "
                 "removed"
             )
-        if job.is_one_off or job.state is JobState.ENDED:
+        if job.is_one_off or job.state in (JobState.RETRYING, JobState.ENDED):
             self._job_changes(by).make_due(job_id)
             return None
         if job.task is not None:

@@ -11,7 +11,7 @@ from enum import Enum
 from typing import Any, Final, Literal
 
 from apscheduler_tasklock._values import LONGEST_NAME
-from apscheduler_tasklock.errors import TaskLockOptionError
+from apscheduler_tasklock.errors import LONGEST_RETRY_DELAY, TaskLockOptionError
 
 # The key of the lock options in a job's kwargs.
 RESERVED_KEY = "task_lock"
@@ -69,6 +69,10 @@ class LockOptions:
         period, but at least 60 s and at most 10 min; or the job's ``misfire_grace_time`` if that is
         longer; in both cases plus the trigger's jitter
     :ivar max_runtime: seconds after which a run is reported as too long; ``None``: the maximum lock
+    :ivar retries: how many times a run that raises an exception is run again, on any replica, if
+        the next run time is not due before; 0 to 20
+    :ivar retry_delay: seconds until the first retry, at most a day
+    :ivar retry_backoff: by how much the delay of each further retry is multiplied; 1 to 100
     """
 
     name: str | None = None
@@ -84,6 +88,9 @@ class LockOptions:
     on_failure: Literal["keep", "release"] | None = None
     grace: float | None = None
     max_runtime: float | None = None
+    retries: int | None = None
+    retry_delay: float | None = None
+    retry_backoff: float | None = None
 
     @classmethod
     def parse(cls, options: Mapping[str, Any], where: str) -> LockOptions:
@@ -185,6 +192,17 @@ class LockOptions:
                 return None
         return lease if lease < max_lock else None
 
+    def delay_after(self, attempt: int) -> float | None:
+        """Return the seconds until a failed run is run again; ``None``: no retry is left.
+
+        :param attempt: which attempt at its run time has failed; 1 or more
+        """
+        if attempt > (self.retries or 0):
+            return None
+        delay = self.retry_delay if self.retry_delay is not None else DEFAULT_RETRY_DELAY
+        backoff = self.retry_backoff or DEFAULT_RETRY_BACKOFF
+        return min(delay * backoff ** (attempt - 1), LONGEST_RETRY_DELAY)
+
 
 # A lease must not be shorter than so many seconds, because a claim is renewed three times in each
 # lease, and a renewal needs time in a busy process and on the network.
@@ -200,6 +218,14 @@ DEFAULT_MIN_FACTOR = 0.9
 # seconds run the job once. A new job that gets the same id after these seconds is run, too.
 ONE_OFF_MIN_LOCK = 60.0
 
+# Limits the retries of a run, so that a mistyped number does not keep a job busy for days.
+MOST_RETRIES = 20
+# The seconds until the first retry, and the factor for each further one.
+DEFAULT_RETRY_DELAY = 30.0
+DEFAULT_RETRY_BACKOFF = 2.0
+# Limits the factor.
+LARGEST_RETRY_BACKOFF = 100.0
+
 # The defaults of the other options.
 DEFAULTS = LockOptions(
     max_factor=5.0,
@@ -208,6 +234,9 @@ DEFAULTS = LockOptions(
     max_takeovers=3,
     cancel_on_lost=False,
     on_failure="keep",
+    retries=0,
+    retry_delay=DEFAULT_RETRY_DELAY,
+    retry_backoff=DEFAULT_RETRY_BACKOFF,
 )
 
 
@@ -239,6 +268,14 @@ def parse_leader_lease(value: Any, option: str, where: str) -> float:
         raise TaskLockOptionError(
             f"{where}: {option} must be {SHORTEST_LEASE:g} s or more, not {value!r}"
         )
+    return seconds
+
+
+def parse_retry_delay(value: Any, option: str, where: str) -> float:
+    """Return the seconds until a retry: 0 or more, and a day at most."""
+    seconds = parse_seconds(value, option, where)
+    if seconds > LONGEST_RETRY_DELAY:
+        raise TaskLockOptionError(f"{where}: {option} must be at most a day, not {value!r}")
     return seconds
 
 
@@ -308,6 +345,23 @@ def parse_count(value: Any, option: str, where: str) -> int:
     return int(number)
 
 
+def _parse_retries(value: Any, option: str, where: str) -> int:
+    count = parse_count(value, option, where)
+    if count > MOST_RETRIES:
+        raise TaskLockOptionError(
+            f"{where}: {option} must be at most {MOST_RETRIES}, not {value!r}"
+        )
+    return count
+
+
+def _parse_backoff(value: Any, option: str, where: str) -> float:
+    allowed = f"a number from 1 to {LARGEST_RETRY_BACKOFF:g}"
+    number = parse_number(value, option, where, allowed)
+    if not 1 <= number <= LARGEST_RETRY_BACKOFF:
+        raise TaskLockOptionError(f"{where}: {option} must be {allowed}, not {value!r}")
+    return number
+
+
 def parse_token(value: Any, where: str) -> int:
     """Return a fencing token, given as a number or as a string of digits."""
     is_whole = isinstance(value, int) and not isinstance(value, bool)
@@ -345,6 +399,9 @@ _PARSERS: dict[str, Callable[[Any, str, str], Any]] = {
     "on_failure": _parse_on_failure,
     "grace": parse_seconds,
     "max_runtime": parse_positive_seconds,
+    "retries": _parse_retries,
+    "retry_delay": parse_retry_delay,
+    "retry_backoff": _parse_backoff,
 }
 
 

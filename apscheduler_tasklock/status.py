@@ -39,6 +39,8 @@ class TaskState(str, Enum):
     """The task is that of a one-off job, and no replica has run its last run time."""
     CUT = "cut"
     """A shutdown has cancelled the last run, and no replica has run the run's window again."""
+    RETRYING = "retrying"
+    """The last run failed, and is run again soon; see ``TaskStatus.retry_at``."""
     FAILING = "failing"
     """The last run failed."""
     NEW = "new"
@@ -111,7 +113,8 @@ class TaskStatus:
     :ivar state: the state
     :ivar schedule: the trigger in canonical form, as JSON-like data, with its end; if the parts of
         a combination have several time zones, with these; ``None``: not registered
-    :ivar kind: kind of the last run: ``"schedule"``, ``"takeover"``, ``"manual"`` or ``"hold"``
+    :ivar kind: kind of the last run: ``"schedule"``, ``"takeover"``, ``"retry"``, ``"manual"`` or
+        ``"hold"``
     :ivar token: fencing token of the last run
     :ivar holder: replica of the last run
     :ivar scheduled_at: run time of the last run
@@ -136,7 +139,8 @@ class TaskStatus:
         ``max_runtime``, by default their maximum lock; the oldest first
     :ivar succeeded_at: when a run last ended without an error
     :ivar failed_at: when a run last failed, or was found dead
-    :ivar failures: how many runs in a row have failed
+    :ivar failures: how many run times in a row have failed, without one whose retry is to come or
+        goes on
     :ivar error_type: class of the last run's exception
     :ivar paused: whether the task is paused
     :ivar paused_until: end of its last pause; ``None``: until somebody resumes the task
@@ -152,6 +156,8 @@ class TaskStatus:
         other tasks
     :ivar options: the lock options of its job by name, as a replica has registered them
     :ivar zone: the name of its trigger's time zone; ``None`` if it is not known
+    :ivar attempt: which attempt at its run time the last run is: 1, or more for a retry
+    :ivar retry_at: when the failed last run is run again; ``None``: it is not
     """
 
     name: str
@@ -190,6 +196,8 @@ class TaskStatus:
     missed_at: datetime | None = None
     options: Mapping[str, OptionSource] = field(default_factory=dict)
     zone: str | None = None
+    attempt: int = 1
+    retry_at: datetime | None = None
 
     @property
     def delay(self) -> float | None:
@@ -207,6 +215,8 @@ class JobState(str, Enum):
 
     UNREADABLE = "unreadable"
     """The job's row has a value that no replica writes; see ``JobStatus.unreadable``."""
+    RETRYING = "retrying"
+    """The run of the job's last run time has failed, and is run again soon."""
     ENDED = "ended"
     """The job's last run time was claimed. The job is removed when that run is over."""
     PAUSED = "paused"
@@ -263,7 +273,7 @@ OUTCOMES = (
     *("job-paused", "job-resumed", "job-moved", "job-removed"),
 )
 # The kinds of a run; see :class:`Run`.
-KINDS = ("schedule", "takeover", "manual", "hold", "operator")
+KINDS = ("schedule", "takeover", "retry", "manual", "hold", "operator")
 
 
 class MissCause(str, Enum):
@@ -301,8 +311,8 @@ class Run:
         missed run times, when the last one was noted
     :ivar replica: the replica that ran it, or noted that it was missed; empty for what an operator
         did
-    :ivar kind: ``"schedule"``, ``"takeover"``, ``"manual"`` or ``"hold"``; ``"operator"`` for what
-        an operator did
+    :ivar kind: ``"schedule"``, ``"takeover"``, ``"retry"``, ``"manual"`` or ``"hold"``;
+        ``"operator"`` for what an operator did
     :ivar outcome: ``"ok"``, ``"error"`` or ``"cancelled"``; ``"died"``: its holder died;
         ``"overran"``: it outlived its maximum lock, while its holder lived; ``"freed"``: an
         operator freed its task, and the run has not reported its end; ``"overtaken"``: it was taken
@@ -325,6 +335,9 @@ class Run:
         :class:`MissCause`; ``None`` for all other entries
     :ivar last_scheduled_at: for missed run times, the last one; ``None`` for all other entries
     :ivar run_times: for missed run times, how many they are; ``None`` for all other entries
+    :ivar attempt: which attempt at its run time it was: 1, or more for a retry; ``None`` if the
+        entry is of no run
+    :ivar retry_at: when the failed run was to be run again; ``None``: it was not
     """
 
     task: str
@@ -344,6 +357,8 @@ class Run:
     cause: str | None = None
     last_scheduled_at: datetime | None = None
     run_times: int | None = None
+    attempt: int | None = None
+    retry_at: datetime | None = None
 
     @property
     def took(self) -> float:

@@ -114,6 +114,9 @@ def _create_task_lock(op: Operations, table: str, schema: str | None) -> None:
         sa.Column("window_schedule", sa.Text, nullable=True),
         _moment("schedule_since", nullable=True),
         sa.Column("details", sa.Text, nullable=True),
+        sa.Column("attempt", sa.Integer, nullable=False, server_default=sa.text("1")),
+        _moment("retry_at", nullable=True),
+        sa.Column("retry_of", sa.Uuid, nullable=True),
         _texts(
             table,
             "task_name",
@@ -147,6 +150,7 @@ def _create_task_lock(op: Operations, table: str, schema: str | None) -> None:
             "request_until",
             "acknowledged_at",
             "schedule_since",
+            "retry_at",
         ),
         _sum(table, "pauses", ("pauses",), 1_000_000),
         schema=schema,
@@ -177,6 +181,8 @@ def _create_runs(op: Operations, table: str, schema: str | None) -> None:
         sa.Column("cause", sa.Text, nullable=True),
         _moment("last_scheduled_at", nullable=True),
         sa.Column("run_times", sa.Integer, nullable=True),
+        sa.Column("attempt", sa.Integer, nullable=True),
+        _moment("retry_at", nullable=True),
         _texts(
             table,
             "task_name",
@@ -191,7 +197,15 @@ def _create_runs(op: Operations, table: str, schema: str | None) -> None:
             "reason",
             "cause",
         ),
-        _times(table, "scheduled_at", "started_at", "ended_at", "until", "last_scheduled_at"),
+        _times(
+            table,
+            "scheduled_at",
+            "started_at",
+            "ended_at",
+            "until",
+            "last_scheduled_at",
+            "retry_at",
+        ),
         schema=schema,
     )
     _set_storage(op, table, schema, fillfactor=80, scale_factor=0.02)

@@ -16,11 +16,11 @@ import psycopg
 
 from apscheduler_tasklock._database.connection import wait_for_input
 from apscheduler_tasklock._database.deadline import Deadline
+from apscheduler_tasklock._database.jitter import jittered
 from apscheduler_tasklock._database.outage import as_unavailable
 from apscheduler_tasklock._database.outbox import Ticket
 from apscheduler_tasklock._database.rejections import NOTIFICATIONS, Rejections
 from apscheduler_tasklock._database.requests import Outcome, Request
-from apscheduler_tasklock._database.retries import jittered
 from apscheduler_tasklock._database.session import Session
 from apscheduler_tasklock._database.sqlstates import one_line
 from apscheduler_tasklock._database.timings import Timings

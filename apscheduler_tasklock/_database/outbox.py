@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any, Generic, Protocol, TypeVar
 
+from apscheduler_tasklock._database.jitter import BACKOFF, LAST_TRY, LOCKED_BACKOFF
 from apscheduler_tasklock._database.requests import Outcome, Request
-from apscheduler_tasklock._database.retries import BACKOFF, LAST_TRY, LOCKED_BACKOFF
 from apscheduler_tasklock._database.sqlstates import NotSentError, RowLockedError
 from apscheduler_tasklock.errors import TaskLockDatabaseError
 

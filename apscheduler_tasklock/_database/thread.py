@@ -21,12 +21,12 @@ from apscheduler_tasklock._application import flush_application, keep_applicatio
 from apscheduler_tasklock._database.awaited_ticket import AwaitedTicket, wake_loops
 from apscheduler_tasklock._database.connection import SHORTEST_ANSWER, NoAnswerError, turn_limit
 from apscheduler_tasklock._database.deadline import Deadline
+from apscheduler_tasklock._database.jitter import jittered
 from apscheduler_tasklock._database.listening import Listening
 from apscheduler_tasklock._database.outage import Outage
 from apscheduler_tasklock._database.outbox import Outbox, Step, Ticket
 from apscheduler_tasklock._database.rejections import Rejections
 from apscheduler_tasklock._database.requests import Outcome, Request
-from apscheduler_tasklock._database.retries import jittered
 from apscheduler_tasklock._database.session import Session
 from apscheduler_tasklock._database.sqlstates import ConflictError, NotSentError
 from apscheduler_tasklock._database.timings import Timings

@@ -25,6 +25,7 @@ from apscheduler_tasklock._lock.protocol_messages import (
     ReleaseAnswer,
     ReleaseRequest,
     Renewal,
+    RetryRequest,
     RunState,
     ScheduleNote,
     TakeoverRequest,
@@ -181,6 +182,15 @@ class UnlockedProtocol:
         times: ReadTimes = _AT_ONCE,
     ) -> dict[UUID, ClaimAnswer]:
         """Return nothing, because there are no dead runs."""
+        return {}
+
+    def retry_many(
+        self,
+        cursor: Any,
+        requests: Sequence[RetryRequest],
+        times: ReadTimes = _AT_ONCE,
+    ) -> dict[UUID, ClaimAnswer]:
+        """Return nothing, because no failed run is run again."""
         return {}
 
     def release(self, cursor: Any, request: ReleaseRequest) -> ReleaseAnswer | None:

@@ -24,14 +24,15 @@ from apscheduler_tasklock._lock.protocol_messages import (
     ManualRequest,
     ReadTimes,
     ReleaseRequest,
+    RetryRequest,
     TakeoverRequest,
 )
 from apscheduler_tasklock._lock.test_doubles import LockProtocol
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
 
-Wanted = TypeVar("Wanted", bound=ClaimRequest | TakeoverRequest | ManualRequest)
 # A request for a claim of any kind.
-AnyRequest: TypeAlias = ClaimRequest | TakeoverRequest | ManualRequest
+AnyRequest: TypeAlias = ClaimRequest | TakeoverRequest | ManualRequest | RetryRequest
+Wanted = TypeVar("Wanted", bound=AnyRequest)
 
 # Limits how often a claim is sent while its answers cannot be used, for example because the bound
 # of the database's time was wrong. The first answer corrects the bound. But a clock may jump before
@@ -331,6 +332,49 @@ class TakeoverAttempt(Attempt[TakeoverRequest]):
             self._is_over = False
 
 
+class RetryAttempt(Attempt[RetryRequest]):
+    """A claim of a failed run's retry. One statement can have several retries.
+
+    A grant that came too late is handed over, so that the retry is begun once.
+    """
+
+    def __init__(self, request: RetryRequest, context: ClaimContext) -> None:
+        super().__init__(request, context)
+        self.kind = RetryAttempt
+
+    def send(self, cursor: Any) -> Decision:
+        """Send the retry; the answer is ``None`` if the row is gone.
+
+        :raises TaskLockDatabaseError: the answer took longer than the lease that it grants; or the
+            row is locked or the retry came after its ``not_after``, and is to be sent again
+        """
+        [decided] = self.send_together(cursor, [self])
+        if isinstance(decided, TaskLockDatabaseError):
+            raise decided
+        return decided
+
+    @classmethod
+    def send_together(
+        cls, cursor: Any, requests: Sequence[RetryAttempt]
+    ) -> list[Decision | TaskLockDatabaseError]:
+        """Send several retries in one statement."""
+        context, sent = requests[0]._context, time.monotonic()
+        times = context.read_times(sent)
+        answers = context.protocol.retry_many(cursor, [each.request for each in requests], times)
+        context.learn(answers.values(), sent, times.latest)
+        return [each._decided(answers.get(each.request.claim_id), sent, times) for each in requests]
+
+    def _decided(
+        self, answer: ClaimAnswer | None, sent: float, times: ReadTimes
+    ) -> Decision | TaskLockDatabaseError:
+        if answer is not None and answer.granted and is_over(answer, sent):
+            self.in_doubt = True
+            return TaskLockDatabaseError(TOO_LATE)
+        if answer is None or not answer.looks_free:
+            return Decision(answer, sent)
+        return _locked() if answer.is_in_time(times.not_after) else ConflictError(CAME_LATE)
+
+
 class ManualAttempt(Attempt[ManualRequest]):
     """A claim of a manual run. Each claim has a statement of its own.
 
@@ -424,7 +468,9 @@ class StoredAttempt(Attempt[ClaimRequest]):
 
 
 # An attempt at a claim of any kind.
-AnyAttempt: TypeAlias = ClaimAttempt | TakeoverAttempt | ManualAttempt | StoredAttempt
+AnyAttempt: TypeAlias = (
+    ClaimAttempt | TakeoverAttempt | RetryAttempt | ManualAttempt | StoredAttempt
+)
 
 
 def _granted(answers: Mapping[UUID, ClaimAnswer]) -> int:

@@ -21,6 +21,7 @@ from apscheduler_tasklock._application import flush_application
 from apscheduler_tasklock._database.awaited_ticket import AwaitedTicket
 from apscheduler_tasklock._database.connection import attempt_limit, turn_limit
 from apscheduler_tasklock._database.deadline import Deadline
+from apscheduler_tasklock._database.jitter import BACKOFF
 from apscheduler_tasklock._database.outbox import MOST_TOGETHER
 from apscheduler_tasklock._database.rejections import (
     CLAIMS,
@@ -28,7 +29,6 @@ from apscheduler_tasklock._database.rejections import (
     RUN_HISTORY,
 )
 from apscheduler_tasklock._database.requests import Call, Outcome, Request
-from apscheduler_tasklock._database.retries import BACKOFF
 from apscheduler_tasklock._database.sequences import Statement, Steps, StepTicket, ask_here, go_on
 from apscheduler_tasklock._database.sqlstates import ConflictError, NoThreadError
 from apscheduler_tasklock._database.thread import Recurring
@@ -41,6 +41,7 @@ from apscheduler_tasklock._lock.claim_attempts import (
     ClaimContext,
     Decision,
     ManualAttempt,
+    RetryAttempt,
     StoredAttempt,
     TakeoverAttempt,
 )
@@ -57,6 +58,7 @@ from apscheduler_tasklock._lock.limited_claims import (
 )
 from apscheduler_tasklock._lock.outcomes import NOT_BEGUN, RunOutcome, WindowAfter
 from apscheduler_tasklock._lock.protocol_messages import (
+    ClaimAnswer,
     ClaimRequest,
     JobMove,
     LockTimes,
@@ -67,6 +69,7 @@ from apscheduler_tasklock._lock.protocol_messages import (
     Registration,
     ReleaseAnswer,
     ReleaseRequest,
+    RetryRequest,
     RunState,
     ScheduleNote,
     TakeoverRequest,
@@ -126,9 +129,11 @@ class Released:
 
     :ivar locked_until: the database time until which the claim's window is taken; ``None`` if the
         answer with that time was lost
+    :ivar retry_at: the database time at which the failed run is run again; ``None``: it is not
     """
 
     locked_until: datetime | None = None
+    retry_at: datetime | None = None
 
 
 class LockClient:
@@ -333,6 +338,8 @@ class LockClient:
             raise TaskLockError(f"task {request.task_name!r} is not claimed: {CLOSED}")
         if isinstance(request, TakeoverRequest):
             return TakeoverAttempt(request, self._context)
+        if isinstance(request, RetryRequest):
+            return RetryAttempt(request, self._context)
         if isinstance(request, ManualRequest):
             return ManualAttempt(request, self._context)
         if request.move is not None:
@@ -352,7 +359,7 @@ class LockClient:
         :raises TaskLockError: the database rejects the statement, and the message names the
             remedy; or the client is closed
         """
-        if isinstance(wanted, (ClaimRequest, TakeoverRequest, ManualRequest)):
+        if isinstance(wanted, (ClaimRequest, TakeoverRequest, RetryRequest, ManualRequest)):
             wanted = self.attempt(wanted)
         return self._database.get(self._asked(wanted))
 
@@ -527,6 +534,8 @@ class LockClient:
             return
         if isinstance(request, TakeoverRequest):
             window, seconds = WindowAfter.HAND_OVER, self._timeout * 10
+        elif isinstance(request, RetryRequest):
+            window, seconds = WindowAfter.HAND_OVER, request.max_lock
         elif isinstance(request, ManualRequest):
             window, seconds = WindowAfter.KEEP, request.max_lock
         else:
@@ -545,8 +554,10 @@ class LockClient:
         run_time, dead_holder, was_due_at = None, None, None
         if isinstance(request, TakeoverRequest):
             if not answer.manual:  # a manual run has no run time
-                run_time = datetime.now(timezone.utc) - (answer.database_time - answer.window_start)
+                run_time = _run_time_here(answer)
             dead_holder = request.dead_holder
+        elif isinstance(request, RetryRequest):
+            run_time = _run_time_here(answer)
         elif isinstance(request, ClaimRequest):
             run_time, was_due_at = request.run_time, answer.due_at
         held = HeldLock(
@@ -561,6 +572,7 @@ class LockClient:
             lease=request.lease,
             dead_holder=dead_holder,
             was_due_at=was_due_at,
+            attempt=answer.attempt,
             extender=self.extend,
         )
         if held.lease is not None and not self._database.has_thread:
@@ -618,10 +630,12 @@ class LockClient:
     def _made_of(
         self, held: HeldLock, ticket: ReleaseTicket, answer: ReleaseAnswer | None
     ) -> Released | None:
-        if answer is None and ticket.release.in_doubt and held.lease_left > 0:
-            # An earlier try has released the claim, and another claim was granted since then.
+        is_retried = ticket.release.request.end.retry_in is not None
+        if answer is None and ticket.release.in_doubt and (held.lease_left > 0 or is_retried):
+            # An earlier try has released the claim, and another claim was granted since then, such
+            # as that of the run's retry.
             return Released()
-        return None if answer is None else Released(answer.locked_until)
+        return None if answer is None else Released(answer.locked_until, answer.retry_at)
 
     def _release_ticket(
         self,
@@ -1078,6 +1092,11 @@ class LockClient:
         return self._asked_once(
             lambda cursor: bool(self.replica.renew(cursor, [held], frozenset()).get(held.claim_id))
         )
+
+
+def _run_time_here(answer: ClaimAnswer) -> datetime:
+    """Return the run time of the row's window by this replica's clock."""
+    return datetime.now(timezone.utc) - (answer.database_time - answer.window_start)
 
 
 def _not_renewed(held: HeldLock, error: TaskLockError) -> bool:

@@ -11,10 +11,10 @@ from typing import Any
 from uuid import UUID
 
 from apscheduler_tasklock._database.deadline import Deadline
+from apscheduler_tasklock._database.jitter import jittered
 from apscheduler_tasklock._database.outbox import Ticket
 from apscheduler_tasklock._database.rejections import RENEWALS, Rejections
 from apscheduler_tasklock._database.requests import Call, Outcome
-from apscheduler_tasklock._database.retries import jittered
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._values import logger_of
 from apscheduler_tasklock.errors import TaskLockDatabaseError

@@ -35,6 +35,7 @@ from apscheduler_tasklock._lock.protocol import (
 from apscheduler_tasklock._lock.protocol_messages import JobMove
 from apscheduler_tasklock._lock.statements import (
     CHANGE_ID,
+    IS_RETRY_PENDING,
     MAY_BE_CLAIMED,
     History,
     Statement,
@@ -332,7 +333,8 @@ class JobRows:
                 WHERE ended AND changed_at < now() - interval '{ended_kept} seconds'
                   AND NOT EXISTS (
                     SELECT FROM {lock} AS lock
-                    WHERE task_name = job.task_name AND finished_at IS NULL AND run_until > now())
+                    WHERE task_name = job.task_name
+                          AND ((finished_at IS NULL AND run_until > now()) OR {IS_RETRY_PENDING}))
                 FOR UPDATE SKIP LOCKED)
         """)
         # The query begins with the jobs, because the tasks of one-off jobs are kept for days after
@@ -344,8 +346,10 @@ class JobRows:
             )
             SELECT begun.* FROM begun, LATERAL (
                 SELECT FROM {lock} AS lock
-                WHERE lock.task_name = begun.task_name AND lock.finished_at IS NULL
-                      AND lock.locked_until <= now() AND (lock.failover OR lock.handed_over)
+                WHERE lock.task_name = begun.task_name AND (
+                    (lock.finished_at IS NULL AND lock.locked_until <= now()
+                     AND (lock.failover OR lock.handed_over))
+                    OR ({IS_RETRY_PENDING} AND lock.retry_at <= now()))
                 OFFSET 0
             ) AS dead
         """)
@@ -381,13 +385,16 @@ class JobRows:
         self._add = Statement(_add(jobs))
         self._added_id = Statement(f"SELECT added_id FROM {jobs} WHERE id = %(job_id)s")
         self._change = Statement(_change(jobs))
-        self._remove = Statement(_remove(jobs, "id = %(job_id)s"))
+        which = "id = %(job_id)s"
+        self._remove = Statement(_remove(jobs, lock, which))
         # The entries of what operators do.
         entry = _action(lock, runs)
         self._change_noted = Statement(_change(jobs, entry)) if entry else None
-        self._remove_noted = Statement(_remove(jobs, "id = %(job_id)s", entry)) if entry else None
+        self._remove_noted = (
+            Statement(_remove(jobs, lock, "id = %(job_id)s", entry)) if entry else None
+        )
         self._changed_id = Statement(f"SELECT changed_id FROM {jobs} WHERE id = %(job_id)s")
-        self._remove_all = Statement(_remove(jobs, "true"))
+        self._remove_all = Statement(_remove(jobs, lock, "true"))
 
     def due(
         self,
@@ -498,7 +505,7 @@ class JobRows:
         return int(self._execute(cursor, self._sweep, {}).rowcount)
 
     def dead_runs(self, cursor: Any) -> list[StoredTask]:
-        """Return the jobs with dead or handed-over runs that are to be run again."""
+        """Return the jobs whose last runs are to be run again: dead, handed over, or failed."""
         cursor.row_factory = class_row(StoredTask)
         found: list[StoredTask] = self._execute(cursor, self._dead_runs, {}).fetchall()
         return found
@@ -823,14 +830,21 @@ def _change(jobs: str, action: str = "") -> str:
     """
 
 
-def _remove(jobs: str, which: str, action: str = "") -> str:
-    """Return the statement that removes jobs. Ended jobs stay until their last run is over.
+def _remove(jobs: str, lock: str, which: str, action: str = "") -> str:
+    """Return the statement that removes jobs.
+
+    Ended jobs stay until their last run is over. A job whose last run is to be retried is removed,
+    so that no replica finds the job for the retry.
 
     :param action: as in :func:`_change`
     """
+    is_retried = f"""EXISTS (SELECT FROM {lock} AS lock
+                             WHERE lock.task_name = job.task_name AND {IS_RETRY_PENDING})"""
     return f"""
         WITH done AS (
-            DELETE FROM {jobs} WHERE {which} AND NOT ended AND {BRIEFLY} RETURNING id, task_name
+            DELETE FROM {jobs} AS job
+            WHERE {which} AND (NOT ended OR {is_retried}) AND {BRIEFLY}
+            RETURNING id, task_name
         ){action}
         SELECT id, {_IS_NOTED if action else "false"} AS is_noted FROM done WHERE {_NOTIFIES}
     """

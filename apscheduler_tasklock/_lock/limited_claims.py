@@ -18,6 +18,7 @@ from apscheduler_tasklock._lock.claim_attempts import (
     ClaimAttempt,
     Decision,
     ManualAttempt,
+    RetryAttempt,
     StoredAttempt,
     TakeoverAttempt,
 )
@@ -203,7 +204,6 @@ class LoneTicket(_QueueTicket):
     locked_backoff = ()
 
     def _outcomes(self, outcome: Outcome[Any]) -> Sequence[tuple[AnyAttempt, Outcome[Decision]]]:
-        assert isinstance(
-            self.request, (ClaimAttempt, TakeoverAttempt, ManualAttempt, StoredAttempt)
-        )
+        lone = (ClaimAttempt, TakeoverAttempt, RetryAttempt, ManualAttempt, StoredAttempt)
+        assert isinstance(self.request, lone)
         return [(self.request, outcome)]

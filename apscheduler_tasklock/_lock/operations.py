@@ -39,6 +39,7 @@ from apscheduler_tasklock._lock.statements import (
     IS_LEADER,
     IS_PAUSED,
     IS_PAUSED_IN_ANY_WAY,
+    IS_RETRY_PENDING,
     IS_TASK,
     JUST_BEFORE,
     LEADER_NAMESPACE,
@@ -135,9 +136,17 @@ _MISSED_SINCE = f"""
     CASE WHEN {_MISSED_AT} IS NOT NULL THEN GREATEST(
         lock.missed_at, CASE WHEN lock.started_at = {NEVER} THEN lock.finished_at END) END
 """
+# Whether the last run time has failed, and its retry is to come or goes on. If the retry does not
+# begin within the task's grace time, or an earlier run time has failed as well, the task counts as
+# failing.
+_IS_RETRIED = f"""(lock.failures = 1 AND (
+    (lock.finished_at IS NULL AND lock.attempt > 1)
+    OR ({IS_RETRY_PENDING} AND now() < GREATEST(lock.retry_at, lock.paused_until)
+            + COALESCE(lock.overdue_at - lock.due_at, interval '1 minute'))))"""
 # The time of the failure, the cut or the miss for which a monitor alarms; null if there is none.
-_ALARMS_SINCE = f"""GREATEST(CASE WHEN lock.failures > 0 THEN lock.failed_at END, {_CUT_AT},
-                             {_MISSED_SINCE})"""
+_ALARMS_SINCE = f"""GREATEST(
+    CASE WHEN lock.failures > 0 AND {_IS_RETRIED} IS NOT TRUE THEN lock.failed_at END,
+    {_CUT_AT}, {_MISSED_SINCE})"""
 # Whether an operator has acknowledged this failure, cut or miss. `acknowledged_at` is the time of
 # the acknowledged one, so that a later one alarms again.
 _IS_ACKNOWLEDGED = f"COALESCE({_ALARMS_SINCE} <= lock.acknowledged_at, false)"
@@ -162,6 +171,7 @@ _STATE = f"""
          WHEN lock.window_start < due.at AND due.at < now() THEN 'late'
          WHEN {_MISSED_AT} IS NOT NULL THEN 'missed'
          WHEN {_CUT_AT} IS NOT NULL THEN 'cut'
+         WHEN {_IS_RETRIED} THEN 'retrying'
          WHEN lock.failures > 0 THEN 'failing'
          WHEN lock.started_at = {NEVER} THEN 'new'
          ELSE 'ok' END
@@ -194,8 +204,9 @@ _NO_REPLICAS = """
            false AS heard WHERE false
 """
 
-_JOB_STATE = """
-    CASE WHEN job.ended THEN 'ended' WHEN job.next_run_time IS NULL THEN 'paused'
+_JOB_STATE = f"""
+    CASE WHEN job.ended AND {IS_RETRY_PENDING} THEN 'retrying'
+         WHEN job.ended THEN 'ended' WHEN job.next_run_time IS NULL THEN 'paused'
          WHEN job.next_run_time <= now() THEN 'due' ELSE 'waiting' END
 """
 
@@ -285,7 +296,10 @@ class Operations:
                    {_MISSED_AT} AS missed_at, {_NO_LONGER_ALARMS} AS acknowledged,
                    stuck.tokens AS stuck_tokens, stuck.replica_ids AS stuck_on,
                    stuck.since AS stuck_since,
-                   lock.succeeded_at, lock.failed_at, lock.failures, lock.error_type,
+                   lock.succeeded_at, lock.failed_at, lock.error_type,
+                   CASE WHEN {_IS_RETRIED} THEN 0 ELSE lock.failures END AS failures,
+                   lock.attempt,
+                   CASE WHEN {IS_RETRY_PENDING} THEN lock.retry_at END AS retry_at,
                    in_pause.now AS paused,
                    CASE WHEN lock.paused_until > now() THEN lock.paused_until END
                        AS own_paused_until,
@@ -324,7 +338,7 @@ class Operations:
         columns = """run.task_name AS task, run.token, run.scheduled_at, run.started_at,
                      run.ended_at, run.replica, run.kind, run.outcome, run.error_type, run.error,
                      run.traceback, run.by, run.until, run.reason, run.cause,
-                     run.last_scheduled_at, run.run_times"""
+                     run.last_scheduled_at, run.run_times, run.attempt, run.retry_at"""
         # A replica may run a run time after another replica has noted it as missed. The run date of
         # a one-off job may differ between replicas, if its schedule has none.
         not_run = f"""NOT (run.ring = 'misses' AND run.run_times = 1 AND (
@@ -448,6 +462,7 @@ class Operations:
         self._acknowledge = RecordingStatement(_acknowledge, name, runs)
         free_and_move = partial(_free, jobs=self._jobs_name)
         self._free_and_move = RecordingStatement(free_and_move, name, runs)
+        self._end_retry = RecordingStatement(_end_retry, name, runs)
         self._forget = Statement(f"""
             WITH forgotten AS (
                 DELETE FROM {name} AS lock WHERE task_name = %(task)s AND {IS_TASK}
@@ -714,7 +729,7 @@ class Operations:
     def free(
         self, cursor: Any, task: str, token: int, by: str, *, force: bool, run_again: bool
     ) -> None:
-        """Finish a run in place of its holder.
+        """Finish a run in place of its holder, or see to it that a failed run is not retried.
 
         :raises TaskLockNotFoundError: the task has no row
         :raises TaskLockStateError: the task's last run has another token, is finished, or may be
@@ -731,7 +746,10 @@ class Operations:
         }
         moves_job = run_again and self._has_jobs(cursor)
         statement = self._free_and_move if moves_job else self._free
-        if self._run_recording(cursor, statement, **wanted).fetchone() is None:
+        for each in (statement, self._end_retry):
+            if self._run_recording(cursor, each, **wanted).fetchone() is not None:
+                break
+        else:
             self._check_there(cursor, [task])
             [now] = self.tasks(cursor, [escaped(task)], 1)
             raise TaskLockStateError(_why_not_freed(now, token, run_again=run_again))
@@ -1097,6 +1115,27 @@ def _free(name: str, history: History | None = None, *, jobs: str | None = None)
             RETURNING *
         ){"".join(f", {part}" for part in more)}
         SELECT task_name{", pg_notify(%(channel)s, '')" if jobs else ""} FROM freed
+    """
+
+
+def _end_retry(name: str, history: History | None = None) -> str:
+    """Return the statement that ends the pending retry of a failed run.
+
+    The row gets a new claim id, as with each later claim of the task, so that no replica retries
+    the run.
+    """
+    entry = history.action("freed", "freed AS run") if history else ""
+    return f"""
+        WITH freed AS (
+            UPDATE {name} AS lock SET
+                claim_id = gen_random_uuid(),
+                recorded_actions = recorded_actions + {int(history is not None)},
+                window_until = CASE WHEN %(run_again)s::boolean
+                                    THEN window_start - {JUST_BEFORE} ELSE window_until END
+            WHERE task_name = %(task)s AND token = %(token)s AND {IS_RETRY_PENDING}
+            RETURNING *
+        ){f", entry AS ({entry})" if entry else ""}
+        SELECT task_name FROM freed
     """
 
 

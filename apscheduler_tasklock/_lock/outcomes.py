@@ -47,6 +47,7 @@ class RunOutcome:
     :ivar is_last: whether no run time follows
     :ivar cut: whether a shutdown has cancelled the run
     :ivar traceback: the exception's traceback, in a form that can be stored
+    :ivar retry_in: seconds after which the failed run is to be run again; ``None``: it is not
     """
 
     window: WindowAfter = WindowAfter.KEEP
@@ -57,6 +58,7 @@ class RunOutcome:
     is_last: bool = False
     cut: bool = False
     traceback: str | None = None
+    retry_in: float | None = None
 
     @property
     def last_outcome(self) -> str | None:

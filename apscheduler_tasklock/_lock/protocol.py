@@ -35,6 +35,7 @@ from apscheduler_tasklock._lock.protocol_messages import (
     ReleaseAnswer,
     ReleaseRequest,
     Renewal,
+    RetryRequest,
     RunState,
     ScheduleNote,
     TakeoverRequest,
@@ -127,6 +128,7 @@ class TaskLockProtocol:
         self._take_over_many = RecordingStatement(
             statements.take_over_many, name, runs, ClaimAnswer, is_batch=True
         )
+        self._retry_many = Statement(statements.retry_many(name), ClaimAnswer)
         self._release = RecordingStatement(statements.release, name, runs, ReleaseAnswer)
         self._hand_over = RecordingStatement(statements.hand_over, name, runs, ReleaseAnswer)
         self._release_many = RecordingStatement(
@@ -296,6 +298,21 @@ class TaskLockProtocol:
         asked = statements.many(request.parameters for request in requests)
         parameters = {**asked, "stable": times.stable, "not_after": times.not_after}
         return self._answers(cursor, self._take_over_many, parameters)
+
+    def retry_many(
+        self,
+        cursor: Any,
+        requests: Sequence[RetryRequest],
+        times: ReadTimes = IN_TIME,
+    ) -> dict[UUID, ClaimAnswer]:
+        """Run several failed runs again, each of another task.
+
+        :return: the answers by the claim ids of the requests. A retry of a task without a row has
+            no answer. If a row looks free, the retry is to be sent again: another session has the
+            row locked, or the retry came after its ``not_after``.
+        """
+        asked = statements.many(request.parameters for request in requests)
+        return self._answers(cursor, self._retry_many, {**asked, "not_after": times.not_after})
 
     def release(self, cursor: Any, request: ReleaseRequest) -> ReleaseAnswer | None:
         """Release a claim. Return ``None`` if the claim no longer stood.

@@ -55,6 +55,7 @@ class ReleaseRequest:
             "next_in": end.next_in,
             "is_last": end.is_last,
             "ended_at": self.ended_at,
+            "retry_in": end.retry_in,
         }
 
 
@@ -207,6 +208,27 @@ class TakeoverRequest:
 
 
 @dataclass(frozen=True)
+class RetryRequest:
+    """A request to run a failed run again. Other attributes are as in :class:`ClaimRequest`.
+
+    :ivar failed_claim_id: the id of the failed run's claim; no other run is run again
+    """
+
+    task_name: str
+    failed_claim_id: UUID
+    max_lock: float
+    lease: float | None = None
+    failover: bool = False
+    max_runtime: float | None = None
+    claim_id: UUID = field(default_factory=uuid4)
+
+    @property
+    def parameters(self) -> dict[str, object]:
+        """The parameters of the statement."""
+        return dict(vars(self))
+
+
+@dataclass(frozen=True)
 class ReadTimes:
     """The times on which a claim is decided, read right before the claim is sent.
 
@@ -266,6 +288,7 @@ class ClaimAnswer(NamedTuple):
     :ivar runs: the function of the last run, as in :class:`ClaimRequest`. If this claim was granted
         in an existing row, it is the function of the run before this claim.
     :ivar due_at: when the task was due before this claim; ``None`` if that was not known
+    :ivar attempt: which attempt at its run time the last run is: 1, or more for a retry
     :ivar withdrawn: whether the stored job has changed or moved on since it was read. Only claims
         of stored jobs have this column, so it is the last one; see ``Statement``.
     """
@@ -287,6 +310,7 @@ class ClaimAnswer(NamedTuple):
     manual: bool = False
     runs: str = ""
     due_at: datetime | None = None
+    attempt: int = 1
     withdrawn: bool = False
 
     @property
@@ -340,8 +364,9 @@ class Refusal:
     :ivar waits: whether a run whose lease has ended blocks the claim, because that run's
         window is run again first, or because the rows are not believed yet
     :ivar window_start: the start of the last run's window, in database time
-    :ivar came_first: whether the last run began before the requested run time was due, and is no
-        manual run. The requested run time then stays refused when the last run is released.
+    :ivar came_first: whether the last run began before the requested run time was due, and is
+        neither a manual run nor a retry. The requested run time then stays refused when the last
+        run is released.
     :ivar runs: the function of the last run, as in ``ClaimRequest``; ``""`` for a hold
     :ivar is_manual: whether the last run is a manual run
     """
@@ -376,7 +401,7 @@ class Refusal:
             unfinished=answer.unfinished,
             waits=answer.waits,
             window_start=answer.window_start,
-            came_first=answer.came_first and not answer.manual,
+            came_first=answer.came_first and not (answer.manual or answer.attempt > 1),
             runs=answer.runs,
             is_manual=answer.manual,
         )
@@ -387,10 +412,12 @@ class ReleaseAnswer(NamedTuple):
 
     :ivar locked_until: the database time at which the task's window ends
     :ivar database_time: the database time of the release
+    :ivar retry_at: when the failed run is run again, in database time; ``None``: it is not
     """
 
     locked_until: datetime
     database_time: datetime
+    retry_at: datetime | None = None
 
 
 @dataclass(frozen=True)
@@ -449,6 +476,9 @@ class RunState:
     :ivar window_schedule: the schedule of the window's claim; ``None``: not known, or none
     :ivar locked_until: the database time until which the task is taken
     :ivar finished_at: when the run ended; ``None``: it goes on, or is dead
+    :ivar attempt: which attempt at its run time the run is: 1, or more for a retry
+    :ivar retry_pending: whether the run has failed, and is to be run again
+    :ivar retry_at: the time of the run's retry, if the retry can begin now; ``None``: it cannot
     """
 
     task_name: str
@@ -476,6 +506,9 @@ class RunState:
     window_schedule: str | None = None
     locked_until: datetime | None = None
     finished_at: datetime | None = None
+    attempt: int = 1
+    retry_pending: bool = False
+    retry_at: datetime | None = None
 
     def is_run_again(self, *, failover: bool) -> bool:
         """Return whether this run's window is run again if the run is dead.

@@ -118,7 +118,7 @@ def _begun_at(task: TaskStatus) -> datetime | None:
     """Return the run time of the run that goes on or is dead; ``None`` if the last run is over."""
     if task.started_at is None or task.finished_at is not None:
         return None
-    has_run_time = task.kind in ("schedule", "takeover")
+    has_run_time = task.kind in ("schedule", "takeover", "retry")
     return task.scheduled_at if has_run_time and task.scheduled_at else task.started_at
 
 

@@ -26,6 +26,7 @@ from apscheduler_tasklock._lock.protocol_messages import (
     ReleaseAnswer,
     ReleaseRequest,
     Renewal,
+    RetryRequest,
     RunState,
     ScheduleNote,
     TakeoverRequest,
@@ -85,6 +86,11 @@ class LockProtocol(Protocol):
         times: ReadTimes = ...,
     ) -> dict[UUID, ClaimAnswer]:
         """Take over several dead runs."""
+
+    def retry_many(
+        self, cursor: Any, requests: Sequence[RetryRequest], times: ReadTimes = ...
+    ) -> dict[UUID, ClaimAnswer]:
+        """Run several failed runs again."""
 
     def release(self, cursor: Any, request: ReleaseRequest) -> ReleaseAnswer | None:
         """Release a claim."""

@@ -10,6 +10,7 @@ from apscheduler_tasklock._lock.protocol_messages import (
     ClaimRequest,
     JobMove,
     ManualRequest,
+    RetryRequest,
     RunState,
     TakeoverRequest,
 )
@@ -19,12 +20,14 @@ from apscheduler_tasklock.options import LONGEST_SECONDS
 
 
 def request_of(submission: Submission, run_time: datetime, claim_id: UUID) -> AnyRequest:
-    """Return the request that claims a run time, a dead run's window, or a manual run.
+    """Return the request that claims a run time, a dead run's window, a retry, or a manual run.
 
     Calls the job's trigger, which may be the application's own code.
     """
     if submission.dead_run is not None:
         return _takeover(submission, submission.dead_run, run_time, claim_id)
+    if submission.failed_run is not None:
+        return _retry(submission, submission.failed_run, run_time, claim_id)
     if submission.request_id is not None:
         return _run_manual(submission, submission.request_id, run_time, claim_id)
     if submission.due is not None:
@@ -45,6 +48,22 @@ def _takeover(
         dead_run.holder,
         lease=submission.options.lease_within(max_lock),
         failover=submission.failover,
+        claim_id=claim_id,
+    )
+
+
+def _retry(
+    submission: Submission, failed_run: RunState, run_time: datetime, claim_id: UUID
+) -> RetryRequest:
+    assert submission.options is not None
+    _, max_lock = submission.lock_times(submission.period_of_moment(run_time))
+    return RetryRequest(
+        submission.task_name,
+        failed_run.claim_id,
+        max_lock,
+        lease=submission.options.lease_within(max_lock),
+        failover=submission.failover,
+        max_runtime=submission.options.max_runtime,
         claim_id=claim_id,
     )
 

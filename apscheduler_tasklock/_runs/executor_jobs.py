@@ -227,6 +227,20 @@ class ExecutorJobs:
         submission = self.submission(job, key[1], task, [run_time])
         return submission.for_dead_run(dead, is_stored=self._scheduler.is_shared(key[1]))
 
+    def retry_of(self, key: JobKey, failed: RunState) -> Submission | None:
+        """Return the retry of a failed run by a job.
+
+        ``None`` if the job is gone, is paused, does not run the same function as the failed run, or
+        has no retry left.
+        """
+        found = self._find(key, failed.task_name, failed.runs)
+        if found is None:
+            return None
+        job, task = found
+        run_time = failed.window_start.astimezone(self._scheduler.timezone)
+        submission = self.submission(job, key[1], task, [run_time])
+        return submission.for_failed_run(failed, is_stored=self._scheduler.is_shared(key[1]))
+
     def requested(self, key: JobKey, task_name: str, request_id: UUID) -> Submission | None:
         """Return a manual run of a job; ``None`` if the job is gone or cannot run here.
 
@@ -357,6 +371,8 @@ class ExecutorJobs:
         assert task.options is not None
         places, options = self._tasks.places(job), dict[str, tuple[Any, str]]()
         given = [name for name in task.options.given if name != "name"]
+        if not task.options.retries:
+            given = [name for name in given if name not in ("retry_delay", "retry_backoff")]
         if self._scheduler.is_shared(jobstore):  # a stored job has no windows
             given = [name for name in given if name not in ("min_factor", "min_lock")]
         elif task.options.min_factor is None and task.options.min_lock is None:
@@ -456,6 +472,7 @@ class ExecutorJobs:
                 job.id,
                 job.max_instances,
             )
+        self._log_late_retries(job, jobstore, task)
         lease = task.options.lease
         if lease is None or lease == inf:
             return
@@ -476,6 +493,21 @@ class ExecutorJobs:
                 job.id,
                 lease,
                 max_lock,
+            )
+
+    def _log_late_retries(self, job: Any, jobstore: str, task: ResolvedTask) -> None:
+        assert task.options is not None
+        submission, delay = self._next(job, jobstore, task), task.options.delay_after(1)
+        if submission.one_off or delay is None:
+            return
+        period = submission.period_of_moment(submission.run_times[0])
+        if period is not None and delay >= period:
+            logger.warning(
+                "Job %r: its retry_delay of %g s is not below its period of %g s, so that its runs "
+                "are not retried: a retry begins before the next run time is due, or never",
+                job.id,
+                delay,
+                period,
             )
 
     def unknown_ids(self) -> set[str]:

@@ -26,7 +26,7 @@ from typing import Any
 from apscheduler.events import EVENT_JOB_ERROR
 
 from apscheduler_tasklock._application import ApplicationThread, call_application
-from apscheduler_tasklock._database.retries import jittered
+from apscheduler_tasklock._database.jitter import jittered
 from apscheduler_tasklock._lock.claim_attempts import AnyAttempt
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.limited_claims import Claimed, NotNow
@@ -99,8 +99,8 @@ class Owner:
     :ivar note_begun: called in a worker that has begun a run of a submission
     :ivar kept: the kept runs
     :ivar leadership: who asks first; ``None``: there is no leader mode
-    :ivar note_unfinished: gets a submission of the run time that was refused while the task's last
-        run was unfinished, and whether that last run may be over or dead by now
+    :ivar note_unfinished: gets a submission of a run time while the task's last run is unfinished,
+        or may be retried, and whether that last run may be over or dead by now
     :ivar wake_look: brings the next look forward, so that kept runs are decided on
     :ivar note_kept: called when the runs of a submission are kept
     :ivar note_given: called when a run of a submission is given to the wrapped executor
@@ -437,17 +437,24 @@ class ExecutorRuns:
         self._note_unclaimed(run, claimed, refusal)
         if refusal is not None and refusal.blocked:
             verdict = self._keep(run, refusal)
-        if refusal is not None and refusal.unfinished:
-            submission = replace(work.submission, run_times=(work.attempt.run_time,), claim_ids=())
+        if refusal is not None and (refusal.unfinished or work.submission.may_be_retried):
             # The last run may be dead. Or it is a run of this replica, which may have ended while
             # the claim was on its way.
             may_be_over = refusal.waits or refusal.holder == work.locks.replica_id
-            # Called in the application's thread, because `note_unfinished` calls the job's trigger.
-            call_application(partial(self._owner.note_unfinished, submission, may_be_over))
+            self._note_unfinished(work, refusal.unfinished and may_be_over)
         return verdict
 
+    def _note_unfinished(self, work: _Work, may_be_over: bool) -> None:
+        submission = replace(work.submission, run_times=(work.attempt.run_time,), claim_ids=())
+        # Called in the application's thread, because `note_unfinished` calls the job's trigger.
+        call_application(partial(self._owner.note_unfinished, submission, may_be_over))
+
     def _note_granted(self, run: Run) -> None:
-        """Note the run times before this granted one, if no replica has asked for them."""
+        """Note the run times before this granted one, if no replica has asked for them.
+
+        Also note the job for the run's retry, because the scheduler drops it if this run time is
+        its last.
+        """
         work: _Work = run.what
         if run.kind is Kind.STORED and work.submission.due is not None:
             request = work.attempt.request()
@@ -455,6 +462,8 @@ class ExecutorRuns:
             for missed in work.submission.due.passed:
                 self._owner.note_stored(request, missed)
             return
+        if work.submission.may_be_retried and work.attempt.held is not None:
+            self._note_unfinished(work, False)
         due_at = None if work.attempt.held is None else work.attempt.held.was_due_at
         if run.kind is not Kind.SCHEDULE or due_at is None:
             return
@@ -693,8 +702,8 @@ class ExecutorRuns:
     def _note_missed(self, run: Run, cause: MissCause, reason: str) -> None:
         """Note that this replica has missed a run time.
 
-        Takeovers, manual runs and standby runs are left out, because their run time is no scheduled
-        one, or was claimed or missed before.
+        Takeovers, retries, manual runs and standby runs are left out, because their run time is no
+        scheduled one, or was claimed or missed before.
         """
         work: _Work = run.what
         is_scheduled = run.kind in (Kind.SCHEDULE, Kind.STORED) and run.claims
@@ -1067,6 +1076,8 @@ def _run_of(submission: Submission, work: _Work) -> Run:
 def _kind_of(submission: Submission) -> Kind:
     if submission.dead_run is not None:
         return Kind.TAKEOVER
+    if submission.failed_run is not None:
+        return Kind.RETRY
     if submission.request_id is not None:
         return Kind.MANUAL
     if submission.due is not None:

@@ -185,15 +185,18 @@ class OpenTelemetryRun(RunTelemetry):
     @contextmanager
     def running(self, held: HeldLock, run_time: float) -> Iterator[None]:
         """Measure the job that runs during the block, and make its span the current span."""
-        is_manual = self._submission.request_id is not None
-        self._kind = "takeover" if held.is_takeover else "manual" if is_manual else "schedule"
+        self._kind = self._kind_of(held)
         token = None
         with _contained():
             self._span = self._start_span(held)
             token = context.attach(trace.set_span_in_context(self._span))
         with _contained():
             _instruments().run_active.add(1, {TASK_NAME: self._task_name})
-        self._delay = max(0.0, time.time() - run_time)
+        failed = self._submission.failed_run
+        late_by = time.time() - run_time
+        if failed is not None and failed.retry_at is not None:
+            late_by = (held.database_time() - failed.retry_at).total_seconds()
+        self._delay = max(0.0, late_by)
         self._started_at = time.monotonic()
         try:
             yield
@@ -202,6 +205,13 @@ class OpenTelemetryRun(RunTelemetry):
             if token is not None:
                 with _contained():
                     _detach(token)
+
+    def _kind_of(self, held: HeldLock) -> str:
+        if held.is_takeover:
+            return "takeover"
+        if self._submission.failed_run is not None:
+            return "retry"
+        return "schedule" if self._submission.request_id is None else "manual"
 
     def _start_span(self, held: HeldLock) -> Span:
         """Return the run's span, which begins with the claim and contains the claim's own span."""

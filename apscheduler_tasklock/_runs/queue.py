@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from math import inf
 
-from apscheduler_tasklock._database.retries import LOCKED_BACKOFF
+from apscheduler_tasklock._database.jitter import LOCKED_BACKOFF
 from apscheduler_tasklock._runs.kept_runs import Outlook
 from apscheduler_tasklock._runs.misfires import is_misfire, lateness
 from apscheduler_tasklock._runs.run import JobKey, Kind, Run, State, Verdict

@@ -15,8 +15,8 @@ from datetime import datetime
 from typing import Any
 
 from apscheduler_tasklock._database.sqlstates import RowLockedError
-from apscheduler_tasklock._lock.client import LockClient
-from apscheduler_tasklock._lock.outcomes import WindowAfter
+from apscheduler_tasklock._lock.client import LockClient, Released
+from apscheduler_tasklock._lock.outcomes import RunOutcome, WindowAfter
 from apscheduler_tasklock._lock.protocol_messages import ClaimRequest, Refusal
 from apscheduler_tasklock._runs.blocked_tasks import BlockedTasks, BlockedTaskWarnings
 from apscheduler_tasklock._runs.submission import Submission
@@ -129,11 +129,25 @@ class Reports:
                 why,
             )
         reason = "takeover" if held.is_takeover else None
+        if self._submission.failed_run is not None:
+            reason = "retry"
+            logger.info(
+                "Task %r: runs %s again (attempt %d, token %s), since it has failed on %r",
+                held.name,
+                self.what,
+                held.attempt,
+                held.token,
+                self._submission.failed_run.holder,
+            )
         if self._submission.request_id is not None:
             reason = "manual"
             logger.info("Task %r: manual run (token %s)", held.name, held.token)
         self._dispatch_for(
-            held, EVENT_TASK_LOCK_GRANTED, locked_until=held.locked_until, reason=reason
+            held,
+            EVENT_TASK_LOCK_GRANTED,
+            locked_until=held.locked_until,
+            reason=reason,
+            attempt=held.attempt,
         )
 
     def warn_of(self, request: ClaimRequest, refusal: Refusal) -> None:
@@ -205,25 +219,26 @@ class Reports:
             self.run_time,
         )
 
-    def not_taken_over(self, error: TaskLockError) -> None:
-        """Report a takeover whose claim failed, and which is tried again.
+    def not_run_again(self, error: TaskLockError) -> None:
+        """Report a takeover or a retry whose claim failed, and which is tried again.
 
-        Logged once for each dead run.
+        Logged once for each dead or failed run.
         """
-        dead_run = self._submission.dead_run
-        assert dead_run is not None
-        if self._notifier.blocked.is_first(f"takeover of {dead_run.token}", dead_run.task_name):
+        run = self._submission.dead_run or self._submission.failed_run
+        assert run is not None
+        if self._notifier.blocked.is_first(f"repetition of {run.token}", run.task_name):
             logger.warning(
-                "Task %r: %s, whose holder died, could not be run again; trying again: %s",
+                "Task %r: %s, %s, could not be run again; trying again: %s",
                 self._submission.task_name,
                 self.what,
+                "whose holder died" if self._submission.dead_run else "which has failed",
                 error,
             )
         self._dispatch(EVENT_TASK_LOCK_ERROR, exception=error)
 
-    def released(self, held: HeldLock, locked_until: datetime | None, window: WindowAfter) -> None:
+    def released(self, held: HeldLock, released: Released, outcome: RunOutcome) -> None:
         """Report a release that has arrived."""
-        handed_over = window is WindowAfter.HAND_OVER
+        handed_over = outcome.window is WindowAfter.HAND_OVER
         if handed_over:
             logger.info(
                 "Task %r: %s is handed over to another replica (token %s)",
@@ -231,8 +246,23 @@ class Reports:
                 self.what,
                 held.token,
             )
-        reason = "handed over" if handed_over else None
-        self._dispatch_for(held, EVENT_TASK_LOCK_RELEASED, locked_until=locked_until, reason=reason)
+        if released.retry_at is not None:
+            logger.info(
+                "Task %r: attempt %d at the run time %s has failed (%s); it is run again at %s",
+                held.name,
+                held.attempt,
+                self.run_time,
+                outcome.error_type,
+                released.retry_at,
+            )
+        self._dispatch_for(
+            held,
+            EVENT_TASK_LOCK_RELEASED,
+            locked_until=released.locked_until,
+            reason="handed over" if handed_over else None,
+            attempt=held.attempt,
+            retry_at=released.retry_at,
+        )
 
     def not_released(self, held: HeldLock, error: TaskLockError) -> None:
         """Report a release that failed."""

@@ -18,6 +18,7 @@ class Kind(enum.Enum):
 
     SCHEDULE = "schedule"
     TAKEOVER = "takeover"  # the window of a dead run is run again
+    RETRY = "retry"  # the job has failed, and is run again
     MANUAL = "manual"  # an operator has asked for the run
     STANDBY = "standby"  # another replica was to run it, and has not run it
     STORED = "stored"  # a run time of a job in the job store that all replicas share

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -25,7 +26,13 @@ from apscheduler_tasklock._runs.claim_request import request_of
 from apscheduler_tasklock._runs.reports import Notifier, Reports
 from apscheduler_tasklock._runs.submission import Submission
 from apscheduler_tasklock._values import logger_of
-from apscheduler_tasklock.errors import TaskLockError
+from apscheduler_tasklock.errors import (
+    LONGEST_RETRY_DELAY,
+    TaskLockError,
+    TaskLockGiveUp,
+    TaskLockOptionError,
+    TaskLockRetry,
+)
 from apscheduler_tasklock.lock import HeldLock, holding
 
 logger = logger_of(__name__)
@@ -320,7 +327,7 @@ class RunAttempt:
             return None
         self._telemetry.claim_failed(self._wanted_at)
         # With `run_unlocked` the job runs without a lock, except in four cases:
-        # - The run is a takeover, a manual run or a standby. Another replica may run it.
+        # - A look has submitted the run, such as a takeover. Another replica may run it.
         # - The task's row is locked. The session that has locked the row may have claimed the task.
         # - No thread can be started that would renew the lease. The granted claim is handed over.
         # - The claim could not be sent although there is no outage. Another replica may run it.
@@ -332,8 +339,8 @@ class RunAttempt:
         )
         if unlocked:
             return error
-        if self._submission.dead_run is not None:
-            self._reports.not_taken_over(error)
+        if self._submission.dead_run is not None or self._submission.failed_run is not None:
+            self._reports.not_run_again(error)
         else:
             self._reports.failed(error, runs=False)
         return None
@@ -344,10 +351,8 @@ class RunAttempt:
 
     @property
     def _is_extra(self) -> bool:
-        """Whether this is a takeover, a manual run or a standby, which another replica may run."""
-        submission = self._submission
-        is_asked_for = submission.request_id is not None
-        return submission.dead_run is not None or is_asked_for or submission.is_standby
+        """Whether a look has submitted this run, which another replica may run."""
+        return self._submission.cause is not None or self._submission.is_standby
 
     def _refused(self, refusal: Refusal) -> None:
         if self._submission.request_id is not None:
@@ -359,7 +364,7 @@ class RunAttempt:
                 refusal.holder,
             )
             return
-        if self._submission.dead_run is not None:
+        if self._submission.dead_run is not None or self._submission.failed_run is not None:
             logger.debug(
                 "Task %r: %s is not run again here, because its claim was refused (%s); the last "
                 "claim is of replica %r",
@@ -389,10 +394,11 @@ class RunAttempt:
             self._reports.refused(refusal)
 
     def _note_run_time(self, held: HeldLock) -> None:
-        if not held.is_takeover or held.run_time is None:
+        submission = self._submission
+        is_again = held.is_takeover or submission.failed_run is not None
+        if not is_again or held.run_time is None:
             held.run_time = self.run_time
             return
-        submission = self._submission
         if submission.is_stored or submission.run_time_is_shared(held.window_start):
             held.run_time = held.window_start
         held.run_time = held.run_time.astimezone(self.run_time.tzinfo)
@@ -441,7 +447,23 @@ class RunAttempt:
             tracebacks=self._locks.settings.tracebacks,
             in_worker=in_worker,
         )
+        outcome = replace(outcome, retry_in=self._retry_in(exception))
         return self._with_next_run(outcome)
+
+    def _retry_in(self, exception: BaseException | None) -> float | None:
+        """Return the seconds until the job is run again; ``None``: it is not."""
+        held, options = self._held, self._submission.options
+        is_failure = isinstance(exception, Exception) and not isinstance(
+            exception, (TaskLockGiveUp, TaskLockOptionError, asyncio.CancelledError)
+        )
+        is_scheduled = not self._submission.is_manual  # a manual run is no run time's
+        if not is_failure or not is_scheduled or held is None or held.lost or options is None:
+            return None
+        delay = options.delay_after(held.attempt)
+        if delay is not None and isinstance(exception, TaskLockRetry):
+            delay = delay if exception.after is None else exception.after
+        # With jitter, so that jobs that have failed together do not all run again together.
+        return None if delay is None else min(delay * random.uniform(1, 1.1), LONGEST_RETRY_DELAY)  # noqa: S311  # no secret
 
     def _with_next_run(self, outcome: RunOutcome) -> RunOutcome:
         """Add the task's next due time to an outcome, unless the row's due time is still right."""
@@ -542,7 +564,7 @@ class RunAttempt:
             return
         self._telemetry.ended(self._outcome)
         if released is not None:
-            self._reports.released(self._held, released.locked_until, self._outcome.window)
+            self._reports.released(self._held, released, self._outcome)
         elif not self._cut:
             self._reports.lost(self._held)
 

@@ -124,7 +124,7 @@ class DueRun:
 class Submission:
     """A job and its due run times.
 
-    A submission for a takeover, a manual run, a standby or a stored job has one run time.
+    A submission for a takeover, a retry, a manual run, a standby or a stored job has one run time.
 
     :ivar trigger: the trigger that the job had when the submission was made. A later
         ``reschedule()`` gives the job another trigger.
@@ -138,15 +138,17 @@ class Submission:
         replica's own clock; ``None`` for a one-off job
     :ivar gaps: the gaps of the schedule, which all of its submissions share
     :ivar exempt_from_misfire: whether the run times are never misfires. A takeover or a standby had
-        to wait for another replica, and a manual run has no run time of its schedule.
+        to wait for another replica, a retry for its time, and a manual run has no run time of its
+        schedule.
+    :ivar failed_run: the failed run that is run again, if this is a retry
     :ivar dead_run: the dead run that is taken over, if this is a takeover
     :ivar request_id: the id of the manual run, if this is a manual run. Its run time is the time at
         which the submission was made.
     :ivar is_standby: whether the job is run in the place of another replica; see ``standby``
     :ivar claim_ids: the ids of the claims, one for each run time
     :ivar due: the due run, if a shared job store has read the job as due
-    :ivar is_stored: whether this is a takeover for a stored job, so that the task's row has the
-        exact run time
+    :ivar is_stored: whether this is a takeover or a retry for a stored job, so that the task's row
+        has the exact run time
     :ivar scheduler_pass: the pass of the scheduler to which the submission belongs; ``None``: the
         submission was not submitted yet
     """
@@ -165,6 +167,7 @@ class Submission:
     schedule_since: float | None = None
     gaps: Gaps = field(default_factory=Gaps)
     exempt_from_misfire: bool = False
+    failed_run: RunState | None = None
     dead_run: RunState | None = None
     request_id: UUID | None = None
     is_standby: bool = False
@@ -179,6 +182,15 @@ class Submission:
         return self.options is not None and bool(self.options.failover)
 
     @property
+    def may_be_retried(self) -> bool:
+        """Whether the job has retries."""
+        return self.options is not None and bool(self.options.retries)
+
+    def may_retry_after(self, attempt: int) -> bool:
+        """Return whether the job has a retry left, after so many attempts at a run time."""
+        return self.options is not None and attempt <= (self.options.retries or 0)
+
+    @property
     def is_manual(self) -> bool:
         """Whether this is a manual run, or the takeover of a manual run."""
         return self.request_id is not None or (self.dead_run is not None and self.dead_run.manual)
@@ -187,11 +199,13 @@ class Submission:
     def is_instance(self) -> bool:
         """Whether the submission counts as an instance of its job, for ``max_instances``.
 
-        Manual runs and standby runs do not count, so that APScheduler skips no scheduled run
-        because of them. The claim of a scheduled run that comes meanwhile is refused, and the run
-        is kept. Runs of stored jobs do not count, because the lock lets one run go on at a time.
+        Manual runs, retries and standby runs do not count, so that APScheduler skips no scheduled
+        run because of them. The claim of a scheduled run that comes meanwhile is refused, and the
+        run is kept. Runs of stored jobs do not count, because the lock lets one run go on at a
+        time.
         """
-        return not (self.is_manual or self.is_standby or self.due is not None)
+        is_beside = self.is_manual or self.is_standby or self.failed_run is not None
+        return not (is_beside or self.due is not None)
 
     @property
     def key(self) -> JobKey:
@@ -200,7 +214,22 @@ class Submission:
 
     def for_dead_run(self, dead: RunState, *, is_stored: bool = False) -> Submission:
         """Return this submission as the takeover of a dead run."""
-        return replace(self, dead_run=dead, exempt_from_misfire=True, is_stored=is_stored)
+        return replace(
+            self, dead_run=dead, failed_run=None, exempt_from_misfire=True, is_stored=is_stored
+        )
+
+    def for_failed_run(self, failed: RunState, *, is_stored: bool = False) -> Submission:
+        """Return this submission as the retry of a failed run."""
+        return replace(
+            self, failed_run=failed, dead_run=None, exempt_from_misfire=True, is_stored=is_stored
+        )
+
+    @property
+    def cause(self) -> UUID | None:
+        """The id of the claim or the request because of which a look has made this submission."""
+        if self.dead_run is not None:
+            return self.dead_run.claim_id
+        return self.request_id if self.failed_run is None else self.failed_run.claim_id
 
     def anew(self, scheduler_pass: SchedulerPass) -> Submission:
         """Return this submission with new claims.

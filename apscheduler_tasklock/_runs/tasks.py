@@ -135,14 +135,20 @@ class Tasks:
         return job.kwargs.get(RESERVED_KEY), self._jobs.get(job.id), function_options(job.func)
 
     def _warn_without_effect(self, job: Any, own_because: str) -> None:
-        """Warn, once for each function, if a job that runs without a lock has lock options."""
-        reference = function_reference(job)
-        if reference in self._logged_without_effect:
-            return
-        where = f"job {job.id!r}"
+        """Warn, once for each function, if a job that runs without a lock has lock options.
+
+        :raises TaskLockOptionError: the options have retries
+        """
+        reference, where = function_reference(job), f"job {job.id!r}"
         given = [parse_job_options(each, where) for each in self._own_options(job) if each]
         options = sorted({name for each in given if each for name in each.given})
-        if not options:
+        if any(each and each.retries for each in given):
+            raise TaskLockOptionError(
+                f"{where}: its retries need a lock, and it has none: it is a one-off job that was "
+                f"added without an id (32 hexadecimal digits count as none), and {own_because}. "
+                "Give it an id in add_job(..., id=...), or the option 'name'"
+            )
+        if not options or reference in self._logged_without_effect:
             return
         self._logged_without_effect.add(reference)
         logger.warning(

@@ -46,6 +46,9 @@ class Jobs(Protocol):
     def submission_for(self, key: JobKey, dead: RunState) -> Submission | None:
         """Return the takeover of a dead run; ``None`` if the job cannot take the run over."""
 
+    def retry_of(self, key: JobKey, failed: RunState) -> Submission | None:
+        """Return the retry of a failed run; ``None`` if the job cannot run it again."""
+
     def requested(self, key: JobKey, task_name: str, request_id: UUID) -> Submission | None:
         """Return a manual run of a job; ``None`` if the job is gone or cannot run here."""
 
@@ -72,6 +75,7 @@ class Watch:
     - A dead run that has failover, or was handed over, is submitted again, as a takeover.
     - Kept runs are decided on when the run in their way is over. If that run died and has failover,
       its takeover comes first.
+    - A failed run whose retry is due is submitted again, by every replica that has the task.
     - A manual run is submitted, by every replica that has the task.
     - A run time of an interval job that another replica has missed is submitted; see ``standby``.
     - An overdue task is logged, once until it runs.
@@ -138,10 +142,12 @@ class Watch:
         self.overdue: tuple[str, ...] = ()
         # Looks and other threads use these.
         self._changed = threading.Lock()
-        # By task: a refused run that was its job's last. The scheduler has dropped the job, so the
-        # job is kept here. If the run in the way turns out to be dead, this job can take it over.
-        self._last: dict[str, Submission] = {}
-        self._submitted: set[UUID] = set()  # ids of dead and manual runs that were submitted
+        # By task: a run that was its job's last. The scheduler has dropped the job, so the job is
+        # kept here. If the task's last run turns out to be dead, this job can take it over, and if
+        # it fails, this job can run it again.
+        # With each goes when it was noted, on the monotonic clock.
+        self._last: dict[str, tuple[Submission, float]] = {}
+        self._submitted: set[UUID] = set()  # ids of dead, failed and manual runs, once submitted
 
     def start(self) -> None:
         """Begin the looks, as soon as the scheduler runs."""
@@ -234,7 +240,7 @@ class Watch:
         if is_first:  # after all other work, because this calls the triggers of many jobs
             self._note_unasked(states)
         for name in waiting - {state.task_name for state in states}:  # its row is gone
-            self._last.pop(name, None)
+            self._drop_last(name)
             with _noting(rejected):
                 gone = LastRun(0, finished=False, dead=True, deaths=1, as_of=self._as_of)
                 self._decide(name, gone)
@@ -243,6 +249,8 @@ class Watch:
         is_kept = self._kept.has(state.task_name)
         with self._one_task(state.task_name, "its dead run"):
             yield from self._handle_dead_run(state)
+        with self._one_task(state.task_name, "its retry"):
+            self._retry(state)
         with self._one_task(state.task_name, "its manual run"):
             self._run_manual(state)
         with self._one_task(state.task_name, "whether another replica has missed its run time"):
@@ -281,7 +289,7 @@ class Watch:
     # Dead runs and kept runs.
 
     def note_unfinished(self, submission: Submission, may_be_over: bool) -> None:
-        """Note a run time that was refused while the task's last run was unfinished.
+        """Note a run time while the task's last run is unfinished, or may be retried.
 
         :param may_be_over: whether the last run may be over or dead, so that a look is due now
         """
@@ -292,24 +300,22 @@ class Watch:
             return
         if is_last:
             with self._changed:
-                self._last[submission.task_name] = submission
+                self._last[submission.task_name] = submission, time.monotonic()
         if may_be_over:
             self.looks.wake()
 
     def ended(self, submission: Submission) -> None:
         """Note that a submission is over. From now on a look may submit its run once more."""
-        with self._changed:
-            if submission.dead_run is not None:
-                self._submitted.discard(submission.dead_run.claim_id)
-            if submission.request_id is not None:
-                self._submitted.discard(submission.request_id)
+        if submission.cause is not None:
+            self._not_submitted(submission.cause)
         if self._kept.has(submission.task_name):
             self.looks.wake()
 
     def _handle_dead_run(self, state: RunState) -> Steps[None]:
         """Take over a task's last run if it is dead, and decide on the task's kept runs."""
         if state.finished:
-            self._last.pop(state.task_name, None)
+            if not state.retry_pending:
+                self._drop_last(state.task_name)
             self._decide_kept(state, state.deaths)
             return
         # A dead run is not taken over while its task is paused. Right after an outage, only a run
@@ -380,15 +386,27 @@ class Watch:
 
     def _find_job(self, state: RunState) -> tuple[JobKey, Submission] | None:
         """Return a job that can take over a dead run, and the takeover; ``None`` if no job can."""
-        with self._changed:
-            last = self._last.get(state.task_name)
-        if last is not None and last.runs == state.runs:
+        last = self._last_of(state)
+        if last is not None:
             return last.key, last.for_dead_run(state)
         for key in self._keys_of(state):
             found = self._jobs.submission_for(key, state)
             if found is not None:
                 return key, found
         return None
+
+    def _last_of(self, state: RunState) -> Submission | None:
+        """Return the last run of a job that the scheduler has dropped, if it is this run's job."""
+        with self._changed:
+            last, _ = self._last.get(state.task_name, (None, 0.0))
+        return last if last is not None and last.runs == state.runs else None
+
+    def _drop_last(self, task_name: str) -> None:
+        """Forget a job's last run, unless it was noted after the look has read the rows."""
+        with self._changed:
+            _, noted_at = self._last.get(task_name, (None, inf))
+            if noted_at < self._as_of:
+                del self._last[task_name]
 
     def _keys_of(self, state: RunState) -> Iterator[JobKey]:
         """Yield the jobs of a row's task. The caller may call each job's store and trigger."""
@@ -398,9 +416,9 @@ class Watch:
         self._jobs.submit(submission, partial(self._not_submitted, cause))
 
     def _is_new(self, cause: UUID) -> bool:
-        """Note that a dead or manual run is submitted; return whether it was not submitted before.
+        """Note that a run is submitted; return whether it was not submitted before.
 
-        :param cause: the claim id of the dead run, or the id of the manual run
+        :param cause: the claim id of the dead or failed run, or the id of the manual run
         """
         with self._changed:
             is_new = cause not in self._submitted
@@ -411,7 +429,28 @@ class Watch:
         with self._changed:
             self._submitted.discard(cause)
 
-    # Manual runs.
+    # Retries and manual runs.
+
+    def _retry(self, state: RunState) -> None:
+        """Submit the retry of a failed run, if its time has come."""
+        if state.retry_at is None or self.closed or not self._is_new(state.claim_id):
+            return
+        submission = None
+        try:
+            submission = self._find_retry(state)
+            if submission is not None:
+                self._submit(submission, state.claim_id)
+        finally:
+            if submission is None:
+                self._not_submitted(state.claim_id)
+
+    def _find_retry(self, state: RunState) -> Submission | None:
+        last = self._last_of(state)
+        found = [self._jobs.retry_of(key, state) for key in self._keys_of(state)]
+        if last is not None and last.key not in self._known.job_keys():
+            found.append(last.for_failed_run(state))
+        may = (each for each in found if each is not None and each.may_retry_after(state.attempt))
+        return next(may, None)
 
     def _run_manual(self, state: RunState) -> None:
         """Submit the manual run that was asked for, if there is one and the task is not running."""

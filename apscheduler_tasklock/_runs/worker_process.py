@@ -52,6 +52,7 @@ class LockInWorker:
     ends_at: float
     lease: float | None
     dead_holder: str | None
+    attempt: int
     failover: bool
     settings: LockSettings | None
 
@@ -69,6 +70,7 @@ class LockInWorker:
             time.monotonic() + held.seconds_left,
             held.lease,
             held.dead_holder,
+            held.attempt,
             failover,
             None if settings.stand_in is not None else settings.for_process(),
         )
@@ -87,6 +89,7 @@ class LockInWorker:
             extender=_extend_here if self.settings is None else partial(_extend, self.settings),
             lease=self.lease,
             dead_holder=self.dead_holder,
+            attempt=self.attempt,
         )
 
 

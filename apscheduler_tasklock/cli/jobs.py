@@ -26,6 +26,7 @@ _DROPPED = ("executor", "last run", "function", "notes", "trigger", "next run")
 
 _STYLES = {
     JobState.UNREADABLE: "bold red",
+    JobState.RETRYING: "yellow",
     JobState.ENDED: "cyan",
     JobState.PAUSED: "magenta",
     JobState.DUE: "yellow",

@@ -35,6 +35,7 @@ STATE_STYLES = {
     TaskState.LATE: "yellow",
     TaskState.CUT: "yellow",
     TaskState.MISSED: "yellow",
+    TaskState.RETRYING: "yellow",
     TaskState.FAILING: "red",
     TaskState.OVERDUE: "bold red",
     TaskState.DEAD: "bold red",

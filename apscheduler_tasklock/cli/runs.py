@@ -162,7 +162,7 @@ def run_rows(runs: Sequence[Run], shown: Output) -> Table:
 def _row(run: Run, shown: Output) -> list[Cell | str]:
     error = ": ".join(part for part in (run.error_type, run.error) if part)
     is_action, is_miss = run.kind == "operator", run.outcome == "missed"
-    notes = action_in_words(run, shown) if is_action else ""
+    notes = action_in_words(run, shown) if is_action else _retry_in_words(run, shown)
     return [
         run.task,
         shown.moment(run.started_at),
@@ -174,6 +174,13 @@ def _row(run: Run, shown: Output) -> list[Cell | str]:
         error,
         miss_in_words(run, shown) if is_miss else notes,
     ]
+
+
+def _retry_in_words(run: Run, shown: Output) -> str:
+    words = [f"attempt {run.attempt}"] * ((run.attempt or 1) > 1)
+    if run.retry_at is not None:
+        words.append(f"to be retried at {shown.moment(run.retry_at)}")
+    return ", ".join(words)
 
 
 def _find(options: argparse.Namespace, locks: TaskLocks, limit: int) -> list[Run]:

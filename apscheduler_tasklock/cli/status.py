@@ -400,6 +400,8 @@ def _state_in_words(options: argparse.Namespace, task: TaskStatus, shown: Output
         f"{shown.moment(task.locked_until)}; if no replica takes the run over, free it: {free}",
         TaskState.LATE: f"by {shown.seconds(task.late_by)}",
         TaskState.OVERDUE: f"by {shown.seconds(task.late_by)}",
+        TaskState.RETRYING: f"attempt {task.attempt} failed ({task.error_type}); it is run again "
+        f"at {shown.moment(task.retry_at)}",
         TaskState.CUT: f"a stop of {task.holder} has cut its last run, and nobody has run "
         "its window",
         TaskState.MISSED: f"no replica has run it at {shown.moment(task.missed_at)}, and it is not "
@@ -437,7 +439,9 @@ def _last_run_in_words(task: TaskStatus, shown: Output) -> str:
     words = f"{shown.moment(task.started_at)} on {task.holder}"
     if task.kind:
         words += f", {task.kind}"
-    if task.scheduled_at and task.kind in ("schedule", "takeover"):
+    if task.attempt > 1:
+        words += f", attempt {task.attempt}"
+    if task.scheduled_at and task.kind in ("schedule", "takeover", "retry"):
         words += f", for {shown.moment(task.scheduled_at)}"
     return f"{words}, {_end_in_words(task, shown)}, token {task.token}"
 
@@ -507,7 +511,7 @@ def _option_in_words(name: str, option: OptionSource, shown: Output) -> str:
         words = "none"
     elif isinstance(value, bool):
         words = "on" if value else "off"
-    elif isinstance(value, float) and not name.endswith("factor"):
+    elif isinstance(value, float) and not name.endswith(("factor", "backoff")):
         words = shown.seconds(value)
     else:
         words = f"{value:g}" if isinstance(value, (int, float)) else str(value)

@@ -107,7 +107,7 @@ def _what(kind: str | None, scheduled_at: datetime | None, shown: Output) -> str
     """Return which run it was: its run time, or its kind if it has no run time."""
     if kind in ("manual", "hold"):
         return {"manual": "a manual run", "hold": "a hold"}[kind]
-    again = "run again: " if kind == "takeover" else ""
+    again = {"takeover": "run again: ", "retry": "retried: "}.get(kind or "", "")
     return f"{again}{shown.moment(scheduled_at)}"
 
 
@@ -120,6 +120,8 @@ def _run(run: Run, shown: Output) -> str:
     began = f"began at {shown.moment(run.started_at)} on {run.replica}"
     ended = f"{_ENDED.get(run.outcome, run.outcome)} after {shown.seconds(run.took)}"
     words = f"{_what(run.kind, run.scheduled_at, shown)} {began}, {ended} (token {run.token})"
+    if run.retry_at is not None:
+        words += f", to be retried at {shown.moment(run.retry_at)}"
     return f"{words}: {error}" if error else words
 
 

@@ -717,6 +717,8 @@ def _error(run: Any) -> Any:
             times = f"{run.run_times} run times from {times} to {_time(run.last_scheduled_at)}"
         return f"{times}: {run.reason}"
     error = ": ".join(part for part in (run.error_type, run.error) if part)
+    if run.retry_at is not None:
+        error += f" (attempt {run.attempt}, to be retried at {_time(run.retry_at)})"
     if not run.traceback:
         return error
     return format_html(

@@ -112,6 +112,8 @@ class Run(models.Model):
     cause = models.TextField(null=True)
     last_scheduled_at = models.DateTimeField(null=True)
     run_times = models.IntegerField(null=True)
+    attempt = models.IntegerField(null=True)
+    retry_at = models.DateTimeField(null=True)
 
     dumped = _DumpManager()
     objects = _TaskLockManager()

@@ -130,6 +130,8 @@ def task_lock_table(name: str = DEFAULT_TABLE, schema: str | None = None) -> Tab
         Column("cause", Text, nullable=True),
         Column("last_scheduled_at", moment(), nullable=True),
         Column("run_times", Integer, nullable=True),
+        Column("attempt", Integer, nullable=True),
+        Column("retry_at", moment(), nullable=True),
         schema=schema,
     )
     _limit_texts(runs)
@@ -229,6 +231,9 @@ def task_lock_table(name: str = DEFAULT_TABLE, schema: str | None = None) -> Tab
         Column("window_schedule", Text, nullable=True),
         Column("schedule_since", moment(), nullable=True),
         Column("details", Text, nullable=True),
+        Column("attempt", Integer, nullable=False, server_default=text("1")),
+        Column("retry_at", moment(), nullable=True),
+        Column("retry_of", Uuid, nullable=True),
         schema=schema,
     )
     _limit_texts(locks)

@@ -20,6 +20,7 @@ def held_lock(
     run_time: datetime | None = None,
     lost: bool = False,
     is_takeover: bool = False,
+    attempt: int = 1,
     max_lock: float | timedelta = 300,
 ) -> Iterator[HeldLock]:
     """Hold a lock without a database: a context manager, or a decorator of functions.
@@ -34,6 +35,7 @@ def held_lock(
     :param run_time: the lock's run time; ``None`` for a lock without one, such as a ``hold``'s
     :param lost: whether the lock is lost from the beginning
     :param is_takeover: whether the lock is that of a takeover
+    :param attempt: which attempt at its run time the run is; 2 or more for a retry
     :param max_lock: seconds or ``timedelta``, in real time, after which the lock is lost
     :raises TaskLockOptionError: ``max_lock`` is not above 0
     """
@@ -51,6 +53,7 @@ def held_lock(
         ends_at=time.monotonic() + seconds,
         extender=_extend,
         dead_holder="a replica that died" if is_takeover else None,
+        attempt=attempt,
     )
     if lost:
         lock.lose()

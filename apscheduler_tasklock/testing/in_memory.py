@@ -25,6 +25,7 @@ from apscheduler_tasklock._lock.protocol_messages import (
     ReleaseAnswer,
     ReleaseRequest,
     Renewal,
+    RetryRequest,
     RunState,
     ScheduleNote,
     TakeoverRequest,
@@ -205,6 +206,22 @@ class MemoryProtocol:
         return self._locks.decide(
             request.task_name,
             lambda row, now: rule.take_over(row, request, self._replica_id, now, times),
+        )
+
+    def retry_many(
+        self,
+        cursor: Any,
+        requests: Sequence[RetryRequest],
+        times: ReadTimes = _READ_NOW,
+    ) -> dict[UUID, ClaimAnswer]:
+        """Run many failed runs again. A task without a row has no answer."""
+        answers = {each.claim_id: self._retry(each, times) for each in requests}
+        return {claim_id: each for claim_id, each in answers.items() if each is not None}
+
+    def _retry(self, request: RetryRequest, times: ReadTimes) -> ClaimAnswer | None:
+        return self._locks.decide(
+            request.task_name,
+            lambda row, now: rule.retry(row, request, self._replica_id, now, times),
         )
 
     def release(self, cursor: Any, request: ReleaseRequest) -> ReleaseAnswer | None:

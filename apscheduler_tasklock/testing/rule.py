@@ -31,6 +31,7 @@ from apscheduler_tasklock._lock.protocol_messages import (
     ReleaseAnswer,
     ReleaseRequest,
     Renewal,
+    RetryRequest,
     RunState,
     TakeoverRequest,
     is_wanted,
@@ -55,6 +56,8 @@ SHORTEST_WAIT = timedelta(seconds=10)
 # If a one-off job's run was handed over before it began, it can still begin for this time, or for
 # its maximum lock if that is longer.
 KEPT_TO_BEGIN = timedelta(hours=1)
+# A retry that has not begun so long after its time never begins.
+LATEST_RETRY = timedelta(days=1)
 
 
 @dataclass(frozen=True)
@@ -105,6 +108,9 @@ class Row:
     window_schedule: str | None = None
     schedule_since: datetime | None = None
     details: str | None = None
+    attempt: int = 1
+    retry_at: datetime | None = None
+    retry_of: UUID | None = None
 
     @property
     def schedule_of_window(self) -> str | None:
@@ -171,6 +177,18 @@ class Row:
             and self.overdue_at < now
             and not self.due_in_pause
         )
+
+    def is_retry_pending(self, now: datetime) -> bool:
+        """Return whether the last run has failed, and is to be run again."""
+        if not self.finished or self.retry_of != self.claim_id or self.retry_at is None:
+            return False
+        is_before_next = self.due_at is None or now < self.due_at
+        return is_before_next and now < self.retry_at + LATEST_RETRY
+
+    def is_retry_due(self, now: datetime) -> bool:
+        """Return whether the retry of the last run can begin now."""
+        is_time = self.retry_at is not None and self.retry_at <= now
+        return is_time and self.is_retry_pending(now) and not self.is_paused(now)
 
     @property
     def times(self) -> tuple[datetime, ...]:
@@ -353,6 +371,7 @@ def claim(
         runs=request.runs,
         one_off=request.one_off,
         finished_at=None,
+        attempt=1,
         kind="schedule" if request.runs else "hold",
         schedule=request.schedule,
         window_schedule=None,
@@ -412,6 +431,40 @@ def take_over(
     return Decision(row, _granted(row, now), ended)
 
 
+def retry(
+    row: Row | None,
+    request: RetryRequest,
+    replica_id: str,
+    now: datetime,
+    times: ReadTimes = IN_TIME,
+) -> Decision[ClaimAnswer | None]:
+    """Decide on a retry of a failed run. The row keeps its window and its next due time."""
+    if row is None:
+        return Decision(None, None)
+    is_due = row.claim_id == request.failed_claim_id and row.is_retry_due(now)
+    if not is_due or not is_wanted(times.not_after, now):
+        found = _found(row, request.claim_id, now, paused=row.is_paused(now))
+        return Decision(row, found._replace(new_window=is_due))
+    row, ended = _followed(row)
+    run_until = later(now, request.max_lock)
+    row = replace(
+        row,
+        started_at=now,
+        run_until=run_until,
+        locked_until=_leased(now, request.lease, run_until),
+        overrun_at=_leased(now, request.max_runtime, run_until),
+        locked_by=replica_id,
+        claim_id=request.claim_id,
+        handovers=0,
+        handed_over=False,
+        failover=request.failover,
+        finished_at=None,
+        kind="retry",
+        attempt=row.attempt + 1,
+    )
+    return Decision(row, _granted(row, now), ended)
+
+
 def claim_manual(
     row: Row | None,
     request: ManualRequest,
@@ -449,6 +502,7 @@ def claim_manual(
         failover=request.failover,
         runs=request.runs,
         finished_at=None,
+        attempt=1,
         kind="manual",
         request_id=None,
         requested_by=None,
@@ -486,7 +540,8 @@ def release(
         return Decision(row, None)
     end = _hand_over if hands_over else _finish
     row, ended = end(row, request.end, now, _end_of(row.started_at, request, now))
-    return Decision(row, ReleaseAnswer(row.locked_until, now), ended)
+    retry_at = row.retry_at if row.retry_of == row.claim_id else None
+    return Decision(row, ReleaseAnswer(row.locked_until, now, retry_at), ended)
 
 
 def _end_of(started_at: datetime, request: ReleaseRequest, now: datetime) -> datetime:
@@ -502,7 +557,8 @@ def _hand_over(
     if not row.handed_over:
         row, ended = _recorded(row, end, ended_at)
         if end.outcome == "overran":
-            row = replace(row, failures=row.failures + 1, failed_at=now, error_type=None)
+            failures = row.failures + (row.attempt == 1)
+            row = replace(row, failures=failures, failed_at=now, error_type=None)
         # The maximum lock of a run that never began counts anew.
         if not end.outcome:
             max_lock = row.run_until - row.started_at
@@ -523,16 +579,18 @@ def _finish(
     """Finish a run. The outcome of a finished run stays as it is."""
     ended: tuple[Run, ...] = ()
     due = _due_after_run(row, end, now, ended_at)
+    retry_at = _retry_at(row, due, end, now)
     if not row.finished:
-        row, ended = _recorded(row, end, ended_at)
+        row, ended = _recorded(row, end, ended_at, retry_at)
         if end.outcome == "ok":
             row = replace(row, succeeded_at=ended_at, failures=0)
         elif end.outcome in ("error", "overran"):
-            row = replace(row, failed_at=ended_at, failures=row.failures + 1)
+            failures = row.failures + (row.attempt == 1)
+            row = replace(row, failed_at=ended_at, failures=failures)
         if end.outcome in ("ok", "error", "overran"):
             row = replace(row, error_type=end.error_type)
         row = replace(row, last_outcome=end.last_outcome)
-        if end.window is WindowAfter.OPEN:
+        if end.window is WindowAfter.OPEN and retry_at is None:
             half = (row.window_until - row.window_start) / 2
             before = max(SHORTEST_BEFORE, min(LONGEST_BEFORE, half))
             row = replace(row, window_until=row.window_start - before)
@@ -543,11 +601,24 @@ def _finish(
         is_last=due.is_last,
         finished_at=row.finished_at or ended_at,
         locked_until=max(now, row.window_until),
-        deaths=0,
+        deaths=0 if retry_at is None else row.deaths,
+        retry_at=retry_at or row.retry_at,
+        retry_of=row.retry_of if retry_at is None else row.claim_id,
         handovers=0,
         handed_over=False,
     )
     return row, ended
+
+
+def _retry_at(row: Row, due: Row, end: RunOutcome, now: datetime) -> datetime | None:
+    """Return when the failed run is run again; ``None`` if that is not before the next run time.
+
+    :param due: the row with its next due time after the run
+    """
+    if row.finished or end.retry_in is None:
+        return None
+    retry_at = later(now, end.retry_in)
+    return retry_at if due.due_at is None or retry_at < due.due_at else None
 
 
 def _due_after_run(row: Row, end: RunOutcome, now: datetime, ended_at: datetime) -> Row:
@@ -556,9 +627,10 @@ def _due_after_run(row: Row, end: RunOutcome, now: datetime, ended_at: datetime)
     if due_at is None or overdue_at is None or due_at > now:
         return row
     grace, is_manual = overdue_at - due_at, row.kind == "manual"
-    # A run time that came while a manual run went on is due at the end of that run. But a run time
-    # that was overdue before the manual run, or fell into a pause, keeps its due time.
-    follows = is_manual and not row.finished and overdue_at > row.started_at
+    # A run time that came while a manual run or a retry went on is due at the end of that run. But
+    # a run time that was overdue before that run, or fell into a pause, keeps its due time.
+    is_beside = (is_manual or row.attempt > 1) and not row.finished
+    follows = is_beside and overdue_at > row.started_at
     if follows and not row.due_in_pause:
         return replace(row, due_at=now, overdue_at=now + max(grace, SHORTEST_WAIT))
     # A manual run moves the due time only if it makes up for the overdue run time: the task was
@@ -807,8 +879,9 @@ def request_run(row: Row, request_id: UUID, by: str, seconds: float, now: dateti
 
 
 def calls_for_something(row: Row, now: datetime) -> bool:
-    """Return whether a replica has to act: on a dead run, a due task, or a requested manual run."""
-    return row.is_dead(now) or (row.finished and row.is_due(now)) or row.is_requested(now)
+    """Return whether a replica has to act: on a dead run, a due task, a retry or a manual run."""
+    is_to_run = (row.finished and row.is_due(now)) or row.is_retry_due(now)
+    return row.is_dead(now) or is_to_run or row.is_requested(now)
 
 
 def state_of(row: Row, now: datetime) -> RunState:
@@ -841,6 +914,9 @@ def state_of(row: Row, now: datetime) -> RunState:
         window_schedule=row.schedule_of_window,
         locked_until=row.locked_until,
         finished_at=row.finished_at,
+        attempt=row.attempt,
+        retry_pending=row.is_retry_pending(now),
+        retry_at=row.retry_at if row.is_retry_due(now) else None,
     )
 
 
@@ -880,14 +956,16 @@ def _died(row: Row) -> tuple[Row, tuple[Run, ...]]:
         row,
         last_outcome=outcome,
         deaths=row.deaths + (not row.overran),
-        failures=row.failures + 1,
+        failures=row.failures + (row.attempt == 1),
         failed_at=row.locked_until,
         error_type=None,
     )
     return row, ended
 
 
-def _recorded(row: Row, end: RunOutcome, ended_at: datetime) -> tuple[Row, tuple[Run, ...]]:
+def _recorded(
+    row: Row, end: RunOutcome, ended_at: datetime, retry_at: datetime | None = None
+) -> tuple[Row, tuple[Run, ...]]:
     """Count the last run, and return its history entry. A run that never began has no entry."""
     if not end.outcome:
         return row, ()
@@ -904,6 +982,8 @@ def _recorded(row: Row, end: RunOutcome, ended_at: datetime) -> tuple[Row, tuple
         error_type=end.error_type,
         error=end.error,
         traceback=end.traceback,
+        attempt=row.attempt,
+        retry_at=retry_at,
     )
     if ended_well(run):
         return replace(row, recorded=row.recorded + 1), (run,)
@@ -942,6 +1022,7 @@ def _answer(row: Row, now: datetime) -> ClaimAnswer:
         manual=row.kind == "manual",
         runs=row.runs,
         due_at=row.due_at,
+        attempt=row.attempt,
     )
 
 

@@ -99,3 +99,15 @@ async def block(seconds: float) -> None:
     """Block the event loop."""
     say("begins block")
     time.sleep(seconds)  # the mistake that is tested
+
+
+@task_lock
+def fail_until(attempt: int, folder: str) -> None:
+    """Fail until it is this attempt, which works until there is a file called like its token."""
+    lock = begin()
+    say("attempt", lock.attempt)
+    if lock.attempt < attempt:
+        raise ValueError(lock.attempt)
+    while not Path(folder, str(lock.token)).exists():
+        time.sleep(0.01)
+    end(lock)

@@ -706,6 +706,9 @@ class TestReading:
             "window_schedule": None,
             "locked_until": row(connection, "dead")["locked_until"],
             "finished_at": None,
+            "attempt": 1,
+            "retry_pending": False,
+            "retry_at": None,
         }
         assert (states["handed over"].handed_over, states["handed over"].failover) == (True, False)
         assert states["handed over"].runs == "jobs:new"

@@ -89,6 +89,8 @@ class TestReleases:
                 "error_type": None,
                 "error": None,
                 "traceback": None,
+                "attempt": 1,
+                "retry_at": None,
             }
         ]
         told = row(connection)
@@ -201,6 +203,8 @@ class TestDeaths:
             "error_type": None,
             "error": None,
             "traceback": None,
+            "attempt": 1,
+            "retry_at": None,
         }
         assert (row(connection)["failures"], row(connection)["deaths"]) == (1, 1)
 

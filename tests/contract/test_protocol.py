@@ -54,6 +54,9 @@ NOTHING_ELSE = {
     "window_schedule": None,
     "schedule_since": None,
     "details": None,
+    "attempt": 1,
+    "retry_at": None,
+    "retry_of": None,
 }
 
 
@@ -806,7 +809,7 @@ def test_each_row_has_the_columns_of_its_answer_with_and_without_history(
         given = [name for name in fields if name in columns[0]]
         assert given == list(fields[: len(given)])
         assert set(fields[len(given) :]) <= set(statement.answers._field_defaults)
-    assert seen == 12
+    assert seen == 13
 
 
 def columns_of(connection: psycopg.Connection[Any], text: str) -> list[str]:

@@ -1,8 +1,8 @@
 """Random histories of requests, by the statements and by the rule: rows and answers are the same.
 
 Those of ``test_claim_histories.py`` are about claims, at their limits. These are about the run
-history as well, and about all else that is asked: registrations, due times, looks, pauses and
-manual runs. The rule decides on rows in memory.
+history as well, and about all else that is asked: registrations, due times, looks, pauses, manual
+runs and retries. The rule decides on rows in memory.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from apscheduler_tasklock._lock.protocol_messages import (
     Registration,
     ReleaseRequest,
     Renewal,
+    RetryRequest,
     TakeoverRequest,
 )
 from apscheduler_tasklock.errors import TaskLockStateError
@@ -54,6 +55,14 @@ EXPECTED = {
     "manual run: a run time follows it",
     "manual run: makes up for an overdue run time",
     "manual run: the due time stays",
+    "retry: noted",
+    "retry: not noted, because the next run time comes first",
+    "retry: begun",
+    "retry: taken over",
+    "retry: has failed and is retried again",
+    "retry: has failed, and no failure is counted",
+    "retry: over, and a run time follows it",
+    "retry: void because of another claim",
     "a run has overrun",
     "a run has overrun, and was handed over",
     "a task was due in a pause",
@@ -84,9 +93,27 @@ class Requests:
             seconds, make = self.following.pop(0)
             return seconds, make()
         if self.chance(0.15):
-            self.following = list(self.manual_run())
+            self.following = list(self.chosen())
         # Always later: what ends in the microsecond in which another ended is nobody's case.
         return self.rng.choice([0.001, 0.5, 1, 3, 9, 10, 30]), self.make()
+
+    def chosen(self) -> Iterator[tuple[float, Callable[[], Ask]]]:
+        return self.manual_run() if self.chance(0.6) else self.failed_run()
+
+    def failed_run(self) -> Iterator[tuple[float, Callable[[], Ask]]]:
+        """Yield the steps of a run that fails and is retried, as they seldom come."""
+        task, choice = self.task(), self.rng.choice
+        yield 0.5, partial(self.resume, task)
+        yield 0.5, partial(self.finish, task)
+        yield 400.0, partial(self.claim_surely, task, is_to_die=self.chance(0.3))
+        for _ in range(3):
+            yield choice([0.5, 1.0]), partial(self.fail, task)
+            if self.chance(0.2):
+                yield 0.5, partial(self.pause, task, choice([1.0, 5.0]))
+            yield choice([0.5, 6.0]), partial(self.retry, task)
+        if self.chance(0.4):
+            yield choice([3.5, 11.0]), partial(self.take_over, task)
+        yield choice([1.0, 9.0, 60.0]), partial(self.finish, task)
 
     def manual_run(self) -> Iterator[tuple[float, Callable[[], Ask]]]:
         """Yield the steps of a manual run beside one of the schedule's, as they seldom come."""
@@ -113,6 +140,7 @@ class Requests:
             self.claim_many,
             *[self.take_over] * 3,
             self.take_over_many,
+            *[self.retry] * 2,
             *[self.claim_manual] * 2,
             *[self.request_run] * 2,
             *[self.pause] * 2,
@@ -236,6 +264,26 @@ class Requests:
     def takeover_times(self) -> ReadTimes:
         return ReadTimes(stable=self.chance(0.8), not_after=self.not_after())
 
+    def retry_request(self, task: str) -> RetryRequest:
+        return RetryRequest(
+            task,
+            self.claim_of(task),
+            self.rng.choice([2.0, 10.0, 300.0]),
+            lease=self.rng.choice([None, 1.0, 3.0]),
+            failover=self.chance(0.6),
+            max_runtime=self.seconds(None),
+            claim_id=self.new_claim(task),
+        )
+
+    def retry(self, task: str | None = None) -> Ask:
+        request, not_after = self.retry_request(task or self.task()), self.not_after()
+        if task is not None:
+            row, not_after = self.memory.locks.rows.get(task), None
+            failed = uuid4() if row is None else row.claim_id
+            request = replace(request, failed_claim_id=failed)
+        times = ReadTimes(not_after=not_after)
+        return lambda protocol: protocol.retry_many(protocol.cursor, [request], times)
+
     def claim_manual(self, task: str | None = None, *, surely: bool = False) -> Ask:
         task, stable = task or self.task(), self.chance(0.8)
         row = self.memory.locks.rows.get(task)
@@ -267,6 +315,7 @@ class Requests:
             self.seconds(None),
             self.chance(0.1),
             self.chance(0.2),
+            retry_in=self.seconds(None),
         )
         token = None if row is None else self.rng.choice([None, row.token, row.token - 1])
         ended_ago = self.rng.choice([None, 0.25, 7.5, -1.0])
@@ -277,6 +326,14 @@ class Requests:
         """Release the last run, if there is one."""
         row, next_in = self.memory.locks.rows.get(task), self.rng.choice([None, 10.0])
         end = RunOutcome(outcome=self.rng.choice(["ok", "ok", "error"]), next_in=next_in)
+        request = ReleaseRequest(task, uuid4() if row is None else row.claim_id, end)
+        return lambda protocol: protocol.release(protocol.cursor, request)
+
+    def fail(self, task: str) -> Ask:
+        """Release the last run as failed, if there is one, so that it is retried."""
+        row, retry_in = self.memory.locks.rows.get(task), self.rng.choice([0.0, 0.5, 1.0, 50.0])
+        window = self.rng.choice([WindowAfter.KEEP, WindowAfter.OPEN])
+        end = RunOutcome(window, "error", "Error", next_in=10.0, retry_in=retry_in)
         request = ReleaseRequest(task, uuid4() if row is None else row.claim_id, end)
         return lambda protocol: protocol.release(protocol.cursor, request)
 
@@ -397,7 +454,8 @@ class Requests:
 ROW = f"SELECT {', '.join(each.name for each in fields(Row))} FROM task_lock"
 ENTRY = """
     SELECT task_name AS task, token, scheduled_at, started_at, ended_at, replica, kind, outcome,
-           error_type, error, traceback, by, until, reason, cause, last_scheduled_at, run_times
+           error_type, error, traceback, by, until, reason, cause, last_scheduled_at, run_times,
+           attempt, retry_at
     FROM task_lock_run WHERE kind <> 'operator'
 """
 
@@ -472,6 +530,7 @@ def situations(before: Row, after: Row, now: datetime) -> Iterator[str]:
         yield "a task was due in a pause"
     if after.kind == "manual" and after.claim_id != before.claim_id:
         yield f"manual run: {why_granted(before, after, now)}"
+    yield from retries(before, after, now)
     if before.kind == "manual" and after.finished and not before.finished:
         if after.due_at == before.due_at:
             yield "manual run: the due time stays"
@@ -479,6 +538,31 @@ def situations(before: Row, after: Row, now: datetime) -> Iterator[str]:
             yield "manual run: a run time follows it"
         else:
             yield "manual run: makes up for an overdue run time"
+
+
+def retries(before: Row, after: Row, now: datetime) -> Iterator[str]:
+    """Yield what a step came across of retries."""
+    is_new = after.claim_id != before.claim_id
+    if after.kind == "retry" and is_new:
+        yield "retry: begun"
+    if is_new and before.is_retry_pending(now) and after.attempt == 1:
+        yield "retry: void because of another claim"
+    if is_new and after.attempt > 1 and after.kind == "takeover":
+        yield "retry: taken over"
+    if after.finished and not before.finished:
+        yield from of_end(before, after, now)
+
+
+def of_end(before: Row, after: Row, now: datetime) -> Iterator[str]:
+    """Yield what the end of a run came across of retries."""
+    if after.retry_of == after.claim_id:
+        yield "retry: noted" if after.attempt == 1 else "retry: has failed and is retried again"
+    if after.last_outcome == "error" and after.retry_of != after.claim_id:
+        yield "retry: not noted, because the next run time comes first"
+    if after.attempt > 1 and after.last_outcome == "error" and after.failures == before.failures:
+        yield "retry: has failed, and no failure is counted"
+    if after.attempt > 1 and after.due_at == now:
+        yield "retry: over, and a run time follows it"
 
 
 def why_granted(before: Row, after: Row, now: datetime) -> str:

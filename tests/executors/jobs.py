@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
-from apscheduler_tasklock import current_lock
+from apscheduler_tasklock import TaskLockGiveUp, TaskLockRetry, current_lock
 
 
 def token(**kwargs: Any) -> tuple[int, dict[str, Any]]:
@@ -91,3 +91,24 @@ async def wait_for_coroutine(file: str) -> None:
     Path(f"{file} begun").touch()
     while not Path(file).exists():
         await asyncio.sleep(0.01)
+
+
+def succeed_at_the_third_attempt() -> int:
+    lock = current_lock()
+    assert lock is not None
+    if lock.attempt < 3:
+        raise TaskLockRetry("not yet", after=0)
+    return lock.attempt
+
+
+async def succeed_at_the_third_attempt_coroutine() -> int:
+    await asyncio.sleep(0)
+    return succeed_at_the_third_attempt()
+
+
+def give_up() -> None:
+    raise TaskLockGiveUp
+
+
+async def give_up_coroutine() -> None:
+    raise TaskLockGiveUp

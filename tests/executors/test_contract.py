@@ -93,6 +93,16 @@ def test_a_job_that_raises_is_released_and_its_exception_logged(
     assert unreleased(connection) == 0
 
 
+def test_a_job_that_raises_is_retried_and_may_give_up(make_replica: MakeReplica, job: Jobs) -> None:
+    """Its exceptions come out of a worker process, where it knows which attempt it is."""
+    replica = make_replica(retries=5, retry_delay=600, poll_interval=0.2)
+    replica.run_once(job("succeed_at_the_third_attempt"))
+    assert replica.one(EVENT_JOB_EXECUTED).retval == 3
+    replica.run_once(job("give_up"), job_id="other")
+    replica.one(EVENT_JOB_ERROR, "other")
+    assert replica.one(EVENT_TASK_LOCK_RELEASED, "other").retry_at is None
+
+
 def test_a_misfire_is_reported_and_claims_nothing(
     make_replica: MakeReplica, job: Jobs, connection: Connection
 ) -> None:

@@ -89,7 +89,7 @@ TOLD = {
     "schema": f"`{DEFAULT_TABLE}`",
     "table": f"`{DEFAULT_TABLE}`",
 }
-IN_SECONDS = {"poll_interval", "claim_timeout", "leader_lease"}
+IN_SECONDS = {"poll_interval", "claim_timeout", "leader_lease", "retry_delay"}
 
 
 def told_default(name: str, parameter: inspect.Parameter) -> str:
@@ -103,7 +103,7 @@ def told_default(name: str, parameter: inspect.Parameter) -> str:
         return f"`{default}`"
     if isinstance(default, str):
         return f'`"{default}"`'
-    return f"{default} s" if name in IN_SECONDS else str(default)
+    return f"{default:g} s" if name in IN_SECONDS else str(default)
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,13 @@ def test_listener_gets_the_codes_that_it_asks_for(mask: int, heard: list[int]) -
 def test_event_is_a_job_event_with_the_details_of_the_lock() -> None:
     error = ValueError("unavailable")
     full = event(
-        holder="host:1:ab", locked_until=RUN_TIME, token=7, reason="window", exception=error
+        holder="host:1:ab",
+        locked_until=RUN_TIME,
+        token=7,
+        reason="window",
+        exception=error,
+        attempt=2,
+        retry_at=RUN_TIME,
     )
     assert isinstance(full, JobEvent)
     assert vars(full) == {
@@ -82,12 +88,15 @@ def test_event_is_a_job_event_with_the_details_of_the_lock() -> None:
         "token": 7,
         "reason": "window",
         "exception": error,
+        "attempt": 2,
+        "retry_at": RUN_TIME,
     }
 
 
 def test_details_that_are_not_known_are_none() -> None:
     bare = event()
     assert [bare.holder, bare.locked_until, bare.token, bare.reason, bare.exception] == [None] * 5
+    assert (bare.attempt, bare.retry_at) == (None, None)
 
 
 @pytest.mark.parametrize("name", CODES)

@@ -335,6 +335,9 @@ def test_strongest_place_wins_option_by_option() -> None:
         max_takeovers=3,
         cancel_on_lost=False,
         on_failure="keep",
+        retries=0,
+        retry_delay=30,
+        retry_backoff=2,
     )
 
 

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from apscheduler_tasklock import TaskLockDatabaseError, TaskLockError
-from apscheduler_tasklock._database import retries
+from apscheduler_tasklock._database import jitter
+from apscheduler_tasklock._database.jitter import BACKOFF, LAST_TRY, LOCKED_BACKOFF
 from apscheduler_tasklock._database.outbox import MOST_TOGETHER, Outbox, Step, Ticket
 from apscheduler_tasklock._database.requests import Outcome, Request
-from apscheduler_tasklock._database.retries import BACKOFF, LAST_TRY, LOCKED_BACKOFF
 from apscheduler_tasklock._database.sqlstates import NotSentError, RowLockedError
 
 UNAVAILABLE = TaskLockDatabaseError("no route to host")
@@ -257,8 +257,8 @@ class TestAThousandReplicas:
     @pytest.fixture
     def sides(self, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Outbox, Ticket[str]]]:
         chance = random.Random(SEED)  # noqa: S311  # no secret
-        monkeypatch.setattr(retries, "random", chance)
-        return [(Outbox(retries.jittered), claim("a", tried_until=inf)) for _ in range(1000)]
+        monkeypatch.setattr(jitter, "random", chance)
+        return [(Outbox(jitter.jittered), claim("a", tried_until=inf)) for _ in range(1000)]
 
     @staticmethod
     def come_back(

@@ -59,6 +59,10 @@ from apscheduler_tasklock._lock.statements.replicas import (
     stop_replica,
 )
 from apscheduler_tasklock._lock.statements.retention import prune, remove_replicas, shorten_history
+from apscheduler_tasklock._lock.statements.retries import (
+    IS_RETRY_PENDING,
+    retry_many,
+)
 from apscheduler_tasklock._lock.statements.runs import (
     extend,
     hand_over,
@@ -92,6 +96,7 @@ __all__ = [
     "IS_LEADER",
     "IS_PAUSED",
     "IS_PAUSED_IN_ANY_WAY",
+    "IS_RETRY_PENDING",
     "IS_TASK",
     "JUST_BEFORE",
     "LEADER",
@@ -135,6 +140,7 @@ __all__ = [
     "report_replica",
     "resign",
     "retire",
+    "retry_many",
     "shorten_history",
     "stop_replica",
     "take_over_many",

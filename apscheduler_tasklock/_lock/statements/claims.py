@@ -160,6 +160,7 @@ class Claim:
             runs = {asked["runs"]},
             one_off = {asked["one_off"]},
             finished_at = NULL,
+            attempt = 1,
             {", ".join(f"{name} = {value}" for name, value in status.items())},
             schedule_since = GREATEST({since}, {known_since}),
             window_schedule = NULL,

@@ -38,6 +38,7 @@ ROW_FOUND = {
     "manual": "COALESCE(lock.kind, '') = 'manual'",
     "runs": "lock.runs",
     "due_at": "lock.due_at",
+    "attempt": "lock.attempt",
 }
 # The row's columns in an answer if the statement has inserted the row.
 ROW_INSERTED = {**ROW_FOUND, "due_at": "NULL::timestamptz"}
@@ -53,6 +54,7 @@ NO_ROW = {
     "manual": "false",
     "runs": "''",
     "due_at": "NULL::timestamptz",
+    "attempt": "1",
 }
 
 
@@ -69,6 +71,7 @@ def columns_made(claim_id: str) -> dict[str, str]:
         "manual": "false",
         "runs": ROW_FOUND["runs"],  # the function of the run before the claim
         "due_at": ROW_FOUND["due_at"],  # as it was before the claim
+        "attempt": "1",
     }
 
 

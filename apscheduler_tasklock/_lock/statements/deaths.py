@@ -15,6 +15,10 @@ NOT_RUNNING = "(lock.finished_at IS NOT NULL OR lock.locked_until <= now())"
 # Whether the granted claim follows a dead run. A handed-over run does not count as dead.
 FOLLOWS_DEATH = "lock.finished_at IS NULL AND NOT lock.handed_over"
 
+# Whether the run is the first attempt at its run time. A run time counts as one failure, so that
+# the failures of its retries are not counted.
+IS_FIRST_ATTEMPT = "lock.attempt = 1"
+
 # The outcome of a dead run. If its holder still renewed it right before the maximum lock ended, the
 # run has overrun its maximum lock, which is a failure, but no death.
 ENDED_UNSEEN = "CASE WHEN lock.overran THEN 'overran' ELSE 'died' END"
@@ -24,7 +28,7 @@ NOTES_DEATH = f"""
     last_outcome = CASE WHEN {FOLLOWS_DEATH} THEN {ENDED_UNSEEN} END,
     overran = false,
     recorded_failures = lock.recorded_failures + CASE WHEN {FOLLOWS_DEATH} THEN 1 ELSE 0 END,
-    failures = lock.failures + CASE WHEN {FOLLOWS_DEATH} THEN 1 ELSE 0 END,
+    failures = lock.failures + CASE WHEN {FOLLOWS_DEATH} AND {IS_FIRST_ATTEMPT} THEN 1 ELSE 0 END,
     failed_at = CASE WHEN {FOLLOWS_DEATH} THEN lock.locked_until ELSE lock.failed_at END,
     error_type = CASE WHEN {FOLLOWS_DEATH} THEN NULL ELSE lock.error_type END
 """
@@ -61,13 +65,14 @@ def give_up(table: str, history: History | None = None) -> str:
                 handed_over = false, deaths = deaths + CASE WHEN overran THEN 0 ELSE 1 END,
                 last_outcome = CASE WHEN {dead} THEN {ENDED_UNSEEN} ELSE lock.last_outcome END,
                 recorded_failures = recorded_failures + CASE WHEN {dead} THEN 1 ELSE 0 END,
-                failures = failures + CASE WHEN {dead} THEN 1 ELSE 0 END,
+                failures = failures
+                    + CASE WHEN {dead} AND {IS_FIRST_ATTEMPT} THEN 1 ELSE 0 END,
                 failed_at = CASE WHEN {dead} THEN lock.locked_until ELSE failed_at END,
                 error_type = CASE WHEN {dead} THEN NULL ELSE error_type END
             FROM dead
             WHERE lock.task_name = dead.task_name AND claim_id = %(claim_id)s::uuid
               AND finished_at IS NULL AND locked_until <= now() AND ({dead}) = died AND {SAFELY}
-            RETURNING lock.task_name, token, window_start, started_at, locked_by, kind,
+            RETURNING lock.task_name, token, window_start, started_at, locked_by, kind, attempt,
                       recorded_failures, last_outcome, dead.ended_at, dead.died
         ){f", entry AS ({entry})" if entry else ""}
         SELECT token FROM closed

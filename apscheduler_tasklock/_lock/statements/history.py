@@ -50,6 +50,8 @@ class History:
             "error_type": "NULL",
             "error": "NULL",
             "traceback": "NULL",
+            "attempt": "run.attempt",
+            "retry_at": "NULL",
             **columns,
         }
         key = ("task_name", "ring", "slot")
@@ -80,6 +82,7 @@ class History:
             "started_at": "now()",
             "replica": "''",
             "kind": "'operator'",
+            "attempt": "NULL",
             "outcome": f"'{what}'",
             "by": "%(by)s::text",
             "until": until,

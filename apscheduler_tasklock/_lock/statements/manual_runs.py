@@ -70,8 +70,8 @@ def claim_manual(table: str, history: History | None = None) -> str:
                 locked_by = %(replica_id)s, claim_id = %(claim_id)s::uuid, token = lock.token + 1,
                 {NOTES_DEATH}, handovers = 0, handed_over = false,
                 failover = %(failover)s::boolean, runs = %(runs)s::text, finished_at = NULL,
-                kind = 'manual', request_id = NULL, requested_by = NULL, requested_at = NULL,
-                request_until = NULL
+                kind = 'manual', attempt = 1, request_id = NULL, requested_by = NULL,
+                requested_at = NULL, request_until = NULL
             WHERE lock.task_name = %(task_name)s AND {may_run} AND {IS_WANTED} AND {SAFELY}
             RETURNING {RETURNED}
         ){death_entry(history, table)}

@@ -51,6 +51,7 @@ def missed_entry(history: History, rows: str, **columns: str) -> str:
             "replica": "%(replica_id)s",
             "kind": "'schedule'",
             "outcome": "'missed'",
+            "attempt": "NULL",
             **columns,
         },
     )

@@ -20,8 +20,9 @@ from apscheduler_tasklock._lock.statements.conditions import (
     due_after,
     json_rows,
 )
-from apscheduler_tasklock._lock.statements.deaths import IS_DEAD
+from apscheduler_tasklock._lock.statements.deaths import IS_DEAD, IS_FIRST_ATTEMPT
 from apscheduler_tasklock._lock.statements.history import History
+from apscheduler_tasklock._lock.statements.retries import IS_RETRY_DUE, IS_RETRY_PENDING
 
 # The values of a release's request, and their types.
 _RELEASE_TYPES = {
@@ -38,6 +39,7 @@ _RELEASE_TYPES = {
     "next_in": "float8",
     "is_last": "boolean",
     "ended_at": "timestamptz",
+    "retry_in": "float8",
 }
 
 
@@ -55,14 +57,11 @@ class _Release:
         self._history = history
         # The release may arrive long after the end of the run.
         ended = f"GREATEST(lock.started_at, LEAST(now(), {asked['ended_at']}))"
-        # Only the first release of a claim can open the window again.
-        window_until = f"""CASE WHEN {asked["keep_window"]} OR lock.finished_at IS NOT NULL
-                                THEN lock.window_until
-                                ELSE lock.window_start - {JUST_BEFORE} END"""
-        # Whether a run time became due while a manual run went on, so that the task is due at the
-        # manual run's end. A due time that was overdue before the manual run, or that fell into a
-        # pause, does not change.
-        follows = f"""(lock.kind = 'manual' AND lock.finished_at IS NULL AND lock.due_at <= now()
+        # Whether a run time became due while a manual run or a retry went on, so that the task is
+        # due at the end of that run. A due time that was overdue before that run, or that fell into
+        # a pause, does not change.
+        follows = f"""((lock.kind = 'manual' OR NOT {IS_FIRST_ATTEMPT})
+                      AND lock.finished_at IS NULL AND lock.due_at <= now()
                       AND lock.overdue_at > lock.started_at AND NOT {DUE_IN_PAUSE})"""
         # Whether the next run time has passed while the run went on, so that a later one is due. A
         # manual run moves the due time only if it makes up for an overdue run: the task was overdue
@@ -74,6 +73,18 @@ class _Release:
         due = due_after(asked, ended)
         is_first = "lock.finished_at IS NULL"
         failed = f"{outcome} IN ('error', 'overran')"
+        due_at = f"""CASE WHEN {follows} THEN now() WHEN {is_past} THEN {due}
+                          ELSE lock.due_at END"""
+        # Whether the failed run is run again: only if the retry can begin before the next run time
+        # is due.
+        retry_at = f"(now() + {asked['retry_in']} * interval '1 second')"
+        is_retried = f"""({is_first} AND {asked["retry_in"]} IS NOT NULL
+                          AND COALESCE({retry_at} < ({due_at}), true))"""
+        # Only the first release of a claim can open the window again, and only if the run is not
+        # retried.
+        window_until = f"""CASE WHEN {asked["keep_window"]} OR NOT {is_first} OR {is_retried}
+                                THEN lock.window_until
+                                ELSE lock.window_start - {JUST_BEFORE} END"""
 
         def counts(is_counted: str) -> str:
             """Return the assignments that count the entry in its ring."""
@@ -89,14 +100,17 @@ class _Release:
             finished_at = COALESCE(lock.finished_at, {ended}),
             window_until = {window_until},
             locked_until = GREATEST(now(), {window_until}),
-            deaths = 0,
+            retry_at = CASE WHEN {is_retried} THEN {retry_at} ELSE lock.retry_at END,
+            retry_of = CASE WHEN {is_retried} THEN lock.claim_id ELSE lock.retry_of END,
+            deaths = CASE WHEN {is_retried} THEN lock.deaths ELSE 0 END,
             handovers = 0,
             handed_over = false,{counts(is_first)}
             succeeded_at = CASE WHEN {is_first} AND {outcome} = 'ok' THEN {ended}
                                 ELSE lock.succeeded_at END,
             failed_at = CASE WHEN {is_first} AND {failed} THEN {ended} ELSE lock.failed_at END,
             failures = CASE WHEN {is_first} AND {outcome} = 'ok' THEN 0
-                            WHEN {is_first} AND {failed} THEN lock.failures + 1
+                            WHEN {is_first} AND {failed} AND {IS_FIRST_ATTEMPT}
+                            THEN lock.failures + 1
                             ELSE lock.failures END,
             last_outcome = CASE WHEN {is_first} THEN {asked["last_outcome"]}
                                 ELSE lock.last_outcome END,
@@ -106,8 +120,7 @@ class _Release:
                                    + GREATEST(lock.overdue_at - lock.due_at, {SHORTEST_WAIT})
                               WHEN {is_past} THEN {due} + (lock.overdue_at - lock.due_at)
                               ELSE lock.overdue_at END,
-            due_at = CASE WHEN {follows} THEN now() WHEN {is_past} THEN {due}
-                          ELSE lock.due_at END,
+            due_at = {due_at},
             is_last = CASE WHEN {is_past} THEN {asked["is_last"]} ELSE lock.is_last END
         """
         # Whether the run was cancelled after its maximum lock, so that its window is not run again.
@@ -124,7 +137,8 @@ class _Release:
             run_until = CASE WHEN {is_new} THEN now() + GREATEST({max_lock}, {one_off})
                              ELSE lock.run_until END,{counts("NOT lock.handed_over")}
             last_outcome = {asked["last_outcome"]},
-            failures = lock.failures + CASE WHEN {overran} THEN 1 ELSE 0 END,
+            failures = lock.failures
+                + CASE WHEN {overran} AND {IS_FIRST_ATTEMPT} THEN 1 ELSE 0 END,
             failed_at = CASE WHEN {overran} THEN now() ELSE lock.failed_at END,
             error_type = CASE WHEN {overran} THEN NULL ELSE lock.error_type END,
             handed_over = true
@@ -133,7 +147,8 @@ class _Release:
                          lock.started_at, lock.finished_at, lock.locked_by, lock.kind,
                          lock.recorded, lock.recorded_failures, lock.locked_until,
                          (lock.finished_at IS NULL OR lock.finished_at = {ended}) AS is_first,
-                         {ended} AS ended_at,
+                         {ended} AS ended_at, lock.attempt,
+                         CASE WHEN lock.retry_of = lock.claim_id THEN lock.retry_at END AS retry_at,
                          {outcome} AS outcome, {asked["error_type"]} AS error_type,
                          {asked["error"]} AS error, {asked["traceback"]} AS traceback"""
 
@@ -150,6 +165,7 @@ class _Release:
             error_type="run.error_type",
             error="run.error",
             traceback="run.traceback",
+            retry_at="run.retry_at",
         )
         return f", entry AS ({entry})"
 
@@ -183,7 +199,7 @@ def release(table: str, history: History | None = None) -> str:
             UPDATE {table} AS lock SET {release.changes} WHERE {mine} AND {SAFELY}
             RETURNING {release.ended}
         ){release.entry}{release.overtaken(late)}
-        SELECT locked_until, now() AS database_time FROM ended
+        SELECT locked_until, now() AS database_time, retry_at FROM ended
     """
 
 
@@ -199,7 +215,7 @@ def hand_over(table: str, history: History | None = None) -> str:
             UPDATE {table} AS lock SET {release.hand_over} WHERE {mine} AND {SAFELY}
             RETURNING {release.ended}
         ){release.entry}
-        SELECT locked_until, now() AS database_time FROM ended
+        SELECT locked_until, now() AS database_time, retry_at FROM ended
     """
 
 
@@ -237,9 +253,9 @@ def release_many(table: str, history: History | None = None) -> str:
         ), released AS ({released}), handed_over AS ({handed_over}),
         ended AS (SELECT * FROM released UNION ALL SELECT * FROM handed_over)
         {release.entry}{release.overtaken(late)}
-        SELECT claim_id AS asked_claim_id, locked_until, now() AS database_time FROM ended
+        SELECT claim_id AS asked_claim_id, locked_until, now() AS database_time, retry_at FROM ended
         UNION ALL
-        SELECT claim_id, NULL, now()
+        SELECT claim_id, NULL, now(), NULL
         FROM asked JOIN {table} AS lock USING (task_name, claim_id)
         WHERE {found} AND task_name NOT IN (SELECT task_name FROM ended)
     """
@@ -321,10 +337,11 @@ def read(table: str) -> str:
                {IS_PAUSED_IN_ANY_WAY} AS paused,
                {DUE_IN_ANY_PAUSE} AS due_in_pause,
                window_until, {WINDOW_SCHEDULE} AS window_schedule, locked_until,
-               finished_at
+               finished_at, attempt, COALESCE({IS_RETRY_PENDING}, false) AS retry_pending,
+               CASE WHEN {IS_RETRY_DUE} THEN retry_at END AS retry_at
         FROM (SELECT current_setting('transaction_read_only')::boolean AS read_only) AS server
         LEFT JOIN {table} AS lock ON task_name = ANY(%(task_names)s::text[])
             AND ({IS_DEAD}
-                 OR ({is_due}) OR request_until > now()
+                 OR ({is_due}) OR {IS_RETRY_DUE} OR request_until > now()
                  OR task_name = ANY(%(always)s::text[]))
     """

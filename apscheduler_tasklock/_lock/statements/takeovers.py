@@ -83,6 +83,7 @@ class _Takeover:
         }
         made = {**DECIDED_GRANTED, **columns_made(asked["claim_id"])}
         made["manual"] = ROW_FOUND["manual"]  # the takeover of a manual run is a manual run
+        made["attempt"] = ROW_FOUND["attempt"]  # a takeover is no further attempt
         self.made_or_found = made_or_found(made, self.found)
 
 

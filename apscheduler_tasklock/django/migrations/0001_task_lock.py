@@ -61,6 +61,8 @@ class Migration(migrations.Migration):
                 ("cause", models.TextField(null=True)),
                 ("last_scheduled_at", models.DateTimeField(null=True)),
                 ("run_times", models.IntegerField(null=True)),
+                ("attempt", models.IntegerField(null=True)),
+                ("retry_at", models.DateTimeField(null=True)),
             ],
             options={
                 "db_table": run_table_name(),

@@ -315,6 +315,7 @@ class TestShow:
             "min_lock 60s (in the job)",
             "on_failure keep (default)",
             "period 3600s (default)",
+            "retries 0 (default)",
         ]
         [line] = re.findall("next runs    (.*) Europe/Berlin\n", told)
         expected = [daily.get_next_fire_time(None, datetime.now(timezone.utc))]

@@ -25,9 +25,9 @@ from apscheduler_tasklock._database import awaited_ticket
 from apscheduler_tasklock._database import thread as module
 from apscheduler_tasklock._database.awaited_ticket import AwaitedTicket
 from apscheduler_tasklock._database.deadline import Deadline
+from apscheduler_tasklock._database.jitter import BACKOFF, jittered
 from apscheduler_tasklock._database.outbox import MOST_TOGETHER, Ticket
 from apscheduler_tasklock._database.requests import Call, Outcome, Request
-from apscheduler_tasklock._database.retries import BACKOFF, jittered
 from apscheduler_tasklock._database.sqlstates import NotSentError, RowLockedError
 from apscheduler_tasklock._database.timings import Timings
 from tests.support.event_loops import abandoned_loop

@@ -25,6 +25,7 @@ from tests.support.faults import (
     READ,
     RELEASE,
     RENEWAL,
+    RETRY,
     TAKEOVER,
     Fault,
     Kind,
@@ -245,6 +246,37 @@ class TestEachStatement:
         [(token, is_takeover)] = job.ran
         still_works(replica, connection, token)
         assert not is_takeover
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("statement", [RELEASE, READ, RETRY], ids=["release", "read", "retry"])
+    def test_a_retry(
+        self,
+        make_hit_replica: MakeReplica,
+        make_fault: MakeFault,
+        connection: Connection,
+        hit: Hit,
+        log: pytest.LogCaptureFixture,
+        statement: bytes,
+    ) -> None:
+        """What notes a retry, what finds it, and what claims it: each attempt begins once."""
+        log.set_level(logging.CRITICAL, "apscheduler.executors.default")  # the job's own error
+        attempts: list[int] = []
+
+        def job() -> None:
+            lock = current_lock()
+            assert lock is not None
+            attempts.append(lock.attempt)
+            if lock.attempt == 1:
+                raise ValueError
+
+        grace = Timings(recovery_grace=0.2)
+        replica = make_hit_replica(retries=3, retry_delay=0, poll_interval=0.5, timings=grace)
+        fault = make_fault(statement, hit)
+        replica.run_once(job)
+        replica.one(EVENT_JOB_EXECUTED)
+        assert fault.met.is_set()
+        eventually(lambda: row(connection)["finished_at"])
+        assert (attempts, row(connection)["attempt"]) == ([1, 2], 2)
 
     @pytest.mark.slow
     @pytest.mark.parametrize("statement", [READ, TAKEOVER], ids=["read", "takeover"])

@@ -1,0 +1,83 @@
+"""What operators and monitoring services see of retries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+import pytest
+from apscheduler.events import EVENT_JOB_EXECUTED
+
+from apscheduler_tasklock.checkins import CheckIns
+from tests.integration.operators.test_checkins import Service, service
+from tests.integration.retries.test_retries import AT_ONCE, Flaky, add_hourly, finished
+from tests.support.commands import Command
+from tests.support.polling import eventually
+from tests.support.schedulers import Replica
+from tests.support.telemetry import Telemetry, telemetry
+
+MakeReplica = Callable[..., Replica]
+Connection = psycopg.Connection[Any]
+
+__all__ = ["service"]  # a fixture
+
+
+@pytest.fixture
+def sdk() -> Telemetry:
+    sdk = telemetry()
+    sdk.forget()
+    return sdk
+
+
+@pytest.fixture
+def command(database_url: str, capsys: pytest.CaptureFixture[str]) -> Command:
+    return Command(database_url, capsys)
+
+
+@pytest.mark.parametrize(
+    ("failures", "paths"),
+    [(1, ["start", "start", ""]), (9, ["start", "start", "fail"])],
+    ids=["succeeds at last", "fails for good"],
+)
+def test_check_ins_tell_a_failure_at_the_last_attempt_only(
+    failures: int,
+    paths: list[str],
+    make_replica: MakeReplica,
+    service: Service,
+    connection: Connection,
+) -> None:
+    replica = make_replica(retries=1, **AT_ONCE)
+    CheckIns(ping=f"{service.url}/{{task}}").attach(replica.scheduler)
+    add_hourly(replica, Flaky(failures))
+    eventually(lambda: finished(connection, 2))
+    eventually(lambda: len(service.paths) >= len(paths))
+    replica.shutdown()  # which sends what waits
+
+    assert service.paths == [f"/job/{path}".rstrip("/") for path in paths]
+
+
+def test_the_command_line_shows_the_attempts(
+    make_replica: MakeReplica, connection: Connection, command: Command
+) -> None:
+    add_hourly(make_replica(retries=2, retry_delay=600), Flaky(9))
+    eventually(lambda: finished(connection, 1))
+
+    shown = command("show", "job").out
+    assert "retrying: attempt 1 failed (ValueError); it is run again at 20" in shown
+    eventually(lambda: "retries 2 (in the executor)" in command("show", "job").out)
+    assert command("check").status == 0
+    assert "to be retried at 20" in command("why", "job").out
+    assert "to be retried at 20" in command("runs", "job").out
+
+
+def test_what_is_measured_of_a_retry(
+    make_replica: MakeReplica, sdk: Telemetry, connection: Connection
+) -> None:
+    replica = make_replica(retries=1, retry_delay=2, poll_interval=0.2)
+    add_hourly(replica, Flaky(1))
+    replica.one(EVENT_JOB_EXECUTED)
+    replica.idle()
+
+    kinds = [each["tasklock.run.kind"] for each in sdk.attributes("tasklock.run.duration", "job")]
+    assert sorted(kinds) == ["retry", "schedule"]

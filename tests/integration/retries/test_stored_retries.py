@@ -1,0 +1,109 @@
+"""Retries of stored jobs, which stay in the job store while a retry is to come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from apscheduler.jobstores.base import JobLookupError
+
+from apscheduler_tasklock import JobState, TaskLocks, current_lock
+from tests.integration.retries.test_retries import finished
+from tests.support.claims import row
+from tests.support.polling import eventually
+from tests.support.stored_jobs import StoreReplica, store_replicas
+
+MakeStoreReplica = Callable[..., StoreReplica]
+Connection = psycopg.Connection[Any]
+
+failing: dict[str, int] = {}
+attempts: dict[str, list[int]] = {}
+
+
+def fail_at_first(key: str, **_task_lock: Any) -> None:
+    """Fail as often as ``failing`` says, and note the attempts."""
+    lock = current_lock()
+    assert lock is not None
+    noted = attempts.setdefault(key, [])
+    noted.append(lock.attempt)
+    if len(noted) <= failing.get(key, 0):
+        raise ValueError(key)
+
+
+@pytest.fixture
+def make_store_replica(database_url: str) -> Iterator[MakeStoreReplica]:
+    with store_replicas(database_url) as make:
+        yield make
+
+
+@pytest.fixture
+def key(request: pytest.FixtureRequest) -> str:
+    return str(request.node.name)[:60]
+
+
+def test_a_stored_one_off_job_is_retried_and_then_removed(
+    make_store_replica: MakeStoreReplica, key: str, connection: Connection
+) -> None:
+    replica = make_store_replica(retries=2, retry_delay=0, poll_interval=0.2)
+    failing[key] = 2
+    replica.run_at(fail_at_first, key)
+
+    eventually(lambda: finished(connection, 3))
+
+    assert attempts[key] == [1, 2, 3]
+    eventually(lambda: connection.execute("SELECT FROM task_lock_job").fetchone() is None)
+
+
+def test_a_retrying_job_is_shown_and_can_be_removed(
+    make_store_replica: MakeStoreReplica, key: str, connection: Connection, database_url: str
+) -> None:
+    replica = make_store_replica(retries=2, retry_delay=600)
+    failing[key] = 9
+    replica.run_at(fail_at_first, key)
+    eventually(lambda: finished(connection, 1))
+
+    with TaskLocks(database_url) as locks:
+        [job] = locks.jobs()
+        assert job.state is JobState.RETRYING
+        locks.remove_job(key, by="me")
+        assert locks.jobs() == []
+    with pytest.raises(JobLookupError):
+        replica.scheduler.remove_job(key)
+    connection.execute("UPDATE task_lock SET retry_at = now() - interval '1 s'")
+    replica.executor.look_after(key, key, "default")
+    eventually(lambda: replica.executor.health().ready)
+    assert attempts[key] == [1]
+
+
+def test_the_same_id_added_again_voids_the_retry(
+    make_store_replica: MakeStoreReplica, key: str, connection: Connection
+) -> None:
+    replica = make_store_replica(retries=2, retry_delay=600)
+    failing[key] = 1
+    replica.run_at(fail_at_first, key)
+    eventually(lambda: finished(connection, 1))
+
+    replica.run_at(fail_at_first, key, after=0.2)
+
+    eventually(lambda: len(attempts[key]) == 2 and finished(connection, 1))
+    assert attempts[key] == [1, 1]
+    assert row(connection, key)["retry_of"] != row(connection, key)["claim_id"]
+
+
+def test_a_stored_recurring_job_is_retried_before_its_next_run_time(
+    make_store_replica: MakeStoreReplica, key: str, connection: Connection
+) -> None:
+    replica = make_store_replica(retries=2, retry_delay=0, poll_interval=0.2)
+    failing[key] = 1
+    replica.scheduler.add_job(
+        fail_at_first, "interval", hours=1, id=key, args=[key], next_run_time=None
+    )
+    replica.scheduler.resume_job(key)
+    job = replica.scheduler.get_job(key)
+    replica.scheduler.modify_job(key, next_run_time=job.next_run_time.replace(year=2020))
+
+    eventually(lambda: finished(connection, 2))
+
+    assert attempts[key] == [1, 2]

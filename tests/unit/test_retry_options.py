@@ -1,0 +1,53 @@
+"""The delays of retries, and the exceptions with which a job asks for one or for none."""
+
+from __future__ import annotations
+
+import pickle
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from apscheduler_tasklock import TaskLockGiveUp, TaskLockOptionError, TaskLockRetry
+from apscheduler_tasklock.options import LockOptions
+
+
+def delays(**options: Any) -> list[float | None]:
+    parsed = LockOptions.parse(options, "here")
+    return [parsed.delay_after(attempt) for attempt in range(1, 6)]
+
+
+def test_each_delay_is_the_one_before_times_the_backoff() -> None:
+    assert delays(retries=3) == [30, 60, 120, None, None]
+    assert delays(retries="4", retry_delay="5", retry_backoff="1") == [5, 5, 5, 5, None]
+    assert delays(retries=2, retry_delay=timedelta(minutes=1), retry_backoff=3) == [
+        *(60, 180),
+        *[None] * 3,
+    ]
+
+
+def test_no_delay_is_longer_than_a_day() -> None:
+    """Without a bound the time would overflow in the database, and the row stay locked."""
+    parsed = LockOptions.parse({"retries": 20, "retry_backoff": 100}, "here")
+    assert parsed.delay_after(20) == 86_400
+
+
+def test_without_retries_there_is_no_delay() -> None:
+    assert delays() == delays(retries=0) == [None] * 5
+
+
+@pytest.mark.parametrize("error", [TaskLockRetry("busy", after=5), TaskLockGiveUp("no", "way")])
+def test_the_exceptions_survive_the_way_out_of_a_worker_process(error: Exception) -> None:
+    again = pickle.loads(pickle.dumps(error))  # noqa: S301  # of this test
+    assert (type(again), again.args, vars(again)) == (type(error), error.args, vars(error))
+
+
+@pytest.mark.parametrize("after", [-1, 86_401, float("nan"), True, "5", timedelta(days=2)])
+def test_an_impossible_delay_is_refused(after: Any) -> None:
+    with pytest.raises(TaskLockOptionError, match="after must be seconds or a timedelta, from 0"):
+        TaskLockRetry(after=after)
+
+
+def test_a_delay_may_be_a_timedelta_or_missing() -> None:
+    assert TaskLockRetry(after=timedelta(minutes=2)).after == 120
+    assert TaskLockRetry("later").after is None
