@@ -18,6 +18,8 @@ import pytest
 
 from apscheduler_tasklock._lock.job_rows import JobChange, JobRow
 from apscheduler_tasklock._lock.operations import Operations
+from apscheduler_tasklock._lock.outcomes import RunOutcome
+from apscheduler_tasklock._lock.protocol_messages import ReleaseRequest
 from apscheduler_tasklock.errors import TaskLockStateError
 from apscheduler_tasklock.schema.table import EARLIEST, LATEST, task_lock_table
 from tests.contract.store_replica import PERIOD, StoreReplica, step
@@ -336,6 +338,22 @@ class TestDeadRuns:
         assert one.jobs.sweep(one.cursor) == 0
         other.release(again, "task of job")
         assert one.jobs.sweep(one.cursor) == 1
+
+    def test_keep_a_job_that_has_ended_until_no_retry_is_to_come(
+        self, one: JobReplica, travel: Travel
+    ) -> None:
+        one.add()
+        claim_id = uuid4()
+        assert one.claims_job(one.one(), period=None, claim_id=claim_id)
+        failed = RunOutcome(outcome="error", retry_in=30.0, is_last=True)
+        one.protocol.release(one.cursor, ReleaseRequest("task of job", claim_id, failed))
+        travel(20)
+        assert (one.jobs.sweep(one.cursor), one.jobs.dead_runs(one.cursor)) == (0, [])
+        travel(11)
+        assert [run.job_id for run in one.jobs.dead_runs(one.cursor)] == ["job"]
+        assert one.jobs.sweep(one.cursor) == 0
+        travel(24 * 3600)  # a retry that has not begun within a day never begins
+        assert (one.jobs.sweep(one.cursor), one.jobs.dead_runs(one.cursor)) == (1, [])
 
 
 class TestUsersChanges:

@@ -29,6 +29,7 @@ from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.protocol_messages import RetryRequest
 from tests.support.claims import die, ended_runs, row
 from tests.support.internals import kept_run_times
+from tests.support.outages import count_looks, until_looked
 from tests.support.polling import eventually
 from tests.support.schedulers import Replica
 
@@ -268,20 +269,25 @@ def test_another_replica_retries_when_the_first_one_stops(
 
 
 def test_a_replica_without_retries_leaves_them_to_the_others(
-    make_replica: MakeReplica, connection: Connection
+    make_replica: MakeReplica, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in the deployment that gives the job retries: each replica goes by its own options."""
     run_time = now().replace(microsecond=0)
-    first, job = make_replica(retries=2, retry_delay=2, poll_interval=0.2), Flaky(1)
+    first, job = make_replica(retries=2, retry_delay=600), Flaky(1)
     add_hourly(first, job, run_time)
     eventually(lambda: finished(connection, 1))
+    first.shutdown()
     other = make_replica(poll_interval=0.2)
-    add_hourly(other, Flaky(0), run_time + timedelta(hours=1))
+    add_hourly(other, job, run_time + timedelta(hours=1))
+    connection.execute("UPDATE task_lock SET retry_at = now()")
 
-    retried = first.one(EVENT_JOB_EXECUTED)
+    until_looked(count_looks(other, monkeypatch))
+    assert job.attempts == [1]
 
-    assert (job.attempts, retried.code) == ([1, 2], EVENT_JOB_EXECUTED)
-    assert other.of() == []
+    third = make_replica(retries=1, poll_interval=0.2)
+    add_hourly(third, job, run_time + timedelta(hours=1))
+    third.one(EVENT_JOB_EXECUTED)
+    assert (job.attempts, other.of()) == ([1, 2], [])
 
 
 def test_a_one_off_job_is_retried_although_its_scheduler_has_dropped_it(
