@@ -8,7 +8,7 @@ import functools
 import getpass
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -348,7 +348,8 @@ class TaskLocks:
         :param by: the operator's name, shown to others; by default this process's user and host
         :param reason: the reason, shown to others
         :return: the names of the paused tasks, in order
-        :raises TaskLockOptionError: ``by`` or ``reason`` has more than 4,000 characters
+        :raises TaskLockOptionError: ``by`` or ``reason`` has more than 4,000 characters, or a
+            pattern is no text
         :raises TaskLockNotFoundError: a pattern matches no task; in that case no task is paused
         :raises TaskLockStateError: a task has 20 pauses already; in that case no task is paused
         :raises TaskLockError: the database is unavailable, or rejects the statement
@@ -357,6 +358,7 @@ class TaskLocks:
         if duration is not None:
             seconds = parse_positive_seconds(duration, "duration", "pause()")
         _check_lengths("pause()", by=by, reason=reason)
+        _check_patterns("pause()", patterns)
         pause_id = uuid4()  # the statement is sent again if its answer is lost
         return self._operate(
             lambda operations, cursor: operations.pause(
@@ -375,11 +377,12 @@ class TaskLocks:
             user and host
         :param force: whether the pauses of all others are taken out, too
         :return: the names of the tasks that were paused and are not paused any more, in order
-        :raises TaskLockOptionError: ``by`` has more than 4,000 characters
+        :raises TaskLockOptionError: ``by`` has more than 4,000 characters, or a pattern is no text
         :raises TaskLockNotFoundError: a pattern matches no task; in that case no task is resumed
         :raises TaskLockError: the database is unavailable, or rejects the statement
         """
         _check_lengths("resume()", by=by)
+        _check_patterns("resume()", patterns)
         return self._operate(
             lambda operations, cursor: operations.resume(
                 cursor, patterns, by or _operator(), force=force
@@ -953,6 +956,19 @@ def _check_lengths(where: str, **texts: str | None) -> None:
             raise TaskLockOptionError(
                 f"{where}: {name} has {len(text):,} characters, and at most {LONGEST_MESSAGE:,} "
                 "are allowed"
+            )
+
+
+def _check_patterns(where: str, patterns: Sequence[str]) -> None:
+    """Check that the names of tasks are texts, and not for example the length of a pause.
+
+    :raises TaskLockOptionError: a name is no text
+    """
+    for pattern in patterns:
+        if not isinstance(pattern, str):
+            raise TaskLockOptionError(
+                f"{where}: a task's name must be a text, not {pattern!r}; all other options are "
+                "given by name, such as duration=60"
             )
 
 

@@ -325,6 +325,11 @@ class TestPause:
         with pytest.raises(TaskLockOptionError, match=r"request_run\(\): by has 4,001 char"):
             operator.request_run("job", by=long)
 
+    def test_what_is_no_name_is_refused(self, operator: TaskLocks) -> None:
+        for change in (operator.pause, operator.resume):
+            with pytest.raises(TaskLockOptionError, match=r"name must be a text, not datetime"):
+                change("job", timedelta(minutes=5))  # type: ignore[arg-type]  # as by mistake
+
     @pytest.mark.parametrize("given", ["job", "j*"])
     def test_no_claim_is_granted_once_it_has_returned(
         self, make_replica: MakeReplica, operator: TaskLocks, connection: Connection, given: str
