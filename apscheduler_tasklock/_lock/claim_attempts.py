@@ -345,8 +345,8 @@ class RetryAttempt(Attempt[RetryRequest]):
     def send(self, cursor: Any) -> Decision:
         """Send the retry; the answer is ``None`` if the row is gone.
 
-        :raises TaskLockDatabaseError: the answer took longer than the lease that it grants; or the
-            row is locked or the retry came after its ``not_after``, and is to be sent again
+        :raises TaskLockDatabaseError: the row is locked, or the retry came after its ``not_after``,
+            and is to be sent again
         """
         [decided] = self.send_together(cursor, [self])
         if isinstance(decided, TaskLockDatabaseError):
@@ -368,8 +368,10 @@ class RetryAttempt(Attempt[RetryRequest]):
         self, answer: ClaimAnswer | None, sent: float, times: ReadTimes
     ) -> Decision | TaskLockDatabaseError:
         if answer is not None and answer.granted and is_over(answer, sent):
+            # Sent again, the claim would find the same grant. So it ends as refused, and is
+            # released, since it is in doubt. The next look takes the retry over.
             self.in_doubt = True
-            return TaskLockDatabaseError(TOO_LATE)
+            return Decision(answer._replace(granted=False), sent)
         if answer is None or not answer.looks_free:
             return Decision(answer, sent)
         return _locked() if answer.is_in_time(times.not_after) else ConflictError(CAME_LATE)

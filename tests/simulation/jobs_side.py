@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import partial
 from itertools import pairwise
 from math import inf
@@ -19,6 +20,7 @@ from apscheduler_tasklock._lock.claim_attempts import AnyAttempt
 from apscheduler_tasklock._lock.limited_claims import Claimed, NotNow
 from apscheduler_tasklock._lock.outcomes import RunOutcome, WindowAfter
 from apscheduler_tasklock._lock.protocol_messages import (
+    ClaimRequest,
     ManualRequest,
     Refusal,
     RunState,
@@ -286,12 +288,16 @@ class JobsReplica(Replica):
         assert work.fate.window is not None
         work.request = work.fate.job.claim_of(work.fate.window)
         work.question = None
-        row = self._story.database.rows.rows[run.task_name]
-        is_same = row.token == refusal.token
-        due = work.request.run_time
-        came_first = is_same and row.started_at < due and row.kind != "manual"
-        in_the_way = InTheWay(refusal.token, came_first)
+        came_first = self._came_first(work.request, refusal)
+        in_the_way = InTheWay(refusal.token, came_first, work.request.run_time)
         self._kept_runs.add(run, in_the_way, partial(self._decide_kept, run))
+
+    def _came_first(self, request: ClaimRequest, refusal: Refusal) -> bool:
+        """Return whether the run in the way began before the run that is kept was due."""
+        row = self._story.database.rows.rows[request.task_name]
+        is_same, due = row.token == refusal.token, request.run_time
+        assert due is not None
+        return is_same and row.started_at < due and row.kind != "manual"
 
     def give(self, run: Run) -> None:
         """Give a run to the pool."""
@@ -394,19 +400,34 @@ class JobsReplica(Replica):
         fate.began_at.append(began)
         asked = began if held is None else self._asked[held.claim_id]
         window = fate.window
-        entry = ledger.Run(name, window, self.process, asked, began)
+        attempt = 1 if held is None else held.attempt
+        entry = ledger.Run(name, window, self.process, asked, began, attempt=attempt)
         if held is not None:
             self._story.ledger.runs.append(entry)
         self.world.note(self.process.name, f"   {name} {window} begins")
-        self.world.sleep(fate.job.takes)
+        self._call_function(fate)
         took = self.world.now - began
         entry.lost, entry.ended = held is not None and held.lost, self.world.now
         self.world.note(self.process.name, f"   {name} {window} ends")
         if held is not None:
             self._story.database.step(self.process, f"end {name}", "end")
-            self._begin_release(held, RunOutcome(WindowAfter.KEEP, "ok"))
+            outcome = self._outcome_of(fate, held)
+            entry.failed = outcome.outcome == "error"
+            entry.opens = self._opens(fate, outcome)
+            self._begin_release(held, outcome)
             self._note_ended(run, held)
         return took
+
+    def _call_function(self, fate: Fate) -> None:
+        self.world.sleep(fate.job.takes)
+
+    def _outcome_of(self, fate: Fate, held: HeldLock) -> RunOutcome:
+        """Return the outcome of a run that has ended."""
+        return RunOutcome(WindowAfter.KEEP, "ok")
+
+    def _opens(self, fate: Fate, outcome: RunOutcome) -> bool:
+        """Return whether the end of a run opens its window."""
+        return outcome.window is WindowAfter.OPEN
 
     def _note_ended(self, run: Run, held: HeldLock) -> None:
         """Note that a run has ended, so that the runs that are kept because of it go on."""
@@ -455,8 +476,7 @@ class JobsReplica(Replica):
 
     def _take_over(self, task: Task, state: RunState) -> None:
         assert isinstance(task, Job)
-        start = (state.window_start - START).total_seconds()
-        window = min(task.windows, key=lambda each: abs(each - start))
+        window = window_of(task, state.window_start)
         request = TakeoverRequest(
             task.name, state.claim_id, state.holder, task.lease, task.failover
         )
@@ -477,3 +497,9 @@ class JobsReplica(Replica):
     @property
     def _watched(self) -> Sequence[str]:
         return sorted(self._kept_runs.task_names)
+
+
+def window_of(task: Task, start: datetime) -> float:
+    """Return the run time of a window, by the window's start in a row."""
+    at = (start - START).total_seconds()
+    return min(task.windows, key=lambda each: abs(each - at))

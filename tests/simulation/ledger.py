@@ -26,6 +26,9 @@ class Run:
     :ivar began: when the run began, on the virtual clock
     :ivar ended: when the run ended, on the virtual clock, or ``None``
     :ivar lost: whether its lock was reported as lost when it ended
+    :ivar attempt: which attempt at its run time it is
+    :ivar failed: whether its job has raised an exception
+    :ivar opens: whether its end opens its window, so that its run time may be run anew
     """
 
     task: str
@@ -35,6 +38,9 @@ class Run:
     began: float
     ended: float | None = None
     lost: bool = False
+    attempt: int = 1
+    failed: bool = False
+    opens: bool = False
 
     @property
     def gone(self) -> float:
@@ -52,8 +58,9 @@ class Run:
     def __str__(self) -> str:
         end = "" if self.ended is None else f"{self.ended - BEGIN:.1f}"
         lost = " (lost)" if self.lost else ""
+        attempt = "" if self.attempt == 1 else f" attempt {self.attempt}"
         return (
-            f"{self.task} {self.window} on {self.process.name} "
+            f"{self.task} {self.window}{attempt} on {self.process.name} "
             f"{self.began - BEGIN:.1f}..{end}{lost}"
         )
 
@@ -179,18 +186,31 @@ def _overlaps(runs: Sequence[Run], promise: Promise) -> list[str]:
 
 
 def _doubles(runs: Sequence[Run], promise: Promise) -> list[str]:
+    """Return the attempts at a run time that were begun or ended twice."""
     found = []
-    for window in {run.window for run in runs if run.task not in promise.holds}:
-        of_window = [run for run in runs if run.window == window]
-        if runs[0].task not in promise.failover and len(of_window) > 1:
-            found.append(f"started twice: {of_window[0]} and {of_window[1]}")
+    of_windows = [run for run in runs if run.task not in promise.holds]
+    for window, attempt in {(run.window, run.attempt): None for run in of_windows}:
+        of_window = [run for run in runs if (run.window, run.attempt) == (window, attempt)]
+        anew = [run for run in of_window if _is_begun_anew(run, runs)]
+        if runs[0].task not in promise.failover:
+            found += [
+                f"started twice: {first} and {second}"
+                for first, second in pairwise(of_window)
+                if second not in anew
+            ]
         complete = [run for run in of_window if run.ended is not None]
         found += [
             f"run twice: {first} and {second}"
             for first, second in pairwise(complete)
-            if not (first.is_killed_by(second.began) or out_of_touch(first, second.began, promise))
+            if second not in anew
+            and not (first.is_killed_by(second.began) or out_of_touch(first, second.began, promise))
         ]
     return found
+
+
+def _is_begun_anew(run: Run, runs: Sequence[Run]) -> bool:
+    """Return whether the window of a run was opened before it."""
+    return any(each.opens and each.window == run.window and each.gone <= run.began for each in runs)
 
 
 def _not_told(runs: Sequence[Run], promise: Promise) -> list[str]:

@@ -41,6 +41,7 @@ from apscheduler_tasklock._lock.protocol_messages import (
     Refusal,
     ReleaseRequest,
     Renewal,
+    RetryRequest,
     TakeoverRequest,
 )
 from apscheduler_tasklock._runs import (
@@ -248,15 +249,19 @@ class SimulatedClient(LockClient):
         cursor = NoCursor()
         if isinstance(request, TakeoverRequest):
             return self._protocol.take_over_many(cursor, [request]).get(request.claim_id)
+        if isinstance(request, RetryRequest):
+            return self._protocol.retry_many(cursor, [request]).get(request.claim_id)
         assert isinstance(request, ClaimRequest)
         times = ReadTimes(self.lag_of(request.run_time), None, self.stable)
         return self._protocol.claim(cursor, request, times)
 
-    def _held(self, request: ClaimRequest | TakeoverRequest, answer: ClaimAnswer) -> HeldLock:
-        run_time = request.run_time if isinstance(request, ClaimRequest) else None
-        dead_holder = None
-        if isinstance(request, TakeoverRequest):
-            run_time, dead_holder = answer.window_start, request.dead_holder
+    def _held(
+        self, request: ClaimRequest | TakeoverRequest | RetryRequest, answer: ClaimAnswer
+    ) -> HeldLock:
+        run_time: datetime | None = answer.window_start
+        if isinstance(request, ClaimRequest):
+            run_time = request.run_time
+        dead_holder = request.dead_holder if isinstance(request, TakeoverRequest) else None
         return HeldLock(
             name=request.task_name,
             token=answer.token,
@@ -268,6 +273,7 @@ class SimulatedClient(LockClient):
             ends_at=self._monotonic(answer.run_until),
             lease=request.lease,
             dead_holder=dead_holder,
+            attempt=answer.attempt,
             extender=self._extend,
         )
 
@@ -291,7 +297,8 @@ class SimulatedClient(LockClient):
         self._simulation.changed()
         future: Future[None] = Future()
         future.set_result(None)
-        return _Release(None if answer is None else Released(answer.locked_until), future)
+        released = None if answer is None else Released(answer.locked_until, answer.retry_at)
+        return _Release(released, future)
 
     def released(
         self, held: HeldLock, ticket: Any, seconds: float | None = None

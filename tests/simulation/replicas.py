@@ -43,10 +43,12 @@ class SimulatedRun:
     :ivar replica: the name of the replica
     :ivar began_at: when the job's function was called, by a correct clock
     :ivar ended_at: when the run ended, was cut, or died with its replica; ``None`` while it goes on
-    :ivar kind: ``"schedule"``, or ``"takeover"`` of another replica's run
+    :ivar kind: ``"schedule"``, ``"takeover"`` of another replica's run, or ``"retry"`` of a run
+        that has failed
     :ivar outcome: ``"ok"``, ``"error"``, ``"cancelled"`` by a stop, ``"died"`` with its replica;
         ``""`` while it goes on
     :ivar token: the fencing token; ``None`` for a job without a lock
+    :ivar attempt: which attempt at its run time it is
     """
 
     job_id: str
@@ -57,6 +59,7 @@ class SimulatedRun:
     kind: str
     outcome: str
     token: int | None
+    attempt: int = 1
 
 
 class SimulatedReplica:
@@ -351,9 +354,9 @@ class SimulatedReplicas:
 
     def _calls_at(self) -> datetime | None:
         """Return the first moment at which a look finds a row, by the look's condition."""
-        times = (
-            row.due_at if row.finished else row.locked_until for row in self._locks.rows.values()
-        )
+        rows = list(self._locks.rows.values())
+        times = [row.due_at if row.finished else row.locked_until for row in rows]
+        times += [row.retry_at for row in rows if row.is_retry_pending(self._now)]
         return min((time for time in times if time is not None), default=None)
 
     def _looks_at(self, replica: SimulatedReplica, calls_at: datetime | None) -> datetime | None:
@@ -393,15 +396,21 @@ class SimulatedReplicas:
     def begin(self, run: ReplicaRun) -> None:
         """Note the call of a run's function. For the simulation's own use."""
         held = run.held
+        kind = "schedule"
+        if held is not None and held.attempt > 1:
+            kind = "retry"
+        if held is not None and held.is_takeover:
+            kind = "takeover"
         entry = SimulatedRun(
             run.job_id,
             run.run_time,
             run.replica,
             self.now,
             None,
-            "takeover" if held is not None and held.is_takeover else "schedule",
+            kind,
             "",
             None if held is None else held.token,
+            1 if held is None else held.attempt,
         )
         self.runs.append(entry)
         self._under_way[run] = entry

@@ -328,7 +328,7 @@ class Story:
         self.database = Database(world, self.plan, scenario.lease)
         for name in scenario.known:
             self._let_be_known(name)
-        names = "ABC"[: scenario.replicas]
+        names = "ABCDEF"[: scenario.replicas]
         world.processes += [Process(name, 0.2 * n) for n, name in enumerate(names)]
         for n, process in enumerate(world.processes):
             poll_from = 1.0 + 1.7 * n if scenario.polls else inf

@@ -6,8 +6,11 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import thread as thread_pools
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
+
+from apscheduler_tasklock._runs.run_attempt import RunAttempt
 
 
 def instances(executor: Any) -> dict[str, int]:
@@ -140,3 +143,10 @@ def undo_nothing(wanted: Any, _cursor: Any) -> None:
     if wanted._to_undo is not None:
         wanted.request = replace(wanted.request, claim_id=uuid4())
         wanted._to_undo = None
+
+
+def retry_in(held: Any, options: Any, error: BaseException) -> float | None:
+    """Return the seconds after which a run that has failed is run again; ``None``: it is not."""
+    submission = SimpleNamespace(options=options, is_manual=False)
+    attempt: Any = SimpleNamespace(_held=held, _submission=submission)
+    return RunAttempt._retry_in(attempt, error)

@@ -1,0 +1,139 @@
+"""Jobs that fail and are run again: faults at every place before a retry, in it and after it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from tests.simulation.faults import Planned
+from tests.simulation.retrying import SCENARIOS, RetryScenario, RetryStory, history, story_of
+from tests.simulation.test_jobs_side import SEED, SEEDS, check
+from tests.simulation.test_side_faults import NEAR, is_beyond_promise
+from tests.support.retry_mutations import RETRY_MUTATIONS
+
+pytestmark = pytest.mark.usefixtures("simulation")
+
+# Limits the singles of a scenario, and the seeds, in `make test`.
+SINGLES_IN_SHORT = 6
+SEEDS_IN_SHORT = 30
+# The pairs of a scenario in `make simulate`, for a share of 1 of all pairs of faults.
+MOST_PAIRS = 1_000
+# The attempts of some scenarios without a fault, in order.
+ATTEMPTS = {
+    "retries": [1, 2, 3, 1],
+    "every attempt fails": [1, 2, 1, 2],
+    "killed before the retry": [1, 2, 3],
+    "killed in the retry": [1, 2, 2, 3],  # with a takeover
+    "killed in the retry, no failover": [1, 2],
+    "stopped before the retry": [1, 2, 3],
+    "the window is opened": [1, 2, 3],
+    "the window is opened at once, because the delay is too long": [1, 1],
+    "the next run time comes in the retry": [1, 2, 1, 2],
+    "the next run time comes before the look": [1],
+    "every ten seconds": [1, 2, 1, 2, 1, 2],
+    "every ten seconds, and a delay of thirty": [1, 1, 1],
+    "a poisonous job": [1, 1, 1, 2, 2],
+    "a leader": [1, 2, 3, 1, 2],
+}
+
+
+def went_wrong(scenario: RetryScenario, planned: Sequence[Planned]) -> Sequence[RetryStory]:
+    return [story for each in planned if (story := story_of(scenario, (each,))).found]
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
+class TestScenarios:
+    def test_nothing_goes_wrong_without_a_fault(self, scenario: RetryScenario) -> None:
+        story = story_of(scenario)
+        assert not story.found, story
+        assert story.ledger.runs
+
+    def test_it_goes_the_same_way_again(self, scenario: RetryScenario) -> None:
+        assert str(story_of(scenario)) == str(story_of(scenario))
+
+    def test_some_faults_at_some_places_keep_what_is_promised(
+        self, scenario: RetryScenario
+    ) -> None:
+        chance = random.Random(f"{SEED} {scenario.name}")  # noqa: S311  # no secret
+        singles = story_of(scenario).singles
+        some = chance.sample(singles, min(SINGLES_IN_SHORT, len(singles)))
+        check(went_wrong(scenario, some), f"{len(some)} stories (seed {SEED})")
+
+    @pytest.mark.simulate
+    @pytest.mark.timeout(7200)
+    def test_every_fault_at_every_place_keeps_what_is_promised(
+        self, scenario: RetryScenario
+    ) -> None:
+        singles = story_of(scenario).singles
+        check(went_wrong(scenario, singles), f"{len(singles)} stories")
+
+    @pytest.mark.simulate
+    @pytest.mark.timeout(7200)
+    def test_pairs_of_faults_keep_what_is_promised(
+        self, scenario: RetryScenario, request: pytest.FixtureRequest
+    ) -> None:
+        chance = random.Random(f"{SEED} {scenario.name}")  # noqa: S311  # no secret
+        singles, wrong = story_of(scenario).singles, []
+        for _ in range(int(MOST_PAIRS * request.config.getoption("--pairs")) if singles else 0):
+            first = chance.choice(singles)
+            seconds = [
+                each
+                for each in story_of(scenario, (first,)).singles
+                if first.at < each.at <= first.at + NEAR
+                and not is_beyond_promise(first.fault, each.fault)
+            ]
+            story = story_of(scenario, (first, *chance.sample(seconds, min(1, len(seconds)))))
+            wrong += [story] * bool(story.found)
+        check(wrong, f"pairs (seed {SEED})")
+
+
+class TestHistories:
+    def test_what_is_promised_is_kept_in_random_histories(self) -> None:
+        self.check_histories(range(SEEDS_IN_SHORT))
+
+    def test_a_history_goes_the_same_way_again(self) -> None:
+        assert str(history(7)) == str(history(7))
+
+    @pytest.mark.simulate
+    @pytest.mark.timeout(7200)
+    def test_many_histories(self, request: pytest.FixtureRequest) -> None:
+        self.check_histories(range(int(SEEDS * request.config.getoption("--pairs"))))
+
+    def check_histories(self, seeds: range) -> None:
+        wrong = [story for seed in seeds if (story := history(seed)).found]
+        check(wrong, f"{len(seeds)} histories")
+
+
+@pytest.mark.parametrize("scenario", ATTEMPTS)
+def test_the_attempts_of_a_scenario_are_those_that_it_is_about(scenario: str) -> None:
+    """Else the scenario may go past what it is to show."""
+    [found] = [each for each in SCENARIOS if each.name == scenario]
+    assert [run.attempt for run in story_of(found).ledger.runs] == ATTEMPTS[scenario]
+
+
+def test_a_retry_whose_lease_is_over_when_its_answer_comes_is_handed_over_at_once() -> None:
+    """Else its claim is sent again and again, and finds itself each time."""
+    [scenario] = [each for each in SCENARIOS if each.name == "every attempt fails"]
+    planned = Planned(44, "no answer"), Planned(46, "step ahead")
+    story = story_of(scenario, planned)
+    # If this fails, the scenario has changed, and the pair has to be found again.
+    assert [story.plan.places[each.at].what for each in planned] == ["retry_many r"] * 2, story
+    assert not story.found, story
+
+
+@pytest.mark.parametrize("mistake", RETRY_MUTATIONS)
+def test_a_mistake_in_retries_is_found(mistake: str) -> None:
+    where, mutated = RETRY_MUTATIONS[mistake]
+    [scenario] = [each for each in SCENARIOS if each.name == where]
+    stories = list(plans(scenario))
+    with mutated():
+        assert any(story_of(scenario, planned).found for planned in stories)
+
+
+def plans(scenario: RetryScenario) -> Iterator[tuple[Planned, ...]]:
+    """Yield what is planned in the stories of a scenario: nothing, then each fault."""
+    yield ()
+    for planned in story_of(scenario).singles:
+        yield (planned,)
