@@ -33,9 +33,10 @@ logger = logger_of(__name__)
 LEAST_LOOKS = 3
 
 
-# The ids with which schedulers lead, by the leader's row, and the processes that have set them. A
-# forked child, which may start its copy of a scheduler, leads under an id of its own.
-_leader_ids: WeakKeyDictionary[Any, dict[str, tuple[int, str]]] = WeakKeyDictionary()
+# The ids with which schedulers lead, by the leader's row with its database and table, and the
+# processes that have set them. A forked child, which may start its copy of a scheduler, leads under
+# an id of its own.
+_leader_ids: WeakKeyDictionary[Any, dict[tuple[str, ...], tuple[int, str]]] = WeakKeyDictionary()
 
 
 class Leadership:
@@ -82,11 +83,12 @@ class Leadership:
         the executor starts.
         """
         ids = _leader_ids.setdefault(scheduler, {})
-        process, leader_id = ids.get(self.row, (None, ""))
+        row = self._locks.where, self._locks.table.fullname, self.row
+        process, leader_id = ids.get(row, (None, ""))
         if process == os.getpid():
             self.leader_id = leader_id
         else:
-            ids[self.row] = os.getpid(), self.leader_id
+            ids[row] = os.getpid(), self.leader_id
 
     @property
     def is_leader(self) -> bool:

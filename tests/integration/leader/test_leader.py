@@ -22,6 +22,7 @@ from tests.support.faults import CLAIM, FIRST_CLAIM
 from tests.support.internals import kept_run_times
 from tests.support.outages import Job, refuse, restore
 from tests.support.polling import eventually
+from tests.support.postgres import Server
 from tests.support.proxy import Proxy, proxy_to
 from tests.support.schedulers import Replica
 
@@ -241,6 +242,24 @@ def test_what_a_follower_keeps_is_skipped_in_an_outage_and_not_run_late_after_it
     assert job.times == 0
 
 
+def one_application() -> None: ...
+
+
+def another_application() -> None: ...
+
+
+def test_two_functions_under_one_task_name_are_told_by_a_follower(
+    make_fleet: MakeFleet, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It never asks for what the leader has run, and so no claim of its own is refused."""
+    fleet = make_fleet(2)
+    for member, function in zip(fleet, [one_application, another_application], strict=True):
+        add_to_all([member], function, hours=0, seconds=1)
+    eventually(lambda: len(fleet[1].reasons()) >= 2)
+    told = f"it runs {__name__}:another_application here, and is refused"
+    eventually(lambda: told in caplog.text)
+
+
 def test_a_manual_run_is_begun_by_a_follower_at_once(
     make_fleet: MakeFleet, make_task_locks: Callable[..., Any]
 ) -> None:
@@ -299,6 +318,22 @@ def test_executors_of_two_namespaces_lead_under_their_own_ids(
     locks = make_task_locks()
     eventually(lambda: len(locks.replicas()) == 2)
     assert all(replica.leads for replica in locks.replicas())
+
+
+def test_executors_of_two_databases_lead_under_their_own_ids(
+    make_fleet: MakeFleet, make_task_locks: Callable[..., Any], server: Server, template: str
+) -> None:
+    """So that it is seen in each database who leads there."""
+    [member] = make_fleet(1)
+    options = {name: OPTIONS[name] for name in ("leader", "leader_lease", "poll_interval")}
+    with server.database(template) as url:
+        other = TaskLockExecutor(url, replica_id="other", **options)
+        member.replica.scheduler.add_executor(other, "other")
+        member.replica.scheduler.add_job(print, "interval", hours=1, id="here", executor="other")
+        locks = make_task_locks(url)
+        eventually(lambda: [each.leads for each in locks.replicas()] == [True])
+        member.replica.scheduler.shutdown()
+        locks.close()
 
 
 def test_a_replica_without_jobs_does_not_lead(

@@ -93,6 +93,19 @@ def test_check_warns_if_replicas_follow_and_nobody_leads(
     assert command("check").status == 0
 
 
+def test_check_waits_longer_for_a_leader_of_hundreds_of_replicas(
+    command: Command, connection: Connection
+) -> None:
+    """Their looks come less often, so that it takes longer until one of them leads."""
+    add_task(connection, "shop:sync")
+    for number in range(300):
+        add_replica(connection, f"web-{number}", ["shop:sync"], leader_namespace="'shop:'")
+    for seconds, status in [(40, 0), (50, 1)]:
+        started = f"now() - interval '{seconds} s'"
+        connection.execute(f"UPDATE task_lock_replica SET started_at = {started}")
+        assert command("check").status == status
+
+
 def test_the_metric_is_1_while_somebody_leads(reported: TaskLocks, connection: Connection) -> None:
     assert metric_values(reported)["tasklock_leader"] == {"shop:": 1.0}
     assert 'tasklock_leader{tasklock_namespace="shop:"} 1.0' in prometheus_text(reported)
