@@ -71,6 +71,8 @@ class Leadership:
         self._closed = False
         self._until = -inf  # when the lease ends, on the monotonic clock
         self._first_look_at = inf  # on the monotonic clock
+        # When the database began to reject the looks at the rows, on the monotonic clock.
+        self._rejected_since = inf
         self._may_lead = False  # whether the row may name this replica, as far as is known
         self.row = LEADER + namespace
         self.leader_id = locks.replica_id
@@ -100,9 +102,17 @@ class Leadership:
         """Whether this replica keeps its run times until a look.
 
         While the database is unavailable no look can tell whether a run time was run, so the
-        replica asks for each run time at once, as without leader mode.
+        replica asks for each run time at once, as without leader mode. It does so too if the
+        database has rejected the looks for a lease, as for a missing right. Otherwise all run times
+        would wait for the right, and then be run late, whatever their grace time.
         """
+        if self._clock() >= self._rejected_since + self._lease:
+            return False
         return not (self.is_leader or self._closed) and self._locks.outage.reason is None
+
+    def note_rejected(self) -> None:
+        """Note that the database has rejected a look at the rows."""
+        self._rejected_since = min(self._rejected_since, self._clock())
 
     def _is_new(self, at: float) -> bool:
         """Return whether another replica may still keep run times that this replica never had.
@@ -128,7 +138,7 @@ class Leadership:
             would ask for nothing, and the others would ask for everything later than they could.
         """
         now = self._clock()
-        self._first_look_at = min(self._first_look_at, now)
+        self._first_look_at, self._rejected_since = min(self._first_look_at, now), inf
         if row is not None:
             is_own = row.holder == self.leader_id
             is_led_by_another = not (is_own or row.finished or row.dead)

@@ -11,11 +11,14 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg import sql
 
 from apscheduler_tasklock import (
+    EVENT_TASK_LOCK_ERROR,
     EVENT_TASK_LOCK_GRANTED,
     EVENT_TASK_LOCK_REFUSED,
     TaskLockExecutor,
+    TaskLockSchemaError,
 )
 from apscheduler_tasklock._database.timings import Timings
 from tests.support.faults import CLAIM, FIRST_CLAIM
@@ -24,6 +27,7 @@ from tests.support.outages import Job, refuse, restore
 from tests.support.polling import eventually
 from tests.support.postgres import Server
 from tests.support.proxy import Proxy, proxy_to
+from tests.support.roles import role
 from tests.support.schedulers import Replica
 
 pytestmark = pytest.mark.direct("it counts the statements of each replica")
@@ -239,6 +243,30 @@ def test_what_a_follower_keeps_is_skipped_in_an_outage_and_not_run_late_after_it
         refuse(follower.proxy)
     for follower in fleet[1:]:
         eventually(lambda follower=follower: _failed(follower))
+    assert job.times == 0
+
+
+def test_what_a_follower_keeps_does_not_wait_for_a_missing_right_for_longer_than_a_lease(
+    make_fleet: MakeFleet,
+    make_replica: Callable[..., Replica],
+    database_url: str,
+    connection: psycopg.Connection[Any],
+) -> None:
+    """Else it would be run when the right is there again, whatever its grace time."""
+    make_fleet(1)
+    with role(database_url) as (name, url):
+        user = sql.Identifier(name)
+        tables = sql.SQL("task_lock, task_lock_run, task_lock_replica")
+        connection.execute(sql.SQL("GRANT ALL ON {} TO {}").format(tables, user))
+        options = {**OPTIONS, "timings": Timings(head_start=600, recovery_grace=0.2)}
+        follower = make_replica(url, replica_id="follower", **options)
+        job = Ran()
+        follower.scheduler.add_job(job.run, "interval", hours=1, id="job", start_date=in_a_moment())
+        eventually(lambda: kept_run_times(follower.executor))
+        connection.execute(sql.SQL("REVOKE ALL ON task_lock FROM {}").format(user))
+        rejected = follower.one(EVENT_TASK_LOCK_ERROR)
+        assert isinstance(rejected.exception, TaskLockSchemaError)
+        follower.scheduler.shutdown()
     assert job.times == 0
 
 
