@@ -48,6 +48,9 @@ class Leadership:
     :param interval: returns the seconds between two looks
     :param timings: has the head start of the leader
     :param clock: returns the time on the monotonic clock
+    :param has_jobs: returns whether this replica has jobs for whose run times a leader asks first.
+        Without one it does not lead, because it would ask for nothing, and the others would ask for
+        everything later than they could.
     :ivar row: the name of the leader's row
     :ivar leader_id: the id with which this replica leads
     :ivar leads: whether this replica leads, as its last look has found it. In an outage it stays
@@ -62,11 +65,13 @@ class Leadership:
         interval: Callable[[], float],
         timings: Timings | None = None,
         clock: Callable[[], float] | None = None,
+        has_jobs: Callable[[], bool] = lambda: True,
     ) -> None:
         self._clock = clock or _monotonic
         self._locks = locks
         self._lease = lease
         self._interval = interval
+        self._has_jobs = has_jobs
         self._head_start = (timings or Timings()).head_start
         self._closed = False
         self._until = -inf  # when the lease ends, on the monotonic clock
@@ -130,12 +135,10 @@ class Leadership:
         """
         return self.follows and (as_of < due_at + self._head_start or self._is_new(as_of))
 
-    def take_or_renew(self, row: RunState | None, *, has_tasks: bool = True) -> Steps[None]:
+    def take_or_renew(self, row: RunState | None) -> Steps[None]:
         """Take or renew the leadership, unless another replica leads.
 
         :param row: the leader's row as the look has found it; ``None``: there is no row
-        :param has_tasks: whether this replica has a task. Without one it does not lead, because it
-            would ask for nothing, and the others would ask for everything later than they could.
         """
         now = self._clock()
         self._first_look_at, self._rejected_since = min(self._first_look_at, now), inf
@@ -146,7 +149,7 @@ class Leadership:
                 self._may_lead = is_own
                 self._note(leads=False)
                 return
-        if not has_tasks:
+        if not self._has_jobs():
             if self.leads:
                 self._locks.begin_resign(self.row, self.leader_id)
             self._note(leads=False)

@@ -220,9 +220,7 @@ class Watch:
             rows = [state for state in states if state.task_name == self._leadership.row]
             states = [state for state in states if state.task_name != self._leadership.row]
             with _noting(rejected):
-                row = rows[0] if rows else None
-                has_tasks = bool(self._known.names())
-                yield from self._leadership.take_or_renew(row, has_tasks=has_tasks)
+                yield from self._leadership.take_or_renew(rows[0] if rows else None)
         with _noting(rejected):
             yield from self._registrar.register(states, has_listed=self._has_listed)
         self.overdue = tuple(state.task_name for state in states if state.overdue)

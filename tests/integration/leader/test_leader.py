@@ -29,6 +29,7 @@ from tests.support.postgres import Server
 from tests.support.proxy import Proxy, proxy_to
 from tests.support.roles import role
 from tests.support.schedulers import Replica
+from tests.support.stored_jobs import note, store_replicas
 
 pytestmark = pytest.mark.direct("it counts the statements of each replica")
 
@@ -365,15 +366,33 @@ def test_executors_of_two_databases_lead_under_their_own_ids(
 
 
 def test_a_replica_without_jobs_does_not_lead(
-    make_replica: Callable[..., Replica], make_fleet: MakeFleet, connection: psycopg.Connection[Any]
+    make_replica: Callable[..., Replica],
+    make_fleet: MakeFleet,
+    make_task_locks: Callable[..., Any],
 ) -> None:
     """Else the others would ask for everything later than they could."""
     idle = make_replica(replica_id="idle", **OPTIONS)
     eventually(lambda: idle.executor.health().ready)
     assert not idle.executor.is_leader
+    assert [each.leader_namespace for each in eventually(make_task_locks().replicas)] == [None]
     [member] = make_fleet(1, leader_lease=60)
     assert member.leads
     [heir] = make_fleet(1, leader_lease=60, waits_to_lead=False)
     member.replica.scheduler.remove_all_jobs()
     eventually(lambda: not member.leads)
     eventually(lambda: heir.leads)
+
+
+def test_a_replica_that_has_only_jobs_of_the_job_store_does_not_lead(
+    make_fleet: MakeFleet, make_task_locks: Callable[..., Any], database_url: str
+) -> None:
+    """No leader asks for them first, and it would ask for nothing else."""
+    key = "test_a_replica_that_has_only_jobs_of_the_job_store_does_not_lead"
+    with store_replicas(database_url) as make:
+        of_store = make(replica_id="of store", **OPTIONS)
+        of_store.scheduler.add_job(note, "interval", hours=1, id=key, args=[key])
+        locks = make_task_locks()
+        eventually(lambda: [each for each in locks.replicas() if key in each.tasks])
+        assert [each.leader_namespace for each in locks.replicas()] == [None]
+        make_fleet(1)
+        assert not of_store.executor.is_leader

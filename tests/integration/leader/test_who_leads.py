@@ -45,8 +45,10 @@ def reported(leader: Replica, make_task_locks: Callable[..., TaskLocks]) -> Task
 def test_replicas_says_who_leads(
     command: Command, reported: TaskLocks, make_replica: MakeReplica
 ) -> None:
-    make_replica(leader=True, namespace="shop:", replica_id="web-2")
+    follower = make_replica(leader=True, namespace="shop:", replica_id="web-2")
+    follower.scheduler.add_job(print, "interval", hours=1, id="sync")
     make_replica(replica_id="plain")
+    eventually(lambda: len([each for each in reported.replicas() if each.leader_namespace]) == 2)
     eventually(lambda: len(reported.replicas()) == 3)
     found = {each.replica_id: (each.leader_namespace, each.leads) for each in reported.replicas()}
     assert found == {"web-1": ("shop:", True), "web-2": ("shop:", False), "plain": (None, False)}
