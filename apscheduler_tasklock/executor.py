@@ -304,7 +304,7 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
             self._known,
             self._rejected,
             self.timings,
-            self._namespace if self._leadership is not None else None,
+            lambda: self._namespace if self._leadership and self._has_own_jobs() else None,
         )
         self._watch = Watch(
             locks,
@@ -331,7 +331,15 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
             self._leader_lease,
             lambda: self._watch.looks.interval,
             self.timings,
+            has_jobs=self._has_own_jobs,
         )
+
+    def _has_own_jobs(self) -> bool:
+        """Return whether this replica has jobs that are not in a shared job store.
+
+        All replicas read the jobs of a shared store, and no leader asks for them first.
+        """
+        return any(not self._adapter.is_shared(alias) for _, alias in self._known.job_keys())
 
     @property
     def is_leader(self) -> bool:

@@ -692,7 +692,7 @@ class ExecutorRuns:
         if due is not None and verdict is Verdict.FAILED:
             due.refused = FAILED
         if work.as_follower is not None and work.as_follower.refusal is not None:
-            work.attempt.report_refused(work.as_follower.refusal)
+            work.attempt.report_run_by_another(work.as_follower.refusal)
         elif work.kept_because is not None:
             work.attempt.report_refused(work.kept_because)
             reason = missed_runs.still_running(work.kept_because)

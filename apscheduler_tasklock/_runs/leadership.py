@@ -33,9 +33,10 @@ logger = logger_of(__name__)
 LEAST_LOOKS = 3
 
 
-# The ids with which schedulers lead, by the leader's row, and the processes that have set them. A
-# forked child, which may start its copy of a scheduler, leads under an id of its own.
-_leader_ids: WeakKeyDictionary[Any, dict[str, tuple[int, str]]] = WeakKeyDictionary()
+# The ids with which schedulers lead, by the leader's row with its database and table, and the
+# processes that have set them. A forked child, which may start its copy of a scheduler, leads under
+# an id of its own.
+_leader_ids: WeakKeyDictionary[Any, dict[tuple[str, ...], tuple[int, str]]] = WeakKeyDictionary()
 
 
 class Leadership:
@@ -47,6 +48,9 @@ class Leadership:
     :param interval: returns the seconds between two looks
     :param timings: has the head start of the leader
     :param clock: returns the time on the monotonic clock
+    :param has_jobs: returns whether this replica has jobs for whose run times a leader asks first.
+        Without one it does not lead, because it would ask for nothing, and the others would ask for
+        everything later than they could.
     :ivar row: the name of the leader's row
     :ivar leader_id: the id with which this replica leads
     :ivar leads: whether this replica leads, as its last look has found it. In an outage it stays
@@ -61,15 +65,19 @@ class Leadership:
         interval: Callable[[], float],
         timings: Timings | None = None,
         clock: Callable[[], float] | None = None,
+        has_jobs: Callable[[], bool] = lambda: True,
     ) -> None:
         self._clock = clock or _monotonic
         self._locks = locks
         self._lease = lease
         self._interval = interval
+        self._has_jobs = has_jobs
         self._head_start = (timings or Timings()).head_start
         self._closed = False
         self._until = -inf  # when the lease ends, on the monotonic clock
         self._first_look_at = inf  # on the monotonic clock
+        # When the database began to reject the looks at the rows, on the monotonic clock.
+        self._rejected_since = inf
         self._may_lead = False  # whether the row may name this replica, as far as is known
         self.row = LEADER + namespace
         self.leader_id = locks.replica_id
@@ -82,11 +90,12 @@ class Leadership:
         the executor starts.
         """
         ids = _leader_ids.setdefault(scheduler, {})
-        process, leader_id = ids.get(self.row, (None, ""))
+        row = self._locks.where, self._locks.table.fullname, self.row
+        process, leader_id = ids.get(row, (None, ""))
         if process == os.getpid():
             self.leader_id = leader_id
         else:
-            ids[self.row] = os.getpid(), self.leader_id
+            ids[row] = os.getpid(), self.leader_id
 
     @property
     def is_leader(self) -> bool:
@@ -98,9 +107,17 @@ class Leadership:
         """Whether this replica keeps its run times until a look.
 
         While the database is unavailable no look can tell whether a run time was run, so the
-        replica asks for each run time at once, as without leader mode.
+        replica asks for each run time at once, as without leader mode. It does so too if the
+        database has rejected the looks for a lease, as for a missing right. Otherwise all run times
+        would wait for the right, and then be run late, whatever their grace time.
         """
+        if self._clock() >= self._rejected_since + self._lease:
+            return False
         return not (self.is_leader or self._closed) and self._locks.outage.reason is None
+
+    def note_rejected(self) -> None:
+        """Note that the database has rejected a look at the rows."""
+        self._rejected_since = min(self._rejected_since, self._clock())
 
     def _is_new(self, at: float) -> bool:
         """Return whether another replica may still keep run times that this replica never had.
@@ -118,15 +135,13 @@ class Leadership:
         """
         return self.follows and (as_of < due_at + self._head_start or self._is_new(as_of))
 
-    def take_or_renew(self, row: RunState | None, *, has_tasks: bool = True) -> Steps[None]:
+    def take_or_renew(self, row: RunState | None) -> Steps[None]:
         """Take or renew the leadership, unless another replica leads.
 
         :param row: the leader's row as the look has found it; ``None``: there is no row
-        :param has_tasks: whether this replica has a task. Without one it does not lead, because it
-            would ask for nothing, and the others would ask for everything later than they could.
         """
         now = self._clock()
-        self._first_look_at = min(self._first_look_at, now)
+        self._first_look_at, self._rejected_since = min(self._first_look_at, now), inf
         if row is not None:
             is_own = row.holder == self.leader_id
             is_led_by_another = not (is_own or row.finished or row.dead)
@@ -134,7 +149,7 @@ class Leadership:
                 self._may_lead = is_own
                 self._note(leads=False)
                 return
-        if not has_tasks:
+        if not self._has_jobs():
             if self.leads:
                 self._locks.begin_resign(self.row, self.leader_id)
             self._note(leads=False)

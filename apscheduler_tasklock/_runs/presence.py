@@ -44,8 +44,8 @@ class Presence:
     :param rejected: returns what the database rejects of the replica's work, for operators; by
         default the rejections of ``locks``
     :param timings: has the interval between two signs of life
-    :param leader_namespace: the namespace in which the replica leads or follows; ``None``: it is
-        not in leader mode
+    :param leader_namespace: returns the namespace in which the replica leads or follows; ``None``:
+        it is not in leader mode, or has no jobs for it
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Presence:
         known: KnownTasks,
         rejected: Callable[[], Sequence[str]] | None = None,
         timings: Timings | None = None,
-        leader_namespace: str | None = None,
+        leader_namespace: Callable[[], str | None] = lambda: None,
     ) -> None:
         self._locks = locks
         self._known = known
@@ -163,7 +163,7 @@ class Presence:
             running, lost = self._locks.what_runs(), self._lost()
             self._note_dropped(names)
             sign = self._locks.sign_of_life(
-                library_version(), names, rejected, running, self._leader_namespace
+                library_version(), names, rejected, running, self._leader_namespace()
             )
             if not (yield from self._try(SIGN_OF_LIFE, self._unless_closed(sign))):
                 return

@@ -123,6 +123,7 @@ class RunQueue:
         self._waiting: list[Run] = []  # waiting and kept runs
         self._numbers = count()
         self._asked: set[Run] = set()
+        self._verdicts: set[Verdict] = set()  # of the current asks, as far as they are answered
         self._asked_at = inf
         self._reserved = 0  # workers that stay free for the runs of the current ask
         self._unbegun: set[Run] = set()
@@ -182,6 +183,7 @@ class RunQueue:
         """Note the verdicts on runs that were asked for."""
         for run, verdict in answers:
             self._asked.discard(run)
+            self._verdicts.add(verdict)
             if verdict is Verdict.GRANTED:
                 if self._stopped:
                     step.withdrawn.append(run)
@@ -195,12 +197,17 @@ class RunQueue:
                 self._end(run, run.earliest)
             else:
                 self._wait_again(run, now, verdict)
-        self._note_verdicts(now, {verdict for _run, verdict in answers})
         if not self._asked:
             self._reserved, self._asked_at = 0, inf
+            verdicts, self._verdicts = self._verdicts, set()
+            self._note_verdicts(now, verdicts)
 
     def _note_verdicts(self, now: float, verdicts: set[Verdict]) -> None:
-        """Decide by an ask's verdicts how large the next ask is, and when it goes out."""
+        """Decide how large the next asks are, and when they go out.
+
+        :param verdicts: the verdicts of the last asks, of all kinds of runs together, because the
+            size of the next ask is that of the one without an answer
+        """
         if Verdict.UNANSWERED in verdicts:
             # These claims may be granted, and count toward the limit only of an ask that has them.
             # So nothing else is asked for until all of them are asked for again, in an ask of the

@@ -145,6 +145,16 @@ class RunAttempt:
         """
         self._reports.refused(refusal)
 
+    def report_run_by_another(self, refusal: Refusal) -> None:
+        """Report a follower's run time, of which a look has found that another replica has run it.
+
+        :param refusal: the refusal that a claim would have got. It gives rise to the same warnings,
+            such as that of another function under this task's name.
+        """
+        assert isinstance(self._asked, ClaimRequest)
+        self._reports.warn_of(self._asked, refusal)
+        self._reports.refused(refusal)
+
     def report_missed(self) -> None:
         """Count a misfire, which APScheduler's own code reports."""
         self._telemetry.skipped("misfire")

@@ -220,15 +220,13 @@ class Watch:
         states: list[RunState] = []
         self._as_of = time.monotonic()
         if names:
-            states = yield self._locks.reading(names, asked_for)
+            states = yield from self._read(names, asked_for)
         is_first, self.has_looked = not self.has_looked, True
         if self._leadership is not None:
             rows = [state for state in states if state.task_name == self._leadership.row]
             states = [state for state in states if state.task_name != self._leadership.row]
             with _noting(rejected):
-                row = rows[0] if rows else None
-                has_tasks = bool(self._known.names())
-                yield from self._leadership.take_or_renew(row, has_tasks=has_tasks)
+                yield from self._leadership.take_or_renew(rows[0] if rows else None)
         with _noting(rejected):
             yield from self._registrar.register(states, has_listed=self._has_listed)
         self.overdue = tuple(state.task_name for state in states if state.overdue)
@@ -244,6 +242,19 @@ class Watch:
             with _noting(rejected):
                 gone = LastRun(0, finished=False, dead=True, deaths=1, as_of=self._as_of)
                 self._decide(name, gone)
+
+    def _read(self, names: Sequence[str], asked_for: Sequence[str]) -> Steps[list[RunState]]:
+        try:
+            states: list[RunState] = yield self._locks.reading(names, asked_for)
+        except TaskLockDatabaseError:
+            raise
+        except TaskLockError:
+            if self._leadership is not None:
+                self._leadership.note_rejected()
+                if not self._leadership.follows:
+                    self._ask_for_kept_runs()
+            raise
+        return states
 
     def _do_what_is_called_for(self, state: RunState) -> Steps[None]:
         is_kept = self._kept.has(state.task_name)
@@ -335,10 +346,11 @@ class Watch:
         self._decide(state.task_name, last)
 
     def _ask_for_kept_runs(self) -> None:
-        """Let a follower ask for the runs that it keeps, because the database is unavailable.
+        """Let a follower ask for the runs that it keeps, because no look can read the rows.
 
-        From now on these runs are treated as in an outage without leader mode. Runs that are kept
-        because of another run go on waiting.
+        From now on these runs are treated as without leader mode: in an outage they are skipped
+        when their claims have got no answer, and otherwise when their claims are rejected. Runs
+        that are kept because of another run go on waiting.
         """
         for name in self._kept.task_names:
             with self._one_task(name, "its kept runs"):

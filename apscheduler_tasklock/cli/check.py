@@ -35,8 +35,10 @@ SHORTEST_GRACE = 60.0
 LONGEST_PAUSE = 24 * 3600.0
 
 # Limits the seconds without a leader that are no problem. After a start of all replicas it takes 10
-# to 12 s until one of them leads.
+# to 12 s until one of them leads, and with hundreds of replicas three looks, which come less often
+# the more replicas there are.
 LONGEST_WITHOUT_LEADER = 30.0
+_WITHOUT_LEADER_OF_EACH = 0.15
 
 # Limits the tasks that are named for each kind of problem.
 _MOST_NAMES = 5
@@ -168,9 +170,11 @@ def _forgotten_pauses(tasks: Sequence[TaskStatus], now: datetime) -> list[str]:
 def _without_leader(tasks: Sequence[TaskStatus], replicas: Sequence[ReplicaStatus]) -> list[str]:
     """Return the namespaces of these tasks that nobody leads although replicas follow, in words."""
     leaderless: dict[str, float] = {}
+    of_fleet = _WITHOUT_LEADER_OF_EACH * sum(replica.alive for replica in replicas)
+    longest = max(LONGEST_WITHOUT_LEADER, of_fleet)
     for replica in replicas:
         namespace, seconds = replica.leader_namespace, replica.leaderless_for or 0.0
-        asks = replica.alive and bool(replica.tasks) and seconds > LONGEST_WITHOUT_LEADER
+        asks = replica.alive and bool(replica.tasks) and seconds > longest
         if namespace is not None and asks:
             leaderless[namespace] = max(seconds, leaderless.get(namespace, 0.0))
     return [

@@ -195,6 +195,23 @@ class TestAsking:
         steps.now = step.wakes_at
         assert names(steps.step().asks[0].runs)[: len(large)] == large
 
+    @pytest.mark.parametrize("is_answered_first", [True, False])
+    def test_its_size_is_kept_if_an_ask_of_another_kind_is_answered(
+        self, is_answered_first: bool
+    ) -> None:
+        steps = Steps(workers=8)
+        manual = run_of("manual", kind=Kind.MANUAL)
+        step = steps.step(came=runs(200))
+        refused = [(run, REFUSED) for run in step.asks[0].runs]
+        of_one, of_many = steps.step(answers=refused, came=[manual]).asks
+        assert of_one.runs == [manual]
+        answers = [[(manual, GRANTED)], [(run, Verdict.UNANSWERED) for run in of_many.runs]]
+        for each in answers if is_answered_first else reversed(answers):
+            step = steps.step(answers=each)
+        steps.now = step.wakes_at
+        [again] = steps.step(begun=[manual]).asks
+        assert again.runs[: len(of_many.runs)] == of_many.runs
+
     def test_asks_without_an_answer_come_at_growing_pauses(self) -> None:
         """Else the last ones before a claim's timeout would come one right after the other."""
         steps, pauses = Steps(), []

@@ -11,19 +11,25 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg import sql
 
 from apscheduler_tasklock import (
+    EVENT_TASK_LOCK_ERROR,
     EVENT_TASK_LOCK_GRANTED,
     EVENT_TASK_LOCK_REFUSED,
     TaskLockExecutor,
+    TaskLockSchemaError,
 )
 from apscheduler_tasklock._database.timings import Timings
 from tests.support.faults import CLAIM, FIRST_CLAIM
 from tests.support.internals import kept_run_times
 from tests.support.outages import Job, refuse, restore
 from tests.support.polling import eventually
+from tests.support.postgres import Server
 from tests.support.proxy import Proxy, proxy_to
+from tests.support.roles import role
 from tests.support.schedulers import Replica
+from tests.support.stored_jobs import note, store_replicas
 
 pytestmark = pytest.mark.direct("it counts the statements of each replica")
 
@@ -241,6 +247,48 @@ def test_what_a_follower_keeps_is_skipped_in_an_outage_and_not_run_late_after_it
     assert job.times == 0
 
 
+def test_what_a_follower_keeps_does_not_wait_for_a_missing_right_for_longer_than_a_lease(
+    make_fleet: MakeFleet,
+    make_replica: Callable[..., Replica],
+    database_url: str,
+    connection: psycopg.Connection[Any],
+) -> None:
+    """Else it would be run when the right is there again, whatever its grace time."""
+    make_fleet(1)
+    with role(database_url) as (name, url):
+        user = sql.Identifier(name)
+        tables = sql.SQL("task_lock, task_lock_run, task_lock_replica")
+        connection.execute(sql.SQL("GRANT ALL ON {} TO {}").format(tables, user))
+        options = {**OPTIONS, "timings": Timings(head_start=600, recovery_grace=0.2)}
+        follower = make_replica(url, replica_id="follower", **options)
+        job = Ran()
+        follower.scheduler.add_job(job.run, "interval", hours=1, id="job", start_date=in_a_moment())
+        eventually(lambda: kept_run_times(follower.executor))
+        connection.execute(sql.SQL("REVOKE ALL ON task_lock FROM {}").format(user))
+        rejected = follower.one(EVENT_TASK_LOCK_ERROR)
+        assert isinstance(rejected.exception, TaskLockSchemaError)
+        follower.scheduler.shutdown()
+    assert job.times == 0
+
+
+def one_application() -> None: ...
+
+
+def another_application() -> None: ...
+
+
+def test_two_functions_under_one_task_name_are_told_by_a_follower(
+    make_fleet: MakeFleet, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It never asks for what the leader has run, and so no claim of its own is refused."""
+    fleet = make_fleet(2)
+    for member, function in zip(fleet, [one_application, another_application], strict=True):
+        add_to_all([member], function, hours=0, seconds=1)
+    eventually(lambda: len(fleet[1].reasons()) >= 2)
+    told = f"it runs {__name__}:another_application here, and is refused"
+    eventually(lambda: told in caplog.text)
+
+
 def test_a_manual_run_is_begun_by_a_follower_at_once(
     make_fleet: MakeFleet, make_task_locks: Callable[..., Any]
 ) -> None:
@@ -301,16 +349,50 @@ def test_executors_of_two_namespaces_lead_under_their_own_ids(
     assert all(replica.leads for replica in locks.replicas())
 
 
+def test_executors_of_two_databases_lead_under_their_own_ids(
+    make_fleet: MakeFleet, make_task_locks: Callable[..., Any], server: Server, template: str
+) -> None:
+    """So that it is seen in each database who leads there."""
+    [member] = make_fleet(1)
+    options = {name: OPTIONS[name] for name in ("leader", "leader_lease", "poll_interval")}
+    with server.database(template) as url:
+        other = TaskLockExecutor(url, replica_id="other", **options)
+        member.replica.scheduler.add_executor(other, "other")
+        member.replica.scheduler.add_job(print, "interval", hours=1, id="here", executor="other")
+        locks = make_task_locks(url)
+        eventually(lambda: [each.leads for each in locks.replicas()] == [True])
+        member.replica.scheduler.shutdown()
+        locks.close()
+
+
 def test_a_replica_without_jobs_does_not_lead(
-    make_replica: Callable[..., Replica], make_fleet: MakeFleet, connection: psycopg.Connection[Any]
+    make_replica: Callable[..., Replica],
+    make_fleet: MakeFleet,
+    make_task_locks: Callable[..., Any],
 ) -> None:
     """Else the others would ask for everything later than they could."""
     idle = make_replica(replica_id="idle", **OPTIONS)
     eventually(lambda: idle.executor.health().ready)
     assert not idle.executor.is_leader
+    assert [each.leader_namespace for each in eventually(make_task_locks().replicas)] == [None]
     [member] = make_fleet(1, leader_lease=60)
     assert member.leads
     [heir] = make_fleet(1, leader_lease=60, waits_to_lead=False)
     member.replica.scheduler.remove_all_jobs()
     eventually(lambda: not member.leads)
     eventually(lambda: heir.leads)
+
+
+def test_a_replica_that_has_only_jobs_of_the_job_store_does_not_lead(
+    make_fleet: MakeFleet, make_task_locks: Callable[..., Any], database_url: str
+) -> None:
+    """No leader asks for them first, and it would ask for nothing else."""
+    key = "test_a_replica_that_has_only_jobs_of_the_job_store_does_not_lead"
+    with store_replicas(database_url) as make:
+        of_store = make(replica_id="of store", **OPTIONS)
+        of_store.scheduler.add_job(note, "interval", hours=1, id=key, args=[key])
+        locks = make_task_locks()
+        eventually(lambda: [each for each in locks.replicas() if key in each.tasks])
+        assert [each.leader_namespace for each in locks.replicas()] == [None]
+        make_fleet(1)
+        assert not of_store.executor.is_leader

@@ -45,8 +45,10 @@ def reported(leader: Replica, make_task_locks: Callable[..., TaskLocks]) -> Task
 def test_replicas_says_who_leads(
     command: Command, reported: TaskLocks, make_replica: MakeReplica
 ) -> None:
-    make_replica(leader=True, namespace="shop:", replica_id="web-2")
+    follower = make_replica(leader=True, namespace="shop:", replica_id="web-2")
+    follower.scheduler.add_job(print, "interval", hours=1, id="sync")
     make_replica(replica_id="plain")
+    eventually(lambda: len([each for each in reported.replicas() if each.leader_namespace]) == 2)
     eventually(lambda: len(reported.replicas()) == 3)
     found = {each.replica_id: (each.leader_namespace, each.leads) for each in reported.replicas()}
     assert found == {"web-1": ("shop:", True), "web-2": ("shop:", False), "plain": (None, False)}
@@ -91,6 +93,19 @@ def test_check_warns_if_replicas_follow_and_nobody_leads(
     assert command("check", "other*").status == 3
     connection.execute("UPDATE task_lock_replica SET leader_namespace = NULL")
     assert command("check").status == 0
+
+
+def test_check_waits_longer_for_a_leader_of_hundreds_of_replicas(
+    command: Command, connection: Connection
+) -> None:
+    """Their looks come less often, so that it takes longer until one of them leads."""
+    add_task(connection, "shop:sync")
+    for number in range(300):
+        add_replica(connection, f"web-{number}", ["shop:sync"], leader_namespace="'shop:'")
+    for seconds, status in [(40, 0), (50, 1)]:
+        started = f"now() - interval '{seconds} s'"
+        connection.execute(f"UPDATE task_lock_replica SET started_at = {started}")
+        assert command("check").status == status
 
 
 def test_the_metric_is_1_while_somebody_leads(reported: TaskLocks, connection: Connection) -> None:
