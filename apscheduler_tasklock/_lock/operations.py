@@ -1116,7 +1116,7 @@ def _change_of_many(name: str, found: str, assignments: str, entry: str) -> str:
     :param entry: the INSERT of the entries of ``changed`` in the run history; ``""``: none
     """
     return f"""
-        WITH given AS (
+        WITH {all_pauses(name)}, given AS (
             SELECT DISTINCT pattern, alike
             FROM unnest(%(patterns)s::text[], %(likes)s::text[]) AS given (pattern, alike)
         ), chosen AS (
@@ -1141,8 +1141,8 @@ def _change_of_many(name: str, found: str, assignments: str, entry: str) -> str:
             UPDATE {name} AS lock SET {assignments}
             FROM found WHERE lock.task_name = found.task_name
                 AND NOT EXISTS (SELECT FROM full_ones)
-            RETURNING lock.*, found.was_paused, {IS_PAUSED} AS is_paused, found.is_written,
-                      found.until
+            RETURNING lock.*, found.was_paused, {IS_PAUSED_IN_ANY_WAY} AS is_paused,
+                      found.is_written, found.until
         ){f", entry AS ({entry})" if entry else ""}
         SELECT task_name AS name, was_paused, is_paused, true AS is_there, false AS is_full
         FROM changed

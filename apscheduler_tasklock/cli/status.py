@@ -260,10 +260,13 @@ def paused_with_all(tasks: Iterable[TaskStatus], shown: Output) -> list[str]:
     return [of_all_and_pause_in_words(pause, shown) for pause in found]
 
 
-def of_all_and_pause_in_words(pause: Pause, shown: Output) -> str:
-    """Return a pause of all tasks in words, with the tasks first."""
+def of_all_and_pause_in_words(pause: Pause, shown: Output, before: str = "") -> str:
+    """Return a pause of all tasks in words, with the tasks first.
+
+    :param before: what comes before the words of the pause, such as ``"still "``
+    """
     own = pause_in_words(replace(pause, namespace=None), shown)
-    return f"{of_all_in_words(pause.namespace or '')}: {own}"
+    return f"{of_all_in_words(pause.namespace or '')}: {before}{own}"
 
 
 def _row(task: TaskStatus, usual: float | None, shown: Output) -> list[Cell | str]:

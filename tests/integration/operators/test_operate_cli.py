@@ -973,6 +973,20 @@ class TestPauseAndResume:
         [told] = command("status", "--json").json
         assert [pause["reason"] for pause in told["pauses"]] == [None, "closed"]
 
+    def test_each_task_is_told_with_the_end_of_its_own_pauses(
+        self, command: Command, connection: Connection
+    ) -> None:
+        for task in ("a", "b"):
+            add_task(connection, task)
+        assert command("pause", "a", "--as", "ann").status == 0
+        first, second = command("pause", "a", "b", "--for", "2h").out.splitlines()
+        assert first == "a: paused until it is resumed"  # because of ann's
+        assert re.fullmatch(r"b: paused until 2\S+Z", second)
+        told = command("pause", "a", "b", "--for", "2h", "--json").json
+        assert told["paused"] == ["a", "b"]
+        assert told["paused_until"]["a"] is None
+        assert told["paused_until"]["b"] >= second.split()[-1].removesuffix("Z")
+
     @pytest.mark.parametrize("operation", ["pause", "resume"])
     def test_one_pattern_without_a_task_leaves_all_as_they_are(
         self, command: Command, connection: Connection, operation: str
