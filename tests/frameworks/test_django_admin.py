@@ -546,8 +546,56 @@ def test_stored_jobs_are_removed_after_a_question(
     assert "&lt;b&gt;old&lt;/b&gt;" in page
     assert sorted(next_runs()) == ["<b>old</b>", "new"]
     [(_, _, told)] = site.browse(job_action("remove", "<b>old</b>", "gone", confirmed="Remove"))
-    assert told == [["success", "Job '<b>old</b>': removed"]]
+    assert told == [
+        ["error", "Job 'gone' is not in the list any more"],
+        ["success", "Job '<b>old</b>': removed"],
+    ]
     assert sorted(next_runs()) == ["new"]
+
+
+def test_what_is_not_done_is_told(
+    site: DjangoProject,
+    add: Callable[..., None],
+    connection: psycopg.Connection[Any],
+    database_url: str,
+) -> None:
+    add("paused")
+    add("running")
+    rows.add_job(connection, "waiting")
+    with TaskLocks(database_url) as locks:
+        locks.pause("paused", by="ann")
+        locks.pause_all(duration=None, by="ann", reason="a move")
+        left, not_all, gone, asked = site.browse(
+            action("resume", "paused"),
+            action("resume_all", "paused"),
+            action("pause", "gone"),
+            job_action("remove", "gone"),
+            user="bob",
+        )
+        locks.resume_all(by="ann")
+    of_all = "Task 'paused' stays paused with all tasks (*) by ann: a move"
+    of_ann = "Task 'paused' stays paused by ann; paused with all tasks (*) by ann: a move"
+    assert (left[2], not_all[2]) == ([["error", of_ann]], [["error", of_all]])
+    assert gone[2] == [["error", "Task 'gone' is not in the list any more"]]
+    assert asked[2] == [["error", "Job 'gone' is not in the list any more"]]
+    resumed, job = site.browse(
+        action("resume", "running"), job_action("resume", "waiting"), user="bob"
+    )
+    assert resumed[2] == [["error", "Task 'running' was not paused"]]
+    assert job[2] == [["error", "Job 'waiting' was not paused"]]
+    logged = connection.execute("SELECT object_id, change_message FROM django_admin_log")
+    assert logged.fetchall() == []
+
+
+def test_a_time_in_an_hour_that_clocks_skip_is_told_as_the_one_that_it_means(
+    site: DjangoProject, connection: psycopg.Connection[Any]
+) -> None:
+    site.configure("TIME_ZONE = 'Europe/Berlin'")
+    rows.add_job(connection, "invoice")
+    [(_, _, told)] = site.browse(
+        job_action("move", "invoice", confirmed="Move", to="2101-03-27 02:30")
+    )
+    assert told == [["success", "Job 'invoice': moved to 2101-03-27 03:30:00"]]
 
 
 def test_who_may_only_view_stored_jobs_has_no_actions(
