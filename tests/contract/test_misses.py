@@ -161,6 +161,26 @@ def test_an_entry_does_not_grow_over_a_run(
     assert [entry[0] for entry in told(connection)] == [after(started, 10), after(started, 70)]
 
 
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_run_times_before_and_after_a_run_are_two_entries(
+    one: Replica, connection: Connection, started: datetime, travel: Travel, goes_on: bool
+) -> None:
+    """Also if one note has them all, as after an outage."""
+    claim_id, answer = one.claim(run_time=after(started, 60), **EVERY)
+    assert answer.granted
+    if not goes_on:
+        one.end(claim_id, outcome="ok")
+    travel(60)
+    times = [after(started, seconds) for seconds in (10, 20, 70, 80)]
+    assert tell(one, *times) == {"task"}
+    assert tell(one, *times) == set()
+    assert [entry[:3] for entry in told(connection)] == [
+        (times[0], times[1], 2),
+        (times[2], times[3], 2),
+    ]
+    assert row(connection)["recorded_misses"] == 2
+
+
 def test_a_pause_whose_last_run_times_are_noted_after_a_later_run_is_one_entry(
     one: Replica, connection: Connection, started: datetime
 ) -> None:
