@@ -7,7 +7,7 @@ import shlex
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timezone
 from typing import Any
 
 from apscheduler_tasklock.cli.exits import (
@@ -349,13 +349,20 @@ class _AwaitedRun:
         if task is None:
             return "the state of the run is not known"
         if self._token is None:
-            is_asked_for = task.requested_by is not None
-            return "the run may still begin" if is_asked_for else "the request has expired"
+            return self._what_became_of_the_request(task)
         if task.token != self._token:
             return "the run has ended, and the history does not have its outcome"
         if task.state in (TaskState.RUNNING, TaskState.TOO_LONG):
             return f"the run goes on, on {task.holder}"
         return f"its holder {task.holder} died or was stopped, and its takeover has not begun"
+
+    def _what_became_of_the_request(self, task: TaskStatus) -> str:
+        """Return in words why the run's begin was not seen."""
+        if task.requested_by is not None:
+            return "the run may still begin"
+        if datetime.now(timezone.utc) < self._request.until:  # so a run has ended the request
+            return "the run has begun, and the history does not have it"
+        return "the request has expired"
 
 
 def _tell_of_run(

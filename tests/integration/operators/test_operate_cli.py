@@ -1159,6 +1159,7 @@ class TestRun:
                 {**DEAD, "failover": "true"},
                 "its holder one died or was stopped, and its takeover has not begun",
             ),
+            ({"kind": "'schedule'"}, "the run has begun, and the history does not have it"),
         ],
     )
     def test_when_a_wait_runs_out_it_is_told_how_the_run_stands(
