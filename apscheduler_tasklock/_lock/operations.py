@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -550,7 +550,11 @@ class Operations:
         at = at or now
         if at > now:
             raise TaskLockOptionError(f"why: {at} is in the future; it is {now}")
-        return story_of(found[0], entries, self.replicas(cursor), at)
+        replicas: list[ReplicaStatus] = []
+        # Without this right, the read of the task has reported that the replicas cannot be read.
+        with suppress(UndefinedTable, InsufficientPrivilege):
+            replicas = self.replicas(cursor)
+        return story_of(found[0], entries, replicas, at)
 
     def replicas(self, cursor: Any) -> list[ReplicaStatus]:
         """Return the replicas, in the order of their starts."""

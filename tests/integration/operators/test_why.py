@@ -12,6 +12,7 @@ import pytest
 from apscheduler_tasklock import TaskLockNotFoundError, TaskLockOptionError, TaskLocks
 from apscheduler_tasklock.status import Story, Verdict
 from tests.support.commands import Command
+from tests.support.roles import role
 from tests.support.rows import (
     NEW,
     OVERDUE,
@@ -270,6 +271,24 @@ class TestCommand:
         assert line.endswith(": the task was paused")
         assert len(command("show", "job", "--json").json["misses"]) == 1
         assert "missed run times:" in command("show", "job").out
+
+    def test_without_a_right_on_another_table_the_rest_is_told(
+        self, connection: Connection, direct_url: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        with role(direct_url) as (name, url):
+            for table in ("task_lock", "task_lock_run", "task_lock_replica"):
+                connection.execute(f'GRANT SELECT ON {table} TO "{name}"')
+            connection.execute(f'REVOKE SELECT ON task_lock_replica FROM "{name}"')
+            command = Command(url, capsys)
+            answer = command("why", "job", "--at", "25m")
+            assert (answer.status, "missed" in answer.out) == (0, True)
+            assert "the replicas cannot be read" in answer.err
+            connection.execute(f'REVOKE SELECT ON task_lock_run FROM "{name}"')
+            answer = command("show", "job")
+            assert answer.status == 0
+            assert "task         job" in answer.out
+            assert "no runs in the history" not in answer.out
+            assert "the run history cannot be read" in answer.err
 
     def test_a_task_without_a_row_is_an_error(self, command: Command, operator: TaskLocks) -> None:
         assert command("why", "unknown").status == 3
