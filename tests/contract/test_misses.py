@@ -432,6 +432,17 @@ def test_a_one_off_job_that_never_ran_gets_a_row_with_its_entry(
     assert made["token"] > 0
 
 
+@pytest.mark.parametrize(("later", "run_times"), [(0.5, 1), (30.0, 2)])
+def test_a_one_off_job_that_each_replica_gives_a_date_of_its_own_is_missed_once(
+    one: Replica, other: Replica, connection: Connection, later: float, run_times: int
+) -> None:
+    """A job of a date much later is another one."""
+    run_time = database_now(connection) - timedelta(seconds=60)
+    tell_one_off(one, run_time)
+    tell_one_off(other, after(run_time, later), schedule='"once, a little later"')
+    assert [entry[2] for entry in told(connection)] == [run_times]
+
+
 def test_a_recurring_job_gets_no_row_in_the_same_statement(
     one: Replica, connection: Connection
 ) -> None:

@@ -18,6 +18,9 @@ from apscheduler_tasklock._lock.statements.history import History
 
 # Limits the entries of the run times that each task has missed.
 MISSES = 20
+# Limits the seconds between the dates of two one-off jobs of one task that count as one job. Two
+# replicas that add the same job at their starts may give it slightly different dates.
+TOGETHER = 5.0
 
 # The values of a note, and their types.
 _NOTE_TYPES = {
@@ -214,8 +217,8 @@ def note_misses(table: str, history: History) -> str:
             WHERE (lock.schedule = asked.schedule OR (asked.one_off AND lock.one_off))
                   AND NOT {window}
                   AND (lock.missed_at IS NULL OR given.at > lock.missed_at
-                       + CASE WHEN asked.exact THEN 0.0 ELSE asked.min_lock END
-                         * interval '1 second')
+                       + CASE WHEN asked.one_off THEN {TOGETHER} WHEN asked.exact THEN 0.0
+                              ELSE asked.min_lock END * interval '1 second')
                   AND NOT {_was_run("lock.window_start")} AND {known}
                   AND NOT EXISTS (SELECT FROM {of_task} AND run.ring IN ('runs', 'failures')
                                   AND {_was_run("run.scheduled_at")})
