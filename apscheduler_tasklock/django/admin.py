@@ -14,7 +14,7 @@ from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.utils import unquote
 from django.contrib.admin.views.main import ChangeList
 from django.core.exceptions import ImproperlyConfigured
-from django.db import DataError
+from django.db import DataError, ProgrammingError, transaction
 from django.template.response import TemplateResponse
 from django.urls import reverse
 from django.utils import timezone
@@ -292,20 +292,11 @@ class TaskAdmin(SteeredAdmin):
         """Show a task's page, with its last runs for users who may see runs."""
         context = {"title": "Task", "tasklock_runs": None, **(extra_context or {})}
         if request.user.has_perm("apscheduler_tasklock.view_run"):
-            name = unquote(object_id)
-            runs = Run.objects.filter(task_name=name).exclude(kind="operator")
-            with suppress(DataError, ValueError):  # a name that PostgreSQL rejects has no runs
-                context["tasklock_runs"] = [
-                    {
-                        "started": _time(run.started_at),
-                        "took": _took(run),
-                        "outcome": run.outcome,
-                        "kind": run.kind,
-                        "replica": run.replica,
-                        "error": _error(run),
-                    }
-                    for run in runs.order_by("-started_at", "-token")[:SHOWN_RUNS]
-                ]
+            try:
+                context["tasklock_runs"] = _last_runs(unquote(object_id))
+            except ProgrammingError as error:  # a missing right or table; the rest can be shown
+                said = str(error).partition("\n")[0]
+                messages.error(request, f"The runs cannot be read: {said}")
         return super().change_view(request, object_id, form_url, context)
 
     @admin.display(description="state")
@@ -685,6 +676,25 @@ class JobAdmin(SteeredAdmin):
         self._report_left_out(request, [name for name, _, _ in jobs])
         zone = timezone.get_current_timezone_name()
         return self.confirmation(request, title, page, jobs=jobs, zone=zone)
+
+
+def _last_runs(task: str) -> list[dict[str, Any]] | None:
+    """Return the last runs of a task, as its page shows them."""
+    runs = Run.objects.filter(task_name=task).exclude(kind="operator")
+    # In a transaction of its own, so that an error leaves the request's transaction usable.
+    with suppress(DataError, ValueError), transaction.atomic(using=runs.db):
+        return [
+            {
+                "started": _time(run.started_at),
+                "took": _took(run),
+                "outcome": run.outcome,
+                "kind": run.kind,
+                "replica": run.replica,
+                "error": _error(run),
+            }
+            for run in runs.order_by("-started_at", "-token")[:SHOWN_RUNS]
+        ]
+    return None  # a name that PostgreSQL rejects has no runs
 
 
 def _statuses(locks: TaskLocks, tasks: Sequence[Any]) -> list[TaskStatus]:

@@ -196,6 +196,43 @@ def test_missed_run_times_and_what_was_done_with_all_tasks_are_in_the_list_of_ru
     assert "1 task" in page[1]  # the row of the pauses is none
 
 
+def test_without_its_history_the_page_of_a_task_shows_the_rest(
+    site: DjangoProject, add: Callable[..., None], connection: psycopg.Connection[Any]
+) -> None:
+    add("report", runs="'shop.jobs:report'")
+    connection.execute("ALTER TABLE task_lock_run RENAME TO elsewhere")
+    [(status, page, told)] = site.browse(("get", f"{TASKS}report/change/", {}))
+    assert (status, "shop.jobs:report" in page) == (200, True)
+    assert "Last runs" not in page
+    assert any(text.startswith("The runs cannot be read: ") for _, text in told)
+
+
+def test_a_missed_run_time_that_was_run_later_is_not_listed(
+    site: DjangoProject, add: Callable[..., None], connection: psycopg.Connection[Any]
+) -> None:
+    when = "timestamptz '2026-01-31 02:00Z'"
+    add("in-history")
+    rows.add_run(connection, "in-history", 1, scheduled_at=when)
+    add("in-row", window_start=when)
+    date = """'{"run":null,"type":"date"}'"""
+    add("one-off", window_start=f"{when} + interval '1 s'", one_off="true", schedule=date)
+    add("not-run")
+    add("several")
+    for task in ("in-history", "in-row", "one-off", "not-run"):
+        rows.add_miss(connection, task, 0, scheduled_at=when)
+    rows.add_run(connection, "several", 1, scheduled_at=when)
+    rows.add_miss(connection, "several", 0, scheduled_at=when, run_times="2")
+    listed, page = site.browse(
+        ("get", RUNS, {"outcome": "missed"}), ("get", f"{TASKS}in-history/change/", {})
+    )
+    assert re.findall(r"field-task[^>]*>([^<]+)<", listed[1]) in (
+        ["not-run", "several"],
+        ["several", "not-run"],
+    )
+    assert "<td>ok</td>" in page[1]
+    assert "<td>missed</td>" not in page[1]
+
+
 def test_the_page_of_a_task_has_its_replicas_and_its_last_runs(
     site: DjangoProject, add: Callable[..., None], connection: psycopg.Connection[Any]
 ) -> None:
