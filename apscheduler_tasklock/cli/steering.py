@@ -235,7 +235,13 @@ def free(options: argparse.Namespace) -> int:
         if not options.yes and is_asked() and not _is_confirmed(find_task(locks, name), options):
             say(f"task {name!r} is not freed")
             return FAILED
-        locks.free(name, options.token, force=options.force, run_again=options.run_again)
+        locks.free(
+            name,
+            options.token,
+            force=options.force,
+            run_again=options.run_again,
+            by=options.name,
+        )
     told = {"freed": [name], "token": options.token, "run_again": options.run_again}
     what = "freed" + (", and its window is open again" if options.run_again else "")
     tell(options, told, what, [name])
@@ -246,7 +252,7 @@ def run(options: argparse.Namespace) -> int:
     """Ask for a run, and wait for it with ``--wait``."""
     with task_locks(options) as locks:
         name = _one_name(options, locks)
-        request = locks.request_run(name)
+        request = locks.request_run(name, by=options.name)
         if not options.wait:
             tell(options, {"request": request}, "a run is asked for", [name])
             return OK

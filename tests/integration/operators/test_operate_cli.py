@@ -1056,6 +1056,19 @@ class TestPauseAndResume:
         assert "no such task: 'rep*'" in answer.err
         assert f"`{arguments[0]}` takes one task's exact name" in answer.err
 
+    def test_a_run_is_asked_for_and_freed_in_the_name_that_is_given(
+        self, command: Command, connection: Connection
+    ) -> None:
+        add_task(connection, "report", **DEAD)
+        add_replica(connection, "one", ["report"])
+        assert command("run", "report", "--as", "ann").status == 0
+        assert command("free", "report", "--token", "7", "--as", "bob").status == 0
+        done = command("runs", "report", "--kind", "operator", "--json").json
+        assert {(each["outcome"], each["by"]) for each in done} == {
+            ("run", "ann"),
+            ("freed", "bob"),
+        }
+
     @pytest.mark.parametrize("operation", ["pause", "resume", "forget", "run", "show"])
     def test_a_task_that_is_not_there_is_3(self, command: Command, operation: str) -> None:
         answer = command(operation, "tusk")
