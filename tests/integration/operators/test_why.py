@@ -209,6 +209,23 @@ class TestStories:
         assert (story.verdict, story.scheduled_at) == (Verdict.DUE, story.task.due_at)
         assert "no replica has run it so far" in command("why", "late").out
 
+    @pytest.mark.parametrize(
+        ("earlier", "verdict"), [("0.02 s", Verdict.MISSED), ("5 s", Verdict.DUE)]
+    )
+    def test_of_a_due_time_whose_miss_is_told(
+        self, operator: TaskLocks, connection: Connection, earlier: str, verdict: Verdict
+    ) -> None:
+        """A due time that a replica has registered is a little later than the run time."""
+        add_task(connection, "late", **OVERDUE)
+        add_miss(
+            connection,
+            "late",
+            0,
+            scheduled_at=f"(SELECT due_at FROM task_lock WHERE task_name = 'late')"
+            f" - interval '{earlier}'",
+        )
+        assert operator.why("late").verdict is verdict
+
     def test_a_miss_that_was_run_after_it_was_told_is_left_out(
         self, operator: TaskLocks, connection: Connection
     ) -> None:
