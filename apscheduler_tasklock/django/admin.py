@@ -176,13 +176,16 @@ class SteeredAdmin(StatusAdmin):
         rows = list(queryset)
         self._report_left_out(request, [getattr(row, self.name_of) for row in rows])
         with closing(task_locks()) as locks:
-            for row in rows:
+            for place, row in enumerate(rows):
                 name = getattr(row, self.name_of)
                 try:
                     operation(locks, name)
                 except TaskLockDatabaseError as error:
                     self.message_user(request, str(error), messages.ERROR)
-                    return  # because each of the other rows would wait as long
+                    # The others are left out, because each of them would wait as long.
+                    left = ", ".join(repr(getattr(each, self.name_of)) for each in rows[place:])
+                    self.message_user(request, f"Not {done}: {left}", messages.ERROR)
+                    return
                 except TaskLockError as error:
                     self.message_user(request, str(error), messages.ERROR)
                     continue

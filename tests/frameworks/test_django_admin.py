@@ -624,6 +624,20 @@ def test_what_is_not_done_is_told(
     assert logged.fetchall() == []
 
 
+def test_what_an_action_leaves_out_after_an_error_is_told(
+    site: DjangoProject, connection: psycopg.Connection[Any]
+) -> None:
+    for job in ("a", "b", "c"):
+        rows.add_job(connection, job)
+    with connection.transaction():
+        connection.execute("SELECT FROM task_lock_job WHERE id = 'b' FOR UPDATE")
+        [(_, _, told)] = site.browse(job_action("pause", "a", "b", "c"))
+    done, error, left = told
+    assert done == ["success", "Job 'a': paused"]
+    assert (error[0], "locked" in error[1]) == ("error", True)
+    assert left == ["error", "Not paused: 'b', 'c'"]
+
+
 def test_a_time_in_an_hour_that_clocks_skip_is_told_as_the_one_that_it_means(
     site: DjangoProject, connection: psycopg.Connection[Any]
 ) -> None:
