@@ -369,7 +369,8 @@ class TaskLocks:
     def resume(self, *patterns: str, by: str | None = None, force: bool = False) -> list[str]:
         """Take the operator's own pauses of tasks out. The pauses of others stay.
 
-        A task is resumed when no pause is left. ``TaskStatus.pauses`` has those that are left.
+        A task is resumed when no pause is left, of it alone or of all tasks. ``TaskStatus.pauses``
+        has those that are left.
 
         :param patterns: names, in which ``*`` and ``?`` stand for characters if no task has
             exactly that name

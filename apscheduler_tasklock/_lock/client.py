@@ -14,7 +14,7 @@ from math import inf
 from typing import Any, TypeVar
 from uuid import UUID
 
-from psycopg.errors import InsufficientPrivilege, UndefinedTable
+from psycopg.errors import InsufficientPrivilege, InvalidSchemaName, UndefinedTable
 from sqlalchemy import Engine
 
 from apscheduler_tasklock._application import flush_application
@@ -987,7 +987,7 @@ class LockClient:
                 raise explain_missing_rights(
                     cursor, error, self.table, self._url.username
                 ) from error
-            except UndefinedTable as error:
+            except (UndefinedTable, InvalidSchemaName) as error:
                 raise explain_missing_table(cursor, error, self.table) from error
 
         return run

@@ -782,6 +782,9 @@ def _add(jobs: str) -> str:
 def _action(lock: str, history: History | None) -> str:
     """Return the part of a WITH clause that notes what an operator does to the jobs of ``done``.
 
+    The task of a job that is paused or removed is not due any more, also if no replica is there to
+    register that.
+
     A task without a row gets no entry. A task whose row another session has locked gets none,
     either, so that nothing keeps an operator from pausing a job.
 
@@ -792,12 +795,16 @@ def _action(lock: str, history: History | None) -> str:
     entry = history.action(
         "", "acted AS run", outcome="%(outcome)s::text", reason="%(reason)s::text"
     )
+    ends = "%(outcome)s::text IN ('job-paused', 'job-removed')"
     return f""", free AS (
             SELECT lock.task_name FROM {lock} AS lock
             WHERE lock.task_name IN (SELECT task_name FROM done)
             FOR NO KEY UPDATE SKIP LOCKED
         ), acted AS (
-            UPDATE {lock} AS lock SET recorded_actions = recorded_actions + 1
+            UPDATE {lock} AS lock SET
+                recorded_actions = recorded_actions + 1,
+                due_at = CASE WHEN NOT {ends} THEN lock.due_at END,
+                overdue_at = CASE WHEN NOT {ends} THEN lock.overdue_at END
             FROM free WHERE lock.task_name = free.task_name
             RETURNING lock.*
         ), entry AS ({entry})"""

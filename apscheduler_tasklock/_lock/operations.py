@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -565,7 +565,11 @@ class Operations:
         at = at or now
         if at > now:
             raise TaskLockOptionError(f"why: {at} is in the future; it is {now}")
-        return story_of(found[0], entries, self.replicas(cursor), at)
+        replicas: list[ReplicaStatus] = []
+        # Without this right, the read of the task has reported that the replicas cannot be read.
+        with suppress(UndefinedTable, InsufficientPrivilege):
+            replicas = self.replicas(cursor)
+        return story_of(found[0], entries, replicas, at)
 
     def replicas(self, cursor: Any) -> list[ReplicaStatus]:
         """Return the replicas, in the order of their starts."""
@@ -1155,7 +1159,7 @@ def _change_of_many(name: str, found: str, assignments: str, entry: str) -> str:
     :param entry: the INSERT of the entries of ``changed`` in the run history; ``""``: none
     """
     return f"""
-        WITH given AS (
+        WITH {all_pauses(name)}, given AS (
             SELECT DISTINCT pattern, alike
             FROM unnest(%(patterns)s::text[], %(likes)s::text[]) AS given (pattern, alike)
         ), chosen AS (
@@ -1180,8 +1184,8 @@ def _change_of_many(name: str, found: str, assignments: str, entry: str) -> str:
             UPDATE {name} AS lock SET {assignments}
             FROM found WHERE lock.task_name = found.task_name
                 AND NOT EXISTS (SELECT FROM full_ones)
-            RETURNING lock.*, found.was_paused, {IS_PAUSED} AS is_paused, found.is_written,
-                      found.until
+            RETURNING lock.*, found.was_paused, {IS_PAUSED_IN_ANY_WAY} AS is_paused,
+                      found.is_written, found.until
         ){f", entry AS ({entry})" if entry else ""}
         SELECT task_name AS name, was_paused, is_paused, true AS is_there, false AS is_full
         FROM changed

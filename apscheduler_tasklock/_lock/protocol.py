@@ -577,7 +577,7 @@ class TaskLockProtocol:
         :param notes: the notes, each of another task
         :param sent_at: the current time by this replica's clock
         :return: the tasks whose notes are to be sent again, because another session has changed or
-            locked their rows
+            locked their rows, or because a note has run times before and after a run
         """
         if self._note_misses is None:
             return set()

@@ -36,7 +36,8 @@ def story_of(
     known = [(time_of(run), Verdict.RAN)] if run is not None else []
     if miss is not None:
         known.append((min(at, miss.last_scheduled_at or time_of(miss)), Verdict.MISSED))
-    if task.state in (TaskState.LATE, TaskState.OVERDUE) and task.due_at is not None:
+    is_due = task.state in (TaskState.LATE, TaskState.OVERDUE)
+    if is_due and task.due_at is not None and not _is_of(miss, task.due_at):
         known.append((task.due_at, Verdict.DUE))
     begun_at = _begun_at(task)
     if begun_at is not None:
@@ -68,6 +69,17 @@ def story_of(
 
 
 _WITH_RUNS = (Verdict.RAN, Verdict.RUNNING)
+# Limits the seconds by which a due time that a replica has registered is later than its run time,
+# because the statement took some time to arrive.
+_SLACK = 1.0
+
+
+def _is_of(miss: Run | None, due_at: datetime) -> bool:
+    """Return whether a due time is that of a missed run time, whose entry tells the reason."""
+    if miss is None:
+        return False
+    missed_at = miss.last_scheduled_at or time_of(miss)
+    return abs(due_at.timestamp() - missed_at.timestamp()) < _SLACK
 
 
 def _scheduled_at(verdict: Verdict, when: datetime, miss: Run | None) -> datetime | None:

@@ -7,14 +7,12 @@ from datetime import datetime
 
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.protocol_messages import ClaimRequest, Refusal
+from apscheduler_tasklock._lock.statements.misses import TOGETHER
 from apscheduler_tasklock._runs.submission import Submission
 from apscheduler_tasklock._values import logger_of
 
 logger = logger_of(__name__)
 
-# Limits the seconds between the dates of two one-off jobs of one task that count as one job. Two
-# replicas that add the same job at their starts may give it slightly different dates.
-TOGETHER = 5.0
 # A run whose lease is renewed may just take long. So a WARNING is logged only when the run has
 # blocked this many run times. Any other run is logged when it has blocked one.
 RUN_TIMES_UNTIL_WARNING = 3

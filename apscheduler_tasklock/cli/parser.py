@@ -305,6 +305,7 @@ def _add_changes(commands: Any) -> None:
         metavar="D",
         help="wait until the run has ended, at most for D (default: 1h), and print its outcome",
     )
+    _add_operator(command)
 
     command = _add(
         commands,
@@ -327,6 +328,7 @@ def _add_changes(commands: Any) -> None:
         "--force", action="store_true", help="also if the run's holder may be alive"
     )
     command.add_argument("--yes", action="store_true", help="do not ask")
+    _add_operator(command)
 
     command = _add(
         commands,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta, timezone
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -139,27 +139,58 @@ def show(options: argparse.Namespace) -> int:
     """Show one task, and how its last runs went."""
     with task_locks(options) as locks:
         task = find_task(locks, name_of(options, options.task))
-        runs = runs_of(locks, task.name, _SHOWN_RUNS)
-        actions = actions_of(locks, task.name)
-        usual = locks.usual_durations(task.name).get(task.name)
         replicas = _replicas_with(locks, task)
-        misses = misses_of(locks, task.name)
+        history = _history_of(locks, task.name)
     if options.json:
         print_json(
             {
                 "task": task,
-                "usual": usual,
+                "usual": history.usual,
                 "next_run_times": next_run_times(task),
                 "replicas": replicas,
-                "runs": runs,
-                "actions": actions,
-                "misses": misses,
+                "runs": history.runs,
+                "actions": history.actions,
+                "misses": history.misses,
             }
         )
         return OK
     shown = output()
-    _print_facts(options, task, runs, shown, usual, replicas)
+    _print_facts(options, task, history.runs, shown, history.usual, replicas)
     shown.print()
+    _print_history(history, shown)
+    return OK
+
+
+@dataclass(frozen=True)
+class _History:
+    """What the run history tells of a task.
+
+    :ivar usual: how long the task usually runs, in seconds
+    :ivar is_read: whether the history could be read
+    """
+
+    runs: Sequence[Run] = ()
+    actions: Sequence[Run] = ()
+    misses: Sequence[Run] = ()
+    usual: float | None = None
+    is_read: bool = True
+
+
+def _history_of(locks: TaskLocks, task: str) -> _History:
+    try:
+        return _History(
+            runs_of(locks, task, _SHOWN_RUNS),
+            actions_of(locks, task),
+            misses_of(locks, task),
+            locks.usual_durations(task).get(task),
+        )
+    except TaskLockSchemaError as error:  # because the rest can still be shown
+        say(f"the run history cannot be read: {error}")
+        return _History(is_read=False)
+
+
+def _print_history(history: _History, shown: Output) -> None:
+    runs, actions, misses = history.runs, history.actions, history.misses
     if runs:
         shown.print_bars(runs[::-1])
         longest = shown.seconds(max(run.took for run in runs))
@@ -168,7 +199,7 @@ def show(options: argparse.Namespace) -> int:
         )
         shown.print()
         shown.print_table(run_rows(runs, shown))
-    else:
+    elif history.is_read:
         shown.print("no runs in the history")
     _print_traceback(runs, shown)
     if actions:
@@ -182,7 +213,6 @@ def show(options: argparse.Namespace) -> int:
         shown.print("missed run times:")
         for miss in misses:
             shown.print(miss_in_words(miss, shown))
-    return OK
 
 
 def _print_traceback(runs: Sequence[Run], shown: Output) -> None:
@@ -260,10 +290,13 @@ def paused_with_all(tasks: Iterable[TaskStatus], shown: Output) -> list[str]:
     return [of_all_and_pause_in_words(pause, shown) for pause in found]
 
 
-def of_all_and_pause_in_words(pause: Pause, shown: Output) -> str:
-    """Return a pause of all tasks in words, with the tasks first."""
+def of_all_and_pause_in_words(pause: Pause, shown: Output, before: str = "") -> str:
+    """Return a pause of all tasks in words, with the tasks first.
+
+    :param before: what comes before the words of the pause, such as ``"still "``
+    """
     own = pause_in_words(replace(pause, namespace=None), shown)
-    return f"{of_all_in_words(pause.namespace or '')}: {own}"
+    return f"{of_all_in_words(pause.namespace or '')}: {before}{own}"
 
 
 def _row(task: TaskStatus, usual: float | None, shown: Output) -> list[Cell | str]:

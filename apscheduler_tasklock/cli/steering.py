@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import shlex
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timezone
 from typing import Any
 
 from apscheduler_tasklock.cli.exits import (
@@ -64,8 +64,12 @@ def pause(options: argparse.Namespace) -> int:
         names = locks.pause(
             *given, duration=options.duration, reason=options.reason, by=options.name
         )
-        until, told = _paused_until(locks, names[0], options.duration)
-    tell(options, {"paused": names, "until": until}, f"paused {told}", names)
+        ends = _paused_until(locks, names)
+    if options.json:
+        print_json({"paused": names, "paused_until": ends})
+    else:
+        for name in names:
+            output().print(f"{name}: paused {_until_in_words(ends, name, options.duration)}")
     patterns = [pattern for pattern in given if pattern not in names]
     if patterns:
         told = ", ".join(map(repr, patterns))
@@ -73,21 +77,30 @@ def pause(options: argparse.Namespace) -> int:
     return OK
 
 
-def _paused_until(
-    locks: TaskLocks, name: str, duration: float | None
-) -> tuple[datetime | None, str]:
-    """Return when a task's last pause ends, as a time and in words.
+def _paused_until(locks: TaskLocks, names: Sequence[str]) -> dict[str, datetime | None]:
+    """Return when the last pause of each task ends; ``None`` if it has no end.
 
-    The time is ``None`` if the last pause has no end, or its end could not be read. The task may
-    have an older pause, which ends later than the one that was made for ``duration``.
+    A task may have an older pause that ends later than the one that was just made. The answer is
+    empty if the tasks could not be read.
     """
-    shown = output()
     try:
-        until = find_task(locks, name).paused_until
+        return {task.name: task.paused_until for task in locks.tasks(*names) if task.name in names}
     except TaskLockError as error:
         say(f"the end of the pause could not be read: {message_of(error)}")
-        return None, "until it is resumed" if duration is None else f"for {shown.seconds(duration)}"
-    return until, f"until {shown.moment(until)}" if until else "until it is resumed"
+        return {}
+
+
+def _until_in_words(ends: Mapping[str, datetime | None], name: str, duration: float | None) -> str:
+    """Return until when a task is paused, in words.
+
+    :param ends: from :func:`_paused_until`
+    :param duration: for how many seconds it was paused, for a task that could not be read
+    """
+    shown = output()
+    if name not in ends:
+        return "until it is resumed" if duration is None else f"for {shown.seconds(duration)}"
+    until = ends[name]
+    return f"until {shown.moment(until)}" if until else "until it is resumed"
 
 
 def resume(options: argparse.Namespace) -> int:
@@ -176,16 +189,21 @@ def _pause_all(options: argparse.Namespace) -> int:
 
 
 def _resume_all(options: argparse.Namespace) -> int:
+    namespace, shown = options.namespace, output()
     with task_locks(options) as locks:
-        left = locks.resume_all(namespace=options.namespace, by=options.name, force=options.force)
+        before = [pause for pause in locks.pauses_of_all() if pause.namespace == namespace]
+        left = locks.resume_all(namespace=namespace, by=options.name, force=options.force)
+    ended = [pause for pause in before if pause not in left]
     if options.json:
-        print_json({"still_paused": left})
+        print_json({"still_paused": left, "ended": ended})
     elif not left:
-        output().print(f"{of_all_in_words(options.namespace)}: resumed")
+        words = "resumed" if ended else "were not paused with --all"
+        shown.print(f"{of_all_in_words(namespace)}: {words}")
     else:
-        for pause in left:
-            output().print(of_all_and_pause_in_words(pause, output()))
-    return _told_of_others(left, options.namespace)
+        for what, pauses in (("no longer ", ended), ("still ", left)):
+            for pause in pauses:
+                shown.print(of_all_and_pause_in_words(pause, shown, what))
+    return _told_of_others(left, namespace)
 
 
 def ack(options: argparse.Namespace) -> int:
@@ -217,7 +235,13 @@ def free(options: argparse.Namespace) -> int:
         if not options.yes and is_asked() and not _is_confirmed(find_task(locks, name), options):
             say(f"task {name!r} is not freed")
             return FAILED
-        locks.free(name, options.token, force=options.force, run_again=options.run_again)
+        locks.free(
+            name,
+            options.token,
+            force=options.force,
+            run_again=options.run_again,
+            by=options.name,
+        )
     told = {"freed": [name], "token": options.token, "run_again": options.run_again}
     what = "freed" + (", and its window is open again" if options.run_again else "")
     tell(options, told, what, [name])
@@ -228,7 +252,7 @@ def run(options: argparse.Namespace) -> int:
     """Ask for a run, and wait for it with ``--wait``."""
     with task_locks(options) as locks:
         name = _one_name(options, locks)
-        request = locks.request_run(name)
+        request = locks.request_run(name, by=options.name)
         if not options.wait:
             tell(options, {"request": request}, "a run is asked for", [name])
             return OK
@@ -331,13 +355,20 @@ class _AwaitedRun:
         if task is None:
             return "the state of the run is not known"
         if self._token is None:
-            is_asked_for = task.requested_by is not None
-            return "the run may still begin" if is_asked_for else "the request has expired"
+            return self._what_became_of_the_request(task)
         if task.token != self._token:
             return "the run has ended, and the history does not have its outcome"
         if task.state in (TaskState.RUNNING, TaskState.TOO_LONG):
             return f"the run goes on, on {task.holder}"
         return f"its holder {task.holder} died or was stopped, and its takeover has not begun"
+
+    def _what_became_of_the_request(self, task: TaskStatus) -> str:
+        """Return in words why the run's begin was not seen."""
+        if task.requested_by is not None:
+            return "the run may still begin"
+        if datetime.now(timezone.utc) < self._request.until:  # so a run has ended the request
+            return "the run has begun, and the history does not have it"
+        return "the request has expired"
 
 
 def _tell_of_run(

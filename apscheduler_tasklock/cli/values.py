@@ -71,11 +71,12 @@ def moment(text: str, now: datetime | None = None) -> datetime:
     try:
         now = now or datetime.now(timezone.utc)
         told = now - _length(found[1]) if found else _point(text.strip(), now)
+        told = told and _local(told)
     except (ValueError, OverflowError):  # because argparse's own message would name this function
         told = None
     if told is None:
         raise argparse.ArgumentTypeError(f"must be {_MOMENT}, not {text!r}")
-    return told.astimezone()
+    return told
 
 
 def moment_ahead(text: str, now: datetime | None = None) -> datetime:
@@ -91,11 +92,20 @@ def moment_ahead(text: str, now: datetime | None = None) -> datetime:
     now = now or datetime.now(timezone.utc)
     try:
         told = now + _length(found[1]) if found else _point(text.strip(), now, ahead=True)
+        told = told and _local(told)
     except (ValueError, OverflowError):  # because argparse's own message would name this function
         told = None
     if told is None or told < now:
         raise argparse.ArgumentTypeError(f"must be {_MOMENT_AHEAD}, not {text!r}")
-    return told.astimezone()
+    return told
+
+
+def _local(moment: datetime) -> datetime:
+    """Return a time in this machine's zone.
+
+    :raises OverflowError: Python has no such time there, or none in UTC
+    """
+    return moment.astimezone(timezone.utc).astimezone()
 
 
 def _length(text: str) -> timedelta:

@@ -14,7 +14,7 @@ from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.utils import unquote
 from django.contrib.admin.views.main import ChangeList
 from django.core.exceptions import ImproperlyConfigured
-from django.db import DataError
+from django.db import DataError, ProgrammingError, transaction
 from django.template.response import TemplateResponse
 from django.urls import reverse
 from django.utils import timezone
@@ -34,7 +34,7 @@ from apscheduler_tasklock.errors import (
     TaskLockStateError,
 )
 from apscheduler_tasklock.locks import TaskLocks
-from apscheduler_tasklock.status import TaskState, TaskStatus
+from apscheduler_tasklock.status import JobState, Pause, TaskState, TaskStatus
 
 # Limits the runs on the page of one task.
 SHOWN_RUNS = 20
@@ -173,14 +173,19 @@ class SteeredAdmin(StatusAdmin):
         :param done: what was done, for the message and the admin's log
         :param operation: gets the task locks, and the row's name
         """
+        rows = list(queryset)
+        self._report_left_out(request, [getattr(row, self.name_of) for row in rows])
         with closing(task_locks()) as locks:
-            for row in queryset:
+            for place, row in enumerate(rows):
                 name = getattr(row, self.name_of)
                 try:
                     operation(locks, name)
                 except TaskLockDatabaseError as error:
                     self.message_user(request, str(error), messages.ERROR)
-                    return  # because each of the other rows would wait as long
+                    # The others are left out, because each of them would wait as long.
+                    left = ", ".join(repr(getattr(each, self.name_of)) for each in rows[place:])
+                    self.message_user(request, f"Not {done}: {left}", messages.ERROR)
+                    return
                 except TaskLockError as error:
                     self.message_user(request, str(error), messages.ERROR)
                     continue
@@ -188,6 +193,18 @@ class SteeredAdmin(StatusAdmin):
                 # The name is not the first word, because the admin's pages capitalize each message.
                 message = f"{self.called.capitalize()} {name!r}: {done}"
                 self.message_user(request, message, messages.SUCCESS)
+
+    def _report_left_out(self, request: Any, names: Sequence[str]) -> None:
+        """Report chosen rows that the list does not have any more.
+
+        :param names: the names of the chosen rows that the list still has
+        """
+        if request.POST.get("select_across") == "1":  # then the form names only some of the rows
+            return
+        for name in request.POST.getlist(ACTION_CHECKBOX_NAME):
+            if name not in names:
+                told = f"{self.called.capitalize()} {name!r} is not in the list any more"
+                self.message_user(request, told, messages.ERROR)
 
     def confirmation(self, request: Any, title: str, page: str, **context: Any) -> Any:
         """Return a page that asks before an action.
@@ -278,20 +295,11 @@ class TaskAdmin(SteeredAdmin):
         """Show a task's page, with its last runs for users who may see runs."""
         context = {"title": "Task", "tasklock_runs": None, **(extra_context or {})}
         if request.user.has_perm("apscheduler_tasklock.view_run"):
-            name = unquote(object_id)
-            runs = Run.objects.filter(task_name=name).exclude(kind="operator")
-            with suppress(DataError, ValueError):  # a name that PostgreSQL rejects has no runs
-                context["tasklock_runs"] = [
-                    {
-                        "started": _time(run.started_at),
-                        "took": _took(run),
-                        "outcome": run.outcome,
-                        "kind": run.kind,
-                        "replica": run.replica,
-                        "error": _error(run),
-                    }
-                    for run in runs.order_by("-started_at", "-token")[:SHOWN_RUNS]
-                ]
+            try:
+                context["tasklock_runs"] = _last_runs(unquote(object_id))
+            except ProgrammingError as error:  # a missing right or table; the rest can be shown
+                said = str(error).partition("\n")[0]
+                messages.error(request, f"The runs cannot be read: {said}")
         return super().change_view(request, object_id, form_url, context)
 
     @admin.display(description="state")
@@ -416,7 +424,7 @@ class TaskAdmin(SteeredAdmin):
             request,
             queryset,
             "resumed",
-            lambda locks, name: locks.resume(name, by=by, force=True),
+            lambda locks, name: _resume(locks, name, by, force=True),
         )
 
     @admin.action(description="Run selected tasks now", permissions=["operate"])
@@ -454,6 +462,7 @@ class TaskAdmin(SteeredAdmin):
         except TaskLockError as error:
             self.message_user(request, str(error), messages.ERROR)
             return None
+        self._report_left_out(request, [status.name for status in statuses])
         shown = [(status, _local(status.started_at)) for status in statuses]
         return self.confirmation(request, "Free tasks", "free", tasks=shown)
 
@@ -628,7 +637,7 @@ class JobAdmin(SteeredAdmin):
     def resume(self, request: Any, queryset: Any) -> None:
         """Resume jobs from now on."""
         by = request.user.get_username()
-        self.for_each(request, queryset, "resumed", lambda locks, job: locks.resume_job(job, by=by))
+        self.for_each(request, queryset, "resumed", lambda locks, job: _resume_job(locks, job, by))
 
     @admin.action(description="Run selected jobs now", permissions=["operate"])
     def run_now(self, request: Any, queryset: Any) -> None:
@@ -667,8 +676,28 @@ class JobAdmin(SteeredAdmin):
 
     def _ask_first(self, request: Any, queryset: Any, title: str, page: str) -> Any:
         jobs = [(job.id, job.func, _time(job.next_run_time)) for job in queryset]
+        self._report_left_out(request, [name for name, _, _ in jobs])
         zone = timezone.get_current_timezone_name()
         return self.confirmation(request, title, page, jobs=jobs, zone=zone)
+
+
+def _last_runs(task: str) -> list[dict[str, Any]] | None:
+    """Return the last runs of a task, as its page shows them."""
+    runs = Run.objects.filter(task_name=task).exclude(kind="operator")
+    # In a transaction of its own, so that an error leaves the request's transaction usable.
+    with suppress(DataError, ValueError), transaction.atomic(using=runs.db):
+        return [
+            {
+                "started": _time(run.started_at),
+                "took": _took(run),
+                "outcome": run.outcome,
+                "kind": run.kind,
+                "replica": run.replica,
+                "error": _error(run),
+            }
+            for run in runs.order_by("-started_at", "-token")[:SHOWN_RUNS]
+        ]
+    return None  # a name that PostgreSQL rejects has no runs
 
 
 def _statuses(locks: TaskLocks, tasks: Sequence[Any]) -> list[TaskStatus]:
@@ -728,22 +757,38 @@ def _error(run: Any) -> Any:
 
 def _pauses(status: TaskStatus) -> list[str]:
     """Return a paused task's pauses in words."""
-    pauses = [
-        f"paused by {pause.by}{_until(pause.until)}" + (f": {pause.reason}" if pause.reason else "")
-        for pause in status.pauses
-    ]
-    return pauses or [f"paused{_until(status.paused_until)}"]
+    return [_pause(pause) for pause in status.pauses] or [f"paused{_until(status.paused_until)}"]
 
 
-def _resume(locks: TaskLocks, name: str, by: str) -> None:
+def _pause(pause: Pause) -> str:
+    of_all = "" if pause.namespace is None else f" with all tasks ({pause.namespace}*)"
+    why = f": {pause.reason}" if pause.reason else ""
+    return f"paused{of_all} by {pause.by}{_until(pause.until)}{why}"
+
+
+def _resume(locks: TaskLocks, name: str, by: str, *, force: bool = False) -> None:
     """Take a user's pauses of a task out.
 
-    :raises TaskLockStateError: others have paused the task, too, so it stays paused
+    :param force: whether the pauses of all others are taken out, too
+    :raises TaskLockStateError: the task was not paused, or it stays paused because of other pauses
     """
-    if not locks.resume(name, by=by):
-        left = [task for task in locks.tasks(name) if task.name == name and task.paused]
-        for task in left:
-            raise TaskLockStateError(f"Task {name!r} stays {'; '.join(_pauses(task))}")
+    if locks.resume(name, by=by, force=force):
+        return
+    left = [task for task in locks.tasks(name) if task.name == name and task.paused]
+    for task in left:
+        raise TaskLockStateError(f"Task {name!r} stays {'; '.join(_pauses(task))}")
+    raise TaskLockStateError(f"Task {name!r} was not paused")
+
+
+def _resume_job(locks: TaskLocks, job_id: str, by: str) -> None:
+    """Resume a stored job.
+
+    :raises TaskLockStateError: the job was not paused
+    """
+    state = {job.id: job.state for job in locks.jobs(job_id)}.get(job_id)
+    locks.resume_job(job_id, by=by)
+    if state is not JobState.PAUSED:
+        raise TaskLockStateError(f"Job {job_id!r} was not paused")
 
 
 def _moment(text: str) -> datetime | None:
@@ -752,10 +797,11 @@ def _moment(text: str) -> datetime | None:
         moment = datetime.fromisoformat(text.strip())
         if timezone.is_naive(moment):
             moment = timezone.make_aware(moment)
-        moment.astimezone(zones.utc)  # so that a time beyond Python's years is found here
+        # In UTC, so that a time in an hour that clocks skip is shown as the later one that it
+        # means, and so that a time beyond Python's years is found here.
+        return moment.astimezone(zones.utc)
     except (ValueError, OverflowError):
         return None
-    return moment
 
 
 def _local(moment: datetime | None) -> datetime | None:

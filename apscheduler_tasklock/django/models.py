@@ -48,7 +48,26 @@ class _TaskManager(_TaskLockManager):
     """Reads the rows of tasks, without the row that has the pauses of all tasks."""
 
     def get_queryset(self) -> Any:
-        return super().get_queryset().exclude(task_name__startswith="\x01")
+        rows = super().get_queryset().exclude(task_name__startswith="\x01")
+        return rows.defer("window_start", "one_off", "schedule_text")  # only conditions use these
+
+
+class _RunManager(_TaskLockManager):
+    """Reads the run history, without entries of missed run times that were run later.
+
+    The condition is that of ``TaskLocks.runs``.
+    """
+
+    def get_queryset(self) -> Any:
+        entries = super().get_queryset()
+        task, missed_at = models.OuterRef("task_name"), models.OuterRef("scheduled_at")
+        is_later = models.Q(
+            window_start__gt=missed_at, one_off=True, schedule_text='{"run":null,"type":"date"}'
+        )
+        tasks = Task.objects.filter(models.Q(window_start=missed_at) | is_later, task_name=task)
+        runs = entries.filter(task_name=task, ring__in=("runs", "failures"), scheduled_at=missed_at)
+        was_run = models.Exists(tasks) | models.Exists(runs)
+        return entries.exclude(models.Q(ring="misses", run_times=1) & was_run)
 
 
 class _DumpManager(models.Manager):
@@ -73,6 +92,10 @@ class Task(models.Model):
     due_at = models.DateTimeField("next due", null=True)
     locked_by = models.TextField("last holder")
     token = models.BigIntegerField()
+    window_start = models.DateTimeField()
+    one_off = models.BooleanField()
+    # Not called `schedule`, because a column of the list has that name.
+    schedule_text = models.TextField(null=True, db_column="schedule")
 
     dumped = _DumpManager()
     objects = _TaskManager()
@@ -116,7 +139,7 @@ class Run(models.Model):
     retry_at = models.DateTimeField(null=True)
 
     dumped = _DumpManager()
-    objects = _TaskLockManager()
+    objects = _RunManager()
 
     class Meta:
         """Django's options of the model."""

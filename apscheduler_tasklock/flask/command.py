@@ -10,13 +10,20 @@ from flask.cli import ScriptInfo, pass_script_info
 from apscheduler_tasklock.flask.configuration import Configuration
 
 
+class _Command(click.Command):
+    """A command that gets all words after its name as they are, also ``--``."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.params["arguments"] = tuple(args)
+        return []
+
+
 @click.command(
     "tasklock",
+    cls=_Command,
     short_help="See and steer the task locks of this application.",
     add_help_option=False,  # because `apscheduler-tasklock` prints the help of all commands
-    context_settings={"ignore_unknown_options": True},
 )
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @pass_script_info
 def tasklock(script: ScriptInfo, arguments: tuple[str, ...]) -> None:
     """Run ``apscheduler-tasklock`` with the database that the application is configured with."""

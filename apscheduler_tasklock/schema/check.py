@@ -367,7 +367,9 @@ def in_another_schema(
 
 
 def explain_missing_table(
-    cursor: Any, error: psycopg.errors.UndefinedTable, table: Table
+    cursor: Any,
+    error: psycopg.errors.UndefinedTable | psycopg.errors.InvalidSchemaName,
+    table: Table,
 ) -> TaskLockSchemaError:
     """Return the error for a statement on a missing table, with the schema that has the table.
 

@@ -161,6 +161,26 @@ def test_an_entry_does_not_grow_over_a_run(
     assert [entry[0] for entry in told(connection)] == [after(started, 10), after(started, 70)]
 
 
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_run_times_before_and_after_a_run_are_two_entries(
+    one: Replica, connection: Connection, started: datetime, travel: Travel, goes_on: bool
+) -> None:
+    """Also if one note has them all, as after an outage."""
+    claim_id, answer = one.claim(run_time=after(started, 60), **EVERY)
+    assert answer.granted
+    if not goes_on:
+        one.end(claim_id, outcome="ok")
+    travel(60)
+    times = [after(started, seconds) for seconds in (10, 20, 70, 80)]
+    assert tell(one, *times) == {"task"}
+    assert tell(one, *times) == set()
+    assert [entry[:3] for entry in told(connection)] == [
+        (times[0], times[1], 2),
+        (times[2], times[3], 2),
+    ]
+    assert row(connection)["recorded_misses"] == 2
+
+
 def test_a_pause_whose_last_run_times_are_noted_after_a_later_run_is_one_entry(
     one: Replica, connection: Connection, started: datetime
 ) -> None:
@@ -410,6 +430,17 @@ def test_a_one_off_job_that_never_ran_gets_a_row_with_its_entry(
     assert (task.started_at, task.finished_at, task.scheduled_at) == (None, None, None)
     assert (task.schedule, task.function) == ("once", "jobs:job at")
     assert made["token"] > 0
+
+
+@pytest.mark.parametrize(("later", "run_times"), [(0.5, 1), (30.0, 2)])
+def test_a_one_off_job_that_each_replica_gives_a_date_of_its_own_is_missed_once(
+    one: Replica, other: Replica, connection: Connection, later: float, run_times: int
+) -> None:
+    """A job of a date much later is another one."""
+    run_time = database_now(connection) - timedelta(seconds=60)
+    tell_one_off(one, run_time)
+    tell_one_off(other, after(run_time, later), schedule='"once, a little later"')
+    assert [entry[2] for entry in told(connection)] == [run_times]
 
 
 def test_a_recurring_job_gets_no_row_in_the_same_statement(

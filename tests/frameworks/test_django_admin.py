@@ -196,6 +196,43 @@ def test_missed_run_times_and_what_was_done_with_all_tasks_are_in_the_list_of_ru
     assert "1 task" in page[1]  # the row of the pauses is none
 
 
+def test_without_its_history_the_page_of_a_task_shows_the_rest(
+    site: DjangoProject, add: Callable[..., None], connection: psycopg.Connection[Any]
+) -> None:
+    add("report", runs="'shop.jobs:report'")
+    connection.execute("ALTER TABLE task_lock_run RENAME TO elsewhere")
+    [(status, page, told)] = site.browse(("get", f"{TASKS}report/change/", {}))
+    assert (status, "shop.jobs:report" in page) == (200, True)
+    assert "Last runs" not in page
+    assert any(text.startswith("The runs cannot be read: ") for _, text in told)
+
+
+def test_a_missed_run_time_that_was_run_later_is_not_listed(
+    site: DjangoProject, add: Callable[..., None], connection: psycopg.Connection[Any]
+) -> None:
+    when = "timestamptz '2026-01-31 02:00Z'"
+    add("in-history")
+    rows.add_run(connection, "in-history", 1, scheduled_at=when)
+    add("in-row", window_start=when)
+    date = """'{"run":null,"type":"date"}'"""
+    add("one-off", window_start=f"{when} + interval '1 s'", one_off="true", schedule=date)
+    add("not-run")
+    add("several")
+    for task in ("in-history", "in-row", "one-off", "not-run"):
+        rows.add_miss(connection, task, 0, scheduled_at=when)
+    rows.add_run(connection, "several", 1, scheduled_at=when)
+    rows.add_miss(connection, "several", 0, scheduled_at=when, run_times="2")
+    listed, page = site.browse(
+        ("get", RUNS, {"outcome": "missed"}), ("get", f"{TASKS}in-history/change/", {})
+    )
+    assert re.findall(r"field-task[^>]*>([^<]+)<", listed[1]) in (
+        ["not-run", "several"],
+        ["several", "not-run"],
+    )
+    assert "<td>ok</td>" in page[1]
+    assert "<td>missed</td>" not in page[1]
+
+
 def test_the_page_of_a_task_has_its_replicas_and_its_last_runs(
     site: DjangoProject, add: Callable[..., None], connection: psycopg.Connection[Any]
 ) -> None:
@@ -546,8 +583,70 @@ def test_stored_jobs_are_removed_after_a_question(
     assert "&lt;b&gt;old&lt;/b&gt;" in page
     assert sorted(next_runs()) == ["<b>old</b>", "new"]
     [(_, _, told)] = site.browse(job_action("remove", "<b>old</b>", "gone", confirmed="Remove"))
-    assert told == [["success", "Job '<b>old</b>': removed"]]
+    assert told == [
+        ["error", "Job 'gone' is not in the list any more"],
+        ["success", "Job '<b>old</b>': removed"],
+    ]
     assert sorted(next_runs()) == ["new"]
+
+
+def test_what_is_not_done_is_told(
+    site: DjangoProject,
+    add: Callable[..., None],
+    connection: psycopg.Connection[Any],
+    database_url: str,
+) -> None:
+    add("paused")
+    add("running")
+    rows.add_job(connection, "waiting")
+    with TaskLocks(database_url) as locks:
+        locks.pause("paused", by="ann")
+        locks.pause_all(duration=None, by="ann", reason="a move")
+        left, not_all, gone, asked = site.browse(
+            action("resume", "paused"),
+            action("resume_all", "paused"),
+            action("pause", "gone"),
+            job_action("remove", "gone"),
+            user="bob",
+        )
+        locks.resume_all(by="ann")
+    of_all = "Task 'paused' stays paused with all tasks (*) by ann: a move"
+    of_ann = "Task 'paused' stays paused by ann; paused with all tasks (*) by ann: a move"
+    assert (left[2], not_all[2]) == ([["error", of_ann]], [["error", of_all]])
+    assert gone[2] == [["error", "Task 'gone' is not in the list any more"]]
+    assert asked[2] == [["error", "Job 'gone' is not in the list any more"]]
+    resumed, job = site.browse(
+        action("resume", "running"), job_action("resume", "waiting"), user="bob"
+    )
+    assert resumed[2] == [["error", "Task 'running' was not paused"]]
+    assert job[2] == [["error", "Job 'waiting' was not paused"]]
+    logged = connection.execute("SELECT object_id, change_message FROM django_admin_log")
+    assert logged.fetchall() == []
+
+
+def test_what_an_action_leaves_out_after_an_error_is_told(
+    site: DjangoProject, connection: psycopg.Connection[Any]
+) -> None:
+    for job in ("a", "b", "c"):
+        rows.add_job(connection, job)
+    with connection.transaction():
+        connection.execute("SELECT FROM task_lock_job WHERE id = 'b' FOR UPDATE")
+        [(_, _, told)] = site.browse(job_action("pause", "a", "b", "c"))
+    done, error, left = told
+    assert done == ["success", "Job 'a': paused"]
+    assert (error[0], "locked" in error[1]) == ("error", True)
+    assert left == ["error", "Not paused: 'b', 'c'"]
+
+
+def test_a_time_in_an_hour_that_clocks_skip_is_told_as_the_one_that_it_means(
+    site: DjangoProject, connection: psycopg.Connection[Any]
+) -> None:
+    site.configure("TIME_ZONE = 'Europe/Berlin'")
+    rows.add_job(connection, "invoice")
+    [(_, _, told)] = site.browse(
+        job_action("move", "invoice", confirmed="Move", to="2101-03-27 02:30")
+    )
+    assert told == [["success", "Job 'invoice': moved to 2101-03-27 03:30:00"]]
 
 
 def test_who_may_only_view_stored_jobs_has_no_actions(

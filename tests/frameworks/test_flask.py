@@ -243,6 +243,16 @@ def test_the_command_has_the_namespace_and_the_table_of_the_application(
     assert wrong.exit_code == 3
 
 
+def test_the_command_takes_names_that_begin_with_a_dash(make_app: MakeApp) -> None:
+    app = make_app()
+    scheduler = TaskLockScheduler(app)
+    scheduler.add_job(print, id="-print", misfire_grace_time=None)
+    run_all(app)
+    said = app.test_cli_runner().invoke(args=["tasklock", "show", "--json", "--", "-print"])
+    assert said.exit_code == 0, said.output
+    assert '"name": "-print"' in said.output
+
+
 def test_a_help_of_the_command_is_that_of_the_command_line(make_app: MakeApp) -> None:
     app = make_app()
     TaskLockScheduler(app)

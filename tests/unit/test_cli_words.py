@@ -140,6 +140,7 @@ def test_a_time_ahead_is_the_next_one(
         "yesterday 22:00",
         "2026-01-30",
         "in 02:00",
+        "9999-12-31 23:59 -10:00",
     ],
 )
 def test_what_is_no_time_ahead_is_an_error_that_repeats_it(
@@ -171,6 +172,7 @@ def test_a_time_of_a_day_that_the_clocks_change(berlin: Callable[[str, str], dat
         *("", "soon", "90", "0s", "-2h", "99999d", "2h later", "25:00", "\u0660\u0662:00"),
         *("2026-13-01", "2026-01-31T3", "20260131", "2026-01-31T03:00+99:00"),
         *("yesterday yesterday", "today Z"),
+        *("9999-12-31 23:59 -10:00", "0001-01-01 00:00 +14:00"),
     ],
 )
 def test_what_is_no_time_is_an_error_that_repeats_it_and_says_what_is_one(text: str) -> None:

@@ -18,6 +18,9 @@ from apscheduler_tasklock._lock.statements.history import History
 
 # Limits the entries of the run times that each task has missed.
 MISSES = 20
+# Limits the seconds between the dates of two one-off jobs of one task that count as one job. Two
+# replicas that add the same job at their starts may give it slightly different dates.
+TOGETHER = 5.0
 
 # The values of a note, and their types.
 _NOTE_TYPES = {
@@ -155,13 +158,16 @@ def note_misses(table: str, history: History) -> str:
     replica has written its entry. A task gets no entry if none of its run times is left, or if it
     has another schedule by now.
 
+    If a run time between them was run, only those before that run get an entry, and the note is to
+    be sent again for the others.
+
     If the task has an entry of the same cause, and no run time between that entry and the first of
     these run times was run, the run times are added to that entry. So a pause over many run times
     is one entry, also if the last of them are noted when the task runs again. Entries of pauses and
     of outages grow over entries of other causes, because replicas may differ in what they tell.
 
-    The statement returns the tasks whose notes are to be sent again, because another session has
-    changed or locked their rows.
+    The statement returns the tasks whose notes are to be sent again, for that reason or because
+    another session has changed or locked their rows.
     """
     window = """(given.at >= lock.window_start
                  AND given.at < LEAST(lock.window_until,
@@ -185,6 +191,12 @@ def note_misses(table: str, history: History) -> str:
         last_scheduled_at="run.missed_at",
         run_times="run.run_times",
     )
+    # The last run before a missed run time. If some run times are only counted, it is not known
+    # between which runs these were.
+    run_before = f"""CASE WHEN asked.more = 0 THEN GREATEST(
+        CASE WHEN lock.window_start < given.at THEN lock.window_start END,
+        (SELECT max(run.scheduled_at) FROM {of_task} AND run.ring IN ('runs', 'failures')
+         AND run.scheduled_at < given.at)) END"""
     was_run_between = f"""(
         (explained.window_start > entry.last_scheduled_at
          AND explained.window_start < explained.first_at)
@@ -193,7 +205,7 @@ def note_misses(table: str, history: History) -> str:
                          AND run.scheduled_at > entry.last_scheduled_at
                          AND run.scheduled_at < explained.first_at))"""
     return f"""
-        WITH {listed_pauses(table)}, asked AS (SELECT * FROM {json_rows(_NOTE_TYPES)}), missed AS (
+        WITH {listed_pauses(table)}, asked AS (SELECT * FROM {json_rows(_NOTE_TYPES)}), parts AS (
             SELECT asked.task_name, lock.schedule, asked.cause, asked.reason,
                    lock.token, lock.missed_at, lock.window_start, lock.recorded_misses,
                    min(given.at) AS first_at, max(given.at) AS last_at,
@@ -202,17 +214,22 @@ def note_misses(table: str, history: History) -> str:
                 SELECT CASE WHEN asked.exact THEN run_time
                             ELSE now() - (%(sent_at)s::timestamptz - run_time) END AS at
                 FROM unnest(asked.run_times) AS listed (run_time)
-            ) AS given
+            ) AS given, LATERAL (SELECT {run_before} AS at) AS run_before
             WHERE (lock.schedule = asked.schedule OR (asked.one_off AND lock.one_off))
                   AND NOT {window}
                   AND (lock.missed_at IS NULL OR given.at > lock.missed_at
-                       + CASE WHEN asked.exact THEN 0.0 ELSE asked.min_lock END
-                         * interval '1 second')
+                       + CASE WHEN asked.one_off THEN {TOGETHER} WHEN asked.exact THEN 0.0
+                              ELSE asked.min_lock END * interval '1 second')
                   AND NOT {_was_run("lock.window_start")} AND {known}
                   AND NOT EXISTS (SELECT FROM {of_task} AND run.ring IN ('runs', 'failures')
                                   AND {_was_run("run.scheduled_at")})
             GROUP BY asked.task_name, lock.schedule, asked.cause, asked.reason, asked.more,
-                     lock.token, lock.missed_at, lock.window_start, lock.recorded_misses
+                     lock.token, lock.missed_at, lock.window_start, lock.recorded_misses,
+                     run_before.at
+        ), missed AS (
+            SELECT DISTINCT ON (task_name) parts.*,
+                   count(*) OVER (PARTITION BY task_name) > 1 AS has_more
+            FROM parts ORDER BY task_name, first_at
         ), explained AS (
             {_missed_in_words(history)}
         ), told AS (
@@ -249,6 +266,6 @@ def note_misses(table: str, history: History) -> str:
                       LEAST(told.run_times + COALESCE(told.grows_by, 0), 2147483647)::int
                           AS run_times
         ), entry AS ({entry})
-        SELECT task_name FROM told WHERE NOT EXISTS (
+        SELECT task_name FROM told WHERE has_more OR NOT EXISTS (
             SELECT FROM noted WHERE noted.task_name = told.task_name)
     """

@@ -32,6 +32,9 @@ class Migration(migrations.Migration):
                 ("due_at", models.DateTimeField(null=True)),
                 ("locked_by", models.TextField()),
                 ("token", models.BigIntegerField()),
+                ("window_start", models.DateTimeField()),
+                ("one_off", models.BooleanField()),
+                ("schedule_text", models.TextField(null=True, db_column="schedule")),
             ],
             options={
                 "db_table": task_table_name(),

@@ -25,6 +25,7 @@ from apscheduler_tasklock import (
     TaskLockOptionError,
     TaskLocks,
     TaskLockStateError,
+    TaskState,
 )
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.client import LockClient
@@ -503,6 +504,27 @@ class TestHistory:
                 assert one(unlucky, key).state is JobState.PAUSED
                 unlucky.remove_job(key)
         assert operator.jobs(key) == []
+
+    @pytest.mark.parametrize("change", ["pause_job", "remove_job"])
+    def test_the_task_is_not_due_any_more_although_no_replica_is_there(
+        self,
+        replica: StoreReplica,
+        operator: TaskLocks,
+        connection: Connection,
+        key: str,
+        change: str,
+    ) -> None:
+        replica.scheduler.add_job(note, BERLIN, args=[key], id=key)
+        eventually(lambda: is_reported(operator))
+        [name] = [task.name for task in operator.tasks()]
+        replica.scheduler.shutdown()
+        past = "now() - interval '1 h'"
+        connection.execute(f"UPDATE task_lock SET due_at = {past}, overdue_at = {past}")
+        assert operator.tasks(name)[0].state is TaskState.OVERDUE
+        getattr(operator, change)(key)
+        [task] = operator.tasks(name)
+        assert (task.due_at, task.overdue_at) == (None, None)
+        assert task.state is TaskState.NEW
 
     def test_a_change_without_an_entry_does_not_end_its_rejection(
         self,

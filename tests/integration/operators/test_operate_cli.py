@@ -974,6 +974,20 @@ class TestPauseAndResume:
         [told] = command("status", "--json").json
         assert [pause["reason"] for pause in told["pauses"]] == [None, "closed"]
 
+    def test_each_task_is_told_with_the_end_of_its_own_pauses(
+        self, command: Command, connection: Connection
+    ) -> None:
+        for task in ("a", "b"):
+            add_task(connection, task)
+        assert command("pause", "a", "--as", "ann").status == 0
+        first, second = command("pause", "a", "b", "--for", "2h").out.splitlines()
+        assert first == "a: paused until it is resumed"  # because of ann's
+        assert re.fullmatch(r"b: paused until 2\S+Z", second)
+        told = command("pause", "a", "b", "--for", "2h", "--json").json
+        assert told["paused"] == ["a", "b"]
+        assert told["paused_until"]["a"] is None
+        assert told["paused_until"]["b"] >= second.split()[-1].removesuffix("Z")
+
     @pytest.mark.parametrize("operation", ["pause", "resume"])
     def test_one_pattern_without_a_task_leaves_all_as_they_are(
         self, command: Command, connection: Connection, operation: str
@@ -1042,6 +1056,19 @@ class TestPauseAndResume:
         assert (answer.status, answer.out) == (3, "")
         assert "no such task: 'rep*'" in answer.err
         assert f"`{arguments[0]}` takes one task's exact name" in answer.err
+
+    def test_a_run_is_asked_for_and_freed_in_the_name_that_is_given(
+        self, command: Command, connection: Connection
+    ) -> None:
+        add_task(connection, "report", **DEAD)
+        add_replica(connection, "one", ["report"])
+        assert command("run", "report", "--as", "ann").status == 0
+        assert command("free", "report", "--token", "7", "--as", "bob").status == 0
+        done = command("runs", "report", "--kind", "operator", "--json").json
+        assert {(each["outcome"], each["by"]) for each in done} == {
+            ("run", "ann"),
+            ("freed", "bob"),
+        }
 
     @pytest.mark.parametrize("operation", ["pause", "resume", "forget", "run", "show"])
     def test_a_task_that_is_not_there_is_3(self, command: Command, operation: str) -> None:
@@ -1146,6 +1173,7 @@ class TestRun:
                 {**DEAD, "failover": "true"},
                 "its holder one died or was stopped, and its takeover has not begun",
             ),
+            ({"kind": "'schedule'"}, "the run has begun, and the history does not have it"),
         ],
     )
     def test_when_a_wait_runs_out_it_is_told_how_the_run_stands(

@@ -425,6 +425,11 @@ class TestAnotherSchema:
         )
         assert "pass --schema jobs" in found[0]["remedy"]
 
+    @pytest.mark.parametrize("arguments", [["status"], ["pause", "--all", "--for", "1s"]])
+    def test_a_schema_that_does_not_exist(self, command: Command, arguments: list[str]) -> None:
+        said = command(*arguments, "--schema", "nope").err
+        assert "task_lock is not in schema nope, but there is one in schema jobs" in said
+
     def test_a_schema_of_the_search_path_that_the_role_may_not_use(
         self, command: Command, database_url: str, connection: Connection
     ) -> None:

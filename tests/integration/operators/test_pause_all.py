@@ -199,15 +199,24 @@ class TestCommands:
         answer = command("resume", "task")
         assert (answer.status, answer.out[:38]) == (4, "task: still paused with all tasks by a")
         assert "`resume --all` ends that" in answer.err
+        assert command("pause", "task", "--as", "bob").status == 0
+        answer = command("resume", "task", "--as", "bob")
+        assert answer.status == 4
+        assert answer.out.startswith(
+            "task: no longer paused by bob until resumed; still paused with all tasks by ann until"
+        )
+        assert "`resume --all` ends that" in answer.err
         answer = command("resume", "--all")
         assert answer.status == 4
-        assert answer.out.startswith("all tasks: paused by ann")
+        assert answer.out.startswith("all tasks: still paused by ann")
         answer = command("resume", "--all", "--as", "ann")
         assert (answer.status, answer.out) == (0, "all tasks: resumed\n")
         assert command("status").cells[0][1].strip() == "ok"
-        told = command("runs", "--kind", "operator", "--json").json
+        told = command("runs", "*", "--kind", "operator", "--json").json
         assert [(each["task"], each["outcome"], each["by"]) for each in told] == [
             ("*", "resumed", "ann"),
+            ("task", "resumed", "bob"),
+            ("task", "paused", "bob"),
             ("*", "paused", "ann"),
         ]
 
@@ -222,7 +231,24 @@ class TestCommands:
         assert "`resume --all --namespace shop:` ends that" in answer.err
         assert [row[0] for row in command("status", "--state", "paused").cells] == ["shop:a"]
         answer = command("resume", "--all", "--namespace", "shop:", "--json")
-        assert (answer.status, answer.json) == (0, {"still_paused": []})
+        assert (answer.status, answer.json["still_paused"]) == (0, [])
+        assert [each["namespace"] for each in answer.json["ended"]] == ["shop:"]
+
+    def test_it_says_which_pauses_have_ended(self, command: Command) -> None:
+        answer = command("resume", "--all")
+        assert (answer.status, answer.out) == (0, "all tasks: were not paused with --all\n")
+        answer = command("resume", "--all", "--namespace", "shop:", "--json")
+        assert (answer.status, answer.json) == (0, {"still_paused": [], "ended": []})
+        for name in ("ann", "bob"):
+            assert command("pause", "--all", "--until-resumed", "--as", name).status == 0
+        answer = command("resume", "--all", "--as", "bob")
+        assert answer.status == 4
+        assert answer.out == (
+            "all tasks: no longer paused by bob until resumed\n"
+            "all tasks: still paused by ann until resumed\n"
+        )
+        answer = command("resume", "--all", "--as", "bob")
+        assert answer.out == "all tasks: still paused by ann until resumed\n"
 
     @pytest.mark.parametrize(
         ("arguments", "told"),

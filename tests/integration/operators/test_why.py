@@ -12,6 +12,7 @@ import pytest
 from apscheduler_tasklock import TaskLockNotFoundError, TaskLockOptionError, TaskLocks
 from apscheduler_tasklock.status import Story, Verdict
 from tests.support.commands import Command
+from tests.support.roles import role
 from tests.support.rows import (
     NEW,
     OVERDUE,
@@ -208,6 +209,23 @@ class TestStories:
         assert (story.verdict, story.scheduled_at) == (Verdict.DUE, story.task.due_at)
         assert "no replica has run it so far" in command("why", "late").out
 
+    @pytest.mark.parametrize(
+        ("earlier", "verdict"), [("0.02 s", Verdict.MISSED), ("5 s", Verdict.DUE)]
+    )
+    def test_of_a_due_time_whose_miss_is_told(
+        self, operator: TaskLocks, connection: Connection, earlier: str, verdict: Verdict
+    ) -> None:
+        """A due time that a replica has registered is a little later than the run time."""
+        add_task(connection, "late", **OVERDUE)
+        add_miss(
+            connection,
+            "late",
+            0,
+            scheduled_at=f"(SELECT due_at FROM task_lock WHERE task_name = 'late')"
+            f" - interval '{earlier}'",
+        )
+        assert operator.why("late").verdict is verdict
+
     def test_a_miss_that_was_run_after_it_was_told_is_left_out(
         self, operator: TaskLocks, connection: Connection
     ) -> None:
@@ -270,6 +288,24 @@ class TestCommand:
         assert line.endswith(": the task was paused")
         assert len(command("show", "job", "--json").json["misses"]) == 1
         assert "missed run times:" in command("show", "job").out
+
+    def test_without_a_right_on_another_table_the_rest_is_told(
+        self, connection: Connection, direct_url: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        with role(direct_url) as (name, url):
+            for table in ("task_lock", "task_lock_run", "task_lock_replica"):
+                connection.execute(f'GRANT SELECT ON {table} TO "{name}"')
+            connection.execute(f'REVOKE SELECT ON task_lock_replica FROM "{name}"')
+            command = Command(url, capsys)
+            answer = command("why", "job", "--at", "25m")
+            assert (answer.status, "missed" in answer.out) == (0, True)
+            assert "the replicas cannot be read" in answer.err
+            connection.execute(f'REVOKE SELECT ON task_lock_run FROM "{name}"')
+            answer = command("show", "job")
+            assert answer.status == 0
+            assert "task         job" in answer.out
+            assert "no runs in the history" not in answer.out
+            assert "the run history cannot be read" in answer.err
 
     def test_a_task_without_a_row_is_an_error(self, command: Command, operator: TaskLocks) -> None:
         assert command("why", "unknown").status == 3
