@@ -78,18 +78,26 @@ class TaskLockRetry(Exception):  # noqa: N818  # a job raises it to ask for some
 
     :param after: the delay until the retry: seconds or a ``timedelta``, a day at most; ``None``:
         that of the options
-    :ivar after: the delay, in seconds
+    :ivar after: the delay, in seconds. A subclass can set it as well, also to a ``timedelta``.
     :raises TaskLockOptionError: the delay is impossible
     """
+
+    # Of the class, for a subclass that does not call this `__init__`.
+    after: timedelta | float | None = None
 
     def __init__(self, *args: object, after: timedelta | float | None = None) -> None:
         # A process pool pickles the exceptions of its jobs. So this one can be made of its
         # positional arguments alone, and pickle sets `after` itself.
         super().__init__(*args)
-        self.after = None if after is None else _delay(after)
+        if after is not None:
+            self.after = retry_delay(after)
 
 
-def _delay(after: timedelta | float) -> float:
+def retry_delay(after: timedelta | float) -> float:
+    """Return the delay of a ``TaskLockRetry`` in seconds.
+
+    :raises TaskLockOptionError: the delay is impossible
+    """
     seconds = after.total_seconds() if isinstance(after, timedelta) else after
     is_number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
     if not (is_number and 0 <= seconds <= LONGEST_RETRY_DELAY):
