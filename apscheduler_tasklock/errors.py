@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from typing import Literal
+from typing import Any, Literal
 
 from apscheduler_tasklock._values import shown
 
@@ -71,7 +71,21 @@ class TaskLockStateError(TaskLockError):
     """A task's or a job's state forbids an operation. The message says why, and what to do."""
 
 
-class TaskLockRetry(Exception):  # noqa: N818  # a job raises it to ask for something
+class _AsksExecutor(Exception):  # noqa: N818  # a job raises it to ask for something
+    """The base class of the exceptions with which a job asks its executor for something."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # By default an exception is unpickled by a call of its class with `args`. That fails for a
+        # subclass with an `__init__` of its own, and an exception that cannot be unpickled breaks a
+        # process pool. So `__init__` is not called.
+        return _made_anew, (type(self), self.args), vars(self)
+
+
+def _made_anew(kind: type[BaseException], arguments: tuple[object, ...]) -> BaseException:
+    return kind.__new__(kind, *arguments)
+
+
+class TaskLockRetry(_AsksExecutor):
     """A job raises this to be run again after a delay of its own.
 
     It counts as one of the option ``retries``. If none is left, the run fails.
@@ -86,8 +100,6 @@ class TaskLockRetry(Exception):  # noqa: N818  # a job raises it to ask for some
     after: timedelta | float | None = None
 
     def __init__(self, *args: object, after: timedelta | float | None = None) -> None:
-        # A process pool pickles the exceptions of its jobs. So this one can be made of its
-        # positional arguments alone, and pickle sets `after` itself.
         super().__init__(*args)
         if after is not None:
             self.after = retry_delay(after)
@@ -107,7 +119,7 @@ def retry_delay(after: timedelta | float) -> float:
     return float(seconds)
 
 
-class TaskLockGiveUp(Exception):  # noqa: N818  # a job raises it to ask for something
+class TaskLockGiveUp(_AsksExecutor):
     """A job raises this to fail without a retry, although retries are left."""
 
 
