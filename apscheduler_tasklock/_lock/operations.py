@@ -138,11 +138,14 @@ _MISSED_SINCE = f"""
 """
 # Whether the last run time has failed, and its retry is to come or goes on. If the retry does not
 # begin within the task's grace time, or an earlier run time has failed as well, the task counts as
-# failing.
+# failing. In a pause, the retry waits for the pause's end.
 _IS_RETRIED = f"""(lock.failures = 1 AND (
-    (lock.finished_at IS NULL AND lock.attempt > 1)
-    OR ({IS_RETRY_PENDING} AND now() < GREATEST(lock.retry_at, lock.paused_until)
-            + COALESCE(lock.overdue_at - lock.due_at, interval '1 minute'))))"""
+    (lock.finished_at IS NULL AND lock.attempt > 1
+     AND (lock.locked_until > now() OR lock.failover OR lock.handed_over))
+    OR ({IS_RETRY_PENDING} AND (
+        now() < GREATEST(lock.retry_at, {_LAST_PAUSE_UNTIL})
+            + COALESCE(lock.overdue_at - lock.due_at, interval '1 minute')
+        OR {IS_PAUSED_IN_ANY_WAY}))))"""
 # The time of the failure, the cut or the miss for which a monitor alarms; null if there is none.
 _ALARMS_SINCE = f"""GREATEST(
     CASE WHEN lock.failures > 0 AND {_IS_RETRIED} IS NOT TRUE THEN lock.failed_at END,
@@ -931,7 +934,7 @@ def _acknowledge(name: str, history: History | None = None) -> str:
     """
     entry = history.action("acknowledged", "known AS run") if history else ""
     return f"""
-        WITH known AS (
+        WITH {all_pauses(name)}, {listed_pauses(name)}, known AS (
             UPDATE {name} AS lock SET
                 acknowledged_at = {_ALARMS_SINCE},
                 recorded_actions = recorded_actions + {int(history is not None)}
