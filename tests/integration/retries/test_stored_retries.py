@@ -77,6 +77,21 @@ def test_a_retrying_job_is_shown_and_can_be_removed(
     assert attempts[key] == [1]
 
 
+def test_a_task_that_is_freed_to_run_again_runs_its_stored_job_anew(
+    make_store_replica: MakeStoreReplica, key: str, connection: Connection, database_url: str
+) -> None:
+    replica = make_store_replica(retries=2, retry_delay=600, poll_interval=0.2)
+    failing[key] = 1
+    replica.run_at(fail_at_first, key)
+    eventually(lambda: finished(connection, 1))
+
+    with TaskLocks(database_url) as locks:
+        [task] = locks.tasks()
+        locks.free(task.name, task.token, run_again=True, by="me")
+
+    eventually(lambda: attempts[key] == [1, 1])
+
+
 def test_the_same_id_added_again_voids_the_retry(
     make_store_replica: MakeStoreReplica, key: str, connection: Connection
 ) -> None:
