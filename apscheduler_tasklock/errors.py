@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from typing import Literal
+from typing import Any, Literal
 
 from apscheduler_tasklock._values import shown
 
@@ -71,25 +71,45 @@ class TaskLockStateError(TaskLockError):
     """A task's or a job's state forbids an operation. The message says why, and what to do."""
 
 
-class TaskLockRetry(Exception):  # noqa: N818  # a job raises it to ask for something
+class _AsksExecutor(Exception):  # noqa: N818  # a job raises it to ask for something
+    """The base class of the exceptions with which a job asks its executor for something."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # By default an exception is unpickled by a call of its class with `args`. That fails for a
+        # subclass with an `__init__` of its own, and an exception that cannot be unpickled breaks a
+        # process pool. So `__init__` is not called.
+        return _made_anew, (type(self), self.args), vars(self)
+
+
+def _made_anew(kind: type[BaseException], arguments: tuple[object, ...]) -> BaseException:
+    return kind.__new__(kind, *arguments)
+
+
+class TaskLockRetry(_AsksExecutor):
     """A job raises this to be run again after a delay of its own.
 
     It counts as one of the option ``retries``. If none is left, the run fails.
 
     :param after: the delay until the retry: seconds or a ``timedelta``, a day at most; ``None``:
         that of the options
-    :ivar after: the delay, in seconds
+    :ivar after: the delay, in seconds. A subclass can set it as well, also to a ``timedelta``.
     :raises TaskLockOptionError: the delay is impossible
     """
 
+    # Of the class, for a subclass that does not call this `__init__`.
+    after: timedelta | float | None = None
+
     def __init__(self, *args: object, after: timedelta | float | None = None) -> None:
-        # A process pool pickles the exceptions of its jobs. So this one can be made of its
-        # positional arguments alone, and pickle sets `after` itself.
         super().__init__(*args)
-        self.after = None if after is None else _delay(after)
+        if after is not None:
+            self.after = retry_delay(after)
 
 
-def _delay(after: timedelta | float) -> float:
+def retry_delay(after: timedelta | float) -> float:
+    """Return the delay of a ``TaskLockRetry`` in seconds.
+
+    :raises TaskLockOptionError: the delay is impossible
+    """
     seconds = after.total_seconds() if isinstance(after, timedelta) else after
     is_number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
     if not (is_number and 0 <= seconds <= LONGEST_RETRY_DELAY):
@@ -99,7 +119,7 @@ def _delay(after: timedelta | float) -> float:
     return float(seconds)
 
 
-class TaskLockGiveUp(Exception):  # noqa: N818  # a job raises it to ask for something
+class TaskLockGiveUp(_AsksExecutor):
     """A job raises this to fail without a retry, although retries are left."""
 
 

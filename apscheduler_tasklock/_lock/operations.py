@@ -138,11 +138,14 @@ _MISSED_SINCE = f"""
 """
 # Whether the last run time has failed, and its retry is to come or goes on. If the retry does not
 # begin within the task's grace time, or an earlier run time has failed as well, the task counts as
-# failing.
+# failing. In a pause, the retry waits for the pause's end.
 _IS_RETRIED = f"""(lock.failures = 1 AND (
-    (lock.finished_at IS NULL AND lock.attempt > 1)
-    OR ({IS_RETRY_PENDING} AND now() < GREATEST(lock.retry_at, lock.paused_until)
-            + COALESCE(lock.overdue_at - lock.due_at, interval '1 minute'))))"""
+    (lock.finished_at IS NULL AND lock.attempt > 1
+     AND (lock.locked_until > now() OR lock.failover OR lock.handed_over))
+    OR ({IS_RETRY_PENDING} AND (
+        now() < GREATEST(lock.retry_at, {_LAST_PAUSE_UNTIL})
+            + COALESCE(lock.overdue_at - lock.due_at, interval '1 minute')
+        OR {IS_PAUSED_IN_ANY_WAY}))))"""
 # The time of the failure, the cut or the miss for which a monitor alarms; null if there is none.
 _ALARMS_SINCE = f"""GREATEST(
     CASE WHEN lock.failures > 0 AND {_IS_RETRIED} IS NOT TRUE THEN lock.failed_at END,
@@ -463,6 +466,8 @@ class Operations:
         free_and_move = partial(_free, jobs=self._jobs_name)
         self._free_and_move = RecordingStatement(free_and_move, name, runs)
         self._end_retry = RecordingStatement(_end_retry, name, runs)
+        end_and_move = partial(_end_retry, jobs=self._jobs_name)
+        self._end_retry_and_move = RecordingStatement(end_and_move, name, runs)
         self._forget = Statement(f"""
             WITH forgotten AS (
                 DELETE FROM {name} AS lock WHERE task_name = %(task)s AND {IS_TASK}
@@ -748,9 +753,10 @@ class Operations:
             "run_again": run_again,
             "channel": self._channel,
         }
-        moves_job = run_again and self._has_jobs(cursor)
-        statement = self._free_and_move if moves_job else self._free
-        for each in (statement, self._end_retry):
+        statements = (self._free, self._end_retry)
+        if run_again and self._has_jobs(cursor):
+            statements = (self._free_and_move, self._end_retry_and_move)
+        for each in statements:
             if self._run_recording(cursor, each, **wanted).fetchone() is not None:
                 break
         else:
@@ -935,7 +941,7 @@ def _acknowledge(name: str, history: History | None = None) -> str:
     """
     entry = history.action("acknowledged", "known AS run") if history else ""
     return f"""
-        WITH known AS (
+        WITH {all_pauses(name)}, {listed_pauses(name)}, known AS (
             UPDATE {name} AS lock SET
                 acknowledged_at = {_ALARMS_SINCE},
                 recorded_actions = recorded_actions + {int(history is not None)}
@@ -1093,16 +1099,7 @@ def _free(name: str, history: History | None = None, *, jobs: str | None = None)
         freed = history.entry("freed AS run", outcome="'freed'")
         more += [f"entry AS ({freed})", f"action AS ({history.action('freed', 'freed AS run')})"]
     if jobs is not None:
-        # The job gets a new `changed_id`, so that a replica that has read the job before cannot
-        # claim it. A paused job stays paused.
-        more.append(f"""moved AS (
-            UPDATE {jobs} AS job SET
-                next_run_time = last_run_time, ended = false, version = version + 1,
-                changed_id = gen_random_uuid()
-            FROM freed
-            WHERE job.task_name = freed.task_name AND last_run_time = freed.window_start
-                  AND (ended OR next_run_time IS NOT NULL)
-        )""")
+        more.append(_moved(jobs))
     return f"""
         WITH freed AS (
             UPDATE {name} AS lock SET
@@ -1122,13 +1119,33 @@ def _free(name: str, history: History | None = None, *, jobs: str | None = None)
     """
 
 
-def _end_retry(name: str, history: History | None = None) -> str:
+def _moved(jobs: str) -> str:
+    """Return the part that lets the stored job of a freed run become due again.
+
+    The job gets a new ``changed_id``, so that a replica that has read the job before cannot claim
+    it. A paused job stays paused.
+    """
+    return f"""moved AS (
+            UPDATE {jobs} AS job SET
+                next_run_time = last_run_time, ended = false, version = version + 1,
+                changed_id = gen_random_uuid()
+            FROM freed
+            WHERE job.task_name = freed.task_name AND last_run_time = freed.window_start
+                  AND (ended OR next_run_time IS NOT NULL)
+        )"""
+
+
+def _end_retry(name: str, history: History | None = None, *, jobs: str | None = None) -> str:
     """Return the statement that ends the pending retry of a failed run.
 
     The row gets a new claim id, as with each later claim of the task, so that no replica retries
     the run.
+
+    :param jobs: as in :func:`_free`
     """
-    entry = history.action("freed", "freed AS run") if history else ""
+    more = [] if history is None else [f"entry AS ({history.action('freed', 'freed AS run')})"]
+    if jobs is not None:
+        more.append(_moved(jobs))
     return f"""
         WITH freed AS (
             UPDATE {name} AS lock SET
@@ -1138,8 +1155,8 @@ def _end_retry(name: str, history: History | None = None) -> str:
                                     THEN window_start - {JUST_BEFORE} ELSE window_until END
             WHERE task_name = %(task)s AND token = %(token)s AND {IS_RETRY_PENDING}
             RETURNING *
-        ){f", entry AS ({entry})" if entry else ""}
-        SELECT task_name FROM freed
+        ){"".join(f", {part}" for part in more)}
+        SELECT task_name{", pg_notify(%(channel)s, '')" if jobs else ""} FROM freed
     """
 
 

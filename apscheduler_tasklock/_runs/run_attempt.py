@@ -7,7 +7,7 @@ import random
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -32,6 +32,7 @@ from apscheduler_tasklock.errors import (
     TaskLockGiveUp,
     TaskLockOptionError,
     TaskLockRetry,
+    retry_delay,
 )
 from apscheduler_tasklock.lock import HeldLock, holding
 
@@ -471,7 +472,10 @@ class RunAttempt:
             return None
         delay = options.delay_after(held.attempt)
         if delay is not None and isinstance(exception, TaskLockRetry):
-            delay = delay if exception.after is None else exception.after
+            # If a subclass has set an impossible delay, that of the options stands. An error here
+            # would keep the run from being released.
+            with suppress(Exception):
+                delay = delay if exception.after is None else retry_delay(exception.after)
         # With jitter, so that jobs that have failed together do not all run again together.
         return None if delay is None else min(delay * random.uniform(1, 1.1), LONGEST_RETRY_DELAY)  # noqa: S311  # no secret
 

@@ -137,12 +137,15 @@ class Tasks:
     def _warn_without_effect(self, job: Any, own_because: str) -> None:
         """Warn, once for each function, if a job that runs without a lock has lock options.
 
-        :raises TaskLockOptionError: the options have retries
+        :raises TaskLockOptionError: the job's own options have retries
         """
         reference, where = function_reference(job), f"job {job.id!r}"
         given = [parse_job_options(each, where) for each in self._own_options(job) if each]
         options = sorted({name for each in given if each for name in each.given})
-        if any(each and each.retries for each in given):
+        # The function's options are for all of its jobs, so that retries there are no mistake in
+        # this job.
+        own = parse_job_options(job.kwargs.get(RESERVED_KEY) or {}, where)
+        if own and own.retries:
             raise TaskLockOptionError(
                 f"{where}: its retries need a lock, and it has none: it is a one-off job that was "
                 f"added without an id (32 hexadecimal digits count as none), and {own_because}. "

@@ -580,6 +580,8 @@ def _finish(
     ended: tuple[Run, ...] = ()
     due = _due_after_run(row, end, now, ended_at)
     retry_at = _retry_at(row, due, end, now)
+    # An earlier release of this claim may have noted the retry.
+    is_retried = retry_at is not None or (row.finished and row.retry_of == row.claim_id)
     if not row.finished:
         row, ended = _recorded(row, end, ended_at, retry_at)
         if end.outcome == "ok":
@@ -601,7 +603,7 @@ def _finish(
         is_last=due.is_last,
         finished_at=row.finished_at or ended_at,
         locked_until=max(now, row.window_until),
-        deaths=0 if retry_at is None else row.deaths,
+        deaths=row.deaths if is_retried else 0,
         retry_at=retry_at or row.retry_at,
         retry_of=row.retry_of if retry_at is None else row.claim_id,
         handovers=0,

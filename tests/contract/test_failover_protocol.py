@@ -10,7 +10,8 @@ from uuid import uuid4
 import psycopg
 import pytest
 
-from apscheduler_tasklock._lock.protocol_messages import Renewal
+from apscheduler_tasklock._lock.outcomes import RunOutcome
+from apscheduler_tasklock._lock.protocol_messages import ReleaseRequest, Renewal
 from apscheduler_tasklock.errors import TaskLockDatabaseError
 from tests.contract.conftest import Replica, database_now, row
 
@@ -733,3 +734,23 @@ class TestReading:
                 Replica("other", session).read("task")
             with pytest.raises(TaskLockDatabaseError, match="read-only"):
                 Replica("other", session).read("unknown")
+
+
+class TestRetriesAndDeaths:
+    def test_a_failed_run_that_is_retried_does_not_end_the_count_of_deaths(
+        self, one: Replica, other: Replica, travel: Travel, replicas_connection: Any
+    ) -> None:
+        """Also if the answer of its release is lost, so that the release is sent twice."""
+        dead, _ = one.claim(**LEASED)
+        travel(30)
+        taken_over, _ = other.take_over(dead, lease=30)
+        failed = RunOutcome(outcome="error", error_type="Error", retry_in=5.0)
+
+        for _ in range(2):
+            released = other.protocol.release(
+                other.cursor, ReleaseRequest("task", taken_over, failed)
+            )
+
+            assert released is not None
+            assert released.retry_at is not None
+            assert row(replicas_connection)["deaths"] == 1

@@ -36,7 +36,27 @@ def test_without_retries_there_is_no_delay() -> None:
     assert delays() == delays(retries=0) == [None] * 5
 
 
-@pytest.mark.parametrize("error", [TaskLockRetry("busy", after=5), TaskLockGiveUp("no", "way")])
+class TooManyRequests(TaskLockRetry):
+    def __init__(self, url: str, seconds: float) -> None:
+        super().__init__(f"{url} was asked too often", after=seconds)
+        self.url = url
+
+
+class NoRates(TaskLockGiveUp):
+    def __init__(self, *, day: str) -> None:
+        self.day = day
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        TaskLockRetry("busy", after=5),
+        TaskLockGiveUp("no", "way"),
+        TooManyRequests("https://bank.example", 7),
+        NoRates(day="Sunday"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
 def test_the_exceptions_survive_the_way_out_of_a_worker_process(error: Exception) -> None:
     again = pickle.loads(pickle.dumps(error))  # noqa: S301  # of this test
     assert (type(again), again.args, vars(again)) == (type(error), error.args, vars(error))

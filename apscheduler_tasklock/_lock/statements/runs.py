@@ -71,7 +71,7 @@ class _Release:
                        AND (lock.kind IS DISTINCT FROM 'manual'
                             OR (lock.overdue_at <= lock.started_at AND {outcome} = 'ok')))"""
         due = due_after(asked, ended)
-        is_first = "lock.finished_at IS NULL"
+        is_first = "(lock.finished_at IS NULL)"
         failed = f"{outcome} IN ('error', 'overran')"
         due_at = f"""CASE WHEN {follows} THEN now() WHEN {is_past} THEN {due}
                           ELSE lock.due_at END"""
@@ -80,6 +80,8 @@ class _Release:
         retry_at = f"(now() + {asked['retry_in']} * interval '1 second')"
         is_retried = f"""({is_first} AND {asked["retry_in"]} IS NOT NULL
                           AND COALESCE({retry_at} < ({due_at}), true))"""
+        # Whether an earlier release of this claim has noted the retry, and its answer was lost.
+        is_noted = f"(NOT {is_first} AND COALESCE(lock.retry_of = lock.claim_id, false))"
         # Only the first release of a claim can open the window again, and only if the run is not
         # retried.
         window_until = f"""CASE WHEN {asked["keep_window"]} OR NOT {is_first} OR {is_retried}
@@ -102,7 +104,7 @@ class _Release:
             locked_until = GREATEST(now(), {window_until}),
             retry_at = CASE WHEN {is_retried} THEN {retry_at} ELSE lock.retry_at END,
             retry_of = CASE WHEN {is_retried} THEN lock.claim_id ELSE lock.retry_of END,
-            deaths = CASE WHEN {is_retried} THEN lock.deaths ELSE 0 END,
+            deaths = CASE WHEN {is_retried} OR {is_noted} THEN lock.deaths ELSE 0 END,
             handovers = 0,
             handed_over = false,{counts(is_first)}
             succeeded_at = CASE WHEN {is_first} AND {outcome} = 'ok' THEN {ended}

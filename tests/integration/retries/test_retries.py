@@ -24,6 +24,7 @@ from apscheduler_tasklock import (
     TaskLockStateError,
     TaskState,
     current_lock,
+    task_lock,
 )
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.protocol_messages import RetryRequest
@@ -201,6 +202,70 @@ def test_what_the_job_raises_decides_whether_it_is_retried(
 
     assert job.attempts == attempts
     assert row(connection)["retry_of"] != row(connection)["claim_id"]
+
+
+class TooManyRequests(TaskLockRetry):
+    """An application's own exception, which does not call the base class's ``__init__``."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+
+
+class TryAgainAtOnce(TaskLockRetry):
+    after = timedelta(0)
+
+
+class TryAgainSoon(TaskLockRetry):
+    after = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("error", "is_soon"),
+    [(lambda: TooManyRequests(3), False), (TryAgainAtOnce, True), (TryAgainSoon, False)],
+    ids=["no init", "of the class", "impossible"],
+)
+def test_an_applications_own_exception_asks_for_a_retry(
+    error: Callable[[], BaseException],
+    is_soon: bool,
+    make_replica: MakeReplica,
+    connection: Connection,
+) -> None:
+    """An impossible delay must not keep the row locked; that of the options stands."""
+    replica = make_replica(retries=1, retry_delay=600)
+    add_hourly(replica, Flaky(9, error))
+
+    released = replica.one(EVENT_TASK_LOCK_RELEASED)
+
+    assert released.retry_at is not None
+    assert (released.retry_at < now() + timedelta(seconds=300)) is is_soon
+
+
+def test_retries_of_a_one_off_job_without_an_id_are_an_error(
+    make_replica: MakeReplica, caplog: pytest.LogCaptureFixture
+) -> None:
+    def run(**_: Any) -> None: ...
+
+    replica, options = make_replica(), {"task_lock": {"retries": 1}}
+    replica.scheduler.add_job(run, "date", run_date=now(), kwargs=options)
+
+    eventually(lambda: "will not run" in caplog.text)
+    assert "its retries need a lock, and it has none" in caplog.text
+
+
+def test_a_one_off_job_without_an_id_runs_although_its_function_has_retries(
+    make_replica: MakeReplica, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The function's other jobs have ids, so that the retries are no mistake."""
+    ran = threading.Event()
+
+    @task_lock(retries=1)
+    def run() -> None:
+        ran.set()
+
+    make_replica().scheduler.add_job(run, "date", run_date=now())
+
+    assert ran.wait(60)
+    assert "its lock options (retries) have no effect" in caplog.text
 
 
 def test_a_retry_that_would_come_after_the_next_run_time_does_not_come(

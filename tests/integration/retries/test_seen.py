@@ -9,6 +9,7 @@ import psycopg
 import pytest
 from apscheduler.events import EVENT_JOB_EXECUTED
 
+from apscheduler_tasklock import TaskLocks, TaskState
 from apscheduler_tasklock.checkins import CheckIns
 from tests.integration.operators.test_checkins import Service, service
 from tests.integration.retries.test_retries import AT_ONCE, Flaky, add_hourly, finished
@@ -69,6 +70,51 @@ def test_the_command_line_shows_the_attempts(
     assert command("check").status == 0
     assert "to be retried at 20" in command("why", "job").out
     assert "to be retried at 20" in command("runs", "job").out
+
+
+@pytest.mark.parametrize("of_all", [False, True], ids=["of the task", "of all tasks"])
+def test_a_retry_that_waits_for_the_end_of_a_pause_raises_no_alarm(
+    of_all: bool,
+    make_replica: MakeReplica,
+    connection: Connection,
+    command: Command,
+    database_url: str,
+) -> None:
+    replica = make_replica(retries=1, retry_delay=600)
+    add_hourly(replica, Flaky(9))
+    eventually(lambda: finished(connection, 1))
+    replica.shutdown()
+    connection.execute("UPDATE task_lock SET retry_at = now() - interval '30 minutes'")
+
+    with TaskLocks(database_url) as locks:
+        assert [task.state for task in locks.tasks()] == [TaskState.FAILING]
+        if of_all:
+            locks.pause_all(duration=None, by="me")
+        else:
+            locks.pause("job", by="me")
+        assert [task.failures for task in locks.tasks()] == [0]
+        if of_all:
+            locks.resume_all(by="me")
+        else:
+            locks.resume("job", by="me")
+        assert [(task.state, task.failures) for task in locks.tasks()] == [(TaskState.RETRYING, 0)]
+    assert command("check").status == 0
+
+
+def test_a_retry_that_has_died_without_failover_is_a_failure(
+    make_replica: MakeReplica, connection: Connection, database_url: str
+) -> None:
+    replica = make_replica(retries=1, retry_delay=600)
+    add_hourly(replica, Flaky(9))
+    eventually(lambda: finished(connection, 1))
+    replica.shutdown()
+    connection.execute("UPDATE task_lock SET attempt = 2, finished_at = NULL, locked_until = now()")
+
+    with TaskLocks(database_url) as locks:
+        [task] = locks.tasks()
+        assert (task.state, task.failures) == (TaskState.DEAD, 1)
+        connection.execute("UPDATE task_lock SET failover = true")
+        assert [task.failures for task in locks.tasks()] == [0]  # until it is taken over
 
 
 def test_what_is_measured_of_a_retry(

@@ -77,6 +77,42 @@ def test_a_retrying_job_is_shown_and_can_be_removed(
     assert attempts[key] == [1]
 
 
+def test_a_job_that_is_removed_after_a_retry_is_not_retried_any_more(
+    make_store_replica: MakeStoreReplica, key: str, connection: Connection, database_url: str
+) -> None:
+    """The replica that has run the retry does not keep the job."""
+    replica = make_store_replica(retries=4, retry_delay=600, poll_interval=0.2)
+    failing[key] = 9
+    replica.run_at(fail_at_first, key)
+    eventually(lambda: finished(connection, 1))
+    connection.execute("UPDATE task_lock SET retry_at = now()")
+    eventually(lambda: finished(connection, 2))
+
+    with TaskLocks(database_url) as locks:
+        locks.remove_job(key, by="me")
+    connection.execute("UPDATE task_lock SET retry_at = now()")
+    other = f"{key} other"
+    replica.run_at(fail_at_first, other, after=1)  # until then there are several looks
+
+    eventually(lambda: attempts.get(other))
+    assert attempts[key] == [1, 2]
+
+
+def test_a_task_that_is_freed_to_run_again_runs_its_stored_job_anew(
+    make_store_replica: MakeStoreReplica, key: str, connection: Connection, database_url: str
+) -> None:
+    replica = make_store_replica(retries=2, retry_delay=600, poll_interval=0.2)
+    failing[key] = 1
+    replica.run_at(fail_at_first, key)
+    eventually(lambda: finished(connection, 1))
+
+    with TaskLocks(database_url) as locks:
+        [task] = locks.tasks()
+        locks.free(task.name, task.token, run_again=True, by="me")
+
+    eventually(lambda: attempts[key] == [1, 1])
+
+
 def test_the_same_id_added_again_voids_the_retry(
     make_store_replica: MakeStoreReplica, key: str, connection: Connection
 ) -> None:
