@@ -1,4 +1,4 @@
-"""Retries: the pauses after which something is tried again."""
+"""The pauses after which something is tried again, with jitter."""
 
 from __future__ import annotations
 

@@ -1149,7 +1149,7 @@ def _end_retry(name: str, history: History | None = None, *, jobs: str | None = 
     return f"""
         WITH freed AS (
             UPDATE {name} AS lock SET
-                claim_id = gen_random_uuid(),
+                claim_id = gen_random_uuid(), deaths = 0, handovers = 0,
                 recorded_actions = recorded_actions + {int(history is not None)},
                 window_until = CASE WHEN %(run_again)s::boolean
                                     THEN window_start - {JUST_BEFORE} ELSE window_until END

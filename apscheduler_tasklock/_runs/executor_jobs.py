@@ -230,8 +230,7 @@ class ExecutorJobs:
     def retry_of(self, key: JobKey, failed: RunState) -> Submission | None:
         """Return the retry of a failed run by a job.
 
-        ``None`` if the job is gone, is paused, does not run the same function as the failed run, or
-        has no retry left.
+        ``None`` if the job is gone, is paused, or does not run the same function as the failed run.
         """
         found = self._find(key, failed.task_name, failed.runs)
         if found is None:
@@ -497,9 +496,10 @@ class ExecutorJobs:
 
     def _log_late_retries(self, job: Any, jobstore: str, task: ResolvedTask) -> None:
         assert task.options is not None
-        submission, delay = self._next(job, jobstore, task), task.options.delay_after(1)
-        if submission.one_off or delay is None:
+        delay = task.options.delay_after(1)
+        if delay is None or isinstance(job.trigger, DateTrigger):
             return
+        submission = self._next(job, jobstore, task)
         period = submission.period_of_moment(submission.run_times[0])
         if period is not None and delay >= period:
             logger.warning(

@@ -34,7 +34,8 @@ class LastRun:
     :ivar token: the run's fencing token
     :ivar finished: whether the run was released or given up
     :ivar dead: whether the run is unfinished although its lease has ended
-    :ivar deaths: how many times in a row a run of the task has died; 0 after a release
+    :ivar deaths: how many times in a row a run of the task has died; 0 after a release, unless the
+        run is to be retried
     :ivar as_of: when the look began, on the monotonic clock
     :ivar row: the task's row; ``None``: the task has no row, or the row could not be read
     """
@@ -81,7 +82,10 @@ class InTheWay:
         """
         if not (last.finished or last.dead):
             return Outlook.WAITS
-        was_released = last.finished and last.deaths == 0 and last.token == self.token
+        # A release that notes a retry does not reset the count of deaths.
+        is_retried = last.row is not None and last.row.retry_pending
+        is_counted_anew = last.deaths == 0 or is_retried
+        was_released = last.finished and is_counted_anew and last.token == self.token
         if self.came_first and was_released and not self._had_ended(last.row):
             return Outlook.REFUSED
         return Outlook.ASKED_AGAIN

@@ -64,7 +64,7 @@ class Inputs:
 
 @dataclass
 class Ask:
-    """A request to claim runs of one kind: in one statement, except takeovers and manual runs.
+    """A request to claim runs of one kind. Takeovers, retries and manual runs go one by one.
 
     :ivar runs: the runs, in the order in which they are to be granted
     :ivar most: limits how many claims are granted; ``None``: all may be granted

@@ -132,7 +132,7 @@ class Reports:
         if self._submission.failed_run is not None:
             reason = "retry"
             logger.info(
-                "Task %r: runs %s again (attempt %d, token %s), since it has failed on %r",
+                "Task %r: runs %s again (attempt %d, token %s), since its run on %r has failed",
                 held.name,
                 self.what,
                 held.attempt,

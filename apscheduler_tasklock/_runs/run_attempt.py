@@ -464,10 +464,11 @@ class RunAttempt:
     def _retry_in(self, exception: BaseException | None) -> float | None:
         """Return the seconds until the job is run again; ``None``: it is not."""
         held, options = self._held, self._submission.options
+        # A mistake in a call of the library would be the same in each attempt.
         is_failure = isinstance(exception, Exception) and not isinstance(
-            exception, (TaskLockGiveUp, TaskLockOptionError, asyncio.CancelledError)
+            exception, (TaskLockGiveUp, TaskLockOptionError)
         )
-        is_scheduled = not self._submission.is_manual  # a manual run is no run time's
+        is_scheduled = not self._submission.is_manual  # a manual run belongs to no run time
         if not is_failure or not is_scheduled or held is None or held.lost or options is None:
             return None
         delay = options.delay_after(held.attempt)

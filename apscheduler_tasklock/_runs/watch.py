@@ -145,7 +145,7 @@ class Watch:
         # By task: a run that was its job's last. The scheduler has dropped the job, so the job is
         # kept here. If the task's last run turns out to be dead, this job can take it over, and if
         # it fails, this job can run it again.
-        # With each goes when it was noted, on the monotonic clock.
+        # The number is when it was noted, on the monotonic clock.
         self._last: dict[str, tuple[Submission, float]] = {}
         self._submitted: set[UUID] = set()  # ids of dead, failed and manual runs, once submitted
 

@@ -749,6 +749,8 @@ def _rescheduled(row: Row, task: Registration, now: datetime) -> Row:
         due_at=due_at,
         overdue_at=None if due_at is None else later(due_at, task.grace),
         is_last=False,
+        # A retry that was void because the due time has passed stays void.
+        retry_of=row.retry_of if row.due_at is not None and row.due_at > now else None,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta, timezone
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -64,6 +65,12 @@ def test_each_is_decided_on_once_and_only_those_of_its_job(kept: KeptRuns) -> No
     assert kept.jobs_of("task") == [("another", "default")]
 
 
+def released(at: datetime, **state: Any) -> RunState:
+    """Return the row of a run that was released."""
+    run = (True, False, False, False, 0, 0, False, "jobs:job")
+    return RunState("task", uuid4(), 1, *run, at, "other", at, **state)
+
+
 @pytest.mark.parametrize(
     ("ended", "outlook"),
     [(-1, Outlook.ASKED_AGAIN), (0, Outlook.REFUSED), (1, Outlook.REFUSED)],
@@ -74,26 +81,21 @@ def test_a_run_that_had_ended_before_the_kept_one_was_due_is_not_in_its_way(
 ) -> None:
     """Its release may come much later, as after an outage."""
     due = datetime(2026, 3, 1, 12, tzinfo=timezone.utc)
-    row = RunState(
-        "task",
-        uuid4(),
-        1,
-        True,
-        False,
-        False,
-        False,
-        0,
-        0,
-        False,
-        "jobs:job",
-        due,
-        "other",
-        due,
-        finished_at=due + timedelta(seconds=ended),
-    )
+    row = released(due, finished_at=due + timedelta(seconds=ended))
     last = LastRun(1, finished=True, dead=False, deaths=0, row=row)
     assert InTheWay(1, came_first=True, run_time=due).outlook(last) is outlook
     assert InTheWay(1, came_first=True).outlook(last) is Outlook.REFUSED
+
+
+@pytest.mark.parametrize(
+    ("pending", "outlook"), [(True, Outlook.REFUSED), (False, Outlook.ASKED_AGAIN)]
+)
+def test_a_run_that_is_to_be_retried_was_released_although_its_deaths_still_count(
+    pending: bool, outlook: Outlook
+) -> None:
+    row = released(datetime(2026, 3, 1, 12, tzinfo=timezone.utc), retry_pending=pending)
+    last = LastRun(1, finished=True, dead=False, deaths=1, row=row)
+    assert InTheWay(1, came_first=True).outlook(last) is outlook
 
 
 def test_a_task_is_known_for_as_long_as_it_has_kept_runs(kept: KeptRuns) -> None:

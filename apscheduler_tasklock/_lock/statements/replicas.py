@@ -50,7 +50,8 @@ def register(table: str) -> str:
     A task without a row gets a row. A row that has the same schedule is not changed, unless the job
     has changed, or the row's due time is unknown or falls into a pause. A new schedule does not
     change the window, because each claim decides by its own schedule. The details are for
-    operators, so that new ones change nothing else.
+    operators, so that new ones change nothing else. A retry that was void because the row's due
+    time has passed stays void.
 
     The statement returns for each task whether it is to be registered again, because another
     session has the row locked. If it has changed the schedule, it returns the old schedule, too,
@@ -87,7 +88,8 @@ def register(table: str) -> str:
             UPDATE {table} AS lock SET
                 schedule = asked.schedule, due_at = {next_due}, overdue_at = {next_due} + {grace},
                 is_last = false, one_off = false, details = COALESCE(asked.details, lock.details),
-                window_schedule = NULLIF({WINDOW_SCHEDULE}, asked.schedule)
+                window_schedule = NULLIF({WINDOW_SCHEDULE}, asked.schedule),
+                retry_of = CASE WHEN lock.due_at > now() THEN lock.retry_of END
             FROM asked JOIN changed USING (task_name)
             WHERE lock.task_name = changed.task_name
             RETURNING lock.task_name, changed.was_schedule <> asked.schedule AS has_new_schedule,

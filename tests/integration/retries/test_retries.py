@@ -282,23 +282,44 @@ def test_a_retry_that_would_come_after_the_next_run_time_does_not_come(
 
 
 def test_the_next_run_time_voids_the_retry(
-    make_replica: MakeReplica, connection: Connection
+    make_replica: MakeReplica, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The claim of the next run time has another id, so nothing has to be written for it."""
     replica, job = make_replica(retries=1, retry_delay=1500, poll_interval=0.2), Flaky(1)
     add_hourly(replica, job)
     eventually(lambda: finished(connection, 1))
-    retry_of = row(connection)["retry_of"]
-    connection.execute(
-        "UPDATE task_lock SET due_at = now(), window_until = now(), retry_at = now()"
-    )
+    connection.execute("UPDATE task_lock SET window_until = window_start")
 
     replica.scheduler.modify_job("job", next_run_time=now())
-
     replica.one(EVENT_JOB_EXECUTED)
     eventually(lambda: row(connection)["finished_at"] is not None)
+    connection.execute("UPDATE task_lock SET retry_at = now()")
+    until_looked(count_looks(replica, monkeypatch))
+
     assert job.attempts == [1, 1]
-    assert row(connection)["retry_of"] == retry_of != row(connection)["claim_id"]
+
+
+def test_a_retry_that_the_next_run_time_has_voided_in_a_pause_does_not_come_back(
+    make_replica: MakeReplica,
+    connection: Connection,
+    database_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """After the pause a replica registers the run time after the one that fell into it."""
+    replica, job = make_replica(retries=1, retry_delay=1500, poll_interval=0.2), Flaky(1)
+    add_hourly(replica, job)
+    eventually(lambda: finished(connection, 1))
+    with TaskLocks(database_url) as locks:
+        locks.pause("job", by="me")
+        connection.execute(
+            "UPDATE task_lock SET due_at = now(), overdue_at = now() + interval '1 min',"
+            " retry_at = now() - interval '1 s', paused_at = now() - interval '1 s'"
+        )
+        locks.resume("job", by="me")
+    eventually(lambda: row(connection)["due_at"] > now() + timedelta(minutes=30))
+    until_looked(count_looks(replica, monkeypatch))
+
+    assert job.attempts == [1]
 
 
 def test_three_replicas_begin_each_attempt_once(

@@ -12,8 +12,9 @@ from apscheduler.jobstores.base import JobLookupError
 from apscheduler_tasklock import JobState, TaskLocks, current_lock
 from tests.integration.retries.test_retries import finished
 from tests.support.claims import row
+from tests.support.outages import count_looks, until_looked
 from tests.support.polling import eventually
-from tests.support.stored_jobs import StoreReplica, store_replicas
+from tests.support.stored_jobs import StoreReplica, note, store_replicas
 
 MakeStoreReplica = Callable[..., StoreReplica]
 Connection = psycopg.Connection[Any]
@@ -57,9 +58,13 @@ def test_a_stored_one_off_job_is_retried_and_then_removed(
 
 
 def test_a_retrying_job_is_shown_and_can_be_removed(
-    make_store_replica: MakeStoreReplica, key: str, connection: Connection, database_url: str
+    make_store_replica: MakeStoreReplica,
+    key: str,
+    connection: Connection,
+    database_url: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    replica = make_store_replica(retries=2, retry_delay=600)
+    replica = make_store_replica(retries=2, retry_delay=600, poll_interval=0.2)
     failing[key] = 9
     replica.run_at(fail_at_first, key)
     eventually(lambda: finished(connection, 1))
@@ -73,7 +78,9 @@ def test_a_retrying_job_is_shown_and_can_be_removed(
         replica.scheduler.remove_job(key)
     connection.execute("UPDATE task_lock SET retry_at = now() - interval '1 s'")
     replica.executor.look_after(key, key, "default")
-    eventually(lambda: replica.executor.health().ready)
+    # A task that is always looked at.
+    replica.scheduler.add_job(note, "interval", hours=5, id="other", args=["other"])
+    until_looked(count_looks(replica, monkeypatch))
     assert attempts[key] == [1]
 
 
