@@ -25,7 +25,7 @@ def start_fleet(start_replica: StartReplica, tmp_path: Path) -> Callable[..., li
 
     def start(attempt: int = 2, **options: Any) -> list[ReplicaProcess]:
         run_date = datetime.now(timezone.utc) + timedelta(seconds=5)
-        retried = {"retries": 3, "retry_delay": 3, "retry_backoff": 1, "poll_interval": 0.5}
+        retried = {"retries": 3, "retry_delay": 6, "retry_backoff": 1, "poll_interval": 0.5}
         job = {
             "function": "fail_until",
             "kwargs": {"attempt": attempt, "folder": str(tmp_path)},

@@ -44,12 +44,13 @@ def key(request: pytest.FixtureRequest) -> str:
     return str(request.node.name)[:60]
 
 
+@pytest.mark.slow
 def test_a_stored_one_off_job_is_retried_and_then_removed(
     make_store_replica: MakeStoreReplica, key: str, connection: Connection
 ) -> None:
     replica = make_store_replica(retries=2, retry_delay=0, poll_interval=0.2)
     failing[key] = 2
-    replica.run_at(fail_at_first, key)
+    replica.run_at(fail_at_first, key, misfire_grace_time=None)
 
     eventually(lambda: finished(connection, 3))
 
@@ -66,7 +67,7 @@ def test_a_retrying_job_is_shown_and_can_be_removed(
 ) -> None:
     replica = make_store_replica(retries=2, retry_delay=600, poll_interval=0.2)
     failing[key] = 9
-    replica.run_at(fail_at_first, key)
+    replica.run_at(fail_at_first, key, misfire_grace_time=None)
     eventually(lambda: finished(connection, 1))
 
     with TaskLocks(database_url) as locks:
@@ -84,13 +85,14 @@ def test_a_retrying_job_is_shown_and_can_be_removed(
     assert attempts[key] == [1]
 
 
+@pytest.mark.slow
 def test_a_job_that_is_removed_after_a_retry_is_not_retried_any_more(
     make_store_replica: MakeStoreReplica, key: str, connection: Connection, database_url: str
 ) -> None:
     """The replica that has run the retry does not keep the job."""
     replica = make_store_replica(retries=4, retry_delay=600, poll_interval=0.2)
     failing[key] = 9
-    replica.run_at(fail_at_first, key)
+    replica.run_at(fail_at_first, key, misfire_grace_time=None)
     eventually(lambda: finished(connection, 1))
     connection.execute("UPDATE task_lock SET retry_at = now()")
     eventually(lambda: finished(connection, 2))
@@ -110,7 +112,7 @@ def test_a_task_that_is_freed_to_run_again_runs_its_stored_job_anew(
 ) -> None:
     replica = make_store_replica(retries=2, retry_delay=600, poll_interval=0.2)
     failing[key] = 1
-    replica.run_at(fail_at_first, key)
+    replica.run_at(fail_at_first, key, misfire_grace_time=None)
     eventually(lambda: finished(connection, 1))
 
     with TaskLocks(database_url) as locks:
@@ -125,10 +127,10 @@ def test_the_same_id_added_again_voids_the_retry(
 ) -> None:
     replica = make_store_replica(retries=2, retry_delay=600)
     failing[key] = 1
-    replica.run_at(fail_at_first, key)
+    replica.run_at(fail_at_first, key, misfire_grace_time=None)
     eventually(lambda: finished(connection, 1))
 
-    replica.run_at(fail_at_first, key, after=0.2)
+    replica.run_at(fail_at_first, key, after=0.2, misfire_grace_time=None)
 
     eventually(lambda: len(attempts[key]) == 2 and finished(connection, 1))
     assert attempts[key] == [1, 1]
