@@ -272,25 +272,32 @@ class ClaimAttempt(Attempt[ClaimRequest]):
             self._to_undo = None
 
 
-class TakeoverAttempt(Attempt[TakeoverRequest]):
-    """A takeover of a dead run. One statement can have several takeovers."""
+class _AttemptAgain(Attempt[Wanted]):
+    """A claim of a run that another run gave rise to: a takeover, or a retry.
+
+    One statement can have several of these claims.
+    """
+
+    def send(self, cursor: Any) -> Decision:
+        """Send the claim; the answer is ``None`` if the row is gone.
+
+        :raises TaskLockDatabaseError: the claim is to be sent again: the row is locked, the claim
+            came after its ``not_after``, or the answer to a takeover took longer than the lease
+            that it grants
+        """
+        [decided] = self.send_together(cursor, [self])
+        if isinstance(decided, TaskLockError):
+            raise decided
+        return decided
+
+
+class TakeoverAttempt(_AttemptAgain[TakeoverRequest]):
+    """A takeover of a dead run."""
 
     def __init__(self, request: TakeoverRequest, context: ClaimContext) -> None:
         super().__init__(request, context)
         self.kind = TakeoverAttempt
         self._is_over = False  # whether a granted lease was over when its answer came
-
-    def send(self, cursor: Any) -> Decision:
-        """Send the takeover; the answer is ``None`` if the row is gone.
-
-        :raises TaskLockDatabaseError: the row is locked, the answer took longer than the lease that
-            it grants, or the takeover came after its ``not_after``. In each case the takeover is to
-            be sent again.
-        """
-        [decided] = self.send_together(cursor, [self])
-        if isinstance(decided, TaskLockDatabaseError):
-            raise decided
-        return decided
 
     @classmethod
     def send_together(
@@ -332,8 +339,8 @@ class TakeoverAttempt(Attempt[TakeoverRequest]):
             self._is_over = False
 
 
-class RetryAttempt(Attempt[RetryRequest]):
-    """A claim of a failed run's retry. One statement can have several retries.
+class RetryAttempt(_AttemptAgain[RetryRequest]):
+    """A claim of a failed run's retry.
 
     A grant that came too late is handed over, so that the retry is begun once.
     """
@@ -341,17 +348,6 @@ class RetryAttempt(Attempt[RetryRequest]):
     def __init__(self, request: RetryRequest, context: ClaimContext) -> None:
         super().__init__(request, context)
         self.kind = RetryAttempt
-
-    def send(self, cursor: Any) -> Decision:
-        """Send the retry; the answer is ``None`` if the row is gone.
-
-        :raises TaskLockDatabaseError: the row is locked, or the retry came after its ``not_after``,
-            and is to be sent again
-        """
-        [decided] = self.send_together(cursor, [self])
-        if isinstance(decided, TaskLockDatabaseError):
-            raise decided
-        return decided
 
     @classmethod
     def send_together(

@@ -462,7 +462,8 @@ class ExecutorRuns:
             for missed in work.submission.due.passed:
                 self._owner.note_stored(request, missed)
             return
-        if work.submission.may_be_retried and work.attempt.held is not None:
+        is_first = work.submission.cause is None  # a look finds the other runs' jobs again
+        if is_first and work.submission.may_be_retried and work.attempt.held is not None:
             self._note_unfinished(work, False)
         due_at = None if work.attempt.held is None else work.attempt.held.was_due_at
         if run.kind is not Kind.SCHEDULE or due_at is None:

@@ -448,42 +448,50 @@ class Watch:
 
     def _retry(self, state: RunState) -> None:
         """Submit the retry of a failed run, if its time has come."""
-        if state.retry_at is None or self.closed or not self._is_new(state.claim_id):
-            return
-        submission = None
-        try:
-            submission = self._find_retry(state)
-            if submission is not None:
-                self._submit(submission, state.claim_id)
-        finally:
-            if submission is None:
-                self._not_submitted(state.claim_id)
+        if state.retry_at is not None and not self.closed:
+            self._submit_once(state.claim_id, self._retries_of(state))
 
-    def _find_retry(self, state: RunState) -> Submission | None:
+    def _retries_of(self, state: RunState) -> Iterator[Submission]:
+        for key in self._keys_of(state):
+            found = self._jobs.retry_of(key, state)
+            if found is not None and found.may_retry_after(state.attempt):
+                yield found
         last = self._last_of(state)
-        found = [self._jobs.retry_of(key, state) for key in self._keys_of(state)]
-        if last is not None and last.key not in self._known.job_keys():
-            found.append(last.for_failed_run(state))
-        may = (each for each in found if each is not None and each.may_retry_after(state.attempt))
-        return next(may, None)
+        if last is None or last.key in self._known.job_keys():
+            return
+        if last.may_retry_after(state.attempt):
+            for _ in self._known.asking([last.key]):
+                yield last.for_failed_run(state)
 
     def _run_manual(self, state: RunState) -> None:
         """Submit the manual run that was asked for, if there is one and the task is not running."""
         request_id = state.request_id
-        if request_id is None or not (state.finished or state.dead) or self.closed:
-            return
-        if not self._is_new(request_id):
+        if request_id is not None and (state.finished or state.dead) and not self.closed:
+            self._submit_once(request_id, self._manual_runs_of(state, request_id))
+
+    def _manual_runs_of(self, state: RunState, request_id: UUID) -> Iterator[Submission]:
+        for key in self._keys_of(state):
+            found = self._jobs.requested(key, state.task_name, request_id)
+            if found is not None:
+                yield found
+
+    def _submit_once(self, cause: UUID, found: Iterator[Submission]) -> None:
+        """Submit a run by the first job that can run it, unless that was done and is not over.
+
+        :param cause: as in :meth:`_is_new`
+        :param found: yields the submissions, while their jobs' code is asked, which the submission
+            calls, too
+        """
+        if not self._is_new(cause):
             return
         submission = None
         try:
-            for key in self._keys_of(state):
-                submission = self._jobs.requested(key, state.task_name, request_id)
-                if submission is not None:
-                    self._submit(submission, request_id)
-                    break
+            for submission in found:
+                self._submit(submission, cause)
+                break
         finally:
             if submission is None:
-                self._not_submitted(request_id)
+                self._not_submitted(cause)
 
     # Run times that no replica has run.
 

@@ -446,22 +446,8 @@ def retry(
         found = _found(row, request.claim_id, now, paused=row.is_paused(now))
         return Decision(row, found._replace(new_window=is_due))
     row, ended = _followed(row)
-    run_until = later(now, request.max_lock)
-    row = replace(
-        row,
-        started_at=now,
-        run_until=run_until,
-        locked_until=_leased(now, request.lease, run_until),
-        overrun_at=_leased(now, request.max_runtime, run_until),
-        locked_by=replica_id,
-        claim_id=request.claim_id,
-        handovers=0,
-        handed_over=False,
-        failover=request.failover,
-        finished_at=None,
-        kind="retry",
-        attempt=row.attempt + 1,
-    )
+    row = _begun(row, request, replica_id, now)
+    row = replace(row, kind="retry", attempt=row.attempt + 1)
     return Decision(row, _granted(row, now), ended)
 
 
@@ -488,8 +474,23 @@ def claim_manual(
         return Decision(row, found._replace(new_window=is_free))
     ran = row.runs
     row, ended = _followed(row)
-    run_until = later(now, request.max_lock)
     row = replace(
+        _begun(row, request, replica_id, now),
+        runs=request.runs,
+        attempt=1,
+        kind="manual",
+        request_id=None,
+        requested_by=None,
+        requested_at=None,
+        request_until=None,
+    )
+    return Decision(row, _granted(row, now)._replace(runs=ran), ended)
+
+
+def _begun(row: Row, request: RetryRequest | ManualRequest, replica_id: str, now: datetime) -> Row:
+    """Return the row with a run that keeps the window, and has a lease and a maximum lock anew."""
+    run_until = later(now, request.max_lock)
+    return replace(
         row,
         started_at=now,
         run_until=run_until,
@@ -500,16 +501,8 @@ def claim_manual(
         handovers=0,
         handed_over=False,
         failover=request.failover,
-        runs=request.runs,
         finished_at=None,
-        attempt=1,
-        kind="manual",
-        request_id=None,
-        requested_by=None,
-        requested_at=None,
-        request_until=None,
     )
-    return Decision(row, _granted(row, now)._replace(runs=ran), ended)
 
 
 def _gives_way(row: Row, now: datetime, *, stable: bool) -> bool:
