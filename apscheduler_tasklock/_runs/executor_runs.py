@@ -462,7 +462,9 @@ class ExecutorRuns:
             for missed in work.submission.due.passed:
                 self._owner.note_stored(request, missed)
             return
-        is_first = work.submission.cause is None  # a look finds the other runs' jobs again
+        # A look that has found the job of another run finds it again. A stored job's row stays in
+        # its store for as long as it may be run again.
+        is_first = work.submission.cause is None
         if is_first and work.submission.may_be_retried and work.attempt.held is not None:
             self._note_unfinished(work, False)
         due_at = None if work.attempt.held is None else work.attempt.held.was_due_at

@@ -302,14 +302,11 @@ class Watch:
     def note_unfinished(self, submission: Submission, may_be_over: bool) -> None:
         """Note a run time while the task's last run is unfinished, or may be retried.
 
-        A stored job is not kept here, because its row stays in its store for as long as it may be
-        run again. If the row is removed before, the job is not run again.
-
         :param may_be_over: whether the last run may be over or dead, so that a look is due now
         """
         # Computed before the lock is taken, because `is_last` calls the trigger, which may be the
         # application's own code.
-        is_last = not submission.is_stored and submission.is_last
+        is_last = submission.is_last
         if self.closed:
             return
         if is_last:

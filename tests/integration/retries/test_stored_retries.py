@@ -44,6 +44,13 @@ def key(request: pytest.FixtureRequest) -> str:
     return str(request.node.name)[:60]
 
 
+def fail_once(replica: StoreReplica, key: str, connection: Connection, *, failures: int) -> None:
+    """Add a one-off job that fails so often, and wait for its first failure."""
+    failing[key] = failures
+    replica.run_at(fail_at_first, key, misfire_grace_time=None)
+    eventually(lambda: finished(connection, 1))
+
+
 @pytest.mark.slow
 def test_a_stored_one_off_job_is_retried_and_then_removed(
     make_store_replica: MakeStoreReplica, key: str, connection: Connection
@@ -66,9 +73,7 @@ def test_a_retrying_job_is_shown_and_can_be_removed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     replica = make_store_replica(retries=2, retry_delay=600, poll_interval=0.2)
-    failing[key] = 9
-    replica.run_at(fail_at_first, key, misfire_grace_time=None)
-    eventually(lambda: finished(connection, 1))
+    fail_once(replica, key, connection, failures=9)
 
     with TaskLocks(database_url) as locks:
         [job] = locks.jobs()
@@ -87,23 +92,24 @@ def test_a_retrying_job_is_shown_and_can_be_removed(
 
 @pytest.mark.slow
 def test_a_job_that_is_removed_after_a_retry_is_not_retried_any_more(
-    make_store_replica: MakeStoreReplica, key: str, connection: Connection, database_url: str
+    make_store_replica: MakeStoreReplica,
+    key: str,
+    connection: Connection,
+    database_url: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The replica that has run the retry does not keep the job."""
     replica = make_store_replica(retries=4, retry_delay=600, poll_interval=0.2)
-    failing[key] = 9
-    replica.run_at(fail_at_first, key, misfire_grace_time=None)
-    eventually(lambda: finished(connection, 1))
+    fail_once(replica, key, connection, failures=9)
     connection.execute("UPDATE task_lock SET retry_at = now()")
     eventually(lambda: finished(connection, 2))
 
     with TaskLocks(database_url) as locks:
         locks.remove_job(key, by="me")
     connection.execute("UPDATE task_lock SET retry_at = now()")
-    other = f"{key} other"
-    replica.run_at(fail_at_first, other, after=1)  # until then there are several looks
-
-    eventually(lambda: attempts.get(other))
+    # A task that is always looked at.
+    replica.scheduler.add_job(note, "interval", hours=5, id="other", args=["other"])
+    until_looked(count_looks(replica, monkeypatch))
     assert attempts[key] == [1, 2]
 
 
@@ -111,9 +117,7 @@ def test_a_task_that_is_freed_to_run_again_runs_its_stored_job_anew(
     make_store_replica: MakeStoreReplica, key: str, connection: Connection, database_url: str
 ) -> None:
     replica = make_store_replica(retries=2, retry_delay=600, poll_interval=0.2)
-    failing[key] = 1
-    replica.run_at(fail_at_first, key, misfire_grace_time=None)
-    eventually(lambda: finished(connection, 1))
+    fail_once(replica, key, connection, failures=1)
 
     with TaskLocks(database_url) as locks:
         [task] = locks.tasks()
@@ -126,9 +130,7 @@ def test_the_same_id_added_again_voids_the_retry(
     make_store_replica: MakeStoreReplica, key: str, connection: Connection
 ) -> None:
     replica = make_store_replica(retries=2, retry_delay=600)
-    failing[key] = 1
-    replica.run_at(fail_at_first, key, misfire_grace_time=None)
-    eventually(lambda: finished(connection, 1))
+    fail_once(replica, key, connection, failures=1)
 
     replica.run_at(fail_at_first, key, after=0.2, misfire_grace_time=None)
 
