@@ -126,6 +126,7 @@ class RunQueue:
         self._verdicts: set[Verdict] = set()  # of the current asks, as far as they are answered
         self._asked_at = inf
         self._reserved = 0  # workers that stay free for the runs of the current ask
+        self._free_since = inf  # since when a worker is free; `inf`: none is free
         self._unbegun: set[Run] = set()
         self._growth = 1  # multiplies the size of an ask; doubled while all runs are refused
         self._not_before = -inf
@@ -282,6 +283,7 @@ class RunQueue:
     def _deal(self, step: Step, now: float) -> None:
         """Decide which waiting runs get the free workers, or are claimed for them."""
         free = self._workers.free
+        self._free_since = min(self._free_since, now) if free - self._reserved >= 1 else inf
         if now < self._asked_at + PATIENCE:
             free -= self._reserved
         # While a run pauses because its task's row was locked, no other run of the task is claimed,
@@ -321,13 +323,15 @@ class RunQueue:
 
         Both are runs of one job. The run because of which the earlier run is kept may be over,
         which only a look can find out. If the later run were claimed before that look, the earlier
-        run and its backlog would be refused.
+        run and its backlog would be refused. A look from before a worker was free does not count,
+        because the run in the way may have ended while the later run waited for the worker.
         """
         earlier = [each for each in kept if each.due_at < run.due_at]
         looked_at = [each.looked_at for each in earlier]
-        is_held = min(looked_at, default=inf) < run.came
-        step.is_look_due = step.is_look_due or (is_held and not run.is_held)
-        run.is_held = is_held
+        is_held = min(looked_at, default=inf) < max(run.came, self._free_since)
+        if not is_held or self._free_since < inf:
+            step.is_look_due = step.is_look_due or (is_held and not run.is_held)
+            run.is_held = is_held
         return is_held
 
     def _report_full(self, step: Step, now: float) -> None:

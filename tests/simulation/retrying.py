@@ -689,8 +689,7 @@ def history(seed: int) -> RetryStory:
         act,
         replicas=replicas,
         leads=leads,
-        # With few workers, leader mode may lose a run time that is kept; see the README.
-        workers=None if leads else chance.choice((1, 2, None)),
+        workers=chance.choice((1, 2, None)),
         is_paused=getattr(act, "func", None) is _paused,
         lasts=500.0,
     )

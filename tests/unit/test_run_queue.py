@@ -489,6 +489,31 @@ class TestKept:
         step = steps.step(kept=[(kept, Outlook.WAITS, 111.0)])
         assert step.asks[0].runs == [later]
 
+    def test_a_look_from_before_a_worker_was_free_does_not_let_a_later_run_time_go(self) -> None:
+        steps, kept = Steps(workers=1), run_of(came=100.0)
+        steps.answer(steps.step(came=[kept]), lambda _run: KEPT)
+        [busy] = steps.begin([run_of("b", came=101.0)]).given
+        later = run_of(came=110.0)
+        steps.step(came=[later])
+        steps.now = 111.0
+        step = steps.step(kept=[(kept, Outlook.WAITS, 111.0)])
+        assert (step.asks, step.is_look_due) == ([], False)
+        # The run in the way may have ended since that look.
+        steps.now = 120.0
+        step = steps.free(busy)
+        assert (step.asks, step.is_look_due) == ([], True)
+        assert steps.step(kept=[(kept, ASKED_AGAIN, 120.0)]).asks[0].runs == [kept]
+
+    def test_a_look_with_a_worker_free_lets_a_later_run_time_go(self) -> None:
+        steps, kept = Steps(workers=1), run_of(came=100.0)
+        steps.answer(steps.step(came=[kept]), lambda _run: KEPT)
+        [busy] = steps.begin([run_of("b", came=101.0)]).given
+        later = run_of(came=110.0)
+        steps.step(came=[later])
+        steps.now = 120.0
+        steps.free(busy)
+        assert steps.step(kept=[(kept, Outlook.WAITS, 120.0)]).asks[0].runs == [later]
+
     def test_a_later_run_time_goes_after_an_earlier_one_that_is_asked_for_again(self) -> None:
         steps, kept, later = Steps(), run_of(came=100.0), run_of(came=110.0)
         steps.answer(steps.step(came=[kept]), lambda _run: KEPT)
