@@ -1064,6 +1064,9 @@ def _run_of(submission: Submission, work: _Work) -> Run:
     due_at = time.monotonic() - (time.time() - work.attempt.run_time.timestamp())
     if due is not None:
         due_at, came = due.due_at, due.came
+    failed, retry_at = submission.failed_run, inf
+    if failed is not None and failed.retry_at is not None:
+        retry_at = came - (failed.database_time - failed.retry_at).total_seconds()
     return Run(
         _kind_of(submission),
         submission.task_name,
@@ -1072,6 +1075,7 @@ def _run_of(submission: Submission, work: _Work) -> Run:
         came,
         None if submission.exempt_from_misfire else submission.job.misfire_grace_time,
         claims=submission.options is not None,
+        retry_at=retry_at,
         what=work,
     )
 

@@ -446,4 +446,4 @@ class _Asking:
 
 
 def _place(run: Run) -> tuple[float, int]:
-    return run.came, run.number
+    return min(run.came, run.retry_at), run.number

@@ -84,6 +84,8 @@ class Run:
     :ivar came: when the run was submitted; for a stored job as in ``DueRun``
     :ivar grace: limits the seconds of lateness; ``None``: the run is never a misfire
     :ivar claims: whether the run needs the task's lock
+    :ivar retry_at: for a retry, the time from which it can begin. It stands in the queue by this
+        time, because a look finds it later; ``inf``: the run stands there by ``came``
     :ivar following: the run of the next run time in the same submission, which is put into the
         queue when this run is over
     :ivar what: the data of the run that its executor needs. The queue does not read them.
@@ -115,6 +117,7 @@ class Run:
     came: float
     grace: float | None = None
     claims: bool = True
+    retry_at: float = inf
     following: Run | None = None
     what: Any = None
     state: State = State.WAITING

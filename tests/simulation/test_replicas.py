@@ -646,6 +646,24 @@ class TestRetries:
             MIDNIGHT + n * MINUTE for n in range(1, 6)
         ]
 
+    def test_a_retry_gets_a_worker_before_a_run_that_was_due_after_it(self) -> None:
+        def add_jobs(scheduler: Any) -> None:
+            at = MIDNIGHT + 10 * MINUTE
+            scheduler.add_job(failing(1), "date", run_date=at, id="job")
+            for number in range(10):  # as many as there are workers
+                run_date = at + timedelta(seconds=10)
+                scheduler.add_job(job, "date", run_date=run_date, id=f"busy {number}")
+            scheduler.add_job(
+                job, "date", run_date=at + timedelta(seconds=23), id="late", misfire_grace_time=None
+            )
+
+        # The retry can begin 20 to 22 seconds after the failure, and a look finds it 25 seconds
+        # after it.
+        lasting = {f"busy {number}": 60 + 60 * (number > 0) for number in range(10)}
+        simulation = simulated(add_jobs, 1, retries=1, retry_delay=20, durations=lasting)
+        runs = simulation.advance(minutes=15)
+        assert [(run.job_id, run.attempt) for run in runs[-2:]] == [("job", 2), ("late", 1)]
+
     @pytest.mark.parametrize("replicas", [1, 3])
     def test_a_one_off_job_is_run_again_although_the_schedulers_have_dropped_it(
         self, replicas: int

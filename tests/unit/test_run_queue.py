@@ -297,6 +297,19 @@ class TestShares:
             (Kind.SCHEDULE, 3),
         ]
 
+    def test_a_retry_stands_among_the_others_by_its_own_time(self) -> None:
+        steps = Steps(workers=1)
+        [busy] = steps.begin([run_of("busy")]).given
+        steps.step(came=[run_of("earlier", came=102.0), run_of("later", came=104.0)])
+        steps.step(came=[run_of("retry", came=105.0, kind=Kind.RETRY, retry_at=103.0)])
+        waiting, found = steps.free(busy), []
+        for _ in range(3):
+            step = steps.grant(waiting)
+            found += names(step.given)
+            steps.step(begun=step.given)
+            waiting = steps.free(*step.given)
+        assert found == ["earlier", "retry", "later"]
+
     def test_stored_and_scheduled_runs_share_by_the_time_when_they_came(self) -> None:
         stored = [run_of(f"s{number}", number, Kind.STORED) for number in (1.0, 2.0, 9.0)]
         scheduled = [run_of(f"t{number}", number) for number in (3.0, 4.0)]
