@@ -1056,14 +1056,19 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
             )
         return task.name
 
-    def note_stored_job(self, job: Any, jobstore: str) -> None:
+    def note_stored_job(self, job: Any, jobstore: str, *, is_declared: bool) -> None:
         """Note that this replica has added or changed a recurring job of a ``TaskLockJobStore``.
 
         The next look registers the job's task.
+
+        :param is_declared: whether the application has added the job, also in the place of one that
+            is there
         """
         task = self._jobs.resolve(job, jobstore)
         if task.options is not None:
             self._note_job(job, jobstore, task)
+            if is_declared:
+                self._jobs.log_late_retries(job, jobstore, task)
 
     def look_after(self, task_name: str, job_id: str, jobstore: str) -> None:
         """Let the next look check a task, because the run of its job in a shared store is dead."""

@@ -471,7 +471,7 @@ class ExecutorJobs:
                 job.id,
                 job.max_instances,
             )
-        self._log_late_retries(job, jobstore, task)
+        self.log_late_retries(job, jobstore, task)
         lease = task.options.lease
         if lease is None or lease == inf:
             return
@@ -494,7 +494,8 @@ class ExecutorJobs:
                 max_lock,
             )
 
-    def _log_late_retries(self, job: Any, jobstore: str, task: ResolvedTask) -> None:
+    def log_late_retries(self, job: Any, jobstore: str, task: ResolvedTask) -> None:
+        """Log that the delay of a job's first retry does not fit into its period."""
         assert task.options is not None
         delay = task.options.delay_after(1)
         if delay is None or isinstance(job.trigger, DateTrigger):

@@ -469,13 +469,14 @@ class TaskLockJobStore(BaseJobStore, ShutDownTogether):  # type: ignore[misc]  #
         """Have due jobs read soon, and register a recurring job with its executor."""
         if self._due is not None:
             self._due.wake()
-        if isinstance(job, StoredJob) and not job.is_readable:
+        is_declared = not isinstance(job, StoredJob)
+        if not (is_declared or job.is_readable):
             return
         executor = self._executor_of(job)
         comes_again = not isinstance(job.trigger, DateTrigger)
         if executor is not None and comes_again and not isinstance(job.func, MissingFunction):
             with suppress(TaskLockOptionError):  # logged when the job is due
-                executor.note_stored_job(job, self._alias)
+                executor.note_stored_job(job, self._alias, is_declared=is_declared)
 
     def _executor_of(self, job: Any) -> TaskLockExecutor | None:
         """Return the executor here that claims a job's run times; ``None`` if there is none."""

@@ -65,6 +65,27 @@ def test_a_stored_one_off_job_is_retried_and_then_removed(
     eventually(lambda: connection.execute("SELECT FROM task_lock_job").fetchone() is None)
 
 
+def test_a_stored_job_whose_first_delay_does_not_fit_into_its_period_is_warned_of(
+    make_store_replica: MakeStoreReplica, key: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    replica = make_store_replica(retries=2, retry_delay=7200)
+    told = f"Job {key!r}: its retry_delay of 7200 s is not below its period of 3600 s"
+
+    def declare() -> None:
+        replica.scheduler.add_job(
+            note, "interval", hours=1, id=key, args=[key], replace_existing=True
+        )
+
+    declare()
+    assert caplog.text.count(told) == 1
+    declare()  # as at the start of the next replica
+    assert caplog.text.count(told) == 2
+    replica.scheduler.pause_job(key)
+    replica.scheduler.resume_job(key)
+    replica.scheduler.add_job(note, "interval", hours=3, id="other", args=["other"])
+    assert caplog.text.count("its retry_delay") == 2
+
+
 def test_a_retrying_job_is_shown_and_can_be_removed(
     make_store_replica: MakeStoreReplica,
     key: str,
