@@ -68,6 +68,10 @@ class Outage:
         self._over_at: float | None = None
         self._only_full = False
         self._is_locked = False  # whether a locked table is known as the reason
+        # Since when a locked table is logged, and when a statement was first answered after the
+        # last one that had failed because of it; both on the monotonic clock.
+        self._locked_since: float | None = None
+        self._unlocked_at: float | None = None
         self._doubted_at = -inf
         self.live_replicas = 0
         self._shortest_lease = inf
@@ -91,6 +95,11 @@ class Outage:
             if is_new:
                 self._since = time.monotonic()
             self._is_locked = is_found
+            if is_found:
+                self._unlocked_at = None
+                if self._locked_since is not None:
+                    return  # because only statements that do not use the table were answered
+                self._locked_since = self._since
         if is_found:
             logger.warning(
                 "A task lock table is locked (%s): %s (each run that is skipped is logged)",
@@ -183,6 +192,7 @@ class Outage:
         :param took: the seconds that the statement took. A statement that took more than a third of
             a lease begins the recovery grace.
         """
+        self._report_unlocked()
         is_slow = took > self._shortest_lease * SLOW_SHARE
         if self._since is None and self._grace_began is not None and not is_slow:
             return
@@ -202,18 +212,30 @@ class Outage:
             doubted = self._grace_began is not None and not self._is_grace_over(self._over_at)
             if not (self._only_full and doubted):
                 self._grace_began = self._over_at
-        if self._is_locked:
-            logger.info(
-                "The task lock tables are no longer locked (%s), %.1f sec after this replica "
-                "noticed",
-                self._where,
-                time.monotonic() - since,
-            )
-            return
+            if self._is_locked:
+                self._unlocked_at = self._over_at
+                return  # because the answer may be that of a statement that does not use the table
         logger.info(
             "The task lock database is back (%s), %.1f sec after this replica noticed",
             self._where,
             time.monotonic() - since,
+        )
+
+    def _report_unlocked(self) -> None:
+        """Log that no table is locked any more, if no statement has failed for some time."""
+        if self._unlocked_at is None:
+            return
+        with self._lock:
+            since, until = self._locked_since, self._unlocked_at
+            if since is None or until is None:
+                return
+            if time.monotonic() < until + self._timings.unlocked_after:
+                return
+            self._locked_since = self._unlocked_at = None
+        logger.info(
+            "The task lock tables are no longer locked (%s), %.1f sec after this replica noticed",
+            self._where,
+            until - since,
         )
 
 

@@ -21,6 +21,8 @@ class Timings:
         again after a second at most, and an attempt whose answer is lost fails at its limit
     :ivar doubt_interval: the shortest time between two recovery graces that begin because an idle
         connection was ended without a message
+    :ivar unlocked_after: how long no statement has failed because of a locked table until the lock
+        counts as over in the log. Statements that do not use that table are answered meanwhile
     :ivar renewals_per_lease: how often a claim is renewed during one lease, so that a renewal may
         fail and be tried again
     :ivar release_timeout: limits the wait of ``hold`` for a release that fails. After this time
@@ -53,6 +55,7 @@ class Timings:
     longest_answer: float = 3.3
     recovery_grace: float = 2.5
     doubt_interval: float = 120.0
+    unlocked_after: float = 15.0
     renewals_per_lease: int = 3
     release_timeout: float = 0.2
     release_interval: float = 1.0

@@ -16,6 +16,7 @@ FULL = ServerFullError("too many clients")
 ATTEMPT = 4.0
 TIMINGS = Timings(recovery_grace=2.5, doubt_interval=120.0)
 GRACE = ATTEMPT + TIMINGS.recovery_grace
+UNLOCKED_AFTER = TIMINGS.unlocked_after
 
 
 class Seen:
@@ -255,6 +256,8 @@ def test_who_has_a_table_locked_is_told_once_it_is_known(
         seen.outage.begin(error)
         seen.go_on(1)
     seen.answer()
+    seen.go_on(UNLOCKED_AFTER)
+    seen.answer()
     assert [record.getMessage() for record in caplog.records] == [
         "The task lock database is unavailable (db): no route (each run that is skipped is logged)",
         "A task lock table is locked (db): no answer, since pid 7 has it locked (each run that "
@@ -265,6 +268,28 @@ def test_who_has_a_table_locked_is_told_once_it_is_known(
     seen.go_on(1)
     seen.outage.begin(NO_ROUTE)  # the next outage is one of its own
     assert "is unavailable" in caplog.text
+
+
+def test_a_locked_table_is_told_once_although_statements_without_it_are_answered(
+    seen: Seen, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    locked = TableLockedError("no answer, since pid 7 has it locked")
+    for _ in range(4):
+        seen.outage.begin(locked)
+        seen.go_on(UNLOCKED_AFTER - 1)
+        seen.answer()
+        assert seen.outage.reason is None
+        seen.go_on(UNLOCKED_AFTER - 1)
+        seen.answer()
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    seen.go_on(2)
+    for _ in range(2):
+        seen.answer()
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
+    assert f"{7 * (UNLOCKED_AFTER - 1):.1f} sec after" in caplog.text
+    seen.outage.begin(locked)  # another lock
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO", "WARNING"]
 
 
 @pytest.mark.parametrize("by_server", [False, True])

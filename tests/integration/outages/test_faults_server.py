@@ -278,7 +278,8 @@ def test_a_table_that_a_session_has_locked_is_told_with_that_session(
     job.go_on.set()
     if setting:
         role.set(f"ALTER ROLE {{}} {setting}")
-    replica = make_replica(role.url, claim_timeout=3, poll_interval=0.3)
+    timings = Timings(unlocked_after=1.0)
+    replica = make_replica(role.url, claim_timeout=3, poll_interval=0.3, timings=timings)
     replica.run_once(job.run)
     replica.one(EVENT_JOB_EXECUTED)
     with (
