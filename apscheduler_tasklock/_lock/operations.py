@@ -777,7 +777,7 @@ class Operations:
         if self._run_recording(cursor, self._acknowledge, **wanted).fetchone() is None:
             self._check_there(cursor, [task])
             [now] = self.tasks(cursor, [escaped(task)], 1)
-            if now.acknowledged:
+            if now.acknowledged and now.token == token:
                 return
             why = "it has no failure, no cut, and no miss of a one-off job"
             if now.failures or now.cut_for is not None or now.missed_at is not None:

@@ -864,6 +864,11 @@ class TestAck:
         assert 'tasklock_task_failures{tasklock_task_name="sync"} 0' in command("metrics").out
         assert "its failure alarms no more" in command("show", "sync").out
         assert re.search(r"acknowledged by ann", command("show", "sync").out)
+        again = command("ack", "sync", *form)
+        assert (again.status, again.out) == (0, answer.out)
+        wrong = command("ack", "sync", "--token", "40", *form)
+        assert (wrong.status, wrong.out) == (4, "")
+        assert "its last run has the token 41" in wrong.err
 
     def test_a_cut_that_is_known_alarms_no_more(
         self, command: Command, connection: Connection
