@@ -23,7 +23,7 @@ from apscheduler_tasklock.cli.exits import (
     status_of,
 )
 from apscheduler_tasklock.cli.parser import Default, MonitorParser, build_parser, joined
-from apscheduler_tasklock.errors import TaskLockError
+from apscheduler_tasklock.errors import TaskLockError, TaskLockOptionError
 
 
 def main(
@@ -82,12 +82,22 @@ def _run(
         known = dict(defaults())
     except TaskLockError as error:
         failure = error
+    for word in given:
+        _check_text(word)
     # `--help` ends the process here, so it works without defaults.
     options = build_parser(parser_class, prog, known).parse_args(joined(given))
     if failure is not None:
         raise failure
     status: int = options.run(options)
     return status
+
+
+def _check_text(word: str) -> None:
+    try:
+        word.encode()
+    except UnicodeEncodeError:
+        # Python reads bytes that are not valid as lone surrogates, which cannot be sent.
+        raise TaskLockOptionError(f"the argument {word!r} is not valid UTF-8") from None
 
 
 def _answer(run: Callable[[], int]) -> int:

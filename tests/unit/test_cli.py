@@ -32,6 +32,32 @@ def test_an_invalid_number_is_named_with_what_is_allowed(
     assert last == f"apscheduler-tasklock demo: error: argument {option}: {message}"
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["show", "a\udcff"],
+        ["pause", "job", "--reason", "a\udcff"],
+        ["jobs", "pause", "job", "--as=a\udcff"],
+        ["a\udcff"],
+    ],
+    ids=["name", "reason", "operator", "command"],
+)
+def test_an_argument_that_is_no_valid_text_is_invalid(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Python reads bytes that are not valid UTF-8 as surrogates."""
+    assert main([*arguments, "--database", "postgresql://localhost:1/none"]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert "a\\udcff' is not valid UTF-8" in line
+
+
+def test_an_argument_of_check_that_is_no_valid_text_goes_to_the_monitor(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["check", "a\udcff"]) == 3
+    assert "is not valid UTF-8" in capsys.readouterr().out
+
+
 def test_a_demo_of_the_shared_store_is_none_of_leader_mode(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
