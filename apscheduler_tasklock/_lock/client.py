@@ -630,10 +630,8 @@ class LockClient:
     def _made_of(
         self, held: HeldLock, ticket: ReleaseTicket, answer: ReleaseAnswer | None
     ) -> Released | None:
-        is_retried = ticket.release.request.end.retry_in is not None
-        if answer is None and ticket.release.in_doubt and (held.lease_left > 0 or is_retried):
-            # An earlier try has released the claim, and another claim was granted since then, such
-            # as that of the run's retry.
+        if answer is None and ticket.release.in_doubt and held.lease_left > 0:
+            # An earlier try has released the claim, and another claim was granted since then.
             return Released()
         return None if answer is None else Released(answer.locked_until, answer.retry_at)
 

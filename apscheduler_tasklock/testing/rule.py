@@ -526,9 +526,13 @@ def release(
 ) -> Decision[ReleaseAnswer | None]:
     """Release a claim, or hand its window over.
 
-    The answer is ``None`` if the claim no longer stands.
+    The answer is ``None`` if the claim no longer stands, unless its run is retried since: then an
+    earlier try has released it.
     """
     hands_over = request.end.window is WindowAfter.HAND_OVER
+    if row is not None and row.claim_id != request.claim_id == row.retry_of and not hands_over:
+        until = max(now, row.window_until)
+        return Decision(row, ReleaseAnswer(until, now, row.retry_at))
     if row is None or row.claim_id != request.claim_id or (hands_over and row.finished):
         return Decision(row, None)
     end = _hand_over if hands_over else _finish

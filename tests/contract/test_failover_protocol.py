@@ -11,7 +11,12 @@ import psycopg
 import pytest
 
 from apscheduler_tasklock._lock.outcomes import RunOutcome
-from apscheduler_tasklock._lock.protocol_messages import ReleaseRequest, Renewal
+from apscheduler_tasklock._lock.protocol_messages import (
+    ReleaseAnswer,
+    ReleaseRequest,
+    Renewal,
+    RetryRequest,
+)
 from apscheduler_tasklock.errors import TaskLockDatabaseError
 from tests.contract.conftest import Replica, database_now, row
 
@@ -734,6 +739,46 @@ class TestReading:
                 Replica("other", session).read("task")
             with pytest.raises(TaskLockDatabaseError, match="read-only"):
                 Replica("other", session).read("unknown")
+
+
+class TestReleasesAndRetries:
+    @pytest.mark.parametrize("many", [False, True], ids=["alone", "together"])
+    def test_a_release_that_is_sent_again_after_the_claim_of_the_retry_tells_of_the_retry(
+        self, one: Replica, other: Replica, travel: Travel, many: bool
+    ) -> None:
+        failing, _ = one.claim(**LEASED)
+        failed = RunOutcome(outcome="error", error_type="Error", retry_in=5.0)
+        request = ReleaseRequest("task", failing, failed)
+        first = release(one, request, many=many)
+        assert first is not None
+        travel(6)
+        retry = RetryRequest("task", failing, 60.0, 30.0, failover=True)
+        [answer] = other.protocol.retry_many(other.cursor, [retry]).values()
+        assert answer.granted
+
+        again = release(one, request, many=many)
+
+        assert again is not None
+        assert again.retry_at == first.retry_at is not None
+        assert again.locked_until == first.locked_until
+        assert one.read("task", always=["task"])["task"].claim_id == retry.claim_id
+
+    @pytest.mark.parametrize("many", [False, True], ids=["alone", "together"])
+    def test_a_release_that_finds_another_claim_tells_nothing(
+        self, one: Replica, other: Replica, travel: Travel, many: bool
+    ) -> None:
+        dead, _ = one.claim(**LEASED)
+        travel(30)
+        other.take_over(dead, lease=30)
+        failed = RunOutcome(outcome="error", error_type="Error", retry_in=5.0)
+        assert release(one, ReleaseRequest("task", dead, failed), many=many) is None
+
+
+def release(replica: Replica, request: ReleaseRequest, *, many: bool) -> ReleaseAnswer | None:
+    if many:
+        answers = replica.protocol.release_many(replica.cursor, [request])
+        return answers.get(request.claim_id)
+    return replica.protocol.release(replica.cursor, request)
 
 
 class TestRetriesAndDeaths:

@@ -190,7 +190,11 @@ class _Release:
 
 
 def release(table: str, history: History | None = None) -> str:
-    """Return the statement that releases a claim, and finishes its run."""
+    """Return the statement that releases a claim, and finishes its run.
+
+    A release that is sent again may find that its run is retried already: the claim in the row is
+    another one then, and ``retry_of`` still the released one.
+    """
     release = _Release(asked_parameters(_RELEASE_TYPES), history)
     mine = "task_name = %(task_name)s AND claim_id = %(claim_id)s::uuid"
     late = """(SELECT %(task_name)s::text AS task_name, %(token)s::bigint AS token,
@@ -202,6 +206,10 @@ def release(table: str, history: History | None = None) -> str:
             RETURNING {release.ended}
         ){release.entry}{release.overtaken(late)}
         SELECT locked_until, now() AS database_time, retry_at FROM ended
+        UNION ALL
+        SELECT GREATEST(now(), window_until), now(), retry_at FROM {table}
+        WHERE task_name = %(task_name)s AND retry_of = %(claim_id)s::uuid
+              AND NOT EXISTS (SELECT FROM ended)
     """
 
 
@@ -226,7 +234,8 @@ def release_many(table: str, history: History | None = None) -> str:
 
     Some of the runs may be handed over, as by :func:`hand_over`. The statement returns the claims
     that stood. A claim whose row another session has locked is passed over, and is returned without
-    a ``locked_until``.
+    a ``locked_until``. The answer of a release whose run is retried already is as that of
+    :func:`release`.
 
     The last part uses ``NOT IN``, because PostgreSQL looks the names up in a hash table. For a join
     it would expect one row in ``ended`` and compare 200 times 200 rows, which took a third of the
@@ -257,9 +266,15 @@ def release_many(table: str, history: History | None = None) -> str:
         {release.entry}{release.overtaken(late)}
         SELECT claim_id AS asked_claim_id, locked_until, now() AS database_time, retry_at FROM ended
         UNION ALL
-        SELECT claim_id, NULL, now(), NULL
-        FROM asked JOIN {table} AS lock USING (task_name, claim_id)
-        WHERE {found} AND task_name NOT IN (SELECT task_name FROM ended)
+        SELECT asked.claim_id,
+               CASE WHEN lock.claim_id <> asked.claim_id
+                    THEN GREATEST(now(), lock.window_until) END,
+               now(),
+               CASE WHEN lock.claim_id <> asked.claim_id THEN lock.retry_at END
+        FROM asked JOIN {table} AS lock USING (task_name)
+        WHERE CASE WHEN lock.claim_id = asked.claim_id
+                   THEN {found} AND task_name NOT IN (SELECT task_name FROM ended)
+                   ELSE lock.retry_of = asked.claim_id AND NOT asked.hand_over END
     """
 
 

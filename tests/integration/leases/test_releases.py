@@ -15,6 +15,8 @@ from sqlalchemy import Engine
 
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.client import LockClient, Released
+from apscheduler_tasklock._lock.outcomes import RunOutcome
+from apscheduler_tasklock._lock.protocol_messages import Refusal, RetryRequest
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockSchemaError
 from apscheduler_tasklock.lock import HeldLock
 from tests.support.claims import held
@@ -25,6 +27,7 @@ from tests.support.roles import role
 MakeLocks = Callable[..., LockClient]
 
 TIMES = {"min_lock": 0.0, "max_lock": 5000.0}
+FAILED = RunOutcome(outcome="error", error_type="Error", retry_in=0.0)
 # Pending releases are left to the next claim and to close: the background never gets to them.
 NO_RETRIES = Timings(release_interval=3600.0)
 
@@ -254,3 +257,51 @@ def test_one_whose_answer_was_lost_is_no_lost_lock_while_its_lease_lasts(
     proxy.to_client = lose
     assert one.release(lock) == (Released() if lease > 1 else None)
     other.release(taken[0])
+
+
+def test_one_whose_answer_was_lost_tells_of_the_retry_that_it_has_noted(
+    make_locks: MakeLocks, proxy: Proxy, connection: psycopg.Connection[Any]
+) -> None:
+    """When it is sent again, its lease is over, and the claim of the retry stands."""
+    one = make_locks(proxy.url, replica_id="one", timings=Timings(release_timeout=60))
+    other = make_locks(replica_id="other")
+    lock = held(one, **TIMES, lease=1.0)
+    retries: list[HeldLock | Refusal | None] = []
+
+    def lose(data: bytes) -> bytes | None:
+        if retries:
+            return data
+        retries.append(other.claim(RetryRequest("task", lock.claim_id, 5000.0)))
+        eventually(lambda: lock.lease_left == 0)
+        return None
+
+    proxy.to_client = lose
+    released = one.release(lock, FAILED)
+
+    [retry] = retries
+    assert isinstance(retry, HeldLock)
+    assert released is not None
+    noted = connection.execute("SELECT retry_at FROM task_lock").fetchone()
+    assert (released.retry_at,) == noted
+    other.release(retry)
+
+
+def test_one_whose_answer_was_lost_tells_of_a_lost_lock_although_its_run_has_retries(
+    make_locks: MakeLocks, proxy: Proxy, connection: psycopg.Connection[Any]
+) -> None:
+    one = make_locks(proxy.url, timings=Timings(release_timeout=60))
+    lock = held(one, **TIMES, lease=1.0)
+    # As by another replica's claim, after the lease.
+    connection.execute("UPDATE task_lock SET claim_id = gen_random_uuid(), token = token + 1")
+    answers: list[bytes] = []
+
+    def lose(data: bytes) -> bytes | None:
+        if answers:
+            return data
+        answers.append(data)
+        eventually(lambda: lock.lease_left == 0)
+        return None
+
+    proxy.to_client = lose
+    assert one.release(lock, FAILED) is None
+    assert answers
