@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -9,6 +10,8 @@ from functools import partial
 from math import inf
 from typing import Any
 from uuid import uuid4
+
+import pytest
 
 from apscheduler_tasklock._lock.outcomes import RunOutcome, WindowAfter
 from apscheduler_tasklock._lock.protocol_messages import (
@@ -34,6 +37,8 @@ POLL_INTERVAL = 5.0
 # The seconds between two checks whether a story is over.
 SLICE = 5.0
 MOST_TAKEOVERS = 3
+# Limits the failed stories that are printed in full.
+MOST_TOLD = 3
 # Faults that may cost a window without failover: its holder is gone, or the database accepts
 # nothing for as long as a claim is tried.
 COSTLY = (
@@ -420,6 +425,14 @@ class Story:
         lines = [f"{self.scenario.name}: {planned or 'no fault'}", *self.found]
         lines += [f"{at:9.3f} {who:<9} {what}" for at, who, what in self.world.trace]
         return "\n".join(lines)
+
+
+def check(stories: Sequence[Story], what: str) -> None:
+    """Fail if there are stories that went wrong, and show some of them."""
+    if stories:
+        kinds = Counter(found.split(":")[0] for story in stories for found in story.found)
+        full = "\n\n".join(str(story) for story in stories[:MOST_TOLD])
+        pytest.fail(f"{len(stories)} of {what} went wrong: {dict(kinds)}\n\n{full}")
 
 
 def _offset(story: Story, task: Task, *, apart: float = 0.3) -> None:

@@ -1,13 +1,12 @@
-"""Replicas with both sides on a virtual clock: faults at every place, bursts, overloads, histories.
+"""Replicas with both sides on a virtual clock: bursts, overloads, histories, mistakes.
 
 The README beside this module says what these tests find, and what they cannot find.
 """
 
 from __future__ import annotations
 
-import random
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -23,64 +22,19 @@ from tests.simulation.jobs_scenarios import (
     late_manual_runs,
     overload,
 )
+from tests.simulation.scenarios import check
 from tests.simulation.world import GoesRoundError, replaced
 from tests.support.queue_mutations import QUEUE_MUTATIONS
 
 pytestmark = pytest.mark.usefixtures("simulation")
 
-SEED = 32
-# Limits the singles of a scenario, and the seeds, in `make test`.
-SINGLES_IN_SHORT = 12
+# Limits the seeds in `make test`.
 SEEDS_IN_SHORT = 60
 # The seeds in `make simulate`, for a share of 1 of all pairs of faults.
 SEEDS = 20_000
-# Limits the failed stories that are printed in full.
-MOST_TOLD = 3
 # The seconds that an answer takes in a stall of the database.
 STALLS = (0.3, 1.5)
 LATENCIES = {"overload": 0.0, "stall": STALLS[1]}
-
-
-def check(stories: Sequence[JobsStory], what: str) -> None:
-    if stories:
-        kinds = Counter(found.split(":")[0] for story in stories for found in story.found)
-        full = "\n\n".join(str(story) for story in stories[:MOST_TOLD])
-        pytest.fail(f"{len(stories)} of {what} went wrong: {dict(kinds)}\n\n{full}")
-
-
-def went_wrong(
-    scenario: JobsScenario, planned: Sequence[tuple[Planned, ...]]
-) -> Sequence[JobsStory]:
-    return [story for each in planned if (story := JobsStory(scenario, each)).found]
-
-
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
-class TestScenarios:
-    def test_nothing_goes_wrong_without_a_fault(self, scenario: JobsScenario) -> None:
-        story = JobsStory(scenario)
-        assert not story.found, story
-        assert not late_manual_runs(story), story
-        assert story.ledger.runs
-
-    def test_it_goes_the_same_way_again(self, scenario: JobsScenario) -> None:
-        for planned in JobsStory(scenario).singles[::300]:
-            first, second = JobsStory(scenario, (planned,)), JobsStory(scenario, (planned,))
-            assert str(first) == str(second)
-
-    def test_some_faults_at_some_places_keep_what_is_promised(self, scenario: JobsScenario) -> None:
-        chance = random.Random(f"{SEED} {scenario.name}")  # noqa: S311  # no secret
-        singles = JobsStory(scenario).singles
-        some = chance.sample(singles, min(SINGLES_IN_SHORT, len(singles)))
-        wrong = went_wrong(scenario, [(each,) for each in some])
-        check(wrong, f"{len(some)} stories (seed {SEED})")
-
-    @pytest.mark.simulate
-    @pytest.mark.timeout(7200)
-    def test_every_fault_at_every_place_keeps_what_is_promised(
-        self, scenario: JobsScenario
-    ) -> None:
-        singles = [(each,) for each in JobsStory(scenario).singles]
-        check(went_wrong(scenario, singles), f"{len(singles)} stories")
 
 
 @pytest.mark.parametrize("scenario", BURSTS, ids=lambda scenario: scenario.name)

@@ -1,22 +1,26 @@
-"""Jobs that fail and are run again: faults at every place before a retry, in it and after it."""
+"""Jobs that fail and are run again: pairs of faults, histories, and mistakes that are found.
+
+Their scenarios are gone through in ``test_scenarios.py``.
+"""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import pytest
 
 from tests.simulation.faults import Planned
-from tests.simulation.retrying import SCENARIOS, RetryScenario, RetryStory, history, story_of
-from tests.simulation.test_jobs_side import SEED, SEEDS, check
+from tests.simulation.retrying import SCENARIOS, RetryScenario, history, story_of
+from tests.simulation.scenarios import check
+from tests.simulation.test_jobs_side import SEEDS
+from tests.simulation.test_scenarios import SEED
 from tests.simulation.test_side_faults import NEAR, is_beyond_promise
 from tests.support.retry_mutations import RETRY_MUTATIONS
 
 pytestmark = pytest.mark.usefixtures("simulation")
 
-# Limits the singles of a scenario, and the seeds, in `make test`.
-SINGLES_IN_SHORT = 6
+# Limits the seeds in `make test`.
 SEEDS_IN_SHORT = 30
 # The pairs of a scenario in `make simulate`, for a share of 1 of all pairs of faults.
 MOST_PAIRS = 1_000
@@ -39,54 +43,25 @@ ATTEMPTS = {
 }
 
 
-def went_wrong(scenario: RetryScenario, planned: Sequence[Planned]) -> Sequence[RetryStory]:
-    return [story for each in planned if (story := story_of(scenario, (each,))).found]
-
-
+@pytest.mark.simulate
+@pytest.mark.timeout(7200)
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
-class TestScenarios:
-    def test_nothing_goes_wrong_without_a_fault(self, scenario: RetryScenario) -> None:
-        story = story_of(scenario)
-        assert not story.found, story
-        assert story.ledger.runs
-
-    def test_it_goes_the_same_way_again(self, scenario: RetryScenario) -> None:
-        assert str(story_of(scenario)) == str(story_of(scenario))
-
-    def test_some_faults_at_some_places_keep_what_is_promised(
-        self, scenario: RetryScenario
-    ) -> None:
-        chance = random.Random(f"{SEED} {scenario.name}")  # noqa: S311  # no secret
-        singles = story_of(scenario).singles
-        some = chance.sample(singles, min(SINGLES_IN_SHORT, len(singles)))
-        check(went_wrong(scenario, some), f"{len(some)} stories (seed {SEED})")
-
-    @pytest.mark.simulate
-    @pytest.mark.timeout(7200)
-    def test_every_fault_at_every_place_keeps_what_is_promised(
-        self, scenario: RetryScenario
-    ) -> None:
-        singles = story_of(scenario).singles
-        check(went_wrong(scenario, singles), f"{len(singles)} stories")
-
-    @pytest.mark.simulate
-    @pytest.mark.timeout(7200)
-    def test_pairs_of_faults_keep_what_is_promised(
-        self, scenario: RetryScenario, request: pytest.FixtureRequest
-    ) -> None:
-        chance = random.Random(f"{SEED} {scenario.name}")  # noqa: S311  # no secret
-        singles, wrong = story_of(scenario).singles, []
-        for _ in range(int(MOST_PAIRS * request.config.getoption("--pairs")) if singles else 0):
-            first = chance.choice(singles)
-            seconds = [
-                each
-                for each in story_of(scenario, (first,)).singles
-                if first.at < each.at <= first.at + NEAR
-                and not is_beyond_promise(first.fault, each.fault)
-            ]
-            story = story_of(scenario, (first, *chance.sample(seconds, min(1, len(seconds)))))
-            wrong += [story] * bool(story.found)
-        check(wrong, f"pairs (seed {SEED})")
+def test_pairs_of_faults_keep_what_is_promised(
+    scenario: RetryScenario, request: pytest.FixtureRequest
+) -> None:
+    chance = random.Random(f"{SEED} {scenario.name}")  # noqa: S311  # no secret
+    singles, wrong = story_of(scenario).singles, []
+    for _ in range(int(MOST_PAIRS * request.config.getoption("--pairs")) if singles else 0):
+        first = chance.choice(singles)
+        seconds = [
+            each
+            for each in story_of(scenario, (first,)).singles
+            if first.at < each.at <= first.at + NEAR
+            and not is_beyond_promise(first.fault, each.fault)
+        ]
+        story = story_of(scenario, (first, *chance.sample(seconds, min(1, len(seconds)))))
+        wrong += [story] * bool(story.found)
+    check(wrong, f"pairs (seed {SEED})")
 
 
 class TestHistories:

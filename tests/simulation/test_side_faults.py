@@ -6,15 +6,14 @@ The README beside this module says what these tests find, and what they cannot f
 from __future__ import annotations
 
 import random
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 
 from tests.simulation.faults import FAULTS, STEPS, Planned
 from tests.simulation.mutations import MUTATIONS
-from tests.simulation.scenarios import SCENARIOS, Scenario, Story
+from tests.simulation.scenarios import SCENARIOS, Scenario, Story, check
 from tests.simulation.world import GoesRoundError
 
 pytestmark = pytest.mark.usefixtures("simulation")
@@ -24,8 +23,6 @@ NEAR = 10
 SEED = 31
 # The share of all pairs in `make test`.
 SHARE_IN_SHORT = 0.0025
-# Limits the failed stories that are printed in full.
-MOST_TOLD = 3
 
 
 # Pairs that broke a promise once, each with the statements at which its faults are.
@@ -71,13 +68,6 @@ MENDED = {
         ("release b", Planned(20, "kill before")),
     ),
 }
-
-
-def check(stories: Sequence[Story], what: str) -> None:
-    if stories:
-        kinds = Counter(found.split(":")[0] for story in stories for found in story.found)
-        full = "\n\n".join(str(story) for story in stories[:MOST_TOLD])
-        pytest.fail(f"{len(stories)} of {what} went wrong: {dict(kinds)}\n\n{full}")
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)

@@ -14,8 +14,8 @@ import pytest
 from apscheduler_tasklock.jobstore.due import DueJobs
 from tests.simulation.faults import FAULTS, STEPS, Planned
 from tests.simulation.jobs_scenarios import JobsScenario
+from tests.simulation.scenarios import check
 from tests.simulation.stored import SCENARIOS, StoredLocks, StoredStory, simulating_store
-from tests.simulation.test_jobs_side import check
 from tests.simulation.world import BEGIN, START, replaced
 
 pytestmark = pytest.mark.usefixtures("simulation", "store")
