@@ -191,6 +191,16 @@ class Row:
         return is_time and self.is_retry_pending(now) and not self.is_paused(now)
 
     @property
+    def is_first_failure(self) -> bool:
+        """Whether a failure of the last run is the first one of its run time."""
+        is_counted = (
+            self.kind == "takeover"
+            and self.failed_at is not None
+            and self.failed_at >= self.window_start
+        )
+        return self.attempt == 1 and not is_counted
+
+    @property
     def times(self) -> tuple[datetime, ...]:
         """The ends of the last run, of its window, and of its maximum lock."""
         return (self.finished_at or NEVER, self.window_until, self.run_until)
@@ -554,7 +564,7 @@ def _hand_over(
     if not row.handed_over:
         row, ended = _recorded(row, end, ended_at)
         if end.outcome == "overran":
-            failures = row.failures + (row.attempt == 1)
+            failures = row.failures + row.is_first_failure
             row = replace(row, failures=failures, failed_at=now, error_type=None)
         # The maximum lock of a run that never began counts anew.
         if not end.outcome:
@@ -584,7 +594,7 @@ def _finish(
         if end.outcome == "ok":
             row = replace(row, succeeded_at=ended_at, failures=0)
         elif end.outcome in ("error", "overran"):
-            failures = row.failures + (row.attempt == 1)
+            failures = row.failures + row.is_first_failure
             row = replace(row, failed_at=ended_at, failures=failures)
         if end.outcome in ("ok", "error", "overran"):
             row = replace(row, error_type=end.error_type)
@@ -957,7 +967,7 @@ def _died(row: Row) -> tuple[Row, tuple[Run, ...]]:
         row,
         last_outcome=outcome,
         deaths=row.deaths + (not row.overran),
-        failures=row.failures + (row.attempt == 1),
+        failures=row.failures + row.is_first_failure,
         failed_at=row.locked_until,
         error_type=None,
     )

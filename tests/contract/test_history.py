@@ -208,6 +208,32 @@ class TestDeaths:
         }
         assert (row(connection)["failures"], row(connection)["deaths"]) == (1, 1)
 
+    def test_a_death_and_the_error_of_its_takeover_are_one_failure(
+        self, one: Replica, other: Replica, travel: Travel, connection: Connection
+    ) -> None:
+        run(one, travel, outcome="error")
+        dead, _ = one.claim(**LEASED)
+        travel(31)
+        again, _ = other.take_over(dead, lease=30)
+        assert row(connection)["failures"] == 2
+        travel(31)
+        third, _ = one.take_over(again)
+        assert row(connection)["failures"] == 2
+        one.end(third, outcome="error")
+        assert (row(connection)["failures"], row(connection)["deaths"]) == (2, 0)
+        run(one, travel, outcome="error")
+        assert row(connection)["failures"] == 3
+
+    def test_the_error_of_a_run_that_was_handed_over_is_a_failure(
+        self, one: Replica, other: Replica, travel: Travel, connection: Connection
+    ) -> None:
+        run(one, travel, outcome="error")
+        claim_id, _ = one.claim(**LEASED)
+        one.end(claim_id, window=WindowAfter.HAND_OVER, outcome="cancelled")
+        again, _ = other.take_over(claim_id)
+        other.end(again, outcome="error")
+        assert row(connection)["failures"] == 2
+
     def test_a_batch_notes_the_deaths_of_those_of_its_tasks_that_have_one(
         self, one: Replica, other: Replica, travel: Travel, connection: Connection
     ) -> None:

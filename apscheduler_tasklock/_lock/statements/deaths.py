@@ -15,9 +15,13 @@ NOT_RUNNING = "(lock.finished_at IS NOT NULL OR lock.locked_until <= now())"
 # Whether the granted claim follows a dead run. A handed-over run does not count as dead.
 FOLLOWS_DEATH = "lock.finished_at IS NULL AND NOT lock.handed_over"
 
-# Whether the run is the first attempt at its run time. A run time counts as one failure, so that
-# the failures of its retries are not counted.
+# Whether the run is the first attempt at its run time. A takeover is no further attempt.
 IS_FIRST_ATTEMPT = "lock.attempt = 1"
+# Whether a failure of the run is the first one of its run time. A run time counts as one failure,
+# so that the failures of its retries are not counted, nor that of a takeover if the run that it has
+# taken over had failed.
+IS_FIRST_FAILURE = f"""({IS_FIRST_ATTEMPT} AND NOT (lock.kind IS NOT DISTINCT FROM 'takeover'
+    AND COALESCE(lock.failed_at >= lock.window_start, false)))"""
 
 # The outcome of a dead run. If its holder still renewed it right before the maximum lock ended, the
 # run has overrun its maximum lock, which is a failure, but no death.
@@ -28,7 +32,7 @@ NOTES_DEATH = f"""
     last_outcome = CASE WHEN {FOLLOWS_DEATH} THEN {ENDED_UNSEEN} END,
     overran = false,
     recorded_failures = lock.recorded_failures + CASE WHEN {FOLLOWS_DEATH} THEN 1 ELSE 0 END,
-    failures = lock.failures + CASE WHEN {FOLLOWS_DEATH} AND {IS_FIRST_ATTEMPT} THEN 1 ELSE 0 END,
+    failures = lock.failures + CASE WHEN {FOLLOWS_DEATH} AND {IS_FIRST_FAILURE} THEN 1 ELSE 0 END,
     failed_at = CASE WHEN {FOLLOWS_DEATH} THEN lock.locked_until ELSE lock.failed_at END,
     error_type = CASE WHEN {FOLLOWS_DEATH} THEN NULL ELSE lock.error_type END
 """
@@ -66,7 +70,7 @@ def give_up(table: str, history: History | None = None) -> str:
                 last_outcome = CASE WHEN {dead} THEN {ENDED_UNSEEN} ELSE lock.last_outcome END,
                 recorded_failures = recorded_failures + CASE WHEN {dead} THEN 1 ELSE 0 END,
                 failures = failures
-                    + CASE WHEN {dead} AND {IS_FIRST_ATTEMPT} THEN 1 ELSE 0 END,
+                    + CASE WHEN {dead} AND {IS_FIRST_FAILURE} THEN 1 ELSE 0 END,
                 failed_at = CASE WHEN {dead} THEN lock.locked_until ELSE failed_at END,
                 error_type = CASE WHEN {dead} THEN NULL ELSE error_type END
             FROM dead

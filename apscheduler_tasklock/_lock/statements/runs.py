@@ -20,7 +20,11 @@ from apscheduler_tasklock._lock.statements.conditions import (
     due_after,
     json_rows,
 )
-from apscheduler_tasklock._lock.statements.deaths import IS_DEAD, IS_FIRST_ATTEMPT
+from apscheduler_tasklock._lock.statements.deaths import (
+    IS_DEAD,
+    IS_FIRST_ATTEMPT,
+    IS_FIRST_FAILURE,
+)
 from apscheduler_tasklock._lock.statements.history import History
 from apscheduler_tasklock._lock.statements.retries import IS_RETRY_DUE, IS_RETRY_PENDING
 
@@ -111,7 +115,7 @@ class _Release:
                                 ELSE lock.succeeded_at END,
             failed_at = CASE WHEN {is_first} AND {failed} THEN {ended} ELSE lock.failed_at END,
             failures = CASE WHEN {is_first} AND {outcome} = 'ok' THEN 0
-                            WHEN {is_first} AND {failed} AND {IS_FIRST_ATTEMPT}
+                            WHEN {is_first} AND {failed} AND {IS_FIRST_FAILURE}
                             THEN lock.failures + 1
                             ELSE lock.failures END,
             last_outcome = CASE WHEN {is_first} THEN {asked["last_outcome"]}
@@ -140,7 +144,7 @@ class _Release:
                              ELSE lock.run_until END,{counts("NOT lock.handed_over")}
             last_outcome = {asked["last_outcome"]},
             failures = lock.failures
-                + CASE WHEN {overran} AND {IS_FIRST_ATTEMPT} THEN 1 ELSE 0 END,
+                + CASE WHEN {overran} AND {IS_FIRST_FAILURE} THEN 1 ELSE 0 END,
             failed_at = CASE WHEN {overran} THEN now() ELSE lock.failed_at END,
             error_type = CASE WHEN {overran} THEN NULL ELSE lock.error_type END,
             handed_over = true
