@@ -309,6 +309,9 @@ class TaskAdmin(SteeredAdmin):
         if status is None:
             return "-"
         texts = [status.state.value]
+        if status.state is TaskState.RETRYING:
+            told = f"attempt {status.attempt} failed; it is run again at {_time(status.retry_at)}"
+            texts[0] += f": {told}"
         if status.unreadable:
             texts.append(f"cannot be read: {', '.join(status.unreadable)}")
         if status.paused:
@@ -714,9 +717,10 @@ def _outcome(status: TaskStatus) -> str:
         return "not over"
     if status.outcome not in (None, "ok", "error"):
         return status.outcome
+    # A failure whose retry is to come is none of the failures in a row.
     if status.failures:
         return f"{status.error_type or 'failed'} ({status.failures} in a row)"
-    return "ok"
+    return "ok" if status.outcome != "error" else status.error_type or "failed"
 
 
 def _until(moment: datetime | None) -> str:
@@ -746,8 +750,10 @@ def _error(run: Any) -> Any:
             times = f"{run.run_times} run times from {times} to {_time(run.last_scheduled_at)}"
         return f"{times}: {run.reason}"
     error = ": ".join(part for part in (run.error_type, run.error) if part)
+    notes = [f"attempt {run.attempt}"] if (run.attempt or 1) > 1 or run.retry_at else []
     if run.retry_at is not None:
-        error += f" (attempt {run.attempt}, to be retried at {_time(run.retry_at)})"
+        notes.append(f"to be retried at {_time(run.retry_at)}")
+    error = f"{error} ({', '.join(notes)})".lstrip() if notes else error
     if not run.traceback:
         return error
     return format_html(

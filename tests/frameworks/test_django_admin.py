@@ -87,6 +87,7 @@ def test_the_list_of_tasks_says_what_each_is_doing(
     add("dead", **rows.DEAD)
     add("paused", **rows.PAUSED)
     add("fails", **rows.FAILING)
+    add("retried", **rows.RETRYING)
     add("new", **rows.NEW)
     add("was cut", **rows.CUT)
     add("handed over", **rows.HANDED_OVER)
@@ -108,6 +109,9 @@ def test_the_list_of_tasks_says_what_each_is_doing(
     assert " | died, took 2 s | " in cells(page, "dead")
     assert cells(page, "paused").startswith("paused | paused; paused by me@here: closed | ")
     assert " | ValueError (3 in a row), took 2 s | " in cells(page, "fails")
+    again = rf"retried \| retrying: attempt 2 failed; it is run again at {moment} \| every 5 min"
+    assert re.match(again, cells(page, "retried"))
+    assert " | ValueError, took 2 s | " in cells(page, "retried")
     assert cells(page, "new").startswith("new | new | every 5 min | - | - | ")
     assert cells(page, "was cut").startswith("was cut | cut | ")
     assert " | cut, took 2 s | " in cells(page, "was cut")
@@ -148,7 +152,7 @@ def test_the_list_of_runs_shows_the_history(
     add("report")
     rows.add_run(connection, "report", 1)
     rows.add_run(connection, "report", 2, outcome="'error'", error="'no paper'")
-    rows.add_run(connection, "other", 1)
+    rows.add_run(connection, "other", 1, kind="'retry'", attempt="3")
     every, errors, of_one = site.browse(
         ("get", RUNS, {}),
         ("get", RUNS, {"outcome": "error"}),
@@ -156,6 +160,7 @@ def test_the_list_of_runs_shows_the_history(
     )
     assert [page[0] for page in (every, errors, of_one)] == [200] * 3
     assert "3 runs" in every[1]
+    assert re.search(r"field-details[^>]*>\(attempt 3\)<", every[1])
     assert "no paper" in errors[1]
     assert "1 run\n" in errors[1]
     assert "2 runs" in of_one[1]

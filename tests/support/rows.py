@@ -66,6 +66,15 @@ LATE = {"due_at": "now() - interval '50 s'", "overdue_at": "now() + interval '10
 BARELY_LATE = {"due_at": "now() - interval '10 s'", "overdue_at": "now() + interval '50 s'"}
 OVERDUE = {"due_at": "now() - interval '95 s'", "overdue_at": "now() - interval '35 s'"}
 FAILING = {"failures": "3", "error_type": "'ValueError'", "failed_at": "now()"}
+RETRYING = {
+    **FAILING,
+    "failures": "1",
+    "last_outcome": "'error'",
+    "attempt": "2",
+    "claim_id": "'a7ed9d1c-5c5c-4a3e-8a67-2f2a2f1c7a11'",
+    "retry_of": "'a7ed9d1c-5c5c-4a3e-8a67-2f2a2f1c7a11'",
+    "retry_at": "now() + interval '2 min'",
+}
 CUT = {
     "last_outcome": "'cut'",
     "overdue_at": "now() + interval '5 min' + interval '50 s'",  # half of the grace time: 55 s
