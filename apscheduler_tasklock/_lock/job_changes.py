@@ -120,7 +120,7 @@ class JobChanges:
             return TaskLockNotFoundError([job_id], "job")
         return TaskLockStateError(
             f"job {job_id!r} has ended: its last run time was claimed, and it is removed when that "
-            "run is over"
+            "run and its retries are over"
         )
 
     def _ask(self, statement: Callable[[Any], Answer]) -> Answer:

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 from apscheduler.jobstores.base import JobLookupError
 
-from apscheduler_tasklock import JobState, TaskLocks, current_lock
+from apscheduler_tasklock import JobState, TaskLocks, TaskLockStateError, current_lock
 from tests.integration.retries.test_retries import finished
 from tests.support.claims import row
 from tests.support.outages import count_looks, until_looked
@@ -99,6 +99,8 @@ def test_a_retrying_job_is_shown_and_can_be_removed(
     with TaskLocks(database_url) as locks:
         [job] = locks.jobs()
         assert job.state is JobState.RETRYING
+        with pytest.raises(TaskLockStateError, match="when that run and its retries are over"):
+            locks.pause_job(key, by="me")
         locks.remove_job(key, by="me")
         assert locks.jobs() == []
     with pytest.raises(JobLookupError):
