@@ -24,9 +24,10 @@ class HeldLock:
     :ivar name: the task's name
     :ivar token: the fencing token, which grows with each granted claim of the task. A resource that
         remembers the highest token can reject a write with an older token.
-    :ivar run_time: the run time of the claim, as scheduled; ``None`` outside a scheduler. For a
-        takeover it is the run time of the run that was taken over; for a manual run it is the time
-        at which that run was started.
+    :ivar run_time: the run time of the claim, as scheduled; ``None`` outside a scheduler. It is
+        without jitter if all replicas have the job's run times in common. For a takeover it is the
+        run time of the run that was taken over; for a manual run it is the time at which that run
+        was started.
     :ivar is_takeover: whether the claim took over a dead run, or a run that was handed over
     :ivar dead_holder: the holder of the run that was taken over; ``None`` if this is no takeover
     :ivar window_start: the start of the window, in database time

@@ -408,7 +408,10 @@ class RunAttempt:
         submission = self._submission
         is_again = held.is_takeover or submission.failed_run is not None
         if not is_again or held.run_time is None:
-            held.run_time = self.run_time
+            # Without jitter, as in the row, so that takeovers and retries have the same run time.
+            asked = self._asked
+            exact = asked.run_time if isinstance(asked, ClaimRequest) and asked.exact else None
+            held.run_time = (exact or self.run_time).astimezone(self.run_time.tzinfo)
             return
         if submission.is_stored or submission.run_time_is_shared(held.window_start):
             held.run_time = held.window_start

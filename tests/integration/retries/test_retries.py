@@ -11,6 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 from apscheduler.events import EVENT_JOB_ERROR, EVENT_JOB_EXECUTED
+from apscheduler.triggers.cron import CronTrigger
 
 from apscheduler_tasklock import (
     EVENT_TASK_LOCK_GRANTED,
@@ -407,6 +408,28 @@ def test_a_one_off_job_is_retried_by_a_replica_whose_own_run_was_refused(
     other.one(EVENT_JOB_EXECUTED)
 
     assert job.attempts == [1, 2]
+
+
+def test_each_attempt_of_a_job_with_jitter_has_the_same_run_time(
+    make_replica: MakeReplica, connection: Connection
+) -> None:
+    replica, run_times = make_replica(retries=1, **AT_ONCE), []
+
+    def fail_at_first() -> None:
+        lock = current_lock()
+        assert lock is not None
+        run_times.append(lock.run_time)
+        if len(run_times) == 1:
+            raise ValueError
+
+    # The run time of half a day ago, for which the replica has drawn half a day of jitter.
+    nominal = now().replace(minute=0, second=0, microsecond=0) - timedelta(hours=12)
+    trigger = CronTrigger(hour=nominal.hour, timezone=timezone.utc, jitter=86_000)
+    replica.scheduler.add_job(fail_at_first, trigger, id="job", next_run_time=now())
+
+    replica.one(EVENT_JOB_EXECUTED)
+
+    assert run_times == [nominal, nominal]
 
 
 def test_the_options_of_one_job(make_replica: MakeReplica, connection: Connection) -> None:
