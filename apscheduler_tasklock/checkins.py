@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, Literal
 from urllib.error import HTTPError
 from urllib.parse import quote, urlsplit, urlunsplit
@@ -45,6 +45,7 @@ from apscheduler.triggers.cron import CronTrigger
 from apscheduler.triggers.date import DateTrigger
 from apscheduler.triggers.interval import IntervalTrigger
 
+from apscheduler_tasklock._runs.trigger_times import nominal_time
 from apscheduler_tasklock._values import logger_of
 from apscheduler_tasklock.errors import TaskLockOptionError
 from apscheduler_tasklock.events import (
@@ -80,7 +81,8 @@ _UNKNOWN = object()
 class _Run:
     """A granted run.
 
-    :ivar run_id: an id that is the same for a run time on all replicas
+    :ivar run_time: the run time that was claimed
+    :ivar is_manual: whether an operator has asked for the run
     :ivar job: the job; ``None`` if its store does not have it any more
     :ivar is_failed: whether the job has raised an exception
     :ivar is_retried: whether the failed run is run again; ``None``: its release has not arrived
@@ -89,10 +91,26 @@ class _Run:
     task_name: str
     job_id: str
     jobstore: str
-    run_id: str
+    run_time: datetime
+    is_manual: bool = False
     job: Any = _UNKNOWN
     is_failed: bool = False
     is_retried: bool | None = None
+
+    @cached_property
+    def run_id(self) -> str:
+        """An id that is the same for a run time on all replicas.
+
+        It is made of task and run time, so that a replica that runs the window again has the same
+        id, and the service counts the check-ins of both replicas as one run. Without jitter,
+        because the second run has the window's time. In seconds, because run times that replicas do
+        not share differ by milliseconds.
+        """
+        run_time = self.run_time
+        if self.job is not None and not self.is_manual:
+            run_time = nominal_time(self.job.trigger, run_time)
+        window = run_time.astimezone(timezone.utc).isoformat(timespec="seconds")
+        return uuid5(NAMESPACE_URL, f"tasklock:{self.task_name}:{window}").hex
 
 
 @dataclass(frozen=True)
@@ -178,12 +196,10 @@ class CheckIns:
             sender.close(CLOSING_TIMEOUT)
 
     def _granted(self, event: TaskLockEvent) -> None:
-        # The id is made of task and run time, so that a replica that runs the window again has the
-        # same id, and the service counts the check-ins of both replicas as one run. In seconds,
-        # because run times that replicas do not share differ by milliseconds.
-        window = event.scheduled_run_time.astimezone(timezone.utc).isoformat(timespec="seconds")
-        run_id = uuid5(NAMESPACE_URL, f"tasklock:{event.task_name}:{window}").hex
-        run = _Run(event.task_name, event.job_id, event.jobstore, run_id)
+        is_manual = event.reason == "manual"
+        run = _Run(
+            event.task_name, event.job_id, event.jobstore, event.scheduled_run_time, is_manual
+        )
         with self._changing:
             self._is_shut_down = False
             self._runs[_key(event)] = run

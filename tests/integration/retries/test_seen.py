@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta, timezone
 from typing import Any
 
 import psycopg
 import pytest
 from apscheduler.events import EVENT_JOB_EXECUTED
+from apscheduler.triggers.cron import CronTrigger
 
 from apscheduler_tasklock import TaskLocks, TaskState
 from apscheduler_tasklock.checkins import CheckIns
-from tests.integration.operators.test_checkins import Service, service
-from tests.integration.retries.test_retries import AT_ONCE, Flaky, add_hourly, finished
+from tests.integration.operators.test_checkins import Collected, Service, sentry, service
+from tests.integration.retries.test_retries import AT_ONCE, Flaky, add_hourly, finished, now
 from tests.support.commands import Command
 from tests.support.polling import eventually
 from tests.support.schedulers import Replica
@@ -21,7 +23,7 @@ from tests.support.telemetry import Telemetry, telemetry
 MakeReplica = Callable[..., Replica]
 Connection = psycopg.Connection[Any]
 
-__all__ = ["service"]  # a fixture
+__all__ = ["sentry", "service"]  # fixtures
 
 
 @pytest.fixture
@@ -56,6 +58,23 @@ def test_check_ins_tell_a_failure_at_the_last_attempt_only(
     replica.shutdown()  # which sends what waits
 
     assert service.paths == [f"/job/{path}".rstrip("/") for path in paths]
+
+
+def test_the_check_ins_of_all_attempts_of_a_job_with_jitter_have_one_id(
+    make_replica: MakeReplica, sentry: Collected
+) -> None:
+    replica = make_replica(retries=1, **AT_ONCE)
+    check_ins = CheckIns(sentry=["job"]).attach(replica.scheduler)
+    # Due half a day ago, with half a day of jitter.
+    hour = (now() - timedelta(hours=12)).hour
+    trigger = CronTrigger(hour=hour, timezone=timezone.utc, jitter=86_000)
+    replica.scheduler.add_job(Flaky(1), trigger, id="job", next_run_time=now())
+    replica.one(EVENT_JOB_EXECUTED)
+    eventually(lambda: len(sentry.check_ins) >= 3)
+    check_ins.close()
+
+    assert [check_in["status"] for check_in in sentry.check_ins] == ["in_progress"] * 2 + ["ok"]
+    assert len({check_in["check_in_id"] for check_in in sentry.check_ins}) == 1
 
 
 def test_the_command_line_shows_the_attempts(
