@@ -783,7 +783,8 @@ def _action(lock: str, history: History | None) -> str:
     """Return the part of a WITH clause that notes what an operator does to the jobs of ``done``.
 
     The task of a job that is paused or removed is not due any more, also if no replica is there to
-    register that.
+    register that. A retry ends with the due time. Otherwise one that is void, because that time has
+    passed, would begin when the job is resumed.
 
     A task without a row gets no entry. A task whose row another session has locked gets none,
     either, so that nothing keeps an operator from pausing a job.
@@ -804,7 +805,8 @@ def _action(lock: str, history: History | None) -> str:
             UPDATE {lock} AS lock SET
                 recorded_actions = recorded_actions + 1,
                 due_at = CASE WHEN NOT {ends} THEN lock.due_at END,
-                overdue_at = CASE WHEN NOT {ends} THEN lock.overdue_at END
+                overdue_at = CASE WHEN NOT {ends} THEN lock.overdue_at END,
+                retry_of = CASE WHEN NOT {ends} THEN lock.retry_of END
             FROM free WHERE lock.task_name = free.task_name
             RETURNING lock.*
         ), entry AS ({entry})"""

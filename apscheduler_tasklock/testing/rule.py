@@ -765,7 +765,9 @@ def retire(row: Row) -> Row:
     """Clear the due time of a task that no replica has any more."""
     if not row.finished or row.one_off:
         return row
-    return replace(row, due_at=None, overdue_at=None, is_last=False)
+    # The retry of a job's last run time stands, because the scheduler has dropped the job.
+    retry_of = row.retry_of if row.due_at is None else None
+    return replace(row, due_at=None, overdue_at=None, is_last=False, retry_of=retry_of)
 
 
 def lead(

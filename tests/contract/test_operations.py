@@ -88,6 +88,23 @@ def report(
 
 
 class TestStates:
+    def test_of_a_failed_task_that_no_replica_has_any_more(
+        self, one: Replica, operator: Operator
+    ) -> None:
+        run(one, outcome="error", retry_in=5.0)
+        assert operator.state() is TaskState.RETRYING
+        report(one, dropped=["task"])
+        assert operator.state() is TaskState.FAILING
+
+    def test_of_a_job_whose_last_run_time_is_to_be_retried(
+        self, one: Replica, operator: Operator
+    ) -> None:
+        """The scheduler has dropped the job, and the replica keeps it for the retry."""
+        claim_id, _ = one.claim(**{**JOB, "is_last": True})
+        one.end(claim_id, outcome="error", retry_in=5.0)
+        report(one, dropped=["task"])
+        assert operator.state() is TaskState.RETRYING
+
     def test_of_a_task_that_runs_on_time(
         self, one: Replica, operator: Operator, travel: Travel
     ) -> None:

@@ -216,9 +216,13 @@ def retire(table: str, replicas: str) -> str:
     replicas that share a task with this replica, as after a deployment. A task that a live replica
     has is not retired. The tasks of a replica that was killed, or that shares no task with this
     replica, are not retired either, because operators have to see that these tasks do not run.
+
+    A retry ends with the task's due time. Otherwise one that is void, because that time has passed,
+    would come back with the job. The retry of a job's last run time has no due time, and stands.
     """
     return f"""
-        UPDATE {table} AS lock SET due_at = NULL, overdue_at = NULL, is_last = false
+        UPDATE {table} AS lock SET due_at = NULL, overdue_at = NULL, is_last = false,
+                                   retry_of = CASE WHEN due_at IS NULL THEN retry_of END
         WHERE (due_at IS NOT NULL OR is_last) AND finished_at IS NOT NULL AND NOT one_off
               AND task_name IN (
                   SELECT task_name FROM {table}

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from datetime import datetime, timezone
 from typing import Any
 
 import psycopg
 import pytest
 from apscheduler.jobstores.base import JobLookupError
 
-from apscheduler_tasklock import JobState, TaskLocks, TaskLockStateError, current_lock
+from apscheduler_tasklock import JobState, TaskLocks, TaskLockStateError, TaskState, current_lock
 from tests.integration.retries.test_retries import finished
 from tests.support.claims import row
 from tests.support.outages import count_looks, until_looked
@@ -177,3 +178,36 @@ def test_a_stored_recurring_job_is_retried_before_its_next_run_time(
     eventually(lambda: finished(connection, 2))
 
     assert attempts[key] == [1, 2]
+
+
+def test_a_job_that_is_paused_is_not_retried_after_its_next_run_time(
+    make_store_replica: MakeStoreReplica,
+    key: str,
+    connection: Connection,
+    database_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The pause of the job takes the due time out of the row, which has made the retry void."""
+    replica = make_store_replica(retries=2, retry_delay=1500, poll_interval=0.2)
+    failing[key] = 1
+    at = datetime.now(timezone.utc).replace(microsecond=0)
+    replica.scheduler.add_job(
+        fail_at_first,
+        "interval",
+        hours=1,
+        start_date=at,
+        next_run_time=at,
+        id=key,
+        args=[key],
+        misfire_grace_time=None,
+    )
+    with TaskLocks(database_url) as locks:
+        eventually(lambda: [task.state for task in locks.tasks()] == [TaskState.RETRYING])
+        connection.execute("UPDATE task_lock SET due_at = now()")
+        locks.pause_job(key, by="me")
+        connection.execute("UPDATE task_lock SET retry_at = now() - interval '1 s'")
+        assert locks.tasks()[0].state is TaskState.FAILING
+        locks.resume_job(key, by="me")
+    until_looked(count_looks(replica, monkeypatch))
+    eventually(lambda: row(connection, key)["due_at"] is not None)
+    assert attempts[key] == [1]
