@@ -195,6 +195,7 @@ class Row:
         """Whether a failure of the last run is the first one of its run time."""
         is_counted = (
             self.kind == "takeover"
+            and self.deaths > 0
             and self.failed_at is not None
             and self.failed_at >= self.window_start
         )

@@ -19,8 +19,9 @@ FOLLOWS_DEATH = "lock.finished_at IS NULL AND NOT lock.handed_over"
 IS_FIRST_ATTEMPT = "lock.attempt = 1"
 # Whether a failure of the run is the first one of its run time. A run time counts as one failure,
 # so that the failures of its retries are not counted, nor that of a takeover if the run that it has
-# taken over had failed.
-IS_FIRST_FAILURE = f"""({IS_FIRST_ATTEMPT} AND NOT (lock.kind IS NOT DISTINCT FROM 'takeover'
+# taken over died. A death before the window belongs to an earlier run time.
+IS_FIRST_FAILURE = f"""({IS_FIRST_ATTEMPT} AND NOT (
+    lock.kind IS NOT DISTINCT FROM 'takeover' AND lock.deaths > 0
     AND COALESCE(lock.failed_at >= lock.window_start, false)))"""
 
 # The outcome of a dead run. If its holder still renewed it right before the maximum lock ended, the
