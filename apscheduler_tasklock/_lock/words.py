@@ -1,6 +1,9 @@
-"""Words: texts and durations as an operator reads them."""
+"""Words: texts, times and durations as an operator reads them."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timezone
 
 _UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
@@ -37,3 +40,20 @@ def rounded(seconds: float) -> float:
     """Return a duration rounded to seconds; to tenths below 10 s, to milliseconds below 1 s."""
     size = abs(seconds)
     return round(seconds, 3 if size < 1 else 1 if size < 10 else 0)
+
+
+def rfc3339(moment: datetime, timespec: str = "auto") -> str:
+    """Return a time in UTC, as in ``2026-01-01T03:00:00Z``.
+
+    :param timespec: as for ``datetime.isoformat``
+    """
+    try:
+        moment = moment.astimezone(timezone.utc)
+    except OverflowError:  # in the last hours of the year 9999
+        moment = moment.replace(tzinfo=timezone.utc)
+    return moment.isoformat(timespec=timespec).replace("+00:00", "Z")
+
+
+def unreadable_in_words(columns: Sequence[str]) -> str:
+    """Return which columns of a row cannot be read; ``""`` for none."""
+    return f"cannot be read: {', '.join(columns)}" if columns else ""

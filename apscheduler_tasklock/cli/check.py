@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
-from apscheduler_tasklock._lock.words import printable
+from apscheduler_tasklock._lock.words import printable, rfc3339
 from apscheduler_tasklock._values import cut
 from apscheduler_tasklock.cli.exits import message_of
 from apscheduler_tasklock.cli.output import print_json
 from apscheduler_tasklock.cli.target import patterns_of, task_locks, unmatched
-from apscheduler_tasklock.cli.text import rfc3339
 from apscheduler_tasklock.errors import TaskLockError
 from apscheduler_tasklock.locks import TaskLocks
 from apscheduler_tasklock.status import ReplicaStatus, TaskState, TaskStatus

@@ -23,6 +23,7 @@ from apscheduler_tasklock._database.sqlstates import one_line
 from apscheduler_tasklock._database.url import describe, parse_url
 from apscheduler_tasklock._lock.command_lines import library_version
 from apscheduler_tasklock._lock.statements import SILENT_AFTER
+from apscheduler_tasklock._lock.words import rfc3339
 from apscheduler_tasklock.cli.exits import FAILED, OK
 from apscheduler_tasklock.cli.output import Cell, output, print_json
 from apscheduler_tasklock.cli.output import Table as Shown
@@ -37,7 +38,6 @@ from apscheduler_tasklock.cli.remedies import (
     remedy_of,
 )
 from apscheduler_tasklock.cli.target import database_of
-from apscheduler_tasklock.cli.text import rfc3339
 from apscheduler_tasklock.errors import TaskLockError
 from apscheduler_tasklock.schema.check import (
     UPGRADE_COMMAND,

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 from apscheduler_tasklock._lock.schedules import trigger_in_words
+from apscheduler_tasklock._lock.words import unreadable_in_words
 from apscheduler_tasklock.cli.exits import OK, message_of, say, status_of
 from apscheduler_tasklock.cli.output import Cell, Output, Table, output, print_json
 from apscheduler_tasklock.cli.steering import tell
 from apscheduler_tasklock.cli.target import check_names, task_locks
-from apscheduler_tasklock.cli.text import unreadable_in_words
 from apscheduler_tasklock.errors import TaskLockNotFoundError, TaskLockStateError
 from apscheduler_tasklock.locks import TaskLocks
 from apscheduler_tasklock.status import JobState, JobStatus

@@ -11,13 +11,12 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from apscheduler_tasklock._lock.words import printable, seconds_in_words
+from apscheduler_tasklock._lock.words import printable, rfc3339, seconds_in_words
 from apscheduler_tasklock._values import cut
 from apscheduler_tasklock.cli.text import (
     local_time,
     one_cell,
     plain_seconds,
-    rfc3339,
 )
 from apscheduler_tasklock.status import Run, TaskState
 

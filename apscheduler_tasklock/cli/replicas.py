@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 from datetime import datetime, timezone
 
+from apscheduler_tasklock._lock.words import unreadable_in_words
 from apscheduler_tasklock.cli.exits import OK, say
 from apscheduler_tasklock.cli.output import Cell, Output, Table, output, print_json
 from apscheduler_tasklock.cli.target import task_locks
-from apscheduler_tasklock.cli.text import unreadable_in_words
 from apscheduler_tasklock.status import ReplicaState, ReplicaStatus, RunningRun
 
 _COLUMNS = ("replica", "host", "version", "started", "seen", "state", "tasks", "running")

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 
 from apscheduler_tasklock._lock.statements import ACTIONS, MISSES
+from apscheduler_tasklock._lock.words import rfc3339
+from apscheduler_tasklock._words.runs import error_in_words, run_notes
 from apscheduler_tasklock.cli.exits import OK, message_of, say
 from apscheduler_tasklock.cli.output import (
     FAILED_STYLE,
@@ -22,7 +24,6 @@ from apscheduler_tasklock.cli.output import (
     print_json,
 )
 from apscheduler_tasklock.cli.target import check_names, patterns_of, task_locks
-from apscheduler_tasklock.cli.text import rfc3339
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockOptionError
 from apscheduler_tasklock.locks import TaskLocks
 from apscheduler_tasklock.status import Run
@@ -35,15 +36,6 @@ _MARGIN = timedelta(seconds=60)
 
 # Limits the runs of one read. The limit is far above the number of runs that end between two reads.
 _MOST_NEW = 100_000
-
-# What operators do, in words. Other outcomes are shown as they are.
-_DID = {
-    "run": "a run asked for",
-    "job-paused": "its job paused",
-    "job-resumed": "its job resumed",
-    "job-moved": "its job moved",
-    "job-removed": "its job removed",
-}
 
 _COLUMNS = ("task", "started", "took", "outcome", "kind", "replica", "token", "error", "notes")
 
@@ -125,28 +117,6 @@ def _entries_of(
     return [run for run in found if run.task == task]
 
 
-def did_in_words(action: Run) -> str:
-    """Return what an operator did."""
-    return _DID.get(action.outcome, action.outcome)
-
-
-def action_in_words(action: Run, shown: Output) -> str:
-    """Return by whom, until when and why an operator did something."""
-    is_pause = action.outcome in ("paused", "job-paused")
-    end = shown.moment(action.until) or ("resumed" if is_pause else "")
-    words = [f"by {action.by or 'nobody'}", end and f"until {end}"]
-    words.append(f"({action.reason})" if action.reason else "")
-    return " ".join(filter(None, words))
-
-
-def miss_in_words(miss: Run, shown: Output) -> str:
-    """Return which run times were missed, and why."""
-    words = shown.moment(miss.scheduled_at)
-    if (miss.run_times or 1) > 1:
-        words = f"{miss.run_times} run times from {words} to {shown.moment(miss.last_scheduled_at)}"
-    return f"{words}: {miss.reason or 'the reason is not known'}"
-
-
 def run_rows(runs: Sequence[Run], shown: Output) -> Table:
     """Return a table of runs."""
     return Table(
@@ -160,9 +130,7 @@ def run_rows(runs: Sequence[Run], shown: Output) -> Table:
 
 
 def _row(run: Run, shown: Output) -> list[Cell | str]:
-    error = ": ".join(part for part in (run.error_type, run.error) if part)
     is_action, is_miss = run.kind == "operator", run.outcome == "missed"
-    notes = action_in_words(run, shown) if is_action else _retry_in_words(run, shown)
     return [
         run.task,
         shown.moment(run.started_at),
@@ -171,16 +139,9 @@ def _row(run: Run, shown: Output) -> list[Cell | str]:
         run.kind,
         run.replica,
         "" if run.token is None else str(run.token),
-        error,
-        miss_in_words(run, shown) if is_miss else notes,
+        error_in_words(run),
+        run_notes(run, shown),
     ]
-
-
-def _retry_in_words(run: Run, shown: Output) -> str:
-    words = [f"attempt {run.attempt}"] * ((run.attempt or 1) > 1)
-    if run.retry_at is not None:
-        words.append(f"to be retried at {shown.moment(run.retry_at)}")
-    return ", ".join(words)
 
 
 def _find(options: argparse.Namespace, locks: TaskLocks, limit: int) -> list[Run]:

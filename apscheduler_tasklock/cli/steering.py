@@ -10,6 +10,12 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
+from apscheduler_tasklock._words.tasks import (
+    of_all_and_pause_in_words,
+    of_all_in_words,
+    pause_in_words,
+    pauses_of,
+)
 from apscheduler_tasklock.cli.exits import (
     FAILED,
     FORBIDDEN,
@@ -23,12 +29,6 @@ from apscheduler_tasklock.cli.exits import (
 )
 from apscheduler_tasklock.cli.output import Output, output, print_json
 from apscheduler_tasklock.cli.runs import runs_of
-from apscheduler_tasklock.cli.status import (
-    of_all_and_pause_in_words,
-    of_all_in_words,
-    pause_in_words,
-    pauses_of,
-)
 from apscheduler_tasklock.cli.target import find_task, name_of, task_locks
 from apscheduler_tasklock.errors import (
     TaskLockDatabaseError,

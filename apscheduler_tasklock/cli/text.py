@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from datetime import datetime, timezone
+from datetime import datetime
 
 from apscheduler_tasklock._lock.words import printable, rounded
-
-
-def unreadable_in_words(columns: Sequence[str]) -> str:
-    """Return which columns of a row cannot be read; ``""`` for none."""
-    return f"cannot be read: {', '.join(columns)}" if columns else ""
 
 
 def one_cell(text: str) -> str:
@@ -20,18 +14,6 @@ def one_cell(text: str) -> str:
     A space that follows another one, or that the text begins or ends with, is written as an escape.
     """
     return re.sub(r"(?<= ) |^ | $", r"\\x20", printable(text)) or "-"
-
-
-def rfc3339(moment: datetime, timespec: str = "auto") -> str:
-    """Return a time in UTC, as in ``2026-01-01T03:00:00Z``.
-
-    :param timespec: as for ``datetime.isoformat``
-    """
-    try:
-        moment = moment.astimezone(timezone.utc)
-    except OverflowError:  # in the last hours of the year 9999
-        moment = moment.replace(tzinfo=timezone.utc)
-    return moment.isoformat(timespec=timespec).replace("+00:00", "Z")
 
 
 def local_time(moment: datetime) -> str:

@@ -16,13 +16,12 @@ from apscheduler.triggers.date import DateTrigger
 from apscheduler.triggers.interval import IntervalTrigger
 
 from apscheduler_tasklock._lock.schedules import schedule_in_words, trigger_in_words
-from apscheduler_tasklock._lock.words import printable, seconds_in_words
+from apscheduler_tasklock._lock.words import printable, rfc3339, seconds_in_words
 from apscheduler_tasklock._runs.task_names import canonical_schedule
 from apscheduler_tasklock.cli.text import (
     local_time,
     one_cell,
     plain_seconds,
-    rfc3339,
 )
 from apscheduler_tasklock.cli.values import duration, moment, moment_ahead
 from apscheduler_tasklock.jobstore.stored_triggers import encode_trigger

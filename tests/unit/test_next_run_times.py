@@ -18,7 +18,7 @@ from apscheduler.triggers.interval import IntervalTrigger
 from apscheduler_tasklock._lock.schedules import schedule_of, with_exact_times
 from apscheduler_tasklock._runs.task_names import canonical_schedule, exact_schedule
 from apscheduler_tasklock._runs.trigger_times import following_run_time, zone_of
-from apscheduler_tasklock.cli.next_run_times import end_of, next_run_times
+from apscheduler_tasklock._words.next_run_times import end_of, next_run_times
 from apscheduler_tasklock.status import TaskStatus
 
 try:

@@ -1,0 +1,294 @@
+"""Tasks in words: the state, the pauses, the last run, the options, and what comes next."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+from itertools import pairwise
+
+from apscheduler_tasklock._lock.command_lines import command_line
+from apscheduler_tasklock._lock.schedules import schedule_of, shown_zone
+from apscheduler_tasklock._lock.words import unreadable_in_words
+from apscheduler_tasklock._words.formats import Formats
+from apscheduler_tasklock._words.next_run_times import end_of, next_run_times
+from apscheduler_tasklock.schema.table import DEFAULT_TABLE
+from apscheduler_tasklock.status import (
+    OptionSource,
+    Pause,
+    ReplicaStatus,
+    Run,
+    TaskState,
+    TaskStatus,
+)
+
+# Limits the seconds by which a run may begin late without a note. A run that began later has, as a
+# rule, waited for a worker.
+_LONG_DELAY = 1.0
+
+# Limits the replicas that are named, because a fleet may have hundreds.
+_MOST_REPLICAS = 5
+
+# The places where options are set, in words.
+_PLACES = {
+    "job": "in the job",
+    "jobs": "in the executor's jobs",
+    "function": "in the function's decorator",
+    "executor": "in the executor",
+}
+
+
+def notes_of(task: TaskStatus, formats: Formats) -> str:
+    """Return notes on a task: pauses, requests, and whether it is gone."""
+    notes = [unreadable_in_words(task.unreadable)] if task.unreadable else []
+    if task.paused:
+        notes += pauses_of(task, formats)
+    if task.delay is not None and task.delay > _LONG_DELAY:
+        notes.append(f"its last run began {formats.seconds(task.delay)} after its run time")
+    if task.acknowledged and task.missed_at is not None:
+        notes.append("its miss alarms no more")
+    elif task.acknowledged and task.failures:
+        notes.append("its failure alarms no more")
+    elif task.acknowledged:
+        notes.append("its cut alarms no more")
+    if task.gone:
+        notes.append("gone: no live replica has it")
+    if task.requested_by is not None:
+        notes.append(f"run asked for by {task.requested_by}")
+    return "; ".join(notes)
+
+
+def pauses_of(task: TaskStatus, formats: Formats) -> list[str]:
+    """Return the pauses of a paused task, in words."""
+    pauses = [pause_in_words(pause, formats) for pause in task.pauses]
+    return pauses or [f"paused until {formats.moment(task.paused_until) or 'resumed'}"]
+
+
+def pause_in_words(pause: Pause, formats: Formats, *, with_since: bool = False) -> str:
+    """Return a pause in words: by whom, until when, and why; also since when if asked."""
+    what = "" if pause.namespace is None else f" with {of_all_in_words(pause.namespace)}"
+    why = f" ({pause.reason})" if pause.reason else ""
+    since = f" since {formats.moment(pause.since)}" if with_since else ""
+    until = formats.moment(pause.until) or "resumed"
+    return f"paused{what} by {pause.by}{since} until {until}{why}"
+
+
+def of_all_in_words(namespace: str) -> str:
+    """Return in words which tasks a pause of all tasks is for."""
+    return f"all tasks of the namespace {namespace!r}" if namespace else "all tasks"
+
+
+def paused_with_all(tasks: Iterable[TaskStatus], formats: Formats) -> list[str]:
+    """Return in words the pauses of all tasks that apply to some of these tasks."""
+    found = dict.fromkeys(
+        pause for task in tasks for pause in task.pauses if pause.namespace is not None
+    )
+    return [of_all_and_pause_in_words(pause, formats) for pause in found]
+
+
+def of_all_and_pause_in_words(pause: Pause, formats: Formats, before: str = "") -> str:
+    """Return a pause of all tasks in words, with the tasks first.
+
+    :param before: what comes before the words of the pause, such as ``"still "``
+    """
+    own = pause_in_words(replace(pause, namespace=None), formats)
+    return f"{of_all_in_words(pause.namespace or '')}: {before}{own}"
+
+
+def facts_of(
+    task: TaskStatus,
+    runs: Sequence[Run],
+    formats: Formats,
+    usual: float | None,
+    replicas: Sequence[ReplicaStatus] | None,
+    schema: str | None = None,
+    table: str = DEFAULT_TABLE,
+) -> dict[str, str]:
+    """Return what is known of a task, in words: the facts by their names, without empty ones.
+
+    :param runs: the task's last runs, the newest first
+    :param usual: how long the task usually runs, in seconds; ``None``: not known
+    :param replicas: the replicas that have the task; ``None``: not known
+    :param schema: the schema of the task lock table, for the command lines in the words
+    :param table: the name of the task lock table, for the same
+    """
+    facts = {
+        "task": task.name,
+        "state": _state_in_words(task, formats, schema, table),
+        "function": task.function or "",
+        "schedule": schedule_of(task),
+        "replicas": _replicas_in_words(task, replicas),
+        "last run": _last_run_in_words(task, formats),
+        "usual": formats.seconds(usual),
+        "lock times": _lock_times_in_words(task, formats),
+        "options": _options_in_words(task, formats),
+        "due": _due_in_words(task, formats),
+        "next runs": _next_runs_in_words(task, formats),
+        "last success": formats.moment(task.succeeded_at),
+        "last failure": formats.moment(task.failed_at),
+        "failures": _failures_in_words(task, runs),
+        "notes": notes_of(task, formats),
+    }
+    return {name: text for name, text in facts.items() if text}
+
+
+def _state_in_words(task: TaskStatus, formats: Formats, schema: str | None, table: str) -> str:
+    token = str(task.token)
+    free, ack = (
+        command_line(command, "--token", token, task=task.name, schema=schema, table=table)
+        for command in ("free", "ack")
+    )
+    explained = {
+        TaskState.RUNNING: f"on {task.holder}, locked until {formats.moment(task.locked_until)}",
+        TaskState.TOO_LONG: _too_long_in_words(task, formats),
+        TaskState.DEAD: f"its holder {task.holder} has not renewed its lease, which ended at "
+        f"{formats.moment(task.locked_until)}; if no replica takes the run over, free it: {free}",
+        TaskState.LATE: f"by {formats.seconds(task.late_by)}",
+        TaskState.OVERDUE: f"by {formats.seconds(task.late_by)}",
+        TaskState.RETRYING: f"attempt {task.attempt} failed ({task.error_type}); it is run again "
+        f"at {formats.moment(task.retry_at)}",
+        TaskState.CUT: f"a stop of {task.holder} has cut its last run, and nobody has run "
+        "its window",
+        TaskState.MISSED: f"no replica has run it at {formats.moment(task.missed_at)}, and it is "
+        f"not run again; `why` tells the reason, and {ack} ends the alarm",
+        TaskState.NEW: "a replica has the task, and the task has never run",
+        TaskState.UNREADABLE: "its row has a value that no replica writes; its next run may mend "
+        "the row, or else an UPDATE",
+    }.get(task.state)
+    return f"{task.state.value}: {explained}" if explained else task.state.value
+
+
+def _replicas_in_words(task: TaskStatus, replicas: Sequence[ReplicaStatus] | None) -> str:
+    """Return which replicas have the task; ``""`` if only ``hold`` uses the task."""
+    if replicas is None:
+        return ""
+    if not replicas:
+        return "none has reported this task" if task.function else ""
+    told = [each.replica_id for each in replicas if each.alive]
+    told += [f"{each.replica_id} ({each.state.value})" for each in replicas if not each.alive]
+    more = len(told) - _MOST_REPLICAS
+    return ", ".join(told[:_MOST_REPLICAS]) + (f" and {more} more" if more > 0 else "")
+
+
+def _last_run_in_words(task: TaskStatus, formats: Formats) -> str:
+    if task.started_at is None:
+        return "never"
+    words = f"{formats.moment(task.started_at)} on {task.holder}"
+    if task.kind:
+        words += f", {task.kind}"
+    if task.attempt > 1:
+        words += f", attempt {task.attempt}"
+    if task.scheduled_at and task.kind in ("schedule", "takeover", "retry"):
+        words += f", for {formats.moment(task.scheduled_at)}"
+    return f"{words}, {_end_in_words(task, formats)}, token {task.token}"
+
+
+def _end_in_words(task: TaskStatus, formats: Formats) -> str:
+    """Return how the last run ended, and for how long it ran."""
+    took = formats.seconds(task.took)
+    ended = {
+        "cut": f"cut by a stop after {took}",
+        "freed": f"freed after {took}",
+        "cancelled": f"cancelled after {took}",
+        # The moment of the death is not known, only the end of the lease.
+        "died": f"died with its holder, whose lease ended after {took}",
+        "overran": f"overran its maximum lock after {took}",
+    }
+    if task.outcome is None and task.finished_at is None:
+        return f"so far {took}"
+    return ended.get(task.outcome or "", f"took {took}")
+
+
+def _too_long_in_words(task: TaskStatus, formats: Formats) -> str:
+    if not task.stuck:
+        return f"it runs on {task.holder} for {formats.seconds(task.took)}"
+    stuck = [
+        f"on {run.replica} since {formats.moment(run.since)} (token {run.token})"
+        for run in task.stuck
+    ]
+    return (
+        f"a run that has outlived its maximum lock still goes on: {', '.join(stuck)}; other "
+        "replicas run the task meanwhile. If it hangs, restart that replica"
+    )
+
+
+def _failures_in_words(task: TaskStatus, runs: Sequence[Run]) -> str:
+    if not task.failures:
+        return ""
+    return f"{task.failures} in a row, {_last_failure_in_words(task, runs)}"
+
+
+def _last_failure_in_words(task: TaskStatus, runs: Sequence[Run]) -> str:
+    """Return how the last run failed. A run that died or overran has no exception."""
+    if task.error_type:
+        return f"the last with {task.error_type}"
+    outcomes = [task.outcome, *(run.outcome for run in runs)]
+    last = next((outcome for outcome in outcomes if outcome in ("died", "overran")), None)
+    if last == "overran":
+        return "the last has overrun its maximum lock"
+    return "the last died with its holder" if last else "the last died or overran its maximum lock"
+
+
+def _lock_times_in_words(task: TaskStatus, formats: Formats) -> str:
+    """Return the last run's lock times. The release may have shortened the minimum lock."""
+    if task.started_at is None:
+        return ""
+    most = formats.seconds((task.run_until - task.started_at).total_seconds())
+    if task.scheduled_at is None or task.window_until is None:  # the task had manual runs only
+        return f"maximum {most}"
+    least = formats.seconds((task.window_until - task.scheduled_at).total_seconds())
+    return (
+        f"minimum {least}, for the window until {formats.moment(task.window_until)}; maximum {most}"
+    )
+
+
+def _options_in_words(task: TaskStatus, formats: Formats) -> str:
+    """Return the task's options, each with the place where it is set."""
+    options = sorted(task.options.items())
+    return ", ".join(_option_in_words(name, option, formats) for name, option in options)
+
+
+def _option_in_words(name: str, option: OptionSource, formats: Formats) -> str:
+    value, place = option.value, _PLACES.get(option.place, option.place)
+    if value is None:
+        words = "none"
+    elif isinstance(value, bool):
+        words = "on" if value else "off"
+    elif isinstance(value, float) and not name.endswith(("factor", "backoff")):
+        words = formats.seconds(value)
+    else:
+        words = f"{value:g}" if isinstance(value, (int, float)) else str(value)
+    return f"{name} {words} ({place})"
+
+
+def _next_runs_in_words(task: TaskStatus, formats: Formats) -> str:
+    """Return the next run times, with the name of their time zone, or that there are none."""
+    found = next_run_times(task)
+    if not found:
+        return _ended_in_words(task, formats)
+    gaps = (later.timestamp() - earlier.timestamp() for earlier, later in pairwise(found))
+    if all(gap >= 1 for gap in gaps):  # without fractions, as the due time is formats
+        found = [each.replace(microsecond=0) for each in found]
+    times = [each.replace(tzinfo=None).isoformat(sep=" ") for each in found]
+    if len(set(times)) < len(times):  # clocks are put back, and repeat an hour
+        times = [each.isoformat(sep=" ") for each in found]
+    return f"{', '.join(times)} {shown_zone(task.zone or 'UTC')}"
+
+
+def _ended_in_words(task: TaskStatus, formats: Formats) -> str:
+    """Return that a task's schedule has ended; ``""`` if it has not, or that is not known."""
+    end = end_of(task.schedule)
+    if isinstance(end, datetime):
+        has_ended = end.timestamp() < time.time()
+        return f"none: the schedule ended at {formats.moment(end)}" if has_ended else ""
+    if end is None or end >= datetime.now(timezone.utc).date() - timedelta(days=1):
+        return ""  # also if that day may go on in the schedule's time zone
+    return f"none: the schedule ended with {end.isoformat()}"
+
+
+def _due_in_words(task: TaskStatus, formats: Formats) -> str:
+    if task.due_at is None:
+        return ""
+    overdue = f", overdue from {formats.moment(task.overdue_at)}" if task.overdue_at else ""
+    return formats.moment(task.due_at) + overdue
