@@ -23,7 +23,14 @@ from django.utils.http import urlencode
 
 from apscheduler_tasklock._lock.operations import shown_name
 from apscheduler_tasklock._lock.schedules import schedule_of, trigger_in_words
-from apscheduler_tasklock._lock.words import seconds_in_words
+from apscheduler_tasklock._lock.words import seconds_in_words, unreadable_in_words
+from apscheduler_tasklock._words.runs import (
+    action_in_words,
+    error_in_words,
+    miss_in_words,
+    run_notes,
+)
+from apscheduler_tasklock._words.tasks import pauses_of
 from apscheduler_tasklock.django.configuration import configuration
 from apscheduler_tasklock.django.database import task_locks
 from apscheduler_tasklock.django.models import Job, Replica, Run, Task
@@ -34,7 +41,7 @@ from apscheduler_tasklock.errors import (
     TaskLockStateError,
 )
 from apscheduler_tasklock.locks import TaskLocks
-from apscheduler_tasklock.status import JobState, Pause, TaskState, TaskStatus
+from apscheduler_tasklock.status import JobState, TaskState, TaskStatus
 
 # Limits the runs on the page of one task.
 SHOWN_RUNS = 20
@@ -313,9 +320,9 @@ class TaskAdmin(SteeredAdmin):
             told = f"attempt {status.attempt} failed; it is run again at {_time(status.retry_at)}"
             texts[0] += f": {told}"
         if status.unreadable:
-            texts.append(f"cannot be read: {', '.join(status.unreadable)}")
+            texts.append(unreadable_in_words(status.unreadable))
         if status.paused:
-            texts += _pauses(status)
+            texts += pauses_of(status, _FORMATS)
         if status.requested_by:
             texts.append(f"{status.requested_by} asked for a run")
         if status.gone:
@@ -508,10 +515,9 @@ class RunAdmin(ReadOnlyAdmin):
 
         For what an operator did, return who did it, until when, and why.
         """
-        if run.by is None:
+        if run.kind != "operator":
             return _error(run)
-        why = f": {run.reason}" if run.reason else ""
-        return f"{run.by}{_until(run.until)}{why}"
+        return action_in_words(run, _FORMATS)
 
     def get_object(self, _request: Any, _object_id: str, _from_field: str | None = None) -> None:
         """Return ``None``: no run has its own page, because several runs have the same name."""
@@ -733,6 +739,21 @@ def _time(moment: datetime | None) -> str:
     return f"{local:%Y-%m-%d %H:%M:%S}" if local else "-"
 
 
+class _Formats:
+    """Writes times in Django's time zone, and durations in words."""
+
+    def moment(self, moment: datetime | None) -> str:
+        """Return a time, to the second."""
+        return _time(moment) if moment else ""
+
+    def seconds(self, seconds: float | None) -> str:
+        """Return a duration in its two largest units."""
+        return "" if seconds is None else seconds_in_words(seconds)
+
+
+_FORMATS = _Formats()
+
+
 def _took(run: Any) -> str:
     if run.kind == "operator" or run.outcome == "missed":
         return ""
@@ -745,31 +766,14 @@ def _error(run: Any) -> Any:
     For missed run times, return which run times they are, and why no replica ran them.
     """
     if run.outcome == "missed":
-        times = _time(run.scheduled_at)
-        if (run.run_times or 1) > 1:
-            times = f"{run.run_times} run times from {times} to {_time(run.last_scheduled_at)}"
-        return f"{times}: {run.reason}"
-    error = ": ".join(part for part in (run.error_type, run.error) if part)
-    notes = [f"attempt {run.attempt}"] if (run.attempt or 1) > 1 or run.retry_at else []
-    if run.retry_at is not None:
-        notes.append(f"to be retried at {_time(run.retry_at)}")
-    error = f"{error} ({', '.join(notes)})".lstrip() if notes else error
+        return miss_in_words(run, _FORMATS)
+    error, notes = error_in_words(run), run_notes(run, _FORMATS)
+    error = " ".join(filter(None, [error, notes and f"({notes})"]))
     if not run.traceback:
         return error
     return format_html(
         "{}<details><summary>traceback</summary><pre>{}</pre></details>", error, run.traceback
     )
-
-
-def _pauses(status: TaskStatus) -> list[str]:
-    """Return a paused task's pauses in words."""
-    return [_pause(pause) for pause in status.pauses] or [f"paused{_until(status.paused_until)}"]
-
-
-def _pause(pause: Pause) -> str:
-    of_all = "" if pause.namespace is None else f" with all tasks ({pause.namespace}*)"
-    why = f": {pause.reason}" if pause.reason else ""
-    return f"paused{of_all} by {pause.by}{_until(pause.until)}{why}"
 
 
 def _resume(locks: TaskLocks, name: str, by: str, *, force: bool = False) -> None:
@@ -782,7 +786,7 @@ def _resume(locks: TaskLocks, name: str, by: str, *, force: bool = False) -> Non
         return
     left = [task for task in locks.tasks(name) if task.name == name and task.paused]
     for task in left:
-        raise TaskLockStateError(f"Task {name!r} stays {'; '.join(_pauses(task))}")
+        raise TaskLockStateError(f"Task {name!r} stays {'; '.join(pauses_of(task, _FORMATS))}")
     raise TaskLockStateError(f"Task {name!r} was not paused")
 
 

@@ -107,7 +107,9 @@ def test_the_list_of_tasks_says_what_each_is_doing(
     assert " | not over, so far 1 min" in cells(page, "running")
     assert cells(page, "dead").startswith("dead | dead | ")
     assert " | died, took 2 s | " in cells(page, "dead")
-    assert cells(page, "paused").startswith("paused | paused; paused by me@here: closed | ")
+    assert cells(page, "paused").startswith(
+        "paused | paused; paused by me@here until resumed (closed) | "
+    )
     assert " | ValueError (3 in a row), took 2 s | " in cells(page, "fails")
     again = rf"retried \| retrying: attempt 2 failed; it is run again at {moment} \| every 5 min"
     assert re.match(again, cells(page, "retried"))
@@ -173,11 +175,14 @@ def test_a_traceback_is_in_the_list_of_runs_and_escaped(
     kept = "'  File \"<x>\", line 1, in report'"
     rows.add_run(connection, "report", 1, outcome="'error'", traceback=kept)
     rows.add_run(connection, "report", 2)
+    retried = "'2026-01-01 03:00Z'"
+    rows.add_run(connection, "report", 3, outcome="'error'", attempt="2", retry_at=retried)
     rows.add_action(connection, "report", 1)
     [(_, page, _)] = site.browse(("get", RUNS, {}))
     assert page.count("<summary>traceback</summary>") == 1
     assert "File &quot;&lt;x&gt;&quot;, line 1, in report</pre>" in page
-    assert "ann@ops until 2" in page
+    assert re.search(r"\(attempt 2, to be retried at 2026-01-01 [:\d]+\)", page)
+    assert "by ann@ops until 2" in page
 
 
 def test_missed_run_times_and_what_was_done_with_all_tasks_are_in_the_list_of_runs(
@@ -196,7 +201,7 @@ def test_missed_run_times_and_what_was_done_with_all_tasks_are_in_the_list_of_ru
     assert status == 200
     assert re.search(r"3 run times from [-: \d]+ to [-: \d]+: the task was paused", text)
     assert re.search(r"field-task[^>]*>shop:\*<", text)
-    assert "ann: a move" in text
+    assert "by ann until resumed (a move)" in text
     [page] = site.browse(("get", TASKS, {}))
     assert "1 task" in page[1]  # the row of the pauses is none
 
@@ -315,7 +320,7 @@ def test_the_actions_pause_resume_and_request_a_run_in_the_users_name(
     ]
     [page] = site.browse(("get", RUNS, {"kind": "operator"}))
     assert "4 runs" in page[1]
-    assert len(re.findall(r"field-details[^>]*>alice(?: until [-: \d]+)?</td>", page[1])) == 4
+    assert len(re.findall(r"field-details[^>]*>by alice(?: until [^<(]+)?</td>", page[1])) == 4
 
 
 def test_what_the_library_refuses_is_shown(
@@ -615,8 +620,8 @@ def test_what_is_not_done_is_told(
             user="bob",
         )
         locks.resume_all(by="ann")
-    of_all = "Task 'paused' stays paused with all tasks (*) by ann: a move"
-    of_ann = "Task 'paused' stays paused by ann; paused with all tasks (*) by ann: a move"
+    of_all = "Task 'paused' stays paused with all tasks by ann until resumed (a move)"
+    of_ann = of_all.replace("stays", "stays paused by ann until resumed;")
     assert (left[2], not_all[2]) == ([["error", of_ann]], [["error", of_all]])
     assert gone[2] == [["error", "Task 'gone' is not in the list any more"]]
     assert asked[2] == [["error", "Job 'gone' is not in the list any more"]]

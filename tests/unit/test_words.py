@@ -1,0 +1,114 @@
+"""Tasks, runs and stories in words, with times and durations in a reader's own formats."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+
+from apscheduler_tasklock import Pause, Run, Story, TaskState, TaskStatus, Verdict
+from apscheduler_tasklock._words.runs import run_notes
+from apscheduler_tasklock._words.stories import story_lines
+from apscheduler_tasklock._words.tasks import facts_of
+
+AT = datetime(2026, 1, 31, 3, tzinfo=timezone.utc)
+TASK = TaskStatus(
+    name="report",
+    state=TaskState.DEAD,
+    schedule=None,
+    kind="schedule",
+    token=7,
+    holder="web-2",
+    scheduled_at=AT,
+    started_at=AT,
+    finished_at=None,
+    window_until=AT + timedelta(hours=1),
+    locked_until=AT + timedelta(minutes=1),
+    run_until=AT + timedelta(hours=1),
+    due_at=None,
+    overdue_at=None,
+    late_by=None,
+    took=60.0,
+    outcome="died",
+    cut_for=None,
+    acknowledged=False,
+    stuck=(),
+    succeeded_at=None,
+    failed_at=None,
+    failures=0,
+    error_type=None,
+    paused=False,
+    paused_until=None,
+    pauses=(),
+    requested_by=None,
+    requested_at=None,
+    gone=False,
+    failover=False,
+)
+FAILED = Run(
+    task="report",
+    token=6,
+    scheduled_at=AT,
+    started_at=AT,
+    ended_at=AT + timedelta(minutes=2),
+    replica="web-1",
+    kind="retry",
+    outcome="error",
+    error_type="ValueError",
+    error="no rows",
+    attempt=2,
+    retry_at=AT + timedelta(minutes=5),
+)
+
+
+class Page:
+    """Writes times and durations as a page might, which is neither way of the command line."""
+
+    def moment(self, moment: datetime | None) -> str:
+        return f"[{moment:%H:%M}]" if moment else ""
+
+    def seconds(self, seconds: float | None) -> str:
+        return "" if seconds is None else f"[{seconds:g}]"
+
+
+def test_facts_are_in_the_readers_formats_and_empty_ones_are_left_out() -> None:
+    paused = replace(TASK, paused=True, pauses=(Pause("ann", AT, AT + timedelta(hours=9), "move"),))
+    assert facts_of(paused, [], Page(), 42.0, None, "jobs", "locks") == {
+        "task": "report",
+        "state": "dead: its holder web-2 has not renewed its lease, which ended at [03:01]; if no "
+        "replica takes the run over, free it: apscheduler-tasklock free --schema jobs --table "
+        "locks --token 7 report",
+        "schedule": "-",
+        "last run": "[03:00] on web-2, schedule, for [03:00], died with its holder, whose lease "
+        "ended after [60], token 7",
+        "usual": "[42]",
+        "lock times": "minimum [3600], for the window until [04:00]; maximum [3600]",
+        "notes": "paused by ann until [12:00] (move)",
+    }
+
+
+def test_a_story_is_in_the_readers_formats_and_empty_sections_are_left_out() -> None:
+    story = Story(
+        task=TASK,
+        at=AT + timedelta(hours=2),
+        verdict=Verdict.RAN,
+        scheduled_at=AT,
+        runs=(FAILED,),
+        miss=None,
+        before=None,
+        after=None,
+        actions=(),
+        replicas=(),
+        history_begins_at=AT,
+    )
+    lines = story_lines(story, Page())
+    assert lines.headline == "report at [05:00]: no later run time is known than that of this run"
+    assert lines.verdict == [
+        "retried: [03:00] began at [03:00] on web-1, failed after [120] (token 6), to be retried "
+        "at [03:05]: ValueError: no rows"
+    ]
+    assert lines.sections == {"history": ["begins at [03:00]"]}
+
+
+def test_the_notes_on_a_run_are_its_attempt_and_its_retry() -> None:
+    assert run_notes(FAILED, Page()) == "attempt 2, to be retried at [03:05]"
+    assert run_notes(replace(FAILED, attempt=1, retry_at=None), Page()) == ""
