@@ -19,6 +19,7 @@ from apscheduler_tasklock.errors import (
 )
 from apscheduler_tasklock.lock import HeldLock, current_lock
 from apscheduler_tasklock.status import (
+    Finding,
     Health,
     JobState,
     JobStatus,
@@ -56,6 +57,7 @@ __all__ = [
     "EVENT_TASK_LOCK_LOST",
     "EVENT_TASK_LOCK_REFUSED",
     "EVENT_TASK_LOCK_RELEASED",
+    "Finding",
     "Health",
     "HeldLock",
     "JobState",

@@ -60,6 +60,7 @@ from apscheduler_tasklock.schema.table import DEFAULT_TABLE
 from apscheduler_tasklock.status import (
     KINDS,
     OUTCOMES,
+    Finding,
     JobState,
     JobStatus,
     Pause,
@@ -178,6 +179,28 @@ class TaskLocks:
         :raises TaskLockDatabaseError: the database is unavailable
         """
         client_now(self._client).check()
+
+    def doctor(self, *, namespace: str = "") -> list[Finding]:
+        """Check the set-up: the connection, the server, the tables, their rights, the replicas.
+
+        The checks are those of ``apscheduler-tasklock doctor``. They have a connection of their
+        own, which they close, and wait for each answer for 5 seconds at most. They write a row into
+        each table, and roll it back. If the database is unavailable, that is a finding.
+
+        :param namespace: what the names of the tasks begin with, for a role that may only write
+            the rows of such tasks
+        :return: the findings, at least one for each check; none of them has a password
+        :raises TaskLockOptionError: the namespace is invalid
+        """
+        if namespace:
+            check_name(namespace, "doctor()")
+        # Imported here, because a replica that only runs jobs does not need Alembic.
+        from apscheduler_tasklock._doctor.checks import examine
+
+        client = client_now(self._client)
+        if client.settings.stand_in is not None:
+            client.ask(lambda cursor: cursor.execute())  # raises, because there is no database
+        return list(examine(client.settings.database, client.table, namespace))
 
     def hold(
         self,

@@ -501,6 +501,22 @@ class Health:
 
 
 @dataclass(frozen=True)
+class Finding:
+    """What one check of ``TaskLocks.doctor`` has found.
+
+    :ivar what: what was checked, such as ``"connection"``
+    :ivar level: ``"ok"``; ``"note"``: worth knowing, and the task lock works; or ``"wrong"``
+    :ivar says: the state that was found, without secrets
+    :ivar remedy: what to do; ``""`` for nothing
+    """
+
+    what: str
+    level: str
+    says: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True)
 class RunRequest:
     """A manual run that was asked for, and has not begun.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, cast
 
 import psycopg
@@ -77,9 +78,7 @@ class Session:
         hosts: int = 1,
     ) -> None:
         self._connect = connect
-        # Limits the seconds of a connect. libpq's timeout counts for each host and is at least
-        # 2 s. One more second is for setting up the connection.
-        self._connect_limit = hosts * max(2.0, attempt) + 1.0
+        self._connect_limit = connect_limit(hosts, attempt)
         self._connecting: list[threading.Thread] = []
         self.attempt = attempt
         self._ended = ended
@@ -299,13 +298,39 @@ def make_session(
     :param lock_query: as in :class:`Session`
     :raises TaskLockOptionError: the task lock cannot use this database
     """
-    hosts = host_count(as_url(database))
+    connect = opener(database, attempt=attempt, application_name=application_name, closing=closing)
+    return Session(connect, attempt, ended, lock_query, host_count(as_url(database)))
+
+
+def opener(
+    database: str | URL | Engine,
+    *,
+    attempt: float,
+    application_name: str,
+    closing: Closing | None,
+) -> Callable[[], psycopg.Connection[Any]]:
+    """Return a function that opens a connection from a URL, or as an application's engine does.
+
+    The parameters are those of :func:`make_session`.
+
+    :raises TaskLockOptionError: the task lock cannot use this database
+    """
     if isinstance(database, Engine):
-        engine = database
-        check_engine(engine)
-        return Session(lambda: open_apart(engine, attempt), attempt, ended, lock_query, hosts)
-    connect = connector(as_url(database), attempt, application_name, closing)
-    return Session(connect, attempt, ended, lock_query, hosts)
+        check_engine(database)
+        return partial(open_apart, database, attempt)
+    return connector(as_url(database), attempt, application_name, closing)
+
+
+def connect_limit(hosts: int, attempt: float) -> float:
+    """Return how long connecting may take, in seconds.
+
+    libpq's timeout counts for each host and is at least 2 s. One more second is for setting up the
+    connection.
+
+    :param hosts: how many hosts libpq tries, one after the other
+    :param attempt: limits the wait for each answer, in seconds
+    """
+    return hosts * max(2.0, attempt) + 1.0
 
 
 def open_apart(engine: Engine, attempt: float) -> psycopg.Connection[Any]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 
+from apscheduler_tasklock._doctor.remedies import READ_ONLY
 from apscheduler_tasklock._lock.command_lines import PROGRAM
 from apscheduler_tasklock._lock.words import printable
-from apscheduler_tasklock.cli.remedies import READ_ONLY
 from apscheduler_tasklock.errors import (
     TaskLockDatabaseError,
     TaskLockError,

@@ -267,6 +267,8 @@ class TestUnlocked:
         locks = TaskLocks(NO_DATABASE)
         with unlocked(), pytest.raises(TaskLockError, match="this call needs the database"):
             locks.tasks()
+        with unlocked(), pytest.raises(TaskLockError, match="this call needs the database"):
+            locks.doctor()
         locks.close()
 
     def test_a_job_store_says_so_too_and_connects_to_nothing(self) -> None:

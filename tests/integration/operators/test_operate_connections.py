@@ -17,7 +17,7 @@ import psycopg
 import pytest
 
 from apscheduler_tasklock._database.url import parse_url
-from apscheduler_tasklock.cli.remedies import remedy_of
+from apscheduler_tasklock._doctor.remedies import remedy_of
 from apscheduler_tasklock.demo.server import EmbeddedServer
 from tests.support.commands import Answer, Command
 from tests.support.pgbouncer import PgBouncer, UnavailableError

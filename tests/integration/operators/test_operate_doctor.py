@@ -602,7 +602,7 @@ def test_a_table_that_vacuum_does_not_get_through(command: Command, connection: 
 def test_a_clock_that_is_off(seconds: float, level: str) -> None:
     from datetime import datetime, timedelta, timezone
 
-    from apscheduler_tasklock.cli.doctor import clock_finding
+    from apscheduler_tasklock._doctor.checks import clock_finding
 
     now = datetime.now(timezone.utc)
     found = clock_finding(now - timedelta(seconds=seconds), now, now + timedelta(milliseconds=2))

@@ -9,6 +9,7 @@ import psycopg
 from sqlalchemy.engine import URL
 
 from apscheduler_tasklock._database.outage import as_unavailable
+from apscheduler_tasklock.errors import TaskLockDatabaseError
 from apscheduler_tasklock.schema.table import literal, quoted
 
 _WHO_IS_CONNECTED = (
@@ -194,10 +195,10 @@ _UNAVAILABLE = (
 )
 
 
-def remedy_of(error: psycopg.Error, url: URL) -> str:
+def remedy_of(error: psycopg.Error | TaskLockDatabaseError, url: URL) -> str:
     """Return what to do about a connection that cannot be opened.
 
-    :param error: libpq's error, which has the messages of all hosts
+    :param error: libpq's error, which has the messages of all hosts; or that no connection came
     :param url: the URL of the connection
     """
     found = list(dict.fromkeys(_remedies(str(error), url)))

@@ -1,0 +1,1 @@
+"""The doctor: checks a set-up, and says what to do about what is wrong with it."""
