@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
+from apscheduler_tasklock._words.runs import error_in_words
 from apscheduler_tasklock._words.tasks import (
     of_all_and_pause_in_words,
     of_all_in_words,
@@ -383,7 +384,7 @@ def _tell_of_run(
         return WAIT_OVER
     words = f"ended: {outcome}"
     if run is not None:
-        error = ": ".join(part for part in (run.error_type, run.error) if part)
+        error = error_in_words(run)
         words += f", took {output().seconds(run.took)} on {run.replica}"
         words += ", as a takeover" if run.kind == "takeover" else ""
         words += f", {error}" if error else ""
