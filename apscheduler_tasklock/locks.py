@@ -8,7 +8,7 @@ import functools
 import getpass
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -59,15 +59,18 @@ from apscheduler_tasklock.options import (
 from apscheduler_tasklock.schema.table import DEFAULT_TABLE
 from apscheduler_tasklock.status import (
     KINDS,
+    ORDERS,
     OUTCOMES,
     Finding,
     JobState,
     JobStatus,
+    Overview,
     Pause,
     ReplicaStatus,
     Run,
     RunRequest,
     Story,
+    TaskState,
     TaskStatus,
 )
 
@@ -241,17 +244,56 @@ class TaskLocks:
         check_name(name, where)
         return Hold(lambda: self._client, name, request)
 
-    def tasks(self, *patterns: str, limit: int | None = None) -> list[TaskStatus]:
-        """Return the tasks that have a row, in the order of their names.
+    def tasks(
+        self,
+        *patterns: str,
+        states: Collection[TaskState] = (),
+        order: str = "name",
+        limit: int | None = None,
+        offset: int = 0,
+    ) -> list[TaskStatus]:
+        """Return the tasks that have a row, in the order of their names, or in another order.
 
         If the replicas' table cannot be read, one INFO line says so, and no task is ``gone``.
 
         :param patterns: names, in which ``*`` and ``?`` stand for characters; none: all tasks
-        :param limit: how many, at most
+        :param states: only tasks with one of these states; empty: all tasks
+        :param order: ``"name"``; ``"due"``: the soonest due time first, and tasks without one last;
+            ``"started"``: the last run that began last first, and tasks that never ran last; or
+            ``"urgency"``: the worst state first, as in :attr:`Overview.troubled`, and tasks that
+            are well last. Equal tasks are in the order of their names.
+        :param limit: how many, at most; ``None``: all
+        :param offset: how many of the first tasks are left out, for the next page
+        :raises TaskLockOptionError: there is no such state or order, or ``limit`` or ``offset`` is
+            no whole number of 0 or more
         :raises TaskLockError: the database is unavailable, or rejects the statement
         """
+        _check_numbers("tasks", limit=limit, offset=offset)
+        _check_word("tasks", "order", order, ORDERS)
+        chosen = _states("tasks", states)
         like = [like_of(pattern) for pattern in patterns] or None
-        return self._operate(lambda operations, cursor: operations.tasks(cursor, like, limit))
+        return self._operate(
+            lambda operations, cursor: operations.tasks(
+                cursor, like, limit, states=chosen, order=order, offset=offset
+            )
+        )
+
+    def overview(self, *patterns: str, limit: int = 20) -> Overview:
+        """Return what an operator sees at a glance, all as of one moment.
+
+        It is read in one statement, which does not read the run history. If the replicas' table
+        cannot be read, one INFO line says so, no task is ``gone``, and no replicas are counted. A
+        replica that has died may still count as alive for 45 s if its run was taken over.
+
+        :param patterns: names of tasks, in which ``*`` and ``?`` stand for characters; none: all
+            tasks. The replicas and the pauses of all tasks are told in any case.
+        :param limit: how many tasks each list has, at most
+        :raises TaskLockOptionError: ``limit`` is no whole number of 0 or more
+        :raises TaskLockError: the database is unavailable, or rejects the statement
+        """
+        _check_numbers("overview", limit=limit)
+        like = [like_of(pattern) for pattern in patterns] or None
+        return self._operate(lambda operations, cursor: operations.overview(cursor, like, limit))
 
     def runs(
         self,
@@ -261,6 +303,7 @@ class TaskLocks:
         since: datetime | None = None,
         until: datetime | None = None,
         limit: int = 100,
+        offset: int = 0,
     ) -> list[Run]:
         """Return finished runs, missed run times, and what operators did, the newest first.
 
@@ -274,15 +317,17 @@ class TaskLocks:
         :param since: only runs that began at this time or later; aware
         :param until: only runs that began before this time; aware
         :param limit: how many, at most
-        :raises TaskLockOptionError: there is no such outcome or kind, or a time has no zone
+        :param offset: how many of the newest are left out, for the next page. Runs that end between
+            the reads of two pages move the others on.
+        :raises TaskLockOptionError: there is no such outcome or kind, a time has no zone, or
+            ``limit`` or ``offset`` is no whole number of 0 or more
         :raises TaskLockError: the database is unavailable, or rejects the statement
         """
         for name, given, known in (("outcome", outcome, OUTCOMES), ("kind", kind, KINDS)):
-            if given not in (None, *known):
-                raise TaskLockOptionError(
-                    f"runs: there is no {name} {given!r}; give one of {', '.join(known)}"
-                )
+            if given is not None:
+                _check_word("runs", name, given, known)
         _check_zone("runs", since=since, until=until)
+        _check_numbers("runs", limit=limit, offset=offset)
         is_name = len(patterns) == 1 and not set("*?") & set(patterns[0])
         like = [like_of(pattern) for pattern in patterns] or None
 
@@ -293,12 +338,62 @@ class TaskLocks:
                 "since": since,
                 "until": until,
                 "limit": limit,
+                "offset": offset,
             }
             if is_name:
                 return operations.runs(cursor, patterns[0], **wanted)
             return operations.runs(cursor, like=like, **wanted)
 
         return self._operate(read)
+
+    def recent_runs(self, *names: str, limit: int = 60) -> dict[str, list[Run]]:
+        """Return the newest runs and missed run times of tasks, by the tasks' names.
+
+        What operators did is left out. Each list has the newest first. The list of a task without
+        runs is empty.
+
+        :param names: names of tasks, in which ``*`` and ``?`` are ordinary characters
+        :param limit: how many of each task, at most
+        :raises TaskLockOptionError: a name is no text, or ``limit`` is no whole number of 0 or more
+        :raises TaskLockError: the database is unavailable, or rejects the statement
+        """
+        _check_patterns("recent_runs", names)
+        _check_numbers("recent_runs", limit=limit)
+        return self._operate(
+            lambda operations, cursor: operations.recent_runs(cursor, names, limit)
+        )
+
+    def timeline(
+        self, since: datetime, until: datetime, *patterns: str, limit: int = 5000
+    ) -> list[Run]:
+        """Return what the run history has of a span of time, the newest first.
+
+        These are runs of which a part is in the span, missed run times in it, and the pauses and
+        resumptions that were made in it. Pauses that were made before the span are returned, too,
+        unless they have ended by themselves before it; each may have been resumed before its end.
+        A run that goes on has no entry in the history.
+
+        :param since: the beginning of the span; aware
+        :param until: its end, which is no longer part of it; aware
+        :param patterns: names of tasks, in which ``*`` and ``?`` stand for characters; none: all
+            tasks. Pauses of all tasks are returned if they apply to all tasks that a pattern can
+            match.
+        :param limit: how many, at most
+        :raises TaskLockOptionError: a time has no zone, ``since`` is not before ``until``, or
+            ``limit`` is no whole number of 0 or more
+        :raises TaskLockError: the database is unavailable, or rejects the statement
+        """
+        _check_zone("timeline", since=since, until=until)
+        _check_patterns("timeline", patterns)
+        _check_numbers("timeline", limit=limit)
+        if since >= until:
+            raise TaskLockOptionError(
+                f"timeline: since ({since}) must be before until ({until}); swap them, or give a "
+                "longer span"
+            )
+        return self._operate(
+            lambda operations, cursor: operations.timeline(cursor, patterns, since, until, limit)
+        )
 
     def usual_durations(self, *patterns: str) -> dict[str, float]:
         """Return how long tasks usually run, by their names: a median in seconds.
@@ -347,6 +442,23 @@ class TaskLocks:
         """
         like = [like_of(pattern) for pattern in patterns] or None
         return self._operate(lambda operations, cursor: operations.jobs(cursor, like, limit))
+
+    def job_arguments(self, job_id: str) -> dict[str, Any]:
+        """Return the arguments with which a job of the job store is called, by their names.
+
+        The values are returned as they are stored, as JSON-like data: a value of a type that JSON
+        lacks is a dict whose key ``$`` has the name of the type. Nothing is unpickled, and the
+        row's signature is not checked. The lock's options, ``task_lock``, are left out.
+
+        :return: positional arguments as ``"args[0]"`` and so on, and then keyword arguments, sorted
+        :raises TaskLockNotFoundError: there is no such job
+        :raises TaskLockStateError: the arguments are pickled, or cannot be read
+        :raises TaskLockSchemaError: the jobs' table is missing; the message names the remedy
+        :raises TaskLockError: the database is unavailable, or rejects the statement
+        """
+        if "\0" in job_id:  # PostgreSQL's texts have no NUL
+            raise TaskLockNotFoundError([job_id], "job")
+        return self._operate(lambda operations, cursor: operations.job_arguments(cursor, job_id))
 
     def pause(
         self,
@@ -962,6 +1074,41 @@ def _check_zone(where: str, **moments: datetime | None) -> None:
                 f"{where}: {name} must be a time with a zone, not {moment!r}; "
                 f"{name}.astimezone() gives it this machine's"
             )
+
+
+def _check_numbers(where: str, **numbers: int | None) -> None:
+    """Check how many rows an operator's call asks for.
+
+    :raises TaskLockOptionError: a number is no whole number, or below 0
+    """
+    for name, number in numbers.items():
+        is_whole = isinstance(number, int) and not isinstance(number, bool)
+        if number is not None and not (is_whole and number >= 0):
+            raise TaskLockOptionError(
+                f"{where}: {name} must be a whole number, 0 or more, not {number!r}"
+            )
+
+
+def _check_word(where: str, name: str, given: object, known: Sequence[str]) -> None:
+    """Check that an option of an operator's call is one of the known words.
+
+    :raises TaskLockOptionError: it is not
+    """
+    if given not in known:
+        raise TaskLockOptionError(
+            f"{where}: there is no {name} {given!r}; give one of {', '.join(known)}"
+        )
+
+
+def _states(where: str, states: Collection[TaskState]) -> list[str] | None:
+    """Return the names of states; ``None`` if there are none.
+
+    :raises TaskLockOptionError: there is no such state
+    """
+    given = [states] if isinstance(states, str) else list(states)
+    for state in given:
+        _check_word(where, "state", state, [known.value for known in TaskState])
+    return [TaskState(state).value for state in given] or None
 
 
 def _wait_for_table(attempt: int) -> None:

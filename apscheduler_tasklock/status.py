@@ -48,6 +48,16 @@ class TaskState(str, Enum):
     OK = "ok"
 
 
+# The states in the order of urgency: the worst one first.
+URGENCY = (
+    *(TaskState.UNREADABLE, TaskState.TOO_LONG, TaskState.DEAD, TaskState.OVERDUE),
+    *(TaskState.FAILING, TaskState.MISSED, TaskState.CUT, TaskState.LATE, TaskState.RETRYING),
+    *(TaskState.RUNNING, TaskState.PAUSED, TaskState.NEW, TaskState.OK),
+)
+# The orders in which ``TaskLocks.tasks`` returns tasks.
+ORDERS = ("name", "due", "started", "urgency")
+
+
 @dataclass(frozen=True)
 class RunningRun:
     """A run that has not ended.
@@ -210,6 +220,40 @@ class TaskStatus:
         return max(0.0, (self.started_at - self.scheduled_at).total_seconds())
 
 
+@dataclass(frozen=True)
+class Overview:
+    """What an operator sees at a glance: how the tasks and the replicas are now.
+
+    Each list has at most as many tasks as were asked for; ``counts`` tells how many there are. A
+    task can be in several lists.
+
+    :ivar now: the time of the overview
+    :ivar counts: how many tasks have each state; 0 for a state that no task has
+    :ivar running: tasks with the states running and too long, the run that began first first
+    :ivar troubled: tasks with the states unreadable, too long, dead, overdue, failing, missed, cut,
+        late and retrying, in this order. Tasks that are acknowledged or gone come last.
+    :ivar due_next: tasks that are due in the future and not paused, the soonest first
+    :ivar paused: tasks that are paused, also those whose state is running or too long. Tasks with
+        pauses of their own come first, and those that are only paused with all tasks come last.
+    :ivar last_ended: tasks whose last run has ended, the newest end first
+    :ivar pauses_of_all: the pauses of all tasks that have not ended
+    :ivar alive: how many replicas are alive
+    :ivar silent: how many replicas have given a sign of life in the last day, and are now silent or
+        dead, without having reported their shutdown
+    """
+
+    now: datetime
+    counts: Mapping[TaskState, int]
+    running: tuple[TaskStatus, ...]
+    troubled: tuple[TaskStatus, ...]
+    due_next: tuple[TaskStatus, ...]
+    paused: tuple[TaskStatus, ...]
+    last_ended: tuple[TaskStatus, ...]
+    pauses_of_all: tuple[Pause, ...]
+    alive: int
+    silent: int
+
+
 class JobState(str, Enum):
     """The state of a stored job: the first member of this list that is true of the job."""
 
@@ -244,6 +288,8 @@ class JobStatus:
     :ivar task_paused: whether its task is paused, by ``TaskLocks.pause``
     :ivar task_paused_until: end of that pause; ``None``: until somebody resumes the task
     :ivar unreadable: columns of its row that cannot be read. An unreadable trigger is ``None``.
+    :ivar argument_names: the names of its arguments: ``"args[0]"`` and so on for positional ones,
+        and then the names of the keyword arguments, sorted. Empty if its arguments are pickled.
     """
 
     id: str
@@ -259,6 +305,7 @@ class JobStatus:
     task_paused: bool
     task_paused_until: datetime | None
     unreadable: tuple[str, ...] = ()
+    argument_names: tuple[str, ...] = ()
 
     @property
     def is_one_off(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
@@ -59,6 +60,7 @@ from apscheduler_tasklock.errors import (
     TaskLockOptionError,
     TaskLockStateError,
 )
+from apscheduler_tasklock.options import RESERVED_KEY
 from apscheduler_tasklock.schema.table import (
     EARLIEST,
     LATEST,
@@ -67,9 +69,11 @@ from apscheduler_tasklock.schema.table import (
     run_table,
 )
 from apscheduler_tasklock.status import (
+    URGENCY,
     JobState,
     JobStatus,
     OptionSource,
+    Overview,
     Pause,
     ReplicaState,
     ReplicaStatus,
@@ -179,7 +183,6 @@ _STATE = f"""
          WHEN lock.started_at = {NEVER} THEN 'new'
          ELSE 'ok' END
 """
-
 # A replica has died if one of its runs was found dead, in the task's row or in the history, and the
 # replica has given no sign of life since the run's end. A replica of which only a worker process
 # has died gives a sign of life at once, so it does not count as dead.
@@ -204,7 +207,7 @@ _LOST = f"""
 # An empty table, which is used if the replicas' table cannot be read.
 _NO_REPLICAS = """
     SELECT '' AS replica_id, NULL::text[] AS tasks, '[]'::jsonb AS running, false AS alive,
-           false AS heard WHERE false
+           false AS heard, NULL::timestamptz AS stopped_at, NULL::timestamptz AS seen_at WHERE false
 """
 
 _JOB_STATE = f"""
@@ -212,6 +215,17 @@ _JOB_STATE = f"""
          WHEN job.ended THEN 'ended' WHEN job.next_run_time IS NULL THEN 'paused'
          WHEN job.next_run_time <= now() THEN 'due' ELSE 'waiting' END
 """
+
+# The arguments of a stored job, if they are stored as JSON. The store writes a dict that has the
+# key `$` as the value of an object whose key `$` is "dict".
+_ARGS = "(job.arguments -> 'args'::text)"
+_KWARGS = """(CASE WHEN job.arguments -> 'kwargs'::text ->> '$'::text = 'dict'
+                   THEN job.arguments -> 'kwargs'::text -> 'value'::text
+                   ELSE job.arguments -> 'kwargs'::text END)"""
+# How many positional arguments it has, and the object of its keyword arguments.
+_POSITIONAL = f"""(CASE WHEN jsonb_typeof({_ARGS}) = 'array'
+                        THEN pg_catalog.jsonb_array_length({_ARGS}) ELSE 0 END)"""
+_NAMED = f"(CASE WHEN jsonb_typeof({_KWARGS}) = 'object' THEN {_KWARGS} ELSE '{{}}' END)"
 
 # Whether a replica has a task. The schema of ``@>`` is given, so that PostgreSQL does not find
 # another ``@>`` for text[] first.
@@ -233,13 +247,43 @@ _PAUSES = f"""{elements_of("lock.pauses")} WITH ORDINALITY AS each (pause, place
               WHERE CASE WHEN {IS_PAUSE} THEN COALESCE({_PAUSE_UNTIL} > now(), true)
                          ELSE false END"""
 # Pauses as columns of arrays, those of the task before those of all tasks.
+_PAUSE_COLUMNS = ("by", "since", "until", "why", "namespace")
+_TOTALS = (
+    *("now", "states", "numbers", "alive_count", "silent_count"),
+    *(f"of_all_{name}" for name in _PAUSE_COLUMNS),
+)
 _IN_ORDER = ", ".join(
     f"pg_catalog.array_agg({name} ORDER BY namespace NULLS FIRST, place) AS {name}"
-    for name in ("by", "since", "until", "why", "namespace")
+    for name in _PAUSE_COLUMNS
 )
 _HAS_BAD_PAUSES = f"""(lock.pauses IS NOT NULL AND (
     jsonb_typeof(lock.pauses) <> 'array'
     OR EXISTS (SELECT FROM {elements_of("lock.pauses")} AS pause WHERE NOT {IS_PAUSE})))"""
+
+# Whether a row has a value that no replica writes, as far as SQL can tell. PostgreSQL 14 cannot
+# check a text for being JSON, so a schedule counts as readable if it looks like a JSON object.
+_LOOKS_UNREADABLE = f"""({_HAS_BAD_PAUSES} OR COALESCE(lock.schedule NOT LIKE '{{%%}}', false))"""
+# The place of a task's state in the order of urgency.
+_PLACE_BY_URGENCY = f"""pg_catalog.array_position(
+    ARRAY[{", ".join(f"'{state.value}'" for state in URGENCY)}], state)"""
+# The order in which tasks are listed. A CASE is null for all tasks unless its order is asked for.
+_ORDER = f"""
+    CASE WHEN %(order)s::text = 'urgency' THEN {_PLACE_BY_URGENCY} END,
+    CASE WHEN %(order)s::text = 'due' THEN due_at END NULLS LAST,
+    CASE WHEN %(order)s::text = 'started' THEN started_at END DESC NULLS LAST, task_name
+"""
+# The lists of an overview: which tasks each list has, and in which order.
+_LISTS = {
+    "running": ("state IN ('running', 'too long')", "begun_at, task_name"),
+    "troubled": (
+        "state NOT IN ('running', 'paused', 'new', 'ok')",
+        f"acknowledged OR gone, {_PLACE_BY_URGENCY}, task_name",
+    ),
+    "due_next": ("due_at > now() AND NOT paused", "due_at, task_name"),
+    # Tasks with own pauses come first, because a pause of all tasks may apply to thousands.
+    "paused": ("paused", "NOT is_paused_itself, task_name"),
+    "last_ended": ("finished_at IS NOT NULL", "finished_at DESC, task_name"),
+}
 
 # Whether a pause of a task has no end: one of its own, or one of all tasks.
 _HAS_ENDLESS_PAUSE = f"""((lock.paused_until IS NULL AND {IS_PAUSED}) OR (
@@ -272,124 +316,10 @@ class Operations:
         self._channel = channel_of(table)
         self._runs = for_template(run_table(table))
         self._replicas = for_template(replica_table(table))
-        # In `known`, the inner DISTINCT drops equal lists of tasks before `unnest`, because all
-        # replicas of a deployment have the same list.
         replicas = f"""SELECT *, {IS_ALIVE} AS alive, {IS_HEARD} AS heard
                        FROM {self._replicas} AS replica"""
-        tasks = f"""
-            WITH replicas AS ({replicas}), {all_pauses(name)}, {listed_pauses(name)},
-                 alive AS (SELECT tasks FROM replicas WHERE alive),
-                 unheard AS (SELECT replica_id FROM replicas WHERE NOT heard),
-                 lost AS ({_LOST}),
-                 known AS (SELECT DISTINCT pg_catalog.unnest(tasks) AS task_name
-                           FROM (SELECT DISTINCT tasks FROM alive) AS list)
-            SELECT lock.task_name AS name, {_STATE} AS state, lock.schedule, lock.kind, lock.token,
-                   lock.locked_by AS holder, lock.window_start AS scheduled_at, lock.started_at,
-                   lock.finished_at, lock.locked_until, lock.run_until, due.at AS due_at,
-                   GREATEST(lock.window_until, lock.window_start) AS window_until,
-                   lock.window_start = {NEVER} AS has_no_window,
-                   {_OVERDUE} AS overdue_at,
-                   extract(epoch FROM now() - due.at)::float8 AS late_by,
-                   extract(epoch FROM CASE WHEN lock.finished_at IS NOT NULL THEN lock.finished_at
-                                           WHEN {_OVERRUNS} THEN now()
-                                           ELSE LEAST(now(), lock.locked_until) END
-                                      - lock.started_at)::float8 AS took,
-                   {_OUTCOME} AS outcome,
-                   extract(epoch FROM now() - {_CUT_AT})::float8 AS cut_for,
-                   {_MISSED_AT} AS missed_at, {_NO_LONGER_ALARMS} AS acknowledged,
-                   stuck.tokens AS stuck_tokens, stuck.replica_ids AS stuck_on,
-                   stuck.since AS stuck_since,
-                   lock.succeeded_at, lock.failed_at, lock.error_type,
-                   CASE WHEN {_IS_RETRIED} THEN 0 ELSE lock.failures END AS failures,
-                   lock.attempt,
-                   CASE WHEN {IS_RETRY_PENDING} THEN lock.retry_at END AS retry_at,
-                   in_pause.now AS paused,
-                   CASE WHEN lock.paused_until > now() THEN lock.paused_until END
-                       AS own_paused_until,
-                   {IS_PAUSED} AS is_paused_itself,
-                   pauses.by AS pauses_by, pauses.since AS pauses_since,
-                   pauses.until AS pauses_until, pauses.why AS pauses_why,
-                   pauses.namespace AS pauses_namespace,
-                   {_HAS_BAD_PAUSES} AS has_bad_pauses,
-                   CASE WHEN lock.request_until > now() THEN lock.requested_by END AS requested_by,
-                   CASE WHEN lock.request_until > now() THEN lock.requested_at END AS requested_at,
-                   {_GONE} AS gone, lock.failover, NULLIF(lock.runs, '') AS function,
-                   lock.details,
-                   lock.started_at = {NEVER} AS is_new
-            FROM {name} AS lock LEFT JOIN known USING (task_name),
-                 LATERAL {_IN_PAUSE} AS in_pause, LATERAL {_DUE} AS due, LATERAL (
-                SELECT pg_catalog.array_agg(token ORDER BY lost.token) AS tokens,
-                       pg_catalog.array_agg(replica_id ORDER BY lost.token) AS replica_ids,
-                       pg_catalog.array_agg(since ORDER BY lost.token) AS since
-                FROM lost WHERE lost.task = lock.task_name AND {_IS_STUCK}
-            ) AS stuck, LATERAL (
-                SELECT {_IN_ORDER}
-                FROM (SELECT NULL AS namespace, pause ->> 'by'::text AS by, {_PAUSE_SINCE} AS since,
-                             {_PAUSE_UNTIL} AS until, pause ->> 'why'::text AS why, place
-                      FROM {_PAUSES}
-                      UNION ALL
-                      SELECT namespace, by, since, until, why, place FROM listed_pauses
-                      WHERE COALESCE(until > now(), true) AND lock.runs <> ''
-                            AND starts_with(lock.task_name, namespace)) AS pause
-            ) AS pauses
-            WHERE {IS_TASK} AND (%(like)s::text[] IS NULL
-                                 OR lock.task_name LIKE ANY (%(like)s::text[]))
-            ORDER BY lock.task_name LIMIT %(limit)s
-        """
-        self._tasks = Statement(tasks)
-        self._tasks_without_replicas = Statement(tasks.replace(replicas, _NO_REPLICAS))
-        columns = """run.task_name AS task, run.token, run.scheduled_at, run.started_at,
-                     run.ended_at, run.replica, run.kind, run.outcome, run.error_type, run.error,
-                     run.traceback, run.by, run.until, run.reason, run.cause,
-                     run.last_scheduled_at, run.run_times, run.attempt, run.retry_at"""
-        # A replica may run a run time after another replica has noted it as missed. The run date of
-        # a one-off job may differ between replicas, if its schedule has none.
-        not_run = f"""NOT (run.ring = 'misses' AND run.run_times = 1 AND (
-            EXISTS (SELECT FROM {name} AS lock WHERE lock.task_name = run.task_name
-                    AND (lock.window_start = run.scheduled_at
-                         OR (lock.window_start > run.scheduled_at AND lock.one_off
-                             AND lock.schedule = '{{"run":null,"type":"date"}}')))
-            OR EXISTS (SELECT FROM {self._runs} AS later WHERE later.task_name = run.task_name
-                       AND later.ring IN ('runs', 'failures')
-                       AND later.scheduled_at = run.scheduled_at)))"""
-        # The statement reads the whole history, which is limited for each task. There is no index
-        # by time, because each release would have to write to it. Sorting all runs would take most
-        # of the time, so a hundredth of the history is read first. If that hundredth has as many
-        # matching runs as are asked for, the runs that are older than these need not be sorted.
-        matches = f"""(%(like)s::text[] IS NULL OR run.task_name LIKE ANY (%(like)s::text[]))
-                     AND (%(outcome)s::text IS NULL OR run.outcome = %(outcome)s)
-                     AND (%(kind)s::text IS NULL OR run.kind = %(kind)s)
-                     AND (%(since)s::timestamptz IS NULL OR run.started_at >= %(since)s)
-                     AND (%(until)s::timestamptz IS NULL OR run.started_at < %(until)s)
-                     AND {not_run}"""
-        self._matching_runs = Statement(f"""
-            SELECT {columns} FROM {self._runs} AS run
-            WHERE {matches} AND run.started_at >= COALESCE((
-                SELECT run.started_at FROM {self._runs} AS run TABLESAMPLE SYSTEM (1)
-                WHERE {matches}
-                ORDER BY run.started_at DESC OFFSET GREATEST(%(limit)s::bigint - 1, 0) LIMIT 1
-            ), '-infinity')
-            ORDER BY run.started_at DESC, run.token DESC LIMIT %(limit)s::bigint
-        """)
-        self._runs_of_task = Statement(f"""
-            SELECT {columns} FROM {self._runs} AS run
-            WHERE run.task_name = ANY (%(names)s::text[])
-              AND (%(outcome)s::text IS NULL OR run.outcome = %(outcome)s)
-              AND (%(kind)s::text IS NULL OR run.kind = %(kind)s)
-              AND (%(since)s::timestamptz IS NULL OR run.started_at >= %(since)s)
-              AND (%(until)s::timestamptz IS NULL OR run.started_at < %(until)s)
-              AND {not_run}
-            ORDER BY run.started_at DESC, run.token DESC LIMIT %(limit)s
-        """)
-        self._usual_durations = Statement(
-            _usual_durations(
-                self._runs, "%(like)s::text[] IS NULL OR run.task_name LIKE ANY (%(like)s::text[])"
-            )
-        )
-        # Names are looked up in the primary key, because a whole history may have a million runs.
-        self._usual_durations_of = Statement(
-            _usual_durations(self._runs, "run.task_name = ANY (%(names)s::text[])")
-        )
+        self._prepare_tasks(name, replicas)
+        self._prepare_runs(name)
         found_dead = f"""
             SELECT replica AS replica_id, max(ended_at) AS died_at
             FROM {self._runs} WHERE outcome = 'died' GROUP BY 1
@@ -434,7 +364,8 @@ class Operations:
             SELECT job.id, {_JOB_STATE} AS state, job.options ->> 'name'::text AS name,
                    job.func AS function, job.trigger::text AS trigger, job.executor,
                    job.next_run_time, job.last_run_time,
-                   job.task_name AS task,
+                   job.task_name AS task, {_POSITIONAL} AS positional,
+                   ARRAY(SELECT pg_catalog.jsonb_object_keys({_NAMED})) AS named,
                    CASE WHEN lock.finished_at IS NULL AND lock.locked_until > now()
                              AND NOT lock.handed_over THEN lock.locked_by END AS holder,
                    lock.task_name IS NOT NULL AND {IS_PAUSED_IN_ANY_WAY} AS task_paused,
@@ -443,6 +374,12 @@ class Operations:
             FROM {self._jobs_name} AS job LEFT JOIN {name} AS lock USING (task_name)
             WHERE %(like)s::text[] IS NULL OR job.id LIKE ANY (%(like)s::text[])
             ORDER BY job.next_run_time NULLS LAST, job.id LIMIT %(limit)s
+        """)
+        self._job_arguments = Statement(f"""
+            SELECT job.arguments::text AS arguments,
+                   jsonb_typeof({_ARGS}) = 'array' AND jsonb_typeof({_KWARGS}) = 'object'
+                       AS are_json
+            FROM {self._jobs_name} AS job WHERE job.id = %(id)s
         """)
         self._missing = Statement(f"""
             SELECT wanted FROM pg_catalog.unnest(%(names)s::text[]) AS wanted
@@ -481,24 +418,318 @@ class Operations:
             SELECT task_name FROM forgotten
         """)
 
+    def _prepare_tasks(self, name: str, replicas: str) -> None:
+        """Prepare the statements that read tasks.
+
+        :param name: the quoted name of the task lock table, for a template
+        :param replicas: the query of the replicas
+        """
+        # In `known`, the inner DISTINCT drops equal lists of tasks before `unnest`, because all
+        # replicas of a deployment have the same list.
+        queries = f"""
+            replicas AS ({replicas}), {all_pauses(name)}, {listed_pauses(name)},
+            alive AS (SELECT tasks FROM replicas WHERE alive),
+            unheard AS (SELECT replica_id FROM replicas WHERE NOT heard),
+            lost AS ({_LOST}),
+            known AS (SELECT DISTINCT pg_catalog.unnest(tasks) AS task_name
+                      FROM (SELECT DISTINCT tasks FROM alive) AS list)
+        """
+        task_columns = f"""
+            lock.task_name AS name, {_STATE} AS state, lock.schedule, lock.kind, lock.token,
+            lock.locked_by AS holder, lock.window_start AS scheduled_at, lock.started_at,
+            lock.finished_at, lock.locked_until, lock.run_until, due.at AS due_at,
+            GREATEST(lock.window_until, lock.window_start) AS window_until,
+            lock.window_start = {NEVER} AS has_no_window,
+            {_OVERDUE} AS overdue_at,
+            extract(epoch FROM now() - due.at)::float8 AS late_by,
+            extract(epoch FROM CASE WHEN lock.finished_at IS NOT NULL THEN lock.finished_at
+                                    WHEN {_OVERRUNS} THEN now()
+                                    ELSE LEAST(now(), lock.locked_until) END
+                               - lock.started_at)::float8 AS took,
+            {_OUTCOME} AS outcome,
+            extract(epoch FROM now() - {_CUT_AT})::float8 AS cut_for,
+            {_MISSED_AT} AS missed_at, {_NO_LONGER_ALARMS} AS acknowledged,
+            stuck.tokens AS stuck_tokens, stuck.replica_ids AS stuck_on,
+            stuck.since AS stuck_since,
+            lock.succeeded_at, lock.failed_at, lock.error_type,
+            CASE WHEN {_IS_RETRIED} THEN 0 ELSE lock.failures END AS failures,
+            lock.attempt,
+            CASE WHEN {IS_RETRY_PENDING} THEN lock.retry_at END AS retry_at,
+            in_pause.now AS paused,
+            CASE WHEN lock.paused_until > now() THEN lock.paused_until END
+                AS own_paused_until,
+            {IS_PAUSED} AS is_paused_itself,
+            pauses.by AS pauses_by, pauses.since AS pauses_since,
+            pauses.until AS pauses_until, pauses.why AS pauses_why,
+            pauses.namespace AS pauses_namespace,
+            {_HAS_BAD_PAUSES} AS has_bad_pauses,
+            CASE WHEN lock.request_until > now() THEN lock.requested_by END AS requested_by,
+            CASE WHEN lock.request_until > now() THEN lock.requested_at END AS requested_at,
+            {_GONE} AS gone, lock.failover, NULLIF(lock.runs, '') AS function,
+            lock.details,
+            lock.started_at = {NEVER} AS is_new
+        """
+        judgement = f"""
+            LATERAL {_IN_PAUSE} AS in_pause, LATERAL {_DUE} AS due, LATERAL (
+                SELECT pg_catalog.array_agg(token ORDER BY lost.token) AS tokens,
+                       pg_catalog.array_agg(replica_id ORDER BY lost.token) AS replica_ids,
+                       pg_catalog.array_agg(since ORDER BY lost.token) AS since
+                FROM lost WHERE lost.task = lock.task_name AND {_IS_STUCK}
+            ) AS stuck
+        """
+        listed = f"""{judgement}, LATERAL (
+            SELECT {_IN_ORDER}
+            FROM (SELECT NULL AS namespace, pause ->> 'by'::text AS by, {_PAUSE_SINCE} AS since,
+                         {_PAUSE_UNTIL} AS until, pause ->> 'why'::text AS why, place
+                  FROM {_PAUSES}
+                  UNION ALL
+                  SELECT namespace, by, since, until, why, place FROM listed_pauses
+                  WHERE COALESCE(until > now(), true) AND lock.runs <> ''
+                        AND starts_with(lock.task_name, namespace)) AS pause
+        ) AS pauses"""
+        matching = f"""{IS_TASK} AND (%(like)s::text[] IS NULL
+                                      OR lock.task_name LIKE ANY (%(like)s::text[]))"""
+        self._tasks = self._with_and_without_replicas(
+            f"""WITH {queries}
+                SELECT {task_columns}
+                FROM {name} AS lock LEFT JOIN known USING (task_name), {listed}
+                WHERE {matching}
+                ORDER BY lock.task_name LIMIT %(limit)s OFFSET %(offset)s""",
+            replicas,
+        )
+        # The state of each row is computed once. All else is computed for the rows that are listed.
+        judged = f"""judged AS MATERIALIZED (
+            SELECT lock.task_name,
+                   CASE WHEN {_LOOKS_UNREADABLE} THEN 'unreadable' ELSE {_STATE} END AS state,
+                   due.at AS due_at, in_pause.now AS paused, {IS_PAUSED} AS is_paused_itself,
+                   NULLIF(lock.started_at, {NEVER}) AS started_at,
+                   LEAST(lock.started_at, stuck.since[1]) AS begun_at,
+                   CASE WHEN lock.started_at <> {NEVER} THEN lock.finished_at END AS finished_at,
+                   {_NO_LONGER_ALARMS} AS acknowledged, {_GONE} AS gone
+            FROM {name} AS lock LEFT JOIN known USING (task_name), {judgement}
+            WHERE {matching}
+        )"""
+        rows = f"""picked AS MATERIALIZED (
+            SELECT chosen.list, chosen.place, lock.*
+            FROM chosen JOIN {name} AS lock USING (task_name)
+        ), listing AS (
+            SELECT lock.list, lock.place, {task_columns}
+            FROM picked AS lock LEFT JOIN known USING (task_name), {listed}
+        )"""
+        self._ordered_tasks = self._with_and_without_replicas(
+            f"""WITH {queries}, {judged}, chosen AS (
+                    SELECT '' AS list, task_name,
+                           pg_catalog.row_number() OVER (ORDER BY {_ORDER}) AS place
+                    FROM (SELECT * FROM judged
+                          WHERE %(states)s::text[] IS NULL OR state = ANY (%(states)s::text[])
+                          ORDER BY {_ORDER} LIMIT %(limit)s OFFSET %(offset)s) AS page
+                ), {rows}
+                SELECT * FROM listing ORDER BY place""",
+            replicas,
+        )
+        lists = " UNION ALL ".join(
+            f"""SELECT '{list_name}' AS list, task_name,
+                       pg_catalog.row_number() OVER (ORDER BY {order}) AS place
+                FROM (SELECT * FROM judged WHERE {which}
+                      ORDER BY {order} LIMIT %(limit)s) AS first_ones"""
+            for list_name, (which, order) in _LISTS.items()
+        )
+        of_all = ", ".join(
+            f"pg_catalog.array_agg({each} ORDER BY namespace, place) AS of_all_{each}"
+            for each in _PAUSE_COLUMNS
+        )
+        died = "COALESCE(dead.until > seen_at, false)"
+        # The first row has what is told of all tasks together.
+        self._overview = self._with_and_without_replicas(
+            f"""WITH {queries}, {judged}, chosen AS ({lists}), {rows}, counted AS (
+                    SELECT pg_catalog.array_agg(state) AS states,
+                           pg_catalog.array_agg(number) AS numbers
+                    FROM (SELECT state, count(*) AS number FROM judged GROUP BY 1) AS each_state
+                ), dead AS (
+                    SELECT locked_by AS replica_id, max(locked_until) AS until
+                    FROM {name} AS lock
+                    WHERE {IS_TASK} AND finished_at IS NULL AND NOT handed_over AND NOT overran
+                          AND locked_until <= now() GROUP BY 1
+                ), told AS (
+                    SELECT count(*) FILTER (WHERE heard AND NOT {died}) AS alive_count,
+                           count(*) FILTER (
+                               WHERE (NOT heard OR {died}) AND (heard OR stopped_at IS NULL)
+                                     AND seen_at > now() - interval '1 day') AS silent_count
+                    FROM replicas LEFT JOIN dead USING (replica_id)
+                ), paused_with_all AS (
+                    SELECT {of_all} FROM listed_pauses WHERE COALESCE(until > now(), true)
+                ), totals AS (
+                    SELECT '' AS list, 0::bigint AS place, now() AS now, counted.*, told.*,
+                           paused_with_all.*
+                    FROM counted, told, paused_with_all
+                )
+                SELECT * FROM totals FULL JOIN listing USING (list, place)
+                ORDER BY list, place""",
+            replicas,
+        )
+
+    def _prepare_runs(self, name: str) -> None:
+        """Prepare the statements that read the run history.
+
+        :param name: the quoted name of the task lock table, for a template
+        """
+        columns = """run.task_name AS task, run.token, run.scheduled_at, run.started_at,
+                     run.ended_at, run.replica, run.kind, run.outcome, run.error_type, run.error,
+                     run.traceback, run.by, run.until, run.reason, run.cause,
+                     run.last_scheduled_at, run.run_times, run.attempt, run.retry_at"""
+        # A replica may run a run time after another replica has noted it as missed. The run date of
+        # a one-off job may differ between replicas, if its schedule has none.
+        not_run = f"""NOT (run.ring = 'misses' AND run.run_times = 1 AND (
+            EXISTS (SELECT FROM {name} AS lock WHERE lock.task_name = run.task_name
+                    AND (lock.window_start = run.scheduled_at
+                         OR (lock.window_start > run.scheduled_at AND lock.one_off
+                             AND lock.schedule = '{{"run":null,"type":"date"}}')))
+            OR EXISTS (SELECT FROM {self._runs} AS later WHERE later.task_name = run.task_name
+                       AND later.ring IN ('runs', 'failures')
+                       AND later.scheduled_at = run.scheduled_at)))"""
+        # The key comes last, so that the order of runs that began at the same time is always the
+        # same. Otherwise two pages could have the same run, and none could have another one.
+        newest_first = """ORDER BY run.started_at DESC, run.token DESC,
+                                   run.task_name, run.ring, run.slot"""
+        # The statement reads the whole history, which is limited for each task. There is no index
+        # by time, because each release would have to write to it. Sorting all runs would take most
+        # of the time, so a hundredth of the history is read first. If that hundredth has as many
+        # matching runs as the page and those before it, the runs that are older than these need not
+        # be sorted.
+        matches = f"""(%(like)s::text[] IS NULL OR run.task_name LIKE ANY (%(like)s::text[]))
+                     AND (%(outcome)s::text IS NULL OR run.outcome = %(outcome)s)
+                     AND (%(kind)s::text IS NULL OR run.kind = %(kind)s)
+                     AND (%(since)s::timestamptz IS NULL OR run.started_at >= %(since)s)
+                     AND (%(until)s::timestamptz IS NULL OR run.started_at < %(until)s)
+                     AND {not_run}"""
+        self._matching_runs = Statement(f"""
+            SELECT {columns} FROM {self._runs} AS run
+            WHERE {matches} AND run.started_at >= COALESCE((
+                SELECT run.started_at FROM {self._runs} AS run TABLESAMPLE SYSTEM (1)
+                WHERE {matches}
+                ORDER BY run.started_at DESC
+                OFFSET GREATEST(%(limit)s::bigint + %(offset)s::bigint - 1, 0) LIMIT 1
+            ), '-infinity')
+            {newest_first} LIMIT %(limit)s::bigint OFFSET %(offset)s::bigint
+        """)
+        self._runs_of_task = Statement(f"""
+            SELECT {columns} FROM {self._runs} AS run
+            WHERE run.task_name = ANY (%(names)s::text[])
+              AND (%(outcome)s::text IS NULL OR run.outcome = %(outcome)s)
+              AND (%(kind)s::text IS NULL OR run.kind = %(kind)s)
+              AND (%(since)s::timestamptz IS NULL OR run.started_at >= %(since)s)
+              AND (%(until)s::timestamptz IS NULL OR run.started_at < %(until)s)
+              AND {not_run}
+            {newest_first} LIMIT %(limit)s OFFSET %(offset)s
+        """)
+        # LIMIT keeps the subquery as it is, so that it reads the entries of each name by the key.
+        self._recent_runs = Statement(f"""
+            SELECT run.* FROM pg_catalog.unnest(%(names)s::text[]) AS wanted (name), LATERAL (
+                SELECT {columns} FROM {self._runs} AS run
+                WHERE run.task_name = wanted.name AND run.ring <> 'actions' AND {not_run}
+                {newest_first} LIMIT %(limit)s
+            ) AS run
+        """)
+        overlaps = f"""
+            CASE run.ring
+                WHEN 'actions' THEN run.started_at < %(until)s AND (
+                    (run.outcome IN ('paused', 'resumed') AND run.started_at >= %(since)s)
+                    OR (run.outcome = 'paused' AND COALESCE(run.until >= %(since)s, true)))
+                WHEN 'misses' THEN run.scheduled_at < %(until)s
+                    AND run.last_scheduled_at >= %(since)s AND {not_run}
+                ELSE run.ended_at >= %(since)s AND run.started_at < %(until)s END
+        """
+        self._timeline = Statement(f"""
+            SELECT {columns} FROM {self._runs} AS run
+            WHERE (%(like)s::text[] IS NULL OR run.task_name LIKE ANY (%(like)s::text[])
+                   OR run.task_name = ANY (%(names)s::text[])) AND {overlaps}
+            {newest_first} LIMIT %(limit)s
+        """)
+        self._timeline_of = Statement(f"""
+            SELECT {columns} FROM {self._runs} AS run
+            WHERE run.task_name = ANY (%(names)s::text[]) AND {overlaps}
+            {newest_first} LIMIT %(limit)s
+        """)
+        self._usual_durations = Statement(
+            _usual_durations(
+                self._runs, "%(like)s::text[] IS NULL OR run.task_name LIKE ANY (%(like)s::text[])"
+            )
+        )
+        # Names are looked up in the primary key, because a whole history may have a million runs.
+        self._usual_durations_of = Statement(
+            _usual_durations(self._runs, "run.task_name = ANY (%(names)s::text[])")
+        )
+
+    @staticmethod
+    def _with_and_without_replicas(template: str, replicas: str) -> tuple[Statement, Statement]:
+        """Return a statement, and its form for a role that cannot read the replicas.
+
+        :param replicas: the query of the replicas in the template
+        """
+        return Statement(template), Statement(template.replace(replicas, _NO_REPLICAS))
+
     def tasks(
-        self, cursor: Any, like: Sequence[str] | None = None, limit: int | None = None
+        self,
+        cursor: Any,
+        like: Sequence[str] | None = None,
+        limit: int | None = None,
+        *,
+        states: Sequence[str] | None = None,
+        order: str = "name",
+        offset: int = 0,
     ) -> list[TaskStatus]:
-        """Return tasks in the order of their names.
+        """Return tasks in the order of their names, or in another order.
 
         :param like: patterns of names, as for SQL's ``LIKE``; ``None`` for all
+        :param states: the states of the tasks; ``None`` for all
+        :param order: one of ``status.ORDERS``
+        """
+        cursor.row_factory = dict_row
+        wanted: dict[str, Any] = {"like": _list(like), "limit": limit, "offset": offset}
+        if states is None and order == "name":
+            return [_task_status(row) for row in self._task_rows(cursor, self._tasks, wanted)]
+        wanted |= {"states": _list(states), "order": order}
+        rows = self._task_rows(cursor, self._ordered_tasks, wanted)
+        return [_listed_task(row) for row in rows]
+
+    def overview(self, cursor: Any, like: Sequence[str] | None, limit: int) -> Overview:
+        """Return what an operator sees at a glance.
+
+        :param like: patterns of names, as for SQL's ``LIKE``; ``None`` for all
+        :param limit: how many tasks each list has, at most
         """
         cursor.row_factory = dict_row
         wanted = {"like": _list(like), "limit": limit}
-        return [_task_status(row) for row in self._task_rows(cursor, wanted)]
+        totals, *rows = self._task_rows(cursor, self._overview, wanted)
+        counts = dict.fromkeys(TaskState, 0)
+        for state, number in zip(totals["states"] or (), totals["numbers"] or (), strict=True):
+            counts[TaskState(state)] = number
+        pauses = (totals[f"of_all_{name}"] or () for name in _PAUSE_COLUMNS)
+        lists: dict[str, list[TaskStatus]] = {name: [] for name in _LISTS}
+        for row in rows:
+            lists[row["list"]].append(_listed_task(row, totals=_TOTALS))
+        return Overview(
+            now=totals["now"],
+            counts=counts,
+            **{name: tuple(tasks) for name, tasks in lists.items()},
+            pauses_of_all=tuple(Pause(*each) for each in zip(*pauses, strict=True)),
+            alive=totals["alive_count"],
+            silent=totals["silent_count"],
+        )
 
-    def _task_rows(self, cursor: Any, wanted: dict[str, Any]) -> list[dict[str, Any]]:
-        """Return the rows of tasks, also if the replicas cannot be read."""
+    def _task_rows(
+        self, cursor: Any, statements: tuple[Statement, Statement], wanted: dict[str, Any]
+    ) -> list[dict[str, Any]]:
+        """Return the rows of tasks, also if the replicas cannot be read.
+
+        :param statements: a statement, and its form without the replicas
+        """
+        complete, without_replicas = statements
         if not self._rejections.is_left_out(REPLICAS):
             try:
-                rows = self._all(cursor, self._tasks, **wanted)
+                rows = self._all(cursor, complete, **wanted)
             except (UndefinedTable, InsufficientPrivilege) as error:
-                rows = self._all(cursor, self._tasks_without_replicas, **wanted)
+                rows = self._all(cursor, without_replicas, **wanted)
                 self._rejections.begin(
                     REPLICAS,
                     "the replicas cannot be read, so it is not known which tasks no live replica "
@@ -508,7 +739,7 @@ class Operations:
             else:
                 self._rejections.end(REPLICAS)
             return rows
-        return self._all(cursor, self._tasks_without_replicas, **wanted)
+        return self._all(cursor, without_replicas, **wanted)
 
     def runs(
         self,
@@ -521,16 +752,57 @@ class Operations:
         since: datetime | None = None,
         until: datetime | None = None,
         limit: int = 100,
+        offset: int = 0,
     ) -> list[Run]:
         """Return finished runs and what operators did, the newest first."""
         cursor.row_factory = dict_row
-        times = {"since": since, "until": until}
-        wanted = {"outcome": outcome, "kind": kind, **times, "limit": limit}
+        wanted: dict[str, Any] = {
+            "outcome": outcome,
+            "kind": kind,
+            "since": since,
+            "until": until,
+            "limit": limit,
+            "offset": offset,
+        }
         if task is not None:
             rows = self._all(cursor, self._runs_of_task, names=[task], **wanted)
         else:
             rows = self._all(cursor, self._matching_runs, like=_list(like), **wanted)
-        return [Run(**{**row, "task": shown_name(row["task"])}) for row in rows]
+        return [_run_of(row) for row in rows]
+
+    def recent_runs(self, cursor: Any, names: Sequence[str], limit: int) -> dict[str, list[Run]]:
+        """Return the newest runs and missed run times of some tasks, by their names."""
+        cursor.row_factory = dict_row
+        found: dict[str, list[Run]] = {name: [] for name in names}
+        for row in self._all(cursor, self._recent_runs, names=list(found), limit=limit):
+            found[row["task"]].append(_run_of(row))
+        return found
+
+    def timeline(
+        self,
+        cursor: Any,
+        patterns: Sequence[str],
+        since: datetime,
+        until: datetime,
+        limit: int,
+    ) -> list[Run]:
+        """Return the entries of the history that overlap a span of time, the newest first.
+
+        :param patterns: names or globs; empty: all tasks
+        """
+        cursor.row_factory = dict_row
+        # A pause of all tasks is shown if it applies to all tasks that a pattern can match.
+        of_all = {
+            each for pattern in patterns for each in _names_of_all(re.split("[*?]", pattern)[0])
+        }
+        wanted: dict[str, Any] = {"since": since, "until": until, "limit": limit}
+        if patterns and not any(set("*?") & set(pattern) for pattern in patterns):
+            names = [*patterns, *of_all]
+            rows = self._all(cursor, self._timeline_of, names=names, **wanted)
+        else:
+            like = [like_of(pattern) for pattern in patterns] or None
+            rows = self._all(cursor, self._timeline, like=like, names=list(of_all), **wanted)
+        return [_run_of(row) for row in rows]
 
     def usual_durations(self, cursor: Any, patterns: Sequence[str]) -> dict[str, float]:
         """Return the median duration of each task's runs that ended well, in seconds.
@@ -555,17 +827,16 @@ class Operations:
         found = self.tasks(cursor, [escaped(task)], 1)
         if not found:
             raise TaskLockNotFoundError([task])
-        # Each beginning of the name may be a namespace whose tasks were all paused.
-        of_all = [f"{_ALL}{task[:end]}" for end in range(len(task) + 1)]
         wanted = dict.fromkeys(("outcome", "kind", "since", "until"))
         rows = self._all(
             cursor,
             self._runs_of_task,
-            names=[task, *of_all],
+            names=[task, *_names_of_all(task)],
             limit=MOST_ENTRIES,
+            offset=0,
             **wanted,
         )
-        entries = [Run(**{**row, "task": shown_name(row["task"])}) for row in rows]
+        entries = [_run_of(row) for row in rows]
         [now] = (row["now"] for row in self._all(cursor, Statement("SELECT now() AS now")))
         at = at or now
         if at > now:
@@ -602,6 +873,30 @@ class Operations:
         cursor.row_factory = dict_row
         rows = self._run(cursor, self._jobs, like=_list(like), limit=limit).fetchall()
         return [_job_status(row) for row in rows]
+
+    def job_arguments(self, cursor: Any, job_id: str) -> dict[str, Any]:
+        """Return the arguments of a job of the job store by their names, as they are stored.
+
+        :raises TaskLockNotFoundError: there is no such job
+        :raises TaskLockStateError: the arguments are pickled, or cannot be read
+        """
+        cursor.row_factory = dict_row
+        row = self._run(cursor, self._job_arguments, id=job_id).fetchone()
+        if row is None:
+            raise TaskLockNotFoundError([job_id], "job")
+        bad: list[str] = []
+        arguments = _from_json(row, "arguments", bad) if row["are_json"] else {}
+        if bad or not row["are_json"]:
+            raise TaskLockStateError(
+                f"the arguments of job {job_id!r} cannot be shown: its row has them pickled, or in "
+                "a form that no replica writes; only a replica with the store's secret reads "
+                "pickled ones"
+            )
+        args, kwargs = arguments["args"], arguments["kwargs"]
+        if kwargs.get("$") == "dict":
+            kwargs = kwargs["value"]
+        named = {name: kwargs[name] for name in sorted(kwargs) if name != RESERVED_KEY}
+        return {**{f"args[{place}]": value for place, value in enumerate(args)}, **named}
 
     def pause(
         self,
@@ -1236,6 +1531,16 @@ def _first_after(namespace: str) -> str | None:
     return f"{namespace[:-1]}{chr(ord(namespace[-1]) + 1)}" if namespace else None
 
 
+def _names_of_all(beginning: str) -> list[str]:
+    """Return the names of the history's entries of all tasks of a namespace, for a task's name.
+
+    Each beginning of the name may be a namespace whose tasks were all paused.
+
+    :param beginning: the name of a task, or what the names of some tasks begin with
+    """
+    return [f"{_ALL}{beginning[:end]}" for end in range(len(beginning) + 1)]
+
+
 def shown_name(task: str) -> str:
     """Return the name of an entry's task; for an entry of all tasks of a namespace, its pattern."""
     return f"{task.removeprefix(_ALL)}*" if task.startswith(_ALL) else task
@@ -1243,6 +1548,20 @@ def shown_name(task: str) -> str:
 
 def _list(like: Sequence[str] | None) -> list[str] | None:
     return None if like is None else list(like)
+
+
+def _run_of(row: dict[str, Any]) -> Run:
+    return Run(**{**row, "task": shown_name(row["task"])})
+
+
+def _listed_task(row: dict[str, Any], totals: Sequence[str] = ()) -> TaskStatus:
+    """Return the task of a row that has further columns.
+
+    :param totals: the columns of what is told of all tasks together
+    """
+    for column in ("list", "place", *totals):
+        del row[column]
+    return _task_status(row)
 
 
 def _task_status(row: dict[str, Any]) -> TaskStatus:
@@ -1258,9 +1577,7 @@ def _task_status(row: dict[str, Any]) -> TaskStatus:
     details = _from_json(row, "details", [])
     options, zone = _details(details)
     del row["details"]
-    pauses = [
-        row.pop(f"pauses_{name}") or () for name in ("by", "since", "until", "why", "namespace")
-    ]
+    pauses = [row.pop(f"pauses_{name}") or () for name in _PAUSE_COLUMNS]
     columns = [row.pop(name) or () for name in ("stuck_tokens", "stuck_on", "stuck_since")]
     found = tuple(Pause(*each) for each in zip(*pauses, strict=True))
     ends += [pause.until for pause in found if pause.namespace is not None]
@@ -1311,7 +1628,14 @@ def _job_status(row: dict[str, Any]) -> JobStatus:
     bad: list[str] = []
     trigger = _from_json(row, "trigger", bad)
     state = JobState.UNREADABLE if bad else JobState(row["state"])
-    more = {"trigger": trigger, "state": state, "unreadable": tuple(bad)}
+    names = [f"args[{place}]" for place in range(row.pop("positional"))]
+    names += sorted(name for name in row.pop("named") if name != RESERVED_KEY)
+    more = {
+        "trigger": trigger,
+        "state": state,
+        "unreadable": tuple(bad),
+        "argument_names": tuple(names),
+    }
     return JobStatus(**{**row, **more})
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 from functools import partial
+from typing import Any
 
 from alembic import context
 from apscheduler.executors.pool import ThreadPoolExecutor
@@ -24,6 +25,8 @@ from apscheduler_tasklock import (
     HeldLock,
     JobState,
     JobStatus,
+    Overview,
+    Run,
     RunRequest,
     TaskLockDatabaseError,
     TaskLockError,
@@ -33,6 +36,8 @@ from apscheduler_tasklock import (
     TaskLockOptionError,
     TaskLocks,
     TaskLockSchemaError,
+    TaskState,
+    TaskStatus,
     current_lock,
     downgrade,
     include_name,
@@ -198,6 +203,25 @@ def waiting_jobs() -> list[str]:
     found: list[JobStatus] = locks.jobs("reminder-*", limit=5)
     locks.jobs(["reminder-*"])  # type: ignore[arg-type]
     return [job.id for job in found if job.state is JobState.WAITING]
+
+
+def names_of_arguments(job_id: str) -> list[str]:
+    [job] = locks.jobs(job_id)
+    names: tuple[str, ...] = job.argument_names
+    arguments: dict[str, Any] = locks.job_arguments(job_id)
+    return [name for name in names if name in arguments]
+
+
+def what_is_seen_at_a_glance(since: datetime, until: datetime) -> int:
+    late: list[TaskStatus] = locks.tasks("a*", states={TaskState.LATE}, order="due", offset=10)
+    locks.tasks(states=TaskState.LATE)  # type: ignore[arg-type]
+    overview: Overview = locks.overview("a*", limit=5)
+    strips: dict[str, list[Run]] = locks.recent_runs("a", "b", limit=60)
+    page: list[Run] = locks.runs("a", limit=10, offset=10)
+    night: list[Run] = locks.timeline(since, until, "a*", limit=10)
+    locks.timeline("02:00", until)  # type: ignore[arg-type]
+    print(late, strips, page, night)
+    return overview.counts[TaskState.FAILING]
 
 
 def why_it_did_not_run() -> str | None:

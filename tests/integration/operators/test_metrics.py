@@ -245,9 +245,9 @@ class CountingLocks(TaskLocks):
 
     reads = 0
 
-    def tasks(self, *patterns: str, limit: int | None = None) -> list[TaskStatus]:
+    def tasks(self, *patterns: str, **options: Any) -> list[TaskStatus]:
         self.reads += 1
-        return super().tasks(*patterns, limit=limit)
+        return super().tasks(*patterns, **options)
 
 
 def test_gauges_read_the_rows_once_and_report_nothing_in_an_outage(

@@ -1,0 +1,548 @@
+"""What operators read of tasks, runs and stored jobs, from rows as replicas write them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from apscheduler_tasklock import (
+    Overview,
+    Pause,
+    Run,
+    TaskLockNotFoundError,
+    TaskLockOptionError,
+    TaskLocks,
+    TaskLockStateError,
+    TaskState,
+    TaskStatus,
+)
+from tests.support.roles import role
+from tests.support.rows import (
+    CUT,
+    DEAD,
+    FAILING,
+    LATE,
+    NEW,
+    OVERDUE,
+    PAUSED,
+    RUNNING,
+    TOO_LONG,
+    add_action,
+    add_job,
+    add_miss,
+    add_replica,
+    add_run,
+    add_task,
+)
+
+Connection = psycopg.Connection[Any]
+
+MISSED = {
+    "one_off": "true",
+    "missed_at": "now() - interval '10 s'",
+    "due_at": "NULL",
+    "overdue_at": "NULL",
+    "window_until": "now() - interval '50 s'",
+}
+RETRYING = {
+    "failures": "1",
+    "failed_at": "now()",
+    "claim_id": "'11111111-1111-1111-1111-111111111111'",
+    "retry_of": "'11111111-1111-1111-1111-111111111111'",
+    "retry_at": "now() + interval '10 s'",
+}
+UNREADABLE = {"schedule": "'no JSON'"}
+
+# One task of each state, by its name, with the worst one first.
+EACH_STATE: dict[str, dict[str, str]] = {
+    "unreadable": UNREADABLE,
+    "too long": TOO_LONG,
+    "dead": DEAD,
+    "overdue": OVERDUE,
+    "failing": FAILING,
+    "missed": MISSED,
+    "cut": CUT,
+    "late": LATE,
+    "retrying": RETRYING,
+    "running": RUNNING,
+    "paused": PAUSED,
+    "new": NEW,
+    "ok": {},
+}
+TROUBLED = list(EACH_STATE)[:9]
+
+
+@pytest.fixture
+def operator(make_task_locks: Callable[..., TaskLocks]) -> TaskLocks:
+    return make_task_locks(replica_id="operator")
+
+
+@pytest.fixture
+def each_state(connection: Connection) -> None:
+    for name, columns in EACH_STATE.items():
+        add_task(connection, name, **columns)
+
+
+def names(tasks: Sequence[TaskStatus]) -> list[str]:
+    return [task.name for task in tasks]
+
+
+def ago(**times: float) -> str:
+    """Return the SQL of a time in the past."""
+    return f"now() - interval '{timedelta(**times).total_seconds()} s'"
+
+
+def ahead(**times: float) -> str:
+    """Return the SQL of a time in the future."""
+    return f"now() + interval '{timedelta(**times).total_seconds()} s'"
+
+
+def moment(**times: float) -> datetime:
+    """Return a time in the past, as it is now."""
+    return datetime.now(timezone.utc) - timedelta(**times)
+
+
+@pytest.mark.usefixtures("each_state")
+class TestTasks:
+    def test_the_worst_state_comes_first_by_urgency(self, operator: TaskLocks) -> None:
+        found = operator.tasks(order="urgency")
+        assert names(found) == list(EACH_STATE)
+        assert [task.state.value for task in found] == list(EACH_STATE)
+
+    def test_equally_urgent_tasks_come_by_their_names(
+        self, operator: TaskLocks, connection: Connection
+    ) -> None:
+        add_task(connection, "a", **FAILING)
+        found = operator.tasks(states=[TaskState.FAILING, TaskState.DEAD], order="urgency")
+        assert names(found) == ["dead", "a", "failing"]
+
+    @pytest.mark.parametrize("state", TaskState)
+    def test_a_state_filters(self, operator: TaskLocks, state: TaskState) -> None:
+        [task] = operator.tasks(states=[state])
+        assert (task.name, task.state) == (state.value, state)
+
+    def test_states_patterns_and_pages_go_together(self, operator: TaskLocks) -> None:
+        states = {TaskState.DEAD, TaskState.CUT, TaskState.LATE, TaskState.OK}
+        assert names(operator.tasks(states=states)) == ["cut", "dead", "late", "ok"]
+        assert names(operator.tasks("*e*", states=states)) == ["dead", "late"]
+        assert names(operator.tasks(states=states, limit=2)) == ["cut", "dead"]
+        assert names(operator.tasks(states=states, limit=2, offset=1)) == ["dead", "late"]
+        assert names(operator.tasks(states=states, offset=3)) == ["ok"]
+
+    @pytest.mark.parametrize("order", ["name", "due", "started", "urgency"])
+    def test_pages_have_each_task_once(self, operator: TaskLocks, order: str) -> None:
+        pages = [operator.tasks(order=order, limit=5, offset=offset) for offset in (0, 5, 10, 15)]
+        assert [len(page) for page in pages] == [5, 5, 3, 0]
+        assert [task for page in pages for task in names(page)] == names(
+            operator.tasks(order=order)
+        )
+
+
+def test_the_soonest_due_time_comes_first(operator: TaskLocks, connection: Connection) -> None:
+    add_task(connection, "a-none", due_at="NULL", overdue_at="NULL")
+    add_task(connection, "b-late", **LATE)
+    add_task(connection, "c-far", due_at=ahead(hours=2), overdue_at=ahead(hours=3))
+    add_task(connection, "d-soon")
+    add_task(connection, "e-none", due_at="NULL", overdue_at="NULL")
+    assert names(operator.tasks(order="due")) == ["b-late", "d-soon", "c-far", "a-none", "e-none"]
+
+
+def test_the_run_that_began_last_comes_first(operator: TaskLocks, connection: Connection) -> None:
+    add_task(connection, "a-new", **NEW)
+    add_task(connection, "b", started_at=ago(hours=2))
+    add_task(connection, "c", **{**RUNNING, "started_at": ago(seconds=1)})
+    add_task(connection, "d", started_at=ago(hours=1))
+    assert names(operator.tasks(order="started")) == ["c", "d", "b", "a-new"]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda locks: locks.tasks(order="state"), "tasks: there is no order 'state'; give one of"),
+        (lambda locks: locks.tasks(states=["lost"]), "no state 'lost'; give one of unreadable,"),
+        (lambda locks: locks.tasks(limit=-1), "limit must be a whole number, 0 or more, not -1"),
+        (lambda locks: locks.tasks(offset=True), "offset must be a whole number, 0 or more"),
+        (lambda locks: locks.overview(limit=1.5), "overview: limit must be a whole number"),
+        (lambda locks: locks.recent_runs("a", limit="1"), "recent_runs: limit must be a whole"),
+        (lambda locks: locks.recent_runs(["a"]), "a task's name must be a text"),
+        (lambda locks: locks.runs(offset=-1), "runs: offset must be a whole number, 0 or more"),
+        (lambda locks: locks.timeline(datetime(2026, 1, 1), moment()), "since must be a time with"),
+        (lambda locks: locks.timeline(moment(), moment(hours=1)), "must be before until"),
+        (lambda locks: locks.timeline(moment(hours=1), moment(), 5), "name must be a text, not 5"),
+    ],
+)
+def test_an_invalid_argument_is_an_error_that_says_what_to_do(
+    operator: TaskLocks, call: Callable[[Any], Any], message: str
+) -> None:
+    with pytest.raises(TaskLockOptionError) as error:
+        call(operator)
+    assert message in str(error.value)
+
+
+class TestOverview:
+    def test_an_empty_table_has_an_empty_overview(self, operator: TaskLocks) -> None:
+        found = operator.overview()
+        assert found == Overview(
+            found.now, dict.fromkeys(TaskState, 0), (), (), (), (), (), (), alive=0, silent=0
+        )
+
+    @pytest.mark.usefixtures("each_state")
+    def test_each_state_is_counted_and_listed(
+        self, operator: TaskLocks, connection: Connection
+    ) -> None:
+        add_task(connection, "fails too", **FAILING)
+        found = operator.overview()
+        assert found.counts == {**dict.fromkeys(TaskState, 1), TaskState.FAILING: 2}
+        assert set(names(found.running)) == {"running", "too long"}
+        assert names(found.troubled) == [*TROUBLED[:4], "failing", "fails too", *TROUBLED[5:]]
+        assert names(found.paused) == ["paused"]
+        assert abs((found.now - moment()).total_seconds()) < 60
+
+    @pytest.mark.usefixtures("each_state")
+    def test_its_tasks_are_those_of_tasks(self, operator: TaskLocks) -> None:
+        overview, found = operator.overview(), {task.name: task for task in operator.tasks()}
+        lists = (overview.running, overview.troubled, overview.due_next, overview.last_ended)
+        for task in (task for tasks in lists for task in tasks):
+            same = found[task.name]
+            assert (task.state, task.due_at, task.token) == (same.state, same.due_at, same.token)
+            assert (task.pauses, task.options, task.gone) == (
+                same.pauses,
+                same.options,
+                same.gone,
+            )
+
+    def test_the_oldest_run_comes_first(self, operator: TaskLocks, connection: Connection) -> None:
+        for name, minutes in (("a", 1), ("b", 3), ("c", 2)):
+            add_task(connection, name, **{**RUNNING, "started_at": ago(minutes=minutes)})
+        assert names(operator.overview().running) == ["b", "c", "a"]
+        assert names(operator.overview(limit=2).running) == ["b", "c"]
+
+    def test_what_is_known_or_gone_comes_last(
+        self, operator: TaskLocks, connection: Connection
+    ) -> None:
+        add_replica(connection, "one", ["dead", "known", "late"])
+        known = {**FAILING, "acknowledged_at": "now()"}
+        gone = {**FAILING, "due_at": "NULL", "overdue_at": "NULL"}
+        for name, columns in {"known": known, "gone": gone, "late": LATE, "dead": DEAD}.items():
+            add_task(connection, name, **columns)
+        found = operator.overview().troubled
+        assert names(found) == ["dead", "late", "gone", "known"]
+        assert [(task.gone, task.acknowledged) for task in found[2:]] == [
+            (True, False),
+            (False, True),
+        ]
+
+    def test_what_is_due_next_is_neither_past_nor_paused(
+        self, operator: TaskLocks, connection: Connection
+    ) -> None:
+        add_task(connection, "far", due_at=ahead(hours=1), overdue_at=ahead(hours=2))
+        add_task(connection, "late", **LATE)
+        add_task(connection, "paused", **PAUSED)
+        add_task(connection, "soon", due_at=ahead(minutes=1), overdue_at=ahead(hours=2))
+        add_task(connection, "none", due_at="NULL", overdue_at="NULL")
+        assert names(operator.overview().due_next) == ["soon", "far"]
+
+    def test_the_last_end_comes_first(self, operator: TaskLocks, connection: Connection) -> None:
+        add_task(connection, "old", finished_at=ago(hours=2))
+        add_task(connection, "last", finished_at=ago(seconds=5))
+        add_task(connection, "runs", **RUNNING)
+        add_task(connection, "new", **NEW)
+        assert names(operator.overview().last_ended) == ["last", "old"]
+
+    def test_pauses_of_all_tasks_are_told(
+        self, operator: TaskLocks, connection: Connection
+    ) -> None:
+        add_task(connection, "a")
+        add_task(connection, "b", **PAUSED)
+        add_task(connection, "c", **RUNNING)
+        pause: Pause = operator.pause_all(duration=60, by="ann", reason="upgrade")
+        found = operator.overview()
+        assert found.pauses_of_all == (pause,)
+        # A task with a pause of its own comes first, and a running one can be paused, too.
+        assert names(found.paused) == ["b", "a", "c"]
+        assert found.counts[TaskState.PAUSED] == 2
+        assert found.due_next == ()
+
+    def test_patterns_choose_tasks(self, operator: TaskLocks, connection: Connection) -> None:
+        for name in ("web:a", "web:b", "shop:a"):
+            add_task(connection, name, **FAILING)
+        found = operator.overview("web:*")
+        assert names(found.troubled) == ["web:a", "web:b"]
+        assert found.counts[TaskState.FAILING] == 2
+
+    def test_replicas_are_counted(self, operator: TaskLocks, connection: Connection) -> None:
+        add_replica(connection, "alive")
+        add_replica(connection, "silent", seen_at=ago(minutes=5))
+        add_replica(connection, "long silent", seen_at=ago(days=2))
+        add_replica(connection, "stopped", seen_at=ago(minutes=5), stopped_at=ago(minutes=5))
+        add_replica(connection, "died", seen_at=ago(seconds=30))
+        died = {**DEAD, "locked_by": "'died'", "locked_until": ago(seconds=10)}
+        add_task(connection, "task", **died)
+        found = operator.overview()
+        assert (found.alive, found.silent) == (1, 2)
+        states = {each.replica_id: each.state.value for each in operator.replicas()}
+        assert states["died"] == "died"
+
+    @pytest.mark.direct("roles log in by themselves")
+    def test_without_the_right_on_the_replicas_the_tasks_are_told(
+        self, direct_url: str, connection: Connection, make_task_locks: Callable[..., TaskLocks]
+    ) -> None:
+        add_replica(connection, "alive")
+        add_task(connection, "fails", **FAILING)
+        with role(direct_url) as (name, url):
+            grant = sql.SQL("GRANT SELECT ON task_lock TO {}")
+            connection.execute(grant.format(sql.Identifier(name)))
+            locks = make_task_locks(database=url)
+            found = locks.overview()
+            assert names(found.troubled) == ["fails"]
+            assert (found.alive, found.silent) == (0, 0)
+            assert names(locks.tasks(states=[TaskState.FAILING])) == ["fails"]
+
+
+def tokens(runs: Sequence[Run]) -> list[int | None]:
+    return [run.token for run in runs]
+
+
+class TestRecentRuns:
+    def test_runs_and_misses_come_by_name_the_newest_first(
+        self, operator: TaskLocks, connection: Connection
+    ) -> None:
+        for token in range(1, 6):
+            outcome = "'error'" if token == 4 else "'ok'"
+            add_run(connection, "a", token, outcome=outcome, started_at=ago(minutes=60 - token))
+        add_miss(connection, "a", 0, started_at=ago(minutes=10))
+        add_action(connection, "a", 0)
+        add_run(connection, "a*", 9)
+        add_run(connection, "ab", 10)
+        found = operator.recent_runs("a*", "a", "none", "a")
+        assert list(found) == ["a*", "a", "none"]
+        assert {name: tokens(runs) for name, runs in found.items()} == {
+            "a": [None, 5, 4, 3, 2, 1],
+            "a*": [9],
+            "none": [],
+        }
+        assert found["a"][0].outcome == "missed"
+        assert found["a"][2].outcome == "error"
+        assert tokens(operator.recent_runs("a", limit=3)["a"]) == [None, 5, 4]
+
+    def test_a_run_time_that_was_run_after_all_is_no_miss(
+        self, operator: TaskLocks, connection: Connection
+    ) -> None:
+        add_miss(connection, "a", 0, scheduled_at="'2026-01-01T00:00Z'", run_times="1")
+        add_run(connection, "a", 1, scheduled_at="'2026-01-01T00:00Z'")
+        assert tokens(operator.recent_runs("a")["a"]) == [1]
+
+    def test_no_names_have_no_runs(self, operator: TaskLocks) -> None:
+        assert operator.recent_runs() == {}
+
+
+class TestPagesOfRuns:
+    @pytest.mark.parametrize("patterns", [(), ("a",), ("a", "b*")], ids=repr)
+    def test_pages_have_each_run_once(
+        self, operator: TaskLocks, connection: Connection, patterns: Sequence[str]
+    ) -> None:
+        """All runs begin at the same time, so that only the key tells them apart."""
+        connection.execute(
+            "INSERT INTO task_lock_run (task_name, ring, slot, token, started_at, ended_at,"
+            " replica, kind, outcome) SELECT chr(97 + n % 3), 'runs', n, 1, '2026-01-01T00:00Z',"
+            " now(), 'one', 'schedule', n::text FROM generate_series(1, 90) AS n"
+        )
+        expected = operator.runs(*patterns)
+        pages = [operator.runs(*patterns, limit=7, offset=offset) for offset in range(0, 100, 7)]
+        assert len(expected) == {0: 90, 1: 30, 2: 60}[len(patterns)]
+        # Each entry has another outcome, which tells it apart.
+        assert [run for page in pages for run in page] == expected
+        assert len({run.outcome for run in expected}) == len(expected)
+
+    def test_pages_of_a_long_history_are_in_order(
+        self, operator: TaskLocks, connection: Connection
+    ) -> None:
+        """The history is so long that a sample of it has more runs than the first pages."""
+        connection.execute(
+            "INSERT INTO task_lock_run (task_name, ring, slot, token, started_at, ended_at,"
+            " replica, kind, outcome) SELECT 'task', 'runs', n, n, now() - n * interval '1 s',"
+            " now(), 'one', 'schedule', 'ok' FROM generate_series(1, 30000) AS n"
+        )
+        for limit, offset in ((10, 0), (10, 10), (10, 95), (50, 1000), (5, 29_990), (5, 30_000)):
+            found = operator.runs("*", limit=limit, offset=offset)
+            assert tokens(found) == [*range(offset + 1, min(offset + limit, 30_000) + 1)]
+
+
+class TestTimeline:
+    """The span begins 60 minutes ago and ends 30 minutes ago."""
+
+    def timeline(self, operator: TaskLocks, *patterns: str, **options: Any) -> list[Run]:
+        return operator.timeline(moment(minutes=60), moment(minutes=30), *patterns, **options)
+
+    @pytest.mark.parametrize(
+        ("began", "ended", "is_in"),
+        [
+            (70, 65, False),
+            (70, 55, True),
+            (50, 40, True),
+            (70, 20, True),
+            (40, 20, True),
+            (20, 10, False),
+        ],
+    )
+    def test_runs_of_which_a_part_is_in_the_span_are_returned(
+        self,
+        operator: TaskLocks,
+        connection: Connection,
+        began: float,
+        ended: float,
+        is_in: bool,
+    ) -> None:
+        for token, outcome in ((1, "'ok'"), (2, "'error'")):
+            times = {"started_at": ago(minutes=began), "ended_at": ago(minutes=ended)}
+            add_run(connection, "a", token, outcome=outcome, **times)
+        for patterns in ((), ("a",), ("?",)):
+            assert tokens(self.timeline(operator, *patterns)) == ([2, 1] if is_in else [])
+
+    @pytest.mark.parametrize(
+        ("first", "last", "is_in"),
+        [(80, 65, False), (80, 50, True), (40, 40, True), (50, 10, True), (20, 10, False)],
+    )
+    def test_misses_are_returned_by_their_run_times(
+        self, operator: TaskLocks, connection: Connection, first: int, last: int, is_in: bool
+    ) -> None:
+        add_miss(
+            connection,
+            "a",
+            0,
+            scheduled_at=ago(minutes=first),
+            last_scheduled_at=ago(minutes=last),
+            run_times="2",
+            started_at=ago(minutes=5),
+            ended_at=ago(minutes=5),
+        )
+        assert [run.outcome for run in self.timeline(operator)] == ["missed"] * is_in
+
+    def test_a_run_time_that_was_run_after_all_is_no_miss(
+        self, operator: TaskLocks, connection: Connection
+    ) -> None:
+        with connection.transaction():  # `now()` is the same in both rows
+            add_miss(connection, "a", 0, scheduled_at=ago(minutes=40), run_times="1")
+            at = {"started_at": ago(minutes=40), "ended_at": ago(minutes=39)}
+            add_run(connection, "a", 1, scheduled_at=ago(minutes=40), **at)
+        assert tokens(self.timeline(operator)) == [1]
+
+    @pytest.mark.parametrize(
+        ("outcome", "made", "until", "is_in"),
+        [
+            ("paused", 50, "NULL", True),
+            ("resumed", 50, "NULL", True),
+            ("freed", 50, "NULL", False),
+            ("run", 50, "NULL", False),
+            ("job-paused", 50, "NULL", False),
+            ("paused", 90, "NULL", True),
+            ("paused", 90, ago(minutes=45), True),
+            ("paused", 90, ago(minutes=70), False),
+            ("resumed", 90, "NULL", False),
+            ("paused", 20, "NULL", False),
+        ],
+    )
+    def test_pauses_that_may_apply_in_the_span_are_returned(
+        self,
+        operator: TaskLocks,
+        connection: Connection,
+        outcome: str,
+        made: int,
+        until: str,
+        is_in: bool,
+    ) -> None:
+        times = {"started_at": ago(minutes=made), "ended_at": ago(minutes=made)}
+        add_action(connection, "a", 0, outcome=f"'{outcome}'", until=until, **times)
+        assert [run.outcome for run in self.timeline(operator)] == [outcome] * is_in
+
+    def test_the_newest_come_first_and_the_limit_cuts_the_oldest(
+        self, operator: TaskLocks, connection: Connection
+    ) -> None:
+        for token, minutes in ((1, 55), (2, 35), (3, 45)):
+            times = {"started_at": ago(minutes=minutes), "ended_at": ago(minutes=minutes - 1)}
+            add_run(connection, f"task-{token}", token, **times)
+        assert tokens(self.timeline(operator)) == [2, 3, 1]
+        assert tokens(self.timeline(operator, limit=2)) == [2, 3]
+        assert tokens(self.timeline(operator, "task-1", "task-2")) == [2, 1]
+        assert tokens(self.timeline(operator, "*-3")) == [3]
+
+    def test_pauses_of_all_tasks_are_returned_with_the_tasks_to_which_they_apply(
+        self, operator: TaskLocks, connection: Connection
+    ) -> None:
+        add_task(connection, "web:a")
+        operator.pause_all(duration=None, namespace="web:", by="ann")
+        operator.pause_all(duration=None, by="bob")
+        since, until = moment(minutes=5), moment(minutes=-5)
+        for patterns, expected in {
+            (): ["web:*", "*"],
+            ("web:a",): ["web:*", "*"],
+            ("web:*",): ["web:*", "*"],
+            ("w*",): ["*"],
+            ("shop:a",): ["*"],
+            ("shop:a", "web:*"): ["web:*", "*"],
+        }.items():
+            found = operator.timeline(since, until, *patterns)
+            assert sorted(run.task for run in found) == sorted(expected), patterns
+
+
+class TestArgumentsOfJobs:
+    def add(self, connection: Connection, arguments: Any, job_id: str = "job") -> None:
+        add_job(connection, job_id)
+        connection.execute(
+            "UPDATE task_lock_job SET arguments = %s WHERE id = %s",
+            [json.dumps(arguments), job_id],
+        )
+
+    @pytest.mark.parametrize(
+        ("stored", "expected"),
+        [
+            ({"args": [], "kwargs": {}}, {}),
+            ({"args": ["x", [1]], "kwargs": {}}, {"args[0]": "x", "args[1]": [1]}),
+            ({"args": [], "kwargs": {"longer": 1, "b": None}}, {"b": None, "longer": 1}),
+            ({"args": [], "kwargs": {"task_lock": {"lease": 5}, "b": 1}}, {"b": 1}),
+            (
+                {"args": [{"$": "date", "value": "2026-01-01"}], "kwargs": {"a": 1}},
+                {"args[0]": {"$": "date", "value": "2026-01-01"}, "a": 1},
+            ),
+            (
+                {"args": [], "kwargs": {"$": "dict", "value": {"$": 1, "a": 2}}},
+                {"$": 1, "a": 2},
+            ),
+        ],
+    )
+    def test_names_and_values_are_returned(
+        self, operator: TaskLocks, connection: Connection, stored: Any, expected: Any
+    ) -> None:
+        self.add(connection, stored)
+        [job] = operator.jobs()
+        assert job.argument_names == tuple(expected)
+        assert operator.job_arguments("job") == expected
+        assert list(operator.job_arguments("job")) == list(expected)
+
+    @pytest.mark.parametrize(
+        "stored",
+        [{"pickle": "gASVBwAAAAAAAAApfZSGlC4="}, [], "args", {"args": 1, "kwargs": []}],
+        ids=repr,
+    )
+    def test_arguments_that_are_pickled_or_of_another_form_are_not_shown(
+        self, operator: TaskLocks, connection: Connection, stored: Any
+    ) -> None:
+        self.add(connection, stored)
+        [job] = operator.jobs()
+        assert job.argument_names == ()
+        with pytest.raises(TaskLockStateError, match="cannot be shown"):
+            operator.job_arguments("job")
+
+    @pytest.mark.parametrize("job_id", ["none", "jo*", "\0"])
+    def test_an_unknown_job_is_an_error(
+        self, operator: TaskLocks, connection: Connection, job_id: str
+    ) -> None:
+        self.add(connection, {"args": [], "kwargs": {}})
+        with pytest.raises(TaskLockNotFoundError, match="no such job"):
+            operator.job_arguments(job_id)
