@@ -112,8 +112,8 @@ _OVERDUE = f"""
 # A removed task whose row is left: there are live replicas, none of them has the task, and it has
 # no due time.
 _GONE = """(lock.due_at IS NULL AND NOT lock.is_last AND EXISTS (SELECT FROM alive)
-            AND known.task_name IS NULL AND COALESCE(lock.kind, '') <> 'hold'
-            AND NOT lock.one_off)"""
+            AND COALESCE(lock.kind, '') <> 'hold' AND NOT lock.one_off
+            AND lock.task_name NOT IN (SELECT task_name FROM known))"""
 # A run that goes on beyond its maximum lock, on a replica that still gives signs of life.
 _OVERRUNS = """(lock.finished_at IS NULL AND NOT lock.handed_over AND lock.overran
                 AND NOT EXISTS (SELECT FROM unheard WHERE replica_id = lock.locked_by))"""
@@ -424,15 +424,18 @@ class Operations:
         :param name: the quoted name of the task lock table, for a template
         :param replicas: the query of the replicas
         """
-        # In `known`, the inner DISTINCT drops equal lists of tasks before `unnest`, because all
-        # replicas of a deployment have the same list.
+        # In `known`, DISTINCT drops equal lists of tasks before `unnest`, because all replicas of a
+        # deployment have the same list. It is not joined, because PostgreSQL expects few names in
+        # it, and would compare each with each.
         queries = f"""
             replicas AS ({replicas}), {all_pauses(name)}, {listed_pauses(name)},
             alive AS (SELECT tasks FROM replicas WHERE alive),
             unheard AS (SELECT replica_id FROM replicas WHERE NOT heard),
             lost AS ({_LOST}),
-            known AS (SELECT DISTINCT pg_catalog.unnest(tasks) AS task_name
-                      FROM (SELECT DISTINCT tasks FROM alive) AS list)
+            known AS (SELECT task_name FROM (
+                          SELECT pg_catalog.unnest(tasks) AS task_name
+                          FROM (SELECT DISTINCT tasks FROM alive) AS list) AS each_task
+                      WHERE task_name IS NOT NULL)
         """
         task_columns = f"""
             lock.task_name AS name, {_STATE} AS state, lock.schedule, lock.kind, lock.token,
@@ -492,7 +495,7 @@ class Operations:
         self._tasks = self._with_and_without_replicas(
             f"""WITH {queries}
                 SELECT {task_columns}
-                FROM {name} AS lock LEFT JOIN known USING (task_name), {listed}
+                FROM {name} AS lock, {listed}
                 WHERE {matching}
                 ORDER BY lock.task_name LIMIT %(limit)s OFFSET %(offset)s""",
             replicas,
@@ -506,7 +509,7 @@ class Operations:
                    LEAST(lock.started_at, stuck.since[1]) AS begun_at,
                    CASE WHEN lock.started_at <> {NEVER} THEN lock.finished_at END AS finished_at,
                    {_NO_LONGER_ALARMS} AS acknowledged, {_GONE} AS gone
-            FROM {name} AS lock LEFT JOIN known USING (task_name), {judgement}
+            FROM {name} AS lock, {judgement}
             WHERE {matching}
         )"""
         rows = f"""picked AS MATERIALIZED (
@@ -514,7 +517,7 @@ class Operations:
             FROM chosen JOIN {name} AS lock USING (task_name)
         ), listing AS (
             SELECT lock.list, lock.place, {task_columns}
-            FROM picked AS lock LEFT JOIN known USING (task_name), {listed}
+            FROM picked AS lock, {listed}
         )"""
         self._ordered_tasks = self._with_and_without_replicas(
             f"""WITH {queries}, {judged}, chosen AS (

@@ -24,7 +24,7 @@ from apscheduler_tasklock.cli import (
 from apscheduler_tasklock.cli.target import DATABASE_VARIABLE
 from apscheduler_tasklock.errors import TaskLockOptionError
 from apscheduler_tasklock.schema.table import DEFAULT_TABLE
-from apscheduler_tasklock.status import KINDS, OUTCOMES
+from apscheduler_tasklock.status import KINDS, ORDERS, OUTCOMES
 
 _STATUSES = """
 exit status: 0; 1 failed; 2 wrong usage; 3 no such task or job; 4 its state forbids
@@ -146,10 +146,28 @@ def _add_reads(commands: Any) -> None:
         "status",
         status.status,
         "the tasks: what they do, and how they fare",
-        ["status", "status 'report-*' --state overdue", "status --watch", "status --json"],
+        [
+            "status",
+            "status 'report-*' --state overdue",
+            "status --order due --limit 10",
+            "status --watch",
+            "status --json",
+        ],
     )
     _add_patterns(command)
     command.add_argument("--state", type=values.state, help="only tasks in this state")
+    command.add_argument(
+        "--order",
+        choices=ORDERS,
+        help="by name; the soonest due first; the last run that started last first; or the most "
+        "urgent state first (default: name, with --watch urgency)",
+    )
+    command.add_argument(
+        "--limit",
+        type=values.at_least_one,
+        metavar="N",
+        help="only the first N tasks in this order (default: all)",
+    )
     command.add_argument(
         "--watch", action="store_true", help="show it live, until Ctrl-C; needs a terminal"
     )

@@ -84,9 +84,6 @@ _DROPPED = (
     "late by",
 )
 
-# The order of a live view: the worst state comes first.
-_SEVERITY = {state: place for place, state in enumerate(STATE_STYLES)}
-
 
 def status(options: argparse.Namespace) -> int:
     """Show the tasks."""
@@ -100,7 +97,8 @@ def status(options: argparse.Namespace) -> int:
         if options.watch:
             assert isinstance(shown, TerminalOutput)
             return _watch(options, locks, shown)
-        tasks, usual = _tasks(options, locks), _usual_durations(options, locks)
+        tasks = _tasks(options, locks)
+        usual = _usual_durations(options, locks, tasks)
     if options.json:
         print_json([{**asdict(task), "usual": usual.get(task.name)} for task in tasks])
         return OK
@@ -241,15 +239,32 @@ def _row(task: TaskStatus, usual: float | None, shown: Output) -> list[Cell | st
 
 def _tasks(options: argparse.Namespace, locks: TaskLocks) -> list[TaskStatus]:
     patterns = patterns_of(options, options.patterns)
-    tasks = locks.tasks(*patterns)
-    check_names(patterns, [task.name for task in tasks])
-    return [task for task in tasks if options.state in (None, task.state)]
+    tasks = locks.tasks(
+        *patterns,
+        states=() if options.state is None else [options.state],
+        order=options.order or ("urgency" if options.watch else "name"),
+        limit=options.limit,
+    )
+    found = tasks
+    if options.state is not None or options.limit is not None:
+        # A task that exists may be left out.
+        exact = [pattern for pattern in patterns if not set("*?") & set(pattern)]
+        found = locks.tasks(*exact) if exact else []
+    check_names(patterns, [task.name for task in found])
+    return tasks
 
 
-def _usual_durations(options: argparse.Namespace, locks: TaskLocks) -> dict[str, float]:
+def _usual_durations(
+    options: argparse.Namespace, locks: TaskLocks, tasks: Sequence[TaskStatus]
+) -> dict[str, float]:
     """Return how long the tasks usually run; nothing if the history cannot be read in time."""
+    if not tasks:
+        return {}
+    patterns = patterns_of(options, options.patterns)
+    if options.limit is not None:  # so that not the whole history is read for a few tasks
+        patterns = [task.name for task in tasks]
     try:
-        return locks.usual_durations(*patterns_of(options, options.patterns))
+        return locks.usual_durations(*patterns)
     except (TaskLockSchemaError, TaskLockDatabaseError):
         return {}  # because the states, which need no history, can still be shown
 
@@ -279,8 +294,9 @@ class _View:
         self._locks = locks
         self._shown = shown
         self._tasks: list[TaskStatus] = []
-        # Read once, because this reads the whole history, and a median hardly changes.
-        self._usual: dict[str, float] | None = None
+        # Read once without a limit, because this reads the whole history, and a median hardly
+        # changes.
+        self._usual: dict[str, float] = {}
 
     def look(self) -> RenderableType:
         """Read the tasks; return them as a table, with a line that says how old the table is."""
@@ -291,12 +307,9 @@ class _View:
 
         line = Text(f"{time.strftime('%H:%M:%S')}, every {_INTERVAL:g} s; Ctrl-C ends it")
         try:
-            self._tasks = sorted(
-                _tasks(self._options, self._locks),
-                key=lambda task: (-_SEVERITY[task.state], task.name),
-            )
-            if self._usual is None:
-                self._usual = _usual_durations(self._options, self._locks)
+            self._tasks = _tasks(self._options, self._locks)
+            if not self._usual or self._options.limit is not None:
+                self._usual = _usual_durations(self._options, self._locks, self._tasks)
         except TaskLockDatabaseError as error:
             message = f"the database is unavailable, these are the tasks of the last read: {error}"
             line = Text(printable(message), style="bold red")
@@ -307,7 +320,7 @@ class _View:
         return Group(line, *paused, self._shown.drawn(self._table()))
 
     def _table(self) -> Table:
-        return task_table(self._tasks, self._usual or {}, self._shown)
+        return task_table(self._tasks, self._usual, self._shown)
 
 
 def _replicas_with(locks: TaskLocks, task: TaskStatus) -> list[ReplicaStatus] | None:
