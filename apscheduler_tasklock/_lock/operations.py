@@ -582,11 +582,13 @@ class Operations:
                      run.last_scheduled_at, run.run_times, run.attempt, run.retry_at"""
         # A replica may run a run time after another replica has noted it as missed. The run date of
         # a one-off job may differ between replicas, if its schedule has none.
+        is_last_run = f"""EXISTS (
+            SELECT FROM {name} AS lock WHERE lock.task_name = run.task_name
+            AND (lock.window_start = run.scheduled_at
+                 OR (lock.window_start > run.scheduled_at AND lock.one_off
+                     AND lock.schedule = '{{"run":null,"type":"date"}}')))"""
         not_run = f"""NOT (run.ring = 'misses' AND run.run_times = 1 AND (
-            EXISTS (SELECT FROM {name} AS lock WHERE lock.task_name = run.task_name
-                    AND (lock.window_start = run.scheduled_at
-                         OR (lock.window_start > run.scheduled_at AND lock.one_off
-                             AND lock.schedule = '{{"run":null,"type":"date"}}')))
+            {is_last_run}
             OR EXISTS (SELECT FROM {self._runs} AS later WHERE later.task_name = run.task_name
                        AND later.ring IN ('runs', 'failures')
                        AND later.scheduled_at = run.scheduled_at)))"""
@@ -633,26 +635,45 @@ class Operations:
                 {newest_first} LIMIT %(limit)s
             ) AS run
         """)
-        overlaps = f"""
-            CASE run.ring
-                WHEN 'actions' THEN run.started_at < %(until)s AND (
-                    (run.outcome IN ('paused', 'resumed') AND run.started_at >= %(since)s)
-                    OR (run.outcome = 'paused' AND COALESCE(run.until >= %(since)s, true)))
-                WHEN 'misses' THEN run.scheduled_at < %(until)s
-                    AND run.last_scheduled_at >= %(since)s AND {not_run}
-                ELSE run.ended_at >= %(since)s AND run.started_at < %(until)s END
-        """
-        self._timeline = Statement(f"""
-            SELECT {columns} FROM {self._runs} AS run
-            WHERE (%(like)s::text[] IS NULL OR run.task_name LIKE ANY (%(like)s::text[])
-                   OR run.task_name = ANY (%(names)s::text[])) AND {overlaps}
-            {newest_first} LIMIT %(limit)s
-        """)
-        self._timeline_of = Statement(f"""
-            SELECT {columns} FROM {self._runs} AS run
-            WHERE run.task_name = ANY (%(names)s::text[]) AND {overlaps}
-            {newest_first} LIMIT %(limit)s
-        """)
+        # A miss of one run time is in the span if that run time is. So the scan also finds the runs
+        # of run times in the span that began after it. It returns few columns of many entries, and
+        # all columns are read by the key, for the entries that are listed.
+        of_names = "run.task_name = ANY (%(names)s::text[])"
+        of_patterns = f"""(%(like)s::text[] IS NULL
+            OR run.task_name LIKE ANY (%(like)s::text[]) OR {of_names})"""
+        self._timeline, self._timeline_of = (
+            Statement(f"""
+            WITH found AS MATERIALIZED (
+                SELECT run.task_name, run.ring, run.slot, run.token, run.scheduled_at,
+                       run.started_at, run.ring IN ('runs', 'failures') AS is_run,
+                       run.ring = 'misses' AND run.run_times = 1 AS is_one_miss,
+                       run.ended_at >= %(since)s AND run.started_at < %(until)s AS is_in_span
+                FROM {self._runs} AS run
+                WHERE {which} AND CASE run.ring
+                    WHEN 'actions' THEN run.started_at < %(until)s AND (
+                        (run.outcome IN ('paused', 'resumed') AND run.started_at >= %(since)s)
+                        OR (run.outcome = 'paused' AND COALESCE(run.until >= %(since)s, true)))
+                    WHEN 'misses' THEN run.scheduled_at < %(until)s
+                        AND run.last_scheduled_at >= %(since)s
+                    ELSE (run.ended_at >= %(since)s AND run.started_at < %(until)s)
+                        OR (run.scheduled_at >= %(since)s AND run.scheduled_at < %(until)s) END
+            ), listed AS (
+                SELECT * FROM found WHERE NOT is_one_miss AND (is_in_span OR NOT is_run)
+                UNION ALL
+                SELECT * FROM found AS run WHERE is_one_miss AND NOT {is_last_run}
+                    AND NOT EXISTS (SELECT FROM found AS later
+                                    WHERE later.is_run AND later.task_name = run.task_name
+                                          AND later.scheduled_at = run.scheduled_at)
+            )
+            SELECT {columns}
+            FROM (SELECT * FROM listed AS run {newest_first} LIMIT %(limit)s) AS chosen, LATERAL (
+                SELECT * FROM {self._runs} AS entry
+                WHERE entry.task_name = chosen.task_name AND entry.ring = chosen.ring
+                      AND entry.slot = chosen.slot OFFSET 0
+            ) AS run {newest_first}
+            """)
+            for which in (of_patterns, of_names)
+        )
         self._usual_durations = Statement(
             _usual_durations(
                 self._runs, "%(like)s::text[] IS NULL OR run.task_name LIKE ANY (%(like)s::text[])"
