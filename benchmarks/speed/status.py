@@ -52,6 +52,17 @@ def _reads(tasks: int) -> dict[str, Callable[[Any], list[Any]]]:
 
     return {
         "all tasks": operations.tasks,
+        "the 50 most urgent tasks": lambda cursor: operations.tasks(
+            cursor, None, 50, order="urgency"
+        ),
+        "an overview": lambda cursor: [operations.overview(cursor, None, 20)],
+        "60 runs of each of 50 tasks": lambda cursor: list(
+            operations.recent_runs(cursor, [name(number) for number in range(50)], 60).items()
+        ),
+        "the timeline of an hour": lambda cursor: operations.timeline(
+            cursor, [], hour, hour + timedelta(hours=1), 5000
+        ),
+        "the tenth page of runs": runs(limit=100, offset=900),
         "the newest 100 runs": runs(),
         "of one task": runs(one),
         "of one task, errors": runs(one, outcome="error"),

@@ -22,6 +22,7 @@ from apscheduler_tasklock import (
     TaskState,
     TaskStatus,
 )
+from tests.support.commands import Command
 from tests.support.roles import role
 from tests.support.rows import (
     CUT,
@@ -76,6 +77,11 @@ EACH_STATE: dict[str, dict[str, str]] = {
     "ok": {},
 }
 TROUBLED = list(EACH_STATE)[:9]
+
+
+@pytest.fixture
+def command(database_url: str, capsys: pytest.CaptureFixture[str]) -> Command:
+    return Command(database_url, capsys)
 
 
 @pytest.fixture
@@ -159,6 +165,22 @@ def test_the_run_that_began_last_comes_first(operator: TaskLocks, connection: Co
     add_task(connection, "c", **{**RUNNING, "started_at": ago(seconds=1)})
     add_task(connection, "d", started_at=ago(hours=1))
     assert names(operator.tasks(order="started")) == ["c", "d", "b", "a-new"]
+
+
+@pytest.mark.usefixtures("each_state")
+class TestCommand:
+    def test_status_orders_and_limits(self, command: Command) -> None:
+        assert [row[0] for row in command("status").cells] == sorted(EACH_STATE)
+        by_urgency = command("status", "--order", "urgency", "--limit", "3")
+        assert [row[0] for row in by_urgency.cells] == list(EACH_STATE)[:3]
+        due = command("status", "--order", "due", "--state", "late", "--json")
+        assert [task["name"] for task in due.json] == ["late"]
+
+    def test_a_name_that_is_left_out_is_known(self, command: Command) -> None:
+        assert command("status", "late", "ok", "--limit", "1").status == 0
+        assert command("status", "late", "--state", "ok").cells == []
+        answer = command("status", "late", "lte", "--limit", "1")
+        assert (answer.status, "lte" in answer.err) == (3, True)
 
 
 @pytest.mark.parametrize(
@@ -343,6 +365,17 @@ class TestRecentRuns:
 
 
 class TestPagesOfRuns:
+    def test_a_page_skips_misses_that_were_run_after_all(
+        self, operator: TaskLocks, connection: Connection
+    ) -> None:
+        for n in range(6):
+            at = f"'2026-01-01T0{n}:00Z'"
+            times = {"scheduled_at": at, "started_at": at, "ended_at": at}
+            add_run(connection, "a", n, **times)
+            add_miss(connection, "a", n, **times, last_scheduled_at=at)
+        assert tokens(operator.runs("?", limit=2, offset=1)) == [4, 3]
+        assert tokens(operator.runs("?", limit=4, offset=4)) == [1, 0]
+
     @pytest.mark.parametrize("patterns", [(), ("a",), ("a", "b*")], ids=repr)
     def test_pages_have_each_run_once(
         self, operator: TaskLocks, connection: Connection, patterns: Sequence[str]
