@@ -248,14 +248,15 @@ class TestOverview:
     def test_what_is_known_or_gone_comes_last(
         self, operator: TaskLocks, connection: Connection
     ) -> None:
-        add_replica(connection, "one", ["dead", "known", "late"])
+        add_replica(connection, "one", ["dead", "held", "known", "late"])
         known = {**FAILING, "acknowledged_at": "now()"}
         gone = {**FAILING, "due_at": "NULL", "overdue_at": "NULL"}
-        for name, columns in {"known": known, "gone": gone, "late": LATE, "dead": DEAD}.items():
+        tasks = {"known": known, "gone": gone, "held": gone, "late": LATE, "dead": DEAD}
+        for name, columns in tasks.items():
             add_task(connection, name, **columns)
         found = operator.overview().troubled
-        assert names(found) == ["dead", "late", "gone", "known"]
-        assert [(task.gone, task.acknowledged) for task in found[2:]] == [
+        assert names(found) == ["dead", "held", "late", "gone", "known"]
+        assert [(task.gone, task.acknowledged) for task in found[3:]] == [
             (True, False),
             (False, True),
         ]
@@ -465,6 +466,23 @@ class TestTimeline:
             at = {"started_at": ago(minutes=40), "ended_at": ago(minutes=39)}
             add_run(connection, "a", 1, scheduled_at=ago(minutes=40), **at)
         assert tokens(self.timeline(operator)) == [1]
+
+    def test_a_run_after_the_span_hides_a_miss_in_it_and_is_not_returned(
+        self, operator: TaskLocks, connection: Connection
+    ) -> None:
+        with connection.transaction():  # `now()` is the same in both rows
+            add_miss(connection, "a", 0, scheduled_at=ago(minutes=40), run_times="1")
+            at = {"started_at": ago(minutes=20), "ended_at": ago(minutes=19)}
+            add_run(connection, "a", 1, scheduled_at=ago(minutes=40), **at)
+        assert self.timeline(operator) == []
+
+    def test_a_miss_of_the_run_time_that_runs_now_is_hidden(
+        self, operator: TaskLocks, connection: Connection
+    ) -> None:
+        with connection.transaction():  # `now()` is the same in both rows
+            add_miss(connection, "a", 0, scheduled_at=ago(minutes=40), run_times="1")
+            add_task(connection, "a", **{**RUNNING, "window_start": ago(minutes=40)})
+        assert self.timeline(operator) == []
 
     @pytest.mark.parametrize(
         ("outcome", "made", "until", "is_in"),
