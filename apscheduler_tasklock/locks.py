@@ -298,8 +298,9 @@ class TaskLocks:
     def runs(
         self,
         *patterns: str,
-        outcome: str | None = None,
+        outcome: str | Collection[str] | None = None,
         kind: str | None = None,
+        replica: str | None = None,
         since: datetime | None = None,
         until: datetime | None = None,
         limit: int = 100,
@@ -312,8 +313,10 @@ class TaskLocks:
         runs that did not end well may go back farther than the others.
 
         :param patterns: names of tasks, in which ``*`` and ``?`` stand for characters
-        :param outcome: only entries with this outcome; :class:`Run` has a list of outcomes
+        :param outcome: only entries with this outcome, or with one of these; :class:`Run` has a
+            list of outcomes
         :param kind: only entries of this kind, such as ``"operator"``; :class:`Run` has a list
+        :param replica: only entries of the replica of this id
         :param since: only runs that began at this time or later; aware
         :param until: only runs that began before this time; aware
         :param limit: how many, at most
@@ -323,9 +326,11 @@ class TaskLocks:
             ``limit`` or ``offset`` is no whole number of 0 or more
         :raises TaskLockError: the database is unavailable, or rejects the statement
         """
-        for name, given, known in (("outcome", outcome, OUTCOMES), ("kind", kind, KINDS)):
-            if given is not None:
-                _check_word("runs", name, given, known)
+        outcomes = (outcome,) if isinstance(outcome, str) else outcome
+        for each in outcomes or ():
+            _check_word("runs", "outcome", each, OUTCOMES)
+        if kind is not None:
+            _check_word("runs", "kind", kind, KINDS)
         _check_zone("runs", since=since, until=until)
         _check_numbers("runs", limit=limit, offset=offset)
         is_name = len(patterns) == 1 and not set("*?") & set(patterns[0])
@@ -333,8 +338,9 @@ class TaskLocks:
 
         def read(operations: Operations, cursor: Any) -> list[Run]:
             wanted: dict[str, Any] = {
-                "outcome": outcome,
+                "outcomes": outcomes,
                 "kind": kind,
+                "replica": replica,
                 "since": since,
                 "until": until,
                 "limit": limit,

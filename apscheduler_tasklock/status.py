@@ -229,6 +229,7 @@ class Overview:
 
     :ivar now: the time of the overview
     :ivar counts: how many tasks have each state; 0 for a state that no task has
+    :ivar alarms: the same without the tasks that are acknowledged or gone
     :ivar running: tasks with the states running and too long, the run that began first first
     :ivar troubled: tasks with the states unreadable, too long, dead, overdue, failing, missed, cut,
         late and retrying, in this order. Tasks that are acknowledged or gone come last.
@@ -244,6 +245,7 @@ class Overview:
 
     now: datetime
     counts: Mapping[TaskState, int]
+    alarms: Mapping[TaskState, int]
     running: tuple[TaskStatus, ...]
     troubled: tuple[TaskStatus, ...]
     due_next: tuple[TaskStatus, ...]

@@ -460,7 +460,8 @@ class _Examination:
             return  # because an earlier check has reported the problem
         rejected = read_rejected(self._cursor, self._task_lock, SILENT_AFTER)
         for entry, replicas in rejected.items():
-            yield _rejected(entry, replicas)
+            if entry:  # anybody who can write the table may have written NULL
+                yield _rejected(entry, replicas)
 
 
 def _wrong(what: str, error: TaskLockError, says: str = "") -> Finding:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from functools import partial
@@ -249,7 +249,7 @@ _PAUSES = f"""{elements_of("lock.pauses")} WITH ORDINALITY AS each (pause, place
 # Pauses as columns of arrays, those of the task before those of all tasks.
 _PAUSE_COLUMNS = ("by", "since", "until", "why", "namespace")
 _TOTALS = (
-    *("now", "states", "numbers", "alive_count", "silent_count"),
+    *("now", "states", "numbers", "alarming", "alive_count", "silent_count"),
     *(f"of_all_{name}" for name in _PAUSE_COLUMNS),
 )
 _IN_ORDER = ", ".join(
@@ -546,8 +546,11 @@ class Operations:
         self._overview = self._with_and_without_replicas(
             f"""WITH {queries}, {judged}, chosen AS ({lists}), {rows}, counted AS (
                     SELECT pg_catalog.array_agg(state) AS states,
-                           pg_catalog.array_agg(number) AS numbers
-                    FROM (SELECT state, count(*) AS number FROM judged GROUP BY 1) AS each_state
+                           pg_catalog.array_agg(number) AS numbers,
+                           pg_catalog.array_agg(alarming) AS alarming
+                    FROM (SELECT state, count(*) AS number,
+                                 count(*) FILTER (WHERE NOT acknowledged AND NOT gone) AS alarming
+                          FROM judged GROUP BY 1) AS each_state
                 ), dead AS (
                     SELECT locked_by AS replica_id, max(locked_until) AS until
                     FROM {name} AS lock
@@ -600,31 +603,34 @@ class Operations:
         # by time, because each release would have to write to it. Sorting all runs would take most
         # of the time, so a hundredth of the history is read first. If that hundredth has as many
         # matching runs as the page and those before it, the runs that are older than these need not
-        # be sorted. Whether a miss was run after all takes long to find out. So it is found out in
-        # the order of the result, and only as far as the page goes. OFFSET 0 keeps that order.
+        # be sorted.
         matches = """(%(like)s::text[] IS NULL OR run.task_name LIKE ANY (%(like)s::text[]))
-                     AND (%(outcome)s::text IS NULL OR run.outcome = %(outcome)s)
+                     AND (%(outcomes)s::text[] IS NULL OR run.outcome = ANY (%(outcomes)s))
+                     AND (%(replica)s::text IS NULL OR run.replica = %(replica)s)
                      AND (%(kind)s::text IS NULL OR run.kind = %(kind)s)
                      AND (%(since)s::timestamptz IS NULL OR run.started_at >= %(since)s)
                      AND (%(until)s::timestamptz IS NULL OR run.started_at < %(until)s)"""
+        # OFFSET 0 keeps the subqueries as they are. So whether a missed run time was run after all,
+        # which takes long, is looked up only for the entries that come first.
         self._matching_runs = Statement(f"""
             SELECT {columns} FROM (
-                SELECT * FROM {self._runs} AS run
+                SELECT run.* FROM {self._runs} AS run
                 WHERE {matches} AND run.started_at >= COALESCE((
-                    SELECT run.started_at FROM {self._runs} AS run TABLESAMPLE SYSTEM (1)
-                    WHERE {matches} AND {not_run}
-                    ORDER BY run.started_at DESC
+                    SELECT run.started_at FROM (
+                        SELECT run.* FROM {self._runs} AS run TABLESAMPLE SYSTEM (1)
+                        WHERE {matches} ORDER BY run.started_at DESC OFFSET 0
+                    ) AS run WHERE {not_run} ORDER BY run.started_at DESC
                     OFFSET GREATEST(%(limit)s::bigint + %(offset)s::bigint - 1, 0) LIMIT 1
                 ), '-infinity')
                 {newest_first} OFFSET 0
-            ) AS run
-            WHERE {not_run}
+            ) AS run WHERE {not_run}
             {newest_first} LIMIT %(limit)s::bigint OFFSET %(offset)s::bigint
         """)
         self._runs_of_task = Statement(f"""
             SELECT {columns} FROM {self._runs} AS run
             WHERE run.task_name = ANY (%(names)s::text[])
-              AND (%(outcome)s::text IS NULL OR run.outcome = %(outcome)s)
+              AND (%(outcomes)s::text[] IS NULL OR run.outcome = ANY (%(outcomes)s))
+              AND (%(replica)s::text IS NULL OR run.replica = %(replica)s)
               AND (%(kind)s::text IS NULL OR run.kind = %(kind)s)
               AND (%(since)s::timestamptz IS NULL OR run.started_at >= %(since)s)
               AND (%(until)s::timestamptz IS NULL OR run.started_at < %(until)s)
@@ -733,9 +739,11 @@ class Operations:
         cursor.row_factory = dict_row
         wanted = {"like": _list(like), "limit": limit}
         totals, *rows = self._task_rows(cursor, self._overview, wanted)
-        counts = dict.fromkeys(TaskState, 0)
-        for state, number in zip(totals["states"] or (), totals["numbers"] or (), strict=True):
-            counts[TaskState(state)] = number
+        states = [TaskState(state) for state in totals["states"] or ()]
+        counts, alarms = (
+            dict.fromkeys(TaskState, 0) | dict(zip(states, totals[name] or (), strict=True))
+            for name in ("numbers", "alarming")
+        )
         pauses = (totals[f"of_all_{name}"] or () for name in _PAUSE_COLUMNS)
         lists: dict[str, list[TaskStatus]] = {name: [] for name in _LISTS}
         for row in rows:
@@ -743,6 +751,7 @@ class Operations:
         return Overview(
             now=totals["now"],
             counts=counts,
+            alarms=alarms,
             **{name: tuple(tasks) for name, tasks in lists.items()},
             pauses_of_all=tuple(Pause(*each) for each in zip(*pauses, strict=True)),
             alive=totals["alive_count"],
@@ -779,8 +788,9 @@ class Operations:
         task: str | None = None,
         *,
         like: Sequence[str] | None = None,
-        outcome: str | None = None,
+        outcomes: Collection[str] | None = None,
         kind: str | None = None,
+        replica: str | None = None,
         since: datetime | None = None,
         until: datetime | None = None,
         limit: int = 100,
@@ -789,7 +799,8 @@ class Operations:
         """Return finished runs and what operators did, the newest first."""
         cursor.row_factory = dict_row
         wanted: dict[str, Any] = {
-            "outcome": outcome,
+            "outcomes": None if outcomes is None else list(outcomes),
+            "replica": replica,
             "kind": kind,
             "since": since,
             "until": until,
@@ -859,7 +870,7 @@ class Operations:
         found = self.tasks(cursor, [escaped(task)], 1)
         if not found:
             raise TaskLockNotFoundError([task])
-        wanted = dict.fromkeys(("outcome", "kind", "since", "until"))
+        wanted = dict.fromkeys(("outcomes", "kind", "replica", "since", "until"))
         rows = self._all(
             cursor,
             self._runs_of_task,

@@ -65,14 +65,14 @@ def _reads(tasks: int) -> dict[str, Callable[[Any], list[Any]]]:
         "the tenth page of runs": runs(limit=100, offset=900),
         "the newest 100 runs": runs(),
         "of one task": runs(one),
-        "of one task, errors": runs(one, outcome="error"),
-        "errors": runs(outcome="error"),
-        "died": runs(outcome="died"),
-        "an outcome that none has": runs(outcome="freed"),
+        "of one task, errors": runs(one, outcomes=["error"]),
+        "errors": runs(outcomes=["error"]),
+        "died": runs(outcomes=["died"]),
+        "an outcome that none has": runs(outcomes=["freed"]),
         "since an hour ago": runs(since=hour),
-        "since an hour ago, errors": runs(since=hour, outcome="error"),
+        "since an hour ago, errors": runs(since=hour, outcomes=["error"]),
         "of the tasks of a pattern": runs(like=tenth),
-        "of a pattern, errors": runs(like=tenth, outcome="error"),
+        "of a pattern, errors": runs(like=tenth, outcomes=["error"]),
     }
 
 

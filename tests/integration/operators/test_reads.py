@@ -210,9 +210,20 @@ def test_an_invalid_argument_is_an_error_that_says_what_to_do(
 class TestOverview:
     def test_an_empty_table_has_an_empty_overview(self, operator: TaskLocks) -> None:
         found = operator.overview()
-        assert found == Overview(
-            found.now, dict.fromkeys(TaskState, 0), (), (), (), (), (), (), alive=0, silent=0
-        )
+        none = dict.fromkeys(TaskState, 0)
+        assert found == Overview(found.now, none, none, (), (), (), (), (), (), alive=0, silent=0)
+
+    def test_what_is_acknowledged_alarms_no_more(
+        self, operator: TaskLocks, connection: Connection
+    ) -> None:
+        add_task(connection, "fails", **FAILING)
+        add_task(connection, "is acknowledged", **FAILING)
+        [task] = operator.tasks("is acknowledged")
+        operator.ack(task.name, task.token)
+        found = operator.overview()
+        assert found.counts[TaskState.FAILING] == 2
+        assert found.alarms[TaskState.FAILING] == 1
+        assert names(found.troubled) == ["fails", "is acknowledged"]
 
     @pytest.mark.usefixtures("each_state")
     def test_each_state_is_counted_and_listed(
