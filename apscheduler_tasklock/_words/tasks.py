@@ -159,6 +159,26 @@ def _state_in_words(task: TaskStatus, formats: Formats, schema: str | None, tabl
     return f"{task.state.value}: {explained}" if explained else task.state.value
 
 
+def trouble_of(task: TaskStatus, formats: Formats) -> str:
+    """Return in a few words what is not well with a task; ``""`` for nothing."""
+    late = formats.seconds(task.late_by)
+    due = f"due at {formats.moment(task.due_at)}, {late} ago, and no replica has run it"
+    times = f"{task.failures} times in a row" if task.failures > 1 else "failed"
+    return {
+        TaskState.TOO_LONG: f"runs for {formats.seconds(task.took)} on {task.holder}",
+        TaskState.DEAD: f"{task.holder} has not renewed its lease since "
+        f"{formats.moment(task.locked_until)}",
+        TaskState.LATE: due,
+        TaskState.OVERDUE: due,
+        TaskState.RETRYING: f"failed ({task.error_type}), run again at "
+        f"{formats.moment(task.retry_at)}",
+        TaskState.FAILING: f"{times}, the last with {task.error_type}",
+        TaskState.MISSED: f"no replica has run it at {formats.moment(task.missed_at)}",
+        TaskState.CUT: f"a stop of {task.holder} has cut its last run",
+        TaskState.UNREADABLE: unreadable_in_words(task.unreadable),
+    }.get(task.state, "")
+
+
 def _replicas_in_words(task: TaskStatus, replicas: Sequence[ReplicaStatus] | None) -> str:
     """Return which replicas have the task; ``""`` if only ``hold`` uses the task."""
     if replicas is None:

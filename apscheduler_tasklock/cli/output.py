@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
-from uuid import UUID
 
 from apscheduler_tasklock._lock.words import printable, rfc3339, seconds_in_words
 from apscheduler_tasklock._values import cut
+from apscheduler_tasklock._words.json_text import as_json
 from apscheduler_tasklock.cli.text import (
     local_time,
     one_cell,
@@ -221,20 +220,6 @@ def output() -> Output:
 def print_json(data: Any) -> None:
     """Print data as one JSON document, in ASCII, so that no name can steer a terminal."""
     print(as_json(data, indent=2), flush=True)
-
-
-def as_json(data: Any, indent: int | None = None) -> str:
-    """Return data as JSON: times as RFC 3339, durations as numbers of seconds."""
-    # DEL is the only control character that json.dumps() does not escape. Only texts can have DEL.
-    return json.dumps(data, default=_jsonable, indent=indent).replace("\x7f", "\\u007f")
-
-
-def _jsonable(value: Any) -> Any:
-    if isinstance(value, datetime):
-        return rfc3339(value)
-    if isinstance(value, UUID):
-        return str(value)
-    return {**asdict(value), "took": value.took} if isinstance(value, Run) else asdict(value)
 
 
 def plain_lines(table: Table, widths: Sequence[int] = ()) -> list[str]:

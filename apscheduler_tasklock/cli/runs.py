@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 
 from apscheduler_tasklock._lock.statements import ACTIONS, MISSES
 from apscheduler_tasklock._lock.words import rfc3339
+from apscheduler_tasklock._words.json_text import as_json
 from apscheduler_tasklock._words.runs import error_in_words, run_notes
 from apscheduler_tasklock.cli.exits import OK, message_of, say
 from apscheduler_tasklock.cli.output import (
@@ -17,7 +18,6 @@ from apscheduler_tasklock.cli.output import (
     Cell,
     Output,
     Table,
-    as_json,
     column_widths,
     output,
     plain_lines,
