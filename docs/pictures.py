@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 from contextlib import closing
+from io import BytesIO
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TextIO
 
 import psycopg
 from apscheduler.triggers.cron import CronTrigger
 from apscheduler.triggers.interval import IntervalTrigger
+from PIL import Image
 from psycopg import sql
 from rich.console import Console
 from rich.terminal_theme import TerminalTheme
@@ -22,12 +25,24 @@ from apscheduler_tasklock.demo.jobs import TASKS as DEMO_TASKS
 from apscheduler_tasklock.demo.run import run_demo
 from apscheduler_tasklock.demo.server import EmbeddedServer
 from apscheduler_tasklock.demo.timeline import LiveView
+from tests.support.chromium import chromium
+from tests.support.dashboards import DashboardProcess
+from tests.support.night import add_night, night_zone
 from tests.support.rows import FAILING, OVERDUE, RUNNING, add_task, paused
 
 HERE = Path(__file__).parent
 STATUS_WIDTH, DEMO_WIDTH = 132, 110
 DEMO_HEIGHT = 40  # lines: room for a lane of each task on each replica
 DEMO_REPLICAS, DEMO_SECONDS = 3, 30
+DASHBOARD_WIDTH = 1240
+
+# The pages of the dashboard: the address, the height, and light or dark.
+DASHBOARD = {
+    "dashboard-overview": ("./", 900, "light"),
+    "dashboard-overview-dark": ("./", 900, "dark"),
+    "dashboard-task": ("task?name=sync-prices", 900, "light"),
+    "dashboard-timeline": ("timeline?hours=10&by=task", 620, "light"),
+}
 
 TASKS = {
     "clean-up": (CronTrigger(hour=3), paused(reason="'migration'")),
@@ -76,11 +91,40 @@ _THEME = TerminalTheme(
 
 
 def main() -> None:
-    """Draw what ``status`` shows of a few tasks, and the timeline of a demo that is run for it."""
+    """Draw pages of the dashboard, what ``status`` shows, and the timeline of a demo's run."""
     os.environ.pop("NO_COLOR", None)
+    draw_dashboard()
     with open(os.devnull, "w") as nowhere:
         draw_status(nowhere)
         draw_demo(nowhere)
+
+
+def draw_dashboard() -> None:
+    """Draw pages of the dashboard, which show the night of :mod:`tests.support.night`."""
+    with EmbeddedServer() as server, chromium() as browser, TemporaryDirectory() as folder:
+        upgrade(server.url)
+        with psycopg.connect(server.url, autocommit=True) as connection:
+            end = add_night(connection)
+        log = Path(folder, "log")
+        with DashboardProcess(log, server.url, "--operate", TZ=night_zone(end)) as dashboard:
+            for name, (address, height, scheme) in DASHBOARD.items():
+                page = browser.new_page(
+                    base_url=dashboard.url,
+                    viewport={"width": DASHBOARD_WIDTH, "height": height},
+                    color_scheme=scheme,  # type: ignore[arg-type]  # one of the two
+                )
+                page.goto(address)
+                save_png(page.screenshot(), name)
+                page.close()
+
+
+def save_png(drawn: bytes, name: str) -> None:
+    """Write a picture with a palette, which takes a third of the room."""
+    with Image.open(BytesIO(drawn)) as picture:
+        few = picture.convert("RGB").quantize(
+            256, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE
+        )
+        few.save(HERE / f"{name}.png", optimize=True)
 
 
 def draw_status(nowhere: TextIO) -> None:

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 from apscheduler_tasklock._lock.command_lines import PROGRAM, library_version
 from apscheduler_tasklock.cli import (
     check,
+    dashboard,
     doctor,
     importing,
     jobs,
@@ -237,6 +238,25 @@ def _add_reads(commands: Any) -> None:
         help="the last run time until this moment (default: until now)",
     )
     _add(commands, "replicas", replicas.replicas, "who runs the tasks", ["replicas"])
+
+    command = _add(
+        commands,
+        "dashboard",
+        dashboard.dashboard,
+        "all of it in a browser, on this machine",
+        ["dashboard", "dashboard --operate", "dashboard --port 9000"],
+        f"On another host than loopback, browsers ask for the password in "
+        f"{dashboard.PASSWORD_VARIABLE}; the user's name is the operator's.",
+    )
+    command.add_argument(
+        "--host", default="127.0.0.1", metavar="HOST", help="where it listens (default: 127.0.0.1)"
+    )
+    command.add_argument(
+        "--port", type=values.port, default=8765, metavar="N", help="its port (default: 8765)"
+    )
+    command.add_argument(
+        "--operate", action="store_true", help="let readers also pause, resume, run and free tasks"
+    )
 
     command = _add(
         commands,

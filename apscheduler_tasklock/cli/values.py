@@ -184,6 +184,20 @@ def at_least_one(text: str) -> int:
     return number
 
 
+def port(text: str) -> int:
+    """Return a port; 0 for any free one.
+
+    :raises argparse.ArgumentTypeError: the text is no port
+    """
+    try:
+        number = int(text)
+    except ValueError:
+        number = -1
+    if not 0 <= number <= 65535:
+        raise argparse.ArgumentTypeError(f"must be a port, 0 to 65535, not {text!r}")
+    return number
+
+
 def demo_seconds(text: str) -> float:
     """Return for how long the demo runs, in seconds.
 

@@ -1,0 +1,444 @@
+"""The dashboard's application: its routes, and the answers to requests."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import datetime, tzinfo
+from functools import partial
+from http import HTTPStatus
+from importlib.resources import files
+from urllib.parse import urlencode
+
+import jinja2
+from sqlalchemy import Engine
+from sqlalchemy.engine import URL
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import QueryParams
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from apscheduler_tasklock._lock.command_lines import library_version
+from apscheduler_tasklock._lock.schedules import schedule_of, trigger_in_words
+from apscheduler_tasklock._words.json_text import as_json
+from apscheduler_tasklock._words.runs import (
+    action_in_words,
+    did_in_words,
+    miss_in_words,
+    run_notes,
+)
+from apscheduler_tasklock._words.tasks import notes_of, pause_in_words, trouble_of
+from apscheduler_tasklock.dashboard.access import (
+    HEADERS,
+    Access,
+    Authorize,
+    access_of,
+    is_from_own_page,
+    read_only,
+)
+from apscheduler_tasklock.dashboard.actions import (
+    ACTIONS,
+    DURATIONS,
+    Action,
+    Asked,
+    check_asked,
+    page_after,
+)
+from apscheduler_tasklock.dashboard.drawings import CHART_HEIGHT, CHART_WIDTH, STRIP_HEIGHT
+from apscheduler_tasklock.dashboard.formats import Formats
+from apscheduler_tasklock.dashboard.queries import Query, parse
+from apscheduler_tasklock.dashboard.reads import Reads
+from apscheduler_tasklock.dashboard.screens import SCREENS, Context, Screen
+from apscheduler_tasklock.errors import (
+    TaskLockDatabaseError,
+    TaskLockError,
+    TaskLockNotFoundError,
+    TaskLockOptionError,
+    TaskLockStateError,
+)
+from apscheduler_tasklock.locks import TaskLocks
+from apscheduler_tasklock.options import check_name
+from apscheduler_tasklock.schema.table import DEFAULT_TABLE
+
+# Limits the seconds for which a page waits for the database. A statement without an answer by then
+# is cancelled in the server.
+TIMEOUT = 5.0
+
+# Limits the bytes of a form.
+LARGEST_FORM = 256 * 1024
+
+# The place in a request's scope where a framework puts the frame that it draws around a page.
+FRAME = "apscheduler_tasklock.frame"
+
+# The place in a request's scope with the request's path below the dashboard's own.
+_PATH = "apscheduler_tasklock.path"
+
+
+@dataclass(frozen=True)
+class Frame:
+    """What a framework draws around each page.
+
+    :ivar draw: called with the page's title and its content; returns the whole page
+    :ivar sources: the origins of the frame's scripts, styles and pictures, as in a
+        Content-Security-Policy
+    """
+
+    draw: Callable[[str, str], str]
+    sources: str = ""
+
+
+# The pages, in the order of the navigation. The overview's address is the dashboard's own.
+NAVIGATION = {
+    "": "Overview",
+    "tasks": "Tasks",
+    "runs": "Runs",
+    "timeline": "Timeline",
+    "replicas": "Replicas",
+    "jobs": "Jobs",
+    "setup": "Set-up",
+}
+
+_STATUSES: tuple[tuple[type[TaskLockError], HTTPStatus], ...] = (
+    (TaskLockNotFoundError, HTTPStatus.NOT_FOUND),
+    (TaskLockOptionError, HTTPStatus.BAD_REQUEST),
+    (TaskLockStateError, HTTPStatus.CONFLICT),
+    (TaskLockDatabaseError, HTTPStatus.SERVICE_UNAVAILABLE),
+)
+
+
+def dashboard(
+    database: str | URL | Engine,
+    *,
+    schema: str | None = None,
+    table: str = DEFAULT_TABLE,
+    namespace: str = "",
+    authorize: Authorize | None = None,
+    zone: tzinfo | None = None,
+) -> Starlette:
+    """Return the dashboard, an ASGI application that can be mounted under any path.
+
+    It has a database connection of its own, which it opens at the first request.
+
+    :param database: a URL, or an SQLAlchemy engine with the psycopg driver
+    :param schema: the schema of the task lock table; ``None``: the ``search_path`` decides
+    :param table: the name of the task lock table
+    :param namespace: only tasks whose names begin with this text are shown and can be changed; all
+        replicas and stored jobs are
+    :param authorize: called with each request, as a function or a coroutine function; returns an
+        :class:`Access`, or ``None`` to refuse the request. ``None``: everybody who can send a
+        request can read, and nobody can operate.
+    :param zone: the zone of all times; ``None``: the zone of this machine
+    :raises TaskLockOptionError: the task lock cannot use ``database``, or a parameter is invalid
+    """
+    if namespace:
+        check_name(namespace, "dashboard")
+    locks = TaskLocks(database, schema=schema, table=table, claim_timeout=TIMEOUT)
+    return Dashboard(locks, namespace, authorize or read_only, zone).app()
+
+
+class Dashboard:
+    """The answers to the requests of one dashboard.
+
+    :param locks: what is shown and changed
+    """
+
+    def __init__(
+        self, locks: TaskLocks, namespace: str, authorize: Authorize, zone: tzinfo | None
+    ) -> None:
+        self._locks = locks
+        self._reads = Reads(locks)
+        self._namespace = namespace
+        self._authorize = authorize
+        self._zone = zone
+        self._templates = _templates()
+
+    def app(self) -> Starlette:
+        """Return the application with its routes."""
+        static = str(files("apscheduler_tasklock.dashboard") / "static")
+        routes: list[Route | Mount] = []
+        for name in SCREENS:
+            routes.append(Route(f"/{name}", partial(self._page, name), name=name or "overview"))
+            twin = f"/{name or 'overview'}.json"
+            routes.append(Route(twin, partial(self._twin, name), name=twin))
+        routes += [
+            Route("/confirm", self._confirm),
+            Route("/act", self._act, methods=["POST"]),
+            Mount("/static", StaticFiles(directory=static), name="static"),
+        ]
+        app = Starlette(
+            routes=routes,
+            middleware=[Middleware(_WithHeaders)],
+            exception_handlers={
+                TaskLockError: self._error,  # type: ignore[dict-item]  # a narrower exception
+                HTTPException: self._http_error,  # type: ignore[dict-item]  # a narrower exception
+                Exception: self._failure,
+            },
+            lifespan=self._lifespan,
+        )
+        # Such a redirect would be to an absolute address, without the prefix that a proxy adds.
+        app.router.redirect_slashes = False
+        return app
+
+    @asynccontextmanager
+    async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:
+        """Close the connection when the dashboard's own server stops.
+
+        A mounted application has no lifespan. There the connection ends with the process.
+        """
+        yield
+        await run_in_threadpool(self._locks.close)
+
+    async def _page(self, name: str, request: Request) -> Response:
+        access = await self._allowed(request)
+        screen = await self._screen(name, request, access)
+        return await self._drawn(screen, name, request, access, _status_of(screen))
+
+    async def _twin(self, name: str, request: Request) -> Response:
+        access = await self._allowed(request)
+        screen = await self._screen(name, request, access)
+        data = {**screen.data, **screen.reading}
+        text = await run_in_threadpool(as_json, data)
+        return Response(text, _status_of(screen), media_type="application/json")
+
+    async def _allowed(self, request: Request) -> Access:
+        access = await access_of(self._authorize, request)
+        if access is None:
+            raise HTTPException(HTTPStatus.FORBIDDEN, "You may not see this dashboard.")
+        return access
+
+    async def _allowed_to_operate(self, request: Request) -> Access:
+        access = await self._allowed(request)
+        if not access.may_operate:
+            raise HTTPException(HTTPStatus.FORBIDDEN, "You may read here, and change nothing.")
+        return access
+
+    async def _screen(self, name: str, request: Request, access: Access) -> Screen:
+        query = Query.of(parse(request.scope["query_string"]))
+        if access.may_operate and _done(request):
+            # What was done shows on the page after it, also if another process has done it.
+            self._reads.forget()
+        context = Context(self._reads, query, self._namespace, self._zone, access.may_operate)
+        return await run_in_threadpool(SCREENS[name], context)
+
+    async def _confirm(self, request: Request) -> Response:
+        access = await self._allowed_to_operate(request)
+        given = parse(request.scope["query_string"])
+        code, action, asked = self._asked(given, access)
+        screen = Screen("confirm.html", action.title, self._formats())
+        screen.drawn = {
+            "code": code,
+            "action": action,
+            "asked": asked,
+            "kept": {name: asked.fields.text(name) for name in action.kept},
+            "durations": DURATIONS,
+        }
+        return await self._drawn(screen, "confirm", request, access)
+
+    async def _act(self, request: Request) -> Response:
+        access = await self._allowed_to_operate(request)
+        if not is_from_own_page(request):
+            raise HTTPException(
+                HTTPStatus.FORBIDDEN, "The form was not sent by a page of this dashboard."
+            )
+        given = parse(await _form(request))
+        code, action, asked = self._asked(given, access)
+        await run_in_threadpool(action.carry_out, self._locks, asked)
+        self._reads.forget()
+        # A relative address, because a proxy may have put a prefix before the dashboard's path.
+        return RedirectResponse(page_after(code, action, asked), HTTPStatus.SEE_OTHER)
+
+    def _asked(self, given: dict[str, list[str]], access: Access) -> tuple[str, Action, Asked]:
+        """Return what a form asks for: the action's code, the action, and with what.
+
+        :raises TaskLockOptionError: there is no such action, or it cannot be done with these
+        """
+        fields = Query.of(given)
+        code = fields.text("action") or ""
+        action = ACTIONS.get(code)
+        if action is None:
+            raise TaskLockOptionError(f"there is no action {code[:100]!r}")
+        names = tuple(dict.fromkeys(filter(None, given.get("name", ()))))
+        for name in names:
+            Query({"name": name}).text("name")  # raises an error if no task or job has such a name
+        asked = Asked(names, fields, self._namespace, self._zone, access.by)
+        check_asked(action, asked)
+        return code, action, asked
+
+    def _formats(self) -> Formats:
+        return Formats.by_own_clock(self._zone)
+
+    async def _drawn(
+        self,
+        screen: Screen,
+        page: str,
+        request: Request,
+        access: Access,
+        status: HTTPStatus = HTTPStatus.OK,
+    ) -> Response:
+        """Return a page, in the frame of the framework if it has put one into the request."""
+        frame: Frame | None = request.scope.get(FRAME)
+        variables = {
+            **screen.data,
+            **screen.drawn,
+            "screen": screen,
+            "formats": screen.formats,
+            "page": page,
+            "number": screen.data.get("page", 1),
+            "query": request.query_params,
+            "navigation": NAVIGATION,
+            "namespace": self._namespace,
+            "may_operate": access.may_operate,
+            "actions": ACTIONS,
+            "done": _done(request),
+            "layout": "frame.html" if frame else "layout.html",
+            "version": library_version(),
+        }
+        template = self._templates.get_template(screen.template)
+        text = await run_in_threadpool(template.render, variables)
+        if frame is not None:
+            text = await run_in_threadpool(frame.draw, screen.title, text)
+        return HTMLResponse(text, status)
+
+    async def _error(self, request: Request, error: TaskLockError) -> Response:
+        """Answer a request that could not be carried out."""
+        status = next(
+            (status for kind, status in _STATUSES if isinstance(error, kind)),
+            HTTPStatus.SERVICE_UNAVAILABLE,
+        )
+        return await self._told(request, status, str(error))
+
+    async def _http_error(self, request: Request, error: HTTPException) -> Response:
+        answer = await self._told(request, HTTPStatus(error.status_code), error.detail)
+        answer.headers.update(error.headers or {})
+        return answer
+
+    async def _failure(self, request: Request, _error: Exception) -> Response:
+        """Answer a request that failed because of a bug, here or in ``authorize``.
+
+        The error is raised again afterwards, so that the server logs it.
+        """
+        told = "The dashboard failed to answer. The log of its server has the reason."
+        answer = await self._told(request, HTTPStatus.INTERNAL_SERVER_ERROR, told)
+        answer.headers.update(_headers_of(request.scope))
+        return answer
+
+    async def _told(self, request: Request, status: HTTPStatus, message: str) -> Response:
+        path = request.scope[_PATH]
+        if path.endswith(".json"):
+            return Response(as_json({"error": message}), status, media_type="application/json")
+        if path.count("/") != 1:  # where a page's links would not lead to the other pages
+            return PlainTextResponse(message, status)
+        screen = Screen("error.html", status.phrase, self._formats())
+        screen.drawn = {"message": message}
+        # The page has nothing but the message, so it needs no right.
+        return await self._drawn(screen, "error", request, Access("read"), status)
+
+
+def _status_of(screen: Screen) -> HTTPStatus:
+    """Return the status of a page or twin: whether it has what it is about, be it old."""
+    no_data = screen.outage is not None and not any(
+        value
+        for value in screen.data.values()
+        if not isinstance(value, (bool, int, str, datetime))  # which the address gives
+    )
+    return HTTPStatus.SERVICE_UNAVAILABLE if no_data else HTTPStatus.OK
+
+
+def _done(request: Request) -> str:
+    """Return what is said after an action; ``""`` for nothing."""
+    action = ACTIONS.get(request.query_params.get("done", ""))
+    return action.done if action else ""
+
+
+def _with_page(query: QueryParams, number: int) -> str:
+    """Return the address of another part of a list."""
+    return f"?{urlencode({**query, 'page': number})}"
+
+
+async def _form(request: Request) -> bytes:
+    """Return the body of a form.
+
+    :raises HTTPException: it is too large
+    """
+    body = b""
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > LARGEST_FORM:
+            raise HTTPException(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "The form is too large.")
+    return body
+
+
+class _WithHeaders:
+    """Adds the headers to each answer that limit what a browser does with it."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, and add the headers to its answer."""
+        if scope["type"] == "http":
+            # Noted now, because a route of files changes where the path below the dashboard begins.
+            scope[_PATH] = scope["path"].removeprefix(scope.get("root_path", "").rstrip("/"))
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), *_pairs(_headers_of(scope))]
+            await send(message)
+
+        await self._app(scope, receive, send_with_headers)
+
+
+def _headers_of(scope: Scope) -> dict[str, str]:
+    """Return the headers of the answer to a request."""
+    headers = dict(HEADERS)
+    frame: Frame | None = scope.get(FRAME)
+    if frame is not None:
+        headers["content-security-policy"] = "; ".join(
+            (
+                f"default-src 'self' {frame.sources}".rstrip(),
+                f"img-src 'self' data: {frame.sources}".rstrip(),
+                "form-action 'self'",
+                "base-uri 'none'",
+                "frame-ancestors 'none'",
+            )
+        )
+    if scope[_PATH].startswith("/static/"):
+        del headers["cache-control"]
+    return headers
+
+
+def _pairs(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
+    return [(name.encode(), value.encode()) for name, value in headers.items()]
+
+
+def _templates() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("apscheduler_tasklock.dashboard"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.globals.update(
+        CHART_WIDTH=CHART_WIDTH,
+        CHART_HEIGHT=CHART_HEIGHT,
+        STRIP_HEIGHT=STRIP_HEIGHT,
+        schedule_of=schedule_of,
+        trigger_in_words=trigger_in_words,
+        did_in_words=did_in_words,
+        action_in_words=action_in_words,
+        miss_in_words=miss_in_words,
+        run_notes=run_notes,
+        notes_of=notes_of,
+        pause_in_words=pause_in_words,
+        trouble_of=trouble_of,
+        with_page=_with_page,
+    )
+    return environment

@@ -1,0 +1,384 @@
+"""Drawings: runs as shapes, in numbers that the pages' SVG elements need.
+
+A page may have 200 KB, so shapes that a reader cannot tell apart are drawn as one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone, tzinfo
+from statistics import quantiles
+
+from apscheduler_tasklock.status import Run
+
+# The classes of shapes, by which the style sheet colours them. The worse class is drawn over the
+# other, and names shapes that are drawn as one.
+_SEVERITY = ("ok", "again", "other", "bad", "missed")
+_CLASSES = {"ok": "ok", "error": "bad", "died": "bad", "overran": "bad", "missed": "missed"}
+
+# A strip's bars: their width, their distance, and the height of the highest.
+BAR, STEP, STRIP_HEIGHT = 2, 3, 20
+_LOWEST_BAR = 3
+
+# A chart's width and height, in the units of its SVG element.
+CHART_WIDTH, CHART_HEIGHT = 720, 160
+
+# How many shapes all lanes may have, and how many rows a lane with runs at the same time.
+_MOST_SHAPES = 900
+_MOST_ROWS = 4
+
+# How many lanes a page may have.
+_MOST_LANES = 60
+
+# The narrowest shape, in percent of a lane: a pixel and a half of a wide screen.
+_NARROWEST = 0.15
+
+# The distances of an axis's marks, in seconds.
+_STEPS = (60, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800, 604800)
+_MOST_MARKS = 12
+
+
+def class_of(run: Run) -> str:
+    """Return the class of a run's shape."""
+    if run.outcome == "ok" and run.kind in ("takeover", "retry"):
+        return "again"
+    return _CLASSES.get(run.outcome, "other")
+
+
+@dataclass(frozen=True)
+class Strip:
+    """The last runs of a task as bars, the newest at the right.
+
+    :ivar width: the width of the drawing
+    :ivar paths: the bars of each class, as an SVG path
+    :ivar summary: the bars in words
+    """
+
+    width: int
+    paths: dict[str, str]
+    summary: str
+
+
+def strip_of(runs: Sequence[Run], room: int = 60) -> Strip:
+    """Return the strip of a task's last runs.
+
+    :param runs: the runs and missed run times, the newest first
+    :param room: how many bars a strip has room for
+    """
+    shown = list(runs[:room])[::-1]
+    longest = max((run.took for run in shown if run.outcome != "missed"), default=0.0)
+    paths: dict[str, list[str]] = {}
+    for place, run in enumerate(shown, room - len(shown)):
+        height = STRIP_HEIGHT if run.outcome == "missed" else _bar_height(run.took, longest)
+        path = paths.setdefault(class_of(run), [])
+        path.append(f"M{place * STEP} {STRIP_HEIGHT}v-{height}h{BAR}v{height}z")
+    return Strip(
+        room * STEP, {name: "".join(parts) for name, parts in paths.items()}, _summary(shown)
+    )
+
+
+def _bar_height(took: float, longest: float) -> int:
+    share = math.sqrt(max(0.0, took) / longest) if longest > 0 else 0.0
+    return max(_LOWEST_BAR, round(share * STRIP_HEIGHT))
+
+
+def _summary(runs: Sequence[Run]) -> str:
+    missed = sum(run.outcome == "missed" for run in runs)
+    bad = sum(class_of(run) == "bad" for run in runs)
+    words = [_number_of_runs(len(runs) - missed)]
+    words += [f"{bad} failed"] * bool(bad) + [f"{missed} missed"] * bool(missed)
+    return ", ".join(words)
+
+
+def _number_of_runs(number: int) -> str:
+    return "1 run" if number == 1 else f"{number} runs"
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A run in the chart of durations.
+
+    :ivar run: the run
+    :ivar name: the class of its bar
+    """
+
+    run: Run
+    name: str
+    x: float
+    y: float
+    width: float
+    height: float
+
+
+@dataclass(frozen=True)
+class Chart:
+    """The durations of a task's last runs, the newest at the right.
+
+    :ivar longest: the seconds at the chart's upper edge
+    :ivar usual: the range in which eight of ten runs lie that ended well, in seconds; ``None``:
+        fewer than five ended well
+    :ivar band: where that range is drawn: its upper edge and its height
+    """
+
+    bars: tuple[Bar, ...]
+    longest: float
+    usual: tuple[float, float] | None
+    band: tuple[float, float] | None
+
+
+def chart_of(runs: Sequence[Run], room: int = 100) -> Chart | None:
+    """Return the chart of a task's last runs; ``None`` without runs.
+
+    :param runs: the runs, the newest first
+    :param room: how many bars a chart has room for
+    """
+    shown = list(runs[:room])[::-1]
+    if not shown:
+        return None
+    longest = max(run.took for run in shown) or 1.0
+    width = CHART_WIDTH / room
+    bars = []
+    for place, run in enumerate(shown, room - len(shown)):
+        height = max(2.0, run.took / longest * CHART_HEIGHT)
+        x, y = place * width, CHART_HEIGHT - height
+        bars.append(Bar(run, class_of(run), _short(x), _short(y), _short(width * 0.8), height))
+    usual = _usual_range([run.took for run in shown if run.outcome == "ok"])
+    band = None
+    if usual is not None:
+        upper, lower = (CHART_HEIGHT * (1 - seconds / longest) for seconds in usual[::-1])
+        band = _short(upper), _short(max(1.0, lower - upper))
+    return Chart(tuple(bars), longest, usual, band)
+
+
+def _usual_range(seconds: Sequence[float]) -> tuple[float, float] | None:
+    if len(seconds) < 5:
+        return None
+    tenths = quantiles(seconds, n=10, method="inclusive")
+    return tenths[0], tenths[-1]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One run on a lane, or several that lie too close to be told apart.
+
+    :ivar x: its left edge, in percent of the lane
+    :ivar width: its width, in percent of the lane
+    :ivar row: its row in the lane, from 0
+    :ivar name: its class
+    :ivar title: what it is, in words
+    :ivar task: the task's name, if it is of one task
+    """
+
+    x: float
+    width: float
+    row: int
+    name: str
+    title: str
+    task: str | None
+
+
+@dataclass(frozen=True)
+class Shade:
+    """A pause or an outage behind lanes.
+
+    :ivar lane: the one lane that it is behind; ``None``: it is behind several
+    :ivar prefix: what the names of these begin with
+    """
+
+    shape: Shape
+    lane: str | None = None
+    prefix: str = ""
+
+    def is_behind(self, lane: str) -> bool:
+        """Return whether the shade is behind a lane."""
+        return lane.startswith(self.prefix) if self.lane is None else lane == self.lane
+
+
+@dataclass(frozen=True)
+class Lane:
+    """The runs of one replica or one task.
+
+    :ivar name: the name of the replica or the task; ``""``: run times that no replica has run
+    :ivar rows: how many rows it has, since runs at the same time lie in rows of their own
+    :ivar shades: pauses and outages behind the shapes
+    :ivar summary: the lane in words
+    """
+
+    name: str
+    rows: int
+    shapes: tuple[Shape, ...]
+    shades: tuple[Shape, ...]
+    summary: str
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A mark of the axis.
+
+    :ivar x: its place, in percent
+    """
+
+    x: float
+    text: str
+
+
+@dataclass(frozen=True)
+class Block:
+    """What a lane shows: a run, a missed run time, or a run that goes on.
+
+    :ivar lane: the lane's name
+    :ivar until: its end; ``None``: it goes on
+    :ivar name: the class of its shape
+    :ivar title: what it is, in words
+    """
+
+    lane: str
+    task: str
+    since: datetime
+    until: datetime | None
+    name: str
+    title: str
+
+
+def lanes_of(
+    blocks: Iterable[Block],
+    since: datetime,
+    until: datetime,
+    shades: Sequence[Shade] = (),
+) -> list[Lane]:
+    """Return the lanes of a span, in the order of their names.
+
+    If there are too many, those in which something failed or was missed are kept first.
+
+    :param shades: pauses and outages
+    """
+    by_lane: dict[str, list[Block]] = {}
+    for block in sorted(blocks, key=lambda block: block.since):
+        by_lane.setdefault(block.lane, []).append(block)
+    kept = sorted(by_lane, key=lambda lane: (-_worst(by_lane[lane]), lane))[:_MOST_LANES]
+    names = sorted(kept, key=lambda lane: (lane == "", lane))
+    narrowest = _NARROWEST
+    drawn = {name: _shapes(by_lane[name], since, until, narrowest) for name in names}
+    while sum(map(len, drawn.values())) > max(_MOST_SHAPES, len(names)):
+        narrowest *= 2
+        drawn = {name: _shapes(by_lane[name], since, until, narrowest) for name in names}
+    return [
+        Lane(
+            name,
+            1 + max(shape.row for shape in drawn[name]),
+            tuple(drawn[name]),
+            tuple(shade.shape for shade in shades if shade.is_behind(name)),
+            _lane_summary(by_lane[name]),
+        )
+        for name in names
+    ]
+
+
+def shape_of_span(
+    since: datetime, until: datetime, begin: datetime, end: datetime | None, name: str, title: str
+) -> Shape:
+    """Return the shape of a pause or an outage in a span."""
+    left = _percent(begin, since, until)
+    right = 100.0 if end is None else _percent(end, since, until)
+    return Shape(_short(left), _short(max(_NARROWEST, right - left)), 0, name, title, None)
+
+
+def _shapes(
+    blocks: Sequence[Block], since: datetime, until: datetime, narrowest: float
+) -> list[Shape]:
+    rows: list[list[_Drawn]] = [[] for _ in range(_MOST_ROWS)]
+    for block in blocks:
+        left = _percent(block.since, since, until)
+        right = 100.0 if block.until is None else _percent(block.until, since, until)
+        new = _Drawn(left, right, block.name, block.title, block.task)
+        row = next((row for row in rows if not row or row[-1].end <= new.left), None)
+        if row is None:
+            # All rows are taken at this place, so draw the run together with another one.
+            min(rows, key=lambda row: (row[-1].name != new.name, row[-1].end))[-1].add(new)
+        elif row and row[-1].is_close(new, narrowest):
+            row[-1].add(new)
+        else:
+            row.append(new)
+    return [each.on_row(place) for place, row in enumerate(rows) for each in row]
+
+
+@dataclass
+class _Drawn:
+    """A shape while it is drawn: one run, or several."""
+
+    left: float
+    end: float
+    name: str
+    title: str
+    task: str | None
+    count: int = 1
+
+    def is_close(self, other: _Drawn, narrowest: float) -> bool:
+        """Return whether both are so short and so close that a reader cannot tell them apart."""
+        return other.end - self.left <= narrowest or (
+            self.name == other.name and other.left - self.end <= narrowest / 3
+        )
+
+    def add(self, other: _Drawn) -> None:
+        """Let the shape stand for another run, too."""
+        self.end = max(self.end, other.end)
+        self.count += other.count
+        if self.task != other.task:
+            self.task = None
+        if _severity(other.name) > _severity(self.name):
+            self.name, self.title = other.name, other.title
+
+    def on_row(self, row: int) -> Shape:
+        """Return the shape."""
+        title = self.title
+        if self.count > 1:
+            title = f"{self.count} runs{f' of {self.task}' if self.task else ''}"
+            if _severity(self.name):
+                title += f", the worst: {self.title}"
+        width = max(_NARROWEST, self.end - self.left)
+        return Shape(_short(self.left), _short(width), row, self.name, title, self.task)
+
+
+def _severity(name: str) -> int:
+    return _SEVERITY.index(name) if name in _SEVERITY else 0
+
+
+def _worst(blocks: Sequence[Block]) -> int:
+    return max(_severity(block.name) for block in blocks)
+
+
+def _lane_summary(blocks: Sequence[Block]) -> str:
+    missed = sum(block.name == "missed" for block in blocks)
+    bad = sum(block.name == "bad" for block in blocks)
+    words = [_number_of_runs(len(blocks) - missed)] if len(blocks) > missed else []
+    words += [f"{bad} failed"] * bool(bad) + [f"{missed} missed"] * bool(missed)
+    return ", ".join(words)
+
+
+def marks_of(since: datetime, until: datetime, zone: tzinfo | None) -> list[Mark]:
+    """Return the marks of an axis, at round times of a zone."""
+    span = (until - since).total_seconds()
+    days = 86400 * math.ceil(span / 86400 / _MOST_MARKS)
+    step = next((each for each in _STEPS if span / each <= _MOST_MARKS), days)
+    local = since.astimezone(zone)
+    midnight = local.replace(hour=0, minute=0, second=0, microsecond=0)
+    passed = (local - midnight).total_seconds()
+    moment = midnight + timedelta(seconds=math.ceil(passed / step) * step)
+    marks = []
+    while moment < until:
+        x = _percent(moment, since, until)
+        if 3 < x < 98:
+            marks.append(Mark(_short(x), f"{moment:%H:%M}" if step < 86400 else f"{moment:%m-%d}"))
+        moment = (moment.astimezone(timezone.utc) + timedelta(seconds=step)).astimezone(zone)
+    return marks
+
+
+def _percent(moment: datetime, since: datetime, until: datetime) -> float:
+    share = (moment - since).total_seconds() / max(1e-6, (until - since).total_seconds())
+    return min(100.0, max(0.0, 100 * share))
+
+
+def _short(number: float) -> float:
+    return round(number, 2)

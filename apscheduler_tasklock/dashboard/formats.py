@@ -1,0 +1,51 @@
+"""Formats: times, durations and JSON as the dashboard's pages show them."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone, tzinfo
+
+from apscheduler_tasklock._lock.words import seconds_in_words
+
+
+class Formats:
+    """Times in one zone, and durations in words.
+
+    :param zone: the zone of all times; ``None``: the zone of this machine
+    :param now: the database's time, from which the date of today comes
+    """
+
+    def __init__(self, zone: tzinfo | None, now: datetime) -> None:
+        self.zone = zone
+        self.now = now
+
+    @classmethod
+    def by_own_clock(cls, zone: tzinfo | None) -> Formats:
+        """Return formats with this machine's time, for pages that read nothing."""
+        return cls(zone, datetime.now(timezone.utc))
+
+    def moment(self, moment: datetime | None) -> str:
+        """Return a time without the date if that is today's; ``""`` for ``None``."""
+        if moment is None:
+            return ""
+        here = moment.astimezone(self.zone)
+        if here.date() == self.now.astimezone(self.zone).date():
+            return f"{here:%H:%M:%S}"
+        return f"{here:%Y-%m-%d %H:%M:%S}"
+
+    def seconds(self, seconds: float | None) -> str:
+        """Return a duration in its two largest units; ``""`` for ``None``."""
+        return "" if seconds is None else seconds_in_words(seconds)
+
+    def ago(self, moment: datetime | None) -> str:
+        """Return how long ago a time was, or how long it is until it comes."""
+        if moment is None:
+            return ""
+        seconds = round((self.now - moment).total_seconds())
+        if seconds > 0:
+            return f"{seconds_in_words(seconds)} ago"
+        return f"in {seconds_in_words(-seconds)}" if seconds else "now"
+
+    @property
+    def zone_name(self) -> str:
+        """The name of the zone."""
+        return f"{self.now.astimezone(self.zone):%Z}"

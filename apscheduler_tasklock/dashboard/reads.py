@@ -1,0 +1,121 @@
+"""Reads of the database: shared by all viewers, and kept to be shown during an outage."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from apscheduler_tasklock.errors import TaskLockDatabaseError
+from apscheduler_tasklock.locks import TaskLocks
+
+Value = TypeVar("Value")
+
+# The seconds for which a value is shown to all viewers without another read.
+SHARED_FOR = 5.0
+
+# Limits the share of time that the repeated reads of one value take. A read of a large history may
+# take 200 ms, and is repeated every 10 s at most.
+_SHARE = 0.02
+
+# Limits the values that are kept to be shared, and to be shown during an outage.
+_MOST_VALUES = 64
+
+
+@dataclass(frozen=True)
+class Reading(Generic[Value]):
+    """A value that was read, perhaps a while ago.
+
+    :ivar value: the value; ``None``: it could not be read so far
+    :ivar age: seconds since it was read
+    :ivar took: seconds that the read took
+    :ivar error: why it could not be read again; ``None``: it could
+    """
+
+    value: Value | None
+    age: float
+    took: float
+    error: str | None
+
+
+@dataclass
+class _Kept:
+    """A value and when it was read. Its lock lets one viewer read, while others wait for it."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    value: Any = None
+    read_at: float | None = None
+    took: float = 0.0
+    is_current: bool = False
+    failed_at: float = float("-inf")
+    failure: str = ""
+
+
+class Reads:
+    """The reads of one dashboard. Safe to share between threads.
+
+    :param locks: what is read from
+    :param clock: returns the seconds of a clock that is never put back
+    """
+
+    def __init__(self, locks: TaskLocks, clock: Callable[[], float] = time.monotonic) -> None:
+        self._locks = locks
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[Hashable, _Kept] = OrderedDict()
+
+    def read(
+        self, key: Hashable, read: Callable[[TaskLocks], Value], *, is_outage: bool = False
+    ) -> Reading[Value]:
+        """Return a value, which is read again if the last read is too old.
+
+        If the database does not answer, the last value is returned, and the read is tried again by
+        one viewer every five seconds.
+
+        :param key: what tells the value from all others
+        :param read: reads the value
+        :param is_outage: whether the database is known to be unavailable, so that the last value is
+            returned at once
+        :raises TaskLockError: the database rejects the read, for example because a right is missing
+        """
+        kept = self._slot(key)
+        with kept.lock:
+            now = self._clock()
+            lasts = max(SHARED_FOR, kept.took / _SHARE)
+            error = None
+            if not kept.is_current or kept.read_at is None or now - kept.read_at >= lasts:
+                if now - kept.failed_at < SHARED_FOR:
+                    error = kept.failure
+                elif not is_outage:
+                    error = self._read_anew(kept, read)
+            age = 0.0 if kept.read_at is None else self._clock() - kept.read_at
+            return Reading(kept.value, age, kept.took, error)
+
+    def forget(self) -> None:
+        """Read all values again when they are asked for, because something was changed."""
+        with self._lock:
+            for kept in self._kept.values():
+                kept.is_current = False
+
+    def _slot(self, key: Hashable) -> _Kept:
+        with self._lock:
+            kept = self._kept.setdefault(key, _Kept())
+            self._kept.move_to_end(key)
+            while len(self._kept) > _MOST_VALUES:
+                self._kept.popitem(last=False)
+            return kept
+
+    def _read_anew(self, kept: _Kept, read: Callable[[TaskLocks], Any]) -> str | None:
+        began = self._clock()
+        try:
+            kept.value = read(self._locks)
+        except TaskLockDatabaseError as error:
+            kept.failed_at, kept.failure = self._clock(), str(error)
+            return kept.failure
+        kept.read_at = self._clock()
+        kept.took = kept.read_at - began
+        kept.is_current = True
+        return None

@@ -1,0 +1,601 @@
+"""Screens: what each page shows, read from the database. Pages and their JSON twins show the same.
+
+Each screen is a function of the reads and the request's query. It uses :class:`TaskLocks` alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta, timezone, tzinfo
+from typing import Any, TypeVar
+
+from apscheduler_tasklock._words.json_text import as_json
+from apscheduler_tasklock._words.runs import error_in_words, miss_in_words
+from apscheduler_tasklock._words.stories import story_lines
+from apscheduler_tasklock._words.tasks import facts_of, notes_of, of_all_and_pause_in_words
+from apscheduler_tasklock.dashboard.drawings import (
+    Block,
+    Lane,
+    Shade,
+    chart_of,
+    class_of,
+    lanes_of,
+    marks_of,
+    shape_of_span,
+    strip_of,
+)
+from apscheduler_tasklock.dashboard.formats import Formats
+from apscheduler_tasklock.dashboard.queries import Query
+from apscheduler_tasklock.dashboard.reads import Reads
+from apscheduler_tasklock.errors import TaskLockNotFoundError, TaskLockStateError
+from apscheduler_tasklock.locks import TaskLocks
+from apscheduler_tasklock.status import (
+    KINDS,
+    OUTCOMES,
+    JobStatus,
+    MissCause,
+    Overview,
+    ReplicaState,
+    Run,
+    TaskState,
+    TaskStatus,
+)
+
+Value = TypeVar("Value")
+
+# The rows of a page of tasks, runs and jobs.
+ROWS = 50
+# The entries that are drawn on lanes.
+MOST_DRAWN = 3_000
+# The runs of a task's page.
+CHART_RUNS, LISTED_RUNS = 100, 50
+# The replicas, failures and misses that a page shows.
+_MOST_REPLICAS = 200
+_MOST_TROUBLES = 20
+
+# The outcomes of runs that did not end well, and of run times that no replica has run.
+BAD_OUTCOMES = ("error", "died", "overran", "missed")
+
+# The states that need an operator, and how the first line of the overview says it.
+_TROUBLE = {
+    TaskState.UNREADABLE: "unreadable",
+    TaskState.TOO_LONG: "running too long",
+    TaskState.DEAD: "dead",
+    TaskState.OVERDUE: "overdue",
+    TaskState.MISSED: "missed",
+    TaskState.CUT: "cut by a stop",
+    TaskState.FAILING: "failing",
+}
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a screen works with.
+
+    :ivar namespace: what the names of all shown tasks begin with
+    :ivar zone: the zone of all times; ``None``: the zone of this machine
+    :ivar may_operate: whether the reader has the right to operate
+    """
+
+    reads: Reads
+    query: Query
+    namespace: str
+    zone: tzinfo | None
+    may_operate: bool
+
+    def patterns(self, text: str | None = None) -> tuple[str, ...]:
+        """Return the patterns of the tasks whose names have a text in them."""
+        if text:
+            own = text if set("*?") & set(text) else f"*{text}*"
+            return (f"{self.namespace}{own}",)
+        return (f"{self.namespace}*",) if self.namespace else ()
+
+    def task(self) -> str:
+        """Return the name of the task that the query asks for.
+
+        :raises TaskLockNotFoundError: the task is of another namespace
+        """
+        name = self.query.text("name") or ""
+        if not name or not name.startswith(self.namespace):
+            raise TaskLockNotFoundError([name])
+        return name
+
+
+@dataclass
+class Screen:
+    """What a page shows.
+
+    :ivar template: the page's template
+    :ivar title: the page's title
+    :ivar data: what the JSON twin has
+    :ivar drawn: what only the page has: drawings and words
+    :ivar outage: why the database could not be read; ``None``: it was read
+    :ivar gap: why a part of the screen could not be read, although the database is available
+    :ivar age: seconds since the oldest of the values was read
+    :ivar took: seconds that the reads of these values have taken
+    """
+
+    template: str
+    title: str
+    formats: Formats
+    data: dict[str, Any] = field(default_factory=dict)
+    drawn: dict[str, Any] = field(default_factory=dict)
+    outage: str | None = None
+    gap: str | None = None
+    age: float = 0.0
+    took: float = 0.0
+
+    @property
+    def reading(self) -> dict[str, Any]:
+        """How the values were read, for the JSON twin."""
+        seconds = {"age": round(self.age, 3), "took": round(self.took, 3)}
+        return {**seconds, "outage": self.outage, "gap": self.gap}
+
+
+class Collector:
+    """Reads the values of one screen, and notes how old they are.
+
+    :ivar outage: why the database could not be read; ``None``: it was read
+    :ivar gap: why a part of the screen could not be read, although the database is available
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self.outage: str | None = None
+        self.gap: str | None = None
+        self.age = 0.0
+        self.took = 0.0
+
+    def overview(self) -> Overview | None:
+        """Return the overview of all tasks, which each page reads first.
+
+        If it cannot be read, the database is unavailable, and nothing else is read.
+        """
+        patterns = self._context.patterns()
+        found = self.read(("overview", patterns), lambda locks: locks.overview(*patterns))
+        self.outage, self.gap = self.gap, None
+        return found
+
+    def read(self, key: Hashable, read: Callable[[TaskLocks], Value]) -> Value | None:
+        """Return a value; ``None`` if it cannot be read, and never could be."""
+        reading = self._context.reads.read(key, read, is_outage=self.outage is not None)
+        self.gap = self.gap or reading.error
+        self.age = max(self.age, reading.age)
+        self.took += reading.took
+        return reading.value
+
+    def screen(self, template: str, title: str, overview: Overview | None) -> Screen:
+        """Return the screen, without its data."""
+        now = overview.now if overview else datetime.now(timezone.utc)
+        screen = Screen(template, title, Formats(self._context.zone, now))
+        screen.outage, screen.gap = self.outage, self.gap
+        screen.age, screen.took = self.age, self.took
+        return screen
+
+
+def overview(context: Context) -> Screen:
+    """Show whether all is well, the last hour, what runs, what went wrong, and what is due."""
+    collector = Collector(context)
+    found = collector.overview()
+    now = found.now if found else datetime.now(timezone.utc)
+    patterns = context.patterns()
+    day_ago = now - timedelta(days=1)
+    troubles = collector.read(
+        ("troubles", patterns),
+        lambda locks: locks.runs(
+            *patterns, outcome=BAD_OUTCOMES, since=day_ago, limit=_MOST_TROUBLES
+        ),
+    )
+    hour_ago = now - timedelta(hours=1)
+    entries = collector.read(
+        ("hour", patterns),
+        lambda locks: locks.timeline(hour_ago, now, *patterns, limit=MOST_DRAWN),
+    )
+    screen = collector.screen("overview.html", "Overview", found)
+    screen.data = {"overview": found, "troubles": troubles or []}
+    screen.drawn = {
+        "lines": state_lines(found, screen.formats),
+        **_lanes(screen.formats, entries or [], found, hour_ago, now, context.query),
+    }
+    return screen
+
+
+def state_lines(found: Overview | None, formats: Formats) -> list[tuple[str, str, str]]:
+    """Return what is not well: for each thing its class, its words, and its link."""
+    if found is None:
+        return []
+    lines = []
+    for state, words in _TROUBLE.items():
+        count = found.alarms.get(state, 0)
+        if count:
+            tasks = "task is" if count == 1 else "tasks are"
+            verb = "task was" if count == 1 else "tasks were"
+            said = f"{count} {verb if state is TaskState.MISSED else tasks} {words}"
+            lines.append(("bad", said, f"tasks?state={state.value.replace(' ', '+')}"))
+    for pause in found.pauses_of_all:
+        lines.append(("paused", of_all_and_pause_in_words(pause, formats), "tasks?state=paused"))
+    if found.silent:
+        words = "replica has" if found.silent == 1 else "replicas have"
+        lines.append(("note", f"{found.silent} {words} died or fallen silent", "replicas"))
+    if not found.alive and any(found.counts.values()):
+        lines.append(("bad", "no replica is alive", "replicas"))
+    return lines
+
+
+def tasks(context: Context) -> Screen:
+    """Show the tasks, each with its state and its last runs."""
+    query = context.query
+    text, state = query.text("q"), query.choice("state", [each.value for each in TaskState])
+    order = query.choice("order", ("urgency", "name", "due", "started")) or "urgency"
+    page = query.number("page", 1, 1, 100_000)
+    patterns = context.patterns(text)
+    states = (TaskState(state),) if state else ()
+    collector = Collector(context)
+    found = collector.overview()
+    listed = collector.read(
+        ("tasks", patterns, state, order, page),
+        lambda locks: locks.tasks(
+            *patterns, states=states, order=order, limit=ROWS + 1, offset=(page - 1) * ROWS
+        ),
+    )
+    rows = (listed or [])[:ROWS]
+    names = tuple(task.name for task in rows)
+    recent = collector.read(("recent", names), lambda locks: locks.recent_runs(*names)) or {}
+    screen = collector.screen("tasks.html", "Tasks", found)
+    screen.data = {"tasks": rows, "runs": recent, "page": page, "more": len(listed or []) > ROWS}
+    screen.drawn = {
+        "strips": {task.name: strip_of(recent.get(task.name, ())) for task in rows},
+        "notes": {task.name: notes_of(task, screen.formats) for task in rows},
+        "states": [each.value for each in TaskState],
+        "counts": {each.value: count for each, count in found.counts.items()} if found else {},
+        "orders": ("urgency", "name", "due", "started"),
+        "state": state or "",
+        "order": order,
+    }
+    return screen
+
+
+def task(context: Context) -> Screen:
+    """Show one task: its state and lock in words, its last runs, and what operators can do."""
+    name = context.task()
+    collector = Collector(context)
+    found = collector.overview()
+    status = collector.read(("task", name), lambda locks: _task(locks, name))
+    runs = collector.read(("runs of", name), lambda locks: _entries(locks, name))
+    usual = collector.read(("usual", name), lambda locks: locks.usual_durations(name).get(name))
+    fleet = collector.read("replicas", lambda locks: locks.replicas())
+    entries = runs or []
+    ended = [run for run in entries if run.kind != "operator" and run.outcome != "missed"]
+    having = [each for each in fleet or () if name in each.tasks]
+    screen = collector.screen("task.html", name, found)
+    screen.data = {
+        "task": status,
+        "usual": usual,
+        "runs": ended[:CHART_RUNS],
+        "misses": [run for run in entries if run.outcome == "missed"],
+        "actions": [run for run in entries if run.kind == "operator"],
+        "replicas": [each.replica_id for each in having],
+    }
+    formats = screen.formats
+    screen.drawn = {"chart": chart_of(ended), "listed": LISTED_RUNS}
+    if status is not None:
+        screen.drawn["facts"] = facts_of(status, ended, formats, usual, having)
+        screen.drawn["can"] = _possible_actions(status)
+    return screen
+
+
+def _task(locks: TaskLocks, name: str) -> TaskStatus:
+    for found in locks.tasks(name):
+        if found.name == name:
+            return found
+    raise TaskLockNotFoundError([name])
+
+
+def _entries(locks: TaskLocks, name: str) -> list[Run]:
+    return [run for run in locks.runs(name, limit=CHART_RUNS + 150) if run.task == name]
+
+
+def _possible_actions(status: TaskStatus) -> set[str]:
+    """Return what an operator can do with a task in its state."""
+    possible = {"pause", "run"}
+    if status.paused:
+        possible.add("resume")
+    is_going_on = status.started_at is not None and status.finished_at is None
+    if is_going_on or status.retry_at is not None:
+        possible.add("free")
+    alarms = status.failures or status.cut_for is not None or status.missed_at is not None
+    if alarms and not status.acknowledged:
+        possible.add("ack")
+    return possible
+
+
+def why(context: Context) -> Screen:
+    """Tell what is known of a task around a moment, such as why it did not run."""
+    name = context.task()
+    at = context.query.moment("at", context.zone)
+    collector = Collector(context)
+    found = collector.overview()
+    story = collector.read(("why", name, at), lambda locks: locks.why(name, at))
+    screen = collector.screen("why.html", f"Why: {name}", found)
+    screen.data = {"name": name, "story": story}
+    if story is not None:
+        screen.drawn = {"lines": story_lines(story, screen.formats)}
+    return screen
+
+
+def runs(context: Context) -> Screen:
+    """Show runs, missed run times and what operators did, the newest first."""
+    query = context.query
+    patterns = context.patterns(query.text("q"))
+    page = query.number("page", 1, 1, 200)
+    outcome, kind = query.choice("outcome", OUTCOMES), query.choice("kind", KINDS)
+    wanted: dict[str, Any] = {
+        "outcome": BAD_OUTCOMES if query.text("outcome") == "bad" else outcome,
+        "kind": kind,
+        "replica": query.text("replica"),
+        "since": query.moment("since", context.zone),
+        "until": query.moment("until", context.zone),
+    }
+    collector = Collector(context)
+    found = collector.overview()
+    listed = collector.read(
+        ("runs", patterns, page, *wanted.values()),
+        lambda locks: locks.runs(*patterns, **wanted, limit=ROWS + 1, offset=(page - 1) * ROWS),
+    )
+    screen = collector.screen("runs.html", "Runs", found)
+    screen.data = {
+        "runs": (listed or [])[:ROWS],
+        "page": page,
+        "more": len(listed or []) > ROWS,
+    }
+    screen.drawn = {"outcomes": OUTCOMES, "kinds": KINDS}
+    return screen
+
+
+def timeline(context: Context) -> Screen:
+    """Show any span of time as lanes, a lane for each replica or each task."""
+    collector = Collector(context)
+    found = collector.overview()
+    now = found.now if found else datetime.now(timezone.utc)
+    since, until = _span(context, now)
+    patterns = context.patterns(context.query.text("q"))
+    # The last hours are one value, also while the present moves.
+    is_until_now = until == now
+    span = (until - since,) if is_until_now else (since, until)
+    entries = collector.read(
+        ("timeline", patterns, *span),
+        lambda locks: locks.timeline(since, until, *patterns, limit=MOST_DRAWN),
+    )
+    screen = collector.screen("timeline.html", "Timeline", found)
+    screen.data = {"since": since, "until": until, "entries": entries or []}
+    screen.drawn = {
+        **_lanes(screen.formats, entries or [], found, since, until, context.query),
+        "spans": _other_spans(since, until, now),
+    }
+    return screen
+
+
+def _span(context: Context, now: datetime) -> tuple[datetime, datetime]:
+    """Return the span that the query asks for: a night, two times, or the last hours."""
+    query = context.query
+    night = query.date("night")
+    if night is not None:  # from 20:00 on that day until 08:00 on the next
+        begin = datetime(night.year, night.month, night.day, 20).astimezone()
+        if context.zone is not None:
+            begin = begin.replace(tzinfo=context.zone)
+        return begin, begin + timedelta(hours=12)
+    until = query.moment("until", context.zone) or now
+    hours = query.number("hours", 1, 1, 24 * 7)
+    since = query.moment("since", context.zone) or until - timedelta(hours=hours)
+    if since >= until:
+        since = until - timedelta(hours=1)
+    return since, until
+
+
+def _other_spans(since: datetime, until: datetime, now: datetime) -> dict[str, str]:
+    """Return the queries of the spans beside this one, by their names."""
+    half = (until - since) / 2
+    spans = {
+        "earlier": (since - half, until - half),
+        "later": (since + half, until + half),
+        "closer": (since + half / 2, until - half / 2),
+        "wider": (since - half, min(now, until + half)),
+    }
+    if until >= now - timedelta(seconds=60):
+        del spans["later"]
+    if half < timedelta(seconds=60):
+        del spans["closer"]
+    return {
+        name: f"since={begin.timestamp():.0f}&until={end.timestamp():.0f}"
+        for name, (begin, end) in spans.items()
+        if begin.timestamp() >= 0  # because addresses have no earlier times
+    }
+
+
+def replicas(context: Context) -> Screen:
+    """Show the replicas: which are alive, of which version, and what each runs."""
+    collector = Collector(context)
+    found = collector.overview()
+    fleet = collector.read("replicas", lambda locks: locks.replicas()) or []
+    day_ago = (found.now if found else datetime.now(timezone.utc)) - timedelta(days=1)
+    order = {state: place for place, state in enumerate(ReplicaState)}
+    listed = sorted(
+        (each for each in fleet if each.alive or each.seen_at > day_ago),
+        key=lambda each: (not each.alive, order[each.state], each.started_at, each.replica_id),
+    )
+    screen = collector.screen("replicas.html", "Replicas", found)
+    screen.data = {
+        "replicas": listed[:_MOST_REPLICAS],
+        "more": max(0, len(listed) - _MOST_REPLICAS),
+        "older": len(fleet) - len(listed),
+    }
+    return screen
+
+
+def setup(context: Context) -> Screen:
+    """Show what the doctor finds."""
+    # Nothing else is read, because a missing table is what the findings are about.
+    collector = Collector(context)
+    findings = collector.read(
+        "doctor",
+        lambda locks: locks.doctor(namespace=context.namespace),
+    )
+    screen = collector.screen("setup.html", "Set-up", None)
+    screen.data = {"findings": findings or []}
+    return screen
+
+
+def jobs(context: Context) -> Screen:
+    """Show the jobs of the job store that all replicas share."""
+    query = context.query
+    text = query.text("q")
+    patterns = () if not text else (text if set("*?") & set(text) else f"*{text}*",)
+    page = query.number("page", 1, 1, 200)
+    collector = Collector(context)
+    found = collector.overview()
+    listed = collector.read(
+        ("jobs", patterns, page), lambda locks: locks.jobs(*patterns, limit=page * ROWS + 1)
+    )
+    screen = collector.screen("jobs.html", "Jobs", found)
+    rows = (listed or [])[(page - 1) * ROWS :]
+    screen.data = {"jobs": rows[:ROWS], "page": page, "more": len(rows) > ROWS}
+    return screen
+
+
+def job(context: Context) -> Screen:
+    """Show one stored job. The values of its arguments are for those who may operate."""
+    job_id = context.query.text("id") or ""
+    collector = Collector(context)
+    found = collector.overview()
+    status = collector.read(("job", job_id), lambda locks: _job(locks, job_id))
+    arguments: dict[str, Any] | str | None = None
+    if context.may_operate and status is not None:
+        arguments = collector.read(("arguments", job_id), lambda locks: _arguments(locks, job_id))
+    screen = collector.screen("job.html", job_id, found)
+    screen.data = {"job": status, "arguments": arguments}
+    if isinstance(arguments, dict):
+        screen.drawn = {"values": {name: as_json(value) for name, value in arguments.items()}}
+    else:
+        screen.drawn = {"values": {"": arguments} if arguments else {}}
+    return screen
+
+
+def _job(locks: TaskLocks, job_id: str) -> JobStatus:
+    for found in locks.jobs(job_id):
+        if found.id == job_id:
+            return found
+    raise TaskLockNotFoundError([job_id], "job")
+
+
+def _arguments(locks: TaskLocks, job_id: str) -> dict[str, Any] | str:
+    """Return the arguments by their names, or why they cannot be read."""
+    try:
+        return locks.job_arguments(job_id)
+    except TaskLockStateError as error:
+        return str(error)
+
+
+def _lanes(
+    formats: Formats,
+    entries: list[Run],
+    found: Overview | None,
+    since: datetime,
+    until: datetime,
+    query: Query,
+) -> dict[str, Any]:
+    """Return the drawing of a span as lanes."""
+    by = query.choice("by", ("replica", "task")) or "replica"
+    blocks = [
+        _block(run, formats, by)
+        for run in entries
+        if run.kind != "operator" and run.started_at < until
+    ]
+    if found is not None:
+        blocks += [
+            Block(
+                each.name if by == "task" else each.holder,
+                each.name,
+                each.started_at,
+                None if until >= found.now - timedelta(seconds=60) else found.now,
+                "running",
+                f"{each.name} since {formats.moment(each.started_at)}, goes on",
+            )
+            for each in found.running
+            if each.started_at is not None and each.started_at < until
+        ]
+    lanes: list[Lane] = lanes_of(blocks, since, until, _shades(entries, formats, since, until, by))
+    return {
+        "lanes": lanes,
+        "marks": marks_of(since, until, formats.zone),
+        "by": by,
+        "since": since,
+        "until": until,
+        "is_cut": len(entries) >= MOST_DRAWN,
+        "more_lanes": max(0, len({block.lane for block in blocks}) - len(lanes)),
+    }
+
+
+def _block(run: Run, formats: Formats, by: str) -> Block:
+    """Return what a lane shows of an entry."""
+    if run.outcome == "missed":
+        begin = run.scheduled_at or run.started_at
+        title = f"{run.task}: nobody ran {miss_in_words(run, formats)}"
+        end = run.last_scheduled_at or begin
+        return Block(run.task if by == "task" else "", run.task, begin, end, "missed", title)
+    kind = "" if run.kind == "schedule" else f" ({run.kind})"
+    title = f"{run.task}{kind} {formats.moment(run.started_at)}, {run.outcome}"
+    title += f" after {formats.seconds(run.took)}"
+    if error := error_in_words(run):
+        title += f": {error[:120]}"
+    lane = run.task if by == "task" else run.replica
+    return Block(lane, run.task, run.started_at, run.ended_at, class_of(run), title)
+
+
+def _shades(
+    entries: list[Run], formats: Formats, since: datetime, until: datetime, by: str
+) -> list[Shade]:
+    """Return the shades of pauses and outages, as far as entries tell of them.
+
+    A pause of one task is behind its lane. A pause of all tasks of a namespace is behind the lanes
+    of these tasks, and behind those of replicas if it is a pause of all tasks. An outage lies where
+    run times were missed because the database did not answer.
+    """
+    shades = []
+    resumed: dict[str, datetime] = {}
+    for run in entries:  # the newest first
+        if run.outcome == "resumed":
+            resumed[run.task] = run.started_at
+        elif run.outcome == "paused":
+            end = min(filter(None, (resumed.get(run.task), run.until)), default=None)
+            title = f"{run.task}: paused by {run.by} at {formats.moment(run.started_at)}"
+            if run.reason:
+                title += f" ({run.reason})"
+            shape = shape_of_span(since, until, run.started_at, end, "pause", title)
+            if run.task == "*":
+                shades.append(Shade(shape))
+            elif by == "task":
+                is_of_many = run.task.endswith("*")
+                shades.append(
+                    Shade(shape, prefix=run.task[:-1]) if is_of_many else Shade(shape, run.task)
+                )
+        elif run.cause == MissCause.DATABASE.value and run.scheduled_at is not None:
+            end = run.last_scheduled_at or run.scheduled_at
+            title = f"outage at {formats.moment(run.scheduled_at)}: {run.reason}"
+            shape = shape_of_span(since, until, run.scheduled_at, end, "outage", title)
+            shades.append(Shade(shape))
+    return shades
+
+
+SCREENS: Mapping[str, Callable[[Context], Screen]] = {
+    "": overview,
+    "tasks": tasks,
+    "task": task,
+    "why": why,
+    "runs": runs,
+    "timeline": timeline,
+    "replicas": replicas,
+    "setup": setup,
+    "jobs": jobs,
+    "job": job,
+}

@@ -1,0 +1,70 @@
+// Refreshes what has changed on a page, and copies texts. Pages work without it.
+"use strict";
+
+(() => {
+  const INTERVAL = 5000;
+  let late = null;
+
+  // Whether the reader is in the middle of something in this part of the page.
+  const isInUse = (part) =>
+    part.contains(document.activeElement) ||
+    part.querySelector("details[open], input:checked") !== null ||
+    (!document.getSelection().isCollapsed && part.contains(document.getSelection().anchorNode));
+
+  const replaceChanged = (fresh) => {
+    for (const part of document.querySelectorAll("[data-live]")) {
+      const next = fresh.getElementById(part.id);
+      if (next && next.innerHTML !== part.innerHTML && !isInUse(part)) {
+        part.replaceChildren(...next.childNodes);
+      }
+    }
+  };
+
+  const tellNoAnswer = () => {
+    const notices = document.getElementById("notices");
+    late = late || new Date();
+    const line = document.createElement("p");
+    line.className = "notice bad";
+    line.setAttribute("role", "alert");
+    line.textContent = `The dashboard has not answered since ${late.toLocaleTimeString()}. ` +
+      "This page is tried again.";
+    notices.replaceChildren(line);
+  };
+
+  const refresh = async () => {
+    if (document.hidden) return;
+    try {
+      const answer = await fetch(location.href, { signal: AbortSignal.timeout(20000) });
+      const isPage = (answer.headers.get("content-type") || "").startsWith("text/html");
+      if (!isPage || ![200, 503].includes(answer.status) || answer.redirected) {
+        throw new Error(`status ${answer.status}`);
+      }
+      replaceChanged(new DOMParser().parseFromString(await answer.text(), "text/html"));
+      late = null;
+    } catch {
+      tellNoAnswer();
+    }
+  };
+
+  const again = async () => {
+    await refresh();
+    setTimeout(again, INTERVAL);
+  };
+
+  for (const button of document.querySelectorAll("[data-copy]")) {
+    if (!navigator.clipboard) continue;
+    button.hidden = false;
+    button.addEventListener("click", async () => {
+      await navigator.clipboard.writeText(document.getElementById(button.dataset.copy).textContent);
+      button.textContent = "Copied";
+    });
+  }
+
+  // A message about what was done stays out of the address, so that a reload does not repeat it.
+  const address = new URL(location.href);
+  if (address.searchParams.has("done")) {
+    address.searchParams.delete("done");
+    history.replaceState(null, "", address);
+  }
+  if (document.querySelectorAll("[data-live]").length > 1) setTimeout(again, INTERVAL);
+})();

@@ -1,0 +1,129 @@
+"""The dashboard while its database is away, silent, locked, without tables or without rights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import sql
+from sqlalchemy.engine import make_url
+from starlette.testclient import TestClient
+
+from apscheduler_tasklock.dashboard import Access, reads
+from tests.integration.dashboard.conftest import Open
+from tests.support import rows
+from tests.support.outages import refuse, restore, swallow
+from tests.support.polling import eventually
+from tests.support.proxy import Proxy
+from tests.support.roles import role
+
+PAGES = ("/", "/tasks", "/runs", "/timeline", "/replicas", "/jobs", "/task?name=mail")
+SAME = {"sec-fetch-site": "same-origin"}
+
+
+@pytest.fixture(autouse=True)
+def task(connection: psycopg.Connection[Any]) -> None:
+    rows.add_task(connection, "mail")
+    rows.add_run(connection, "mail", 1)
+    rows.add_replica(connection, "one", ["mail"])
+
+
+@pytest.fixture(autouse=True)
+def unshared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each page read anew, so that no test waits until what it has read is too old."""
+    monkeypatch.setattr(reads.Reads.read, "__defaults__", (0.0,))
+
+
+def says_outage(answer: Any) -> bool:
+    return "The database is unavailable" in answer.text
+
+
+@pytest.mark.parametrize("fail", [refuse, pytest.param(swallow, marks=pytest.mark.slow)])
+def test_an_outage_shows_what_was_read_before_and_passes(
+    fail: Callable[[Proxy], None], proxy: Proxy, open_dashboard: Open
+) -> None:
+    browser = open_dashboard(proxy.url)
+    for page in PAGES[:-3]:
+        assert not says_outage(browser.get(page))
+    fail(proxy)
+    shown = eventually(lambda: (found := browser.get("/tasks")) and says_outage(found) and found)
+    assert shown.status_code == 200
+    assert "mail" in shown.text
+    assert "This page shows what was read" in shown.text
+    twin = browser.get("/tasks.json")
+    assert twin.json()["outage"]
+    assert [each["name"] for each in twin.json()["tasks"]] == ["mail"]
+    # What nobody has looked at before cannot be shown.
+    unknown = browser.get("/jobs")
+    assert says_outage(unknown)
+    restore(proxy)
+    eventually(lambda: not says_outage(browser.get("/tasks")))
+    assert browser.get("/jobs").status_code == 200
+
+
+def test_each_page_says_that_the_database_was_never_there(
+    proxy: Proxy, open_dashboard: Open
+) -> None:
+    refuse(proxy)
+    browser = open_dashboard(proxy.url, authorize=lambda _request: Access("operate", "ann"))
+    for page in PAGES:
+        answer = browser.get(page)
+        assert answer.status_code == 503
+        assert says_outage(answer)
+    assert browser.get("/overview.json").status_code == 503
+    assert "connection" in browser.get("/setup").text  # what the doctor finds of it
+    assert browser.get("/setup.json").json()["findings"][-1]["level"] == "wrong"
+    form = {"action": "pause", "name": "mail"}
+    assert browser.post("/act", data=form, headers=SAME).status_code == 503
+
+
+@pytest.mark.slow
+@pytest.mark.direct("a statement that waits for a lock holds one of pgbouncer's connections")
+def test_a_statement_that_waits_for_a_locked_table_is_cancelled(
+    reader: TestClient, connection: psycopg.Connection[Any], direct_url: str
+) -> None:
+    assert reader.get("/tasks").status_code == 200
+    with psycopg.connect(direct_url) as other:
+        other.execute("LOCK TABLE task_lock IN ACCESS EXCLUSIVE MODE")
+        shown = eventually(lambda: (found := reader.get("/tasks")) and says_outage(found) and found)
+        assert "mail" in shown.text
+        waiting = "SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+        eventually(lambda: connection.execute(waiting).rowcount == 0)
+    eventually(lambda: not says_outage(reader.get("/tasks")))
+
+
+def test_missing_tables_are_told_with_what_to_do(
+    empty_database_url: str, open_dashboard: Open
+) -> None:
+    browser = open_dashboard(empty_database_url)
+    for page in PAGES[:-3]:
+        answer = browser.get(page)
+        assert answer.status_code == 503
+        assert "apscheduler-tasklock upgrade" in answer.text
+    found = browser.get("/setup")
+    assert found.status_code == 200
+    assert "apscheduler-tasklock upgrade" in found.text
+
+
+def test_a_missing_right_is_told_with_what_to_do(
+    database_url: str, connection: psycopg.Connection[Any], open_dashboard: Open
+) -> None:
+    with role(database_url) as (name, url):
+        browser = open_dashboard(url)
+        answer = browser.get("/tasks")
+        assert answer.status_code == 503
+        assert "GRANT" in answer.text
+        assert name in answer.text
+        grant = sql.SQL("GRANT SELECT ON ALL TABLES IN SCHEMA public TO {}")
+        connection.execute(grant.format(sql.Identifier(name)))
+        eventually(lambda: "mail" in browser.get("/tasks").text)
+
+
+def test_no_page_has_the_password(database_url: str, open_dashboard: Open) -> None:
+    url = make_url(database_url).set(username="nobody", password="hunter2-secret")
+    browser = open_dashboard(url.render_as_string(hide_password=False))
+    twins = ("/overview.json", "/tasks.json", "/setup.json", "/replicas.json")
+    for page in (*PAGES, *twins, "/setup", "/nothing"):
+        assert "hunter2" not in browser.get(page).text
