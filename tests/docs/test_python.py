@@ -80,6 +80,13 @@ GIVEN = {
 
 # What has to be so before a block, by a line of it.
 BEFORE = {
+    **dict.fromkeys(
+        (
+            "from starlette.middleware.sessions import SessionMiddleware",
+            "from flask import Flask, session",
+        ),
+        "import os\nos.environ['SESSION_SECRET'] = 'secret'",
+    ),
     "scheduler.start()  # a BlockingScheduler": """
         import os
         from apscheduler.schedulers.blocking import BlockingScheduler
