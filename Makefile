@@ -83,14 +83,14 @@ test-pgbouncer: $(VENV)/.dev ## Run the tests of claims and failover through an 
 		&& $(BIN)/pytest $(AT_ONCE) --pgbouncer on tests/contract $(PREPARING) \
 		tests/acceptance/test_pgbouncer.py $(PYTEST_ARGS)
 
-# An environment that another Python has made is made anew. The simulation, the documentation and the
-# tests' own tools are the same under any version.
+# An environment that another Python has made is made anew. The simulation, the documentation, the
+# tests' own tools and what a browser does with the dashboard are the same under any version.
 test-lowest: ## Run the tests on the lowest versions that pyproject.toml allows (LOWEST_PYTHON)
 	@python=$(or $(LOWEST_PYTHON),$$(tests/support/lowest-python)) && version=$$($$python -V) \
 		&& echo "$$version ($$python), with the versions of tests/lowest.txt" \
 		&& { [ "$$(.venv-lowest/bin/python -V 2>/dev/null)" = "$$version" ] || rm -rf .venv-lowest; } \
 		&& $(MAKE) test VENV=.venv-lowest PYTHON=$$python CONSTRAINTS=tests/lowest.txt \
-			PYTEST_ARGS="--ignore=tests/simulation --ignore=tests/docs --ignore=tests/tools" \
+			PYTEST_ARGS="--ignore=tests/simulation --ignore=tests/docs --ignore=tests/tools --ignore=tests/browser" \
 		&& $(MAKE) test-slow PYTEST_ARGS="tests/frameworks tests/integration/failover tests/integration/pools" \
 			VENV=.venv-lowest PYTHON=$$python CONSTRAINTS=tests/lowest.txt
 

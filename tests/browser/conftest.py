@@ -1,0 +1,142 @@
+"""Fixtures of the browser tests: a browser, pages whose complaints are judged, and dashboards."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NoReturn
+
+import psycopg
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from apscheduler_tasklock import TaskLocks
+from tests.support.chromium import PATIENCE, Complaints, UnavailableError, axe_script, chromium
+from tests.support.commands import ROOT
+from tests.support.dashboards import DashboardProcess
+from tests.support.night import add_night, night_zone
+from tests.support.postgres import Server
+
+expect.set_options(timeout=PATIENCE)
+
+
+# Of each module, because no other test can use asyncio in this thread while the driver runs.
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with ExitStack() as closing:
+        try:
+            browser = closing.enter_context(chromium())
+        except UnavailableError as unavailable:
+            _cannot_run(unavailable)
+        yield browser
+
+
+@pytest.fixture(scope="session")
+def axe() -> str:
+    try:
+        return axe_script()
+    except UnavailableError as unavailable:
+        _cannot_run(unavailable)
+
+
+def _cannot_run(unavailable: UnavailableError) -> NoReturn:
+    """Fail in continuous integration, which has to have the programs, and skip elsewhere."""
+    if os.environ.get("CI") == "true":
+        pytest.fail(str(unavailable), pytrace=False)
+    pytest.skip(str(unavailable))
+
+
+@pytest.fixture
+def new_page(browser: Browser) -> Iterator[Callable[..., Page]]:
+    """Open a page in a browser profile of its own. The browser must not complain of anything.
+
+    What a test provokes it takes out with ``page.complaints.expected(...)``.
+    """
+    with ExitStack() as closing:
+        complaints: list[Complaints] = []
+
+        def new(base_url: str, **options: Any) -> Page:
+            settings = {"viewport": {"width": 1240, "height": 900}, **options}
+            context = closing.enter_context(browser.new_context(base_url=base_url, **settings))
+            context.set_default_timeout(PATIENCE)
+            page = context.new_page()
+            page.complaints = Complaints(page)  # type: ignore[attr-defined]  # for the test
+            complaints.append(page.complaints)  # type: ignore[attr-defined]  # set above
+            return page
+
+        yield new
+    assert [each for found in complaints for each in found.all] == []
+
+
+@pytest.fixture
+def start_dashboard(tmp_path: Path, database_url: str) -> Iterator[Callable[..., DashboardProcess]]:
+    """Start a dashboard of the test's database; it is ended after the test."""
+    with ExitStack() as closing:
+        number = iter(range(100))
+
+        def start(*arguments: str, database: str = database_url, **env: str) -> DashboardProcess:
+            log = tmp_path / f"dashboard {next(number)}.log"
+            return closing.enter_context(DashboardProcess(log, database, *arguments, **env))
+
+        yield start
+
+
+class Fleet:
+    """Replica processes of tests/browser/replica.py."""
+
+    def __init__(self, folder: Path, database_url: str, closing: ExitStack) -> None:
+        self._folder = folder
+        self._database_url = database_url
+        self._closing = closing
+        self._count = 0
+
+    def start(self, **settings: Any) -> subprocess.Popen[bytes]:
+        """Start a replica with jobs; it is killed after the test."""
+        self._count += 1
+        with (self._folder / f"replica {self._count}.log").open("wb") as output:
+            replica = subprocess.Popen(
+                # Stored jobs find their function under the module's name.
+                [sys.executable, "-c", "from tests.browser.replica import main; main()"],
+                cwd=ROOT,
+                env={
+                    **os.environ,
+                    "DATABASE_URL": self._database_url,
+                    "SETTINGS": json.dumps(settings),
+                },
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+        self._closing.callback(replica.wait)
+        self._closing.callback(replica.kill)
+        return replica
+
+
+@pytest.fixture
+def fleet(tmp_path: Path, database_url: str) -> Iterator[Fleet]:
+    with ExitStack() as closing:
+        yield Fleet(tmp_path, database_url, closing)
+
+
+@pytest.fixture
+def locks(database_url: str) -> Iterator[TaskLocks]:
+    """What the database has, beside the dashboard."""
+    with TaskLocks(database_url) as locks:
+        yield locks
+
+
+@pytest.fixture(scope="module")
+def night(
+    server: Server, template: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[DashboardProcess]:
+    """A dashboard of the night, which ends now, at 06:12."""
+    log: Path = tmp_path_factory.mktemp("night") / "log"
+    with server.database(template) as url:
+        with psycopg.connect(url, autocommit=True) as connection:
+            end = add_night(connection)
+        with DashboardProcess(log, url, TZ=night_zone(end)) as dashboard:
+            yield dashboard
