@@ -260,7 +260,7 @@ class TaskLocks:
         :param states: only tasks with one of these states; empty: all tasks
         :param order: ``"name"``; ``"due"``: the soonest due time first, and tasks without one last;
             ``"started"``: the last run that began last first, and tasks that never ran last; or
-            ``"urgency"``: the worst state first, as in :attr:`Overview.troubled`, and tasks that
+            ``"urgency"``: the worst state first, as in ``Overview.troubled``, and tasks that
             are well last. Equal tasks are in the order of their names.
         :param limit: how many, at most; ``None``: all
         :param offset: how many of the first tasks are left out, for the next page

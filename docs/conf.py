@@ -42,9 +42,13 @@ add_module_names = False
 nitpick_ignore_regex = [
     (
         r"py:.*",
-        r"(apscheduler|collections|concurrent|contextlib|datetime|flask|logging|sqlalchemy|uuid)\..*",
+        r"(apscheduler|collections|concurrent|contextlib|datetime|flask|logging|sqlalchemy|starlette|uuid)\..*",
     ),
-    (r"py:.*", r"(BaseExecutor|BaseJobStore|Connection|Engine|JobEvent|MeterProvider|URL|UUID)"),
+    (
+        r"py:.*",
+        r"(BaseExecutor|BaseJobStore|Connection|Engine|Flask|JobEvent|MeterProvider|Starlette|URL|UUID"
+        r"|tzinfo)",
+    ),
     (r"py:exc", r"ImproperlyConfigured"),
     # What signatures name, and nobody has to know.
     (r"py:.*", r"apscheduler_tasklock\.(decorator\.Function|locks\.Hold|options\.Default)"),

@@ -66,6 +66,7 @@ class Access:
 
 
 Authorize = Callable[[Request], "Access | Awaitable[Access | None] | None"]
+"""A function or coroutine function that returns what a request may do; ``None``: nothing."""
 
 
 def read_only(_request: HTTPConnection) -> Access:

@@ -52,25 +52,30 @@ def _cannot_run(unavailable: UnavailableError) -> NoReturn:
 
 
 @pytest.fixture
-def new_page(browser: Browser) -> Iterator[Callable[..., Page]]:
-    """Open a page in a browser profile of its own. The browser must not complain of anything.
+def complaints() -> Iterator[Complaints]:
+    """What the browser complains about, which must be nothing.
 
-    What a test provokes it takes out with ``page.complaints.expected(...)``.
+    What a test provokes it takes out with ``complaints.expected(...)``.
     """
+    complaints = Complaints()
+    yield complaints
+    assert complaints.all == []
+
+
+@pytest.fixture
+def new_page(browser: Browser, complaints: Complaints) -> Iterator[Callable[..., Page]]:
+    """Open a page in a browser profile of its own."""
     with ExitStack() as closing:
-        complaints: list[Complaints] = []
 
         def new(base_url: str, **options: Any) -> Page:
             settings = {"viewport": {"width": 1240, "height": 900}, **options}
             context = closing.enter_context(browser.new_context(base_url=base_url, **settings))
             context.set_default_timeout(PATIENCE)
             page = context.new_page()
-            page.complaints = Complaints(page)  # type: ignore[attr-defined]  # for the test
-            complaints.append(page.complaints)  # type: ignore[attr-defined]  # set above
+            complaints.hear(page)
             return page
 
         yield new
-    assert [each for found in complaints for each in found.all] == []
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from playwright.sync_api import Page, expect
 from apscheduler_tasklock import TaskLocks
 from apscheduler_tasklock.status import JobState, Run, TaskState, TaskStatus
 from tests.browser.conftest import Fleet
+from tests.support.chromium import Complaints
 from tests.support.dashboards import DashboardProcess
 from tests.support.polling import eventually
 from tests.support.rows import DEAD, FAILING, add_replica, add_task
@@ -217,6 +218,7 @@ def test_what_has_changed_meanwhile_is_told_and_nothing_is_done(
     action: str,
     row: dict[str, str],
     change: str,
+    complaints: Complaints,
 ) -> None:
     """The task has run again, or is forgotten, while the operator was asked to confirm."""
     add_task(connection, "sync", **row)
@@ -229,14 +231,14 @@ def test_what_has_changed_meanwhile_is_told_and_nothing_is_done(
         press(page, action)
     status = 409 if change else 404
     assert answered.value.status == status
-    page.complaints.expected(str(status))  # type: ignore[attr-defined]  # see new_page
+    complaints.expected(page, str(status))
     expect(page.get_by_role("main")).to_contain_text("sync")
     assert connection.execute("SELECT * FROM task_lock").fetchall() == before
     assert done_to(locks, "sync") == []
 
 
 def test_the_name_of_a_forgotten_task_is_not_taken_for_a_pattern(
-    page: Page, locks: TaskLocks, connection: Connection
+    page: Page, locks: TaskLocks, connection: Connection, complaints: Complaints
 ) -> None:
     add_task(connection, "a*")
     add_task(connection, "all-others")
@@ -244,7 +246,7 @@ def test_the_name_of_a_forgotten_task_is_not_taken_for_a_pattern(
     follow(page, "Pause")
     locks.forget("a*")
     press(page, "Pause")
-    page.complaints.expected("404")  # type: ignore[attr-defined]  # see new_page
+    complaints.expected(page, "404")
     expect(page.get_by_role("main")).to_contain_text("a*")
     assert not task_of(locks, "all-others").paused
 
@@ -288,7 +290,7 @@ def test_stored_jobs_are_paused_resumed_run_moved_and_removed(
 
 
 def test_who_may_only_read_is_offered_no_action(
-    start_dashboard: Start, new_page: NewPage, connection: Connection
+    start_dashboard: Start, new_page: NewPage, connection: Connection, complaints: Complaints
 ) -> None:
     add_task(connection, "sync", **{**DEAD, **FAILING})
     add_replica(connection, "one", ["sync"])
@@ -301,7 +303,7 @@ def test_who_may_only_read_is_offered_no_action(
     answer = page.goto("confirm?action=pause&name=sync")
     assert answer is not None
     assert answer.status == 403
-    page.complaints.expected("403")  # type: ignore[attr-defined]  # see new_page
+    complaints.expected(page, "403")
     expect(page.get_by_role("main")).to_contain_text("change nothing")
 
 

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 from playwright.sync_api import Page
 
-from tests.support.chromium import scrolls_sideways, violations
+from tests.support.chromium import Complaints, scrolls_sideways, violations
 from tests.support.dashboards import DashboardProcess
 from tests.support.night import add_night
 from tests.support.postgres import Server
@@ -132,13 +132,13 @@ def site(
             yield dashboard, task
 
 
-def visit(page: Page, address: str, task: str) -> None:
+def visit(page: Page, complaints: Complaints, address: str, task: str) -> None:
     """Open a page, and wait for its script."""
     answer = page.goto(address.format(task=quote(task)))
     assert answer is not None
     if address == "no-such-page":
         assert answer.status == 404
-        page.complaints.expected("404")  # type: ignore[attr-defined]  # see new_page
+        complaints.expected(page, "404")
     else:
         assert answer.status == 200, page.inner_text("body")
         assert len(answer.body()) < MOST_BYTES
@@ -146,12 +146,16 @@ def visit(page: Page, address: str, task: str) -> None:
 
 @pytest.mark.parametrize(("site", "name"), CASES, indirect=["site"])
 def test_it_is_for_every_reader_in_light_and_dark_on_a_phone_and_a_screen(
-    site: tuple[DashboardProcess, str], new_page: Callable[..., Page], axe: str, name: str
+    site: tuple[DashboardProcess, str],
+    new_page: Callable[..., Page],
+    axe: str,
+    name: str,
+    complaints: Complaints,
 ) -> None:
     """No complaints of the browser, nothing that axe finds, and no scrolling sideways."""
     dashboard, task = site
     page = new_page(dashboard.url)
-    visit(page, PAGES[name], task)
+    visit(page, complaints, PAGES[name], task)
     page.evaluate("document.querySelectorAll('details').forEach(it => { it.open = true; })")
     found: dict[str, list[str]] = {}
     for scheme, width in (("light", 1240), ("dark", 390)):

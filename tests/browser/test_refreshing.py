@@ -11,6 +11,7 @@ from playwright.sync_api import Page, Request, expect
 
 from apscheduler_tasklock import TaskLocks
 from tests.browser.conftest import Fleet
+from tests.support.chromium import Complaints
 from tests.support.dashboards import DashboardProcess
 from tests.support.polling import eventually
 from tests.support.rows import RUNNING, add_run, add_task
@@ -87,7 +88,7 @@ def test_what_the_reader_does_stays(
 
 @pytest.mark.slow
 def test_a_server_that_is_away_is_told_and_found_again(
-    start_dashboard: Start, new_page: NewPage, connection: Connection
+    start_dashboard: Start, new_page: NewPage, connection: Connection, complaints: Complaints
 ) -> None:
     add_task(connection, "sync")
     dashboard = start_dashboard()
@@ -98,12 +99,12 @@ def test_a_server_that_is_away_is_told_and_found_again(
     expect(alert).to_contain_text("has not answered since")
     expect(page.get_by_role("main")).to_contain_text("sync")
     since = alert.text_content()
-    page.complaints.expected("ERR_CONNECTION_REFUSED")  # type: ignore[attr-defined]  # see new_page
-    page.complaints.expected("ERR_CONNECTION_REFUSED")  # type: ignore[attr-defined]  # the next try
+    complaints.expected(page, "ERR_CONNECTION_REFUSED")
+    complaints.expected(page, "ERR_CONNECTION_REFUSED")
     assert alert.text_content() == since
     dashboard.start_again()
     expect(alert).to_have_count(0)
-    page.complaints.all.clear()  # type: ignore[attr-defined]  # those of later tries
+    complaints.all.clear()  # those of later tries
 
 
 @pytest.mark.slow

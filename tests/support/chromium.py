@@ -94,9 +94,11 @@ def scrolls_sideways(page: Page) -> list[str]:
 class Complaints:
     """What a browser complains about while it shows pages: errors of scripts, and of requests."""
 
-    def __init__(self, page: Page) -> None:
+    def __init__(self) -> None:
         self.all: list[str] = []
-        self._page = page
+
+    def hear(self, page: Page) -> None:
+        """Note what the browser complains about in a page."""
         page.on("console", self._on_console)
         page.on("pageerror", lambda error: self.all.append(f"error: {error}"))
         page.on("requestfailed", self._on_failed)
@@ -111,7 +113,7 @@ class Complaints:
         if request.failure != "net::ERR_ABORTED":
             self.all.append(f"{request.url}: {request.failure}")
 
-    def expected(self, text: str) -> None:
+    def expected(self, page: Page, text: str) -> None:
         """Take out the complaints that have a text in them, and wait until there is one."""
 
         def others() -> list[str]:
@@ -120,5 +122,5 @@ class Complaints:
         deadline = time.monotonic() + PATIENCE / 1000
         while len(others()) == len(self.all):
             assert time.monotonic() < deadline, f"nothing complains of {text!r}: {self.all}"
-            self._page.wait_for_timeout(20)  # the driver reports what happened while it waits
+            page.wait_for_timeout(20)  # the driver reports what happened while it waits
         self.all = others()
