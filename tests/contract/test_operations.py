@@ -749,17 +749,17 @@ class TestRuns:
         for limit in (0, 1, 30, 300):
             assert operator.runs(limit=limit) == everything[:limit]
         errors = [run for run in everything if run.outcome == "error"]
-        assert operator.runs(outcome="error", limit=30) == errors[:30]
+        assert operator.runs(outcomes=["error"], limit=30) == errors[:30]
 
     def test_by_outcome_and_time(self, one: Replica, operator: Operator, travel: Travel) -> None:
         run(one, outcome="error", error_type="E")
         travel(10)
         since = database_now(operator.connection)
         run(one)
-        assert [run.outcome for run in operator.runs(outcome="error")] == ["error"]
+        assert [run.outcome for run in operator.runs(outcomes=["error"])] == ["error"]
         assert [run.outcome for run in operator.runs(since=since)] == ["ok"]
         assert [run.outcome for run in operator.runs("task", since=since)] == ["ok"]
-        assert operator.runs("task", outcome="died") == []
+        assert operator.runs("task", outcomes=["died"]) == []
 
 
 class TestAcknowledging:
@@ -868,7 +868,7 @@ class TestActions:
             (None, None, "")
         }
         assert len(operator.runs()) == 6
-        assert [each.by for each in operator.runs(outcome="freed")].count(None) == 1
+        assert [each.by for each in operator.runs(outcomes=["freed"])].count(None) == 1
         one.end(claim_id, outcome="ok", token=answer.token)
         ended = [each for each in operator.runs("task") if each.kind != "operator"]
         assert [each.outcome for each in ended] == ["overtaken"]
@@ -900,7 +900,7 @@ class TestActions:
             "operator 1",
             "operator 0",
         ]
-        assert [each.outcome for each in operator.runs(outcome="ok")] == ["ok", "ok"]
+        assert [each.outcome for each in operator.runs(outcomes=["ok"])] == ["ok", "ok"]
 
     def test_they_work_without_the_history(self, one: Replica, operator: Operator) -> None:
         operator.has_replica("task")
@@ -996,7 +996,7 @@ def test_a_name_and_a_limit_are_values_and_never_sql(operator: Operator) -> None
     with pytest.raises(TaskLockNotFoundError):
         operator.pause([odd], None, odd, odd)
     assert operator.tasks([like_of(odd)], 1) == []
-    assert operator.runs(outcome=odd, since=datetime.now(timezone.utc), limit=1) == []
+    assert operator.runs(outcomes=[odd], since=datetime.now(timezone.utc), limit=1) == []
     assert str(uuid4()) not in str(operator.replicas())
 
 

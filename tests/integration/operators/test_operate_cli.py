@@ -1482,7 +1482,7 @@ class TestErrors:
 
     def test_a_name_that_is_no_text_is_one_line(self, command: Command) -> None:
         for arguments in (["show", "\udc80"], ["pause", "\udc80"], ["runs", "\udc80"]):
-            assert_one_line(command(*arguments), 1)
+            assert_one_line(command(*arguments), 2)
 
     def test_a_wrong_url_is_2_and_not_repeated(self, command: Command) -> None:
         answer = command("status", database="mysql://app:hunter2@host/db")
