@@ -359,20 +359,44 @@ def _lane_summary(blocks: Sequence[Block]) -> str:
 
 def marks_of(since: datetime, until: datetime, zone: tzinfo | None) -> list[Mark]:
     """Return the marks of an axis, at round times of a zone."""
+    # Computed in UTC, because a day on which the zone changes its offset has 23 or 25 hours.
+    since, until = since.astimezone(timezone.utc), until.astimezone(timezone.utc)
     span = (until - since).total_seconds()
     days = 86400 * math.ceil(span / 86400 / _MOST_MARKS)
     step = next((each for each in _STEPS if span / each <= _MOST_MARKS), days)
-    local = since.astimezone(zone)
-    midnight = local.replace(hour=0, minute=0, second=0, microsecond=0)
-    passed = (local - midnight).total_seconds()
-    moment = midnight + timedelta(seconds=math.ceil(passed / step) * step)
+    moment = since - timedelta(seconds=_past_round(since, step, zone))
     marks = []
     while moment < until:
         x = _percent(moment, since, until)
         if 3 < x < 98:
-            marks.append(Mark(_short(x), f"{moment:%H:%M}" if step < 86400 else f"{moment:%m-%d}"))
-        moment = (moment.astimezone(timezone.utc) + timedelta(seconds=step)).astimezone(zone)
+            local = moment.astimezone(zone)
+            marks.append(Mark(_short(x), f"{local:%H:%M}" if step < 86400 else f"{local:%m-%d}"))
+        moment += timedelta(seconds=step)
+        moment = _nearest_round(moment, step, zone)
     return marks
+
+
+def _nearest_round(moment: datetime, step: float, zone: tzinfo | None) -> datetime:
+    """Return the round time that a time is nearest to, which it is unless the offset has changed.
+
+    Where a zone skips the round time, the time itself is returned.
+    """
+    past = _past_round(moment, step, zone)
+    ahead = min(step, 86400) - past
+    nearest = moment + timedelta(seconds=-past if past < ahead else ahead)
+    return moment if _past_round(nearest, step, zone) else nearest
+
+
+def _past_round(moment: datetime, step: float, zone: tzinfo | None) -> float:
+    """Return how many seconds a time is after the last round time of a zone."""
+    local = moment.astimezone(zone)
+    of_day = timedelta(
+        hours=local.hour,
+        minutes=local.minute,
+        seconds=local.second,
+        microseconds=local.microsecond,
+    )
+    return of_day.total_seconds() % min(step, 86400)
 
 
 def _percent(moment: datetime, since: datetime, until: datetime) -> float:

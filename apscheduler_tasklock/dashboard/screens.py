@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta, timezone, tzinfo
+from datetime import date, datetime, timedelta, timezone, tzinfo
 from typing import Any, TypeVar
 
 from apscheduler_tasklock._words.json_text import as_json
@@ -56,6 +56,8 @@ _MOST_TROUBLES = 20
 
 # The outcomes of runs that did not end well, and of run times that no replica has run.
 BAD_OUTCOMES = ("error", "died", "overran", "missed")
+
+_DAY = timedelta(days=1)
 
 # The states that need an operator, and how the first line of the overview says it.
 _TROUBLE = {
@@ -381,16 +383,22 @@ def _span(context: Context, now: datetime) -> tuple[datetime, datetime]:
     query = context.query
     night = query.date("night")
     if night is not None:  # from 20:00 on that day until 08:00 on the next
-        begin = datetime(night.year, night.month, night.day, 20).astimezone()
-        if context.zone is not None:
-            begin = begin.replace(tzinfo=context.zone)
-        return begin, begin + timedelta(hours=12)
+        return _hour_of(night, 20, context.zone), _hour_of(night + _DAY, 8, context.zone)
     until = query.moment("until", context.zone) or now
     hours = query.number("hours", 1, 1, 24 * 7)
     since = query.moment("since", context.zone) or until - timedelta(hours=hours)
     if since >= until:
         since = until - timedelta(hours=1)
     return since, until
+
+
+def _hour_of(day: date, hour: int, zone: tzinfo | None) -> datetime:
+    """Return an hour of a day in a zone, as a time in UTC.
+
+    In UTC, because the difference of two times of one zone leaves changes of its offset out.
+    """
+    local = datetime(day.year, day.month, day.day, hour, tzinfo=zone)
+    return local.astimezone(timezone.utc)
 
 
 def _other_spans(since: datetime, until: datetime, now: datetime) -> dict[str, str]:

@@ -203,3 +203,54 @@ class TestMarks:
         found = marks_of(begin, begin.astimezone(timezone.utc) + timedelta(hours=6), berlin)
         assert "02:00" not in [mark.text for mark in found]
         assert "03:00" in [mark.text for mark in found]
+
+    @pytest.mark.parametrize(
+        ("zone", "day", "hours", "texts"),
+        [
+            # The hour after 02:00 comes twice.
+            (
+                "Europe/Berlin",
+                (2026, 10, 24, 18),
+                13,
+                ["22:00", "00:00", "02:00", "04:00", "06:00"],
+            ),
+            (
+                "Europe/Berlin",
+                (2026, 10, 24, 22),
+                25,
+                ["03:00", "06:00", "09:00", "12:00", "15:00"],
+            ),
+            (
+                "Europe/Berlin",
+                (2026, 10, 23, 22),
+                73,
+                ["12:00", "00:00", "12:00", "00:00", "12:00"],
+            ),
+            (
+                "Europe/Berlin",
+                (2026, 10, 22, 22),
+                168,
+                ["10-24", "10-25", "10-26", "10-27", "10-28"],
+            ),
+            # Midnight is skipped.
+            (
+                "America/Sao_Paulo",
+                (2018, 11, 2, 3),
+                168,
+                ["11-03", "11-04", "11-05", "11-06", "11-07"],
+            ),
+        ],
+    )
+    def test_they_are_at_round_times_after_the_clocks_have_changed(
+        self, zone: str, day: tuple[int, ...], hours: float, texts: list[str]
+    ) -> None:
+        local = ZoneInfo(zone)
+        begin = datetime(*day, tzinfo=timezone.utc)  # type: ignore[misc]  # the numbers of a time
+        end = begin + timedelta(hours=hours)
+        found = marks_of(begin.astimezone(local), end.astimezone(local), local)
+        assert [mark.text for mark in found][:5] == texts
+        at = [begin + timedelta(hours=hours * mark.x / 100) for mark in found]
+        for mark, moment in zip(found, at, strict=True):
+            # Rounded to a hundredth of a percent, the place tells the time to a minute.
+            shown = (moment + timedelta(minutes=5)).astimezone(local)
+            assert mark.text in (f"{shown:%H}:00", f"{shown:%m-%d}")

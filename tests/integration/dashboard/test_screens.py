@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import psycopg
 import pytest
@@ -15,6 +17,7 @@ from starlette.testclient import TestClient
 
 from apscheduler_tasklock._runs.task_names import canonical_schedule
 from apscheduler_tasklock.dashboard import Access, dashboard
+from tests.integration.dashboard.conftest import Open
 from tests.support.rows import (
     FAILING,
     NEW,
@@ -36,6 +39,16 @@ Connection = psycopg.Connection[Any]
 def client(database_url: str) -> Iterator[TestClient]:
     with TestClient(dashboard(database_url), "http://127.0.0.1") as client:
         yield client
+
+
+@pytest.fixture
+def berlin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let this machine be in Berlin."""
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
 
 
 def ago(minutes: float) -> str:
@@ -364,6 +377,32 @@ class TestTimeline:
     def test_the_span(self, client: TestClient, query: str, hours: float) -> None:
         found = client.get(f"/timeline.json?{query}").json()
         assert _hours(found["since"], found["until"]) == pytest.approx(hours)
+
+    @pytest.mark.parametrize(
+        ("night", "hours"), [("2026-03-28", 11), ("2026-06-28", 12), ("2026-10-24", 13)]
+    )
+    @pytest.mark.parametrize("is_of_machine", [True, False])
+    @pytest.mark.usefixtures("berlin")
+    def test_a_night_in_which_the_clocks_change_is_as_long_as_it_is(
+        self,
+        night: str,
+        hours: float,
+        is_of_machine: bool,
+        open_dashboard: Open,
+        connection: Connection,
+    ) -> None:
+        end = f"'{night} 20:00 Europe/Berlin'::timestamptz + interval '{hours} h'"
+        span = {"started_at": f"{end} - interval '1 h'", "ended_at": f"{end} - interval '30 min'"}
+        add_run(connection, "a", 1, **span)
+        browser = open_dashboard(zone=None if is_of_machine else ZoneInfo("Europe/Berlin"))
+        found = browser.get(f"/timeline.json?night={night}").json()
+        assert _hours(found["since"], found["until"]) == pytest.approx(hours)
+        text = browser.get(f"/timeline?night={night}").text
+        assert ">20:00:00</time> to" in text.replace(f"{night} ", "")
+        assert "08:00:00</time></h2>" in text
+        [(x, width)] = re.findall(r'class="ok" x="([\d.]+)%" width="([\d.]+)%"', text)
+        assert float(x) == pytest.approx(100 * (hours - 1) / hours, abs=0.02)
+        assert float(width) == pytest.approx(50 / hours, abs=0.02)
 
     def test_the_spans_beside_it_are_links(self, client: TestClient) -> None:
         text = client.get("/timeline?night=2026-01-31&by=task&q=a%26b").text
