@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone, tzinfo
 from statistics import quantiles
 
+from apscheduler_tasklock._values import cut
 from apscheduler_tasklock.status import Run
 
 # The classes of shapes, by which the style sheet colours them. The worse class is drawn over the
@@ -334,7 +335,7 @@ class _Drawn:
         """Return the shape."""
         title = self.title
         if self.count > 1:
-            title = f"{self.count} runs{f' of {self.task}' if self.task else ''}"
+            title = f"{self.count} runs{f' of {cut(self.task, 120)}' if self.task else ''}"
             if _severity(self.name):
                 title += f", the worst: {self.title}"
         width = max(_NARROWEST, self.end - self.left)

@@ -21,8 +21,10 @@ SHARED_FOR = 5.0
 # take 200 ms, and is repeated every 10 s at most.
 _SHARE = 0.02
 
-# Limits the values that are kept to be shared, and to be shown during an outage.
+# Limit the values that are kept to be shared, and to be shown during an outage, and the rows in them.
+# The drawing of one span has up to 3,000 rows, which take 4 MB.
 _MOST_VALUES = 64
+_MOST_ROWS = 30_000
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,7 @@ class _Kept:
     read_at: float | None = None
     took: float = 0.0
     is_current: bool = False
+    rows: int = 0
     failed_at: float = float("-inf")
     failure: str = ""
 
@@ -104,8 +107,10 @@ class Reads:
         with self._lock:
             kept = self._kept.setdefault(key, _Kept())
             self._kept.move_to_end(key)
-            while len(self._kept) > _MOST_VALUES:
-                self._kept.popitem(last=False)
+            rows = sum(each.rows for each in self._kept.values())
+            while len(self._kept) > _MOST_VALUES or (rows > _MOST_ROWS and len(self._kept) > 1):
+                _, oldest = self._kept.popitem(last=False)
+                rows -= oldest.rows
             return kept
 
     def _read_anew(self, kept: _Kept, read: Callable[[TaskLocks], Any]) -> str | None:
@@ -118,4 +123,12 @@ class Reads:
         kept.read_at = self._clock()
         kept.took = kept.read_at - began
         kept.is_current = True
+        kept.rows = _rows_of(kept.value)
         return None
+
+
+def _rows_of(value: object) -> int:
+    """Return how many rows are in a value: a list, or lists by name."""
+    if isinstance(value, dict):
+        return sum(map(_rows_of, value.values()))
+    return len(value) if isinstance(value, list) else 1

@@ -5,11 +5,12 @@ Each screen is a function of the reads and the request's query. It uses :class:`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import date, datetime, timedelta, timezone, tzinfo
 from typing import Any, TypeVar
 
+from apscheduler_tasklock._values import cut
 from apscheduler_tasklock._words.json_text import as_json
 from apscheduler_tasklock._words.runs import error_in_words, miss_in_words
 from apscheduler_tasklock._words.stories import story_lines
@@ -48,6 +49,9 @@ Value = TypeVar("Value")
 ROWS = 50
 # The entries that are drawn on lanes.
 MOST_DRAWN = 3_000
+# The characters of an error that are kept of such an entry, and those of a name or an error that
+# are in its title.
+_LONGEST_ERROR, _LONGEST_TITLE = 300, 120
 # The runs of a task's page.
 CHART_RUNS, LISTED_RUNS = 100, 50
 # The replicas, failures and misses that a page shows.
@@ -192,7 +196,7 @@ def overview(context: Context) -> Screen:
     hour_ago = now - timedelta(hours=1)
     entries = collector.read(
         ("hour", patterns),
-        lambda locks: locks.timeline(hour_ago, now, *patterns, limit=MOST_DRAWN),
+        lambda locks: _drawn(locks.timeline(hour_ago, now, *patterns, limit=MOST_DRAWN)),
     )
     screen = collector.screen("overview.html", "Overview", found)
     screen.data = {"overview": found, "troubles": troubles or []}
@@ -243,7 +247,7 @@ def tasks(context: Context) -> Screen:
     )
     rows = (listed or [])[:ROWS]
     names = tuple(task.name for task in rows)
-    recent = collector.read(("recent", names), lambda locks: locks.recent_runs(*names)) or {}
+    recent = collector.read(("recent", names), lambda locks: _recent(locks, names)) or {}
     screen = collector.screen("tasks.html", "Tasks", found)
     screen.data = {"tasks": rows, "runs": recent, "page": page, "more": len(listed or []) > ROWS}
     screen.drawn = {
@@ -367,7 +371,7 @@ def timeline(context: Context) -> Screen:
     span = (until - since,) if is_until_now else (since, until)
     entries = collector.read(
         ("timeline", patterns, *span),
-        lambda locks: locks.timeline(since, until, *patterns, limit=MOST_DRAWN),
+        lambda locks: _drawn(locks.timeline(since, until, *patterns, limit=MOST_DRAWN)),
     )
     screen = collector.screen("timeline.html", "Timeline", found)
     screen.data = {"since": since, "until": until, "entries": entries or []}
@@ -504,6 +508,22 @@ def _arguments(locks: TaskLocks, job_id: str) -> dict[str, Any] | str:
         return str(error)
 
 
+def _recent(locks: TaskLocks, names: Sequence[str]) -> dict[str, list[Run]]:
+    return {name: _drawn(found) for name, found in locks.recent_runs(*names).items()}
+
+
+def _drawn(entries: Iterable[Run]) -> list[Run]:
+    """Return entries with what is drawn of them.
+
+    Thousands of them are kept for each span that somebody has looked at, and tracebacks would take
+    most of the memory.
+    """
+    return [
+        replace(each, traceback=None, error=each.error and cut(each.error, _LONGEST_ERROR))
+        for each in entries
+    ]
+
+
 def _lanes(
     formats: Formats,
     entries: list[Run],
@@ -527,7 +547,8 @@ def _lanes(
                 each.started_at,
                 None if until >= found.now - timedelta(seconds=60) else found.now,
                 "running",
-                f"{each.name} since {formats.moment(each.started_at)}, goes on",
+                f"{cut(each.name, _LONGEST_TITLE)} since {formats.moment(each.started_at)}, "
+                "goes on",
             )
             for each in found.running
             if each.started_at is not None and each.started_at < until
@@ -546,16 +567,17 @@ def _lanes(
 
 def _block(run: Run, formats: Formats, by: str) -> Block:
     """Return what a lane shows of an entry."""
+    task = cut(run.task, _LONGEST_TITLE)
     if run.outcome == "missed":
         begin = run.scheduled_at or run.started_at
-        title = f"{run.task}: nobody ran {miss_in_words(run, formats)}"
+        title = f"{task}: nobody ran {miss_in_words(run, formats)}"
         end = run.last_scheduled_at or begin
         return Block(run.task if by == "task" else "", run.task, begin, end, "missed", title)
     kind = "" if run.kind == "schedule" else f" ({run.kind})"
-    title = f"{run.task}{kind} {formats.moment(run.started_at)}, {run.outcome}"
+    title = f"{task}{kind} {formats.moment(run.started_at)}, {run.outcome}"
     title += f" after {formats.seconds(run.took)}"
     if error := error_in_words(run):
-        title += f": {error[:120]}"
+        title += f": {error[:_LONGEST_TITLE]}"
     lane = run.task if by == "task" else run.replica
     return Block(lane, run.task, run.started_at, run.ended_at, class_of(run), title)
 
@@ -576,9 +598,10 @@ def _shades(
             resumed[run.task] = run.started_at
         elif run.outcome == "paused":
             end = min(filter(None, (resumed.get(run.task), run.until)), default=None)
-            title = f"{run.task}: paused by {run.by} at {formats.moment(run.started_at)}"
+            title = f"{cut(run.task, _LONGEST_TITLE)}: paused by {run.by} at "
+            title += formats.moment(run.started_at)
             if run.reason:
-                title += f" ({run.reason})"
+                title += f" ({cut(run.reason, _LONGEST_TITLE)})"
             shape = shape_of_span(since, until, run.started_at, end, "pause", title)
             if run.task == "*":
                 shades.append(Shade(shape))

@@ -94,6 +94,23 @@ def test_a_change_lets_all_values_be_read_again(reads: Reads, source: Source) ->
     assert reads.read("a", source.read).value == 2
 
 
+def test_values_with_many_rows_push_each_other_out(reads: Reads) -> None:
+    read: list[object] = []
+
+    def rows_of(key: object) -> list[int]:
+        read.append(key)
+        return [0] * 3_000
+
+    for key in range(40):
+        reads.read(("span", key), lambda _locks, key=key: {"a": rows_of(key)})
+        reads.read("seen by all", lambda _locks: rows_of("seen by all"))
+    assert read.count("seen by all") == 1
+    reads.read(("span", 39), lambda _locks: rows_of("the newest"))
+    reads.read(("span", 20), lambda _locks: rows_of("an old one"))
+    assert read[-1] == "an old one"
+    assert "the newest" not in read
+
+
 class TestOutage:
     def test_the_last_value_is_shown_with_the_error(self, reads: Reads, source: Source) -> None:
         reads.read("a", source.read)

@@ -318,6 +318,28 @@ class TestRuns:
         assert [part["more"] for part in parts] == [True, True, False]
 
 
+def test_drawings_keep_no_tracebacks_and_short_texts(
+    client: TestClient, connection: Connection
+) -> None:
+    name = "n" * 1_000
+    add_task(connection, name)
+    failed = {"outcome": "'error'", "error": "repeat('e', 4000)", "traceback": "repeat('t', 4000)"}
+    add_run(connection, name, 1, **failed)
+    add_run(connection, name, 2, **failed)
+    add_action(connection, name, 1, reason="repeat('r', 4000)")
+    found = client.get("/timeline.json").json()["entries"]
+    found += client.get("/tasks.json").json()["runs"][name]
+    errors = [run["error"] for run in found if run["outcome"] == "error"]
+    assert len(errors) == 4
+    assert max(map(len, errors)) < 350
+    assert not [run for run in found if run["traceback"]]
+    for path in ("/", "/timeline", "/timeline?by=task"):
+        titles = re.findall("<rect[^>]*><title>([^<]*)</title>", client.get(path).text)
+        assert titles
+        assert max(map(len, titles)) < 600, path
+    assert "t" * 4000 in client.get(f"/task?name={name}").text
+
+
 class TestTimeline:
     def test_a_pause_and_an_outage_are_shaded(
         self, client: TestClient, connection: Connection
