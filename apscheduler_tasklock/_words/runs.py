@@ -44,6 +44,16 @@ def error_in_words(run: Run) -> str:
     return ": ".join(part for part in (run.error_type, run.error) if part)
 
 
+def ending_in_words(run: Run) -> str:
+    """Return how a run ended that has no exception; ``""`` for one that ended as it should."""
+    return {
+        "died": "its replica died, or could not reach the database",
+        "overran": "it took longer than its maximum lock",
+        "freed": "an operator freed the task",
+        "overtaken": "it was taken for dead, and ended later",
+    }.get(run.outcome, "")
+
+
 def run_notes(run: Run, formats: Formats) -> str:
     """Return notes on an entry of the history: on a run, a missed run time, or an operator."""
     if run.outcome == "missed":

@@ -163,16 +163,15 @@ def trouble_of(task: TaskStatus, formats: Formats) -> str:
     """Return in a few words what is not well with a task; ``""`` for nothing."""
     late = formats.seconds(task.late_by)
     due = f"due at {formats.moment(task.due_at)}, {late} ago, and no replica has run it"
-    times = f"{task.failures} times in a row" if task.failures > 1 else "failed"
     return {
-        TaskState.TOO_LONG: f"runs for {formats.seconds(task.took)} on {task.holder}",
+        TaskState.TOO_LONG: _too_long_in_words(task, formats),
         TaskState.DEAD: f"{task.holder} has not renewed its lease since "
         f"{formats.moment(task.locked_until)}",
         TaskState.LATE: due,
         TaskState.OVERDUE: due,
         TaskState.RETRYING: f"failed ({task.error_type}), run again at "
         f"{formats.moment(task.retry_at)}",
-        TaskState.FAILING: f"{times}, the last with {task.error_type}",
+        TaskState.FAILING: _failures_in_words(task, ()),
         TaskState.MISSED: f"no replica has run it at {formats.moment(task.missed_at)}",
         TaskState.CUT: f"a stop of {task.holder} has cut its last run",
         TaskState.UNREADABLE: unreadable_in_words(task.unreadable),
@@ -288,7 +287,7 @@ def _next_runs_in_words(task: TaskStatus, formats: Formats) -> str:
     if not found:
         return _ended_in_words(task, formats)
     gaps = (later.timestamp() - earlier.timestamp() for earlier, later in pairwise(found))
-    if all(gap >= 1 for gap in gaps):  # without fractions, as the due time is formats
+    if all(gap >= 1 for gap in gaps):  # without fractions, as the due time is shown
         found = [each.replace(microsecond=0) for each in found]
     times = [each.replace(tzinfo=None).isoformat(sep=" ") for each in found]
     if len(set(times)) < len(times):  # clocks are put back, and repeat an hour

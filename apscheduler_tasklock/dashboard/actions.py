@@ -54,7 +54,7 @@ class Asked:
 
     @property
     def is_forced(self) -> bool:
-        """Whether the form asks to end also what may be alive, or the pauses of others."""
+        """Whether the form asks to free a run that may be alive, or to end the pauses of others."""
         return self.fields.text("force") == "on"
 
     @property
@@ -168,8 +168,8 @@ ACTIONS: Mapping[str, Action] = {
     "pause": Action(
         "Pause",
         "Pause {names}?",
-        "No replica begins a run of it until the pause has ended, except for a manual run. A run "
-        "that goes on is not stopped. Run times in the pause are not made up for.",
+        "No replica begins a run until the pause has ended, except for a manual run. A run that "
+        "goes on is not stopped. Run times in the pause are not made up for.",
         "Paused.",
         _pause,
         fields=("duration", "reason"),
@@ -209,8 +209,8 @@ ACTIONS: Mapping[str, Action] = {
         "Run now",
         "Run {names} now?",
         "One of the replicas that have it runs it once, after a run that goes on. The schedule "
-        "does not change.",
-        "The run is asked for. A replica begins it within seconds.",
+        "does not change. If no replica begins it within an hour, it is dropped.",
+        "The run is asked for. A live replica with a free worker begins it within seconds.",
         _run,
     ),
     "free": Action(
@@ -295,12 +295,15 @@ def check_asked(action: Action, asked: Asked) -> None:
         raise TaskLockNotFoundError(others)
 
 
-def page_after(code: str, action: Action, asked: Asked) -> str:
-    """Return the address, relative to the dashboard, of the page that follows an action."""
-    parameters = {"done": code}
+def page_of(action: Action, asked: Asked, done: str | None = None) -> str:
+    """Return the address, relative to the dashboard, of the page that an action belongs to.
+
+    :param done: the action's code, if the page is to say that the action was carried out
+    """
+    parameters = {} if done is None else {"done": done}
     page = action.page
     if page == "task" and len(asked.names) == 1:
         parameters["name"] = asked.name
     elif page == "task":
         page = "tasks"
-    return f"{page}?{urlencode(parameters)}"
+    return f"{page}?{urlencode(parameters)}" if parameters else page

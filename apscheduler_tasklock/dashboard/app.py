@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from datetime import datetime, tzinfo
+from datetime import tzinfo
 from functools import partial
 from http import HTTPStatus
 from importlib.resources import files
@@ -31,6 +31,8 @@ from apscheduler_tasklock._words.json_text import as_json
 from apscheduler_tasklock._words.runs import (
     action_in_words,
     did_in_words,
+    ending_in_words,
+    error_in_words,
     miss_in_words,
     run_notes,
 )
@@ -49,7 +51,7 @@ from apscheduler_tasklock.dashboard.actions import (
     Action,
     Asked,
     check_asked,
-    page_after,
+    page_of,
 )
 from apscheduler_tasklock.dashboard.drawings import CHART_HEIGHT, CHART_WIDTH, STRIP_HEIGHT
 from apscheduler_tasklock.dashboard.formats import Formats
@@ -103,6 +105,15 @@ NAVIGATION = {
     "replicas": "Replicas",
     "jobs": "Jobs",
     "setup": "Set-up",
+}
+
+# The headings of pages that say why a request was not carried out.
+_HEADINGS = {
+    HTTPStatus.BAD_REQUEST: "This cannot be done",
+    HTTPStatus.CONFLICT: "Nothing was changed",
+    HTTPStatus.FORBIDDEN: "Not allowed",
+    HTTPStatus.NOT_FOUND: "Not found",
+    HTTPStatus.SERVICE_UNAVAILABLE: "The database could not be asked",
 }
 
 _STATUSES: tuple[tuple[type[TaskLockError], HTTPStatus], ...] = (
@@ -233,6 +244,7 @@ class Dashboard:
         code, action, asked = self._asked(given, access)
         screen = Screen("confirm.html", action.title, self._formats())
         screen.drawn = {
+            "back": page_of(action, asked),
             "code": code,
             "action": action,
             "asked": asked,
@@ -249,10 +261,14 @@ class Dashboard:
             )
         given = parse(await _form(request))
         code, action, asked = self._asked(given, access)
-        await run_in_threadpool(action.carry_out, self._locks, asked)
+        try:
+            await run_in_threadpool(action.carry_out, self._locks, asked)
+        except TaskLockError as error:
+            return await self._error(request, error, back=page_of(action, asked))
         self._reads.forget()
         # A relative address, because a proxy may have put a prefix before the dashboard's path.
-        return RedirectResponse(page_after(code, action, asked), HTTPStatus.SEE_OTHER)
+        page = page_of(action, asked, done=code)
+        return RedirectResponse(page, HTTPStatus.SEE_OTHER)
 
     def _asked(self, given: dict[str, list[str]], access: Access) -> tuple[str, Action, Asked]:
         """Return what a form asks for: the action's code, the action, and with what.
@@ -298,6 +314,7 @@ class Dashboard:
             "actions": ACTIONS,
             "done": _done(request),
             "layout": "frame.html" if frame else "layout.html",
+            "is_refreshed": page in SCREENS,
             "version": library_version(),
         }
         template = self._templates.get_template(screen.template)
@@ -306,13 +323,18 @@ class Dashboard:
             text = await run_in_threadpool(frame.draw, screen.title, text)
         return HTMLResponse(text, status)
 
-    async def _error(self, request: Request, error: TaskLockError) -> Response:
-        """Answer a request that could not be carried out."""
+    async def _error(
+        self, request: Request, error: TaskLockError, back: str | None = None
+    ) -> Response:
+        """Answer a request that could not be carried out.
+
+        :param back: the address of the page from which it came
+        """
         status = next(
             (status for kind, status in _STATUSES if isinstance(error, kind)),
             HTTPStatus.SERVICE_UNAVAILABLE,
         )
-        return await self._told(request, status, str(error))
+        return await self._told(request, status, str(error), back)
 
     async def _http_error(self, request: Request, error: HTTPException) -> Response:
         answer = await self._told(request, HTTPStatus(error.status_code), error.detail)
@@ -329,25 +351,23 @@ class Dashboard:
         answer.headers.update(_headers_of(request.scope))
         return answer
 
-    async def _told(self, request: Request, status: HTTPStatus, message: str) -> Response:
+    async def _told(
+        self, request: Request, status: HTTPStatus, message: str, back: str | None = None
+    ) -> Response:
         path = request.scope[_PATH]
         if path.endswith(".json"):
             return Response(as_json({"error": message}), status, media_type="application/json")
         if path.count("/") != 1:  # where a page's links would not lead to the other pages
             return PlainTextResponse(message, status)
-        screen = Screen("error.html", status.phrase, self._formats())
-        screen.drawn = {"message": message}
+        screen = Screen("error.html", _HEADINGS.get(status, status.phrase), self._formats())
+        screen.drawn = {"message": message, "back": back}
         # The page has nothing but the message, so it needs no right.
         return await self._drawn(screen, "error", request, Access("read"), status)
 
 
 def _status_of(screen: Screen) -> HTTPStatus:
-    """Return the status of a page or twin: whether it has what it is about, be it old."""
-    no_data = screen.outage is not None and not any(
-        value
-        for value in screen.data.values()
-        if not isinstance(value, (bool, int, str, datetime))  # which the address gives
-    )
+    """Return the status of a page or twin, which depends on whether its values were ever read."""
+    no_data = screen.outage is not None and not screen.is_known
     return HTTPStatus.SERVICE_UNAVAILABLE if no_data else HTTPStatus.OK
 
 
@@ -435,6 +455,8 @@ def _templates() -> jinja2.Environment:
         did_in_words=did_in_words,
         action_in_words=action_in_words,
         miss_in_words=miss_in_words,
+        error_in_words=error_in_words,
+        ending_in_words=ending_in_words,
         run_notes=run_notes,
         notes_of=notes_of,
         pause_in_words=pause_in_words,

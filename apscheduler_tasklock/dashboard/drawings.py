@@ -69,32 +69,49 @@ def strip_of(runs: Sequence[Run], room: int = 60) -> Strip:
     :param room: how many bars a strip has room for
     """
     shown = list(runs[:room])[::-1]
-    longest = max((run.took for run in shown if run.outcome != "missed"), default=0.0)
+    longest = _longest(shown)
     paths: dict[str, list[str]] = {}
     for place, run in enumerate(shown, room - len(shown)):
         height = STRIP_HEIGHT if run.outcome == "missed" else _bar_height(run.took, longest)
         path = paths.setdefault(class_of(run), [])
         path.append(f"M{place * STEP} {STRIP_HEIGHT}v-{height}h{BAR}v{height}z")
     return Strip(
-        room * STEP, {name: "".join(parts) for name, parts in paths.items()}, _summary(shown)
+        room * STEP,
+        {name: "".join(parts) for name, parts in paths.items()},
+        _summary([class_of(run) for run in shown]) or "no runs",
     )
 
 
 def _bar_height(took: float, longest: float) -> int:
-    share = math.sqrt(max(0.0, took) / longest) if longest > 0 else 0.0
+    share = math.sqrt(min(1.0, max(0.0, took) / longest)) if longest > 0 else 0.0
     return max(_LOWEST_BAR, round(share * STRIP_HEIGHT))
 
 
-def _summary(runs: Sequence[Run]) -> str:
-    missed = sum(run.outcome == "missed" for run in runs)
-    bad = sum(class_of(run) == "bad" for run in runs)
-    words = [_number_of_runs(len(runs) - missed)]
-    words += [f"{bad} failed"] * bool(bad) + [f"{missed} missed"] * bool(missed)
+def _longest(runs: Sequence[Run]) -> float:
+    """Return the longest duration that is known, in seconds; 0 if there is none.
+
+    Of a run that died only the end of its lease is known, and of one that overran only that it took
+    longer than its maximum lock. Their bars must not make those of the others too low to be read.
+    """
+    known = [run.took for run in runs if run.outcome not in ("died", "overran", "missed")]
+    return max(known or [run.took for run in runs if run.outcome != "missed"], default=0.0)
+
+
+def _summary(names: Sequence[str]) -> str:
+    """Return how many runs there are, and how many of them failed; and missed run times.
+
+    :param names: the classes of their shapes
+    """
+    bad, missed = names.count("bad"), names.count("missed")
+    runs = len(names) - missed
+    words = []
+    if runs:
+        words.append("1 run" if runs == 1 else f"{runs} runs")
+    if bad:
+        words.append(f"{bad} failed")
+    if missed:
+        words.append(f"{missed} missed")
     return ", ".join(words)
-
-
-def _number_of_runs(number: int) -> str:
-    return "1 run" if number == 1 else f"{number} runs"
 
 
 @dataclass(frozen=True)
@@ -138,11 +155,11 @@ def chart_of(runs: Sequence[Run], room: int = 100) -> Chart | None:
     shown = list(runs[:room])[::-1]
     if not shown:
         return None
-    longest = max(run.took for run in shown) or 1.0
+    longest = _longest(shown) or 1.0
     width = CHART_WIDTH / room
     bars = []
     for place, run in enumerate(shown, room - len(shown)):
-        height = max(2.0, run.took / longest * CHART_HEIGHT)
+        height = min(CHART_HEIGHT, max(2.0, run.took / longest * CHART_HEIGHT))
         x, y = place * width, CHART_HEIGHT - height
         bars.append(Bar(run, class_of(run), _short(x), _short(y), _short(width * 0.8), height))
     usual = _usual_range([run.took for run in shown if run.outcome == "ok"])
@@ -262,7 +279,7 @@ def lanes_of(
     names = sorted(kept, key=lambda lane: (lane == "", lane))
     narrowest = _NARROWEST
     drawn = {name: _shapes(by_lane[name], since, until, narrowest) for name in names}
-    while sum(map(len, drawn.values())) > max(_MOST_SHAPES, len(names)):
+    while sum(map(len, drawn.values())) > _MOST_SHAPES:
         narrowest *= 2
         drawn = {name: _shapes(by_lane[name], since, until, narrowest) for name in names}
     return [
@@ -271,7 +288,7 @@ def lanes_of(
             1 + max(shape.row for shape in drawn[name]),
             tuple(drawn[name]),
             tuple(shade.shape for shade in shades if shade.is_behind(name)),
-            _lane_summary(by_lane[name]),
+            _summary([block.name for block in by_lane[name]]),
         )
         for name in names
     ]
@@ -293,7 +310,7 @@ def _shapes(
     for block in blocks:
         left = _percent(block.since, since, until)
         right = 100.0 if block.until is None else _percent(block.until, since, until)
-        new = _Drawn(left, right, block.name, block.title, block.task)
+        new = _Drawn(left, right, block.name, block.title, block.task, [block.name])
         row = next((row for row in rows if not row or row[-1].end <= new.left), None)
         if row is None:
             # All rows are taken at this place, so draw the run together with another one.
@@ -314,7 +331,7 @@ class _Drawn:
     name: str
     title: str
     task: str | None
-    count: int = 1
+    names: list[str]
 
     def is_close(self, other: _Drawn, narrowest: float) -> bool:
         """Return whether both are so short and so close that a reader cannot tell them apart."""
@@ -325,7 +342,7 @@ class _Drawn:
     def add(self, other: _Drawn) -> None:
         """Let the shape stand for another run, too."""
         self.end = max(self.end, other.end)
-        self.count += other.count
+        self.names += other.names
         if self.task != other.task:
             self.task = None
         if _severity(other.name) > _severity(self.name):
@@ -334,10 +351,11 @@ class _Drawn:
     def on_row(self, row: int) -> Shape:
         """Return the shape."""
         title = self.title
-        if self.count > 1:
-            title = f"{self.count} runs{f' of {cut(self.task, 120)}' if self.task else ''}"
+        if len(self.names) > 1:
+            whose = f"{cut(self.task, 120)}: " if self.task else ""
+            title = f"{whose}{_summary(self.names)}"
             if _severity(self.name):
-                title += f", the worst: {self.title}"
+                title += f"; the worst: {self.title}"
         width = max(_NARROWEST, self.end - self.left)
         return Shape(_short(self.left), _short(width), row, self.name, title, self.task)
 
@@ -348,14 +366,6 @@ def _severity(name: str) -> int:
 
 def _worst(blocks: Sequence[Block]) -> int:
     return max(_severity(block.name) for block in blocks)
-
-
-def _lane_summary(blocks: Sequence[Block]) -> str:
-    missed = sum(block.name == "missed" for block in blocks)
-    bad = sum(block.name == "bad" for block in blocks)
-    words = [_number_of_runs(len(blocks) - missed)] if len(blocks) > missed else []
-    words += [f"{bad} failed"] * bool(bad) + [f"{missed} missed"] * bool(missed)
-    return ", ".join(words)
 
 
 def marks_of(since: datetime, until: datetime, zone: tzinfo | None) -> list[Mark]:

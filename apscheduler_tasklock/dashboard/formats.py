@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timezone, tzinfo
 
 from apscheduler_tasklock._lock.words import seconds_in_words
+from apscheduler_tasklock.status import Run
 
 
 class Formats:
@@ -35,6 +36,19 @@ class Formats:
     def seconds(self, seconds: float | None) -> str:
         """Return a duration in its two largest units; ``""`` for ``None``."""
         return "" if seconds is None else seconds_in_words(seconds)
+
+    def field(self, moment: datetime | None) -> str:
+        """Return a time as the field of a form has it; ``""`` for ``None``."""
+        return "" if moment is None else f"{moment.astimezone(self.zone):%Y-%m-%dT%H:%M:%S}"
+
+    def took(self, run: Run) -> str:
+        """Return how long a run took, as far as it is known.
+
+        The end of a run that died is the end of its lease. A run that outlived its maximum lock may
+        have gone on.
+        """
+        words = self.seconds(run.took)
+        return {"died": f"at most {words}", "overran": f"over {words}"}.get(run.outcome, words)
 
     def ago(self, moment: datetime | None) -> str:
         """Return how long ago a time was, or how long it is until it comes."""

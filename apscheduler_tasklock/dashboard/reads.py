@@ -21,7 +21,7 @@ SHARED_FOR = 5.0
 # take 200 ms, and is repeated every 10 s at most.
 _SHARE = 0.02
 
-# Limit the values that are kept to be shared, and to be shown during an outage, and the rows in them.
+# Limit the values that are kept to be shared, and to be shown during an outage, and their rows.
 # The drawing of one span has up to 3,000 rows, which take 4 MB.
 _MOST_VALUES = 64
 _MOST_ROWS = 30_000
@@ -35,12 +35,14 @@ class Reading(Generic[Value]):
     :ivar age: seconds since it was read
     :ivar took: seconds that the read took
     :ivar error: why it could not be read again; ``None``: it could
+    :ivar is_known: whether it was ever read
     """
 
     value: Value | None
     age: float
     took: float
     error: str | None
+    is_known: bool = True
 
 
 @dataclass
@@ -62,10 +64,17 @@ class Reads:
 
     :param locks: what is read from
     :param clock: returns the seconds of a clock that is never put back
+    :param shared_for: the seconds for which a value is not read again
     """
 
-    def __init__(self, locks: TaskLocks, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        locks: TaskLocks,
+        clock: Callable[[], float] = time.monotonic,
+        shared_for: float = SHARED_FOR,
+    ) -> None:
         self._locks = locks
+        self._shared_for = shared_for
         self._clock = clock
         self._lock = threading.Lock()
         self._kept: OrderedDict[Hashable, _Kept] = OrderedDict()
@@ -75,8 +84,8 @@ class Reads:
     ) -> Reading[Value]:
         """Return a value, which is read again if the last read is too old.
 
-        If the database does not answer, the last value is returned, and the read is tried again by
-        one viewer every five seconds.
+        If the database does not answer, the last value is returned. Five seconds later the next
+        viewer's page tries the read again.
 
         :param key: what tells the value from all others
         :param read: reads the value
@@ -87,15 +96,15 @@ class Reads:
         kept = self._slot(key)
         with kept.lock:
             now = self._clock()
-            lasts = max(SHARED_FOR, kept.took / _SHARE)
+            lasts = max(self._shared_for, kept.took / _SHARE)
             error = None
             if not kept.is_current or kept.read_at is None or now - kept.read_at >= lasts:
-                if now - kept.failed_at < SHARED_FOR:
+                if now - kept.failed_at < self._shared_for:
                     error = kept.failure
                 elif not is_outage:
                     error = self._read_anew(kept, read)
             age = 0.0 if kept.read_at is None else self._clock() - kept.read_at
-            return Reading(kept.value, age, kept.took, error)
+            return Reading(kept.value, age, kept.took, error, kept.read_at is not None)
 
     def forget(self) -> None:
         """Read all values again when they are asked for, because something was changed."""

@@ -5,10 +5,12 @@ Each screen is a function of the reads and the request's query. It uses :class:`
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date, datetime, timedelta, timezone, tzinfo
 from typing import Any, TypeVar
+from urllib.parse import urlencode
 
 from apscheduler_tasklock._values import cut
 from apscheduler_tasklock._words.json_text import as_json
@@ -33,6 +35,7 @@ from apscheduler_tasklock.errors import TaskLockNotFoundError, TaskLockStateErro
 from apscheduler_tasklock.locks import TaskLocks
 from apscheduler_tasklock.status import (
     KINDS,
+    ORDERS,
     OUTCOMES,
     JobStatus,
     MissCause,
@@ -56,22 +59,32 @@ _LONGEST_ERROR, _LONGEST_TITLE = 300, 120
 CHART_RUNS, LISTED_RUNS = 100, 50
 # The replicas, failures and misses that a page shows.
 _MOST_REPLICAS = 200
-_MOST_TROUBLES = 20
+_MOST_TROUBLES = 300
 
 # The outcomes of runs that did not end well, and of run times that no replica has run.
 BAD_OUTCOMES = ("error", "died", "overran", "missed")
 
 _DAY = timedelta(days=1)
+# Limits the time between two run times that were missed in the same outage.
+_SAME_OUTAGE = timedelta(seconds=60)
+
+# The orders of the tasks, as the page calls them.
+_ORDERS = {
+    "urgency": "worst first",
+    "name": "by name",
+    "due": "due first",
+    "started": "last run first",
+}
 
 # The states that need an operator, and how the first line of the overview says it.
 _TROUBLE = {
-    TaskState.UNREADABLE: "unreadable",
-    TaskState.TOO_LONG: "running too long",
-    TaskState.DEAD: "dead",
-    TaskState.OVERDUE: "overdue",
-    TaskState.MISSED: "missed",
-    TaskState.CUT: "cut by a stop",
-    TaskState.FAILING: "failing",
+    TaskState.UNREADABLE: ("task is unreadable", "tasks are unreadable"),
+    TaskState.TOO_LONG: ("task runs too long", "tasks run too long"),
+    TaskState.DEAD: ("task is dead", "tasks are dead"),
+    TaskState.OVERDUE: ("task is overdue", "tasks are overdue"),
+    TaskState.MISSED: ("task was missed", "tasks were missed"),
+    TaskState.CUT: ("task was cut by a stop", "tasks were cut by a stop"),
+    TaskState.FAILING: ("task is failing", "tasks are failing"),
 }
 
 
@@ -118,6 +131,7 @@ class Screen:
     :ivar drawn: what only the page has: drawings and words
     :ivar outage: why the database could not be read; ``None``: it was read
     :ivar gap: why a part of the screen could not be read, although the database is available
+    :ivar is_known: whether all values were read, be it long ago
     :ivar age: seconds since the oldest of the values was read
     :ivar took: seconds that the reads of these values have taken
     """
@@ -129,8 +143,14 @@ class Screen:
     drawn: dict[str, Any] = field(default_factory=dict)
     outage: str | None = None
     gap: str | None = None
+    is_known: bool = True
     age: float = 0.0
     took: float = 0.0
+
+    @property
+    def read_at(self) -> datetime:
+        """When the oldest of the values was read."""
+        return datetime.now(timezone.utc) - timedelta(seconds=self.age)
 
     @property
     def reading(self) -> dict[str, Any]:
@@ -144,12 +164,17 @@ class Collector:
 
     :ivar outage: why the database could not be read; ``None``: it was read
     :ivar gap: why a part of the screen could not be read, although the database is available
+    :ivar is_known: whether all values were read, be it long ago
+    :ivar age: seconds since the oldest of the values was read
+    :ivar took: seconds that the reads of these values have taken
     """
 
     def __init__(self, context: Context) -> None:
         self._context = context
+        self._overview_age = 0.0
         self.outage: str | None = None
         self.gap: str | None = None
+        self.is_known = True
         self.age = 0.0
         self.took = 0.0
 
@@ -160,22 +185,27 @@ class Collector:
         """
         patterns = self._context.patterns()
         found = self.read(("overview", patterns), lambda locks: locks.overview(*patterns))
-        self.outage, self.gap = self.gap, None
+        self._overview_age = self.age
+        self.outage = self.gap
+        self.gap = None
         return found
 
     def read(self, key: Hashable, read: Callable[[TaskLocks], Value]) -> Value | None:
         """Return a value; ``None`` if it cannot be read, and never could be."""
         reading = self._context.reads.read(key, read, is_outage=self.outage is not None)
         self.gap = self.gap or reading.error
+        self.is_known = self.is_known and reading.is_known
         self.age = max(self.age, reading.age)
         self.took += reading.took
         return reading.value
 
     def screen(self, template: str, title: str, overview: Overview | None) -> Screen:
         """Return the screen, without its data."""
-        now = overview.now if overview else datetime.now(timezone.utc)
+        now = datetime.now(timezone.utc)
+        if overview is not None:
+            now = overview.now + timedelta(seconds=self._overview_age)
         screen = Screen(template, title, Formats(self._context.zone, now))
-        screen.outage, screen.gap = self.outage, self.gap
+        screen.outage, screen.gap, screen.is_known = self.outage, self.gap, self.is_known
         screen.age, screen.took = self.age, self.took
         return screen
 
@@ -193,18 +223,32 @@ def overview(context: Context) -> Screen:
             *patterns, outcome=BAD_OUTCOMES, since=day_ago, limit=_MOST_TROUBLES
         ),
     )
+    # An operator knows of a pause, which the lanes show, too.
+    bad = [run for run in troubles or () if run.cause != MissCause.PAUSED.value]
     hour_ago = now - timedelta(hours=1)
     entries = collector.read(
         ("hour", patterns),
         lambda locks: _drawn(locks.timeline(hour_ago, now, *patterns, limit=MOST_DRAWN)),
     )
     screen = collector.screen("overview.html", "Overview", found)
-    screen.data = {"overview": found, "troubles": troubles or []}
+    screen.data = {"overview": found, "troubles": bad}
     screen.drawn = {
+        "last_of_each": _last_of_each(bad),
+        "day_ago": screen.formats.field(day_ago),
         "lines": state_lines(found, screen.formats),
         **_lanes(screen.formats, entries or [], found, hour_ago, now, context.query),
     }
     return screen
+
+
+def _last_of_each(runs: Sequence[Run]) -> list[tuple[Run, int]]:
+    """Return the newest entry of each task, and how many the task has.
+
+    :param runs: the entries, the newest first
+    """
+    counts = Counter(run.task for run in runs)
+    last = {run.task: run for run in reversed(runs)}
+    return [(run, counts[run.task]) for run in runs if last[run.task] is run]
 
 
 def state_lines(found: Overview | None, formats: Formats) -> list[tuple[str, str, str]]:
@@ -212,20 +256,18 @@ def state_lines(found: Overview | None, formats: Formats) -> list[tuple[str, str
     if found is None:
         return []
     lines = []
-    for state, words in _TROUBLE.items():
+    if not found.alive and any(found.counts.values()):
+        lines.append(("bad", "no replica is alive", "replicas"))
+    for state, (one, several) in _TROUBLE.items():
         count = found.alarms.get(state, 0)
         if count:
-            tasks = "task is" if count == 1 else "tasks are"
-            verb = "task was" if count == 1 else "tasks were"
-            said = f"{count} {verb if state is TaskState.MISSED else tasks} {words}"
-            lines.append(("bad", said, f"tasks?state={state.value.replace(' ', '+')}"))
+            words = f"{count} {one if count == 1 else several}"
+            lines.append(("bad", words, f"tasks?{urlencode({'state': state.value})}"))
     for pause in found.pauses_of_all:
         lines.append(("paused", of_all_and_pause_in_words(pause, formats), "tasks?state=paused"))
     if found.silent:
         words = "replica has" if found.silent == 1 else "replicas have"
         lines.append(("note", f"{found.silent} {words} died or fallen silent", "replicas"))
-    if not found.alive and any(found.counts.values()):
-        lines.append(("bad", "no replica is alive", "replicas"))
     return lines
 
 
@@ -233,7 +275,7 @@ def tasks(context: Context) -> Screen:
     """Show the tasks, each with its state and its last runs."""
     query = context.query
     text, state = query.text("q"), query.choice("state", [each.value for each in TaskState])
-    order = query.choice("order", ("urgency", "name", "due", "started")) or "urgency"
+    order = query.choice("order", ORDERS) or "urgency"
     page = query.number("page", 1, 1, 100_000)
     patterns = context.patterns(text)
     states = (TaskState(state),) if state else ()
@@ -255,7 +297,7 @@ def tasks(context: Context) -> Screen:
         "notes": {task.name: notes_of(task, screen.formats) for task in rows},
         "states": [each.value for each in TaskState],
         "counts": {each.value: count for each, count in found.counts.items()} if found else {},
-        "orders": ("urgency", "name", "due", "started"),
+        "orders": _ORDERS,
         "state": state or "",
         "order": order,
     }
@@ -325,8 +367,9 @@ def why(context: Context) -> Screen:
     story = collector.read(("why", name, at), lambda locks: locks.why(name, at))
     screen = collector.screen("why.html", f"Why: {name}", found)
     screen.data = {"name": name, "story": story}
+    screen.drawn = {"at": screen.formats.field(at)}
     if story is not None:
-        screen.drawn = {"lines": story_lines(story, screen.formats)}
+        screen.drawn["lines"] = story_lines(story, screen.formats)
     return screen
 
 
@@ -373,10 +416,14 @@ def timeline(context: Context) -> Screen:
         ("timeline", patterns, *span),
         lambda locks: _drawn(locks.timeline(since, until, *patterns, limit=MOST_DRAWN)),
     )
+    # Of the chosen tasks alone, as the entries are.
+    chosen = collector.read(("overview", patterns), lambda locks: locks.overview(*patterns))
     screen = collector.screen("timeline.html", "Timeline", found)
     screen.data = {"since": since, "until": until, "entries": entries or []}
+    yesterday = now.astimezone(context.zone).date() - _DAY
     screen.drawn = {
-        **_lanes(screen.formats, entries or [], found, since, until, context.query),
+        **_lanes(screen.formats, entries or [], chosen, since, until, context.query),
+        "last_night": yesterday.isoformat(),
         "spans": _other_spans(since, until, now),
     }
     return screen
@@ -610,12 +657,26 @@ def _shades(
                 shades.append(
                     Shade(shape, prefix=run.task[:-1]) if is_of_many else Shade(shape, run.task)
                 )
-        elif run.cause == MissCause.DATABASE.value and run.scheduled_at is not None:
-            end = run.last_scheduled_at or run.scheduled_at
-            title = f"outage at {formats.moment(run.scheduled_at)}: {run.reason}"
-            shape = shape_of_span(since, until, run.scheduled_at, end, "outage", title)
-            shades.append(Shade(shape))
+    for begin, end in _outages(entries):
+        title = f"the database did not answer from {formats.moment(begin)} to {formats.moment(end)}"
+        shades.append(Shade(shape_of_span(since, until, begin, end, "outage", title)))
     return shades
+
+
+def _outages(entries: Sequence[Run]) -> list[tuple[datetime, datetime]]:
+    """Return the begins and ends of outages, as missed run times tell of them."""
+    spans = sorted(
+        (run.scheduled_at, run.last_scheduled_at or run.scheduled_at)
+        for run in entries
+        if run.cause == MissCause.DATABASE.value and run.scheduled_at is not None
+    )
+    outages: list[tuple[datetime, datetime]] = []
+    for begin, end in spans:
+        if outages and begin - outages[-1][1] <= _SAME_OUTAGE:
+            outages[-1] = outages[-1][0], max(end, outages[-1][1])
+        else:
+            outages.append((begin, end))
+    return outages
 
 
 SCREENS: Mapping[str, Callable[[Context], Screen]] = {

@@ -77,7 +77,7 @@ class TestStrip:
         assert strip_of([run(0.0)], room=1).paths == {"ok": "M0 20v-3h2v3z"}
 
     def test_without_runs_it_is_empty(self) -> None:
-        assert (strip_of([]).paths, strip_of([]).summary) == ({}, "0 runs")
+        assert (strip_of([]).paths, strip_of([]).summary) == ({}, "no runs")
 
     def test_it_has_room_for_its_bars_alone(self) -> None:
         assert strip_of([run()] * 70, room=60).summary == "60 runs"
@@ -102,6 +102,22 @@ class TestChart:
         upper, height = chart.band
         assert upper == pytest.approx(CHART_HEIGHT * (1 - 19 / 500), abs=0.01)
         assert height == pytest.approx(CHART_HEIGHT * 8 / 500, abs=0.01)
+
+    def test_a_run_that_died_does_not_make_the_others_low(self) -> None:
+        chart = chart_of([run(60.0, "died"), run(4.0), run(900.0, "overran"), run(2.0)])
+        assert chart is not None
+        assert chart.longest == 4.0
+        assert [bar.height for bar in chart.bars] == [
+            CHART_HEIGHT / 2,
+            CHART_HEIGHT,
+            CHART_HEIGHT,
+            CHART_HEIGHT,
+        ]
+
+    def test_of_dead_runs_alone_the_longest_lease_is_the_highest(self) -> None:
+        chart = chart_of([run(60.0, "died"), run(30.0, "died")])
+        assert chart is not None
+        assert chart.longest == 60.0
 
     def test_there_is_none_without_runs(self) -> None:
         assert chart_of([]) is None
@@ -142,14 +158,19 @@ class TestLanes:
     def test_short_runs_that_nobody_could_tell_apart_are_one_shape(self) -> None:
         [lane] = lanes([block(10 + n / 1000, 10 + n / 1000) for n in range(20)])
         [shape] = lane.shapes
-        assert shape.title == "20 runs of a"
+        assert shape.title == "a: 20 runs"
         assert lane.summary == "20 runs"
 
     def test_a_failed_run_is_not_hidden_behind_one_that_ended_well(self) -> None:
         [lane] = lanes([block(10, 10), block(10.001, 10.001, "bad"), block(10.002, 10.002)])
         [shape] = lane.shapes
-        assert (shape.name, shape.title) == ("bad", "3 runs of a, the worst: a 10.001 bad")
+        assert (shape.name, shape.title) == ("bad", "a: 3 runs, 1 failed; the worst: a 10.001 bad")
         assert lane.summary == "3 runs, 1 failed"
+
+    def test_missed_run_times_are_not_counted_as_runs(self) -> None:
+        [lane] = lanes([block(10, 10, "missed"), block(10.001, 10.001, "missed"), block(50, 51)])
+        assert lane.shapes[0].title == "a: 2 missed; the worst: a 10 missed"
+        assert lane.summary == "1 run, 2 missed"
 
     def test_runs_one_after_the_other_lie_in_one_row(self) -> None:
         blocks = [block(n / 6, n / 6 + 0.01, "bad" if n % 3 else "ok") for n in range(360)]
@@ -170,7 +191,7 @@ class TestLanes:
             for lane in range(60)
             for n in range(3600)
         ]
-        assert sum(len(lane.shapes) for lane in lanes(blocks)) <= 1000
+        assert sum(len(lane.shapes) for lane in lanes(blocks)) <= 900
 
     def test_a_page_has_a_limited_number_of_lanes_and_the_worst_are_kept(self) -> None:
         blocks = [block(1, 2, lane=f"web-{number:03}") for number in range(100)]

@@ -26,8 +26,8 @@
     const line = document.createElement("p");
     line.className = "notice bad";
     line.setAttribute("role", "alert");
-    line.textContent = `The dashboard has not answered since ${late.toLocaleTimeString()}. ` +
-      "This page is tried again.";
+    line.textContent = `The dashboard has not answered since ${late.toLocaleTimeString([], { hour12: false })}. ` +
+      "It is asked again every few seconds.";
     notices.replaceChildren(line);
   };
 
@@ -66,5 +66,5 @@
     address.searchParams.delete("done");
     history.replaceState(null, "", address);
   }
-  if (document.querySelectorAll("[data-live]").length > 1) setTimeout(again, INTERVAL);
+  if (document.querySelector("[data-refresh]")) setTimeout(again, INTERVAL);
 })();

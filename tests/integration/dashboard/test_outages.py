@@ -11,7 +11,7 @@ from psycopg import sql
 from sqlalchemy.engine import make_url
 from starlette.testclient import TestClient
 
-from apscheduler_tasklock.dashboard import Access, reads
+from apscheduler_tasklock.dashboard import Access
 from tests.integration.dashboard.conftest import Open
 from tests.support import rows
 from tests.support.outages import refuse, restore, swallow
@@ -28,12 +28,6 @@ def task(connection: psycopg.Connection[Any]) -> None:
     rows.add_task(connection, "mail")
     rows.add_run(connection, "mail", 1)
     rows.add_replica(connection, "one", ["mail"])
-
-
-@pytest.fixture(autouse=True)
-def unshared(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let each page read anew, so that no test waits until what it has read is too old."""
-    monkeypatch.setattr(reads.Reads.read, "__defaults__", (0.0,))
 
 
 def says_outage(answer: Any) -> bool:
@@ -55,9 +49,11 @@ def test_an_outage_shows_what_was_read_before_and_passes(
     twin = browser.get("/tasks.json")
     assert twin.json()["outage"]
     assert [each["name"] for each in twin.json()["tasks"]] == ["mail"]
-    # What nobody has looked at before cannot be shown.
+    # What nobody has looked at before cannot be shown, and nothing untrue is told of it.
     unknown = browser.get("/jobs")
     assert says_outage(unknown)
+    assert "has not been read before" in unknown.text
+    assert "The job store has no jobs" not in unknown.text
     restore(proxy)
     eventually(lambda: not says_outage(browser.get("/tasks")))
     assert browser.get("/jobs").status_code == 200
@@ -72,6 +68,8 @@ def test_each_page_says_that_the_database_was_never_there(
         answer = browser.get(page)
         assert answer.status_code == 503
         assert says_outage(answer)
+        assert "No replica has registered" not in answer.text
+        assert "Nothing " not in answer.text
     assert browser.get("/overview.json").status_code == 503
     assert "connection" in browser.get("/setup").text  # what the doctor finds of it
     assert browser.get("/setup.json").json()["findings"][-1]["level"] == "wrong"
