@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from apscheduler_tasklock import Pause, Run, RunningRun, Story, TaskState, TaskStatus, Verdict
+from apscheduler_tasklock import Pause, Run, Story, TaskState, TaskStatus, Verdict
 from apscheduler_tasklock._words.runs import ending_in_words, run_notes
 from apscheduler_tasklock._words.stories import story_lines
 from apscheduler_tasklock._words.tasks import facts_of, trouble_of
+from apscheduler_tasklock.status import RunningRun
 
 AT = datetime(2026, 1, 31, 3, tzinfo=timezone.utc)
 TASK = TaskStatus(
