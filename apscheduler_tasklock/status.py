@@ -238,9 +238,9 @@ class Overview:
         pauses of their own come first, and those that are only paused with all tasks come last.
     :ivar last_ended: tasks whose last run has ended, the newest end first
     :ivar pauses_of_all: the pauses of all tasks that have not ended
-    :ivar alive: how many replicas are alive
+    :ivar alive: how many replicas are alive; ``None``: the replicas cannot be read
     :ivar silent: how many replicas have given a sign of life in the last day, and are now silent or
-        dead, without having reported their shutdown
+        dead, without having reported their shutdown; ``None``: the replicas cannot be read
     """
 
     now: datetime
@@ -252,8 +252,8 @@ class Overview:
     paused: tuple[TaskStatus, ...]
     last_ended: tuple[TaskStatus, ...]
     pauses_of_all: tuple[Pause, ...]
-    alive: int
-    silent: int
+    alive: int | None
+    silent: int | None
 
 
 class JobState(str, Enum):

@@ -725,9 +725,9 @@ class Operations:
         cursor.row_factory = dict_row
         wanted: dict[str, Any] = {"like": _list(like), "limit": limit, "offset": offset}
         if states is None and order == "name":
-            return [_task_status(row) for row in self._task_rows(cursor, self._tasks, wanted)]
+            return [_task_status(row) for row in self._task_rows(cursor, self._tasks, wanted)[0]]
         wanted |= {"states": _list(states), "order": order}
-        rows = self._task_rows(cursor, self._ordered_tasks, wanted)
+        rows, _ = self._task_rows(cursor, self._ordered_tasks, wanted)
         return [_listed_task(row) for row in rows]
 
     def overview(self, cursor: Any, like: Sequence[str] | None, limit: int) -> Overview:
@@ -738,7 +738,7 @@ class Operations:
         """
         cursor.row_factory = dict_row
         wanted = {"like": _list(like), "limit": limit}
-        totals, *rows = self._task_rows(cursor, self._overview, wanted)
+        (totals, *rows), with_replicas = self._task_rows(cursor, self._overview, wanted)
         states = [TaskState(state) for state in totals["states"] or ()]
         counts, alarms = (
             dict.fromkeys(TaskState, 0) | dict(zip(states, totals[name] or (), strict=True))
@@ -754,14 +754,14 @@ class Operations:
             alarms=alarms,
             **{name: tuple(tasks) for name, tasks in lists.items()},
             pauses_of_all=tuple(Pause(*each) for each in zip(*pauses, strict=True)),
-            alive=totals["alive_count"],
-            silent=totals["silent_count"],
+            alive=totals["alive_count"] if with_replicas else None,
+            silent=totals["silent_count"] if with_replicas else None,
         )
 
     def _task_rows(
         self, cursor: Any, statements: tuple[Statement, Statement], wanted: dict[str, Any]
-    ) -> list[dict[str, Any]]:
-        """Return the rows of tasks, also if the replicas cannot be read.
+    ) -> tuple[list[dict[str, Any]], bool]:
+        """Return the rows of tasks, and whether the replicas could be read, too.
 
         :param statements: a statement, and its form without the replicas
         """
@@ -779,8 +779,9 @@ class Operations:
                 )
             else:
                 self._rejections.end(REPLICAS)
-            return rows
-        return self._all(cursor, without_replicas, **wanted)
+                return rows, True
+            return rows, False
+        return self._all(cursor, without_replicas, **wanted), False
 
     def runs(
         self,

@@ -256,7 +256,9 @@ def state_lines(found: Overview | None, formats: Formats) -> list[tuple[str, str
     if found is None:
         return []
     lines = []
-    if not found.alive and any(found.counts.values()):
+    if found.alive is None:
+        lines.append(("bad", "the replicas cannot be read", "replicas"))
+    elif not found.alive and any(found.counts.values()):
         lines.append(("bad", "no replica is alive", "replicas"))
     for state, (one, several) in _TROUBLE.items():
         count = found.alarms.get(state, 0)

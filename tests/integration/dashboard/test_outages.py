@@ -119,6 +119,23 @@ def test_a_missing_right_is_told_with_what_to_do(
         eventually(lambda: "mail" in browser.get("/tasks").text)
 
 
+@pytest.mark.direct("roles log in by themselves")
+def test_replicas_that_cannot_be_read_are_not_taken_for_dead_ones(
+    database_url: str, connection: psycopg.Connection[Any], open_dashboard: Open
+) -> None:
+    with role(database_url) as (name, url):
+        grant = sql.SQL("GRANT SELECT ON task_lock, task_lock_run TO {}")
+        connection.execute(grant.format(sql.Identifier(name)))
+        browser = open_dashboard(url)
+        text = browser.get("/").text
+        assert "the replicas cannot be read" in text
+        assert "no replica is alive" not in text
+        assert "All is well" not in text
+        assert "replicas alive" not in text
+        assert browser.get("/overview.json").json()["overview"]["alive"] is None
+        assert "GRANT" in browser.get("/replicas").text
+
+
 def test_no_page_has_the_password(database_url: str, open_dashboard: Open) -> None:
     url = make_url(database_url).set(username="nobody", password="hunter2-secret")
     browser = open_dashboard(url.render_as_string(hide_password=False))

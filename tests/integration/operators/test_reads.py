@@ -335,7 +335,7 @@ class TestOverview:
             locks = make_task_locks(database=url)
             found = locks.overview()
             assert names(found.troubled) == ["fails"]
-            assert (found.alive, found.silent) == (0, 0)
+            assert (found.alive, found.silent) == (None, None)
             assert names(locks.tasks(states=[TaskState.FAILING])) == ["fails"]
 
 
