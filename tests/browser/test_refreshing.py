@@ -14,7 +14,7 @@ from tests.browser.conftest import Fleet
 from tests.support.chromium import Complaints
 from tests.support.dashboards import DashboardProcess
 from tests.support.polling import eventually
-from tests.support.rows import RUNNING, add_run, add_task
+from tests.support.rows import RUNNING, add_job, add_run, add_task
 
 Connection = psycopg.Connection[Any]
 Start = Callable[..., DashboardProcess]
@@ -129,6 +129,28 @@ def test_a_database_that_is_away_is_told_with_what_was_last_read(
         expect(page.get_by_role("main")).to_contain_text("sync")
         other.execute(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS true')
     expect(alert).to_have_count(0)
+
+
+@pytest.mark.slow
+def test_an_answer_that_has_only_an_error_is_told_on_the_page_as_it_was(
+    start_dashboard: Start, new_page: NewPage, connection: Connection
+) -> None:
+    add_task(connection, "sync")
+    add_job(connection, "a job")
+    dashboard = start_dashboard()
+    page = new_page(dashboard.url)
+    page.goto("./")
+    expect(page.get_by_role("main")).to_contain_text("sync")
+    connection.execute("ALTER TABLE task_lock RENAME TO gone")
+    alert = page.get_by_role("alert")
+    expect(alert).to_contain_text("cannot be read anew: the table task_lock does not exist")
+    expect(page.get_by_role("main")).to_contain_text("sync")
+    connection.execute("ALTER TABLE gone RENAME TO task_lock")
+    expect(alert).to_have_count(0)
+    page.goto("job?id=a+job")
+    connection.execute("DELETE FROM task_lock_job")
+    expect(alert).to_contain_text("cannot be read anew: no such job")
+    page.complaints.all.clear()  # type: ignore[attr-defined]  # of the statuses 503 and 404
 
 
 @pytest.mark.parametrize("is_hidden", [True, False])

@@ -20,14 +20,16 @@
     }
   };
 
-  const tellNoAnswer = () => {
-    const notices = document.getElementById("notices");
+  // Says that the page is not current, with the time since when.
+  const tellLate = (inWords) => {
     late = late || new Date();
+    const text = inWords(late.toLocaleTimeString([], { hour12: false }));
+    const notices = document.getElementById("notices");
+    if (notices.textContent.trim() === text) return; // so that a screen reader says it once
     const line = document.createElement("p");
     line.className = "notice bad";
     line.setAttribute("role", "alert");
-    line.textContent = `The dashboard has not answered since ${late.toLocaleTimeString([], { hour12: false })}. ` +
-      "It is asked again every few seconds.";
+    line.textContent = text;
     notices.replaceChildren(line);
   };
 
@@ -36,13 +38,20 @@
     try {
       const answer = await fetch(location.href, { signal: AbortSignal.timeout(20000) });
       const isPage = (answer.headers.get("content-type") || "").startsWith("text/html");
+      const text = isPage ? await answer.text() : "";
+      const fresh = new DOMParser().parseFromString(text, "text/html");
+      const error = fresh.getElementById("error");
+      if (error) {
+        tellLate((time) => `Since ${time} this page cannot be read anew: ${error.textContent}`);
+        return;
+      }
       if (!isPage || ![200, 503].includes(answer.status) || answer.redirected) {
         throw new Error(`status ${answer.status}`);
       }
-      replaceChanged(new DOMParser().parseFromString(await answer.text(), "text/html"));
+      replaceChanged(fresh);
       late = null;
     } catch {
-      tellNoAnswer();
+      tellLate((time) => `The dashboard has not answered since ${time}. This page is tried again.`);
     }
   };
 
