@@ -9,7 +9,10 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from apscheduler_tasklock.errors import TaskLockDatabaseError
+import psycopg
+import sqlalchemy.exc
+
+from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
 from apscheduler_tasklock.locks import TaskLocks
 
 Value = TypeVar("Value")
@@ -127,13 +130,30 @@ class Reads:
         try:
             kept.value = read(self._locks)
         except TaskLockDatabaseError as error:
-            kept.failed_at, kept.failure = self._clock(), str(error)
+            kept.failed_at, kept.failure = self._clock(), without_secrets(error)
             return kept.failure
         kept.read_at = self._clock()
         kept.took = kept.read_at - began
         kept.is_current = True
         kept.rows = _rows_of(kept.value)
         return None
+
+
+def without_secrets(error: TaskLockError) -> str:
+    """Return an error's message for a page.
+
+    The message of an error of an engine's creator or listener is left out, because it is the
+    application's, and may have a secret in it.
+    """
+    cause = error.__cause__
+    if not isinstance(error, TaskLockDatabaseError) or cause is None:
+        return str(error)
+    if isinstance(cause, (psycopg.Error, sqlalchemy.exc.SQLAlchemyError, TaskLockError)):
+        return str(error)
+    return (
+        f"no connection: the application's engine has raised {type(cause).__name__}; the log of "
+        "this server has the whole error"
+    )
 
 
 def _rows_of(value: object) -> int:

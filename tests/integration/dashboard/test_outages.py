@@ -8,6 +8,7 @@ from typing import Any
 import psycopg
 import pytest
 from psycopg import sql
+from sqlalchemy import create_engine
 from sqlalchemy.engine import make_url
 from starlette.testclient import TestClient
 
@@ -142,3 +143,19 @@ def test_no_page_has_the_password(database_url: str, open_dashboard: Open) -> No
     twins = ("/overview.json", "/tasks.json", "/setup.json", "/replicas.json")
     for page in (*PAGES, *twins, "/setup", "/nothing"):
         assert "hunter2" not in browser.get(page).text
+
+
+def test_no_page_has_the_message_of_an_engines_own_error(open_dashboard: Open) -> None:
+    def creator() -> Any:
+        raise RuntimeError("the vault refuses the token hunter2-secret")
+
+    engine = create_engine("postgresql+psycopg://", creator=creator)
+    browser = open_dashboard(engine, authorize=lambda _request: Access("operate", "ann"))
+    for page in (*PAGES, "/setup", "/overview.json", "/setup.json"):
+        text = browser.get(page).text
+        assert "RuntimeError" in text
+        assert "hunter2" not in text
+    answer = browser.post("/act", data={"action": "pause", "name": "mail"}, headers=SAME)
+    assert answer.status_code == 503
+    assert "RuntimeError" in answer.text
+    assert "hunter2" not in answer.text
