@@ -65,7 +65,9 @@ def run_notes(run: Run, formats: Formats) -> str:
 
 def _retry_in_words(run: Run, formats: Formats) -> str:
     """Return which attempt a run was, and when it was to be run again."""
-    words = [f"attempt {run.attempt}"] * ((run.attempt or 1) > 1)
+    words = []
+    if run.attempt is not None and run.attempt > 1:
+        words.append(f"attempt {run.attempt}")
     if run.retry_at is not None:
         words.append(f"to be retried at {formats.moment(run.retry_at)}")
     return ", ".join(words)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import tzinfo
 from urllib.parse import urlencode
 
-from apscheduler_tasklock.dashboard.queries import Query
+from apscheduler_tasklock.dashboard.queries import Query, is_pattern
 from apscheduler_tasklock.errors import TaskLockNotFoundError, TaskLockOptionError
 from apscheduler_tasklock.locks import TaskLocks
 
@@ -110,7 +110,7 @@ def _exactly(names: Sequence[str], locks: TaskLocks) -> None:
     :raises TaskLockNotFoundError: a task does not exist
     """
     for name in names:
-        if set("*?") & set(name) and name not in {task.name for task in locks.tasks(name)}:
+        if is_pattern(name) and name not in {task.name for task in locks.tasks(name)}:
             raise TaskLockNotFoundError([name])
 
 

@@ -55,7 +55,7 @@ from apscheduler_tasklock.dashboard.actions import (
 )
 from apscheduler_tasklock.dashboard.drawings import CHART_HEIGHT, CHART_WIDTH, STRIP_HEIGHT
 from apscheduler_tasklock.dashboard.formats import Formats
-from apscheduler_tasklock.dashboard.queries import Query, parse
+from apscheduler_tasklock.dashboard.queries import Query, check_text, parse
 from apscheduler_tasklock.dashboard.reads import Reads, without_secrets
 from apscheduler_tasklock.dashboard.screens import SCREENS, Context, Screen
 from apscheduler_tasklock.errors import (
@@ -282,7 +282,7 @@ class Dashboard:
             raise TaskLockOptionError(f"there is no action {code[:100]!r}")
         names = tuple(dict.fromkeys(filter(None, given.get("name", ()))))
         for name in names:
-            Query({"name": name}).text("name")  # raises an error if no task or job has such a name
+            check_text("name", name)
         asked = Asked(names, fields, self._namespace, self._zone, access.by)
         check_asked(action, asked)
         return code, action, asked
@@ -305,7 +305,7 @@ class Dashboard:
             **screen.drawn,
             "screen": screen,
             "formats": screen.formats,
-            "page": page,
+            "here": page,
             "number": screen.data.get("page", 1),
             "query": request.query_params,
             "navigation": NAVIGATION,

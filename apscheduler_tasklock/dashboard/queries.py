@@ -19,6 +19,26 @@ _MOST_PARAMETERS = 1_100
 _YEARS = range(1970, 2_500)
 
 
+def check_text(name: str, text: str) -> None:
+    """Check a parameter's text.
+
+    :raises TaskLockOptionError: the text is too long, or has a character that no text in PostgreSQL
+        has
+    """
+    if len(text) > _LONGEST or "\0" in text:
+        raise TaskLockOptionError(f"{name} is invalid: it is too long or has a NUL in it")
+
+
+def is_pattern(text: str) -> bool:
+    """Return whether ``*`` or ``?`` stand for characters in a text."""
+    return bool(set("*?") & set(text))
+
+
+def pattern_of(text: str) -> str:
+    """Return the pattern of the names that a text is a part of, unless the text is a pattern."""
+    return text if is_pattern(text) else f"*{text}*"
+
+
 def parse(text: bytes) -> dict[str, list[str]]:
     """Return the parameters of an address or a form, each with its values.
 
@@ -58,8 +78,8 @@ class Query:
             PostgreSQL has
         """
         found = self.given.get(name) or None
-        if found is not None and (len(found) > _LONGEST or "\0" in found):
-            raise TaskLockOptionError(f"{name} is invalid: it is too long or has a NUL in it")
+        if found is not None:
+            check_text(name, found)
         return found
 
     def choice(self, name: str, choices: Sequence[str]) -> str | None:

@@ -29,7 +29,7 @@ from apscheduler_tasklock.dashboard.drawings import (
     strip_of,
 )
 from apscheduler_tasklock.dashboard.formats import Formats
-from apscheduler_tasklock.dashboard.queries import Query
+from apscheduler_tasklock.dashboard.queries import Query, pattern_of
 from apscheduler_tasklock.dashboard.reads import Reads
 from apscheduler_tasklock.errors import TaskLockNotFoundError, TaskLockStateError
 from apscheduler_tasklock.locks import TaskLocks
@@ -106,8 +106,7 @@ class Context:
     def patterns(self, text: str | None = None) -> tuple[str, ...]:
         """Return the patterns of the tasks whose names have a text in them."""
         if text:
-            own = text if set("*?") & set(text) else f"*{text}*"
-            return (f"{self.namespace}{own}",)
+            return (f"{self.namespace}{pattern_of(text)}",)
         return (f"{self.namespace}*",) if self.namespace else ()
 
     def task(self) -> str:
@@ -511,7 +510,7 @@ def jobs(context: Context) -> Screen:
     """Show the jobs of the job store that all replicas share."""
     query = context.query
     text = query.text("q")
-    patterns = () if not text else (text if set("*?") & set(text) else f"*{text}*",)
+    patterns = (pattern_of(text),) if text else ()
     page = query.number("page", 1, 1, 200)
     collector = Collector(context)
     found = collector.overview()

@@ -18,6 +18,7 @@ from starlette.testclient import TestClient
 from apscheduler_tasklock._runs.task_names import canonical_schedule
 from apscheduler_tasklock.dashboard import Access, dashboard
 from tests.integration.dashboard.conftest import Open
+from tests.support.polling import eventually
 from tests.support.rows import (
     FAILING,
     NEW,
@@ -496,7 +497,15 @@ def test_replicas_tell_what_each_holds_and_which_leads(
     assert "web-1" in words
     assert "alive" in words
     assert "a since" in words
+    assert "leads" not in words
     assert "1 older replica has given no sign of life for a day." in words
+
+
+def test_the_replica_that_leads_is_told(client: TestClient, make_replica: Any) -> None:
+    replica = make_replica(replica_id="web-1", leader=True)
+    replica.scheduler.add_job(print, "interval", hours=1, id="a")
+    eventually(lambda: replica.executor.is_leader)
+    assert re.search(r"web-1 .*alive leads", page(client, "/replicas"))
 
 
 class TestJobs:
