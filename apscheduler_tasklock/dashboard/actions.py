@@ -63,8 +63,17 @@ class Asked:
         return self.fields.text("run_again") == "on"
 
     def duration(self) -> float | None:
-        """Return the seconds of a pause; ``None``: until it is resumed."""
-        text = self.fields.choice("duration", list(DURATIONS)) or ""
+        """Return the seconds of a pause; ``None``: until it is resumed.
+
+        :raises TaskLockOptionError: it is none of the durations, and must not be taken for a pause
+            without an end
+        """
+        text = self.fields.text("duration") or ""
+        if text not in DURATIONS:
+            known = ", ".join(filter(None, DURATIONS))
+            raise TaskLockOptionError(
+                f"duration must be one of {known} seconds, or empty, not {text[:100]!r}"
+            )
         return float(text) if text else None
 
     def token(self) -> str:
@@ -179,7 +188,7 @@ ACTIONS: Mapping[str, Action] = {
         "Resume {names}?",
         "Your own pauses end now. The task stays paused as long as a pause of somebody else is in "
         "force, unless you end these, too.",
-        "Your pauses have ended.",
+        "Your pauses have ended. A task that is still paused has a pause of somebody else.",
         _resume,
         fields=("others",),
     ),
@@ -199,7 +208,7 @@ ACTIONS: Mapping[str, Action] = {
         "Resume all tasks?",
         "Your own pauses of all tasks end now. Pauses of single tasks, and those of somebody else, "
         "stay in force, unless you end the latter, too.",
-        "Your pauses of all tasks have ended.",
+        "Your pauses of all tasks have ended. Those of somebody else stay in force.",
         _resume_all,
         "tasks",
         is_of_all=True,
@@ -210,7 +219,7 @@ ACTIONS: Mapping[str, Action] = {
         "Run {names} now?",
         "One of the replicas that have it runs it once, after a run that goes on. The schedule "
         "does not change. If no replica begins it within an hour, it is dropped.",
-        "The run is asked for. A live replica with a free worker begins it within seconds.",
+        "The run is asked for. A live replica with a free worker begins it within seconds, or after a run that goes on.",
         _run,
     ),
     "free": Action(
@@ -260,7 +269,8 @@ ACTIONS: Mapping[str, Action] = {
     "job-move": Action(
         "Move job",
         "Move the next run time of the job {names}?",
-        "The run times after it come from the trigger. A paused job is resumed.",
+        "The run times after it come from the trigger. A time that has passed makes it due at "
+        "once. A paused job is resumed.",
         "The job is moved.",
         _move_job,
         "jobs",

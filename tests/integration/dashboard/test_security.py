@@ -122,6 +122,18 @@ def test_operators_act_and_are_named(
     assert "ann" in operator.get("/task?name=price+sync&done=pause").text
 
 
+def test_a_resumed_task_that_stays_paused_is_not_told_as_resumed(
+    operator: TestClient, database_url: str
+) -> None:
+    with TaskLocks(database_url) as locks:
+        locks.pause("price sync", by="bob")
+    form = {"action": "resume", "name": "price sync"}
+    done = operator.post("/act", data=form, headers=SAME)
+    text = operator.get(f"/{done.headers['location']}").text
+    assert "still paused has a pause of somebody else" in text
+    assert "bob" in text
+
+
 def test_what_was_done_shows_also_if_another_process_answers_next(open_dashboard: Open) -> None:
     one, other = (
         open_dashboard(authorize=lambda _request: Access("operate", "ann")) for _ in range(2)
@@ -338,6 +350,11 @@ def test_odd_parameters_are_answered(path: str, reader: TestClient) -> None:
         ({"action": "pause", "name": "a\0b"}, 400),
         ({"action": "pause", "name": "price sync", "reason": "x" * 4001}, 400),
         ({"action": "pause", "name": ["price sync"] * 1_200}, 400),
+        *(
+            ({"action": action, "name": "price sync", "duration": duration}, 400)
+            for action in ("pause", "pause-all")
+            for duration in ("600", "-900", "1e9", "inf", "900.0", "1 hour")
+        ),
         ({"action": "job-remove", "name": "nothing"}, 404),
         ({"action": "job-move", "name": "a job"}, 400),
         ({"action": "job-move", "name": "a job", "to": "soon"}, 400),
