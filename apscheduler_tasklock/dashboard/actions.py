@@ -219,8 +219,8 @@ ACTIONS: Mapping[str, Action] = {
         "Run {names} now?",
         "One of the replicas that have it runs it once, after a run that goes on. The schedule "
         "does not change. If no replica begins it within an hour, it is dropped.",
-        "The run is asked for. A live replica with a free worker begins it within seconds, or after "
-        "a run that goes on.",
+        "The run is asked for. A live replica begins it within seconds if it has a free worker, or "
+        "else later.",
         _run,
     ),
     "free": Action(

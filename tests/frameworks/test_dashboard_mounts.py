@@ -19,11 +19,11 @@ import pytest
 from fastapi import FastAPI
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.testclient import TestClient
 
 from apscheduler_tasklock.dashboard import Access, dashboard
 from tests.frameworks.servers import environment_of, served
 from tests.support import rows
+from tests.support.asgi_client import TestClient
 from tests.support.django_project import DjangoProject
 from tests.support.polling import eventually
 

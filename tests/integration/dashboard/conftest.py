@@ -7,9 +7,9 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from starlette.testclient import TestClient
 
 from apscheduler_tasklock.dashboard import Access, dashboard
+from tests.support.asgi_client import TestClient
 
 Open = Callable[..., TestClient]
 

@@ -10,11 +10,11 @@ import pytest
 from psycopg import sql
 from sqlalchemy import create_engine
 from sqlalchemy.engine import make_url
-from starlette.testclient import TestClient
 
 from apscheduler_tasklock.dashboard import Access
 from tests.integration.dashboard.conftest import Open
 from tests.support import rows
+from tests.support.asgi_client import TestClient
 from tests.support.outages import refuse, restore, swallow
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy

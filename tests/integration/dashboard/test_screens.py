@@ -13,11 +13,11 @@ import psycopg
 import pytest
 from apscheduler.triggers.interval import IntervalTrigger
 from psycopg import sql
-from starlette.testclient import TestClient
 
 from apscheduler_tasklock._runs.task_names import canonical_schedule
 from apscheduler_tasklock.dashboard import Access, dashboard
 from tests.integration.dashboard.conftest import Open
+from tests.support.asgi_client import TestClient
 from tests.support.polling import eventually
 from tests.support.rows import (
     FAILING,

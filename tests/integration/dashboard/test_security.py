@@ -10,12 +10,12 @@ from urllib.parse import urlsplit
 import psycopg
 import pytest
 from starlette.requests import Request
-from starlette.testclient import TestClient
 
 from apscheduler_tasklock import TaskLockOptionError, TaskLocks
 from apscheduler_tasklock.dashboard import Access
 from tests.integration.dashboard.conftest import Open
 from tests.support import hostile, rows
+from tests.support.asgi_client import TestClient
 
 SAME = {"sec-fetch-site": "same-origin"}
 PAUSE = {"action": "pause", "name": "price sync", "duration": "3600", "reason": "closed"}

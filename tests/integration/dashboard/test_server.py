@@ -16,13 +16,13 @@ from typing import Any
 
 import psycopg
 import pytest
-from starlette.testclient import TestClient
 
 from apscheduler_tasklock.cli import main
 from apscheduler_tasklock.dashboard import dashboard
 from apscheduler_tasklock.dashboard.server import Gate, Login
 from tests.frameworks.servers import environment_of
 from tests.support import rows
+from tests.support.asgi_client import TestClient
 
 SAME = {"sec-fetch-site": "same-origin"}
 PAUSE = {"action": "pause", "name": "mail"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -89,7 +90,10 @@ def test_check_warns_if_replicas_follow_and_nobody_leads(
     )
     answer = command("check")
     assert answer.status == status
-    assert ("nobody leads 'shop:' for 35 s" in answer.out) == (status == 1)
+    # The check may come some seconds later.
+    assert bool(re.search(r"nobody leads 'shop:' for (3[5-9]|[45]\d) s", answer.out)) == (
+        status == 1
+    )
     assert command("check", "other*").status == 3
     connection.execute("UPDATE task_lock_replica SET leader_namespace = NULL")
     assert command("check").status == 0
