@@ -50,7 +50,7 @@ class Reading(Generic[Value]):
 
 @dataclass
 class _Kept:
-    """A value and when it was read. Its lock lets one viewer read, while others wait for it."""
+    """A value and when it was read. Its lock lets one viewer at a time read it."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     value: Any = None
@@ -59,7 +59,7 @@ class _Kept:
     is_current: bool = False
     rows: int = 0
     failed_at: float = float("-inf")
-    failure: str = ""
+    failure: str | None = None
 
 
 class Reads:
@@ -97,7 +97,12 @@ class Reads:
         :raises TaskLockError: the database rejects the read, for example because a right is missing
         """
         kept = self._slot(key)
-        with kept.lock:
+        # While another viewer reads the value anew, the last one is shown. Otherwise a database
+        # that is silent would keep a thread waiting for each viewer, and the threads are those of
+        # the application that the dashboard is mounted in.
+        if not kept.lock.acquire(blocking=not kept.is_current):
+            return self._reading(kept, kept.failure)
+        try:
             now = self._clock()
             lasts = max(self._shared_for, kept.took / _SHARE)
             error = None
@@ -106,8 +111,13 @@ class Reads:
                     error = kept.failure
                 elif not is_outage:
                     error = self._read_anew(kept, read)
-            age = 0.0 if kept.read_at is None else self._clock() - kept.read_at
-            return Reading(kept.value, age, kept.took, error, kept.read_at is not None)
+            return self._reading(kept, error)
+        finally:
+            kept.lock.release()
+
+    def _reading(self, kept: _Kept, error: str | None) -> Reading[Any]:
+        age = 0.0 if kept.read_at is None else self._clock() - kept.read_at
+        return Reading(kept.value, age, kept.took, error, kept.read_at is not None)
 
     def forget(self) -> None:
         """Read all values again when they are asked for, because something was changed."""
@@ -135,6 +145,7 @@ class Reads:
         kept.read_at = self._clock()
         kept.took = kept.read_at - began
         kept.is_current = True
+        kept.failure = None
         kept.rows = _rows_of(kept.value)
         return None
 

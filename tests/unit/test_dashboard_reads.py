@@ -88,6 +88,35 @@ def test_viewers_at_the_same_time_wait_for_one_read(reads: Reads, source: Source
     assert found == [1, 1, 1, 1]
 
 
+@pytest.mark.parametrize("is_outage", [False, True])
+def test_a_viewer_does_not_wait_while_another_one_reads_the_value_anew(
+    is_outage: bool, reads: Reads, source: Source
+) -> None:
+    reads.read("a", source.read)
+    begun, answered = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        begun.set()
+        assert answered.wait(30)
+
+    if is_outage:
+        source.now += SHARED_FOR
+        source.error = TaskLockDatabaseError("no answer")
+        reads.read("a", source.read)
+    source.now += SHARED_FOR
+    source.wait = wait
+    other = threading.Thread(target=reads.read, args=("a", source.read))
+    other.start()
+    try:
+        assert begun.wait(30)
+        reading = reads.read("a", source.read)
+    finally:
+        answered.set()
+        other.join(30)
+    assert (reading.value, reading.age) == (1, 2 * SHARED_FOR if is_outage else SHARED_FOR)
+    assert reading.error == ("no answer" if is_outage else None)
+
+
 def test_a_change_lets_all_values_be_read_again(reads: Reads, source: Source) -> None:
     reads.read("a", source.read)
     reads.forget()
