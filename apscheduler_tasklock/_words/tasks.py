@@ -169,7 +169,7 @@ def trouble_of(task: TaskStatus, formats: Formats) -> str:
         f"{formats.moment(task.locked_until)}",
         TaskState.LATE: due,
         TaskState.OVERDUE: due,
-        TaskState.RETRYING: f"failed ({task.error_type}), run again at "
+        TaskState.RETRYING: f"failed ({task.error_type or 'died'}), run again at "
         f"{formats.moment(task.retry_at)}",
         TaskState.FAILING: _failures_in_words(task, ()),
         TaskState.MISSED: f"no replica has run it at {formats.moment(task.missed_at)}",

@@ -146,6 +146,7 @@ class Reads:
         kept.took = kept.read_at - began
         kept.is_current = True
         kept.failure = None
+        kept.failure = None
         kept.rows = _rows_of(kept.value)
         return None
 

@@ -20,10 +20,13 @@ from tests.integration.dashboard.conftest import Open
 from tests.support.asgi_client import TestClient
 from tests.support.polling import eventually
 from tests.support.rows import (
+    DIED,
     FAILING,
     NEW,
     OVERDUE,
+    OVERRAN,
     PAUSED,
+    RETRYING,
     RUNNING,
     add_action,
     add_job,
@@ -102,6 +105,23 @@ class TestOverview:
         assert '<a href="replicas">no replica is alive</a>' in text
         assert "All is well" not in text
         assert "3 in a row, the last with ValueError" in page(client, "/")
+
+    @pytest.mark.parametrize(
+        ("row", "said"),
+        [
+            (FAILING, "3 in a row, the last with ValueError"),
+            (DIED, "2 in a row, the last died with its holder"),
+            (OVERRAN, "1 in a row, the last has overrun its maximum lock"),
+            (RETRYING, "failed (ValueError), run again at"),
+        ],
+    )
+    def test_a_failure_is_told_also_without_an_exception(
+        self, row: dict[str, str], said: str, client: TestClient, connection: Connection
+    ) -> None:
+        add_task(connection, "a", **row)
+        text = page(client, "/")
+        assert said in text
+        assert "None" not in text
 
     def test_a_pause_of_all_tasks_is_in_the_first_line(
         self, client: TestClient, connection: Connection, make_task_locks: Any
