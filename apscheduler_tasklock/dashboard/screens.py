@@ -87,6 +87,8 @@ _TROUBLE = {
     TaskState.FAILING: ("task is failing", "tasks are failing"),
 }
 
+_RUNNING = (TaskState.RUNNING, TaskState.TOO_LONG)
+
 
 @dataclass(frozen=True)
 class Context:
@@ -235,9 +237,21 @@ def overview(context: Context) -> Screen:
         "last_of_each": _last_of_each(bad),
         "day_ago": screen.formats.field(day_ago),
         "lines": state_lines(found, screen.formats),
+        "unlisted": _unlisted(found),
         **_lanes(screen.formats, entries or [], found, hour_ago, now, context.query),
     }
     return screen
+
+
+def _unlisted(found: Overview | None) -> dict[str, int]:
+    """Return how many more tasks run, and are troubled, than the overview has in its lists."""
+    if found is None:
+        return {"running": 0, "troubled": 0}
+    troubled = (*_TROUBLE, TaskState.LATE, TaskState.RETRYING)
+    return {
+        "running": sum(found.counts[state] for state in _RUNNING) - len(found.running),
+        "troubled": sum(found.counts[state] for state in troubled) - len(found.troubled),
+    }
 
 
 def _last_of_each(runs: Sequence[Run]) -> list[tuple[Run, int]]:
@@ -425,6 +439,7 @@ def timeline(context: Context) -> Screen:
     screen.drawn = {
         **_lanes(screen.formats, entries or [], chosen, since, until, context.query),
         "last_night": yesterday.isoformat(),
+        "unlisted": _unlisted(chosen),
         "spans": _other_spans(since, until, now),
     }
     return screen

@@ -210,6 +210,30 @@ class TestOverview:
         assert re.search(r"Runs now task for on a 3 min( \d s)? web-1", words)
         assert re.search(r"Due next .* b [\d:]+ in (4 min|3 min 5\d s)", words)
 
+    @pytest.mark.parametrize(("number", "is_said"), [(20, False), (22, True)])
+    def test_a_list_says_how_many_tasks_are_not_in_it(
+        self, number: int, is_said: bool, client: TestClient, connection: Connection
+    ) -> None:
+        for place in range(number):
+            add_task(connection, f"runs-{place:02}", **RUNNING)
+            add_task(connection, f"fails-{place:02}", **FAILING)
+        text = page(client, "/")
+        assert ("and 2 more: tasks that run" in text) is is_said
+        assert ("and 2 more: tasks, the worst first" in text) is is_said
+        assert ("more: " in text) is is_said
+
+    def test_of_runs_that_go_on_those_of_the_filter_are_drawn(
+        self, client: TestClient, connection: Connection
+    ) -> None:
+        for number in range(25):
+            add_task(connection, f"other-{number:02}", **{**RUNNING, "started_at": ago(2)})
+        add_task(connection, "wanted", **RUNNING)
+        text = client.get("/timeline?q=wanted&by=task").text
+        assert text.count('rect class="running"') == 1
+        assert "wanted since" in text
+        assert "more runs go on" not in text
+        assert "6 more runs go on than are drawn" in client.get("/timeline?by=task").text
+
 
 class TestTasks:
     def test_a_task_has_its_state_schedule_and_last_runs(
