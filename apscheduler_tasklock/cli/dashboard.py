@@ -30,6 +30,10 @@ def dashboard(options: argparse.Namespace) -> int:
             f"on {options.host} others can open the dashboard, so it needs a password: set "
             f"{PASSWORD_VARIABLE}, and put HTTPS before it"
         )
+    if password is not None and not password.isprintable():
+        raise TaskLockOptionError(
+            f"{PASSWORD_VARIABLE} is not UTF-8, or has a character that cannot be printed"
+        )
     login = Login(password, options.operate)
     app = make(
         database_of(options),

@@ -52,17 +52,29 @@ class Access:
     def __post_init__(self) -> None:
         """Check the right, because a misspelt one must not be taken for the right to read.
 
-        :raises TaskLockOptionError: there is no such right
+        :raises TaskLockOptionError: there is no such right, or the database can have no such name
         """
         if self.right not in ("read", "operate"):
             raise TaskLockOptionError(
                 f"Access: the right must be 'read' or 'operate', not {self.right!r}"
+            )
+        if self.by is not None and not _is_storable(self.by):
+            raise TaskLockOptionError(
+                f"Access: by must be a text without NUL and lone surrogates, not {self.by!r:.200}"
             )
 
     @property
     def may_operate(self) -> bool:
         """Whether the request may change something."""
         return self.right == "operate"
+
+
+def _is_storable(text: object) -> bool:
+    """Return whether a value is a text that PostgreSQL can store."""
+    try:
+        return isinstance(text, str) and b"\0" not in text.encode()
+    except UnicodeEncodeError:
+        return False
 
 
 Authorize = Callable[[Request], "Access | Awaitable[Access | None] | None"]
@@ -103,7 +115,7 @@ def is_from_own_page(request: Request) -> bool:
     if site is not None:
         return site == "same-origin"
     origin, host = request.headers.get("origin"), request.headers.get("host")
-    if origin is None or host is None:
+    if not origin or not host:
         return False
     try:
         return urlsplit(origin).netloc.lower() == host.lower()

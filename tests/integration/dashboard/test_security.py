@@ -158,6 +158,9 @@ def test_what_was_done_shows_also_if_another_process_answers_next(open_dashboard
         {"origin": "null"},
         {"origin": "http://["},
         {"origin": ""},
+        {"origin": "null", "host": ""},
+        {"origin": "http://", "host": ""},
+        {"origin": "", "host": ""},
     ],
     ids=str,
 )
@@ -216,6 +219,12 @@ def test_an_authorize_that_fails_lets_nobody_in(open_dashboard: Open) -> None:
 def test_an_access_has_one_of_two_rights() -> None:
     with pytest.raises(TaskLockOptionError, match="'read' or 'operate', not 'Operate'"):
         Access("Operate")  # type: ignore[arg-type]  # which is tested
+
+
+@pytest.mark.parametrize("by", ["a\0b", "\udcff", 5])
+def test_an_operators_name_is_a_text_that_can_be_stored(by: Any) -> None:
+    with pytest.raises(TaskLockOptionError, match="by must be a text"):
+        Access("operate", by)
 
 
 def test_a_request_that_authorize_refuses_sees_nothing(open_dashboard: Open) -> None:

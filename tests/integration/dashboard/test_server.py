@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import os
 import re
 import signal
 import subprocess
@@ -106,6 +107,25 @@ def test_the_name_beside_the_password_is_the_operators(
         assert browser.post("/act", data=PAUSE, headers=login).status_code == 403
     found = connection.execute("SELECT pauses->0->>'by' FROM task_lock").fetchone()
     assert found == ("ann",)
+
+
+def test_a_name_that_cannot_be_stored_is_rejected(
+    database_url: str, connection: psycopg.Connection[Any]
+) -> None:
+    headers = {**basic("a\0b", "pässword"), **SAME}
+    with browsing(database_url, Login("pässword", may_operate=True), on_loopback=False) as browser:
+        assert browser.post("/act", data=PAUSE, headers=headers).status_code == 400
+    assert connection.execute("SELECT pauses FROM task_lock").fetchone() == (None,)
+
+
+def test_a_password_that_is_not_utf_8_is_rejected_at_the_start(
+    database_url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TASKLOCK_DASHBOARD_PASSWORD", os.fsdecode(b"secret\xff"))
+    assert main(["dashboard", "--database", database_url]) == 2
+    said = capsys.readouterr().err
+    assert "is not UTF-8" in said
+    assert "secret" not in said
 
 
 def test_another_host_demands_a_password(
