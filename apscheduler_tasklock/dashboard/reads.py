@@ -80,6 +80,7 @@ class Reads:
         self._shared_for = shared_for
         self._clock = clock
         self._lock = threading.Lock()
+        self._changes = 0
         self._kept: OrderedDict[Hashable, _Kept] = OrderedDict()
 
     def read(
@@ -122,6 +123,7 @@ class Reads:
     def forget(self) -> None:
         """Read all values again when they are asked for, because something was changed."""
         with self._lock:
+            self._changes += 1
             for kept in self._kept.values():
                 kept.is_current = False
 
@@ -136,7 +138,7 @@ class Reads:
             return kept
 
     def _read_anew(self, kept: _Kept, read: Callable[[TaskLocks], Any]) -> str | None:
-        began = self._clock()
+        began, changes = self._clock(), self._changes
         try:
             kept.value = read(self._locks)
         except TaskLockDatabaseError as error:
@@ -144,7 +146,9 @@ class Reads:
             return kept.failure
         kept.read_at = self._clock()
         kept.took = kept.read_at - began
-        kept.is_current = True
+        with self._lock:
+            # A read that began before a change may have missed it.
+            kept.is_current = changes == self._changes
         kept.failure = None
         kept.failure = None
         kept.rows = _rows_of(kept.value)

@@ -123,6 +123,25 @@ def test_a_change_lets_all_values_be_read_again(reads: Reads, source: Source) ->
     assert reads.read("a", source.read).value == 2
 
 
+def test_a_read_that_began_before_a_change_is_not_taken_for_current(
+    reads: Reads, source: Source
+) -> None:
+    begun, answered = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        begun.set()
+        assert answered.wait(30)
+
+    source.wait = wait
+    other = threading.Thread(target=reads.read, args=("a", source.read))
+    other.start()
+    assert begun.wait(30)
+    reads.forget()
+    answered.set()
+    other.join(30)
+    assert reads.read("a", source.read).value == 2
+
+
 def test_values_with_many_rows_push_each_other_out(reads: Reads) -> None:
     read: list[object] = []
 
