@@ -439,7 +439,7 @@ def timeline(context: Context) -> Screen:
     screen.drawn = {
         **_lanes(screen.formats, entries or [], chosen, since, until, context.query),
         "last_night": yesterday.isoformat(),
-        "unlisted": _unlisted(chosen),
+        "unlisted": _unlisted(chosen if is_until_now else None),
         "spans": _other_spans(since, until, now),
     }
     return screen
