@@ -337,7 +337,11 @@ class Dashboard:
         return await self._told(request, status, without_secrets(error), back)
 
     async def _http_error(self, request: Request, error: HTTPException) -> Response:
-        answer = await self._told(request, HTTPStatus(error.status_code), error.detail)
+        try:
+            status = HTTPStatus(error.status_code)
+        except ValueError:  # `authorize` may raise any status
+            return PlainTextResponse(error.detail, error.status_code, error.headers)
+        answer = await self._told(request, status, error.detail)
         answer.headers.update(error.headers or {})
         return answer
 

@@ -99,9 +99,10 @@ class Gate:
 
 
 def host_of(host: str) -> str:
-    """Return the name in a ``Host`` header, without its port."""
+    """Return the name in a ``Host`` header, without its port; ``""`` if it has none."""
     if host.startswith("["):
-        return host[1:].partition("]")[0]
+        name, _, port = host[1:].partition("]")
+        return name if not port or port.startswith(":") else ""
     return host.partition(":")[0]
 
 

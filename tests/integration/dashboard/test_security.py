@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 import psycopg
 import pytest
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from apscheduler_tasklock import TaskLockOptionError, TaskLocks
@@ -214,6 +215,17 @@ def test_an_authorize_that_fails_lets_nobody_in(open_dashboard: Open) -> None:
             assert "price sync" not in answer.text
             assert "secret reason" not in answer.text
             assert "default-src 'none'" in answer.headers["content-security-policy"]
+
+
+@pytest.mark.parametrize("status", [401, 440])
+def test_an_authorize_may_answer_by_itself(open_dashboard: Open, status: int) -> None:
+    def log_in_first(_request: Request) -> Access:
+        raise HTTPException(status, "log in first", {"x-login": "/login"})
+
+    answer = open_dashboard(authorize=log_in_first).get("/tasks")
+    assert (answer.status_code, answer.headers["x-login"]) == (status, "/login")
+    assert "log in first" in answer.text
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
 
 
 def test_an_access_has_one_of_two_rights() -> None:

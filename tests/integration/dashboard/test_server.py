@@ -50,7 +50,15 @@ def task(connection: psycopg.Connection[Any]) -> None:
 
 @pytest.mark.parametrize(
     "host",
-    ["evil.example", "evil.example:8765", "127.0.0.1.evil.example", "10.0.0.1", "[::2]", "["],
+    [
+        "evil.example",
+        "evil.example:8765",
+        "127.0.0.1.evil.example",
+        "10.0.0.1",
+        "[::2]",
+        "[",
+        "[::1]evil.example",
+    ],
 )
 def test_on_loopback_another_name_is_refused(host: str, database_url: str) -> None:
     with browsing(database_url, Login(None, may_operate=True), on_loopback=True) as browser:
