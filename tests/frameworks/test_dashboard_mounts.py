@@ -273,6 +273,7 @@ urlpatterns = [
 IN_DJANGO = """
 import asyncio
 from urllib.parse import urlencode
+from asgiref.sync import sync_to_async
 from django.contrib.auth import get_user_model
 from django.contrib.auth.models import Permission
 from django.test import AsyncClient, Client
@@ -298,7 +299,7 @@ def ask():
         kept(getattr(client, method)(path, *form(method, data), headers=headers))
 async def ask_async():
     client = AsyncClient(**given)
-    await client.aforce_login(account)
+    await sync_to_async(client.force_login)(account)  # Django 4.2 has no aforce_login
     for method, path, data, headers in requests:
         kept(await getattr(client, method)(path, *form(method, data), headers=headers))
 asyncio.run(ask_async()) if kind == "async" else ask()
