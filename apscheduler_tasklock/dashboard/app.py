@@ -214,7 +214,7 @@ class Dashboard:
     async def _twin(self, name: str, request: Request) -> Response:
         access = await self._allowed(request)
         screen = await self._screen(name, request, access)
-        data = {**screen.data, **screen.reading}
+        data = {**screen.data, **screen.read.twin}
         text = await run_in_threadpool(as_json, data)
         return Response(text, _status_of(screen), media_type="application/json")
 
@@ -371,7 +371,7 @@ class Dashboard:
 
 def _status_of(screen: Screen) -> HTTPStatus:
     """Return the status of a page or twin, which depends on whether its values were ever read."""
-    no_data = screen.outage is not None and not screen.is_known
+    no_data = screen.read.outage is not None and not screen.read.is_known
     return HTTPStatus.SERVICE_UNAVAILABLE if no_data else HTTPStatus.OK
 
 

@@ -123,13 +123,9 @@ class Context:
 
 
 @dataclass
-class Screen:
-    """What a page shows.
+class ReadState:
+    """How the values of a screen were read.
 
-    :ivar template: the page's template
-    :ivar title: the page's title
-    :ivar data: what the JSON twin has
-    :ivar drawn: what only the page has: drawings and words
     :ivar outage: why the database could not be read; ``None``: it was read
     :ivar gap: why a part of the screen could not be read, although the database is available
     :ivar is_known: whether all values were read, be it long ago
@@ -137,11 +133,6 @@ class Screen:
     :ivar took: seconds that the reads of these values have taken
     """
 
-    template: str
-    title: str
-    formats: Formats
-    data: dict[str, Any] = field(default_factory=dict)
-    drawn: dict[str, Any] = field(default_factory=dict)
     outage: str | None = None
     gap: str | None = None
     is_known: bool = True
@@ -149,35 +140,43 @@ class Screen:
     took: float = 0.0
 
     @property
-    def read_at(self) -> datetime:
+    def at(self) -> datetime:
         """When the oldest of the values was read."""
         return datetime.now(timezone.utc) - timedelta(seconds=self.age)
 
     @property
-    def reading(self) -> dict[str, Any]:
-        """How the values were read, for the JSON twin."""
+    def twin(self) -> dict[str, Any]:
+        """What the JSON twin says of it."""
         seconds = {"age": round(self.age, 3), "took": round(self.took, 3)}
         return {**seconds, "outage": self.outage, "gap": self.gap}
 
 
-class Collector:
-    """Reads the values of one screen, and notes how old they are.
+@dataclass
+class Screen:
+    """What a page shows.
 
-    :ivar outage: why the database could not be read; ``None``: it was read
-    :ivar gap: why a part of the screen could not be read, although the database is available
-    :ivar is_known: whether all values were read, be it long ago
-    :ivar age: seconds since the oldest of the values was read
-    :ivar took: seconds that the reads of these values have taken
+    :ivar template: the page's template
+    :ivar title: the page's title
+    :ivar read: how its values were read
+    :ivar data: what the JSON twin has
+    :ivar drawn: what only the page has: drawings and words
     """
+
+    template: str
+    title: str
+    formats: Formats
+    read: ReadState = field(default_factory=ReadState)
+    data: dict[str, Any] = field(default_factory=dict)
+    drawn: dict[str, Any] = field(default_factory=dict)
+
+
+class Collector:
+    """Reads the values of one screen, and notes how they were read."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
+        self._state = ReadState()
         self._overview_age = 0.0
-        self.outage: str | None = None
-        self.gap: str | None = None
-        self.is_known = True
-        self.age = 0.0
-        self.took = 0.0
 
     def overview(self) -> Overview | None:
         """Return the overview of all tasks, which each page reads first.
@@ -186,18 +185,20 @@ class Collector:
         """
         patterns = self._context.patterns()
         found = self.read(("overview", patterns), lambda locks: locks.overview(*patterns))
-        self._overview_age = self.age
-        self.outage = self.gap
-        self.gap = None
+        state = self._state
+        self._overview_age = state.age
+        state.outage = state.gap
+        state.gap = None
         return found
 
     def read(self, key: Hashable, read: Callable[[TaskLocks], Value]) -> Value | None:
         """Return a value; ``None`` if it cannot be read, and never could be."""
-        reading = self._context.reads.read(key, read, is_outage=self.outage is not None)
-        self.gap = self.gap or reading.error
-        self.is_known = self.is_known and reading.is_known
-        self.age = max(self.age, reading.age)
-        self.took += reading.took
+        state = self._state
+        reading = self._context.reads.read(key, read, is_outage=state.outage is not None)
+        state.gap = state.gap or reading.error
+        state.is_known = state.is_known and reading.is_known
+        state.age = max(state.age, reading.age)
+        state.took += reading.took
         return reading.value
 
     def screen(self, template: str, title: str, overview: Overview | None) -> Screen:
@@ -205,10 +206,7 @@ class Collector:
         now = datetime.now(timezone.utc)
         if overview is not None:
             now = overview.now + timedelta(seconds=self._overview_age)
-        screen = Screen(template, title, Formats(self._context.zone, now))
-        screen.outage, screen.gap, screen.is_known = self.outage, self.gap, self.is_known
-        screen.age, screen.took = self.age, self.took
-        return screen
+        return Screen(template, title, Formats(self._context.zone, now), self._state)
 
 
 def overview(context: Context) -> Screen:
@@ -217,7 +215,7 @@ def overview(context: Context) -> Screen:
     found = collector.overview()
     now = found.now if found else datetime.now(timezone.utc)
     patterns = context.patterns()
-    day_ago = now - timedelta(days=1)
+    day_ago = now - _DAY
     troubles = collector.read(
         ("troubles", patterns),
         lambda locks: locks.runs(
