@@ -236,7 +236,6 @@ class Overview:
     :ivar due_next: tasks that are due in the future and not paused, the soonest first
     :ivar paused: tasks that are paused, also those whose state is running or too long. Tasks with
         pauses of their own come first, and those that are only paused with all tasks come last.
-    :ivar last_ended: tasks whose last run has ended, the newest end first
     :ivar pauses_of_all: the pauses of all tasks that have not ended
     :ivar alive: how many replicas are alive; ``None``: the replicas cannot be read
     :ivar silent: how many replicas have given a sign of life in the last day, and are now silent or
@@ -250,7 +249,6 @@ class Overview:
     troubled: tuple[TaskStatus, ...]
     due_next: tuple[TaskStatus, ...]
     paused: tuple[TaskStatus, ...]
-    last_ended: tuple[TaskStatus, ...]
     pauses_of_all: tuple[Pause, ...]
     alive: int | None
     silent: int | None

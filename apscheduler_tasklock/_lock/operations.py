@@ -282,7 +282,6 @@ _LISTS = {
     "due_next": ("due_at > now() AND NOT paused", "due_at, task_name"),
     # Tasks with own pauses come first, because a pause of all tasks may apply to thousands.
     "paused": ("paused", "NOT is_paused_itself, task_name"),
-    "last_ended": ("finished_at IS NOT NULL", "finished_at DESC, task_name"),
 }
 
 # Whether a pause of a task has no end: one of its own, or one of all tasks.
@@ -507,7 +506,6 @@ class Operations:
                    due.at AS due_at, in_pause.now AS paused, {IS_PAUSED} AS is_paused_itself,
                    NULLIF(lock.started_at, {NEVER}) AS started_at,
                    LEAST(lock.started_at, stuck.since[1]) AS begun_at,
-                   CASE WHEN lock.started_at <> {NEVER} THEN lock.finished_at END AS finished_at,
                    {_NO_LONGER_ALARMS} AS acknowledged, {_GONE} AS gone
             FROM {name} AS lock, {judgement}
             WHERE {matching}

@@ -211,7 +211,7 @@ class TestOverview:
     def test_an_empty_table_has_an_empty_overview(self, operator: TaskLocks) -> None:
         found = operator.overview()
         none = dict.fromkeys(TaskState, 0)
-        assert found == Overview(found.now, none, none, (), (), (), (), (), (), alive=0, silent=0)
+        assert found == Overview(found.now, none, none, (), (), (), (), (), alive=0, silent=0)
 
     def test_what_is_acknowledged_alarms_no_more(
         self, operator: TaskLocks, connection: Connection
@@ -240,7 +240,7 @@ class TestOverview:
     @pytest.mark.usefixtures("each_state")
     def test_its_tasks_are_those_of_tasks(self, operator: TaskLocks) -> None:
         overview, found = operator.overview(), {task.name: task for task in operator.tasks()}
-        lists = (overview.running, overview.troubled, overview.due_next, overview.last_ended)
+        lists = (overview.running, overview.troubled, overview.due_next, overview.paused)
         for task in (task for tasks in lists for task in tasks):
             same = found[task.name]
             assert (task.state, task.due_at, task.token) == (same.state, same.due_at, same.token)
@@ -281,13 +281,6 @@ class TestOverview:
         add_task(connection, "soon", due_at=ahead(minutes=1), overdue_at=ahead(hours=2))
         add_task(connection, "none", due_at="NULL", overdue_at="NULL")
         assert names(operator.overview().due_next) == ["soon", "far"]
-
-    def test_the_last_end_comes_first(self, operator: TaskLocks, connection: Connection) -> None:
-        add_task(connection, "old", finished_at=ago(hours=2))
-        add_task(connection, "last", finished_at=ago(seconds=5))
-        add_task(connection, "runs", **RUNNING)
-        add_task(connection, "new", **NEW)
-        assert names(operator.overview().last_ended) == ["last", "old"]
 
     def test_pauses_of_all_tasks_are_told(
         self, operator: TaskLocks, connection: Connection
