@@ -29,7 +29,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-faults test-slow test-postgres test-pgbouncer test-lowest test-foreign \
 	chaos chaos-store simulate fidelity lint types docs reference pictures bench bench-results dist \
-	release-notes clean
+	released release-notes clean
 
 help: ## Show the targets
 	@awk 'BEGIN { FS = ":.*## " } \
@@ -140,6 +140,9 @@ bench-results: .venv-bench/.demo ## Measure all of it, into benchmarks/RESULTS.m
 ##@ Releases
 dist: $(VENV)/.dist ## Build the wheel and the sdist into dist/, check them, and try the wheel
 	$(BIN)/python -m tests.distribution
+
+released: $(VENV)/.dev ## Write what later versions keep of this one into tests/released
+	$(BIN)/python -m tests.released
 
 release-notes: ## Print the notes of a tag, if it is the version and CHANGELOG.md knows it (TAG)
 	@$(PYTHON) -m tests.distribution.release $(TAG)

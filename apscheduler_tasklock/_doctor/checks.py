@@ -408,15 +408,10 @@ class _Examination:
         elif revision.is_known:
             remedy = f"bring them up to date with: {command(UPGRADE_COMMAND, self._task_lock)}"
             yield Finding("revision", "wrong", says, remedy)
-        elif not self._is_unreleased:  # an earlier check has reported an unreleased version
+        else:
             yield Finding(
                 "revision", "note", f"{says}: the tables are newer", "upgrade the library"
             )
-
-    @property
-    def _is_unreleased(self) -> bool:
-        """Whether a table lacks a column, so that an unreleased version made it."""
-        return any(found.exists and found.lacks_columns for found in self._found.values())
 
     def _writing(self, table: Table) -> Iterator[Finding]:
         """Write a row and roll it back, to see whether a policy or a trigger forbids claims."""

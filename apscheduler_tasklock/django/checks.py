@@ -14,7 +14,7 @@ from apscheduler_tasklock.django.configuration import configuration
 from apscheduler_tasklock.django.database import database_url, task_locks
 from apscheduler_tasklock.django.scheduler import SETTING, import_scheduler
 from apscheduler_tasklock.errors import TaskLockError
-from apscheduler_tasklock.schema.check import DOWNGRADE_COMMAND, UPGRADE_COMMAND
+from apscheduler_tasklock.schema.check import UPGRADE_COMMAND
 
 
 def check_settings(**_options: Any) -> list[CheckMessage]:
@@ -79,12 +79,7 @@ def check_tables(databases: Sequence[str] | None = None, **_options: Any) -> lis
         # The hint is left out if only a right is missing.
         if UPGRADE_COMMAND in str(error) and router.allow_migrate(using, "apscheduler_tasklock"):
             other = "" if using == "default" else f" --database {using}"
-            hint = f"`manage.py migrate{other}` creates the tables"
-            if DOWNGRADE_COMMAND in str(error):
-                hint = (
-                    f"`manage.py migrate apscheduler_tasklock zero{other}` drops the tables, and "
-                    f"`manage.py migrate{other}` creates them"
-                )
+            hint = f"`manage.py migrate{other}` creates the tables, and brings them up to date"
         return [Warning(str(error), hint=hint, id="apscheduler_tasklock.W001")]
     finally:
         locks.close()

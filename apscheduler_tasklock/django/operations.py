@@ -78,7 +78,7 @@ class MigrateTables(Operation):
     ) -> None:
         """Upgrade the tables from the revision that they have.
 
-        :raises CommandError: the role lacks a right, or an unreleased version made the tables
+        :raises CommandError: the role lacks a right, or no released version made the tables
         """
         if not _is_for(schema_editor.connection, app_label):
             return

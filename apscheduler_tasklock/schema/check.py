@@ -415,19 +415,19 @@ def missing_tables(table: Table, missing: Sequence[Table]) -> TaskLockSchemaErro
 
 
 def old_table(table: Table, missing: str = "", beside: Table | None = None) -> TaskLockSchemaError:
-    """Return the error for a table that an unreleased version of this library made.
+    """Return the error for a table that lacks a column.
 
-    A table of a released version lacks no column, because there is only one revision.
+    An older version made it. If it did not, ``upgrade`` says what else is wrong.
 
     :param table: the task lock table
     :param missing: a column that the old table lacks
     :param beside: the old table; by default the task lock table
     """
-    what = f" (it has no column {missing})" if missing else ""
+    what = f"column {missing}" if missing else "column that this version of the library needs"
     old = table if beside is None else beside
     return TaskLockSchemaError(
-        f"the table {old.fullname} was made by an unreleased version of this library{what}; drop "
-        f"and create with: {command(DOWNGRADE_COMMAND, table)} && {command(UPGRADE_COMMAND, table)}"
+        f"the table {old.fullname} has no {what}; "
+        f"bring it up to date with: {command(UPGRADE_COMMAND, table)}"
     )
 
 

@@ -1,7 +1,7 @@
 """Compares the tables in a database with the noted revision, and plans what a migration does.
 
 Alembic reads only its own version table. But tables may have been dropped or restored without the
-version table, or made by a newer or an unreleased version of this library.
+version table, or made by a newer version of this library.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from sqlalchemy import Table
 from sqlalchemy.schema import CreateIndex, CreateTable
 
 from apscheduler_tasklock.errors import TaskLockSchemaError
-from apscheduler_tasklock.schema.check import UPGRADE_COMMAND, command, old_table
+from apscheduler_tasklock.schema.check import DOWNGRADE_COMMAND, UPGRADE_COMMAND, command
 from apscheduler_tasklock.schema.locking import (
     granting_like,
     identifying,
@@ -195,22 +195,21 @@ def upgrading(there: There, known: Sequence[str]) -> Plan:
     """Return the plan of an upgrade.
 
     :param known: the revisions of this library, the oldest first
-    :raises TaskLockSchemaError: an unreleased version or another program made the tables
+    :raises TaskLockSchemaError: the tables are not as a released version of this library made them
     """
     noted, head = there.noted, known[-1]
     if not there.tables:
         return _from_nothing(there)
     if noted in known and noted != head:
         return Plan(runs_revisions=True)
-    if there.incomplete:
-        raise _made_otherwise(there, *there.incomplete)
     missing = there.missing
     if noted not in (None, head):
         newer = f"revision {noted}; this one knows {head} as the last"
-        if missing:
+        lacking = _named(missing) or _lacking(there)
+        if lacking:
             raise TaskLockSchemaError(
                 f"the tables are of a newer version of this library ({newer}), and "
-                f"{_named(missing)} is missing; upgrade with that version"
+                f"{lacking} is missing; upgrade with that version"
             )
         return Plan(
             notes=(
@@ -218,6 +217,8 @@ def upgrading(there: There, known: Sequence[str]) -> Plan:
                 f"({newer}), and left as they are",
             )
         )
+    if there.incomplete:
+        raise _made_otherwise(there, *there.incomplete)
     statements, notes = [], []
     if missing:
         statements += _creating(there, missing)
@@ -251,7 +252,7 @@ def dropping(there: There, known: Sequence[str]) -> Plan:
     if there.tables:
         if there.noted is None and there.incomplete:
             raise _made_otherwise(there, *there.incomplete)
-        if there.noted is not None and not there.incomplete:
+        if there.noted is not None:
             raise newer_than(there, known[-1])
     elif there.noted is None:
         return Plan()
@@ -309,12 +310,26 @@ def wrong_role(there: There, what: str, said: str) -> TaskLockSchemaError:
 
 def _made_otherwise(there: There, table: Table, column: str) -> TaskLockSchemaError:
     if there.noted is not None:
-        return old_table(there.declared, column, table)
+        return TaskLockSchemaError(
+            f"the table {table.fullname} has no column {column}, although revision {there.noted}, "
+            "which has it, is noted: somebody has changed the table, or a version from before the "
+            "first release made it; restore the column, or drop the tables and create them with: "
+            f"{command(DOWNGRADE_COMMAND, there.declared)} && "
+            f"{command(UPGRADE_COMMAND, there.declared)}"
+        )
     return TaskLockSchemaError(
         f"the table {table.fullname} was not made by this library (it has no column {column}, and "
         "no revision is noted); take another name with --table, or another schema with --schema; "
         f"or drop it: DROP TABLE {quoted_name(table)}"
     )
+
+
+def _lacking(there: There) -> str:
+    """Return the first needed column that is missing, for a message; an empty text if none is."""
+    if there.incomplete is None:
+        return ""
+    table, column = there.incomplete
+    return f"the column {column} of {table.fullname}"
 
 
 def _named(tables: Sequence[Table]) -> str:

@@ -91,8 +91,8 @@ def upgrade(
     :return: whether the upgrade changed something
     :raises TaskLockOptionError: ``database`` is not a PostgreSQL URL, or ``schema`` or ``table`` is
         no valid name
-    :raises TaskLockSchemaError: the role may not change the tables, or an unreleased version of
-        this library made them; the message says what to do
+    :raises TaskLockSchemaError: the role may not change the tables, or no released version of this
+        library made them; the message says what to do
     :raises sqlalchemy.exc.SQLAlchemyError: the database is unavailable, or rejects a statement
     """
     migrated = upgrade_tables(database, schema=schema, table=table, revision=revision)

@@ -151,7 +151,7 @@ def test_the_check_of_the_database_names_what_creates_or_upgrades_the_tables(
         "apscheduler_tasklock.W001) the tables task_lock, task_lock_run, task_lock_replica do not"
         in said
     )
-    assert "HINT: `manage.py migrate` creates the tables" in said
+    assert "HINT: `manage.py migrate` creates the tables, and brings them up to date" in said
     project.manage("migrate")
     assert "no issues" in project.manage("check", "--database", "default")
     assert "no issues" in project.manage("check")

@@ -195,7 +195,7 @@ def test_a_table_beside_it_that_is_missing(
 def test_an_old_table(command: Command, connection: Connection, table: str, column: str) -> None:
     connection.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
     found = [one for one in wrong(command("doctor", "--json")) if one["what"] == f"table {table}"]
-    assert f"it has no column {column}" in found[0]["says"]
+    assert f"has no column {column}" in found[0]["says"]
 
 
 def test_a_revision_that_is_newer_and_none(command: Command, connection: Connection) -> None:

@@ -1,0 +1,101 @@
+"""What each release gave its users, which later minor versions keep.
+
+Each folder is a version. Its `schema.sql` creates the tables and notes the revision; its
+`public.txt` lists the names of the API's page, their parameters, and the commands with their
+options. `make released` writes the folder of the version in pyproject.toml, as a step of a release.
+docs/how-to/upgrading.md has the policy.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from apscheduler_tasklock.schema.drift import BASE
+from apscheduler_tasklock.schema.migrations import revision_sql
+from docs.commands import commands, option_strings
+
+FOLDER = Path(__file__).parent
+RELEASES = sorted(path.parent.name for path in FOLDER.glob("*/schema.sql"))
+API = FOLDER.parent.parent / "docs" / "reference" / "api.md"
+
+
+class Entry(NamedTuple):
+    """A name that the API's page shows.
+
+    :ivar name: with its module
+    :ivar value: what has that name
+    :ivar is_called: whether users call it, and not only get one
+    :ivar members: the members that the page shows; ``None`` for all
+    """
+
+    name: str
+    value: Any
+    is_called: bool
+    members: list[str] | None
+
+
+def schema_sql() -> str:
+    """Return the statements that create this version's tables and note its revision."""
+    return revision_sql(BASE, "head") + "\n"
+
+
+def public_names() -> list[str]:
+    """Return this version's public names, parameters, commands and options, one a line."""
+    found = {line for entry in entries(API.read_text()) for line in lines_of(entry)}
+    for name, parser in commands().items():
+        found |= {f"$ {name}", *(f"$ {name} {option}" for option in option_strings(parser))}
+    return sorted(found)
+
+
+def entries(page: str) -> Iterator[Entry]:
+    """Return what Sphinx takes from the API's page."""
+    module = ""
+    directive = re.compile(r"^\.\. (\w+):: ([\w.]+)(\(\))?\n((?: +:.*\n)*)", re.MULTILINE)
+    for kind, name, not_called, options in directive.findall(page):
+        members = re.search(r":members:(.*)", options)
+        shown = re.findall(r"\w+", members[1]) if members else []
+        if kind in ("module", "automodule"):
+            module = name
+            for each in shown:
+                yield Entry(f"{name}.{each}", getattr(import_module(name), each), True, None)
+            continue
+        where, _, last = (name if "." in name else f"{module}.{name}").rpartition(".")
+        everything = members is not None and not shown
+        yield Entry(
+            f"{where}.{last}",
+            getattr(import_module(where), last),
+            not not_called,
+            None if everything else shown,
+        )
+
+
+def lines_of(entry: Entry) -> Iterator[str]:
+    """Return the lines of a name, its parameters, and the members of a class."""
+    name, value, is_called, members = entry
+    yield name
+    if is_called and callable(value):
+        yield from (f"{name}({parameter})" for parameter in _parameters(value))
+    if not inspect.isclass(value):
+        return
+    if members is None:
+        own = getattr(value, "__members__", vars(value))
+        members = [each for each in own if not each.startswith("_")]
+    yield from (f"{name}.{each}" for each in re.findall(r":ivar (\w+):", value.__doc__ or ""))
+    for each in members:
+        yield f"{name}.{each}"
+        member = inspect.getattr_static(value, each)
+        if inspect.isfunction(member):
+            yield from (f"{name}.{each}({parameter})" for parameter in _parameters(member))
+
+
+def _parameters(value: Any) -> list[str]:
+    try:
+        names = inspect.signature(value).parameters
+    except (TypeError, ValueError):  # no signature is known, as of an exception's class
+        return []
+    return [name for name in names if name != "self" and not name.startswith("_")]
