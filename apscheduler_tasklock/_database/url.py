@@ -66,9 +66,10 @@ def parse_url(database: str | URL) -> URL:
     if isinstance(password, str):  # because the text of a URL shows its query, but no password
         url = url.difference_update_query(["password"]).set(password=password)
     host = unquote(url.host or "")
-    if host != (url.host or ""):
+    if host != (url.host or "") or "/" in host:
         # libpq decodes a host such as %2Ftmp, the folder of a socket; SQLAlchemy does not. The
-        # decoded host becomes a parameter, because only a parameter may have a slash.
+        # decoded host becomes a parameter, because only a parameter may have a slash in the text of
+        # a URL. Django's settings have such a host as it is.
         parameters = {"host": host, **url.query}
         url = url._replace(host=None).set(query=parameters)
     return url.set(drivername=DRIVER)

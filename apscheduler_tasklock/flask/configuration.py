@@ -10,7 +10,7 @@ from flask import Flask
 from sqlalchemy import Engine
 from sqlalchemy.engine import URL
 
-from apscheduler_tasklock._database.url import UNUSED
+from apscheduler_tasklock._database.url import UNUSED, as_url
 from apscheduler_tasklock.errors import TaskLockOptionError
 from apscheduler_tasklock.options import parse_switch
 
@@ -70,9 +70,6 @@ class Configuration:
         """The database as a URL, with its password; ``None`` if there is none."""
         if self.database is None:
             return None
-        database = self.database.url if isinstance(self.database, Engine) else self.database
-        return (
-            database.render_as_string(hide_password=False)
-            if isinstance(database, URL)
-            else str(database)
-        )
+        if isinstance(self.database, str):
+            return self.database
+        return as_url(self.database).render_as_string(hide_password=False)

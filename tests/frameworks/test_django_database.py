@@ -14,16 +14,20 @@ from tests.support.django_project import DjangoProject, database_settings
 # Each starts several processes, which load Django.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-# Prints what libpq would be given for each of several entries of DATABASES.
+# Prints what libpq would be given for each of several entries of DATABASES, and for the text that
+# `manage.py tasklock` makes of it.
 PARAMETERS = """
 from django.db import connections
 from apscheduler_tasklock._database.connection import connect_parameters
 from apscheduler_tasklock._database.url import parse_url
 from apscheduler_tasklock.django import database_url
-answer({
-    alias: connect_parameters(parse_url(database_url(alias)))
-    for alias in connections.settings if alias != "default"
-})
+found = {}
+for alias in connections.settings:
+    if alias != "default":
+        url = parse_url(database_url(alias))
+        text = url.render_as_string(hide_password=False)
+        found[alias] = connect_parameters(url), connect_parameters(parse_url(text))
+answer(found)
 """
 
 POSTGRESQL = {"ENGINE": "django.db.backends.postgresql", "NAME": "shop"}
@@ -76,8 +80,10 @@ def test_the_connection_has_what_the_settings_say(make_project: MakeProject) -> 
     project.configure(f"DATABASES |= {entries!r}")
     found = project.ask(PARAMETERS)
     for alias, (_, expected) in CASES.items():
-        assert found[alias].items() >= expected.items(), alias
-        assert not {"cursor_factory", "context", "pool", "isolation_level"} & set(found[alias])
+        given, given_by_text = found[alias]
+        assert given.items() >= expected.items(), alias
+        assert not {"cursor_factory", "context", "pool", "isolation_level"} & set(given)
+        assert given_by_text == given, alias
 
 
 def test_a_role_is_assumed_as_by_django(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from sqlalchemy.engine import URL
 
 from apscheduler_tasklock._database.connection import (
     attempt_limit,
@@ -77,6 +78,15 @@ def test_a_host_is_decoded_as_libpq_does(url: str, host: str, port: int | None, 
         parameters = connect_parameters(one)
         assert (parameters["host"], parameters.get("port")) == (host, port)
         assert describe(one) == shown
+
+
+def test_a_folder_as_the_host_survives_as_text() -> None:
+    parsed = parse_url(
+        URL.create("postgresql", "app", host="/var/run/pg", port=5433, database="db")
+    )
+    again = parse_url(parsed.render_as_string(hide_password=False))
+    assert connect_parameters(again) == connect_parameters(parsed)
+    assert connect_parameters(again)["host"] == "/var/run/pg"
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, OutputWrapper
 
+from apscheduler_tasklock._database.url import parse_url
 from apscheduler_tasklock.cli import main
 from apscheduler_tasklock.django.configuration import configuration
 from apscheduler_tasklock.django.database import database_url
@@ -82,6 +83,6 @@ def _defaults() -> dict[str, str | Callable[[], str]]:
 
 def _database() -> str:
     try:
-        return database_url().render_as_string(hide_password=False)
+        return parse_url(database_url()).render_as_string(hide_password=False)
     except ImproperlyConfigured as error:
         raise TaskLockOptionError(str(error)) from error
