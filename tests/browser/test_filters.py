@@ -20,7 +20,9 @@ def rows_of(page: Page) -> list[str]:
 
 
 def show(page: Page) -> None:
-    page.get_by_role("main").get_by_role("button", name="Show").click()
+    """Send the form, and wait until its answer is there."""
+    with page.expect_navigation():
+        page.get_by_role("main").get_by_role("button", name="Show").click()
 
 
 def test_runs_are_filtered_by_all_that_the_form_has(
