@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import gc
 import os
 import signal
@@ -44,6 +45,7 @@ def status_of_child(do: Callable[[], object]) -> int:
     """Call a function in a forked child; return 0 if it returned, and 1 if it raised."""
     child = os.fork()
     if child == 0:  # nothing of pytest's may run here
+        faulthandler.dump_traceback_later(10, file=2)
         try:
             do()
         except BaseException as error:  # noqa: BLE001  # whatever it is, it is told
