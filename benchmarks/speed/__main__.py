@@ -16,6 +16,7 @@ from benchmarks.speed import (
     counts,
     end_to_end,
     event_loop,
+    everyday,
     forms,
     history,
     history_size,
@@ -52,6 +53,7 @@ PARTS: dict[str, Callable[[Effort], Section]] = {
     "burst": burst.run,
     "job-store": job_store.run,
     "leader": leader.run,
+    "everyday": everyday.run,
 }
 
 
