@@ -245,17 +245,15 @@ def _from_nothing(there: There) -> Plan:
 def dropping(there: There, known: Sequence[str]) -> Plan:
     """Return the plan of a downgrade that drops the tables.
 
+    The revisions' own downgrades are not run, because some of the tables may be missing.
+
     :raises TaskLockSchemaError: a newer version or another program made the tables
     """
-    if there.noted in known:
-        return Plan(runs_revisions=True)
-    if there.tables:
-        if there.noted is None and there.incomplete:
-            raise _made_otherwise(there, *there.incomplete)
+    if there.tables and there.noted not in known:
         if there.noted is not None:
             raise newer_than(there, known[-1])
-    elif there.noted is None:
-        return Plan()
+        if there.incomplete:
+            raise _made_otherwise(there, *there.incomplete)
     statements = []
     if there.tables:
         dropped = ", ".join(qualified(name, found.schema) for name, found in there.tables.items())

@@ -27,6 +27,7 @@ from apscheduler_tasklock import (
     upgrade,
 )
 from apscheduler_tasklock._database.url import parse_url
+from apscheduler_tasklock.schema.migrations import revisions
 from tests.migration.conftest import described
 from tests.support.commands import Command
 from tests.support.roles import role, url_of
@@ -36,6 +37,7 @@ FORGET = "DELETE FROM task_lock_alembic_version"
 ALL = f"DROP TABLE {', '.join(TABLES)}"
 DOWNGRADE = "apscheduler-tasklock downgrade"
 UPGRADE = "apscheduler-tasklock upgrade"
+HEAD = revisions()[-1]
 
 Ended = subprocess.CompletedProcess[str]
 Start = Callable[..., Ended]
@@ -189,7 +191,7 @@ class TestDropped:
     ) -> None:
         connection.execute(ALL)
         said = command("upgrade").stdout
-        assert "although revision 0001 was noted: made anew" in said
+        assert f"although revision {HEAD} was noted: made anew" in said
         assert "rights" in said
         connection.execute("DROP TABLE task_lock_run")
         answer = json.loads(command("upgrade", "--json").stdout)
@@ -285,7 +287,7 @@ class TestNothingNoted:
         connection.execute(forget)
         ended = ways.upgrades[way]()
         assert ended.returncode == 0, ended.stderr
-        assert noted(connection) == ["0001"]
+        assert noted(connection) == [HEAD]
         assert as_made()
 
     @EACH_WAY
@@ -346,9 +348,9 @@ class TestChanged:
         assert ended.returncode == 1
         said = one_error(ended)
         column = old.rpartition(" ")[2]
-        assert f"has no column {column}, although revision 0001, which has it, is noted" in said
+        assert f"has no column {column}, although revision {HEAD}, which has it, is noted" in said
         assert said.strip().endswith(f"create them with: {DOWNGRADE} && {UPGRADE}")
-        assert noted(connection) == ["0001"]
+        assert noted(connection) == [HEAD]
         # And these commands help.
         dropped = ways.downgrades[way]()
         assert dropped.returncode == 0, dropped.stderr
@@ -453,7 +455,7 @@ class TestNewer:
     ) -> None:
         connection.execute(ALL)
         assert upgrade(database_url)
-        assert noted(connection) == ["0001"]
+        assert noted(connection) == [HEAD]
         assert is_fine(database_url)
 
     def test_the_doctor_has_a_note(self, command: Start) -> None:
