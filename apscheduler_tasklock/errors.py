@@ -15,6 +15,10 @@ LONGEST_RETRY_DELAY = 86_400.0
 class TaskLockError(Exception):
     """The base class of every error that this library raises."""
 
+    def for_page(self) -> str:
+        """Return the message for a page, which has buttons and boxes in place of commands."""
+        return str(self)
+
 
 class TaskLockOptionError(TaskLockError, ValueError):
     """An option is unknown or impossible. The message names the option and what is allowed."""
@@ -59,16 +63,34 @@ class TaskLockNotFoundError(TaskLockError):
         self._kind = kind
 
     def __str__(self) -> str:
-        names = ", ".join(map(repr, self.names))
         command = "status" if self._kind == "task" else "jobs"
-        return (
-            f"no such {self._kind}: {names}; `apscheduler-tasklock {command}` lists all "
-            f"{self._kind}s"
-        )
+        return f"{self.for_page()}; `apscheduler-tasklock {command}` lists all {self._kind}s"
+
+    def for_page(self) -> str:
+        """Return the message without the command that lists what there is."""
+        return f"no such {self._kind}: {', '.join(map(repr, self.names))}"
 
 
 class TaskLockStateError(TaskLockError):
-    """A task's or a job's state forbids an operation. The message says why, and what to do."""
+    """A task's or a job's state forbids an operation. The message says why, and what to do.
+
+    :param why: what forbids the operation
+    :param remedy: what to do about it on the command line or in Python
+    :param on_page: what to do about it on a page
+    """
+
+    def __init__(self, why: str, *, remedy: str = "", on_page: str = "") -> None:
+        super().__init__(why)
+        self._why = why
+        self._remedy = remedy
+        self._on_page = on_page
+
+    def __str__(self) -> str:
+        return "; ".join(filter(None, (self._why, self._remedy)))
+
+    def for_page(self) -> str:
+        """Return why, and what to do with the buttons and boxes of a page."""
+        return "; ".join(filter(None, (self._why, self._on_page)))
 
 
 class _AsksExecutor(Exception):  # noqa: N818  # a job raises it to ask for something

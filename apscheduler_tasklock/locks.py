@@ -803,8 +803,10 @@ class TaskLocks:
             with suppress(TaskLockNotFoundError):  # no replica has registered the task
                 return self.request_run(job.task, by=by, expires=expires)
         raise TaskLockStateError(
-            f"job {job_id!r} cannot have a manual run: no replica has registered its task; "
-            "`apscheduler-tasklock jobs move ID --to now` makes it due, and moves its schedule"
+            f"job {job_id!r} cannot have a manual run: no replica has registered its task",
+            remedy="`apscheduler-tasklock jobs move ID --to now` makes it due, and moves its "
+            "schedule",
+            on_page="move the job to make it due, which moves its schedule",
         )
 
     def move_job(self, job_id: str, to: datetime, *, by: str | None = None) -> None:

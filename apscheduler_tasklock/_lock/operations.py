@@ -1068,7 +1068,9 @@ class Operations:
             self._check_there(cursor, [task])
             raise TaskLockStateError(
                 f"task {task!r} cannot have a manual run: no live replica has it (a task that only "
-                "`hold` uses has no replica); see `apscheduler-tasklock replicas`"
+                "`hold` uses has no replica)",
+                remedy="see `apscheduler-tasklock replicas`",
+                on_page="the page Replicas has those that are alive",
             )
         return request
 
@@ -1099,7 +1101,7 @@ class Operations:
         else:
             self._check_there(cursor, [task])
             [now] = self.tasks(cursor, [escaped(task)], 1)
-            raise TaskLockStateError(_why_not_freed(now, token, run_again=run_again))
+            raise _not_freed(now, token, run_again=run_again)
 
     def acknowledge(self, cursor: Any, task: str, token: int, by: str) -> None:
         """Note that an operator knows of a failure, a cut or a miss, so that it alarms no more.
@@ -1693,21 +1695,26 @@ def _from_json(row: dict[str, Any], name: str, unreadable: list[str]) -> Any:
         return None
 
 
-def _why_not_freed(task: TaskStatus, token: int, *, run_again: bool) -> str:
+def _not_freed(task: TaskStatus, token: int, *, run_again: bool) -> TaskLockStateError:
+    """Return the error that says why a run is not freed."""
+    remedy = on_page = ""
     if task.token != token:
         why = f"its last run has the token {task.token}"
     elif task.finished_at is not None:
         why = "its run has ended"
     elif run_again and task.kind == "manual":
-        why = (
-            "its run is a manual run, which has no window to open again; free the task without "
-            "--run-again (`run_again=True`), and then ask for another manual run with "
-            "`apscheduler-tasklock run`"
+        why = "its run is a manual run, which has no window to open again"
+        remedy = (
+            "free the task without --run-again (`run_again=True`), and then ask for another manual "
+            "run with `apscheduler-tasklock run`"
         )
+        on_page = "free the task without opening the window, and then run it now"
     else:
         why = (
             f"its holder {task.holder!r} may be alive, and has the lock until "
-            f"{task.locked_until:%Y-%m-%d %H:%M:%S %Z}; if its run hangs, use --force "
-            "(`force=True`)"
+            f"{task.locked_until:%Y-%m-%d %H:%M:%S %Z}"
         )
-    return f"task {task.name!r} (token {token}) is not freed: {why}"
+        remedy = "if its run hangs, use --force (`force=True`)"
+        on_page = 'if its run hangs, tick the box "also if the holder may be alive"'
+    why = f"task {task.name!r} (token {token}) is not freed: {why}"
+    return TaskLockStateError(why, remedy=remedy, on_page=on_page)

@@ -13,7 +13,6 @@ from apscheduler_tasklock._lock.schedules import schedule_of, shown_zone
 from apscheduler_tasklock._lock.words import unreadable_in_words
 from apscheduler_tasklock._words.formats import Formats
 from apscheduler_tasklock._words.next_run_times import end_of, next_run_times
-from apscheduler_tasklock.schema.table import DEFAULT_TABLE
 from apscheduler_tasklock.status import (
     OptionSource,
     Pause,
@@ -103,7 +102,7 @@ def facts_of(
     usual: float | None,
     replicas: Sequence[ReplicaStatus] | None,
     schema: str | None = None,
-    table: str = DEFAULT_TABLE,
+    table: str | None = None,
 ) -> dict[str, str]:
     """Return what is known of a task, in words: the facts by their names, without empty ones.
 
@@ -111,7 +110,8 @@ def facts_of(
     :param usual: how long the task usually runs, in seconds; ``None``: not known
     :param replicas: the replicas that have the task; ``None``: not known
     :param schema: the schema of the task lock table, for the command lines in the words
-    :param table: the name of the task lock table, for the same
+    :param table: the name of the task lock table, for the same; ``None``: the words are for a page,
+        which has buttons in place of commands
     """
     facts = {
         "task": task.name,
@@ -133,17 +133,24 @@ def facts_of(
     return {name: text for name, text in facts.items() if text}
 
 
-def _state_in_words(task: TaskStatus, formats: Formats, schema: str | None, table: str) -> str:
-    token = str(task.token)
-    free, ack = (
-        command_line(command, "--token", token, task=task.name, schema=schema, table=table)
-        for command in ("free", "ack")
-    )
+def _state_in_words(
+    task: TaskStatus, formats: Formats, schema: str | None, table: str | None
+) -> str:
+    free, ends_alarm = "free it", "to acknowledge it ends the alarm"
+    if table is not None:
+        free_command, ack_command = (
+            command_line(
+                command, "--token", str(task.token), task=task.name, schema=schema, table=table
+            )
+            for command in ("free", "ack")
+        )
+        free = f"free it: {free_command}"
+        ends_alarm = f"`why` tells the reason, and {ack_command} ends the alarm"
     explained = {
         TaskState.RUNNING: f"on {task.holder}, locked until {formats.moment(task.locked_until)}",
         TaskState.TOO_LONG: _too_long_in_words(task, formats),
         TaskState.DEAD: f"its holder {task.holder} has not renewed its lease, which ended at "
-        f"{formats.moment(task.locked_until)}; if no replica takes the run over, free it: {free}",
+        f"{formats.moment(task.locked_until)}; if no replica takes the run over, {free}",
         TaskState.LATE: f"by {formats.seconds(task.late_by)}",
         TaskState.OVERDUE: f"by {formats.seconds(task.late_by)}",
         TaskState.RETRYING: f"attempt {task.attempt} failed ({task.error_type}); it is run again "
@@ -151,7 +158,7 @@ def _state_in_words(task: TaskStatus, formats: Formats, schema: str | None, tabl
         TaskState.CUT: f"a stop of {task.holder} has cut its last run, and nobody has run "
         "its window",
         TaskState.MISSED: f"no replica has run it at {formats.moment(task.missed_at)}, and it is "
-        f"not run again; `why` tells the reason, and {ack} ends the alarm",
+        f"not run again; {ends_alarm}",
         TaskState.NEW: "a replica has the task, and the task has never run",
         TaskState.UNREADABLE: "its row has a value that no replica writes; its next run may mend "
         "the row, or else an UPDATE",

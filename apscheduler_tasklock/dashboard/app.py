@@ -56,7 +56,7 @@ from apscheduler_tasklock.dashboard.actions import (
 from apscheduler_tasklock.dashboard.drawings import CHART_HEIGHT, CHART_WIDTH, STRIP_HEIGHT
 from apscheduler_tasklock.dashboard.formats import Formats
 from apscheduler_tasklock.dashboard.queries import Query, check_text, parse
-from apscheduler_tasklock.dashboard.reads import Reads, without_secrets
+from apscheduler_tasklock.dashboard.reads import Reads, in_words_of_a_page
 from apscheduler_tasklock.dashboard.screens import SCREENS, Context, Screen
 from apscheduler_tasklock.errors import (
     TaskLockDatabaseError,
@@ -334,7 +334,7 @@ class Dashboard:
             (status for kind, status in _STATUSES if isinstance(error, kind)),
             HTTPStatus.SERVICE_UNAVAILABLE,
         )
-        return await self._told(request, status, without_secrets(error), back)
+        return await self._told(request, status, in_words_of_a_page(error), back)
 
     async def _http_error(self, request: Request, error: HTTPException) -> Response:
         try:

@@ -142,7 +142,7 @@ class Reads:
         try:
             kept.value = read(self._locks)
         except TaskLockDatabaseError as error:
-            kept.failed_at, kept.failure = self._clock(), without_secrets(error)
+            kept.failed_at, kept.failure = self._clock(), in_words_of_a_page(error)
             return kept.failure
         kept.read_at = self._clock()
         kept.took = kept.read_at - began
@@ -155,17 +155,17 @@ class Reads:
         return None
 
 
-def without_secrets(error: TaskLockError) -> str:
-    """Return an error's message for a page.
+def in_words_of_a_page(error: TaskLockError) -> str:
+    """Return an error's message for a page, without secrets.
 
     The message of an error of an engine's creator or listener is left out, because it is the
     application's, and may have a secret in it.
     """
     cause = error.__cause__
     if not isinstance(error, TaskLockDatabaseError) or cause is None:
-        return str(error)
+        return error.for_page()
     if isinstance(cause, (psycopg.Error, sqlalchemy.exc.SQLAlchemyError, TaskLockError)):
-        return str(error)
+        return error.for_page()
     return (
         f"no connection: the application's engine has raised {type(cause).__name__}; the log of "
         "this server has the whole error"

@@ -566,7 +566,7 @@ def _arguments(locks: TaskLocks, job_id: str) -> dict[str, Any] | str:
     try:
         return locks.job_arguments(job_id)
     except TaskLockStateError as error:
-        return str(error)
+        return error.for_page()
 
 
 def _recent(locks: TaskLocks, names: Sequence[str]) -> dict[str, list[Run]]:

@@ -194,7 +194,7 @@ class SteeredAdmin(StatusAdmin):
                     self.message_user(request, f"Not {done}: {left}", messages.ERROR)
                     return
                 except TaskLockError as error:
-                    self.message_user(request, str(error), messages.ERROR)
+                    self.message_user(request, error.for_page(), messages.ERROR)
                     continue
                 self.log_change(request, row, done)
                 # The name is not the first word, because the admin's pages capitalize each message.

@@ -242,6 +242,7 @@ def resumed_run_time(row: JobRow, now: datetime) -> datetime:
             return run_time
         reason = "its trigger has no run time from now on"
     raise TaskLockStateError(
-        f"job {row.id!r} is not resumed: {reason}; `apscheduler-tasklock jobs move` gives it a run "
-        "time, and `jobs remove` removes it"
+        f"job {row.id!r} is not resumed: {reason}",
+        remedy="`apscheduler-tasklock jobs move` gives it a run time, and `jobs remove` removes it",
+        on_page="move the job to give it a run time, or remove it",
     )

@@ -331,6 +331,7 @@ def test_what_the_library_refuses_is_shown(
     _, _, told = site.browse(action("run_now", "orphan", "one"))[0]
     [wrong] = [text for level, text in told if level == "error"]
     assert "orphan" in wrong
+    assert "the page Replicas has those that are alive" in wrong
     assert ["success", "Task 'one': asked for a run"] in told
     connection.execute("ALTER TABLE task_lock RENAME COLUMN overdue_at TO too_late_at")
     status, page, told = site.browse(("get", TASKS, {}))[0]
@@ -352,7 +353,10 @@ def test_freeing_asks_first_and_frees_the_run_that_was_shown(
     _, _, told = site.browse(action("free", "dead", "alive", **confirmed))[0]
     assert ["success", "Task 'dead': freed"] in told
     [refused] = [text for level, text in told if level == "error"]
-    assert "alive" in refused
+    box = "also if the holder may be alive"
+    assert box in page
+    assert "task 'alive' (token 7) is not freed: its holder" in refused
+    assert f'tick the box "{box}"' in refused
     assert connection.execute(finished).fetchall() == [("dead",)]
     # Another run than that which was shown stays.
     stale = {"name": ["alive"], "token": ["6"], "confirmed": "Free", "force": "on"}
