@@ -70,11 +70,15 @@ def test_what_the_reader_does_stays(
     assert page.evaluate("scrollY") == 400
     expect(page.get_by_role("searchbox", name="Name")).to_have_value("half a na")
     expect(page.get_by_role("checkbox", name="choose task-03")).to_be_checked()
-    # The list would have thrown the choice away, so it waits until nothing is chosen.
+    # The list would have thrown the choice away, so it waits until nothing is chosen, and says so.
     expect(page.get_by_role("link", name="a-new-task")).to_have_count(0)
+    still = page.get_by_text("Not refreshed since")
+    expect(still).to_have_count(1)
+    expect(still).to_be_in_viewport()
     page.get_by_role("checkbox", name="choose task-03").uncheck()
     page.evaluate("document.activeElement.blur(); scrollTo(0, 400)")
     expect(page.get_by_role("link", name="a-new-task")).to_be_visible()
+    expect(still).to_have_count(0)
     assert page.evaluate("scrollY") == 400
 
     page.goto("task?name=task-00")
@@ -84,6 +88,13 @@ def test_what_the_reader_does_stays(
     add_run(connection, "task-00", 4, started_at="now()", ended_at="now()")
     expect(page.get_by_role("heading", level=1)).to_contain_text("failing")
     expect(page.get_by_text("line 1").first).to_be_visible()
+    runs = page.locator("#runs")
+    expect(runs.locator("tbody tr")).to_have_count(3)
+    expect(still).to_be_in_viewport()
+    page.get_by_text("traceback").first.click()
+    page.evaluate("document.activeElement.blur()")
+    expect(runs.locator("tbody tr")).to_have_count(4)
+    expect(still).to_have_count(0)
 
 
 @pytest.mark.slow

@@ -11,19 +11,41 @@
     part.querySelector("details[open], input:checked") !== null ||
     (!document.getSelection().isCollapsed && part.contains(document.getSelection().anchorNode));
 
+  const clock = () => new Date().toLocaleTimeString([], { hour12: false });
+
+  // The line below a part of the page that says since when the part has not been refreshed.
+  const stillOf = (part) => {
+    const line = part.nextElementSibling;
+    return line && line.matches(".still") ? line : null;
+  };
+
+  const tellStill = (part) => {
+    if (stillOf(part) || !part.matches("div, section")) return;
+    const line = document.createElement("p");
+    line.className = "notice still";
+    line.setAttribute("role", "status");
+    line.textContent =
+      `Not refreshed since ${clock()}, because something above is open, chosen, marked or in focus.`;
+    part.after(line);
+  };
+
   const replaceChanged = (fresh) => {
     for (const part of document.querySelectorAll("[data-live]")) {
       const next = fresh.getElementById(part.id);
-      if (next && next.innerHTML !== part.innerHTML && !isInUse(part)) {
-        part.replaceChildren(...next.childNodes);
+      const isChanged = next && next.innerHTML !== part.innerHTML;
+      if (isChanged && isInUse(part)) {
+        tellStill(part);
+        continue;
       }
+      stillOf(part)?.remove();
+      if (isChanged) part.replaceChildren(...next.childNodes);
     }
   };
 
   // Says that the page is not current, with the time since when.
   const tellLate = (inWords) => {
-    late = late || new Date();
-    const text = inWords(late.toLocaleTimeString([], { hour12: false }));
+    late = late || clock();
+    const text = inWords(late);
     const notices = document.getElementById("notices");
     if (notices.textContent.trim() === text) return; // so that a screen reader says it once
     const line = document.createElement("p");
