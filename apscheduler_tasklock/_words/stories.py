@@ -14,7 +14,7 @@ from apscheduler_tasklock._words.runs import (
     miss_in_words,
 )
 from apscheduler_tasklock._words.tasks import pause_in_words
-from apscheduler_tasklock.status import Pause, Run, Story, TaskStatus, Verdict
+from apscheduler_tasklock.status import Pause, Run, Story, TaskState, TaskStatus, Verdict
 
 # The words for the outcomes of runs. Other outcomes are shown by their own names.
 _ENDED = {
@@ -26,6 +26,9 @@ _ENDED = {
     "freed": "was freed by an operator",
     "overtaken": "was taken for dead, and ended later",
 }
+
+# The runs that have no run time, by their kinds.
+_WITHOUT_RUN_TIME = {"manual": "a manual run", "hold": "a hold"}
 
 
 @dataclass(frozen=True)
@@ -56,22 +59,64 @@ def story_lines(story: Story, formats: Formats) -> StoryLines:
         "history": [_history(story, formats)],
     }
     return StoryLines(
-        f"{story.task.name} at {formats.moment(story.at)}: {_headline(story)}",
+        f"{story.task.name} at {formats.moment(story.at)}: {_headline(story, formats)}",
         _verdict(story, formats),
         {name: lines for name, lines in sections.items() if lines},
     )
 
 
-def _headline(story: Story) -> str:
-    """Return the verdict. If the run ended before the moment, say that no later one is known.
+def _headline(story: Story, formats: Formats) -> str:
+    """Return a sentence on the last run time until the moment.
 
-    A missed run time is noted after its grace time, so of a pause that has just begun the verdict
-    tells by itself.
+    A missed run time is noted after its grace time. So the sentence tells of a pause that has just
+    begun, and of replicas that have just gone, by itself.
     """
-    words = story.verdict.value
-    if story.verdict is Verdict.RAN and all(run.ended_at < story.at for run in story.runs):
-        words = "no later run time is known than that of this run"
-    return f"paused now; {words}" if _pauses_now(story) else words
+    words = []
+    if _pauses_now(story):
+        words.append("it is paused now")
+    if story.after is None and _is_left(story):
+        words.append("no live replica has it now")
+    return ", and ".join([*words, _last_run_time(story, formats)])
+
+
+def _is_left(story: Story) -> bool:
+    """Return whether it is known that no live replica has the task."""
+    return story.task.gone or (
+        bool(story.replicas) and not any(each.alive for each in story.replicas)
+    )
+
+
+def _last_run_time(story: Story, formats: Formats) -> str:
+    """Return which one was the last run time until the moment, and what became of it."""
+    task, miss, verdict = story.task, story.miss, story.verdict
+    if verdict is Verdict.UNKNOWN:
+        is_new = task.started_at is None
+        return "it has never run" if is_new else "no run time until then is known"
+    if miss is not None and story.scheduled_at != miss.last_scheduled_at:
+        return "its run times around then were missed"
+    was = f"its last run time until then was {formats.moment(story.scheduled_at)}"
+    if verdict is Verdict.MISSED:
+        return f"{was}, which was missed"
+    if verdict is Verdict.DUE:
+        return f"{was}, which no replica has run so far"
+    if verdict is Verdict.RAN:
+        kind = story.runs[-1].kind
+        became = _became(story.runs, story.at)
+    else:
+        kind = task.kind or ""
+        became = "is dead" if task.state is TaskState.DEAD else "goes on"
+    if kind in _WITHOUT_RUN_TIME:
+        return f"its last run until then was {_WITHOUT_RUN_TIME[kind]}, which {became}"
+    return f"{was}, whose run {became}"
+
+
+def _became(runs: Sequence[Run], at: datetime) -> str:
+    """Return how far the runs of a run time had come at a moment."""
+    begun = [run for run in runs if run.started_at <= at]
+    if not begun:
+        return "began later"
+    last = begun[-1]
+    return "went on then" if last.ended_at >= at else _ENDED.get(last.outcome, last.outcome)
 
 
 def _pauses_now(story: Story) -> list[Pause]:
@@ -93,8 +138,6 @@ def _verdict(story: Story, formats: Formats) -> list[str]:
         lines.append(
             f"due at {formats.moment(task.due_at)}, {late} ago, and no replica has run it so far"
         )
-    elif story.verdict is Verdict.UNKNOWN:
-        lines.append("the history tells of no run time until then")
     lines += [pause_in_words(each, formats, with_since=True) for each in _pauses_now(story)]
     if story.after is None and task.due_at is not None and task.due_at > story.at:
         lines.append(f"due next at {formats.moment(task.due_at)}")
@@ -109,8 +152,8 @@ def _running(task: TaskStatus, formats: Formats) -> str:
 
 def _what(kind: str | None, scheduled_at: datetime | None, formats: Formats) -> str:
     """Return which run it was: its run time, or its kind if it has no run time."""
-    if kind in ("manual", "hold"):
-        return {"manual": "a manual run", "hold": "a hold"}[kind]
+    if kind is not None and kind in _WITHOUT_RUN_TIME:
+        return _WITHOUT_RUN_TIME[kind]
     again = {"takeover": "run again: ", "retry": "retried: "}.get(kind or "", "")
     return f"{again}{formats.moment(scheduled_at)}"
 

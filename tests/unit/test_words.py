@@ -8,11 +8,18 @@ from typing import Any
 
 import pytest
 
-from apscheduler_tasklock import Pause, Run, Story, TaskState, TaskStatus, Verdict
+from apscheduler_tasklock import (
+    Pause,
+    Run,
+    Story,
+    TaskState,
+    TaskStatus,
+    Verdict,
+)
 from apscheduler_tasklock._words.runs import ending_in_words, run_notes
 from apscheduler_tasklock._words.stories import story_lines
 from apscheduler_tasklock._words.tasks import facts_of, trouble_of
-from apscheduler_tasklock.status import RunningRun
+from apscheduler_tasklock.status import ReplicaState, ReplicaStatus, RunningRun
 
 AT = datetime(2026, 1, 31, 3, tzinfo=timezone.utc)
 TASK = TaskStatus(
@@ -105,12 +112,89 @@ def test_a_story_is_in_the_readers_formats_and_empty_sections_are_left_out() -> 
         history_begins_at=AT,
     )
     lines = story_lines(story, Page())
-    assert lines.headline == "report at [05:00]: no later run time is known than that of this run"
+    assert (
+        lines.headline
+        == "report at [05:00]: its last run time until then was [03:00], whose run failed"
+    )
     assert lines.verdict == [
         "retried: [03:00] began at [03:00] on web-1, failed after [120] (token 6), to be retried "
         "at [03:05]: ValueError: no rows"
     ]
     assert lines.sections == {"history": ["begins at [03:00]"]}
+
+
+WELL = replace(FAILED, kind="schedule", outcome="ok", error_type=None, error=None, retry_at=None)
+MISSED = replace(WELL, token=None, outcome="missed", last_scheduled_at=AT, run_times=1)
+SPAN = replace(MISSED, last_scheduled_at=AT + timedelta(hours=9), run_times=10)
+HAS_RUN: dict[str, Any] = {"verdict": Verdict.RAN, "scheduled_at": AT, "runs": (WELL,)}
+RUNS_ON = {"verdict": Verdict.RUNNING, "scheduled_at": AT}
+OF_03 = "its last run time until then was [03:00]"
+LIVE = ReplicaStatus("web-1", "host", "1.0", AT, AT, ReplicaState.ALIVE, ("report",), ())
+SILENT = replace(LIVE, state=ReplicaState.SILENT)
+PAUSE = Pause("ann", AT, None, "move")
+
+
+@pytest.mark.parametrize(
+    ("minutes", "task", "story", "words"),
+    [
+        (60, {}, HAS_RUN, f"{OF_03}, whose run ended well"),
+        (1, {}, HAS_RUN, f"{OF_03}, whose run went on then"),
+        (-1, {}, HAS_RUN, f"{OF_03}, whose run began later"),
+        (60, {}, HAS_RUN | {"runs": (replace(WELL, outcome="died"), FAILED)}, ", whose run failed"),
+        (
+            60,
+            {},
+            HAS_RUN | {"runs": (replace(WELL, kind="manual"),)},
+            "its last run until then was a manual run, which ended well",
+        ),
+        (60, {"state": TaskState.RUNNING}, RUNS_ON, f"{OF_03}, whose run goes on"),
+        (60, {"state": TaskState.DEAD}, RUNS_ON, f"{OF_03}, whose run is dead"),
+        (
+            60,
+            {"state": TaskState.RUNNING, "kind": "hold"},
+            RUNS_ON,
+            "its last run until then was a hold, which goes on",
+        ),
+        (60, {}, {"verdict": Verdict.DUE, "scheduled_at": AT}, f"{OF_03}, which no replica has"),
+        (
+            60,
+            {},
+            {"verdict": Verdict.MISSED, "scheduled_at": AT, "miss": MISSED},
+            f"{OF_03}, which was missed",
+        ),
+        (
+            60,
+            {},
+            {"verdict": Verdict.MISSED, "scheduled_at": AT, "miss": SPAN},
+            "its run times around then were missed",
+        ),
+        (60, {}, {}, "no run time until then is known"),
+        (60, {"started_at": None}, {}, "it has never run"),
+        (60, {"pauses": (PAUSE,)}, HAS_RUN, f"it is paused now, and {OF_03}, whose run ended well"),
+        (60, {"gone": True}, HAS_RUN, f"no live replica has it now, and {OF_03}"),
+        (60, {"gone": True}, HAS_RUN | {"after": FAILED}, OF_03),
+        (60, {}, HAS_RUN | {"replicas": (SILENT,)}, f"no live replica has it now, and {OF_03}"),
+        (60, {}, HAS_RUN | {"replicas": (SILENT, LIVE)}, OF_03),
+    ],
+)
+def test_the_headline_of_a_story_is_a_sentence(
+    minutes: float, task: dict[str, Any], story: dict[str, Any], words: str
+) -> None:
+    known: dict[str, Any] = {
+        "verdict": Verdict.UNKNOWN,
+        "scheduled_at": None,
+        "runs": (),
+        "miss": None,
+        "before": None,
+        "after": None,
+        "replicas": (),
+    }
+    at = AT + timedelta(minutes=minutes)
+    told = Story(
+        task=replace(TASK, **task), at=at, actions=(), history_begins_at=AT, **{**known, **story}
+    )
+    headline = story_lines(told, Page()).headline.partition(": ")[2]
+    assert headline.startswith(words) or (words.startswith(",") and headline.endswith(words))
 
 
 def test_the_notes_on_a_run_are_its_attempt_and_its_retry() -> None:

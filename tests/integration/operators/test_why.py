@@ -242,7 +242,7 @@ class TestStories:
 class TestCommand:
     def test_tells_the_miss_with_what_operators_did(self, command: Command) -> None:
         lines = command("why", "job", "--at", "25m").out.splitlines()
-        assert lines[0].endswith(": missed")
+        assert lines[0].endswith(": its run times around then were missed")
         assert lines[1].startswith("  no replica ran 2 run times from ")
         assert ": the task was paused (told by one at " in lines[1]
         names = [line.split()[0] for line in lines[2:] if not line.startswith(" ")]
@@ -252,11 +252,24 @@ class TestCommand:
         assert lines[4].endswith(" paused by ann@ops until resumed (the shop is closed)")
         assert "one alive, started " in lines[6]
 
-    def test_a_run_that_was_over_before_is_only_the_last_one_that_is_known(
-        self, command: Command
+    @pytest.mark.parametrize(
+        ("at", "words"),
+        [
+            ("1s", "its last run time until then was {10}, whose run ended well"),
+            ("11m", "its last run time until then was {20}, which was missed"),
+            ("40m", "its last run time until then was {50}, whose run failed"),
+            ("90m", "no run time until then is known"),
+        ],
+    )
+    def test_says_first_what_became_of_the_last_run_time(
+        self, command: Command, operator: TaskLocks, at: str, words: str
     ) -> None:
-        headline = command("why", "job").out.splitlines()[0]
-        assert headline.endswith(": no later run time is known than that of this run")
+        [last] = operator.why("job").runs
+        now = (last.scheduled_at or last.started_at) + timedelta(minutes=10)
+        for minutes in (10, 20, 50):
+            moment = f"{now - timedelta(minutes=minutes):%Y-%m-%dT%H:%M:%SZ}"
+            words = words.replace(f"{{{minutes}}}", moment)
+        assert command("why", "job", "--at", at).out.splitlines()[0].partition(": ")[2] == words
 
     def test_of_a_pause_that_has_just_begun_the_verdict_tells(
         self, command: Command, operator: TaskLocks
@@ -265,16 +278,15 @@ class TestCommand:
         operator.pause_all(duration=3600, by="bob")
         since, of_all = (f"{one.since:%Y-%m-%dT%H:%M:%SZ}" for one in operator.tasks()[0].pauses)
         headline, _, *pauses = command("why", "job").out.splitlines()
-        told = ": paused now; no later run time is known than that of this run"
-        assert headline.endswith(told)
+        assert ": it is paused now, and its last run time until then was " in headline
         assert pauses[0] == f"  paused by ann since {since} until resumed (moving)"
         assert pauses[1].startswith(f"  paused with all tasks by bob since {of_all} until ")
         earlier = command("why", "job", "--at", "25m").out.splitlines()
-        assert earlier[0].endswith(": missed")
+        assert earlier[0].endswith(": its run times around then were missed")
         assert not any(line.startswith("  paused") for line in earlier)
         operator.resume("job", by="ann")
         operator.resume_all(by="bob")
-        assert "paused now" not in command("why", "job").out
+        assert "it is paused now" not in command("why", "job").out
 
     def test_tells_the_same_as_json(self, command: Command) -> None:
         told = command("why", "job", "--at", "25m", "--json").json
