@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 import time
 from collections.abc import Iterator
@@ -387,6 +388,37 @@ class TestRuns:
         names = [run["task"] for part in parts for run in part["runs"]]
         assert len(names) == len(set(names)) == 120
         assert [part["more"] for part in parts] == [True, True, False]
+
+
+def test_lists_of_long_texts_are_short_and_a_run_by_itself_has_all_of_its_own(
+    client: TestClient, connection: Connection
+) -> None:
+    add_task(connection, "job", **FAILING)
+    for number in range(1, 101):
+        began_at = f"now() - interval '{number} min'"
+        add_run(
+            connection,
+            "job",
+            number,
+            started_at=began_at,
+            outcome="'error'",
+            error="repeat('long text ', 50)",
+            traceback=f"'begin of {number}' || repeat(' line', 780) || ' end of {number}'",
+        )
+    for slot in range(20):
+        add_action(connection, "job", slot, reason="repeat('why ', 900)")
+        add_miss(connection, "job", slot, reason="repeat('why ', 900)")
+    for path in ("/runs", "/task?name=job", "/why?name=job"):
+        assert len(client.get(path).content) < 200_000, path
+    text = client.get("/runs?kind=schedule&outcome=error").text
+    assert "begin of 50<" not in text
+    assert " end of 50<" in text
+    by_itself = [html.unescape(link) for link in re.findall('href="(runs[?]q=[^"]+)"', text)]
+    assert len(by_itself) == 50
+    alone = client.get(f"/{by_itself[49]}").text
+    assert "begin of 50 line" in alone
+    assert " end of 50<" in alone
+    assert alone.count("<summary>") == 1
 
 
 def test_drawings_keep_no_tracebacks_and_short_texts(
