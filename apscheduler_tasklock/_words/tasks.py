@@ -153,7 +153,8 @@ def _state_in_words(
         f"{formats.moment(task.locked_until)}; if no replica takes the run over, {free}",
         TaskState.LATE: f"by {formats.seconds(task.late_by)}",
         TaskState.OVERDUE: f"by {formats.seconds(task.late_by)}",
-        TaskState.RETRYING: f"attempt {task.attempt} failed ({task.error_type}); it is run again "
+        # "due", because the time may have passed while no replica has begun the retry.
+        TaskState.RETRYING: f"attempt {task.attempt} failed ({task.error_type}); its retry is due "
         f"at {formats.moment(task.retry_at)}",
         TaskState.CUT: f"a stop of {task.holder} has cut its last run, and nobody has run "
         "its window",
@@ -176,7 +177,7 @@ def trouble_of(task: TaskStatus, formats: Formats) -> str:
         f"{formats.moment(task.locked_until)}",
         TaskState.LATE: due,
         TaskState.OVERDUE: due,
-        TaskState.RETRYING: f"failed ({task.error_type or 'died'}), run again at "
+        TaskState.RETRYING: f"failed ({task.error_type or 'died'}), its retry is due at "
         f"{formats.moment(task.retry_at)}",
         TaskState.FAILING: _failures_in_words(task, ()),
         TaskState.MISSED: f"no replica has run it at {formats.moment(task.missed_at)}",

@@ -317,7 +317,7 @@ class TaskAdmin(SteeredAdmin):
             return "-"
         texts = [status.state.value]
         if status.state is TaskState.RETRYING:
-            told = f"attempt {status.attempt} failed; it is run again at {_time(status.retry_at)}"
+            told = f"attempt {status.attempt} failed; its retry is due at {_time(status.retry_at)}"
             texts[0] += f": {told}"
         if status.unreadable:
             texts.append(unreadable_in_words(status.unreadable))

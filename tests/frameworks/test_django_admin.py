@@ -111,7 +111,7 @@ def test_the_list_of_tasks_says_what_each_is_doing(
         "paused | paused; paused by me@here until resumed (closed) | "
     )
     assert " | ValueError (3 in a row), took 2 s | " in cells(page, "fails")
-    again = rf"retried \| retrying: attempt 2 failed; it is run again at {moment} \| every 5 min"
+    again = rf"retried \| retrying: attempt 2 failed; its retry is due at {moment} \| every 5 min"
     assert re.match(again, cells(page, "retried"))
     assert " | ValueError, took 2 s | " in cells(page, "retried")
     assert cells(page, "new").startswith("new | new | every 5 min | - | - | ")

@@ -213,7 +213,7 @@ STUCK = RunningRun("report", 5, "web-1", AT, lost=True)
         (TaskState.DEAD, {}, "web-2 has not renewed its lease since [03:01]"),
         (TaskState.LATE, {"late_by": 5, "due_at": AT}, "due at [03:00], [5] ago, and no replica"),
         (TaskState.OVERDUE, {"late_by": 90.0, "due_at": AT}, "due at [03:00], [90] ago"),
-        (TaskState.RETRYING, {"error_type": "KeyError", "retry_at": AT}, "failed (KeyError), run"),
+        (TaskState.RETRYING, {"error_type": "KeyError", "retry_at": AT}, "its retry is due at"),
         (TaskState.FAILING, {"failures": 3, "error_type": "KeyError"}, "3 in a row, the last with"),
         (TaskState.FAILING, {"failures": 3}, "3 in a row, the last died with its holder"),
         (TaskState.MISSED, {"missed_at": AT}, "no replica has run it at [03:00]"),

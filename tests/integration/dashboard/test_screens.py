@@ -113,7 +113,7 @@ class TestOverview:
             (FAILING, "3 in a row, the last with ValueError"),
             (DIED, "2 in a row, the last died with its holder"),
             (OVERRAN, "1 in a row, the last has overrun its maximum lock"),
-            (RETRYING, "failed (ValueError), run again at"),
+            (RETRYING, "failed (ValueError), its retry is due at"),
         ],
     )
     def test_a_failure_is_told_also_without_an_exception(

@@ -84,7 +84,7 @@ def test_the_command_line_shows_the_attempts(
     eventually(lambda: finished(connection, 1))
 
     shown = command("show", "job").out
-    assert "retrying: attempt 1 failed (ValueError); it is run again at 20" in shown
+    assert "retrying: attempt 1 failed (ValueError); its retry is due at 20" in shown
     eventually(lambda: "retries 2 (in the executor)" in command("show", "job").out)
     assert command("check").status == 0
     assert "to be retried at 20" in command("why", "job").out
