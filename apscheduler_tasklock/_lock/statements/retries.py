@@ -36,7 +36,7 @@ _RETRY_TYPES = {
 # Limits how long after its time a retry can begin.
 LATEST_RETRY = "interval '1 day'"
 # Whether the last run is to be retried. Each later claim of the task has another claim id, so that
-# it ends this without a write, also if an older version of the library has made it.
+# it ends this without a write.
 IS_RETRY_PENDING = f"""(lock.finished_at IS NOT NULL AND lock.retry_of = lock.claim_id
     AND now() < lock.retry_at + {LATEST_RETRY} AND COALESCE(now() < lock.due_at, true))"""
 # Whether the retry can begin now.
