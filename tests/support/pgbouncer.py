@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import socket
 import subprocess
 import tempfile
 from contextlib import ExitStack
@@ -20,6 +19,10 @@ from tests.support.polling import eventually
 
 # The first version that tracks prepared statements in transaction mode.
 PREPARES_SINCE = (1, 21)
+
+# Limits the ports that are tried, because another program may have taken one that was free.
+MOST_PORTS = 10
+_IN_USE = "Address already in use"
 
 # pgbouncer does not run as root. Tests that run as root start it as this user.
 UNPRIVILEGED_USER = "nobody"
@@ -98,12 +101,14 @@ class PgBouncer:
         with ExitStack() as closing:
             self._home = Path(tempfile.mkdtemp(prefix="tasklock-pgbouncer-"))
             closing.callback(shutil.rmtree, self._home, ignore_errors=True)
-            self.port = free_port()
-            process = self._start(self._configure())
-            closing.callback(process.wait, 30)
-            closing.callback(process.kill)  # because it has nothing to save
-            eventually(lambda: process.poll() is not None or self._listens())
-            assert process.poll() is None, self.log
+            for _ in range(MOST_PORTS):
+                self.port = free_port()
+                process = self._start(self._configure())
+                closing.callback(process.wait, 30)
+                closing.callback(process.kill)  # because it has nothing to save
+                if self._has_begun(process) or _IN_USE not in self.log:
+                    break
+            assert self._listens, self.log
             self._closing = closing.pop_all()
         return self
 
@@ -167,12 +172,15 @@ class PgBouncer:
                 extra_groups=[] if as_root else None,
             )
 
+    def _has_begun(self, process: subprocess.Popen[bytes]) -> bool:
+        """Wait until it listens, and return whether it does; otherwise it has ended."""
+        eventually(lambda: process.poll() is not None or self._listens)
+        return self._listens
+
+    @property
     def _listens(self) -> bool:
-        try:
-            socket.create_connection(("127.0.0.1", self.port), timeout=5).close()
-        except OSError:
-            return False
-        return True
+        """Whether it listens, by its own words, since another program may listen on the port."""
+        return f"listening on 127.0.0.1:{self.port}" in self.log
 
 
 def find_program() -> tuple[Path, tuple[int, ...]]:
