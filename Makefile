@@ -90,7 +90,7 @@ test-lowest: ## Run the tests on the lowest versions that pyproject.toml allows 
 		&& echo "$$version ($$python), with the versions of tests/lowest.txt" \
 		&& { [ "$$(.venv-lowest/bin/python -V 2>/dev/null)" = "$$version" ] || rm -rf .venv-lowest; } \
 		&& $(MAKE) test VENV=.venv-lowest PYTHON=$$python CONSTRAINTS=tests/lowest.txt \
-			PYTEST_ARGS="--ignore=tests/simulation --ignore=tests/docs --ignore=tests/tools --ignore=tests/browser" \
+			PYTEST_ARGS="--ignore=tests/simulation --ignore=tests/docs --ignore=tests/tools" \
 		&& $(MAKE) test-slow PYTEST_ARGS="tests/frameworks tests/integration/failover tests/integration/pools" \
 			VENV=.venv-lowest PYTHON=$$python CONSTRAINTS=tests/lowest.txt
 

@@ -21,6 +21,8 @@ from tests.support.dashboards import DashboardProcess
 from tests.support.polling import eventually
 from tests.support.rows import DEAD, FAILING, add_replica, add_task
 
+pytestmark = pytest.mark.slow  # because of the browser
+
 Connection = psycopg.Connection[Any]
 Start = Callable[..., DashboardProcess]
 NewPage = Callable[..., Page]
@@ -129,7 +131,6 @@ def test_the_pause_of_somebody_else_ends_only_if_the_operator_says_so(
     assert not task_of(locks, "sync").paused
 
 
-@pytest.mark.slow
 def test_all_tasks_are_paused_which_replicas_obey_and_resumed(
     page: Page, locks: TaskLocks, fleet: Fleet
 ) -> None:
@@ -159,7 +160,6 @@ def test_all_tasks_are_paused_which_replicas_obey_and_resumed(
     )
 
 
-@pytest.mark.slow
 def test_a_run_that_is_asked_for_is_begun_by_a_replica(
     page: Page, locks: TaskLocks, fleet: Fleet
 ) -> None:
@@ -264,7 +264,6 @@ def act_on_job(page: Page, action: str, button: str, **fields: str) -> None:
     expect(page.get_by_role("status")).to_be_visible()
 
 
-@pytest.mark.slow
 def test_stored_jobs_are_paused_resumed_run_moved_and_removed(
     page: Page, locks: TaskLocks, fleet: Fleet
 ) -> None:

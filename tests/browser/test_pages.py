@@ -28,6 +28,8 @@ from tests.support.rows import (
     paused,
 )
 
+pytestmark = pytest.mark.slow  # because of the browser
+
 Connection = psycopg.Connection[Any]
 
 # What a page may have, however many tasks and runs there are.

@@ -14,6 +14,8 @@ from tests.support.chromium import violations
 from tests.support.dashboards import DashboardProcess
 from tests.support.rows import FAILING, add_job, add_replica, add_run, add_task
 
+pytestmark = pytest.mark.slow  # because of the browser
+
 Connection = psycopg.Connection[Any]
 Start = Callable[..., DashboardProcess]
 NewPage = Callable[..., Page]

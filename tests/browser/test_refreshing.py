@@ -16,6 +16,8 @@ from tests.support.dashboards import DashboardProcess
 from tests.support.polling import eventually
 from tests.support.rows import RUNNING, add_job, add_run, add_task
 
+pytestmark = pytest.mark.slow  # because of the browser
+
 Connection = psycopg.Connection[Any]
 Start = Callable[..., DashboardProcess]
 NewPage = Callable[..., Page]
@@ -31,7 +33,6 @@ def wait_for_refresh(page: Page, count: int = 1) -> None:
     page.evaluate("new Promise(r => requestAnimationFrame(() => requestAnimationFrame(r)))")
 
 
-@pytest.mark.slow
 def test_a_job_that_begins_on_a_replica_appears_without_a_reload(
     start_dashboard: Start, new_page: NewPage, fleet: Fleet, locks: TaskLocks
 ) -> None:
@@ -48,7 +49,6 @@ def test_a_job_that_begins_on_a_replica_appears_without_a_reload(
     assert page.evaluate("window.isTheSamePage")
 
 
-@pytest.mark.slow
 def test_what_the_reader_does_stays(
     start_dashboard: Start, new_page: NewPage, connection: Connection
 ) -> None:
@@ -97,7 +97,6 @@ def test_what_the_reader_does_stays(
     expect(still).to_have_count(0)
 
 
-@pytest.mark.slow
 def test_a_server_that_is_away_is_told_and_found_again(
     start_dashboard: Start, new_page: NewPage, connection: Connection, complaints: Complaints
 ) -> None:
@@ -118,7 +117,6 @@ def test_a_server_that_is_away_is_told_and_found_again(
     complaints.all.clear()  # those of later tries
 
 
-@pytest.mark.slow
 def test_a_database_that_is_away_is_told_with_what_was_last_read(
     start_dashboard: Start, new_page: NewPage, direct_url: str, server: Any
 ) -> None:
@@ -142,7 +140,6 @@ def test_a_database_that_is_away_is_told_with_what_was_last_read(
     expect(alert).to_have_count(0)
 
 
-@pytest.mark.slow
 def test_an_answer_that_has_only_an_error_is_told_on_the_page_as_it_was(
     start_dashboard: Start, new_page: NewPage, connection: Connection, complaints: Complaints
 ) -> None:
