@@ -83,8 +83,8 @@ test-pgbouncer: $(VENV)/.dev ## Run the tests of claims and failover through an 
 		&& $(BIN)/pytest $(AT_ONCE) --pgbouncer on tests/contract $(PREPARING) \
 		tests/acceptance/test_pgbouncer.py $(PYTEST_ARGS)
 
-# An environment that another Python has made is made anew. The simulation, the documentation, the
-# tests' own tools and what a browser does with the dashboard are the same under any version.
+# An environment that another Python has made is made anew. The simulation, the documentation and the
+# tests' own tools are the same under any version.
 test-lowest: ## Run the tests on the lowest versions that pyproject.toml allows (LOWEST_PYTHON)
 	@python=$(or $(LOWEST_PYTHON),$$(tests/support/lowest-python)) && version=$$($$python -V) \
 		&& echo "$$version ($$python), with the versions of tests/lowest.txt" \
