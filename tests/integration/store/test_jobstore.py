@@ -741,14 +741,14 @@ class TestRunning:
             connection.execute(rename, [key, f"{key}-once"])
             wait_for_one_due_after(replica, key, now() + timedelta(seconds=1.5))
             assert (len(ran[key]), ran[f"{key}-once"]) == (count, [])
+            resuming_at = now()
             locks.resume(key)
-            resumed_at = now()
         finally:
             locks.close()
         replica.runs(f"{key}-once")
         replica.runs(key, count + 1)
         run_times = [run_time for run_time, *_ in ran[key][count:]]
-        assert all(run_time > resumed_at - timedelta(seconds=0.2) for run_time in run_times)
+        assert all(run_time > resuming_at - timedelta(seconds=0.2) for run_time in run_times)
 
     def test_a_recurring_run_time_that_fell_into_a_pause_is_not_made_up_for(
         self, make: Make, key: str, database_url: str, connection: Connection
