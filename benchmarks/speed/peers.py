@@ -5,13 +5,14 @@ They are in ``benchmarks/requirements.txt``; one that is not installed is named 
 
 from __future__ import annotations
 
-import importlib
 import logging
 import signal
 from datetime import datetime, timedelta, timezone
+from importlib import import_module
 from typing import Any
 
 import psycopg
+from sqlalchemy import create_engine
 
 from benchmarks.speed.contenders import Contender
 
@@ -22,7 +23,7 @@ def installed_peers() -> tuple[list[type[Contender]], list[str]]:
     missing: list[str] = []
     for module, contenders in _BY_MODULE.items():
         try:
-            importlib.import_module(module)
+            import_module(module)
         except ImportError:
             missing.append(module.replace("_", "-"))
         else:
@@ -172,8 +173,76 @@ class DistributedPGLock(Contender):
         db.engine.dispose()
 
 
+class PostgresMutex(Contender):
+    """postgres-mutex as its README shows it: a connection for each lock, a thread for each held."""
+
+    name = "postgres-mutex"
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._first: dict[str, Any] = {}
+        self._second: dict[str, Any] = {}
+
+    @classmethod
+    def prepare(cls, url: str) -> None:
+        mutex = _postgres_mutex(url, "any")
+        mutex.create_schema()
+        mutex.close()
+
+    def claim(self, task: str) -> Any:
+        return self._acquired(self._first, task)
+
+    def claim_second(self, task: str) -> Any:
+        return self._acquired(self._second, task)
+
+    def release(self, held: Any) -> None:
+        held.__exit__(None, None, None)
+
+    def close(self) -> None:
+        for mutex in (*self._first.values(), *self._second.values()):
+            mutex.close()
+
+    def _acquired(self, replica: dict[str, Any], task: str) -> Any:
+        if task not in replica:
+            replica[task] = _postgres_mutex(self._url, task)
+        held = replica[task].acquire(blocking=False)
+        return held if held.__enter__() else None
+
+
+def _postgres_mutex(url: str, task: str) -> Any:
+    return import_module("postgres_mutex").Mutex(dsn=url, lock_name=task)
+
+
+class SQLAlchemyDLock(Contender):
+    """sqlalchemy-dlock on PostgreSQL: an advisory lock, on a connection for each that is held."""
+
+    name = "sqlalchemy-dlock"
+
+    def __init__(self, url: str) -> None:
+        self._create_lock = import_module("sqlalchemy_dlock").create_sadlock
+        self._engine = create_engine(url.replace("postgresql://", "postgresql+psycopg://"))
+
+    def claim(self, task: str) -> Any:
+        connection = self._engine.connect()
+        lock = self._create_lock(connection, task)
+        if lock.acquire(block=False):
+            return lock, connection
+        connection.close()
+        return None
+
+    def release(self, held: Any) -> None:
+        lock, connection = held
+        lock.release()
+        connection.close()
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+
 _BY_MODULE: dict[str, list[type[Contender]]] = {
     "dislock": [Dislock, DislockSchedule],
     "pglease": [PGLease],
     "distributed_pg_lock": [DistributedPGLock],
+    "postgres_mutex": [PostgresMutex],
+    "sqlalchemy_dlock": [SQLAlchemyDLock],
 }
