@@ -107,6 +107,7 @@ CHECKS: dict[str, Callable[[list[str], str], None]] = {
     "alembic": check_alembic,
     "apscheduler-tasklock": check_own_command,
     "awk": nothing,
+    "cut": nothing,
     "export": check_variable,
     "gunicorn": check_server,
     "kill": nothing,
