@@ -204,11 +204,14 @@ def test_the_example_for_compose_can_be_read(checkout: Path) -> None:
     assert db["healthcheck"]["test"][:2] == ["CMD", "pg_isready"]
     assert app["depends_on"] == {"upgrade": {"condition": "service_completed_successfully"}}
     assert app["deploy"]["replicas"] == 3
+    # If two services built one image, they would do so at the same time, and one would fail.
+    assert "build" not in app
+    assert app["image"] == upgrade["image"]
+    context = folder / upgrade["build"]["context"]
+    assert context.resolve() == checkout
+    assert (context / upgrade["build"]["dockerfile"]).resolve() == folder / "Dockerfile"
     environment = db["environment"]
     for service in (upgrade, app):
-        context = folder / service["build"]["context"]
-        assert context.resolve() == checkout
-        assert (context / service["build"]["dockerfile"]).resolve() == folder / "Dockerfile"
         url = make_url(service["environment"]["TASKLOCK_DATABASE_URL"])
         assert url.host == "db"
         parts = url.username, url.password, url.database
