@@ -77,6 +77,28 @@ def test_workflows_pin_their_actions_by_commit_and_may_only_read_by_default(
     assert workflow(checkout, name)["permissions"] == {"contents": "read"}
 
 
+def test_the_tests_run_on_each_python_of_the_classifiers_and_the_next_one_may_fail(
+    checkout: Path,
+) -> None:
+    supported = re.findall(r"Python :: (3\.\d+)", (checkout / "pyproject.toml").read_text())
+    job = workflow(checkout, "test")["jobs"]["python"]
+    *pythons, upcoming = job["strategy"]["matrix"]["python"]
+    assert pythons == supported
+    assert job["continue-on-error"] == f"${{{{ matrix.python == '{upcoming}' }}}}"
+
+
+@pytest.mark.parametrize("name", WORKFLOWS)
+def test_what_tests_on_the_lowest_python_has_it_in_path(checkout: Path, name: str) -> None:
+    pyproject = (checkout / "pyproject.toml").read_text()
+    [lowest] = re.findall(r'^requires-python = ">=(3\.\d+)"', pyproject, re.MULTILINE)
+    jobs = [job["steps"] for job in workflow(checkout, name)["jobs"].values()]
+    testing = [steps for steps in jobs if any("test-lowest" in one.get("run", "") for one in steps)]
+    assert testing
+    for steps in testing:
+        [setup] = [one["with"] for one in steps if "setup-python" in one.get("uses", "")]
+        assert lowest in setup["python-version"].split()
+
+
 def test_actions_are_the_same_in_all_workflows(checkout: Path) -> None:
     text = "".join((checkout / f".github/workflows/{name}.yml").read_text() for name in WORKFLOWS)
     used = set(re.findall(r"uses: (\S+)@(.*)", text))
