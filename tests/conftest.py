@@ -16,9 +16,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from apscheduler_tasklock import _application, upgrade
-from tests.support.pgbouncer import PgBouncer, UnavailableError
+from tests.support.pgbouncer import PgBouncer, TooOldError
 from tests.support.polling import eventually
 from tests.support.postgres import Server, given_url, start_server
+from tests.support.programs import UnavailableError, skip_or_fail
 
 # It goes beside the tests of other projects; `make test-foreign` runs it.
 collect_ignore = ["foreign"]
@@ -122,13 +123,15 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def _start_pooler(config: pytest.Config) -> PgBouncer | UnavailableError:
-    """Return pgbouncer, or why the tests that would go through it are skipped."""
+    """Return pgbouncer, or why the tests that would go through it cannot run."""
     server = config.stash[_SERVER]
     prepared = PREPARED_STATEMENTS[config.getoption("--pgbouncer")]
     try:
         return server.close.enter_context(PgBouncer(server.url, prepared))
     except UnavailableError as unavailable:
         return unavailable
+    except TooOldError as too_old:
+        return UnavailableError(str(too_old))
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
@@ -184,7 +187,7 @@ def pooler(pytestconfig: pytest.Config) -> PgBouncer | None:
     """What the tests' databases are behind, with ``--pgbouncer``."""
     pooler = pytestconfig.stash.get(_POOLER, None)
     if isinstance(pooler, UnavailableError):
-        pytest.skip(f"--pgbouncer: {pooler}")
+        skip_or_fail(pooler)
     return pooler
 
 

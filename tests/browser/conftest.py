@@ -9,18 +9,19 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import psycopg
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from apscheduler_tasklock import TaskLocks
-from tests.support.chromium import PATIENCE, Complaints, UnavailableError, axe_script, chromium
+from tests.support.chromium import PATIENCE, Complaints, axe_script, chromium
 from tests.support.commands import ROOT
 from tests.support.dashboards import DashboardProcess
 from tests.support.night import add_night, night_zone
 from tests.support.postgres import Server
+from tests.support.programs import UnavailableError, skip_or_fail
 
 expect.set_options(timeout=PATIENCE)
 
@@ -32,7 +33,7 @@ def browser() -> Iterator[Browser]:
         try:
             browser = closing.enter_context(chromium())
         except UnavailableError as unavailable:
-            _cannot_run(unavailable)
+            skip_or_fail(unavailable)
         yield browser
 
 
@@ -41,14 +42,7 @@ def axe() -> str:
     try:
         return axe_script()
     except UnavailableError as unavailable:
-        _cannot_run(unavailable)
-
-
-def _cannot_run(unavailable: UnavailableError) -> NoReturn:
-    """Fail in continuous integration, which has to have the programs, and skip elsewhere."""
-    if os.environ.get("CI") == "true":
-        pytest.fail(str(unavailable), pytrace=False)
-    pytest.skip(str(unavailable))
+        skip_or_fail(unavailable)
 
 
 @pytest.fixture

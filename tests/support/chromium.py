@@ -13,6 +13,7 @@ from playwright.sync_api import Browser, ConsoleMessage, Page, Request, sync_pla
 
 from tests.support.npm import fetched_once, unpack
 from tests.support.postgres import CACHE
+from tests.support.programs import UnavailableError
 
 AXE = "4.14.1"
 AXE_INTEGRITY = (
@@ -24,12 +25,9 @@ AXE_RULES = ("wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-pract
 # Limits the milliseconds of each wait for a page, on a busy machine.
 PATIENCE = 60_000
 
-# What a browser is called in Debian, in other distributions, and at GitHub.
-_PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
-
-
-class UnavailableError(Exception):
-    """A program is missing on this machine."""
+# The browser's names at GitHub, in Debian, and in other distributions. GitHub's machines have a
+# `chromium` as well, but Ubuntu does not let it start its sandbox (actions/runner-images#12096).
+_PROGRAMS = ("google-chrome", "chromium", "chromium-browser")
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from sqlalchemy.engine import make_url
 
 from apscheduler_tasklock.demo.server import die_with_parent, free_port
 from tests.support.polling import eventually
+from tests.support.programs import UnavailableError
 
 # The first version that tracks prepared statements in transaction mode.
 PREPARES_SINCE = (1, 21)
@@ -28,8 +29,8 @@ _IN_USE = "Address already in use"
 UNPRIVILEGED_USER = "nobody"
 
 
-class UnavailableError(Exception):
-    """There is no suitable pgbouncer on this machine."""
+class TooOldError(Exception):
+    """The pgbouncer of this machine cannot do what a test needs."""
 
 
 class PgBouncer:
@@ -41,7 +42,8 @@ class PgBouncer:
     :param target_url: the server, and its superuser
     :param max_prepared_statements: the prepared statements that it tracks per connection; 0: none
     :param settings: further settings, as ``{"default_pool_size": "1"}``
-    :raises UnavailableError: pgbouncer is not installed, or too old for prepared statements
+    :raises UnavailableError: pgbouncer is not installed
+    :raises TooOldError: it is too old for prepared statements
     """
 
     def __init__(
@@ -53,7 +55,7 @@ class PgBouncer:
         self._program, self.version = find_program()
         if max_prepared_statements and self.version < PREPARES_SINCE:
             wanted, found = _dotted(PREPARES_SINCE), _dotted(self.version)
-            raise UnavailableError(
+            raise TooOldError(
                 f"pgbouncer {found} has no prepared statements in transaction mode; "
                 f"{wanted} or later is needed (PGBOUNCER=... names one)"
             )
@@ -190,7 +192,7 @@ def find_program() -> tuple[Path, tuple[int, ...]]:
     named = os.environ.get("PGBOUNCER") or "pgbouncer"
     found = shutil.which(named, path=path)
     if found is None:
-        raise UnavailableError(f"{named} is not installed")
+        raise UnavailableError(f"{named} is not installed: apt-get install pgbouncer")
     said = subprocess.run([found, "--version"], capture_output=True, text=True, check=True).stdout
     version: Any = re.search(r"PgBouncer (\d+)\.(\d+)\.(\d+)", said)
     return Path(found), tuple(map(int, version.groups()))

@@ -20,9 +20,10 @@ from apscheduler_tasklock._database.url import parse_url
 from apscheduler_tasklock._doctor.remedies import remedy_of
 from apscheduler_tasklock.demo.server import EmbeddedServer
 from tests.support.commands import Answer, Command
-from tests.support.pgbouncer import PgBouncer, UnavailableError
+from tests.support.pgbouncer import PgBouncer
 from tests.support.polling import eventually
 from tests.support.postgres import Server
+from tests.support.programs import UnavailableError, skip_or_fail
 from tests.support.standby import Pair
 
 pytestmark = [
@@ -350,7 +351,7 @@ class TestPooler:
             with PgBouncer(server.url, 0, request.param) as bouncer:
                 yield bouncer
         except UnavailableError as unavailable:
-            pytest.skip(str(unavailable))
+            skip_or_fail(unavailable)
 
     @pytest.mark.parametrize("bouncer", [{"pool_mode": "statement"}], indirect=True)
     def test_statement_pooling_is_wrong(

@@ -19,9 +19,10 @@ from apscheduler_tasklock import TaskLocks, TaskLockSchemaError, upgrade
 from apscheduler_tasklock.cli import main
 from apscheduler_tasklock.schema.table import quoted
 from tests.support.commands import Answer, Command
-from tests.support.pgbouncer import PgBouncer, UnavailableError
+from tests.support.pgbouncer import PgBouncer
 from tests.support.polling import eventually
 from tests.support.postgres import Server
+from tests.support.programs import UnavailableError, skip_or_fail
 from tests.support.roles import PASSWORD, role
 from tests.support.rows import add_replica, add_task
 
@@ -618,7 +619,7 @@ def test_pgbouncer_in_the_way_is_told_and_nothing_is_wrong(
         with PgBouncer(server.url, 0) as pooler:
             answer = command("doctor", "--json", database=pooler.url_of(database_url))
     except UnavailableError as unavailable:
-        pytest.skip(str(unavailable))
+        skip_or_fail(unavailable)
     assert wrong(answer) == []
     assert finding(answer, "pooler")["level"] == "note"
 
