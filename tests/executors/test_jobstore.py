@@ -17,6 +17,7 @@ from apscheduler.events import EVENT_JOB_ERROR, EVENT_JOB_EXECUTED, EVENT_JOB_MI
 from tests.executors.conftest import Jobs
 from tests.support.hosts import Host
 from tests.support.polling import eventually
+from tests.support.programs import need_qt
 from tests.support.stored_jobs import StoreReplica
 
 MakeStore = Callable[[], StoreReplica]
@@ -93,7 +94,7 @@ print("ran")
 
 
 def test_on_qt(database_url: str, checkout: Path) -> None:
-    pytest.importorskip("PySide6.QtCore", reason="Qt is not installed")
+    need_qt()
     finished = subprocess.run(
         [sys.executable, "-c", QT],
         cwd=checkout,

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
+from tests.support.programs import need_qt
 
 SCRIPT = """
 import os
@@ -46,7 +46,7 @@ print(sorted(seen))
 
 
 def test_of_two_qt_schedulers_one_runs_the_job(database_url: str, checkout: Path) -> None:
-    pytest.importorskip("PySide6.QtCore", reason="Qt is not installed")
+    need_qt()
     finished = subprocess.run(
         [sys.executable, "-c", SCRIPT],
         cwd=checkout,
