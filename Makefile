@@ -156,7 +156,7 @@ clean: ## Remove the environments and what tools left
 .venv-bench/.demo: benchmarks/requirements.txt pyproject.toml
 	@$(PYTHON) -m venv .venv-bench
 	@.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check \
-		--editable '.[demo]' --requirement $<
+		--editable '.[dashboard,demo]' --requirement $<
 	@touch $@
 
 # The versions that the foreign suites are made for, and their own plugins of pytest.
