@@ -39,10 +39,10 @@ Start = Callable[..., ReplicaProcess]
 
 @pytest.fixture(scope="module")
 def release(checkout: Path) -> str:
-    """The tag of the newest release that this version follows."""
+    """The tag of the newest release before this commit, which may have a tag of its own."""
     if shutil.which("git") is None:
         pytest.skip("releases are tags in the history, and git is not installed")
-    command = ["git", "describe", "--tags", "--abbrev=0", "--match=v[0-9]*"]
+    command = ["git", "describe", "--tags", "--abbrev=0", "--match=v[0-9]*", "HEAD^"]
     found = subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=False)
     if found.returncode:
         pytest.skip("no release")
