@@ -68,18 +68,18 @@ def story_lines(story: Story, formats: Formats) -> StoryLines:
 def _headline(story: Story, formats: Formats) -> str:
     """Return a sentence on the last run time until the moment.
 
-    A missed run time is noted after its grace time. So the sentence tells of a pause that has just
-    begun, and of replicas that have just gone, by itself.
+    A missed run time is noted after its grace time. Until then the history has no entry, so the
+    sentence names a pause and missing replicas itself.
     """
     words = []
     if _pauses_now(story):
         words.append("it is paused now")
-    if story.after is None and _is_left(story):
+    if story.after is None and _has_no_live_replica(story):
         words.append("no live replica has it now")
     return ", and ".join([*words, _last_run_time(story, formats)])
 
 
-def _is_left(story: Story) -> bool:
+def _has_no_live_replica(story: Story) -> bool:
     """Return whether it is known that no live replica has the task."""
     return story.task.gone or (
         bool(story.replicas) and not any(each.alive for each in story.replicas)
@@ -91,7 +91,7 @@ def _last_run_time(story: Story, formats: Formats) -> str:
     task, miss, verdict = story.task, story.miss, story.verdict
     if verdict is Verdict.UNKNOWN:
         is_new = task.started_at is None
-        return "it has never run" if is_new else "no run time until then is known"
+        return "it has never run" if is_new else "the history has no run time before that"
     if miss is not None and story.scheduled_at != miss.last_scheduled_at:
         return "its run times around then were missed"
     was = f"its last run time until then was {formats.moment(story.scheduled_at)}"
@@ -116,7 +116,7 @@ def _became(runs: Sequence[Run], at: datetime) -> str:
     if not begun:
         return "began later"
     last = begun[-1]
-    return "went on then" if last.ended_at >= at else _ENDED.get(last.outcome, last.outcome)
+    return "was still going on" if last.ended_at >= at else _ENDED.get(last.outcome, last.outcome)
 
 
 def _pauses_now(story: Story) -> list[Pause]:

@@ -106,8 +106,7 @@ class MigrateTables(Operation):
                 return dropping(there, known)
             if there.noted is not None and there.noted not in known:
                 raise newer_than(there, known[-1])
-            # Tables that are missing cannot be altered. The first migration drops the others.
-            return Plan(runs_revisions=not there.missing)
+            return Plan(runs_revisions=bool(there.tables))  # else there is nothing to alter
 
         with _migrating(schema_editor, planned) as (there, plan):
             start = there.noted or BASE

@@ -10,7 +10,7 @@ from flask import Flask
 from sqlalchemy import Engine
 from sqlalchemy.engine import URL
 
-from apscheduler_tasklock._database.url import UNUSED, as_url
+from apscheduler_tasklock._database.url import UNUSED, as_url, parse_url
 from apscheduler_tasklock.errors import TaskLockOptionError
 from apscheduler_tasklock.options import parse_switch
 
@@ -72,4 +72,4 @@ class Configuration:
             return None
         if isinstance(self.database, str):
             return self.database
-        return as_url(self.database).render_as_string(hide_password=False)
+        return parse_url(as_url(self.database)).render_as_string(hide_password=False)

@@ -417,17 +417,20 @@ def missing_tables(table: Table, missing: Sequence[Table]) -> TaskLockSchemaErro
 def old_table(table: Table, missing: str = "", beside: Table | None = None) -> TaskLockSchemaError:
     """Return the error for a table that lacks a column.
 
-    An older version made it. If it did not, ``upgrade`` says what else is wrong.
+    As a rule an older version made it. If the noted revision has the column, ``upgrade`` says so.
 
     :param table: the task lock table
     :param missing: a column that the old table lacks
     :param beside: the old table; by default the task lock table
     """
-    what = f"column {missing}" if missing else "column that this version of the library needs"
     old = table if beside is None else beside
+    problem = (
+        f"the table {old.fullname} has no column {missing}"
+        if missing
+        else f"the tables of {table.fullname} lack a column that this version of the library needs"
+    )
     return TaskLockSchemaError(
-        f"the table {old.fullname} has no {what}; "
-        f"bring it up to date with: {command(UPGRADE_COMMAND, table)}"
+        f"{problem}; bring them up to date with: {command(UPGRADE_COMMAND, table)}"
     )
 
 

@@ -208,8 +208,8 @@ def upgrading(there: There, known: Sequence[str]) -> Plan:
         lacking = _named(missing) or _lacking(there)
         if lacking:
             raise TaskLockSchemaError(
-                f"the tables are of a newer version of this library ({newer}), and "
-                f"{lacking} is missing; upgrade with that version"
+                f"the tables are of a newer version of this library ({newer}), and this version "
+                f"cannot use them, because {lacking} is missing; use that version"
             )
         return Plan(
             notes=(
@@ -310,15 +310,15 @@ def _made_otherwise(there: There, table: Table, column: str) -> TaskLockSchemaEr
     if there.noted is not None:
         return TaskLockSchemaError(
             f"the table {table.fullname} has no column {column}, although revision {there.noted}, "
-            "which has it, is noted: somebody has changed the table, or a version from before the "
-            "first release made it; restore the column, or drop the tables and create them with: "
+            "which has it, is noted; restore the column, or drop the tables and create them with: "
             f"{command(DOWNGRADE_COMMAND, there.declared)} && "
             f"{command(UPGRADE_COMMAND, there.declared)}"
         )
     return TaskLockSchemaError(
-        f"the table {table.fullname} was not made by this library (it has no column {column}, and "
-        "no revision is noted); take another name with --table, or another schema with --schema; "
-        f"or drop it: DROP TABLE {quoted_name(table)}"
+        f"the table {table.fullname} has no column {column}, and no revision is noted: it is "
+        "another program's, or of an older version of this library; take another name with "
+        "--table, or another schema with --schema, or restore the table that notes the revision, "
+        f"too: {there.versions_name}"
     )
 
 

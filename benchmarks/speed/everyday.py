@@ -14,10 +14,11 @@ from apscheduler_tasklock.demo.server import EmbeddedServer
 from benchmarks.speed.counters import STATEMENT, Count, in_server
 from benchmarks.speed.counts import LOGGED
 from benchmarks.speed.effort import Effort, progress
-from benchmarks.speed.everyday_replica import JOBS, replicas
+from benchmarks.speed.everyday_replica import JOBS
 from benchmarks.speed.report import Section, table
+from benchmarks.speed.store_replica import processes
 
-REPLICAS = 3
+REPLICA, REPLICAS = "benchmarks.speed.everyday_replica", 3
 DAY = 86_400
 
 
@@ -42,9 +43,9 @@ def run(effort: Effort) -> Section:
     section = Section(
         "An ordinary application",
         f"{REPLICAS} processes, each a replica with the same {JOBS} jobs, which do nothing. A job "
-        "is due once a minute, 3 seconds after the one before. Counted are the statements in the "
-        "server's log, and what the server counts itself, in a fleet that goes on undisturbed; the "
-        "CPU's time is that of a replica's process.",
+        "is due once a minute, 3 seconds after the one before. The statements are counted in the "
+        "server's log, and what is written by the server's own counters, while nothing disturbs "
+        "the replicas. The CPU's time is that of a replica's process.",
     )
     if not Path("/proc/self/stat").exists():
         section.tables.append("Not measured: there is no /proc/self/stat here.")
@@ -84,7 +85,7 @@ def _measure(seconds: int, warm_up: int, *, locked: bool) -> Costs:
     with EmbeddedServer(LOGGED, loopback=True) as server:
         upgrade(server.url)
         with (
-            replicas(server.url, REPLICAS, locked=locked) as pids,
+            processes(REPLICA, REPLICAS, server.url, str(int(locked))) as pids,
             psycopg.connect(server.url, autocommit=True) as own,
         ):
             time.sleep(warm_up)

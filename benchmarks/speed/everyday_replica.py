@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from apscheduler.schedulers.background import BackgroundScheduler
 
@@ -17,24 +14,6 @@ JOBS = 20
 
 def job() -> None:
     """Do nothing."""
-
-
-@contextmanager
-def replicas(url: str, count: int, *, locked: bool) -> Iterator[list[int]]:
-    """Run so many replicas, with the lock or without; yield their process ids."""
-    command = [sys.executable, "-m", "benchmarks.speed.everyday_replica", url, str(int(locked))]
-    started = [
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        for _ in range(count)
-    ]
-    try:
-        for process in started:
-            assert process.stdout is not None
-            assert process.stdout.readline() == b"ready\n", "a replica did not start"
-        yield [process.pid for process in started]
-    finally:
-        for process in started:
-            process.communicate(timeout=60)
 
 
 def main() -> None:

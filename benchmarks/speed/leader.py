@@ -11,8 +11,9 @@ from apscheduler_tasklock import upgrade
 from apscheduler_tasklock.demo.server import EmbeddedServer
 from benchmarks.speed.counts import LOGGED
 from benchmarks.speed.effort import Effort, progress
-from benchmarks.speed.leader_replica import PERIOD, TASKS, fleet
+from benchmarks.speed.leader_replica import PERIOD, TASKS
 from benchmarks.speed.report import Goal, Section, table
+from benchmarks.speed.store_replica import processes
 from tests.support.faults import CLAIM, FIRST_CLAIM, READ, RELEASE, TAKEOVER
 
 # Processes, and replicas in each.
@@ -66,11 +67,11 @@ def run(effort: Effort) -> Section:
     rows, found = [], {}
     # Each fleet takes a minute until it is known, so the quick form leaves the comparison out.
     for leader in effort.of((True, False), (True,)):
-        for processes, schedulers in FLEETS:
-            replicas = processes * schedulers
+        for count, schedulers in FLEETS:
+            replicas = count * schedulers
             with_or_without = "in leader mode" if leader else "without"
             progress(f"{replicas} replicas, {with_or_without}")
-            sent = _count(processes, schedulers, effort.of(120, 32), leader=leader)
+            sent = _count(count, schedulers, effort.of(120, 32), leader=leader)
             found[replicas, leader] = sent
             rows.append(
                 [
@@ -83,7 +84,7 @@ def run(effort: Effort) -> Section:
             )
     header = ["", "claims of a window", "refusals", "reads a second", "renewals a second"]
     section.tables.append(table(header, rows))
-    small, large = (found[processes * schedulers, True].claims for processes, schedulers in FLEETS)
+    small, large = (found[count * schedulers, True].claims for count, schedulers in FLEETS)
     section.goals.append(
         Goal(
             "claims of a window in leader mode, of the large fleet beside the small one",
@@ -95,11 +96,12 @@ def run(effort: Effort) -> Section:
     return section
 
 
-def _count(processes: int, schedulers: int, seconds: int, *, leader: bool) -> Sent:
+def _count(count: int, schedulers: int, seconds: int, *, leader: bool) -> Sent:
     """Let the tasks come due for so many seconds, and return what was sent."""
     with EmbeddedServer(_SETTINGS, loopback=True) as server:
         upgrade(server.url)
-        with fleet(server.url, processes, schedulers, leader=leader):
+        arguments = (server.url, str(schedulers), str(int(leader)))
+        with processes("benchmarks.speed.leader_replica", count, *arguments):
             time.sleep(KNOWN_AFTER)
             begun = time.time()
             time.sleep(seconds + 1)

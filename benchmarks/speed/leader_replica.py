@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from apscheduler.schedulers.background import BackgroundScheduler
 
@@ -29,25 +26,6 @@ def make_scheduler(url: str, *, leader: bool) -> BackgroundScheduler:
         second = f"{number * PERIOD // TASKS}-59/{PERIOD}"
         scheduler.add_job(job, "cron", second=second, id=f"job-{number}")
     return scheduler
-
-
-@contextmanager
-def fleet(url: str, processes: int, schedulers: int, *, leader: bool) -> Iterator[None]:
-    """Run so many processes with so many replicas each."""
-    command = [sys.executable, "-m", "benchmarks.speed.leader_replica"]
-    arguments = [url, str(schedulers), str(int(leader))]
-    started = [
-        subprocess.Popen([*command, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        for _ in range(processes)
-    ]
-    try:
-        for process in started:
-            assert process.stdout is not None
-            assert process.stdout.readline() == b"ready\n", "a replica did not start"
-        yield
-    finally:
-        for process in started:
-            process.communicate(timeout=60)
 
 
 def main() -> None:

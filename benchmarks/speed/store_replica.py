@@ -133,6 +133,24 @@ def main() -> None:
     run_until_input_ends([make_scheduler(url, max_workers=10) for _ in range(count)])
 
 
+@contextmanager
+def processes(module: str, count: int, *arguments: str) -> Iterator[list[int]]:
+    """Run a module that calls :func:`run_until_input_ends` so many times; yield the process ids."""
+    command = [sys.executable, "-m", module, *arguments]
+    started = [
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        for _ in range(count)
+    ]
+    try:
+        for process in started:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"ready\n", "a replica did not start"
+        yield [process.pid for process in started]
+    finally:
+        for process in started:
+            process.communicate(timeout=60)
+
+
 def run_until_input_ends(schedulers: Sequence[Any]) -> None:
     """Run schedulers until standard input ends, and say when they have started."""
     for scheduler in schedulers:

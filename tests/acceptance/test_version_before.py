@@ -21,7 +21,10 @@ import pytest
 from apscheduler_tasklock import TaskLocks
 from apscheduler_tasklock.schema.migrations import upgrade
 from tests.acceptance.conftest import ReplicaProcess, Run
+from tests.distribution.release import version_in
+from tests.released import RELEASES
 from tests.support.polling import eventually
+from tests.support.programs import UnavailableError, skip_or_fail
 
 pytestmark = pytest.mark.slow
 
@@ -41,11 +44,14 @@ Start = Callable[..., ReplicaProcess]
 def release(checkout: Path) -> str:
     """The tag of the newest release before this commit, which may have a tag of its own."""
     if shutil.which("git") is None:
-        pytest.skip("releases are tags in the history, and git is not installed")
+        skip_or_fail(UnavailableError("releases are tags in the history, and git is not installed"))
     command = ["git", "describe", "--tags", "--abbrev=0", "--match=v[0-9]*", "HEAD^"]
     found = subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=False)
     if found.returncode:
-        pytest.skip("no release")
+        version = version_in((checkout / "pyproject.toml").read_text())
+        if set(RELEASES) - {version}:
+            skip_or_fail(UnavailableError("the history has no tag of a release: git fetch --tags"))
+        pytest.skip("there is no release before this version")
     return found.stdout.strip()
 
 

@@ -12,6 +12,12 @@ from pathlib import Path
 CHECKOUT = Path(__file__).parent.parent.parent
 
 
+def version_in(pyproject: str) -> str:
+    """Return the version in the text of pyproject.toml."""
+    [version] = re.findall(r'^version = "(.+)"$', pyproject, re.MULTILINE)
+    return str(version)
+
+
 def notes_of(tag: str, pyproject: str, changelog: str) -> str:
     """Return what CHANGELOG.md says of the version that a tag names.
 
@@ -20,7 +26,7 @@ def notes_of(tag: str, pyproject: str, changelog: str) -> str:
     :param changelog: the text of CHANGELOG.md
     :raises ValueError: the tag, the version and the sections do not go together
     """
-    [version] = re.findall(r'^version = "(.+)"$', pyproject, re.MULTILINE)
+    version = version_in(pyproject)
     if tag != f"v{version}":
         raise ValueError(f"the tag {tag} is not v{version}, the version in pyproject.toml")
     heading = rf"^## \[?{re.escape(version)}\]? - \d{{4}}-\d{{2}}-\d{{2}}\n"

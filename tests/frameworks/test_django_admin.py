@@ -336,7 +336,7 @@ def test_what_the_library_refuses_is_shown(
     connection.execute("ALTER TABLE task_lock RENAME COLUMN overdue_at TO too_late_at")
     status, page, told = site.browse(("get", TASKS, {}))[0]
     assert status == 200
-    assert "bring it up to date with: apscheduler-tasklock upgrade" in page
+    assert "bring them up to date with: apscheduler-tasklock upgrade" in page
 
 
 def test_freeing_asks_first_and_frees_the_run_that_was_shown(

@@ -311,7 +311,8 @@ class TestNothingNoted:
         ended = getattr(ways, goes)[way]()
         assert ended.returncode == 1
         said = one_error(ended)
-        assert "the table task_lock was not made by this library" in said
+        assert "the table task_lock has no column" in said
+        assert "DROP" not in said
         assert "--table" in said
         found = connection.execute("SELECT to_regclass('task_lock') IS NOT NULL").fetchone()
         assert found == (True,)
@@ -432,7 +433,7 @@ class TestNewer:
         ended = command("upgrade")
         assert ended.returncode == 1
         assert "task_lock_run" in one_error(ended)
-        assert "upgrade with that version" in one_error(ended)
+        assert "use that version" in one_error(ended)
 
     @EACH_WAY
     def test_a_column_that_it_no_longer_has_is_left_to_that_version(
@@ -444,7 +445,7 @@ class TestNewer:
         assert ended.returncode == 1
         said = one_error(ended)
         assert "newer version of this library" in said
-        assert "the column kind of task_lock_run is missing; upgrade with that version" in said
+        assert "because the column kind of task_lock_run is missing; use that version" in said
         ended = ways.downgrades[way]()
         assert ended.returncode == 1
         assert "downgrade with that version" in one_error(ended)

@@ -14,7 +14,9 @@ from apscheduler_tasklock.schema.drift import BASE
 from apscheduler_tasklock.schema.migrations import revision_sql
 from tests.migration.conftest import described
 from tests.released import FOLDER, RELEASES
+from tests.support import rows
 
+TABLES = ("task_lock", "task_lock_run", "task_lock_job", "task_lock_replica")
 EACH_RELEASE = pytest.mark.parametrize("release", RELEASES)
 
 
@@ -38,11 +40,13 @@ class Column:
 class Columns:
     """What decides whether an older version can go on with the tables.
 
-    A rule has its name alone: one that limits all columns changes with each column.
+    A rule has its name alone: one that limits all columns changes with each column. A rule that
+    became stricter, and a trigger, are not found.
     """
 
     columns: dict[str, Column]
     rules: set[str]
+    keys: set[str]
 
     @property
     def tables(self) -> set[str]:
@@ -56,14 +60,20 @@ _COLUMNS = """
 """
 _RULES = """
     SELECT conrelid::regclass || '.' || conname FROM pg_constraint
-    WHERE connamespace = 'public'::regnamespace AND contype <> 'n'
+    WHERE connamespace = 'public'::regnamespace AND contype NOT IN ('n', 'p', 'u')
+"""
+_KEYS = """
+    SELECT indrelid::regclass || '.' || indexrelid::regclass FROM pg_index
+    JOIN pg_class ON pg_class.oid = indexrelid
+    WHERE indisunique AND relnamespace = 'public'::regnamespace
 """
 
 
 def columns_of(database_url: str) -> Columns:
     with psycopg.connect(database_url) as connection:
         columns = {name: Column(*rest) for name, *rest in connection.execute(_COLUMNS)}
-        return Columns(columns, {rule for (rule,) in connection.execute(_RULES)})
+        rules, keys = ({name for (name,) in connection.execute(query)} for query in (_RULES, _KEYS))
+        return Columns(columns, rules, keys)
 
 
 def breaks(before: Columns, after: Columns) -> Iterator[str]:
@@ -77,9 +87,10 @@ def breaks(before: Columns, after: Columns) -> Iterator[str]:
         new = after.columns[name]
         if name.partition(".")[0] in before.tables and new.is_required and not new.has_default:
             yield f"{name} may not be null, and has no default"
-    for rule in after.rules - before.rules:
+    for rule in (after.rules - before.rules) | (after.keys - before.keys):
         if rule.partition(".")[0] in before.tables:
             yield f"{rule} is a new rule"
+    yield from (f"{key} is gone" for key in before.keys - after.keys)
 
 
 def changes(name: str, old: Column, new: Column | None) -> Iterator[str]:
@@ -89,6 +100,8 @@ def changes(name: str, old: Column, new: Column | None) -> Iterator[str]:
         yield f"{name} is {new.kind}, and was {old.kind}"
     elif new.is_required and not old.is_required:
         yield f"{name} may not be null any more"
+    elif old.has_default and not new.has_default:
+        yield f"{name} has no default any more"
 
 
 @EACH_RELEASE
@@ -107,15 +120,20 @@ def test_an_upgrade_keeps_the_rows_of_a_release(
     release: str, empty_database_url: str, database_url: str
 ) -> None:
     execute(empty_database_url, schema_of(release))
-    execute(
-        empty_database_url,
-        """INSERT INTO task_lock (task_name, started_at, locked_until, window_start, window_until,
-            locked_by, claim_id, token, run_until, failover, deaths, handovers, handed_over, runs,
-            one_off)
-        VALUES ('old', now(), now(), now(), now(), 'replica', gen_random_uuid(), 1, now(), false,
-            0, 0, false, 'app:f', false)""",
-    )
-    upgrade(empty_database_url)
+    with psycopg.connect(empty_database_url, autocommit=True) as connection:
+        rows.add_task(connection, "old")
+        rows.add_run(connection, "old", 7)
+        rows.add_job(connection, "old")
+        rows.add_replica(connection, "old")
+        before = [connection.execute(f"TABLE {table}").fetchall() for table in TABLES]
+        assert all(before)
+        upgrade(empty_database_url)
+        # New columns come after the old ones.
+        kept = [
+            [row[: len(before[place][0])] for row in connection.execute(f"TABLE {table}")]
+            for place, table in enumerate(TABLES)
+        ]
+    assert kept == before
     assert described(empty_database_url) == described(database_url)
     with closing(TaskLocks(empty_database_url)) as locks:
         locks.check()
@@ -151,6 +169,18 @@ def test_replicas_of_a_release_can_use_the_newest_tables(
         (
             "ALTER TABLE task_lock ADD added text NOT NULL",
             "task_lock.added may not be null, and has no default",
+        ),
+        (
+            "ALTER TABLE task_lock ALTER failures DROP DEFAULT",
+            "task_lock.failures has no default any more",
+        ),
+        (
+            "ALTER TABLE task_lock_replica DROP CONSTRAINT task_lock_replica_pkey",
+            "task_lock_replica.task_lock_replica_pkey is gone",
+        ),
+        (
+            "CREATE UNIQUE INDEX named ON task_lock_job (func)",
+            "task_lock_job.named is a new rule",
         ),
         (
             "ALTER TABLE task_lock_job ADD CONSTRAINT named CHECK (id <> '')",

@@ -95,7 +95,7 @@ def test_its_upgrade_keeps_the_rows_and_this_version_goes_on(
     found = next_one("doctor")
     assert found.returncode != 0
     assert "has no column added" in found.stdout
-    assert "bring it up to date with: apscheduler-tasklock upgrade" in found.stdout
+    assert "bring them up to date with: apscheduler-tasklock upgrade" in found.stdout
 
     assert "task_lock is migrated" in next_one.does("upgrade")
     for version in (next_one, this):

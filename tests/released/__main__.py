@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import re
-
+from tests.distribution.release import version_in
 from tests.released import FOLDER, public_names, schema_sql
-
-PYPROJECT = FOLDER.parent.parent / "pyproject.toml"
 
 
 def main() -> None:
     """Write `schema.sql` and `public.txt`, and print where."""
-    [version] = re.findall(r'^version = "(.+)"$', PYPROJECT.read_text(), re.MULTILINE)
+    version = version_in((FOLDER.parent.parent / "pyproject.toml").read_text())
     folder = FOLDER / version
     folder.mkdir(exist_ok=True)
     (folder / "schema.sql").write_text(schema_sql())

@@ -162,7 +162,7 @@ class PgBouncer:
         if as_root:
             for path in (self._home, *self._home.iterdir()):
                 shutil.chown(path, UNPRIVILEGED_USER)
-        with (self._home / "log").open("ab") as log:
+        with (self._home / "log").open("wb") as log:
             return subprocess.Popen(
                 [*die_with_parent(), str(program), str(configuration)],
                 cwd=self._home,

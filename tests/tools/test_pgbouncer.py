@@ -9,8 +9,9 @@ import psycopg
 import pytest
 
 from tests.support import pgbouncer
-from tests.support.pgbouncer import PgBouncer, UnavailableError
+from tests.support.pgbouncer import PgBouncer
 from tests.support.postgres import Server
+from tests.support.programs import UnavailableError, skip_or_fail
 
 
 @pytest.fixture
@@ -22,11 +23,12 @@ def taken_port() -> Iterator[int]:
         yield other.getsockname()[1]
 
 
-def open_pooler(server: Server) -> PgBouncer:
+@pytest.fixture(autouse=True)
+def _needs_pgbouncer() -> None:
     try:
-        return PgBouncer(server.url, 0)
+        pgbouncer.find_program()
     except UnavailableError as unavailable:
-        pytest.skip(str(unavailable))
+        skip_or_fail(unavailable)
 
 
 def test_a_port_that_another_program_has_taken_meanwhile_is_given_up(
@@ -34,14 +36,13 @@ def test_a_port_that_another_program_has_taken_meanwhile_is_given_up(
 ) -> None:
     ports = iter([taken_port, taken_port, pgbouncer.free_port()])
     monkeypatch.setattr(pgbouncer, "free_port", lambda: next(ports))
-    with open_pooler(server) as pooler:
+    with PgBouncer(server.url, 0) as pooler:
         assert pooler.port != taken_port
         with psycopg.connect(pooler.url, connect_timeout=10) as connection:
             assert connection.execute("SELECT 1").fetchone() == (1,)
 
 
 def test_a_pooler_that_does_not_start_is_an_error_with_its_log(server: Server) -> None:
-    open_pooler(server)
     with (
         pytest.raises(AssertionError, match="unknown parameter"),
         PgBouncer(server.url, 0, {"no_such_setting": "1"}),

@@ -8,14 +8,7 @@ from typing import Any
 
 import pytest
 
-from apscheduler_tasklock import (
-    Pause,
-    Run,
-    Story,
-    TaskState,
-    TaskStatus,
-    Verdict,
-)
+from apscheduler_tasklock import Pause, Run, Story, TaskState, TaskStatus, Verdict
 from apscheduler_tasklock._words.runs import ending_in_words, run_notes
 from apscheduler_tasklock._words.stories import story_lines
 from apscheduler_tasklock._words.tasks import facts_of, trouble_of
@@ -138,7 +131,7 @@ PAUSE = Pause("ann", AT, None, "move")
     ("minutes", "task", "story", "words"),
     [
         (60, {}, HAS_RUN, f"{OF_03}, whose run ended well"),
-        (1, {}, HAS_RUN, f"{OF_03}, whose run went on then"),
+        (1, {}, HAS_RUN, f"{OF_03}, whose run was still going on"),
         (-1, {}, HAS_RUN, f"{OF_03}, whose run began later"),
         (60, {}, HAS_RUN | {"runs": (replace(WELL, outcome="died"), FAILED)}, ", whose run failed"),
         (
@@ -168,7 +161,7 @@ PAUSE = Pause("ann", AT, None, "move")
             {"verdict": Verdict.MISSED, "scheduled_at": AT, "miss": SPAN},
             "its run times around then were missed",
         ),
-        (60, {}, {}, "no run time until then is known"),
+        (60, {}, {}, "the history has no run time before that"),
         (60, {"started_at": None}, {}, "it has never run"),
         (60, {"pauses": (PAUSE,)}, HAS_RUN, f"it is paused now, and {OF_03}, whose run ended well"),
         (60, {"gone": True}, HAS_RUN, f"no live replica has it now, and {OF_03}"),

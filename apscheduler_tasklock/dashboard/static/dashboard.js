@@ -25,7 +25,7 @@
     line.className = "notice still";
     line.setAttribute("role", "status");
     line.textContent =
-      `Not refreshed since ${clock()}, because something above is open, chosen, marked or in focus.`;
+      `Not refreshed since ${clock()}, because you have opened, selected or focused something above.`;
     part.after(line);
   };
 

@@ -132,7 +132,7 @@ class TestTable:
         replica = Replica(database_url)
         with pytest.raises(
             TaskLockSchemaError,
-            match=r"the table task_lock has no column token; bring it up to date with: "
+            match=r"the table task_lock has no column token; bring them up to date with: "
             r"apscheduler-tasklock upgrade$",
         ):
             replica.scheduler.start()
@@ -147,7 +147,7 @@ class TestTable:
         ("change", "says"),
         [
             ("DROP TABLE task_lock", "does not exist"),
-            ("ALTER TABLE task_lock DROP COLUMN window_until", "has no column that this version"),
+            ("ALTER TABLE task_lock DROP COLUMN window_until", "lack a column that this version"),
         ],
     )
     def test_one_that_changes_later_is_an_error_at_each_fire(

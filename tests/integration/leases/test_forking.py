@@ -45,7 +45,7 @@ def status_of_child(do: Callable[[], object]) -> int:
     """Call a function in a forked child; return 0 if it returned, and 1 if it raised."""
     child = os.fork()
     if child == 0:  # nothing of pytest's may run here
-        faulthandler.dump_traceback_later(10, file=2)
+        faulthandler.dump_traceback_later(10, file=2)  # so that a child that hangs shows where
         try:
             do()
         except BaseException as error:  # noqa: BLE001  # whatever it is, it is told

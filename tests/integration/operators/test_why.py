@@ -258,7 +258,7 @@ class TestCommand:
             ("1s", "its last run time until then was {10}, whose run ended well"),
             ("11m", "its last run time until then was {20}, which was missed"),
             ("40m", "its last run time until then was {50}, whose run failed"),
-            ("90m", "no run time until then is known"),
+            ("90m", "the history has no run time before that"),
         ],
     )
     def test_says_first_what_became_of_the_last_run_time(
