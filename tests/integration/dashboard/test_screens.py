@@ -413,6 +413,8 @@ def test_lists_of_long_texts_are_short_and_a_run_by_itself_has_all_of_its_own(
     text = client.get("/runs?kind=schedule&outcome=error").text
     assert "begin of 50<" not in text
     assert " end of 50<" in text
+    assert "why " * 800 not in client.get("/runs").text
+    assert "why " * 800 in client.get("/runs?kind=operator").text  # 20 of them
     by_itself = [html.unescape(link) for link in re.findall('href="(runs[?]q=[^"]+)"', text)]
     assert len(by_itself) == 50
     alone = client.get(f"/{by_itself[49]}").text
