@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from apscheduler_tasklock._words.formats import Formats
 from apscheduler_tasklock._words.runs import (
@@ -112,7 +112,8 @@ def _last_run_time(story: Story, formats: Formats) -> str:
 
 def _became(runs: Sequence[Run], at: datetime) -> str:
     """Return how far the runs of a run time had come at a moment."""
-    begun = [run for run in runs if run.started_at <= at]
+    # Moments are shown in seconds, so a run that began in the second of the moment has begun.
+    begun = [run for run in runs if run.started_at < at + timedelta(seconds=1)]
     if not begun:
         return "began later"
     last = begun[-1]

@@ -57,7 +57,7 @@ class MigrateTables(Operation):
     reduces_to_sql = True
     reversible = True
 
-    def __init__(self, revision: str, before: str = BASE) -> None:
+    def __init__(self, revision: str, before: str) -> None:
         self.revision = revision
         self.before = before
 
@@ -85,7 +85,8 @@ class MigrateTables(Operation):
         if schema_editor.collect_sql:
             schema_editor.execute(_statements(self.before, self.revision), params=None)
             return
-        _upgrade(schema_editor, self.revision)
+        if not _is_done_by_others(schema_editor.connection):
+            _upgrade(schema_editor, self.revision)
 
     def database_backwards(
         self, app_label: str, schema_editor: Any, _from_state: Any, _to_state: Any
@@ -132,13 +133,22 @@ def make_anew(using: str, plan: Any = None, **_others: Any) -> None:
         return
     if not any(app == APP for app, _ in MigrationRecorder(connection).applied_migrations()):
         return
-    with connection.cursor() as cursor:
-        configured = configuration()
-        there = find(partial(_rows, cursor), configured.schema, configured.table)
-    if there.is_kept_by_others:
+    if _find(connection).is_kept_by_others:
         return
     with transaction.atomic(using=using), connection.schema_editor(atomic=False) as schema_editor:
         _upgrade(schema_editor, revisions()[-1])
+
+
+def _find(connection: Any) -> There:
+    configured = configuration()
+    with connection.cursor() as cursor:
+        return find(partial(_rows, cursor), configured.schema, configured.table)
+
+
+def _is_done_by_others(connection: Any) -> bool:
+    """Return whether a DBA has brought the tables up to date, which this role may not change."""
+    there = _find(connection)
+    return there.is_kept_by_others and not there.incomplete
 
 
 def _upgrade(schema_editor: Any, revision: str) -> None:

@@ -38,6 +38,8 @@ BASE = "base"
 
 # The SQLSTATEs of missing rights.
 _INSUFFICIENT_PRIVILEGE, _NO_SCHEMA = "42501", "3F000"
+# The SQLSTATEs of tables and columns that a revision expects and does not find, or finds already.
+_DRIFT = ("42P01", "42703", "42P07", "42701", "42704", "42710")
 
 _LOOK = """
     SELECT ours.name, namespace.nspname::text, pg_get_userbyid(found.relowner)::text,
@@ -122,6 +124,15 @@ class There:
         return None
 
     @property
+    def unknown(self) -> str:
+        """A column that this library does not declare, for a message; an empty text if none is."""
+        for table in tables_of(self.declared):
+            there = self.tables.get(table.name)
+            for column in sorted(there.columns - set(table.columns.keys())) if there else ():
+                return f"the column {column} of {table.fullname}"
+        return ""
+
+    @property
     def versions_name(self) -> str:
         """The version table's name, qualified and quoted for SQL."""
         schema = self.versions.schema if self.versions else self.declared.schema
@@ -202,28 +213,43 @@ def upgrading(there: There, known: Sequence[str]) -> Plan:
         return _from_nothing(there)
     if noted in known and noted != head:
         return Plan(runs_revisions=True)
-    missing = there.missing
     if noted not in (None, head):
-        newer = f"revision {noted}; this one knows {head} as the last"
-        lacking = _named(missing) or _lacking(there)
-        if lacking:
-            raise TaskLockSchemaError(
-                f"the tables are of a newer version of this library ({newer}), and this version "
-                f"cannot use them, because {lacking} is missing; use that version"
-            )
-        return Plan(
-            notes=(
-                f"the tables of {there.declared.fullname} are of a newer version of this library "
-                f"({newer}), and left as they are",
-            )
-        )
+        return _left_to_newer(there, head)
     if there.incomplete:
         raise _made_otherwise(there, *there.incomplete)
+    if noted is None and there.unknown:
+        return Plan(
+            notes=(
+                f"no revision is noted, and {there.unknown} is a newer version's: left as it is; "
+                "that version's `upgrade` notes the revision",
+            )
+        )
+    return _completed(there, head)
+
+
+def _left_to_newer(there: There, head: str) -> Plan:
+    newer = f"revision {there.noted}; this one knows {head} as the last"
+    lacking = _named(there.missing) or _lacking(there)
+    if lacking:
+        raise TaskLockSchemaError(
+            f"the tables are of a newer version of this library ({newer}), and this version "
+            f"cannot use them, because {lacking} is missing; use that version"
+        )
+    return Plan(
+        notes=(
+            f"the tables of {there.declared.fullname} are of a newer version of this library "
+            f"({newer}), and left as they are",
+        )
+    )
+
+
+def _completed(there: There, head: str) -> Plan:
+    """Return the plan that makes missing tables, and notes the revision if none is noted."""
     statements, notes = [], []
-    if missing:
-        statements += _creating(there, missing)
-        notes.append(f"{_named(missing)}: missing beside the other tables, and made anew")
-    if noted is None:
+    if there.missing:
+        statements += _creating(there, there.missing)
+        notes.append(f"{_named(there.missing)}: missing beside the other tables, and made anew")
+    if there.noted is None:
         statements += _noting(there, head)
         notes.append(f"no revision was noted beside the tables: noted {head}")
     return Plan(tuple(statements), notes=tuple(notes), runs_revisions=not statements)
@@ -273,8 +299,31 @@ def newer_than(there: There, head: str) -> TaskLockSchemaError:
 
 def is_of_rights(error: BaseException | None) -> bool:
     """Return whether a driver's error is about missing rights."""
-    code = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
-    return code in (_INSUFFICIENT_PRIVILEGE, _NO_SCHEMA)
+    return _code_of(error) in (_INSUFFICIENT_PRIVILEGE, _NO_SCHEMA)
+
+
+def is_of_drift(error: BaseException | None) -> bool:
+    """Return whether a driver's error says that the tables are not as the noted revision made them.
+
+    :param error: the error of a revision
+    """
+    return _code_of(error) in _DRIFT
+
+
+def _code_of(error: BaseException | None) -> str | None:
+    return getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
+
+
+def not_as_noted(there: There, said: str) -> TaskLockSchemaError:
+    """Return the error for tables that a revision cannot change.
+
+    :param said: PostgreSQL's message
+    """
+    return TaskLockSchemaError(
+        f"the tables of {there.declared.fullname} are not as revision {there.noted} has made them, "
+        f"which is noted (PostgreSQL: {said}); restore all of them and {there.versions_name} from "
+        "one dump"
+    )
 
 
 def wrong_role(there: There, what: str, said: str) -> TaskLockSchemaError:
@@ -310,15 +359,16 @@ def _made_otherwise(there: There, table: Table, column: str) -> TaskLockSchemaEr
     if there.noted is not None:
         return TaskLockSchemaError(
             f"the table {table.fullname} has no column {column}, although revision {there.noted}, "
-            "which has it, is noted; restore the column, or drop the tables and create them with: "
+            "which has it, is noted; restore the column, or drop the tables with all stored jobs, "
+            "pauses and the history, and create them with: "
             f"{command(DOWNGRADE_COMMAND, there.declared)} && "
             f"{command(UPGRADE_COMMAND, there.declared)}"
         )
     return TaskLockSchemaError(
         f"the table {table.fullname} has no column {column}, and no revision is noted: it is "
-        "another program's, or of an older version of this library; take another name with "
-        "--table, or another schema with --schema, or restore the table that notes the revision, "
-        f"too: {there.versions_name}"
+        "an older version's of this library, whose `upgrade` notes the revision and has to be run "
+        "first, or another program's: take another name with --table, or another schema with "
+        "--schema"
     )
 
 

@@ -24,7 +24,7 @@ from apscheduler_tasklock._database.connection import connect_parameters
 from apscheduler_tasklock._database.sqlstates import one_line
 from apscheduler_tasklock._database.url import parse_url
 from apscheduler_tasklock._values import logger_of
-from apscheduler_tasklock.errors import TaskLockError
+from apscheduler_tasklock.errors import TaskLockError, TaskLockSchemaError
 from apscheduler_tasklock.schema.check import DOWNGRADE_COMMAND, UPGRADE_COMMAND
 from apscheduler_tasklock.schema.drift import (
     BASE,
@@ -32,9 +32,11 @@ from apscheduler_tasklock.schema.drift import (
     Plan,
     There,
     dropping,
+    is_of_drift,
     is_of_rights,
     look,
     newer_than,
+    not_as_noted,
     upgrading,
     wrong_role,
 )
@@ -305,19 +307,47 @@ def run_migrations(context: MigrationContext, schema: str | None, table: str) ->
     plan = _plan(context, there)
     before = context.get_current_heads()
     try:
-        for statement in plan.statements:
-            connection.execute(_as_it_is(statement))
-        if plan.runs_revisions:
-            if schema is not None and there.schema is None and not _to_base(context):
-                connection.execute(CreateSchema(schema, if_not_exists=True))
-            context.run_migrations(op=Operations(context), table=table, schema=schema)
+        _carry_out(plan, context, there, schema, table)
     except DBAPIError as error:
-        if error.orig is None or not is_of_rights(error.orig):
+        explained = _explained(error, there, context)
+        if explained is None:
             raise
-        what = DOWNGRADE_COMMAND if _to_base(context) else UPGRADE_COMMAND
-        raise wrong_role(there, what, one_line(error.orig)) from error
+        raise explained from error
     changed = bool(plan.statements) or context.get_current_heads() != before
     return Migrated(changed, plan.notes)
+
+
+def _carry_out(
+    plan: Plan, context: MigrationContext, there: There, schema: str | None, table: str
+) -> None:
+    connection = context.connection
+    assert connection is not None
+    for statement in plan.statements:
+        connection.execute(_as_it_is(statement))
+    if not plan.runs_revisions:
+        return
+    if schema is not None and there.schema is None and not _to_base(context):
+        connection.execute(CreateSchema(schema, if_not_exists=True))
+    context.run_migrations(op=Operations(context), table=table, schema=schema)
+    if not _to_head(context):
+        return
+    # A table of an earlier revision may be missing.
+    _, *known = revisions()
+    for statement in upgrading(look(partial(_rows, connection), schema, table), known).statements:
+        connection.execute(_as_it_is(statement))
+
+
+def _explained(
+    error: DBAPIError, there: There, context: MigrationContext
+) -> TaskLockSchemaError | None:
+    if error.orig is None:
+        return None
+    if is_of_drift(error.orig):
+        return not_as_noted(there, one_line(error.orig))
+    if is_of_rights(error.orig):
+        what = DOWNGRADE_COMMAND if _to_base(context) else UPGRADE_COMMAND
+        return wrong_role(there, what, one_line(error.orig))
+    return None
 
 
 def _plan(context: MigrationContext, there: There) -> Plan:
@@ -334,6 +364,10 @@ def _plan(context: MigrationContext, there: There) -> Plan:
     elif what in ("upgrade", "to_revision"):
         return upgrading(there, known)
     return Plan(runs_revisions=True)  # also for `alembic stamp`
+
+
+def _to_head(context: MigrationContext) -> bool:
+    return context.opts.get("destination_rev") in ("head", "heads", revisions()[-1])
 
 
 def _to_base(context: MigrationContext) -> bool:

@@ -103,6 +103,44 @@ def test_its_upgrade_keeps_the_rows_and_this_version_goes_on(
     assert "newer version of this library" in this.does("upgrade")
 
 
+def test_a_table_that_is_missing_before_its_upgrade_is_made_anew(
+    this: Release, next_one: Release, empty_database_url: str
+) -> None:
+    next_one.does("upgrade")
+    made = described(empty_database_url)
+    next_one.does("downgrade", "--yes")
+    this.does("upgrade")
+    with psycopg.connect(empty_database_url) as connection:
+        connection.execute("DROP TABLE task_lock_run")
+    next_one.does("upgrade")
+    assert described(empty_database_url) == made
+
+
+@pytest.mark.parametrize("damage", ["DROP TABLE task_lock", "ALTER TABLE task_lock ADD added text"])
+def test_tables_that_its_revision_cannot_change_are_one_error_with_what_to_do(
+    this: Release, next_one: Release, empty_database_url: str, damage: str
+) -> None:
+    this.does("upgrade")
+    with psycopg.connect(empty_database_url) as connection:
+        connection.execute(damage)
+    ended = next_one("upgrade")
+    assert ended.returncode == 1
+    assert "are not as revision" in ended.stderr
+    assert "from one dump" in ended.stderr
+
+
+def test_this_version_notes_no_revision_beside_its_tables(
+    this: Release, next_one: Release, empty_database_url: str
+) -> None:
+    next_one.does("upgrade")
+    with psycopg.connect(empty_database_url, autocommit=True) as connection:
+        [noted] = connection.execute("DELETE FROM task_lock_alembic_version RETURNING *").fetchall()
+        said = this.does("upgrade")
+        assert "the column added of task_lock is a newer version's: left as it is" in said
+        next_one.does("upgrade")
+        assert connection.execute("TABLE task_lock_alembic_version").fetchall() == [noted]
+
+
 def test_it_goes_back_to_nothing_where_a_table_is_missing(
     next_one: Release, empty_database_url: str
 ) -> None:

@@ -132,6 +132,12 @@ PAUSE = Pause("ann", AT, None, "move")
     [
         (60, {}, HAS_RUN, f"{OF_03}, whose run ended well"),
         (1, {}, HAS_RUN, f"{OF_03}, whose run was still going on"),
+        (
+            0,
+            {},
+            HAS_RUN | {"runs": (replace(WELL, started_at=AT + timedelta(seconds=0.2)),)},
+            f"{OF_03}, whose run was still going on",
+        ),
         (-1, {}, HAS_RUN, f"{OF_03}, whose run began later"),
         (60, {}, HAS_RUN | {"runs": (replace(WELL, outcome="died"), FAILED)}, ", whose run failed"),
         (

@@ -23,7 +23,7 @@ class Migration(migrations.Migration):
     initial = True
     dependencies: ClassVar[list[tuple[str, str]]] = []
     operations: ClassVar[list[Any]] = [
-        MigrateTables("0001"),
+        MigrateTables("0001", "base"),
         migrations.CreateModel(
             name="Task",
             fields=[

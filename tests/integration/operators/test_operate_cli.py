@@ -24,6 +24,7 @@ from psycopg import sql
 from apscheduler_tasklock import TaskLocks, task_lock
 from tests.support.commands import (
     COMMAND,
+    ROOT,
     Answer,
     Command,
     OnTerminal,
@@ -1675,3 +1676,18 @@ def test_what_hold_holds_is_shown(
         [row] = command("status").cells
     assert [cell.strip() for cell in row[:3]] == ["held", "running", "hold"]
     assert "holder" in row
+
+
+def test_a_psycopg_without_libpq_is_one_line_that_says_what_to_install() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "apscheduler_tasklock", "--help"],
+        env={**os.environ, "PSYCOPG_IMPL": "c"},  # which is not installed
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr.count("\n") == 1
+    assert "pip install 'apscheduler-tasklock[binary]'" in ended.stderr
