@@ -343,7 +343,7 @@ class TestLostAnswers:
         then: str,
     ) -> None:
         """Of a job that then runs nowhere, it is handed over to those that were refused."""
-        locks = make_locks(proxy.url, claim_timeout=0.5)
+        locks = make_locks(proxy.url, claim_timeout=2)  # enough for the server on a busy machine
         held(locks, "connects")
         known_task("task")
         proxy.to_client = lambda _data: None  # no answer gets through any more
