@@ -46,7 +46,7 @@ class Columns:
 
     columns: dict[str, Column]
     rules: set[str]
-    keys: set[str]
+    indexes: dict[str, bool]
 
     @property
     def tables(self) -> set[str]:
@@ -62,18 +62,17 @@ _RULES = """
     SELECT conrelid::regclass || '.' || conname FROM pg_constraint
     WHERE connamespace = 'public'::regnamespace AND contype NOT IN ('n', 'p', 'u')
 """
-_KEYS = """
-    SELECT indrelid::regclass || '.' || indexrelid::regclass FROM pg_index
-    JOIN pg_class ON pg_class.oid = indexrelid
-    WHERE indisunique AND relnamespace = 'public'::regnamespace
+_INDEXES = """
+    SELECT indrelid::regclass || '.' || indexrelid::regclass, indisunique FROM pg_index
+    JOIN pg_class ON pg_class.oid = indexrelid WHERE relnamespace = 'public'::regnamespace
 """
 
 
 def columns_of(database_url: str) -> Columns:
     with psycopg.connect(database_url) as connection:
         columns = {name: Column(*rest) for name, *rest in connection.execute(_COLUMNS)}
-        rules, keys = ({name for (name,) in connection.execute(query)} for query in (_RULES, _KEYS))
-        return Columns(columns, rules, keys)
+        rules = {name for (name,) in connection.execute(_RULES)}
+        return Columns(columns, rules, dict(connection.execute(_INDEXES).fetchall()))
 
 
 def breaks(before: Columns, after: Columns) -> Iterator[str]:
@@ -87,10 +86,11 @@ def breaks(before: Columns, after: Columns) -> Iterator[str]:
         new = after.columns[name]
         if name.partition(".")[0] in before.tables and new.is_required and not new.has_default:
             yield f"{name} may not be null, and has no default"
-    for rule in (after.rules - before.rules) | (after.keys - before.keys):
+    keys = {name for name, is_unique in after.indexes.items() if is_unique}
+    for rule in (after.rules - before.rules) | (keys - before.indexes.keys()):
         if rule.partition(".")[0] in before.tables:
             yield f"{rule} is a new rule"
-    yield from (f"{key} is gone" for key in before.keys - after.keys)
+    yield from (f"{name} is gone" for name in before.indexes.keys() - after.indexes.keys())
 
 
 def changes(name: str, old: Column, new: Column | None) -> Iterator[str]:
@@ -178,6 +178,7 @@ def test_replicas_of_a_release_can_use_the_newest_tables(
             "ALTER TABLE task_lock_replica DROP CONSTRAINT task_lock_replica_pkey",
             "task_lock_replica.task_lock_replica_pkey is gone",
         ),
+        ("DROP INDEX task_lock_job_due", "task_lock_job.task_lock_job_due is gone"),
         (
             "CREATE UNIQUE INDEX named ON task_lock_job (func)",
             "task_lock_job.named is a new rule",

@@ -11,11 +11,14 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterator
+from enum import Enum
 from importlib import import_module
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import apscheduler_tasklock
+from apscheduler_tasklock.options import DEFAULTS
 from apscheduler_tasklock.schema.drift import BASE
 from apscheduler_tasklock.schema.migrations import revision_sql
 from docs.commands import commands, option_strings
@@ -52,6 +55,12 @@ def public_names() -> list[str]:
     """Return this version's public names, parameters, commands and options, one a line."""
     found = {f"apscheduler_tasklock.{name}" for name in apscheduler_tasklock.__all__}
     found |= {line for entry in entries(API.read_text()) for line in lines_of(entry)}
+    found |= {
+        f"job option {name} is {value!r} by default" for name, value in vars(DEFAULTS).items()
+    }
+    for group in ("apscheduler.executors", "apscheduler.jobstores"):
+        ours = {each.name for each in entry_points(group=group) if "tasklock" in each.value}
+        found |= {f"{group} {name}" for name in ours}
     for name, parser in commands().items():
         found |= {f"$ {name}", *(f"$ {name} {option}" for option in option_strings(parser))}
     return sorted(found)
@@ -90,12 +99,16 @@ def lines_of(entry: Entry) -> Iterator[str]:
         yield from (f"{name}{parameter}" for parameter in _parameters(value))
     if not inspect.isclass(value):
         return
+    if issubclass(value, Exception):
+        yield from (f"{name} is {base.__name__}" for base in value.__mro__[1:-2])
     if members is None:
         members = [*getattr(value, "__members__", _documented(value))]
         members = [each for each in members if each not in hidden]
     yield from (f"{name}.{each}" for each in re.findall(r":ivar (\w+):", value.__doc__ or ""))
     for each in members:
         yield f"{name}.{each}"
+        if issubclass(value, Enum):
+            yield f"{name}.{each} is {value[each].value!r}"
         member = inspect.getattr_static(value, each)
         if inspect.isfunction(member):
             yield from (f"{name}.{each}{parameter}" for parameter in _parameters(member))
@@ -121,5 +134,7 @@ def _parameters(value: Any) -> Iterator[str]:
         yield f"({each.name})"
         if each.default is not each.empty:
             yield f"({each.name}) may be left out"
+        if isinstance(each.default, (bool, int, float, str)):
+            yield f"({each.name}) is {each.default!r} by default"
         if each.kind is not each.KEYWORD_ONLY:
             yield f"({each.name}) may be given by place"

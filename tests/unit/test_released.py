@@ -51,6 +51,10 @@ def test_a_name_of_each_kind_is_told() -> None:
         "apscheduler_tasklock.options.LockOptions.max_factor",
         "apscheduler_tasklock.flask.mount_dashboard(path)",
         "$ runs --since",
+        "apscheduler_tasklock.TaskLockExecutor(claim_timeout) is 10 by default",
+        "apscheduler_tasklock.TaskState.PAUSED is 'paused'",
+        "apscheduler_tasklock.TaskLockSchemaError is TaskLockError",
+        "apscheduler.executors tasklock",
     ):
         assert name in names
 
