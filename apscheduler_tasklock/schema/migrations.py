@@ -307,34 +307,37 @@ def run_migrations(context: MigrationContext, schema: str | None, table: str) ->
     plan = _plan(context, there)
     before = context.get_current_heads()
     try:
-        _carry_out(plan, context, there, schema, table)
+        notes = _carry_out(plan, context, there, schema, table)
     except DBAPIError as error:
         explained = _explained(error, there, context)
         if explained is None:
             raise
         raise explained from error
     changed = bool(plan.statements) or context.get_current_heads() != before
-    return Migrated(changed, plan.notes)
+    return Migrated(changed, notes)
 
 
 def _carry_out(
     plan: Plan, context: MigrationContext, there: There, schema: str | None, table: str
-) -> None:
+) -> tuple[str, ...]:
+    """Execute a plan, and return the notes for the user."""
     connection = context.connection
     assert connection is not None
     for statement in plan.statements:
         connection.execute(_as_it_is(statement))
     if not plan.runs_revisions:
-        return
+        return plan.notes
     if schema is not None and there.schema is None and not _to_base(context):
         connection.execute(CreateSchema(schema, if_not_exists=True))
     context.run_migrations(op=Operations(context), table=table, schema=schema)
     if not _to_head(context):
-        return
+        return plan.notes
     # A table of an earlier revision may be missing.
     _, *known = revisions()
-    for statement in upgrading(look(partial(_rows, connection), schema, table), known).statements:
+    completing = upgrading(look(partial(_rows, connection), schema, table), known)
+    for statement in completing.statements:
         connection.execute(_as_it_is(statement))
+    return (*plan.notes, *completing.notes)
 
 
 def _explained(
