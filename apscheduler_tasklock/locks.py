@@ -435,19 +435,24 @@ class TaskLocks:
         """
         return self._operate(lambda operations, cursor: operations.replicas(cursor))
 
-    def jobs(self, *patterns: str, limit: int | None = None) -> list[JobStatus]:
+    def jobs(
+        self, *patterns: str, overdue: bool = False, limit: int | None = None
+    ) -> list[JobStatus]:
         """Return the jobs of the job store by their next run times; jobs without one come last.
 
         Jobs are returned as they are stored. No function is imported, no signature is checked, and
         nothing is unpickled.
 
         :param patterns: ids, in which ``*`` and ``?`` stand for characters; none: all jobs
+        :param overdue: whether to return only the jobs that no replica has claimed in time
         :param limit: how many, at most
         :raises TaskLockSchemaError: the jobs' table is missing; the message names the remedy
         :raises TaskLockError: the database is unavailable, or rejects the statement
         """
         like = [like_of(pattern) for pattern in patterns] or None
-        return self._operate(lambda operations, cursor: operations.jobs(cursor, like, limit))
+        return self._operate(
+            lambda operations, cursor: operations.jobs(cursor, like, limit, overdue=overdue)
+        )
 
     def job_arguments(self, job_id: str) -> dict[str, Any]:
         """Return the arguments with which a job of the job store is called, by their names.

@@ -265,6 +265,9 @@ class JobState(str, Enum):
     """The job's last run time was claimed. The job is removed when that run is over."""
     PAUSED = "paused"
     """The job has no next run time, until somebody resumes the job."""
+    OVERDUE = "overdue"
+    """The job has been due for a minute or longer (for its grace time, if that is longer), and no
+    replica has claimed it, although it has no pause, and no run of its task is in the way."""
     DUE = "due"
     """The job's run time has come, and no replica has claimed the run time."""
     WAITING = "waiting"

@@ -31,8 +31,10 @@ from apscheduler_tasklock._doctor.remedies import (
     remedy_of,
 )
 from apscheduler_tasklock._lock.command_lines import library_version
+from apscheduler_tasklock._lock.operations import Operations
 from apscheduler_tasklock._lock.statements import SILENT_AFTER
 from apscheduler_tasklock._lock.words import rfc3339
+from apscheduler_tasklock._values import cut
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
 from apscheduler_tasklock.schema.check import (
     UPGRADE_COMMAND,
@@ -93,6 +95,9 @@ _MOST_DEAD_ROWS = 10_000
 # Limits the seconds that a transaction may be open. The task lock's own transactions take
 # milliseconds.
 _LONG_TRANSACTION = 2.0
+
+# Limits the overdue jobs that are named, and the characters of each id.
+_MOST_JOBS, _LONGEST_ID = 5, 100
 
 # The least number of free connections, because a deployment needs some for its new replicas.
 _FEW_CONNECTIONS = 2
@@ -203,7 +208,7 @@ class _Examination:
                 (f"writing to {table.fullname}", partial(self._writing, table))
                 for table in self._tables
             ]
-        for what, look in [*looks, ("replicas", self._replicas)]:
+        for what, look in [*looks, ("replicas", self._replicas), ("jobs", self._jobs)]:
             if self._connection.closed:  # the check before has reported this
                 return
             yield from self._guarded(what, look)
@@ -458,6 +463,18 @@ class _Examination:
             if entry:  # anybody who can write the table may have written NULL
                 yield _rejected(entry, replicas)
 
+    def _jobs(self) -> Iterator[Finding]:
+        """Yield a finding about overdue jobs of the job store, of which no replica may tell."""
+        tables = (job_table(self._task_lock), self._task_lock)
+        if not all(self._may_use(table, "SELECT") for table in tables):
+            return  # because an earlier check has reported the problem
+        with self._in_transaction():
+            found = Operations(self._task_lock).jobs(
+                self._cursor, limit=_MOST_JOBS + 1, overdue=True
+            )
+        if found:
+            yield _overdue_jobs([job.id for job in found])
+
 
 def _wrong(what: str, error: TaskLockError, says: str = "") -> Finding:
     """Return a finding from an error whose message has the remedy behind a semicolon."""
@@ -478,6 +495,19 @@ def _rejected(entry: str, replicas: Sequence[str]) -> Finding:
         "a table: run no command in it that you do not know"
     )
     return Finding("rejected", "wrong", says, remedy)
+
+
+def _overdue_jobs(ids: Sequence[str]) -> Finding:
+    more = " and more" if len(ids) > _MOST_JOBS else ""
+    names = ", ".join(json.dumps(cut(job_id, _LONGEST_ID)) for job_id in ids[:_MOST_JOBS])
+    return Finding(
+        "jobs",
+        "wrong",
+        f"overdue in the job store, because no replica claims them: {names}{more}",
+        "see the replicas' logs, in which each replica names a job that it does not run, with the "
+        "reason, such as a function that cannot be imported; without such a line, see whether a "
+        "live replica has a TaskLockJobStore and the job's executor",
+    )
 
 
 def blocking(what: str, blocker: Blocker) -> Finding:

@@ -44,6 +44,7 @@ from apscheduler_tasklock._lock.statements import (
     IS_TASK,
     JUST_BEFORE,
     LEADER_NAMESPACE,
+    MAY_BE_CLAIMED,
     NEVER,
     ROW_COLUMNS,
     SHORTEST_WAIT,
@@ -54,6 +55,7 @@ from apscheduler_tasklock._lock.statements import (
     for_template,
     listed_pauses,
 )
+from apscheduler_tasklock._lock.statements.conditions import paused_with_all
 from apscheduler_tasklock._lock.stories import story_of
 from apscheduler_tasklock.errors import (
     TaskLockNotFoundError,
@@ -210,10 +212,21 @@ _NO_REPLICAS = """
            false AS heard, NULL::timestamptz AS stopped_at, NULL::timestamptz AS seen_at WHERE false
 """
 
+# Whether a due job of the job store can be claimed, as the read of due jobs decides.
+_CAN_BE_CLAIMED = f"""((lock.task_name IS NULL OR {MAY_BE_CLAIMED})
+    AND NOT {paused_with_all("COALESCE(job.task_name, '')")}
+    AND {IS_RETRY_PENDING} IS NOT TRUE)"""
+# Whether a due job could have been claimed for longer than its grace time. The time before the end
+# of the task's last run, or of its last pause, does not count.
+_IS_OVERDUE_JOB = f"""({_CAN_BE_CLAIMED}
+    AND now() - GREATEST(
+            job.next_run_time, COALESCE(lock.finished_at, lock.locked_until), {_LAST_PAUSE_UNTIL})
+        > GREATEST(lock.overdue_at - lock.due_at, interval '1 minute'))"""
 _JOB_STATE = f"""
     CASE WHEN job.ended AND {IS_RETRY_PENDING} THEN 'retrying'
          WHEN job.ended THEN 'ended' WHEN job.next_run_time IS NULL THEN 'paused'
-         WHEN job.next_run_time <= now() THEN 'due' ELSE 'waiting' END
+         WHEN job.next_run_time > now() THEN 'waiting'
+         WHEN {_IS_OVERDUE_JOB} THEN 'overdue' ELSE 'due' END
 """
 
 # The arguments of a stored job, if they are stored as JSON. The store writes a dict that has the
@@ -371,7 +384,8 @@ class Operations:
                    CASE WHEN {_LAST_PAUSE_UNTIL} > now() AND NOT {_HAS_ENDLESS_PAUSE}
                         THEN {_LAST_PAUSE_UNTIL} END AS task_paused_until
             FROM {self._jobs_name} AS job LEFT JOIN {name} AS lock USING (task_name)
-            WHERE %(like)s::text[] IS NULL OR job.id LIKE ANY (%(like)s::text[])
+            WHERE (%(like)s::text[] IS NULL OR job.id LIKE ANY (%(like)s::text[]))
+                  AND NOT (%(overdue)s::boolean AND {_JOB_STATE} <> 'overdue')
             ORDER BY job.next_run_time NULLS LAST, job.id LIMIT %(limit)s
         """)
         self._job_arguments = Statement(f"""
@@ -906,14 +920,22 @@ class Operations:
         ]
 
     def jobs(
-        self, cursor: Any, like: Sequence[str] | None = None, limit: int | None = None
+        self,
+        cursor: Any,
+        like: Sequence[str] | None = None,
+        limit: int | None = None,
+        *,
+        overdue: bool = False,
     ) -> list[JobStatus]:
         """Return jobs of the job store by their next run times; jobs without one come last.
 
         :param like: patterns of ids, as for SQL's ``LIKE``; ``None`` for all
+        :param overdue: whether to return only the overdue jobs
         """
         cursor.row_factory = dict_row
-        rows = self._run(cursor, self._jobs, like=_list(like), limit=limit).fetchall()
+        # As for a database that has answered for a while, so that a dead run is in the way.
+        asked = {"like": _list(like), "limit": limit, "overdue": overdue, "stable": True}
+        rows = self._run(cursor, self._jobs, **asked).fetchall()
         return [_job_status(row) for row in rows]
 
     def job_arguments(self, cursor: Any, job_id: str) -> dict[str, Any]:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from apscheduler_tasklock._lock.words import printable, rfc3339
 from apscheduler_tasklock._values import cut
 from apscheduler_tasklock.cli.exits import message_of
 from apscheduler_tasklock.cli.output import print_json
-from apscheduler_tasklock.cli.target import patterns_of, task_locks, unmatched
+from apscheduler_tasklock.cli.target import name_of, patterns_of, task_locks, unmatched
 from apscheduler_tasklock.errors import TaskLockError
 from apscheduler_tasklock.locks import TaskLocks
-from apscheduler_tasklock.status import ReplicaStatus, TaskState, TaskStatus
+from apscheduler_tasklock.status import JobState, JobStatus, ReplicaStatus, TaskState, TaskStatus
 
 OK = 0
 WARNING = 1
@@ -45,6 +46,11 @@ _MOST_NAMES = 5
 # Limits the characters of a task's name and its detail together.
 _LONGEST_NAMED = 300
 
+# Limits the overdue jobs of the job store that are read.
+_MOST_JOBS = 1000
+
+_Row = TypeVar("_Row")
+
 _ALARMS = (TaskState.OVERDUE, TaskState.DEAD, TaskState.TOO_LONG)
 _WARNINGS = (
     TaskState.UNREADABLE,
@@ -59,7 +65,7 @@ _WARNINGS = (
 class Problem:
     """What is wrong with a task.
 
-    :ivar task: the task's name
+    :ivar task: the task's name; of a stored job that no replica has claimed so far, the job's id
     :ivar problem: the name of the task's state
     :ivar detail: how late the task is, or on which replica it runs, in words
     :ivar exit_status: the exit status of the command if no other problem is worse
@@ -95,16 +101,36 @@ def check(options: argparse.Namespace) -> int:
         tasks = locks.tasks(*patterns)
         if not tasks:
             locks.check()  # because a policy may hide the rows
-        replicas = _replicas(locks)
-    names = [task.name for task in tasks]
-    verdict = judge(tasks, unmatched(patterns, names), datetime.now(timezone.utc), replicas)
+        replicas = _read(locks.replicas)
+        jobs = _overdue_jobs(options, locks, patterns)
+    missing = unmatched(patterns, [*jobs, *(task.name for task in tasks)])
+    verdict = judge(tasks, missing, datetime.now(timezone.utc), replicas, jobs)
     return _tell(verdict, as_json=options.json)
 
 
-def _replicas(locks: TaskLocks) -> Sequence[ReplicaStatus]:
-    """Return the replicas; none if their table cannot be read, which says nothing of the tasks."""
+def _overdue_jobs(
+    options: argparse.Namespace, locks: TaskLocks, patterns: Sequence[str]
+) -> dict[str, JobStatus]:
+    """Return the stored jobs that are overdue, by the names of their tasks.
+
+    A job that no replica has claimed so far may lack its task's name. Its id then stands for the
+    name, in whichever namespace was asked for.
+    """
+    found = {
+        job.task or name_of(options, job.id): job
+        for job in _read(partial(locks.jobs, overdue=True, limit=_MOST_JOBS))
+    }
+    return {
+        name: job
+        for name, job in found.items()
+        if not patterns or len(unmatched(patterns, [name])) < len(patterns)
+    }
+
+
+def _read(read: Callable[[], Sequence[_Row]]) -> Sequence[_Row]:
+    """Return rows; none if their table cannot be read, which says nothing of the tasks."""
     try:
-        return locks.replicas()
+        return read()
     except TaskLockError:
         return ()
 
@@ -125,14 +151,20 @@ def judge(
     missing: Sequence[str],
     now: datetime,
     replicas: Sequence[ReplicaStatus] = (),
+    jobs: Mapping[str, JobStatus] | None = None,
 ) -> Verdict:
     """Return the answer to a monitor about these tasks.
 
     :param missing: patterns that no task matches
     :param now: this machine's time
     :param replicas: the replicas, of which some may be in leader mode
+    :param jobs: the stored jobs that are overdue, by the names of their tasks
     """
     problems = [problem for task in tasks if (problem := problem_of(task, now)) is not None]
+    told = {problem.task for problem in problems if problem.exit_status == CRITICAL}
+    late = {name: job for name, job in (jobs or {}).items() if name not in told}
+    problems = [problem for problem in problems if problem.task not in late]
+    problems += [_of_job(name, job, now) for name, job in late.items()]
     status = max((problem.exit_status for problem in problems), default=OK)
     parts = _parts(problems)
     noted = [*_forgotten_pauses(tasks, now), *_without_leader(tasks, replicas)]
@@ -199,6 +231,12 @@ def problem_of(task: TaskStatus, now: datetime) -> Problem | None:
     if task.state in _ALARMS and not _may_be_taken_over(task, now):
         return Problem(task.name, task.state.value, _detail(task), CRITICAL)
     return _warning_of(task)
+
+
+def _of_job(name: str, job: JobStatus, now: datetime) -> Problem:
+    late_by = 0.0 if job.next_run_time is None else (now - job.next_run_time).total_seconds()
+    detail = f"by {late_by:.0f} s, a stored job that no replica claims"
+    return Problem(name, JobState.OVERDUE.value, detail, CRITICAL)
 
 
 def _warning_of(task: TaskStatus) -> Problem | None:

@@ -29,6 +29,7 @@ _STYLES = {
     JobState.RETRYING: "yellow",
     JobState.ENDED: "cyan",
     JobState.PAUSED: "magenta",
+    JobState.OVERDUE: "bold red",
     JobState.DUE: "yellow",
     JobState.WAITING: "green",
 }

@@ -51,10 +51,10 @@ this machine, as the environment's TZ and /etc/localtime have it.
 _CHECK_STATUSES = """
 exit status: 0 all is well; 1 a task is late by more than half its grace time, or
 its last run failed, or was cut by a stop that long ago, or its row cannot be read;
-2 one is overdue, dead, or takes too long; 3 unknown, on every failure of the check
-itself. Tasks that are paused or gone never alarm, nor does what `ack` has
-acknowledged; that all tasks have been paused
-for more than a day is 1.
+2 one is overdue, dead, or takes too long, or no replica claims a job of the job
+store; 3 unknown, on every failure of the check itself. Tasks that are paused or
+gone never alarm, nor does what `ack` has acknowledged; that all tasks have been
+paused for more than a day is 1.
 """
 
 _DOCTOR_STATUSES = """

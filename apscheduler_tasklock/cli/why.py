@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import suppress
 
 from apscheduler_tasklock._words.stories import story_lines
-from apscheduler_tasklock.cli.exits import OK
+from apscheduler_tasklock.cli.exits import OK, say
 from apscheduler_tasklock.cli.output import output, print_json
 from apscheduler_tasklock.cli.target import name_of, task_locks
-from apscheduler_tasklock.status import Verdict
+from apscheduler_tasklock.errors import TaskLockError, TaskLockNotFoundError
+from apscheduler_tasklock.locks import TaskLocks
+from apscheduler_tasklock.status import JobState, JobStatus, Verdict
 
 _STYLES = {
     Verdict.RAN: "",
@@ -22,7 +25,11 @@ _STYLES = {
 def why(options: argparse.Namespace) -> int:
     """Tell what is known of a task around a moment."""
     with task_locks(options) as locks:
-        story = locks.why(name_of(options, options.task), options.at)
+        try:
+            story = locks.why(name_of(options, options.task), options.at)
+        except TaskLockNotFoundError:
+            _tell_of_job(locks, options.task)
+            raise
     if options.json:
         print_json(story)
         return OK
@@ -35,3 +42,22 @@ def why(options: argparse.Namespace) -> int:
         for place, line in enumerate(section):
             shown.print(f"{'' if place else name:<11}{line}")
     return OK
+
+
+def _tell_of_job(locks: TaskLocks, job_id: str) -> None:
+    """Say that the name is the id of a stored job, whose task has no row before its first claim."""
+    with suppress(TaskLockError):  # the error that there is no such task is told anyway
+        for job in locks.jobs(job_id):
+            if job.id == job_id:
+                say(_in_words(job))
+
+
+def _in_words(job: JobStatus) -> str:
+    told = f"the job store has a job {job.id!r}, which is {job.state.value}"
+    if job.next_run_time is not None:
+        told += f", with the run time {output().moment(job.next_run_time)}"
+    if job.state is JobState.OVERDUE:
+        told += "; `apscheduler-tasklock doctor` says what to do"
+    if job.task is not None:
+        told += f"; its task is {job.task!r}"
+    return told

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from datetime import datetime, timedelta, timezone
@@ -19,6 +20,7 @@ from apscheduler_tasklock import JobState, TaskLocks, TaskLockSchemaError
 from tests.support.commands import Command, OnTerminal
 from tests.support.polling import eventually
 from tests.support.roles import role
+from tests.support.rows import DEAD, FAILING, OVERDUE, PAUSED, RETRYING, RUNNING, add_job, add_task
 from tests.support.stored_jobs import Gate, StoreReplica, note, note_and_wait
 
 Connection = psycopg.Connection[Any]
@@ -146,6 +148,128 @@ class TestInPython:
             )
             with pytest.raises(TaskLockSchemaError, match="DELETE ON task_lock_job TO"):
                 make_task_locks(url).jobs()
+
+
+MINUTES_AGO = {"next_run_time": "now() - interval '5 min'"}
+
+
+ENDED = {"finished_at": "now() - interval '80 s'"}
+# It is to be taken over.
+DEAD_WITH_FAILOVER = {
+    **DEAD,
+    "locked_until": "now() - interval '80 s'",
+    "failover": "true",
+    "kind": "'manual'",
+    "runs": "'tests.support.stored_jobs:note'",
+}
+
+
+class TestOverdue:
+    def test_jobs_check_doctor_and_why_name_a_job_that_no_replica_claims(
+        self, replica: StoreReplica, operator: TaskLocks, command: Command
+    ) -> None:
+        past = datetime.now(timezone.utc) - timedelta(minutes=5)
+        add(replica, "waits")
+        add(replica, "sent", past, executor="elsewhere")
+        assert {job.id: job.state for job in operator.jobs()} == {
+            "sent": JobState.OVERDUE,
+            "waits": JobState.WAITING,
+        }
+        assert [job.id for job in operator.jobs(overdue=True)] == ["sent"]
+        assert operator.jobs("w*", overdue=True) == []
+        told = command("check")
+        assert told.status == 2
+        says = r"1 overdue \(sent by 3\d\d s, a stored job that no replica claims\); 0 tasks"
+        assert re.search(says, told.out)
+        assert command("check", "sent").status == 2
+        other = command("check", "w*")
+        assert (other.status, "overdue" in other.out.partition("|")[0]) == (3, False)
+        doctor = command("doctor")
+        assert doctor.status == 1
+        assert re.search(r"wrong +jobs +overdue in the job store, .*: \"sent\"\n", doctor.out)
+        why = command("why", "sent")
+        assert why.status == 3
+        assert "the job store has a job 'sent', which is overdue, with the run time " in why.err
+        assert command("why", "nothing").err.count("\n") == 1
+
+    @pytest.mark.parametrize(
+        ("changes", "state"),
+        [
+            ({}, JobState.OVERDUE),
+            (RUNNING, JobState.DUE),
+            (PAUSED, JobState.DUE),
+            (RETRYING, JobState.DUE),
+            (DEAD_WITH_FAILOVER, JobState.DUE),
+            ({**DEAD, "locked_until": "now() - interval '40 s'"}, JobState.DUE),
+            ({**DEAD, "locked_until": "now() - interval '80 s'"}, JobState.OVERDUE),
+            # Before the end of the last run, or of the last pause, it could not be claimed.
+            ({"finished_at": "now() - interval '40 s'"}, JobState.DUE),
+            ({"finished_at": "now() - interval '80 s'"}, JobState.OVERDUE),
+            ({"paused_until": "now() - interval '40 s'"}, JobState.DUE),
+            # The grace time of the task is longer.
+            ({"overdue_at": "now() + interval '14 min'"}, JobState.DUE),
+        ],
+        ids=str,
+    )
+    def test_what_keeps_a_job_from_being_claimed_makes_it_not_overdue(
+        self,
+        operator: TaskLocks,
+        connection: Connection,
+        changes: dict[str, str],
+        state: JobState,
+    ) -> None:
+        add_task(connection, "task", **{**ENDED, **changes})
+        add_job(connection, "sent", task_name="'task'", **MINUTES_AGO)
+        [job] = operator.jobs()
+        assert job.state is state
+
+    def test_all_tasks_may_be_paused_before_its_first_claim(
+        self, operator: TaskLocks, connection: Connection
+    ) -> None:
+        add_job(connection, "sent", **MINUTES_AGO)
+        operator.pause_all(duration=None, by="ann")
+        assert [job.state for job in operator.jobs()] == [JobState.DUE]
+        operator.resume_all(by="ann")
+        assert [job.state for job in operator.jobs()] == [JobState.OVERDUE]
+
+    def test_a_task_with_another_problem_is_named_once(
+        self, command: Command, connection: Connection
+    ) -> None:
+        add_task(connection, "both", **OVERDUE)
+        add_job(connection, "one", task_name="'both'", **MINUTES_AGO)
+        add_task(connection, "worse", **FAILING, **ENDED)
+        add_job(connection, "two", task_name="'worse'", **MINUTES_AGO)
+        told = command("check", "--json").json
+        assert [(each["task"], each["problem"]) for each in told["problems"]] == [
+            ("both", "overdue"),
+            ("worse", "overdue"),
+        ]
+        assert ", a stored job" not in told["problems"][0]["detail"]
+
+    def test_a_namespace_has_the_jobs_whose_namespace_is_not_known_yet(
+        self, command: Command, connection: Connection
+    ) -> None:
+        add_job(connection, "sent", **MINUTES_AGO)
+        add_task(connection, "mail.task")
+        add_job(connection, "known", task_name="'mail.task'", **MINUTES_AGO)
+        told = command("check", "--namespace", "web.", "--json").json
+        assert [each["task"] for each in told["problems"]] == ["web.sent"]
+
+    def test_many_are_named_up_to_a_limit(self, command: Command, connection: Connection) -> None:
+        for number in range(7):
+            add_job(connection, f"job-{number}", **MINUTES_AGO)
+        assert re.search(r': "job-0", .*"job-4" and more\n', command("doctor").out)
+        assert re.search(r"7 overdue \(.*, 2 more\)", command("check").out)
+
+    def test_a_monitor_may_have_no_rights_on_the_jobs(
+        self, direct_url: str, connection: Connection, command: Command
+    ) -> None:
+        add_task(connection, "sync")
+        with role(direct_url) as (name, url):
+            for table in ("task_lock", "task_lock_replica"):
+                connection.execute(f'GRANT SELECT, INSERT, UPDATE ON {table} TO "{name}"')
+            told = command("check", database=url)
+        assert (told.status, told.err) == (0, "")
 
 
 class TestCommand:
