@@ -266,8 +266,8 @@ class JobState(str, Enum):
     PAUSED = "paused"
     """The job has no next run time, until somebody resumes the job."""
     OVERDUE = "overdue"
-    """The job has been due for a minute or longer (for its grace time, if that is longer), and no
-    replica has claimed it, although it has no pause, and no run of its task is in the way."""
+    """The job has been due for longer than a minute and its ``misfire_grace_time``, and no replica
+    has claimed it, although no pause, no run and no retry of its task is in the way."""
     DUE = "due"
     """The job's run time has come, and no replica has claimed the run time."""
     WAITING = "waiting"

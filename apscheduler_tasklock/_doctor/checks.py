@@ -464,16 +464,15 @@ class _Examination:
                 yield _rejected(entry, replicas)
 
     def _jobs(self) -> Iterator[Finding]:
-        """Yield a finding about overdue jobs of the job store, of which no replica may tell."""
-        tables = (job_table(self._task_lock), self._task_lock)
-        if not all(self._may_use(table, "SELECT") for table in tables):
-            return  # because an earlier check has reported the problem
+        """Yield a finding about overdue jobs of the job store, which may have no task so far."""
+        for table in (job_table(self._task_lock), self._task_lock):
+            if not self._may_use(table, "SELECT") or self._found[table.name].lacks_columns:
+                return  # because an earlier check has reported the problem
         with self._in_transaction():
-            found = Operations(self._task_lock).jobs(
-                self._cursor, limit=_MOST_JOBS + 1, overdue=True
-            )
-        if found:
-            yield _overdue_jobs([job.id for job in found])
+            found = Operations(self._task_lock).jobs(self._cursor, overdue=True)
+        ids = [job.id for job in found if job.task is None or job.task.startswith(self._prefix)]
+        if ids:
+            yield _overdue_jobs(ids)
 
 
 def _wrong(what: str, error: TaskLockError, says: str = "") -> Finding:
@@ -499,14 +498,16 @@ def _rejected(entry: str, replicas: Sequence[str]) -> Finding:
 
 def _overdue_jobs(ids: Sequence[str]) -> Finding:
     more = " and more" if len(ids) > _MOST_JOBS else ""
-    names = ", ".join(json.dumps(cut(job_id, _LONGEST_ID)) for job_id in ids[:_MOST_JOBS])
+    shown = [cut(job_id, _LONGEST_ID) for job_id in ids[:_MOST_JOBS]]
+    names = ", ".join(json.dumps(job_id, ensure_ascii=False) for job_id in shown)
     return Finding(
         "jobs",
         "wrong",
         f"overdue in the job store, because no replica claims them: {names}{more}",
         "see the replicas' logs, in which each replica names a job that it does not run, with the "
-        "reason, such as a function that cannot be imported; without such a line, see whether a "
-        "live replica has a TaskLockJobStore and the job's executor",
+        "reason, such as a function that cannot be imported, or says that all workers are busy; "
+        "without such a line, see whether a live replica has a TaskLockJobStore and the job's "
+        "executor",
     )
 
 

@@ -55,7 +55,6 @@ from apscheduler_tasklock._lock.statements import (
     for_template,
     listed_pauses,
 )
-from apscheduler_tasklock._lock.statements.conditions import paused_with_all
 from apscheduler_tasklock._lock.stories import story_of
 from apscheduler_tasklock.errors import (
     TaskLockNotFoundError,
@@ -212,16 +211,26 @@ _NO_REPLICAS = """
            false AS heard, NULL::timestamptz AS stopped_at, NULL::timestamptz AS seen_at WHERE false
 """
 
-# Whether a due job of the job store can be claimed, as the read of due jobs decides.
+# The pauses of all tasks that concern a stored job. Before its first claim, its namespace may be
+# unknown, so each pause concerns it.
+_PAUSES_OF_JOB = """listed_pauses
+    WHERE job.task_name IS NULL OR starts_with(job.task_name, listed_pauses.namespace)"""
+# Whether nothing that is known keeps a due job from being claimed.
 _CAN_BE_CLAIMED = f"""((lock.task_name IS NULL OR {MAY_BE_CLAIMED})
-    AND NOT {paused_with_all("COALESCE(job.task_name, '')")}
+    AND NOT EXISTS (SELECT FROM (
+        SELECT until FROM {_PAUSES_OF_JOB}) AS pause WHERE COALESCE(until > now(), true))
     AND {IS_RETRY_PENDING} IS NOT TRUE)"""
-# Whether a due job could have been claimed for longer than its grace time. The time before the end
-# of the task's last run, or of its last pause, does not count.
+# The job's own grace time in seconds; null if it has none, or in a form that no replica writes.
+_MISFIRE_GRACE = """CASE WHEN jsonb_typeof(job.options -> 'misfire_grace_time'::text) = 'number'
+    THEN LEAST((job.options ->> 'misfire_grace_time'::text)::numeric, 1e9)::float8 END"""
+# Whether a due job could have been claimed for longer than its grace time. It could not before a
+# user's last change, the end of its task's last run, and the end of the last pause.
 _IS_OVERDUE_JOB = f"""({_CAN_BE_CLAIMED}
     AND now() - GREATEST(
-            job.next_run_time, COALESCE(lock.finished_at, lock.locked_until), {_LAST_PAUSE_UNTIL})
-        > GREATEST(lock.overdue_at - lock.due_at, interval '1 minute'))"""
+            job.next_run_time, job.changed_at, COALESCE(lock.finished_at, lock.locked_until),
+            lock.paused_until, (SELECT max(until) FROM {_PAUSES_OF_JOB}))
+        > GREATEST(lock.overdue_at - lock.due_at, {_MISFIRE_GRACE} * interval '1 second',
+                   interval '1 minute'))"""
 _JOB_STATE = f"""
     CASE WHEN job.ended AND {IS_RETRY_PENDING} THEN 'retrying'
          WHEN job.ended THEN 'ended' WHEN job.next_run_time IS NULL THEN 'paused'

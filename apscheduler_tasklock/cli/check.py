@@ -6,15 +6,14 @@ import argparse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from apscheduler_tasklock._lock.words import printable, rfc3339
 from apscheduler_tasklock._values import cut
 from apscheduler_tasklock.cli.exits import message_of
 from apscheduler_tasklock.cli.output import print_json
 from apscheduler_tasklock.cli.target import name_of, patterns_of, task_locks, unmatched
-from apscheduler_tasklock.errors import TaskLockError
+from apscheduler_tasklock.errors import TaskLockError, TaskLockSchemaError
 from apscheduler_tasklock.locks import TaskLocks
 from apscheduler_tasklock.status import JobState, JobStatus, ReplicaStatus, TaskState, TaskStatus
 
@@ -45,11 +44,6 @@ _MOST_NAMES = 5
 
 # Limits the characters of a task's name and its detail together.
 _LONGEST_NAMED = 300
-
-# Limits the overdue jobs of the job store that are read.
-_MOST_JOBS = 1000
-
-_Row = TypeVar("_Row")
 
 _ALARMS = (TaskState.OVERDUE, TaskState.DEAD, TaskState.TOO_LONG)
 _WARNINGS = (
@@ -101,38 +95,47 @@ def check(options: argparse.Namespace) -> int:
         tasks = locks.tasks(*patterns)
         if not tasks:
             locks.check()  # because a policy may hide the rows
-        replicas = _read(locks.replicas)
-        jobs = _overdue_jobs(options, locks, patterns)
+        replicas = _replicas(locks)
+        jobs, unknown = _overdue_jobs(options, locks, patterns)
     missing = unmatched(patterns, [*jobs, *(task.name for task in tasks)])
-    verdict = judge(tasks, missing, datetime.now(timezone.utc), replicas, jobs)
+    if missing:
+        unknown.append(f"no task matches {', '.join(map(repr, missing))}")
+    verdict = judge(tasks, unknown, datetime.now(timezone.utc), replicas, jobs)
     return _tell(verdict, as_json=options.json)
+
+
+def _replicas(locks: TaskLocks) -> Sequence[ReplicaStatus]:
+    """Return the replicas; none if their table cannot be read, which says nothing of the tasks."""
+    try:
+        return locks.replicas()
+    except TaskLockError:
+        return ()
 
 
 def _overdue_jobs(
     options: argparse.Namespace, locks: TaskLocks, patterns: Sequence[str]
-) -> dict[str, JobStatus]:
-    """Return the stored jobs that are overdue, by the names of their tasks.
+) -> tuple[dict[str, JobStatus], list[str]]:
+    """Return the stored jobs that are overdue, and why they are unknown.
 
-    A job that no replica has claimed so far may lack its task's name. Its id then stands for the
-    name, in whichever namespace was asked for.
+    They are by the names of their tasks, of which each has the job that is due the longest. A job
+    that no replica has claimed so far may lack its task's name. Its id then stands for the name, in
+    whichever namespace was asked for.
+
+    Without rights on the jobs' table, as a monitor of an application without the job store may be,
+    there are none.
     """
-    found = {
-        job.task or name_of(options, job.id): job
-        for job in _read(partial(locks.jobs, overdue=True, limit=_MOST_JOBS))
-    }
-    return {
-        name: job
-        for name, job in found.items()
-        if not patterns or len(unmatched(patterns, [name])) < len(patterns)
-    }
-
-
-def _read(read: Callable[[], Sequence[_Row]]) -> Sequence[_Row]:
-    """Return rows; none if their table cannot be read, which says nothing of the tasks."""
     try:
-        return read()
-    except TaskLockError:
-        return ()
+        jobs = locks.jobs(overdue=True)
+    except TaskLockSchemaError:
+        return {}, []
+    except TaskLockError as error:
+        return {}, [f"the stored jobs cannot be read: {message_of(error)}"]
+    found: dict[str, JobStatus] = {}
+    for job in jobs:
+        name = job.task or name_of(options, job.id)
+        if not patterns or len(unmatched(patterns, [name])) < len(patterns):
+            found.setdefault(name, job)
+    return found, []
 
 
 def answer_monitor(answer: Callable[[], int], *, as_json: bool) -> int:
@@ -148,14 +151,14 @@ def answer_monitor(answer: Callable[[], int], *, as_json: bool) -> int:
 
 def judge(
     tasks: Sequence[TaskStatus],
-    missing: Sequence[str],
+    unknown: Sequence[str],
     now: datetime,
     replicas: Sequence[ReplicaStatus] = (),
     jobs: Mapping[str, JobStatus] | None = None,
 ) -> Verdict:
     """Return the answer to a monitor about these tasks.
 
-    :param missing: patterns that no task matches
+    :param unknown: what is not known, in words, such as patterns that no task matches
     :param now: this machine's time
     :param replicas: the replicas, of which some may be in leader mode
     :param jobs: the stored jobs that are overdue, by the names of their tasks
@@ -171,10 +174,10 @@ def judge(
     if noted:
         status = max(status, WARNING)
         parts += noted
-    if missing:
+    if unknown:
         # Unknown does not replace critical, because the critical task is known.
         status = status if status == CRITICAL else UNKNOWN
-        parts.append(f"no task matches {', '.join(map(repr, missing))}")
+        parts += unknown
     count = f"{len(tasks)} task{'s' * (len(tasks) != 1)}"
     message = "; ".join([*parts, count]) if parts else count
     return Verdict(status, message, problems, _metrics(tasks, problems))
@@ -235,7 +238,8 @@ def problem_of(task: TaskStatus, now: datetime) -> Problem | None:
 
 def _of_job(name: str, job: JobStatus, now: datetime) -> Problem:
     late_by = 0.0 if job.next_run_time is None else (now - job.next_run_time).total_seconds()
-    detail = f"by {late_by:.0f} s, a stored job that no replica claims"
+    which = "a stored job" if name.endswith(job.id) else f"the stored job {job.id!r}"
+    detail = f"by {late_by:.0f} s, {which} that no replica claims"
     return Problem(name, JobState.OVERDUE.value, detail, CRITICAL)
 
 

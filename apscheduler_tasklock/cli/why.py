@@ -28,7 +28,7 @@ def why(options: argparse.Namespace) -> int:
         try:
             story = locks.why(name_of(options, options.task), options.at)
         except TaskLockNotFoundError:
-            _tell_of_job(locks, options.task)
+            _tell_of_job(locks, options.task, name_of(options, options.task))
             raise
     if options.json:
         print_json(story)
@@ -44,12 +44,13 @@ def why(options: argparse.Namespace) -> int:
     return OK
 
 
-def _tell_of_job(locks: TaskLocks, job_id: str) -> None:
-    """Say that the name is the id of a stored job, whose task has no row before its first claim."""
+def _tell_of_job(locks: TaskLocks, job_id: str, task: str) -> None:
+    """Say that the name is a stored job's, whose task has no row before its first claim."""
     with suppress(TaskLockError):  # the error that there is no such task is told anyway
-        for job in locks.jobs(job_id):
-            if job.id == job_id:
+        for job in [*locks.jobs(job_id), *locks.jobs(overdue=True)]:
+            if job.id == job_id or job.task == task:
                 say(_in_words(job))
+                return
 
 
 def _in_words(job: JobStatus) -> str:

@@ -150,7 +150,11 @@ class TestInPython:
                 make_task_locks(url).jobs()
 
 
-MINUTES_AGO = {"next_run_time": "now() - interval '5 min'"}
+# Its row is older than its run time.
+MINUTES_AGO = {
+    "next_run_time": "now() - interval '5 min'",
+    "changed_at": "now() - interval '1 h'",
+}
 
 
 ENDED = {"finished_at": "now() - interval '80 s'"}
@@ -166,11 +170,17 @@ DEAD_WITH_FAILOVER = {
 
 class TestOverdue:
     def test_jobs_check_doctor_and_why_name_a_job_that_no_replica_claims(
-        self, replica: StoreReplica, operator: TaskLocks, command: Command
+        self,
+        replica: StoreReplica,
+        operator: TaskLocks,
+        command: Command,
+        connection: Connection,
     ) -> None:
         past = datetime.now(timezone.utc) - timedelta(minutes=5)
         add(replica, "waits")
         add(replica, "sent", past, executor="elsewhere")
+        assert operator.jobs(overdue=True) == []  # because it was added a moment ago
+        set_columns(connection, "sent", changed_at=past)
         assert {job.id: job.state for job in operator.jobs()} == {
             "sent": JobState.OVERDUE,
             "waits": JobState.WAITING,
@@ -223,14 +233,47 @@ class TestOverdue:
         [job] = operator.jobs()
         assert job.state is state
 
+    @pytest.mark.parametrize(
+        ("task_name", "namespace", "state"),
+        [
+            ("NULL", "", JobState.DUE),
+            ("NULL", "web.", JobState.DUE),  # it may be one of this namespace
+            ("'web.sent'", "web.", JobState.DUE),
+            ("'mail.sent'", "web.", JobState.OVERDUE),
+        ],
+    )
     def test_all_tasks_may_be_paused_before_its_first_claim(
-        self, operator: TaskLocks, connection: Connection
+        self,
+        operator: TaskLocks,
+        connection: Connection,
+        task_name: str,
+        namespace: str,
+        state: JobState,
     ) -> None:
-        add_job(connection, "sent", **MINUTES_AGO)
-        operator.pause_all(duration=None, by="ann")
-        assert [job.state for job in operator.jobs()] == [JobState.DUE]
-        operator.resume_all(by="ann")
-        assert [job.state for job in operator.jobs()] == [JobState.OVERDUE]
+        add_job(connection, "sent", task_name=task_name, **MINUTES_AGO)
+        operator.pause_all(duration=None, namespace=namespace, by="ann")
+        assert [job.state for job in operator.jobs()] == [state]
+        operator.resume_all(namespace=namespace, by="ann")
+        # Nobody could claim it a moment ago.
+        assert [job.state for job in operator.jobs()] == [state]
+
+    @pytest.mark.parametrize(
+        ("grace", "state"),
+        [
+            ("600", JobState.DUE),
+            ("1e400", JobState.DUE),
+            ("100", JobState.OVERDUE),
+            ("null", JobState.OVERDUE),
+            ('"never"', JobState.OVERDUE),
+        ],
+    )
+    def test_its_own_grace_time_counts(
+        self, operator: TaskLocks, connection: Connection, grace: str, state: JobState
+    ) -> None:
+        """Also before its first claim, so that 600 reminders at midnight alarm nobody."""
+        options = f"""'{{"misfire_grace_time": {grace}}}'::jsonb"""
+        add_job(connection, "sent", options=options, **MINUTES_AGO)
+        assert [job.state for job in operator.jobs()] == [state]
 
     def test_a_task_with_another_problem_is_named_once(
         self, command: Command, connection: Connection
@@ -255,10 +298,38 @@ class TestOverdue:
         told = command("check", "--namespace", "web.", "--json").json
         assert [each["task"] for each in told["problems"]] == ["web.sent"]
 
+        assert re.search(r': "sent"\n', command("doctor", "--namespace", "web.").out)
+
+    def test_a_name_that_check_tells_is_known_to_why(
+        self, command: Command, connection: Connection
+    ) -> None:
+        for job_id, minutes in (("two", 4), ("one", 5)):
+            past = f"now() - interval '{minutes} min'"
+            due = {**MINUTES_AGO, "next_run_time": past}
+            add_job(connection, job_id, task_name="'imports'", **due)
+        said = r"1 overdue \(imports by 3\d\d s, the stored job 'one' that no replica claims\);"
+        assert re.search(said, command("check").out)
+        assert "a job 'one', which is overdue" in command("why", "imports").err
+
+    def test_jobs_that_cannot_be_read_are_unknown(
+        self, command: Command, connection: Connection, direct_url: str
+    ) -> None:
+        add_task(connection, "sync")
+        add_job(connection, "sent", **MINUTES_AGO)
+        with psycopg.connect(direct_url) as other:
+            other.execute("LOCK TABLE task_lock_job")
+            told = command("check")
+        assert told.status == 3
+        assert "the stored jobs cannot be read: " in told.out
+
+    def test_a_missing_column_is_told_once(self, command: Command, connection: Connection) -> None:
+        connection.execute("ALTER TABLE task_lock DROP COLUMN retry_of")
+        assert "jobs  " not in command("doctor").out
+
     def test_many_are_named_up_to_a_limit(self, command: Command, connection: Connection) -> None:
         for number in range(7):
-            add_job(connection, f"job-{number}", **MINUTES_AGO)
-        assert re.search(r': "job-0", .*"job-4" and more\n', command("doctor").out)
+            add_job(connection, f"jöb-{number}", **MINUTES_AGO)
+        assert re.search(r': "jöb-0", .*"jöb-4" and more\n', command("doctor").out)
         assert re.search(r"7 overdue \(.*, 2 more\)", command("check").out)
 
     def test_a_monitor_may_have_no_rights_on_the_jobs(
