@@ -31,7 +31,11 @@ from apscheduler_tasklock.dashboard.drawings import (
 from apscheduler_tasklock.dashboard.formats import Formats
 from apscheduler_tasklock.dashboard.queries import Query, pattern_of
 from apscheduler_tasklock.dashboard.reads import Reads
-from apscheduler_tasklock.errors import TaskLockNotFoundError, TaskLockStateError
+from apscheduler_tasklock.errors import (
+    TaskLockNotFoundError,
+    TaskLockSchemaError,
+    TaskLockStateError,
+)
 from apscheduler_tasklock.locks import TaskLocks
 from apscheduler_tasklock.status import (
     KINDS,
@@ -216,6 +220,9 @@ def overview(context: Context) -> Screen:
     now = found.now if found else datetime.now(timezone.utc)
     patterns = context.patterns()
     day_ago = now - _DAY
+    overdue_jobs = collector.read(
+        ("overdue jobs", patterns), lambda locks: _count_overdue_jobs(locks, context.namespace)
+    )
     troubles = collector.read(
         ("troubles", patterns),
         lambda locks: locks.runs(
@@ -230,11 +237,11 @@ def overview(context: Context) -> Screen:
         lambda locks: _drawn(locks.timeline(hour_ago, now, *patterns, limit=MOST_DRAWN)),
     )
     screen = collector.screen("overview.html", "Overview", found)
-    screen.data = {"overview": found, "troubles": bad}
+    screen.data = {"overview": found, "troubles": bad, "overdue_jobs": overdue_jobs}
     screen.drawn = {
         "last_of_each": _last_of_each(bad),
         "day_ago": screen.formats.field(day_ago),
-        "lines": state_lines(found, screen.formats),
+        "lines": state_lines(found, overdue_jobs or 0, screen.formats),
         "unlisted": _unlisted(found),
         **_lanes(screen.formats, entries or [], found, hour_ago, now, context.query),
     }
@@ -262,7 +269,18 @@ def _last_of_each(runs: Sequence[Run]) -> list[tuple[Run, int]]:
     return [(run, counts[run.task]) for run in runs if last[run.task] is run]
 
 
-def state_lines(found: Overview | None, formats: Formats) -> list[tuple[str, str, str]]:
+def _count_overdue_jobs(locks: TaskLocks, namespace: str) -> int:
+    """Return how many stored jobs no replica claims. They may have no task, and so no namespace."""
+    try:
+        found = locks.jobs(overdue=True)
+    except TaskLockSchemaError:  # a reader of an application without the job store needs no rights
+        return 0
+    return sum(job.task is None or job.task.startswith(namespace) for job in found)
+
+
+def state_lines(
+    found: Overview | None, overdue_jobs: int, formats: Formats
+) -> list[tuple[str, str, str]]:
     """Return what is not well: for each thing its class, its words, and its link."""
     if found is None:
         return []
@@ -271,11 +289,14 @@ def state_lines(found: Overview | None, formats: Formats) -> list[tuple[str, str
         lines.append(("bad", "the replicas cannot be read", "replicas"))
     elif not found.alive and any(found.counts.values()):
         lines.append(("bad", "no replica is alive", "replicas"))
-    for state, (one, several) in _TROUBLE.items():
-        count = found.alarms.get(state, 0)
+    troubles = [
+        (found.alarms.get(state, 0), *words, f"tasks?{urlencode({'state': state.value})}")
+        for state, words in _TROUBLE.items()
+    ]
+    troubles.append((overdue_jobs, "stored job is overdue", "stored jobs are overdue", "jobs"))
+    for count, one, several, link in troubles:
         if count:
-            words = f"{count} {one if count == 1 else several}"
-            lines.append(("bad", words, f"tasks?{urlencode({'state': state.value})}"))
+            lines.append(("bad", f"{count} {one if count == 1 else several}", link))
     for pause in found.pauses_of_all:
         lines.append(("paused", of_all_and_pause_in_words(pause, formats), "tasks?state=paused"))
     if found.silent:

@@ -107,6 +107,19 @@ class TestOverview:
         assert "All is well" not in text
         assert "3 in a row, the last with ValueError" in page(client, "/")
 
+    def test_stored_jobs_that_no_replica_claims_are_a_link(
+        self, client: TestClient, database_url: str, connection: Connection
+    ) -> None:
+        """They may have no task, so that nothing else on the page has them."""
+        due = {"next_run_time": ago(5), "changed_at": ago(60)}
+        add_job(connection, "unclaimed", **due)
+        add_job(connection, "claimed", task_name="'web:claimed'", **due)
+        add_job(connection, "waits")
+        assert '<a href="jobs">2 stored jobs are overdue</a>' in client.get("/").text
+        assert client.get("/overview.json").json()["overdue_jobs"] == 2
+        with TestClient(dashboard(database_url, namespace="shop:"), "http://127.0.0.1") as other:
+            assert '<a href="jobs">1 stored job is overdue</a>' in other.get("/").text
+
     @pytest.mark.parametrize(
         ("row", "said"),
         [
