@@ -7,10 +7,19 @@ from collections.abc import Callable
 from typing import Any
 
 
-def eventually(condition: Callable[[], Any], timeout: float = 60.0) -> Any:
-    """Poll until the condition holds, and return it; fail after a generous deadline."""
+def eventually(
+    condition: Callable[[], Any],
+    timeout: float = 60.0,
+    *,
+    instead: Callable[[], object] = lambda: "",
+) -> Any:
+    """Poll until the condition holds, and return it; fail after a generous deadline.
+
+    :param instead: returns what the failure tells of what there was instead
+    """
     deadline = time.monotonic() + timeout
     while not (result := condition()):
-        assert time.monotonic() < deadline, f"did not come true in {timeout} s"
+        if time.monotonic() >= deadline:
+            raise AssertionError(f"did not come true in {timeout} s; {instead()}")
         time.sleep(0.01)
     return result

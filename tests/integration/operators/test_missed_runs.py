@@ -168,7 +168,14 @@ class TestReasons:
         eventually(lambda: operator.tasks("job"))
         operator.pause("job", by="ann", reason="maintenance")
         [paused] = operator.runs("job", kind="operator")
-        eventually(lambda: misses(operator) and (misses(operator)[0].run_times or 0) >= 3)
+        eventually(
+            lambda: misses(operator) and (misses(operator)[0].run_times or 0) >= 3,
+            instead=lambda: (
+                operator.tasks("job"),
+                operator.runs("job"),
+                [missed_tasks(replica.executor) for replica in replicas],
+            ),
+        )
         miss = one_miss(operator)
         since = f"{paused.started_at.astimezone(timezone.utc):%Y-%m-%d %H:%M:%S UTC}"
         assert (miss.cause, miss.reason) == ("paused", f"paused by ann since {since}: maintenance")
@@ -232,7 +239,7 @@ class TestReasons:
             told = misses(operator)
             return {m.cause for m in told if m.last_scheduled_at and m.last_scheduled_at > since}
 
-        eventually(causes)
+        eventually(causes, instead=lambda: (operator.tasks("job"), operator.runs("job")))
         assert causes() == {"database"}
 
     def test_another_run_was_still_going_on(
