@@ -146,7 +146,8 @@ def test_max_instances_means_what_it_did(
     if host.inline:
         pytest.skip("an executor that runs jobs inline never has two instances")
     go_on = tmp_path / "go on"
-    replica = make_replica()
+    # Of a period of 1 s, the maximum lock would be over before a slow machine has started a pool.
+    replica = make_replica(jobs={"job": {"max_lock": 120}})
     replica.run_once(job("wait_for"), args=[str(go_on)], hours=0, seconds=1)
     eventually(lambda: [e for e in replica.events if e.code == EVENT_JOB_MAX_INSTANCES])
     replica.scheduler.remove_job("job")

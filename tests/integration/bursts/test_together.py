@@ -321,7 +321,8 @@ class TestLostAnswers:
         known_task: Callable[[str], None],
     ) -> None:
         """Tasks without a row take a second statement, and the first one is committed by then."""
-        locks = make_locks(claim_timeout=1)
+        # A slow server has to answer the first one in this time, after the second has failed.
+        locks = make_locks(claim_timeout=3)
         locks.check()
         known_task("known")
         with psycopg.connect(direct_url) as other, other.transaction(force_rollback=True):
