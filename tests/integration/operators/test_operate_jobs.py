@@ -293,7 +293,7 @@ class TestOverdue:
         self, command: Command, connection: Connection
     ) -> None:
         add_job(connection, "sent", **MINUTES_AGO)
-        add_task(connection, "mail.task")
+        add_task(connection, "mail.task", **ENDED)
         add_job(connection, "known", task_name="'mail.task'", **MINUTES_AGO)
         told = command("check", "--namespace", "web.", "--json").json
         assert [each["task"] for each in told["problems"]] == ["web.sent"]
