@@ -214,11 +214,10 @@ _NO_REPLICAS = """
 # The pauses of all tasks that concern a stored job. Before its first claim, its namespace may be
 # unknown, so each pause concerns it.
 _PAUSES_OF_JOB = """listed_pauses
-    WHERE job.task_name IS NULL OR starts_with(job.task_name, listed_pauses.namespace)"""
+    WHERE (job.task_name IS NULL OR starts_with(job.task_name, listed_pauses.namespace))"""
 # Whether nothing that is known keeps a due job from being claimed.
 _CAN_BE_CLAIMED = f"""((lock.task_name IS NULL OR {MAY_BE_CLAIMED})
-    AND NOT EXISTS (SELECT FROM (
-        SELECT until FROM {_PAUSES_OF_JOB}) AS pause WHERE COALESCE(until > now(), true))
+    AND NOT EXISTS (SELECT FROM {_PAUSES_OF_JOB} AND COALESCE(until > now(), true))
     AND {IS_RETRY_PENDING} IS NOT TRUE)"""
 # The job's own grace time in seconds; null if it has none, or in a form that no replica writes.
 _MISFIRE_GRACE = """CASE WHEN jsonb_typeof(job.options -> 'misfire_grace_time'::text) = 'number'
