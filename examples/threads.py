@@ -27,7 +27,7 @@ def main() -> None:
     scheduler = BlockingScheduler(
         executors={"default": TaskLockExecutor(os.environ["TASKLOCK_DATABASE_URL"])}
     )
-    scheduler.add_job(sync_prices, "interval", seconds=2, id="sync-prices")
+    scheduler.add_job(sync_prices, "interval", seconds=2, start_date="2026-01-01", id="sync-prices")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
     try:
         scheduler.start()
