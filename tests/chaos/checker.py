@@ -79,12 +79,16 @@ def _was_broken(records: Records, event: Event) -> bool:
 
 
 def _was_given_up(records: Records, event: Event) -> bool:
-    """Tell whether an error is about a window that was rightly given up after too many deaths."""
+    """Tell whether an error is about a window that was rightly given up.
+
+    That is, after too many deaths, or once its maximum lock had ended. Whether another replica
+    could have run the window again before that is checked in ``misses``.
+    """
     return GIVEN_UP in event.detail and any(
         f"'{task}'" in event.detail
         and claim.given_up is not None
         and claim.given_up <= event.at
-        and _deaths(claims[: number + 1]) > MAX_TAKEOVERS
+        and (_deaths(claims[: number + 1]) > MAX_TAKEOVERS or claim.run_until <= claim.given_up)
         for task, claims in records.claims.items()
         for number, claim in enumerate(claims)
     )

@@ -978,8 +978,11 @@ def test_a_job_that_runs_before_it_is_due() -> None:
     assert faults(story) == ["ran too early"]
 
 
-def given_up(deaths: int) -> Story:
-    """So many holders of a window die one after the other, and then another replica gives it up."""
+def given_up(deaths: int, run_until: float | None = None) -> Story:
+    """So many holders of a window die one after the other, and then another replica gives it up.
+
+    :param run_until: when the maximum locks of these holders end
+    """
     story = killed()
     story.events = [e for e in story.events if e.token < 4 and e.replica != "b"]
     story.starts(-5.0, "e")
@@ -988,7 +991,7 @@ def given_up(deaths: int) -> Story:
     end = 7.2
     for token, replica in zip(range(4, 3 + deaths), "bcd", strict=False):
         story.starts(end - 8.0, replica)
-        story.claims(token, replica, end, window=4.0)
+        story.claims(token, replica, end, window=4.0, run_until=run_until)
         story.tell(end + 0.1, "killed", replica)
         end += LEASE + 0.2
     story.tell(end, "given up", "b", task="job", token=2 + deaths, until=end, deaths=deaths)
@@ -1000,6 +1003,15 @@ def given_up(deaths: int) -> Story:
 @pytest.mark.parametrize(("deaths", "found"), [(4, []), (3, ["error logged"])])
 def test_a_window_that_is_given_up_since_many_holders_died(deaths: int, found: list[str]) -> None:
     assert faults(given_up(deaths)) == found
+
+
+@pytest.mark.parametrize(("early", "found"), [(0.05, []), (-0.1, ["error logged"])])
+def test_a_window_that_is_given_up_since_its_maximum_lock_has_ended(
+    early: float, found: list[str]
+) -> None:
+    """As after a worker and then its replica died, when no other replica was well before that."""
+    [at] = [event.at - BASE for event in given_up(2).events if event.kind == "given up"]
+    assert faults(given_up(2, run_until=at - early)) == found
 
 
 def test_a_window_that_is_given_up_although_a_run_had_ended_among_the_deaths() -> None:
