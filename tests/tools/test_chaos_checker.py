@@ -978,10 +978,11 @@ def test_a_job_that_runs_before_it_is_due() -> None:
     assert faults(story) == ["ran too early"]
 
 
-def given_up(deaths: int, run_until: float | None = None) -> Story:
+def given_up(deaths: int, run_until: float | None = None, left_for: float = 0.0) -> Story:
     """So many holders of a window die one after the other, and then another replica gives it up.
 
     :param run_until: when the maximum locks of these holders end
+    :param left_for: for how many seconds nobody runs the window again after the last death
     """
     story = killed()
     story.events = [e for e in story.events if e.token < 4 and e.replica != "b"]
@@ -994,6 +995,7 @@ def given_up(deaths: int, run_until: float | None = None) -> Story:
         story.claims(token, replica, end, window=4.0, run_until=run_until)
         story.tell(end + 0.1, "killed", replica)
         end += LEASE + 0.2
+    end += left_for
     story.tell(end, "given up", "b", task="job", token=2 + deaths, until=end, deaths=deaths)
     story.tell(end + 0.01, "erred", "e", detail="task 'job': the window of .. is given up: ..")
     story.goes_on(3 + deaths, "e", float(int(end) // 2 * 2 + 1))
@@ -1012,6 +1014,12 @@ def test_a_window_that_is_given_up_since_its_maximum_lock_has_ended(
     """As after a worker and then its replica died, when no other replica was well before that."""
     [at] = [event.at - BASE for event in given_up(2).events if event.kind == "given up"]
     assert faults(given_up(2, run_until=at - early)) == found
+
+
+def test_a_window_that_a_replica_has_left_until_its_maximum_lock_has_ended() -> None:
+    """That is a fault of that replica, although giving the window up was right."""
+    [at] = [e.at - BASE for e in given_up(2, left_for=8.0).events if e.kind == "given up"]
+    assert faults(given_up(2, run_until=at - 0.05, left_for=8.0)) == [MISSED]
 
 
 def test_a_window_that_is_given_up_although_a_run_had_ended_among_the_deaths() -> None:
