@@ -20,7 +20,7 @@ from tests.support.polling import eventually
 from tests.support.programs import need_qt
 from tests.support.stored_jobs import StoreReplica
 
-MakeStore = Callable[[], StoreReplica]
+MakeStore = Callable[..., StoreReplica]
 
 
 @pytest.fixture
@@ -28,8 +28,8 @@ def make_store(host: Host, database_url: str) -> Iterator[MakeStore]:
     """Make and start a replica with the job store on the host; it is shut down after the test."""
     with ExitStack() as closing:
 
-        def make() -> StoreReplica:
-            replica = StoreReplica(database_url, host=host, **host.executor)
+        def make(**options: Any) -> StoreReplica:
+            replica = StoreReplica(database_url, host=host, **host.executor, **options)
             replica.start()
             closing.callback(replica.shutdown)
             return replica
@@ -60,7 +60,7 @@ def test_of_two_replicas_one_runs_the_job_under_its_lock(
 def test_what_is_missed_and_what_fails_is_told(
     make_store: MakeStore, host: Host, job: Jobs
 ) -> None:
-    replica = make_store()
+    replica = make_store(job_defaults={})
     late = datetime.now(timezone.utc) - timedelta(minutes=5)
     replica.scheduler.add_job(job("token"), "date", run_date=late, id="job", misfire_grace_time=20)
     replica.one(EVENT_JOB_MISSED)

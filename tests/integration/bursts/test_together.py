@@ -362,7 +362,7 @@ class TestLockedRows:
     def test_one_that_stays_locked_is_an_error_and_no_outage(
         self, make_locks: MakeLocks, pool: ThreadPoolExecutor, direct_url: str
     ) -> None:
-        locks = make_locks(claim_timeout=0.5)
+        locks = make_locks(claim_timeout=2)
         locks.release(held(locks, TASKS[0], min_lock=0.0))
         with psycopg.connect(direct_url) as other:
             other.execute("SELECT FROM task_lock FOR UPDATE")

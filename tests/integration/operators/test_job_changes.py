@@ -143,7 +143,7 @@ class TestReplicasSeeItAtOnce:
         connection: Connection,
         key: str,
     ) -> None:
-        replica = start_replica(store=NEVER_LOOKS)
+        replica = start_replica(store=NEVER_LOOKS, job_defaults={})
         past = datetime.now(UTC) - timedelta(hours=1)
         add(replica, key, run_date=past, next_run_time=None)
         eventually(lambda: has_read(connection))

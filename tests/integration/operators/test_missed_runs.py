@@ -877,7 +877,7 @@ class TestOneOffs:
     def test_of_the_shared_store_is_moved_on_although_the_row_of_its_task_is_locked(
         self, database_url: str, direct_url: str, operator: TaskLocks, connection: Connection
     ) -> None:
-        replica = StoreReplica(database_url, **OFTEN)
+        replica = StoreReplica(database_url, job_defaults={}, **OFTEN)
         due = last_second() - timedelta(seconds=60)
         replica.scheduler.add_job(
             note, "date", run_date=due - timedelta(seconds=9), id="job", args=["job"]

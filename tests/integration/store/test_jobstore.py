@@ -452,7 +452,7 @@ class TestRuns:
     def test_a_one_off_job_with_the_default_grace_time_is_never_missed(
         self, make: Make, key: str
     ) -> None:
-        replica = make()
+        replica = make(job_defaults={})
         job = replica.run_at(note, key, after=-3600)
         assert job.misfire_grace_time is None
         replica.runs(key)
