@@ -53,14 +53,14 @@ test-slow: $(VENV)/.dev ## Run the tests that `make test` leaves out since they 
 # Those that send the library's statements to the server of the run, but for those that are about
 # Python's side of it.
 OF_PYTHON := $(addprefix --ignore=tests/integration/, \
-	bursts/test_bursts.py configuration/test_configuration.py hold/test_hold_async.py \
+	dashboard bursts/test_bursts.py configuration/test_configuration.py hold/test_hold_async.py \
 	leases/test_forking.py operators/test_checkins.py operators/test_log_handlers.py \
 	operators/test_telemetry.py outages/test_database_thread.py outages/test_health.py \
 	pools/test_asyncio.py pools/test_process_pool.py shutdown/test_closing.py \
 	shutdown/test_database_processes.py windows/test_functions.py)
 test-postgres: $(VENV)/.dev ## Run the tests of statements on PostgreSQL 14 to 18 (VERSION)
 	$(BIN)/pytest $(AT_ONCE) --postgres-version $(VERSION) -m "not own_server and not faults and not slow" \
-		tests/contract tests/executors tests/integration tests/migration $(OF_PYTHON) $(PYTEST_ARGS)
+		tests/contract tests/integration tests/migration $(OF_PYTHON) $(PYTEST_ARGS)
 
 # PGBOUNCER names one that knows prepared statements, 1.21 or later; else one is built. What that
 # changes is how the statements of claims, leases and stored jobs are sent. A pooler of any kind
@@ -78,20 +78,20 @@ POOLED := $(PREPARING) $(addprefix tests/integration/, \
 	outages/test_database_thread.py outages/test_faults_outages.py outages/test_listening.py \
 	outages/test_rights.py outages/test_stalls.py shutdown/test_closing.py store/test_jobstores.py)
 test-pgbouncer: $(VENV)/.dev ## Run the tests of claims and failover through an installed pgbouncer
-	$(BIN)/pytest $(AT_ONCE) --pgbouncer off tests/contract $(POOLED) $(PYTEST_ARGS)
+	$(BIN)/pytest $(AT_ONCE) --pgbouncer off $(POOLED) $(PYTEST_ARGS)
 	PGBOUNCER=$${PGBOUNCER:-$$(tests/support/build-pgbouncer)} && export PGBOUNCER \
-		&& $(BIN)/pytest $(AT_ONCE) --pgbouncer on tests/contract $(PREPARING) \
-		tests/acceptance/test_pgbouncer.py $(PYTEST_ARGS)
+		&& $(BIN)/pytest $(AT_ONCE) --pgbouncer on $(PREPARING) tests/acceptance/test_pgbouncer.py \
+		$(PYTEST_ARGS)
 
-# An environment that another Python has made is made anew. The simulation, the documentation and the
-# tests' own tools are the same under any version.
+# An environment that another Python has made is made anew. The rule, the simulation, the documentation
+# and the tests' own tools are the same under any version.
 test-lowest: ## Run the tests on the lowest versions that pyproject.toml allows (LOWEST_PYTHON)
 	@python=$(or $(LOWEST_PYTHON),$$(tests/support/lowest-python)) && version=$$($$python -V) \
 		&& echo "$$version ($$python), with the versions of tests/lowest.txt" \
 		&& { [ "$$(.venv-lowest/bin/python -V 2>/dev/null)" = "$$version" ] || rm -rf .venv-lowest; } \
 		&& $(MAKE) test VENV=.venv-lowest PYTHON=$$python CONSTRAINTS=tests/lowest.txt \
-			PYTEST_ARGS="--ignore=tests/simulation --ignore=tests/docs --ignore=tests/tools" \
-		&& $(MAKE) test-slow PYTEST_ARGS="tests/frameworks tests/integration/failover tests/integration/pools" \
+			PYTEST_ARGS="$(addprefix --ignore=tests/,contract simulation docs tools)" \
+		&& $(MAKE) test-slow PYTEST_ARGS="tests/frameworks tests/integration/pools" \
 			VENV=.venv-lowest PYTHON=$$python CONSTRAINTS=tests/lowest.txt
 
 test-foreign: .venv-foreign/.done ## Run APScheduler's and django-apscheduler's own tests with the library's executor and job store
