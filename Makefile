@@ -51,7 +51,7 @@ test-slow: $(VENV)/.dev ## Run the tests that `make test` leaves out since they 
 	$(BIN)/pytest $(AT_ONCE) -m slow $(PYTEST_ARGS)
 
 # Those that send the library's statements to the server of the run, but for those that are about
-# Python's side of it.
+# Python's side of it. What the dashboard reads is tested in operators/.
 OF_PYTHON := $(addprefix --ignore=tests/integration/, \
 	dashboard bursts/test_bursts.py configuration/test_configuration.py hold/test_hold_async.py \
 	leases/test_forking.py operators/test_checkins.py operators/test_log_handlers.py \
@@ -77,14 +77,16 @@ POOLED := $(PREPARING) $(addprefix tests/integration/, \
 	operators/test_operate_connections.py operators/test_operate_doctor.py \
 	outages/test_database_thread.py outages/test_faults_outages.py outages/test_listening.py \
 	outages/test_rights.py outages/test_stalls.py shutdown/test_closing.py store/test_jobstores.py)
+# The statements that no test above sends.
+CONTRACT_ALONE := $(addprefix tests/contract/, test_leaders.py test_misses.py test_pauses_of_all.py)
 test-pgbouncer: $(VENV)/.dev ## Run the tests of claims and failover through an installed pgbouncer
-	$(BIN)/pytest $(AT_ONCE) --pgbouncer off $(POOLED) $(PYTEST_ARGS)
+	$(BIN)/pytest $(AT_ONCE) --pgbouncer off $(POOLED) $(CONTRACT_ALONE) $(PYTEST_ARGS)
 	PGBOUNCER=$${PGBOUNCER:-$$(tests/support/build-pgbouncer)} && export PGBOUNCER \
 		&& $(BIN)/pytest $(AT_ONCE) --pgbouncer on $(PREPARING) tests/acceptance/test_pgbouncer.py \
 		$(PYTEST_ARGS)
 
-# An environment that another Python has made is made anew. The rule, the simulation, the documentation
-# and the tests' own tools are the same under any version.
+# An environment that another Python has made is made anew. The contract, the simulation, the
+# documentation and the tests' own tools are the same under any version.
 test-lowest: ## Run the tests on the lowest versions that pyproject.toml allows (LOWEST_PYTHON)
 	@python=$(or $(LOWEST_PYTHON),$$(tests/support/lowest-python)) && version=$$($$python -V) \
 		&& echo "$$version ($$python), with the versions of tests/lowest.txt" \

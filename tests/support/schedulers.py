@@ -32,10 +32,6 @@ from tests.support.polling import eventually
 
 _OF_RELEASES = (EVENT_TASK_LOCK_RELEASED, EVENT_TASK_LOCK_ERROR, EVENT_TASK_LOCK_LOST)
 
-# Of all jobs that ask for no grace time of their own. APScheduler's default of 1 s is less than a
-# busy machine may take until the scheduler notices that a job is due.
-JOB_DEFAULTS = {"misfire_grace_time": 60}
-
 # Cron fields of daily jobs that do not come due in a test: hours far from now.
 DAILY, DAILY_LATER = ({"hour": (datetime.now().hour + hours) % 24} for hours in (11, 12))
 
@@ -90,7 +86,7 @@ class Replica:
 
     :param host: runs the scheduler; by default a background scheduler
     :param timings: of the executor; by default those of the library
-    :param job_defaults: of the scheduler; ``{}``: those of APScheduler
+    :param job_defaults: of the scheduler; by default those of APScheduler
     """
 
     def __init__(
@@ -99,13 +95,13 @@ class Replica:
         *arguments: Any,
         host: Host | None = None,
         timings: Timings | None = None,
-        job_defaults: dict[str, Any] = JOB_DEFAULTS,
+        job_defaults: dict[str, Any] | None = None,
         **options: Any,
     ) -> None:
         self._host = host or Host()
         self.executor = executor_class(timings)(database, *arguments, **options)
         self.scheduler = self._host.make_scheduler(
-            executors={"default": self.executor}, job_defaults=job_defaults
+            executors={"default": self.executor}, job_defaults=job_defaults or {}
         )
         self.events: list[Any] = []
         self._lock = threading.Lock()

@@ -104,9 +104,16 @@ def store_class(given: Timings) -> type[TaskLockJobStore]:
     return WithTimings
 
 
+# Of jobs that ask for no grace time of their own. APScheduler's default of 1 s is less than a busy
+# machine may take until the scheduler notices that a job is due.
+JOB_DEFAULTS = {"misfire_grace_time": 60}
+
+
 class StoreReplica(Replica):
     """A replica whose jobs are in the shared job store.
 
+    :param job_defaults: of the scheduler; ``{}``: those of APScheduler, with which one-off jobs of
+        the store are never missed
     :param timings: of the executor and the store; by default those of the library, with longer
         limits for users' calls
     """
@@ -117,9 +124,10 @@ class StoreReplica(Replica):
         *,
         store: dict[str, Any] | None = None,
         timings: Timings | None = None,
+        job_defaults: dict[str, Any] = JOB_DEFAULTS,
         **options: Any,
     ) -> None:
-        super().__init__(database, timings=timings, **options)
+        super().__init__(database, timings=timings, job_defaults=job_defaults, **options)
         options = {"functions": ["tests."], **(store or {})}
         self.store = store_class(timings or PATIENT)(database, **options)
         self.scheduler.add_jobstore(self.store)

@@ -519,6 +519,7 @@ class TestWhenItIsRun:
         # or longer, no run counts as dead for a while.
         eventually(lambda: instances(replica.executor)["job"] == 1)
         until_looked(replica)
+        assert instances(replica.executor)["job"] == 1
         assert replica.codes() == [EVENT_TASK_LOCK_REFUSED]
         go_on.set()
         assert replica.one(EVENT_JOB_EXECUTED).retval == (died.token + 1, True)

@@ -1155,7 +1155,7 @@ class TestRunsWhereItCan:
         self, make: Make, key: str, connection: Connection, store: dict[str, Any], change: str
     ) -> None:
         """There are more of them than workers, and they are due for longer."""
-        replica = make(store=store)
+        replica = make(store=store, job_defaults={})
         replica.scheduler.pause()
         for number in range(60):
             replica.run_at(note, f"{key}-{number}", args=[key], after=-60)
