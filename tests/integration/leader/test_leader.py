@@ -297,6 +297,7 @@ def test_a_manual_run_is_begun_by_a_follower_at_once(
     for member in fleet[1:]:
         member.replica.scheduler.add_job(job.run, "interval", hours=1, id="job")
     eventually(lambda: [each for each in locks.replicas() if "job" in each.tasks])
+    eventually(lambda: [each for each in locks.tasks() if each.name == "job"])
     locks.request_run("job", by="ann")
     eventually(lambda: job.times)
 
