@@ -166,7 +166,7 @@ class TestRunTimesThatFollow:
         self, make_replica: MakeReplica, operator: TaskLocks, job: Job
     ) -> None:
         replica = make_replica(start=False, poll_interval=3600)
-        replica.scheduler.add_job(job.run, "interval", days=1, id="job")
+        replica.scheduler.add_job(job.run, "interval", days=1, id="job", misfire_grace_time=60)
         replica.scheduler.start()
         eventually(lambda: [seen for seen in operator.replicas() if "job" in seen.tasks])
         operator.request_run("job")

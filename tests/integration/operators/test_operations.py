@@ -197,7 +197,7 @@ class TestRegistration:
         """As in a rolling deployment, where the old replica is stopped after the new one began."""
         close = {**FAST, "min_factor": 0.99999}  # so that run times a second apart are two
         old, new = make_replica(**close), make_replica(**close)
-        daily = {"trigger": "cron", "timezone": timezone.utc, "id": "job"}
+        daily = {"trigger": "cron", "timezone": timezone.utc, "id": "job", "misfire_grace_time": 60}
         hour = (datetime.now(timezone.utc).hour + 12) % 24
         old.scheduler.add_job(print, hour=hour, **daily)
         registered(operator, "job")
@@ -361,7 +361,7 @@ class TestPause:
 
     def test_a_refused_claim_says_so(self, make_replica: MakeReplica, operator: TaskLocks) -> None:
         replica = make_replica(**FAST)
-        replica.scheduler.add_job(print, "cron", **DAILY, id="job")
+        replica.scheduler.add_job(print, "cron", **DAILY, id="job", misfire_grace_time=60)
         registered(operator, "job")
         operator.pause("job")
         replica.scheduler.modify_job("job", next_run_time=datetime.now(timezone.utc))
@@ -419,13 +419,13 @@ class TestRunNow:
         self, make_replica: MakeReplica, operator: TaskLocks, job: Job, where: str
     ) -> None:
         replica = make_replica(**FAST)
-        replica.scheduler.add_job(job.run, "cron", **DAILY, id="job")
+        replica.scheduler.add_job(job.run, "cron", **DAILY, id="job", misfire_grace_time=60)
         registered(operator, "job")
         operator.request_run("job")
         eventually(job.begun.is_set)
         due = replica if where == "on the same replica" else make_replica(**FAST)
         if due is not replica:
-            due.scheduler.add_job(job.run, "cron", **DAILY, id="job")
+            due.scheduler.add_job(job.run, "cron", **DAILY, id="job", misfire_grace_time=60)
         due.scheduler.modify_job("job", next_run_time=datetime.now(timezone.utc))
         eventually(lambda: kept_run_times(due.executor))
         due.finish_pass()
