@@ -758,7 +758,7 @@ class TestOwnWindows:
 
     @pytest.mark.slow
     def test_go_before_a_later_one_that_comes_when_the_run_in_their_way_is_over(
-        self, make_heir: MakeReplica, holder: MakeHolder, dying: LockClient
+        self, make_heir: MakeReplica, holder: MakeHolder, dying: LockClient, connection: Connection
     ) -> None:
         """Although no look has told so until then: the later one lets one be made."""
         held = holder(lives=True, min_lock=0.001, failover=False)
@@ -767,6 +767,9 @@ class TestOwnWindows:
         eventually(lambda: len(kept_run_times(replica.executor)) >= 2)
         kept = kept_run_times(replica.executor)
         claims.die(dying, held)
+        # Long before the next run time: if it ended between that one's look and its claim, the kept
+        # ones would be overtaken.
+        end_its_lease(connection)
 
         def executed() -> list[datetime]:
             events = [e for e in replica.of() if e.code == EVENT_JOB_EXECUTED]
