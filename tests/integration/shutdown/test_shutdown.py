@@ -78,7 +78,7 @@ def test_while_one_executor_is_waited_for_the_others_begin_nothing(
     submitted: list[str] = []
     several.add_listener(lambda event: submitted.append(event.job_id), EVENT_JOB_SUBMITTED)
     run_now(several, "waits", lambda: ran.append("waits"), "other")
-    eventually(lambda: submitted == ["waits"])
+    eventually(lambda: "waits" in submitted)  # that of "short" may be late
     stopping = threading.Thread(target=several.shutdown)
     stopping.start()
     # The scheduler stops running before it tells its executors.
