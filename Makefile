@@ -27,7 +27,7 @@ LOWEST_PYTHON ?=
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-faults test-slow test-postgres test-pgbouncer test-lowest test-foreign \
+.PHONY: help demo test test-nightly test-postgres test-pgbouncer test-lowest test-foreign \
 	chaos chaos-store simulate fidelity lint types docs reference pictures bench bench-results dist \
 	released release-notes clean
 
@@ -42,13 +42,10 @@ demo: $(VENV)/.demo ## Watch three replicas share their jobs, for about 30 secon
 
 ##@ Tests, on a real PostgreSQL (PYTEST_ARGS, WORKERS)
 test: $(VENV)/.dev ## Run the tests
-	$(BIN)/pytest $(AT_ONCE) -m "not faults and not slow and not simulate" $(PYTEST_ARGS)
+	$(BIN)/pytest $(AT_ONCE) -m "not nightly and not simulate" $(PYTEST_ARGS)
 
-test-faults: $(VENV)/.dev ## Run the tests of broken connections that `make test` leaves out
-	$(BIN)/pytest $(AT_ONCE) -m faults tests/integration $(PYTEST_ARGS)
-
-test-slow: $(VENV)/.dev ## Run the tests that `make test` leaves out since they take long
-	$(BIN)/pytest $(AT_ONCE) -m slow $(PYTEST_ARGS)
+test-nightly: $(VENV)/.dev ## Run the tests that `make test` leaves out: real time, many processes, whole matrices
+	$(BIN)/pytest $(AT_ONCE) -m nightly $(PYTEST_ARGS)
 
 # Those that send the library's statements to the server of the run, but for those that are about
 # Python's side of it. What the dashboard reads is tested in operators/.
@@ -59,7 +56,7 @@ OF_PYTHON := $(addprefix --ignore=tests/integration/, \
 	pools/test_asyncio.py pools/test_process_pool.py shutdown/test_closing.py \
 	shutdown/test_database_processes.py windows/test_functions.py)
 test-postgres: $(VENV)/.dev ## Run the tests of statements on PostgreSQL 14 to 18 (VERSION)
-	$(BIN)/pytest $(AT_ONCE) --postgres-version $(VERSION) -m "not own_server and not faults and not slow" \
+	$(BIN)/pytest $(AT_ONCE) --postgres-version $(VERSION) -m "not own_server and not nightly" \
 		tests/contract tests/integration tests/migration $(OF_PYTHON) $(PYTEST_ARGS)
 
 # PGBOUNCER names one that knows prepared statements, 1.21 or later; else one is built. What that
@@ -93,7 +90,7 @@ test-lowest: ## Run the tests on the lowest versions that pyproject.toml allows 
 		&& { [ "$$(.venv-lowest/bin/python -V 2>/dev/null)" = "$$version" ] || rm -rf .venv-lowest; } \
 		&& $(MAKE) test VENV=.venv-lowest PYTHON=$$python CONSTRAINTS=tests/lowest.txt \
 			PYTEST_ARGS="$(addprefix --ignore=tests/,contract simulation docs tools)" \
-		&& $(MAKE) test-slow PYTEST_ARGS="tests/frameworks tests/integration/pools" \
+		&& $(MAKE) test-nightly PYTEST_ARGS="tests/frameworks tests/integration/pools" \
 			VENV=.venv-lowest PYTHON=$$python CONSTRAINTS=tests/lowest.txt
 
 test-foreign: .venv-foreign/.done ## Run APScheduler's and django-apscheduler's own tests with the library's executor and job store

@@ -27,7 +27,7 @@ EXIT = 10.0
 # Seconds without a statement after which a look, with what follows from it, is over.
 QUIET = 1.5
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 # What a process has, unless a test says otherwise.
 ONE = {

@@ -15,7 +15,7 @@ from tests.acceptance.conftest import ReplicaProcess, Rows
 from tests.support.polling import eventually
 from tests.support.proxy import proxy_to
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 StartReplica = Callable[..., ReplicaProcess]
 

@@ -27,7 +27,7 @@ from psycopg import sql
 from tests.conftest import eventually
 from tests.support.postgres import Server
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 CODE = """
 import sys

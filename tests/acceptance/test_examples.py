@@ -93,7 +93,7 @@ def replicas(connection: psycopg.Connection[Any]) -> int:
     return int(found[0])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("folder", "processes", "commands"),
     [
@@ -131,7 +131,7 @@ def test_an_example_runs_each_window_in_one_of_its_processes(
     assert max(gaps) < 1.2 * PERIOD, log.read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_example_for_kubernetes_answers_its_probes_and_drains(
     checkout: Path,
     database_url: str,
@@ -219,7 +219,7 @@ def test_the_example_for_compose_can_be_read(checkout: Path) -> None:
         assert parts == tuple(environment[name] for name in names)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_commands_of_the_example_for_compose_run_without_docker(
     checkout: Path, empty_database_url: str, tmp_path: Path
 ) -> None:
@@ -289,7 +289,7 @@ def test_the_commands_of_the_example_for_compose_run_without_docker(
     assert "Traceback" not in log.read_text(), log.read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_example_of_fencing_refuses_the_write_of_a_holder_that_was_overtaken(
     checkout: Path, database_url: str, connection: psycopg.Connection[Any], tmp_path: Path
 ) -> None:
@@ -316,7 +316,7 @@ def test_the_example_of_fencing_refuses_the_write_of_a_holder_that_was_overtaken
         assert report()[1] >= int(token)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "database", ["given", pytest.param("embedded", marks=pytest.mark.own_server)]
 )

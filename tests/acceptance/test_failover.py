@@ -15,7 +15,7 @@ import pytest
 from tests.acceptance.conftest import ReplicaProcess
 from tests.support.polling import eventually
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 StartReplica = Callable[..., ReplicaProcess]
 Connection = psycopg.Connection[Any]

@@ -43,7 +43,7 @@ def work(database_url: str, folder: Path, seed: int) -> None:
     locks.close()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_a_counter_under_the_lock_loses_nothing(
     database_url: str, tmp_path: Path, rng: random.Random

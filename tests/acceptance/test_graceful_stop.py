@@ -18,7 +18,7 @@ from tests.support.proxy import Gate, Proxy, proxy_to
 
 StartReplica = Callable[..., ReplicaProcess]
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 APP = "tests.acceptance.asgi:app"
 # A third of the default lease is the time between two renewals: what is stranded stays so for long.

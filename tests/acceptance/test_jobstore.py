@@ -27,7 +27,7 @@ from tests.support.stored_jobs import GUARD
 
 Start = Callable[..., "StoreProcess"]
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 
 class StoreProcess:

@@ -14,7 +14,7 @@ from tests.acceptance.conftest import ReplicaProcess, Run
 from tests.acceptance.test_graceful_stop import gunicorn
 from tests.support.polling import eventually
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 StartReplica = Callable[..., ReplicaProcess]
 

@@ -95,7 +95,7 @@ def ran(folder: Path, where: str, command: list[str], database_url: str) -> list
 
 @pytest.mark.parametrize(
     "module",
-    ["app", *(pytest.param(name, marks=pytest.mark.slow) for name in ("pk.sub.app", "pk"))],
+    ["app", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("pk.sub.app", "pk"))],
 )
 def test_a_function_of_main_is_one_task_however_the_process_was_started(
     tmp_path: Path, database_url: str, connection: psycopg.Connection[Any], module: str

@@ -27,7 +27,7 @@ from apscheduler_tasklock.schema.locking import execute_when_unlocked
 from tests.acceptance.conftest import ReplicaProcess
 from tests.support.polling import eventually
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 TABLES = ("task_lock", "task_lock_run", "task_lock_replica", "task_lock_job")
 NEXT = [

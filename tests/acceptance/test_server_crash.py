@@ -30,7 +30,7 @@ def crash(server: EmbeddedServer) -> None:
     server.start()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_claim_that_a_crash_followed_gives_its_token_to_nobody_else(
     crashing: EmbeddedServer,
 ) -> None:
@@ -48,7 +48,7 @@ def test_a_claim_that_a_crash_followed_gives_its_token_to_nobody_else(
         assert before.token < lost.token < following.token
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_commit_that_nobody_waited_for_is_lost_in_the_crash(crashing: EmbeddedServer) -> None:
     """Without which the test above would prove nothing."""
     with psycopg.connect(crashing.url, autocommit=True) as connection:

@@ -19,7 +19,7 @@ from tests.support.polling import eventually
 from tests.support.schedulers import Replica
 from tests.support.standby import Pair
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 
 @pytest.fixture

@@ -42,7 +42,7 @@ def replica_states(operator: TaskLocks) -> list[ReplicaState]:
     return [replica.state for replica in operator.replicas()]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_replica_that_was_killed_has_died_as_soon_as_its_lease_is_over(
     start_replica: StartReplica, operator: TaskLocks, command: Command, tmp_path: Path
 ) -> None:

@@ -26,7 +26,7 @@ from tests.released import RELEASES
 from tests.support.polling import eventually
 from tests.support.programs import UnavailableError, skip_or_fail
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 EVERY_SECOND = {
     "function": "sleep",

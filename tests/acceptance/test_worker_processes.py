@@ -17,7 +17,10 @@ from tests.support.polling import eventually
 
 StartReplica = Callable[..., ReplicaProcess]
 
-pytestmark = [pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"), pytest.mark.slow]
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
+    pytest.mark.nightly,
+]
 
 TASKS = ("killed", "one", "two")
 SOON = 20.0

@@ -21,7 +21,7 @@ from tests.support.dashboards import DashboardProcess
 from tests.support.polling import eventually
 from tests.support.rows import DEAD, FAILING, add_replica, add_task
 
-pytestmark = pytest.mark.slow  # because of the browser
+pytestmark = pytest.mark.nightly  # because of the browser
 
 Connection = psycopg.Connection[Any]
 Start = Callable[..., DashboardProcess]

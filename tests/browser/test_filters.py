@@ -12,7 +12,7 @@ from playwright.sync_api import Page, expect
 from tests.support.dashboards import DashboardProcess
 from tests.support.night import WEB
 
-pytestmark = pytest.mark.slow  # because of the browser
+pytestmark = pytest.mark.nightly  # because of the browser
 
 NewPage = Callable[..., Page]
 

@@ -13,7 +13,7 @@ from playwright.sync_api import Locator, Page
 from tests.support.dashboards import DashboardProcess
 from tests.support.night import CLEAN_UP, RESTARTED, WEB
 
-pytestmark = pytest.mark.slow  # because of the browser
+pytestmark = pytest.mark.nightly  # because of the browser
 
 NewPage = Callable[..., Page]
 

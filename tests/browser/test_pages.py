@@ -28,7 +28,7 @@ from tests.support.rows import (
     paused,
 )
 
-pytestmark = pytest.mark.slow  # because of the browser
+pytestmark = pytest.mark.nightly  # because of the browser
 
 Connection = psycopg.Connection[Any]
 

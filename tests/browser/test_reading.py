@@ -14,7 +14,7 @@ from tests.support.chromium import violations
 from tests.support.dashboards import DashboardProcess
 from tests.support.rows import FAILING, add_job, add_replica, add_run, add_task
 
-pytestmark = pytest.mark.slow  # because of the browser
+pytestmark = pytest.mark.nightly  # because of the browser
 
 Connection = psycopg.Connection[Any]
 Start = Callable[..., DashboardProcess]

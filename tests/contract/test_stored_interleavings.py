@@ -79,7 +79,7 @@ def test_nothing_is_lost_or_doubled_in_any_order(
     assert explored.paths > paths
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(("replicas", "faults", "user"), [(2, 2, 1), (3, 1, 1)])
 def test_nothing_is_lost_or_doubled_with_more_faults(replicas: int, faults: int, user: int) -> None:
@@ -96,7 +96,7 @@ def test_each_part_is_needed(mutation: str) -> None:
     find(MUTATIONS[mutation])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("mutation", RARE)
 def test_each_part_is_needed_that_takes_long_to_be_seen(mutation: str) -> None:

@@ -120,7 +120,7 @@ def replicas(replicas_connection: Rows) -> list[Replica]:
     return [Replica(f"replica {number}", replicas_connection) for number in (1, 2, 3)]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(400)  # thousands of statements, each of which a pooler may be slow to pass on
 def test_an_interval_job_with_random_offsets_runs_once_a_period_for_a_month(
     simulation: Simulation, replicas: list[Replica], rng: random.Random

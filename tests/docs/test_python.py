@@ -192,7 +192,7 @@ def application(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.slow  # a process for each block
+@pytest.mark.nightly  # a process for each block
 @pytest.mark.parametrize("snippet", [*filter(is_run, snippets("python"))], ids=str)
 def test_a_block_runs_as_it_stands(snippet: Snippet, application: Path, direct_url: str) -> None:
     unknown = missing_names(as_module(snippet)) - set(GIVEN)

@@ -119,7 +119,7 @@ def with_given(code: str) -> str:
     return "\n".join(["DATABASE_URL = ''", *(GIVEN[name] for name in names), code])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_calls_fit_the_types(tmp_path: Path) -> None:
     shown = {str(one): as_module(one) for one in parts("python")}

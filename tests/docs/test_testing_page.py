@@ -16,7 +16,7 @@ def blocks(checkout: Path) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.own_server
 def test_the_examples_about_testing_pass(checkout: Path, tmp_path: Path) -> None:
     expected = 0

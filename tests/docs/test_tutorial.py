@@ -109,7 +109,7 @@ def command(url: str, line: str) -> str:
     return answer.out
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.own_server
 @pytest.mark.timeout(500)
 def test_the_tutorial_from_its_first_step_to_its_last(

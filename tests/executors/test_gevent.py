@@ -12,7 +12,7 @@ from tests.executors.conftest import gevent_patched
 from tests.support.postgres import Server
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(gevent_patched(), reason="this is the process that gevent has patched")
 @pytest.mark.timeout(600)
 def test_the_executor_contract_holds_under_gevent(server: Server, checkout: Path) -> None:

@@ -231,7 +231,7 @@ def test_flask_without_locks_has_no_dashboard(tmp_path: Path, database_url: str)
     assert page[0] == 404
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_flask_serves_it_in_each_worker_of_a_preloaded_application(
     tmp_path: Path, database_url: str, connection: psycopg.Connection[Any]
 ) -> None:
@@ -333,7 +333,7 @@ ROOT = "/admin/tasklock/dashboard"
 IN_FRAME = {"action": "pause", "name": "mail <b>"}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_django_shows_it_in_the_frame_of_the_admin(
@@ -373,7 +373,7 @@ def test_django_shows_it_in_the_frame_of_the_admin(
     assert found == ("ann",)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_django_asks_for_the_permissions_of_the_admins_lists(site: DjangoProject) -> None:
     page, act = ("get", f"{ROOT}/tasks", {}, {}), ("post", f"{ROOT}/act", IN_FRAME, SAME)

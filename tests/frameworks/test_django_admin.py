@@ -20,7 +20,7 @@ from tests.support.django_project import DjangoProject, database_settings
 from tests.support.postgres import Server
 
 # Each starts several processes, which load Django.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(300)]
 
 TASKS = "/admin/apscheduler_tasklock/task/"
 RUNS = "/admin/apscheduler_tasklock/run/"

@@ -12,7 +12,7 @@ from tests.support.django_project import DjangoProject
 from tests.support.postgres import Server
 
 # Each starts several processes, which load Django.
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 RUN_ONCE = """
 import threading

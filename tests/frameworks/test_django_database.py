@@ -12,7 +12,7 @@ from tests.frameworks.conftest import MakeProject
 from tests.support.django_project import DjangoProject, database_settings
 
 # Each starts several processes, which load Django.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(300)]
 
 # Prints what libpq would be given for each of several entries of DATABASES, and for the text that
 # `manage.py tasklock` makes of it.

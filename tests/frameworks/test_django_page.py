@@ -19,7 +19,7 @@ from tests.support.django_project import DjangoProject, database_settings
 from tests.support.polling import eventually
 from tests.support.postgres import Server
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(300)]
 
 PERIOD = ("minutes=5", "seconds=1")
 

@@ -14,7 +14,7 @@ from tests.support.django_project import DjangoProject
 from tests.support.polling import eventually
 
 # Each starts several processes, which load Django.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(300)]
 
 SCHEDULER = 'TASKLOCK_SCHEDULER = "project.scheduling.scheduler"'
 

@@ -19,7 +19,7 @@ from tests.support.postgres import Server
 from tests.support.roles import role
 
 # Each starts several processes, which load Django.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(300)]
 
 APP = "apscheduler_tasklock"
 

@@ -24,7 +24,7 @@ from tests.frameworks.servers import (
 )
 from tests.support.polling import eventually
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 APP = "gunicorn app:app --workers 4"
 

@@ -26,7 +26,7 @@ from tests.frameworks.servers import (
 )
 from tests.support.polling import eventually
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 GUNICORN = "gunicorn application:app --workers 2 --graceful-timeout 60"
 

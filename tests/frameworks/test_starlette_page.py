@@ -25,7 +25,7 @@ from tests.frameworks.servers import (
 )
 from tests.support.polling import eventually
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 # The command that serves, and its schedulers.
 SERVED = {

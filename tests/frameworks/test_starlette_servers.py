@@ -23,7 +23,7 @@ from tests.frameworks.servers import (
 )
 from tests.support.polling import eventually
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 GUNICORN = "gunicorn application:app -k uvicorn_worker.UvicornWorker --graceful-timeout 60"
 

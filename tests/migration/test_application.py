@@ -96,7 +96,7 @@ def application(tmp_path: Path, empty_database_url: str, run: Run) -> Applicatio
     return Application(tmp_path, empty_database_url, run)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_its_migration_can_take_ours_in_and_back(
     application: Application, empty_database_url: str
 ) -> None:
@@ -110,7 +110,7 @@ def test_its_migration_can_take_ours_in_and_back(
     }
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_its_statements_can_be_printed_with_ours_among_them(
     application: Application, empty_database_url: str
 ) -> None:
@@ -129,7 +129,7 @@ def test_its_statements_can_be_printed_with_ours_among_them(
     assert "public.task_lock" not in tables(empty_database_url)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_two_histories_live_side_by_side(
     application: Application, empty_database_url: str
 ) -> None:

@@ -22,7 +22,7 @@ def x_arguments(database_url: str, schema: str | None) -> list[str]:
     return ["-x", f"database={database_url}", *(["-x", f"schema={schema}"] if schema else [])]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("schema", [None, "nope"])
 def test_where_nothing_was_upgraded_a_downgrade_says_so_and_creates_nothing(
     empty_database_url: str, run: Run, schema: str | None
@@ -43,7 +43,7 @@ def test_where_nothing_was_upgraded_a_downgrade_says_so_and_creates_nothing(
     assert schemas(empty_database_url) == before
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_second_upgrade_or_downgrade_has_nothing_left_to_do(
     empty_database_url: str, run: Run
 ) -> None:
@@ -57,7 +57,7 @@ def test_a_second_upgrade_or_downgrade_has_nothing_left_to_do(
     assert "jobs.task_lock" in tables(empty_database_url)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_printed_sql_of_a_downgrade_creates_no_schema(run: Run) -> None:
     printed = run("alembic", "-x", "schema=jobs", "downgrade", "0001:base", "--sql")
     assert "DROP TABLE IF EXISTS jobs.task_lock_job" in printed

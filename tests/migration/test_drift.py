@@ -222,7 +222,7 @@ class TestDropped:
             assert described(empty_database_url) == before
         assert not upgrade(empty_database_url, **names)
 
-    @pytest.mark.slow
+    @pytest.mark.nightly
     def test_replicas_that_do_so_at_the_same_moment_all_succeed(
         self,
         checkout: Path,

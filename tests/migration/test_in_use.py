@@ -84,7 +84,7 @@ def test_a_migration_behind_an_open_transaction_lets_claims_pass(
     assert described(database_url) != before
 
 
-@pytest.mark.slow  # since it takes as long as the migration tries
+@pytest.mark.nightly  # since it takes as long as the migration tries
 def test_a_migration_that_nobody_lets_pass_says_so_and_changes_nothing(database_url: str) -> None:
     before = described(database_url)
     with reader(database_url), pytest.raises(OperationalError, match=r"keeps the table .* locked"):

@@ -90,7 +90,7 @@ def test_alembic_in_a_checkout_upgrades_and_downgrades(empty_database_url: str, 
     assert tables(empty_database_url) == OURS
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_every_way_in_leads_to_the_same_tables(
     empty_database_url: str, database_url: str, run: Run
 ) -> None:
@@ -135,7 +135,7 @@ def test_an_existing_schema_needs_no_right_to_create_one(
             connection.execute("DROP OWNED BY migrator; DROP ROLE migrator")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_replicas_that_upgrade_at_the_same_moment_all_succeed(
     empty_database_url: str, checkout: Path
 ) -> None:
@@ -216,7 +216,7 @@ def test_the_printed_sql_serves_any_name(
     assert f"{name}.{name}" not in tables(empty_database_url)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_wheel_brings_its_migrations(
     empty_database_url: str, checkout: Path, tmp_path: Path, run: Run
 ) -> None:

@@ -436,7 +436,7 @@ def test_every_replica_of_a_moved_schedule_has_its_versions_trigger() -> None:
         assert {str(life.trigger) for life in present} == {str(trigger)}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", [TaskLockRule, TaskLockWithFailover], ids=lambda kind: kind.name)
 def test_a_daily_job_that_deployments_move_loses_no_run_time(
     kind: type[Rule], database: TravellingDatabase

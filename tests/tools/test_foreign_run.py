@@ -15,7 +15,7 @@ from tests.support.postgres import Server
 
 # Its executors name their own classes, so that none can be put in their place.
 pytestmark = [
-    pytest.mark.slow,  # each runs pytest in a process of its own
+    pytest.mark.nightly,  # each runs pytest in a process of its own
     pytest.mark.skipif(
         apscheduler.version.startswith("3.10"), reason="the suites are those of APScheduler 3.11"
     ),

@@ -32,7 +32,7 @@ from tests.support.polling import eventually
 from tests.support.proxy import Proxy, counted, pass_on
 from tests.support.schedulers import Replica
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 Job = Callable[..., Any]
 

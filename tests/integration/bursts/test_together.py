@@ -106,7 +106,7 @@ def test_what_waits_is_claimed_in_one_statement_and_released_in_one(
     assert len(sent) == 3
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("ending", [WindowAfter.KEEP, WindowAfter.HAND_OVER])
 def test_releases_that_an_outage_held_up_arrive_in_one_statement(
     make_locks: MakeLocks,
@@ -503,7 +503,7 @@ def test_a_pending_release_goes_before_the_next_claim_of_its_task(
     assert [lock.token for lock in results(asked)] == [lock.token + 1 for lock in granted]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.direct("it reads what the server has written")
 def test_a_batch_that_is_refused_writes_nothing(
     make_locks: MakeLocks, pool: ThreadPoolExecutor, connection: Connection

@@ -79,7 +79,7 @@ def test_the_class_by_its_reference(
     ran(connection)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_dotted_keys_with_a_nested_executor(
     started: Started, database_url: str, connection: Connection
 ) -> None:

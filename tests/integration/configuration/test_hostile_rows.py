@@ -282,7 +282,7 @@ def test_a_terminal_shows_hostile_rows(
         assert "\x1b]0;owned" not in shown.text
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_lock_of_a_hostile_row_is_granted_refused_or_rejected_and_others_are_granted(
     make_task_locks: Callable[..., TaskLocks], connection: Connection
 ) -> None:
@@ -301,7 +301,7 @@ def test_the_lock_of_a_hostile_row_is_granted_refused_or_rejected_and_others_are
         assert not held.lost
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_replica_runs_its_tasks_beside_hostile_rows(
     make_replica: Callable[..., Replica],
     make_task_locks: Callable[..., TaskLocks],
@@ -353,7 +353,7 @@ def open_windows(connection: Connection) -> None:
     """)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_job_store_runs_its_jobs_beside_hostile_rows(
     database_url: str, connection: Connection, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -89,7 +89,7 @@ def test_each_statement_calls_what_postgresql_has(
 SAFE = {"count", "unnest", "min", "max", "coalesce"}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_no_statement_names_a_function_of_any_type_without_its_schema(
     connection: Connection,
 ) -> None:
@@ -187,7 +187,7 @@ def test_the_check_at_start_calls_what_postgresql_has(
     replica.shutdown()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_what_names_who_has_a_table_locked_calls_what_postgresql_has(
     victim: tuple[str, str], connection: Connection
 ) -> None:

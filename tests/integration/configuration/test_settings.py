@@ -175,7 +175,7 @@ def test_a_policy_that_rejects_the_rows_is_told_in_postgresqls_words(
         locks.close()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_short_idle_session_timeout_leaves_the_rows_believed(
     make_locks: MakeLocks, database_url: str, connection: Connection
 ) -> None:

@@ -35,7 +35,7 @@ def says_outage(answer: Any) -> bool:
     return "The database is unavailable" in answer.text
 
 
-@pytest.mark.parametrize("fail", [refuse, pytest.param(swallow, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("fail", [refuse, pytest.param(swallow, marks=pytest.mark.nightly)])
 def test_an_outage_shows_what_was_read_before_and_passes(
     fail: Callable[[Proxy], None], proxy: Proxy, open_dashboard: Open
 ) -> None:
@@ -78,7 +78,7 @@ def test_each_page_says_that_the_database_was_never_there(
     assert browser.post("/act", data=form, headers=SAME).status_code == 503
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.direct("a statement that waits for a lock holds one of pgbouncer's connections")
 def test_a_statement_that_waits_for_a_locked_table_is_cancelled(
     reader: TestClient, connection: psycopg.Connection[Any], direct_url: str

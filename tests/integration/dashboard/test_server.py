@@ -145,7 +145,7 @@ def test_another_host_demands_a_password(
         assert "set TASKLOCK_DASHBOARD_PASSWORD" in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_command_serves_until_it_is_stopped(database_url: str, tmp_path: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-m", "apscheduler_tasklock", "dashboard", "--port", "0"],

@@ -134,7 +134,7 @@ def until_its_lease_ends(connection: Connection) -> None:
     eventually(lambda: row(connection)["over"])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_job_does_not_begin_once_its_lease_has_gone_to_another_replica(
     make_heir: MakeReplica, proxy: Proxy, connection: Connection
 ) -> None:
@@ -220,7 +220,7 @@ class TestWhoTakesOver:
         assert successor.one(EVENT_JOB_EXECUTED).retval == (held.token + 1, True)
         assert refused.codes() == [EVENT_TASK_LOCK_REFUSED]
 
-    @pytest.mark.slow
+    @pytest.mark.nightly
     def test_one_of_several(
         self,
         make_heir: MakeReplica,
@@ -238,7 +238,7 @@ class TestWhoTakesOver:
         executed = [e.retval for r in replicas for e in r.of() if e.code == EVENT_JOB_EXECUTED]
         assert executed == [(died.token + 1, True)]
 
-    @pytest.mark.slow
+    @pytest.mark.nightly
     def test_nobody_while_the_holder_renews_its_lease(
         self,
         make_heir: MakeReplica,
@@ -257,7 +257,7 @@ class TestWhoTakesOver:
         until_looked(replica)
         assert replica.codes() == [EVENT_TASK_LOCK_REFUSED]
 
-    @pytest.mark.slow
+    @pytest.mark.nightly
     @pytest.mark.parametrize("without", ["the holder", "the other replica"])
     def test_nobody_where_the_holder_or_the_other_replica_has_no_failover(
         self,
@@ -295,7 +295,7 @@ class TestWhatIsRun:
         end_its_lease(connection)
         assert replica.one(EVENT_JOB_EXECUTED).retval == (died.token + 1, True)
 
-    @pytest.mark.slow
+    @pytest.mark.nightly
     def test_a_job_whose_last_run_time_has_passed(
         self, make_heir: MakeReplica, holder: MakeHolder, dying: LockClient
     ) -> None:
@@ -313,7 +313,7 @@ class TestWhatIsRun:
         claims.die(dying, held)
         assert replica.one(EVENT_JOB_EXECUTED).retval == (held.token + 1, True)
 
-    @pytest.mark.slow
+    @pytest.mark.nightly
     @pytest.mark.parametrize("by", ["another function", "another run date"])
     def test_not_a_job_that_was_put_in_its_place(
         self,
@@ -386,7 +386,7 @@ class TestWhatIsRun:
         assert taken_over["locked_by"] == "second"
         assert granted.locked_until - taken_over["started_at"] == timedelta(seconds=77)
 
-    @pytest.mark.slow
+    @pytest.mark.nightly
     @pytest.mark.parametrize("by", ["this scheduler", "another one"])
     def test_not_under_a_name_that_the_job_has_no_more(
         self,
@@ -416,7 +416,7 @@ class TestWhatIsRun:
 
 
 class TestWhenItIsRun:
-    @pytest.mark.slow
+    @pytest.mark.nightly
     def test_before_the_claimers_own_window_which_is_no_misfire_then(
         self,
         make_heir: MakeReplica,
@@ -446,7 +446,7 @@ class TestWhenItIsRun:
         executed = [e.scheduled_run_time for e in replica.of() if e.code == EVENT_JOB_EXECUTED]
         assert executed == [dead_run_time, own]
 
-    @pytest.mark.slow
+    @pytest.mark.nightly
     def test_the_next_run_time_after_it_runs_on_time(
         self, make_heir: MakeReplica, holder: MakeHolder
     ) -> None:
@@ -463,7 +463,7 @@ class TestWhenItIsRun:
         assert second.retval == (died.token + 2, False)
         assert second.scheduled_run_time == own + timedelta(seconds=4)
 
-    @pytest.mark.slow
+    @pytest.mark.nightly
     def test_again_after_its_pool_refused_it(
         self, make_heir: MakeReplica, holder: MakeHolder, connection: Connection
     ) -> None:
@@ -524,7 +524,7 @@ class TestWhenItIsRun:
         go_on.set()
         assert replica.one(EVENT_JOB_EXECUTED).retval == (died.token + 1, True)
 
-    @pytest.mark.slow
+    @pytest.mark.nightly
     def test_when_the_job_may_have_another_instance(
         self,
         make_heir: MakeReplica,
@@ -579,7 +579,7 @@ class TestWhenItIsRun:
 
 
 class TestLooking:
-    @pytest.mark.slow
+    @pytest.mark.nightly
     def test_is_one_statement_for_all_tasks_at_each_interval(
         self,
         make_heir: MakeReplica,
@@ -631,7 +631,7 @@ class TestLooking:
         assert "the table task_lock does not exist" in refusal.getMessage()
         assert refusal.exc_info is None
 
-    @pytest.mark.slow
+    @pytest.mark.nightly
     def test_ends_with_the_scheduler_and_begins_with_it_again(
         self,
         make_heir: MakeReplica,
@@ -692,7 +692,7 @@ class TestOwnWindows:
         replica.idle()
         return held, replica, own
 
-    @pytest.mark.slow
+    @pytest.mark.nightly
     def test_run_once_the_lease_of_a_dead_holder_has_ended(
         self, refused: tuple[HeldLock, Replica, datetime], dying: LockClient
     ) -> None:
@@ -722,7 +722,7 @@ class TestOwnWindows:
         assert replica.codes() == [EVENT_TASK_LOCK_REFUSED]
         assert row(connection)["token"] == held.token
 
-    @pytest.mark.slow
+    @pytest.mark.nightly
     @pytest.mark.parametrize("coalesce", [True, False])
     def test_run_all_or_the_last_one_as_the_job_coalesces(
         self, make_heir: MakeReplica, holder: MakeHolder, dying: LockClient, coalesce: bool
@@ -756,7 +756,7 @@ class TestOwnWindows:
         assert executed == (kept[-1:] if coalesce else kept)
         assert len(codes(EVENT_TASK_LOCK_REFUSED)) == (len(kept) - 1 if coalesce else 0)
 
-    @pytest.mark.slow
+    @pytest.mark.nightly
     def test_go_before_a_later_one_that_comes_when_the_run_in_their_way_is_over(
         self, make_heir: MakeReplica, holder: MakeHolder, dying: LockClient, connection: Connection
     ) -> None:
@@ -861,7 +861,7 @@ class TestGivingUp:
             claims.die(dying, held)
         return held
 
-    @pytest.mark.slow
+    @pytest.mark.nightly
     def test_a_job_that_kills_its_holders_is_told_once_among_all_replicas(
         self,
         make_heir: MakeReplica,
@@ -896,7 +896,7 @@ class TestGivingUp:
         assert said in errors[0]
         assert row(connection)["finished_at"] is not None
 
-    @pytest.mark.slow
+    @pytest.mark.nightly
     def test_is_no_end_of_the_task_whose_next_window_runs(
         self, make_heir: MakeReplica, poison: HeldLock, connection: Connection
     ) -> None:
@@ -909,7 +909,7 @@ class TestGivingUp:
         assert EVENT_TASK_LOCK_ERROR in replica.codes()
         assert row(connection)["deaths"] == 0  # since a run has ended
 
-    @pytest.mark.slow
+    @pytest.mark.nightly
     def test_comes_after_as_many_takeovers_as_the_option_allows(
         self, make_heir: MakeReplica, poison: HeldLock
     ) -> None:

@@ -215,7 +215,7 @@ class TestClaim:
 
 
 class TestALongClaimTimeout:
-    @pytest.mark.slow
+    @pytest.mark.nightly
     def test_lets_a_dead_connection_keep_nothing_waiting(
         self, make_locks: MakeLocks, proxy: Proxy
     ) -> None:
@@ -533,7 +533,7 @@ class TestUnavailable:
         )
         assert locks.release(lock) is not None
 
-    @pytest.mark.slow
+    @pytest.mark.nightly
     def test_a_server_that_never_answers_is_given_up(
         self, make_locks: MakeLocks, proxy: Proxy
     ) -> None:

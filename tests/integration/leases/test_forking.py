@@ -200,7 +200,7 @@ def test_a_childs_copy_of_its_parents_locks_claims_nothing(executor: TaskLockExe
     parents.release(held(parents, **TIMES))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.direct("it counts the library's connections in the server")
 def test_a_child_that_closes_its_locks_does_not_close_its_parents_connections(
     executor: TaskLockExecutor, connection: Connection

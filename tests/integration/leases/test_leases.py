@@ -207,7 +207,7 @@ def test_a_row_that_somebody_has_locked_costs_no_lease(
         locks.release(held)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_renewals_end_at_the_maximum_lock(make_locks: MakeLocks, connection: Connection) -> None:
     locks = make_locks()
     held = hold(locks, max_lock=2.5)
@@ -218,7 +218,7 @@ def test_renewals_end_at_the_maximum_lock(make_locks: MakeLocks, connection: Con
     locks.release(held)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_extend_moves_the_maximum_lock_of_a_lease(
     make_locks: MakeLocks, connection: Connection
 ) -> None:
@@ -316,7 +316,7 @@ def test_extend_says_if_the_row_stays_locked(make_locks: MakeLocks, database_url
     assert extended == timedelta(0)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_lease_outlives_an_outage_that_is_shorter(
     make_locks: MakeLocks, proxy: Proxy, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -373,7 +373,7 @@ def test_it_is_renewed_on_a_server_that_is_full(
         locks.close()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_it_is_renewed_in_a_worker_process(
     make_replica: MakeReplica, connection: Connection, tmp_path: Any
 ) -> None:
@@ -534,7 +534,7 @@ def test_at_its_maximum_lock_it_is_lost_by_the_holders_own_clock(
     locks.release(held)  # nobody has taken it over, so the row still tells that it ended
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_it_is_told_lost_also_when_renewals_are_refused(
     make_locks: MakeLocks, connection: Connection, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -98,7 +98,7 @@ def test_one_that_a_claim_has_sent_is_not_sent_again(make_locks: MakeLocks, prox
     assert len(of_the_first) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.direct("the pooler keeps connections for a role, and has no login for it")
 def test_one_that_is_rejected_is_sent_when_it_is_permitted_again(
     make_locks: MakeLocks,

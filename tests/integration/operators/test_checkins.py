@@ -253,7 +253,7 @@ def test_a_service_that_hangs_delays_neither_jobs_nor_the_shutdown_for_long(
     assert len(service.paths) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_too_many_check_ins_are_dropped_with_one_warning(
     make_replica: MakeReplica,
@@ -440,7 +440,7 @@ def test_sentry_gets_the_status_and_the_schedule_of_each_granted_run(
     assert len(ids) == 2  # a run's check-ins have one id
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_window_that_is_run_again_continues_its_check_in(
     make_replica: MakeReplica,
     make_task_locks: Callable[..., TaskLocks],

@@ -137,7 +137,7 @@ class TestAnEngine:
         [found] = wrong(examined(create_engine(url)))
         assert "a parameter that libpq does not have" in found.says
 
-    @pytest.mark.slow
+    @pytest.mark.nightly
     def test_whose_listener_hangs(self, engine: Engine) -> None:
         go_on = threading.Event()
 

@@ -271,7 +271,7 @@ class TestResume:
 
 
 class TestRun:
-    @pytest.mark.slow
+    @pytest.mark.nightly
     def test_a_recurring_job_runs_once_and_keeps_its_schedule(
         self, replica: StoreReplica, operator: TaskLocks, key: str
     ) -> None:
@@ -285,7 +285,7 @@ class TestRun:
         eventually(lambda: [run.kind for run in ended_runs(operator, before.task)] == ["manual"])
         assert one(operator, key) == before
 
-    @pytest.mark.slow
+    @pytest.mark.nightly
     def test_a_paused_recurring_job_runs_and_stays_paused(
         self, replica: StoreReplica, operator: TaskLocks, key: str
     ) -> None:
@@ -347,7 +347,7 @@ def test_a_job_that_there_is_not_is_an_error(
     assert states(operator) == {"other": "waiting"}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_job_that_has_ended_is_not_changed(
     replica: StoreReplica, operator: TaskLocks, command: Command, key: str
 ) -> None:

@@ -93,7 +93,7 @@ def test_lines_are_written_before_a_shutdown_returns(
     assert any("database is unavailable" in line for line in handler.lines)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_shutdown_does_not_wait_for_one_that_blocks_for_ever(
     make_task_locks: MakeLocks, proxy: Proxy, handler: Handler
 ) -> None:

@@ -228,7 +228,7 @@ def test_an_outage_is_one_line_without_the_password_and_the_next_scrape_finds_it
     eventually(lambda: is_served(server.url))  # a slow machine does not answer each scrape in time
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_client_that_sends_nothing_keeps_nobody_waiting(
     make_task_locks: MakeTaskLocks, serve: Callable[..., MetricsServer]
 ) -> None:

@@ -208,7 +208,7 @@ class TestReasons:
         assert miss.reason.startswith("paused with all tasks of jo by bob since ")
         assert miss.reason.endswith(": a move")
 
-    @pytest.mark.slow
+    @pytest.mark.nightly
     @pytest.mark.parametrize("is_known", [True, False], ids=["known outage", "no answer yet"])
     def test_runs_that_wait_for_the_database_do_not_count_as_busy_workers(
         self, make_replica: MakeReplica, operator: TaskLocks, proxy: Proxy, is_known: bool

@@ -668,7 +668,7 @@ class TestRuns:
         assert (paused_last["until"], paused_last["token"]) == (None, None)
         assert command("runs", "--kind", "schedule").cells[0][0] == "sync"
 
-    @pytest.mark.slow
+    @pytest.mark.nightly
     def test_they_are_chosen_by_times_as_people_write_them(
         self, command: Command, connection: Connection
     ) -> None:
@@ -721,7 +721,7 @@ class TestRuns:
         assert [run["token"] for run in answer.json] == [3, 2]
         assert command("runs", "--limit", "3").err == ""
 
-    @pytest.mark.slow
+    @pytest.mark.nightly
     def test_of_none_it_is_said_for_which_time_and_zone(
         self, database_url: str, connection: Connection
     ) -> None:
@@ -732,7 +732,7 @@ class TestRuns:
             "00:00:00 CEST\n"
         )
 
-    @pytest.mark.slow
+    @pytest.mark.nightly
     @pytest.mark.parametrize("form", [(), ("--json",)], ids=["plain", "JSON"])
     def test_further_ones_are_followed_until_somebody_ends_it(
         self, database_url: str, connection: Connection, form: tuple[str, ...]
@@ -1129,7 +1129,7 @@ class TestRun:
         answer = command("run", "sync", "--wait", "0.1", "--json")
         assert (answer.status, answer.json["outcome"]) == (5, None)
 
-    @pytest.mark.slow
+    @pytest.mark.nightly
     @pytest.mark.parametrize("kind", ["takeover", "manual"])
     def test_a_takeover_is_waited_for_in_the_place_of_a_run_that_died(
         self, command: Command, connection: Connection, kind: str
@@ -1169,7 +1169,7 @@ class TestRun:
             answer = command("run", "sync", "--wait", "60")
         assert (answer.status, answer.out) == (6, "sync: ended: died\n")
 
-    @pytest.mark.slow
+    @pytest.mark.nightly
     @pytest.mark.parametrize(
         ("changes", "says"),
         [
@@ -1242,7 +1242,7 @@ class TestFree:
         assert opened
         assert command("runs", "--json").json[0]["outcome"] == "freed"
 
-    @pytest.mark.slow
+    @pytest.mark.nightly
     def test_show_prints_the_command_for_it(
         self, command: Command, connection: Connection, database_url: str
     ) -> None:
@@ -1306,7 +1306,7 @@ class TestTerminal:
         assert "1 min " in terminal.text
         assert "notes" not in terminal.text
 
-    @pytest.mark.slow
+    @pytest.mark.nightly
     @pytest.mark.parametrize("columns", [40, 80, 120])
     def test_a_narrow_one_drops_columns_but_breaks_no_name_off(
         self, database_url: str, connection: Connection, columns: int
@@ -1411,7 +1411,7 @@ class TestTerminal:
         assert "\x1b[32m█" in terminal.text
         assert "✗" in terminal.text
 
-    @pytest.mark.slow
+    @pytest.mark.nightly
     def test_a_live_view_goes_on_without_the_database_until_ctrl_c(
         self, proxy: Proxy, connection: Connection
     ) -> None:
@@ -1433,7 +1433,7 @@ class TestTerminal:
 
 
 class TestErrors:
-    @pytest.mark.slow
+    @pytest.mark.nightly
     def test_a_database_that_refuses_connections_is_one_line_without_the_password(
         self, database_url: str
     ) -> None:
@@ -1445,7 +1445,7 @@ class TestErrors:
         assert "the database is unavailable" in answer.err
         assert str(port) in answer.err
 
-    @pytest.mark.slow
+    @pytest.mark.nightly
     def test_a_database_that_never_answers_is_given_up(self, database_url: str) -> None:
         with socket.create_server(("127.0.0.1", 0)) as nobody:
             url = f"postgresql://app:hunter2@127.0.0.1:{nobody.getsockname()[1]}/db"

@@ -264,7 +264,7 @@ def test_a_server_that_has_not_started_or_recovered_yet(said: str) -> None:
     assert remedy_of(error, parse_url("postgresql://app@db/app")).startswith("wait until")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_standby_is_told_from_a_setting(doctor: Command) -> None:
     with Pair() as pair:
         assert doctor("upgrade", database=pair.primary.url).status == 0
@@ -326,7 +326,7 @@ def test_a_port_of_another_program(doctor: Command) -> None:
         assert "check the port" in failed(doctor, url + "?sslmode=disable")[1]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_prepared_transaction_that_has_the_table_locked(
     doctor: Command, strict: EmbeddedServer
 ) -> None:

@@ -92,7 +92,7 @@ def test_a_server_that_does_not_listen(command: Command) -> None:
     assert "check the host and the port" in found["remedy"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_server_that_never_answers(command: Command) -> None:
     with socket.create_server(("127.0.0.1", 0)) as nobody:
         url = f"postgresql://app:hunter2@127.0.0.1:{nobody.getsockname()[1]}/db"
@@ -463,15 +463,15 @@ class TestLocks:
         with psycopg.connect(url) as connection, connection.transaction(force_rollback=True):
             yield connection
 
-    @pytest.mark.slow
+    @pytest.mark.nightly
     @pytest.mark.parametrize(
         ("table", "mode"),
         [
             ("task_lock", "ACCESS EXCLUSIVE"),
             ("task_lock_replica", "ACCESS EXCLUSIVE"),
             ("task_lock_alembic_version", "ACCESS EXCLUSIVE"),
-            pytest.param("task_lock_run", "ACCESS EXCLUSIVE", marks=pytest.mark.faults),
-            pytest.param("task_lock_job", "EXCLUSIVE", marks=pytest.mark.faults),
+            pytest.param("task_lock_run", "ACCESS EXCLUSIVE", marks=pytest.mark.nightly),
+            pytest.param("task_lock_job", "EXCLUSIVE", marks=pytest.mark.nightly),
             ("task_lock", "SHARE"),
         ],
     )
@@ -491,7 +491,7 @@ class TestLocks:
         connection.execute(statement)
         eventually(lambda: wrong(command("doctor", "--json")) == [])
 
-    @pytest.mark.slow
+    @pytest.mark.nightly
     def test_a_change_of_the_table_that_waits_for_a_reader(
         self, command: Command, database_url: str, connection: Connection, other: Connection
     ) -> None:
@@ -523,7 +523,7 @@ class TestLocks:
         assert f"pid {other.info.backend_pid} (psql of ann)" in found["says"]
         assert f"SELECT pg_terminate_backend({other.info.backend_pid})" in found["remedy"]
 
-    @pytest.mark.slow
+    @pytest.mark.nightly
     def test_a_role_that_may_not_see_other_sessions_is_told_the_pid_all_the_same(
         self, command: Command, database_url: str, connection: Connection, other: Connection
     ) -> None:
@@ -543,7 +543,7 @@ class TestLocks:
         [found] = wrong(command("doctor", "--json"))
         assert found["what"] == "writing to task_lock"
 
-    @pytest.mark.slow
+    @pytest.mark.nightly
     def test_what_fails_while_it_looks_for_who_has_the_lock_is_a_finding_as_well(
         self, command: Command, connection: Connection, other: Connection
     ) -> None:

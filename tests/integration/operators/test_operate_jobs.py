@@ -59,7 +59,7 @@ def set_columns(connection: Connection, job_id: str, **columns: Any) -> None:
 
 
 class TestInPython:
-    @pytest.mark.slow
+    @pytest.mark.nightly
     def test_each_state_is_told(
         self, replica: StoreReplica, operator: TaskLocks, connection: Connection
     ) -> None:
@@ -450,7 +450,7 @@ class TestCommand:
             assert any(job_id in line and "2100-01-01 0" in line for line in lines)
         assert "function" not in terminal.text if columns < 120 else "trigger" in terminal.text
 
-    @pytest.mark.slow
+    @pytest.mark.nightly
     def test_on_a_terminal_it_is_a_table_with_colours(
         self, database_url: str, replica: StoreReplica
     ) -> None:

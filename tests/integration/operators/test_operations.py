@@ -190,7 +190,7 @@ class TestRegistration:
         eventually(lambda: task(operator).schedule["length"] == [0, 2, 0])
         eventually(lambda: len(runs) >= 2)
 
-    @pytest.mark.slow
+    @pytest.mark.nightly
     def test_an_old_version_that_runs_once_more_does_not_swallow_the_new_ones_first_run(
         self, make_replica: MakeReplica, operator: TaskLocks
     ) -> None:
@@ -210,7 +210,7 @@ class TestRegistration:
         assert later.scheduled_at == soon.replace(microsecond=0)
         assert earlier.replica != later.replica
 
-    @pytest.mark.slow
+    @pytest.mark.nightly
     def test_an_old_version_that_looks_after_the_new_one_has_registered_leaves_that(
         self, make_replica: MakeReplica, operator: TaskLocks
     ) -> None:

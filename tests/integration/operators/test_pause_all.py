@@ -147,7 +147,7 @@ class TestCalls:
         with pytest.raises(TaskLockOptionError, match="begins with U\\+0001"):
             operator.hold("\x01pauses", min_lock=0, max_lock=1)
 
-    @pytest.mark.slow
+    @pytest.mark.nightly
     def test_one_that_is_in_force_although_it_could_not_wait_says_so(
         self,
         connection: Connection,

@@ -36,7 +36,7 @@ WAITS = (
 LIMIT = 3
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("call", ["ask", "ask_for"])
 def test_an_answer_that_came_during_a_pause_is_no_outage(
     call: str, database_url: str, connection: psycopg.Connection

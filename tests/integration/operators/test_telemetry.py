@@ -180,7 +180,7 @@ def test_a_refused_claim_is_measured_and_not_traced(
     assert len(sdk.spans("claim refused")) == len(sdk.spans("run refused")) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_window_that_is_taken_over_is_a_run_of_another_kind(
     make_replica: MakeReplica, make_locks: Callable[..., Any], sdk: Telemetry
 ) -> None:

@@ -916,7 +916,7 @@ class TestHangs:
         yield hanging
         hanging.go_on.set()
 
-    @pytest.mark.slow
+    @pytest.mark.nightly
     def test_an_engine_that_hangs_is_given_up_and_others_are_told(
         self, engine: Engine, hanging: HangingEngine, make_setup: Callable[..., Setup]
     ) -> None:
@@ -932,7 +932,7 @@ class TestHangs:
         assert eventually(lambda: answered(setup, Numbers(1))) == 1
         assert setup.outage.reason is None
 
-    @pytest.mark.slow
+    @pytest.mark.nightly
     def test_while_two_attempts_hang_no_third_is_begun(
         self, engine: Engine, hanging: HangingEngine, make_setup: Callable[..., Setup]
     ) -> None:
@@ -956,7 +956,7 @@ class TestHangs:
         hanging.go_on.set()
         eventually(lambda: hanging.opened and hanging.opened[0].closed)
 
-    @pytest.mark.slow
+    @pytest.mark.nightly
     def test_a_name_that_is_looked_up_for_ever_holds_up_neither_a_hold_nor_a_close(
         self, make_task_locks: Callable[..., TaskLocks], monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -1052,7 +1052,7 @@ class TestOneConnection:
         eventually(lambda: threads() == [])
         assert setup.ask(Call(pid)) == first
 
-    @pytest.mark.slow
+    @pytest.mark.nightly
     @pytest.mark.parametrize("given", ["a URL", "an engine"])
     def test_that_was_ended_while_idle_is_replaced_in_silence(
         self,

@@ -55,10 +55,10 @@ KINDS: list[Kind] = ["cut", "swallowed", "terminated"]
 @pytest.fixture(
     params=[
         *(pytest.param(("after", kind), id=f"{kind} after") for kind in KINDS),
-        # Most can go wrong when the server has carried the statement out. `make test-faults` runs
+        # Most can go wrong when the server has carried the statement out. `make test-nightly` runs
         # the others.
         *(
-            pytest.param((point, kind), id=f"{kind} {point}", marks=pytest.mark.faults)
+            pytest.param((point, kind), id=f"{kind} {point}", marks=pytest.mark.nightly)
             for point in ("before", "halfway")
             for kind in KINDS
         ),
@@ -247,7 +247,7 @@ class TestEachStatement:
         still_works(replica, connection, token)
         assert not is_takeover
 
-    @pytest.mark.slow
+    @pytest.mark.nightly
     @pytest.mark.parametrize("statement", [RELEASE, READ, RETRY], ids=["release", "read", "retry"])
     def test_a_retry(
         self,
@@ -278,7 +278,7 @@ class TestEachStatement:
         eventually(lambda: row(connection)["finished_at"])
         assert (attempts, row(connection)["attempt"]) == ([1, 2], 2)
 
-    @pytest.mark.slow
+    @pytest.mark.nightly
     @pytest.mark.parametrize("statement", [READ, TAKEOVER], ids=["read", "takeover"])
     def test_a_takeover(
         self,

@@ -33,7 +33,7 @@ MakeLocks = Callable[..., LockClient]
 Connection = psycopg.Connection[Any]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_takeover_that_was_granted_and_never_answered_is_made_again(
     proxy: Proxy,
     make_replica: MakeReplica,

@@ -54,7 +54,7 @@ Connection = psycopg.Connection[Any]
 DOUBTFUL = Timings(recovery_grace=60.0)
 
 
-@pytest.mark.parametrize("fail", [refuse, pytest.param(swallow, marks=pytest.mark.faults)])
+@pytest.mark.parametrize("fail", [refuse, pytest.param(swallow, marks=pytest.mark.nightly)])
 def test_a_lease_survives_an_outage_that_is_shorter(
     proxy: Proxy,
     make_replica: MakeReplica,
@@ -80,8 +80,8 @@ def test_a_lease_survives_an_outage_that_is_shorter(
     assert said_by_its_end(caplog) == [UNAVAILABLE, BACK]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("fail", [refuse, pytest.param(swallow, marks=pytest.mark.faults)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("fail", [refuse, pytest.param(swallow, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("joins", [False, True], ids=["it was there", "it starts afterwards"])
 def test_a_job_that_ended_in_an_outage_longer_than_its_lease_is_not_run_again(
     proxy: Proxy,
@@ -125,7 +125,7 @@ def test_a_job_that_ended_in_an_outage_longer_than_its_lease_is_not_run_again(
         holder.shutdown()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_job_that_goes_on_through_an_outage_longer_than_its_lease_does_not_overlap(
     proxy: Proxy,
     make_replica: MakeReplica,
@@ -161,7 +161,7 @@ def test_a_job_that_goes_on_through_an_outage_longer_than_its_lease_does_not_ove
     assert (job.runs, row(connection)["token"]) == (1, token)
 
 
-@pytest.mark.faults
+@pytest.mark.nightly
 def test_a_release_that_was_swallowed_at_the_end_of_an_outage_is_waited_for(
     proxy: Proxy, direct_url: str, make_replica: MakeReplica, connection: Connection, job: Job
 ) -> None:
@@ -195,7 +195,7 @@ def test_a_release_that_was_swallowed_at_the_end_of_an_outage_is_waited_for(
         holder.shutdown()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_holder_that_died_in_an_outage_is_taken_over(
     proxy: Proxy,
     make_replica: MakeReplica,

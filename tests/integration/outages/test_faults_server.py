@@ -179,7 +179,7 @@ def test_a_release_that_the_server_cannot_take_is_pending_until_it_can(
     assert said_by_its_end(caplog) == [UNAVAILABLE, BACK]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_dead_run_is_taken_over_when_the_server_can_be_written_again(
     role: Role,
     make_replica: MakeReplica,
@@ -223,10 +223,10 @@ def test_a_dead_run_is_taken_over_when_the_server_can_be_written_again(
     assert said_by_its_end(caplog) == [UNAVAILABLE, BACK]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.own_server
 @pytest.mark.parametrize(
-    "lasts", ["within the lease", pytest.param("beyond it", marks=pytest.mark.faults)]
+    "lasts", ["within the lease", pytest.param("beyond it", marks=pytest.mark.nightly)]
 )
 def test_a_restart_of_the_server_under_a_job(
     make_replica: MakeReplica, caplog: pytest.LogCaptureFixture, job: Job, lasts: str

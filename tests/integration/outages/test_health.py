@@ -129,7 +129,7 @@ class TestHealth:
         )
         assert eventually(lambda: replica.executor.health().degraded) == ("overdue tasks: job",)
 
-    @pytest.mark.slow
+    @pytest.mark.nightly
     @pytest.mark.parametrize("hangs", ["trigger", "job store"])
     def test_code_of_the_applications_that_hangs_makes_it_degraded(
         self, make_replica: MakeReplica, hangs: str

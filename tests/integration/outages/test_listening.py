@@ -245,7 +245,7 @@ def test_after_a_connection_that_broke_there_is_a_pause_unless_all_ends(
     assert time.monotonic() < began + 30.0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_login_that_is_rejected_is_told_once_and_tried_again(
     listen: Listen, direct_url: str, connection: Connection, caplog: pytest.LogCaptureFixture
 ) -> None:

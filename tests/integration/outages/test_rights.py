@@ -359,7 +359,7 @@ class TestWhileReplicasRun:
                 replica.shutdown()
             connection.execute(f'REASSIGN OWNED BY "{owner}" TO CURRENT_USER')
 
-    @pytest.mark.slow
+    @pytest.mark.nightly
     def test_select_on_the_task_lock_is_revoked_and_the_replicas_say_that_they_live(
         self,
         application: Application,
@@ -468,7 +468,7 @@ class TestHistory:
         assert len(told(caplog, "INFO", "No longer rejected by the database")) == 1
         replica.shutdown()
 
-    @pytest.mark.slow
+    @pytest.mark.nightly
     def test_a_hold_writes_it_again(
         self,
         application: Application,
@@ -493,7 +493,7 @@ class TestHistory:
         assert len(told(caplog, "INFO", "No longer rejected by the database")) == 1
         locks.close()
 
-    @pytest.mark.slow
+    @pytest.mark.nightly
     def test_worker_processes_write_it_again(
         self, application: Application, make_replica: MakeReplica, operator: TaskLocks
     ) -> None:
@@ -533,7 +533,7 @@ MENDED = {
 
 
 class TestStoredJobs:
-    @pytest.mark.slow
+    @pytest.mark.nightly
     @pytest.mark.parametrize("right", [*RIGHTS, "DELETE"])
     def test_a_right_on_the_jobs_is_revoked(
         self,

@@ -104,7 +104,7 @@ def test_a_lock_that_was_overtaken_during_a_stall_is_lost_and_told_of_when_it_go
     assert caplog.text.count("is lost (token") == 1
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_renewal_without_an_answer_is_sent_again_on_another_connection_within_the_lease(
     make_task_locks: Callable[..., TaskLocks], proxy: Proxy
 ) -> None:

@@ -53,7 +53,7 @@ RAISED = [EVENT_TASK_LOCK_GRANTED, EVENT_JOB_ERROR, EVENT_TASK_LOCK_RELEASED]
         pytest.param(
             "uvloop",
             marks=[
-                pytest.mark.slow,
+                pytest.mark.nightly,
                 pytest.mark.skipif(sys.platform == "win32", reason="Windows has no uvloop"),
             ],
         ),
@@ -247,7 +247,7 @@ def test_a_job_that_raises_is_released(
     assert connection.execute("SELECT FROM task_lock WHERE finished_at IS NULL").rowcount == 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_waiting_for_a_claim_does_not_make_a_coroutine_job_late(
     database_url: str, proxy: Proxy
 ) -> None:
@@ -515,7 +515,7 @@ def test_a_claim_under_way_when_the_scheduler_is_shut_down_is_handed_over(
     assert is_handed_over(connection)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_loop_that_ends_without_another_turn_leaves_no_lock(
     proxy: Proxy, gate: Gate, connection: psycopg.Connection[Any]
 ) -> None:

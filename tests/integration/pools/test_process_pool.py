@@ -123,7 +123,7 @@ def test_a_decorated_function_has_its_options_in_the_worker(
     )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_lease_of_a_killed_worker_is_ended_by_its_parent_and_the_pool_goes_on(
     make_pooled: MakeReplica,
     connection: psycopg.Connection[Any],
@@ -167,7 +167,7 @@ def test_a_replica_has_one_connection_and_its_workers_none(
     assert eventually(lambda: claims.pids(connection) == set())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.direct("it counts the library's connections in the server")
 @pytest.mark.parametrize("lease", [2, None])
 def test_a_lock_that_a_worker_extends_stands_for_longer_and_its_parent_learns_of_it(
@@ -198,7 +198,7 @@ def test_a_lock_that_a_worker_extends_stands_for_longer_and_its_parent_learns_of
     assert row(connection)["last_outcome"] == "ok"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_lock_is_lost_in_its_worker_when_its_maximum_lock_ends(
     make_pooled: MakeReplica,
 ) -> None:
@@ -357,7 +357,7 @@ def test_a_slow_listener_holds_up_no_worker_and_hears_of_each_grant_first(
     eventually(lambda: replica.codes("second") == replica.codes("first") == run)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="max_tasks_per_child is new in 3.11")
 def test_a_worker_may_be_replaced_after_each_job(make_replica: MakeReplica) -> None:
     one_job_each = {"mp_context": multiprocessing.get_context("spawn"), "max_tasks_per_child": 1}
@@ -405,7 +405,7 @@ sys.meta_path.insert(0, Slowly())
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_that_a_new_worker_loads_the_library_makes_no_run_time_late(
     make_replica: MakeReplica, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -474,7 +474,7 @@ def test_a_pause_holds_the_retry_until_its_end(
     assert job.attempts == [1, 2]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_time_that_comes_during_a_retry_follows_it(
     make_replica: MakeReplica, connection: Connection
 ) -> None:
@@ -510,7 +510,7 @@ def test_a_run_time_that_comes_during_a_retry_follows_it(
     assert began[2][1] == began[0][1] + timedelta(seconds=6)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_jobs_that_fail_together_are_not_retried_together(
     make_replica: MakeReplica, connection: Connection
 ) -> None:
@@ -552,7 +552,7 @@ def test_after_an_operator_has_freed_the_task_there_is_no_retry(
             locks.free("job", task.token, by="me")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_dead_holder_of_a_retry_is_followed_by_the_same_attempt(
     make_replica: MakeReplica, make_locks: Callable[..., LockClient], connection: Connection
 ) -> None:

@@ -52,7 +52,7 @@ def fail_once(replica: StoreReplica, key: str, connection: Connection, *, failur
     eventually(lambda: finished(connection, 1))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_stored_one_off_job_is_retried_and_then_removed(
     make_store_replica: MakeStoreReplica, key: str, connection: Connection
 ) -> None:
@@ -114,7 +114,7 @@ def test_a_retrying_job_is_shown_and_can_be_removed(
     assert attempts[key] == [1]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_job_that_is_removed_after_a_retry_is_not_retried_any_more(
     make_store_replica: MakeStoreReplica,
     key: str,

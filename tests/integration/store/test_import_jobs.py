@@ -205,7 +205,7 @@ def test_rows_are_signed_with_the_secret_of_a_file(
         eventually(lambda: len(ran[key]) == 1)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_job_that_has_run_since_is_not_taken_over_again_unless_asked_for(
     old: Old, command: Command, database_url: str, operator: TaskLocks
 ) -> None:

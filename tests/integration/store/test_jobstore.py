@@ -276,7 +276,7 @@ def listens_and_has_looked(connection: Connection, replica: StoreReplica) -> boo
 
 
 class TestRuns:
-    @pytest.mark.slow
+    @pytest.mark.nightly
     def test_a_one_off_job_runs_once_and_is_gone_then(
         self, make: Make, key: str, connection: Connection
     ) -> None:
@@ -287,7 +287,7 @@ class TestRuns:
         assert len(ran[key]) == 1
         assert all(replica.scheduler.get_job(key) is None for replica in replicas)
 
-    @pytest.mark.slow
+    @pytest.mark.nightly
     def test_a_recurring_job_runs_at_each_run_time_once(
         self, make: Make, key: str, connection: Connection
     ) -> None:
@@ -310,7 +310,7 @@ class TestRuns:
         tokens = [token for _, token, _ in ran[key]]
         assert tokens == sorted(set(tokens))
 
-    @pytest.mark.slow
+    @pytest.mark.nightly
     def test_a_job_whose_period_is_below_the_poll_interval_runs_as_often_as_it_is_due(
         self, make: Make, key: str
     ) -> None:
@@ -331,7 +331,7 @@ class TestRuns:
         gaps = [(b - a).total_seconds() for a, b in pairwise(run_times)]
         assert gaps.count(0.5) >= 15  # a busy machine may coalesce a few
 
-    @pytest.mark.slow
+    @pytest.mark.nightly
     def test_each_run_time_is_read_once(self, make: Make, key: str) -> None:
         replica, reads = make(store={"poll_interval": 60}), []
         given = {"args": [key], "id": key, "misfire_grace_time": None}
@@ -458,7 +458,7 @@ class TestRuns:
         assert job.misfire_grace_time is None
         replica.runs(key)
 
-    @pytest.mark.slow
+    @pytest.mark.nightly
     def test_a_missed_one_off_job_is_removed_with_a_warning_and_an_entry_in_the_history(
         self,
         make: Make,
@@ -507,7 +507,7 @@ class TestRuns:
         asyncio.run(runs())
         assert len(ran[key]) == 1
 
-    @pytest.mark.slow
+    @pytest.mark.nightly
     @pytest.mark.direct("the proxy leads to the server")
     @pytest.mark.parametrize("outage", [False, True], ids=["alone", "in an outage"])
     def test_a_one_off_job_that_a_blocked_event_loop_keeps_from_its_begin_is_handed_over(
@@ -561,7 +561,7 @@ class TestRuns:
         assert len(ran[key]) == 1
         assert "did not begin before its lease or its maximum lock ended" in caplog.text
 
-    @pytest.mark.slow
+    @pytest.mark.nightly
     def test_a_job_that_waits_in_the_pool_behind_other_work_is_run_by_another_replica(
         self, make: Make, key: str, gate: Gate, connection: Connection
     ) -> None:
@@ -652,7 +652,7 @@ class TestRunning:
         assert task.finished_at is not None
         assert task.due_at >= task.finished_at
 
-    @pytest.mark.slow
+    @pytest.mark.nightly
     def test_what_is_due_while_its_task_runs_is_late_only_from_its_end_on(
         self, make: Make, key: str, gate: Gate, connection: Connection
     ) -> None:
@@ -667,7 +667,7 @@ class TestRunning:
         replica.runs(key, 2)
         assert EVENT_JOB_MISSED not in replica.codes(key)
 
-    @pytest.mark.slow
+    @pytest.mark.nightly
     def test_of_what_came_meanwhile_the_latest_is_run(
         self, make: Make, key: str, gate: Gate, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -686,7 +686,7 @@ class TestRunning:
         assert (run_time - first).total_seconds() % 1 == 0
         assert "are missed" in caplog.text
 
-    @pytest.mark.slow
+    @pytest.mark.nightly
     def test_a_dead_run_whose_job_has_no_failover_any_more_is_given_up(
         self, make: Make, key: str, gate: Gate, proxy: Proxy, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -703,7 +703,7 @@ class TestRunning:
         eventually(lambda: EVENT_TASK_LOCK_GRANTED in other.codes(key))
         other.scheduler.remove_job(key)
 
-    @pytest.mark.slow
+    @pytest.mark.nightly
     def test_a_job_can_add_and_remove_its_own_id_while_it_runs(
         self, make: Make, key: str, gate: Gate, connection: Connection
     ) -> None:
@@ -718,7 +718,7 @@ class TestRunning:
         eventually(lambda: job_row(connection, key) is None)
         assert len(ran[key]) == 2
 
-    @pytest.mark.slow
+    @pytest.mark.nightly
     def test_a_task_that_is_paused_is_not_run_and_its_one_off_jobs_are_kept(
         self, make: Make, key: str, database_url: str, connection: Connection
     ) -> None:
@@ -1367,7 +1367,7 @@ class TestRunsWhereItCan:
         # Of 60 times: it is tried again after 1, 2, 4 and so on seconds.
         assert 1 <= len(ran[key]) < 10
 
-    @pytest.mark.slow
+    @pytest.mark.nightly
     def test_where_locks_are_off_it_runs_on_one_replica_at_most_once_with_one_warning(
         self, make: Make, key: str, connection: Connection, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -1384,7 +1384,7 @@ class TestRunsWhereItCan:
         eventually(lambda: job_row(connection, key) is None)
         assert caplog.text.count("The executor 'default' has enabled=False") == len(replicas)
 
-    @pytest.mark.slow
+    @pytest.mark.nightly
     @pytest.mark.direct("the proxy leads to the server")
     def test_a_dead_run_is_not_taken_over_where_its_function_is_not_allowed(
         self,
@@ -1811,7 +1811,7 @@ def submissions_and_grants(replica: StoreReplica, key: str) -> list[int]:
 class TestDatabase:
     """It is away, or its clock is another one than the replicas'."""
 
-    @pytest.mark.slow
+    @pytest.mark.nightly
     def test_away_makes_nothing_late(self, make: Make, key: str, proxy: Proxy) -> None:
         replica = make(database=proxy.url)
         replica.run_at(note, key, after=1, misfire_grace_time=2)
@@ -1824,7 +1824,7 @@ class TestDatabase:
         replica.runs(key)
         assert EVENT_JOB_MISSED not in replica.codes(key)
 
-    @pytest.mark.slow
+    @pytest.mark.nightly
     def test_away_from_mid_run_on_it_costs_no_run_time_that_came_after_the_run(
         self, make: Make, key: str, proxy: Proxy, gate: Gate
     ) -> None:
@@ -1845,7 +1845,7 @@ class TestDatabase:
         steps = {after - before for before, after in pairwise(times[1:])}
         assert steps == {timedelta(seconds=0.5)}
 
-    @pytest.mark.slow
+    @pytest.mark.nightly
     def test_away_nothing_fires_and_no_thread_ends_and_then_all_goes_on(
         self, make: Make, key: str, proxy: Proxy, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -1940,7 +1940,7 @@ class TestDatabase:
         assert lost.is_set()
         assert [job.id for job in replica.scheduler.get_jobs()] == [key]
 
-    @pytest.mark.slow
+    @pytest.mark.nightly
     def test_a_claim_that_is_never_answered_is_run_all_the_same_and_once(
         self, make: Make, key: str, proxy: Proxy, connection: Connection
     ) -> None:
@@ -2019,7 +2019,7 @@ class TestDatabase:
         replica.scheduler.modify_job(key, next_run_time=given + timedelta(minutes=1))
         assert replica.scheduler.get_job(key).next_run_time == given + timedelta(minutes=1)
 
-    @pytest.mark.slow
+    @pytest.mark.nightly
     @pytest.mark.direct("pgbouncer's connections are older than the setting")
     def test_a_takeover_has_the_run_time_of_another_clock(
         self, make: Make, key: str, proxy: Proxy, connection: Connection
@@ -2271,7 +2271,7 @@ def test_a_job_whose_trigger_is_pickled_comes_again_too(make: Make, key: str) ->
     assert [task.job_id for task in replica.store.recurring_tasks()] == [key]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "change",
     [
@@ -2301,7 +2301,7 @@ def test_a_change_of_a_locked_row_names_the_lock_and_is_no_outage(
     change(replica.scheduler, key)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_an_event_loop_is_not_held_up_while_the_database_does_not_answer(
     proxy: Proxy, key: str
 ) -> None:
@@ -2337,7 +2337,7 @@ def test_an_event_loop_is_not_held_up_while_the_database_does_not_answer(
     assert asyncio.run(longest_step()) < 1.0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_replica_whose_event_loop_was_closed_takes_no_more_jobs_and_says_so_once(
     make: Make, key: str, database_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -257,7 +257,7 @@ def test_many_good_jobs_among_bad_rows_run(
     assert len(lines(caplog)) <= MOST_LINES
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(700)
 def test_costly_triggers_starve_no_good_job_and_hold_up_no_takeover(
     make: Make, make_locks: Callable[..., LockClient], key: str, connection: Connection

@@ -108,7 +108,7 @@ def test_a_paused_job_whose_schedule_is_over_is_removed_when_it_is_resumed(
         replica.scheduler.remove_job(key, store)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_due_job_of_very_many_parts_holds_nobody_up(
     make: Make, key: str, connection: Connection, caplog: pytest.LogCaptureFixture
 ) -> None:

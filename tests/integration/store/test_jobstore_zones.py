@@ -461,7 +461,7 @@ def test_a_time_of_day_keeps_its_zone(paused: StoreReplica, value: time) -> None
     assert datetime.combine(day, again).utcoffset() == timedelta(hours=2)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @given(
     zone=st.sampled_from(
         [
@@ -657,13 +657,13 @@ def run_in(zone: str, program: str, url: str) -> str:
     return done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("zone", ["UTC", "Europe/Berlin"])
 def test_jobs_of_each_kind_run_on_a_machine_in_a_zone(database_url: str, zone: str) -> None:
     assert int(run_in(zone, RUNS, database_url)) >= 50
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("zone", ["UTC", "Europe/Berlin"])
 def test_jobs_of_another_store_are_taken_over_on_a_machine_in_a_zone(
     direct_url: str, connection: Connection, zone: str

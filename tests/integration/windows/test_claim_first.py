@@ -169,7 +169,7 @@ def test_what_was_given_and_has_not_begun_is_handed_over_at_a_stop(
     assert busy_pool.of()[0].reason == "handed over"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_slow_listener_of_a_refusal_holds_up_no_start(
     make_replica: MakeReplica, go_on: threading.Event
 ) -> None:
@@ -223,7 +223,7 @@ def test_a_slow_listener_of_the_end_of_a_job_that_took_no_time_holds_up_no_start
     replica.one(EVENT_TASK_LOCK_RELEASED, "next")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_job_without_a_lock_does_not_wait_for_the_database(
     make_replica: MakeReplica, proxy: Proxy
 ) -> None:
@@ -327,7 +327,7 @@ def test_an_executor_that_waits_gets_its_jobs_in_a_thread_of_its_own_from_then_o
     assert len(lines) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_what_an_executor_runs_in_a_process_of_its_own_is_run_once(
     make_replica: MakeReplica, connection: Connection
 ) -> None:
@@ -343,7 +343,7 @@ def test_what_an_executor_runs_in_a_process_of_its_own_is_run_once(
     assert connection.execute(runs).fetchall() == [("fails", "error"), ("job", "ok")]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_what_runs_in_a_process_of_an_executors_own_is_not_handed_over_at_a_shutdown(
     make_replica: MakeReplica, connection: Connection, tmp_path: Path
 ) -> None:
@@ -377,7 +377,7 @@ def test_what_an_executor_calls_itself_has_its_lock_and_is_called_once(
     assert replica.codes() == [EVENT_TASK_LOCK_GRANTED, EVENT_TASK_LOCK_RELEASED]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_child_of_a_job_that_forks_begins_nothing_that_waits_for_its_worker(
     make_replica: MakeReplica, tmp_path: Path
 ) -> None:

@@ -347,7 +347,7 @@ class TestARun:
         assert held["finished_at"] is None
         assert "the run outlived its maximum lock" in caplog.text
 
-    @pytest.mark.slow
+    @pytest.mark.nightly
     @pytest.mark.parametrize("failover", [False, True], ids=["", "failover"])
     @pytest.mark.parametrize(("lease", "patience"), [(None, 1), (60, 3)])
     def test_that_is_blocked_by_an_older_one_is_a_warning_once(
@@ -421,7 +421,7 @@ class TestLateness:
         assert connection.execute(claimed).rowcount == 0
         assert "was missed by 0:01:0" in caplog.text
 
-    @pytest.mark.slow
+    @pytest.mark.nightly
     def test_a_granted_run_is_not_dropped_because_the_claim_took_long(
         self, make_replica: MakeReplica, proxy: Proxy
     ) -> None:
@@ -477,7 +477,7 @@ class TestLateness:
         expected = [start + timedelta(seconds=10 * number) for number in range(10)]
         assert [time for time in runs if time in expected] == expected
 
-    @pytest.mark.slow
+    @pytest.mark.nightly
     @pytest.mark.parametrize("failover", [False, True], ids=["", "failover"])
     def test_backlogs_on_three_replicas_at_once_run_each_window_once(
         self, make_replica: MakeReplica, failover: bool
@@ -521,7 +521,7 @@ class TestLateness:
         }
         assert Counter(runs) == Counter(expected)
 
-    @pytest.mark.slow
+    @pytest.mark.nightly
     def test_a_starved_replica_never_repeats_a_run_time(self, make_replica: MakeReplica) -> None:
         """Its only worker is busy for several windows; what it submitted meanwhile comes late."""
         busy, go_on = threading.Event(), threading.Event()
@@ -664,7 +664,7 @@ class TestJobsWithoutAnId:
         assert name.startswith(f"{__name__}:")
         assert ".clean_up-" in name
 
-    @pytest.mark.slow
+    @pytest.mark.nightly
     def test_one_that_was_rescheduled_into_its_last_window_is_told_of(
         self, make_replica: MakeReplica, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -952,7 +952,7 @@ class TestUnavailableDatabase:
         [told] = [r for r in caplog.records if r.levelno >= logging.WARNING]
         assert (told.levelname, "not run" in told.getMessage()) == ("ERROR", True)
 
-    @pytest.mark.slow
+    @pytest.mark.nightly
     def test_a_row_that_several_replicas_wait_for_is_none_either(
         self,
         make_replica: MakeReplica,

@@ -56,7 +56,7 @@ def begin(replica: Replica, job: Job) -> None:
         replica.run_once(job.run, replace_existing=True)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("lease", [None, 1])
 def test_a_thread_that_never_ends_has_overrun_and_is_seen_where_it_hangs(
     make_replica: MakeReplica,
