@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from apscheduler_tasklock import _application, upgrade
+from tests.support.databases import KeptDatabase
 from tests.support.pgbouncer import PgBouncer, TooOldError
 from tests.support.polling import eventually
 from tests.support.postgres import Server, given_url, start_server
@@ -191,11 +192,22 @@ def pooler(pytestconfig: pytest.Config) -> PgBouncer | None:
     return pooler
 
 
+@pytest.fixture(scope="session")
+def kept_database(server: Server, template: str) -> Iterator[KeptDatabase]:
+    """The database that the tests of this process have one after the other."""
+    kept = KeptDatabase(server, template)
+    yield kept
+    kept.drop()
+
+
 @pytest.fixture
-def direct_url(server: Server, template: str) -> Iterator[str]:
-    """URL of a database of this test's own, with the table, that leads straight to the server."""
-    with server.database(template) as url:
-        yield url
+def direct_url(kept_database: KeptDatabase, pytestconfig: pytest.Config) -> Iterator[str]:
+    """URL of an empty database with the table, this test's alone, straight to the server."""
+    yield kept_database.take()
+    if pytestconfig.getoption("--pgbouncer"):
+        kept_database.drop()  # because the pooler keeps sessions of it
+    else:
+        kept_database.give_back()
 
 
 @pytest.fixture

@@ -34,7 +34,9 @@ from apscheduler_tasklock._lock.protocol_messages import (
 )
 from apscheduler_tasklock.schema.table import task_lock_table
 from apscheduler_tasklock.testing.in_memory import MemoryTaskLocks
+from tests.support.databases import KeptDatabase
 from tests.support.pgbouncer import PgBouncer
+from tests.support.postgres import Server
 
 
 @dataclass
@@ -225,24 +227,33 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("rows", kinds, indirect=True)
 
 
-@pytest.fixture
-def clock(direct_url: str) -> None:
-    """Give the test's database a clock that stands still until it is set.
+@pytest.fixture(scope="session")
+def kept_database(server: Server, template: str) -> Iterator[KeptDatabase]:
+    """A database with a clock that stands still until it is set.
 
     A schema before ``pg_catalog`` in the search path wins, so the ``now()`` of the shipped
     statements is this one. The path is the database's and the time is in a table: what is set in
     a session would not follow it through a pooler.
     """
-    with psycopg.connect(direct_url, autocommit=True) as connection:
-        connection.execute("""
-            CREATE SCHEMA travel;
-            CREATE TABLE travel.clock AS SELECT timestamptz '2026-01-01 00:00:00+00' AS time;
-            CREATE FUNCTION travel.now() RETURNS timestamptz STABLE LANGUAGE sql
-                AS 'SELECT time FROM travel.clock';
-        """)
-        database = sql.Identifier(connection.info.dbname)
-        path = "ALTER DATABASE {} SET search_path = travel, pg_catalog, public"
-        connection.execute(sql.SQL(path).format(database))
+    kept = KeptDatabase(server, template, _with_a_clock, _back_at_the_start)
+    yield kept
+    kept.drop()
+
+
+def _with_a_clock(connection: psycopg.Connection[Any]) -> None:
+    connection.execute("""
+        CREATE SCHEMA travel;
+        CREATE TABLE travel.clock (time timestamptz);
+        CREATE FUNCTION travel.now() RETURNS timestamptz STABLE LANGUAGE sql
+            AS 'SELECT time FROM travel.clock';
+    """)
+    database = sql.Identifier(connection.info.dbname)
+    path = "ALTER DATABASE {} SET search_path = travel, pg_catalog, public"
+    connection.execute(sql.SQL(path).format(database))
+
+
+def _back_at_the_start(connection: psycopg.Connection[Any]) -> None:
+    connection.execute("INSERT INTO travel.clock VALUES ('2026-01-01 00:00:00+00')")
 
 
 @pytest.fixture
@@ -257,7 +268,6 @@ def connection(rows: Memory | None, request: pytest.FixtureRequest) -> Iterator[
     if rows is not None:
         yield rows
         return
-    request.getfixturevalue("clock")
     with psycopg.connect(request.getfixturevalue("direct_url"), autocommit=True) as connection:
         yield connection
 
@@ -285,7 +295,6 @@ def replicas_connection(
     if rows is not None:
         yield rows
         return
-    request.getfixturevalue("clock")
     with psycopg.connect(request.getfixturevalue("database_url"), autocommit=True) as connection:
         if pooler is not None and not pooler.max_prepared_statements:
             connection.prepare_threshold = None

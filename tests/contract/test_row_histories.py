@@ -475,7 +475,6 @@ def in_order(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.timeout(600)  # on a busy machine
-@pytest.mark.usefixtures("clock")
 @pytest.mark.parametrize("history", [HISTORY, 3])
 def test_the_rule_decides_as_the_statements_do(
     history: int, direct_url: str, rng: random.Random

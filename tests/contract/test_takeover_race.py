@@ -36,7 +36,7 @@ def watching(direct_url: str) -> Iterator[Connection]:
 
 
 @pytest.fixture
-def crowd(clock: None, direct_url: str) -> Iterator[list[Replica]]:
+def crowd(direct_url: str) -> Iterator[list[Replica]]:
     """Eight replicas, each on a connection of its own."""
     with ExitStack() as closing:
         yield [

@@ -51,7 +51,7 @@ def noted(connection: Connection) -> Callable[[], list[tuple[str, str]]]:
 
 
 @pytest.fixture
-def session(clock: None, direct_url: str) -> Iterator[Connection]:
+def session(direct_url: str) -> Iterator[Connection]:
     """A session of its own, for its settings are the test's."""
     with psycopg.connect(direct_url, autocommit=True) as session:
         yield session

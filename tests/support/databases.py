@@ -1,0 +1,131 @@
+"""Databases of the tests: one is made ready again for the next test, while it is the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from tests.support.postgres import Server
+
+Connection = psycopg.Connection[Any]
+
+# What a change of a database's objects, rights or settings writes to: a row that is new there has
+# a higher ``xmin``, and one that is gone is missed in the count. Vacuum and analyze change rows of
+# pg_class in place, which moves neither.
+CATALOGS = {
+    "pg_class": "oid >= 16384",
+    "pg_attribute": "attrelid >= 16384",
+    "pg_constraint": "oid >= 16384",
+    "pg_proc": "oid >= 16384",
+    "pg_trigger": "oid >= 16384",
+    "pg_type": "oid >= 16384",
+    "pg_event_trigger": "true",
+    "pg_extension": "true",
+    "pg_foreign_server": "true",
+    "pg_namespace": "nspname NOT LIKE 'pg_temp%' AND nspname NOT LIKE 'pg_toast_temp%'",
+    "pg_operator": "oid >= 16384",
+    "pg_policy": "true",
+    "pg_publication": "true",
+    "pg_rewrite": "oid >= 16384",
+    "pg_default_acl": "true",
+    "pg_db_role_setting": "setdatabase = (SELECT oid FROM here)",
+    "pg_database": "oid = (SELECT oid FROM here)",
+}
+
+# One row, which compares as a whole.
+FINGERPRINT = (
+    "WITH here AS (SELECT oid FROM pg_catalog.pg_database WHERE datname = current_database())"
+    " SELECT "
+    + ", ".join(
+        f"(SELECT (pg_catalog.count(*), pg_catalog.max(xmin::text::bigint))::text"
+        f" FROM pg_catalog.{catalog} WHERE {condition})"
+        for catalog, condition in CATALOGS.items()
+    )
+)
+
+# The migration's own row stays.
+VERSIONS = "task_lock_alembic_version"
+
+# Limits how long the sessions that a test left open have to end, in milliseconds.
+SESSION_END = 30_000
+
+
+@dataclass
+class KeptDatabase:
+    """A database for one test after the other, empty for each; a new one where a test changed it.
+
+    What a test may have changed is told by the catalogs: a database whose tables, functions, rights
+    or settings are not as they were is dropped. Else its rows are deleted, which takes a hundredth
+    of the time of a copy.
+
+    :ivar server: the run's server
+    :ivar template: the name of the database that it is copied from
+    :ivar prepare: does to a new copy what a copy does not take over, such as settings
+    :ivar refill: sets rows that a test expects, after all rows were deleted
+    """
+
+    server: Server
+    template: str
+    prepare: Callable[[Connection], None] = lambda _: None
+    refill: Callable[[Connection], None] = lambda _: None
+    url: str | None = None
+    _fingerprint: Any = None
+    _tables: list[str] = field(default_factory=list)
+
+    def take(self) -> str:
+        """Return the URL of an empty database with the template's tables."""
+        if self.url is None:
+            self.url = self.server.create_database(self.template)
+            with psycopg.connect(self.url, autocommit=True) as connection:
+                self.prepare(connection)
+            # A setting of the database holds in sessions that begin after it.
+            with psycopg.connect(self.url, autocommit=True) as connection:
+                self.refill(connection)
+                self._tables = _tables(connection)
+                self._fingerprint = connection.execute(FINGERPRINT).fetchone()
+        return self.url
+
+    def give_back(self) -> None:
+        """Make the database ready for the next test, or drop it."""
+        if self.url is not None and not self._is_ready_again(self.url):
+            self.drop()
+
+    def drop(self) -> None:
+        if self.url is not None:
+            self.server.drop_database(self.url)
+            self.url = None
+
+    def _is_ready_again(self, url: str) -> bool:
+        with self.server.connect() as connection:
+            name = psycopg.conninfo.conninfo_to_dict(url)["dbname"]
+            left = connection.execute(
+                "SELECT pg_terminate_backend(pid, %s) FROM pg_stat_activity WHERE datname = %s",
+                [SESSION_END, name],
+            ).fetchall()
+            exists = connection.execute("SELECT FROM pg_database WHERE datname = %s", [name])
+            if exists.fetchone() is None or not all(ended for (ended,) in left):
+                return False
+        try:
+            with psycopg.connect(url, autocommit=True) as connection:
+                if connection.execute(FINGERPRINT).fetchone() != self._fingerprint:
+                    return False
+                delete = [sql.SQL("DELETE FROM " + table) for table in self._tables]  # type: ignore[arg-type]  # quoted by the server
+                connection.execute(sql.SQL("; ").join(delete))
+                self.refill(connection)
+        except psycopg.OperationalError:
+            return False  # it takes no connections, for instance
+        return True
+
+
+def _tables(connection: Connection) -> list[str]:
+    """Return the names, quoted, of the tables whose rows are the tests'."""
+    found = connection.execute(
+        "SELECT oid::pg_catalog.regclass::text FROM pg_catalog.pg_class"
+        " WHERE relkind = 'r' AND oid >= 16384 AND relname <> %s",
+        [VERSIONS],
+    )
+    return [name for (name,) in found]
