@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-WORKFLOWS = ("test", "release")
+WORKFLOWS = ("test", "nightly", "release")
 
 
 def targets(checkout: Path) -> set[str]:
@@ -26,6 +26,13 @@ def called(text: str) -> set[str]:
         words = re.sub(r'"[^"]*"|\$\{\{.*?\}\}', "", arguments).split()
         found |= {word for word in words if "=" not in word and not word.startswith("-")}
     return found
+
+
+def recipe(checkout: Path, target: str) -> str:
+    """Return what a target does, with make called by its name."""
+    makefile = (checkout / "Makefile").read_text()
+    [lines] = re.findall(rf"^{target}:.*\n((?:\t.*\n)+)", makefile, re.MULTILINE)
+    return re.sub(r"^\t(?:for .*; do )?\$\(MAKE\)", "make", lines, flags=re.MULTILINE)
 
 
 def workflow(checkout: Path, name: str) -> dict[Any, Any]:
@@ -59,10 +66,17 @@ def test_continuous_integration_calls_each_target_that_checks_something(checkout
     # What only draws, writes or cleans, and `make bench-results`, which takes hours.
     not_checks = {"help", "clean", "pictures", "reference", "released", "release-notes"}
     not_checks |= {"bench-results"}
-    runs = called((checkout / ".ci/run").read_text())
-    assert runs == targets(checkout) - not_checks
-    assert called_by(checkout, "test") == runs
-    assert called_by(checkout, "release") <= runs | {"released", "release-notes"}
+    change = called((checkout / ".ci/run").read_text())
+    assert called_by(checkout, "test") == change
+    # `make nightly` and the workflow of that name are the same, but for what the latter has from
+    # the workflow of each change.
+    nightly = called_by(checkout, "nightly")
+    here = called(recipe(checkout, "nightly"))
+    assert here - {"lint", "types", "docs", "dist", "test-foreign"} == nightly
+    assert change | here | {"nightly"} == targets(checkout) - not_checks
+    # The dozen of `make test-processes` are nightly tests.
+    assert change - here == {"test-processes"}
+    assert called_by(checkout, "release") <= here | {"released", "release-notes"}
 
 
 @pytest.mark.parametrize("name", WORKFLOWS)
