@@ -1,13 +1,30 @@
-"""Rows as replicas write them, for tests of their readers. Values are SQL expressions."""
+"""Rows as replicas write them, and what is read of them, for tests of their readers.
+
+The values of rows are SQL expressions. What is read of rows are dataclasses, for readers that are
+functions of rows and a time.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import is_dataclass, replace
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import psycopg
 from psycopg import sql
+
+from apscheduler_tasklock.status import (
+    JobState,
+    JobStatus,
+    Pause,
+    ReplicaState,
+    ReplicaStatus,
+    Run,
+    TaskState,
+    TaskStatus,
+)
 
 Connection = psycopg.Connection[Any]
 
@@ -92,6 +109,16 @@ FIRST_BY_HAND = {
 TOO_LONG = {**RUNNING, "overrun_at": "now() - interval '1 s'"}
 OVERRAN = {"failures": "1", "failed_at": "now()", "last_outcome": "'overran'"}
 DIED = {"failures": "2", "failed_at": "now()", "last_outcome": "'died'"}
+# An overrun whose holder was stopped since.
+GIVEN_UP = {**OVERRUNS, "finished_at": "now() - interval '58 s'", "last_outcome": "'overran'"}
+NO_NEXT = {"due_at": "NULL", "overdue_at": "NULL", "is_last": "true"}
+MISSED = {
+    "one_off": "true",
+    "missed_at": "now() - interval '10 s'",
+    "due_at": "NULL",
+    "overdue_at": "NULL",
+    "window_until": "now() - interval '50 s'",
+}
 
 
 def paused(
@@ -191,3 +218,342 @@ def _insert(connection: Connection, table: str, values: dict[str, str]) -> None:
 
 def _literal(text: str) -> str:
     return sql.Literal(text).as_string(None)
+
+
+# The time of the statuses below. Their times are told from then on, as `timedelta`.
+NOW = datetime(2026, 1, 31, 12, tzinfo=timezone.utc)
+
+_EVERY_5_MIN = {
+    "type": "interval",
+    "length": [0, 300, 0],
+    "start": None,
+    "end": None,
+    "jitter": 0.0,
+}
+
+
+def seconds(number: float) -> timedelta:
+    """Return so many seconds from now on; before now, if they are below 0."""
+    return timedelta(seconds=number)
+
+
+# What the read of tasks returns of the row above.
+_TASK_READ: dict[str, Any] = {
+    "state": TaskState.OK,
+    "schedule": _EVERY_5_MIN,
+    "kind": "schedule",
+    "token": 7,
+    "holder": "one",
+    "scheduled_at": seconds(-100),
+    "started_at": seconds(-60),
+    "finished_at": seconds(-58),
+    "window_until": seconds(200),
+    "locked_until": seconds(-58),
+    "run_until": seconds(1200),
+    "due_at": seconds(240),
+    "overdue_at": seconds(300),
+    "late_by": None,
+    "took": 2.0,
+    "outcome": None,
+    "cut_for": None,
+    "acknowledged": False,
+    "stuck": (),
+    "succeeded_at": seconds(-58),
+    "failed_at": None,
+    "failures": 0,
+    "error_type": None,
+    "paused": False,
+    "paused_until": None,
+    "pauses": (),
+    "requested_by": None,
+    "requested_at": None,
+    "gone": False,
+    "failover": False,
+    "function": "job",
+}
+
+_RUN_READ: dict[str, Any] = {
+    "task": "sync",
+    "token": 1,
+    "scheduled_at": seconds(-60),
+    "started_at": seconds(-60),
+    "ended_at": seconds(-58),
+    "replica": "one",
+    "kind": "schedule",
+    "outcome": "ok",
+    "error_type": None,
+    "error": None,
+}
+
+_ACTION_READ: dict[str, Any] = {
+    "token": None,
+    "scheduled_at": None,
+    "started_at": seconds(-3600),
+    "ended_at": seconds(-3600),
+    "replica": "",
+    "kind": "operator",
+    "outcome": "paused",
+    "by": "ann@ops",
+    "until": seconds(3600),
+    "reason": "the shop is closed",
+}
+
+_MISS_READ: dict[str, Any] = {
+    "token": None,
+    "scheduled_at": seconds(-3600),
+    "started_at": seconds(-3000),
+    "ended_at": seconds(-3000),
+    "outcome": "missed",
+    "cause": "paused",
+    "reason": "the task was paused",
+    "run_times": 1,
+}
+
+_REPLICA_READ: dict[str, Any] = {
+    "host": "host",
+    "version": "1.0",
+    "started_at": seconds(-3600),
+    "seen_at": seconds(0),
+    "state": ReplicaState.ALIVE,
+    "tasks": (),
+    "running": (),
+}
+
+_JOB_READ: dict[str, Any] = {
+    "state": JobState.WAITING,
+    "name": "note",
+    "function": "tests.support.stored_jobs:note",
+    "trigger": json.loads(TRIGGER),
+    "executor": "default",
+    "next_run_time": seconds(600),
+    "last_run_time": None,
+    "task": None,
+    "holder": None,
+    "task_paused": False,
+    "task_paused_until": None,
+    "argument_names": ("args[0]",),
+}
+
+
+def task_status(name: str = "sync", now: datetime = NOW, **changes: Any) -> TaskStatus:
+    """Return a task as it is read from a row of :func:`add_task`.
+
+    :param now: the time of the read. A ``timedelta`` stands for a time from then on
+    """
+    return TaskStatus(name=name, **_at(now, {**_TASK_READ, **changes}))
+
+
+def run_read(now: datetime = NOW, **changes: Any) -> Run:
+    """Return an entry of the history as it is read from a row of :func:`add_run`."""
+    return Run(**_at(now, {**_RUN_READ, **changes}))
+
+
+def action_read(now: datetime = NOW, **changes: Any) -> Run:
+    """Return what an operator did, as it is read from a row of :func:`add_action`."""
+    return run_read(now, **{**_ACTION_READ, **changes})
+
+
+def miss_read(now: datetime = NOW, **changes: Any) -> Run:
+    """Return a missed run time as it is read from a row of :func:`add_miss`."""
+    at = changes.get("scheduled_at", _MISS_READ["scheduled_at"])
+    return run_read(now, **{**_MISS_READ, "last_scheduled_at": at, **changes})
+
+
+def replica_status(replica_id: str = "one", now: datetime = NOW, **changes: Any) -> ReplicaStatus:
+    """Return a replica as it is read from a row of :func:`add_replica`."""
+    return ReplicaStatus(replica_id, **_at(now, {**_REPLICA_READ, **changes}))
+
+
+def job_status(job_id: str = "job", now: datetime = NOW, **changes: Any) -> JobStatus:
+    """Return a stored job as it is read from a row of :func:`add_job`."""
+    return JobStatus(job_id, **_at(now, {**_JOB_READ, **changes}))
+
+
+def _at(now: datetime, values: dict[str, Any]) -> dict[str, Any]:
+    return {name: _moved(now, value) for name, value in values.items()}
+
+
+def _moved(now: datetime, value: Any) -> Any:
+    if isinstance(value, timedelta):
+        return now + value
+    if isinstance(value, tuple):
+        return tuple(_moved(now, each) for each in value)
+    return replace(value, **_at(now, vars(value))) if is_dataclass(value) else value
+
+
+# Rows by name, for tests of who reads them.
+ROWS: dict[str, dict[str, str]] = {
+    "ok": {},
+    "new": NEW,
+    "running": RUNNING,
+    "dead": DEAD,
+    "just dead": {**DEAD, "locked_until": "now() - interval '1 s'"},
+    "barely late": BARELY_LATE,
+    "late": LATE,
+    "overdue": OVERDUE,
+    "failing": FAILING,
+    "failing, running": {**FAILING, **RUNNING},
+    "failing, barely late": {**FAILING, **BARELY_LATE},
+    "failing, cancelled": {**CUT, **FAILING, "last_outcome": "'cancelled'"},
+    "failing, paused": {**FAILING, **PAUSED},
+    "retrying": RETRYING,
+    "cut": CUT,
+    "just cut": {**CUT, "finished_at": "now() - interval '40 s'"},
+    "cut, running": {**CUT, **RUNNING},
+    "cut, paused": {**CUT, **PAUSED},
+    "handed over": HANDED_OVER,
+    "just handed over": {**HANDED_OVER, "locked_until": "now() - interval '9 s'"},
+    "too long": TOO_LONG,
+    "too long, paused": {**TOO_LONG, **PAUSED},
+    "overruns": OVERRUNS,
+    "overran": OVERRAN,
+    "died": DIED,
+    "died, running": {**DIED, **RUNNING},
+    "died, cut": {**DIED, "last_outcome": "'cut'"},
+    "given up": GIVEN_UP,
+    "freed": {"last_outcome": "'freed'"},
+    "cancelled": {"last_outcome": "'cancelled'"},
+    "missed": MISSED,
+    "paused": PAUSED,
+    "paused for a day": paused(until="now() + interval '1 day'"),
+    "paused by nobody": {"paused_at": "now()"},
+    "overdue, paused": {**OVERDUE, **PAUSED},
+    "first by hand": FIRST_BY_HAND,
+    "first by hand, running": {**FIRST_BY_HAND, **RUNNING, "last_outcome": "NULL"},
+    "first by hand, dead": {**FIRST_BY_HAND, **DEAD, "last_outcome": "NULL"},
+    "the last": NO_NEXT,
+    "the last, cut": {**CUT, **NO_NEXT},
+    "no due time": {"due_at": "NULL", "overdue_at": "NULL"},
+    "a hold": {"kind": "'hold'", "runs": "''", "schedule": "NULL", "due_at": "NULL"},
+    "unreadable": {"schedule": "'no JSON'"},
+}
+
+_RUNS: dict[str, Any] = {
+    "state": TaskState.RUNNING,
+    "finished_at": None,
+    "locked_until": seconds(60),
+    "took": 60.0,
+}
+_IS_DEAD: dict[str, Any] = {"state": TaskState.DEAD, "finished_at": None, "outcome": "died"}
+_IS_BARELY_LATE: dict[str, Any] = {
+    "state": TaskState.LATE,
+    "due_at": seconds(-10),
+    "overdue_at": seconds(50),
+    "late_by": 10.0,
+}
+_IS_OVERDUE: dict[str, Any] = {
+    "state": TaskState.OVERDUE,
+    "due_at": seconds(-95),
+    "overdue_at": seconds(-35),
+    "late_by": 95.0,
+}
+_HAS_FAILED: dict[str, Any] = {"failures": 3, "error_type": "ValueError", "failed_at": seconds(0)}
+_IS_FAILING: dict[str, Any] = {"state": TaskState.FAILING, **_HAS_FAILED}
+_HAS_DIED: dict[str, Any] = {"failures": 2, "failed_at": seconds(0)}
+_IS_CUT: dict[str, Any] = {
+    "state": TaskState.CUT,
+    "outcome": "cut",
+    "cut_for": 58.0,
+    "overdue_at": seconds(350),
+    "succeeded_at": None,
+}
+_IS_HANDED_OVER: dict[str, Any] = {**_IS_CUT, "finished_at": None, "failover": True}
+_RUNS_TOO_LONG: dict[str, Any] = {**_RUNS, "state": TaskState.TOO_LONG}
+_OVERRUNS: dict[str, Any] = {
+    "state": TaskState.TOO_LONG,
+    "finished_at": None,
+    "run_until": seconds(-58),
+    "took": 60.0,
+}
+_HAS_NO_NEXT: dict[str, Any] = {"due_at": None, "overdue_at": None}
+_PAUSE: Any = Pause("me@here", seconds(0), None, "closed")  # type: ignore[arg-type]
+_HAS_PAUSE: dict[str, Any] = {"paused": True, "pauses": (_PAUSE,)}
+_IS_PAUSED: dict[str, Any] = {"state": TaskState.PAUSED, **_HAS_PAUSE, **_HAS_NO_NEXT}
+_BY_HAND: dict[str, Any] = {"kind": "manual", "scheduled_at": None, "window_until": None}
+
+# What is read of these rows; `test_reads_of_rows` holds the two together.
+READ: dict[str, dict[str, Any]] = {
+    "ok": {},
+    "new": {
+        "state": TaskState.NEW,
+        "token": 0,
+        **dict.fromkeys(("started_at", "finished_at", "took", "succeeded_at")),
+    },
+    "running": _RUNS,
+    "dead": _IS_DEAD,
+    "just dead": {**_IS_DEAD, "locked_until": seconds(-1), "took": 59.0},
+    "barely late": _IS_BARELY_LATE,
+    "late": {
+        **_IS_BARELY_LATE,
+        "due_at": seconds(-50),
+        "overdue_at": seconds(10),
+        "late_by": 50.0,
+    },
+    "overdue": _IS_OVERDUE,
+    "failing": _IS_FAILING,
+    "failing, running": {**_HAS_FAILED, **_RUNS},
+    "failing, barely late": {**_HAS_FAILED, **_IS_BARELY_LATE},
+    "failing, cancelled": {
+        **_IS_CUT,
+        **_IS_FAILING,
+        "outcome": "cancelled",
+        "cut_for": None,
+    },
+    "failing, paused": {**_HAS_FAILED, **_IS_PAUSED},
+    "retrying": {
+        **_HAS_FAILED,
+        "state": TaskState.RETRYING,
+        "failures": 0,
+        "outcome": "error",
+        "attempt": 2,
+        "retry_at": seconds(120),
+    },
+    "cut": _IS_CUT,
+    "just cut": {**_IS_CUT, "finished_at": seconds(-40), "took": 20.0, "cut_for": 40.0},
+    "cut, running": {**_IS_CUT, **_RUNS, "outcome": None, "cut_for": None},
+    "cut, paused": {**_IS_CUT, **_IS_PAUSED},
+    "handed over": _IS_HANDED_OVER,
+    "just handed over": {
+        **_IS_HANDED_OVER,
+        "state": TaskState.OK,
+        "locked_until": seconds(-9),
+        "took": 51.0,
+        "cut_for": None,
+    },
+    "too long": _RUNS_TOO_LONG,
+    "too long, paused": {**_RUNS_TOO_LONG, **_HAS_PAUSE, **_HAS_NO_NEXT},
+    "overruns": _OVERRUNS,
+    "overran": {**_HAS_DIED, "state": TaskState.FAILING, "failures": 1, "outcome": "overran"},
+    "died": {**_HAS_DIED, "state": TaskState.FAILING, "outcome": "died"},
+    "died, running": {**_HAS_DIED, **_RUNS},
+    "died, cut": {**_HAS_DIED, "state": TaskState.CUT, "outcome": "cut", "cut_for": 58.0},
+    "given up": {"run_until": seconds(-58), "outcome": "overran"},
+    "freed": {"outcome": "freed"},
+    "cancelled": {"outcome": "cancelled"},
+    "missed": {
+        "state": TaskState.MISSED,
+        "window_until": seconds(-50),
+        "missed_at": seconds(-10),
+        **_HAS_NO_NEXT,
+    },
+    "paused": _IS_PAUSED,
+    "paused for a day": {
+        **_IS_PAUSED,
+        "paused_until": seconds(86400),
+        "pauses": (replace(_PAUSE, until=seconds(86400)),),
+    },
+    "paused by nobody": {**_IS_PAUSED, "pauses": ()},
+    "overdue, paused": {**_IS_OVERDUE, "state": TaskState.PAUSED, "late_by": None, **_HAS_PAUSE},
+    "first by hand": {**_BY_HAND, "outcome": "ok"},
+    "first by hand, running": {**_BY_HAND, **_RUNS},
+    "first by hand, dead": {**_BY_HAND, **_IS_DEAD},
+    "the last": _HAS_NO_NEXT,
+    "the last, cut": {**_IS_CUT, **_HAS_NO_NEXT},
+    "no due time": _HAS_NO_NEXT,
+    "a hold": {**_HAS_NO_NEXT, "kind": "hold", "function": None, "schedule": None},
+    "unreadable": {
+        "state": TaskState.UNREADABLE,
+        "schedule": None,
+        "unreadable": ("schedule",),
+    },
+}
