@@ -24,12 +24,14 @@ _SLACK = timedelta(seconds=0.5)
 _END = datetime(9000, 1, 1, tzinfo=timezone.utc)
 
 
-def next_run_times(task: TaskStatus) -> list[datetime]:
+def next_run_times(task: TaskStatus, now: datetime) -> list[datetime]:
     """Return a task's next run times without jitter, in the time zone of its schedule.
 
     There are none if it is not known when the task is due, if the schedule has ended or is not one
     of APScheduler's own triggers, if its time zone is not known here, or if APScheduler is not
     installed. The times of a schedule with several time zones are in UTC.
+
+    :param now: this machine's time
     """
     if task.due_at is None or not isinstance(task.schedule, Mapping):
         return []
@@ -41,14 +43,14 @@ def next_run_times(task: TaskStatus) -> list[datetime]:
         has_several = task.zone is None and "parts" in task.schedule
         zone = timezone.utc if has_several else _zone(task.zone)
         trigger = _trigger(task.schedule, None if has_several else zone, task.due_at)
-        found = _times_of(trigger, task.due_at.astimezone(zone))
+        found = _times_of(trigger, task.due_at.astimezone(zone), now)
     except (*NO_FORM, OSError, EndlessTriggerError):  # OSError: a time zone "Europe" is a folder
         return []
     # By way of UTC, because a run time in an hour that clocks skip is a later one.
     return [each.astimezone(timezone.utc).astimezone(zone) for each in found]
 
 
-def _times_of(trigger: Any, due_at: datetime) -> Sequence[datetime]:
+def _times_of(trigger: Any, due_at: datetime, now: datetime) -> Sequence[datetime]:
     """Return a trigger's next run times, and first of all that of the run that is due.
 
     :raises EndlessTriggerError: they take too long to compute
@@ -61,9 +63,8 @@ def _times_of(trigger: Any, due_at: datetime) -> Sequence[datetime]:
         run_times_between,
     )
 
-    now = datetime.now(due_at.tzinfo)
     if due_at < now:
-        return run_times_between(trigger, now, _END, COUNT)
+        return run_times_between(trigger, now.astimezone(due_at.tzinfo), _END, COUNT)
     if not isinstance(trigger, IntervalTrigger):
         first = nominal_time_due(trigger, due_at, _SLACK)
         if first is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
@@ -101,6 +100,7 @@ def facts_of(
     formats: Formats,
     usual: float | None,
     replicas: Sequence[ReplicaStatus] | None,
+    now: datetime,
     schema: str | None = None,
     table: str | None = None,
 ) -> dict[str, str]:
@@ -109,6 +109,7 @@ def facts_of(
     :param runs: the task's last runs, the newest first
     :param usual: how long the task usually runs, in seconds; ``None``: not known
     :param replicas: the replicas that have the task; ``None``: not known
+    :param now: this machine's time
     :param schema: the schema of the task lock table, for the command lines in the words
     :param table: the name of the task lock table, for the same; ``None``: the words are for a page,
         which has buttons in place of commands
@@ -124,7 +125,7 @@ def facts_of(
         "lock times": _lock_times_in_words(task, formats),
         "options": _options_in_words(task, formats),
         "due": _due_in_words(task, formats),
-        "next runs": _next_runs_in_words(task, formats),
+        "next runs": _next_runs_in_words(task, formats, now),
         "last success": formats.moment(task.succeeded_at),
         "last failure": formats.moment(task.failed_at),
         "failures": _failures_in_words(task, runs),
@@ -289,11 +290,11 @@ def _option_in_words(name: str, option: OptionSource, formats: Formats) -> str:
     return f"{name} {words} ({place})"
 
 
-def _next_runs_in_words(task: TaskStatus, formats: Formats) -> str:
+def _next_runs_in_words(task: TaskStatus, formats: Formats, now: datetime) -> str:
     """Return the next run times, with the name of their time zone, or that there are none."""
-    found = next_run_times(task)
+    found = next_run_times(task, now)
     if not found:
-        return _ended_in_words(task, formats)
+        return _ended_in_words(task, formats, now)
     gaps = (later.timestamp() - earlier.timestamp() for earlier, later in pairwise(found))
     if all(gap >= 1 for gap in gaps):  # without fractions, as the due time is shown
         found = [each.replace(microsecond=0) for each in found]
@@ -303,13 +304,13 @@ def _next_runs_in_words(task: TaskStatus, formats: Formats) -> str:
     return f"{', '.join(times)} {shown_zone(task.zone or 'UTC')}"
 
 
-def _ended_in_words(task: TaskStatus, formats: Formats) -> str:
+def _ended_in_words(task: TaskStatus, formats: Formats, now: datetime) -> str:
     """Return that a task's schedule has ended; ``""`` if it has not, or that is not known."""
     end = end_of(task.schedule)
     if isinstance(end, datetime):
-        has_ended = end.timestamp() < time.time()
+        has_ended = end < now
         return f"none: the schedule ended at {formats.moment(end)}" if has_ended else ""
-    if end is None or end >= datetime.now(timezone.utc).date() - timedelta(days=1):
+    if end is None or end >= now.astimezone(timezone.utc).date() - timedelta(days=1):
         return ""  # also if that day may go on in the schedule's time zone
     return f"none: the schedule ended with {end.isoformat()}"
 

@@ -336,11 +336,12 @@ def _tell(verdict: Verdict, *, as_json: bool) -> int:
     if as_json:
         print_json(told)
     else:
-        print(_line(verdict), flush=True)
+        print(line_of(verdict), flush=True)
     return verdict.exit_status
 
 
-def _line(verdict: Verdict) -> str:
+def line_of(verdict: Verdict) -> str:
+    """Return a verdict as one line, with the numbers for a graph at its end."""
     message = printable(verdict.message).replace("|", "\\x7c")  # because the numbers follow a |
     line = f"TASKLOCK {_WORDS[verdict.exit_status]} - {message}"
     if not verdict.metrics:

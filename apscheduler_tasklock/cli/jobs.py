@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from apscheduler_tasklock._lock.schedules import trigger_in_words
@@ -49,13 +49,18 @@ def jobs(options: argparse.Namespace) -> int:
         print_json(found)
         return OK
     shown = output()
-    rows = [_row(job, shown) for job in found]
-    shown.print_table(
-        Table(_COLUMNS, rows, dispensable=frozenset({"notes"}), dropped=_DROPPED, first_share=1.0)
-    )
+    shown.print_table(job_table(found, shown))
     if not found:
         say("no jobs")
     return OK
+
+
+def job_table(found: Sequence[JobStatus], shown: Output) -> Table:
+    """Return a table of stored jobs."""
+    rows = [_row(job, shown) for job in found]
+    return Table(
+        _COLUMNS, rows, dispensable=frozenset({"notes"}), dropped=_DROPPED, first_share=1.0
+    )
 
 
 def _row(job: JobStatus, shown: Output) -> list[Cell | str]:

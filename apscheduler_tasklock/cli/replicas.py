@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from datetime import datetime, timezone
 
 from apscheduler_tasklock._lock.words import unreadable_in_words
@@ -32,8 +33,15 @@ def replicas(options: argparse.Namespace) -> int:
     if options.json:
         print_json(found)
         return OK
-    shown = output()
-    now = datetime.now(timezone.utc)  # by this machine's clock
+    print_replicas(found, datetime.now(timezone.utc), output())
+    return OK
+
+
+def print_replicas(found: Sequence[ReplicaStatus], now: datetime, shown: Output) -> None:
+    """Print a table of replicas, and what the database rejects of their work.
+
+    :param now: this machine's time
+    """
     rows = [_row(replica, now, shown) for replica in found]
     shown.print_table(Table(_COLUMNS, rows, numbers=frozenset({"tasks"}), dropped=_DROPPED))
     for replica in found:
@@ -45,7 +53,6 @@ def replicas(options: argparse.Namespace) -> int:
             shown.print(f"the row of {replica.replica_id} {told}", "bold red")
     if not found:
         say("no replica has reported itself")
-    return OK
 
 
 def _row(replica: ReplicaStatus, now: datetime, shown: Output) -> list[Cell | str]:

@@ -6,6 +6,7 @@ import argparse
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
 from apscheduler_tasklock._lock.schedules import schedule_of
@@ -116,12 +117,13 @@ def show(options: argparse.Namespace) -> int:
         task = find_task(locks, name_of(options, options.task))
         replicas = _replicas_with(locks, task)
         history = _history_of(locks, task.name)
+    now = datetime.now(timezone.utc)
     if options.json:
         print_json(
             {
                 "task": task,
                 "usual": history.usual,
-                "next_run_times": next_run_times(task),
+                "next_run_times": next_run_times(task, now),
                 "replicas": replicas,
                 "runs": history.runs,
                 "actions": history.actions,
@@ -129,19 +131,35 @@ def show(options: argparse.Namespace) -> int:
             }
         )
         return OK
-    shown = output()
-    facts = facts_of(
-        task, history.runs, shown, history.usual, replicas, options.schema, options.table
-    )
+    print_task(task, history, replicas, now, output(), options.schema, options.table)
+    return OK
+
+
+def print_task(
+    task: TaskStatus,
+    history: History,
+    replicas: Sequence[ReplicaStatus] | None,
+    now: datetime,
+    shown: Output,
+    schema: str | None,
+    table: str | None,
+) -> None:
+    """Print what is known of a task, and how its last runs went.
+
+    :param replicas: the replicas that have the task; ``None``: not known
+    :param now: this machine's time
+    :param schema: the schema of the task lock table, for the command lines in the words
+    :param table: the name of the task lock table, for the same
+    """
+    facts = facts_of(task, history.runs, shown, history.usual, replicas, now, schema, table)
     for name, text in facts.items():
         shown.print(f"{name:<13}{text}", STATE_STYLES[task.state] if name == "state" else "")
     shown.print()
     _print_history(history, shown)
-    return OK
 
 
 @dataclass(frozen=True)
-class _History:
+class History:
     """What the run history tells of a task.
 
     :ivar usual: how long the task usually runs, in seconds
@@ -155,9 +173,9 @@ class _History:
     is_read: bool = True
 
 
-def _history_of(locks: TaskLocks, task: str) -> _History:
+def _history_of(locks: TaskLocks, task: str) -> History:
     try:
-        return _History(
+        return History(
             runs_of(locks, task, _SHOWN_RUNS),
             actions_of(locks, task),
             misses_of(locks, task),
@@ -165,10 +183,10 @@ def _history_of(locks: TaskLocks, task: str) -> _History:
         )
     except TaskLockSchemaError as error:  # because the rest can still be shown
         say(f"the run history cannot be read: {error}")
-        return _History(is_read=False)
+        return History(is_read=False)
 
 
-def _print_history(history: _History, shown: Output) -> None:
+def _print_history(history: History, shown: Output) -> None:
     runs, actions, misses = history.runs, history.actions, history.misses
     if runs:
         shown.print_bars(runs[::-1])

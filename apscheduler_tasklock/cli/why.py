@@ -7,11 +7,11 @@ from contextlib import suppress
 
 from apscheduler_tasklock._words.stories import story_lines
 from apscheduler_tasklock.cli.exits import OK, say
-from apscheduler_tasklock.cli.output import output, print_json
+from apscheduler_tasklock.cli.output import Output, output, print_json
 from apscheduler_tasklock.cli.target import name_of, task_locks
 from apscheduler_tasklock.errors import TaskLockError, TaskLockNotFoundError
 from apscheduler_tasklock.locks import TaskLocks
-from apscheduler_tasklock.status import JobState, JobStatus, Verdict
+from apscheduler_tasklock.status import JobState, JobStatus, Story, Verdict
 
 _STYLES = {
     Verdict.RAN: "",
@@ -33,7 +33,12 @@ def why(options: argparse.Namespace) -> int:
     if options.json:
         print_json(story)
         return OK
-    shown = output()
+    print_story(story, output())
+    return OK
+
+
+def print_story(story: Story, shown: Output) -> None:
+    """Print what is known of a task around a moment."""
     lines = story_lines(story, shown)
     shown.print(lines.headline)
     for line in lines.verdict:
@@ -41,7 +46,6 @@ def why(options: argparse.Namespace) -> int:
     for name, section in lines.sections.items():
         for place, line in enumerate(section):
             shown.print(f"{'' if place else name:<11}{line}")
-    return OK
 
 
 def _tell_of_job(locks: TaskLocks, job_id: str, task: str) -> None:

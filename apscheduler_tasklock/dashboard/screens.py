@@ -362,7 +362,9 @@ def task(context: Context) -> Screen:
     formats = screen.formats
     screen.drawn = {"chart": chart_of(ended), "listed": LISTED_RUNS}
     if status is not None:
-        screen.drawn["facts"] = facts_of(status, ended, formats, usual, having)
+        screen.drawn["facts"] = facts_of(
+            status, ended, formats, usual, having, datetime.now(timezone.utc)
+        )
         screen.drawn["can"] = _possible_actions(status)
     return screen
 

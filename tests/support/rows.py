@@ -466,7 +466,7 @@ _OVERRUNS: dict[str, Any] = {
     "took": 60.0,
 }
 _HAS_NO_NEXT: dict[str, Any] = {"due_at": None, "overdue_at": None}
-_PAUSE: Any = Pause("me@here", seconds(0), None, "closed")  # type: ignore[arg-type]
+_PAUSE: Any = Pause("me@here", seconds(0), None, "closed")
 _HAS_PAUSE: dict[str, Any] = {"paused": True, "pauses": (_PAUSE,)}
 _IS_PAUSED: dict[str, Any] = {"state": TaskState.PAUSED, **_HAS_PAUSE, **_HAS_NO_NEXT}
 _BY_HAND: dict[str, Any] = {"kind": "manual", "scheduled_at": None, "window_until": None}

@@ -18,7 +18,8 @@ from apscheduler.triggers.interval import IntervalTrigger
 from apscheduler_tasklock._lock.schedules import schedule_of, with_exact_times
 from apscheduler_tasklock._runs.task_names import canonical_schedule, exact_schedule
 from apscheduler_tasklock._runs.trigger_times import following_run_time, zone_of
-from apscheduler_tasklock._words.next_run_times import end_of, next_run_times
+from apscheduler_tasklock._words import next_run_times as words
+from apscheduler_tasklock._words.next_run_times import end_of
 from apscheduler_tasklock.status import TaskStatus
 
 try:
@@ -29,9 +30,15 @@ except ImportError:  # APScheduler 3.10 has no calendar interval trigger
 BERLIN, TOKYO = ZoneInfo("Europe/Berlin"), ZoneInfo("Asia/Tokyo")
 # The first run times after this one cross a change of the clocks.
 NOW = datetime(2099, 3, 28, 12, tzinfo=BERLIN)
+# The rows are read before all run times.
+READ_AT = datetime(2098, 12, 31, tzinfo=timezone.utc)
 # As of a trigger's end that counts from the time at which a replica has made the trigger.
 FRACTION = timedelta(microseconds=250)
 OFFSET = timezone(-timedelta(hours=3, minutes=30))
+
+
+def next_run_times(task: TaskStatus) -> list[datetime]:
+    return words.next_run_times(task, READ_AT)
 
 
 def task(trigger: Any, due_at: datetime | None, zone: str | None = None) -> TaskStatus:
@@ -226,7 +233,7 @@ def test_a_due_time_that_is_not_exact_leaves_no_run_time_out() -> None:
 
 def test_of_a_task_that_is_late_they_are_still_to_come() -> None:
     every = IntervalTrigger(hours=1, timezone=timezone.utc)
-    due_at = datetime.now(timezone.utc) - timedelta(minutes=90)
+    due_at = READ_AT - timedelta(minutes=90)
     found = next_run_times(task(every, due_at))
     assert found == [due_at + timedelta(hours=hours) for hours in range(2, 7)]
 

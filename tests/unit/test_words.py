@@ -76,7 +76,7 @@ class Page:
 
 def test_facts_are_in_the_readers_formats_and_empty_ones_are_left_out() -> None:
     paused = replace(TASK, paused=True, pauses=(Pause("ann", AT, AT + timedelta(hours=9), "move"),))
-    assert facts_of(paused, [], Page(), 42.0, None, "jobs", "locks") == {
+    assert facts_of(paused, [], Page(), 42.0, None, AT, "jobs", "locks") == {
         "task": "report",
         "state": "dead: its holder web-2 has not renewed its lease, which ended at [03:01]; if no "
         "replica takes the run over, free it: apscheduler-tasklock free --schema jobs --table "
