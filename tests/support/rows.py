@@ -79,6 +79,10 @@ _JOB = {
 
 RUNNING = {"finished_at": "NULL", "locked_until": "now() + interval '1 min'"}
 DEAD = {"finished_at": "NULL"}
+# Such a row is judged alike at each time of a test, however slow the machine is.
+STAYS_OK = {"due_at": "now() + interval '4 h'", "overdue_at": "now() + interval '5 h'"}
+STAYS_RUNNING = {**STAYS_OK, "finished_at": "NULL", "locked_until": "now() + interval '4 h'"}
+STAYS_LATE = {"due_at": "now() - interval '1 h'", "overdue_at": "now() + interval '4 h'"}
 LATE = {"due_at": "now() - interval '50 s'", "overdue_at": "now() + interval '10 s'"}
 BARELY_LATE = {"due_at": "now() - interval '10 s'", "overdue_at": "now() + interval '50 s'"}
 OVERDUE = {"due_at": "now() - interval '95 s'", "overdue_at": "now() - interval '35 s'"}
