@@ -82,6 +82,7 @@ DEAD = {"finished_at": "NULL"}
 # Such a row is judged alike at each time of a test, however slow the machine is.
 STAYS_OK = {"due_at": "now() + interval '4 h'", "overdue_at": "now() + interval '5 h'"}
 STAYS_RUNNING = {**STAYS_OK, "finished_at": "NULL", "locked_until": "now() + interval '4 h'"}
+STAYS_ALIVE = {"seen_at": "now() + interval '4 h'"}
 STAYS_LATE = {"due_at": "now() - interval '1 h'", "overdue_at": "now() + interval '4 h'"}
 LATE = {"due_at": "now() - interval '50 s'", "overdue_at": "now() + interval '10 s'"}
 BARELY_LATE = {"due_at": "now() - interval '10 s'", "overdue_at": "now() + interval '50 s'"}
@@ -395,6 +396,10 @@ ROWS: dict[str, dict[str, str]] = {
     "barely late": BARELY_LATE,
     "late": LATE,
     "overdue": OVERDUE,
+    "overdue, running": {**OVERDUE, **RUNNING},
+    "overdue, dead": {**OVERDUE, **DEAD},
+    "overdue, too long": {**OVERDUE, **TOO_LONG},
+    "overdue, overruns": {**OVERDUE, **OVERRUNS},
     "failing": FAILING,
     "failing, running": {**FAILING, **RUNNING},
     "failing, barely late": {**FAILING, **BARELY_LATE},
@@ -451,6 +456,7 @@ _IS_OVERDUE: dict[str, Any] = {
     "overdue_at": seconds(-35),
     "late_by": 95.0,
 }
+_WAS_OVERDUE: dict[str, Any] = {**_IS_OVERDUE, "late_by": None}
 _HAS_FAILED: dict[str, Any] = {"failures": 3, "error_type": "ValueError", "failed_at": seconds(0)}
 _IS_FAILING: dict[str, Any] = {"state": TaskState.FAILING, **_HAS_FAILED}
 _HAS_DIED: dict[str, Any] = {"failures": 2, "failed_at": seconds(0)}
@@ -494,6 +500,10 @@ READ: dict[str, dict[str, Any]] = {
         "late_by": 50.0,
     },
     "overdue": _IS_OVERDUE,
+    "overdue, running": {**_WAS_OVERDUE, **_RUNS},
+    "overdue, dead": {**_WAS_OVERDUE, **_IS_DEAD},
+    "overdue, too long": {**_WAS_OVERDUE, **_RUNS_TOO_LONG},
+    "overdue, overruns": {**_WAS_OVERDUE, **_OVERRUNS},
     "failing": _IS_FAILING,
     "failing, running": {**_HAS_FAILED, **_RUNS},
     "failing, barely late": {**_HAS_FAILED, **_IS_BARELY_LATE},
@@ -547,7 +557,7 @@ READ: dict[str, dict[str, Any]] = {
         "pauses": (replace(_PAUSE, until=seconds(86400)),),
     },
     "paused by nobody": {**_IS_PAUSED, "pauses": ()},
-    "overdue, paused": {**_IS_OVERDUE, "state": TaskState.PAUSED, "late_by": None, **_HAS_PAUSE},
+    "overdue, paused": {**_WAS_OVERDUE, "state": TaskState.PAUSED, **_HAS_PAUSE},
     "first by hand": {**_BY_HAND, "outcome": "ok"},
     "first by hand, running": {**_BY_HAND, **_RUNS},
     "first by hand, dead": {**_BY_HAND, **_IS_DEAD},

@@ -27,13 +27,11 @@ from apscheduler_tasklock.metrics import (
 from tests.support.outages import refuse, restore
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy
-from tests.support.rows import add_replica
+from tests.support.rows import OVERDUE, STAYS_ALIVE, add_replica, add_task
 
 MakeTaskLocks = Callable[..., TaskLocks]
 KnownTask = Callable[[str], None]
 Connection = psycopg.Connection[Any]
-
-PAST = "now() - interval '5 minutes'"
 
 
 def values(text: str) -> dict[str, dict[str, float]]:
@@ -62,123 +60,26 @@ def is_served(url: str) -> bool:
         return False
 
 
-def change(connection: Connection, task: str, columns: str) -> None:
-    changed = connection.execute(f"UPDATE task_lock SET {columns} WHERE task_name = %s", [task])
-    assert changed.rowcount == 1
-
-
-# What a row says, and whether its task is overdue.
-DUE = f"due_at = {PAST}, overdue_at = {PAST}"
-ROWS = {
-    "new": ("", 0),
-    "overdue": (DUE, 1),
-    "late": (f"due_at = {PAST}, overdue_at = now() + interval '1 minute'", 0),
-    "dead": (f"{DUE}, finished_at = NULL, run_until = now() + interval '1 hour'", 1),
-    "past its maximum lock": (f"{DUE}, finished_at = NULL", 1),
-    "too long": (
-        f"{DUE}, finished_at = NULL, overrun_at = {PAST}, locked_until = now() + interval '1 hour'",
-        0,
-    ),
-    "dead and not due": ("finished_at = NULL, due_at = NULL, overdue_at = NULL, is_last = true", 0),
-    "running": (f"{DUE}, finished_at = NULL, locked_until = now() + interval '1 hour'", 0),
-    "paused": (f"{DUE}, paused_at = now()", 0),
-    "over": ("due_at = NULL, overdue_at = NULL, is_last = true", 0),
-}
-
-
-@pytest.mark.parametrize("task", ROWS)
-def test_a_task_is_overdue_if_it_is_due_and_nobody_runs_it(
-    make_task_locks: MakeTaskLocks, known_task: KnownTask, connection: Connection, task: str
-) -> None:
-    columns, overdue = ROWS[task]
-    known_task(task)
-    change(connection, task, columns or "failures = 0")
-    [of_the_task] = values(prometheus_text(make_task_locks())).values()
-    assert of_the_task["tasklock_task_overdue"] == overdue
-
-
-def test_a_task_that_no_living_replica_has_is_overdue_unless_it_was_removed(
-    make_task_locks: MakeTaskLocks, known_task: KnownTask, connection: Connection
-) -> None:
-    known_task("gone")
-    change(connection, "gone", DUE)
-    connection.execute(
-        "INSERT INTO task_lock_replica (replica_id, host, version, started_at, seen_at, tasks)"
-        " VALUES ('alive', 'host', '1', now(), now(), '{}')"
-    )
-    [of_the_task] = values(prometheus_text(make_task_locks())).values()
-    assert of_the_task["tasklock_task_overdue"] == 1
-    change(connection, "gone", "due_at = NULL, overdue_at = NULL")
-    [of_the_task] = values(prometheus_text(make_task_locks())).values()
-    assert of_the_task["tasklock_task_overdue"] == 0
-
-
-def test_failures_and_the_last_success_are_told_and_one_off_jobs_are_not(
-    make_task_locks: MakeTaskLocks, known_task: KnownTask, connection: Connection
-) -> None:
-    for task in ("failing", "cut", "well", "once"):
-        known_task(task)
-    change(connection, "failing", "failures = 3")
-    change(connection, "cut", "last_outcome = 'cut'")
-    change(connection, "well", "succeeded_at = to_timestamp(1700000000.5)")
-    change(connection, "once", """schedule = '{"type": "date", "run": null}'""")
-    found = values(prometheus_text(make_task_locks()))
-    of_each = {"overdue", "failures", "cut", "unreadable", "last_success_seconds"}
-    for each in found.values():
-        for name in set(each) - {f"tasklock_task_{kept}" for kept in of_each}:
-            del each[name]
-    assert found == {
-        "failing": {
-            "tasklock_task_overdue": 0,
-            "tasklock_task_failures": 3,
-            "tasklock_task_cut": 0,
-            "tasklock_task_unreadable": 0,
-        },
-        "cut": {
-            "tasklock_task_overdue": 0,
-            "tasklock_task_failures": 0,
-            "tasklock_task_cut": 1,
-            "tasklock_task_unreadable": 0,
-        },
-        "well": {
-            "tasklock_task_overdue": 0,
-            "tasklock_task_failures": 0,
-            "tasklock_task_cut": 0,
-            "tasklock_task_unreadable": 0,
-            "tasklock_task_last_success_seconds": 1700000000.5,
-        },
-    }
-
-
-def test_durations_due_times_and_pauses_are_told(
-    make_task_locks: MakeTaskLocks, known_task: KnownTask, connection: Connection
-) -> None:
-    for task in ("over", "running"):
-        known_task(task)
-    begun = "started_at = now() - interval '90 s'"
-    ended = "finished_at = now() - interval '30 s'"
-    change(connection, "over", f"{begun}, {ended}, due_at = to_timestamp(1700000000)")
-    lives = "finished_at = NULL, locked_until = now() + interval '1 hour'"
-    change(connection, "running", f"{begun}, {lives}, paused_at = now()")
-    found = values(prometheus_text(make_task_locks()))
-    assert found["over"]["tasklock_task_last_duration_seconds"] == 60
-    assert found["over"]["tasklock_task_next_due_seconds"] == 1700000000
-    assert found["over"]["tasklock_task_paused"] == 0
-    assert "tasklock_task_last_duration_seconds" not in found["running"]
-    assert found["running"]["tasklock_task_paused"] == 1
-
-
-def test_replicas_that_are_alive_are_counted_and_left_out_if_they_cannot_be_read(
+def test_the_metrics_of_rows_are_read_and_one_off_jobs_and_missing_replicas_left_out(
     make_task_locks: MakeTaskLocks, connection: Connection
 ) -> None:
-    for name, seen in (("one", "now()"), ("two", "now()"), ("silent", "now() - interval '1 h'")):
-        add_replica(connection, name, seen_at=seen)
+    add_task(connection, "overdue", **OVERDUE, failures="2")
+    once = """'{"type": "date", "run": null}'"""
+    add_task(connection, "once", schedule=once)
+    for name, seen in (("one", STAYS_ALIVE["seen_at"]), ("silent", "now() - interval '1 h'")):
+        add_replica(connection, name, ["overdue"], seen_at=seen)
     locks = make_task_locks()
-    assert "\ntasklock_replica_alive 2.0\n" in prometheus_text(locks)
-    assert metric_values(locks)["tasklock_replica_alive"] == 2
+    [(name, of_the_task)] = values(prometheus_text(locks)).items()
+    assert name == "overdue"
+    assert of_the_task["tasklock_task_overdue"] == 1
+    assert of_the_task["tasklock_task_failures"] == 2
+    assert "\ntasklock_replica_alive 1.0\n" in prometheus_text(locks)
+    assert metric_values(locks)["tasklock_replica_alive"] == 1
+    assert metric_values(locks)["tasklock_task_overdue"] == {"overdue": 1.0}
     connection.execute("DROP TABLE task_lock_replica")
     assert "tasklock_replica_alive" not in prometheus_text(locks)
-    assert "tasklock_task_overdue" in prometheus_text(locks)
+    assert "tasklock_replica_alive" not in metric_values(locks)
+    assert values(prometheus_text(locks)).keys() == {"overdue"}
 
 
 @pytest.fixture

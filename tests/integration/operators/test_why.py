@@ -14,9 +14,6 @@ from apscheduler_tasklock.status import Story, Verdict
 from tests.support.commands import Command
 from tests.support.roles import role
 from tests.support.rows import (
-    NEW,
-    OVERDUE,
-    RUNNING,
     add_action,
     add_miss,
     add_replica,
@@ -85,146 +82,17 @@ def tokens(story: Story) -> list[int | None]:
 
 @pytest.mark.usefixtures("night")
 class TestStories:
-    def test_of_a_run_that_ended_well(self, operator: TaskLocks) -> None:
+    def test_are_read_from_the_row_the_history_and_the_replicas(self, operator: TaskLocks) -> None:
         story = operator.why("job")
         assert (story.verdict, tokens(story), story.miss) == (Verdict.RAN, [4], None)
-        assert story.before is not None
-        assert (story.before.token, story.after) == (3, None)
         assert [replica.replica_id for replica in story.replicas] == ["one"]
-
-    def test_of_a_run_that_died_and_was_taken_over(self, operator: TaskLocks) -> None:
         story = operator.why("job", ago(40))
         assert (story.verdict, tokens(story)) == (Verdict.RAN, [2, 3])
-        assert story.before is not None
-        assert story.after is not None
-        assert (story.before.token, story.after.token) == (1, 4)
-
-    @pytest.mark.parametrize("minutes", [29, 25, 19, 11])
-    def test_of_missed_run_times_and_their_reason(
-        self, operator: TaskLocks, minutes: float
-    ) -> None:
-        story = operator.why("job", ago(minutes))
+        story = operator.why("job", ago(25))
         assert (story.verdict, story.runs) == (Verdict.MISSED, ())
         assert story.miss is not None
         assert (story.miss.reason, story.miss.run_times) == ("the task was paused", 2)
-        is_over = minutes < 20
-        first, last = story.miss.scheduled_at, story.miss.last_scheduled_at
-        assert story.scheduled_at == (last if is_over else first)
-        # What happened between the runs before and after; a request for a run came earlier.
         assert [action.outcome for action in story.actions] == ["paused", "resumed"]
-
-    def test_of_missed_run_times_after_a_run_in_their_midst(
-        self, operator: TaskLocks, connection: Connection
-    ) -> None:
-        add_run(connection, "job", 5, **began(25))
-        assert tokens(operator.why("job", ago(24))) == []
-        story = operator.why("job", ago(19))
-        assert (story.verdict, story.before and story.before.token) == (Verdict.MISSED, 5)
-        assert story.miss is not None
-        assert story.scheduled_at == story.miss.last_scheduled_at
-
-    @pytest.mark.parametrize(("minutes", "told"), [(26, 0), (25, 1), (23, 0), (19, 0)])
-    def test_of_a_run_time_in_a_pause_for_which_another_cause_is_told(
-        self, operator: TaskLocks, connection: Connection, minutes: float, told: int
-    ) -> None:
-        at = datetime.now(timezone.utc) - timedelta(minutes=25)
-        other = {"scheduled_at": f"'{at}'", "last_scheduled_at": f"'{at}'", "run_times": "1"}
-        add_miss(connection, "job", 1, **other, cause="'misfire'", reason="'late'")
-        story = operator.why("job", at if minutes == 25 else ago(minutes))
-        assert story.miss is not None
-        assert story.miss.reason == ("the task was paused", "late")[told]
-
-    @pytest.mark.parametrize(
-        ("until", "is_told"), [("NULL", True), ("now() - interval '75 min'", False)]
-    )
-    def test_a_pause_that_began_before_the_run_before_is_told_if_it_was_in_force(
-        self, operator: TaskLocks, connection: Connection, until: str, is_told: bool
-    ) -> None:
-        connection.execute("DELETE FROM task_lock_run WHERE ring = 'actions'")
-        began_at = "now() - interval '80 min'"
-        add_action(connection, "job", 0, started_at=began_at, until=until)
-        assert len(operator.why("job", ago(40)).actions) == is_told
-
-    @pytest.mark.parametrize(
-        ("reason", "told"), [("NULL", ["ann@ops"]), ("'with the pauses of others'", [])]
-    )
-    def test_of_several_pauses_those_are_told_that_nobody_took_out(
-        self, operator: TaskLocks, connection: Connection, reason: str, told: list[str]
-    ) -> None:
-        connection.execute("DELETE FROM task_lock_run WHERE ring = 'actions'")
-        for slot, (minutes, by) in enumerate([(80, "ann@ops"), (79, "bob")]):
-            began_at = f"now() - interval '{minutes} min'"
-            add_action(connection, "job", slot, started_at=began_at, until="NULL", by=f"'{by}'")
-        resumed = {"outcome": "'resumed'", "by": "'bob'", "until": "NULL", "reason": reason}
-        add_action(connection, "job", 2, started_at="now() - interval '78 min'", **resumed)
-        assert [action.by for action in operator.why("job", ago(40)).actions] == told
-
-    def test_of_a_time_before_the_history_begins(
-        self, operator: TaskLocks, command: Command
-    ) -> None:
-        story = operator.why("job", ago(90))
-        assert (story.verdict, story.scheduled_at) == (Verdict.UNKNOWN, None)
-        assert story.history_begins_at is not None
-        assert abs(story.history_begins_at - ago(60)) < timedelta(minutes=1)
-        told = command("why", "job", "--at", "90m").out
-        assert "before it nothing is known" in told
-        assert "nobody" not in told
-        assert "no replica" not in told
-
-    def test_a_history_that_is_full_of_good_runs_begins_with_the_oldest_of_them(
-        self, operator: TaskLocks, connection: Connection
-    ) -> None:
-        connection.execute("DELETE FROM task_lock_run WHERE token = 1")
-        begins_at = operator.why("job").history_begins_at
-        assert begins_at is not None
-        assert abs(begins_at - ago(10)) < timedelta(minutes=1)
-
-    def test_of_a_run_that_goes_on(
-        self, operator: TaskLocks, connection: Connection, command: Command
-    ) -> None:
-        add_task(connection, "runs", **RUNNING, window_start="now() - interval '61 s'")
-        assert operator.why("runs").verdict is Verdict.RUNNING
-        assert operator.why("runs", ago(5)).verdict is Verdict.UNKNOWN
-        assert "on one, and goes on (token 7, running)" in command("why", "runs").out
-
-    def test_of_a_run_that_goes_on_after_its_holder_died(
-        self, operator: TaskLocks, connection: Connection
-    ) -> None:
-        same = {"window_start": "now() - interval '61 s'", "kind": "'takeover'"}
-        add_task(connection, "runs", **RUNNING, **same)
-        connection.execute(
-            "INSERT INTO task_lock_run (task_name, ring, slot, token, scheduled_at, started_at,"
-            " ended_at, replica, kind, outcome) SELECT task_name, 'failures', 0, 6, window_start,"
-            " window_start, now(), 'gone', 'schedule', 'died' FROM task_lock WHERE"
-            " task_name = 'runs'"
-        )
-        story = operator.why("runs")
-        assert (story.verdict, [run.replica for run in story.runs]) == (Verdict.RUNNING, ["gone"])
-
-    def test_of_a_run_time_that_is_due_and_not_told_yet(
-        self, operator: TaskLocks, connection: Connection, command: Command
-    ) -> None:
-        add_task(connection, "late", **OVERDUE)
-        story = operator.why("late")
-        assert (story.verdict, story.scheduled_at) == (Verdict.DUE, story.task.due_at)
-        assert "no replica has run it so far" in command("why", "late").out
-
-    @pytest.mark.parametrize(
-        ("earlier", "verdict"), [("0.02 s", Verdict.MISSED), ("5 s", Verdict.DUE)]
-    )
-    def test_of_a_due_time_whose_miss_is_told(
-        self, operator: TaskLocks, connection: Connection, earlier: str, verdict: Verdict
-    ) -> None:
-        """A due time that a replica has registered is a little later than the run time."""
-        add_task(connection, "late", **OVERDUE)
-        add_miss(
-            connection,
-            "late",
-            0,
-            scheduled_at=f"(SELECT due_at FROM task_lock WHERE task_name = 'late')"
-            f" - interval '{earlier}'",
-        )
-        assert operator.why("late").verdict is verdict
 
     def test_a_miss_that_was_run_after_it_was_told_is_left_out(
         self, operator: TaskLocks, connection: Connection
@@ -270,6 +138,14 @@ class TestCommand:
             moment = f"{now - timedelta(minutes=minutes):%Y-%m-%dT%H:%M:%SZ}"
             words = words.replace(f"{{{minutes}}}", moment)
         assert command("why", "job", "--at", at).out.splitlines()[0].partition(": ")[2] == words
+
+    def test_tells_the_story_of_the_time_that_is_given(self, command: Command) -> None:
+        lines = command("why", "job", "--at", "25m").out.splitlines()
+        assert lines[0].endswith(": its run times around then were missed")
+        names = [line.split()[0] for line in lines[2:] if not line.startswith(" ")]
+        assert names == ["before", "after", "operators", "replicas", "history"]
+        now = command("why", "job").out.splitlines()
+        assert now[0].endswith(", whose run ended well")
 
     def test_of_a_pause_that_has_just_begun_the_verdict_tells(
         self, command: Command, operator: TaskLocks
@@ -332,10 +208,3 @@ class TestCommand:
         answer = command("why", "job", "--at", "2099-01-01")
         assert answer.status == 2
         assert "is in the future" in answer.err
-
-    def test_of_a_task_that_has_never_run(self, command: Command, connection: Connection) -> None:
-        add_task(connection, "new", **NEW)
-        out = command("why", "new").out
-        assert "new at " in out
-        assert "there is no history of this task" in out
-        assert "due next at " in out
