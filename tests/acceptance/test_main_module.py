@@ -93,10 +93,8 @@ def ran(folder: Path, where: str, command: list[str], database_url: str) -> list
     ).stdout.splitlines()
 
 
-@pytest.mark.parametrize(
-    "module",
-    ["app", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("pk.sub.app", "pk"))],
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("module", WAYS)
 def test_a_function_of_main_is_one_task_however_the_process_was_started(
     tmp_path: Path, database_url: str, connection: psycopg.Connection[Any], module: str
 ) -> None:

@@ -15,6 +15,11 @@ from tests.support.schedulers import Replica
 
 Jobs = Callable[[str], Callable[..., Any]]
 
+# Hosts that start a Python for each pool: `fork` tests pools in `make test`.
+_NIGHTLY_HOSTS = {"spawn"}
+# Tests that wait for the end of a lease: one host does so in `make test`.
+_OF_ONE_HOST = {"test_a_dead_holders_window_is_run_again": "threadpool"}
+
 
 def gevent_patched() -> bool:
     monkey = sys.modules.get("gevent.monkey")
@@ -26,17 +31,23 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     # gevent patches the whole process; test_gevent.py starts one for it.
     names = ["gevent"] if gevent_patched() else [name for name in HOSTS if name != "gevent"]
+    only = _OF_ONE_HOST.get(metafunc.function.__name__)
+
+    def case(host: str, *values: str) -> Any:
+        is_nightly = host in _NIGHTLY_HOSTS or only not in (None, host)
+        marks = [pytest.mark.nightly] if is_nightly else []
+        return pytest.param(host, *values, marks=marks, id="-".join((host, *values)))
+
     if "job" not in metafunc.fixturenames:
-        metafunc.parametrize("host", names, indirect=True)
+        metafunc.parametrize("host", [case(name) for name in names], indirect=True)
         return
     kinds = [
-        (name, kind)
+        case(name, kind)
         for name in names
         for kind in ("function", "coroutine")
         if kind == "function" or HOSTS[name].coroutines
     ]
-    ids = [f"{name}-{kind}" for name, kind in kinds]
-    metafunc.parametrize(("host", "job"), kinds, ids=ids, indirect=True)
+    metafunc.parametrize(("host", "job"), kinds, indirect=True)
 
 
 @pytest.fixture

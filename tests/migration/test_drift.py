@@ -107,7 +107,13 @@ def ways(command: Start, alembic: Start, database_url: str) -> Ways:
     return Ways(command, alembic, database_url)
 
 
-EACH_WAY = pytest.mark.parametrize("way", ["command", "alembic", "migrate"])
+# These are processes. What they do with the tables, `migrate` does as well.
+NIGHTLY_WAYS = [pytest.param(way, marks=pytest.mark.nightly) for way in ("command", "alembic")]
+EACH_WAY = pytest.mark.parametrize("way", ["migrate", *NIGHTLY_WAYS])
+
+
+def nightly(way: str, drop: str) -> Any:
+    return pytest.param(way, drop, marks=pytest.mark.nightly)
 
 
 def noted(connection: psycopg.Connection[Any]) -> list[str]:
@@ -133,7 +139,7 @@ class TestDropped:
         ("way", "drop"),
         [
             *(("migrate", drop) for drop in (ALL, f"{ALL}; {FORGET}", *TABLES)),
-            *((way, drop) for way in ("command", "alembic") for drop in (ALL, "task_lock")),
+            *(nightly(way, drop) for way in ("command", "alembic") for drop in (ALL, "task_lock")),
         ],
     )
     def test_an_upgrade_makes_what_is_missing_anew(
@@ -251,7 +257,7 @@ class TestDropped:
         ("way", "drop"),
         [
             *(("migrate", drop) for drop in (ALL, *TABLES)),
-            *((way, ALL) for way in ("command", "alembic")),
+            *(nightly(way, ALL) for way in ("command", "alembic")),
         ],
     )
     def test_a_downgrade_drops_what_is_there_and_forgets_the_revision(

@@ -14,6 +14,9 @@ import pytest
 
 from tests.migration.conftest import described
 
+# Copies of the sources, and the command in many processes.
+pytestmark = pytest.mark.nightly
+
 COLUMN = 'Column("retry_of", Uuid, nullable=True),\n'
 REVISION = """
 from apscheduler_tasklock.schema.locking import execute_when_unlocked, qualified

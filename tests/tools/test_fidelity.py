@@ -48,6 +48,9 @@ from benchmarks.fidelity.simulation import (
 )
 from benchmarks.fidelity.trace import TRACES, USUAL_LATENCY, Conditions, Fire, Life, Trace
 
+# Tests of the instrument that `make fidelity` measures with.
+pytestmark = pytest.mark.nightly
+
 PERIOD = 300.0
 WINDOWS = 12
 
@@ -436,7 +439,6 @@ def test_every_replica_of_a_moved_schedule_has_its_versions_trigger() -> None:
         assert {str(life.trigger) for life in present} == {str(trigger)}
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("kind", [TaskLockRule, TaskLockWithFailover], ids=lambda kind: kind.name)
 def test_a_daily_job_that_deployments_move_loses_no_run_time(
     kind: type[Rule], database: TravellingDatabase

@@ -122,6 +122,7 @@ def executor(database_url: str) -> Iterator[TaskLockExecutor]:
     executor.shutdown()
 
 
+@pytest.mark.nightly
 def test_what_a_thread_of_the_locks_had_taken_at_the_fork_does_not_stop_the_child(
     make_task_locks: MakeTaskLocks,
 ) -> None:
@@ -237,7 +238,7 @@ def test_a_childs_renewals_leave_its_own_idle_connection_alone(executor: TaskLoc
     assert status_of_child(use) == 0
 
 
-@pytest.mark.parametrize("leaves", ["with", "async with"])
+@pytest.mark.parametrize("leaves", ["with", pytest.param("async with", marks=pytest.mark.nightly)])
 def test_a_child_that_leaves_its_parents_hold_releases_nothing(
     make_task_locks: MakeTaskLocks, connection: Connection, leaves: str
 ) -> None:
@@ -274,6 +275,7 @@ def test_a_child_cannot_extend_its_parents_lock(
         assert row(connection, "parents")["run_until"] > before
 
 
+@pytest.mark.nightly
 def test_a_child_that_a_job_forks_has_locks_of_its_own_and_the_parent_keeps_its_own(
     database_url: str, connection: Connection
 ) -> None:
