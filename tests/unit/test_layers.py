@@ -1,16 +1,14 @@
-"""What each layer of the library knows: the lock, nothing of APScheduler; nobody, others' secrets.
+"""The lock is used where APScheduler is not installed.
 
-Which module may import which is checked by import-linter, as pyproject.toml has it.
+Which module may import which is checked by import-linter, as pyproject.toml has it, and who uses
+private attributes of others by ``tests/layers.py``. `make lint` runs both.
 """
 
 from __future__ import annotations
 
-import ast
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -99,137 +97,3 @@ def test_what_needs_apscheduler_says_so_without_it(
     finished = run_without_apscheduler(script, database_url, checkout)
     assert finished.returncode == 1
     assert finished.stderr.splitlines()[-1].startswith("ImportError: apscheduler")
-
-
-# The one that knows APScheduler's private attributes.
-ADAPTER = "_runs/adapter.py"
-
-# Public all the same: without the underscore they could be fields.
-NAMED_TUPLES = {"_field_defaults", "_fields", "_replace"}
-
-# What others have no public name for, elsewhere.
-ALLOWED = {
-    "_database/thread.py": {"_register_atexit"},  # likewise
-    "flask/extension.py": {"_register_atexit"},  # likewise
-    "flask/servers.py": {"_loaded_app"},  # Flask's
-    "django/management/commands/runscheduler.py": {"_exit"},  # Python's
-    "_runs/worker_process.py": {"_exit"},  # likewise
-    "schema/migrations.py": {"_downgrade_revs", "_upgrade_revs"},  # Alembic's
-    "jobstore/scheduler_inside.py": {  # APScheduler's, for the job store
-        "_executors",
-        "_getframe",  # Python's
-        "_instances",
-        "_jobstore_alias",
-        "_jobstores",
-        "_jobstores_lock",
-        "_max_workers",
-        "_pool",
-        "_real_add_job",
-        "_scheduler",
-    },
-}
-
-_OF_OBJECTS = ("getattr", "setattr", "hasattr", "delattr")
-
-
-@cache  # several tests walk through the same trees, which takes seconds
-def modules(folder: Path) -> dict[str, ast.Module]:
-    """Return the modules in a folder by their paths in it."""
-    found = sorted(folder.rglob("*.py"))
-    return {path.relative_to(folder).as_posix(): ast.parse(path.read_text()) for path in found}
-
-
-def is_private(name: str) -> bool:
-    return name.startswith("_") and not name.startswith("__")
-
-
-def is_itself(node: ast.expr) -> bool:
-    return isinstance(node, ast.Name) and node.id in ("self", "cls")
-
-
-def accesses(module: ast.Module) -> Iterator[tuple[str, int]]:
-    """Yield the private attributes of others that a module uses, and where."""
-    for node in ast.walk(module):
-        if not isinstance(node, ast.Attribute | ast.Call):  # because patterns are slow
-            continue
-        match node:
-            case ast.Attribute(value=owner, attr=name) if not is_itself(owner):
-                pass
-            case ast.Call(
-                func=ast.Name(id=function), args=[owner, ast.Constant(value=str(name)), *_]
-            ) if function in _OF_OBJECTS and not is_itself(owner):
-                pass
-            case _:
-                continue
-        if is_private(name):
-            yield name, node.lineno
-
-
-def own(module: ast.Module) -> set[str]:
-    """Return the private attributes that a module's own classes have."""
-    names = set()
-    for node in ast.walk(module):
-        match node:
-            case ast.Attribute(value=owner, attr=name, ctx=ast.Store()) if is_itself(owner):
-                names.add(name)
-            case ast.ClassDef(body=body):
-                for statement in body:
-                    match statement:
-                        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
-                            names.add(name)
-                        case ast.AnnAssign(target=ast.Name(id=name)):
-                            names.add(name)
-                        case ast.Assign(targets=[ast.Name(id=name)]):
-                            names.add(name)
-    return names
-
-
-def test_private_attributes_of_others_are_used_only_where_that_is_allowed(checkout: Path) -> None:
-    """Classes of one module may know each other's; of APScheduler's one module knows."""
-    found = modules(checkout / "apscheduler_tasklock")
-    apschedulers = {name for name, _ in accesses(found[ADAPTER])}
-    assert {"_dispatch_event", "_jobstores", "_pool"} <= apschedulers
-    wrong = [
-        f"{path}:{line}: {name}"
-        for path, module in found.items()
-        if path != ADAPTER
-        for its_own in [own(module)]
-        for name, line in accesses(module)
-        if name not in NAMED_TUPLES.union(ALLOWED.get(path, ()))
-        and (name in apschedulers or name not in its_own)
-    ]
-    assert not wrong, "\n".join(wrong)
-
-
-def test_nothing_private_is_imported_from_another_module(checkout: Path) -> None:
-    wrong = [
-        f"{path}:{node.lineno}: {alias.name}"
-        for path, module in modules(checkout / "apscheduler_tasklock").items()
-        for node in ast.walk(module)
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-        if is_private(alias.name)
-    ]
-    assert not wrong, "\n".join(wrong)
-
-
-# What executors and instrumentation override, which tests do as well; and Python's own.
-OVERRIDDEN = {"_do_submit_job", "_run_job_success", "_run_job_error", "_dispatch_event"}
-# The last two are asyncio's for those who write an event loop, as of a simulated world.
-PYTHONS = {
-    *("_exit", "_getframe", "_current_frames", "_get_running_loop", "_set_running_loop"),
-    *NAMED_TUPLES,
-}
-
-
-def test_tests_use_private_attributes_in_their_support_only(checkout: Path) -> None:
-    """And where this library is put into APScheduler's place, whose own tests use them."""
-    wrong = [
-        f"{path}:{line}: {name}"
-        for path, module in modules(checkout / "tests").items()
-        if not path.startswith(("support/", "foreign/"))
-        for names in [own(module) | OVERRIDDEN | PYTHONS]
-        for name, line in accesses(module)
-        if name not in names
-    ]
-    assert not wrong, "\n".join(wrong)
