@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from datetime import tzinfo
+from datetime import datetime, timezone, tzinfo
 from functools import partial
 from http import HTTPStatus
 from importlib.resources import files
-from urllib.parse import urlencode
 
-import jinja2
 from sqlalchemy import Engine
 from sqlalchemy.engine import URL
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
-from starlette.datastructures import QueryParams
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -25,18 +22,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from apscheduler_tasklock._lock.command_lines import library_version
-from apscheduler_tasklock._lock.schedules import schedule_of, trigger_in_words
 from apscheduler_tasklock._words.json_text import as_json
-from apscheduler_tasklock._words.runs import (
-    action_in_words,
-    did_in_words,
-    ending_in_words,
-    error_in_words,
-    miss_in_words,
-    run_notes,
-)
-from apscheduler_tasklock._words.tasks import notes_of, pause_in_words, trouble_of
 from apscheduler_tasklock.dashboard.access import (
     HEADERS,
     Access,
@@ -53,11 +39,11 @@ from apscheduler_tasklock.dashboard.actions import (
     check_asked,
     page_of,
 )
-from apscheduler_tasklock.dashboard.drawings import CHART_HEIGHT, CHART_WIDTH, STRIP_HEIGHT
 from apscheduler_tasklock.dashboard.formats import Formats
+from apscheduler_tasklock.dashboard.pages import Visit, page_of_screen
 from apscheduler_tasklock.dashboard.queries import Query, check_text, parse
 from apscheduler_tasklock.dashboard.reads import Reads, in_words_of_a_page
-from apscheduler_tasklock.dashboard.screens import SCREENS, Context, Screen
+from apscheduler_tasklock.dashboard.screens import SCREENS, Context, ReadState, Screen
 from apscheduler_tasklock.errors import (
     TaskLockDatabaseError,
     TaskLockError,
@@ -95,17 +81,6 @@ class Frame:
     draw: Callable[[str, str], str]
     sources: str = ""
 
-
-# The pages, in the order of the navigation. The overview's address is the dashboard's own.
-NAVIGATION = {
-    "": "Overview",
-    "tasks": "Tasks",
-    "runs": "Runs",
-    "timeline": "Timeline",
-    "replicas": "Replicas",
-    "jobs": "Jobs",
-    "setup": "Set-up",
-}
 
 # The headings of pages that say why a request was not carried out.
 _HEADINGS = {
@@ -168,7 +143,6 @@ class Dashboard:
         self._namespace = namespace
         self._authorize = authorize
         self._zone = zone
-        self._templates = _templates()
 
     def app(self) -> Starlette:
         """Return the application with its routes."""
@@ -235,14 +209,16 @@ class Dashboard:
         if access.may_operate and _done(request):
             # What was done shows on the page after it, also if another process has done it.
             self._reads.forget()
-        context = Context(self._reads, query, self._namespace, self._zone, access.may_operate)
+        context = Context(
+            self._reads, query, self._namespace, self._zone, access.may_operate, _now()
+        )
         return await run_in_threadpool(SCREENS[name], context)
 
     async def _confirm(self, request: Request) -> Response:
         access = await self._allowed_to_operate(request)
         given = parse(request.scope["query_string"])
         code, action, asked = self._asked(given, access)
-        screen = Screen("confirm.html", action.title, self._formats())
+        screen = self._blank("confirm.html", action.title)
         screen.drawn = {
             "back": page_of(action, asked),
             "code": code,
@@ -287,8 +263,10 @@ class Dashboard:
         check_asked(action, asked)
         return code, action, asked
 
-    def _formats(self) -> Formats:
-        return Formats.by_own_clock(self._zone)
+    def _blank(self, template: str, title: str) -> Screen:
+        """Return a screen that shows nothing of the database."""
+        now = _now()
+        return Screen(template, title, Formats(self._zone, now), ReadState(now))
 
     async def _drawn(
         self,
@@ -300,25 +278,15 @@ class Dashboard:
     ) -> Response:
         """Return a page, in the frame of the framework if it has put one into the request."""
         frame: Frame | None = request.scope.get(FRAME)
-        variables = {
-            **screen.data,
-            **screen.drawn,
-            "screen": screen,
-            "formats": screen.formats,
-            "here": page,
-            "number": screen.data.get("page", 1),
-            "query": request.query_params,
-            "navigation": NAVIGATION,
-            "namespace": self._namespace,
-            "may_operate": access.may_operate,
-            "actions": ACTIONS,
-            "done": _done(request),
-            "layout": "frame.html" if frame else "layout.html",
-            "is_refreshed": page in SCREENS,
-            "version": library_version(),
-        }
-        template = self._templates.get_template(screen.template)
-        text = await run_in_threadpool(template.render, variables)
+        visit = Visit(
+            page,
+            request.query_params,
+            self._namespace,
+            access.may_operate,
+            _done(request),
+            is_framed=frame is not None,
+        )
+        text = await run_in_threadpool(page_of_screen, screen, visit)
         if frame is not None:
             text = await run_in_threadpool(frame.draw, screen.title, text)
         return HTMLResponse(text, status)
@@ -363,10 +331,14 @@ class Dashboard:
             return Response(as_json({"error": message}), status, media_type="application/json")
         if path.count("/") != 1:  # where a page's links would not lead to the other pages
             return PlainTextResponse(message, status)
-        screen = Screen("error.html", _HEADINGS.get(status, status.phrase), self._formats())
+        screen = self._blank("error.html", _HEADINGS.get(status, status.phrase))
         screen.drawn = {"message": message, "back": back}
         # The page has nothing but the message, so it needs no right.
         return await self._drawn(screen, "error", request, Access("read"), status)
+
+
+def _now() -> datetime:
+    return datetime.now(timezone.utc)
 
 
 def _status_of(screen: Screen) -> HTTPStatus:
@@ -379,11 +351,6 @@ def _done(request: Request) -> str:
     """Return what is said after an action; ``""`` for nothing."""
     action = ACTIONS.get(request.query_params.get("done", ""))
     return action.done if action else ""
-
-
-def _with_page(query: QueryParams, number: int) -> str:
-    """Return the address of another part of a list."""
-    return f"?{urlencode({**query, 'page': number})}"
 
 
 async def _form(request: Request) -> bytes:
@@ -440,31 +407,3 @@ def _headers_of(scope: Scope) -> dict[str, str]:
 
 def _pairs(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
     return [(name.encode(), value.encode()) for name, value in headers.items()]
-
-
-def _templates() -> jinja2.Environment:
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("apscheduler_tasklock.dashboard"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.globals.update(
-        CHART_WIDTH=CHART_WIDTH,
-        CHART_HEIGHT=CHART_HEIGHT,
-        STRIP_HEIGHT=STRIP_HEIGHT,
-        schedule_of=schedule_of,
-        trigger_in_words=trigger_in_words,
-        did_in_words=did_in_words,
-        action_in_words=action_in_words,
-        miss_in_words=miss_in_words,
-        error_in_words=error_in_words,
-        ending_in_words=ending_in_words,
-        run_notes=run_notes,
-        notes_of=notes_of,
-        pause_in_words=pause_in_words,
-        trouble_of=trouble_of,
-        with_page=_with_page,
-    )
-    return environment

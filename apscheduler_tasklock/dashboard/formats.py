@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timezone, tzinfo
+from datetime import datetime, tzinfo
 
 from apscheduler_tasklock._lock.words import seconds_in_words
 from apscheduler_tasklock.status import Run
@@ -12,17 +12,13 @@ class Formats:
     """Times in one zone, and durations in words.
 
     :param zone: the zone of all times; ``None``: the zone of this machine
-    :param now: the database's time, from which the date of today comes
+    :param now: the database's time, from which the date of today comes; this machine's, for pages
+        that read nothing
     """
 
     def __init__(self, zone: tzinfo | None, now: datetime) -> None:
         self.zone = zone
         self.now = now
-
-    @classmethod
-    def by_own_clock(cls, zone: tzinfo | None) -> Formats:
-        """Return formats with this machine's time, for pages that read nothing."""
-        return cls(zone, datetime.now(timezone.utc))
 
     def moment(self, moment: datetime | None) -> str:
         """Return a time without the date if that is today's; ``""`` for ``None``."""

@@ -1,6 +1,7 @@
 """Screens: what each page shows, read from the database. Pages and their JSON twins show the same.
 
-Each screen is a function of the reads and the request's query. It uses :class:`TaskLocks` alone.
+Each screen is a function of the reads, the request's query and a time. What it reads, it reads by
+:class:`TaskLocks` alone.
 """
 
 from __future__ import annotations
@@ -101,6 +102,7 @@ class Context:
     :ivar namespace: what the names of all shown tasks begin with
     :ivar zone: the zone of all times; ``None``: the zone of this machine
     :ivar may_operate: whether the reader has the right to operate
+    :ivar now: this machine's time, for what the database's time is not known
     """
 
     reads: Reads
@@ -108,6 +110,7 @@ class Context:
     namespace: str
     zone: tzinfo | None
     may_operate: bool
+    now: datetime
 
     def patterns(self, text: str | None = None) -> tuple[str, ...]:
         """Return the patterns of the tasks whose names have a text in them."""
@@ -130,6 +133,7 @@ class Context:
 class ReadState:
     """How the values of a screen were read.
 
+    :ivar now: this machine's time
     :ivar outage: why the database could not be read; ``None``: it was read
     :ivar gap: why a part of the screen could not be read, although the database is available
     :ivar is_known: whether all values were read, be it long ago
@@ -137,6 +141,7 @@ class ReadState:
     :ivar took: seconds that the reads of these values have taken
     """
 
+    now: datetime
     outage: str | None = None
     gap: str | None = None
     is_known: bool = True
@@ -146,7 +151,7 @@ class ReadState:
     @property
     def at(self) -> datetime:
         """When the oldest of the values was read."""
-        return datetime.now(timezone.utc) - timedelta(seconds=self.age)
+        return self.now - timedelta(seconds=self.age)
 
     @property
     def twin(self) -> dict[str, Any]:
@@ -169,7 +174,7 @@ class Screen:
     template: str
     title: str
     formats: Formats
-    read: ReadState = field(default_factory=ReadState)
+    read: ReadState
     data: dict[str, Any] = field(default_factory=dict)
     drawn: dict[str, Any] = field(default_factory=dict)
 
@@ -179,7 +184,7 @@ class Collector:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._state = ReadState()
+        self._state = ReadState(context.now)
         self._overview_age = 0.0
 
     def overview(self) -> Overview | None:
@@ -207,7 +212,7 @@ class Collector:
 
     def screen(self, template: str, title: str, overview: Overview | None) -> Screen:
         """Return the screen, without its data."""
-        now = datetime.now(timezone.utc)
+        now = self._context.now
         if overview is not None:
             now = overview.now + timedelta(seconds=self._overview_age)
         return Screen(template, title, Formats(self._context.zone, now), self._state)
@@ -217,7 +222,7 @@ def overview(context: Context) -> Screen:
     """Show whether all is well, the last hour, what runs, what went wrong, and what is due."""
     collector = Collector(context)
     found = collector.overview()
-    now = found.now if found else datetime.now(timezone.utc)
+    now = found.now if found else context.now
     patterns = context.patterns()
     day_ago = now - _DAY
     overdue_jobs = collector.read(
@@ -442,7 +447,7 @@ def timeline(context: Context) -> Screen:
     """Show any span of time as lanes, a lane for each replica or each task."""
     collector = Collector(context)
     found = collector.overview()
-    now = found.now if found else datetime.now(timezone.utc)
+    now = found.now if found else context.now
     since, until = _span(context, now)
     patterns = context.patterns(context.query.text("q"))
     # The last hours are one value, also while the present moves.
@@ -514,7 +519,7 @@ def replicas(context: Context) -> Screen:
     collector = Collector(context)
     found = collector.overview()
     fleet = collector.read("replicas", lambda locks: locks.replicas()) or []
-    day_ago = (found.now if found else datetime.now(timezone.utc)) - timedelta(days=1)
+    day_ago = (found.now if found else context.now) - timedelta(days=1)
     order = {state: place for place, state in enumerate(ReplicaState)}
     listed = sorted(
         (each for each in fleet if each.alive or each.seen_at > day_ago),

@@ -1,0 +1,112 @@
+"""Pages: a screen as HTML. A page is a function of the screen, and of who looks at it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from urllib.parse import urlencode
+
+import jinja2
+
+from apscheduler_tasklock._lock.command_lines import library_version
+from apscheduler_tasklock._lock.schedules import schedule_of, trigger_in_words
+from apscheduler_tasklock._words.runs import (
+    action_in_words,
+    did_in_words,
+    ending_in_words,
+    error_in_words,
+    miss_in_words,
+    run_notes,
+)
+from apscheduler_tasklock._words.tasks import notes_of, pause_in_words, trouble_of
+from apscheduler_tasklock.dashboard.actions import ACTIONS
+from apscheduler_tasklock.dashboard.drawings import CHART_HEIGHT, CHART_WIDTH, STRIP_HEIGHT
+from apscheduler_tasklock.dashboard.screens import SCREENS, Screen
+
+# The pages, in the order of the navigation. The overview's address is the dashboard's own.
+NAVIGATION = {
+    "": "Overview",
+    "tasks": "Tasks",
+    "runs": "Runs",
+    "timeline": "Timeline",
+    "replicas": "Replicas",
+    "jobs": "Jobs",
+    "setup": "Set-up",
+}
+
+
+@dataclass(frozen=True)
+class Visit:
+    """Who looks at a page, and how.
+
+    :ivar here: the page's name, as in the navigation
+    :ivar query: the parameters of its address; as a text, they are as in the address
+    :ivar namespace: what the names of all shown tasks begin with
+    :ivar may_operate: whether the reader has the right to operate
+    :ivar done: what is said of an action that was carried out; ``""`` for nothing
+    :ivar is_framed: whether a framework draws the frame around the page
+    """
+
+    here: str
+    query: Mapping[str, str]
+    namespace: str
+    may_operate: bool
+    done: str = ""
+    is_framed: bool = False
+
+
+def page_of_screen(screen: Screen, visit: Visit) -> str:
+    """Return the HTML of a screen."""
+    variables = {
+        **screen.data,
+        **screen.drawn,
+        "screen": screen,
+        "formats": screen.formats,
+        "here": visit.here,
+        "number": screen.data.get("page", 1),
+        "query": visit.query,
+        "navigation": NAVIGATION,
+        "namespace": visit.namespace,
+        "may_operate": visit.may_operate,
+        "actions": ACTIONS,
+        "done": visit.done,
+        "layout": "frame.html" if visit.is_framed else "layout.html",
+        "is_refreshed": visit.here in SCREENS,
+        "version": library_version(),
+    }
+    return _templates().get_template(screen.template).render(variables)
+
+
+def _with_page(query: Mapping[str, str], number: int) -> str:
+    """Return the address of another part of a list."""
+    return f"?{urlencode({**query, 'page': number})}"
+
+
+@cache  # because a template is compiled when it is first used
+def _templates() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("apscheduler_tasklock.dashboard"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.globals.update(
+        CHART_WIDTH=CHART_WIDTH,
+        CHART_HEIGHT=CHART_HEIGHT,
+        STRIP_HEIGHT=STRIP_HEIGHT,
+        schedule_of=schedule_of,
+        trigger_in_words=trigger_in_words,
+        did_in_words=did_in_words,
+        action_in_words=action_in_words,
+        miss_in_words=miss_in_words,
+        error_in_words=error_in_words,
+        ending_in_words=ending_in_words,
+        run_notes=run_notes,
+        notes_of=notes_of,
+        pause_in_words=pause_in_words,
+        trouble_of=trouble_of,
+        with_page=_with_page,
+    )
+    return environment
