@@ -40,7 +40,7 @@ from apscheduler_tasklock.dashboard.actions import (
     page_of,
 )
 from apscheduler_tasklock.dashboard.formats import Formats
-from apscheduler_tasklock.dashboard.pages import Visit, page_of_screen
+from apscheduler_tasklock.dashboard.pages import Visit, page_of_screen, twin_of_screen
 from apscheduler_tasklock.dashboard.queries import Query, check_text, parse
 from apscheduler_tasklock.dashboard.reads import Reads, in_words_of_a_page
 from apscheduler_tasklock.dashboard.screens import SCREENS, Context, ReadState, Screen
@@ -188,8 +188,7 @@ class Dashboard:
     async def _twin(self, name: str, request: Request) -> Response:
         access = await self._allowed(request)
         screen = await self._screen(name, request, access)
-        data = {**screen.data, **screen.read.twin}
-        text = await run_in_threadpool(as_json, data)
+        text = await run_in_threadpool(twin_of_screen, screen)
         return Response(text, _status_of(screen), media_type="application/json")
 
     async def _allowed(self, request: Request) -> Access:

@@ -1,4 +1,4 @@
-"""Pages: a screen as HTML. A page is a function of the screen, and of who looks at it."""
+"""Pages: a screen as HTML or JSON. A page is a function of the screen, and of who looks at it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import jinja2
 
 from apscheduler_tasklock._lock.command_lines import library_version
 from apscheduler_tasklock._lock.schedules import schedule_of, trigger_in_words
+from apscheduler_tasklock._words.json_text import as_json
 from apscheduler_tasklock._words.runs import (
     action_in_words,
     did_in_words,
@@ -54,6 +55,11 @@ class Visit:
     may_operate: bool
     done: str = ""
     is_framed: bool = False
+
+
+def twin_of_screen(screen: Screen) -> str:
+    """Return the JSON twin of a screen's page."""
+    return as_json({**screen.data, **screen.read.twin})
 
 
 def page_of_screen(screen: Screen, visit: Visit) -> str:

@@ -1,0 +1,271 @@
+"""The dashboard's pages without a database: functions of what is read of rows, and of a time."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta, timezone
+from fnmatch import fnmatchcase
+from typing import Any, TypeVar, cast
+
+from starlette.datastructures import QueryParams
+
+from apscheduler_tasklock import TaskLocks
+from apscheduler_tasklock._lock.stories import story_of
+from apscheduler_tasklock.dashboard.pages import Visit, page_of_screen, twin_of_screen
+from apscheduler_tasklock.dashboard.queries import Query, parse
+from apscheduler_tasklock.dashboard.reads import Reads
+from apscheduler_tasklock.dashboard.screens import SCREENS, Context, Screen
+from apscheduler_tasklock.errors import TaskLockNotFoundError
+from apscheduler_tasklock.status import (
+    URGENCY,
+    Finding,
+    JobState,
+    JobStatus,
+    Overview,
+    Pause,
+    ReplicaState,
+    ReplicaStatus,
+    Run,
+    Story,
+    TaskState,
+    TaskStatus,
+)
+from tests.support.rows import NOW
+
+Value = TypeVar("Value")
+
+_LAST = datetime.max.replace(tzinfo=timezone.utc)
+_RUNNING = (TaskState.RUNNING, TaskState.TOO_LONG)
+_WELL = (TaskState.RUNNING, TaskState.PAUSED, TaskState.NEW, TaskState.OK)
+
+
+@dataclass
+class Known:
+    """What the task locks read of some rows, in place of the task locks.
+
+    ``tests/integration/dashboard/test_reads_of_pages.py`` holds it to what the database selects.
+
+    :ivar usual: how long tasks usually run
+    :ivar arguments: those of stored jobs
+    """
+
+    tasks_: Sequence[TaskStatus] = ()
+    runs_: Sequence[Run] = ()
+    replicas_: Sequence[ReplicaStatus] = ()
+    jobs_: Sequence[JobStatus] = ()
+    pauses: tuple[Pause, ...] = ()
+    usual: dict[str, float] = field(default_factory=dict)
+    arguments: dict[str, dict[str, Any]] = field(default_factory=dict)
+    findings: Sequence[Finding] = ()
+    now: datetime = NOW
+
+    def overview(self, *patterns: str, limit: int = 20) -> Overview:
+        """Return an overview of the tasks."""
+        tasks = sorted(_chosen(self.tasks_, patterns, _name), key=_name)
+        counts = Counter(task.state for task in tasks)
+        alarms = Counter(task.state for task in tasks if not _is_quiet(task))
+        running = [task for task in tasks if task.state in _RUNNING]
+        due = [task for task in tasks if not task.paused and task.due_at and task.due_at > self.now]
+        paused = sorted((task for task in tasks if task.paused), key=_is_paused_with_all)
+        troubled = [task for task in tasks if task.state not in _WELL]
+        silent = (ReplicaState.SILENT, ReplicaState.DIED)
+        day_ago = self.now - timedelta(days=1)
+        return Overview(
+            self.now,
+            {state: counts[state] for state in TaskState},
+            {state: alarms[state] for state in TaskState},
+            tuple(sorted(running, key=_first_began)[:limit]),
+            tuple(sorted(troubled, key=_urgency)[:limit]),
+            tuple(sorted(due, key=lambda task: task.due_at or _LAST)[:limit]),
+            tuple(paused[:limit]),
+            self.pauses,
+            sum(each.alive for each in self.replicas_),
+            sum(each.state in silent and each.seen_at > day_ago for each in self.replicas_),
+        )
+
+    def tasks(
+        self,
+        *patterns: str,
+        states: Collection[TaskState] = (),
+        order: str = "name",
+        limit: int | None = None,
+        offset: int = 0,
+    ) -> list[TaskStatus]:
+        """Return the tasks in an order."""
+        found = sorted(_chosen(self.tasks_, patterns, _name), key=_name)
+        found = [task for task in found if not states or task.state in states]
+        if order == "due":
+            found.sort(key=lambda task: task.due_at or _LAST)
+        elif order == "started":
+            found.sort(key=_began, reverse=True)
+        elif order == "urgency":
+            found.sort(key=lambda task: URGENCY.index(task.state))
+        return found[offset:][:limit]
+
+    def runs(
+        self,
+        *patterns: str,
+        outcome: str | Collection[str] | None = None,
+        kind: str | None = None,
+        replica: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        limit: int = 100,
+        offset: int = 0,
+    ) -> list[Run]:
+        """Return entries of the history, the newest first."""
+        outcomes = (outcome,) if isinstance(outcome, str) else outcome
+        found = [
+            run
+            for run in _chosen(self._newest_first(), patterns, lambda run: run.task)
+            if (outcomes is None or run.outcome in outcomes)
+            and kind in (None, run.kind)
+            and replica in (None, run.replica)
+            and (since is None or run.started_at >= since)
+            and (until is None or run.started_at < until)
+        ]
+        return found[offset:][:limit]
+
+    def recent_runs(self, *names: str, limit: int = 60) -> dict[str, list[Run]]:
+        """Return the newest runs of tasks."""
+        found = [run for run in self._newest_first() if run.kind != "operator"]
+        return {name: [run for run in found if run.task == name][:limit] for name in names}
+
+    def timeline(
+        self, since: datetime, until: datetime, *patterns: str, limit: int = 5000
+    ) -> list[Run]:
+        """Return the entries of a span."""
+        found = []
+        for run in self._newest_first():
+            begin, end = run.started_at, run.ended_at
+            if run.outcome == "missed":
+                begin = run.scheduled_at or begin
+                end = run.last_scheduled_at or begin
+            elif run.outcome == "paused":
+                end = run.until or _LAST
+            if begin < until and end >= since and run.outcome not in ("run", "acknowledged"):
+                found.append(run)
+        # A pause of all tasks is told if it is one of all that a pattern can match.
+        starts = [re.split("[*?]", pattern)[0] for pattern in patterns]
+        return [
+            run
+            for run in found
+            if _chosen([run], patterns, lambda run: run.task)
+            or (run.task.endswith("*") and any(s.startswith(run.task[:-1]) for s in starts))
+        ][:limit]
+
+    def usual_durations(self, *patterns: str) -> dict[str, float]:
+        """Return how long tasks usually run."""
+        return {name: self.usual[name] for name in _chosen(self.usual, patterns, str)}
+
+    def why(self, name: str, at: datetime | None = None) -> Story:
+        """Return what is known of a task around a moment."""
+        [task] = [task for task in self.tasks_ if task.name == name] or [None]
+        if task is None:
+            raise TaskLockNotFoundError([name])
+        return story_of(task, self.runs(name, limit=1000), self.replicas_, at or self.now)
+
+    def replicas(self) -> list[ReplicaStatus]:
+        """Return the replicas."""
+        return list(self.replicas_)
+
+    def jobs(
+        self, *patterns: str, overdue: bool = False, limit: int | None = None
+    ) -> list[JobStatus]:
+        """Return the stored jobs."""
+        found = _chosen(self.jobs_, patterns, lambda job: job.id)
+        found.sort(key=lambda job: (job.next_run_time or _LAST, job.id))
+        return [job for job in found if not overdue or job.state is JobState.OVERDUE][:limit]
+
+    def job_arguments(self, job_id: str) -> dict[str, Any]:
+        """Return the arguments of a stored job."""
+        return self.arguments[job_id]
+
+    def doctor(self, *, namespace: str = "") -> list[Finding]:
+        """Return what the doctor finds."""
+        return list(self.findings)
+
+    def _newest_first(self) -> list[Run]:
+        return sorted(self.runs_, key=lambda run: (run.started_at, run.token or 0), reverse=True)
+
+
+def _chosen(values: Iterable[Value], patterns: Sequence[str], name: Any) -> list[Value]:
+    return [
+        each
+        for each in values
+        if not patterns or any(fnmatchcase(name(each), pattern) for pattern in patterns)
+    ]
+
+
+def _name(task: TaskStatus) -> str:
+    return task.name
+
+
+def _began(task: TaskStatus) -> datetime:
+    return task.started_at or datetime.min.replace(tzinfo=timezone.utc)
+
+
+def _is_quiet(task: TaskStatus) -> bool:
+    return task.acknowledged or task.gone
+
+
+def _urgency(task: TaskStatus) -> tuple[bool, int]:
+    return _is_quiet(task), URGENCY.index(task.state)
+
+
+def _first_began(task: TaskStatus) -> datetime:
+    return min([_began(task), *(run.since for run in task.stuck)])
+
+
+def _is_paused_with_all(task: TaskStatus) -> bool:
+    return bool(task.pauses) and all(pause.namespace is not None for pause in task.pauses)
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Somebody who looks at the pages of some rows."""
+
+    known: Known
+    namespace: str = ""
+    zone: Any = timezone.utc
+    may_operate: bool = False
+
+    def screen(self, path: str) -> tuple[str, Screen]:
+        """Return the name and the screen of the page at a path, as ``/tasks?order=name``."""
+        name, _, query = path.removeprefix("/").partition("?")
+        reads = Reads(cast(TaskLocks, self.known))
+        parameters = Query.of(parse(query.encode()))
+        context = Context(
+            reads, parameters, self.namespace, self.zone, self.may_operate, self.known.now
+        )
+        return name, SCREENS[name](context)
+
+    def html(self, path: str) -> str:
+        """Return the page at a path."""
+        name, screen = self.screen(path)
+        query = QueryParams(path.partition("?")[2])
+        return page_of_screen(screen, Visit(name, query, self.namespace, self.may_operate))
+
+    def words(self, path: str) -> str:
+        """Return the words of the page at a path."""
+        return words(self.html(path))
+
+    def twin(self, path: str) -> Any:
+        """Return the JSON twin of the page at a path."""
+        return json.loads(twin_of_screen(self.screen(path)[1]))
+
+
+def words(html: str) -> str:
+    """Return a page without its tags, in which one space stands for each stretch of white space."""
+    text = re.sub(r"<style.*?</style>|<title>.*?</title>|<[^>]*>", " ", html, flags=re.S)
+    return re.sub(r"\s+", " ", text)
+
+
+def lanes(html: str) -> dict[str, list[str]]:
+    """Return the classes of the shapes and shades on each lane of a page."""
+    found = re.findall(r'aria-label="([^"]*): [^"]*">(.*?)</svg>', html, flags=re.S)
+    return {name: sorted(set(re.findall(r'rect class="(\w+)"', svg))) for name, svg in found}
