@@ -237,7 +237,7 @@ class Reader:
     def screen(self, path: str) -> tuple[str, Screen]:
         """Return the name and the screen of the page at a path, as ``/tasks?order=name``."""
         name, _, query = path.removeprefix("/").partition("?")
-        reads = Reads(cast(TaskLocks, self.known))
+        reads = Reads(cast(TaskLocks, self.known), clock=lambda: 0.0)
         parameters = Query.of(parse(query.encode()))
         context = Context(
             reads, parameters, self.namespace, self.zone, self.may_operate, self.known.now

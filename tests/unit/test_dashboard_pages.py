@@ -1,0 +1,613 @@
+"""What the dashboard's pages and their JSON twins show of what is read of rows."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone, tzinfo
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+from apscheduler.triggers.interval import IntervalTrigger
+
+from apscheduler_tasklock._runs.task_names import canonical_schedule
+from apscheduler_tasklock.errors import TaskLockNotFoundError
+from apscheduler_tasklock.status import (
+    Finding,
+    JobState,
+    Pause,
+    ReplicaState,
+    RunningRun,
+    TaskState,
+)
+from tests.support.pages import Known, Reader, lanes
+from tests.support.rows import (
+    NOW,
+    READ,
+    action_read,
+    job_status,
+    miss_read,
+    replica_status,
+    run_read,
+    seconds,
+    task_status,
+)
+
+BERLIN = ZoneInfo("Europe/Berlin")
+
+
+@pytest.fixture
+def berlin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let this machine be in Berlin."""
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+def reader(*, namespace: str = "", zone: tzinfo | None = timezone.utc, **known: Any) -> Reader:
+    """Return somebody who looks at the pages of these rows."""
+    return Reader(Known(**known), namespace, zone)
+
+
+def ago(minutes: float) -> timedelta:
+    return seconds(-60 * minutes)
+
+
+def span(began: float, ended: float) -> dict[str, timedelta]:
+    """Return the times of a run between two times, in minutes ago."""
+    return {"scheduled_at": ago(began), "started_at": ago(began), "ended_at": ago(ended)}
+
+
+def pause_of_all(**changes: Any) -> Pause:
+    return replace(Pause("ann", NOW, None, None, ""), **changes)
+
+
+class TestOverview:
+    def test_without_tasks_it_says_that_none_has_registered(self) -> None:
+        words = reader().words("/")
+        assert "All is well. No replica has registered a task so far." in words
+        assert "Nothing runs." in words
+        assert "Nothing failed, and nothing was missed." in words
+
+    def test_all_is_well_with_the_number_of_tasks_and_replicas(self) -> None:
+        shown = reader(tasks_=[task_status("a")], replicas_=[replica_status("web-1")])
+        assert "All is well. 1 task, 1 replica alive." in shown.words("/")
+
+    def test_each_thing_that_is_not_well_is_a_link(self) -> None:
+        kinds = (("a", "failing"), ("b", "overdue"), ("c", "overdue"))
+        shown = reader(tasks_=[task_status(name, **READ[kind]) for name, kind in kinds])
+        text = shown.html("/")
+        assert '<a href="tasks?state=overdue">2 tasks are overdue</a>' in text
+        assert '<a href="tasks?state=failing">1 task is failing</a>' in text
+        assert '<a href="replicas">no replica is alive</a>' in text
+        assert "All is well" not in text
+        assert "3 in a row, the last with ValueError" in shown.words("/")
+
+    def test_stored_jobs_that_no_replica_claims_are_a_link(self) -> None:
+        """They may have no task, so that nothing else on the page has them."""
+        overdue = {"state": JobState.OVERDUE, "next_run_time": ago(5)}
+        jobs = [
+            job_status("unclaimed", **overdue),
+            job_status("claimed", task="web:claimed", **overdue),
+            job_status("waits"),
+        ]
+        shown = reader(jobs_=jobs)
+        assert '<a href="jobs">2 stored jobs are overdue</a>' in shown.html("/")
+        assert shown.twin("/")["overdue_jobs"] == 2
+        other = reader(jobs_=jobs, namespace="shop:")
+        assert '<a href="jobs">1 stored job is overdue</a>' in other.html("/")
+
+    @pytest.mark.parametrize(
+        ("row", "said"),
+        [
+            ("failing", "3 in a row, the last with ValueError"),
+            ("died", "2 in a row, the last died with its holder"),
+            ("overran", "1 in a row, the last has overrun its maximum lock"),
+            ("retrying", "failed (ValueError), its retry is due at"),
+        ],
+    )
+    def test_a_failure_is_told_also_without_an_exception(self, row: str, said: str) -> None:
+        text = reader(tasks_=[task_status("a", **READ[row])]).words("/")
+        assert said in text
+        assert "None" not in text
+
+    def test_a_pause_of_all_tasks_is_in_the_first_line(self) -> None:
+        pause = pause_of_all(until=NOW + timedelta(hours=1), reason="the database moves")
+        words = reader(tasks_=[task_status("a")], pauses=(pause,)).words("/")
+        assert "all tasks: paused by ann until 13:00:00 " in words
+        assert "(the database moves)" in words
+
+    def test_the_last_hour_has_a_lane_for_each_replica_and_one_for_nobody(self) -> None:
+        running = {**READ["running"], "holder": "web-3", "started_at": ago(1)}
+        again = {"replica": "web-2", "kind": "takeover"}
+        shown = reader(
+            tasks_=[task_status("now", **running)],
+            runs_=[
+                run_read(task="a", token=1, replica="web-1", **span(30, 29)),
+                run_read(task="a", token=2, **again, **span(20, 18)),
+                run_read(task="a", token=3, replica="web-2", outcome="error", **span(10, 9)),
+                run_read(task="a", token=4, replica="old", **span(130, 129)),
+                miss_read(task="a", scheduled_at=ago(40)),
+            ],
+        )
+        assert lanes(shown.html("/")) == {
+            "web-1": ["ok"],
+            "web-2": ["again", "bad"],
+            "web-3": ["running"],
+            "nobody": ["missed"],
+        }
+        assert lanes(shown.html("/?by=task")) == {
+            "a": ["again", "bad", "missed", "ok"],
+            "now": ["running"],
+        }
+
+    def test_failures_and_misses_of_the_last_day_come_with_their_reasons(self) -> None:
+        error = {"outcome": "error", "error_type": "KeyError", "error": "no price"}
+        late = {"cause": "misfire", "reason": "late by 3 s"}
+        shown = reader(
+            tasks_=[task_status("a")],
+            runs_=[
+                run_read(task="a", token=1, **error, **span(600, 599)),
+                run_read(task="a", token=2, outcome="error", error="long ago", **span(3000, 2999)),
+                run_read(task="a", token=3, outcome="died", **span(700, 699)),
+                run_read(task="b", token=1, outcome="died", **span(800, 799)),
+                miss_read(task="c", **late),
+                miss_read(task="paused"),
+            ],
+        )
+        words = shown.words("/")
+        assert "KeyError: no price and 1 more" in words
+        assert "its replica died, or could not reach the database" in words
+        assert "at most 1 min" in words
+        assert ": late by 3 s why?" in words
+        assert "long ago" not in words
+        # Operators know of their pauses, which the lanes show.
+        assert "the task was paused" not in words
+        assert [each["task"] for each in shown.twin("/")["troubles"]] == [*("c", "a", "a", "b")]
+
+    def test_a_run_that_has_outlived_its_lock_is_told_with_its_own_replica(self) -> None:
+        stuck = RunningRun("a", 7, "web-3", NOW + ago(15), lost=True)
+        too_long = {**READ["too long"], "holder": "web-4", "token": 9, "stuck": (stuck,)}
+        words = reader(tasks_=[task_status("a", **too_long)]).words("/")
+        assert "1 task runs too long" in words
+        assert "still goes on: on web-3 since" in words
+        assert "Runs now task for on a too long 15 min web-3 a 1 min web-4" in words
+
+    def test_what_runs_and_what_is_due(self) -> None:
+        runs = {**READ["running"], "holder": "web-1", "started_at": ago(3), "took": 180.0}
+        due = {"due_at": ago(-4), "overdue_at": ago(-6)}
+        words = reader(tasks_=[task_status("a", **runs), task_status("b", **due)]).words("/")
+        assert "Runs now task for on a 3 min web-1" in words
+        assert re.search(r"Due next .* b 12:04:00 in 4 min", words)
+
+    @pytest.mark.parametrize(("number", "is_said"), [(20, False), (22, True)])
+    def test_a_list_says_how_many_tasks_are_not_in_it(self, number: int, is_said: bool) -> None:
+        tasks = [
+            task_status(f"{kind}-{place:02}", **READ[kind])
+            for place in range(number)
+            for kind in ("running", "failing")
+        ]
+        text = reader(tasks_=tasks).words("/")
+        assert ("and 2 more: tasks that run" in text) is is_said
+        assert ("and 2 more: tasks, the worst first" in text) is is_said
+        assert ("more: " in text) is is_said
+
+    def test_of_runs_that_go_on_those_of_the_filter_are_drawn(self) -> None:
+        others = {**READ["running"], "started_at": ago(2)}
+        tasks = [task_status(f"other-{number:02}", **others) for number in range(25)]
+        shown = reader(tasks_=[*tasks, task_status("wanted", **READ["running"])])
+        text = shown.html("/timeline?q=wanted&by=task")
+        assert text.count('rect class="running"') == 1
+        assert "wanted since" in text
+        assert "more runs go on" not in text
+        assert "6 more runs go on than are drawn" in shown.html("/timeline?by=task")
+
+
+class TestTasks:
+    def test_a_task_has_its_state_schedule_and_last_runs(self) -> None:
+        schedule = json.loads(canonical_schedule(IntervalTrigger(minutes=5)) or "")
+        runs = [
+            run_read(task="a", token=1, **span(20, 19)),
+            run_read(task="a", token=2, outcome="error", **span(10, 9)),
+        ]
+        failing = {**READ["failing"], "schedule": schedule}
+        shown = reader(tasks_=[task_status("a", **failing)], runs_=runs)
+        words = shown.words("/tasks")
+        assert "a failing 3 failures in a row" in words
+        assert "every 5 min" in words
+        assert 'aria-label="2 runs, 1 failed"' in shown.html("/tasks")
+
+    @pytest.mark.parametrize(
+        ("query", "names"),
+        [
+            ("", ["shop:b", "c", "a"]),
+            ("order=urgency", ["shop:b", "c", "a"]),
+            ("order=no+such+order", ["shop:b", "c", "a"]),
+            ("order=name", ["a", "c", "shop:b"]),
+            ("order=due", ["c", "a", "shop:b"]),
+            ("q=shop", ["shop:b"]),
+            ("q=s*b", ["shop:b"]),
+            ("q=?&order=name", ["a", "c"]),
+            ("state=new", ["c"]),
+            ("state=no+such+state", ["shop:b", "c", "a"]),
+            ("q=shop&state=ok", []),
+        ],
+    )
+    def test_they_are_filtered_and_ordered(self, query: str, names: list[str]) -> None:
+        kinds = (("a", 2, "ok"), ("shop:b", 3, "failing"), ("c", 1, "new"))
+        tasks = [
+            task_status(name, **{**READ[kind], "due_at": ago(-due), "overdue_at": ago(-due - 9)})
+            for name, due, kind in kinds
+        ]
+        found = reader(tasks_=tasks).twin(f"/tasks?{query}")["tasks"]
+        assert [task["name"] for task in found] == names
+
+    def test_they_come_in_parts(self) -> None:
+        shown = reader(tasks_=[task_status(f"t{number:03}") for number in range(120)])
+        parts = [shown.twin(f"/tasks?order=name&page={part}") for part in (1, 2, 3, 4)]
+        assert [(len(part["tasks"]), part["more"]) for part in parts] == [
+            (50, True),
+            (50, True),
+            (20, False),
+            (0, False),
+        ]
+        text = shown.html("/tasks?order=name&page=2&q=t")
+        assert 'href="?order=name&amp;page=1&amp;q=t"' in text
+        assert 'href="?order=name&amp;page=3&amp;q=t"' in text
+
+    def test_nothing_that_matches_is_not_taken_for_no_tasks(self) -> None:
+        shown = reader(tasks_=[task_status("a")])
+        assert "No task matches." in shown.words("/tasks?q=nothing")
+
+
+class TestTask:
+    def test_it_has_facts_runs_misses_and_what_operators_did(self) -> None:
+        name = "a/b ?#"
+        failed = {"outcome": "error", "traceback": 'File "a.py"', **span(5, 4)}
+        runs = [
+            run_read(task=name, token=token, **span(10 * token, 10 * token - 1))
+            for token in range(1, 8)
+        ]
+        shown = reader(
+            tasks_=[task_status(name, **READ["failing"])],
+            replicas_=[replica_status("web-1", tasks=(name,))],
+            runs_=[
+                *runs,
+                run_read(task=name, token=9, **failed),
+                miss_read(task=name),
+                action_read(task=name),
+            ],
+        )
+        words = shown.words("/task?name=a%2Fb%20%3F%23")
+        assert "a/b ?# failing" in words
+        assert "replicas web-1" in words
+        assert "The last 8 runs, the newest at the right. The upper edge is 1 min." in words
+        assert "Eight of ten runs that ended well took 1 min to 1 min, the band." in words
+        assert "traceback File &#34;a.py&#34;" in words
+        assert ": the task was paused why?" in words
+        assert "paused by ann@ops" in words
+        twin = shown.twin("/task?name=a%2Fb%20%3F%23")
+        assert [len(twin[each]) for each in ("runs", "misses", "actions")] == [8, 1, 1]
+
+    def test_a_name_is_no_pattern(self) -> None:
+        names = ("a*", "ab")
+        shown = reader(
+            tasks_=[task_status(name) for name in names],
+            runs_=[run_read(task=name, **span(5, 4)) for name in names],
+        )
+        twin = shown.twin("/task?name=a*")
+        assert (twin["task"]["name"], [run["task"] for run in twin["runs"]]) == ("a*", ["a*"])
+
+
+def test_why_tells_the_story_of_a_moment() -> None:
+    past = {"started_at": ago(100), "scheduled_at": ago(100), "window_until": ago(99)}
+    shown = reader(tasks_=[task_status("a", **past)], runs_=[miss_read(task="a")])
+    path = f"/why?name=a&at={(NOW + ago(30)).timestamp()}"
+    words = shown.words(path)
+    assert "missed" in words
+    assert "the task was paused" in words
+    assert shown.twin(path)["story"]["verdict"] == "missed"
+
+
+class TestRuns:
+    @pytest.mark.parametrize(
+        ("query", "tokens"),
+        [
+            ("", [3, None, 2, 1]),
+            ("outcome=error", [2]),
+            ("outcome=bad", [None, 2]),
+            ("outcome=missed", [None]),
+            ("kind=takeover", [3]),
+            ("replica=web-2", [2]),
+            ("q=b", [3]),
+            ("since={since}", [3]),
+            ("until={since}", [None, 2, 1]),
+        ],
+    )
+    def test_they_are_filtered(self, query: str, tokens: list[int | None]) -> None:
+        shown = reader(
+            runs_=[
+                run_read(task="a", token=1, replica="web-1", **span(90, 89)),
+                run_read(task="a", token=2, replica="web-2", outcome="error", **span(80, 79)),
+                run_read(task="b", token=3, replica="web-1", kind="takeover", **span(10, 9)),
+                miss_read(task="a"),
+            ]
+        )
+        query = query.format(since=(NOW + ago(20)).timestamp())
+        found = shown.twin(f"/runs?{query}")["runs"]
+        assert [run["token"] for run in found] == tokens
+
+    def test_many_that_began_together_come_in_parts(self) -> None:
+        began = datetime(2026, 1, 1, tzinfo=timezone.utc)
+        shown = reader(runs_=[run_read(task=f"t{n}", started_at=began) for n in range(120)])
+        parts = [shown.twin(f"/runs?page={part}") for part in (1, 2, 3)]
+        names = [run["task"] for part in parts for run in part["runs"]]
+        assert len(names) == len(set(names)) == 120
+        assert [part["more"] for part in parts] == [True, True, False]
+
+
+def test_lists_of_long_texts_are_short_and_a_run_by_itself_has_all_of_its_own() -> None:
+    runs = [
+        run_read(
+            task="job",
+            token=number,
+            started_at=ago(number),
+            outcome="error",
+            error="long text " * 50,
+            traceback=f"begin of {number}{' line' * 780} end of {number}",
+        )
+        for number in range(1, 101)
+    ]
+    reason = "why " * 900
+    for _ in range(20):
+        missed = miss_read(task="job", reason=reason, started_at=ago(50.5))
+        runs += [action_read(task="job", reason=reason), missed]
+    shown = reader(tasks_=[task_status("job", **READ["failing"])], runs_=runs)
+    for path in ("/runs", "/task?name=job", "/why?name=job"):
+        assert len(shown.html(path).encode()) < 200_000, path
+    text = shown.html("/runs?kind=schedule&outcome=error")
+    assert "begin of 50<" not in text
+    assert " end of 50<" in text
+    assert "why " * 800 not in shown.html("/runs")
+    assert "why " * 800 in shown.html("/runs?kind=operator")  # 20 of them
+    by_itself = [html.unescape(link) for link in re.findall('href="(runs[?]q=[^"]+)"', text)]
+    assert len(by_itself) == 50
+    alone = shown.html(f"/{by_itself[49]}")
+    assert "begin of 50 line" in alone
+    assert " end of 50<" in alone
+    assert alone.count("<summary>") == 1
+
+
+def test_drawings_keep_no_tracebacks_and_short_texts() -> None:
+    name = "n" * 1_000
+    failed = {"task": name, "outcome": "error", "error": "e" * 4000, "traceback": "t" * 4000}
+    shown = reader(
+        tasks_=[task_status(name)],
+        runs_=[
+            run_read(token=1, **failed),
+            run_read(token=2, **failed),
+            action_read(task=name, reason="r" * 4000),
+        ],
+    )
+    found = shown.twin("/timeline")["entries"]
+    found += shown.twin("/tasks")["runs"][name]
+    errors = [run["error"] for run in found if run["outcome"] == "error"]
+    assert len(errors) == 4
+    assert max(map(len, errors)) < 350
+    assert not [run for run in found if run["traceback"]]
+    for path in ("/", "/timeline", "/timeline?by=task"):
+        titles = re.findall("<rect[^>]*><title>([^<]*)</title>", shown.html(path))
+        assert titles
+        assert max(map(len, titles)) < 600, path
+    assert "t" * 4000 in shown.html(f"/task?name={name}")
+
+
+class TestTimeline:
+    def test_a_pause_and_an_outage_are_shaded(self) -> None:
+        shown = reader(
+            tasks_=[task_status(name) for name in ("a", "b")],
+            runs_=[
+                *(run_read(task=name, **span(50, 49)) for name in ("a", "b")),
+                action_read(task="a", started_at=ago(40), until=ago(30)),
+                miss_read(task="b", cause="database", scheduled_at=ago(20)),
+            ],
+        )
+        assert lanes(shown.html("/timeline?by=task")) == {
+            "a": ["ok", "outage", "pause"],
+            "b": ["missed", "ok", "outage"],
+        }
+
+    def test_a_pause_of_a_namespace_is_behind_the_lanes_of_its_tasks(self) -> None:
+        names = ("shop:a", "shop:b", "other")
+        pause = action_read(task="shop:*", started_at=ago(1), until=None)
+        shown = reader(runs_=[pause, *(run_read(task=name, **span(50, 49)) for name in names)])
+        assert lanes(shown.html("/timeline?by=task")) == {
+            "shop:a": ["ok", "pause"],
+            "shop:b": ["ok", "pause"],
+            "other": ["ok"],
+        }
+        assert lanes(shown.html("/timeline")) == {"one": ["ok"]}
+
+    def test_a_pause_of_all_tasks_is_behind_all_lanes(self) -> None:
+        pause = action_read(task="*", started_at=ago(1), until=None)
+        shown = reader(runs_=[pause, run_read(task="a", **span(50, 49))])
+        assert lanes(shown.html("/timeline?by=task")) == {"a": ["ok", "pause"]}
+        assert lanes(shown.html("/timeline")) == {"one": ["ok", "pause"]}
+
+    def test_a_pause_ends_when_it_is_resumed(self) -> None:
+        shown = reader(
+            runs_=[
+                run_read(task="a", **span(50, 49)),
+                action_read(task="a", started_at=ago(40), until=None),
+                action_read(task="a", outcome="resumed", started_at=ago(10), ended_at=ago(10)),
+            ]
+        )
+        text = shown.html("/timeline?by=task")
+        assert re.findall(r'class="pause" x="[\d.]+%" width="([\d.]+)%"', text) == ["50.0"]
+
+    @pytest.mark.parametrize(
+        ("query", "hours"),
+        [
+            ("", 1),
+            ("hours=6", 6),
+            ("night=2026-01-31", 12),
+            ("since=2026-01-31T03:00&until=2026-01-31T05:00", 2),
+            ("until=2026-01-31T05:00", 1),
+            ("since=2026-01-31T05:00&until=2026-01-31T03:00", 1),
+        ],
+    )
+    def test_the_span(self, query: str, hours: float) -> None:
+        found = reader().twin(f"/timeline?{query}")
+        assert _hours(found["since"], found["until"]) == hours
+
+    @pytest.mark.parametrize(
+        ("night", "hours"), [("2026-03-28", 11), ("2026-06-28", 12), ("2026-10-24", 13)]
+    )
+    @pytest.mark.parametrize("is_of_machine", [True, False])
+    @pytest.mark.usefixtures("berlin")
+    def test_a_night_in_which_the_clocks_change_is_as_long_as_it_is(
+        self, night: str, hours: float, is_of_machine: bool
+    ) -> None:
+        begin = datetime.fromisoformat(f"{night}T20:00").replace(tzinfo=BERLIN)
+        end = begin.astimezone(timezone.utc) + timedelta(hours=hours)
+        times = {
+            "started_at": end - timedelta(hours=1),
+            "ended_at": end - timedelta(minutes=30),
+        }
+        zone = None if is_of_machine else BERLIN
+        shown = reader(zone=zone, runs_=[run_read(task="a", **times)], now=end + timedelta(days=9))
+        found = shown.twin(f"/timeline?night={night}")
+        assert _hours(found["since"], found["until"]) == hours
+        text = shown.html(f"/timeline?night={night}")
+        assert ">20:00:00</time> to" in text.replace(f"{night} ", "")
+        assert "08:00:00</time></h2>" in text
+        [(x, width)] = re.findall(r'class="ok" x="([\d.]+)%" width="([\d.]+)%"', text)
+        assert float(x) == pytest.approx(100 * (hours - 1) / hours, abs=0.02)
+        assert float(width) == pytest.approx(50 / hours, abs=0.02)
+
+    def test_it_shows_the_chosen_tasks_alone(self) -> None:
+        running = {**READ["running"], "started_at": ago(3)}
+        shown = reader(tasks_=[task_status(name, **running) for name in ("shop", "other")])
+        assert lanes(shown.html("/timeline?by=task&q=shop")) == {"shop": ["running"]}
+
+    def test_an_outage_is_one_shade(self) -> None:
+        misses = [
+            miss_read(task=name, cause="database", scheduled_at=ago(minutes))
+            for name, minutes in (("a", 20), ("b", 19.5), ("c", 40))
+        ]
+        text = reader(runs_=misses).html("/timeline")
+        assert text.count('class="outage"') == 2  # on the one lane, of nobody
+
+    def test_the_form_keeps_the_span(self) -> None:
+        text = reader().html("/timeline?hours=6")
+        assert '<input type="hidden" name="hours" value="6">' in text
+        assert '<a href="timeline?night=2026-01-30&amp;by=replica">last night<' in text
+
+    def test_the_spans_beside_it_are_links(self) -> None:
+        shown = reader(now=NOW + timedelta(days=1))
+        text = shown.html("/timeline?night=2026-01-30&by=task&q=a%26b")
+        for name in ("earlier", "later", "closer", "wider"):
+            assert re.search(
+                rf'href="timeline\?since=\d+&amp;until=\d+&amp;by=task&amp;q=a%26b">{name}<', text
+            )
+        assert ">later<" not in shown.html("/timeline")
+
+
+def _hours(since: str, until: str) -> float:
+    begin, end = (datetime.fromisoformat(each.replace("Z", "+00:00")) for each in (since, until))
+    return (end - begin).total_seconds() / 3600
+
+
+def test_replicas_tell_what_each_holds_and_which_leads() -> None:
+    run = RunningRun("a", 7, "web-1", NOW + ago(1))
+    shown = reader(
+        tasks_=[task_status("a", **{**READ["running"], "holder": "web-1"})],
+        replicas_=[
+            replica_status("web-1", tasks=("a",), running=(run,)),
+            replica_status("gone", seen_at=ago(3000), state=ReplicaState.SILENT),
+        ],
+    )
+    words = shown.words("/replicas")
+    assert "web-1" in words
+    assert "alive" in words
+    assert "a since" in words
+    assert "leads" not in words
+    assert "1 older replica has given no sign of life for a day." in words
+
+
+def test_the_replica_that_leads_is_told() -> None:
+    leads = replica_status("web-1", leader_namespace="", leads=True)
+    follows = replica_status("web-2", leader_namespace="")
+    words = reader(replicas_=[leads, follows]).words("/replicas")
+    assert re.search(r"web-1 .*alive leads", words)
+    assert not re.search(r"web-2 .*alive leads", words)
+
+
+class TestJobs:
+    def test_they_tell_the_names_of_arguments_and_not_their_values(self) -> None:
+        words = reader(jobs_=[job_status("job-1")]).words("/jobs")
+        assert "job-1" in words
+        assert "args[0]" in words
+        assert "Remove" not in words
+
+    def test_the_values_of_arguments_are_for_operators(self) -> None:
+        arguments = {"args[0]": "x<y", "k": 7}
+        known = Known(
+            jobs_=[job_status("job-1", argument_names=tuple(arguments))],
+            arguments={"job-1": arguments},
+        )
+        shown = Reader(known)
+        words = shown.words("/job?id=job-1")
+        assert "args[0], k" in words
+        assert "The values are for operators." in words
+        assert "x&lt;y" not in words
+        assert shown.twin("/job?id=job-1")["arguments"] is None
+        operator = Reader(known, may_operate=True)
+        assert "args[0] &#34;x&lt;y&#34; k 7" in operator.words("/job?id=job-1")
+        assert operator.twin("/job?id=job-1")["arguments"] == arguments
+
+    def test_without_jobs_it_says_where_those_in_memory_are(self) -> None:
+        assert "Jobs in memory are on the page Tasks" in reader().words("/jobs")
+
+
+def test_the_set_up_shows_what_the_doctor_finds() -> None:
+    shown = reader(findings=[Finding("connection", "ok", "connection to a server")])
+    assert "connection to " in shown.words("/setup")
+    [finding] = shown.twin("/setup")["findings"]
+    assert {"what", "level", "says", "remedy"} == set(finding)
+
+
+def test_only_the_tasks_of_the_namespace_are_shown() -> None:
+    kinds = (("shop:a", "failing"), ("other:b", "overdue"), ("shop:c", "paused"))
+    shown = reader(
+        namespace="shop:",
+        tasks_=[task_status(name, **READ[kind]) for name, kind in kinds],
+        runs_=[run_read(task=n, outcome="error", **span(5, 4)) for n in ("shop:a", "other:b")],
+    )
+    for path in ("/", "/tasks", "/runs", "/timeline?by=task", "/tasks?q=b"):
+        assert "other:b" not in shown.html(path)
+    assert "shop:a" in shown.words("/tasks?q=a")
+    for path in ("/task?name=other:b", "/why?name=other:b"):
+        with pytest.raises(TaskLockNotFoundError):
+            shown.html(path)
+
+
+def test_a_page_tells_when_it_was_read() -> None:
+    assert "read at 12:00:00, which took" in reader().words("/")
+
+
+def test_the_state_of_a_task_is_in_each_list() -> None:
+    """Which state a task has is read of the database; here, that a page shows that one."""
+    for kind, columns in READ.items():
+        task = task_status("a", **columns)
+        listed = reader(tasks_=[task]).words("/tasks")
+        assert f" a {task.state.value} " in listed, kind
+        counts = {state.value for state in TaskState if state is task.state}
+        assert all(f"{state} 1" in reader(tasks_=[task]).words("/") for state in counts), kind
