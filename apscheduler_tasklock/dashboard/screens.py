@@ -367,9 +367,8 @@ def task(context: Context) -> Screen:
     formats = screen.formats
     screen.drawn = {"chart": chart_of(ended), "listed": LISTED_RUNS}
     if status is not None:
-        screen.drawn["facts"] = facts_of(
-            status, ended, formats, usual, having, datetime.now(timezone.utc)
-        )
+        facts = facts_of(status, ended, formats, usual, having, context.now)
+        screen.drawn["facts"] = facts
         screen.drawn["can"] = _possible_actions(status)
     return screen
 
