@@ -12,8 +12,8 @@ import pytest
 from apscheduler_tasklock import HeldLock
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.outcomes import RunOutcome, WindowAfter
-from apscheduler_tasklock._lock.protocol_messages import ClaimRequest
 from apscheduler_tasklock._lock.replica import LockSettings
+from tests.support.waist import ClaimRequest
 
 PROCESSES = 8
 TASKS = ("first", "second")

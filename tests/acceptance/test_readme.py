@@ -12,10 +12,10 @@ import pytest
 
 from apscheduler_tasklock import HeldLock
 from apscheduler_tasklock._lock.client import LockClient
-from apscheduler_tasklock._lock.protocol_messages import Refusal
 from apscheduler_tasklock._lock.replica import LockSettings
 from tests.support import claims
 from tests.support.polling import eventually
+from tests.support.waist import Refusal
 
 
 def blocks(page: Path, language: str) -> list[str]:

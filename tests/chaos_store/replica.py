@@ -25,8 +25,8 @@ from apscheduler.schedulers.background import BackgroundScheduler
 
 from apscheduler_tasklock import TaskLockExecutor, TaskLockJobStore, current_lock
 from apscheduler_tasklock._lock.job_rows import JobRows
-from apscheduler_tasklock._lock.protocol import TaskLockProtocol
 from tests.chaos_store.ledger import Ledger
+from tests.support.waist import method_of
 
 # Jobs that every replica declares: those that nobody pauses or removes, and those that are paused.
 STEADY = [f"steady-{number}" for number in range(4)]
@@ -52,11 +52,11 @@ LEASE, CLAIM_TIMEOUT = 3, 2
 STEPS: dict[str, tuple[Any, str, bool]] = {
     "read": (JobRows, "read_due", True),
     "moved on": (JobRows, "move_on", True),
-    "claiming": (TaskLockProtocol, "claim_and_move", False),
-    "claimed": (TaskLockProtocol, "claim_and_move", True),
-    "taking over": (TaskLockProtocol, "take_over_many", True),
-    "releasing": (TaskLockProtocol, "release_many", False),
-    "released": (TaskLockProtocol, "release_many", True),
+    "claiming": (*method_of("move"), False),
+    "claimed": (*method_of("move"), True),
+    "taking over": (*method_of("again"), True),
+    "releasing": (*method_of("release"), False),
+    "released": (*method_of("release"), True),
 }
 
 # The step, the ledger and the replica's name are globals, because jobs are functions of a module.

@@ -14,32 +14,28 @@ from uuid import NAMESPACE_OID, UUID, uuid5
 
 import psycopg
 
-from apscheduler_tasklock._database.outage import Outage
 from apscheduler_tasklock._database.sqlstates import RowLockedError
-from apscheduler_tasklock._lock.claim_attempts import (
-    ClaimAttempt,
-    ClaimContext,
-    ManualAttempt,
-    StoredAttempt,
-    TakeoverAttempt,
-)
-from apscheduler_tasklock._lock.database_clock import DatabaseClock
 from apscheduler_tasklock._lock.operations import Operations
 from apscheduler_tasklock._lock.outcomes import RunOutcome, WindowAfter
-from apscheduler_tasklock._lock.protocol import LOCK_TIMEOUT, TaskLockProtocol
-from apscheduler_tasklock._lock.protocol_messages import (
+from apscheduler_tasklock._lock.releases import Release
+from apscheduler_tasklock.errors import TaskLockNotFoundError, TaskLockStateError
+from apscheduler_tasklock.schema.table import task_lock_table
+from tests.support.rows import DEAD, HANDED_OVER, add_job, add_replica, add_run, add_task
+from tests.support.waist import (
+    LOCK_TIMEOUT,
     ClaimRequest,
     JobMove,
     ManualRequest,
     Registration,
     ReleaseRequest,
     Renewal,
+    Statements,
     TakeoverRequest,
+    attempt,
+    believing,
+    protocol_of,
+    send_together,
 )
-from apscheduler_tasklock._lock.releases import Release
-from apscheduler_tasklock.errors import TaskLockNotFoundError, TaskLockStateError
-from apscheduler_tasklock.schema.table import task_lock_table
-from tests.support.rows import DEAD, HANDED_OVER, add_job, add_replica, add_run, add_task
 
 # By the database's clock, which stands still. It is ahead of this machine's, so that no run time is
 # late.
@@ -67,10 +63,9 @@ def requested(task: str) -> UUID:
 
 
 @cache
-def made_once(name: str, lock_timeout: float) -> tuple[TaskLockProtocol, Operations]:
+def made_once(name: str, lock_timeout: float) -> tuple[Any, Operations]:
     """Return what a side sends by. To make it takes longer than to send all that is sent."""
-    table = task_lock_table()
-    return TaskLockProtocol(table, name, lock_timeout), Operations(table)
+    return protocol_of(name, lock_timeout=lock_timeout), Operations(task_lock_table())
 
 
 @dataclass
@@ -79,15 +74,17 @@ class Side:
 
     name: str
     lock_timeout: float = LOCK_TIMEOUT
-    protocol: TaskLockProtocol = field(init=False)
+    protocol: Any = field(init=False)
     operations: Operations = field(init=False)
-    context: ClaimContext = field(init=False)
+    context: Any = field(init=False)
 
     def __post_init__(self) -> None:
         self.protocol, self.operations = made_once(self.name, self.lock_timeout)
-        outage = Outage("here")
-        outage.believe()
-        self.context = ClaimContext(self.protocol, DatabaseClock(), outage, 10.0)
+        self.context = believing(self.protocol)
+
+    def on(self, cursor: Any) -> Statements:
+        """Return what this side sends on a cursor."""
+        return Statements(self.protocol, lambda: cursor)
 
     def claim_id(self, task: str) -> UUID:
         return uuid_of(self.name, task)
@@ -114,11 +111,11 @@ def _claim_of(side: Side, task: str, **stored: Any) -> ClaimRequest:
     )
 
 
-def _attempt(kind: Any, request: Callable[[Side, str], Any]) -> Callable[[Side], Send]:
+def _attempt(request: Callable[[Side, str], Any]) -> Callable[[Side], Send]:
     """Return what claims tasks one by one, until each claim is decided."""
 
     def make(side: Side) -> Send:
-        attempts = {task: kind(request(side, task), side.context) for task in TASKS}
+        attempts = {task: attempt(request(side, task), side.context) for task in TASKS}
 
         def send(cursor: Any, tasks: Sequence[str]) -> dict[str, Any]:
             [task] = tasks
@@ -132,17 +129,15 @@ def _attempt(kind: Any, request: Callable[[Side, str], Any]) -> Callable[[Side],
     return make
 
 
-def _attempts(
-    kind: Any, request: Callable[[Side, str], Any], **more: Any
-) -> Callable[[Side], Send]:
+def _attempts(request: Callable[[Side, str], Any], **more: Any) -> Callable[[Side], Send]:
     """Return what claims tasks together."""
 
     def make(side: Side) -> Send:
-        attempts = {task: kind(request(side, task), side.context) for task in TASKS}
+        attempts = {task: attempt(request(side, task), side.context) for task in TASKS}
 
         def send(cursor: Any, tasks: Sequence[str]) -> dict[str, Any]:
             tasks = side.in_order(tasks)
-            decisions = kind.send_together(cursor, [attempts[task] for task in tasks], **more)
+            decisions = send_together(cursor, [attempts[task] for task in tasks], **more)
             return dict(zip(tasks, map(_decided, decisions), strict=True))
 
         return send
@@ -217,7 +212,7 @@ def _release_in_doubt(side: Side) -> Send:
 def _renewal(side: Side) -> Send:
     def send(cursor: Any, tasks: Sequence[str]) -> dict[str, Any]:
         renewals = [Renewal(task, last_claim(task), 40.0) for task in side.in_order(tasks)]
-        found = side.protocol.renew(cursor, renewals)
+        found = side.on(cursor).renew(renewals)
         answers = {task: found.get(last_claim(task)) for task in tasks}
         passed_over = (task for task, each in answers.items() if each and not each.locked_until)
         return {**answers, **dict.fromkeys(passed_over, AGAIN)}
@@ -232,7 +227,7 @@ def _registration(side: Side) -> Send:
             Registration(task, '"each two minutes"', 90.0, 60.0, 30.0, "job", period=120.0)
             for task in side.in_order(tasks)
         ]
-        found = {each.task_name: each for each in side.protocol.register(cursor, told)}
+        found = {each.task_name: each for each in side.on(cursor).register(told)}
         return {task: AGAIN if each.again else each for task, each in found.items()}
 
     return send
@@ -271,15 +266,15 @@ def _together(ask: Callable[[Side, Any, list[str]], Any]) -> Callable[[Side], Se
 
 
 def _give_up(side: Side, cursor: Any, task: str) -> Any:
-    if side.protocol.give_up(cursor, task, last_claim(task)):
+    if side.on(cursor).give_up(task, last_claim(task)):
         return True
-    states, _ = side.protocol.read(cursor, [task])  # as with the next look
+    states, _ = side.on(cursor).read([task])  # as with the next look
     is_dead = any(each.dead and each.claim_id == last_claim(task) for each in states)
     return AGAIN if is_dead else False
 
 
 def _sign_of_life(side: Side, cursor: Any, tasks: list[str]) -> None:
-    side.protocol.report_replica(cursor, "host", "1.0", sorted(tasks), NOW)
+    side.statements.alive(sorted(tasks), NOW)
 
 
 def _pause(side: Side, cursor: Any, tasks: list[str]) -> None:
@@ -312,15 +307,15 @@ MANY = {"many": True, "passes_over": True}
 OPERATORS = {"patient": True}
 
 STATEMENTS = {
-    "claim": Statement(_attempt(ClaimAttempt, _claim_of), ("no row", "over", "died for good")),
-    "claims": Statement(_attempts(ClaimAttempt, _claim_of), ("no row", "over"), **MANY),
+    "claim": Statement(_attempt(_claim_of), ("no row", "over", "died for good")),
+    "claims": Statement(_attempts(_claim_of), ("no row", "over"), **MANY),
     "claims with a limit": Statement(
-        _attempts(ClaimAttempt, _claim_of, most=len(TASKS)), ("no row", "over"), **MANY
+        _attempts(_claim_of, most=len(TASKS)), ("no row", "over"), **MANY
     ),
-    "takeover": Statement(_attempts(TakeoverAttempt, _takeover), ("dead", "handed over"), **MANY),
-    "manual run": Statement(_attempt(ManualAttempt, _manual), ("requested",)),
+    "takeover": Statement(_attempts(_takeover), ("dead", "handed over"), **MANY),
+    "manual run": Statement(_attempt(_manual), ("requested",)),
     "stored runs": Statement(
-        _attempts(StoredAttempt, _due, most=len(TASKS)), ("no row", "over", "died for good"), **MANY
+        _attempts(_due, most=len(TASKS)), ("no row", "over", "died for good"), **MANY
     ),
     "release": Statement(_release(WindowAfter.KEEP), ("running", "handed over")),
     "release, window open": Statement(_release(WindowAfter.OPEN), ("running",)),
@@ -329,49 +324,45 @@ STATEMENTS = {
     "release in doubt": Statement(_release_in_doubt),
     "end of a lease": Statement(
         _single(
-            lambda side, cursor, task: side.protocol.end_lease(
-                cursor, task, last_claim(task), ["before"]
-            )
+            lambda side, cursor, task: side.on(cursor).end_lease(task, last_claim(task), ["before"])
         ),
         ("running",),
     ),
     "renewal": Statement(_renewal, ("running", "dead"), **MANY),
     "extension": Statement(
         _single(
-            lambda side, cursor, task: side.protocol.extend(
-                cursor, task, last_claim(task), 100.0, 30.0
-            )
+            lambda side, cursor, task: side.on(cursor).extend(task, last_claim(task), 100.0, 30.0)
         ),
         ("dead",),
     ),
     "look": Statement(
-        _single(lambda side, cursor, task: side.protocol.read(cursor, TASKS, TASKS)[0]),
+        _single(lambda side, cursor, task: side.on(cursor).read(TASKS, TASKS)[0]),
     ),
     "giving up": Statement(_single(_give_up), ("dead", "handed over")),
     "registration": Statement(_registration, ("no row", "over", "running"), **MANY),
     "retirement": Statement(
-        _together(lambda side, cursor, tasks: side.protocol.retire(cursor, [], tasks)),
+        _together(lambda side, cursor, tasks: side.on(cursor).retire([], tasks)),
         ("removed",),
         **MANY,
     ),
     "pruning": Statement(
-        _together(lambda side, cursor, tasks: side.protocol.prune(cursor, 3600.0)),
+        _together(lambda side, cursor, tasks: side.on(cursor).prune(3600.0)),
         ("one-off",),
         **MANY,
     ),
     "shorter history": Statement(
-        _together(lambda side, cursor, tasks: side.protocol.shorten_history(cursor, tasks)),
+        _together(lambda side, cursor, tasks: side.on(cursor).shorten_history(tasks)),
         ("over", "one-off"),
         many=True,
     ),
     "sign of life": Statement(_together(_sign_of_life), ("over",), many=True),
     "stop": Statement(
-        _together(lambda side, cursor, tasks: side.protocol.stop_replica(cursor)),
+        _together(lambda side, cursor, tasks: side.on(cursor).stops()),
         ("over",),
         many=True,
     ),
     "removal of replicas": Statement(
-        _together(lambda side, cursor, tasks: side.protocol.remove_replicas(cursor, 3600.0)),
+        _together(lambda side, cursor, tasks: side.on(cursor).remove_replicas(3600.0)),
         ("over",),
         many=True,
     ),

@@ -7,8 +7,8 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from uuid import UUID
 
-from apscheduler_tasklock._lock.protocol_messages import Renewal, RunState, TakeoverRequest
 from apscheduler_tasklock.testing.rule import TOLERANCE, Claim, Row
+from tests.support.waist import Renewal, RunState, TakeoverRequest
 
 # What a run must have come across, or it has shown nothing.
 EXPECTED = {

@@ -16,12 +16,11 @@ import pytest
 from apscheduler.triggers.cron import CronTrigger
 from apscheduler.triggers.interval import IntervalTrigger
 
-from apscheduler_tasklock._lock.protocol_messages import ReadTimes
 from apscheduler_tasklock._runs.submission import Submission
 from apscheduler_tasklock.options import DEFAULTS, LockOptions
 from benchmarks.fidelity.executor import OneJob, ReplicaExecutor, TravellingClient, request_of
 from benchmarks.fidelity.trace import Fire
-from tests.contract.conftest import Memory, Replica, Rows
+from tests.support.waist import Memory, ReadTimes, Replica, Rows
 
 UTC = timezone.utc
 SetClock = Callable[[datetime], None]
@@ -118,7 +117,7 @@ class Fleet:
         version.executor = ReplicaExecutor(
             version.options,
             OneJob("task", version.trigger, lambda: version.next_run_time or self.now),
-            TravellingClient(lambda: replica.cursor, replica.protocol, lambda: False),
+            TravellingClient(lambda: replica.cursor, replica.statements.protocol, lambda: False),
             lambda _submission, not_now: not_now(),
             lambda: self.alarms.append(self.now),
             self._clock,

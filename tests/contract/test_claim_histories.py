@@ -28,21 +28,22 @@ from hypothesis.stateful import (
 from apscheduler_tasklock._database.connection import raw_cursor
 from apscheduler_tasklock._lock.operations import Operations
 from apscheduler_tasklock._lock.outcomes import RunOutcome, WindowAfter
-from apscheduler_tasklock._lock.protocol import TaskLockProtocol
-from apscheduler_tasklock._lock.protocol_messages import (
-    ClaimAnswer,
-    ClaimRequest,
-    ReadTimes,
-    ReleaseAnswer,
-    ReleaseRequest,
-    Renewal,
-    TakeoverRequest,
-)
 from apscheduler_tasklock.schema.table import task_lock_table
 from apscheduler_tasklock.testing import rule as the_rule
 from apscheduler_tasklock.testing.rule import Claim, Decision, Row
 from tests.contract import situations
-from tests.contract.conftest import Memory, Rows
+from tests.support.waist import (
+    ClaimAnswer,
+    ClaimRequest,
+    Memory,
+    ReadTimes,
+    ReleaseAnswer,
+    ReleaseRequest,
+    Renewal,
+    Rows,
+    TakeoverRequest,
+    statements_of,
+)
 
 START = datetime(2026, 1, 1, tzinfo=timezone.utc)
 
@@ -178,15 +179,8 @@ class ClaimHistory(RuleBasedStateMachine):
     ) -> None:
         super().__init__()
         names = ("one", "two", "three")
-        self.cursor: Any
-        self.protocols: dict[str, Any]
-        if isinstance(connection, Memory):
-            self.cursor = None
-            self.protocols = {name: connection.locks.protocol(name) for name in names}
-        else:
-            self.cursor = raw_cursor(connection)
-            self.protocols = {name: TaskLockProtocol(task_lock_table(), name) for name in names}
-        self.protocol = self.protocols["one"]
+        self.replicas = {name: statements_of(name, connection) for name in names}
+        self.statements = self.replicas["one"]
         self.together = together
         self.table = table
         self.seen = seen
@@ -292,14 +286,14 @@ class ClaimHistory(RuleBasedStateMachine):
     ) -> dict[UUID, ClaimAnswer]:
         requests = [wish.request for wish in asked]
         lags = [self.lag(wish) for wish in asked]
-        protocol = self.protocols[asked[0].replica]
+        replica = self.replicas[asked[0].replica]
         times = ReadTimes(lags[0], latest, stable)
         if self.together:
-            answers = protocol.claim_many(self.cursor, requests, lags, times)
+            answers = replica.claim_many(requests, times, lags=lags)
             new = [n for n, request in enumerate(requests) if request.claim_id not in answers]
-            firsts = [requests[n] for n in new], [lags[n] for n in new]
-            return answers | protocol.first_claim_many(self.cursor, *firsts, times)
-        return {requests[0].claim_id: protocol.claim(self.cursor, requests[0], times)}
+            requests, lags = [requests[n] for n in new], [lags[n] for n in new]
+            return answers | replica.claim_many(requests, times, lags=lags, first=True)
+        return {requests[0].claim_id: replica.claim(requests[0], times)}
 
     def check(
         self, wish: Wish, answer: ClaimAnswer, latest: datetime | None, stable: bool, fate: str
@@ -477,13 +471,13 @@ class ClaimHistory(RuleBasedStateMachine):
             return
         before, request = self.expected.get(task), ask.request
         decision = the_rule.take_over(before, request, ask.replica, self.time)
-        protocol = self.protocols[ask.replica]
+        replica = self.replicas[ask.replica]
         if self.together:
             # One of a task that has no row travels with it.
             requests = [TakeoverRequest("nobody's", request.dead_claim_id, "dead"), request]
-            answer = protocol.take_over_many(self.cursor, requests).get(request.claim_id)
+            answer = replica.again_many(requests).get(request.claim_id)
         else:
-            answer = protocol.take_over_many(self.cursor, [request]).get(request.claim_id)
+            answer = replica.again(request)
         after = decision.row
         self.note(situations.of_takeover(before, after, request, self.time))
         self.happened(task, after, wrote=after is not before)
@@ -529,9 +523,9 @@ class ClaimHistory(RuleBasedStateMachine):
         [request] = [each for each in requests if each.task_name != "nobody's"]
         answer: ReleaseAnswer | None
         if self.together:
-            answer = self.protocol.release_many(self.cursor, requests).get(request.claim_id)
+            answer = self.statements.release_many(requests).get(request.claim_id)
         else:
-            answer = self.protocol.release(self.cursor, request)
+            answer = self.statements.release(request)
         return answer
 
     @action(task=tasks, back=back, holders=st.sampled_from([["one"], ["one", "two", "three"]]))
@@ -540,7 +534,7 @@ class ClaimHistory(RuleBasedStateMachine):
         decision = the_rule.end_lease(before, claim_id, holders, self.time)
         stood = None if decision.answer is None else decision.row
         self.note(situations.of_end_of_lease(before, stood, claim_id, handed_over=False))
-        answer = self.protocol.end_lease(self.cursor, task, claim_id, holders)
+        answer = self.statements.end_lease(task, claim_id, holders)
         self.ended(claim_id, decision, answer, task)
 
     def ended(
@@ -560,7 +554,7 @@ class ClaimHistory(RuleBasedStateMachine):
         before, claim_id = self.expected.get(task), self.id_of(task, back)
         decision = the_rule.give_up(before, claim_id, self.time)
         self.note(situations.of_giving_up(before, claim_id, is_given_up=decision.answer))
-        assert self.protocol.give_up(self.cursor, task, claim_id) == decision.answer
+        assert self.statements.give_up(task, claim_id) == decision.answer
         self.happened(task, decision.row, wrote=decision.answer)
 
     @action(
@@ -583,7 +577,7 @@ class ClaimHistory(RuleBasedStateMachine):
                 expected[renewal.claim_id] = decision.answer
                 self.expected[task] = decision.row
                 self.stands_until(task, renewal.claim_id, decision.row.locked_until)
-        assert self.protocol.renew(self.cursor, list(renewals.values())) == expected
+        assert self.statements.renew(list(renewals.values())) == expected
         self.nothing_written = not expected
 
     @action(task=tasks, back=back, by=half_seconds, lease=leases)
@@ -592,7 +586,7 @@ class ClaimHistory(RuleBasedStateMachine):
         decision = the_rule.extend(before, claim_id, by, lease, self.time)
         stood = None if decision.answer is None else decision.row
         self.note(situations.of_extension(before, stood, self.time))
-        answer = self.protocol.extend(self.cursor, task, claim_id, by, lease)
+        answer = self.statements.extend(task, claim_id, by, lease)
         assert answer == decision.answer
         if stood is not None:
             self.stands_until(task, claim_id, stood.locked_until)
@@ -664,7 +658,7 @@ class ClaimHistory(RuleBasedStateMachine):
                 self.note("not pruned: recurring")
             else:
                 self.note("not pruned: not old enough")
-        assert self.protocol.prune(self.cursor, age) == len(pruned)
+        assert self.statements.prune(age) == len(pruned)
         for task in pruned:
             del self.expected[task]
         self.nothing_written = not pruned
@@ -672,7 +666,7 @@ class ClaimHistory(RuleBasedStateMachine):
     @action(always=st.sampled_from([[], ["first"], ["first", "second", "third"]]))
     def read(self, always: list[str]) -> None:
         self.nothing_written = True
-        found, database_time = self.protocol.read(self.cursor, ["first", "second", "third"], always)
+        found, database_time = self.statements.read(["first", "second", "third"], always)
         assert database_time == self.time
         expected = {
             task: the_rule.state_of(row, self.time)

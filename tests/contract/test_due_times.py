@@ -17,12 +17,12 @@ from apscheduler.triggers.interval import IntervalTrigger
 from apscheduler_tasklock import TaskState
 from apscheduler_tasklock._database.connection import raw_cursor
 from apscheduler_tasklock._lock.operations import Operations
-from apscheduler_tasklock._lock.protocol_messages import ReadTimes
 from apscheduler_tasklock.options import DEFAULTS
 from apscheduler_tasklock.schema.table import task_lock_table
 from benchmarks.fidelity.executor import OneJob, ReplicaExecutor, TravellingClient, request_of
 from benchmarks.fidelity.trace import Fire
-from tests.contract.conftest import Replica, database_now, row
+from tests.contract.conftest import database_now, row
+from tests.support.waist import ReadTimes, Replica
 
 # Its states are read as operators read them, by SQL.
 pytestmark = pytest.mark.postgresql
@@ -52,7 +52,9 @@ class Job:
         self.executor = ReplicaExecutor(
             DEFAULTS,
             OneJob("task", self.trigger, lambda: self.next_run_time),
-            TravellingClient(lambda: self.replica.cursor, self.replica.protocol, lambda: False),
+            TravellingClient(
+                lambda: self.replica.cursor, self.replica.statements.protocol, lambda: False
+            ),
             lambda _submission, not_now: not_now(),
             lambda: self.alarms.append(self.now),
             self._clock,

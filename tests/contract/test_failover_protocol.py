@@ -11,14 +11,9 @@ import psycopg
 import pytest
 
 from apscheduler_tasklock._lock.outcomes import RunOutcome
-from apscheduler_tasklock._lock.protocol_messages import (
-    ReleaseAnswer,
-    ReleaseRequest,
-    Renewal,
-    RetryRequest,
-)
 from apscheduler_tasklock.errors import TaskLockDatabaseError
-from tests.contract.conftest import Replica, database_now, row
+from tests.contract.conftest import database_now, row
+from tests.support.waist import ReleaseAnswer, ReleaseRequest, Renewal, Replica, RetryRequest
 
 Travel = Callable[[float], None]
 Connection = psycopg.Connection[Any]
@@ -753,7 +748,7 @@ class TestReleasesAndRetries:
         assert first is not None
         travel(6)
         retry = RetryRequest("task", failing, 60.0, 30.0, failover=True)
-        [answer] = other.protocol.retry_many(other.cursor, [retry]).values()
+        [answer] = other.statements.again_many([retry]).values()
         assert answer.granted
 
         again = release(one, request, many=many)
@@ -776,9 +771,9 @@ class TestReleasesAndRetries:
 
 def release(replica: Replica, request: ReleaseRequest, *, many: bool) -> ReleaseAnswer | None:
     if many:
-        answers = replica.protocol.release_many(replica.cursor, [request])
+        answers = replica.statements.release_many([request])
         return answers.get(request.claim_id)
-    return replica.protocol.release(replica.cursor, request)
+    return replica.statements.release(request)
 
 
 class TestRetriesAndDeaths:
@@ -792,9 +787,7 @@ class TestRetriesAndDeaths:
         failed = RunOutcome(outcome="error", error_type="Error", retry_in=5.0)
 
         for _ in range(2):
-            released = other.protocol.release(
-                other.cursor, ReleaseRequest("task", taken_over, failed)
-            )
+            released = other.statements.release(ReleaseRequest("task", taken_over, failed))
 
             assert released is not None
             assert released.retry_at is not None

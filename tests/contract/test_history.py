@@ -12,15 +12,16 @@ import psycopg
 import pytest
 
 from apscheduler_tasklock._lock.outcomes import RunOutcome, WindowAfter
-from apscheduler_tasklock._lock.protocol import TaskLockProtocol
-from apscheduler_tasklock._lock.protocol_messages import (
-    ClaimRequest,
-    ReleaseRequest,
-    TakeoverRequest,
-)
-from apscheduler_tasklock.schema.table import task_lock_table
-from tests.contract.conftest import Memory, Replica, database_now, row
+from tests.contract.conftest import database_now, row
 from tests.support.polling import eventually
+from tests.support.waist import (
+    ClaimRequest,
+    Memory,
+    ReleaseRequest,
+    Replica,
+    TakeoverRequest,
+    statements_of,
+)
 
 Travel = Callable[[float], None]
 Connection = psycopg.Connection[Any]
@@ -61,10 +62,10 @@ def run(replica: Replica, travel: Travel, **end: Any) -> int:
 def keeping(replica: Replica, runs: int) -> Replica:
     if isinstance(replica.connection, Memory):
         replica.connection.locks.history = runs
-        return replica
-    replica.protocol = TaskLockProtocol(
-        task_lock_table(), replica.name, lock_timeout=10, history=runs
-    )
+    else:
+        replica.statements = statements_of(
+            replica.name, replica.connection, lock_timeout=10, history=runs
+        )
     return replica
 
 

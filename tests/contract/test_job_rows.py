@@ -19,11 +19,11 @@ import pytest
 from apscheduler_tasklock._lock.job_rows import JobChange, JobRow
 from apscheduler_tasklock._lock.operations import Operations
 from apscheduler_tasklock._lock.outcomes import RunOutcome
-from apscheduler_tasklock._lock.protocol_messages import ReleaseRequest
 from apscheduler_tasklock.errors import TaskLockStateError
 from apscheduler_tasklock.schema.table import EARLIEST, LATEST, task_lock_table
 from tests.contract.store_replica import PERIOD, StoreReplica, step
 from tests.support.job_rows import change_job, job_row
+from tests.support.waist import ReleaseRequest
 
 # The job store has its rows in PostgreSQL only.
 pytestmark = pytest.mark.postgresql
@@ -346,7 +346,7 @@ class TestDeadRuns:
         claim_id = uuid4()
         assert one.claims_job(one.one(), period=None, claim_id=claim_id)
         failed = RunOutcome(outcome="error", retry_in=30.0, is_last=True)
-        one.protocol.release(one.cursor, ReleaseRequest("task of job", claim_id, failed))
+        one.statements.release(ReleaseRequest("task of job", claim_id, failed))
         travel(20)
         assert (one.jobs.sweep(one.cursor), one.jobs.dead_runs(one.cursor)) == (0, [])
         travel(11)

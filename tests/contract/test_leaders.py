@@ -11,11 +11,11 @@ import pytest
 
 from apscheduler_tasklock._database.connection import raw_cursor
 from apscheduler_tasklock._lock.operations import Operations
-from apscheduler_tasklock._lock.protocol_messages import RunState
 from apscheduler_tasklock._lock.statements import LEADER
 from apscheduler_tasklock.schema.table import task_lock_table
 from apscheduler_tasklock.status import ReplicaState, ReplicaStatus
-from tests.contract.conftest import Memory, Replica, database_now, row
+from tests.contract.conftest import database_now, row
+from tests.support.waist import Memory, Replica, RunState
 
 Travel = Callable[[float], None]
 
@@ -23,11 +23,11 @@ ROW = LEADER + "shop:"
 
 
 def leads(replica: Replica, lease: float = 15.0, name: str = ROW) -> bool:
-    return bool(replica.protocol.lead(replica.cursor, name, replica.name, lease))
+    return bool(replica.statements.lead(name, replica.name, lease))
 
 
 def resign(replica: Replica) -> None:
-    replica.protocol.resign(replica.cursor, ROW, replica.name)
+    replica.statements.resign(ROW, replica.name)
 
 
 def seen(replica: Replica) -> RunState | None:
@@ -132,9 +132,7 @@ class TestOperators:
     @pytest.fixture(autouse=True)
     def reported(self, one: Replica, other: Replica) -> None:
         for replica in (one, other):
-            replica.protocol.report_replica(
-                replica.cursor, "host", "1.0", ["shop:job"], leader_namespace="shop:"
-            )
+            replica.statements.alive(["shop:job"], leader_namespace="shop:")
 
     def test_the_leader_is_told_and_nobody_where_its_lease_has_ended(
         self, one: Replica, travel: Travel, replicas: Callable[[], list[ReplicaStatus]]

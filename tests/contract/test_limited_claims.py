@@ -8,17 +8,16 @@ from typing import Any
 import psycopg
 import pytest
 
-from apscheduler_tasklock._database.outage import Outage
 from apscheduler_tasklock._database.sqlstates import RowLockedError
-from apscheduler_tasklock._lock.claim_attempts import (
+from tests.support.waist import (
     BeyondLimitError,
-    ClaimAttempt,
-    ClaimContext,
+    ClaimRequest,
     Decision,
+    Replica,
+    attempt,
+    believing,
+    send_together,
 )
-from apscheduler_tasklock._lock.database_clock import DatabaseClock
-from apscheduler_tasklock._lock.protocol_messages import ClaimRequest
-from tests.contract.conftest import Replica
 
 Travel = Callable[[float], None]
 
@@ -34,15 +33,13 @@ class Claims:
     """The claims of these tasks, as a replica sends them."""
 
     def __init__(self, replica: Replica, tasks: Sequence[str] = TASKS) -> None:
-        outage = Outage("here")
-        outage.believe()
-        context = ClaimContext(replica.protocol, DatabaseClock(), outage, 10.0)
+        context = believing(replica.statements.protocol)
         self._replica = replica
-        self._attempts = [ClaimAttempt(request(task), context) for task in tasks]
+        self._attempts = [attempt(request(task), context) for task in tasks]
 
     def send(self, most: int) -> dict[str, str]:
         """Return what became of each."""
-        decided = ClaimAttempt.send_together(self._replica.cursor, self._attempts, most)
+        decided = send_together(self._replica.cursor, self._attempts, most=most)
         return {
             attempt.task_name: told(each)
             for attempt, each in zip(self._attempts, decided, strict=True)

@@ -12,10 +12,10 @@ import pytest
 from apscheduler_tasklock._database.connection import raw_cursor
 from apscheduler_tasklock._lock.operations import Operations
 from apscheduler_tasklock._lock.outcomes import WindowAfter
-from apscheduler_tasklock._lock.protocol_messages import ClaimAnswer, TakeoverRequest
 from apscheduler_tasklock.schema.table import task_lock_table
 from apscheduler_tasklock.status import Run, TaskState
-from tests.contract.conftest import Replica, row
+from tests.contract.conftest import row
+from tests.support.waist import ClaimAnswer, Replica, TakeoverRequest
 
 # Operators ask by SQL.
 pytestmark = pytest.mark.postgresql

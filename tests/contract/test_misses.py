@@ -10,12 +10,11 @@ import psycopg
 import pytest
 
 from apscheduler_tasklock._lock.operations import Operations
-from apscheduler_tasklock._lock.protocol import TaskLockProtocol
-from apscheduler_tasklock._lock.protocol_messages import MissNote
 from apscheduler_tasklock._lock.statements.retention import RETENTION
 from apscheduler_tasklock.schema.table import task_lock_table
 from apscheduler_tasklock.status import TaskState, TaskStatus
-from tests.contract.conftest import Replica, database_now, row
+from tests.contract.conftest import database_now, row
+from tests.support.waist import MissNote, Replica
 
 pytestmark = pytest.mark.postgresql
 
@@ -42,7 +41,7 @@ def note(*run_times: datetime, **changes: Any) -> MissNote:
 def tell(replica: Replica, *run_times: datetime, **changes: Any) -> set[str]:
     now = database_now(replica.connection)
     told = [note(*run_times, **changes)]
-    return replica.protocol.note_misses(replica.cursor, told, now)
+    return replica.statements.note(told, now)
 
 
 def told(connection: Connection) -> list[tuple[Any, ...]]:
@@ -293,7 +292,7 @@ def test_a_run_time_that_each_replica_computes_differently_is_run_by_any_run_nea
 def test_nothing_is_told_of_times_before_a_full_history_begins(
     one: Replica, connection: Connection, travel: Travel, outcome: str
 ) -> None:
-    one.protocol = TaskLockProtocol(task_lock_table(), "one", history=2)
+    one = Replica("one", one.connection, history=2)
     start = database_now(connection)
     for number in range(3):
         claim_id, answer = one.claim(run_time=after(start, 10 * number), **EVERY)
@@ -380,7 +379,7 @@ def test_the_ring_of_misses_keeps_20_entries_and_outlives_a_shorter_history(
     assert len(told(connection)) == 20
     slots = "SELECT array_agg(slot ORDER BY slot) FROM task_lock_run WHERE ring = 'misses'"
     assert connection.execute(slots).fetchone() == (list(range(20)),)
-    one.protocol.shorten_history(one.cursor, ["task"])
+    one.statements.shorten_history(["task"])
     assert len(told(connection)) == 20
 
 
@@ -448,7 +447,7 @@ def test_a_recurring_job_gets_no_row_in_the_same_statement(
 ) -> None:
     now = database_now(connection)
     notes = [note(now, task_name="other"), note(now, runs="jobs:job at", **ONE_OFF)]
-    one.protocol.note_misses(one.cursor, notes, now)
+    one.statements.note(notes, now)
     assert connection.execute("SELECT task_name FROM task_lock").fetchall() == [("task",)]
 
 

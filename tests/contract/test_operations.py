@@ -16,7 +16,8 @@ from apscheduler_tasklock._lock.operations import Operations, like_of
 from apscheduler_tasklock._lock.outcomes import WindowAfter
 from apscheduler_tasklock.schema.table import task_lock_table
 from apscheduler_tasklock.status import Pause, ReplicaState, RunningRun
-from tests.contract.conftest import Replica, database_now, row
+from tests.contract.conftest import database_now, row
+from tests.support.waist import Replica
 
 # Operators ask by SQL.
 pytestmark = pytest.mark.postgresql
@@ -82,9 +83,8 @@ def report(
     dropped: Sequence[str] = (),
     running: Sequence[RunningRun] = (),
 ) -> None:
-    cursor = raw_cursor(replica.connection)
-    replica.protocol.report_replica(cursor, "host", "1.0", tasks, running=running)
-    replica.protocol.retire(cursor, tasks, dropped)
+    replica.statements.alive(tasks, running=running)
+    replica.statements.retire(tasks, dropped)
 
 
 class TestStates:
@@ -375,7 +375,7 @@ class TestGone:
         report(one, "task", "common")
         report(other, "common")
         assert not operator.task().gone
-        one.protocol.stop_replica(raw_cursor(one.connection))
+        one.statements.stops()
         report(other, "common")
         travel(31)
         found = operator.task()
@@ -399,7 +399,7 @@ class TestGone:
     ) -> None:
         run(one)
         report(one, *before)
-        one.protocol.stop_replica(raw_cursor(one.connection))
+        one.statements.stops()
         report(other, *after)
         travel(31)
         assert (operator.task().gone, operator.state()) == (False, TaskState.OVERDUE)
@@ -969,7 +969,7 @@ class TestReplicas:
 
     def test_one_that_was_shut_down_says_so_at_once(self, one: Replica, operator: Operator) -> None:
         report(one, "task")
-        one.protocol.stop_replica(raw_cursor(one.connection))
+        one.statements.stops()
         assert operator.replicas()[0].state is ReplicaState.STOPPED
 
 
@@ -1005,7 +1005,7 @@ def test_of_very_many_tasks_a_replica_tells_as_many_as_its_row_takes(
 ) -> None:
     names = [f"{number:05}" + '"' * 995 for number in range(10_001)]
     for _ in range(2):
-        one.protocol.report_replica(one.cursor, "host", "1.0", names)
+        one.statements.alive(names)
     found = connection.execute("SELECT cardinality(tasks) FROM task_lock_replica").fetchone()
     assert found == (4000,)
     [warning] = [each for each in caplog.records if "of this replica" in each.getMessage()]

@@ -13,17 +13,12 @@ import pytest
 from apscheduler_tasklock import TaskLockStateError, TaskState
 from apscheduler_tasklock._database.connection import raw_cursor
 from apscheduler_tasklock._lock.operations import Operations
-from apscheduler_tasklock._lock.protocol_messages import (
-    ClaimAnswer,
-    ClaimRequest,
-    ReadTimes,
-    Registration,
-)
 from apscheduler_tasklock.schema.table import task_lock_table
 from apscheduler_tasklock.status import Pause
-from tests.contract.conftest import Replica, database_now
+from tests.contract.conftest import database_now
 from tests.contract.store_replica import StoreReplica
 from tests.contract.test_operations import JOB, Operator, run
+from tests.support.waist import ClaimAnswer, ClaimRequest, Registration, Replica
 
 # Operators ask by SQL.
 pytestmark = pytest.mark.postgresql
@@ -88,7 +83,7 @@ def first_claim(replica: Replica) -> ClaimAnswer:
 
 def first_claims(replica: Replica) -> ClaimAnswer:
     request = requested("new")
-    found = replica.protocol.first_claim_many(replica.cursor, [request], [0.0], ReadTimes(), 3)
+    found = replica.statements.claim_many([request], most=3, first=True)
     return found[request.claim_id]
 
 
@@ -197,7 +192,7 @@ class TestLooks:
         state = one.read("task")["task"]
         assert (state.paused, state.due_in_pause, state.overdue) == (False, True, False)
         task = Registration("task", JOB["schedule"], 10.0, 20.0, 9.0, "jobs:job")
-        one.protocol.register(one.cursor, [task])
+        one.statements.register([task])
         state = one.read("task", always=("task",))["task"]
         assert (state.due_in_pause, state.overdue) == (False, False)
 

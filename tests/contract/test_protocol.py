@@ -11,17 +11,17 @@ import psycopg
 import pytest
 
 from apscheduler_tasklock import TaskLockError, upgrade
-from apscheduler_tasklock._lock.protocol import TaskLockProtocol
-from apscheduler_tasklock._lock.protocol_messages import (
+from apscheduler_tasklock._lock.statements import RecordingStatement, Statement
+from tests.contract.conftest import database_now, row
+from tests.support.waist import (
     ClaimAnswer,
     ClaimRequest,
     ManualRequest,
     ReadTimes,
+    Replica,
     TakeoverRequest,
+    protocol_of,
 )
-from apscheduler_tasklock._lock.statements import RecordingStatement, Statement
-from apscheduler_tasklock.schema.table import task_lock_table
-from tests.contract.conftest import Replica, database_now, row
 
 Travel = Callable[[float], None]
 
@@ -707,9 +707,7 @@ class TestWhenNobodyWaits:
             times = ReadTimes(not_after=in_seconds(seconds))
             if not together:
                 return one.send(request, times)
-            claim = one.protocol.first_claim_many if is_first else one.protocol.claim_many
-            [found] = claim(one.cursor, [request], [0.0], times).values()
-            assert isinstance(found, ClaimAnswer)
+            [found] = one.statements.claim_many([request], times, first=is_first).values()
             return found
 
         if not is_first:
@@ -729,8 +727,7 @@ class TestWhenNobodyWaits:
         def answer(seconds: float) -> ClaimAnswer:
             request = TakeoverRequest("task", dead, "dead")
             times = ReadTimes(not_after=in_seconds(seconds))
-            [found] = one.protocol.take_over_many(one.cursor, [request], times).values()
-            assert isinstance(found, ClaimAnswer)
+            [found] = one.statements.again_many([request], times).values()
             return found
 
         late = answer(-0.001)
@@ -753,11 +750,9 @@ class TestWhenNobodyWaits:
         )
 
         def granted(seconds: float) -> bool:
-            answer = one.protocol.claim_manual(
-                one.cursor, asked, stable=True, not_after=in_seconds(seconds)
-            )
+            answer = one.statements.again(asked, ReadTimes(not_after=in_seconds(seconds)))
             assert answer is not None
-            return bool(answer.granted)
+            return answer.granted
 
         assert not granted(-0.001)
         assert granted(60)
@@ -767,8 +762,7 @@ class TestWhenNobodyWaits:
 def test_any_schema_and_table_name_will_do(empty_database_url: str, name: str) -> None:
     upgrade(empty_database_url, schema=name, table=name)
     with psycopg.connect(empty_database_url, autocommit=True) as connection:
-        replica = Replica("one", connection)
-        replica.protocol = TaskLockProtocol(task_lock_table(name, name))
+        replica = Replica("one", connection, table=name, schema=name)
         claim_id, answer = replica.claim()
         assert answer.granted
         assert not replica.granted()
@@ -794,7 +788,7 @@ def test_each_row_has_the_columns_of_its_answer_with_and_without_history(
 ) -> None:
     """The columns are looked up with the first row, of whichever of the two it is."""
     seen = 0
-    for statement in vars(TaskLockProtocol(task_lock_table())).values():
+    for statement in vars(protocol_of("one")).values():
         if not isinstance(statement, Statement) or statement.answers is None:
             continue
         seen += 1

@@ -9,8 +9,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from apscheduler_tasklock._lock.protocol_messages import Registered, Registration, ScheduleNote
-from tests.contract.conftest import Memory, Replica, database_now, row
+from tests.contract.conftest import database_now, row
+from tests.support.waist import Memory, Registered, Registration, Replica, ScheduleNote
 
 Travel = Callable[[float], None]
 Connection = psycopg.Connection[Any]
@@ -29,7 +29,7 @@ def register(replica: Replica, schedule: str, next_in: float | None, **more: Any
             **more,
         }
     )
-    [registered] = replica.protocol.register(replica.cursor, [task])
+    [registered] = replica.statements.register([task])
     return registered
 
 
@@ -227,7 +227,7 @@ def test_a_due_time_that_python_does_not_have_is_not_told(
 
 def note(replica: Replica, schedule: str, reason: str) -> set[str]:
     notes = [ScheduleNote("task", schedule, reason)]
-    return replica.protocol.note_reschedulings(replica.cursor, notes)
+    return replica.statements.note(notes)
 
 
 def noted(connection: Connection) -> list[tuple[Any, ...]]:

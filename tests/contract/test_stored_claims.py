@@ -15,24 +15,21 @@ from uuid import uuid4
 import psycopg
 import pytest
 
-from apscheduler_tasklock._database.outage import Outage
 from apscheduler_tasklock._database.sqlstates import RowLockedError
-from apscheduler_tasklock._lock.claim_attempts import (
-    BeyondLimitError,
-    ClaimContext,
-    Decision,
-    StoredAttempt,
-)
-from apscheduler_tasklock._lock.database_clock import DatabaseClock
 from apscheduler_tasklock._lock.job_rows import DueRow
-from apscheduler_tasklock._lock.protocol_messages import (
-    ClaimAnswer,
-    JobMove,
-    ReadTimes,
-)
 from tests.contract.conftest import row
 from tests.contract.store_replica import PERIOD, StoreReplica, requested, step
 from tests.support.job_rows import job_row, wal_bytes
+from tests.support.waist import (
+    BeyondLimitError,
+    ClaimAnswer,
+    Decision,
+    JobMove,
+    ReadTimes,
+    attempt,
+    believing,
+    send_together,
+)
 
 # The job store has its rows in PostgreSQL only.
 pytestmark = pytest.mark.postgresql
@@ -175,7 +172,7 @@ class TestClaim:
         request = requested(one.one())
         times = ReadTimes(not_after=one.now)
         travel(1)
-        [answer] = one.protocol.claim_and_move(one.cursor, [request], times, 9).values()
+        [answer] = one.statements.move([request], times, 9).values()
         assert answer.looks_free
         assert one.ids() == ["job"]
 
@@ -356,18 +353,15 @@ class Claims:
     """The claims of all jobs that are due, as a replica sends them."""
 
     def __init__(self, replica: StoreReplica) -> None:
-        outage = Outage("here")
-        outage.believe()
-        context = ClaimContext(replica.protocol, DatabaseClock(), outage, 10.0)
+        context = believing(replica.statements.protocol)
         by_id = {found.row.id: found for found in replica.due()}
         self._replica = replica
-        self._attempts = [StoredAttempt(requested(by_id[each]), context) for each in JOBS]
+        self._attempts = [attempt(requested(by_id[each]), context) for each in JOBS]
 
     def send(self, most: int) -> list[str]:
         """Return what became of each."""
         return [
-            told(each)
-            for each in StoredAttempt.send_together(self._replica.cursor, self._attempts, most)
+            told(each) for each in send_together(self._replica.cursor, self._attempts, most=most)
         ]
 
 

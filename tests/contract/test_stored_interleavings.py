@@ -21,7 +21,6 @@ import pytest
 
 from apscheduler_tasklock._lock.job_rows import DueRow, JobRows
 from apscheduler_tasklock._lock.operations import Operations
-from apscheduler_tasklock._lock.protocol_messages import ClaimRequest, JobMove, ReadTimes, Renewal
 from apscheduler_tasklock._lock.statements import CHANGE_ID, Statement
 from apscheduler_tasklock._lock.statements.conditions import IS_PAUSED, IS_WANTED, STANDS
 from apscheduler_tasklock._lock.statements.deaths import NOT_RUNNING
@@ -44,6 +43,7 @@ from tests.contract.interleavings import (
 from tests.contract.interleavings import LEASE as OUTAGE
 from tests.contract.store_replica import StoreReplica, requested
 from tests.contract.store_replica import step as due_step
+from tests.support.waist import ClaimRequest, JobMove, ReadTimes, Renewal
 
 Connection = psycopg.Connection[Any]
 Travel = Callable[[float], None]
@@ -217,7 +217,7 @@ class Rows:
 
     def _answer(self, number: int, asked: ClaimRequest, times: ReadTimes) -> str:
         replica = self._replicas[number]
-        [answer] = replica.protocol.claim_and_move(replica.cursor, [asked], times, 1).values()
+        [answer] = replica.statements.move([asked], times, 1).values()
         if answer.granted:
             return "granted"
         return "withdrawn" if answer.withdrawn else "refused"

@@ -11,9 +11,9 @@ from typing import Any
 import psycopg
 import pytest
 
-from apscheduler_tasklock._lock.protocol_messages import ClaimAnswer
-from tests.contract.conftest import Replica, row
+from tests.contract.conftest import row
 from tests.support.polling import eventually
+from tests.support.waist import ClaimAnswer, Replica
 
 # What waits for a row, and sees it as it was before.
 pytestmark = pytest.mark.postgresql

@@ -19,7 +19,7 @@ from apscheduler.triggers.interval import IntervalTrigger
 from apscheduler_tasklock._runs.submission import Submission
 from apscheduler_tasklock._runs.trigger_times import is_shared, nominal_time
 from apscheduler_tasklock.options import DEFAULTS
-from tests.contract.conftest import Memory, Replica, Rows
+from tests.support.waist import Memory, Replica, Rows
 
 BERLIN = ZoneInfo("Europe/Berlin")
 

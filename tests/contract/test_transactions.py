@@ -12,10 +12,9 @@ import psycopg
 import pytest
 
 from apscheduler_tasklock._lock.outcomes import RunOutcome
-from apscheduler_tasklock._lock.protocol import HISTORY
-from apscheduler_tasklock._lock.protocol_messages import ClaimRequest, ReleaseRequest
-from tests.contract.conftest import Replica, row
+from tests.contract.conftest import row
 from tests.support.polling import eventually
+from tests.support.waist import HISTORY, ClaimRequest, ReleaseRequest, Replica
 
 # What the statements write and wait for.
 pytestmark = pytest.mark.postgresql

@@ -26,16 +26,13 @@ from apscheduler_tasklock import (
     EVENT_TASK_LOCK_REFUSED,
     EVENT_TASK_LOCK_RELEASED,
 )
-from apscheduler_tasklock._database.connection import raw_cursor
-from apscheduler_tasklock._lock.protocol import TaskLockProtocol
-from apscheduler_tasklock._lock.protocol_messages import ClaimRequest
 from apscheduler_tasklock.errors import TaskLockOptionError
-from apscheduler_tasklock.schema.table import task_lock_table
 from tests.executors import jobs
 from tests.support.hosts import Host
 from tests.support.internals import instances
 from tests.support.polling import eventually
 from tests.support.schedulers import Replica
+from tests.support.waist import ClaimRequest, statements_of
 
 MakeReplica = Callable[..., Replica]
 Jobs = Callable[[str], Callable[..., Any]]
@@ -277,8 +274,7 @@ def test_a_dead_holders_window_is_run_again(
     replica.one(EVENT_JOB_EXECUTED, "first")
     replica.executor.locks.believe()  # that it has seen the database for long enough
     # Nobody renews this claim, as that of a holder that was killed.
-    died = TaskLockProtocol(task_lock_table(), "dead").claim(
-        raw_cursor(connection),
+    died = statements_of("dead", connection).claim(
         ClaimRequest(
             "job",
             min_lock=3240.0,

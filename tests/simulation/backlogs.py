@@ -20,7 +20,12 @@ from typing import Any
 from uuid import UUID
 
 from apscheduler_tasklock._lock.outcomes import RunOutcome, WindowAfter
-from apscheduler_tasklock._lock.protocol_messages import (
+from apscheduler_tasklock._runs.kept_runs import InTheWay, LastRun, Outlook
+from apscheduler_tasklock._runs.queue import Ask, Inputs, RunQueue, Step
+from apscheduler_tasklock._runs.run import Kind, Run, State, Verdict
+from apscheduler_tasklock.testing import rule
+from tests.simulation.world import START
+from tests.support.waist import (
     ClaimAnswer,
     ClaimRequest,
     ManualRequest,
@@ -30,11 +35,6 @@ from apscheduler_tasklock._lock.protocol_messages import (
     RunState,
     TakeoverRequest,
 )
-from apscheduler_tasklock._runs.kept_runs import InTheWay, LastRun, Outlook
-from apscheduler_tasklock._runs.queue import Ask, Inputs, RunQueue, Step
-from apscheduler_tasklock._runs.run import Kind, Run, State, Verdict
-from apscheduler_tasklock.testing import rule
-from tests.simulation.world import START
 
 # Seconds from one run time to the next.
 PERIOD = 1_000.0

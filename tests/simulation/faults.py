@@ -24,9 +24,6 @@ LATENCY = 0.001
 # Limits the seconds in which each repetition of a statement has the same fault.
 STUBBORN = CLAIM_TIMEOUT + 2.0
 
-CLAIMS = ("claim", "claim_many", "first_claim_many", "claim_and_move")
-RELEASES = ("release", "release_many")
-
 
 @dataclass
 class Place:

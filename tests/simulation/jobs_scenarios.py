@@ -10,7 +10,6 @@ from math import inf
 from typing import Any
 from uuid import UUID
 
-from apscheduler_tasklock._lock.protocol_messages import Registration
 from apscheduler_tasklock._runs.queue import PATIENCE
 from apscheduler_tasklock.testing import rule
 from tests.simulation.faults import is_stubborn
@@ -19,6 +18,7 @@ from tests.simulation.ledger import Promise, Wanted
 from tests.simulation.plain import missed_by_plain
 from tests.simulation.scenarios import POLL_INTERVAL, Scenario, Story, Task
 from tests.simulation.world import BEGIN, Process
+from tests.support.waist import Registration
 
 # Limits the delay of a manual run beyond a look and one run, in seconds. It is short because at
 # least one worker is kept for manual runs and takeovers.

@@ -16,16 +16,8 @@ from math import inf
 from typing import Any
 from uuid import UUID
 
-from apscheduler_tasklock._lock.claim_attempts import AnyAttempt
 from apscheduler_tasklock._lock.limited_claims import Claimed, NotNow
 from apscheduler_tasklock._lock.outcomes import RunOutcome, WindowAfter
-from apscheduler_tasklock._lock.protocol_messages import (
-    ClaimRequest,
-    ManualRequest,
-    Refusal,
-    RunState,
-    TakeoverRequest,
-)
 from apscheduler_tasklock._runs.kept_runs import InTheWay, KeptRuns, LastRun, Outlook
 from apscheduler_tasklock._runs.queue import Ask, Full, Inputs, RunQueue
 from apscheduler_tasklock._runs.run import Kind, Run, State, Verdict
@@ -38,6 +30,14 @@ from tests.simulation.plain import Submitted
 from tests.simulation.scenarios import MAX_LOCK, MOST_TAKEOVERS, Replica, Task
 from tests.simulation.workers import Pool, PoolError
 from tests.simulation.world import BEGIN, CLOCK, START, Process
+from tests.support.waist import (
+    AnyAttempt,
+    ClaimRequest,
+    ManualRequest,
+    Refusal,
+    RunState,
+    TakeoverRequest,
+)
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,6 @@ from math import inf
 from typing import Any
 
 from apscheduler_tasklock._database.timings import Timings
-from apscheduler_tasklock._lock.claim_attempts import AnyAttempt
-from apscheduler_tasklock._lock.protocol_messages import RunState
 from apscheduler_tasklock._runs.kept_runs import LastRun, Outlook
 from apscheduler_tasklock._runs.leadership import Following, Leadership
 from apscheduler_tasklock._runs.queue import Inputs
@@ -28,6 +26,7 @@ from tests.simulation.jobs_side import Job, JobsReplica, Work
 from tests.simulation.ledger import Question, Wanted
 from tests.simulation.scenarios import POLL_INTERVAL, kill_at
 from tests.simulation.world import BEGIN, Process
+from tests.support.waist import AnyAttempt, RunState
 
 LEADER_LEASE = 15.0
 HEAD_START = Timings().head_start

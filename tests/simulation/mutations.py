@@ -14,12 +14,12 @@ from apscheduler_tasklock._database.outbox import Outbox
 from apscheduler_tasklock._lock import claim_attempts, heartbeat
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.database_clock import DatabaseClock
-from apscheduler_tasklock._lock.protocol_messages import ReadTimes
 from apscheduler_tasklock._lock.releases import ReleaseTicket
 from apscheduler_tasklock._runs import run_attempt
 from apscheduler_tasklock.lock import HeldLock
 from tests.simulation.world import replaced
 from tests.support.internals import undo_nothing
+from tests.support.waist import ReadTimes
 
 
 def _nothing(*_: object) -> None:

@@ -29,21 +29,10 @@ from apscheduler.util import iscoroutinefunction_partial
 from apscheduler_tasklock import executor, lock
 from apscheduler_tasklock._database.session import NoCursor
 from apscheduler_tasklock._lock import claim_attempts
-from apscheduler_tasklock._lock.claim_attempts import AnyAttempt
 from apscheduler_tasklock._lock.client import LockClient, Released
 from apscheduler_tasklock._lock.heartbeat import last_renewal
 from apscheduler_tasklock._lock.limited_claims import Claimed, NotNow, Report
 from apscheduler_tasklock._lock.outcomes import NOT_BEGUN, RunOutcome
-from apscheduler_tasklock._lock.protocol_messages import (
-    ClaimAnswer,
-    ClaimRequest,
-    ReadTimes,
-    Refusal,
-    ReleaseRequest,
-    Renewal,
-    RetryRequest,
-    TakeoverRequest,
-)
 from apscheduler_tasklock._runs import (
     executor_runs,
     jobs_thread,
@@ -57,10 +46,22 @@ from apscheduler_tasklock._runs.submission import Submission
 from apscheduler_tasklock.errors import TaskLockError, TaskLockStateError
 from apscheduler_tasklock.executor import TaskLockExecutor
 from apscheduler_tasklock.lock import HeldLock, current_lock
-from apscheduler_tasklock.testing.in_memory import MemoryTaskLocks
 from tests.simulation.jobs_thread import SimulatedJobsThread
 from tests.simulation.workers import Pool
 from tests.simulation.world import BEGIN, CLOCK, Process, World, replaced
+from tests.support.waist import (
+    AnyAttempt,
+    ClaimAnswer,
+    ClaimRequest,
+    MemoryTaskLocks,
+    ReadTimes,
+    Refusal,
+    ReleaseRequest,
+    Renewal,
+    RetryRequest,
+    Statements,
+    TakeoverRequest,
+)
 
 try:
     from apscheduler.executors.base import run_coroutine_job
@@ -190,6 +191,7 @@ class SimulatedClient(LockClient):
         self._world = world
         self._process = process
         self._simulation = simulation
+        self._statements = Statements(self._protocol)
         self.lag_of: Callable[[datetime | None], float] = lambda _run_time: 0.0
         self.is_stable: Callable[[], bool] = lambda: True
 
@@ -246,14 +248,10 @@ class SimulatedClient(LockClient):
         return held
 
     def _answer(self, request: Any) -> ClaimAnswer | None:
-        cursor = NoCursor()
-        if isinstance(request, TakeoverRequest):
-            return self._protocol.take_over_many(cursor, [request]).get(request.claim_id)
-        if isinstance(request, RetryRequest):
-            return self._protocol.retry_many(cursor, [request]).get(request.claim_id)
-        assert isinstance(request, ClaimRequest)
+        if not isinstance(request, ClaimRequest):
+            return self._statements.again(request)
         times = ReadTimes(self.lag_of(request.run_time), None, self.stable)
-        return self._protocol.claim(cursor, request, times)
+        return self._statements.claim(request, times)
 
     def _held(
         self, request: ClaimRequest | TakeoverRequest | RetryRequest, answer: ClaimAnswer
@@ -282,7 +280,7 @@ class SimulatedClient(LockClient):
 
     def begin_resign(self, row: str, leader_id: str) -> None:
         """Give the leadership up, at once."""
-        self._protocol.resign(NoCursor(), row, leader_id)
+        self._statements.resign(row, leader_id)
 
     def withdraw(self, attempt: AnyAttempt) -> None:
         """Do nothing, because a claim that is under way at a stop is not granted."""
@@ -292,7 +290,7 @@ class SimulatedClient(LockClient):
         request = ReleaseRequest(held.name, held.claim_id, end, held.token)
         answer = None
         if not self._process.is_dead:
-            answer = self._protocol.release(NoCursor(), request)
+            answer = self._statements.release(request)
         held.end()
         self._simulation.changed()
         future: Future[None] = Future()
@@ -317,7 +315,7 @@ class SimulatedClient(LockClient):
 
     def _renew(self, held: HeldLock, *, is_last: bool) -> bool:
         renewal = Renewal(held.name, held.claim_id, held.lease, is_last)
-        times = self._protocol.renew(NoCursor(), [renewal]).get(held.claim_id)
+        times = self._statements.renew([renewal]).get(held.claim_id)
         if times is None or times.locked_until is None:
             return False
         held.note_renewal(times.locked_until, times.run_until, self._monotonic(times.run_until))
@@ -341,7 +339,7 @@ class SimulatedClient(LockClient):
             self._renew_later(held, 0.0 if is_last else last)
 
     def _extend(self, held: HeldLock, by: float) -> bool:
-        times = self._protocol.extend(NoCursor(), held.name, held.claim_id, by, held.lease)
+        times = self._statements.extend(held.name, held.claim_id, by, held.lease)
         if times is None or times.locked_until is None:
             return False
         held.note_renewal(times.locked_until, times.run_until, self._monotonic(times.run_until))

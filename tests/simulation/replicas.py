@@ -16,7 +16,6 @@ from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock.errors import TaskLockOptionError, TaskLockStateError
 from apscheduler_tasklock.events import EVENT_TASK_LOCK_ALL, TaskLockEvent
 from apscheduler_tasklock.options import parse_positive_seconds, parse_seconds
-from apscheduler_tasklock.testing.in_memory import MemoryTaskLocks
 from tests.simulation.replica import (
     ReplicaRun,
     SimulatedExecutor,
@@ -27,6 +26,7 @@ from tests.simulation.replica import (
 )
 from tests.simulation.timeline import timeline
 from tests.simulation.world import BEGIN, Process, World
+from tests.support.waist import MemoryTaskLocks
 
 # Limits the seconds within which the replicas of a deployment start.
 STARTS_WITHIN = 2.0

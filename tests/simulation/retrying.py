@@ -15,12 +15,6 @@ from typing import Any
 
 from apscheduler_tasklock._lock.limited_claims import Claimed
 from apscheduler_tasklock._lock.outcomes import RunOutcome, WindowAfter
-from apscheduler_tasklock._lock.protocol_messages import (
-    ClaimRequest,
-    Refusal,
-    RetryRequest,
-    RunState,
-)
 from apscheduler_tasklock._runs import run_attempt
 from apscheduler_tasklock._runs.run import Kind, Run, Verdict
 from apscheduler_tasklock.errors import LONGEST_RETRY_DELAY
@@ -42,6 +36,7 @@ from tests.simulation.scenarios import (
 )
 from tests.simulation.world import BEGIN, START, Process, replaced
 from tests.support.internals import retry_in
+from tests.support.waist import ClaimRequest, Refusal, RetryRequest, RunState
 
 # The largest factor by which a retry's delay is longer than the options say.
 JITTER = 1.1

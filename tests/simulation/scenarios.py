@@ -14,13 +14,6 @@ from uuid import uuid4
 import pytest
 
 from apscheduler_tasklock._lock.outcomes import RunOutcome, WindowAfter
-from apscheduler_tasklock._lock.protocol_messages import (
-    ClaimRequest,
-    Refusal,
-    Registration,
-    RunState,
-    TakeoverRequest,
-)
 from apscheduler_tasklock._lock.statements import LEADER
 from apscheduler_tasklock._runs import run_attempt
 from apscheduler_tasklock.errors import TaskLockError
@@ -30,6 +23,7 @@ from tests.simulation.faults import FAULTS, PAUSE, SLOW, STEPS, Plan, Planned
 from tests.simulation.ledger import Ledger, Promise, Question, Run, Wanted, violations
 from tests.simulation.side import Database, make_client
 from tests.simulation.world import BEGIN, CLOCK, START, Process, World
+from tests.support.waist import ClaimRequest, Refusal, Registration, RunState, TakeoverRequest
 
 LEASE = 15.0
 MAX_LOCK = 1_000.0

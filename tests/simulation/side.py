@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache, partial
 from itertools import count
@@ -30,9 +30,9 @@ from apscheduler_tasklock._lock import claim_attempts, client, heartbeat, releas
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.replica import LockSettings, Replica
 from apscheduler_tasklock._runs import jobs_thread, leadership
-from apscheduler_tasklock.testing.in_memory import MemoryProtocol, MemoryTaskLocks
-from tests.simulation.faults import CLAIM_TIMEOUT, CLAIMS, RELEASES, Place, Plan
+from tests.simulation.faults import CLAIM_TIMEOUT, Place, Plan
 from tests.simulation.world import BEGIN, CLOCK, Inbox, Process, VirtualFuture, World, replaced
+from tests.support.waist import MemoryTaskLocks, OnTheWay, Sent
 
 ASKS_THE_TIME = (
     awaited_ticket,
@@ -50,10 +50,6 @@ ASKS_THE_TIME = (
     replica,
     thread,
 )
-
-
-# Statements that pass over locked rows.
-PASSING_OVER = ("claim_many", "first_claim_many")
 
 
 class Connection:
@@ -152,17 +148,19 @@ class Database:
 
     def protocol(self, replica_id: str) -> Any:
         [process] = [each for each in self._world.processes if each.name == replica_id]
-        return _OnTheWay(self, process, self.rows.protocol(replica_id))
+        return self.on_the_way(process, self.rows.protocol(replica_id))
 
-    def pass_over(self, arguments: Sequence[Any]) -> Sequence[Any]:
-        """Return the arguments of a batch of claims without the claims whose rows are locked."""
-        now = self._world.now
-        asked = [
-            (request, lag)
-            for request, lag in zip(arguments[0], arguments[1], strict=True)
-            if self.locked_until.get(request.task_name, -inf) <= now
-        ]
-        return [[request for request, _ in asked], [lag for _, lag in asked], *arguments[2:]]
+    def on_the_way(self, process: Process, rows: Any) -> Any:
+        """Return what sends a process's statements to rows, past the planned faults."""
+
+        def send(sent: Sent) -> Any:
+            what = f"{sent.name} {sent.tasks}"
+            return self.step(process, what, sent.group, sent.carry_out, sent.cursor.limit())
+
+        return OnTheWay(rows, send, self._is_locked)
+
+    def _is_locked(self, task: str) -> bool:
+        return self.locked_until.get(task, -inf) > self._world.now
 
     def step(
         self,
@@ -178,45 +176,6 @@ class Database:
             self._world, process, next(self._count), what, group, carry_out, limit, self._lease, at
         )
         return self._plan.pass_through(place)
-
-
-class _OnTheWay:
-    """The protocol of a replica, whose calls are statements on their way to the rows."""
-
-    def __init__(self, database: Database, process: Process, protocol: MemoryProtocol) -> None:
-        self._database = database
-        self._process = process
-        self._protocol = protocol
-
-    def __getattr__(self, name: str) -> Any:
-        return partial(self._send, name)
-
-    def _send(self, name: str, cursor: Any, *arguments: Any, **options: Any) -> Any:
-        def carry_out() -> Any:
-            passes_over = name in PASSING_OVER and self._database.locked_until
-            asked = self._database.pass_over(arguments) if passes_over else arguments
-            return getattr(self._protocol, name)(cursor, *asked, **options)
-
-        group = "claim" if name in CLAIMS else "release" if name in RELEASES else name
-        return self._database.step(
-            self._process,
-            f"{name} {_tasks_of(arguments)}",
-            group,
-            carry_out,
-            cursor.limit(),
-        )
-
-
-def _tasks_of(arguments: Sequence[Any]) -> str:
-    """Return the tasks of a statement, for the trace."""
-    if not arguments:
-        return ""
-    asked = arguments[0]
-    if isinstance(asked, str):
-        return asked
-    if not isinstance(asked, (list, tuple)):
-        asked = [asked]
-    return ", ".join(each if isinstance(each, str) else each.task_name for each in asked)
 
 
 @contextmanager

@@ -15,22 +15,22 @@ from uuid import UUID
 from apscheduler.triggers.interval import IntervalTrigger
 
 from apscheduler_tasklock._lock.job_rows import DueRow, DueRows, JobRow
-from apscheduler_tasklock._lock.protocol_messages import (
-    ClaimAnswer,
-    ClaimRequest,
-    JobMove,
-    ReadTimes,
-)
 from apscheduler_tasklock._runs.run import Kind
 from apscheduler_tasklock._runs.submission import FAILED, DueRun
 from apscheduler_tasklock.jobstore import bad_rows, due
 from apscheduler_tasklock.jobstore.due import DueJobs
 from apscheduler_tasklock.testing import rule
-from apscheduler_tasklock.testing.in_memory import MemoryProtocol, MemoryTaskLocks
 from tests.simulation.jobs_scenarios import JobsScenario, JobsStory
 from tests.simulation.jobs_side import Job, JobsReplica
-from tests.simulation.side import _OnTheWay
 from tests.simulation.world import BEGIN, CLOCK, START, Process, replaced
+from tests.support.waist import (
+    ClaimAnswer,
+    ClaimRequest,
+    JobMove,
+    MemoryProtocol,
+    MemoryTaskLocks,
+    ReadTimes,
+)
 
 ALIAS = "default"
 # Seconds after which readers begin to look, and for which a story goes on at least.
@@ -228,7 +228,7 @@ class StoredReplica(JobsReplica):
     def __init__(self, story: Any, process: Process, poll_from: float, workers: int | None) -> None:
         super().__init__(story, process, poll_from, workers)
         self._rows: StoredLocks = story.database.rows
-        jobs: Any = _OnTheWay(story.database, process, self._rows)  # type: ignore[arg-type]  # jobs' rows
+        jobs: Any = story.database.on_the_way(process, self._rows)
         self.locks: Any = StoreLocks(self._client, jobs)
         self.executors = {ALIAS: self}
         told = SimpleNamespace(tell=lambda *_: None, forget=lambda *_: None, sum_up=lambda: None)

@@ -8,9 +8,9 @@ import psycopg
 
 from apscheduler_tasklock import TaskLocks
 from apscheduler_tasklock._lock.client import LockClient
-from apscheduler_tasklock._lock.protocol_messages import ClaimRequest, Refusal
 from apscheduler_tasklock.lock import HeldLock
 from apscheduler_tasklock.status import Run
+from tests.support.waist import ClaimRequest, Refusal
 
 
 def claim(locks: LockClient, task: str = "task", **wanted: Any) -> HeldLock | Refusal:

@@ -12,13 +12,13 @@ from uuid import UUID
 
 from apscheduler_tasklock import options
 from apscheduler_tasklock._lock.outcomes import WindowAfter
-from apscheduler_tasklock._lock.protocol_messages import Refusal
 from apscheduler_tasklock._runs import run_attempt
 from apscheduler_tasklock._runs.submission import Submission
 from apscheduler_tasklock.testing import rule
 from apscheduler_tasklock.testing.rule import LATEST_RETRY, Row
 from tests.simulation.mutations import _method
 from tests.simulation.world import replaced
+from tests.support.waist import Refusal
 
 Mutated = AbstractContextManager[None]
 

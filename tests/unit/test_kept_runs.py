@@ -8,9 +8,9 @@ from uuid import uuid4
 
 import pytest
 
-from apscheduler_tasklock._lock.protocol_messages import RunState
 from apscheduler_tasklock._runs.kept_runs import MOST_KEPT, InTheWay, KeptRuns, LastRun, Outlook
 from apscheduler_tasklock._runs.run import Kind, Run
+from tests.support.waist import RunState
 
 JOB = ("job", "default")
 

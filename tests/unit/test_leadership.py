@@ -10,10 +10,10 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from apscheduler_tasklock._lock.protocol_messages import ClaimRequest, RunState
 from apscheduler_tasklock._runs.kept_runs import LastRun, Outlook
 from apscheduler_tasklock._runs.leadership import Following
 from apscheduler_tasklock._runs.run import Kind, Run
+from tests.support.waist import ClaimRequest, RunState
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=timezone.utc)
 MINUTE = timedelta(minutes=1)

@@ -13,15 +13,6 @@ import pytest
 
 from apscheduler_tasklock._database.rejections import RUN_HISTORY, Rejections
 from apscheduler_tasklock._database.timings import Timings
-from apscheduler_tasklock._lock.protocol_messages import (
-    ClaimRequest,
-    JobMove,
-    MissedTimes,
-    MissNote,
-    Registered,
-    Registration,
-    ScheduleNote,
-)
 from apscheduler_tasklock._runs.missed_runs import (
     MOST_COMPARED,
     MOST_NOTES,
@@ -36,6 +27,15 @@ from apscheduler_tasklock.errors import (
     TaskLockSchemaError,
 )
 from apscheduler_tasklock.status import MissCause
+from tests.support.waist import (
+    ClaimRequest,
+    JobMove,
+    MissedTimes,
+    MissNote,
+    Registered,
+    Registration,
+    ScheduleNote,
+)
 
 # An hour ago. A test may run many minutes after this was computed.
 T = datetime.now(timezone.utc) - timedelta(hours=1)

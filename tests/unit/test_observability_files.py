@@ -21,11 +21,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from apscheduler_tasklock import HeldLock, TaskLocks
 from apscheduler_tasklock._lock.outcomes import RunOutcome
-from apscheduler_tasklock._lock.protocol_messages import Refusal
 from apscheduler_tasklock._runs.otel import OpenTelemetryRun
 from apscheduler_tasklock._runs.submission import Submission
 from apscheduler_tasklock.metrics import observe_tasks, prometheus_text
 from tests.support.telemetry import telemetry
+from tests.support.waist import Refusal
 
 TASK = 'a "task" \\ of\nmany words'
 WORD = re.compile(r"\btasklock_\w+")

@@ -13,11 +13,10 @@ import pytest
 
 from apscheduler_tasklock._database.rejections import Rejections
 from apscheduler_tasklock._database.sequences import Steps, ask_here
-from apscheduler_tasklock._lock.protocol_messages import Registered, Registration, RunState
 from apscheduler_tasklock._runs import registration
 from apscheduler_tasklock._runs.known_tasks import KnownTasks
 from apscheduler_tasklock._runs.registration import Registrar
-from tests.contract.conftest import Memory, Replica
+from tests.support.waist import Memory, Registered, Registration, Replica, RunState
 
 HOUR = 3600.0
 DAY = 24 * HOUR
@@ -45,7 +44,7 @@ class Version(Replica):
         return Registration("task", self.schedule, self.next_in, 60.0, HOUR, "f", period=DAY)
 
     def register(self, tasks: Sequence[Registration]) -> Steps[list[Registered]]:
-        registered: list[Registered] = yield partial(self.protocol.register, tasks=tasks)
+        registered: list[Registered] = yield partial(self.statements.protocol.register, tasks=tasks)
         return registered
 
     def look(self) -> None:
@@ -53,7 +52,7 @@ class Version(Replica):
         look_at(self._registrar, states, self.cursor)
 
     def _states(self, waiting: Collection[str]) -> list[RunState]:
-        states: list[RunState] = self.protocol.read(self.cursor, ["task"], list(waiting))[0]
+        states: list[RunState] = self.statements.read(["task"], list(waiting))[0]
         return states
 
     def change(self, schedule: str, next_in: float | None) -> None:

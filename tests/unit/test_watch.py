@@ -21,19 +21,10 @@ from apscheduler.triggers.interval import IntervalTrigger
 from sqlalchemy.engine import make_url
 
 from apscheduler_tasklock import EVENT_TASK_LOCK_GRANTED
-from apscheduler_tasklock._database.connection import raw_cursor
 from apscheduler_tasklock._database.sqlstates import ConflictError
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.outcomes import MOST_HANDOVERS, RunOutcome, WindowAfter
-from apscheduler_tasklock._lock.protocol import TaskLockProtocol
-from apscheduler_tasklock._lock.protocol_messages import (
-    ClaimAnswer,
-    ClaimRequest,
-    Registration,
-    ReleaseRequest,
-    RunState,
-)
 from apscheduler_tasklock._lock.replica import LockSettings
 from apscheduler_tasklock._runs.executor_jobs import what_runs
 from apscheduler_tasklock._runs.kept_runs import InTheWay, KeptRuns, Outlook
@@ -43,9 +34,16 @@ from apscheduler_tasklock._runs.run import Kind, Run
 from apscheduler_tasklock._runs.submission import JobKey, Submission
 from apscheduler_tasklock._runs.watch import Watch
 from apscheduler_tasklock.options import DEFAULTS, LockOptions
-from apscheduler_tasklock.schema.table import task_lock_table
 from tests.support.polling import eventually
 from tests.support.schedulers import Replica
+from tests.support.waist import (
+    ClaimAnswer,
+    ClaimRequest,
+    Registration,
+    ReleaseRequest,
+    RunState,
+    statements_of,
+)
 
 Connection = psycopg.Connection[Any]
 
@@ -124,13 +122,11 @@ class Rows:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._cursor = raw_cursor(connection)
-        self._protocol = TaskLockProtocol(task_lock_table(), "another")
+        self._statements = statements_of("another", connection)
 
     def running(self, task: str, *, runs: str = "function", failover: bool = True) -> ClaimAnswer:
         """Claim the task's window of now, for ten minutes without a renewal."""
-        answer = self._protocol.claim(
-            self._cursor,
+        answer = self._statements.claim(
             ClaimRequest(
                 task,
                 min_lock=0.0,
@@ -148,10 +144,10 @@ class Rows:
         claim_id = self.state(task).claim_id
         if handed_over:
             handing_over = ReleaseRequest(task, claim_id, RunOutcome(WindowAfter.HAND_OVER))
-            assert self._protocol.release(self._cursor, handing_over) is not None
+            assert self._statements.release(handing_over) is not None
         else:
             holders = ["another"]
-            assert self._protocol.end_lease(self._cursor, task, claim_id, holders) is not None
+            assert self._statements.end_lease(task, claim_id, holders) is not None
 
     def dead(self, task: str, **claim: Any) -> UUID:
         claim_id = self.running(task, **claim).claim_id
@@ -160,7 +156,7 @@ class Rows:
 
     def end(self, task: str) -> None:
         claim_id = self.state(task).claim_id
-        self._protocol.release(self._cursor, ReleaseRequest(task, claim_id))
+        self._statements.release(ReleaseRequest(task, claim_id))
 
     def set(self, task: str, **columns: Any) -> None:
         changes = ", ".join(f"{column} = %s" for column in columns)
@@ -169,7 +165,7 @@ class Rows:
         )
 
     def state(self, task: str) -> RunState:
-        states, _ = self._protocol.read(self._cursor, [task], [task])
+        states, _ = self._statements.read([task], [task])
         return states[0]
 
 

@@ -12,16 +12,15 @@ import psycopg
 import pytest
 
 from apscheduler_tasklock import TaskLockDatabaseError, TaskLockError
-from apscheduler_tasklock._lock.claim_attempts import ClaimAttempt
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.limited_claims import Claimed, NotNow
-from apscheduler_tasklock._lock.protocol_messages import ClaimRequest, Refusal
 from apscheduler_tasklock.lock import HeldLock
 from tests.support.claims import held, row
 from tests.support.faults import CLAIM, Fault
 from tests.support.outages import refuse, restore
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy
+from tests.support.waist import AnyAttempt, ClaimRequest, Refusal
 
 MakeLocks = Callable[..., LockClient]
 Connection = psycopg.Connection[Any]
@@ -35,7 +34,7 @@ class Asking:
     def __init__(self, locks: LockClient, *tasks: str) -> None:
         self.locks = locks
         self.attempts = [_attempt(locks, task) for task in tasks]
-        self.told: queue.SimpleQueue[Sequence[tuple[ClaimAttempt, Claimed]]] = queue.SimpleQueue()
+        self.told: queue.SimpleQueue[Sequence[tuple[AnyAttempt, Claimed]]] = queue.SimpleQueue()
         self.held: list[HeldLock] = []
 
     def ask(self, most: int | None = None) -> dict[str, Any]:
@@ -53,11 +52,10 @@ class Asking:
         return {attempt.task_name: claimed for attempt, claimed in told}
 
 
-def _attempt(locks: LockClient, task: str) -> ClaimAttempt:
-    request = ClaimRequest(task, min_lock=9.0, max_lock=50.0, runs="jobs:job", lease=20.0)
-    attempt = locks.attempt(request)
-    assert isinstance(attempt, ClaimAttempt)
-    return attempt
+def _attempt(locks: LockClient, task: str) -> AnyAttempt:
+    return locks.attempt(
+        ClaimRequest(task, min_lock=9.0, max_lock=50.0, runs="jobs:job", lease=20.0)
+    )
 
 
 @pytest.fixture

@@ -21,12 +21,12 @@ from apscheduler_tasklock._database.sqlstates import RowLockedError
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.outcomes import RunOutcome, WindowAfter
-from apscheduler_tasklock._lock.protocol_messages import Refusal, TakeoverRequest
 from apscheduler_tasklock.lock import HeldLock
 from tests.support.claims import claim, die, held, row
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy, counted, proxy_to
 from tests.support.schedulers import Replica
+from tests.support.waist import Refusal, TakeoverRequest
 
 MakeLocks = Callable[..., LockClient]
 Connection = psycopg.Connection[Any]

@@ -25,10 +25,10 @@ from apscheduler_tasklock import (
 )
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.outcomes import RunOutcome, WindowAfter
-from apscheduler_tasklock._lock.protocol_messages import Refusal
 from tests.support.claims import claim, held
 from tests.support.polling import eventually
 from tests.support.roles import PASSWORD, role
+from tests.support.waist import Refusal
 
 pytestmark = pytest.mark.direct("it creates roles and databases, which the pooler does not know")
 

@@ -27,9 +27,7 @@ from apscheduler_tasklock import (
     TaskLockExecutor,
     current_lock,
 )
-from apscheduler_tasklock._lock.claim_attempts import TakeoverAttempt
 from apscheduler_tasklock._lock.client import LockClient
-from apscheduler_tasklock._lock.protocol_messages import TakeoverRequest
 from apscheduler_tasklock._runs.watch import Watch
 from tests.support import claims, outages
 from tests.support.claims import row
@@ -45,6 +43,7 @@ from tests.support.polling import eventually
 from tests.support.proxy import SYNC, Proxy
 from tests.support.roles import role
 from tests.support.schedulers import Replica
+from tests.support.waist import Ask, TakeoverRequest, intercept_claims, is_takeover
 
 MakeReplica = Callable[..., Replica]
 MakeLocks = Callable[..., LockClient]
@@ -559,15 +558,17 @@ class TestWhenItIsRun:
         died = holder(lease=600)
         replica = make_heir(on_database_error=way)
         locks, failures = replica.executor.locks, [TaskLockDatabaseError("unavailable")]
-        begin_claim = locks.begin_lone_claim
 
-        def claim_after_an_outage(wanted: Any, tell: Any) -> Any:
-            if isinstance(wanted, TakeoverAttempt) and failures:
-                tell([(wanted, failures.pop())])
-            else:
-                begin_claim(wanted, tell)
+        def after_an_outage(send: Ask) -> Ask:
+            def ask(attempts: Any, most: Any, tell: Any) -> None:
+                if is_takeover(attempts[0]) and failures:
+                    tell([(attempts[0], failures.pop())])
+                else:
+                    send(attempts, most, tell)
 
-        monkeypatch.setattr(locks, "begin_lone_claim", claim_after_an_outage)
+            return ask
+
+        intercept_claims(locks, after_an_outage)
         replica.run_once(token_and_takeover)
         replica.one(EVENT_TASK_LOCK_REFUSED)
         end_its_lease(connection)
@@ -643,24 +644,27 @@ class TestLooking:
         """What was refused while the shutdown waits for it is not kept."""
         died = holder(min_lock=0.001, lease=600)
         replica = make_heir()
-        begin_claims, refused = replica.executor.locks.begin_claims, threading.Event()
+        refused = threading.Event()
 
-        def claim_slowly(attempts: Any, most: Any, tell: Any) -> None:
-            def tell_late(decided: Any) -> None:
-                refused.set()
-                eventually(lambda: replica.executor.locks.closed)
-                tell(decided)
+        def slowly(send: Ask) -> Ask:
+            def ask(attempts: Any, most: Any, tell: Any) -> None:
+                def tell_late(decided: Any) -> None:
+                    refused.set()
+                    eventually(lambda: replica.executor.locks.closed)
+                    tell(decided)
 
-            begin_claims(attempts, most, tell_late)
+                send(attempts, most, tell_late)
 
-        monkeypatch.setattr(replica.executor.locks, "begin_claims", claim_slowly)
+            return ask
+
+        undo = intercept_claims(replica.executor.locks, slowly)
         replica.run_once(token_and_takeover)
         assert refused.wait(60)
         replica.shutdown()
         replica.one(EVENT_TASK_LOCK_REFUSED)
         assert replica.codes() == [EVENT_TASK_LOCK_REFUSED]
 
-        monkeypatch.undo()
+        undo()
         end_its_lease(connection)
         replica.start()
         replica.executor.locks.believe()

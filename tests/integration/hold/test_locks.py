@@ -21,7 +21,6 @@ from sqlalchemy.pool import AssertionPool, Pool, SingletonThreadPool, StaticPool
 from apscheduler_tasklock._database.thread import AwaitedTicket, DatabaseThread
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.client import LockClient
-from apscheduler_tasklock._lock.protocol_messages import Refusal, TakeoverRequest
 from apscheduler_tasklock.errors import (
     TaskLockDatabaseError,
     TaskLockError,
@@ -32,6 +31,7 @@ from apscheduler_tasklock.locks import TaskLocks
 from tests.support.claims import claim, die, held, pids, row
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy, pass_on
+from tests.support.waist import Refusal, TakeoverRequest
 
 MakeLocks = Callable[..., LockClient]
 KnownTask = Callable[[str], None]

@@ -32,8 +32,6 @@ from apscheduler_tasklock import (
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._database.url import parse_url
 from apscheduler_tasklock._lock.client import LockClient
-from apscheduler_tasklock._lock.protocol import TaskLockProtocol
-from apscheduler_tasklock._lock.protocol_messages import Renewal
 from tests.support import claims, pool_jobs
 from tests.support.claims import row
 from tests.support.hosts import AsyncIO, Host
@@ -43,6 +41,7 @@ from tests.support.polling import eventually
 from tests.support.proxy import Proxy
 from tests.support.roles import PASSWORD, role
 from tests.support.schedulers import Replica
+from tests.support.waist import Renewal, method_of
 
 MakeReplica = Callable[..., Replica]
 MakeLocks = Callable[..., LockClient]
@@ -87,13 +86,14 @@ def test_all_that_is_held_is_renewed_by_one_thread_with_one_statement(
 ) -> None:
     locks = make_locks()
     renewed: list[int] = []
-    renew = TaskLockProtocol.renew
+    owner, name = method_of("renew")
+    renew = getattr(owner, name)
 
-    def count(protocol: TaskLockProtocol, cursor: Any, renewals: Sequence[Renewal]) -> Any:
+    def count(protocol: Any, cursor: Any, renewals: Sequence[Renewal]) -> Any:
         renewed.append(len(renewals))
         return renew(protocol, cursor, renewals)
 
-    monkeypatch.setattr(TaskLockProtocol, "renew", count)
+    monkeypatch.setattr(owner, name, count)
     assert renewing_threads() == []
     held = [hold(locks, f"task {number}") for number in range(3)]
     first = [locked_until(connection, lock.name) for lock in held]

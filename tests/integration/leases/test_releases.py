@@ -16,13 +16,13 @@ from sqlalchemy import Engine
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.client import LockClient, Released
 from apscheduler_tasklock._lock.outcomes import RunOutcome
-from apscheduler_tasklock._lock.protocol_messages import Refusal, RetryRequest
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockSchemaError
 from apscheduler_tasklock.lock import HeldLock
 from tests.support.claims import held
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy
 from tests.support.roles import role
+from tests.support.waist import Refusal, RetryRequest
 
 MakeLocks = Callable[..., LockClient]
 

@@ -22,7 +22,6 @@ from apscheduler_tasklock import (
     current_lock,
 )
 from apscheduler_tasklock._lock.client import LockClient
-from apscheduler_tasklock._lock.protocol_messages import ManualRequest
 from tests.integration.conftest import Job
 from tests.support import claims
 from tests.support.claims import ended_runs, row
@@ -30,6 +29,7 @@ from tests.support.internals import wake_poll
 from tests.support.polling import eventually
 from tests.support.rows import add_task
 from tests.support.schedulers import Replica
+from tests.support.waist import ManualRequest
 
 MakeReplica = Callable[..., Replica]
 MakeLocks = Callable[..., LockClient]

@@ -28,12 +28,12 @@ from apscheduler_tasklock import (
     task_lock,
 )
 from apscheduler_tasklock._lock.client import LockClient
-from apscheduler_tasklock._lock.protocol_messages import RetryRequest
 from tests.support.claims import die, ended_runs, row
 from tests.support.internals import kept_run_times
 from tests.support.outages import count_looks, until_looked
 from tests.support.polling import eventually
 from tests.support.schedulers import Replica
+from tests.support.waist import RetryRequest
 
 MakeReplica = Callable[..., Replica]
 Connection = psycopg.Connection[Any]

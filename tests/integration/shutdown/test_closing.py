@@ -18,11 +18,11 @@ from apscheduler_tasklock._database.deadline import Deadline
 from apscheduler_tasklock._database.requests import Call
 from apscheduler_tasklock._database.url import parse_url
 from apscheduler_tasklock._lock.client import LockClient
-from apscheduler_tasklock._lock.protocol_messages import ClaimRequest
 from apscheduler_tasklock._shutdown import Closing
 from tests.support.exchanges import NAME, Setup
 from tests.support.polling import eventually
 from tests.support.proxy import Gate, Proxy
+from tests.support.waist import ClaimRequest
 
 MakeLocks = Callable[..., LockClient]
 MakeSetup = Callable[..., Setup]

@@ -74,6 +74,7 @@ from tests.support.stored_jobs import (
     ran,
     store_class,
 )
+from tests.support.waist import intercept_claims
 
 # What the statement has by which a run time without a lock is moved on.
 MOVED_WITHOUT_A_CLAIM = b"last_run_time = CASE WHEN"
@@ -1792,11 +1793,10 @@ class TestBatches:
             asked.append(monotonic())
             tell([(each, TaskLockError("on purpose")) for each in attempts])
 
-        begin_claims = replica.executor.locks.begin_claims
-        replica.executor.locks.begin_claims = fail
+        undo = intercept_claims(replica.executor.locks, lambda _send: fail)
         replica.run_at(note, key)
         eventually(lambda: len(asked) >= 4)
-        replica.executor.locks.begin_claims = begin_claims
+        undo()
         assert asked[3] - asked[0] > 0.05 + 0.1 + 0.2
         replica.runs(key)
 

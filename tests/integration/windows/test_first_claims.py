@@ -10,9 +10,9 @@ import pytest
 
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.client import LockClient
-from apscheduler_tasklock._lock.protocol_messages import ClaimRequest
 from tests.support.claims import held
 from tests.support.polling import eventually
+from tests.support.waist import ClaimRequest
 
 # The key of the advisory lock that a new row waits for.
 INSERTS = 7

@@ -1,0 +1,583 @@
+"""The waist: the one module through which tests reach the lock below its public names.
+
+A request goes in, and its answer comes out. Which method of a protocol carries the request, alone
+or in a batch, to rows in PostgreSQL or in memory, is known here only, so that the protocol can
+change without the tests. `python -m tests.waist` checks that no further test goes around.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from functools import partial
+from typing import Any
+from uuid import UUID, uuid4
+
+import psycopg
+
+from apscheduler_tasklock._database.connection import raw_cursor
+from apscheduler_tasklock._database.outage import Outage
+from apscheduler_tasklock._database.session import NoCursor
+from apscheduler_tasklock._database.timings import Timings
+from apscheduler_tasklock._lock.claim_attempts import (
+    AnyAttempt,
+    BeyondLimitError,
+    ClaimAttempt,
+    ClaimContext,
+    Decision,
+    ManualAttempt,
+    RetryAttempt,
+    StoredAttempt,
+    TakeoverAttempt,
+)
+from apscheduler_tasklock._lock.database_clock import DatabaseClock
+from apscheduler_tasklock._lock.outcomes import NOT_BEGUN, RunOutcome, WindowAfter
+from apscheduler_tasklock._lock.protocol import HISTORY, LOCK_TIMEOUT, TaskLockProtocol
+from apscheduler_tasklock._lock.protocol_messages import (
+    IN_TIME,
+    ClaimAnswer,
+    ClaimRequest,
+    JobMove,
+    LockTimes,
+    ManualRequest,
+    MissedTimes,
+    MissNote,
+    ReadTimes,
+    Refusal,
+    Registered,
+    Registration,
+    ReleaseAnswer,
+    ReleaseRequest,
+    Renewal,
+    RetryRequest,
+    RunState,
+    ScheduleNote,
+    TakeoverRequest,
+)
+from apscheduler_tasklock._lock.test_doubles import LockProtocol
+from apscheduler_tasklock.schema.table import DEFAULT_TABLE, task_lock_table
+from apscheduler_tasklock.status import RunningRun
+from apscheduler_tasklock.testing.in_memory import MemoryProtocol, MemoryTaskLocks
+
+__all__ = [
+    "HISTORY",
+    "IN_TIME",
+    "LOCK_TIMEOUT",
+    "NOT_BEGUN",
+    "AnyAttempt",
+    "Ask",
+    "BeyondLimitError",
+    "ClaimAnswer",
+    "ClaimRequest",
+    "Decision",
+    "JobMove",
+    "LockProtocol",
+    "LockTimes",
+    "ManualRequest",
+    "Memory",
+    "MemoryProtocol",
+    "MemoryTaskLocks",
+    "MissNote",
+    "MissedTimes",
+    "OnTheWay",
+    "ReadTimes",
+    "Refusal",
+    "Registered",
+    "Registration",
+    "ReleaseAnswer",
+    "ReleaseRequest",
+    "Renewal",
+    "Replica",
+    "RetryRequest",
+    "Rows",
+    "RunOutcome",
+    "RunState",
+    "ScheduleNote",
+    "Sent",
+    "Statements",
+    "TakeoverRequest",
+    "Timings",
+    "WindowAfter",
+    "attempt",
+    "believing",
+    "intercept_claims",
+    "is_takeover",
+    "method_of",
+    "protocol_of",
+    "send_together",
+    "statements_of",
+]
+
+# A claim of a run that a row shows: a dead run, a failed run, or a manual run that was asked for.
+AgainRequest = TakeoverRequest | RetryRequest | ManualRequest
+
+
+@dataclass
+class Memory:
+    """Rows in memory, with a clock that stands still until it is set."""
+
+    time: datetime = datetime(2026, 1, 1, tzinfo=timezone.utc)
+    locks: MemoryTaskLocks = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.locks = MemoryTaskLocks(lambda: self.time)
+
+
+# Where the rows are.
+Rows = psycopg.Connection[Any] | Memory
+
+
+def protocol_of(
+    name: str,
+    connection: Any = None,
+    *,
+    lock_timeout: float = LOCK_TIMEOUT,
+    history: int = HISTORY,
+    table: str = DEFAULT_TABLE,
+    schema: str | None = None,
+) -> Any:
+    """Return what sends a replica's statements, or decides by the rule on rows in memory."""
+    if isinstance(connection, Memory):
+        return connection.locks.protocol(name)
+    return TaskLockProtocol(task_lock_table(table, schema), name, lock_timeout, history)
+
+
+class Statements:
+    """The requests of one replica, each with its answer.
+
+    :param protocol: as from :func:`protocol_of`
+    :param cursor: returns the cursor that the statements are sent on
+    """
+
+    def __init__(self, protocol: Any, cursor: Callable[[], Any] = NoCursor) -> None:
+        self.protocol = protocol
+        self._cursor = cursor
+
+    @property
+    def cursor(self) -> Any:
+        return self._cursor()
+
+    def claim(self, request: ClaimRequest, times: ReadTimes = IN_TIME) -> ClaimAnswer:
+        answer: ClaimAnswer = self.protocol.claim(self.cursor, request, times)
+        return answer
+
+    def claim_many(
+        self,
+        requests: Sequence[ClaimRequest],
+        times: ReadTimes = IN_TIME,
+        most: int | None = None,
+        *,
+        lags: Sequence[float] | None = None,
+        first: bool = False,
+    ) -> dict[UUID, ClaimAnswer]:
+        """Claim tasks together.
+
+        :param lags: as of the times of each request; by default nothing is late
+        :param first: whether the tasks have no rows; else those without rows have no answer
+        """
+        send = self.protocol.first_claim_many if first else self.protocol.claim_many
+        lags = [0.0] * len(requests) if lags is None else lags
+        answers: dict[UUID, ClaimAnswer] = send(self.cursor, requests, lags, times, most)
+        return answers
+
+    def again(self, request: AgainRequest, times: ReadTimes = IN_TIME) -> ClaimAnswer | None:
+        """Claim the run that the request names, if the task's row still shows that run."""
+        if not isinstance(request, ManualRequest):
+            return self.again_many([request], times).get(request.claim_id)
+        answer: ClaimAnswer | None = self.protocol.claim_manual(
+            self.cursor, request, stable=times.stable, not_after=times.not_after
+        )
+        return answer
+
+    def again_many(
+        self,
+        requests: Sequence[TakeoverRequest | RetryRequest],
+        times: ReadTimes = IN_TIME,
+    ) -> dict[UUID, ClaimAnswer]:
+        """Claim runs of one kind together."""
+        retries = any(isinstance(request, RetryRequest) for request in requests)
+        send = self.protocol.retry_many if retries else self.protocol.take_over_many
+        answers: dict[UUID, ClaimAnswer] = send(self.cursor, requests, times)
+        return answers
+
+    def move(
+        self, requests: Sequence[ClaimRequest], times: ReadTimes = IN_TIME, most: int = 9
+    ) -> dict[UUID, ClaimAnswer]:
+        """Claim the tasks of stored jobs, and move the jobs on."""
+        answers: dict[UUID, ClaimAnswer] = self.protocol.claim_and_move(
+            self.cursor, requests, times, most
+        )
+        return answers
+
+    def release(self, request: ReleaseRequest) -> ReleaseAnswer | None:
+        answer: ReleaseAnswer | None = self.protocol.release(self.cursor, request)
+        return answer
+
+    def release_many(self, requests: Sequence[ReleaseRequest]) -> dict[UUID, ReleaseAnswer | None]:
+        answers: dict[UUID, ReleaseAnswer | None] = self.protocol.release_many(
+            self.cursor, requests
+        )
+        return answers
+
+    def end_lease(self, task: str, claim_id: UUID, holders: Sequence[str]) -> ReleaseAnswer | None:
+        answer: ReleaseAnswer | None = self.protocol.end_lease(self.cursor, task, claim_id, holders)
+        return answer
+
+    def give_up(self, task: str, claim_id: UUID) -> bool:
+        return bool(self.protocol.give_up(self.cursor, task, claim_id))
+
+    def renew(self, renewals: Sequence[Renewal]) -> dict[UUID, LockTimes]:
+        times: dict[UUID, LockTimes] = self.protocol.renew(self.cursor, renewals)
+        return times
+
+    def extend(self, task: str, claim_id: UUID, by: float, lease: float | None) -> LockTimes | None:
+        times: LockTimes | None = self.protocol.extend(self.cursor, task, claim_id, by, lease)
+        return times
+
+    def read(
+        self, tasks: Sequence[str], always: Sequence[str] = ()
+    ) -> tuple[list[RunState], datetime]:
+        states: tuple[list[RunState], datetime] = self.protocol.read(self.cursor, tasks, always)
+        return states
+
+    def register(self, tasks: Sequence[Registration]) -> list[Registered]:
+        registered: list[Registered] = self.protocol.register(self.cursor, tasks)
+        return registered
+
+    def alive(
+        self, tasks: Sequence[str], started_at: datetime | None = None, **more: Any
+    ) -> tuple[datetime, int]:
+        """Send a sign of life."""
+        host, version = "host", "1.0"
+        seen: tuple[datetime, int] = self.protocol.report_replica(
+            self.cursor, host, version, tasks, started_at, **more
+        )
+        return seen
+
+    def stops(self, running: Sequence[RunningRun] = ()) -> None:
+        self.protocol.stop_replica(self.cursor, running)
+
+    def retire(self, successor_of: Sequence[str], dropped: Sequence[str]) -> None:
+        self.protocol.retire(self.cursor, successor_of, dropped)
+
+    def remove_replicas(self, age: float) -> None:
+        self.protocol.remove_replicas(self.cursor, age)
+
+    def lead(self, row: str, leader_id: str, lease: float) -> bool:
+        return bool(self.protocol.lead(self.cursor, row, leader_id, lease))
+
+    def resign(self, row: str, leader_id: str) -> None:
+        self.protocol.resign(self.cursor, row, leader_id)
+
+    def note(
+        self, notes: Sequence[MissNote] | Sequence[ScheduleNote], sent_at: datetime | None = None
+    ) -> set[str]:
+        """Write into the history what was missed, or which schedules have changed.
+
+        :return: the tasks whose notes are to be sent again
+        """
+        again: set[str]
+        if sent_at is None:
+            again = self.protocol.note_reschedulings(self.cursor, notes)
+        else:
+            again = self.protocol.note_misses(self.cursor, notes, sent_at)
+        return again
+
+    def shorten_history(self, tasks: Sequence[str]) -> None:
+        self.protocol.shorten_history(self.cursor, tasks)
+
+    def prune(self, age: float) -> int:
+        return int(self.protocol.prune(self.cursor, age))
+
+
+def statements_of(name: str, connection: Any, **more: Any) -> Statements:
+    """Return what a replica sends on a connection, or asks of rows in memory."""
+
+    def cursor() -> Any:
+        return NoCursor() if isinstance(connection, Memory) else raw_cursor(connection)
+
+    return Statements(protocol_of(name, connection, **more), cursor)
+
+
+class Replica:
+    """A replica as the protocol sees one: an id, and a connection with a clock.
+
+    :ivar statements: what the methods send with, for requests that they do not make
+    """
+
+    def __init__(self, name: str, connection: Any, lock_timeout: float = 10.0, **more: Any) -> None:
+        self.name = name
+        self.connection = connection
+        self.statements = statements_of(name, connection, lock_timeout=lock_timeout, **more)
+
+    @property
+    def cursor(self) -> Any:
+        return self.statements.cursor
+
+    def claim(
+        self,
+        task: str = "task",
+        *,
+        lag: float = 0.0,
+        latest: datetime | None = None,
+        stable: bool = True,
+        run_time: datetime | None = None,
+        min_lock: float = 9.0,
+        max_lock: float = 50.0,
+        claim_id: UUID | None = None,
+        runs: str = "jobs:job",
+        **request: Any,
+    ) -> tuple[UUID, ClaimAnswer]:
+        """Claim as for a job every 10 s, whose run time was ``lag`` seconds ago."""
+        claim_id = claim_id or uuid4()
+        asked = ClaimRequest(
+            task,
+            min_lock,
+            max_lock,
+            run_time=run_time,
+            exact=run_time is not None,
+            runs=runs,
+            claim_id=claim_id,
+            **request,
+        )
+        return claim_id, self.send(asked, ReadTimes(lag, latest, stable))
+
+    def send(self, request: ClaimRequest, times: ReadTimes) -> ClaimAnswer:
+        return self.statements.claim(request, times)
+
+    def granted(self, task: str = "task", **request: Any) -> bool:
+        return self.claim(task, **request)[1].granted
+
+    def hold(self, task: str = "task", **request: Any) -> tuple[UUID, ClaimAnswer]:
+        """Claim as ``hold()`` does, which runs no job that somebody else could run."""
+        return self.claim(task, runs="", **request)
+
+    def take_over(
+        self,
+        dead_claim_id: UUID,
+        task: str = "task",
+        *,
+        claim_id: UUID | None = None,
+        lease: float | None = None,
+        failover: bool = True,
+        stable: bool = True,
+    ) -> tuple[UUID, ClaimAnswer | None]:
+        claim_id = claim_id or uuid4()
+        request = TakeoverRequest(task, dead_claim_id, "dead", lease, failover, claim_id)
+        return claim_id, self.statements.again(request, ReadTimes(stable=stable))
+
+    def takes_over(self, dead_claim_id: UUID, task: str = "task", **request: Any) -> bool:
+        _, answer = self.take_over(dead_claim_id, task, **request)
+        return answer is not None and answer.granted
+
+    def run_by_hand(
+        self,
+        request_id: UUID,
+        task: str = "task",
+        *,
+        stable: bool = True,
+        max_lock: float = 300.0,
+        **request: Any,
+    ) -> tuple[UUID, ClaimAnswer | None]:
+        """Claim a run that was asked for by hand."""
+        asked = ManualRequest(task, request_id, max_lock, **{"runs": "jobs:job", **request})
+        return asked.claim_id, self.statements.again(asked, ReadTimes(stable=stable))
+
+    def release(
+        self, claim_id: UUID, task: str = "task", *, keep_window: bool = True
+    ) -> ReleaseAnswer | None:
+        return self.end(
+            claim_id, task, window=WindowAfter.KEEP if keep_window else WindowAfter.OPEN
+        )
+
+    def end(
+        self, claim_id: UUID, task: str = "task", *, token: int | None = None, **end: Any
+    ) -> ReleaseAnswer | None:
+        """Release, and say how the run ended."""
+        return self.statements.release(ReleaseRequest(task, claim_id, RunOutcome(**end), token))
+
+    def claim_many(
+        self, *requests: ClaimRequest, most: int | None = None
+    ) -> dict[UUID, ClaimAnswer]:
+        return self.statements.claim_many(requests, most=most)
+
+    def take_over_many(self, *requests: TakeoverRequest) -> dict[UUID, ClaimAnswer]:
+        return self.statements.again_many(requests)
+
+    def release_many(self, requests: Sequence[ReleaseRequest]) -> dict[UUID, ReleaseAnswer | None]:
+        return self.statements.release_many(requests)
+
+    def end_lease(
+        self, claim_id: UUID, task: str = "task", *, holders: list[str]
+    ) -> ReleaseAnswer | None:
+        return self.statements.end_lease(task, claim_id, holders)
+
+    def hand_over(
+        self, claim_id: UUID, task: str = "task", *, begun: bool = False
+    ) -> ReleaseAnswer | None:
+        end: dict[str, Any] = {"outcome": "cancelled", "cut": True} if begun else {}
+        return self.end(claim_id, task, window=WindowAfter.HAND_OVER, **end)
+
+    def give_up(self, claim_id: UUID, task: str = "task") -> bool:
+        return self.statements.give_up(task, claim_id)
+
+    def extend(
+        self, claim_id: UUID, by: float, *, lease: float | None = None, task: str = "task"
+    ) -> LockTimes | None:
+        return self.statements.extend(task, claim_id, by, lease)
+
+    def renew(self, *renewals: Renewal) -> dict[UUID, LockTimes]:
+        return self.statements.renew(renewals)
+
+    def renewed(
+        self, claim_id: UUID, task: str = "task", *, lease: float = 30, is_last: bool = False
+    ) -> bool:
+        return claim_id in self.renew(Renewal(task, claim_id, lease, is_last))
+
+    def read(self, *tasks: str, always: tuple[str, ...] = ()) -> dict[str, RunState]:
+        states, _ = self.statements.read(tasks, always)
+        return {state.task_name: state for state in states}
+
+    def prune(self, age: float) -> int:
+        return self.statements.prune(age)
+
+
+# ---- claims that are sent until they are decided -----------------------------------------------
+
+
+def believing(protocol: Any) -> ClaimContext:
+    """Return what the claims of a replica share that has seen the database for long enough."""
+    outage = Outage("here")
+    outage.believe()
+    return ClaimContext(protocol, DatabaseClock(), outage, 10.0)
+
+
+def attempt(request: ClaimRequest | AgainRequest, context: ClaimContext) -> AnyAttempt:
+    """Return a claim that is sent until its answer can be used."""
+    if isinstance(request, TakeoverRequest):
+        return TakeoverAttempt(request, context)
+    if isinstance(request, RetryRequest):
+        return RetryAttempt(request, context)
+    if isinstance(request, ManualRequest):
+        return ManualAttempt(request, context)
+    return (StoredAttempt if request.move else ClaimAttempt)(request, context)
+
+
+def send_together(cursor: Any, attempts: Sequence[Any], **more: Any) -> list[Any]:
+    """Send claims of one kind in one statement; return the decision or error of each."""
+    decided: list[Any] = type(attempts[0]).send_together(cursor, attempts, **more)
+    return decided
+
+
+def is_takeover(wanted: object) -> bool:
+    """Return whether a claim is to take over a dead run."""
+    return isinstance(wanted, TakeoverAttempt)
+
+
+# ---- faults ------------------------------------------------------------------------------------
+
+# The attempts of one ask, how many of them are granted at most, and whom to tell.
+Ask = Callable[[Sequence[Any], int | None, Callable[[Any], object]], object]
+
+
+def intercept_claims(locks: Any, intercept: Callable[[Ask], Ask]) -> Callable[[], None]:
+    """Let the claims of an executor's jobs go through a function on their way to the database.
+
+    :param intercept: gets what sends an ask, and returns what is called in its place
+    :return: undoes it
+    """
+    begin_claims, begin_lone_claim = locks.begin_claims, locks.begin_lone_claim
+    lone = intercept(lambda attempts, _most, tell: begin_lone_claim(attempts[0], tell))
+    locks.begin_claims = intercept(begin_claims)
+    locks.begin_lone_claim = lambda claim, tell: lone([claim], None, tell)
+
+    def undo() -> None:
+        locks.begin_claims, locks.begin_lone_claim = begin_claims, begin_lone_claim
+
+    return undo
+
+
+# The statements in which a claim, a release and so on can be met: by the verbs of this page.
+_METHODS = {
+    "again": "take_over_many",
+    "move": "claim_and_move",
+    "release": "release_many",
+    "renew": "renew",
+}
+
+
+def method_of(verb: str) -> tuple[type[Any], str]:
+    """Return the class and the method that send a replica's statement, to be patched."""
+    return TaskLockProtocol, _METHODS[verb]
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A statement on its way to rows in memory.
+
+    :ivar name: which statement it is, for the trace
+    :ivar group: the name that all of its forms share
+    :ivar tasks: the tasks that it names, for the trace
+    :ivar carry_out: carries it out, and returns its answer
+    :ivar cursor: the cursor that it is sent on
+    """
+
+    name: str
+    group: str
+    tasks: str
+    carry_out: Callable[[], Any]
+    cursor: Any
+
+
+_CLAIMS = ("claim", "claim_many", "first_claim_many", "claim_and_move")
+_RELEASES = ("release", "release_many")
+# Statements that pass over locked rows.
+_PASSING_OVER = ("claim_many", "first_claim_many")
+
+
+class OnTheWay:
+    """A protocol whose statements go through a function on their way to the rows.
+
+    :param send: called in place of each statement; may carry it out, or not
+    :param is_locked: says whether another session has a task's row locked
+    """
+
+    def __init__(
+        self,
+        protocol: Any,
+        send: Callable[[Sent], Any],
+        is_locked: Callable[[str], bool] = lambda _task: False,
+    ) -> None:
+        self._protocol = protocol
+        self._through = send
+        self._is_locked = is_locked
+
+    def __getattr__(self, name: str) -> Any:
+        return partial(self._send, name)
+
+    def _send(self, name: str, cursor: Any, *arguments: Any, **options: Any) -> Any:
+        def carry_out() -> Any:
+            asked = self._pass_over(arguments) if name in _PASSING_OVER else arguments
+            return getattr(self._protocol, name)(cursor, *asked, **options)
+
+        group = "claim" if name in _CLAIMS else "release" if name in _RELEASES else name
+        return self._through(Sent(name, group, _tasks_of(arguments), carry_out, cursor))
+
+    def _pass_over(self, arguments: Sequence[Any]) -> Sequence[Any]:
+        """Return the arguments of a batch of claims without the claims whose rows are locked."""
+        pairs = zip(arguments[0], arguments[1], strict=True)
+        asked = [(each, lag) for each, lag in pairs if not self._is_locked(each.task_name)]
+        return [[each for each, _ in asked], [lag for _, lag in asked], *arguments[2:]]
+
+
+def _tasks_of(arguments: Sequence[Any]) -> str:
+    """Return the tasks of a statement, for the trace."""
+    if not arguments:
+        return ""
+    asked: Iterable[Any] = arguments[0]
+    if isinstance(asked, str):
+        return asked
+    if not isinstance(asked, (list, tuple)):
+        asked = [asked]
+    return ", ".join(each if isinstance(each, str) else each.task_name for each in asked)
