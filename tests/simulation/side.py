@@ -22,16 +22,24 @@ from apscheduler_tasklock._database import (
     session,
     thread,
 )
-from apscheduler_tasklock._database.connection import attempt_limit
 from apscheduler_tasklock._database.deadline import Deadline
 from apscheduler_tasklock._database.session import NoCursor, Session
 from apscheduler_tasklock._database.thread import DatabaseThread
 from apscheduler_tasklock._lock import claim_attempts, client, heartbeat, releases, replica
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.replica import LockSettings, Replica
-from apscheduler_tasklock._runs import jobs_thread, leadership
+from apscheduler_tasklock._runs import jobs_thread, leadership, presence
 from tests.simulation.faults import CLAIM_TIMEOUT, Place, Plan
-from tests.simulation.world import BEGIN, CLOCK, Inbox, Process, VirtualFuture, World, replaced
+from tests.simulation.world import (
+    BEGIN,
+    CLOCK,
+    Inbox,
+    Process,
+    VirtualFuture,
+    VirtualThreading,
+    World,
+    replaced,
+)
 from tests.support.waist import MemoryTaskLocks, OnTheWay, Sent
 
 ASKS_THE_TIME = (
@@ -45,6 +53,7 @@ ASKS_THE_TIME = (
     leadership,
     lock,
     outage,
+    presence,
     rejections,
     releases,
     replica,
@@ -53,7 +62,12 @@ ASKS_THE_TIME = (
 
 
 class Connection:
-    """Stands in for a connection of psycopg."""
+    """Stands in for a connection of psycopg.
+
+    :ivar ended_by: why the other side has ended the connection; ``None``: it has not ended
+    """
+
+    ended_by: str | None = None
 
     def __init__(self) -> None:
         status = psycopg.pq.TransactionStatus.IDLE
@@ -75,8 +89,8 @@ class Cursor(NoCursor):
 class SimulatedSession(Session):
     """The real session, with simulated connections."""
 
-    def __init__(self, world: World, process: Process) -> None:
-        super().__init__(Connection, attempt_limit(CLAIM_TIMEOUT))
+    def __init__(self, world: World, process: Process, replica: Replica) -> None:
+        super().__init__(Connection, replica.attempt, replica.outage.idle_connection_ended)
         self._world = world
         self._process = process
 
@@ -84,7 +98,8 @@ class SimulatedSession(Session):
         if self._world.now < self._process.cut_until:
             self._world.sleep(0.01)
             raise psycopg.OperationalError("connection refused")
-        return Connection()
+        connection = self._process.connection = Connection()
+        return connection
 
 
 @contextmanager
@@ -122,7 +137,7 @@ class SimulatedReplica(Replica):
         super().__init__(settings)
 
     def _make_session(self) -> Session:
-        return SimulatedSession(self._world, self._process)
+        return SimulatedSession(self._world, self._process, self)
 
 
 class SimulatedClient(LockClient):
@@ -195,7 +210,9 @@ def simulating() -> Iterator[None]:
                 (replica, "task_lock_table", cache(replica.task_lock_table)),
                 (session, "bounded_waits", _bounded),
                 (session, "raw_cursor", lambda connection: Cursor(connection.limit)),
-                (session, "ended_by", lambda _connection: None),
+                (session, "ended_by", lambda connection: connection.ended_by),
+                (thread, "threading", VirtualThreading()),
+                (client, "flush_application", lambda _until: None),
             )
         )
         yield

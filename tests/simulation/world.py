@@ -10,6 +10,7 @@ from __future__ import annotations
 import concurrent.futures
 import queue
 import random
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -45,6 +46,7 @@ class Process:
     :ivar out_of_touch: the times in which the process was cut off while others may have reached the
         database, each with begin and end on the virtual clock
     :ivar silent: the times in which the process was cut off, also in outages
+    :ivar connection: the connection that the process has opened last
     """
 
     name: str
@@ -54,6 +56,7 @@ class Process:
     cut_until: float = -inf
     out_of_touch: list[tuple[float, float]] = field(default_factory=list)
     silent: list[tuple[float, float]] = field(default_factory=list)
+    connection: Any = None
 
     def lose_touch(self, since: float, seconds: float, *, alone: bool = True) -> None:
         """Note that the process is cut off: alone, or together with all others in an outage."""
@@ -267,6 +270,37 @@ class VirtualFuture(Future[Any]):
         if not self.done():
             raise concurrent.futures.TimeoutError
         return super().exception()
+
+
+class VirtualEvent:
+    """An event whose waits are a world's."""
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._wakes: list[Callable[[], None]] = []
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+    def set(self) -> None:
+        self._is_set = True
+        wakes, self._wakes = self._wakes, []
+        for wake in wakes:
+            wake()
+
+    def wait(self, timeout: float) -> bool:
+        if not self._is_set:
+            CLOCK.world.wait(CLOCK.world.now + timeout, self._wakes.append)
+        return self._is_set
+
+
+class VirtualThreading:
+    """Stands in for the module ``threading``, with events of a world."""
+
+    Event = VirtualEvent
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(threading, name)
 
 
 class Inbox:

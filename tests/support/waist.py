@@ -562,7 +562,8 @@ class OnTheWay:
             return getattr(self._protocol, name)(cursor, *asked, **options)
 
         group = "claim" if name in _CLAIMS else "release" if name in _RELEASES else name
-        return self._through(Sent(name, group, _tasks_of(arguments), carry_out, cursor))
+        tasks = _tasks_of(arguments or [options.get("tasks", "")])
+        return self._through(Sent(name, group, tasks, carry_out, cursor))
 
     def _pass_over(self, arguments: Sequence[Any]) -> Sequence[Any]:
         """Return the arguments of a batch of claims without the claims whose rows are locked."""

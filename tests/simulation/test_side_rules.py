@@ -1,0 +1,956 @@
+"""The rules of the database's side, one by one: renewals, answers, releases, the grace, stops.
+
+`test_side_faults.py` looks for what goes wrong in the end. Here are the rules that another rule may
+cover up there, and the numbers that nobody would miss in a scenario.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import psycopg
+import pytest
+
+from apscheduler_tasklock._lock.client import LockClient
+from apscheduler_tasklock._lock.limited_claims import NotNow
+from apscheduler_tasklock._lock.outcomes import RunOutcome, WindowAfter
+from apscheduler_tasklock._lock.protocol_messages import Registration
+from apscheduler_tasklock._runs.known_tasks import KnownTasks
+from apscheduler_tasklock._runs.presence import Presence
+from apscheduler_tasklock._shutdown import Shutdown
+from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
+from apscheduler_tasklock.lock import HeldLock
+from tests.simulation.faults import Place
+from tests.simulation.stage import LEASE, Call, Stage, claim_of, slow, then
+
+pytestmark = pytest.mark.usefixtures("simulation")
+
+ENDED_WELL = RunOutcome(WindowAfter.KEEP, "ok")
+HANDED_OVER = RunOutcome(WindowAfter.HAND_OVER)
+# The limit of the wait for an answer, and the grace of a small fleet.
+ATTEMPT = 3.3
+GRACE = ATTEMPT + 2.5
+IDLE_TOO_LONG = psycopg.errors.IdleSessionTimeout.sqlstate
+SHUT_DOWN = psycopg.errors.AdminShutdown.sqlstate
+
+
+@pytest.fixture
+def stage(simulation: None) -> Iterator[Stage]:
+    """A world without replicas."""
+    made = Stage()
+    yield made
+    made.close()
+
+
+def ask(stage: Stage, client: LockClient) -> Call:
+    """Send a statement that changes nothing."""
+    return stage.call(client, lambda: client.ask(client.reading(["none"])))
+
+
+def grown_up(stage: Stage, name: str = "A") -> LockClient:
+    """Return the client of a replica whose start was so long ago that it believes the rows."""
+    client = stage.replica(name)
+    ask(stage, client)
+    stage.go_on(GRACE + 1)
+    assert client.stable
+    return client
+
+
+class TestRenewals:
+    def test_a_claim_is_renewed_after_each_third_of_its_lease(self, stage: Stage) -> None:
+        stage.claim(stage.replica())
+        stage.go_to(21)
+        assert stage.sent("renew t") == pytest.approx([5, 10, 15, 20], abs=0.1)
+
+    def test_a_lease_counts_from_what_is_left_of_it_when_its_answer_comes(
+        self, stage: Stage
+    ) -> None:
+        client = stage.replica()
+        stage.faults.plan("claim t", slow(3.2), times=1)
+        call = stage.call(client, client.claim, claim_of("t", lease=4.0))
+        stage.go_to(6)
+        assert stage.sent("renew t")[0] == pytest.approx(3.2 + 0.8 / 3, abs=0.02)
+        assert not call.held.lost
+
+    def test_claims_that_are_nearly_due_are_renewed_in_the_same_statement(
+        self, stage: Stage
+    ) -> None:
+        client = stage.replica()
+        stage.claim(client, "first")
+        stage.go_to(2.4)
+        stage.claim(client, "second")
+        stage.go_to(2.6)
+        stage.claim(client, "third")
+        stage.go_to(7)
+        assert [each for each in stage.statements() if "renew" in each] == ["renew first, second"]
+
+    @pytest.mark.parametrize(("lease", "soon"), [(15.0, 0.5), (60.0, 0.5), (3.0, 0.3)])
+    def test_a_renewal_that_failed_is_sent_again_soon(
+        self, stage: Stage, lease: float, soon: float
+    ) -> None:
+        stage.claim(stage.replica(), lease=lease)
+        stage.faults.plan("renew t", "lost before", times=1)
+        stage.go_to(lease / 3 + 1)
+        first, second = stage.sent("renew t")[:2]
+        assert soon * 0.75 < second - first < soon * 1.25
+
+    def test_a_claim_without_a_lease_is_renewed_once_right_before_its_maximum_lock_ends(
+        self, stage: Stage
+    ) -> None:
+        held = stage.claim(stage.replica(), lease=None, max_lock=100.0)
+        stage.go_to(99.5)
+        assert stage.sent("renew t") == pytest.approx([99], abs=0.1)
+        assert stage.row().overran
+        assert not held.lost
+        stage.go_to(102)
+        assert held.lost
+        assert len(stage.sent("renew t")) == 1
+
+    def test_the_last_renewal_tells_an_overrun_from_a_death(self, stage: Stage) -> None:
+        client, other = stage.replica(), grown_up(stage, "B")
+        held = stage.claim(client, max_lock=20.0)
+        stage.go_on(18.5)
+        assert not stage.row().overran
+        stage.go_on(0.7)
+        assert stage.row().overran
+        assert not held.lost
+        stage.go_on(1)
+        assert held.lost
+        stage.go_on(10)
+        state = stage.look(other)
+        assert state is not None
+        assert state.dead
+        assert stage.row().overran
+
+    def test_the_last_renewal_of_a_short_maximum_lock_is_after_four_fifths_of_it(
+        self, stage: Stage
+    ) -> None:
+        stage.claim(stage.replica(), lease=None, max_lock=2.0)
+        stage.go_to(3)
+        assert stage.sent("renew t") == pytest.approx([1.6], abs=0.05)
+
+    def test_a_lock_that_was_extended_before_its_last_renewal_is_renewed_at_once(
+        self, stage: Stage
+    ) -> None:
+        """A worker process extends locks on a connection of its own."""
+        client = stage.replica()
+        held = stage.claim(client, max_lock=20.0)
+
+        def extend() -> None:
+            stage.change(client, "extend", "t", held.claim_id, 100.0, LEASE)
+
+        stage.faults.plan("renew t", then(extend), since=18.5, times=1)
+        stage.go_to(19.5)
+        assert not stage.row().overran
+        assert not held.lost
+        assert held.seconds_left > 90
+
+    def test_a_lost_lock_is_told_at_the_next_renewal_and_renewed_no_more(
+        self, stage: Stage
+    ) -> None:
+        held, kept = (stage.claim(client := stage.replica()), stage.claim(client, "kept"))
+        stage.database.rows.forget("t")
+        stage.go_to(5.3)
+        assert (held.lost, kept.lost) == (True, False)
+        stage.go_to(20)
+        renewals = [each for each in stage.statements(6.0) if "renew" in each]
+        assert renewals
+        assert set(renewals) == {"renew kept"}
+
+    def test_a_claim_whose_event_loop_was_closed_is_not_renewed(self, stage: Stage) -> None:
+        held = stage.claim(stage.replica())
+        held.runs_on(SimpleNamespace(is_closed=lambda: True))  # type: ignore[arg-type]  # a stand-in
+        stage.go_to(20)
+        assert stage.sent("renew") == []
+
+    def test_a_renewal_goes_before_all_that_waits(self, stage: Stage) -> None:
+        client = stage.replica()
+        held = stage.claim(client)
+        stage.faults.plan("read", slow(1.0), since=4.0)
+        stage.go_to(4.5)
+        for _ in range(20):
+            ask(stage, client)
+        stage.go_to(20)
+        assert stage.sent("renew t")[0] < 6.2
+        assert not held.lost
+
+    def test_no_answer_is_waited_for_beyond_the_time_of_an_urgent_renewal(
+        self, stage: Stage
+    ) -> None:
+        client = stage.replica()
+        stage.claim(client, lease=7.0)
+        stage.faults.plan("read", "hung", times=1)
+        stage.go_to(2.0)
+        call = ask(stage, client)
+        stage.go_to(2.29)
+        assert call.error is None
+        stage.go_to(2.4)
+        assert isinstance(call.error, TaskLockDatabaseError)
+        assert client.outage.reason is None
+        assert stage.sent("renew t") == pytest.approx([7 / 3], abs=0.1)
+
+    def test_renewals_go_on_after_claiming_is_stopped(self, stage: Stage) -> None:
+        client = stage.replica()
+        held = stage.claim(client)
+        client.stop_claiming()
+        stage.go_to(60)
+        assert len(stage.sent("renew t")) == 11
+        assert not held.lost
+
+    def test_after_closing_a_claim_without_a_lease_is_not_renewed_and_one_with_a_lease_is(
+        self, stage: Stage
+    ) -> None:
+        client = stage.replica()
+        stage.claim(client, lease=None, max_lock=30.0)
+        stage.claim(client, "leased")
+        stage.call(client, lambda: client.close(blocking=True))
+        stage.go_to(31)
+        assert set(stage.statements(1.0)) == {"renew leased"}
+
+
+class TestAnswers:
+    @pytest.mark.parametrize(
+        ("timeout", "answer"), [(10.0, 3.3), (60.0, 3.3), (6.0, 2.0), (1.5, 1.0)]
+    )
+    def test_an_answer_is_waited_for_a_third_of_the_claim_timeout_within_limits(
+        self, stage: Stage, timeout: float, answer: float
+    ) -> None:
+        client = stage.replica(claim_timeout=timeout)
+        stage.faults.plan("claim t", "no answer", times=1)
+        call = stage.call(client, client.claim, claim_of("t"))
+        stage.go_on(5)
+        first, second = stage.sent("claim t")
+        assert second - first == pytest.approx(answer + 0.05, abs=0.02)
+        assert isinstance(call.result, HeldLock)
+
+    def test_a_claim_is_tried_for_the_claim_timeout(self, stage: Stage) -> None:
+        client = stage.replica()
+        stage.faults.plan("claim t", "lost before")
+        call = stage.call(client, client.claim, claim_of("t"))
+        stage.go_on(20)
+        assert isinstance(call.error, TaskLockDatabaseError)
+        assert 8.5 < call.ended <= 10.1
+
+    def test_the_pauses_between_the_tries_grow_to_a_second(self, stage: Stage) -> None:
+        client = stage.replica()
+        stage.faults.plan("claim t", "lost before")
+        stage.call(client, client.claim, claim_of("t"))
+        stage.go_on(20)
+        sent = stage.sent("claim t")
+        pauses = [later - earlier for earlier, later in pairwise(sent)]
+        expected = [0.05, 0.1, 0.25, 0.5, 1.0, 1.0, 1.0]
+        assert pauses[:7] == pytest.approx(expected, rel=0.25)
+        assert len({round(pause, 3) for pause in pauses[4:]}) > 1  # they are jittered
+
+    def test_while_a_row_is_locked_a_claim_is_tried_soon_again(self, stage: Stage) -> None:
+        client = stage.replica()
+        stage.faults.plan("claim t", "locked", times=7)
+        stage.call(client, client.claim, claim_of("t"))
+        stage.go_on(5)
+        sent = stage.sent("claim t")
+        pauses = [later - earlier for earlier, later in pairwise(sent)]
+        expected = [0.01, 0.02, 0.04, 0.08, 0.16, 0.25, 0.25]
+        assert pauses == pytest.approx(expected, rel=0.25, abs=0.003)
+        assert client.outage.reason is None
+
+    def test_after_a_stop_a_claim_under_way_ends_in_one_and_a_half_seconds(
+        self, stage: Stage
+    ) -> None:
+        client = stage.replica()
+        stage.faults.plan("claim t", "lost before")
+        call = stage.call(client, client.claim, claim_of("t"))
+        stage.go_to(4)
+        client.stop_claiming()
+        stage.go_to(6)
+        assert call.error is not None
+        assert call.ended <= 5.5
+        with pytest.raises(TaskLockError, match="these locks are closed"):
+            client.claim(claim_of("t"))
+
+    def test_an_answer_that_is_waited_for_at_a_stop_has_one_second_more(self, stage: Stage) -> None:
+        client = stage.replica()
+        stage.faults.plan("claim t", "hung")
+        call = stage.call(client, client.claim, claim_of("t"))
+        stage.go_to(1)
+        client.stop_claiming()
+        stage.go_to(6)
+        assert isinstance(call.error, TaskLockDatabaseError)
+        assert len(stage.sent("claim t")) == 1
+
+    def test_a_claim_that_is_granted_when_claiming_was_stopped_is_handed_over(
+        self, stage: Stage
+    ) -> None:
+        client = stage.replica()
+        stage.faults.plan("claim t", slow(0.8))
+        call = stage.call(client, client.claim, claim_of("t"))
+        stage.go_to(0.5)
+        client.stop_claiming()
+        stage.go_to(2)
+        assert isinstance(call.error, TaskLockError)
+        assert "closed" in str(call.error)
+        assert stage.row().handed_over
+
+    @pytest.mark.parametrize(
+        ("runs", "is_handed_over"), [("job of t", True), ("", False)], ids=["job", "hold"]
+    )
+    def test_a_grant_whose_answer_comes_after_its_lease_is_undone(
+        self, stage: Stage, runs: str, is_handed_over: bool
+    ) -> None:
+        """A hold is granted anew. A job's window is taken over, here or elsewhere."""
+        client = stage.replica()
+        stage.faults.plan("claim t", slow(3.0), times=1)
+        rows: list[Any] = []
+        stage.faults.plan("claim t", then(lambda: rows.append(stage.row())), times=1)
+        call = stage.call(
+            client, client.claim, claim_of("t", lease=2.0, runs=runs, run_time=None, exact=False)
+        )
+        stage.go_to(6)
+        [undone] = rows
+        assert undone.handed_over is is_handed_over
+        assert (undone.finished_at is None) is is_handed_over
+        assert isinstance(call.result, HeldLock) is not is_handed_over
+
+    def test_an_error_of_the_thread_fails_what_is_under_way_as_in_doubt_and_the_thread_goes_on(
+        self, stage: Stage
+    ) -> None:
+        client = stage.replica()
+
+        def fail(place: Place) -> Any:
+            place.send()
+            raise SystemExit("a mistake in the library")
+
+        stage.faults.plan("claim t", fail, times=1)
+        call = stage.call(client, client.claim, claim_of("t"))
+        stage.go_to(1)
+        assert isinstance(call.error, TaskLockError)
+        assert not isinstance(call.error, TaskLockDatabaseError)
+        assert stage.row().handed_over  # because it was in doubt
+        assert stage.claim(client, "another")
+
+    def test_when_a_clock_has_jumped_the_claim_is_decided_again(self, stage: Stage) -> None:
+        client = grown_up(stage)
+        stage.faults.plan("claim t", then(lambda: stage.world.step_database(5.0)), times=1)
+        call = stage.call(client, client.claim, claim_of("t", run_time=None, exact=False))
+        stage.go_on(1)
+        assert [each for each in stage.statements() if each.endswith(" t")] == [
+            "claim t",
+            "release t",
+            "claim t",
+        ]
+        assert stage.database.rows.now() - call.held.window_start < timedelta(seconds=2)
+
+    def test_clocks_that_jump_before_each_answer_are_an_error(self, stage: Stage) -> None:
+        client = grown_up(stage)
+        stage.faults.plan("claim t", then(lambda: stage.world.step_database(5.0)))
+        call = stage.call(client, client.claim, claim_of("t", run_time=None, exact=False))
+        stage.go_on(20)
+        assert isinstance(call.error, TaskLockDatabaseError)
+        assert "jumps back and forth" in str(call.error)
+        assert stage.row().handed_over
+
+
+class TestBatches:
+    def test_a_statement_claims_at_most_256_tasks(self, stage: Stage) -> None:
+        client = stage.replica()
+        stage.faults.plan("read", slow(1.0), times=1)
+        ask(stage, client)
+        stage.go_to(0.5)
+        calls = [stage.call(client, client.claim, claim_of(f"t{n}")) for n in range(300)]
+        stage.go_to(2)
+        claims = [each.split(", ") for each in stage.statements() if each.startswith("claim_many")]
+        assert [len(each) for each in claims] == [256, 44]
+        assert all(isinstance(each.result, HeldLock) for each in calls)
+
+    def test_two_claims_of_a_task_are_sent_one_after_the_other(self, stage: Stage) -> None:
+        client = stage.replica()
+        stage.faults.plan("read", slow(1.0), times=1)
+        ask(stage, client)
+        stage.go_to(0.5)
+        calls = [stage.call(client, client.claim, claim_of(each)) for each in "aab"]
+        stage.go_to(2)
+        assert [each for each in stage.statements(0.9) if "claim" in each] == [
+            "claim_many a, b",
+            "first_claim_many a, b",
+            "claim a",
+        ]
+        assert [isinstance(each.result, HeldLock) for each in calls] == [True, False, True]
+
+    def test_a_rejected_batch_is_sent_again_in_halves_until_one_fails_alone(
+        self, stage: Stage
+    ) -> None:
+        client = stage.replica()
+        stage.faults.plan("read", slow(1.0), times=1)
+
+        def reject(place: Place) -> Any:
+            if "bad" in place.what:
+                raise psycopg.errors.CheckViolation("no such task")
+            return place.send()
+
+        stage.faults.plan("claim", reject)
+        ask(stage, client)
+        stage.go_to(0.5)
+        tasks = ["a", "b", "bad", "d", "e"]
+        calls = [stage.call(client, client.claim, claim_of(each)) for each in tasks]
+        stage.go_to(2)
+        assert [isinstance(each.result, HeldLock) for each in calls] == [
+            True,
+            True,
+            False,
+            True,
+            True,
+        ]
+        assert isinstance(calls[2].error, TaskLockError)
+        assert not isinstance(calls[2].error, TaskLockDatabaseError)
+
+    def test_the_oldest_goes_first_with_all_of_its_kind(self, stage: Stage) -> None:
+        client = stage.replica()
+        first, second = stage.claim(client, "r1"), stage.claim(client, "r2")
+        stage.faults.plan("read", slow(1.0), since=0.2, times=1)
+        stage.go_to(0.3)
+        ask(stage, client)
+        stage.go_to(0.4)
+        stage.call(client, client.claim, claim_of("a"))
+        stage.go_to(0.5)
+        stage.release(client, first, ENDED_WELL)
+        stage.go_to(0.6)
+        stage.call(client, client.claim, claim_of("b"))
+        stage.release(client, second, ENDED_WELL)
+        stage.go_to(2)
+        assert stage.statements(0.9) == [
+            "claim_many a, b",
+            "first_claim_many a, b",
+            "release_many r1, r2",
+        ]
+
+    def test_of_several_claims_no_more_are_granted_than_workers_are_free(
+        self, stage: Stage
+    ) -> None:
+        client = stage.replica()
+        results: dict[str, Any] = {}
+        attempts = [client.attempt(claim_of(each)) for each in "abc"]
+
+        def report(claimed: Any) -> None:
+            results.update((attempt.task_name, result) for attempt, result in claimed)
+
+        stage.faults.plan("first_claim_many", "lost after", times=1)
+        stage.call(client, lambda: client.begin_claims(attempts, 2, report))
+        stage.go_to(2)
+        assert [isinstance(results[each], HeldLock) for each in "abc"] == [True, True, False]
+        assert results["c"] is NotNow.BEYOND
+        assert set(stage.database.rows.rows) == {"a", "b"}
+
+    def test_an_ask_of_a_queue_is_answered_in_an_outage_after_one_and_a_half_seconds(
+        self, stage: Stage
+    ) -> None:
+        client = stage.replica()
+        told: list[float] = []
+        results: list[Any] = []
+
+        def report(claimed: Any) -> None:
+            told.append(stage.now)
+            results.extend(result for _, result in claimed)
+
+        stage.faults.plan("claim_many", "lost before")
+        attempts = [client.attempt(claim_of("t"))]
+        stage.call(client, lambda: client.begin_claims(attempts, 2, report))
+        stage.go_to(12)
+        assert results == [NotNow.UNANSWERED]
+        assert told[0] <= 1.6
+
+    def test_a_registration_that_is_rejected_is_sent_task_by_task(self, stage: Stage) -> None:
+        client = stage.replica()
+
+        def reject(place: Place) -> Any:
+            if "bad" in place.what:
+                raise psycopg.errors.CheckViolation("no such task")
+            return place.send()
+
+        stage.faults.plan("register", reject)
+        tasks = [Registration(name, "", None, 60.0, 0.0, "") for name in ("a", "bad", "c")]
+        call = stage.call(client, lambda: client.ask_all(client.register(tasks)))
+        stage.go_to(1)
+        assert {each.task_name: each.again for each in call.result} == {
+            "a": False,
+            "bad": True,
+            "c": False,
+        }
+        assert set(stage.database.rows.rows) == {"a", "c"}
+
+
+class TestReleases:
+    def test_a_release_that_fails_keeps_its_waiter_for_a_fifth_of_a_second_and_arrives_later(
+        self, stage: Stage
+    ) -> None:
+        client = stage.replica()
+        held = stage.claim(client)
+        stage.faults.plan("release t", "lost before", until=3.0)
+        begun = stage.now
+        call = stage.release(client, held, ENDED_WELL)
+        stage.go_to(2.9)
+        assert isinstance(call.error, TaskLockDatabaseError)
+        assert call.ended - begun <= 0.25
+        assert stage.row().finished_at is None
+        stage.go_to(5)
+        assert stage.row().finished_at is not None
+
+    def test_a_failed_release_is_sent_each_second_until_its_maximum_lock_ends(
+        self, stage: Stage
+    ) -> None:
+        client = stage.replica()
+        held = stage.claim(client, max_lock=20.0)
+        stage.faults.plan("release t", "lost before")
+        stage.release(client, held, ENDED_WELL)
+        stage.go_to(60)
+        sent = stage.sent("release t")
+        assert sent[-1] == pytest.approx(19.9, abs=0.1)  # the last try is right before the end
+        pauses = [later - earlier for earlier, later in pairwise(sent[4:-1])]
+        assert pauses == pytest.approx([1.0] * len(pauses), rel=0.25)
+
+    def test_the_handover_of_what_never_began_is_sent_for_five_minutes(self, stage: Stage) -> None:
+        client = stage.replica()
+        held = stage.claim(client, max_lock=20.0)
+        stage.faults.plan("release t", "lost before")
+        stage.release(client, held, HANDED_OVER)
+        stage.go_to(400)
+        assert stage.sent("release t")[-1] == pytest.approx(300, abs=1)
+
+    def test_a_rejected_release_is_sent_again_after_five_seconds(self, stage: Stage) -> None:
+        client = stage.replica()
+        held = stage.claim(client)
+        stage.faults.plan("release t", "rejected", times=1)
+        call = stage.release(client, held, ENDED_WELL)
+        stage.go_to(1)
+        assert isinstance(call.error, TaskLockError)
+        stage.go_to(7)
+        first, second = stage.sent("release t")
+        assert 3.9 < second - first < 6.1
+        assert stage.row().finished_at is not None
+
+    def test_a_released_claim_is_renewed_no_more_although_its_release_waits(
+        self, stage: Stage
+    ) -> None:
+        client = stage.replica()
+        held = stage.claim(client)
+        stage.faults.plan("release t", "lost before")
+        stage.release(client, held, ENDED_WELL)
+        stage.go_to(20)
+        assert stage.sent("renew") == []
+
+    def test_after_a_stop_the_limit_of_a_release_counts_from_its_own_begin(
+        self, stage: Stage
+    ) -> None:
+        """As of a job that goes on for a minute while its scheduler waits for it."""
+        client = stage.replica()
+        held = stage.claim(client)
+        client.stop_claiming()
+        stage.go_to(60)
+        stage.faults.plan("release t", slow(2.4), times=1)
+        call = stage.release(client, held, ENDED_WELL)
+        stage.go_to(64)
+        assert call.result is not None
+        assert stage.sent("release t") == [60.0]  # its answer came, although it was late
+
+    def test_after_a_stop_a_release_is_not_waited_for_longer_than_three_seconds(
+        self, stage: Stage
+    ) -> None:
+        client = stage.replica()
+        held = stage.claim(client)
+        client.stop_claiming()
+        stage.go_to(60)
+        stage.faults.plan("release t", "hung", times=1)
+        stage.release(client, held, ENDED_WELL)
+        stage.go_to(64)
+        first, second = stage.sent("release t")
+        assert second - first < 2.7
+        assert stage.row().finished_at is not None
+
+
+class TestGrace:
+    def test_the_rows_are_believed_some_time_after_the_first_answer(self, stage: Stage) -> None:
+        client = stage.replica()
+        stage.go_to(100)
+        assert not client.stable  # because there was no answer
+        ask(stage, client)
+        stage.go_on(GRACE - 0.1)
+        assert not client.stable
+        stage.go_on(0.2)
+        assert client.stable
+
+    def test_an_outage_is_followed_by_a_grace(self, stage: Stage) -> None:
+        client = grown_up(stage)
+        self.have_an_outage(stage, client)
+        assert not client.stable
+        stage.go_on(GRACE - 0.1)
+        assert not client.stable
+        stage.go_on(0.2)
+        assert client.stable
+
+    def test_who_is_to_believe_at_the_start_does_not_believe_after_an_outage(
+        self, stage: Stage
+    ) -> None:
+        client = stage.replica()
+        ask(stage, client)
+        stage.go_on(0.1)
+        client.believe()
+        assert client.stable
+        self.have_an_outage(stage, client)
+        client.believe()
+        assert not client.stable
+
+    def test_in_an_outage_nothing_is_believed_by_whoever_is_to_believe(self, stage: Stage) -> None:
+        client = stage.replica()
+        stage.faults.plan("read", "lost before")
+        ask(stage, client)
+        stage.go_on(0.1)
+        client.believe()
+        assert not client.stable
+
+    def test_a_dead_run_is_not_seen_as_dead_in_the_grace_by_a_claim(self, stage: Stage) -> None:
+        dying, client = stage.replica(), grown_up(stage, "B")
+        stage.claim(dying)
+        stage.process_of(dying).killed_at = stage.world.now
+        stage.go_on(LEASE + 1)
+        self.have_an_outage(stage, client)
+        refused = stage.call(client, client.claim, claim_of("t", run_time=None, exact=False))
+        stage.go_on(0.1)
+        assert refused.result.waits
+        stage.go_on(GRACE)
+        assert stage.claim(client, run_time=None, exact=False)
+
+    @pytest.mark.parametrize(("replicas", "grace"), [(200, GRACE), (1000, ATTEMPT + 10.0)])
+    def test_a_large_fleet_has_a_longer_grace(
+        self, stage: Stage, replicas: int, grace: float
+    ) -> None:
+        client = self.in_a_fleet(stage, replicas)
+        self.have_an_outage(stage, client)
+        stage.go_on(grace - 0.1)
+        assert not client.stable
+        stage.go_on(0.2)
+        assert client.stable
+
+    @pytest.mark.parametrize(("took", "is_believed"), [(1.9, True), (2.1, False)])
+    def test_an_answer_that_took_longer_than_a_third_of_a_lease_begins_a_grace(
+        self, stage: Stage, took: float, is_believed: bool
+    ) -> None:
+        client = grown_up(stage)
+        stage.claim(client, lease=6.0)
+        stage.go_on(0.5)
+        stage.faults.plan("read", slow(took), times=1)
+        ask(stage, client)
+        stage.go_on(took + 0.1)
+        assert client.stable is is_believed
+
+    @pytest.mark.parametrize("step", [30.0, -30.0, 2.0])
+    def test_a_step_of_the_clock_begins_a_grace(self, stage: Stage, step: float) -> None:
+        client = grown_up(stage)
+        stage.world.step_database(step)
+        ask(stage, client)
+        stage.go_on(0.1)
+        assert not client.stable
+        stage.go_on(GRACE)
+        assert client.stable
+
+    def test_a_clock_that_drifts_has_not_stepped(self, stage: Stage) -> None:
+        client = grown_up(stage)
+        for _ in range(5):
+            stage.world.step_database(0.9)
+            ask(stage, client)
+            stage.go_on(100)
+            assert client.stable
+
+    @pytest.mark.parametrize(
+        ("ended_by", "is_believed"),
+        [("", False), (SHUT_DOWN, False), (IDLE_TOO_LONG, True)],
+        ids=["in silence", "by the server", "because it was idle"],
+    )
+    def test_a_connection_that_was_ended_while_it_was_idle_begins_a_grace(
+        self, stage: Stage, ended_by: str, is_believed: bool
+    ) -> None:
+        client = grown_up(stage)
+        self.end_connection(stage, client, ended_by)
+        assert client.stable is is_believed
+        assert client.outage.reason is None
+
+    def test_connections_that_end_in_silence_begin_a_grace_every_two_minutes_at_most(
+        self, stage: Stage
+    ) -> None:
+        client = grown_up(stage)
+        self.end_connection(stage, client)
+        assert not client.stable
+        stage.go_on(118)
+        self.end_connection(stage, client)
+        assert client.stable
+        stage.go_on(3)
+        self.end_connection(stage, client)
+        assert not client.stable
+
+    def test_each_end_that_the_server_tells_begins_a_grace(self, stage: Stage) -> None:
+        client = grown_up(stage)
+        for _ in range(3):
+            self.end_connection(stage, client, SHUT_DOWN)
+            assert not client.stable
+            stage.go_on(GRACE + 0.1)
+            assert client.stable
+
+    def test_in_a_very_large_fleet_two_thirds_of_the_time_are_left_without_a_grace(
+        self, stage: Stage
+    ) -> None:
+        """Its grace is so long that every two minutes would be too often."""
+        client = self.in_a_fleet(stage, 6000)
+        grace = ATTEMPT + 60.0
+        self.end_connection(stage, client)
+        stage.go_on(grace + 1)
+        assert client.stable
+        stage.go_on(2 * grace - 5)
+        self.end_connection(stage, client)
+        assert client.stable
+        stage.go_on(10)
+        self.end_connection(stage, client)
+        assert not client.stable
+
+    def in_a_fleet(self, stage: Stage, replicas: int) -> LockClient:
+        """Return the client of a replica that knows of so many others, itself included."""
+        client = stage.replica()
+        others = {f"replica {n}": frozenset[str]() for n in range(replicas - 1)}
+        stage.database.rows.tasks_of.update(others)
+        stage.call(client, lambda: client.ask(client.sign_of_life("1.0", [])))
+        stage.go_on(200)
+        assert client.stable
+        return client
+
+    def have_an_outage(self, stage: Stage, client: LockClient) -> None:
+        """Let a statement fail, and the next one be answered."""
+        stage.faults.plan("read none", "lost before", times=1)
+        failed = ask(stage, client)
+        stage.go_on(0.01)
+        assert isinstance(failed.error, TaskLockDatabaseError)
+        ask(stage, client)
+        stage.go_on(0.01)
+        assert client.outage.reason is None
+
+    def end_connection(self, stage: Stage, client: LockClient, ended_by: str = "") -> None:
+        """End the idle connection of a replica, and let it notice."""
+        stage.process_of(client).connection.ended_by = ended_by
+        ask(stage, client)
+        stage.go_on(0.01)
+
+
+class TestStops:
+    def test_a_replica_that_closes_sends_its_releases_for_three_seconds(self, stage: Stage) -> None:
+        client = stage.replica()
+        held = stage.claim(client)
+        stage.faults.plan("release t", "lost before")
+        stage.release(client, held, ENDED_WELL)
+        stage.go_to(10)
+        call = stage.call(client, lambda: client.close(blocking=True))
+        stage.go_to(20)
+        assert 12.5 <= call.ended <= 13.1
+        assert stage.sent("release t")[-1] <= 13
+
+    def test_a_close_sends_what_waits_at_once_and_tries_each_fifth_of_a_second(
+        self, stage: Stage
+    ) -> None:
+        client = stage.replica()
+        held = stage.claim(client)
+        stage.faults.plan("release t", "rejected", times=1)
+        stage.faults.plan("release t", "lost before", times=3)
+        stage.release(client, held, ENDED_WELL)
+        stage.go_to(1)
+        stage.call(client, lambda: client.close(blocking=True))
+        stage.go_to(5)
+        assert stage.sent("release t")[1:] == pytest.approx([1.0, 1.2, 1.4, 1.6], abs=0.12)
+        assert stage.row().finished_at is not None
+
+    def test_a_close_of_a_shutdown_ends_with_it(self, stage: Stage) -> None:
+        client = stage.replica()
+        held = stage.claim(client)
+        stage.faults.plan("release t", "lost before")
+        stage.release(client, held, ENDED_WELL)
+        stage.go_to(10)
+        shutdown = Shutdown()
+        stage.go_to(12.5)
+        call = stage.call(client, lambda: client.close(blocking=True, shutdown=shutdown))
+        stage.go_to(20)
+        assert call.ended == pytest.approx(14.3, abs=0.1)
+
+    def test_the_wait_for_running_jobs_is_no_time_of_the_shutdown(self, stage: Stage) -> None:
+        client = stage.replica()
+        held = stage.claim(client)
+        shutdown = Shutdown()
+        stage.go_to(60)
+        shutdown.note_waited(60.0)
+        stage.faults.plan("release t", "lost before", until=62.0)
+        stage.release(client, held, ENDED_WELL)
+        stage.call(client, lambda: client.close(blocking=True, shutdown=shutdown))
+        stage.go_to(70)
+        assert stage.row().finished_at is not None
+
+    def test_a_release_has_some_time_although_the_shutdown_is_over(self, stage: Stage) -> None:
+        client = stage.replica()
+        held = stage.claim(client)
+        shutdown = Shutdown()
+        stage.faults.plan("release t", "lost before", until=30.0)
+        stage.release(client, held, ENDED_WELL)
+        stage.go_to(30)
+        call = stage.call(client, lambda: client.close(blocking=True, shutdown=shutdown))
+        stage.go_to(40)
+        assert stage.row().finished_at is not None
+        assert call.ended < 30.8
+
+    @pytest.mark.parametrize(("users", "seconds"), [(1, 3.8), (2, 2.8), (3, 1.8), (9, 1.4)])
+    def test_each_user_of_a_shutdown_leaves_a_second_to_those_after_it(
+        self, stage: Stage, users: int, seconds: float
+    ) -> None:
+        """As the stop of a replica is told while the database hangs."""
+        client = stage.replica(claim_timeout=60.0)
+        stage.go_to(10)
+        shutdown = Shutdown(users)
+        stage.faults.plan("stop_replica", "hung")
+        call = stage.call(client, lambda: client.stop_replica((), shutdown.last_at))
+        stage.go_to(20)
+        assert isinstance(call.error, TaskLockDatabaseError)
+        limit = min(seconds - 0.5, ATTEMPT)
+        assert call.ended == pytest.approx(10 + limit, abs=0.1)
+
+    def test_what_one_user_leaves_the_next_one_has(self, stage: Stage) -> None:
+        shutdown = Shutdown(3)
+        begun = stage.world.now
+        ends = []
+        while shutdown.has_others:
+            ends.append(round(shutdown.over_at - begun, 3))
+            shutdown.leave()
+        ends.append(round(shutdown.over_at - begun, 3))
+        assert ends == [2.8, 3.8, 4.8]
+
+    def test_only_the_last_of_several_users_waits_for_the_releases(self, stage: Stage) -> None:
+        first = stage.replica()
+        second = stage.replica(beside=first)
+        held = stage.claim(first)
+        stage.faults.plan("release t", "lost before", times=2)
+        stage.release(first, held, ENDED_WELL)
+        stage.go_to(0.2)
+        shutdown = Shutdown(2)
+        for each in (first, second):
+            each.stop_claiming()
+
+        def close() -> None:
+            first.close(blocking=True, shutdown=shutdown)
+            closed_first.append(stage.now)
+            shutdown.leave()
+            second.close(blocking=True, shutdown=shutdown)
+
+        closed_first: list[float] = []
+        stage.call(first, close)
+        stage.go_to(2)
+        assert closed_first == pytest.approx([0.2])
+        assert stage.row().finished_at is not None
+
+    def test_a_user_that_leaves_others_behind_waits_for_its_own_releases(
+        self, stage: Stage
+    ) -> None:
+        first = stage.replica()
+        second = stage.replica(beside=first)
+        held, other = stage.claim(first), stage.claim(second, "of the other")
+        stage.faults.plan("release", "lost before", until=1.0)
+        stage.release(first, held, ENDED_WELL)
+        stage.release(second, other, ENDED_WELL)
+        call = stage.call(first, lambda: first.close(blocking=True))
+        stage.go_to(2)
+        assert 1.0 <= call.ended < 1.5
+        stage.go_to(4)
+        assert stage.claim(second, "goes on")
+
+
+class TestSignsOfLife:
+    def presence(self, stage: Stage, tasks: KnownTasks) -> tuple[LockClient, Presence]:
+        client = stage.replica()
+        presence = Presence(client, tasks)
+        stage.call(client, presence.start)
+        stage.go_on(0.1)
+        return client, presence
+
+    def test_a_replica_tells_of_itself_every_thirty_seconds(self, stage: Stage) -> None:
+        _, presence = self.presence(stage, KnownTasks())
+        stage.go_to(0.5)
+        presence.note_look(has_listed=True)
+        stage.go_to(95)
+        assert stage.sent("report_replica") == pytest.approx([0.5, 30.5, 60.5, 90.5], abs=0.1)
+
+    def test_a_change_of_its_tasks_is_told_with_the_next_look(self, stage: Stage) -> None:
+        tasks = KnownTasks()
+        _, presence = self.presence(stage, tasks)
+        presence.note_look(has_listed=True)
+        stage.go_to(3)
+        tasks.add("t", ("job", "default"), None)
+        presence.note_look(has_listed=True)
+        stage.go_to(7)
+        assert len(stage.sent("report_replica")) == 2
+        assert stage.database.rows.tasks_of["A"] == {"t"}
+
+    def test_one_that_fails_is_sent_again_after_five_seconds(self, stage: Stage) -> None:
+        _, presence = self.presence(stage, KnownTasks())
+        stage.faults.plan("report_replica", "lost before", times=1)
+        presence.note_look(has_listed=True)
+        stage.go_to(8)
+        first, second = stage.sent("report_replica")
+        assert second - first == pytest.approx(5.0, abs=0.1)
+
+    def test_tasks_of_stopped_replicas_are_left_alone_until_all_jobs_may_have_been_added(
+        self, stage: Stage
+    ) -> None:
+        """Else a replica that has half of its jobs would call the other half removed."""
+        tasks = KnownTasks()
+        tasks.add("first half", ("first", "default"), None)
+        _, presence = self.presence(stage, tasks)
+        stage.go_to(1)
+        presence.note_look(has_listed=True)
+        stage.go_to(29)
+        tasks.add("second half", ("second", "default"), None)
+        presence.note_look(has_listed=True)
+        stage.go_to(30)
+        successor_of = [retired[0] for _, retired in stage.retired]
+        assert successor_of
+        assert not any(successor_of)
+        stage.go_to(70)
+        assert stage.retired[-1][1][0] == ["first half", "second half"]
+
+    def test_before_the_jobs_are_listed_a_replica_is_nobodys_successor(self, stage: Stage) -> None:
+        tasks = KnownTasks()
+        tasks.add("t", ("job", "default"), None)
+        _, presence = self.presence(stage, tasks)
+        presence.note_look(has_listed=False)
+        stage.go_to(100)
+        assert stage.retired
+        assert not any(retired[0] for _, retired in stage.retired)
+
+    def test_a_removed_task_is_retired_for_ten_minutes(self, stage: Stage) -> None:
+        tasks = KnownTasks()
+        tasks.add("t", ("job", "default"), None)
+        _, presence = self.presence(stage, tasks)
+        presence.note_look(has_listed=True)
+        stage.go_to(5)
+        tasks.forget(("job", "default"))
+        presence.note_look(has_listed=True)
+        stage.go_to(700)
+        retired = [at for at, (_, dropped) in stage.retired if dropped == ["t"]]
+        assert retired[0] < 5.2
+        assert 570 < retired[-1] < 636
+
+    def test_a_task_whose_job_has_come_back_is_retired_no_more(self, stage: Stage) -> None:
+        tasks = KnownTasks()
+        tasks.add("t", ("job", "default"), None)
+        _, presence = self.presence(stage, tasks)
+        presence.note_look(has_listed=True)
+        stage.go_to(5)
+        tasks.forget(("job", "default"))
+        presence.note_look(has_listed=True)
+        stage.go_to(11)
+        assert stage.retired[-1][1][1] == ["t"]
+        tasks.add("t", ("job", "default"), None)
+        presence.note_look(has_listed=True)
+        stage.go_to(20)
+        assert stage.retired[-1][1][1] == []
