@@ -255,6 +255,17 @@ def test_impossible_pair_is_refused(options: dict[str, Any], message: str) -> No
     assert str(refused.value) == f"{WHERE}: {message}"
 
 
+def test_a_maximum_below_the_default_minimum_is_refused() -> None:
+    said = r"min_factor \(0.9\) must not be above max_factor \(0.5\)"
+    with pytest.raises(TaskLockOptionError, match=said):
+        TaskLockExecutor("postgresql://db/app", max_factor=0.5)
+
+
+@pytest.mark.parametrize("options", [{"max_factor": 0.9}, {"min_factor": 0.5, "max_factor": 0.5}])
+def test_a_maximum_that_the_default_minimum_allows_is_possible(options: dict[str, Any]) -> None:
+    assert TaskLockExecutor("postgresql://db/app", **options)
+
+
 def test_equal_minimum_and_maximum_are_possible() -> None:
     assert parse(min_factor=2, max_factor=2).max_factor == 2
     assert parse(min_lock=2, max_lock=2).max_lock == 2

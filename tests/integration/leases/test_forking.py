@@ -27,6 +27,7 @@ from apscheduler_tasklock import (
     TaskLocks,
     current_lock,
 )
+from apscheduler_tasklock._database.timings import Timings
 from tests.support.claims import held, row
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy
@@ -35,6 +36,11 @@ from tests.support.schedulers import Replica
 MakeTaskLocks = Callable[..., TaskLocks]
 Connection = psycopg.Connection[Any]
 
+# A leader that looks often, so that a test need not wait for long.
+PROMPT_LEADER: dict[str, Any] = {
+    "poll_interval": 0.3,
+    "timings": Timings(head_start=0.1, recovery_grace=0.1),
+}
 TIMES: dict[str, Any] = {"min_lock": 0, "max_lock": 60, "lease": 1}
 
 # What Python 3.12 and later say of a fork beside threads, which is what is tested here.
@@ -317,3 +323,41 @@ def test_each_child_is_a_replica_of_its_own(executor: TaskLockExecutor) -> None:
 
     assert status_of_child(check) == 0
     assert executor.locks.replica_id == parents
+
+
+def test_a_childs_copy_of_a_scheduler_that_led_leads_under_an_id_of_its_own(
+    database_url: str, connection: Connection
+) -> None:
+    """Else two processes would lead under one id, and each would think that it leads alone."""
+    replica = Replica(
+        database_url, replica_id="parent", leader=True, leader_lease=600, **PROMPT_LEADER
+    )
+    replica.scheduler.add_job(print, "interval", hours=1, id="job")
+    replica.start()
+    eventually(lambda: replica.executor.is_leader)
+    has_resigned, to_child = os.pipe()
+
+    def lead() -> None:
+        os.read(has_resigned, 1)
+        replica.scheduler.shutdown(wait=False)
+        replica.scheduler.start()
+        replica.scheduler.add_job(print, "interval", hours=1, id="job")
+        eventually(lambda: replica.executor.is_leader)
+        leader = replica.executor.locks.ask(
+            lambda cursor: cursor.execute(
+                "SELECT locked_by FROM task_lock WHERE task_name LIKE '%leader:'"
+            ).fetchone()
+        )
+        assert leader == (f"parent child {os.getpid()}",)
+
+    child = threading.Thread(target=lambda: statuses.append(status_of_child(lead)))
+    statuses: list[int] = []
+    child.start()
+    try:
+        replica.shutdown()
+    finally:
+        os.write(to_child, b"x")
+        child.join()
+        os.close(to_child)
+        os.close(has_resigned)
+    assert statuses == [0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from datetime import datetime, timezone
@@ -13,7 +14,12 @@ import pytest
 from apscheduler.events import EVENT_JOB_EXECUTED, EVENT_JOB_SUBMITTED
 from apscheduler.schedulers.background import BackgroundScheduler
 
-from apscheduler_tasklock import EVENT_TASK_LOCK_GRANTED, TaskLockExecutor
+from apscheduler_tasklock import (
+    EVENT_TASK_LOCK_GRANTED,
+    ReplicaState,
+    TaskLockExecutor,
+    TaskLocks,
+)
 from tests.support.internals import executors_of
 from tests.support.polling import eventually
 from tests.support.schedulers import Replica
@@ -89,6 +95,33 @@ def test_while_one_executor_is_waited_for_the_others_begin_nothing(
     stopping.join(60)
     assert ran == []
     assert unreleased(connection) == []
+
+
+def test_a_shutdown_that_waited_for_a_job_for_a_minute_tells_that_the_job_has_ended(
+    make_replica: MakeReplica,
+    make_task_locks: Callable[..., TaskLocks],
+    connection: Connection,
+    go_on: threading.Event,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The wait is no time of the shutdown, of which five seconds would be left for what follows."""
+    replica, locks = make_replica(replica_id="stops", lease=600), make_task_locks()
+    replica.run_once(lambda: go_on.wait(60))
+
+    def seen() -> tuple[ReplicaState, list[str]]:
+        [found] = locks.replicas()
+        return found.state, [run.task for run in found.running]
+
+    eventually(lambda: locks.replicas() and unreleased(connection) == ["job"])
+    now = [time.monotonic()]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    stopping = threading.Thread(target=replica.scheduler.shutdown)
+    stopping.start()
+    eventually(lambda: seen() == (ReplicaState.STOPPED, ["job"]))
+    now[0] += 60
+    go_on.set()
+    stopping.join(60)
+    assert seen() == (ReplicaState.STOPPED, [])
 
 
 def test_where_a_worker_shuts_its_own_pool_down_nothing_of_ours_is_left(
