@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO
 
-from apscheduler_tasklock.demo.account import Run
+from apscheduler_tasklock.demo.history import Run
 from apscheduler_tasklock.demo.ledger import Ledger
 from apscheduler_tasklock.demo.replica import DATABASE_VARIABLE
 
@@ -147,7 +147,7 @@ class Replica:
         if run is None:
             self._events.put(Event(self.number, "exited", time.time()))
         else:
-            killed = Event(self.number, "killed", time.time(), run.task, run.run_time, run.token)
+            killed = Event(self.number, "killed", time.time(), run.task, run.due, run.token)
             self._events.put(killed)
 
 
@@ -210,7 +210,7 @@ class Fleet:
 
     def kill_in(self, run: Run) -> None:
         """Kill the replica of a run with SIGKILL, and wait until it is gone."""
-        self._replicas[run.replica - 1].kill_in(run)
+        self._replicas[int(run.replica) - 1].kill_in(run)
 
     def next_event(self, timeout: float) -> Event | None:
         """Return the next event, or ``None`` if there was none for so many seconds."""

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from rich.text import Text
 
-from apscheduler_tasklock.demo.account import DemoTask
 from apscheduler_tasklock.demo.fleet import Event
+from apscheduler_tasklock.demo.verdict import DemoTask
 
 BAD = "bold red"
 AGAIN = "bold yellow"

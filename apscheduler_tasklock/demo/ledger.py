@@ -13,12 +13,15 @@ import psycopg
 from psycopg import sql
 from sqlalchemy.engine import URL
 
-from apscheduler_tasklock.demo.account import Run
+from apscheduler_tasklock.demo.history import Event, Run, runs
 
 _CONNECT_TIMEOUT = 10
 
-# The columns of a `Run`.
-_RUN = "run.task, run.replica, run.token, run.run_time, run.takeover, run.started_at, run.ended_at"
+# The columns of a run.
+_RUN = (
+    "run.task, run.replica, run.token, run.run_time, run.takeover,"
+    " run.started_at, run.ended_at, run.died_at"
+)
 
 # Seconds from the start of a run until its replica may be killed.
 _MID_RUN_SECONDS = 0.5
@@ -79,25 +82,17 @@ class Ledger:
             rows = connection.execute(self._named(_MID_RUN), wanted).fetchall()
             if not rows:
                 return False
-            run = _run(rows[0])
+            [run] = runs(_events(rows[0]), task)
             kill(run)
             connection.execute(
                 self._named("UPDATE {table} SET died_at = clock_timestamp() WHERE replica = %s"),
-                [run.replica],
+                [int(run.replica)],
             )
         return True
 
-    def read_runs(self) -> list[Run]:
-        """Return all runs, in the order in which they started."""
-        rows = self._execute(_ALL_RUNS)
-        return [_run(row) for row in rows]
-
-    def read_deaths(self) -> dict[int, float]:
-        """Return when each killed replica was killed, in seconds since 1970, by its number."""
-        rows = self._execute(
-            "SELECT replica, max(died_at) FROM {table} WHERE died_at IS NOT NULL GROUP BY replica"
-        )
-        return {replica: died_at.timestamp() for replica, died_at in rows}
+    def read_history(self) -> list[Event]:
+        """Return the begins and ends of all runs, and the deaths of the replicas."""
+        return [event for row in self._execute(_ALL_RUNS) for event in _events(row)]
 
     def create_table(self) -> None:
         """Create the ledger's table."""
@@ -137,17 +132,16 @@ class Ledger:
         )
 
 
-def _run(row: Sequence[Any]) -> Run:
-    task, replica, token, run_time, takeover, started, ended = row
-    return Run(
-        task,
-        replica,
-        token,
-        run_time.timestamp(),
-        takeover,
-        started.timestamp(),
-        None if ended is None else ended.timestamp(),
-    )
+def _events(row: Sequence[Any]) -> list[Event]:
+    """Return the events of a row of the ledger. Times are in seconds since 1970."""
+    task, replica, token, run_time, takeover, started, ended, died = row
+    told = [("begin", started), ("end", ended), ("killed", died)]
+    due = run_time.timestamp()
+    return [
+        Event(at.timestamp(), kind, str(replica), task, token, due, takeover=takeover)
+        for kind, at in told
+        if at is not None
+    ]
 
 
 def new_schema_name() -> str:

@@ -212,15 +212,9 @@ class _Demo:
 
     def _judge(self, ledger: Ledger, replicas: int) -> int:
         """Read the ledger, print the verdict, and return the exit status."""
-        runs, deaths = ledger.read_runs(), ledger.read_deaths()
+        history = ledger.read_history()
         verdicts = [
-            verdict(
-                [run for run in runs if run.task == task.name],
-                self._fires.run_times(task.name),
-                deaths,
-                task,
-            )
-            for task in self._story.tasks
+            verdict(history, self._fires.run_times(task.name), task) for task in self._story.tasks
         ]
         self._faults += [
             f"{found.task}: {found.unfounded} takeovers although nobody had been killed"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from apscheduler_tasklock.demo.account import Run
 from apscheduler_tasklock.demo.conductor import (
     FEWEST_REPLICAS,
     LOOK,
@@ -11,6 +10,7 @@ from apscheduler_tasklock.demo.conductor import (
     kills,
 )
 from apscheduler_tasklock.demo.fleet import Event, Fleet
+from apscheduler_tasklock.demo.history import Run
 from apscheduler_tasklock.demo.ledger import Ledger
 from apscheduler_tasklock.demo.shared_jobs import REPORTS, TICK
 from apscheduler_tasklock.errors import TaskLockOptionError
@@ -105,7 +105,7 @@ class SharedConductor:
 
             def kill(run: Run, killed: list[int] = killed) -> None:
                 self._fleet.kill_in(run)
-                killed.append(run.replica)
+                killed.append(int(run.replica))
 
             if self._ledger.kill_in_mid_run(report.name, kill, others):
                 self._killed = report.name, killed[0]

@@ -14,10 +14,9 @@ from apscheduler_tasklock.demo import (
     shared_jobs,
     views,
 )
-from apscheduler_tasklock.demo.account import DemoTask
 from apscheduler_tasklock.demo.fleet import Fleet
 from apscheduler_tasklock.demo.ledger import Ledger
-from apscheduler_tasklock.demo.verdict import Verdict
+from apscheduler_tasklock.demo.verdict import DemoTask, Verdict
 
 Conductor = conductor.Conductor | shared_conductor.SharedConductor
 

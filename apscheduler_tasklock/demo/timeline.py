@@ -9,7 +9,6 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from apscheduler_tasklock.demo.account import DemoTask
 from apscheduler_tasklock.demo.fleet import Event
 from apscheduler_tasklock.demo.lanes import (
     AGAIN,
@@ -26,7 +25,7 @@ from apscheduler_tasklock.demo.lanes import (
     Lanes,
     colours,
 )
-from apscheduler_tasklock.demo.verdict import Verdict
+from apscheduler_tasklock.demo.verdict import DemoTask, Verdict
 from apscheduler_tasklock.demo.views import describe_event, describe_takeovers, table_rows
 
 # Seconds that the axis spans. A longer demo scrolls.

@@ -1,12 +1,47 @@
-"""The verdict: which windows ran twice, and which did not run."""
+"""The verdict: which windows ran twice, did not run, or were run again after a death."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from apscheduler_tasklock.demo.account import Account, DemoTask, Run, Takeover
+from apscheduler_tasklock.demo.history import Event, deaths, runs
+from apscheduler_tasklock.demo.judge import gaps, repeats, takeovers
+
+# Limits the seconds from the end of a run to its release.
+RELEASE_TIME = 1.0
+
+
+@dataclass(frozen=True)
+class DemoTask:
+    """One of the demo's tasks.
+
+    :ivar name: id of the job, and so the task's name
+    :ivar period: seconds from one run time to the next
+    :ivar about: the description that is printed
+    """
+
+    name: str
+    period: float
+    about: str
+
+
+@dataclass(frozen=True)
+class Takeover:
+    """A window that was run again because its holder was killed.
+
+    :ivar task: the task's name
+    :ivar run_time: when the window was scheduled to run, in seconds since 1970
+    :ivar died: number of the replica that was killed; ``None`` if it was killed between its claim
+        and its run, because the ledger then has no entry of it
+    :ivar replica: number of the replica that ran the window again
+    """
+
+    task: str
+    run_time: float
+    died: int | None
+    replica: int
 
 
 @dataclass(frozen=True)
@@ -36,28 +71,40 @@ class Verdict:
         return self.runs - self.doubled + self.missed
 
 
-def verdict(
-    runs: Sequence[Run], fires: Sequence[float], deaths: Mapping[int, float], task: DemoTask
-) -> Verdict:
+def verdict(history: Sequence[Event], fires: Sequence[float], task: DemoTask) -> Verdict:
     """Judge one task.
 
-    :param runs: the task's rows of the ledger
+    :param history: the ledger's events
     :param fires: the run times for which any replica asked for the lock, granted or refused
-    :param deaths: when each killed replica was killed, by its number
     :param task: the task
     """
-    account = Account(runs, deaths)
-    seen = sorted([*fires, *(run.run_time for run in runs)])
-    # Windows are numbered by their run times, which are one period apart and the same on all
+    begun = runs(history, task.name)
+    claimed = takeovers(begun, deaths(history).values(), RELEASE_TIME)
+    founded = [each for each in claimed if each.is_founded]
+    replaced = [each.dead for each in founded]
+    complete = [run for run in begun if run.ended is not None and run not in replaced]
+    # Windows are told apart by their run times, which are one period apart and the same on all
     # replicas.
-    ran = Counter(round((run.run_time - seen[0]) / task.period) for run in account.complete)
-    due = round((seen[-1] - seen[0]) / task.period) + 1 if seen else 0
+    doubled = repeats(complete, lambda one, other: other.due - one.due < task.period / 2)
+    missed: list[float] = []
+    if seen := [*fires, *(run.due for run in begun)]:
+        served = (run.due for run in complete)
+        since, until = min(seen) - task.period, max(seen) + task.period
+        missed += gaps(served, since, until, lambda _due: task.period)
     return Verdict(
         task.name,
-        len(account.complete),
-        len(account.complete) - len(ran),
-        due - len(ran),
-        Counter(run.replica for run in account.complete),
-        account.takeovers,
-        account.unfounded,
+        len(complete),
+        len(list(doubled)),
+        len(missed),
+        Counter(int(run.replica) for run in complete),
+        [
+            Takeover(
+                task.name,
+                each.run.due,
+                None if each.dead is None else int(each.dead.replica),
+                int(each.run.replica),
+            )
+            for each in founded
+        ],
+        len(claimed) - len(founded),
     )

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Protocol
 
-from apscheduler_tasklock.demo.account import DemoTask
 from apscheduler_tasklock.demo.fleet import Event
-from apscheduler_tasklock.demo.verdict import Verdict
+from apscheduler_tasklock.demo.verdict import DemoTask, Verdict
 
 # Limits the replicas whose columns have long names, so that the table stays within 80 characters.
 _REPLICAS_WITH_NAMES = 2

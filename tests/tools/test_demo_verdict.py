@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from apscheduler_tasklock.demo.account import DemoTask, Run, Takeover
+from apscheduler_tasklock.demo import history
 from apscheduler_tasklock.demo.fires import Fires
 from apscheduler_tasklock.demo.fleet import Event
-from apscheduler_tasklock.demo.verdict import Verdict, verdict
+from apscheduler_tasklock.demo.verdict import DemoTask, Takeover, Verdict, verdict
 from apscheduler_tasklock.demo.views import (
     compare_with_no_lock,
     describe_event,
@@ -19,7 +19,10 @@ from apscheduler_tasklock.demo.views import (
 )
 
 BASE = 1_800_000_000.123456
-CRON = DemoTask("cron", 3, about="")
+TASK = DemoTask("task", 3, about="")
+
+# The events of a run.
+Run = list[history.Event]
 
 
 def run(
@@ -31,22 +34,25 @@ def run(
     late: float = 0.0,
     takeover: bool = False,
 ) -> Run:
-    """Return a row of the ledger.
+    """Return the events of a run.
 
     :param time: the run time
     :param took: ``None`` if it did not end
     :param late: how long after its run time it started
     """
     started = BASE + time + late
-    ended = None if took is None else started + took
-    return Run("task", replica, token, BASE + time, takeover, started, ended)
+    told = [("begin", started)] + [("end", started + (took or 0.0))] * (took is not None)
+    return [
+        history.Event(at, kind, str(replica), "task", token, BASE + time, takeover=takeover)
+        for kind, at in told
+    ]
 
 
-def judge(task: DemoTask, runs: list[float], fires: list[float]) -> tuple[int, int, int, int]:
-    ledger = [run(token, 1, time) for token, time in enumerate(runs, 1)]
-    found = verdict(ledger, [BASE + time for time in fires], {}, task)
-    assert found.takeovers == []
-    return found.windows, found.runs, found.doubled, found.missed
+def judge_deaths(runs: Sequence[Run], deaths: dict[int, float]) -> Verdict:
+    """Judge runs, with replicas that were killed at these times."""
+    events = [event for run in runs for event in run]
+    events += [history.Event(BASE + at, "killed", str(replica)) for replica, at in deaths.items()]
+    return verdict(events, [], TASK)
 
 
 @pytest.mark.parametrize(
@@ -68,17 +74,15 @@ def judge(task: DemoTask, runs: list[float], fires: list[float]) -> tuple[int, i
 def test_verdict_on_a_grid(
     runs: list[float], fires: list[float], expected: tuple[int, int, int, int]
 ) -> None:
-    assert judge(CRON, runs, fires) == expected
+    events = [event for token, time in enumerate(runs, 1) for event in run(token, 1, time)]
+    found = verdict(events, [BASE + time for time in fires], TASK)
+    assert found.takeovers == []
+    assert (found.windows, found.runs, found.doubled, found.missed) == expected
 
 
 def test_verdict_counts_the_runs_of_each_replica() -> None:
     runs = [run(n + 1, replica, 3.0 * n) for n, replica in enumerate([1, 3, 3, 1, 1])]
-    assert verdict(runs, [], {}, CRON).by_replica == {1: 3, 3: 2}
-
-
-def judge_deaths(task: DemoTask, runs: Sequence[Run], deaths: dict[int, float]) -> Verdict:
-    """Judge runs, with replicas that were killed at these times."""
-    return verdict(runs, [], {replica: BASE + time for replica, time in deaths.items()}, task)
+    assert judge_deaths(runs, {}).by_replica == {1: 3, 3: 2}
 
 
 def counts(found: Verdict) -> tuple[int, int, int, int, int, int]:
@@ -147,19 +151,19 @@ def again(replica: int = 3, token: int = 3, took: float | None = 0.5) -> Run:
 def test_verdict_on_deaths(
     runs: list[Run], deaths: dict[int, float], expected: tuple[int, ...]
 ) -> None:
-    assert counts(judge_deaths(CRON, [BEFORE, *runs, AFTER], deaths)) == expected
+    assert counts(judge_deaths([BEFORE, *runs, AFTER], deaths)) == expected
 
 
 def test_a_heir_may_die_too() -> None:
     heir = again(took=None)
     last = run(4, 4, 3, late=4.6, takeover=True)
-    found = judge_deaths(CRON, [BEFORE, DIED, heir, last], {2: 4, 3: 5.4})
+    found = judge_deaths([BEFORE, DIED, heir, last], {2: 4, 3: 5.4})
     assert counts(found) == (2, 2, 0, 0, 2, 0)
     assert [(one.died, one.replica) for one in found.takeovers] == [(2, 3), (3, 4)]
 
 
 def test_the_summary_says_which_windows_were_run_again() -> None:
-    found = judge_deaths(CRON, [BEFORE, DIED, again()], {2: 4})
+    found = judge_deaths([BEFORE, DIED, again()], {2: 4})
     assert found.takeovers == [Takeover("task", BASE + 3, died=2, replica=3)]
     (described,) = describe_takeovers([found])
     at = described.removeprefix("task of ").partition(": ")[0]
@@ -170,8 +174,8 @@ def test_the_summary_says_which_windows_were_run_again() -> None:
 
 
 def test_the_last_line_is_explained_field_by_field() -> None:
-    clean = verdict([BEFORE], [], {}, CRON)
-    again_too = judge_deaths(CRON, [BEFORE, DIED, again()], {2: 4})
+    clean = judge_deaths([BEFORE], {})
+    again_too = judge_deaths([BEFORE, DIED, again()], {2: 4})
     for found in (clean, again_too):
         _heading, *explained, empty = explain_summary([found]).split("\n")
         fields = [field.partition("=")[0] for field in summary([found]).split()]
@@ -215,7 +219,7 @@ def test_the_last_line_is_explained_field_by_field() -> None:
 def test_it_is_said_what_would_have_been_without_the_lock(
     runs: list[Run], deaths: dict[int, float], expected: str
 ) -> None:
-    found = judge_deaths(CRON, [BEFORE, *runs, run(9, 1, 6 if runs else 3)], deaths)
+    found = judge_deaths([BEFORE, *runs, run(9, 1, 6 if runs else 3)], deaths)
     at = summary([found]).rpartition("@")[2]
     without, *lines = compare_with_no_lock([found], 96).split("\n")
     assert without == "Without the lock, every replica would have run every job: 96 runs."
@@ -224,14 +228,13 @@ def test_it_is_said_what_would_have_been_without_the_lock(
 
 
 def test_two_windows_that_began_twice_are_described_in_their_order() -> None:
-    task = DemoTask("task", 3, about="")
     runs = [
         run(1, 1, 0, None),
         run(2, 2, 0, late=2.3, takeover=True),
         run(3, 2, 3, None),
         run(4, 3, 3, late=2.3, takeover=True),
     ]
-    found = judge_deaths(task, runs, {1: 0.5, 2: 3.5})
+    found = judge_deaths(runs, {1: 0.5, 2: 3.5})
     first, second = summary([found]).rpartition("run_again=")[2].split(",")
     compared = " ".join(compare_with_no_lock([found], 6).split("\n"))
     begun = ", ".join(f"task of {at.removeprefix('task@')} began twice" for at in (first, second))

@@ -1,0 +1,206 @@
+"""The judge: finds in a history what must not have happened.
+
+It asks the same questions of every history: did two runs of a task overlap, was a window run twice,
+was a window lost, was a run believed dead that was not, did a token go back. It knows nothing of
+the rule by which claims are decided. What excuses a fault differs between histories, so it is an
+argument: a function of the runs.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from math import inf
+from typing import Any, TypeVar
+
+from apscheduler_tasklock.demo.history import Run
+
+T = TypeVar("T")
+
+# Tells of a run, and of a later one, whether the later one is excused.
+Excuse = Callable[[Run, Run], bool]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that must not have happened.
+
+    :ivar fault: the kind of fault
+    :ivar at: when, by the clock of the history
+    :ivar text: which runs, and when
+    """
+
+    fault: str
+    task: str
+    at: float
+    text: str
+
+    def __str__(self) -> str:
+        where = f"{self.task}: " if self.task else ""
+        return f"{self.fault} at {self.at:.3f}: {where}{self.text}"
+
+
+def never(_earlier: Run, _later: Run) -> bool:
+    """Excuse nothing."""
+    return False
+
+
+# ---- did runs overlap? ---------------------------------------------------------------------------
+
+
+def overlaps(
+    runs: Iterable[T],
+    begun: Callable[[T], float],
+    until: Callable[[T], float],
+    excuse: Callable[[T, T], bool],
+) -> Iterator[tuple[T, T]]:
+    """Yield each run that began while another one went on, after the other one.
+
+    :param runs: runs, or claims, in their order
+    :param begun: returns when a run began
+    :param until: returns until when a run went on, or held its lock
+    """
+    going_on: list[T] = []
+    for later in runs:
+        going_on = [run for run in going_on if until(run) > begun(later)]
+        for earlier in going_on:
+            if not excuse(earlier, later):
+                yield earlier, later
+                break
+        going_on.append(later)
+
+
+# ---- was a window run twice? ---------------------------------------------------------------------
+
+
+def repeats(
+    runs: Iterable[Run], same: Callable[[Run, Run], bool], excuse: Excuse = never
+) -> Iterator[tuple[Run, Run]]:
+    """Yield each run of a window that another run had served, after the other one.
+
+    :param runs: the runs that count: those that ended, or all where each may begin only once
+    :param same: tells whether two runs, in the order of their run times, serve one window
+    """
+    for earlier, later in pairwise(sorted(runs, key=lambda run: (run.due, run.begun))):
+        if same(earlier, later) and not excuse(earlier, later):
+            yield earlier, later
+
+
+@dataclass(frozen=True)
+class TakeoverOf:
+    """A run that said that it takes a dead run over.
+
+    :ivar run: the takeover
+    :ivar dead: the run before it; ``None`` if its holder died between its claim and its run
+    :ivar is_founded: whether the holder of the run before it had been killed
+    """
+
+    run: Run
+    dead: Run | None
+    is_founded: bool
+
+
+def takeovers(
+    runs: Sequence[Run], killed: Iterable[float], release: float = inf
+) -> list[TakeoverOf]:
+    """Return a task's takeovers, in the order of their tokens.
+
+    :param killed: when replicas were killed
+    :param release: the longest time from the end of a run to its release, in seconds. If a replica
+        is killed in between, its run has ended, and the task's row does not show this: another
+        replica rightly runs the window again.
+    """
+    by_token = {run.token: run for run in runs}
+    found = []
+    for run in sorted(runs, key=lambda run: run.token):
+        if not run.takeover:
+            continue
+        dead = by_token.get(run.token - 1)
+        if dead is None:
+            is_founded = any(at <= run.begun for at in killed)
+        else:
+            is_founded = dead.is_dead(run.begun, release)
+        found.append(TakeoverOf(run, dead, is_founded))
+    return found
+
+
+# ---- did a token go back? ------------------------------------------------------------------------
+
+
+def went_back(tokens: Iterable[tuple[int, T]]) -> Iterator[tuple[T, T]]:
+    """Yield who came with a token that does not grow, after who had the newest one before."""
+    newest: tuple[int, T] | None = None
+    for token, who in tokens:
+        if newest is not None and token <= newest[0]:
+            yield newest[1], who
+        else:
+            newest = token, who
+
+
+# ---- was a window lost? --------------------------------------------------------------------------
+
+
+def gaps(
+    served: Iterable[float],
+    since: float,
+    until: float,
+    period: Callable[[float], float],
+    share: float = 0.9,
+) -> Iterator[float]:
+    """Yield when the windows were due that nobody ran.
+
+    :param served: the run times that ran
+    :param since: a run time before the first window
+    :param until: a run time after the last window
+    :param period: returns the time from a run time to the next
+    :param share: the least part of a period from one window to the next
+    """
+    for last, following in pairwise([since, *sorted(served), until]):
+        due = last + period(last)
+        while due + share * period(due) <= following:
+            yield due
+            due += period(due)
+
+
+class Going:
+    """The times at which a task's runs went on.
+
+    :param runs: the runs, in the order in which they began
+    """
+
+    def __init__(self, runs: Sequence[Run]) -> None:
+        self._begun = [run.begun for run in runs]
+        self._over = list(accumulate((run.over for run in runs), max))
+        self._latest: list[Any] = list(accumulate((run.due for run in runs), max))
+
+    def on_at(self, time: float) -> bool:
+        """Return whether a run went on that had begun before."""
+        number = bisect_left(self._begun, time)
+        return number > 0 and self._over[number - 1] > time
+
+    def latest_at(self, time: float) -> float:
+        """Return the latest run time of the runs that had begun before."""
+        number = bisect_left(self._begun, time)
+        return float(self._latest[number - 1]) if number else -inf
+
+
+def fate(asked: Sequence[float], going: Going, following: float, due: float | None = None) -> str:
+    """Return why nobody ran a window.
+
+    - ``missed``: a replica asked for it in time while no run went on
+    - ``skipped``: replicas asked for it in time, or it was due, only while a run went on
+    - ``overtaken``: nobody asked for it until a later window ran
+    - ``unattended``: nobody asked for it
+
+    :param asked: when replicas asked for it
+    :param following: the earliest run time of a later window
+    :param due: when it was due; ``None`` if that is no reason
+    """
+    was_going_on = [going.on_at(at) for at in asked if going.latest_at(at) < following]
+    if not all(was_going_on):
+        return "missed"
+    if was_going_on or (due is not None and going.on_at(due)):
+        return "skipped"
+    return "overtaken" if asked else "unattended"
