@@ -121,12 +121,6 @@ class Run:
             return False
         return self.ended is None or self.died - self.ended < release
 
-    def __str__(self) -> str:
-        end = "" if self.ended is None else f"{self.ended:.1f}"
-        lost = " (lost)" if self.lost else ""
-        attempt = "" if self.attempt == 1 else f" attempt {self.attempt}"
-        return f"{self.task} {self.due}{attempt} on {self.replica} {self.begun:.1f}..{end}{lost}"
-
 
 def deaths(events: Iterable[Event]) -> dict[str, float]:
     """Return when each killed replica was killed, by its name."""

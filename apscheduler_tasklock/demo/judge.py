@@ -51,25 +51,36 @@ def never(_earlier: Run, _later: Run) -> bool:
 
 
 def overlaps(
-    runs: Iterable[T],
-    begun: Callable[[T], float],
-    until: Callable[[T], float],
-    excuse: Callable[[T, T], bool],
-) -> Iterator[tuple[T, T]]:
+    runs: Iterable[Run],
+    excuse: Excuse = never,
+    until: Callable[[Run], float] = lambda run: run.over,
+) -> Iterator[tuple[Run, Run]]:
     """Yield each run that began while another one went on, after the other one.
 
-    :param runs: runs, or claims, in their order
-    :param begun: returns when a run began
-    :param until: returns until when a run went on, or held its lock
+    :param runs: the runs, in the order in which they began
+    :param until: returns until when a run went on, or believed that it did
     """
-    going_on: list[T] = []
+    going_on: list[Run] = []
     for later in runs:
-        going_on = [run for run in going_on if until(run) > begun(later)]
+        going_on = [run for run in going_on if until(run) > later.begun]
         for earlier in going_on:
             if not excuse(earlier, later):
                 yield earlier, later
                 break
         going_on.append(later)
+
+
+def unreported(runs: Sequence[Run], reported_by: Callable[[Run, float], float]) -> Iterator[Run]:
+    """Yield each run that ended long after another run began, and did not know that it was lost.
+
+    :param reported_by: returns by when a run has to know it, if another one began at a time
+    """
+    for run in runs:
+        if run.ended is None or run.lost:
+            continue
+        others = [other.begun for other in runs if run.begun < other.begun < run.ended]
+        if others and run.ended > reported_by(run, min(others)):
+            yield run
 
 
 # ---- was a window run twice? ---------------------------------------------------------------------
@@ -83,7 +94,7 @@ def repeats(
     :param runs: the runs that count: those that ended, or all where each may begin only once
     :param same: tells whether two runs, in the order of their run times, serve one window
     """
-    for earlier, later in pairwise(sorted(runs, key=lambda run: (run.due, run.begun))):
+    for earlier, later in pairwise(sorted(runs, key=lambda run: (run.due, run.attempt, run.begun))):
         if same(earlier, later) and not excuse(earlier, later):
             yield earlier, later
 

@@ -197,7 +197,7 @@ class JobsStory(Story):
                 # A replica that missed the window runs a later one, after which nobody runs it.
                 is_overtaken = any(self._has_missed(each, job, window) for each in self.runners)
                 is_overtaken = is_overtaken and any(
-                    run.task == job.name and run.window > window for run in self.ledger.runs
+                    run.task == job.name and run.due > window for run in self.ledger.runs
                 )
                 is_excused = is_overtaken or self._is_stood_against(job, window)
                 if job.claims and left and not is_excused:
@@ -214,8 +214,8 @@ class JobsStory(Story):
         """Return whether a run of an earlier window that reached its end went on at this time."""
         return any(
             run.task == job.name
-            and run.window < window
-            and run.asked < BEGIN + window < run.gone
+            and run.due < window
+            and run.asked < BEGIN + window < run.over
             and run.ended is not None
             for run in self.ledger.runs
         )
@@ -225,7 +225,7 @@ def late_manual_runs(story: JobsStory) -> list[str]:
     """Return the manual runs that waited for too long in a story without faults."""
     longest = max(job.takes for job in story.jobs_scenario.jobs)
     limit = POLL_INTERVAL + longest + MANUAL_SLACK
-    begun = {(run.task, run.window): run.began - BEGIN for run in story.ledger.runs}
+    begun = {(run.task, run.due): run.begun - BEGIN for run in story.ledger.runs}
     return [
         f"late: manual run {job.name} {window}, begun at {begun.get((job.name, window))}"
         for job in story.jobs_scenario.jobs

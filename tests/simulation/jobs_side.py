@@ -401,7 +401,7 @@ class JobsReplica(Replica):
         asked = began if held is None else self._asked[held.claim_id]
         window = fate.window
         attempt = 1 if held is None else held.attempt
-        entry = ledger.Run(name, window, self.process, asked, began, attempt=attempt)
+        entry = ledger.Run(name, self.process.name, window, began, asked=asked, attempt=attempt)
         if held is not None:
             self._story.ledger.runs.append(entry)
         self.world.note(self.process.name, f"   {name} {window} begins")

@@ -95,7 +95,7 @@ class LeaderStory(JobsStory):
     def _is_merged(self, wanted: Wanted) -> bool:
         [job] = [each for each in self.jobs_scenario.jobs if each.name == wanted.task]
         return job.coalesce and any(
-            run.task == job.name and run.window > wanted.window and run.ended is not None
+            run.task == job.name and run.due > wanted.window and run.ended is not None
             for run in self.ledger.runs
         )
 
@@ -237,10 +237,10 @@ def _late(story: LeaderStory) -> list[str]:
     for job in story.jobs_scenario.jobs:
         for window in job.windows:
             begun = [
-                run.began - BEGIN
+                run.begun - BEGIN
                 for run in story.ledger.runs
                 if run.task == job.name
-                and (run.window == window or (job.coalesce and run.window > window))
+                and (run.due == window or (job.coalesce and run.due > window))
             ]
             if min(begun, default=inf) > window + limit:
                 found.append(f"late: {job.name} {window:g}, begun at {begun[:1]}")

@@ -1,68 +1,33 @@
-"""The ledger that the jobs write, and the check of it.
+"""The ledger that the jobs write, and what is promised of it.
 
-The check knows nothing of the rule by which claims are decided.
+The judge is the demo's, and knows nothing of the rule by which claims are decided. Here is what
+excuses a fault in the simulation, and what is judged of the requests.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from math import inf
 from typing import Any
 
+from apscheduler_tasklock.demo import history
+from apscheduler_tasklock.demo.judge import overlaps, repeats, unreported
 from tests.simulation.world import BEGIN, Process
 
 # Limits the seconds of the recovery grace within which a replica has renewed its claims for sure.
 GRACE = 2.0
 
 
-@dataclass(eq=False)
-class Run:
-    """A run of a job, or a stretch of code under a hold.
-
-    :ivar window: the run time, in seconds from the beginning; for a hold: its holder
-    :ivar asked: when its claim was asked for, on the virtual clock
-    :ivar began: when the run began, on the virtual clock
-    :ivar ended: when the run ended, on the virtual clock, or ``None``
-    :ivar lost: whether its lock was reported as lost when it ended
-    :ivar attempt: which attempt at its run time it is
-    :ivar failed: whether its job has raised an exception
-    :ivar opens: whether its end opens its window, so that its run time may be run anew
-    """
-
-    task: str
-    window: Any
-    process: Process
-    asked: float
-    began: float
-    ended: float | None = None
-    lost: bool = False
-    attempt: int = 1
-    failed: bool = False
-    opens: bool = False
-
-    @property
-    def gone(self) -> float:
-        """When the run ended or its replica was killed; ``inf``: neither."""
-        killed_at = self.process.killed_at
-        if self.ended is not None:
-            return self.ended
-        return inf if killed_at is None else killed_at
-
-    def is_killed_by(self, at: float) -> bool:
-        """Return whether the replica was killed by then, so that its release may be missing."""
-        killed_at = self.process.killed_at
-        return killed_at is not None and killed_at <= at
+class Run(history.Run):
+    """A run of a job, or a stretch of code under a hold. Times are on the virtual clock."""
 
     def __str__(self) -> str:
         end = "" if self.ended is None else f"{self.ended - BEGIN:.1f}"
         lost = " (lost)" if self.lost else ""
         attempt = "" if self.attempt == 1 else f" attempt {self.attempt}"
-        return (
-            f"{self.task} {self.window}{attempt} on {self.process.name} "
-            f"{self.began - BEGIN:.1f}..{end}{lost}"
-        )
+        began = f"{self.begun - BEGIN:.1f}"
+        return f"{self.task} {self.due}{attempt} on {self.replica} {began}..{end}{lost}"
 
 
 @dataclass(eq=False)
@@ -103,11 +68,16 @@ class Ledger:
     runs: list[Run] = field(default_factory=list)
     questions: list[Question] = field(default_factory=list)
 
+    def of(self, task: str) -> list[Run]:
+        """Return the runs of a task, in the order in which they began."""
+        return sorted((run for run in self.runs if run.task == task), key=lambda run: run.begun)
+
 
 @dataclass(frozen=True)
 class Promise:
     """The promises of a scenario's tasks.
 
+    :ivar processes: the replicas, by their names
     :ivar lease: the lease of their claims
     :ivar failover: the tasks with failover
     :ivar holds: the tasks of holds, which have no windows
@@ -118,6 +88,7 @@ class Promise:
     :ivar steps_ahead: when the database's clock was set ahead by more than a lease
     """
 
+    processes: Mapping[str, Process]
     lease: float
     failover: frozenset[str]
     holds: frozenset[str]
@@ -128,10 +99,10 @@ class Promise:
     steps_ahead: Sequence[float] = ()
 
 
-def violations(
-    ledger: Ledger, wanted: Sequence[Wanted], promise: Promise, until: float
-) -> list[str]:
+def violations(ledger: Ledger, wanted: Sequence[Wanted], promise: Promise) -> list[str]:
     """Return what is wrong with a ledger."""
+    for run in ledger.runs:
+        run.died = promise.processes[run.replica].killed_at
     found = [
         f"no answer to {each.what} {each.task} of {each.process.name}"
         for each in ledger.questions
@@ -144,91 +115,80 @@ def violations(
             if each.what not in {"release", "look"} and str(each.answer)[:6] == "failed"
         ]
     for task in {run.task for run in ledger.runs}:
-        runs = sorted((run for run in ledger.runs if run.task == task), key=lambda run: run.began)
-        found += _overlaps(runs, promise)
-        found += _doubles(runs, promise)
-    found += _not_told(ledger.runs, promise)
+        found += _wrong_runs(task, ledger.of(task), promise)
     found += _never_run(ledger, wanted, promise)
     found += _own_in_the_way(ledger, promise)
-    found += [
-        f"never ended: {run}"
-        for run in ledger.runs
-        if run.ended is None and not run.process.is_dead
-    ]
     return found
 
 
-def out_of_touch(run: Run, at: float, promise: Promise) -> bool:
+def _wrong_runs(task: str, runs: Sequence[Run], promise: Promise) -> Iterator[str]:
+    """Yield what is wrong with the runs of a task."""
+    excuses = _Excuses(runs, promise)
+    complete = [run for run in runs if run.ended is not None]
+    pairs = {"overlap": overlaps(runs, excuses.out_of_touch)}
+    if task not in promise.holds:
+        pairs["run twice"] = repeats(complete, _is_same_attempt, excuses.ended_unknown)
+        if task not in promise.failover:
+            pairs["started twice"] = repeats(runs, _is_same_attempt, excuses.opened)
+    for fault, found in pairs.items():
+        for first, second in found:
+            yield f"{fault}: {first} and {second}"
+    yield from (
+        f"not told that it was lost: {run}" for run in unreported(runs, excuses.reported_by)
+    )
+    yield from (f"never ended: {run}" for run in runs if run.over == inf)
+
+
+def _is_same_attempt(first: history.Run, second: history.Run) -> bool:
+    return (first.due, first.attempt) == (second.due, second.attempt)
+
+
+@dataclass(frozen=True)
+class _Excuses:
+    """What excuses a run of a task, after an earlier one."""
+
+    runs: Sequence[Run]
+    promise: Promise
+
+    def out_of_touch(self, first: history.Run, second: history.Run) -> bool:
+        return out_of_touch(first, second.begun, self.promise)
+
+    def opened(self, _first: history.Run, second: history.Run) -> bool:
+        """Return whether the window was opened by then."""
+        return any(
+            each.opens and each.due == second.due and each.over <= second.begun
+            for each in self.runs
+        )
+
+    def ended_unknown(self, first: history.Run, second: history.Run) -> bool:
+        """Return whether the end of the first run may be unknown, or opened the window."""
+        is_dead = first.is_dead(second.begun)
+        return is_dead or self.out_of_touch(first, second) or self.opened(first, second)
+
+    def reported_by(self, run: history.Run, other_begun: float) -> float:
+        """Return by when a run knows that it was lost, because another one had begun."""
+        process = self.promise.processes[run.replica]
+        back = max((until for _, until in process.silent), default=-inf)
+        return max(other_begun, back) + self.promise.lease / 2 + 4
+
+
+def out_of_touch(run: history.Run, at: float, promise: Promise) -> bool:
     """Return whether a run's replica could not know at that time that its lease had ended.
 
     A replica renews three times in a lease, so it must have had no answer for two thirds of the
     lease. After a step of the clock only the recovery grace is left for a renewal.
     """
+    process = promise.processes[run.replica]
     enough = promise.lease * 2 / 3 - 0.5
     if any(run.asked < step <= at for step in promise.steps_ahead):
         enough = min(enough, GRACE)
     return any(
-        run.began < until
+        run.begun < until
         and since + enough <= min(until, at)
         # In an outage no other replica is granted a takeover.
-        and any(first < until and since < last for first, last in run.process.out_of_touch)
-        for since, until in run.process.silences
+        and any(first < until and since < last for first, last in process.out_of_touch)
+        for since, until in process.silences
     )
-
-
-def _overlaps(runs: Sequence[Run], promise: Promise) -> list[str]:
-    return [
-        f"overlap: {first} and {second}"
-        for n, first in enumerate(runs)
-        for second in runs[n + 1 :]
-        if second.began < first.gone and not out_of_touch(first, second.began, promise)
-    ]
-
-
-def _doubles(runs: Sequence[Run], promise: Promise) -> list[str]:
-    """Return the attempts at a run time that were begun or ended twice."""
-    found = []
-    of_windows = [run for run in runs if run.task not in promise.holds]
-    for window, attempt in {(run.window, run.attempt): None for run in of_windows}:
-        of_window = [run for run in runs if (run.window, run.attempt) == (window, attempt)]
-        anew = [run for run in of_window if _is_begun_anew(run, runs)]
-        if runs[0].task not in promise.failover:
-            found += [
-                f"started twice: {first} and {second}"
-                for first, second in pairwise(of_window)
-                if second not in anew
-            ]
-        complete = [run for run in of_window if run.ended is not None]
-        found += [
-            f"run twice: {first} and {second}"
-            for first, second in pairwise(complete)
-            if second not in anew
-            and not (first.is_killed_by(second.began) or out_of_touch(first, second.began, promise))
-        ]
-    return found
-
-
-def _is_begun_anew(run: Run, runs: Sequence[Run]) -> bool:
-    """Return whether the window of a run was opened before it."""
-    return any(each.opens and each.window == run.window and each.gone <= run.began for each in runs)
-
-
-def _not_told(runs: Sequence[Run], promise: Promise) -> list[str]:
-    """Return the runs that went on long after another run began, and whose loss was unreported."""
-    found = []
-    for first in runs:
-        later = [
-            run.began
-            for run in runs
-            if run.task == first.task and run is not first and first.began < run.began < first.gone
-        ]
-        if not later or first.ended is None:
-            continue
-        back = max((until for _, until in first.process.silent), default=-inf)
-        heard_by = max(min(later), back) + promise.lease / 2 + 4
-        if first.ended > heard_by and not first.lost:
-            found.append(f"not told that it was lost: {first}")
-    return found
 
 
 def _has_failed(ledger: Ledger, wanted: Wanted) -> bool:
@@ -244,11 +204,10 @@ def _has_failed(ledger: Ledger, wanted: Wanted) -> bool:
         and each.process in wanted.processes
     }
     failed = [has_failed for process, has_failed in last.items() if not process.is_dead]
-    later = [
-        run.process for run in ledger.runs if run.task == wanted.task and run.window > wanted.window
-    ]
+    later = [run.replica for run in ledger.of(wanted.task) if run.due > wanted.window]
+    has_failed_on = {process.name for process, has_failed in last.items() if has_failed}
     is_overtaken = any(failed) and bool(later)
-    return all(failed) or is_overtaken or any(last.get(process) for process in later)
+    return all(failed) or is_overtaken or not has_failed_on.isdisjoint(later)
 
 
 def _never_run(ledger: Ledger, wanted: Sequence[Wanted], promise: Promise) -> list[str]:
@@ -256,9 +215,7 @@ def _never_run(ledger: Ledger, wanted: Sequence[Wanted], promise: Promise) -> li
     for each in () if promise.hopeless else wanted:
         if all(process.is_dead for process in each.processes) or _has_failed(ledger, each):
             continue
-        of_window = [
-            run for run in ledger.runs if (run.task, run.window) == (each.task, each.window)
-        ]
+        of_window = [run for run in ledger.of(each.task) if run.due == each.window]
         is_complete = any(run.ended is not None for run in of_window)
         if each.task in promise.failover:
             is_missing = not is_complete
@@ -283,8 +240,8 @@ def _own_in_the_way(ledger: Ledger, promise: Promise) -> list[str]:
             continue
         if any(each.asked <= step <= each.answered for step in promise.steps_ahead):
             continue
-        own = [run for run in ledger.runs if (run.task, run.process) == (each.task, each.process)]
-        if own and all(run.gone < each.asked for run in own):
+        own = [run for run in ledger.of(each.task) if run.replica == each.process.name]
+        if own and all(run.over < each.asked for run in own):
             found.append(
                 f"its own run in the way: {each.what} {each.task} of {each.process.name} at "
                 f"{each.asked - BEGIN:.1f}"

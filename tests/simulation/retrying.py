@@ -307,8 +307,8 @@ class RetryStory(JobsStory):
         return found
 
     def _runs_of(self, job: Job, window: float) -> list[ledger.Run]:
-        found = [run for run in self.ledger.runs if (run.task, run.window) == (job.name, window)]
-        return sorted(found, key=lambda run: run.began)
+        found = [run for run in self.ledger.runs if (run.task, run.due) == (job.name, window)]
+        return sorted(found, key=lambda run: run.begun)
 
     def _wrong_attempts(self, job: RetryJob) -> list[str]:
         """Return the attempts that do not follow a failed one, or are one too many."""
@@ -319,7 +319,7 @@ class RetryStory(JobsStory):
                 if run.attempt > job.retries + 1:
                     found.append(f"one attempt too many: {run}")
                 if run.attempt > 1 and not any(
-                    each.attempt == run.attempt - 1 and each.failed and each.gone <= run.began
+                    each.attempt == run.attempt - 1 and each.failed and each.over <= run.begun
                     for each in runs
                 ):
                     found.append(f"a retry of nothing: {run}")
@@ -390,7 +390,7 @@ class RetryStory(JobsStory):
             and replica.stopped_at == inf
             and replica.process.name not in job.without
         ]
-        if not alive or promise.hopeless or last.process.name in job.without:
+        if not alive or promise.hopeless or last.replica in job.without:
             return False
         if not job.failover and promise.costly:
             return False
@@ -400,7 +400,7 @@ class RetryStory(JobsStory):
         row = self.database.rows.rows[job.name]
         is_pending = row.is_retry_pending(self.world.database_time())
         latest = min(BEGIN + job.due_after(window), self.world.now if is_pending else inf)
-        return last.gone + delay + BEGINS_WITHIN < latest
+        return last.over + delay + BEGINS_WITHIN < latest
 
     @property
     def _is_calm(self) -> bool:
@@ -429,7 +429,7 @@ class RetryStory(JobsStory):
         if not self._is_calm or row is None or any(run.lost for run in runs):
             return []
         count = 0
-        for run in sorted(runs, key=lambda run: run.began):
+        for run in sorted(runs, key=lambda run: run.begun):
             count = count + (run.attempt == 1) if run.failed else 0
         return [f"miscounted: {row.failures} failures, not {count}"] * (row.failures != count)
 

@@ -162,7 +162,8 @@ class Replica:
             is_hold = isinstance(window, str)
             self._release(held, RunOutcome(WindowAfter.OPEN if is_hold else WindowAfter.HAND_OVER))
             return
-        run = Run(task.name, window, self.process, self._asked[held.claim_id], self.world.now)
+        run = Run(task.name, self.process.name, window, self.world.now)
+        run.asked = self._asked[held.claim_id]
         self._story.ledger.runs.append(run)
         self.world.note(self.process.name, f"   {task.name} {window} begins")
         self.world.sleep(task.takes)
@@ -363,13 +364,14 @@ class Story:
         )
 
     def _judged(self) -> list[str]:
-        found = violations(self.ledger, self._wanted, self._promise, self.world.now)
+        found = violations(self.ledger, self._wanted, self._promise)
         return found + self._held_by_nobody()
 
     @property
     def _promise(self) -> Promise:
         scenario, injected = self.scenario, self.plan.injected
         return Promise(
+            processes={process.name: process for process in self.world.processes},
             lease=scenario.lease,
             failover=frozenset(task.name for task in scenario.tasks if task.failover),
             holds=frozenset(scenario.holds),

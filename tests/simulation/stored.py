@@ -291,7 +291,7 @@ class StoredStory(JobsStory):
 
     def _judged(self) -> list[str]:
         """Return what is wrong. A claim that fails is no excuse: the job is read again."""
-        ended = {(run.task, run.window) for run in self.ledger.runs if run.ended is not None}
+        ended = {(run.task, run.due) for run in self.ledger.runs if run.ended is not None}
         return super()._judged() + [
             f"never run: {job.name} {window}"
             for job in self.jobs_scenario.jobs

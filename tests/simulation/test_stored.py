@@ -53,7 +53,7 @@ class TestScenarios:
     def test_each_run_time_is_run_once_without_a_fault(self, scenario: JobsScenario) -> None:
         story = StoredStory(scenario)
         check([story] if story.found else [], scenario.name)
-        ran = sorted((run.task, run.window) for run in story.ledger.runs)
+        ran = sorted((run.task, run.due) for run in story.ledger.runs)
         assert ran == sorted((job.name, at) for job in scenario.jobs for at in job.windows)
 
     def test_nothing_is_lost_or_doubled_with_a_fault(self, scenario: JobsScenario) -> None:
