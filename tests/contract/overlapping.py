@@ -274,7 +274,7 @@ def _give_up(side: Side, cursor: Any, task: str) -> Any:
 
 
 def _sign_of_life(side: Side, cursor: Any, tasks: list[str]) -> None:
-    side.statements.alive(sorted(tasks), NOW)
+    side.on(cursor).alive(sorted(tasks), NOW)
 
 
 def _pause(side: Side, cursor: Any, tasks: list[str]) -> None:

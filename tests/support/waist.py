@@ -466,6 +466,8 @@ def attempt(request: ClaimRequest | AgainRequest, context: ClaimContext) -> AnyA
 
 def send_together(cursor: Any, attempts: Sequence[Any], **more: Any) -> list[Any]:
     """Send claims of one kind in one statement; return the decision or error of each."""
+    if not attempts:
+        return []
     decided: list[Any] = type(attempts[0]).send_together(cursor, attempts, **more)
     return decided
 
