@@ -20,13 +20,6 @@ from apscheduler.schedulers.base import STATE_RUNNING
 
 from apscheduler_tasklock._database.rejections import Rejections
 from apscheduler_tasklock._database.sequences import Statement, Steps, ask_here
-from apscheduler_tasklock._lock.protocol_messages import (
-    ClaimRequest,
-    Registered,
-    Registration,
-    RunState,
-)
-from apscheduler_tasklock._lock.test_doubles import LockProtocol
 from apscheduler_tasklock._runs import claim_request
 from apscheduler_tasklock._runs.executor_jobs import ExecutorJobs
 from apscheduler_tasklock._runs.job_notices import JobNotices
@@ -38,6 +31,7 @@ from apscheduler_tasklock._runs.tasks import Tasks
 from apscheduler_tasklock._runs.watch import Watch
 from apscheduler_tasklock.options import LockOptions
 from benchmarks.fidelity.trace import Fire
+from tests.support.waist import ClaimRequest, LockProtocol, Registered, Registration, RunState
 
 Submit = Callable[[Submission, Callable[[], None]], None]
 

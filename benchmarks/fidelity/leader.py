@@ -13,11 +13,11 @@ from types import SimpleNamespace
 from typing import Any
 
 from apscheduler_tasklock._database.sequences import Statement, ask_here
-from apscheduler_tasklock._lock.test_doubles import LockProtocol
 from apscheduler_tasklock._runs.kept_runs import LastRun, Outlook
 from apscheduler_tasklock._runs.leadership import Following, Leadership
 from benchmarks.fidelity.rules import TASK, TIMINGS, TaskLockWithLeader
 from benchmarks.fidelity.trace import Fire
+from tests.support.waist import LockProtocol
 
 
 class LeaderClient:

@@ -17,24 +17,23 @@ from apscheduler_tasklock._database.connection import attempt_limit, raw_cursor
 from apscheduler_tasklock._database.outage import Outage
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.outcomes import RunOutcome, WindowAfter
-from apscheduler_tasklock._lock.protocol import TaskLockProtocol
-from apscheduler_tasklock._lock.protocol_messages import (
+from apscheduler_tasklock._runs.standby import STANDBY_AFTER
+from apscheduler_tasklock.options import DEFAULTS
+from benchmarks.fidelity.clock import TravellingDatabase, moment, seconds
+from benchmarks.fidelity.executor import request_of
+from benchmarks.fidelity.trace import PERIODS, Fire
+from tests.support.waist import (
     ClaimRequest,
+    LockProtocol,
+    MemoryTaskLocks,
     ReadTimes,
     Refusal,
     ReleaseRequest,
     Renewal,
     RunState,
     TakeoverRequest,
+    protocol_of,
 )
-from apscheduler_tasklock._lock.test_doubles import LockProtocol
-from apscheduler_tasklock._runs.standby import STANDBY_AFTER
-from apscheduler_tasklock.options import DEFAULTS
-from apscheduler_tasklock.schema.table import task_lock_table
-from apscheduler_tasklock.testing.in_memory import MemoryTaskLocks
-from benchmarks.fidelity.clock import TravellingDatabase, moment, seconds
-from benchmarks.fidelity.executor import request_of
-from benchmarks.fidelity.trace import PERIODS, Fire
 
 TASK = "task"
 MIN_FACTOR, MAX_FACTOR = 0.9, 5.0
@@ -367,9 +366,7 @@ class TaskLockRule(Rule):
         """Return a replica's protocol: the statements, or the rule in Python."""
         if replica not in self._replicas:
             self._replicas[replica] = (
-                TaskLockProtocol(task_lock_table(), replica)
-                if self._rows is None
-                else self._rows.protocol(replica)
+                protocol_of(replica) if self._rows is None else self._rows.protocol(replica)
             )
         return self._replicas[replica]
 

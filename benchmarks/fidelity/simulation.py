@@ -19,7 +19,6 @@ from functools import partial
 from itertools import count
 from typing import Literal
 
-from apscheduler_tasklock._lock.protocol_messages import RunState
 from apscheduler_tasklock._runs.kept_runs import Outlook
 from apscheduler_tasklock._runs.submission import Submission
 from apscheduler_tasklock._runs.trigger_times import has_shared_times
@@ -28,6 +27,7 @@ from benchmarks.fidelity.executor import OneJob, ReplicaExecutor, TravellingClie
 from benchmarks.fidelity.leader import Member
 from benchmarks.fidelity.rules import TASK, TIMINGS, Granted, Rule, TaskLockRule, TaskLockWithLeader
 from benchmarks.fidelity.trace import Fire, Life, Trace
+from tests.support.waist import RunState
 
 Outcome = Literal["ended", "killed", "stopped"]
 

@@ -11,11 +11,9 @@ import psycopg
 from apscheduler_tasklock import upgrade
 from apscheduler_tasklock._database.connection import raw_cursor
 from apscheduler_tasklock._lock.client import LockClient
-from apscheduler_tasklock._lock.protocol import TaskLockProtocol
-from apscheduler_tasklock._lock.protocol_messages import ClaimRequest, ReleaseRequest
 from apscheduler_tasklock._lock.replica import LockSettings
 from apscheduler_tasklock.lock import HeldLock
-from apscheduler_tasklock.schema.table import task_lock_table
+from tests.support.waist import ClaimRequest, ReleaseRequest, protocol_of
 
 MAX_LOCK = 50.0
 
@@ -181,7 +179,7 @@ class Protocol(OnPsycopg):
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
-        self._protocol = TaskLockProtocol(task_lock_table(), "bench")
+        self._protocol = protocol_of("bench")
 
     @classmethod
     def prepare(cls, url: str) -> None:

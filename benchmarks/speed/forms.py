@@ -9,18 +9,13 @@ from typing import Any
 from uuid import UUID
 
 from apscheduler_tasklock._database.connection import raw_cursor
-from apscheduler_tasklock._lock.protocol_messages import (
-    IN_TIME,
-    ClaimAnswer,
-    ClaimRequest,
-    ReleaseRequest,
-)
 from apscheduler_tasklock.demo.server import EmbeddedServer
 from benchmarks.speed.contenders import MAX_LOCK, Contender
 from benchmarks.speed.effort import Effort
 from benchmarks.speed.history import WithHistory
 from benchmarks.speed.report import Section, median, microseconds, table
 from benchmarks.speed.rounds import OPERATIONS, measure
+from tests.support.waist import IN_TIME, ClaimAnswer, ClaimRequest, ReleaseRequest
 
 MOST = 1.1
 

@@ -14,18 +14,10 @@ from opentelemetry.sdk.trace import TracerProvider
 from apscheduler_tasklock import upgrade
 from apscheduler_tasklock._database.connection import raw_cursor
 from apscheduler_tasklock._lock.outcomes import NOT_BEGUN, RunOutcome
-from apscheduler_tasklock._lock.protocol import HISTORY, TaskLockProtocol
-from apscheduler_tasklock._lock.protocol_messages import (
-    ClaimAnswer,
-    ClaimRequest,
-    Refusal,
-    ReleaseRequest,
-)
 from apscheduler_tasklock._runs.otel import OpenTelemetryRun
 from apscheduler_tasklock._runs.submission import Submission
 from apscheduler_tasklock.demo.server import EmbeddedServer
 from apscheduler_tasklock.lock import HeldLock
-from apscheduler_tasklock.schema.table import task_lock_table
 from benchmarks.speed.contenders import MAX_LOCK, Contender, OnPsycopg
 from benchmarks.speed.counters import Count
 from benchmarks.speed.counts import IN_A_ROW, LOGGED, count
@@ -33,6 +25,14 @@ from benchmarks.speed.effort import Effort, progress
 from benchmarks.speed.history_size import SCHEDULE
 from benchmarks.speed.report import Goal, Section, median, microseconds, p99, table
 from benchmarks.speed.rounds import OPERATIONS, Samples, measure
+from tests.support.waist import (
+    HISTORY,
+    ClaimAnswer,
+    ClaimRequest,
+    Refusal,
+    ReleaseRequest,
+    protocol_of,
+)
 
 # Runs before the first that is measured, so that it overwrites the oldest entry of its task.
 WARM_UP = 2 * HISTORY
@@ -51,7 +51,7 @@ class WithHistory(OnPsycopg):
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
-        self._protocol = TaskLockProtocol(task_lock_table(), "bench", history=self.history)
+        self._protocol = protocol_of("bench", history=self.history)
 
     @classmethod
     def prepare(cls, url: str) -> None:

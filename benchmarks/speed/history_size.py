@@ -13,12 +13,10 @@ from psycopg.rows import class_row
 from apscheduler_tasklock import upgrade
 from apscheduler_tasklock._database.connection import raw_cursor
 from apscheduler_tasklock._lock.outcomes import RunOutcome
-from apscheduler_tasklock._lock.protocol import HISTORY, TaskLockProtocol
-from apscheduler_tasklock._lock.protocol_messages import ClaimRequest, ReleaseRequest
 from apscheduler_tasklock.demo.server import EmbeddedServer
-from apscheduler_tasklock.schema.table import task_lock_table
 from benchmarks.speed.effort import Effort, progress
 from benchmarks.speed.report import Goal, Section, table
+from tests.support.waist import HISTORY, ClaimRequest, ReleaseRequest, protocol_of
 
 TASKS = 100
 WORKERS = 4
@@ -120,7 +118,7 @@ def _sizes(url: str, runs: int) -> list[Size]:
 
 def work(url: str, tasks: range, runs: int) -> None:
     """Claim and release one task after the other."""
-    protocol = TaskLockProtocol(task_lock_table(), "bench")
+    protocol = protocol_of("bench")
     failed = RunOutcome(outcome="error", error_type="ValueError", error="x" * MESSAGE)
     options = "-c synchronous_commit=off"
     with psycopg.connect(url, autocommit=True, options=options) as connection:

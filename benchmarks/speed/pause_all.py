@@ -57,7 +57,8 @@ class Without(WithHistory):
         with _without_condition():
             super().__init__(url)
         # So that a change of the condition does not compare the statements with themselves.
-        claim = self._protocol._claim.recording  # no public name has it
+        protocol: Any = self._protocol
+        claim = protocol._claim.recording  # no public name has it
         assert claim is not None
         assert "all_pauses" not in claim.text
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from apscheduler_tasklock._lock.protocol import TaskLockProtocol
 from apscheduler_tasklock.demo.server import EmbeddedServer
-from apscheduler_tasklock.schema.table import task_lock_table
 from benchmarks.speed.effort import Effort, progress
 from benchmarks.speed.filled import SETTINGS, fill, name
 from benchmarks.speed.reads import HEADER, measure
 from benchmarks.speed.report import Goal, Section, milliseconds, table
+from tests.support.waist import protocol_of
 
 TASKS = 200
 MOST = 0.001
@@ -26,7 +25,7 @@ def run(effort: Effort) -> Section:
         f"or some of {others:,}. {often} times on one connection; the times are medians, and the "
         "slowest.",
     )
-    protocol = TaskLockProtocol(task_lock_table(), "bench")
+    protocol = protocol_of("bench")
     rows = []
     for tasks in (TASKS, others):
         names = [name(number) for number in range(0, tasks, tasks // TASKS)]

@@ -136,10 +136,11 @@ def protocol_of(
     history: int = HISTORY,
     table: str = DEFAULT_TABLE,
     schema: str | None = None,
-) -> Any:
+) -> LockProtocol:
     """Return what sends a replica's statements, or decides by the rule on rows in memory."""
     if isinstance(connection, Memory):
-        return connection.locks.protocol(name)
+        protocol: LockProtocol = connection.locks.protocol(name)
+        return protocol
     return TaskLockProtocol(task_lock_table(table, schema), name, lock_timeout, history)
 
 
