@@ -1,0 +1,162 @@
+"""Make each mistake in a copy of the checkout, and run the tests that have to find it.
+
+    python -m tests.mutations [NAME or AREA ...] [--share 0.1] [--seed N] [--jobs N]
+
+A table says by which test each is found. The status is 1 if one is not found, or does not apply.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from tests.mutations.copies import BrokenError, Notes, copied
+from tests.mutations.mutation import CHECKOUT, IN_PYTHON, Mutation, read_all
+
+# Seconds that the tests of one selection have.
+LIMIT = 600
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of a mutation.
+
+    :ivar by: the test that has found it; otherwise why it was not found
+    """
+
+    name: str
+    sentence: str
+    found: bool
+    by: str
+
+
+def tried(mutation: Mutation, limit: float) -> list[Result]:
+    """Return how each selection of tests went that has to find a mutation."""
+    with copied() as copy:
+        wrong = copy.apply(mutation)
+        if wrong is not None:
+            return [Result(mutation.name, mutation.sentence, False, wrong)]
+        return [
+            Result(mutation.name, mutation.sentence, *_searched(copy.test, find, limit))
+            for find in mutation.find
+        ]
+
+
+def _searched(
+    test: Callable[[Sequence[str], float], Notes], find: str, limit: float
+) -> tuple[bool, str]:
+    try:
+        failed = [*test(["-x", *shlex.split(find)], limit).failed]
+        if not failed:
+            return False, f"NOT FOUND by {find}"
+        # It means something only if the same test passes without the mistake.
+        with copied() as unmutated:
+            if unmutated.test(failed, limit).failed:
+                return False, f"fails without the mistake, too: {failed[0]}"
+    except BrokenError as broken:
+        return False, str(broken)
+    return True, failed[0]
+
+
+def tried_in_python(tests: list[str], limit: float) -> list[Result]:
+    """Return how the mutations went that are made in Python; their tests pass if they are found."""
+    with copied() as copy:
+        try:
+            notes = copy.test(tests, limit * len(tests))
+        except BrokenError as broken:
+            return [Result(test, _sentence_of(test), False, str(broken)) for test in tests]
+    return [
+        Result("in Python", _sentence_of(test), test in notes.passed, notes.failed.get(test, test))
+        for test in tests
+    ]
+
+
+def _sentence_of(test: str) -> str:
+    return test.partition("[")[2].rpartition("]")[0]
+
+
+def collected() -> list[str]:
+    """Return the ids of the tests that make mistakes in Python."""
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        [*command, *IN_PYTHON], cwd=CHECKOUT, check=False, capture_output=True, text=True
+    )
+    tests = [line for line in done.stdout.splitlines() if "::" in line]
+    if done.returncode or not tests:
+        raise SystemExit(f"the tests that make mistakes cannot be collected:\n{done.stdout}")
+    return tests
+
+
+def results(
+    mutations: list[Mutation], in_python: list[str], jobs: int, limit: float
+) -> Iterator[Result]:
+    """Yield what became of each mutation, as soon as it is known."""
+    modules = sorted({test.partition("::")[0] for test in in_python})
+    of_modules = [[test for test in in_python if test.startswith(each)] for each in modules]
+    with ThreadPoolExecutor(jobs) as threads:
+        asked = [threads.submit(tried, each, limit) for each in mutations]
+        asked += [threads.submit(tried_in_python, each, limit) for each in of_modules]
+        for each in asked:
+            yield from each.result()
+
+
+def main() -> int:
+    """Return 0 if each mutation that was chosen is found."""
+    parser = argparse.ArgumentParser(prog="python -m tests.mutations", description=__doc__)
+    parser.add_argument("names", nargs="*", help="names or areas; `python` for those in Python")
+    parser.add_argument("--share", type=float, default=1.0, help="the share that is drawn of them")
+    parser.add_argument("--seed", type=int, help="of the share; printed by every run")
+    parser.add_argument("--jobs", type=int, default=1, help="how many are tried at a time")
+    parser.add_argument("--limit", type=float, default=LIMIT, help="seconds for each selection")
+    parser.add_argument("--list", action="store_true", help="show the mutations, and run nothing")
+    parser.add_argument("--count", action="store_true", help="print how many there are")
+    options = parser.parse_args()
+
+    names = options.names
+    mutations = [each for each in read_all() if not names or {each.name, each.area} & {*names}]
+    known = {"python"} | {name for each in mutations for name in (each.name, each.area)}
+    if unknown := {*names} - known:
+        parser.error(f"there is no mutation or area of the name {min(unknown)}")
+    in_python = collected() if not names or "python" in names else []
+    if options.count:
+        print(len(mutations) + len(in_python))
+        return 0
+    if options.share < 1:
+        seed = random.randrange(2**32) if options.seed is None else options.seed  # noqa: S311
+        rng = random.Random(seed)  # noqa: S311  # repeatable, not secret
+        print(f"a share of {options.share} of the mutations: --seed {seed}", flush=True)
+        mutations = _share(mutations, options.share, rng)
+        in_python = _share(in_python, options.share, rng)
+    if options.list:
+        for each in mutations:
+            print(f"{each.name} ({each.label or 'new'}): {each.sentence}")
+        print(*in_python, sep="\n")
+        return 0
+    return _report(results(mutations, in_python, options.jobs, options.limit))
+
+
+def _share(of: list[Any], share: float, rng: random.Random) -> list[Any]:
+    return [each for each in of if rng.random() < share]
+
+
+def _report(results: Iterator[Result]) -> int:
+    wrong = []
+    print("| mutation | what is wrong | found by |\n| --- | --- | --- |")
+    for result in results:
+        if not result.found:
+            wrong.append(result.name)
+        by = result.by if result.found else f"**{' '.join(result.by.split())}**"
+        print(f"| {result.name} | {result.sentence} | {by} |", flush=True)
+    print(f"\nnot found: {', '.join(wrong) or 'none'}")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,66 @@
+"""Each mutation can be made, and names tests that exist."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.mutations.mutation import HERE, IN_PYTHON, files_of, read
+from tests.support.named_tests import names_of_tests
+
+PATCHES = sorted(HERE.glob("*/*.patch"))
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+def test_each_patch_applies(checkout: Path) -> None:
+    wrong = {}
+    for path in PATCHES:
+        command = ["git", "apply", "--check", "-p1", str(path)]
+        checked = subprocess.run(command, cwd=checkout, check=False, capture_output=True, text=True)
+        if checked.returncode:
+            wrong[path.stem] = checked.stderr
+    assert not wrong
+
+
+@pytest.mark.parametrize("path", PATCHES, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_each_mutation_names_tests_that_exist(path: Path) -> None:
+    for find in read(path).find:
+        files = files_of(find)
+        assert files
+        assert all(file.exists() for file in files), find
+        for word in shlex.split(find):
+            module, colons, test = word.partition("::")
+            if colons and module.startswith("tests/"):
+                name = test.partition("[")[0]
+                assert name in names_of_tests(HERE.parent.parent / module)
+
+
+@pytest.mark.parametrize("named", IN_PYTHON)
+def test_each_test_that_makes_mistakes_exists(named: str) -> None:
+    module, _, test = named.partition("::")
+    assert test in names_of_tests(HERE.parent.parent / module)
+
+
+PATCH = "--- a/apscheduler_tasklock/lock.py\n+++ b/apscheduler_tasklock/lock.py\n"
+NO_MUTATIONS = {
+    "no sentence": f"find: tests/contract\n\n{PATCH}",
+    "no tests": f"A sentence.\n\n{PATCH}",
+    "no patch": "A sentence.\n\nfind: tests/contract\n",
+    "a patch of tests": "A sentence.\n\nfind: tests/contract\n\n--- a/tests/x.py\n",
+}
+
+
+@pytest.mark.parametrize("what", NO_MUTATIONS)
+def test_a_file_that_is_no_mutation_is_refused(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.mutations.mutation.HERE", tmp_path)
+    path = tmp_path / "area" / "name.patch"
+    path.parent.mkdir()
+    path.write_text(NO_MUTATIONS[what])
+    with pytest.raises(ValueError, match="area/name: "):
+        read(path)
