@@ -2,18 +2,20 @@
 
 Those of ``test_claim_histories.py`` are about claims, at their limits. These are about the run
 history as well, and about all else that is asked: registrations, due times, looks, pauses, manual
-runs and retries. The rule decides on rows in memory.
+runs, retries, batches with a limit, leaders and signs of life. The rule decides on rows in memory.
+
+What seldom comes by chance is drawn on purpose: see ``Requests.chosen``.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timedelta
 from functools import partial
-from itertools import count
+from itertools import cycle
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -35,11 +37,13 @@ from apscheduler_tasklock._lock.protocol_messages import (
     RetryRequest,
     TakeoverRequest,
 )
+from apscheduler_tasklock._lock.statements import LEADER
 from apscheduler_tasklock.errors import TaskLockStateError
 from apscheduler_tasklock.schema.table import task_lock_table
 from apscheduler_tasklock.testing import rule
 from apscheduler_tasklock.testing.rule import Row
 from tests.contract.conftest import Memory
+from tests.contract.signs_of_life import SIGNS, Fleet, Sign
 
 STEPS = 600
 # A history may by chance be without a rare situation, and goes on then.
@@ -63,15 +67,44 @@ EXPECTED = {
     "retry: has failed, and no failure is counted",
     "retry: over, and a run time follows it",
     "retry: void because of another claim",
+    "retry: too late by a day",
+    "retry: its run's release is sent again",
+    "a run that was handed over is taken over",
+    "a run that was handed over is given up",
+    "extended after its last renewal",
+    "manual run: has failed, and the task stays overdue",
+    "a batch grants as many as its limit",
+    "a batch that is sent again grants the rest",
+    "a leader follows another one",
+    "another one than the leader resigns",
+    "a late sign of life after a stop",
+    "a task of a stopped replica is retired",
     "a run has overrun",
     "a run has overrun, and was handed over",
     "a task was due in a pause",
 }
-TASKS = ("first", "second")
+TASKS = ("first", "second", "third")
+# What is drawn on purpose of manual runs.
+MANUAL_RUNS = (
+    "of an overdue task",
+    "in a pause",
+    "after a death",
+    "without failover",
+    "after the maximum lock",
+    "taken over",
+    "that fails",
+    "beside a run",
+)
 REPLICAS = ("one", "two", "three")
+LEADERS = LEADER + "shop:"
+# Seconds between a failure and its retry, which is due after one second, and not for longer than a
+# day.
+ABOUT_A_DAY = (86_400.5, 86_401.0, 86_401.5, 300_000.0)
 SECONDS = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0, 60.0)
 
 Ask = Callable[[Any], Any]
+# Requests that follow each other, each after so many seconds.
+Steps = Iterator[tuple[float, Callable[[], Ask]]]
 
 OPERATIONS = Operations(task_lock_table())
 
@@ -82,56 +115,167 @@ class Requests:
 
     rng: random.Random
     memory: Memory
+    protocols: dict[str, TaskLockProtocol]
     claims: dict[str, list[UUID]] = field(default_factory=lambda: {task: [] for task in TASKS})
+    fleet: Fleet = field(default_factory=Fleet)
+    # The last releases, to send them again; and what requests came across, in a few words.
+    released: list[ReleaseRequest] = field(default_factory=list)
+    seen: set[str] = field(default_factory=set)
     # What is asked next, and after how many seconds.
     following: list[tuple[float, Callable[[], Ask]]] = field(default_factory=list)
-    turns: Iterator[int] = field(default_factory=count)
+    turns: Iterator[Callable[[], Steps]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.turns = cycle(self.kinds())
 
     def next(self) -> tuple[float, Ask]:
         """Return a request, and after how many seconds it comes."""
         if self.following:
             seconds, make = self.following.pop(0)
             return seconds, make()
-        if self.chance(0.15):
+        if self.chance(0.25):
             self.following = list(self.chosen())
         # Always later: what ends in the microsecond in which another ended is nobody's case.
         return self.rng.choice([0.001, 0.5, 1, 3, 9, 10, 30]), self.make()
 
-    def chosen(self) -> Iterator[tuple[float, Callable[[], Ask]]]:
-        return self.manual_run() if self.chance(0.6) else self.failed_run()
+    def chosen(self) -> Steps:
+        """Return steps that seldom come by chance in this order: each kind in its turn."""
+        return next(self.turns)()
 
-    def failed_run(self) -> Iterator[tuple[float, Callable[[], Ask]]]:
-        """Yield the steps of a run that fails and is retried, as they seldom come."""
-        task, choice = self.task(), self.rng.choice
+    def kinds(self) -> list[Callable[[], Steps]]:
+        """Return the kinds of steps that ``chosen`` goes through."""
+        return [
+            *[partial(self.manual_run, how) for how in MANUAL_RUNS],
+            partial(self.failed_run, dies=True),
+            partial(self.failed_run, dies=False),
+            *[partial(self.overrun, what) for what in ("told", "extended", "unseen")],
+            partial(self.handed_over, is_given_up=True),
+            partial(self.handed_over, is_given_up=False),
+            self.limited_batch,
+            self.late_retry,
+            self.removed_task,
+            self.leadership,
+        ]
+
+    def failed_run(self, *, dies: bool) -> Steps:
+        """Yield the steps of a run that fails and is retried, or whose retry becomes void."""
+        task, choice, again = self.task(), self.rng.choice, partial(self.release_again, -1)
         yield 0.5, partial(self.resume, task)
         yield 0.5, partial(self.finish, task)
-        yield 400.0, partial(self.claim_surely, task, is_to_die=self.chance(0.3))
-        for _ in range(3):
-            yield choice([0.5, 1.0]), partial(self.fail, task)
-            if self.chance(0.2):
+        yield 400.0, partial(self.claim_surely, task, is_to_die=self.chance(0.3), next_in=100.0)
+        for retry_in in (None, None, 0.0):
+            yield choice([0.5, 1.0]), partial(self.fail, task, retry_in=retry_in)
+            if retry_in is None and self.chance(0.2):
                 yield 0.5, partial(self.pause, task, choice([1.0, 5.0]))
-            yield choice([0.5, 6.0]), partial(self.retry, task)
-        if self.chance(0.4):
+            if self.chance(0.3):
+                yield 0.5, again
+            yield choice([0.5, 6.0]), partial(self.retry, task, is_to_die=dies)
+            if self.chance(0.5):
+                yield 0.5, again
+        if dies:
             yield choice([3.5, 11.0]), partial(self.take_over, task)
-        yield choice([1.0, 9.0, 60.0]), partial(self.finish, task)
+        yield choice([9.0, 120.0]) if dies else 120.0, partial(self.finish, task)
+        yield 400.0, partial(self.claim_surely, task, is_to_die=True, next_in=100.0)
+        yield 1.0, partial(self.fail, task, retry_in=5.0)
+        yield 2.0, partial(self.claim_surely, task, is_to_die=False)
+        yield 0.5, again
+        yield choice([1.0, 9.0]), partial(self.finish, task)
 
-    def manual_run(self) -> Iterator[tuple[float, Callable[[], Ask]]]:
-        """Yield the steps of a manual run beside one of the schedule's, as they seldom come."""
-        task, choice, turn = self.task(), self.rng.choice, next(self.turns) % 4
-        is_dead = turn in (1, 2)
+    def handed_over(self, *, is_given_up: bool) -> Steps:
+        """Yield the steps of a run that a shutdown cuts."""
+        task = self.task()
+        cut = RunOutcome(WindowAfter.HAND_OVER, "cancelled", cut=True)
         yield 0.5, partial(self.resume, task)
         yield 0.5, partial(self.finish, task)
-        yield 400.0, partial(self.claim_surely, task, is_to_die=is_dead)
-        if turn == 0:
+        yield 400.0, partial(self.claim_surely, task, is_to_die=True)
+        yield 1.0, partial(self.end, task, cut)
+        yield 1.0, partial(self.give_up if is_given_up else self.take_over, task)
+        yield 1.0, partial(self.finish, task)
+
+    def overrun(self, what: str) -> Steps:
+        """Yield the steps of a run that lasts for longer than its maximum lock."""
+        task = self.task()
+        yield 0.5, partial(self.resume, task)
+        yield 0.5, partial(self.finish, task)
+        yield 400.0, partial(self.claim_surely, task, is_to_die=True)
+        yield 2.0, partial(self.renew, is_last=True)
+        if what == "extended":
+            yield 0.5, partial(self.extend, task)
+        if what == "told":
+            yield 1.0, partial(self.overran, task)
+        yield 400.0, partial(self.claim_surely, task, is_to_die=False)
+        yield 1.0, partial(self.finish, task)
+
+    def late_retry(self) -> Steps:
+        """Yield the steps of a retry that nobody begins for about a day."""
+        task = self.task()
+        yield 0.5, partial(self.resume, task)
+        yield 0.5, partial(self.finish, task)
+        yield 400.0, partial(self.claim_surely, task, is_to_die=False, is_the_last=True)
+        yield 0.5, partial(self.fail, task, is_the_last=True)
+        yield self.rng.choice(ABOUT_A_DAY), self.read
+        yield 0.0, partial(self.retry, task)
+        yield 1.0, partial(self.finish, task)
+
+    def limited_batch(self) -> Steps:
+        """Yield the steps of a batch of claims which all could be granted, with a limit."""
+        for task in TASKS:
+            yield 0.5, partial(self.resume, task)
+            yield 0.5, partial(self.finish, task)
+        requests = [self.sure_claim(task, is_to_die=False) for task in TASKS]
+        self.rng.shuffle(requests)
+        yield 400.0, partial(self.claim_batch, requests, ReadTimes(), self.rng.choice([1, 2]))
+        for _ in range(2):
+            most = self.rng.choice([1, 2, 3])
+            yield 0.5, partial(self.claim_batch, requests, ReadTimes(), most, is_again=True)
+        for task in TASKS:
+            yield 0.5, partial(self.finish, task)
+
+    def leadership(self) -> Steps:
+        """Yield the steps of replicas that lead and resign, whoever leads."""
+        for _ in range(3):
+            yield 1.0, self.lead
+            yield 1.0, self.resign
+        yield self.rng.choice([1.0, 10.0]), self.lead
+
+    def removed_task(self) -> Steps:
+        """Yield the steps of a replica that stops, and whose successor has a task less."""
+        yield 0.5, partial(self.resume, "third")
+        yield 0.5, partial(self.finish, "third")
+        yield 0.5, partial(self.register, ["third"])
+        yield 0.5, partial(self.report, "one", list(TASKS), is_first=True)
+        for name in ("two", "three"):
+            yield 0.5, partial(self.report, name, ["first"])
+        yield 0.5, partial(self.stop, "one")
+        yield 0.5, partial(self.report, "one", list(TASKS), is_first=False)
+        yield self.rng.choice([0.5, 90.0]), partial(self.retire, ["first"], [])
+
+    def manual_run(self, how: str) -> Steps:
+        """Yield the steps of a manual run, beside one of the schedule's."""
+        # Only a live replica's task can be asked for.
+        task, choice = self.rng.choice(TASKS[:2]), self.rng.choice
+        is_overdue = how in ("of an overdue task", "that fails")
+        changes: dict[str, Any] = {
+            "without failover": {"failover": False},
+            "after the maximum lock": {"max_lock": 2.0},
+        }.get(how, {})
+        is_dead = how in ("in a pause", "after a death", "without failover", "beside a run")
+        yield 0.5, partial(self.resume, task)
+        yield 0.5, partial(self.finish, task)
+        yield 400.0, partial(self.claim_surely, task, is_to_die=is_dead, **changes)
+        if is_overdue or how == "taken over":
             yield choice([1.0, 9.0]), partial(self.finish, task)
+            yield 200.0 if is_overdue else choice([1.0, 9.0, 200.0]), self.read
         yield 1.0, partial(self.request_run, task, 100.0)
-        if turn == 1:
+        if how == "in a pause":
             yield 0.5, partial(self.pause, task, 60.0)
-        claim = partial(self.claim_manual, task, surely=turn < 3)
-        yield {1: 5.0, 2: 30.0}.get(turn, choice([0.5, 5.0, 30.0])), claim
-        if self.chance(0.4):
-            yield choice([11.0, 30.0]), partial(self.take_over, task)
-        yield choice([1.0, 9.0, 30.0, 60.0]), partial(self.finish, task)
+        by_how = {"beside a run": 1.0, "in a pause": 5.0, "without failover": 5.0}
+        seconds = choice([0.5, 5.0, 30.0]) if is_overdue or how == "taken over" else 30.0
+        yield by_how.get(how, seconds), partial(self.claim_manual, task, surely=True)
+        if how == "taken over":
+            yield 11.0, partial(self.take_over, task)
+        outcome = {"of an overdue task": "ok", "that fails": "error"}.get(how)
+        yield choice([1.0, 9.0, 30.0, 60.0]), partial(self.finish, task, outcome)
 
     def make(self) -> Ask:
         """Return a request at random; it is called with a protocol."""
@@ -147,6 +291,7 @@ class Requests:
             self.resume,
             *[self.release] * 4,
             self.release_many,
+            *[self.release_again] * 2,
             self.end_lease,
             self.give_up,
             self.extend,
@@ -154,6 +299,12 @@ class Requests:
             self.read,
             *[self.register] * 2,
             self.prune,
+            *[self.lead] * 2,
+            self.resign,
+            *[self.report] * 2,
+            self.stop,
+            self.retire,
+            self.remove_replicas,
         ]
         return self.rng.choice(kinds)()
 
@@ -171,6 +322,10 @@ class Requests:
         if row is not None and self.chance(0.8):
             return row.claim_id
         return self.rng.choice([*self.claims[task][-3:], uuid4()])
+
+    def last_claim_of(self, task: str) -> UUID:
+        row = self.memory.locks.rows.get(task)
+        return uuid4() if row is None else row.claim_id
 
     def new_claim(self, task: str) -> UUID:
         claim_id = uuid4()
@@ -217,9 +372,26 @@ class Requests:
         request, times = self.claim_request(self.task()), self.times()
         return lambda protocol: protocol.claim(protocol.cursor, request, times)
 
-    def claim_surely(self, task: str, *, is_to_die: bool) -> Ask:
-        """Claim a run that is likely to be granted, with a short lease."""
-        request = ClaimRequest(
+    def claim_surely(
+        self,
+        task: str,
+        *,
+        is_to_die: bool,
+        is_the_last: bool = False,
+        **changes: Any,
+    ) -> Ask:
+        """Claim a run that is likely to be granted.
+
+        :param changes: what differs from a claim that is drawn
+        """
+        request = replace(self.sure_claim(task, is_to_die=is_to_die), **changes)
+        if is_the_last:  # so that no due time ends its retries
+            request = replace(request, next_in=None, is_last=self.chance(0.5))
+        return lambda protocol: protocol.claim(protocol.cursor, request, ReadTimes())
+
+    def sure_claim(self, task: str, *, is_to_die: bool) -> ClaimRequest:
+        """Return a claim that is likely to be granted, with a short lease."""
+        return ClaimRequest(
             task,
             1.0,
             300.0 if is_to_die else self.rng.choice([2.0, 300.0]),
@@ -231,17 +403,31 @@ class Requests:
             grace=self.rng.choice([1.0, 12.0, 60.0]),
             claim_id=self.new_claim(task),
         )
-        return lambda protocol: protocol.claim(protocol.cursor, request, ReadTimes())
 
     def claim_many(self) -> Ask:
-        requests, times = [self.claim_request(task) for task in TASKS], self.times()
+        requests = [self.claim_request(task) for task in TASKS]
         self.rng.shuffle(requests)
-        most = self.rng.choice([None, None, 0, 1, 2])
+        return self.claim_batch(requests, self.times(), self.rng.choice([None, None, 0, 1, 2]))
+
+    def claim_batch(
+        self,
+        requests: list[ClaimRequest],
+        times: ReadTimes,
+        most: int | None,
+        *,
+        is_again: bool = False,
+    ) -> Ask:
+        lags = [0.5 * place for place in range(len(requests))]
 
         def ask(protocol: Any) -> Any:
-            known = protocol.claim_many(protocol.cursor, requests, [0.0, 1.0], times, most)
+            known = protocol.claim_many(protocol.cursor, requests, lags, times, most)
             new = [request for request in requests if request.claim_id not in known]
             asked = (protocol.cursor, new, [0.0] * len(new), times, most)
+            granted = sum(answer.granted for answer in known.values())
+            if most is not None and granted == most < len(requests):
+                self.seen.add("a batch grants as many as its limit")
+            if is_again and granted > 1:
+                self.seen.add("a batch that is sent again grants the rest")
             return known, protocol.first_claim_many(*asked)
 
         return ask
@@ -251,8 +437,9 @@ class Requests:
         return TakeoverRequest(task, dead, "", lease, self.chance(0.7), self.new_claim(task))
 
     def take_over(self, task: str | None = None) -> Ask:
-        request = self.takeover_request(task or self.task())
-        times = IN_TIME if task else self.takeover_times()
+        request, times = self.takeover_request(task or self.task()), self.takeover_times()
+        if task is not None:
+            request, times = replace(request, dead_claim_id=self.last_claim_of(task)), IN_TIME
         return lambda protocol: protocol.take_over_many(protocol.cursor, [request], times).get(
             request.claim_id
         )
@@ -275,12 +462,12 @@ class Requests:
             claim_id=self.new_claim(task),
         )
 
-    def retry(self, task: str | None = None) -> Ask:
+    def retry(self, task: str | None = None, *, is_to_die: bool = False) -> Ask:
         request, not_after = self.retry_request(task or self.task()), self.not_after()
         if task is not None:
-            row, not_after = self.memory.locks.rows.get(task), None
-            failed = uuid4() if row is None else row.claim_id
-            request = replace(request, failed_claim_id=failed)
+            request, not_after = replace(request, failed_claim_id=self.last_claim_of(task)), None
+        if is_to_die:
+            request = replace(request, max_lock=300.0, lease=3.0, failover=True)
         times = ReadTimes(not_after=not_after)
         return lambda protocol: protocol.retry_many(protocol.cursor, [request], times)
 
@@ -298,6 +485,9 @@ class Requests:
             max_runtime=self.seconds(None),
             claim_id=self.claim_of(task) if self.chance(0.1) else self.new_claim(task),
         )
+        if surely:
+            request = replace(request, max_lock=300.0, lease=10.0, failover=True)
+            stable = True
         not_after = None if surely else self.not_after()
         return lambda protocol: protocol.claim_manual(
             protocol.cursor, request, stable=stable, not_after=not_after
@@ -319,22 +509,60 @@ class Requests:
         )
         token = None if row is None else self.rng.choice([None, row.token, row.token - 1])
         ended_ago = self.rng.choice([None, 0.25, 7.5, -1.0])
+        if window is WindowAfter.HAND_OVER:  # else the entry says another time if it is sent again
+            ended_ago = self.rng.choice([0.25, 7.5])
         ended_at = ended_ago and self.memory.time - timedelta(seconds=ended_ago)
-        return ReleaseRequest(task, self.claim_of(task), end, token, ended_at)
+        return self.remembered(ReleaseRequest(task, self.claim_of(task), end, token, ended_at))
 
-    def finish(self, task: str) -> Ask:
+    def remembered(self, request: ReleaseRequest) -> ReleaseRequest:
+        self.released = [*self.released[-5:], request]
+        return request
+
+    def release_again(self, place: int | None = None) -> Ask:
+        """Send a release again, as after an answer that was lost."""
+        if not self.released:
+            return self.read()
+        request = self.rng.choice(self.released) if place is None else self.released[place]
+        row = self.memory.locks.rows.get(request.task_name)
+        if row is not None and row.retry_at is not None and row.retry_of is None:
+            return self.read()  # the entry is written again, without a retry that is void now
+        is_batch = self.chance(0.5)
+
+        def ask(protocol: Any) -> Any:
+            row = self.memory.locks.rows.get(request.task_name)
+            if row is not None and row.claim_id != request.claim_id == row.retry_of:
+                self.seen.add("retry: its run's release is sent again")
+            if is_batch:
+                return protocol.release_many(protocol.cursor, [request])
+            return protocol.release(protocol.cursor, request)
+
+        return ask
+
+    def finish(self, task: str, outcome: str | None = None) -> Ask:
         """Release the last run, if there is one."""
-        row, next_in = self.memory.locks.rows.get(task), self.rng.choice([None, 10.0])
-        end = RunOutcome(outcome=self.rng.choice(["ok", "ok", "error"]), next_in=next_in)
-        request = ReleaseRequest(task, uuid4() if row is None else row.claim_id, end)
-        return lambda protocol: protocol.release(protocol.cursor, request)
+        outcome = outcome or self.rng.choice(["ok", "ok", "error"])
+        next_in, is_last = self.rng.choice([None, 10.0]), self.chance(0.3)
+        return self.end(task, RunOutcome(outcome=outcome, next_in=next_in, is_last=is_last))
 
-    def fail(self, task: str) -> Ask:
+    def fail(self, task: str, *, is_the_last: bool = False, retry_in: float | None = None) -> Ask:
         """Release the last run as failed, if there is one, so that it is retried."""
-        row, retry_in = self.memory.locks.rows.get(task), self.rng.choice([0.0, 0.5, 1.0, 50.0])
         window = self.rng.choice([WindowAfter.KEEP, WindowAfter.OPEN])
-        end = RunOutcome(window, "error", "Error", next_in=10.0, retry_in=retry_in)
-        request = ReleaseRequest(task, uuid4() if row is None else row.claim_id, end)
+        if retry_in is None:
+            retry_in = 1.0 if is_the_last else self.rng.choice([0.0, 0.5, 1.0, 50.0])
+        next_in = None if is_the_last else 10.0
+        end = RunOutcome(window, "error", "Error", next_in=next_in, retry_in=retry_in)
+        return self.end(task, end)
+
+    def overran(self, task: str) -> Ask:
+        """Hand the last run over, because it has lasted for longer than its maximum lock."""
+        row = self.memory.locks.rows.get(task)
+        is_again = row is not None and row.handed_over
+        window = WindowAfter.KEEP if is_again else WindowAfter.HAND_OVER
+        return self.end(task, RunOutcome(window, "overran"), self.memory.time)
+
+    def end(self, task: str, end: RunOutcome, ended_at: datetime | None = None) -> Ask:
+        request = ReleaseRequest(task, self.last_claim_of(task), end, ended_at=ended_at)
+        self.remembered(request)
         return lambda protocol: protocol.release(protocol.cursor, request)
 
     def release(self) -> Ask:
@@ -350,19 +578,19 @@ class Requests:
         claim_id = self.claim_of(task)
         return lambda protocol: protocol.end_lease(protocol.cursor, task, claim_id, holders)
 
-    def give_up(self) -> Ask:
-        task = self.task()
-        claim_id = self.claim_of(task)
+    def give_up(self, task: str | None = None) -> Ask:
+        claim_id = self.last_claim_of(task) if task else self.claim_of(task := self.task())
         return lambda protocol: protocol.give_up(protocol.cursor, task, claim_id)
 
-    def extend(self) -> Ask:
-        task, by, lease = self.task(), self.seconds(), self.rng.choice([None, 1.0, 5.0])
-        claim_id = self.claim_of(task)
+    def extend(self, task: str | None = None) -> Ask:
+        claim_id = self.last_claim_of(task) if task else self.claim_of(task := self.task())
+        by, lease = self.seconds(), self.rng.choice([None, 1.0, 5.0])
         return lambda protocol: protocol.extend(protocol.cursor, task, claim_id, by, lease)
 
-    def renew(self) -> Ask:
+    def renew(self, *, is_last: bool = False) -> Ask:
         renewals = [
-            Renewal(task, self.claim_of(task), self.seconds(), self.chance(0.3)) for task in TASKS
+            Renewal(task, self.claim_of(task), self.seconds(), is_last or self.chance(0.3))
+            for task in TASKS
         ]
         return lambda protocol: protocol.renew(protocol.cursor, renewals)
 
@@ -375,7 +603,7 @@ class Requests:
 
         return ask
 
-    def register(self) -> Ask:
+    def register(self, names: Sequence[str] = ()) -> Ask:
         tasks = [
             Registration(
                 task,
@@ -387,13 +615,82 @@ class Requests:
                 self.chance(0.3),
                 self.rng.choice([None, 5.0, 60.0]),
             )
-            for task in self.rng.sample(TASKS, self.rng.randint(1, 2))
+            for task in names or self.rng.sample(TASKS, self.rng.randint(1, 2))
         ]
         return lambda protocol: protocol.register(protocol.cursor, tasks)
 
     def prune(self) -> Ask:
         age = self.seconds(100.0)
         return lambda protocol: protocol.prune(protocol.cursor, age)
+
+    # Who leads, and who is alive.
+
+    def lead(self) -> Ask:
+        lease = self.rng.choice([3.0, 10.0, 30.0])
+
+        def ask(protocol: Any) -> Any:
+            before = self.memory.locks.rows.get(LEADERS)
+            leads = protocol.lead(protocol.cursor, LEADERS, protocol.name, lease)
+            if before is not None and leads and before.locked_by != protocol.name:
+                self.seen.add("a leader follows another one")
+            return leads
+
+        return ask
+
+    def resign(self) -> Ask:
+        def ask(protocol: Any) -> None:
+            row = self.memory.locks.rows.get(LEADERS)
+            if row is not None and not row.finished and row.locked_by != protocol.name:
+                self.seen.add("another one than the leader resigns")
+            protocol.resign(protocol.cursor, LEADERS, protocol.name)
+
+        return ask
+
+    def report(
+        self, name: str | None = None, tasks: list[str] | None = None, is_first: bool | None = None
+    ) -> Ask:
+        """Report a sign of life, with the start that the first one of the process was told."""
+        if tasks is None:
+            tasks = self.rng.sample(TASKS, self.rng.randint(0, 3))
+        known = self.fleet.signs.get(name := name or self.rng.choice(REPLICAS))
+        is_first = self.chance(0.3) if is_first is None else is_first
+        started_at = None if is_first or known is None else known.started_at
+        if known is not None and known.stopped_at is not None and not is_first:
+            self.seen.add("a late sign of life after a stop")
+        return self.in_the_fleet(name, "report_replica", "host", "1.0", tasks, started_at)
+
+    def stop(self, name: str | None = None) -> Ask:
+        return self.in_the_fleet(name or self.rng.choice(REPLICAS), "stop_replica")
+
+    def remove_replicas(self) -> Ask:
+        return self.in_the_fleet("one", "remove_replicas", self.seconds(100.0))
+
+    def in_the_fleet(self, name: str, what: str, *arguments: Any) -> Ask:
+        def ask(protocol: Any) -> Any:
+            if protocol.cursor is None:
+                return getattr(self.fleet, what)(name, *arguments, now=self.memory.time)
+            statements = self.protocols[name]
+            return getattr(statements, what)(protocol.cursor, *arguments)
+
+        return ask
+
+    def retire(
+        self, successor_of: list[str] | None = None, dropped: list[str] | None = None
+    ) -> Ask:
+        if successor_of is None or dropped is None:
+            successor_of, dropped = self.rng.sample(TASKS, 1), self.rng.sample(TASKS, 1)
+
+        def ask(protocol: Any) -> None:
+            if protocol.cursor is not None:
+                protocol.retire(protocol.cursor, successor_of, dropped)
+                return
+            rows, now = self.memory.locks.rows, self.memory.time
+            for task in self.fleet.retired(successor_of, dropped, now) & rows.keys():
+                if rows[task].due_at is not None and rule.retire(rows[task]).due_at is None:
+                    self.seen.add("a task of a stopped replica is retired")
+                rows[task] = rule.retire(rows[task])
+
+        return ask
 
     # What operators do, by a statement of theirs or by the rule.
 
@@ -429,7 +726,11 @@ class Requests:
         return self.operate(
             task,
             by_statement,
-            lambda row, now: rule.request_run(row, request_id, "me", seconds, now),
+            lambda row, now: (
+                rule.request_run(row, request_id, "me", seconds, now)
+                if self.fleet.has(task, now)
+                else row
+            ),
         )
 
     def operate(
@@ -471,34 +772,40 @@ def columns_of(rows: dict[str, Row]) -> dict[str, dict[str, Any]]:
 
 def in_order(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
     # A run that was handed over, and released all the same, has two.
-    return sorted(entries, key=lambda entry: (entry["task"], entry["token"], entry["ended_at"]))
+    return sorted(
+        entries,
+        key=lambda entry: (entry["task"], entry["token"], entry["ended_at"], entry["outcome"]),
+    )
 
 
 @pytest.mark.timeout(600)  # on a busy machine
-@pytest.mark.parametrize("history", [HISTORY, 3])
+@pytest.mark.parametrize("history", [3, pytest.param(HISTORY, marks=pytest.mark.nightly)])
 def test_the_rule_decides_as_the_statements_do(
     history: int, direct_url: str, rng: random.Random
 ) -> None:
     memory = Memory()
     memory.locks.history = history
-    requests = Requests(rng, memory)
-    seen: set[str] = set()
+    table = task_lock_table()
+    protocols = {name: TaskLockProtocol(table, name, 10, history) for name in REPLICAS}
+    requests = Requests(rng, memory, protocols)
+    seen = requests.seen
     with psycopg.connect(direct_url, autocommit=True) as connection:
         connection.execute("SET timezone = 'UTC'")
-        # Only what a replica that is alive has can be asked for.
         connection.execute(
-            "INSERT INTO task_lock_replica VALUES ('one', 'host', '1.0', now(), '2100-01-01', %s)",
-            [list(TASKS)],
+            "INSERT INTO task_lock_replica VALUES ('all', 'host', '1.0', now(), '2100-01-01', %s)",
+            [list(TASKS[:2])],
         )
+        for sign in all_of(connection, SIGNS):
+            requests.fleet.signs[sign["replica_id"]] = Sign(**sign)
         for step in range(MOST_STEPS):
             seconds, ask = requests.next()
             memory.time += timedelta(seconds=seconds)
             connection.execute("UPDATE travel.clock SET time = %s", [memory.time])
             name = rng.choice(REPLICAS)
             in_memory: Any = memory.locks.protocol(name)
-            in_memory.cursor = None
-            statements: Any = TaskLockProtocol(task_lock_table(), name, 10, history)
-            statements.cursor = raw_cursor(connection)
+            in_memory.cursor, in_memory.name = None, name
+            statements: Any = protocols[name]
+            statements.cursor, statements.name = raw_cursor(connection), name
 
             before = dict(memory.locks.rows)
             expected, answer = ask(statements), ask(in_memory)
@@ -507,14 +814,16 @@ def test_the_rule_decides_as_the_statements_do(
             assert answer == expected, where
             rows = {row["task_name"]: Row(**row) for row in all_of(connection, ROW)}
             for task, row in memory.locks.rows.items():
-                if not row.locked_by:  # which was registered, and never claimed
+                # Of what nobody has claimed: a task that was registered, and a leader's row.
+                if not row.locked_by or task == LEADERS:
                     memory.locks.rows[task] = replace(row, claim_id=rows[task].claim_id)
             assert columns_of(memory.locks.rows) == columns_of(rows), where
             kept = [vars(run) for each in rows for run in memory.locks.runs(each)]
             assert in_order(kept) == in_order(all_of(connection, ENTRY)), where
+            assert requests.fleet.columns == all_of(connection, SIGNS), where
 
             for task, row in before.items():
-                if task in rows:
+                if task in rows and task != LEADERS:
                     seen.update(situations(row, rows[task], memory.time))
             if step >= STEPS and seen >= EXPECTED:
                 break
@@ -530,18 +839,38 @@ def situations(before: Row, after: Row, now: datetime) -> Iterator[str]:
     if after.kind == "manual" and after.claim_id != before.claim_id:
         yield f"manual run: {why_granted(before, after, now)}"
     yield from retries(before, after, now)
+    yield from of_holder(before, after, now)
     if before.kind == "manual" and after.finished and not before.finished:
         if after.due_at == before.due_at:
             yield "manual run: the due time stays"
+            if before.overdue_at and before.overdue_at <= before.started_at:
+                yield "manual run: has failed, and the task stays overdue"
         elif after.due_at == now:
             yield "manual run: a run time follows it"
         else:
             yield "manual run: makes up for an overdue run time"
 
 
+def of_holder(before: Row, after: Row, now: datetime) -> Iterator[str]:
+    """Yield what a step came across of a run that was handed over, or lasts for too long."""
+    if after.handovers > before.handovers:
+        yield "a run that was handed over is taken over"
+    is_same = before.claim_id == after.claim_id
+    if is_same and before.handed_over and after.finished and after.locked_until == now:
+        yield "a run that was handed over is given up"
+    if is_same and before.overran and not after.overran and after.stands(now):
+        yield "extended after its last renewal"
+
+
 def retries(before: Row, after: Row, now: datetime) -> Iterator[str]:
     """Yield what a step came across of retries."""
     is_new = after.claim_id != before.claim_id
+    if (
+        before.retry_of == before.claim_id
+        and before.due_at is None
+        and not before.is_retry_pending(now)
+    ):
+        yield "retry: too late by a day"
     if after.kind == "retry" and is_new:
         yield "retry: begun"
     if is_new and before.is_retry_pending(now) and after.attempt == 1:

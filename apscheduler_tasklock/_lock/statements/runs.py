@@ -127,7 +127,8 @@ class _Release:
                               WHEN {is_past} THEN {due} + (lock.overdue_at - lock.due_at)
                               ELSE lock.overdue_at END,
             due_at = {due_at},
-            is_last = CASE WHEN {is_past} THEN {asked["is_last"]} ELSE lock.is_last END
+            is_last = CASE WHEN {is_past} AND NOT {follows} THEN {asked["is_last"]}
+                           ELSE lock.is_last END
         """
         # Whether the run was cancelled after its maximum lock, so that its window is not run again.
         overran = f"(NOT lock.handed_over AND {outcome} = 'overran')"
