@@ -101,6 +101,12 @@ class TestPages:
         assert sorted(found) == sorted(f"job {number}" for number in range(1203))
         assert found[:3] == ["job 1200", "job 1201", "job 1202"]
 
+    def test_have_the_oldest_of_more_than_can_be_run(self, one: JobReplica) -> None:
+        """However they are called."""
+        for number in range(4):
+            one.add(f"job {number}", due_in=-number)
+        assert one.ids(most=2) == ["job 3", "job 2"]
+
     def test_end_after_large_rows(self, one: JobReplica) -> None:
         """Also where PostgreSQL has compressed them to few bytes."""
         for number in range(5):

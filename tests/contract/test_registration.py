@@ -290,3 +290,22 @@ def test_a_changed_schedule_whose_row_another_session_has_locked_is_noted_later(
         assert note(one, "new", "from old to new") == {"task"}
     assert note(one, "new", "from \0 to \ud800") == set()
     assert [entry[3] for entry in noted(connection)] == ["from ? to ?"]
+
+
+@pytest.mark.postgresql
+def test_a_sign_of_life_that_its_replicas_stop_has_overtaken_does_not_undo_the_stop(
+    one: Replica, other: Replica
+) -> None:
+    def report(replica: Replica, started_at: Any = None) -> tuple[Any, int]:
+        """Return the replica's start, and how many were alive before."""
+        asked = (replica.cursor, "host", "1.0", ["task"], started_at)
+        found: tuple[Any, int] = replica.protocol.report_replica(*asked)
+        return found
+
+    started_at, _ = report(one)
+    one.protocol.stop_replica(one.cursor)
+    report(one, started_at)
+    since, live = report(other)
+    assert live == 0
+    report(one)  # another process of that name
+    assert report(other, since)[1] == 2
