@@ -19,6 +19,9 @@ from tests.support.pgbouncer import PgBouncer
 from tests.support.postgres import Server
 from tests.support.waist import Memory, Replica, Rows
 
+# For examples of the rule that no history comes across.
+ON_BOTH = pytest.mark.parametrize("rows", ["postgresql", "memory"], indirect=True)
+
 
 def row(connection: Rows, task: str = "task") -> dict[str, Any]:
     """Return the row of a task, by column."""
@@ -39,10 +42,17 @@ def database_now(connection: Rows) -> datetime:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Let what is about the rule run in memory as well."""
-    if "rows" in metafunc.fixturenames:
-        is_sql = metafunc.definition.get_closest_marker("postgresql") is not None
-        kinds = ["postgresql"] if is_sql else ["postgresql", "memory"]
+    """Let what is about the rule run in memory, and nightly by the statements.
+
+    Random histories hold the statements to the rule: ``test_row_histories.py`` and
+    ``test_claim_histories.py``. What they do not come across is ``ON_BOTH``.
+    """
+    test = metafunc.definition
+    is_given = any("rows" in mark.args[0] for mark in test.iter_markers("parametrize"))
+    if "rows" in metafunc.fixturenames and not is_given:
+        is_sql = test.get_closest_marker("postgresql") is not None
+        nightly = pytest.param("postgresql", marks=pytest.mark.nightly)
+        kinds = ["postgresql"] if is_sql else ["memory", nightly]
         metafunc.parametrize("rows", kinds, indirect=True)
 
 

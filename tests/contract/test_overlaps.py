@@ -385,6 +385,17 @@ def wrong_pairs(stage: Stage, pairs: Sequence[Pair]) -> list[str]:
     return found
 
 
+@pytest.mark.parametrize("second", ["claim", "claims", "releases", "hand-over"])
+@pytest.mark.parametrize("first", ["claim", "claims", "takeover"])
+def test_claims_and_releases_that_overlap_are_as_one_after_the_other(
+    stage: Stage, first: str, second: str
+) -> None:
+    pairs = [Pair(situation, first, second) for situation in STATEMENTS[first].writes_in]
+    assert stage.changes(pairs[0])
+    assert not wrong_pairs(stage, pairs)
+
+
+@pytest.mark.nightly
 @pytest.mark.parametrize("first", CHANGING)
 def test_two_statements_that_overlap_are_as_one_after_the_other(stage: Stage, first: str) -> None:
     found = []
@@ -405,9 +416,18 @@ CROSSING = [
     for situation in STATEMENTS[first].writes_in
     if situation in STATEMENTS[second].writes_in and first <= second
 ]
+# The batches that each replica sends all the time.
+OFTEN = {"claims", "releases"}
 
 
-@pytest.mark.parametrize("pair", CROSSING, ids=str)
+@pytest.mark.parametrize(
+    "pair",
+    [
+        pytest.param(pair, marks=() if {pair.first, pair.second} <= OFTEN else pytest.mark.nightly)
+        for pair in CROSSING
+    ],
+    ids=str,
+)
 def test_batches_in_opposite_orders_never_wait_for_each_other(stage: Stage, pair: Pair) -> None:
     assert not list(check_crossing(stage, pair))
 
@@ -510,6 +530,7 @@ def mistaken(stage: Stage, there: str, instead: str) -> Iterator[None]:
     assert found, "it is in no statement"
 
 
+@pytest.mark.nightly  # a test of the tests
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_in_the_statements_is_found(stage: Stage, mistake: str) -> None:
     there, instead, find, pair = MISTAKES[mistake]

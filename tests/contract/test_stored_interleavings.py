@@ -70,7 +70,13 @@ TASK = "task of job"
 
 @pytest.mark.parametrize("failover", [True, False])
 @pytest.mark.parametrize(
-    ("replicas", "faults", "user", "paths"), [(2, 1, 1, 10**8), (3, 1, 0, 10**9)]
+    ("replicas", "faults", "user", "paths"),
+    [
+        (2, 1, 0, 10**6),
+        (2, 0, 2, 10**8),
+        pytest.param(2, 1, 1, 10**8, marks=pytest.mark.nightly),
+        pytest.param(3, 1, 0, 10**9, marks=pytest.mark.nightly),
+    ],
 )
 def test_nothing_is_lost_or_doubled_in_any_order(
     replicas: int, faults: int, user: int, paths: int, failover: bool
@@ -91,6 +97,7 @@ def find(mutation: Mutation) -> None:
         explore(mutation.rule, begin(2, mutation.faults, mutation.user, unable=1))
 
 
+@pytest.mark.nightly  # a test of the tests
 @pytest.mark.parametrize("mutation", MUTATIONS)
 def test_each_part_is_needed(mutation: str) -> None:
     find(MUTATIONS[mutation])
@@ -321,7 +328,7 @@ def go_ways(
 
 
 @pytest.mark.postgresql
-@pytest.mark.parametrize("replicas", [2, 3])
+@pytest.mark.parametrize("replicas", [pytest.param(2, marks=pytest.mark.nightly), 3])
 def test_the_statements_do_what_the_model_does(
     connection: Connection, travel: Travel, rng: random.Random, replicas: int
 ) -> None:
@@ -388,6 +395,7 @@ def mistaken(which: str, there: str, instead: str) -> Iterator[None]:
     assert found, "it is in no statement"
 
 
+@pytest.mark.nightly  # a test of the tests
 @pytest.mark.postgresql
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_in_the_statements_is_found(

@@ -96,6 +96,7 @@ class TestHistories:
         check(wrong, f"{len(seeds)} histories")
 
 
+@pytest.mark.nightly  # a test of the tests
 @pytest.mark.parametrize("mistake", QUEUE_MUTATIONS)
 def test_a_mistake_in_the_queue_is_found(mistake: str) -> None:
     where, mutated = QUEUE_MUTATIONS[mistake]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from functools import partial
+from functools import cache, partial
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -128,6 +128,10 @@ class Memory:
 Rows = psycopg.Connection[Any] | Memory
 
 
+# Made once, because that takes longer than a statement.
+_table = cache(task_lock_table)
+
+
 def protocol_of(
     name: str,
     connection: Any = None,
@@ -141,7 +145,7 @@ def protocol_of(
     if isinstance(connection, Memory):
         protocol: LockProtocol = connection.locks.protocol(name)
         return protocol
-    return TaskLockProtocol(task_lock_table(table, schema), name, lock_timeout, history)
+    return TaskLockProtocol(_table(table, schema), name, lock_timeout, history)
 
 
 class Statements:
