@@ -184,11 +184,9 @@ class Outage:
             self.grace,
         )
 
-    def end(self, begun: float, took: float = 0.0) -> None:
+    def end(self, took: float = 0.0) -> None:
         """Note that the database answered.
 
-        :param begun: when the attempt began, on the monotonic clock; an attempt that began before
-            the outage does not end it
         :param took: the seconds that the statement took. A statement that took more than a third of
             a lease begins the recovery grace.
         """
@@ -202,8 +200,6 @@ class Outage:
                     self._grace_began = time.monotonic()
                 elif is_slow:
                     self._doubt(time.monotonic())
-                return
-            if begun < self._since:
                 return
             since, self._since, self.reason = self._since, None, None
             self._over_at = time.monotonic()

@@ -633,7 +633,7 @@ class DatabaseThread:
             is_short = seconds < attempt and isinstance(error.__cause__, NoAnswerError)
             outcome = self._failed(error, is_outage=not is_short)
             return [(ticket, outcome) for ticket in batch]
-        self._outage.end(begun, time.monotonic() - sent)
+        self._outage.end(time.monotonic() - sent)
         return [(ticket, _outcome(answer)) for ticket, answer in zip(batch, answers, strict=True)]
 
     def _failed(self, error: Exception, *, is_outage: bool = True) -> Outcome[Any]:

@@ -34,9 +34,8 @@ class Seen:
         self._clock[0] += seconds
 
     def answer(self, *, took: float = 0.0) -> None:
-        begun = self._clock[0]
         self.go_on(took)
-        self.outage.end(begun, took)
+        self.outage.end(took)
 
     def fail(self, *, full: bool = False) -> None:
         self.outage.begin(FULL if full else NO_ROUTE)
@@ -178,20 +177,6 @@ def test_an_outage_at_the_start_counts_from_its_end(seen: Seen) -> None:
     seen.go_on(3600)
     seen.answer()
     seen.becomes_stable_after_the_grace()
-
-
-def test_an_answer_that_was_under_way_when_the_outage_was_noticed_does_not_end_it(
-    seen: Seen,
-) -> None:
-    seen.answer()
-    seen.go_on(GRACE)
-    begun = 1000.0 + GRACE
-    seen.go_on(1)
-    seen.fail()
-    seen.outage.end(begun)
-    assert seen.outage.reason == "no route"
-    seen.go_on(GRACE + 1)
-    assert not seen.stable
 
 
 def test_the_connection_that_ended_an_outage_may_break_in_the_next_one(seen: Seen) -> None:
