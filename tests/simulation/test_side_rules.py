@@ -213,6 +213,45 @@ class TestRenewals:
         assert set(stage.statements(1.0)) == {"renew leased"}
 
 
+class TestExtensions:
+    def test_a_lock_is_extended_after_a_stop_also_if_the_database_answers_late(
+        self, stage: Stage
+    ) -> None:
+        client = stage.replica()
+        held = stage.claim(client, max_lock=30.0)
+        client.stop_claiming()
+        stage.go_to(10)
+        stage.faults.plan("extend", slow(2.0), times=1)
+        call = stage.call(client, held.extend, 100.0)
+        stage.go_to(13)
+        assert call.error is None
+        assert held.seconds_left == pytest.approx(130 - 13, abs=0.1)
+
+    def test_an_extension_is_tried_for_two_seconds(self, stage: Stage) -> None:
+        client = stage.replica()
+        held = stage.claim(client, max_lock=30.0)
+        stage.faults.plan("extend", "lost before", times=3)
+        call = stage.call(client, held.extend, 100.0)
+        stage.go_on(1)
+        assert call.error is None
+        stage.faults.plan("extend", "lost before")
+        call = stage.call(client, held.extend, 100.0)
+        begun = stage.now
+        stage.go_on(5)
+        assert isinstance(call.error, TaskLockDatabaseError)
+        assert 0.8 < call.ended - begun <= 2.1
+        assert not held.lost
+
+    def test_a_lock_that_was_freed_is_lost_and_not_extended(self, stage: Stage) -> None:
+        client = stage.replica()
+        held = stage.claim(client)
+        stage.database.rows.forget("t")
+        call = stage.call(client, held.extend, 100.0)
+        stage.go_on(1)
+        assert isinstance(call.error, TaskLockError)
+        assert held.lost
+
+
 class TestAnswers:
     @pytest.mark.parametrize(
         ("timeout", "answer"), [(10.0, 3.3), (60.0, 3.3), (6.0, 2.0), (1.5, 1.0)]
