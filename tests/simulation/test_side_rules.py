@@ -60,6 +60,23 @@ def grown_up(stage: Stage, name: str = "A") -> LockClient:
     return client
 
 
+def fail_in_the_thread(place: Place) -> Any:
+    """Carry a statement out, and let a mistake of the library follow."""
+    place.send()
+    raise SystemExit("a mistake in the library")
+
+
+def reject_what_is_bad(place: Place) -> Any:
+    """Reject a statement about a task of this name."""
+    if "bad" in place.what:
+        raise psycopg.errors.CheckViolation("no such task")
+    return place.send()
+
+
+def full(_place: Place) -> Any:
+    raise psycopg.errors.TooManyConnections("sorry, too many clients already")
+
+
 class TestRenewals:
     def test_a_claim_is_renewed_after_each_third_of_its_lease(self, stage: Stage) -> None:
         stage.claim(stage.replica())
@@ -193,6 +210,26 @@ class TestRenewals:
         assert isinstance(call.error, TaskLockDatabaseError)
         assert stage.sent("renew t") == pytest.approx([begun + 7 / 3], abs=0.1)
         assert client.stable  # because so short a wait tells nothing of an outage
+
+    def test_renewals_go_on_after_an_error_of_the_thread(self, stage: Stage) -> None:
+        held = stage.claim(stage.replica())
+        stage.faults.plan("renew t", fail_in_the_thread, times=1)
+        stage.go_to(20)
+        assert stage.sent("renew t")[:2] == pytest.approx([5.0, 5.6], abs=0.3)
+        assert not held.lost
+
+    def test_a_renewal_that_the_database_rejects_is_told_to_operators_until_one_succeeds(
+        self, stage: Stage
+    ) -> None:
+        client = stage.replica()
+        held = stage.claim(client)
+        stage.faults.plan("renew t", "rejected", until=6.0)
+        stage.go_to(5.5)
+        [told] = client.rejections.reported()
+        assert told.startswith("renewals: ")
+        stage.go_to(7)
+        assert client.rejections.reported() == ()
+        assert not held.lost
 
     def test_renewals_go_on_after_claiming_is_stopped(self, stage: Stage) -> None:
         client = stage.replica()
@@ -359,18 +396,44 @@ class TestAnswers:
         self, stage: Stage
     ) -> None:
         client = stage.replica()
-
-        def fail(place: Place) -> Any:
-            place.send()
-            raise SystemExit("a mistake in the library")
-
-        stage.faults.plan("claim t", fail, times=1)
+        stage.faults.plan("claim t", fail_in_the_thread, times=1)
         call = stage.call(client, client.claim, claim_of("t"))
         stage.go_to(1)
         assert isinstance(call.error, TaskLockError)
         assert not isinstance(call.error, TaskLockDatabaseError)
         assert stage.row().handed_over  # because it was in doubt
         assert stage.claim(client, "another")
+
+    def test_a_turn_that_does_not_come_in_nine_seconds_sends_nothing_and_is_no_outage(
+        self, stage: Stage
+    ) -> None:
+        client = stage.replica(claim_timeout=1.5)
+        stage.faults.plan("read", slow(0.8))
+        reads = [ask(stage, client) for _ in range(15)]
+        stage.go_to(20)
+        failed = [each for each in reads if each.error is not None]
+        assert len(failed) == 3
+        assert all("its turn on the connection did not come" in str(e.error) for e in failed)
+        assert all(each.ended == pytest.approx(9.6, abs=0.7) for each in failed)
+        assert client.outage.reason is None
+
+    def test_without_a_connection_all_that_wait_are_told_at_once(self, stage: Stage) -> None:
+        client = stage.replica()
+        stage.process_of(client).cut_until = stage.world.now + 5.0
+        reads = [ask(stage, client) for _ in range(3)]
+        claim = stage.call(client, client.claim, claim_of("t"))
+        stage.go_on(0.1)
+        assert all(isinstance(each.error, TaskLockDatabaseError) for each in reads)
+        assert client.outage.reason is not None
+        stage.go_on(8)
+        assert isinstance(claim.result, HeldLock)  # which was tried again
+
+    def test_a_clock_that_drifts_breaks_no_bound(self, stage: Stage) -> None:
+        client = grown_up(stage)
+        stage.go_on(1000)
+        stage.world.step_database(0.5)
+        stage.claim(client, run_time=None, exact=False)
+        assert stage.statements()[1:] == ["claim t"]
 
     def test_when_a_clock_has_jumped_the_claim_is_decided_again(self, stage: Stage) -> None:
         client = grown_up(stage)
@@ -425,13 +488,7 @@ class TestBatches:
     ) -> None:
         client = stage.replica()
         stage.faults.plan("read", slow(1.0), times=1)
-
-        def reject(place: Place) -> Any:
-            if "bad" in place.what:
-                raise psycopg.errors.CheckViolation("no such task")
-            return place.send()
-
-        stage.faults.plan("claim", reject)
+        stage.faults.plan("claim", reject_what_is_bad)
         ask(stage, client)
         stage.go_to(0.5)
         tasks = ["a", "b", "bad", "d", "e"]
@@ -502,15 +559,72 @@ class TestBatches:
         assert results == [NotNow.UNANSWERED]
         assert told[0] <= 1.6
 
+    def test_an_ask_during_an_outage_tries_as_rarely_as_one_that_has_gone_on_for_long(
+        self, stage: Stage
+    ) -> None:
+        client = stage.replica()
+        stage.faults.plan("", "lost before")
+        ask(stage, client)
+        stage.go_on(0.1)
+        attempts = [client.attempt(claim_of("t"))]
+        stage.call(client, lambda: client.begin_claims(attempts, 2, lambda _claimed: None))
+        stage.go_on(3)
+        assert len(stage.sent("claim_many")) == 2
+
+    def test_a_claim_of_a_queue_that_is_asked_for_again_and_again_fails_after_its_timeout(
+        self, stage: Stage
+    ) -> None:
+        client = stage.replica()
+        stage.faults.plan("claim_many", "lost before")
+        attempt = client.attempt(claim_of("t"))
+        results: list[Any] = []
+        ended: list[float] = []
+
+        def begin() -> None:
+            client.begin_claims([attempt], 2, report)
+
+        def report(claimed: Any) -> None:
+            [(_, result)] = claimed
+            results.append(result)
+            ended.append(stage.now)
+            if result is NotNow.UNANSWERED:
+                stage.world.start(stage.process_of(client), begin)
+
+        stage.call(client, begin)
+        stage.go_to(30)
+        assert len(results) > 5
+        assert isinstance(results[-1], TaskLockDatabaseError)
+        assert ended[-1] == pytest.approx(10, abs=1.3)
+
+    def test_a_lone_claim_whose_row_is_locked_is_told_so_at_once(self, stage: Stage) -> None:
+        client = stage.replica()
+        stage.faults.plan("claim t", "locked")
+        results: list[Any] = []
+        attempt = client.attempt(claim_of("t"))
+        stage.call(client, lambda: client.begin_lone_claim(attempt, results.extend))
+        stage.go_to(1)
+        assert results == [(attempt, NotNow.LOCKED)]
+        assert len(stage.sent("claim t")) == 1
+
+    def test_of_several_claims_of_a_queue_the_rejected_one_fails_alone(self, stage: Stage) -> None:
+        client = stage.replica()
+        stage.faults.plan("claim", reject_what_is_bad)
+        results: dict[str, Any] = {}
+
+        def report(claimed: Any) -> None:
+            results.update((attempt.task_name, result) for attempt, result in claimed)
+
+        attempts = [client.attempt(claim_of(each)) for each in ("a", "bad", "c")]
+        stage.call(client, lambda: client.begin_claims(attempts, 3, report))
+        stage.go_to(1)
+        assert isinstance(results["a"], HeldLock)
+        assert isinstance(results["c"], HeldLock)
+        assert isinstance(results["bad"], TaskLockError)
+        assert not isinstance(results["bad"], TaskLockDatabaseError)
+
     def test_a_registration_that_is_rejected_is_sent_task_by_task(self, stage: Stage) -> None:
         client = stage.replica()
-
-        def reject(place: Place) -> Any:
-            if "bad" in place.what:
-                raise psycopg.errors.CheckViolation("no such task")
-            return place.send()
-
-        stage.faults.plan("register", reject)
+        stage.faults.plan("register", reject_what_is_bad)
         tasks = [Registration(name, "", None, 60.0, 0.0, "") for name in ("a", "bad", "c")]
         call = stage.call(client, lambda: client.ask_all(client.register(tasks)))
         stage.go_to(1)
@@ -739,6 +853,38 @@ class TestGrace:
             assert not client.stable
             stage.go_on(GRACE + 0.1)
             assert client.stable
+
+    def test_a_server_that_is_full_again_and_again_is_believed_now_and_then(
+        self, stage: Stage
+    ) -> None:
+        """Else dead runs would block their tasks for as long as that goes on."""
+        client = grown_up(stage)
+        believed = []
+        for _ in range(8):
+            stage.faults.plan("read", full, times=1)
+            ask(stage, client)
+            stage.go_on(0.1)
+            ask(stage, client)
+            stage.go_on(0.9)
+            believed.append(client.stable)
+        assert not any(believed[:5])
+        assert True in believed
+
+    def test_a_database_that_always_answers_late_is_believed_now_and_then(
+        self, stage: Stage
+    ) -> None:
+        client = grown_up(stage)
+        stage.claim(client, lease=6.0)
+        stage.faults.plan("read", slow(2.1))
+        believed = []
+        for _ in range(8):
+            ask(stage, client)
+            stage.go_on(2.2)
+            believed.append(client.stable)
+            stage.go_on(2.8)
+            believed.append(client.stable)
+        assert True in believed
+        assert False in believed
 
     def test_in_a_very_large_fleet_two_thirds_of_the_time_are_left_without_a_grace(
         self, stage: Stage
