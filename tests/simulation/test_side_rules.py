@@ -424,6 +424,7 @@ class TestAnswers:
         claim = stage.call(client, client.claim, claim_of("t"))
         stage.go_on(0.1)
         assert all(isinstance(each.error, TaskLockDatabaseError) for each in reads)
+        assert len({each.ended for each in reads}) == 1  # after one attempt to connect
         assert client.outage.reason is not None
         stage.go_on(8)
         assert isinstance(claim.result, HeldLock)  # which was tried again
