@@ -86,6 +86,20 @@ def test_the_bodys_exception_comes_through_and_the_lock_is_released(
     assert finished(connection)
 
 
+def test_the_history_has_how_it_ended_and_what_redact_leaves_of_its_error(
+    make_task_locks: MakeLocks,
+) -> None:
+    locks = make_task_locks(redact=lambda error: f"redacted {len(str(error))}")
+    with locks.hold("import", **TIMES):
+        pass
+    with pytest.raises(ValueError, match="secret"), locks.hold("import", **TIMES):
+        raise ValueError("secret")
+    assert [(run.kind, run.outcome, run.error) for run in locks.runs("import")] == [
+        ("hold", "error", "redacted 6"),
+        ("hold", "ok", None),
+    ]
+
+
 def test_a_failing_release_does_not_replace_the_bodys_exception(
     make_task_locks: MakeLocks, proxy: Proxy, connection: psycopg.Connection[Any]
 ) -> None:

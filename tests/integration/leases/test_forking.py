@@ -209,6 +209,19 @@ def test_a_childs_copy_of_its_parents_locks_claims_nothing(executor: TaskLockExe
 
 @pytest.mark.nightly
 @pytest.mark.direct("it counts the library's connections in the server")
+def test_locks_that_a_parent_has_closed_stay_closed_in_its_child(
+    make_task_locks: MakeTaskLocks,
+) -> None:
+    locks = make_task_locks()
+    locks.close()
+
+    def claim() -> None:
+        with pytest.raises(TaskLockError, match="these locks are closed"):
+            hold(locks)
+
+    assert status_of_child(claim) == 0
+
+
 def test_a_child_that_closes_its_locks_does_not_close_its_parents_connections(
     executor: TaskLockExecutor, connection: Connection
 ) -> None:
