@@ -82,8 +82,9 @@ DEAD = {"finished_at": "NULL"}
 # Such a row is judged alike at each time of a test, however slow the machine is.
 STAYS_OK = {"due_at": "now() + interval '4 h'", "overdue_at": "now() + interval '5 h'"}
 STAYS_RUNNING = {**STAYS_OK, "finished_at": "NULL", "locked_until": "now() + interval '4 h'"}
+STAYS_TOO_LONG = {**STAYS_RUNNING, "overrun_at": "now() - interval '1 s'"}
 STAYS_ALIVE = {"seen_at": "now() + interval '4 h'"}
-STAYS_LATE = {"due_at": "now() - interval '1 h'", "overdue_at": "now() + interval '4 h'"}
+STAYS_LATE = {"due_at": "now() - interval '50 s'", "overdue_at": "now() + interval '4 h'"}
 LATE = {"due_at": "now() - interval '50 s'", "overdue_at": "now() + interval '10 s'"}
 BARELY_LATE = {"due_at": "now() - interval '10 s'", "overdue_at": "now() + interval '50 s'"}
 OVERDUE = {"due_at": "now() - interval '95 s'", "overdue_at": "now() - interval '35 s'"}
@@ -434,6 +435,8 @@ ROWS: dict[str, dict[str, str]] = {
     "the last, cut": {**CUT, **NO_NEXT},
     "no due time": {"due_at": "NULL", "overdue_at": "NULL"},
     "a hold": {"kind": "'hold'", "runs": "''", "schedule": "NULL", "due_at": "NULL"},
+    "window shortened": {"window_until": "now() - interval '100 s' - interval '1 us'"},
+    "window of no time": {"window_until": "'epoch'"},
     "unreadable": {"schedule": "'no JSON'"},
 }
 
@@ -565,6 +568,8 @@ READ: dict[str, dict[str, Any]] = {
     "the last, cut": {**_IS_CUT, **_HAS_NO_NEXT},
     "no due time": _HAS_NO_NEXT,
     "a hold": {**_HAS_NO_NEXT, "kind": "hold", "function": None, "schedule": None},
+    "window shortened": {"window_until": seconds(-100)},
+    "window of no time": {"window_until": seconds(-100)},
     "unreadable": {
         "state": TaskState.UNREADABLE,
         "schedule": None,

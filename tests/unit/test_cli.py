@@ -1,7 +1,8 @@
-"""The command line's answers to arguments that it cannot use."""
+"""The command line's answers to arguments alone: what it cannot use, and its help."""
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 from importlib.metadata import version
@@ -9,6 +10,24 @@ from importlib.metadata import version
 import pytest
 
 from apscheduler_tasklock.cli import main
+from tests.support.commands import Answer, Command
+
+COMMANDS = ["status", "show", "runs", "replicas", "pause", "resume", "run", "free", "forget"]
+COMMANDS += ["check", "doctor", "jobs", "why", "ack"]
+COMMANDS += ["jobs pause", "jobs resume", "jobs run", "jobs move", "jobs remove"]
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Command:
+    """Runs the command line with a database that nobody can reach."""
+    return Command("postgresql://localhost:1/none", capsys)
+
+
+def assert_one_line(answer: Answer, status: int) -> None:
+    assert (answer.status, answer.out) == (status, "")
+    assert answer.err.startswith("apscheduler-tasklock: ")
+    assert answer.err.count("\n") == 1
+    assert "hunter2" not in answer.err
 
 
 @pytest.mark.parametrize(
@@ -85,3 +104,68 @@ def test_the_package_can_be_run_as_a_module(module: str) -> None:
         check=True,
     )
     assert answer.stdout.startswith("apscheduler-tasklock ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["runs", "--since", "soon"], "02:00, yesterday"),
+        (["runs", "--until", "90"], "2026-01-31T03:00:00Z, or a duration ago such as 90s"),
+        (["runs", "--since", "today", "--until", "yesterday"], "must be before --until"),
+        (["runs", "--follow", "--until", "now"], "goes without --until"),
+        (["pause", "x", "--for", "5w"], "90s, 15m, 2h or 1d, not '5w'"),
+        (["pause", "x", "--for", "0"], "must be above 0"),
+        (["status", "--state", "sleepy"], "overdue"),
+        (["free", "x"], "--token"),
+        (["runs", "--limit", "0"], "1 or more"),
+        (["status", "--namespace", "a*"], "without * and ?"),
+        (["status", "--table", "x" * 60], "at most"),
+        (["show"], "TASK"),
+        (["status", "--watch"], "terminal"),
+        (["metrics", "--json", "--listen", "127.0.0.1:0"], "goes without --json"),
+        (["upgrade", "--sql", "--json"], "--json"),
+        (["metrics", "--listen", "nowhere"], "must be a host and a port"),
+        (["metrics", "--listen", ":80"], "must be a host and a port"),
+        (["metrics", "--listen", "host:"], "must be a host and a port"),
+        (["metrics", "--listen", "host:http"], "must be a host and a port"),
+        (["metrics", "--listen", "host:70000"], "must be a host and a port"),
+    ],
+)
+def test_wrong_usage_is_2(command: Command, arguments: list[str], says: str) -> None:
+    answer = command(*arguments)
+    assert (answer.status, answer.out) == (2, "")
+    assert says in answer.err
+
+
+def test_a_name_that_is_no_text_is_one_line(command: Command) -> None:
+    for arguments in (["show", "\udc80"], ["pause", "\udc80"], ["runs", "\udc80"]):
+        assert_one_line(command(*arguments), 2)
+
+
+@pytest.mark.parametrize("name", ["status", "upgrade", "downgrade", "metrics"])
+def test_a_wrong_url_is_2_and_not_repeated(command: Command, name: str) -> None:
+    assert_one_line(command(name, database="mysql://app:hunter2@host/db"), 2)
+
+
+def test_no_database_is_2(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TASKLOCK_DATABASE_URL", raising=False)
+    assert main(["status"]) == 2
+    assert "which database?" in capsys.readouterr().err
+
+
+def test_what_cannot_be_listened_on_is_said(command: Command) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        answer = command("metrics", "--listen", f"127.0.0.1:{taken.getsockname()[1]}")
+    assert answer.status == 1
+    assert "cannot listen on 127.0.0.1" in answer.err
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_each_command_explains_itself_with_examples(command: Command, name: str) -> None:
+    answer = command(name, "--help")
+    assert answer.status == 0
+    assert f"examples:\n  apscheduler-tasklock {name}" in answer.out
+    for option in ("--database", "--schema", "--table", "--namespace", "--json", "exit status"):
+        assert option in answer.out

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import socket
@@ -38,19 +37,17 @@ from tests.support.roles import role
 from tests.support.rows import (
     CUT,
     DEAD,
-    DIED,
     FAILING,
-    FIRST_BY_HAND,
-    HANDED_OVER,
-    LATE,
-    NEW,
     OVERDUE,
-    OVERRAN,
-    OVERRUNS,
     PAUSED,
     RUNNING,
-    TOO_LONG,
+    STAYS_ALIVE,
+    STAYS_LATE,
+    STAYS_OK,
+    STAYS_RUNNING,
+    STAYS_TOO_LONG,
     add_action,
+    add_miss,
     add_replica,
     add_run,
     add_task,
@@ -61,43 +58,9 @@ from tests.support.stored_jobs import StoreReplica, note
 
 Connection = psycopg.Connection[Any]
 
-COMMANDS = ["status", "show", "runs", "replicas", "pause", "resume", "run", "free", "forget"]
-COMMANDS += ["check", "doctor", "jobs", "why", "ack"]
-COMMANDS += ["jobs pause", "jobs resume", "jobs run", "jobs move", "jobs remove"]
-
 # It clears the screen, sets the title, and reads from right to left; in German, with quotes.
 ODD = "\x1b[2J\x1b]0;owned\x07 \u202eüber 'a' \"b\" | \x9b31m 報告  x\n\x7f"
 ODD_SHOWN = "\\x1b[2J\\x1b]0;owned\\x07 \\u202eüber 'a' \"b\" | \\x9b31m 報告 \\x20x\\n\\x7f"
-
-
-GIVEN_UP = {"finished_at": "now() - interval '58 s'", "last_outcome": "'overran'"}
-NO_NEXT = {"due_at": "NULL", "overdue_at": "NULL", "is_last": "true"}
-# What show, status, runs, replicas and check tell of.
-SHOWN: dict[str, dict[str, str]] = {
-    "ok": {},
-    "new": NEW,
-    "running": RUNNING,
-    "dead": DEAD,
-    "cut": CUT,
-    "handed over": HANDED_OVER,
-    "failing": FAILING,
-    "died": DIED,
-    "overran": OVERRAN,
-    "overruns": OVERRUNS,
-    "given up": {**OVERRUNS, **GIVEN_UP},
-    "too long": TOO_LONG,
-    "late": LATE,
-    "overdue": OVERDUE,
-    "paused": PAUSED,
-    "paused by nobody": {"paused_at": "now()"},
-    "first by hand": FIRST_BY_HAND,
-    "first by hand, running": {**FIRST_BY_HAND, **RUNNING, "last_outcome": "NULL"},
-    "first by hand, dead": {**FIRST_BY_HAND, **DEAD, "last_outcome": "NULL"},
-    "the last": NO_NEXT,
-    "the last, cut": {**CUT, **NO_NEXT},
-    "no due time": {"due_at": "NULL", "overdue_at": "NULL"},
-    "a hold": {"kind": "'hold'", "runs": "''", "schedule": "NULL", "due_at": "NULL"},
-}
 
 
 @pytest.fixture
@@ -106,76 +69,31 @@ def command(database_url: str, capsys: pytest.CaptureFixture[str]) -> Command:
 
 
 class TestStatus:
-    def test_each_state_is_told(self, command: Command, connection: Connection) -> None:
-        states = {
-            "dead": DEAD,
-            "failing": FAILING,
-            "late": LATE,
-            "new": NEW,
-            "ok": {},
-            "overdue": OVERDUE,
-            "paused": PAUSED,
-            "running": RUNNING,
-            "too long": TOO_LONG,
-        }
-        for state, changes in states.items():
-            add_task(connection, f"is {state}", **changes)
-        answer = command("status")
-        assert (answer.status, answer.err) == (0, "")
-        assert [(row[0].strip(), row[1].strip()) for row in answer.cells] == [
-            (f"is {state}", state) for state in states
-        ]
-        one = command("status", "--state", "too-long").cells
-        assert [row[0] for row in one] == ["is too long"]
-
     def test_a_row_has_what_an_operator_asks_for(
         self, command: Command, connection: Connection
     ) -> None:
         add_task(connection, "sync", **OVERDUE, failures="2")
+        add_task(connection, "well", **STAYS_OK)
         add_run(connection, "sync", 1, ended_at="now() - interval '55 s'")
-        names, line = command("status").out.splitlines()
-        assert names.split("  ")[0] == "task"
-        for name in ("state", "schedule", "last run", "took", "usual", "due", "late by", "holder"):
-            assert name in names
-        started = connection.execute("SELECT started_at FROM task_lock").fetchone()[0]
-        cells = [cell.strip() for cell in line.split("  ") if cell]
+        answer = command("status")
+        assert (answer.status, answer.err) == (0, "")
+        cells = [cell.strip() for cell in answer.cells[0]]
         assert cells[:3] == ["sync", "overdue", "every 5 min"]
-        assert cells[3] == f"{started.astimezone(timezone.utc):%Y-%m-%dT%H:%M:%SZ}"
         assert cells[4:6] == ["2s", "5s"]
-        assert 95 <= float(cells[7].removesuffix("s")) < 200
         assert cells[8:] == ["one", "2", "its last run began 40s after its run time"]
+        assert answer.cells[1][0] == "well"
 
-    @pytest.mark.parametrize(
-        ("changes", "told"),
-        [
-            ({"window_start": "now() - interval '75 s'"}, "its last run began 15s after its "),
-            ({"window_start": "now() - interval '60.9 s'"}, "-"),
-            ({"window_start": "now() - interval '75 s'", "kind": "'takeover'"}, "-"),
-            (NEW, "-"),
-        ],
-        ids=["late", "in time", "taken over", "new"],
-    )
-    def test_a_run_that_began_late_is_noted(
-        self, command: Command, connection: Connection, changes: dict[str, str], told: str
-    ) -> None:
-        add_task(connection, "sync", **changes)
-        add_replica(connection, "one", ["sync"])
-        [row] = command("status").cells
-        assert row[-1].startswith(told)
-
-    def test_of_a_paused_one_who_paused_it_and_until_when(
-        self, command: Command, connection: Connection
-    ) -> None:
-        add_task(connection, "a", **PAUSED)
-        add_task(connection, "b", **paused(until="now() + interval '1 day'"))
-        first, second = (row[-1] for row in command("status").cells)
-        assert first.startswith("paused by me@here until resumed (closed)")
-        assert second.startswith("paused by me@here until 2")
+    def test_a_state_is_chosen_in_one_word(self, command: Command, connection: Connection) -> None:
+        add_task(connection, "well", **STAYS_OK)
+        add_task(connection, "hangs", **STAYS_TOO_LONG)
+        assert [row[:2] for row in command("status", "--state", "too-long").cells] == [
+            ["hangs", "too long"]
+        ]
 
     def test_in_json_times_are_rfc_3339_and_durations_numbers(
         self, command: Command, connection: Connection
     ) -> None:
-        add_task(connection, "sync", **LATE)
+        add_task(connection, "sync", **STAYS_LATE)
         add_run(connection, "sync", 1)
         [task] = command("status", "--json").json
         assert task["usual"] == 2.0
@@ -225,7 +143,7 @@ class TestStatus:
             assert answers[0].cells[0][0] == ODD_SHOWN
             assert len(answers[0].out.splitlines()) == 2
 
-    def test_of_no_tasks_and_of_many(self, command: Command, connection: Connection) -> None:
+    def test_of_no_tasks(self, command: Command) -> None:
         answer = command("status")
         assert (answer.status, answer.cells, answer.err) == (
             0,
@@ -233,42 +151,55 @@ class TestStatus:
             "apscheduler-tasklock: no tasks\n",
         )
         assert command("status", "--json").json == []
-        connection.execute("BEGIN")
-        for number in range(2000):
-            add_task(connection, f"task {number:04}")
-        connection.execute("COMMIT")
-        assert [row[0] for row in command("status").cells] == [f"task {n:04}" for n in range(2000)]
-        assert len(command("status", "--json").json) == 2000
 
 
 class TestShow:
-    def test_the_last_20_runs_are_a_picture_and_a_list(
+    def test_the_last_20_runs_are_listed_apart_from_what_operators_did_and_misses(
         self, command: Command, connection: Connection
     ) -> None:
-        add_task(connection, "sync")
+        add_task(connection, "sync", **STAYS_OK)
         for token in range(1, 31):
+            failed = (
+                r"E'  File \"jobs.py\", line 7, in sync\nValueError'" if token == 29 else "NULL"
+            )
             add_run(
                 connection,
                 "sync",
                 token,
                 ended_at=f"now() - interval '60 s' + {token} * interval '1 s'",
                 outcome="'error'" if token == 29 else "'ok'",
+                traceback=failed,
             )
+        for slot in range(19):
+            add_action(connection, "sync", slot, started_at="now()")
+        earlier = {"started_at": "'2026-01-01T01:00Z'", "until": "'2026-01-01T03:00Z'"}
+        add_action(connection, "sync", 19, **earlier)
+        add_action(connection, "other", 1, by="'somebody'")
+        add_miss(connection, "sync", 1)
         answer = command("show", "sync")
-        assert "state        ok" in answer.out
-        assert "schedule     every 5 min" in answer.out
-        assert "token 7" in answer.out
         assert "took  44445555566667777888\nend   ..................x." in answer.out
-        assert (
-            "took: 1 short, 8 as the longest; end: . ok, x another outcome\n"
-            "the last 20 runs, the newest at the right; the highest took 30s\n"
-        ) in answer.out
-        listed = answer.out.partition("\ntask  started")[2].splitlines()[1:]
-        assert len(listed) == 20
+        runs, _, rest = answer.out.partition("\ntraceback of the last failure (")
+        assert len(runs.partition("\ntask  started")[2].splitlines()[1:]) == 20
+        assert "ann@ops" not in runs
+        traceback, _, rest = rest.partition("\nwhat operators did:\n")
+        assert traceback.splitlines()[1:] == ['  File "jobs.py", line 7, in sync', "ValueError"]
+        did, _, missed = rest.partition("\nmissed run times:\n")
+        assert len(did.splitlines()) == 20
+        assert did.splitlines()[-1] == (
+            "2026-01-01T01:00:00Z  paused by ann@ops until 2026-01-01T03:00:00Z"
+            " (the shop is closed)"
+        )
+        assert len(missed.splitlines()) == 1
         told = command("show", "sync", "--json").json
         assert [run["token"] for run in told["runs"]] == list(range(30, 10, -1))
-        assert told["task"]["name"] == "sync"
-        assert told["runs"][0]["took"] == 30.0
+        assert (told["task"]["name"], told["runs"][0]["took"]) == ("sync", 30.0)
+        first, last = told["actions"][0], told["actions"][-1]
+        assert len(told["actions"]) == 20
+        assert (first["outcome"], first["by"], first["token"]) == ("paused", "ann@ops", None)
+        assert (last["until"], last["reason"]) == ("2026-01-01T03:00:00Z", "the shop is closed")
+        assert [miss["reason"] for miss in told["misses"]] == ["the task was paused"]
+        [run, *_] = command("runs", "sync", "--outcome", "error", "--json").json
+        assert run["traceback"] == '  File "jobs.py", line 7, in sync\nValueError'
 
     def test_it_tells_the_function_the_replicas_and_the_usual_duration(
         self, command: Command, connection: Connection
@@ -374,228 +305,18 @@ class TestShow:
         assert {each[-8:] for each in line.split(", ")} == {"18:00:00", "02:00:00"}
         assert "(cron hour=3 minute=0 Africa/Lagos) or (cron hour=3 minute=0 Asia/Tokyo)" in told
 
-    def test_the_first_of_them_is_the_due_time(
-        self, command: Command, connection: Connection
-    ) -> None:
-        details = json.dumps({"options": {}, "zone": "UTC"})
-        due_at = "'2099-01-01T00:00:49.7Z'"
-        add_task(connection, "sync", details=f"'{details}'", due_at=due_at)
-        told = command("show", "sync").out
-        assert "due          2099-01-01T00:00:49Z" in told
-        assert "next runs    2099-01-01 00:00:49, 2099-01-01 00:05:49, " in told
-
-    @pytest.mark.parametrize(
-        ("end", "words"),
-        [
-            ("2020-01-01T00:00:00+00:00", "none: the schedule ended at 2020-01-01T00:00:00Z"),
-            ("9020-01-01T00:00:00+00:00", None),
-            ("2020-01-01", None),
-        ],
-    )
-    def test_it_says_that_the_schedule_has_ended(
-        self, command: Command, connection: Connection, end: str, words: str | None
-    ) -> None:
-        schedule = {"type": "interval", "length": [0, 60, 0], "end": end, "jitter": 0.0}
-        add_task(connection, "sync", **NO_NEXT, schedule=f"'{json.dumps(schedule)}'")
-        told = re.findall("next runs    (.*)\n", command("show", "sync").out)
-        assert told == ([] if words is None else [words])
-
-    def test_it_says_that_a_schedule_of_days_has_ended(
-        self, command: Command, connection: Connection
-    ) -> None:
-        schedule = {
-            "type": "calendarinterval",
-            "length": [0, 0, 0, 1],
-            "time": [3, 0, 0],
-            "end": "2020-01-01",
-            "jitter": 0.0,
-        }
-        add_task(connection, "sync", **NO_NEXT, schedule=f"'{json.dumps(schedule)}'")
-        assert "next runs    none: the schedule ended with 2020-01-01\n" in (
-            command("show", "sync").out
-        )
-
-    @pytest.mark.parametrize(
-        ("length", "zone", "due_at", "words"),
-        [
-            (
-                [0, 0, 500_000],
-                "Etc/UTC",
-                "2099-01-01T00:00Z",
-                "2099-01-01 00:00:00, 2099-01-01 00:00:00.500000, 2099-01-01 00:00:01, "
-                "2099-01-01 00:00:01.500000, 2099-01-01 00:00:02 UTC",
-            ),
-            (
-                [0, 3600, 0],
-                "Europe/Berlin",
-                "2099-10-25T00:00:00.02Z",
-                "2099-10-25 02:00:00+02:00, 2099-10-25 02:00:00+01:00, 2099-10-25 03:00:00+01:00, "
-                "2099-10-25 04:00:00+01:00, 2099-10-25 05:00:00+01:00 Europe/Berlin",
-            ),
-        ],
-        ids=["period below a second", "hour that clocks repeat"],
-    )
-    def test_no_two_run_times_read_the_same(
-        self,
-        command: Command,
-        connection: Connection,
-        length: list[int],
-        zone: str,
-        due_at: str,
-        words: str,
-    ) -> None:
-        schedule = {"type": "interval", "length": length, "end": None, "jitter": 0.0}
-        columns = {
-            "schedule": json.dumps(schedule),
-            "details": json.dumps({"options": {}, "zone": zone}),
-            "due_at": due_at,
-        }
-        add_task(connection, "sync", **{name: f"'{text}'" for name, text in columns.items()})
-        assert f"next runs    {words}\n" in command("show", "sync").out
-
-    @pytest.mark.parametrize("details", ["[]", "{", '{"options": {"a": 1}}', '{"zone": 1}'])
-    def test_details_that_no_replica_writes_are_left_out(
-        self, command: Command, connection: Connection, details: str
-    ) -> None:
-        add_task(connection, "sync", details=f"'{details}'")
-        told = command("show", "sync")
-        assert (told.status, told.err) == (0, "")
-        assert "options" not in told.out
-        assert "state        ok" in told.out
-
-    def test_the_traceback_of_the_last_failure_is_printed(
-        self, command: Command, connection: Connection
-    ) -> None:
-        add_task(connection, "sync")
-        for token in (1, 2):
-            kept = f"E'  File \"jobs.py\", line {token}, in sync\\nValueError'"
-            add_run(connection, "sync", token, outcome="'error'", traceback=kept)
-        add_run(connection, "sync", 3)
-        told = command("show", "sync").out.partition("\ntraceback of the last failure (")[2]
-        head, *lines = told.splitlines()
-        assert head.endswith(", token 2):")
-        assert lines == ['  File "jobs.py", line 2, in sync', "ValueError"]
-        [run, *_] = command("runs", "sync", "--outcome", "error", "--json").json
-        assert run["traceback"] == '  File "jobs.py", line 2, in sync\nValueError'
-
-    def test_what_operators_did_is_told_apart_from_the_runs(
-        self, command: Command, connection: Connection
-    ) -> None:
-        add_task(connection, "sync")
-        for token in range(1, 31):
-            add_run(connection, "sync", token)
-        for slot in range(18):
-            add_action(connection, "sync", slot, started_at="now()")
-        add_action(connection, "sync", 18, outcome="'resumed'", until="NULL", reason="NULL")
-        add_action(
-            connection,
-            "sync",
-            19,
-            until="'2026-01-01T03:00Z'",
-            started_at="'2026-01-01T01:00Z'",
-        )
-        add_action(connection, "other", 1, by="'somebody'")
-        answer = command("show", "sync")
-        runs, _, told = answer.out.partition("\nwhat operators did:\n")
-        assert len(runs.partition("\ntask  started")[2].splitlines()[1:]) == 20
-        assert "ann@ops" not in runs
-        lines = told.splitlines()
-        assert len(lines) == 20
-        assert lines[-2].endswith("Z  resumed by ann@ops")
-        assert lines[-1] == (
-            "2026-01-01T01:00:00Z  paused by ann@ops until 2026-01-01T03:00:00Z"
-            " (the shop is closed)"
-        )
-        shown = command("show", "sync", "--json").json
-        assert [run["token"] for run in shown["runs"]] == list(range(30, 10, -1))
-        first, last = shown["actions"][0], shown["actions"][-1]
-        assert len(shown["actions"]) == 20
-        assert (first["outcome"], first["by"], first["token"]) == ("paused", "ann@ops", None)
-        assert (last["until"], last["reason"]) == ("2026-01-01T03:00:00Z", "the shop is closed")
-
-    @pytest.mark.parametrize(
-        ("window_until", "told"),
-        [
-            ("window_start + interval '270 s'", "minimum 270s, for the window until 2"),
-            ("window_start - interval '1 us'", "minimum 0s, "),
-            ("'epoch'", "minimum 0s, "),
-        ],
-    )
-    def test_the_last_runs_lock_times_are_told(
-        self, command: Command, connection: Connection, window_until: str, told: str
-    ) -> None:
-        add_task(connection, "sync")
-        connection.execute(f"UPDATE task_lock SET window_until = {window_until}")
-        [line] = re.findall("lock times .*", command("show", "sync").out)
-        assert told in line
-        assert line.endswith("maximum 1260s")
-
-    @pytest.mark.parametrize(
-        ("changes", "told"),
-        [
-            (RUNNING, r"so far 60(\.\d+)?s, token 7"),
-            (DEAD, "died with its holder, whose lease ended after 2s, token 7"),
-            (CUT, "cut by a stop after 2s, token 7"),
-            (HANDED_OVER, "cut by a stop after 2s, token 7"),
-            (OVERRUNS, r"so far 60(\.\d+)?s, token 7"),
-            ({**OVERRUNS, **GIVEN_UP}, "overran its maximum lock after 2s, token 7"),
-            ({"last_outcome": "'freed'"}, "freed after 2s, token 7"),
-            ({"last_outcome": "'cancelled'"}, "cancelled after 2s, token 7"),
-            ({}, "took 2s, token 7"),
-        ],
-    )
-    def test_how_the_last_run_ended_is_told(
-        self, command: Command, connection: Connection, changes: dict[str, str], told: str
-    ) -> None:
-        add_task(connection, "sync", **changes)
-        assert re.search(told, command("show", "sync").out)
-
-    @pytest.mark.parametrize(
-        ("changes", "told"),
-        [
-            (FAILING, "3 in a row, the last with ValueError"),
-            (DIED, "2 in a row, the last died with its holder"),
-            (OVERRAN, "1 in a row, the last has overrun its maximum lock"),
-            ({**DIED, **RUNNING}, "2 in a row, the last has overrun its maximum lock"),
-            ({**DIED, "last_outcome": "'cut'"}, "2 in a row, the last has overrun its maximum"),
-        ],
-    )
-    def test_how_the_last_one_of_several_failed_is_told(
-        self, command: Command, connection: Connection, changes: dict[str, str], told: str
-    ) -> None:
-        add_task(connection, "sync", **changes)
-        add_run(connection, "sync", 1, outcome="'died'")
-        add_run(connection, "sync", 2, outcome="'overran'", started_at="now()")
-        [line] = re.findall("failures .*", command("show", "sync").out)
-        assert told in line
-
-    @pytest.mark.parametrize("state", SHOWN)
-    def test_no_state_shows_what_nobody_can_read(
-        self, command: Command, connection: Connection, state: str
-    ) -> None:
-        """Such as the year of a time that never was, or Python's words."""
-        add_task(connection, "sync", **SHOWN[state])
-        add_replica(connection, "one", ["sync"])
-        if state != "new":
-            add_run(connection, "sync", 7, **({"scheduled_at": "NULL"} if "hand" in state else {}))
-        for arguments in (["show", "sync"], ["status"], ["runs"], ["replicas"], ["check"]):
-            for form in ([], ["--json"]):
-                answer = command(*arguments, *form)
-                found = re.search(r"1970-|\?|None|infinity|\bnan\b|inf\b", answer.out)
-                assert found is None, answer.out
-
     def test_a_run_that_hangs_is_told_while_another_replica_runs_the_task(
         self, command: Command, connection: Connection
     ) -> None:
-        began = "'since', extract(epoch FROM now()) - 3600, 'lost', true"
+        began = "'since', extract(epoch FROM now()) - 86400, 'lost', true"
         running = f"jsonb_build_array(jsonb_build_object('task', 'sync', 'token', 6, {began}))"
-        add_task(connection, "sync", **RUNNING, overrun_at="now() + interval '1 min'")
-        add_replica(connection, "web-2", ["sync"], running=running)
+        add_task(connection, "sync", **STAYS_RUNNING, overrun_at="now() + interval '4 h'")
+        add_replica(connection, "web-2", ["sync"], running=running, **STAYS_ALIVE)
         shown = command("show", "sync").out
         assert re.search(r"state +too long: a run that has outlived its maximum lock", shown)
         assert re.search(r"still goes on: on web-2 since [^ ]* \(token 6\); other", shown)
         [replica] = command("replicas").cells
-        assert re.fullmatch(r"sync for 36\d\ds \(lock lost, token 6\)", replica[-1].strip())
+        assert re.fullmatch(r"sync for \d+s \(lock lost, token 6\)", replica[-1].strip())
         assert re.search(r"1 too long \(sync since [^ ]* on web-2\)", command("check").out)
 
     def test_a_name_with_a_star_is_no_pattern(
@@ -777,18 +498,6 @@ class TestMetrics:
         assert answer.status == 0
         assert 'tasklock_task_failures{tasklock_task_name="sync"} 0' in answer.out
 
-    @pytest.mark.parametrize("address", ["nowhere", ":80", "host:", "host:http", "host:70000"])
-    def test_what_is_no_address_is_a_mistake(self, command: Command, address: str) -> None:
-        answer = command("metrics", "--listen", address)
-        assert answer.status == 2
-        assert "must be a host and a port" in answer.err
-
-    def test_what_cannot_be_listened_on_is_said(self, command: Command) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as taken:
-            answer = command("metrics", "--listen", f"127.0.0.1:{taken.getsockname()[1]}")
-        assert answer.status == 1
-        assert "cannot listen on 127.0.0.1" in answer.err
-
     def test_in_json_they_are_the_same_numbers(
         self, command: Command, connection: Connection
     ) -> None:
@@ -809,10 +518,6 @@ class TestSetUp:
             assert answer.json == {"table": "task_lock", "dropped": done}
         assert command("upgrade", "--sql", "--json").status == 2
 
-    @pytest.mark.parametrize("name", ["upgrade", "downgrade", "metrics"])
-    def test_a_wrong_url_is_wrong_usage(self, command: Command, name: str) -> None:
-        assert_one_line(command(name, database="mysql://app:hunter2@host/db"), 2)
-
     @pytest.mark.parametrize(("typed", "status"), [("n\n", 1), ("\n", 1), ("y\n", 0)])
     def test_on_a_terminal_a_downgrade_asks(
         self, direct_url: str, connection: Connection, typed: str, status: int
@@ -832,13 +537,13 @@ class TestSetUp:
 
 class TestReplicas:
     def test_who_they_are_and_what_they_run(self, command: Command, connection: Connection) -> None:
-        add_task(connection, "sync", **RUNNING)
-        add_replica(connection, "one", ["sync", "other"])
+        add_task(connection, "sync", **STAYS_RUNNING)
+        add_replica(connection, "one", ["sync", "other"], **STAYS_ALIVE)
         add_replica(connection, "two", seen_at="now() - interval '2 min'")
         first, second = command("replicas").cells
         told = [first[0], *first[1:3], *(c.strip() for c in first[5:])]
         assert told[:-1] == ["one", "host", "1.0", "alive", "2"]
-        assert re.fullmatch(r"sync for [6-9]\ds", told[-1])
+        assert re.fullmatch(r"sync for \d+s", told[-1])
         assert [c.strip() for c in second[5:]] == ["silent", "0", "-"]
         told = command("replicas", "--json").json
         assert told[0]["tasks"] == ["sync", "other"]
@@ -851,7 +556,7 @@ class TestAck:
     def test_a_failure_that_is_known_alarms_no_more(
         self, command: Command, connection: Connection, form: tuple[str, ...]
     ) -> None:
-        add_task(connection, "sync", **FAILING, token="41")
+        add_task(connection, "sync", **STAYS_OK, **FAILING, token="41")
         assert command("check").status == 1
         assert 'tasklock_task_failures{tasklock_task_name="sync"} 3' in command("metrics").out
         assert command("ack", "sync", "--token", "40").status == 4
@@ -874,7 +579,7 @@ class TestAck:
     def test_a_cut_that_is_known_alarms_no_more(
         self, command: Command, connection: Connection
     ) -> None:
-        cut = {**CUT, "finished_at": "now() - interval '1 h'"}
+        cut = {**CUT, **STAYS_OK, "finished_at": "now() - interval '4 h'"}
         add_task(connection, "sync", **cut, token="41")
         assert command("check").status == 1
         assert command("ack", "sync").status == 0
@@ -1013,15 +718,19 @@ class TestPauseAndResume:
         assert (answer.status, answer.out) == (0, "")
         assert answer.err == "apscheduler-tasklock: no task is resumed\n"
 
-    @pytest.mark.parametrize("name", ["a*", "a?", "*", "a[1]*", "a\\*"])
     def test_a_task_of_exactly_that_name_is_meant_alone(
-        self, command: Command, connection: Connection, name: str
+        self, command: Command, connection: Connection
     ) -> None:
-        for task in (name, "a1", "ab", "a[1]", "a\\b"):
+        others = ("a1", "ab", "a[1]", "a\\b")
+        for task in others:
             add_task(connection, task)
-        assert command("pause", name, "--json").json["paused"] == [name]
-        assert command("resume", name, "--json").json["resumed"] == [name]
-        assert len(command("pause", "**", "--json").json["paused"]) == 5
+        for name in ("a*", "a?", "*", "a[1]*", "a\\*"):
+            add_task(connection, name)
+            assert command("pause", name, "--json").json["paused"] == [name]
+            assert command("resume", name, "--json").json["resumed"] == [name]
+            assert len(command("pause", "**", "--json").json["paused"]) == 5
+            assert len(command("resume", "**", "--json").json["resumed"]) == 5
+            connection.execute("DELETE FROM task_lock WHERE task_name = %s", [name])
 
     def test_a_namespace_limits_what_a_pattern_chooses(
         self, command: Command, connection: Connection
@@ -1051,17 +760,15 @@ class TestPauseAndResume:
             assert pausing.result().status == 0
         assert len(command("status", "--state", "paused").cells) == 3
 
-    @pytest.mark.parametrize(
-        "arguments", [["run", "rep*"], ["forget", "rep*"], ["free", "rep*", "--token", "7"]]
-    )
     def test_what_is_for_one_task_takes_no_pattern(
-        self, command: Command, connection: Connection, arguments: list[str]
+        self, command: Command, connection: Connection
     ) -> None:
         add_task(connection, "report", **DEAD)
-        answer = command(*arguments)
-        assert (answer.status, answer.out) == (3, "")
-        assert "no such task: 'rep*'" in answer.err
-        assert f"`{arguments[0]}` takes one task's exact name" in answer.err
+        for arguments in (["run", "rep*"], ["forget", "rep*"], ["free", "rep*", "--token", "7"]):
+            answer = command(*arguments)
+            assert (answer.status, answer.out) == (3, "")
+            assert "no such task: 'rep*'" in answer.err
+            assert f"`{arguments[0]}` takes one task's exact name" in answer.err
 
     def test_a_run_is_asked_for_and_freed_in_the_name_that_is_given(
         self, command: Command, connection: Connection
@@ -1076,12 +783,12 @@ class TestPauseAndResume:
             ("freed", "bob"),
         }
 
-    @pytest.mark.parametrize("operation", ["pause", "resume", "forget", "run", "show"])
-    def test_a_task_that_is_not_there_is_3(self, command: Command, operation: str) -> None:
-        answer = command(operation, "tusk")
-        assert (answer.status, answer.out) == (3, "")
-        assert answer.err.startswith("apscheduler-tasklock: no such task: 'tusk'")
-        assert answer.err.count("\n") == 1
+    def test_a_task_that_is_not_there_is_3(self, command: Command) -> None:
+        for operation in ("pause", "resume", "forget", "run", "show"):
+            answer = command(operation, "tusk")
+            assert (answer.status, answer.out) == (3, "")
+            assert answer.err.startswith("apscheduler-tasklock: no such task: 'tusk'")
+            assert answer.err.count("\n") == 1
 
 
 class TestRun:
@@ -1254,7 +961,7 @@ class TestFree:
     def test_one_that_may_be_alive_only_by_force(
         self, command: Command, connection: Connection
     ) -> None:
-        add_task(connection, "sync", **RUNNING)
+        add_task(connection, "sync", **STAYS_RUNNING)
         answer = command("free", "sync", "--token", "7")
         assert answer.status == 4
         assert "may be alive" in answer.err
@@ -1426,11 +1133,6 @@ class TestTerminal:
             assert terminal.status() == 0
         assert "Traceback" not in terminal.text
 
-    def test_a_live_view_needs_one(self, command: Command) -> None:
-        answer = command("status", "--watch")
-        assert answer.status == 2
-        assert "terminal" in answer.err
-
 
 class TestErrors:
     @pytest.mark.nightly
@@ -1458,45 +1160,6 @@ class TestErrors:
             answer = command(*arguments, database=empty_database_url)
             assert_one_line(answer, 1)
             assert "apscheduler-tasklock upgrade" in answer.err
-
-    @pytest.mark.parametrize(
-        ("arguments", "says"),
-        [
-            (["runs", "--since", "soon"], "02:00, yesterday"),
-            (["runs", "--until", "90"], "2026-01-31T03:00:00Z, or a duration ago such as 90s"),
-            (["runs", "--since", "today", "--until", "yesterday"], "must be before --until"),
-            (["runs", "--follow", "--until", "now"], "goes without --until"),
-            (["pause", "x", "--for", "5w"], "90s, 15m, 2h or 1d, not '5w'"),
-            (["pause", "x", "--for", "0"], "must be above 0"),
-            (["status", "--state", "sleepy"], "overdue"),
-            (["free", "x"], "--token"),
-            (["runs", "--limit", "0"], "1 or more"),
-            (["status", "--namespace", "a*"], "without * and ?"),
-            (["status", "--table", "x" * 60], "at most"),
-            (["show"], "TASK"),
-        ],
-    )
-    def test_wrong_usage_is_2(self, command: Command, arguments: list[str], says: str) -> None:
-        answer = command(*arguments)
-        assert (answer.status, answer.out) == (2, "")
-        assert says in answer.err
-
-    def test_a_name_that_is_no_text_is_one_line(self, command: Command) -> None:
-        for arguments in (["show", "\udc80"], ["pause", "\udc80"], ["runs", "\udc80"]):
-            assert_one_line(command(*arguments), 2)
-
-    def test_a_wrong_url_is_2_and_not_repeated(self, command: Command) -> None:
-        answer = command("status", database="mysql://app:hunter2@host/db")
-        assert_one_line(answer, 2)
-
-    def test_no_database_is_2(
-        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        from apscheduler_tasklock.cli import main
-
-        monkeypatch.delenv("TASKLOCK_DATABASE_URL", raising=False)
-        assert main(["status"]) == 2
-        assert "which database?" in capsys.readouterr().err
 
     def test_a_reader_that_ends_early_is_no_traceback(
         self, database_url: str, connection: Connection
@@ -1654,18 +1317,6 @@ def assert_one_line(answer: Answer, status: int) -> None:
     assert answer.err.startswith("apscheduler-tasklock: ")
     assert answer.err.count("\n") == 1
     assert "hunter2" not in answer.err
-
-
-@pytest.mark.parametrize(
-    "command_name",
-    COMMANDS,
-)
-def test_each_command_explains_itself_with_examples(command: Command, command_name: str) -> None:
-    answer = command(command_name, "--help")
-    assert answer.status == 0
-    assert f"examples:\n  apscheduler-tasklock {command_name}" in answer.out
-    for option in ("--database", "--schema", "--table", "--namespace", "--json", "exit status"):
-        assert option in answer.out
 
 
 def test_what_hold_holds_is_shown(

@@ -54,6 +54,14 @@ def test_each_task_is_read_as_the_tests_of_words_have_it(
         assert found[name] == task_status(name, now, **columns), name
 
 
+@pytest.mark.parametrize("details", ["[]", "{", '{"options": {"a": 1}}', '{"zone": 1}'])
+def test_details_that_no_replica_writes_are_left_out(
+    connection: Connection, now: datetime, details: str
+) -> None:
+    add_task(connection, "sync", details=f"'{details}'")
+    assert OPERATIONS.tasks(raw_cursor(connection)) == [task_status("sync", now)]
+
+
 def test_a_run_a_miss_and_what_an_operator_did_are_read_as_the_tests_of_words_have_them(
     connection: Connection, now: datetime
 ) -> None:

@@ -1,0 +1,448 @@
+"""Tasks, runs and replicas as the command line prints them: functions of rows and a time."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timezone
+from typing import Any
+
+import pytest
+
+from apscheduler_tasklock._words.json_text import as_json
+from apscheduler_tasklock.cli.check import judge, line_of
+from apscheduler_tasklock.cli.output import PlainOutput, Table, plain_lines
+from apscheduler_tasklock.cli.replicas import print_replicas
+from apscheduler_tasklock.cli.runs import run_rows
+from apscheduler_tasklock.cli.status import History, print_task, task_table
+from apscheduler_tasklock.status import (
+    ReplicaState,
+    ReplicaStatus,
+    Run,
+    RunningRun,
+    TaskState,
+    TaskStatus,
+)
+from tests.support.rows import (
+    NOW,
+    READ,
+    action_read,
+    miss_read,
+    replica_status,
+    run_read,
+    seconds,
+    task_status,
+)
+
+Show = Callable[..., str]
+
+# It clears the screen, sets the title, and reads from right to left; in German, with quotes.
+ODD = "\x1b[2J\x1b]0;owned\x07 \u202eüber 'a' \"b\" | \x9b31m 報告  x\n\x7f"
+ODD_SHOWN = "\\x1b[2J\\x1b]0;owned\\x07 \\u202eüber 'a' \"b\" | \\x9b31m 報告 \\x20x\\n\\x7f"
+
+
+def cells(table: Table) -> list[list[str]]:
+    """Return the cells of a printed table, without its head."""
+    return [
+        [cell.strip() for cell in line.split("  ") if cell.strip()]
+        for line in plain_lines(table)[1:]
+    ]
+
+
+def status(*tasks: TaskStatus, **usual: float) -> list[list[str]]:
+    """Return the cells that `status` prints of tasks."""
+    return cells(task_table(tasks, usual, PlainOutput()))
+
+
+@pytest.fixture
+def show(capsys: pytest.CaptureFixture[str]) -> Show:
+    """Return what `show` prints of a task."""
+
+    def shown(
+        task: TaskStatus,
+        runs: Sequence[Run] = (),
+        replicas: Sequence[ReplicaStatus] | None = None,
+        **history: Any,
+    ) -> str:
+        print_task(task, History(runs, **history), replicas, NOW, PlainOutput(), None, "task_lock")
+        return capsys.readouterr().out
+
+    return shown
+
+
+def line(name: str, text: str) -> str | None:
+    """Return what the line of a fact says; ``None``: there is no such fact."""
+    found = re.search(f"^{name} +(.*)$", text, re.MULTILINE)
+    return found and found[1]
+
+
+class TestStatus:
+    def test_each_state_is_told(self) -> None:
+        for row, columns in READ.items():
+            [told] = status(task_status("sync", **columns))
+            assert told[:2] == ["sync", columns.get("state", TaskState.OK).value], row
+
+    def test_a_row_has_what_an_operator_asks_for(self) -> None:
+        task = task_status("sync", **READ["overdue"], failures=2)
+        names, row = plain_lines(task_table([task], {"sync": 5.0}, PlainOutput()))
+        assert re.split("  +", names) == [
+            *("task", "state", "schedule", "last run", "took", "usual", "due", "late by"),
+            *("holder", "failures", "notes"),
+        ]
+        assert re.split("  +", row) == [
+            "sync",
+            "overdue",
+            "every 5 min",
+            "2026-01-31T11:59:00Z",
+            "2s",
+            "5s",
+            "2026-01-31T11:58:25Z",
+            "95s",
+            "one",
+            "2",
+            "its last run began 40s after its run time",
+        ]
+
+    @pytest.mark.parametrize(
+        ("columns", "told"),
+        [
+            ({"scheduled_at": seconds(-75)}, "its last run began 15s after its run time"),
+            ({"scheduled_at": seconds(-61)}, "-"),
+            ({"scheduled_at": seconds(-61.1)}, "its last run began 1.1s after its run time"),
+            ({"scheduled_at": seconds(-75), "kind": "takeover"}, "-"),
+            (READ["new"], "-"),
+        ],
+        ids=["late", "in time", "late by a moment", "taken over", "new"],
+    )
+    def test_a_run_that_began_late_is_noted(self, columns: Mapping[str, Any], told: str) -> None:
+        assert status(task_status(**columns))[0][-1] == told
+
+    def test_of_a_paused_one_who_paused_it_and_until_when(self) -> None:
+        in_time = {"scheduled_at": seconds(-60)}
+        first, second = status(
+            task_status("a", **{**READ["paused"], **in_time}),
+            task_status("b", **{**READ["paused for a day"], **in_time}),
+        )
+        assert first[-1] == "paused by me@here until resumed (closed)"
+        assert second[-1] == "paused by me@here until 2026-02-01T12:00:00Z (closed)"
+
+    def test_a_name_cannot_steer_the_terminal(self) -> None:
+        lines = plain_lines(task_table([task_status(ODD)], {}, PlainOutput()))
+        assert len(lines) == 2
+        assert lines[1].startswith(f"{ODD_SHOWN}  ok  ")
+        assert lines[1].isprintable()
+
+    def test_2000_tasks_are_2000_lines(self) -> None:
+        names = [f"task {number:04}" for number in range(2000)]
+        assert [row[0] for row in status(*map(task_status, names))] == names
+
+
+class TestShow:
+    def test_the_runs_are_a_picture_and_a_list(self, show: Show) -> None:
+        runs = [
+            run_read(
+                token=token,
+                ended_at=seconds(-60 + token),
+                outcome="error" if token == 29 else "ok",
+            )
+            for token in range(30, 10, -1)
+        ]
+        told = show(task_status(), runs)
+        assert line("state", told) == "ok"
+        assert line("schedule", told) == "every 5 min"
+        assert "token 7" in told
+        assert "took  44445555566667777888\nend   ..................x." in told
+        assert (
+            "took: 1 short, 8 as the longest; end: . ok, x another outcome\n"
+            "the last 20 runs, the newest at the right; the highest took 30s\n"
+        ) in told
+        assert len(told.partition("\ntask  started")[2].splitlines()[1:]) == 20
+
+    def test_it_tells_the_function_the_replicas_and_the_usual_duration(self, show: Show) -> None:
+        task = task_status(function="shop.jobs:sync")
+        old = replica_status("old", state=ReplicaState.SILENT)
+        told = show(task, replicas=[old, replica_status("new")], usual=3.0)
+        assert line("function", told) == "shop.jobs:sync"
+        assert line("replicas", told) == "new, old (silent)"
+        assert line("usual", told) == "3s"
+        assert line("replicas", show(task, replicas=[])) == "none has reported this task"
+        assert line("replicas", show(task, replicas=None)) is None
+
+    def test_the_first_run_time_is_the_due_time(self, show: Show) -> None:
+        due_at = datetime(2099, 1, 1, 0, 0, 49, 700_000, tzinfo=timezone.utc)
+        told = show(task_status(due_at=due_at, zone="UTC"))
+        due = line("due", told)
+        assert due is not None
+        assert due.startswith("2099-01-01T00:00:49Z")
+        runs = line("next runs", told)
+        assert runs is not None
+        assert runs.startswith("2099-01-01 00:00:49, 2099-01-01 00:05:49, ")
+
+    @pytest.mark.parametrize(
+        ("end", "words"),
+        [
+            ("2020-01-01T00:00:00+00:00", "none: the schedule ended at 2020-01-01T00:00:00Z"),
+            ("2026-01-31T11:59:59+00:00", "none: the schedule ended at 2026-01-31T11:59:59Z"),
+            ("2026-01-31T12:00:00+00:00", None),
+            ("9020-01-01T00:00:00+00:00", None),
+            ("2020-01-01", None),
+        ],
+    )
+    def test_it_says_that_the_schedule_has_ended(
+        self, show: Show, end: str, words: str | None
+    ) -> None:
+        schedule = {"type": "interval", "length": [0, 60, 0], "end": end, "jitter": 0.0}
+        told = show(task_status(**READ["the last"] | {"schedule": schedule}))
+        assert line("next runs", told) == words
+
+    @pytest.mark.parametrize(
+        ("end", "words"),
+        [
+            ("2020-01-01", "none: the schedule ended with 2020-01-01"),
+            ("2026-01-29", "none: the schedule ended with 2026-01-29"),
+            ("2026-01-30", None),  # the day may go on in the schedule's time zone
+        ],
+    )
+    def test_it_says_that_a_schedule_of_days_has_ended(
+        self, show: Show, end: str, words: str | None
+    ) -> None:
+        schedule = {
+            "type": "calendarinterval",
+            "length": [0, 0, 0, 1],
+            "time": [3, 0, 0],
+            "end": end,
+            "jitter": 0.0,
+        }
+        told = show(task_status(**READ["the last"] | {"schedule": schedule}))
+        assert line("next runs", told) == words
+
+    @pytest.mark.parametrize(
+        ("length", "zone", "due_at", "words"),
+        [
+            (
+                [0, 0, 500_000],
+                "Etc/UTC",
+                "2099-01-01T00:00+00:00",
+                "2099-01-01 00:00:00, 2099-01-01 00:00:00.500000, 2099-01-01 00:00:01, "
+                "2099-01-01 00:00:01.500000, 2099-01-01 00:00:02 UTC",
+            ),
+            (
+                [0, 3600, 0],
+                "Europe/Berlin",
+                "2099-10-25T00:00:00.020000+00:00",
+                "2099-10-25 02:00:00+02:00, 2099-10-25 02:00:00+01:00, 2099-10-25 03:00:00+01:00, "
+                "2099-10-25 04:00:00+01:00, 2099-10-25 05:00:00+01:00 Europe/Berlin",
+            ),
+        ],
+        ids=["period below a second", "hour that clocks repeat"],
+    )
+    def test_no_two_run_times_read_the_same(
+        self, show: Show, length: list[int], zone: str, due_at: str, words: str
+    ) -> None:
+        schedule = {"type": "interval", "length": length, "end": None, "jitter": 0.0}
+        task = task_status(schedule=schedule, zone=zone, due_at=datetime.fromisoformat(due_at))
+        assert line("next runs", show(task)) == words
+
+    def test_options_that_are_not_known_are_left_out(self, show: Show) -> None:
+        assert line("options", show(task_status(options={}))) is None
+
+    def test_the_traceback_of_the_last_failure_is_printed(self, show: Show) -> None:
+        well, *failed = (
+            run_read(token=3),
+            *(
+                run_read(
+                    token=token,
+                    outcome="error",
+                    traceback=f'  File "jobs.py", line {token}, in sync\nValueError',
+                )
+                for token in (2, 1)
+            ),
+        )
+        told = show(task_status(), [well, *failed])
+        head, *lines = told.partition("\ntraceback of the last failure (")[2].splitlines()
+        assert head == "2026-01-31T11:59:00Z, token 2):"
+        assert lines == ['  File "jobs.py", line 2, in sync', "ValueError"]
+        assert "traceback" not in show(task_status(), [well])
+
+    def test_what_operators_did_is_told_apart_from_the_runs(self, show: Show) -> None:
+        begin = datetime(2026, 1, 1, 1, tzinfo=timezone.utc)
+        actions = [
+            action_read(),
+            action_read(outcome="resumed", until=None, reason=None),
+            action_read(started_at=begin, until=begin.replace(hour=3)),
+        ]
+        told = show(task_status(), [run_read()], actions=actions)
+        runs, _, did = told.partition("\nwhat operators did:\n")
+        assert len(runs.partition("\ntask  started")[2].splitlines()[1:]) == 1
+        assert "ann@ops" not in runs
+        assert did.splitlines() == [
+            "2026-01-31T11:00:00Z  paused by ann@ops until 2026-01-31T13:00:00Z "
+            "(the shop is closed)",
+            "2026-01-31T11:00:00Z  resumed by ann@ops",
+            "2026-01-01T01:00:00Z  paused by ann@ops until 2026-01-01T03:00:00Z "
+            "(the shop is closed)",
+        ]
+
+    def test_missed_run_times_are_told_apart_from_the_runs(self, show: Show) -> None:
+        told = show(task_status(), misses=[miss_read()])
+        assert "no runs in the history\n\nmissed run times:\n2026-01-31T11:00:00Z" in told
+        assert "the task was paused" in told
+
+    def test_a_history_that_was_not_read_is_not_said_to_be_empty(self, show: Show) -> None:
+        assert "no runs in the history" in show(task_status())
+        assert "no runs in the history" not in show(task_status(), is_read=False)
+
+    @pytest.mark.parametrize(
+        ("columns", "told"),
+        [
+            (
+                {"window_until": seconds(170)},
+                "minimum 270s, for the window until 2026-01-31T12:02:50Z",
+            ),
+            (
+                READ["window shortened"],
+                "minimum 0s, for the window until 2026-01-31T11:58:20Z",
+            ),
+            (
+                READ["window of no time"],
+                "minimum 0s, for the window until 2026-01-31T11:58:20Z",
+            ),
+        ],
+    )
+    def test_the_last_runs_lock_times_are_told(
+        self, show: Show, columns: Mapping[str, Any], told: str
+    ) -> None:
+        assert line("lock times", show(task_status(**columns))) == f"{told}; maximum 1260s"
+
+    @pytest.mark.parametrize(
+        ("row", "told"),
+        [
+            ("running", "so far 60s, token 7"),
+            ("dead", "died with its holder, whose lease ended after 2s, token 7"),
+            ("cut", "cut by a stop after 2s, token 7"),
+            ("handed over", "cut by a stop after 2s, token 7"),
+            ("overruns", "so far 60s, token 7"),
+            ("given up", "overran its maximum lock after 2s, token 7"),
+            ("freed", "freed after 2s, token 7"),
+            ("cancelled", "cancelled after 2s, token 7"),
+            ("ok", "took 2s, token 7"),
+        ],
+    )
+    def test_how_the_last_run_ended_is_told(self, show: Show, row: str, told: str) -> None:
+        last = line("last run", show(task_status(**READ[row])))
+        assert last == ("2026-01-31T11:59:00Z on one, schedule, for 2026-01-31T11:58:20Z, " + told)
+
+    @pytest.mark.parametrize(
+        ("row", "told"),
+        [
+            ("failing", "3 in a row, the last with ValueError"),
+            ("died", "2 in a row, the last died with its holder"),
+            ("overran", "1 in a row, the last has overrun its maximum lock"),
+            ("died, running", "2 in a row, the last has overrun its maximum lock"),
+            ("died, cut", "2 in a row, the last has overrun its maximum lock"),
+        ],
+    )
+    def test_how_the_last_one_of_several_failed_is_told(
+        self, show: Show, row: str, told: str
+    ) -> None:
+        runs = [
+            run_read(token=2, outcome="overran", started_at=seconds(0)),
+            run_read(token=1, outcome="died"),
+        ]
+        assert line("failures", show(task_status(**READ[row]), runs)) == told
+
+    @pytest.mark.parametrize("row", READ)
+    def test_no_state_shows_what_nobody_can_read(
+        self, show: Show, capsys: pytest.CaptureFixture[str], row: str
+    ) -> None:
+        """Such as the year of a time that never was, or Python's words."""
+        task, replica = task_status(**READ[row]), replica_status(tasks=("sync",))
+        runs = [run_read(token=7, **({"scheduled_at": None} if "hand" in row else {}))]
+        runs = [] if row == "new" else runs
+        print_replicas([replica], NOW, PlainOutput())
+        verdict = judge([task], [], NOW, [replica])
+        printed = [
+            show(task, runs, [replica]),
+            *plain_lines(task_table([task], {}, PlainOutput())),
+            *plain_lines(run_rows(runs, PlainOutput())),
+            line_of(verdict),
+            *map(as_json, (task, runs, replica, verdict)),
+            capsys.readouterr().out,
+        ]
+        for text in printed:
+            assert re.search(r"1970-|\?|None|infinity|\bnan\b|inf\b", text) is None, text
+
+    def test_a_run_that_hangs_is_told_while_another_replica_runs_the_task(
+        self, show: Show, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        hangs: Any = RunningRun("sync", 6, "web-2", seconds(-3600), lost=True)
+        task = task_status(**READ["too long"], stuck=(hangs,))
+        assert line("state", show(task)) == (
+            "too long: a run that has outlived its maximum lock still goes on: on web-2 since "
+            "2026-01-31T11:00:00Z (token 6); other replicas run the task meanwhile. If it hangs, "
+            "restart that replica"
+        )
+        replica = replica_status("web-2", tasks=("sync",), running=(hangs,))
+        print_replicas([replica], NOW, PlainOutput())
+        assert (
+            capsys.readouterr().out.splitlines()[1].endswith("sync for 3600s (lock lost, token 6)")
+        )
+        verdict = judge([task], [], NOW)
+        assert verdict.message == "1 too long (sync since 2026-01-31T11:00:00Z on web-2); 1 task"
+
+
+class TestRuns:
+    def test_a_run_is_told_with_its_error(self) -> None:
+        failed = run_read(outcome="error", error_type="ValueError", error=f"{ODD}oops", token=7)
+        [row] = cells(run_rows([failed], PlainOutput()))
+        assert row[:7] == ["sync", "2026-01-31T11:59:00Z", "2s", "error", "schedule", "one", "7"]
+        assert row[7].startswith("ValueError: \\x1b[2J")
+
+    def test_what_operators_did_is_told_with_who_did_it(self) -> None:
+        asked = action_read(outcome="run", reason=None)
+        [row] = cells(run_rows([asked], PlainOutput()))
+        assert row == [
+            *("sync", "2026-01-31T11:00:00Z", "-", "run", "operator", "-", "-", "-"),
+            "by ann@ops until 2026-01-31T13:00:00Z",
+        ]
+
+    def test_missed_run_times_are_told_with_the_reason(self) -> None:
+        missed = miss_read(last_scheduled_at=seconds(-3300), run_times=2)
+        [row] = cells(run_rows([missed], PlainOutput()))
+        assert row[-1] == (
+            "2 run times from 2026-01-31T11:00:00Z to 2026-01-31T11:05:00Z: the task was paused"
+        )
+
+
+class TestReplicas:
+    def test_who_they_are_and_what_they_run(self, capsys: pytest.CaptureFixture[str]) -> None:
+        running: Any = RunningRun("sync", 7, "one", seconds(-61.4))
+        one = replica_status("one", tasks=("sync", "other"), running=(running,))
+        two = replica_status("two", state=ReplicaState.SILENT, seen_at=seconds(-120))
+        print_replicas([one, two], NOW, PlainOutput())
+        lines = [re.split("  +", told) for told in capsys.readouterr().out.splitlines()]
+        assert lines[1:] == [
+            [
+                *("one", "host", "1.0", "2026-01-31T11:00:00Z", "2026-01-31T12:00:00Z"),
+                *("alive", "2", "sync for 61s"),
+            ],
+            [
+                *("two", "host", "1.0", "2026-01-31T11:00:00Z", "2026-01-31T11:58:00Z"),
+                *("silent", "0", "-"),
+            ],
+        ]
+
+    def test_a_run_that_began_by_a_clock_ahead_of_this_one_has_just_begun(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        running: Any = RunningRun("sync", 7, "one", seconds(2))
+        print_replicas([replica_status(running=(running,))], NOW, PlainOutput())
+        assert capsys.readouterr().out.splitlines()[1].endswith("  sync for 0s")
+
+
+def test_in_json_times_are_rfc_3339_and_durations_numbers() -> None:
+    told = json.loads(as_json(task_status(**READ["late"])))
+    assert (told["due_at"], told["took"], told["late_by"]) == ("2026-01-31T11:59:10Z", 2.0, 50.0)
+    assert (told["name"], told["state"]) == ("sync", "late")
+    assert told["schedule"]["length"] == [0, 300, 0]
