@@ -10,8 +10,8 @@ import pytest
 
 from apscheduler_tasklock.cli import main
 from apscheduler_tasklock.cli.check import CRITICAL, OK, WARNING, judge, line_of
-from apscheduler_tasklock.status import TaskState
-from tests.support.rows import NOW, READ, seconds, task_status
+from apscheduler_tasklock.status import JobState, Pause, ReplicaState, ReplicaStatus, TaskState
+from tests.support.rows import NOW, READ, job_status, replica_status, seconds, task_status
 
 WORDS = ["OK", "WARNING", "CRITICAL", "UNKNOWN"]
 
@@ -135,6 +135,94 @@ def test_a_miss_alarms_until_it_is_acknowledged() -> None:
     assert verdict.exit_status == WARNING
     known = task_status("sync", **READ["missed"], acknowledged=True)
     assert judge([known], [], NOW).exit_status == OK
+
+
+def test_an_overdue_stored_job_is_told_with_its_id_unless_that_ends_its_tasks_name() -> None:
+    due = {"state": JobState.OVERDUE, "next_run_time": seconds(-300)}
+    jobs = {"sent": job_status("sent", **due), "imports": job_status("one", **due)}
+    verdict = judge([], [], NOW, jobs=jobs)
+    assert verdict.exit_status == CRITICAL
+    assert verdict.message == (
+        "2 overdue (sent by 300 s, a stored job that no replica claims, imports by 300 s, the "
+        "stored job 'one' that no replica claims); 0 tasks"
+    )
+
+
+def test_a_task_with_another_problem_is_named_once() -> None:
+    due = {"state": JobState.OVERDUE, "next_run_time": seconds(-300)}
+    jobs = {"both": job_status("one", **due), "worse": job_status("two", **due)}
+    tasks = [task_status("both", **READ["overdue"]), task_status("worse", **READ["failing"])]
+    problems = judge(tasks, [], NOW, jobs=jobs).problems
+    assert [(each.task, each.problem) for each in problems] == [
+        ("both", "overdue"),
+        ("worse", "overdue"),
+    ]
+    assert ", a stored job" not in problems[0].detail
+
+
+def test_many_stored_jobs_are_named_up_to_a_limit() -> None:
+    due = {"state": JobState.OVERDUE, "next_run_time": seconds(-300)}
+    jobs = {f"jöb-{number}": job_status(f"jöb-{number}", **due) for number in range(7)}
+    assert re.search(
+        r"7 overdue \(jöb-0 .*, jöb-4 .*, 2 more\)", judge([], [], NOW, jobs=jobs).message
+    )
+
+
+def pause_of_all(since: float, namespace: str = "") -> dict[str, Any]:
+    pause: Any = Pause("ann", seconds(since), None, None, namespace)
+    return {**READ["paused"], "pauses": (pause,)}
+
+
+@pytest.mark.parametrize(
+    ("since", "namespace", "says"),
+    [
+        (-86_400, "", ""),
+        (-86_401, "", "all tasks paused by ann since 2026-01-30T11:59:59Z; "),
+        (-86_401, "web:", "all tasks of 'web:' paused by ann since 2026-01-30T11:59:59Z; "),
+    ],
+)
+def test_a_pause_of_all_tasks_for_more_than_a_day_may_be_forgotten(
+    since: float, namespace: str, says: str
+) -> None:
+    tasks = [task_status(name, **pause_of_all(since, namespace)) for name in ("web:a", "web:b")]
+    verdict = judge(tasks, [], NOW)
+    assert verdict.message == f"{says}2 tasks"
+    assert verdict.exit_status == (WARNING if says else OK)
+
+
+def test_a_pause_of_one_task_is_never_forgotten() -> None:
+    pause: Any = Pause("ann", seconds(-864_000), None, None)
+    assert (
+        judge([task_status("sync", **{**READ["paused"], "pauses": (pause,)})], [], NOW).message
+        == "1 task"
+    )
+
+
+@pytest.mark.parametrize(
+    ("replica", "says"),
+    [
+        ({"leaderless_for": 30.0}, ""),
+        ({"leaderless_for": 30.1}, "nobody leads 'shop:' for 30 s; "),
+        ({"leaderless_for": None, "leads": True}, ""),
+        ({"leaderless_for": 99.0, "state": ReplicaState.SILENT}, ""),
+        ({"leaderless_for": 99.0, "tasks": ()}, ""),
+        ({"leaderless_for": 99.0, "leader_namespace": "other:"}, ""),
+    ],
+)
+def test_replicas_that_follow_nobody_are_told(replica: Mapping[str, Any], says: str) -> None:
+    columns = {"leader_namespace": "shop:", "tasks": ("shop:sync",), **replica}
+    verdict = judge([task_status("shop:sync")], [], NOW, [replica_status("web-1", **columns)])
+    assert verdict.message == f"{says}1 task"
+    assert verdict.exit_status == (WARNING if says else OK)
+
+
+def test_a_large_fleet_may_be_without_a_leader_for_longer() -> None:
+    def fleet(leaderless_for: float) -> list[ReplicaStatus]:
+        columns = {"leader_namespace": "", "tasks": ("sync",), "leaderless_for": leaderless_for}
+        return [replica_status(f"web-{number}", **columns) for number in range(400)]
+
+    assert judge([task_status()], [], NOW, fleet(60.0)).exit_status == OK
+    assert judge([task_status()], [], NOW, fleet(60.1)).exit_status == WARNING
 
 
 @pytest.mark.parametrize("row", ["failing", "cut"])

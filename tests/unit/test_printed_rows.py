@@ -6,17 +6,21 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
+from io import StringIO
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from apscheduler_tasklock._words.json_text import as_json
 from apscheduler_tasklock.cli.check import judge, line_of
-from apscheduler_tasklock.cli.output import PlainOutput, Table, plain_lines
+from apscheduler_tasklock.cli.jobs import job_table
+from apscheduler_tasklock.cli.output import PlainOutput, Table, TerminalOutput, plain_lines
 from apscheduler_tasklock.cli.replicas import print_replicas
 from apscheduler_tasklock.cli.runs import run_rows
 from apscheduler_tasklock.cli.status import History, print_task, task_table
 from apscheduler_tasklock.status import (
+    JobState,
     ReplicaState,
     ReplicaStatus,
     Run,
@@ -28,6 +32,7 @@ from tests.support.rows import (
     NOW,
     READ,
     action_read,
+    job_status,
     miss_read,
     replica_status,
     run_read,
@@ -439,6 +444,66 @@ class TestReplicas:
         running: Any = RunningRun("sync", 7, "one", seconds(2))
         print_replicas([replica_status(running=(running,))], NOW, PlainOutput())
         assert capsys.readouterr().out.splitlines()[1].endswith("  sync for 0s")
+
+
+WEEKLY = {
+    "type": "cron",
+    "fields": {"day_of_week": "mon-fri", "hour": 3},
+    "timezone": "Europe/Berlin",
+    "end_date": None,
+    "jitter": None,
+}
+
+
+def on_terminal(table: Callable[[TerminalOutput], Table], columns: int) -> list[str]:
+    """Return the lines of a table on a terminal of so many columns, without colours."""
+    drawn = StringIO()
+    console = Console(file=drawn, width=columns, highlight=False, markup=False, emoji=False)
+    shown = TerminalOutput(console)
+    shown.print_table(table(shown))
+    lines = drawn.getvalue().splitlines()
+    assert max(map(len, lines)) <= columns
+    return lines
+
+
+class TestJobs:
+    def test_a_row_has_what_an_operator_asks_for(self) -> None:
+        due = datetime(2100, 1, 1, tzinfo=timezone.utc)
+        table = job_table(
+            [
+                job_status("nightly", next_run_time=due, last_run_time=NOW),
+                job_status("held", holder="web-1", state=JobState.ENDED, next_run_time=None),
+                job_status("stays", task_paused=True),
+                job_status("waits", task_paused=True, task_paused_until=due),
+                job_status("odd", unreadable=("trigger",), trigger=None, state=JobState.UNREADABLE),
+            ],
+            PlainOutput(),
+        )
+        nightly, held, stays, waits, odd = cells(table)
+        assert nightly[:2] == ["nightly", "waiting"]
+        function = "tests.support.stored_jobs:note"
+        assert nightly[3:] == [
+            *("2100-01-01T00:00:00Z", "2026-01-31T12:00:00Z", function, "default", "-")
+        ]
+        assert (held[1], held[3], held[-1]) == ("ended", "-", "its task runs on web-1")
+        assert stays[-1] == "its task is paused until resumed"
+        assert waits[-1] == "its task is paused until 2100-01-01T00:00:00Z"
+        assert odd[1] == "unreadable"
+        assert "trigger" in odd[-1]
+
+    @pytest.mark.parametrize("columns", [60, 80, 120])
+    @pytest.mark.parametrize(
+        "job_id", ["0f8fad5b-d9cb-469f-a165-70867728950e", "remind-" + "x" * 43]
+    )
+    def test_on_a_narrow_terminal_an_id_is_in_one_piece(self, columns: int, job_id: str) -> None:
+        due = datetime(2100, 1, 1, 3, tzinfo=timezone.utc)
+        jobs = [job_status(each, next_run_time=due, trigger=WEEKLY) for each in (job_id, "other")]
+        lines = on_terminal(lambda shown: job_table(jobs, shown), columns)
+        assert any(job_id in line and "waiting" in line for line in lines)
+        if columns == 80 and len(job_id) == 36:
+            assert any(job_id in line and "2100-01-01 0" in line for line in lines)
+        text = "\n".join(lines)
+        assert "function" not in text if columns < 120 else "trigger" in text
 
 
 def test_in_json_times_are_rfc_3339_and_durations_numbers() -> None:

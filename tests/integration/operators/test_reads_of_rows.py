@@ -12,9 +12,14 @@ import pytest
 from apscheduler_tasklock._database.connection import raw_cursor
 from apscheduler_tasklock._lock.operations import Operations
 from apscheduler_tasklock.schema.table import task_lock_table
+from apscheduler_tasklock.status import JobState
 from tests.support.rows import (
+    DEAD,
+    PAUSED,
     READ,
+    RETRYING,
     ROWS,
+    RUNNING,
     action_read,
     add_action,
     add_job,
@@ -85,3 +90,67 @@ def test_a_stored_job_is_read_as_the_tests_of_words_have_it(
 ) -> None:
     add_job(connection, "job")
     assert OPERATIONS.jobs(raw_cursor(connection)) == [job_status("job", now)]
+
+
+# Its row is older than its run time.
+DUE = {"next_run_time": "now() - interval '5 min'", "changed_at": "now() - interval '1 h'"}
+# What keeps a job that is due from being claimed makes it not overdue.
+TASKS_OF_DUE_JOBS: tuple[tuple[dict[str, str], JobState], ...] = (
+    ({}, JobState.OVERDUE),
+    (RUNNING, JobState.DUE),
+    (PAUSED, JobState.DUE),
+    (RETRYING, JobState.DUE),
+    # It is to be taken over.
+    (
+        {
+            **DEAD,
+            "locked_until": "now() - interval '80 s'",
+            "failover": "true",
+            "kind": "'manual'",
+            "runs": "'tests.support.stored_jobs:note'",
+        },
+        JobState.DUE,
+    ),
+    ({**DEAD, "locked_until": "now() - interval '59 s'"}, JobState.DUE),
+    ({**DEAD, "locked_until": "now() - interval '61 s'"}, JobState.OVERDUE),
+    # Before the end of the last run, or of the last pause, it could not be claimed.
+    ({"finished_at": "now() - interval '59 s'"}, JobState.DUE),
+    ({"finished_at": "now() - interval '61 s'"}, JobState.OVERDUE),
+    ({"paused_until": "now() - interval '59 s'"}, JobState.DUE),
+    ({"paused_until": "now() - interval '61 s'"}, JobState.OVERDUE),
+    # The grace time of the task is longer.
+    ({"overdue_at": "now() + interval '4 min' + interval '79 s'"}, JobState.OVERDUE),
+    ({"overdue_at": "now() + interval '4 min' + interval '81 s'"}, JobState.DUE),
+)
+
+
+def test_what_keeps_a_job_from_being_claimed_makes_it_not_overdue(
+    connection: Connection, now: datetime
+) -> None:
+    ended = {"finished_at": "now() - interval '80 s'"}
+    for number, (columns, _) in enumerate(TASKS_OF_DUE_JOBS):
+        add_task(connection, f"task {number}", **{**ended, **columns})
+        add_job(connection, f"job {number}", task_name=f"'task {number}'", **DUE)
+    found = {job.id: job.state for job in OPERATIONS.jobs(raw_cursor(connection))}
+    for number, (columns, state) in enumerate(TASKS_OF_DUE_JOBS):
+        assert found[f"job {number}"] is state, columns
+    overdue = [job.id for job in OPERATIONS.jobs(raw_cursor(connection), overdue=True)]
+    assert sorted(overdue) == sorted(each for each, is_ in found.items() if is_ is JobState.OVERDUE)
+
+
+def test_a_due_jobs_own_grace_time_counts(connection: Connection, now: datetime) -> None:
+    """Also before its first claim, so that 600 reminders at midnight alarm nobody."""
+    graces = {
+        "600": JobState.DUE,
+        "1e400": JobState.DUE,
+        "300": JobState.DUE,
+        "299.9": JobState.OVERDUE,
+        "100": JobState.OVERDUE,
+        "null": JobState.OVERDUE,
+        '"never"': JobState.OVERDUE,
+    }
+    for grace in graces:
+        options = f"""'{{"misfire_grace_time": {grace}}}'::jsonb"""
+        add_job(connection, grace, options=options, **DUE)
+    found = {job.id: job.state for job in OPERATIONS.jobs(raw_cursor(connection))}
+    assert found == graces
