@@ -1,0 +1,43 @@
+"""Arguments of reads that are invalid, which no database is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+
+from apscheduler_tasklock import TaskLockOptionError, TaskLocks
+from tests.support.rows import NOW
+
+
+def ago(**times: float) -> datetime:
+    return NOW - timedelta(**times)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda locks: locks.tasks(order="state"), "tasks: there is no order 'state'; give one of"),
+        (lambda locks: locks.tasks(states=["lost"]), "no state 'lost'; give one of unreadable,"),
+        (lambda locks: locks.tasks(limit=-1), "limit must be a whole number, 0 or more, not -1"),
+        (lambda locks: locks.tasks(offset=True), "offset must be a whole number, 0 or more"),
+        (lambda locks: locks.overview(limit=1.5), "overview: limit must be a whole number"),
+        (lambda locks: locks.recent_runs("a", limit="1"), "recent_runs: limit must be a whole"),
+        (lambda locks: locks.recent_runs(["a"]), "a task's name must be a text"),
+        (lambda locks: locks.runs(offset=-1), "runs: offset must be a whole number, 0 or more"),
+        (lambda locks: locks.timeline(datetime(2026, 1, 1), ago()), "since must be a time with"),
+        (lambda locks: locks.timeline(ago(), ago(hours=1)), "must be before until"),
+        (lambda locks: locks.timeline(ago(hours=1), ago(), 5), "name must be a text, not 5"),
+    ],
+)
+def test_an_invalid_argument_is_an_error_that_says_what_to_do(
+    call: Callable[[Any], Any], message: str
+) -> None:
+    with (
+        TaskLocks("postgresql://localhost:1/none") as locks,
+        pytest.raises(TaskLockOptionError) as error,
+    ):
+        call(locks)
+    assert message in str(error.value)
