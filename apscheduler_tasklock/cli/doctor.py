@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 
 from apscheduler_tasklock.cli.exits import FAILED, OK
 from apscheduler_tasklock.cli.output import Cell, Table, output, print_json
 from apscheduler_tasklock.cli.target import task_locks
+from apscheduler_tasklock.status import Finding
 
 _STYLES = {"ok": "green", "note": "yellow", "wrong": "bold red"}
 
@@ -20,11 +22,16 @@ def doctor(options: argparse.Namespace) -> int:
         print_json({"ok": not is_wrong, "findings": findings})
         return FAILED if is_wrong else OK
     shown = output()
-    rows: list[list[Cell | str]] = [
-        [Cell(f.level, _STYLES[f.level]), f.what, f.says] for f in findings
-    ]
-    shown.print_table(Table(("", "what", "how it is"), rows))
+    shown.print_table(finding_table(findings))
     for finding in findings:
         if finding.remedy:
             shown.print(f"{finding.what}: {finding.remedy}", _STYLES[finding.level])
     return FAILED if is_wrong else OK
+
+
+def finding_table(findings: Sequence[Finding]) -> Table:
+    """Return a table of findings."""
+    rows: list[list[Cell | str]] = [
+        [Cell(f.level, _STYLES[f.level]), f.what, f.says] for f in findings
+    ]
+    return Table(("", "what", "how it is"), rows)

@@ -42,8 +42,7 @@ def print_replicas(found: Sequence[ReplicaStatus], now: datetime, shown: Output)
 
     :param now: this machine's time
     """
-    rows = [_row(replica, now, shown) for replica in found]
-    shown.print_table(Table(_COLUMNS, rows, numbers=frozenset({"tasks"}), dropped=_DROPPED))
+    shown.print_table(replica_table(found, now, shown))
     for replica in found:
         for entry in replica.rejected if replica.alive else ():
             what, _, why = entry.partition(": ")
@@ -53,6 +52,15 @@ def print_replicas(found: Sequence[ReplicaStatus], now: datetime, shown: Output)
             shown.print(f"the row of {replica.replica_id} {told}", "bold red")
     if not found:
         say("no replica has reported itself")
+
+
+def replica_table(found: Sequence[ReplicaStatus], now: datetime, shown: Output) -> Table:
+    """Return a table of replicas.
+
+    :param now: this machine's time
+    """
+    rows = [_row(replica, now, shown) for replica in found]
+    return Table(_COLUMNS, rows, numbers=frozenset({"tasks"}), dropped=_DROPPED)
 
 
 def _row(replica: ReplicaStatus, now: datetime, shown: Output) -> list[Cell | str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
 from io import StringIO
@@ -14,12 +15,14 @@ from rich.console import Console
 
 from apscheduler_tasklock._words.json_text import as_json
 from apscheduler_tasklock.cli.check import judge, line_of
+from apscheduler_tasklock.cli.doctor import finding_table
 from apscheduler_tasklock.cli.jobs import job_table
-from apscheduler_tasklock.cli.output import PlainOutput, Table, TerminalOutput, plain_lines
-from apscheduler_tasklock.cli.replicas import print_replicas
+from apscheduler_tasklock.cli.output import PlainOutput, Table, TerminalOutput, output, plain_lines
+from apscheduler_tasklock.cli.replicas import print_replicas, replica_table
 from apscheduler_tasklock.cli.runs import run_rows
 from apscheduler_tasklock.cli.status import History, print_task, task_table
 from apscheduler_tasklock.status import (
+    Finding,
     JobState,
     ReplicaState,
     ReplicaStatus,
@@ -464,6 +467,123 @@ def on_terminal(table: Callable[[TerminalOutput], Table], columns: int) -> list[
     lines = drawn.getvalue().splitlines()
     assert max(map(len, lines)) <= columns
     return lines
+
+
+def first_column(lines: Sequence[str]) -> str:
+    """Return the cells of the first column, the lines of a broken one together."""
+    end = re.match(r"\S+ +", lines[0])
+    assert end is not None
+    return "".join(line[: end.end()].strip() for line in lines[2:])
+
+
+class Screen(StringIO):
+    """Standard output that is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def standard_output(monkeypatch: pytest.MonkeyPatch, **environment: str) -> Screen:
+    """Let standard output be a terminal for the rest of a test."""
+    screen = Screen()
+    monkeypatch.setattr(sys, "stdout", screen)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    for name, value in {"TERM": "xterm-256color", "COLUMNS": "300", **environment}.items():
+        monkeypatch.setenv(name, value)
+    return screen
+
+
+class TestTerminal:
+    @pytest.mark.parametrize("columns", [40, 80, 120])
+    def test_a_narrow_one_drops_columns_but_breaks_no_name_off(self, columns: int) -> None:
+        """Of runs the token goes first, and who ran what and why it failed stay."""
+        name, token = "shop:sync-prices-of-all-suppliers", 1795402930123456
+        schedule = {"type": "cron", "fields": {"day_of_week": "mon-fri", "hour": "3"}}
+        holder = "web-7d9f8-abcde:1:1a2b3c4d"
+        prices = task_status(name, **READ["paused"] | {"schedule": schedule, "holder": holder})
+        report = task_status("report", **READ["overdue"] | {"holder": holder})
+        tasks = on_terminal(lambda shown: task_table([report, prices], {}, shown), columns)
+        assert first_column(tasks) == "report" + name
+        assert "overdue" in tasks[2]
+        assert "1 min" in tasks[2]
+        assert ("schedule" in tasks[0]) == (columns > 40)
+        assert len(tasks) <= 2 + 2 + 3, tasks
+        run = run_read(
+            task=name,
+            token=token,
+            outcome="overtaken",
+            error="it went wrong",
+            replica=holder,
+            started_at=seconds(-172_800),
+        )
+        runs = on_terminal(lambda shown: run_rows([run], shown), columns)
+        assert first_column(runs) == name
+        assert "overtaken" in "".join(runs[2:])
+        names = set(runs[0].split())
+        if columns == 40:
+            assert names >= {"task", "outcome"}
+        else:
+            assert names >= {"task", "started", "outcome", "replica", "error"}
+            assert ("token" in names) <= ("kind" in names)
+            assert "it went" in runs[2]
+            assert re.search(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d ", runs[2])
+        replica = replica_status(holder, tasks=(name, "report"))
+        drawn = on_terminal(lambda shown: replica_table([replica], NOW, shown), columns)
+        assert first_column(drawn) == holder
+        assert "alive" in drawn[2]
+        found = Finding("connection", "ok", "the server answers, and has the tables " * 4)
+        lines = on_terminal(lambda _: finding_table([found]), columns)
+        assert lines[0].split() == ["what", "how", "it", "is"]
+
+    def test_runs_of_ordinary_names_keep_the_replica_in_one_piece_at_80_columns(self) -> None:
+        well = run_read(task="sync-prices", token=1795402930123456, replica="web-1:68:c")
+        failed = run_read(
+            task="sync-prices",
+            token=1795402930123457,
+            outcome="error",
+            error_type="ValueError",
+            error="no price for 4711",
+            replica="web-7d9f8:1:1a2b3c4d",
+        )
+        text = "\n".join(on_terminal(lambda shown: run_rows([failed, well], shown), 80))
+        for part in ("web-1:68:c", "web-7d9f8:1:1a2b3c4d", "ValueError"):
+            assert part in text
+        assert "token" not in text
+
+    def test_a_table_has_colours_and_no_empty_columns(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        screen = standard_output(monkeypatch)
+        columns = READ["overdue"] | {"kind": "takeover"}
+        shown = output()
+        shown.print_table(task_table([task_status(ODD, **columns)], {}, shown))
+        text = screen.getvalue()
+        assert "\x1b[1;31moverdue" in text
+        assert "\x1b[2J" not in text
+        assert "\\x1b[2J" in text
+        assert "1 min " in text
+        assert "notes" not in text
+
+    def test_no_color_is_respected(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        screen = standard_output(monkeypatch, NO_COLOR="1")
+        shown = output()
+        shown.print_table(task_table([task_status(**READ["overdue"])], {}, shown))
+        assert "overdue" in screen.getvalue()
+        assert "31m" not in screen.getvalue()
+
+    def test_a_dumb_one_gets_plain_columns(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        screen = standard_output(monkeypatch, TERM="dumb")
+        shown = output()
+        shown.print_table(task_table([task_status()], {}, shown))
+        assert screen.getvalue().startswith("task  state  schedule ")
+        assert "\x1b" not in screen.getvalue()
+
+    def test_the_picture_of_the_runs_has_bars(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        screen = standard_output(monkeypatch)
+        failed = run_read(ended_at=seconds(-59.9), outcome="error")
+        output().print_bars([failed, run_read(ended_at=seconds(-50))])
+        for part in ("\x1b[1;31m▁", "\x1b[32m█", "✗"):
+            assert part in screen.getvalue()
 
 
 class TestJobs:

@@ -12,7 +12,7 @@ import psycopg
 import pytest
 from apscheduler.events import EVENT_JOB_EXECUTED
 
-from apscheduler_tasklock import TaskLockError, TaskLockOptionError, TaskLocks, locks
+from apscheduler_tasklock import TaskLockError, TaskLocks, locks
 from apscheduler_tasklock.events import EVENT_TASK_LOCK_REFUSED
 from tests.support.commands import Command
 from tests.support.polling import eventually
@@ -138,15 +138,6 @@ class TestCalls:
             other.rollback()
             assert locks.pauses_of_all() == []
 
-    @pytest.mark.parametrize("namespace", ["shop\xe9", "\x01", "\0"])
-    def test_a_namespace_that_cannot_be_is_told(self, operator: TaskLocks, namespace: str) -> None:
-        with pytest.raises(TaskLockOptionError, match="pause_all"):
-            operator.pause_all(duration=None, namespace=namespace)
-
-    def test_no_task_has_a_name_as_the_row_of_the_pauses(self, operator: TaskLocks) -> None:
-        with pytest.raises(TaskLockOptionError, match="begins with U\\+0001"):
-            operator.hold("\x01pauses", min_lock=0, max_lock=1)
-
     @pytest.mark.nightly
     def test_one_that_is_in_force_although_it_could_not_wait_says_so(
         self,
@@ -249,20 +240,6 @@ class TestCommands:
         )
         answer = command("resume", "--all", "--as", "bob")
         assert answer.out == "all tasks: still paused by ann until resumed\n"
-
-    @pytest.mark.parametrize(
-        ("arguments", "told"),
-        [
-            (["pause", "--all"], "--all needs --for D or --until-resumed"),
-            (["pause", "--all", "task", "--for", "2h"], "names or --all, and not both"),
-            (["pause"], "give tasks' names, or --all"),
-            (["resume"], "give tasks' names, or --all"),
-        ],
-    )
-    def test_wrong_usage(self, command: Command, arguments: list[str], told: str) -> None:
-        answer = command(*arguments)
-        assert answer.status == 2
-        assert told in answer.err
 
     def test_a_monitor_is_warned_after_a_day(
         self, command: Command, connection: Connection

@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from apscheduler_tasklock import TaskLockNotFoundError, TaskLockOptionError, TaskLocks
+from apscheduler_tasklock import TaskLockNotFoundError, TaskLocks
 from apscheduler_tasklock.status import Story, Verdict
 from tests.support.commands import Command
 from tests.support.roles import role
@@ -199,10 +199,6 @@ class TestCommand:
         assert command("why", "unknown").status == 3
         with pytest.raises(TaskLockNotFoundError, match="unknown"):
             operator.why("unknown")
-
-    def test_a_time_without_a_zone_is_an_error(self, operator: TaskLocks) -> None:
-        with pytest.raises(TaskLockOptionError, match="why: at must be a time with a zone"):
-            operator.why("job", datetime(2026, 1, 1))  # the mistake under test
 
     def test_a_time_in_the_future_is_an_error(self, command: Command) -> None:
         answer = command("why", "job", "--at", "2099-01-01")

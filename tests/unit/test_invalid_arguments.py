@@ -1,4 +1,4 @@
-"""Arguments of reads that are invalid, which no database is asked for."""
+"""Arguments of operators' calls that are invalid, which no database is asked for."""
 
 from __future__ import annotations
 
@@ -25,6 +25,14 @@ def ago(**times: float) -> datetime:
         (lambda locks: locks.tasks(offset=True), "offset must be a whole number, 0 or more"),
         (lambda locks: locks.overview(limit=1.5), "overview: limit must be a whole number"),
         (lambda locks: locks.recent_runs("a", limit="1"), "recent_runs: limit must be a whole"),
+        (lambda locks: locks.pause_all(duration=None, namespace="shop\xe9"), "pause_all("),
+        (lambda locks: locks.pause_all(duration=None, namespace="\x01"), "pause_all("),
+        (lambda locks: locks.pause_all(duration=None, namespace="\0"), "pause_all("),
+        (lambda locks: locks.hold("\x01pauses", min_lock=0, max_lock=1), "begins with U+0001"),
+        (
+            lambda locks: locks.why("job", datetime(2026, 1, 1)),
+            "why: at must be a time with a zone",
+        ),
         (lambda locks: locks.recent_runs(["a"]), "a task's name must be a text"),
         (lambda locks: locks.runs(offset=-1), "runs: offset must be a whole number, 0 or more"),
         (lambda locks: locks.timeline(datetime(2026, 1, 1), ago()), "since must be a time with"),
