@@ -157,7 +157,7 @@ def test_a_task_with_another_problem_is_named_once() -> None:
         ("both", "overdue"),
         ("worse", "overdue"),
     ]
-    assert ", a stored job" not in problems[0].detail
+    assert problems[0].detail == "by 95 s"  # and not of the stored job
 
 
 def test_many_stored_jobs_are_named_up_to_a_limit() -> None:

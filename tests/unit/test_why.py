@@ -103,6 +103,11 @@ class TestStories:
         assert story.after is not None
         assert (story.before.token, story.after.token) == (1, 4)
 
+    @pytest.mark.parametrize(("number", "token"), [(60, 1), (59.999, 1), (10, 4), (9.999, 4)])
+    def test_a_run_time_is_the_last_one_from_its_moment_on(self, number: float, token: int) -> None:
+        story = why(number)
+        assert (story.verdict, tokens(story)) == (Verdict.RAN, [token])
+
     @pytest.mark.parametrize(
         ("number", "at"), [(30, 30), (29, 30), (25, 30), (20.001, 30), (20, 20), (19, 20), (11, 20)]
     )
