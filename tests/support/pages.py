@@ -7,8 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta, timezone
-from fnmatch import fnmatchcase
+from datetime import datetime, timedelta, timezone, tzinfo
 from typing import Any, TypeVar, cast
 
 from starlette.datastructures import QueryParams
@@ -194,11 +193,11 @@ class Known:
 
 
 def _chosen(values: Iterable[Value], patterns: Sequence[str], name: Any) -> list[Value]:
-    return [
-        each
-        for each in values
-        if not patterns or any(fnmatchcase(name(each), pattern) for pattern in patterns)
-    ]
+    texts = "|".join(
+        re.escape(pattern).replace(r"\*", ".*").replace(r"\?", ".") for pattern in patterns
+    )
+    matches = re.compile(texts, re.DOTALL).fullmatch
+    return [each for each in values if not patterns or matches(name(each))]
 
 
 def _name(task: TaskStatus) -> str:
@@ -225,30 +224,33 @@ def _is_paused_with_all(task: TaskStatus) -> bool:
     return bool(task.pauses) and all(pause.namespace is not None for pause in task.pauses)
 
 
-@dataclass(frozen=True)
 class Reader:
     """Somebody who looks at the pages of some rows."""
 
-    known: Known
-    namespace: str = ""
-    zone: Any = timezone.utc
-    may_operate: bool = False
+    def __init__(
+        self,
+        known: Known,
+        namespace: str = "",
+        zone: tzinfo | None = timezone.utc,
+        *,
+        may_operate: bool = False,
+    ) -> None:
+        self._reads = Reads(cast(TaskLocks, known), clock=lambda: 0.0)
+        self._namespace = namespace
+        self._may_operate = may_operate
+        self._seen_by = (namespace, zone, may_operate, known.now)
 
     def screen(self, path: str) -> tuple[str, Screen]:
         """Return the name and the screen of the page at a path, as ``/tasks?order=name``."""
         name, _, query = path.removeprefix("/").partition("?")
-        reads = Reads(cast(TaskLocks, self.known), clock=lambda: 0.0)
         parameters = Query.of(parse(query.encode()))
-        context = Context(
-            reads, parameters, self.namespace, self.zone, self.may_operate, self.known.now
-        )
-        return name, SCREENS[name](context)
+        return name, SCREENS[name](Context(self._reads, parameters, *self._seen_by))
 
     def html(self, path: str) -> str:
         """Return the page at a path."""
         name, screen = self.screen(path)
         query = QueryParams(path.partition("?")[2])
-        return page_of_screen(screen, Visit(name, query, self.namespace, self.may_operate))
+        return page_of_screen(screen, Visit(name, query, self._namespace, self._may_operate))
 
     def words(self, path: str) -> str:
         """Return the words of the page at a path."""

@@ -1,23 +1,28 @@
 """Every reader on every hostile row: it tells of the good rows beside it, and names the bad one.
 
-The rows are a table of cases, ``tests/support/hostile.py``. All of them are in one database: what
-blinds a reader is found by asking it again with each of them alone.
+The rows are a table of cases, ``tests/support/hostile.py``. All of them are in one database, and
+are read once: what blinds a read is found by asking it again with each of them alone. What is shown
+of them is a function of what was read.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
-from datetime import datetime, timezone
+from dataclasses import asdict, dataclass
+from datetime import datetime, timedelta, timezone
 from functools import partial
+from io import StringIO
 from typing import Any
+from urllib.parse import urlencode
 from uuid import uuid4
 
 import psycopg
 import pytest
+from rich.console import Console
 from sqlalchemy import DateTime, Text
 
 from apscheduler_tasklock import (
@@ -26,6 +31,15 @@ from apscheduler_tasklock import (
     TaskLockOptionError,
     TaskLocks,
 )
+from apscheduler_tasklock._words.gauges import rows_of, text_of
+from apscheduler_tasklock._words.json_text import as_json
+from apscheduler_tasklock.cli.check import judge as judge_tasks
+from apscheduler_tasklock.cli.check import line_of
+from apscheduler_tasklock.cli.jobs import job_table
+from apscheduler_tasklock.cli.output import PlainOutput, Table, TerminalOutput, print_json
+from apscheduler_tasklock.cli.replicas import print_replicas
+from apscheduler_tasklock.cli.runs import run_rows
+from apscheduler_tasklock.cli.status import History, print_task, task_table
 from apscheduler_tasklock.metrics import prometheus_text
 from apscheduler_tasklock.schema.table import (
     LARGEST_DEFINITION,
@@ -34,10 +48,12 @@ from apscheduler_tasklock.schema.table import (
     tables_of,
     task_lock_table,
 )
-from apscheduler_tasklock.status import JobState, ReplicaState, TaskState
+from apscheduler_tasklock.status import ORDERS, JobState, ReplicaState, TaskState
 from tests.support import hostile, rows
 from tests.support.commands import Command, OnTerminal
 from tests.support.hostile import GOOD, JOBS, REPLICAS, RUNS, TASKS, Hostile
+from tests.support.markup import check_markup
+from tests.support.pages import Known, Reader
 from tests.support.polling import eventually
 from tests.support.schedulers import Replica
 from tests.support.stored_jobs import StoreReplica, note, ran
@@ -47,8 +63,13 @@ Connection = psycopg.Connection[Any]
 LATER = datetime(2100, 1, 1, tzinfo=timezone.utc)
 
 
-# Of so many tasks one is shown by itself.
+# Of so many tasks the story of one is read.
 SHOWN = 9
+
+PAGES = (
+    *("/", "/tasks", "/runs", "/timeline", "/timeline?by=task", "/replicas", "/jobs"),
+    *("/tasks?order=due", "/jobs?page=2"),
+)
 
 
 @dataclass(frozen=True)
@@ -63,44 +84,24 @@ class Told:
     unreadable: set[str]
 
 
-class Readers:
-    """What operators and monitors read the tables with, one method for each."""
+class Commands:
+    """The commands with which operators and monitors read the tables, one method for each."""
 
     def __init__(self, locks: TaskLocks, command: Command) -> None:
         self._locks = locks
         self._command = command
 
-    def tasks(self) -> Told:
-        found = self._locks.tasks()
-        assert all((task.state is TaskState.UNREADABLE) == bool(task.unreadable) for task in found)
-        return Told({t.name for t in found}, {t.name for t in found if t.unreadable})
-
-    def runs(self) -> Told:
-        found = self._locks.runs(limit=10_000)
-        assert all(isinstance(run.took, float) for run in found)
-        return Told({run.task for run in found}, set())
-
-    def replicas(self) -> Told:
-        found = self._locks.replicas()
-        assert all((r.state is ReplicaState.UNREADABLE) == bool(r.unreadable) for r in found)
-        return Told({r.replica_id for r in found}, {r.replica_id for r in found if r.unreadable})
-
-    def jobs(self) -> Told:
-        found = self._locks.jobs()
-        assert all((job.state is JobState.UNREADABLE) == bool(job.unreadable) for job in found)
-        return Told({job.id for job in found}, {job.id for job in found if job.unreadable})
-
     def status(self) -> Told:
-        return self._listed("status", "name", lambda row: row["state"] == "unreadable")
+        return self._listed("status", "name")
 
     def runs_command(self) -> Told:
-        return self._listed("runs", "task", lambda _row: False, "--limit", "10000")
+        return self._listed("runs", "task", "--limit", "10000")
 
     def replicas_command(self) -> Told:
-        return self._listed("replicas", "replica_id", lambda row: row["state"] == "unreadable")
+        return self._listed("replicas", "replica_id")
 
     def jobs_command(self) -> Told:
-        return self._listed("jobs", "id", lambda row: row["state"] == "unreadable")
+        return self._listed("jobs", "id")
 
     def check(self) -> Told:
         answer = self._command("check", "--json")
@@ -114,65 +115,52 @@ class Readers:
         return Told(names, bad)
 
     def metrics(self) -> Told:
-        text, names, bad = prometheus_text(self._locks), set(), set()
-        for line in text.split("\n"):
-            gauge, _, rest = line.partition('{tasklock_task_name="')
-            if rest:
-                label, _, value = rest.rpartition('"} ')
-                name = json.loads(f'"{label}"', strict=False)
-                names.add(name)
-                assert value not in ("nan", "inf", "-inf")
-                if gauge == "tasklock_task_unreadable" and float(value):
-                    bad.add(name)
-        return Told(names, bad)
+        return told_by_metrics(prometheus_text(self._locks))
 
     def show(self) -> Told:
-        """Some of the tasks, since each is a connection; the others as ``tasks`` tells of them."""
-        told = self.tasks()
-        shown = sorted(name for name in told.names if len(name) < 1000)[::SHOWN]
-        bad = told.unreadable - set(shown)
-        for name in shown:
+        names = {task.name for task in self._locks.tasks()}
+        bad = set()
+        for name in names:
             answer = self._command("show", "--", name)
             assert answer.status == 0, answer
             if "\nstate        unreadable" in answer.out:
                 bad.add(name)
-        return Told(told.names, bad)
+        return Told(names, bad)
 
-    def _listed(self, command: str, key: str, is_bad: Callable[[Any], Any], *options: str) -> Told:
-        """As lines and columns, on a terminal, and as JSON."""
+    def _listed(self, command: str, key: str, *options: str) -> Told:
+        """As lines and columns, and as JSON."""
         answer = self._command(command, *options)
         assert answer.status == 0, answer.err
-        assert len(max(answer.out.splitlines(), key=len)) < 10_000, "a line is too long to be read"
-        assert answer.out.replace("\n", "").isprintable()
+        check_lines(answer.out)
         answer = self._command(command, "--json", *options)
         assert answer.status == 0, answer.err
-        found = json.loads(answer.out, parse_constant=pytest.fail)
-        return Told({row[key] for row in found}, {row[key] for row in found if is_bad(row)})
+        return told_by_json(answer.out, key)
 
 
-# Which tables each of them tells of.
-READERS = {
-    "tasks": TASKS,
-    "runs": RUNS,
-    "replicas": REPLICAS,
-    "jobs": JOBS,
-    "status": TASKS,
-    "show": TASKS,
-    "runs_command": RUNS,
-    "replicas_command": REPLICAS,
-    "jobs_command": JOBS,
-    "check": TASKS,
-    "metrics": TASKS,
-}
+def check_lines(text: str) -> None:
+    assert len(max(text.splitlines(), key=len)) < 10_000, "a line is too long to be read"
+    assert text.replace("\n", "").isprintable()
 
 
-@pytest.fixture
-def readers(
-    make_task_locks: Callable[..., TaskLocks],
-    database_url: str,
-    capsys: pytest.CaptureFixture[str],
-) -> Readers:
-    return Readers(make_task_locks(), Command(database_url, capsys))
+def told_by_json(text: str, key: str) -> Told:
+    """Return what rows as JSON tell. Those that have no state are not told as unreadable."""
+    found = json.loads(text, parse_constant=pytest.fail)
+    bad = {row[key] for row in found if row.get("state") == "unreadable"}
+    return Told({row[key] for row in found}, bad)
+
+
+def told_by_metrics(text: str) -> Told:
+    names, bad = set(), set()
+    for line in text.split("\n"):
+        gauge, _, rest = line.partition('{tasklock_task_name="')
+        if rest:
+            label, _, value = rest.rpartition('"} ')
+            name = json.loads(f'"{label}"', strict=False)
+            names.add(name)
+            assert value not in ("nan", "inf", "-inf")
+            if gauge == "tasklock_task_unreadable" and float(value):
+                bad.add(name)
+    return Told(names, bad)
 
 
 def insert(connection: Connection, cases: Sequence[Hostile]) -> dict[Hostile, str]:
@@ -211,18 +199,225 @@ def culprits(
     return found
 
 
-@pytest.mark.parametrize("reader", READERS)
+@dataclass(frozen=True)
+class Hostiles:
+    """What was read of the good rows and the hostile ones.
+
+    :ivar names: the names of the hostile rows
+    """
+
+    known: Known
+    names: dict[Hostile, str]
+
+
+# The rows are read once in a process of tests.
+_READ: list[Hostiles] = []
+
+
+@pytest.fixture
+def hostiles(request: pytest.FixtureRequest) -> Hostiles:
+    """What each method of the task locks reads of the rows."""
+    if not _READ:
+        connection = request.getfixturevalue("connection")
+        locks: TaskLocks = request.getfixturevalue("make_task_locks")()
+        names = insert(connection, hostile.CASES)
+        try:
+            known = read(locks)
+        except Exception as error:
+            found = culprits(lambda: read(locks), connection, hostile.CASES)
+            raise AssertionError("\n".join(found)) from error
+        _READ.append(Hostiles(known, names))
+    return _READ[0]
+
+
+def read(locks: TaskLocks) -> Known:
+    """Read the rows by each method, and return what was read."""
+    overview = locks.overview(limit=1000)
+    tasks = locks.tasks()
+    names = [task.name for task in tasks]
+    for order in ORDERS:
+        ordered = locks.tasks(order=order, states=list(TaskState))
+        assert sorted(task.name for task in ordered) == sorted(names)
+    assert sum(overview.counts.values()) == len(tasks)
+    runs = locks.runs(limit=10_000)
+    assert set(locks.recent_runs(*names)) == set(names)
+    assert locks.timeline(overview.now - timedelta(hours=1), overview.now)
+    for name in [name for name in names if len(name) < 1000][::SHOWN]:
+        assert locks.why(name).task.name == name
+        assert [task.name for task in locks.tasks(name)] != [] or "\\" in name
+    usual = locks.usual_durations()
+    assert locks.usual_durations(*names) == {n: usual[n] for n in names if n in usual}
+    locks.jobs(overdue=True)
+    return Known(tasks, runs, locks.replicas(), locks.jobs(), usual=usual, now=overview.now)
+
+
+@pytest.mark.parametrize("table", [TASKS, RUNS, REPLICAS, JOBS])
+def test_a_read_tells_of_good_rows_and_names_the_bad_ones(table: str, hostiles: Hostiles) -> None:
+    known = hostiles.known
+    if table == TASKS:
+        tasks = known.tasks()
+        assert all((task.state is TaskState.UNREADABLE) == bool(task.unreadable) for task in tasks)
+        told = Told({t.name for t in tasks}, {t.name for t in tasks if t.unreadable})
+    elif table == RUNS:
+        assert all(isinstance(run.took, float) for run in known.runs_)
+        told = Told({run.task for run in known.runs_}, set())
+    elif table == REPLICAS:
+        found = known.replicas()
+        assert all((r.state is ReplicaState.UNREADABLE) == bool(r.unreadable) for r in found)
+        told = Told({r.replica_id for r in found}, {r.replica_id for r in found if r.unreadable})
+    else:
+        jobs = known.jobs()
+        assert all((job.state is JobState.UNREADABLE) == bool(job.unreadable) for job in jobs)
+        told = Told({job.id for job in jobs}, {job.id for job in jobs if job.unreadable})
+    assert not judge(told, table, hostiles.names)
+
+
+class Shown:
+    """What commands and monitors show of what was read, one method for each."""
+
+    def __init__(self, known: Known, capsys: pytest.CaptureFixture[str]) -> None:
+        self._known = known
+        self._capsys = capsys
+
+    def status(self) -> Told:
+        tasks, usual = self._known.tasks(), self._known.usual
+        table = task_table(tasks, usual, PlainOutput())
+        rows = [{**asdict(task), "usual": usual.get(task.name)} for task in tasks]
+        return self._listed(table, rows, "name")
+
+    def show(self) -> Told:
+        """As lines of each task. It is the name of a task that the command is given."""
+        bad = set()
+        for task in self._known.tasks():
+            history = History(runs=self._known.runs(task.name, limit=20), actions=[], misses=[])
+            having = [each for each in self._known.replicas() if task.name in each.tasks]
+            now = self._known.now
+            print_task(task, history, having, now, PlainOutput(), None, "task_lock")
+            if "\nstate        unreadable" in self._capsys.readouterr().out:
+                bad.add(task.name)
+        return Told({task.name for task in self._known.tasks()}, bad)
+
+    def runs_command(self) -> Told:
+        runs = self._known.runs(limit=10_000)
+        return self._listed(run_rows(runs, PlainOutput()), runs, "task")
+
+    def replicas_command(self) -> Told:
+        replicas = self._known.replicas()
+        print_replicas(replicas, self._known.now, PlainOutput())
+        return self._listed(None, replicas, "replica_id")
+
+    def jobs_command(self) -> Told:
+        jobs = self._known.jobs()
+        return self._listed(job_table(jobs, PlainOutput()), jobs, "id")
+
+    def check(self) -> Told:
+        tasks = self._known.tasks()
+        late = {job.task or job.id: job for job in self._known.jobs(overdue=True)}
+        verdict = judge_tasks(tasks, [], self._known.now, self._known.replicas(), late)
+        bad = {each.task for each in verdict.problems if each.problem == "unreadable"}
+        assert verdict.metrics is not None
+        assert verdict.metrics["unreadable"] == len(bad)
+        assert not bad or verdict.exit_status >= 1
+        assert len(line_of(verdict)) < 20_000
+        json.loads(as_json(asdict(verdict)), parse_constant=pytest.fail)
+        return Told({task.name for task in tasks}, bad)
+
+    def metrics(self) -> Told:
+        known = self._known
+        return told_by_metrics(text_of(rows_of(known.tasks(), known.replicas(), known.now)))
+
+    def _listed(self, table: Table | None, rows: Sequence[Any], key: str) -> Told:
+        """As lines and columns, and as JSON."""
+        if table is not None:
+            PlainOutput().print_table(table)
+        check_lines(self._capsys.readouterr().out)
+        print_json(rows)
+        return told_by_json(self._capsys.readouterr().out, key)
+
+
+# Which tables each of them tells of.
+SHOWN_OF = {
+    "status": TASKS,
+    "show": TASKS,
+    "runs_command": RUNS,
+    "replicas_command": REPLICAS,
+    "jobs_command": JOBS,
+    "check": TASKS,
+    "metrics": TASKS,
+}
+
+
+@pytest.mark.parametrize("reader", SHOWN_OF)
 def test_a_reader_tells_of_good_rows_and_names_the_bad_ones(
-    reader: str, readers: Readers, connection: Connection
+    reader: str, hostiles: Hostiles, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    cases = hostile.CASES
-    names = insert(connection, cases)
-    read: Callable[[], Told] = getattr(readers, reader)
+    told: Told = getattr(Shown(hostiles.known, capsys), reader)()
+    assert not judge(told, SHOWN_OF[reader], hostiles.names)
+
+
+def test_each_command_tells_of_hostile_rows_of_a_database(
+    make_task_locks: Callable[..., TaskLocks],
+    database_url: str,
+    connection: Connection,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Of each table one row that is unreadable, if it has such rows, and one that is odd."""
+    chosen = {(case.table, case.unreadable): case for case in hostile.CASES if case.named is None}
+    names = insert(connection, list(chosen.values()))
+    commands = Commands(make_task_locks(), Command(database_url, capsys))
+    for reader, table in SHOWN_OF.items():
+        assert not judge(getattr(commands, reader)(), table, names), reader
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_shows_hostile_rows(page: str, hostiles: Hostiles) -> None:
+    reader = Reader(hostiles.known, may_operate=True)
+    check_markup(reader.html(page))
+    reader.twin(page)
+
+
+@pytest.mark.parametrize("page", ["/task", "/why"])
+def test_the_page_of_a_hostile_task(page: str, hostiles: Hostiles) -> None:
+    reader = Reader(hostiles.known, may_operate=True)
+    for case in hostile.of(TASKS):
+        name = hostiles.names[case]
+        if 0 < len(name) <= 4_000:
+            path = f"{page}?{urlencode({'name': name})}"
+            check_markup(reader.html(path))
+            reader.twin(path)
+
+
+@pytest.mark.parametrize(
+    ("command", "zone"),
+    [
+        ("status", "America/Los_Angeles"),
+        ("runs", "Asia/Tokyo"),
+        ("replicas", "America/Los_Angeles"),
+        ("jobs", "Asia/Tokyo"),
+    ],
+)
+def test_a_terminal_draws_hostile_rows(
+    command: str, zone: str, hostiles: Hostiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = hostiles.known
+    drawn = StringIO()
+    shown = TerminalOutput(Console(file=drawn, force_terminal=True, width=200))
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
     try:
-        told = read()
-    except Exception as error:
-        raise AssertionError("\n".join(culprits(read, connection, cases))) from error
-    assert not judge(told, READERS[reader], names)
+        if command == "status":
+            shown.print_table(task_table(known.tasks(), known.usual, shown))
+        elif command == "runs":
+            shown.print_table(run_rows(known.runs(limit=10_000), shown))
+        elif command == "replicas":
+            print_replicas(known.replicas(), known.now, shown)
+        else:
+            shown.print_table(job_table(known.jobs(), shown))
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert "good" in drawn.getvalue()
+    assert "\x1b]0;owned" not in drawn.getvalue()
 
 
 LONG_TEXT = f"repeat('x', {LONGEST_TEXT + 1})"
@@ -262,6 +457,7 @@ def test_the_tables_take_no_time_that_python_lacks(time: str, connection: Connec
                     connection.execute(f"UPDATE {table.name} SET {column.name} = '{time}'".encode())
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("command", "zone"),
     [
