@@ -10,10 +10,13 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone, tzinfo
 from typing import Any, TypeVar, cast
 
+from starlette.applications import Starlette
 from starlette.datastructures import QueryParams
 
 from apscheduler_tasklock import TaskLocks
 from apscheduler_tasklock._lock.stories import story_of
+from apscheduler_tasklock.dashboard.access import Authorize, read_only
+from apscheduler_tasklock.dashboard.app import Dashboard
 from apscheduler_tasklock.dashboard.pages import Visit, page_of_screen, twin_of_screen
 from apscheduler_tasklock.dashboard.queries import Query, parse
 from apscheduler_tasklock.dashboard.reads import Reads
@@ -38,6 +41,10 @@ from tests.support.rows import NOW
 Value = TypeVar("Value")
 
 _LAST = datetime.max.replace(tzinfo=timezone.utc)
+_CHANGES = {
+    *("pause", "resume", "pause_all", "resume_all", "request_run", "free", "ack"),
+    *("pause_job", "resume_job", "run_job", "move_job", "remove_job"),
+}
 _RUNNING = (TaskState.RUNNING, TaskState.TOO_LONG)
 _WELL = (TaskState.RUNNING, TaskState.PAUSED, TaskState.NEW, TaskState.OK)
 
@@ -50,6 +57,7 @@ class Known:
 
     :ivar usual: how long tasks usually run
     :ivar arguments: those of stored jobs
+    :ivar changes: what would have been changed: the method and its arguments
     """
 
     tasks_: Sequence[TaskStatus] = ()
@@ -61,6 +69,16 @@ class Known:
     arguments: dict[str, dict[str, Any]] = field(default_factory=dict)
     findings: Sequence[Finding] = ()
     now: datetime = NOW
+    changes: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = field(default_factory=list)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return a method that notes a change, and changes nothing."""
+        if name not in _CHANGES:
+            raise AttributeError(name)
+        return lambda *names, **options: self.changes.append((name, names, options))
+
+    def close(self) -> None:
+        """There is no connection."""
 
     def overview(self, *patterns: str, limit: int = 20) -> Overview:
         """Return an overview of the tasks."""
@@ -259,6 +277,17 @@ class Reader:
     def twin(self, path: str) -> Any:
         """Return the JSON twin of the page at a path."""
         return json.loads(twin_of_screen(self.screen(path)[1]))
+
+
+def app(
+    known: Known,
+    *,
+    namespace: str = "",
+    authorize: Authorize = read_only,
+    zone: tzinfo | None = timezone.utc,
+) -> Starlette:
+    """Return the dashboard's application over some rows."""
+    return Dashboard(cast(TaskLocks, known), namespace, authorize, zone).app()
 
 
 def words(html: str) -> str:

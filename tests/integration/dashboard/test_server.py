@@ -1,9 +1,8 @@
-"""The command ``dashboard``: who may open it, and under which name."""
+"""The command ``dashboard`` and its login, with the rows of a database."""
 
 from __future__ import annotations
 
 import base64
-import os
 import re
 import signal
 import subprocess
@@ -18,7 +17,6 @@ from typing import Any
 import psycopg
 import pytest
 
-from apscheduler_tasklock.cli import main
 from apscheduler_tasklock.dashboard import dashboard
 from apscheduler_tasklock.dashboard.server import Gate, Login
 from tests.frameworks.servers import environment_of
@@ -48,63 +46,6 @@ def task(connection: psycopg.Connection[Any]) -> None:
     rows.add_replica(connection, "one", ["mail"])
 
 
-@pytest.mark.parametrize(
-    "host",
-    [
-        "evil.example",
-        "evil.example:8765",
-        "127.0.0.1.evil.example",
-        "10.0.0.1",
-        "[::2]",
-        "[",
-        "[::1]evil.example",
-    ],
-)
-def test_on_loopback_another_name_is_refused(host: str, database_url: str) -> None:
-    with browsing(database_url, Login(None, may_operate=True), on_loopback=True) as browser:
-        for answer in (
-            browser.get("/", headers={"host": host}),
-            browser.post("/act", data=PAUSE, headers={"host": host, **SAME}),
-        ):
-            assert answer.status_code == 421
-            assert "default-src 'none'" in answer.headers["content-security-policy"]
-
-
-@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:8765", "127.0.0.1:1", "[::1]:8765"])
-def test_on_loopback_its_own_names_are_served(host: str, database_url: str) -> None:
-    with browsing(database_url, Login(None, may_operate=False), on_loopback=True) as browser:
-        assert browser.get("/", headers={"host": host}).status_code == 200
-
-
-def test_without_operate_the_command_is_read_only(database_url: str) -> None:
-    with browsing(database_url, Login(None, may_operate=False), on_loopback=True) as browser:
-        assert browser.post("/act", data=PAUSE, headers=SAME).status_code == 403
-    with browsing(database_url, Login(None, may_operate=True), on_loopback=True) as browser:
-        assert browser.post("/act", data=PAUSE, headers=SAME).status_code == 303
-
-
-@pytest.mark.parametrize(
-    "headers",
-    [
-        {},
-        basic("ann", "wrong"),
-        basic("ann", ""),
-        {"authorization": "Basic !!!"},
-        {"authorization": "Basic /w=="},
-        {"authorization": "Bearer pässword"},
-        basic("ann", "pässwordx"),
-    ],
-    ids=str,
-)
-def test_the_password_is_asked_for(headers: dict[str, str], database_url: str) -> None:
-    with browsing(database_url, Login("pässword", may_operate=True), on_loopback=False) as browser:
-        for path in ("/", "/tasks.json", "/static/dashboard.css", "/nothing"):
-            answer = browser.get(path, headers={k: v.encode() for k, v in headers.items()})
-            assert answer.status_code == 401
-            assert answer.headers["www-authenticate"].startswith("Basic ")
-            assert "default-src 'none'" in answer.headers["content-security-policy"]
-
-
 def test_the_name_beside_the_password_is_the_operators(
     database_url: str, connection: psycopg.Connection[Any]
 ) -> None:
@@ -115,34 +56,6 @@ def test_the_name_beside_the_password_is_the_operators(
         assert browser.post("/act", data=PAUSE, headers=login).status_code == 403
     found = connection.execute("SELECT pauses->0->>'by' FROM task_lock").fetchone()
     assert found == ("ann",)
-
-
-def test_a_name_that_cannot_be_stored_is_rejected(
-    database_url: str, connection: psycopg.Connection[Any]
-) -> None:
-    headers = {**basic("a\0b", "pässword"), **SAME}
-    with browsing(database_url, Login("pässword", may_operate=True), on_loopback=False) as browser:
-        assert browser.post("/act", data=PAUSE, headers=headers).status_code == 400
-    assert connection.execute("SELECT pauses FROM task_lock").fetchone() == (None,)
-
-
-def test_a_password_that_is_not_utf_8_is_rejected_at_the_start(
-    database_url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TASKLOCK_DASHBOARD_PASSWORD", os.fsdecode(b"secret\xff"))
-    assert main(["dashboard", "--database", database_url]) == 2
-    said = capsys.readouterr().err
-    assert "is not UTF-8" in said
-    assert "secret" not in said
-
-
-def test_another_host_demands_a_password(
-    database_url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TASKLOCK_DASHBOARD_PASSWORD", "")
-    for host in ("0.0.0.0", "::", "example.com", "192.0.2.1", ""):  # noqa: S104  # refused
-        assert main(["dashboard", "--host", host, "--database", database_url]) == 2
-        assert "set TASKLOCK_DASHBOARD_PASSWORD" in capsys.readouterr().err
 
 
 @pytest.mark.nightly
