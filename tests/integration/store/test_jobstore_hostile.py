@@ -71,7 +71,9 @@ def write_trigger(connection: Connection, job_id: str, trigger: Any) -> None:
     )
 
 
-@pytest.mark.parametrize("hostile", [never, many_parts])
+# That many parts share one budget of steps is tested in tests/unit/test_jobstore_limits.py, by
+# counting the steps. Here each call takes all of them.
+@pytest.mark.parametrize("hostile", [never, pytest.param(many_parts, marks=pytest.mark.nightly)])
 def test_a_job_whose_trigger_is_asked_for_ever_is_not_resumed_and_stays(
     make: Make, key: str, connection: Connection, hostile: Callable[[], Any]
 ) -> None:
