@@ -24,8 +24,8 @@ class Event:
     :ivar at: the time, in seconds; all events of a history are by one clock
     :ivar replica: the replica's name; ``""`` if the event concerns all of them
     :ivar token: fencing token of the run or claim
-    :ivar due: the run time, or the start of the claim's window
-    :ivar until: the end of a claim's lease, or of what the event began
+    :ivar due: the run time, or the start of the claim's window; ``None`` for neither
+    :ivar until: the end of a claim's lease, or of what the event began; ``None`` for neither
     :ivar lost: whether the run's lock was lost, as ``current_lock()`` said
     :ivar takeover: whether the run was a takeover, as ``current_lock()`` said
     :ivar kept: whether the window stayed taken when the claim was released
@@ -43,8 +43,8 @@ class Event:
     replica: str = ""
     task: str = ""
     token: int = 0
-    due: float | None = None
-    until: float | None = None
+    due: Any = None
+    until: Any = None
     lost: bool = False
     takeover: bool = False
     kept: bool = True

@@ -18,9 +18,10 @@ from typing import Any, TypeVar
 from apscheduler_tasklock.demo.history import Run
 
 T = TypeVar("T")
+AnyRun = TypeVar("AnyRun", bound=Run)
 
 # Tells of a run, and of a later one, whether the later one is excused.
-Excuse = Callable[[Run, Run], bool]
+Excuse = Callable[[AnyRun, AnyRun], bool]
 
 
 @dataclass(frozen=True)
@@ -51,16 +52,16 @@ def never(_earlier: Run, _later: Run) -> bool:
 
 
 def overlaps(
-    runs: Iterable[Run],
-    excuse: Excuse = never,
-    until: Callable[[Run], float] = lambda run: run.over,
-) -> Iterator[tuple[Run, Run]]:
+    runs: Iterable[AnyRun],
+    excuse: Excuse[AnyRun] = never,
+    until: Callable[[AnyRun], float] = lambda run: run.over,
+) -> Iterator[tuple[AnyRun, AnyRun]]:
     """Yield each run that began while another one went on, after the other one.
 
     :param runs: the runs, in the order in which they began
     :param until: returns until when a run went on, or believed that it did
     """
-    going_on: list[Run] = []
+    going_on: list[AnyRun] = []
     for later in runs:
         going_on = [run for run in going_on if until(run) > later.begun]
         for earlier in going_on:
@@ -70,7 +71,9 @@ def overlaps(
         going_on.append(later)
 
 
-def unreported(runs: Sequence[Run], reported_by: Callable[[Run, float], float]) -> Iterator[Run]:
+def unreported(
+    runs: Sequence[AnyRun], reported_by: Callable[[AnyRun, float], float]
+) -> Iterator[AnyRun]:
     """Yield each run that ended long after another run began, and did not know that it was lost.
 
     :param reported_by: returns by when a run has to know it, if another one began at a time
@@ -86,17 +89,33 @@ def unreported(runs: Sequence[Run], reported_by: Callable[[Run, float], float]) 
 # ---- was a window run twice? ---------------------------------------------------------------------
 
 
+def windows(runs: Iterable[AnyRun], same: Callable[[AnyRun, AnyRun], bool]) -> list[list[AnyRun]]:
+    """Return the runs of each window, in the order of their tokens; the windows in their order.
+
+    :param same: tells whether two runs, in the order of their run times, serve one window
+    """
+    found: list[list[AnyRun]] = []
+    for run in sorted(runs, key=lambda run: (run.due, run.attempt, run.begun)):
+        if found and same(found[-1][-1], run):
+            found[-1].append(run)
+        else:
+            found.append([run])
+    return [sorted(window, key=lambda run: (run.token, run.begun)) for window in found]
+
+
 def repeats(
-    runs: Iterable[Run], same: Callable[[Run, Run], bool], excuse: Excuse = never
-) -> Iterator[tuple[Run, Run]]:
+    runs: Iterable[AnyRun],
+    same: Callable[[AnyRun, AnyRun], bool],
+    excuse: Excuse[AnyRun] = never,
+) -> Iterator[tuple[AnyRun, AnyRun]]:
     """Yield each run of a window that another run had served, after the other one.
 
     :param runs: the runs that count: those that ended, or all where each may begin only once
-    :param same: tells whether two runs, in the order of their run times, serve one window
     """
-    for earlier, later in pairwise(sorted(runs, key=lambda run: (run.due, run.attempt, run.begun))):
-        if same(earlier, later) and not excuse(earlier, later):
-            yield earlier, later
+    for window in windows(runs, same):
+        for earlier, later in pairwise(window):
+            if not excuse(earlier, later):
+                yield earlier, later
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from math import inf
+from math import inf, nextafter
 
+from apscheduler_tasklock.demo.judge import Going, fate, gaps, overlaps, repeats
 from benchmarks.fidelity.simulation import History, Run
 from benchmarks.fidelity.trace import Trace
 
@@ -57,77 +58,68 @@ class Account:
 
 def account(trace: Trace, history: History) -> Account:
     """Count what went wrong."""
-    ended = sorted((run for run in history.runs if run.ended), key=_run_time)
+    ended = sorted((run for run in history.runs if run.ended is not None), key=_due)
     lost = list(_lost_with_holder(history, ended))
-    fates = Counter(_fates(trace, history, sorted([*ended, *lost], key=_run_time)))
-    return Account(
-        windows=trace.windows,
-        runs=len(ended),
-        doubled=sum(_serve_one_window(*pair) for pair in pairwise(ended)),
-        # Without a run that is cut short at the very end, because no replica is left to repeat it.
-        lost_with_holder=sum(run.end + run.period < trace.end for run in lost),
-        missed=fates["missed"],
-        skipped=fates["skipped"],
-        unattended=fates["unattended"],
-        overlapping=_overlapping(history.runs),
-        silence=_silence(ended),
-        latest=_latest(history.runs),
-        overtaken=fates["overtaken"],
+    served = [run.due for run in [*ended, *lost]]
+    going = Going(history.runs)
+    fates = Counter(
+        fate(_asked_in_time(trace, history, due), going, due + NEXT_WINDOW * trace.period(due), due)
+        for due in gaps(served, 0.0, trace.end, trace.period, NEXT_WINDOW)
     )
+    # Without a run that is cut short at the very end, because no replica is left to repeat it.
+    fates["lost"] = sum(run.over + run.period < trace.end for run in lost)
+    doubled = list(repeats(ended, _serve_one_window))
+    return _account(trace.windows, history, ended, len(doubled), fates)
 
 
 def account_by_run_time(history: History, run_times: Sequence[float]) -> Account:
     """Count what went wrong with a schedule whose run times each are a window."""
-    ended = [run for run in history.runs if run.ended]
-    served = Counter(run.run_time for run in ended)
-    cut = {run.run_time for run in history.runs if not run.ended}
-    busy = _Busy(history.runs)
-    asked: dict[float, list[float]] = {time: [] for time in run_times}
-    for run_time, at in history.asked:
-        asked[run_time].append(at)
-    fates: Counter[str] = Counter()
-    for run_time in run_times:
-        if run_time in served:
-            continue
-        if run_time in cut:
-            fates["lost"] += 1
-        else:
-            in_time = [busy.at(at) for at in asked[run_time] if busy.latest_at(at) <= run_time]
-            if not all(in_time):
-                fates["missed"] += 1
-            elif in_time:
-                fates["skipped"] += 1
-            else:
-                fates["overtaken" if asked[run_time] else "unattended"] += 1
+    ended = [run for run in history.runs if run.ended is not None]
+    begun, served = {run.due for run in history.runs}, {run.due for run in ended}
+    asked: dict[float, list[float]] = {due: [] for due in run_times}
+    for due, at in history.asked:
+        asked[due].append(at)
+    going = Going(history.runs)
+    fates = Counter(
+        "lost" if due in begun else fate(asked[due], going, following=nextafter(due, inf))
+        for due in run_times
+        if due not in served
+    )
+    return _account(len(run_times), history, ended, len(ended) - len(served), fates)
+
+
+def _account(
+    windows: int, history: History, ended: Sequence[Run], doubled: int, fates: Counter[str]
+) -> Account:
     return Account(
-        windows=len(run_times),
+        windows=windows,
         runs=len(ended),
-        doubled=len(ended) - len(served),
+        doubled=doubled,
         lost_with_holder=fates["lost"],
         missed=fates["missed"],
         skipped=fates["skipped"],
         unattended=fates["unattended"],
-        overlapping=_overlapping(history.runs),
+        overlapping=len(list(overlaps(history.runs))),
         silence=_silence(ended),
         latest=_latest(history.runs),
         overtaken=fates["overtaken"],
     )
 
 
-def _run_time(run: Run) -> float:
-    return run.run_time
+def _due(run: Run) -> float:
+    return float(run.due)
 
 
 def _serve_one_window(earlier: Run, later: Run) -> bool:
     period = min(earlier.period, later.period)
-    return later.run_time - earlier.run_time < SAME_WINDOW * period
+    return bool(later.due - earlier.due < SAME_WINDOW * period)
 
 
 def _lost_with_holder(history: History, ended: Sequence[Run]) -> Iterator[Run]:
     """Yield the first run of each window whose runs were all cut short."""
     last: Run | None = None
-    for run in sorted((run for run in history.runs if not run.ended), key=_run_time):
-        place = bisect_left(ended, run.run_time, key=_run_time)
+    for run in sorted((run for run in history.runs if run.ended is None), key=_due):
+        place = bisect_left(ended, run.due, key=_due)
         before, after = ended[max(0, place - 1) : place], ended[place : place + 1]
         served = [(other, run) for other in before] + [(run, other) for other in after]
         if last is not None:
@@ -135,31 +127,6 @@ def _lost_with_holder(history: History, ended: Sequence[Run]) -> Iterator[Run]:
         if not any(_serve_one_window(*pair) for pair in served):
             last = run
             yield run
-
-
-def _fates(trace: Trace, history: History, started: Sequence[Run]) -> Iterator[str]:
-    """Yield the fate of each window that nobody ran."""
-    busy = _Busy(history.runs)
-    for due in _not_run(trace, started):
-        asked = _asked_in_time(trace, history, due)
-        next_run = due + NEXT_WINDOW * trace.period(due)
-        in_time = [busy.at(at) for at in asked if busy.latest_at(at) < next_run]
-        if not all(in_time):
-            yield "missed"
-        elif in_time or busy.at(due):
-            yield "skipped"
-        else:
-            yield "overtaken" if asked else "unattended"
-
-
-def _not_run(trace: Trace, started: Sequence[Run]) -> Iterator[float]:
-    """Yield when the windows were due that nobody ran."""
-    bounds = [0.0, *(run.run_time for run in started), trace.end]
-    for last, following in pairwise(bounds):
-        due = last + trace.period(last)
-        while due + NEXT_WINDOW * trace.period(due) <= following:
-            yield due
-            due += trace.period(due)
 
 
 def _asked_in_time(trace: Trace, history: History, due: float) -> list[float]:
@@ -175,35 +142,11 @@ def _asked_in_time(trace: Trace, history: History, due: float) -> list[float]:
     ]
 
 
-class _Busy:
-    """The times at which the job ran somewhere."""
-
-    def __init__(self, runs: Sequence[Run]) -> None:
-        self._starts = [run.start for run in runs]
-        self._ends = list(accumulate((run.end for run in runs), max))
-        self._latest = list(accumulate((run.run_time for run in runs), max))
-
-    def at(self, time: float) -> bool:
-        """Tell whether a run was going on that had started before."""
-        begun = bisect_left(self._starts, time)
-        return begun > 0 and self._ends[begun - 1] > time
-
-    def latest_at(self, time: float) -> float:
-        """Return the latest run time of the runs that had started before."""
-        begun = bisect_left(self._starts, time)
-        return self._latest[begun - 1] if begun else -inf
-
-
-def _overlapping(runs: Sequence[Run]) -> int:
-    ends = accumulate((run.end for run in runs), max)
-    return sum(later.start < end for end, (_, later) in zip(ends, pairwise(runs), strict=False))
-
-
 def _silence(ended: Sequence[Run]) -> float:
-    runs = sorted(ended, key=lambda run: run.start)
-    ends = accumulate((run.end for run in runs), max)
+    runs = sorted(ended, key=lambda run: run.begun)
+    ends = accumulate((run.over for run in runs), max)
     return max(
-        (later.start - end) / max(earlier.period, later.period)
+        (later.begun - end) / max(earlier.period, later.period)
         for end, (earlier, later) in zip(ends, pairwise(runs), strict=False)
     )
 
@@ -212,5 +155,5 @@ def _latest(runs: Sequence[Run]) -> float:
     begun: dict[float, float] = {}
     for run in runs:  # in the order of their starts, so that takeovers do not count
         # Rounded, because a replica whose clock is off computes a rounding error along.
-        begun.setdefault(round(run.run_time, 3), run.start)
+        begun.setdefault(round(run.due, 3), run.begun)
     return max(start - run_time for run_time, start in begun.items())

@@ -318,10 +318,10 @@ def _begun(runs: Sequence[Run], end: float) -> list[Run]:
     first: list[Run] = []
     cut: set[float] = set()
     for run in runs:
-        if run.run_time not in cut and run.start < end:
+        if run.due not in cut and run.begun < end:
             first.append(run)
-        if not run.ended:
-            cut.add(run.run_time)
+        if run.ended is None:
+            cut.add(run.due)
     return first
 
 
@@ -336,13 +336,13 @@ def _is_served(time: float, trigger: Any, runs: Sequence[Run]) -> bool:
     """Tell whether a run time ran, or was too close to the run before."""
     period = period_after(trigger, moment(time))
     assert period is not None
-    before = bisect_right(runs, time, key=lambda run: run.run_time)
-    return before > 0 and time - runs[before - 1].run_time <= LEAST_GAP * period
+    before = bisect_right(runs, time, key=lambda run: run.due)
+    return before > 0 and time - runs[before - 1].due <= LEAST_GAP * period
 
 
 def _gaps(runs: Sequence[Run], begin: float, end: float) -> list[float]:
     """Return the times without the start of a run."""
-    inside = [run.start for run in runs if begin < run.start < end]
+    inside = [run.begun for run in runs if begin < run.begun < end]
     return [later - earlier for earlier, later in pairwise([begin, *inside, end])]
 
 
@@ -363,9 +363,9 @@ def _doubled_by_moves(stable: Sequence[float], steps: Sequence[Step], runs: Sequ
         period, gap = min(earlier.period, later.period), _gap(earlier, later)
         if gap >= SAME_WINDOW * period:
             continue
-        step = bisect_right(begins, later.start) - 1
-        is_stable = bisect_right(stable, earlier.start) == bisect_right(stable, later.start)
-        in_stretch = is_stable and bisect_right(stable, earlier.start) == 1 + _of(step, steps)
+        step = bisect_right(begins, later.begun) - 1
+        is_stable = bisect_right(stable, earlier.begun) == bisect_right(stable, later.begun)
+        in_stretch = is_stable and bisect_right(stable, earlier.begun) == 1 + _of(step, steps)
         if gap < 0.9 * LEAST_GAP * period or in_stretch or not allowed[step]:
             doubled += 1
         else:
@@ -381,11 +381,11 @@ def _of(step: int, steps: Sequence[Step]) -> int:
 
 
 def _gap(earlier: Run, later: Run) -> float:
-    return later.run_time - earlier.run_time
+    return float(later.due - earlier.due)
 
 
 def _longest(runs: Sequence[Run]) -> float:
     return max(
-        (later.start - earlier.start) / max(earlier.period, later.period)
+        (later.begun - earlier.begun) / max(earlier.period, later.period)
         for earlier, later in pairwise(runs)
     )

@@ -17,11 +17,11 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
 from itertools import count
-from typing import Literal
 
 from apscheduler_tasklock._runs.kept_runs import Outlook
 from apscheduler_tasklock._runs.submission import Submission
 from apscheduler_tasklock._runs.trigger_times import has_shared_times
+from apscheduler_tasklock.demo import history
 from benchmarks.fidelity.clock import TravellingDatabase, moment, seconds
 from benchmarks.fidelity.executor import OneJob, ReplicaExecutor, TravellingClient
 from benchmarks.fidelity.leader import Member
@@ -29,29 +29,16 @@ from benchmarks.fidelity.rules import TASK, TIMINGS, Granted, Rule, TaskLockRule
 from benchmarks.fidelity.trace import Fire, Life, Trace
 from tests.support.waist import RunState
 
-Outcome = Literal["ended", "killed", "stopped"]
-
 
 @dataclass
-class Run:
+class Run(history.Run):
     """A run of the job, in seconds since the beginning.
 
-    :ivar run_time: run time of its window
+    :ivar died: when it was cut short, since its replica was killed or stopped
     :ivar period: the job's period, in the version that ran
-    :ivar end: when it ended, or was cut short
-    :ivar outcome: whether it ended, or its replica was killed before, or stopped
     """
 
-    run_time: float
-    period: float
-    start: float
-    end: float
-    outcome: Outcome = "ended"
-
-    @property
-    def ended(self) -> bool:
-        """Whether it came to its end."""
-        return self.outcome == "ended"
+    period: float = 0.0
 
 
 @dataclass
@@ -190,7 +177,7 @@ class Simulation:
             replica.member.resign()
             self._look_soon()
         if replica.current is not None and self._trace.conditions.coroutines:
-            granted = self._cut(replica, "stopped")
+            granted = self._cut(replica)
             self._rule.cut(granted)
             self._look_soon()
 
@@ -198,13 +185,13 @@ class Simulation:
         self._renew_leadership()
         replica.alive = False
         if replica.current is not None:
-            self._cut(replica, "killed")
+            self._cut(replica)
         self._look_soon()
 
-    def _cut(self, replica: Replica, outcome: Outcome) -> Granted:
+    def _cut(self, replica: Replica) -> Granted:
         current = replica.current
         assert current is not None
-        current.run.end, current.run.outcome = self._now, outcome
+        current.run.ended, current.run.died = None, self._now
         replica.current = None
         self._dead = True
         return current.granted
@@ -256,7 +243,7 @@ class Simulation:
         job = self._trace.job(window, self._attempts[window], granted.period)
         dies = job.dies_after is not None
         end = self._now + (job.duration if job.dies_after is None else job.dies_after)
-        run = Run(granted.run_time, granted.period, self._now, end)
+        run = Run(TASK, replica.life.name, granted.run_time, self._now, end, period=granted.period)
         replica.busy = True
         current = replica.current = Current(run, granted, taken_over)
         self._dead = False
@@ -284,7 +271,7 @@ class Simulation:
 
     def _renew_after(self, rule: TaskLockRule, replica: Replica, current: Current) -> None:
         at = self._now + rule.renewal_interval(current.granted)
-        if at < current.run.end:
+        if at < current.run.over:
             self._plan(at, partial(self._renew, rule, replica, current))
 
     def _renew(self, rule: TaskLockRule, replica: Replica, current: Current) -> None:

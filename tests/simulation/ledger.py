@@ -139,7 +139,7 @@ def _wrong_runs(task: str, runs: Sequence[Run], promise: Promise) -> Iterator[st
     yield from (f"never ended: {run}" for run in runs if run.over == inf)
 
 
-def _is_same_attempt(first: history.Run, second: history.Run) -> bool:
+def _is_same_attempt(first: Run, second: Run) -> bool:
     return (first.due, first.attempt) == (second.due, second.attempt)
 
 
@@ -150,29 +150,29 @@ class _Excuses:
     runs: Sequence[Run]
     promise: Promise
 
-    def out_of_touch(self, first: history.Run, second: history.Run) -> bool:
+    def out_of_touch(self, first: Run, second: Run) -> bool:
         return out_of_touch(first, second.begun, self.promise)
 
-    def opened(self, _first: history.Run, second: history.Run) -> bool:
+    def opened(self, _first: Run, second: Run) -> bool:
         """Return whether the window was opened by then."""
         return any(
             each.opens and each.due == second.due and each.over <= second.begun
             for each in self.runs
         )
 
-    def ended_unknown(self, first: history.Run, second: history.Run) -> bool:
+    def ended_unknown(self, first: Run, second: Run) -> bool:
         """Return whether the end of the first run may be unknown, or opened the window."""
         is_dead = first.is_dead(second.begun)
         return is_dead or self.out_of_touch(first, second) or self.opened(first, second)
 
-    def reported_by(self, run: history.Run, other_begun: float) -> float:
+    def reported_by(self, run: Run, other_begun: float) -> float:
         """Return by when a run knows that it was lost, because another one had begun."""
         process = self.promise.processes[run.replica]
         back = max((until for _, until in process.silent), default=-inf)
         return max(other_begun, back) + self.promise.lease / 2 + 4
 
 
-def out_of_touch(run: history.Run, at: float, promise: Promise) -> bool:
+def out_of_touch(run: Run, at: float, promise: Promise) -> bool:
     """Return whether a run's replica could not know at that time that its lease had ended.
 
     A replica renews three times in a lease, so it must have had no answer for two thirds of the

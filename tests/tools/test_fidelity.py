@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -19,6 +19,7 @@ from benchmarks.fidelity.clock import (
 from benchmarks.fidelity.report import goal_reached
 from benchmarks.fidelity.rules import (
     RULES,
+    TASK,
     TRACE_RULES,
     Granted,
     Refused,
@@ -41,7 +42,6 @@ from benchmarks.fidelity.schedules import (
 from benchmarks.fidelity.short_gaps import SCHEDULES, Schedule, ShortGaps
 from benchmarks.fidelity.simulation import (
     History,
-    Outcome,
     Run,
     ScheduledSimulation,
     Simulation,
@@ -63,23 +63,26 @@ def database() -> Iterator[TravellingDatabase]:
         yield database
 
 
-def run(
-    window: float, *, after: float = 1.0, takes: float = 60.0, outcome: Outcome = "ended"
-) -> Run:
+def run(window: float, *, after: float = 1.0, takes: float = 60.0, dies: bool = False) -> Run:
     """Return a run of a window, given in periods since the beginning."""
-    start = window * PERIOD + after
-    return Run(window * PERIOD, PERIOD, start, start + takes, outcome)
+    return made(window * PERIOD, PERIOD, window * PERIOD + after, takes, dies=dies)
 
 
-def counted(*changed: Run, without: tuple[float, ...] = (), late: float = 0.5) -> Account:
+def made(due: float, period: float, begun: float, takes: float, *, dies: bool = False) -> Run:
+    end = begun + takes
+    ended, died = (None, end) if dies else (end, None)
+    return Run(TASK, "", due, begun, ended, died, period=period)
+
+
+def counted(*changed: Run, without: Sequence[float] = (), late: float = 0.5) -> Account:
     """Count a history of one run per window, but for what is changed.
 
     A worker asked for each of the run times, and another one ``late`` seconds after it.
     """
     windows = [window for window in range(WINDOWS) if window not in without]
-    runs = sorted([*map(run, windows), *changed], key=lambda run: run.start)
+    runs = sorted([*map(run, windows), *changed], key=lambda run: run.begun)
     due = [window * PERIOD for window in range(WINDOWS)]
-    asked = [(run.run_time, run.start) for run in runs] + [(time, time + late) for time in due]
+    asked = [(run.due, run.begun) for run in runs] + [(time, time + late) for time in due]
     return account(CALM, History(runs, asked))
 
 
@@ -95,130 +98,64 @@ RIGHT = Account(
     silence=pytest.approx(0.8),
     latest=1.0,
 )
+COUNTED = ("doubled", "lost_with_holder", "missed", "skipped", "unattended", "overlapping")
+
+LAST = WINDOWS - 1
+LONG, LATE = run(3, takes=1.5 * PERIOD), run(3, after=PERIOD + 10)
+DIES, AGAIN, DIES_AGAIN = run(4, dies=True), run(4, after=100), run(4, after=100, dies=True)
+ON_ANOTHER = [run(window + 0.85) for window in range(4, LAST)]
+# The runs, the windows that lack their own, when the second worker asks, and what is counted.
+COUNTS: dict[str, tuple[Sequence[Run], Sequence[float], float, dict[str, int]]] = {
+    "one run per window": ([], [], 0.5, {}),
+    "run again": ([AGAIN], [], 0.5, {"doubled": 1}),
+    "in the middle, less than a window from both": ([run(4.7)], [], 0.5, {"doubled": 2}),
+    "run again after a death": ([DIES, AGAIN], [4], 0.5, {}),
+    "not run": ([], [4], 0.5, {"missed": 1}),
+    "four not run": ([], [4, 5, 6, 9], 0.5, {"missed": 4}),
+    "the last two not run": ([], [LAST - 1, LAST], 0.5, {"missed": 2}),
+    "cut short": ([DIES], [4], 0.5, {"lost_with_holder": 1}),
+    "cut short twice": ([DIES, DIES_AGAIN], [4], 0.5, {"lost_with_holder": 1}),
+    "two cut short": (
+        [DIES, DIES_AGAIN, run(5, dies=True)],
+        [4, 5],
+        0.5,
+        {"lost_with_holder": 2},
+    ),
+    "cut short, and the next not run": ([DIES], [4, 5], 0.5, {"lost_with_holder": 1, "missed": 1}),
+    "cut short, and the job moves": (
+        [run(4.1, dies=True), *ON_ANOTHER[1:]],
+        range(4, WINDOWS),
+        0.5,
+        {"lost_with_holder": 1},
+    ),
+    "cut short at the end, with nobody left": ([run(LAST, dies=True)], [LAST], 0.5, {}),
+    "cut short before": ([run(LAST - 1, dies=True)], [LAST - 1], 0.5, {"lost_with_holder": 1}),
+    "the job moves to another replica": (ON_ANOTHER, range(4, WINDOWS), 0.5, {}),
+    "asked for too late": ([], [4], PERIOD + 1, {"unattended": 1}),
+    "due during a run": ([LONG], [3, 4], 0.5, {"skipped": 1}),
+    "asked for during a late run": ([LATE], [3, 4], 30, {"skipped": 1}),
+    "due during a run, asked for too late": ([LONG], [3, 4], PERIOD + 1, {"skipped": 1}),
+    "asked for after that run": ([LONG], [3, 4], 0.6 * PERIOD, {"missed": 1}),
+    "a run during another": ([LONG], [3], 0.5, {"overlapping": 1}),
+}
 
 
-def test_one_run_per_window_is_right() -> None:
+@pytest.mark.parametrize("case", COUNTS)
+def test_what_goes_wrong_in_a_trace_is_counted(case: str) -> None:
+    runs, without, late, expected = COUNTS[case]
+    figures = counted(*runs, without=without, late=late)
+    assert {what: getattr(figures, what) for what in COUNTED} == {
+        **dict.fromkeys(COUNTED, 0),
+        **expected,
+    }
+
+
+def test_the_times_of_an_account() -> None:
     assert counted() == RIGHT
-
-
-def test_a_window_run_again_is_doubled() -> None:
-    assert counted(run(4, after=100)).doubled == 1
-
-
-def test_a_run_in_the_middle_of_the_period_is_doubled() -> None:
-    assert counted(run(4.7)).doubled == 2  # it is less than a window away from both
-
-
-def test_a_window_run_again_because_its_holder_died_is_not() -> None:
-    figures = counted(run(4, outcome="killed"), run(4, after=100), without=(4,))
-
-    assert (figures.doubled, figures.missed) == (0, 0)
-
-
-def test_a_window_that_was_asked_for_and_not_run_is_missed() -> None:
-    assert counted(without=(4,)).missed == 1
-    assert counted(without=(4, 5, 6, 9)).missed == 4
-
-
-@pytest.mark.parametrize("outcome", ["killed", "stopped"])
-def test_a_window_whose_run_was_cut_short_is_lost_with_its_holder(outcome: Outcome) -> None:
-    figures = counted(run(4, outcome=outcome), without=(4,))
-
-    assert (figures.lost_with_holder, figures.missed, figures.skipped) == (1, 0, 0)
-    assert figures.runs == WINDOWS - 1
-
-
-def test_a_window_that_is_run_again_is_not_lost_with_its_holder() -> None:
-    figures = counted(run(4, outcome="killed"), run(4, after=100), without=(4,))
-
-    assert (figures.lost_with_holder, figures.missed) == (0, 0)
-
-
-def test_a_window_whose_runs_were_all_cut_short_is_lost_once() -> None:
-    twice = run(4, outcome="killed"), run(4, after=100, outcome="stopped")
-
-    assert counted(*twice, without=(4,)).lost_with_holder == 1
-    assert counted(*twice, run(5, outcome="killed"), without=(4, 5)).lost_with_holder == 2
-
-
-def test_a_window_after_the_one_that_was_lost_with_its_holder_is_missed() -> None:
-    figures = counted(run(4, outcome="killed"), without=(4, 5))
-
-    assert (figures.lost_with_holder, figures.missed) == (1, 1)
-
-
-def test_a_job_that_moves_after_its_holder_died_loses_no_other_window() -> None:
-    later = [run(window + 0.85) for window in range(5, WINDOWS - 1)]
-
-    figures = counted(run(4.1, outcome="killed"), *later, without=tuple(range(4, WINDOWS)))
-
-    assert (figures.lost_with_holder, figures.missed) == (1, 0)
-
-
-def test_what_is_cut_short_at_the_end_of_the_trace_has_nobody_left_to_run_it_again() -> None:
-    last = WINDOWS - 1
-
-    assert counted(run(last, outcome="killed"), without=(last,)).lost_with_holder == 0
-    assert counted(run(last - 1, outcome="killed"), without=(last - 1,)).lost_with_holder == 1
-
-
-def test_a_worker_whose_clock_is_behind_asks_in_time() -> None:
-    behind = Trace(Conditions("behind", skew=180), WINDOWS, seed=1)
-    runs = [run(window, after=150) for window in range(WINDOWS) if window != 4]
-    asked = [(4 * PERIOD, 5 * PERIOD + 100)]
-
-    assert account(behind, History(runs, asked)).missed == 1
-    assert account(CALM, History(runs, asked)).missed == 0
-
-
-def test_a_window_that_no_worker_asked_for_in_time_is_unattended() -> None:
-    figures = counted(without=(4,), late=PERIOD + 1)
-
-    assert (figures.missed, figures.unattended) == (0, 1)
-
-
-def test_a_window_that_is_due_during_a_run_is_skipped() -> None:
-    figures = counted(run(3, takes=1.5 * PERIOD), without=(3, 4))
-
-    assert (figures.missed, figures.skipped, figures.overlapping) == (0, 1, 0)
-
-
-def test_a_window_that_is_asked_for_only_during_a_late_run_is_skipped() -> None:
-    figures = counted(run(3, after=PERIOD + 10), without=(3, 4), late=30)
-
-    assert (figures.missed, figures.skipped) == (0, 1)
-
-
-def test_a_window_that_is_due_during_a_run_and_asked_for_too_late_is_skipped() -> None:
-    figures = counted(run(3, takes=1.5 * PERIOD), without=(3, 4), late=PERIOD + 1)
-
-    assert (figures.missed, figures.skipped, figures.unattended) == (0, 1, 0)
-
-
-def test_a_window_that_is_asked_for_after_that_run_is_missed() -> None:
-    figures = counted(run(3, takes=1.5 * PERIOD), without=(3, 4), late=0.6 * PERIOD)
-
-    assert (figures.missed, figures.skipped) == (1, 0)
-
-
-def test_a_run_that_begins_during_another_overlaps() -> None:
-    assert counted(run(3, takes=1.5 * PERIOD), without=(3,)).overlapping == 1
-
-
-def test_a_run_that_died_overlaps_with_nothing_later() -> None:
-    assert counted(run(4, outcome="killed"), run(4, after=100), without=(4,)).overlapping == 0
-
-
-def test_a_job_that_moves_to_another_replicas_offset_loses_nothing() -> None:
-    later = [run(window + 0.85) for window in range(4, WINDOWS - 1)]
-
-    figures = counted(*later, without=tuple(range(4, WINDOWS)))
-
-    assert (figures.doubled, figures.missed) == (0, 0)
-
-
-def test_the_last_windows_count_as_well() -> None:
-    assert counted(without=(WINDOWS - 2, WINDOWS - 1)).missed == 2
+    assert counted(DIES, without=(4,)).runs == WINDOWS - 1
+    assert counted(without=(4, 5)).silence == pytest.approx(2.8)
+    late = run(4, after=40, dies=True), run(4 + 1e-13, after=100)
+    assert counted(*late, without=(4,)).latest == 40.0, "that of the first run"
 
 
 def test_two_versions_share_a_window_by_the_shorter_period() -> None:
@@ -229,104 +166,71 @@ def test_two_versions_share_a_window_by_the_shorter_period() -> None:
     assert account(CALM, History(runs)).doubled == WINDOWS - 5  # all but the first of the version
 
 
-def test_the_latest_start_is_that_of_a_windows_first_run() -> None:
-    late = run(4, after=40, outcome="killed"), run(4 + 1e-13, after=100)
-
-    assert counted(*late, without=(4,)).latest == 40.0
-
-
-def test_silence_is_counted_in_periods() -> None:
-    assert counted(without=(4, 5)).silence == pytest.approx(2.8)
-
-
-def test_a_window_that_is_asked_for_only_after_a_later_one_ran_is_overtaken() -> None:
-    ahead = Trace(Conditions("ahead", skew=300), WINDOWS, seed=1)
-    runs = [run(window, after=-200) for window in range(WINDOWS) if window != 4]
-
-    def asked(*times: float) -> Account:
-        return account(ahead, History(runs, [(4 * PERIOD, time) for time in times]))
-
-    # The next one runs 200 s before it is due.
-    late, in_time = 5 * PERIOD - 100, 4 * PERIOD + 50
-    assert (asked(late).overtaken, asked(late).missed) == (1, 0)
-    assert (asked(late, in_time).overtaken, asked(late, in_time).missed) == (0, 1)
+@pytest.mark.parametrize(
+    ("skew", "after", "asked", "what"),
+    [
+        pytest.param(180, 150, [5 * PERIOD + 100], "missed", id="behind, asks in time"),
+        pytest.param(0, 150, [5 * PERIOD + 100], "unattended", id="not behind"),
+        # The next one runs 200 s before it is due.
+        pytest.param(300, -200, [5 * PERIOD - 100], "overtaken", id="ahead"),
+        pytest.param(
+            300, -200, [5 * PERIOD - 100, 4 * PERIOD + 50], "missed", id="ahead, also before"
+        ),
+    ],
+)
+def test_a_window_is_asked_for_by_clocks_that_differ(
+    skew: float, after: float, asked: list[float], what: str
+) -> None:
+    trace = Trace(Conditions("skewed", skew=skew), WINDOWS, seed=1)
+    runs = [run(window, after=after) for window in range(WINDOWS) if window != 4]
+    figures = account(trace, History(runs, [(4 * PERIOD, time) for time in asked]))
+    fates = ("missed", "skipped", "overtaken", "unattended")
+    assert [each for each in fates if getattr(figures, each)] == [what]
+    assert getattr(figures, what) == 1
 
 
 SHORT = [0.0, 1.0, 30.0, 60.0]
+# Runs as (run time, begun, takes), the run times that were asked for and when, and the counts. A
+# run that takes nothing is cut short.
+ALL = [(due, due + 0.1, 0.4) for due in SHORT]
+EARLY = [(due, due - 5, 0.5) for due in (0.0, 30.0, 60.0)]
+ASKED_EARLY = [(0.0, -5.0), (30.0, 25.0), (60.0, 55.0)]
+ASKED = [(due, due + late) for due in SHORT for late in (0.0, 10.0)]
+AHEAD = [(0.0, 0.0, 20.0), (30.0, 21.0, 1.0), (60.0, 60.0, 1.0)]
+BY_RUN_TIME: dict[str, tuple[Any, Any, dict[str, int]]] = {
+    "each once": (ALL, ASKED, {}),
+    "three times": ([*ALL[:2], ALL[1], ALL[1], *ALL[2:]], ASKED, {"doubled": 2}),
+    "two windows in a short gap": (ALL[1:], ASKED, {"missed": 1}),
+    "cut short": ([(0.0, 0.1, 0), *ALL[1:]], ASKED, {"lost_with_holder": 1}),
+    "cut short and run again": ([(0.0, 0.05, 0), *ALL], ASKED, {}),
+    "asked for after a later one ran": (EARLY, [*ASKED_EARLY, (1.0, 26.0)], {"overtaken": 1}),
+    "asked for before it, too": (EARLY, [*ASKED_EARLY, (1.0, 24.0), (1.0, 26.0)], {"missed": 1}),
+    "asked for only during a run": (
+        [(0.0, 0.0, 20.0), (60.0, 60.0, 0.5)],
+        [(0.0, 0.0), (1.0, 1.0), (1.0, 11.0), (30.0, 30.0)],
+        {"skipped": 1, "missed": 1},
+    ),
+    "asked for during a run, and too late": (AHEAD, [(1.0, 11.0), (1.0, 25.0)], {"skipped": 1}),
+    "asked for between the runs": (
+        AHEAD,
+        [(1.0, 11.0), (1.0, 20.5), (1.0, 25.0)],
+        {"missed": 1},
+    ),
+    "asked for by nobody": (ALL[:3], ASKED[:6], {"unattended": 1}),
+}
 
 
-def counted_by_run_time(*runs: tuple[float, Outcome], late: float = 10.0) -> Account:
-    """Count runs of run times; each run time is asked for, and again so many seconds later."""
-    made = [Run(time, 1.0, time + 0.1, time + 0.5, outcome) for time, outcome in runs]
-    asked = [(time, time) for time in SHORT] + [(time, time + late) for time in SHORT]
-    return account_by_run_time(History(made, asked), SHORT)
-
-
-def test_each_run_time_that_ran_once_is_right() -> None:
-    figures = counted_by_run_time(*((time, "ended") for time in SHORT))
-
-    assert (figures.windows, figures.runs) == (4, 4)
-    assert figures.doubled == figures.missed == figures.lost_with_holder == figures.overlapping == 0
-
-
-def test_a_run_time_that_ran_three_times_is_doubled_twice() -> None:
-    again = [(1.0, "ended")] * 3
-
-    assert counted_by_run_time((0.0, "ended"), *again, (30.0, "ended")).doubled == 2
-
-
-def test_run_times_in_a_short_gap_are_two_windows() -> None:
-    figures = counted_by_run_time((1.0, "ended"), (30.0, "ended"), (60.0, "ended"))
-
-    assert (figures.doubled, figures.missed) == (0, 1)
-
-
-def test_a_run_time_that_was_cut_short_is_lost_with_its_holder() -> None:
-    rest = [(time, "ended") for time in SHORT[1:]]
-
-    assert counted_by_run_time((0.0, "killed"), *rest).lost_with_holder == 1
-    assert counted_by_run_time((0.0, "killed"), *rest).missed == 0
-    assert counted_by_run_time((0.0, "killed"), (0.0, "ended"), *rest).lost_with_holder == 0
-
-
-def test_a_run_time_that_is_asked_for_only_after_a_later_one_ran_is_overtaken() -> None:
-    runs = [Run(time, 1.0, time - 5, time - 4.5) for time in (0.0, 30.0, 60.0)]
-    asked = [(0.0, -5.0), (30.0, 25.0), (60.0, 55.0)]
-
-    late = account_by_run_time(History(runs, [*asked, (1.0, 26.0)]), SHORT)
-    in_time = account_by_run_time(History(runs, [*asked, (1.0, 24.0), (1.0, 26.0)]), SHORT)
-
-    assert (late.overtaken, late.missed) == (1, 0)
-    assert (in_time.overtaken, in_time.missed) == (0, 1)
-
-
-def test_a_run_time_that_is_asked_for_only_during_a_run_is_skipped() -> None:
-    long = Run(0.0, 1.0, 0.0, 20.0)
-    asked = [(0.0, 0.0), (1.0, 1.0), (1.0, 11.0), (30.0, 30.0)]
-
-    figures = account_by_run_time(History([long, Run(60.0, 1.0, 60.0, 60.5)], asked), SHORT)
-
-    assert (figures.skipped, figures.missed, figures.unattended) == (1, 1, 0)
-
-
-def test_a_run_time_asked_for_during_a_run_and_after_it_was_overtaken_is_skipped() -> None:
-    """As is a window of the other traces: nobody asked for it in time while nothing ran."""
-    runs = [Run(0.0, 1.0, 0.0, 20.0), Run(30.0, 1.0, 21.0, 22.0), Run(60.0, 1.0, 60.0, 61.0)]
-    asked = [(1.0, 11.0), (1.0, 25.0)]
-
-    figures = account_by_run_time(History(runs, asked), SHORT)
-    between = account_by_run_time(History(runs, [*asked, (1.0, 20.5)]), SHORT)
-
-    assert (figures.skipped, figures.overtaken, figures.missed) == (1, 0, 0)
-    assert (between.skipped, between.overtaken, between.missed) == (0, 0, 1)
-
-
-def test_a_run_time_that_no_worker_asked_for_is_unattended() -> None:
-    runs = [Run(time, 1.0, time, time + 0.5) for time in SHORT[:3]]
-
-    figures = account_by_run_time(History(runs, [(time, time) for time in SHORT[:3]]), SHORT)
-
-    assert (figures.unattended, figures.missed) == (1, 0)
+@pytest.mark.parametrize("case", BY_RUN_TIME)
+def test_what_goes_wrong_with_run_times_that_each_are_a_window_is_counted(case: str) -> None:
+    runs, asked, expected = BY_RUN_TIME[case]
+    history = [made(due, 1.0, begun, takes, dies=not takes) for due, begun, takes in runs]
+    figures = account_by_run_time(History(history, asked), SHORT)
+    counts = ("windows", *COUNTED[:-1], "overtaken")
+    assert {what: getattr(figures, what) for what in counts} == {
+        **dict.fromkeys(counts, 0),
+        "windows": len(SHORT),
+        **expected,
+    }
 
 
 WRONG = [
@@ -395,8 +299,8 @@ def daily(*without: float, also: tuple[Run, ...] = ()) -> ScheduleAccount:
         for begin, end, trigger in DAILY.stretches()
         for run_time in run_times_between(trigger, begin, end)
     ]
-    runs = [Run(at, 86400.0, at + 1, at + 60) for at in due if at not in without]
-    runs = sorted([*runs, *also], key=lambda run: run.run_time)
+    runs = [made(at, 86400.0, at + 1, 59) for at in due if at not in without]
+    runs = sorted([*runs, *also], key=lambda run: run.due)
     return account_of_moves(DAILY, History(runs))
 
 
@@ -410,7 +314,7 @@ def run_times_between(trigger: Any, begin: float, end: float) -> Iterator[Any]:
 def test_a_run_time_of_a_schedule_that_all_replicas_have_is_missed_or_doubled() -> None:
     begin, end, trigger = next(DAILY.stretches())
     first, second = (seconds(at) for at in list(run_times_between(trigger, begin, end))[:2])
-    again = Run(first, 86400.0, first + 100, first + 160)
+    again = made(first, 86400.0, first + 100, 60)
 
     assert (daily().missed, daily().doubled) == (0, 0)
     assert daily(second).missed == 1
@@ -419,7 +323,7 @@ def test_a_run_time_of_a_schedule_that_all_replicas_have_is_missed_or_doubled() 
 
 def wandering(*starts: float) -> ScheduleAccount:
     trace = WanderingInterval(WANDERS[0], 4, seed=1)
-    return account_of_wandering(trace, History([Run(at, 300.0, at, at + 9) for at in starts]))
+    return account_of_wandering(trace, History([made(at, 300.0, at, 9) for at in starts]))
 
 
 def test_an_interval_jobs_gap_above_a_tenth_of_a_period_and_a_poll_is_missed() -> None:
@@ -470,7 +374,7 @@ def test_polls_that_are_left_out_would_have_found_nothing(
         for every_poll in (False, True)
     )
 
-    assert any(not run.ended for run in some.runs)
+    assert any(run.ended is None for run in some.runs)
     assert some == every
 
 
@@ -565,7 +469,7 @@ def test_every_rule_runs_each_window_of_a_calm_trace_once(
     trace = Trace(Conditions("calm"), 4, seed=1)
     history = Simulation(trace, kind(database), database).live()
 
-    assert [run.run_time for run in history.runs] == [0.0, PERIOD, 2 * PERIOD, 3 * PERIOD]
+    assert [run.due for run in history.runs] == [0.0, PERIOD, 2 * PERIOD, 3 * PERIOD]
 
 
 @pytest.mark.parametrize("conditions", TRACES, ids=lambda conditions: conditions.name)
