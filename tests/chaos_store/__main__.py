@@ -200,15 +200,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             time.sleep(0.02)
         monkey.end()
         stalled = _wait_for_peace(ledger, slots)
-        entries = ledger.read()
+        events = ledger.read()
         said = "".join(path.read_text() for path in sorted(folder.glob("replica-*.log")))
         if abs(-monotonic_offset() - offset) > CLOCK_SET:
             print("The machine's clock was set meanwhile: there is no verdict.", file=sys.stderr)
             return NO_CHAOS
-        findings = [*stalled, *check(entries, server.log, said, offset)]
-    kinds = Counter(entry.kind for entry in entries)
-    kinds["takeover"] = sum(entry.kind == "begin" and entry.is_takeover for entry in entries)
-    kinds["failed change"] = sum(bool(entry.error) for entry in entries)
+        findings = [*stalled, *check(events, server.log, said, offset)]
+    kinds = Counter(event.kind for event in events)
+    kinds["takeover"] = sum(event.kind == "begin" and event.takeover for event in events)
+    kinds["failed change"] = sum(bool(event.error) for event in events)
     for what in (kinds, monkey.done):
         print(", ".join(f"{count} x {kind}" for kind, count in sorted(what.items())))
     for finding in findings[:20]:
@@ -226,12 +226,14 @@ def _wait_for_peace(ledger: Ledger, slots: Sequence[Slot]) -> list[str]:
         for slot in slots:
             if slot.process.poll() is not None:
                 slot.start()
-        entries = ledger.read()
-        ended = {entry.key: entry.run_time for entry in entries if entry.kind == "end"}
+        events = ledger.read()
+        ended = {event.task: event.due for event in events if event.kind == "end"}
         behind = [key for key in STEADY if ended.get(key, 0.0) < time.time() - 2 * PERIOD - 1]
         lately = time.time() - 2 * max(VERSIONS) - 1
         behind += [key for key in (FIXED, FLOATING) if ended.get(key, 0.0) < lately]
-        behind += [e.key for e in entries if e.kind == "add" and not e.error and e.key not in ended]
+        behind += [
+            e.task for e in events if e.kind == "add" and not e.error and e.task not in ended
+        ]
     return [f"{key}: is not up to date after {PEACE:g} s of peace" for key in behind]
 
 

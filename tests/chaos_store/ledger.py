@@ -1,39 +1,21 @@
-"""The ledger: lines of a file that jobs and users write, which outlive a killed process."""
+"""The ledger: a history that jobs and users write, which outlives a killed process.
+
+Beside the begins and ends of runs it has ``missed`` for a run time that counts as a misfire;
+``add``, ``rename``, ``pause``, ``resume`` or ``remove`` of a job, from when it was asked for until
+it was answered; ``declare`` before a replica declares its jobs, ``declared`` after it, and ``gone``
+once the replica has ended; ``stop`` of a replica, until it went on. Times are the machine's
+monotonic clock's.
+"""
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-
-@dataclass(frozen=True)
-class Entry:
-    """A line.
-
-    :ivar kind: ``begin`` or ``end`` of a run; ``missed`` for a run time that counts as a misfire;
-        ``add``, ``rename``, ``pause``, ``resume`` or ``remove`` of a job; ``declare`` before a
-        replica declares its jobs and ``declared`` after it; ``stop`` of a replica, and ``gone``
-        once it has ended
-    :ivar at: when, on the machine's monotonic clock; of a user's change, when it was asked for
-    :ivar until: when the change was answered, or when a stopped process went on
-    :ivar error: why it failed
-    :ivar period: the interval that a replica declares for the jobs that change
-    """
-
-    kind: str
-    at: float
-    replica: str = ""
-    key: str = ""
-    token: int = 0
-    run_time: float = 0.0
-    is_takeover: bool = False
-    until: float = 0.0
-    error: str = ""
-    period: float = 0.0
+from apscheduler_tasklock.demo.history import Event, read
 
 
 @dataclass
@@ -49,9 +31,8 @@ class Ledger:
     def write(self, kind: str, at: float | None = None, **details: Any) -> None:
         """Append a line, in a single call."""
         at = time.monotonic() if at is None else at
-        os.write(self._file, (json.dumps({"kind": kind, "at": at, **details}) + "\n").encode())
+        os.write(self._file, Event(at, kind, **details).line.encode())
 
-    def read(self) -> list[Entry]:
-        """Return all lines in the order of their times."""
-        lines = self.path.read_text().splitlines()
-        return sorted((Entry(**json.loads(line)) for line in lines), key=lambda entry: entry.at)
+    def read(self) -> list[Event]:
+        """Return all events in the order of their times."""
+        return sorted(read(self.path), key=lambda event: event.at)

@@ -97,10 +97,10 @@ def _begin(key: str) -> dict[str, Any]:
     assert held.run_time is not None
     told = {
         "replica": _name,
-        "key": key,
+        "task": key,
         "token": held.token,
-        "run_time": held.run_time.timestamp(),
-        "is_takeover": held.is_takeover,
+        "due": held.run_time.timestamp(),
+        "takeover": held.is_takeover,
     }
     _ledger.write("begin", **told)
     if _step == "running":
@@ -215,7 +215,7 @@ def _make(kind: Any, settings: Settings, options: dict[str, Any]) -> Any:
 
 def _note_missed(event: Any) -> None:
     run_time = event.scheduled_run_time.timestamp()
-    _ledger.write("missed", replica=_name, key=event.job_id, run_time=run_time)
+    _ledger.write("missed", replica=_name, task=event.job_id, due=run_time)
 
 
 def _start(scheduler: Any, settings: Settings) -> None:
@@ -247,7 +247,7 @@ def _do(scheduler: Any, asked: dict[str, Any]) -> None:
         return
     begun, error = time.monotonic(), ""
     if kind == "resume":  # written before, because the job may run from now on
-        _ledger.write(kind, begun, replica=_name, key=key)
+        _ledger.write(kind, begun, replica=_name, task=key)
     try:
         _change(scheduler, **asked)
         if not scheduler.running:  # it keeps a job for its next start then, of which there is none
@@ -255,7 +255,7 @@ def _do(scheduler: Any, asked: dict[str, Any]) -> None:
     except Exception as failure:  # noqa: BLE001  # as an application would
         error = repr(failure)
     if kind != "resume":
-        _ledger.write(kind, begun, replica=_name, key=key, until=time.monotonic(), error=error)
+        _ledger.write(kind, begun, replica=_name, task=key, until=time.monotonic(), error=error)
 
 
 def _change(scheduler: Any, kind: str, key: str, at: float = 0.0, takes: float = 0.0) -> None:

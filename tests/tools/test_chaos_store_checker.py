@@ -2,215 +2,198 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
 
 import pytest
 
+from apscheduler_tasklock.demo.history import Event
 from tests.chaos_store.checker import check
 from tests.chaos_store.guard import IS_AHEAD, IS_BACK
-from tests.chaos_store.ledger import Entry
 from tests.chaos_store.replica import FIXED, FLOATING, GRACE, IN_GRACE, PERIOD, STEADY
 from tests.chaos_store.slot import CLOCKS, newcomers
 
 
-def run(key: str, number: int, *, token: int = 0, takeover: bool = False) -> list[Entry]:
+def run(key: str, number: int, *, token: int = 0, takeover: bool = False) -> list[Event]:
     """Return the begin and the end of a run for a run time, the so manieth."""
     return run_of(key, number * PERIOD, token=token or number, takeover=takeover)
 
 
 def run_of(
     key: str, run_time: float, *, late: float = 0.1, token: int = 0, takeover: bool = False
-) -> list[Entry]:
+) -> list[Event]:
     """Return the begin and the end of a run for a run time. Tokens grow with them."""
-    begin = Entry(
-        "begin", run_time + late, "replica", key, token or round(run_time * 10), run_time, takeover
-    )
+    token = token or round(run_time * 10)
+    begin = Event(run_time + late, "begin", "replica", key, token, run_time, takeover=takeover)
     return [begin, replace(begin, kind="end", at=begin.at + 0.3)]
 
 
-def runs_of(key: str, *run_times: float) -> list[Entry]:
-    return [entry for run_time in run_times for entry in run_of(key, run_time)]
+def runs_of(key: str, *run_times: float) -> list[Event]:
+    return [event for run_time in run_times for event in run_of(key, run_time)]
 
 
 def declared(
     at: float, period: float, *, by: str = "one", until: float = 0.0, error: str = ""
-) -> list[Entry]:
+) -> list[Event]:
     """Return what a replica writes down when it starts."""
-    told = Entry("declare", at, by, period=period)
+    told = Event(at, "declare", by, period=period)
     return [told, replace(told, kind="declared", at=until or at + 0.1, error=error)]
 
 
-def steady() -> list[Entry]:
-    """Return a ledger in which nothing is amiss."""
-    return [*stays(), *changes()]
+def without(events: Sequence[Event], key: str, *run_times: float) -> list[Event]:
+    return [e for e in events if e.task != key or (e.due not in run_times and bool(run_times))]
 
 
-def stays() -> list[Entry]:
-    """Return the part of it that is about jobs whose interval does not change."""
-    return [entry for key in STEADY for number in range(1, 5) for entry in run(key, number)]
-
-
-def changes() -> list[Entry]:
-    """Return the part of it that is about jobs whose interval becomes 3 s, and 2 s again."""
-    return [
-        *declared(0.0, 2),
-        *declared(5.0, 3, by="two"),
-        *declared(14.5, 2, by="three"),
-        *runs_of(FIXED, 2, 4, 6, 9, 12, 16, 18),
-        *runs_of(FLOATING, 2.7, 4.7, 7.7, 10.7, 13.7, 15.7, 17.7),
-    ]
-
-
-def without(entries: list[Entry], key: str, run_time: float) -> list[Entry]:
-    return [entry for entry in entries if (entry.key, entry.run_time) != (key, run_time)]
+# A ledger in which nothing is amiss: jobs whose interval does not change, and jobs whose interval
+# becomes 3 s, and 2 s again.
+STEADY_RUNS = [event for key in STEADY for number in range(1, 5) for event in run(key, number)]
+RIGHT = [
+    *STEADY_RUNS,
+    *declared(0.0, 2),
+    *declared(5.0, 3, by="two"),
+    *declared(14.5, 2, by="three"),
+    *runs_of(FIXED, 2, 4, 6, 9, 12, 16, 18),
+    *runs_of(FLOATING, 2.7, 4.7, 7.7, 10.7, 13.7, 15.7, 17.7),
+]
 
 
 def found(
-    entries: list[Entry], server_log: str = "", said: str = "", *, offset: float = 0.0
+    events: Sequence[Event], server_log: str = "", said: str = "", *, offset: float = 0.0
 ) -> str:
-    findings = check(sorted(entries, key=lambda entry: entry.at), server_log, said, offset)
+    findings = check(sorted(events, key=lambda event: event.at), server_log, said, offset)
     return "\n".join(findings)
 
 
-def test_nothing_is_found_where_nothing_is_amiss() -> None:
-    added = Entry("add", 0.5, key="once-1", until=0.6)
-    assert found([*steady(), added, *run("once-1", 1)]) == ""
+ONE = STEADY[0]
+ENDLESS = [event for event in RIGHT if event != run(ONE, 2)[1]]
+ONCE = run("once-1", 1)
+ADDED = Event(0.5, "add", task="once-1", until=0.6)
+PAUSE = Event(1.0, "pause", task="paused-1", until=1.1)
+PAUSED = [*RIGHT, PAUSE, *run("paused-1", 5)]
+RESTARTS = [
+    event
+    for number in range(6)
+    for event in declared(18.5 + number, 3 - number % 2, by=f"restarts-{number}")
+]
+# The run times of the version of 2 s, declared at these times, instead of those of 3 s.
+TWO_SECONDS = without(RIGHT, FLOATING, 10.7, 13.7) + runs_of(FLOATING, 9.7, 11.7, 13.7)
+UNKNOWN = [declared(at, 2, by=f"{at}")[0] for at in (8.0, 10.0, 12.0)]
+GONE = [Event(event.at + 0.5, "gone", event.replica) for event in UNKNOWN]
+FAILED = [e for told in UNKNOWN for e in declared(told.at, 2, by=told.replica, error="away")]
+MISSED = Event(4.0 + GRACE - 1, "missed", "replica", IN_GRACE[0], due=4.0)
+NOT_IN_GRACE = without(RIGHT, IN_GRACE[0], 4.0)
+DIED, DIED_FIXED = "did not run to its end", run_of(FIXED, 9)[1]
+AGAIN = {key: run_of(key, due, late=0.5, token=200) for key, due in ((FIXED, 9), (FLOATING, 10.7))}
+TAKEN_OVER = {
+    key: [replace(event, takeover=True) for event in events] for key, events in AGAIN.items()
+}
 
-
-def test_a_run_time_that_nobody_ran_is_found() -> None:
-    lost = run(STEADY[0], 2)
-    assert "did not run to its end" in found([one for one in steady() if one not in lost])
-
-
-def test_a_run_that_died_is_found_unless_it_was_taken_over() -> None:
-    end = run(STEADY[0], 2)[1]
-    entries = [one for one in steady() if one != end]
-    assert "did not run to its end" in found(entries)
-    assert found([*entries, *run(STEADY[0], 2, token=1002, takeover=True)]) == ""
-
-
-def test_a_run_time_that_is_claimed_again_is_found_also_after_a_takeover() -> None:
-    assert "claimed twice" in found([*steady(), *run(STEADY[0], 2, token=1002)])
-    takeover = run("once-1", 1, token=1, takeover=True)
-    assert "claimed twice" in found([*steady(), *takeover, *run("once-1", 1, token=2)])
-
-
-def test_a_token_that_is_used_twice_is_found() -> None:
-    entries = [*steady(), *run(STEADY[0], 2, takeover=True)]
-    assert "was used 2 times" in found(entries)
-
-
-def test_a_one_off_job_that_was_added_and_did_not_run_is_found() -> None:
-    added = Entry("add", 0.5, key="once-1", until=0.6)
-    assert "never began" in found([*steady(), added])
-    assert "never ended" in found([*steady(), added, run("once-1", 1)[0]])
-    assert found([*steady(), replace(added, error="the database is away")]) == ""
-
-
-def test_a_run_after_a_pause_is_found_unless_its_replica_was_stopped_before_it() -> None:
-    pause = Entry("pause", 1.0, key="paused-1", until=1.1)
-    entries = [*steady(), pause, *run("paused-1", 5)]
-    assert "after its pause" in found(entries)
-    stop = Entry("stop", 1.0, replica="replica", until=10.05)
-    assert found([*entries, stop]) == ""
-    assert found([*entries, Entry("resume", 5.0, key="paused-1", until=5.1)]) == ""
-    assert found([*entries, Entry("resume", 1.05, key="paused-1")]) == "", "which came last?"
-
-
-def test_a_run_time_that_falls_and_a_thread_that_ends_are_found() -> None:
-    line = "ERROR:  next_run_time of a falls from 2 to 1"
-    assert line in found(steady(), server_log=line)
-    assert "said" in found(steady(), said="Exception in thread tasklock-jobs")
-
-
-@pytest.mark.parametrize("wrong", [f"{IS_AHEAD} 00:01:30", f"{IS_BACK} 2026-01-01"])
-def test_a_next_run_time_by_a_wrong_clock_is_found(wrong: str) -> None:
-    line = f"WARNING:  next_run_time of a {wrong}"
-    assert line in found(steady(), server_log=line)
-    assert found(steady(), server_log="LOG:  checkpoint starting") == ""
-
-
-def test_a_run_before_its_run_time_is_found() -> None:
-    late = 0.1 - 90.0
-    assert "began 89.90 s before its run time" in found(
-        [*steady(), *run_of("once-1", 100, late=late)]
-    )
-    assert found([*steady(), *run_of("once-1", 100, late=late)], offset=90.0) == ""
-
-
-def test_a_run_time_that_is_missed_is_found_unless_its_grace_time_was_over() -> None:
-    key = IN_GRACE[0]
-    rest = without(steady(), key, 4.0)
-    missed = Entry("missed", 4.0 + GRACE - 1, "replica", key, run_time=4.0)
-    assert "counts as missed 59.0 s after" in found([*rest, missed])
-    assert found([*rest, replace(missed, at=4.0 + GRACE)]) == ""
-
-
-def test_a_gap_of_no_version_in_force_is_found() -> None:
-    pushed = without(without(steady(), FLOATING, 15.7), FLOATING, 17.7)
-    assert "3.40 s lie between" in found([*pushed, *runs_of(FLOATING, 17.1)])
-    assert "4.00 s lie between" in found(without(steady(), FLOATING, 15.7))
-    # The interval of a version of which the last replica is gone.
-    assert "2.00 s lie between" in found(
-        [*without(without(steady(), FLOATING, 10.7), FLOATING, 13.7), *runs_of(FLOATING, 9.7)]
-    )
-
-
-def test_a_job_that_is_pushed_ahead_by_each_restart_is_found() -> None:
-    restarts = [
-        entry
-        for number in range(6)
-        for entry in declared(18.5 + number, 3 - number % 2, by=f"restarts-{number}")
-    ]
+# What a ledger has in it, and a part of what is found; "" for nothing.
+LEDGERS: dict[str, tuple[Sequence[Event], str]] = {
+    "right": ([*RIGHT, ADDED, *ONCE], ""),
+    "a run time that nobody ran": (without(RIGHT, ONE, 2 * PERIOD), DIED),
+    "a run that died": (ENDLESS, DIED),
+    "a run that died and was taken over": ([*ENDLESS, *run(ONE, 2, token=12, takeover=True)], ""),
+    "never ran": (without(RIGHT, ONE), f"{ONE}: never ran"),
+    "claimed again": ([*RIGHT, *run(ONE, 2, token=12)], "claimed twice"),
+    "claimed again after a takeover": (
+        [*RIGHT, *run("once-1", 1, token=1, takeover=True), *run("once-1", 1, token=2)],
+        "claimed twice",
+    ),
+    "a token used twice": ([*RIGHT, *run(ONE, 2, takeover=True)], "token was used twice"),
+    "a one-off job that never began": ([*RIGHT, ADDED], "never began"),
+    "a one-off job that never ended": ([*RIGHT, ADDED, ONCE[0]], "never ended"),
+    "a one-off job that was not added": ([*RIGHT, replace(ADDED, error="away")], ""),
+    "a run after a pause": (PAUSED, "after its pause"),
+    "a run after a pause, once its replica goes on": (
+        [*PAUSED, Event(1.0, "stop", "replica", until=10.05)],
+        "",
+    ),
+    "a run after a pause and a resume": ([*PAUSED, Event(5.0, "resume", task="paused-1")], ""),
+    "a pause and a resume at once": ([*PAUSED, Event(1.05, "resume", task="paused-1")], ""),
+    "before its run time": ([*RIGHT, *run_of("once-1", 100, late=-89.9)], "began 89.90 s before"),
+    "missed in its grace time": ([*NOT_IN_GRACE, MISSED], "counts as missed 59.0 s after"),
+    "missed after its grace time": ([*NOT_IN_GRACE, replace(MISSED, at=4.0 + GRACE)], ""),
+    "pushed ahead": (
+        [*without(RIGHT, FLOATING, 15.7, 17.7), *runs_of(FLOATING, 17.1)],
+        "3.40 s lie between",
+    ),
+    "a gap of two intervals": (without(RIGHT, FLOATING, 15.7), "4.00 s lie between"),
+    "the interval of a version that is gone": (
+        [*without(RIGHT, FLOATING, 10.7, 13.7), *runs_of(FLOATING, 9.7)],
+        "2.00 s lie between",
+    ),
     # The first run is 3 s after the last restart: it should be 3 s after the last run.
-    ends = "lie between its run times 17.700 and 26.500"
-    assert ends in found([*steady(), *restarts, *runs_of(FLOATING, 26.5)])
-    assert found([*steady(), *restarts, *runs_of(FLOATING, 20.7, 23.7, 25.7)]) == ""
+    "pushed ahead by each restart": (
+        [*RIGHT, *RESTARTS, *runs_of(FLOATING, 26.5)],
+        "lie between its run times 17.700 and 26.500",
+    ),
+    "restarts": ([*RIGHT, *RESTARTS, *runs_of(FLOATING, 20.7, 23.7, 25.7)], ""),
+    "a run time of 3 s": (without(RIGHT, FIXED, 9), f"{FIXED}: 9 did not run"),
+    "a run time of 2 s": (without(RIGHT, FIXED, 16), f"{FIXED}: 16 did not run"),
+    "a run time that a change replaced": (
+        [
+            *without(RIGHT, FIXED, 16),
+            *declared(16.2, 3, by="four"),
+            *declared(16.4, 2, by="five"),
+        ],
+        "",
+    ),
+    "a version that nobody declared": (TWO_SECONDS, "lie between"),
+    # Replicas were killed, or gave up, and others of their version may have done so as well.
+    "a version that may be declared": ([*TWO_SECONDS, *UNKNOWN, *GONE], ""),
+    "a version whose declaration failed": ([*TWO_SECONDS, *FAILED], ""),
+    "a run time of no version": ([*RIGHT, *run_of(FIXED, 11)], "is no multiple of"),
+    "a fixed run time before one that ran": (
+        [*RIGHT, *run_of(FIXED, 8, late=11, token=1000)],
+        "after 18.000",
+    ),
+    "a floating run time before one that ran": (
+        [*RIGHT, *run_of(FLOATING, 8.7, late=11, token=1000)],
+        "lie between",
+    ),
+    "fixed: died": ([e for e in RIGHT if e != DIED_FIXED], DIED),
+    "fixed: died and was taken over": (
+        [*(e for e in RIGHT if e != DIED_FIXED), *TAKEN_OVER[FIXED]],
+        "",
+    ),
+    "fixed: claimed again": ([*RIGHT, *AGAIN[FIXED]], "claimed twice"),
+    "fixed: never ran": (without(RIGHT, FIXED), f"{FIXED}: never ran"),
+    "floating: died": ([e for e in RIGHT if e != run_of(FLOATING, 10.7)[1]], DIED),
+    "floating: died and was taken over": (
+        [*(e for e in RIGHT if e != run_of(FLOATING, 10.7)[1]), *TAKEN_OVER[FLOATING]],
+        "",
+    ),
+    "floating: claimed again": ([*RIGHT, *AGAIN[FLOATING]], "claimed twice"),
+    "floating: never ran": (without(RIGHT, FLOATING), f"{FLOATING}: never ran"),
+}
 
 
-def test_a_run_time_of_the_version_in_force_that_nobody_ran_is_found() -> None:
-    assert f"{FIXED}: 9 did not run" in found(without(steady(), FIXED, 9))
-    assert f"{FIXED}: 16 did not run" in found(without(steady(), FIXED, 16))
+@pytest.mark.parametrize("case", LEDGERS)
+def test_a_ledger_is_judged(case: str) -> None:
+    events, expected = LEDGERS[case]
+    findings = found(events)
+    assert (expected in findings) if expected else (findings == "")
 
 
-def test_a_run_time_that_a_change_of_version_replaced_is_not_missed() -> None:
-    rest = without(steady(), FIXED, 16)
-    assert f"{FIXED}: 16 did not run" in found(rest)
-    assert found([*rest, *declared(16.2, 3, by="four"), *declared(16.4, 2, by="five")]) == ""
+def test_a_run_time_is_by_the_databases_clock() -> None:
+    assert found([*RIGHT, *run_of("once-1", 100, late=-89.9)], offset=90.0) == ""
 
 
-def test_what_nobody_knows_to_be_declared_may_be_in_force() -> None:
-    two_seconds = without(without(steady(), FLOATING, 10.7), FLOATING, 13.7)
-    two_seconds += runs_of(FLOATING, 9.7, 11.7, 13.7)
-    assert "lie between" in found(two_seconds)
-    # It was killed, or gave up, and others of its version may have done so as well.
-    unknown = [entry for at in (8.0, 10.0, 12.0) for entry in declared(at, 2, by=f"{at}")[:1]]
-    gone = [Entry("gone", entry.at + 0.5, entry.replica) for entry in unknown]
-    assert found([*two_seconds, *unknown, *gone]) == ""
-    failed = [declared(entry.at, 2, by=entry.replica, error="away") for entry in unknown]
-    assert found([*two_seconds, *(entry for pair in failed for entry in pair)]) == ""
-
-
-def test_a_run_time_of_no_version_in_force_is_found() -> None:
-    assert "is no multiple of" in found([*steady(), *run_of(FIXED, 11)])
-
-
-def test_a_run_time_before_one_that_ran_is_found() -> None:
-    assert "after 18.000" in found([*steady(), *run_of(FIXED, 8, late=11, token=1000)])
-    assert "lie between" in found([*steady(), *run_of(FLOATING, 8.7, late=11, token=1000)])
-
-
-@pytest.mark.parametrize("key", [FIXED, FLOATING])
-def test_a_run_of_a_job_that_changes_is_judged_as_any_other(key: str) -> None:
-    middle = [entry for entry in steady() if entry.key == key][4]
-    end = replace(middle, kind="end", at=middle.at + 0.3)
-    assert "did not run to its end" in found([entry for entry in steady() if entry != end])
-    again = run_of(key, middle.run_time, late=0.5, token=middle.token + 1)
-    assert "claimed twice" in found([*steady(), *again])
-    taken_over = [replace(entry, is_takeover=True) for entry in again]
-    assert found([*(entry for entry in steady() if entry != end), *taken_over]) == ""
-    assert f"{key}: never ran" in found([entry for entry in steady() if entry.key != key])
+@pytest.mark.parametrize(
+    ("server_log", "said", "is_found"),
+    [
+        ("ERROR:  next_run_time of a falls from 2 to 1", "", True),
+        (f"WARNING:  next_run_time of a {IS_AHEAD} 00:01:30", "", True),
+        (f"WARNING:  next_run_time of a {IS_BACK} 2026-01-01", "", True),
+        ("LOG:  checkpoint starting", "", False),
+        ("", "Exception in thread tasklock-jobs", True),
+    ],
+)
+def test_what_logs_say_is_judged(server_log: str, said: str, is_found: bool) -> None:
+    findings = found(RIGHT, server_log, said)
+    assert (server_log + said in findings and "said" in findings) if is_found else findings == ""
 
 
 def test_newcomers_are_those_of_the_seed_and_the_first_ones_differ() -> None:
