@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from apscheduler_tasklock.demo import history
+from apscheduler_tasklock.demo.history import Event
 from apscheduler_tasklock.demo.run import InterruptedDemo
-from tests.chaos import history
 from tests.chaos.checker import check
 from tests.chaos.fleet import find_faketime
-from tests.chaos.history import Event
 from tests.chaos.plan import PEACE_AFTER, PEACE_BEFORE, draw
 from tests.chaos.report import describe, summary, surroundings
 from tests.chaos.run import ClockSetError, unleash

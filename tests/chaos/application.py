@@ -10,7 +10,7 @@ from typing import Any
 
 import psycopg
 
-from tests.chaos.history import Event
+from apscheduler_tasklock.demo.history import Event
 
 _CONNECT_TIMEOUT = 5
 

@@ -23,10 +23,11 @@ from collections.abc import Iterator, Sequence
 from itertools import takewhile
 from math import inf
 
+from apscheduler_tasklock.demo.history import Event
+from apscheduler_tasklock.demo.judge import Finding
 from tests.chaos import exclusion, misses, repeats, stops
 from tests.chaos.bounds import POOL_BACK
-from tests.chaos.finding import Finding
-from tests.chaos.history import POOL, Event
+from tests.chaos.history import POOL
 from tests.chaos.records import PROCESS, Claim, Records
 from tests.chaos.tasks import MAX_TAKEOVERS, ChaosTask
 

@@ -8,11 +8,11 @@ worker process is dead.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import groupby, pairwise
 from math import inf
 
+from apscheduler_tasklock.demo.judge import Finding, overlaps, went_back
 from tests.chaos.bounds import BURST_REACTION, ORPHANED, RECOVERY
-from tests.chaos.finding import Finding
 from tests.chaos.records import LATE, PATH, PROCESS, Claim, Records, Run
 from tests.chaos.tasks import ChaosTask
 
@@ -56,18 +56,20 @@ def _overlaps(records: Records, task: ChaosTask) -> Iterator[Finding]:
     A lock that is lost stays so. So who was told at two moments that it was not held it, by its own
     belief, all the time between them.
     """
-    last: Run | None = None
-    for run in _believers(records, task):
-        assert run.believed is not None
-        if last is not None:
-            assert last.believed is not None
-            if run.begun + SLEW < last.believed and not _had_no_answer(records, task, last):
-                together = min(run.believed, last.believed) - run.begun
-                text = f"{last} still held the lock when {run}, for {together:.3f} s"
-                yield Finding(OVERLAP, task.name, run.begun, text)
-            if last.believed > run.believed:
-                continue
-        last = run
+
+    def is_excused(earlier: Run, _later: Run) -> bool:
+        return _had_no_answer(records, task, earlier)
+
+    believers = _believers(records, task)
+    for earlier, run in overlaps(believers, is_excused, lambda run: _belief(run) - SLEW):
+        together = min(_belief(run), _belief(earlier)) - run.begun
+        text = f"{earlier} still held the lock when {run}, for {together:.3f} s"
+        yield Finding(OVERLAP, task.name, run.begun, text)
+
+
+def _belief(run: Run) -> float:
+    assert run.believed is not None
+    return run.believed
 
 
 def _had_no_answer(records: Records, task: ChaosTask, run: Run) -> bool:
@@ -79,8 +81,8 @@ def _had_no_answer(records: Records, task: ChaosTask, run: Run) -> bool:
     may have to wait for an attempt that still waits for an answer, and be sent again. A run in a
     worker process does not learn it at all, if its replica's own process was not able to renew.
     """
-    assert run.believed is not None
-    since, until = run.believed - max(RECOVERY, task.lease / 3 + BURST_REACTION), run.believed
+    until = _belief(run)
+    since = until - max(RECOVERY, task.lease / 3 + BURST_REACTION)
     if run.worker:
         if _outlived_at(records, task, run) is not None:
             return False
@@ -144,18 +146,14 @@ def _tokens(records: Records, task: ChaosTask) -> Iterator[Finding]:
 
     Runs that were told at their begin that the lock is lost may begin in any order.
     """
-    last: Run | None = None
-    for run in _believers(records, task):
-        if last is not None and run.token <= last.token:
-            yield Finding(TOKEN_WENT_BACK, task.name, run.begun, f"after {last} came {run}")
-        else:
-            last = run
+    told = ((run.token, run) for run in _believers(records, task))
+    for last, run in went_back(told):
+        yield Finding(TOKEN_WENT_BACK, task.name, run.begun, f"after {last} came {run}")
 
 
 def _writes(records: Records, task: ChaosTask) -> Iterator[Finding]:
-    newest = 0
-    for write in records.writes[task.name]:
-        if write.token < newest:
-            text = f"{write.replica} wrote with token {write.token} after {newest} was written"
-            yield Finding(OLD_TOKEN_WRITTEN, task.name, write.at, text)
-        newest = max(newest, write.token)
+    """Find writes with old tokens. A run writes several times with one token."""
+    of_runs = groupby(records.writes[task.name], key=lambda write: write.token)
+    for newest, write in went_back((token, next(writes)) for token, writes in of_runs):
+        text = f"{write.replica} wrote with token {write.token} after {newest.token} was written"
+        yield Finding(OLD_TOKEN_WRITTEN, task.name, write.at, text)

@@ -15,8 +15,8 @@ from dataclasses import asdict
 from itertools import count
 from pathlib import Path
 
+from apscheduler_tasklock.demo.history import Event
 from apscheduler_tasklock.demo.server import die_with_parent
-from tests.chaos.history import Event
 from tests.chaos.plan import NEAR_SKEW, Newcomer
 from tests.chaos.settings import ONE_OFFS, Settings
 from tests.chaos.work import SHOW_STACKS

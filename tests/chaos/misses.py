@@ -19,6 +19,8 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise, zip_longest
 from math import inf
 
+from apscheduler_tasklock.demo.history import Event
+from apscheduler_tasklock.demo.judge import Finding
 from tests.chaos.bounds import (
     ATTEMPT,
     BURST_REACTION,
@@ -28,8 +30,6 @@ from tests.chaos.bounds import (
     SETTLING,
     UNDER_WAY,
 )
-from tests.chaos.finding import Finding
-from tests.chaos.history import Event
 from tests.chaos.plan import LATE_BY
 from tests.chaos.records import ANY, BLIP, LATE, PATH, PROCESS, SLOW, UNABLE, Claim, Records
 from tests.chaos.tasks import CLAIM_TIMEOUT, POLL_INTERVAL, ChaosTask
@@ -86,8 +86,6 @@ def _gave_up(records: Records, fire: Event, answered: float) -> bool:
     A run time that was refused is claimed again if the holder dies, and that may fail in its turn.
     """
     for skip in records.skips[fire.task]:
-        assert skip.due is not None
-        assert fire.due is not None
         if skip.replica == fire.replica and abs(skip.due - fire.due) < _SAME:
             return skip.at <= answered or records.well(fire.replica, answered, skip.at, ANY)
     return False
@@ -97,7 +95,6 @@ def _misfired(records: Records, task: ChaosTask) -> Iterator[Finding]:
     """Find misfires of replicas that were never stopped: no job here keeps others waiting."""
     for misfire in records.misfires[task.name]:
         life = records.lives.get(misfire.replica)
-        assert misfire.due is not None
         if life is None or misfire.due < life.begun:
             continue  # due while it started
         since = max(life.begun, misfire.at - RECOVERY)
@@ -157,13 +154,11 @@ def _stands_against(
     if all(end is None or end + COMMIT > asked for end in ends):
         # The task runs; or its run is dead or handed over, which comes first, see `_forgotten`.
         return True
-    assert fire.due is not None
     return claim.kept and claim.window > fire.due - task.window - UNDER_WAY
 
 
 def _asked(records: Records, fire: Event) -> float:
     """Return the earliest time at which a fire's claim may have been sent."""
-    assert fire.due is not None
     return min(fire.at, max(fire.due, fire.at - records.reaction(fire.at)))
 
 
@@ -177,7 +172,7 @@ def _silent(records: Records, task: ChaosTask) -> Iterator[Finding]:
         marks = [life.begun, *sorted(fires), life.ended]
         runs = [run for run in records.runs[task.name] if run.replica == replica]
         for before, after in pairwise(marks):
-            busy = [run.over or after for run in runs if run.begun < after]
+            busy = [run.over for run in runs if run.begun < after]
             troubles = [trouble.ended for trouble in records.troubles(replica)]
             since = max([before, *(end for end in [*busy, *troubles] if before < end)])
             if after - since > longest:
@@ -289,7 +284,6 @@ def _forgotten(records: Records, task: ChaosTask, claims: Sequence[Claim]) -> It
             continue  # it ended alive
         done = _done_by(task, claims[number:])
         for fire in records.fires[task.name]:
-            assert fire.due is not None
             if not claim.at < _asked(records, fire) < over:
                 continue
             if fire.due - task.window - UNDER_WAY < claim.window:
@@ -325,7 +319,6 @@ def _believed_by(records: Records, fire: Event, done: float) -> float:
 
 
 def _is_claimed_by(by: float, fire: Event, task: ChaosTask, claims: Sequence[Claim]) -> bool:
-    assert fire.due is not None
     return any(
         claim.at <= by and claim.window > fire.due - task.window - UNDER_WAY for claim in claims
     )
@@ -361,6 +354,6 @@ def _left_to_the_lease(
 def _is_busy(records: Records, task: str, replica: str, begun: float, ended: float) -> bool:
     """Tell whether it ran the task: an instance that is running may be all that is allowed."""
     return any(
-        run.replica == replica and run.begun < ended and (run.over or ended) > begun
+        run.replica == replica and run.begun < ended and run.over > begun
         for run in records.runs[task]
     )

@@ -12,11 +12,12 @@ from itertools import count
 
 import psycopg
 
+from apscheduler_tasklock.demo.history import Event
 from apscheduler_tasklock.demo.server import EmbeddedServer
 from tests.chaos import history
 from tests.chaos.application import connect
 from tests.chaos.fleet import Fleet, Member, Slot
-from tests.chaos.history import ALONE, POOL, Event
+from tests.chaos.history import ALONE, POOL
 from tests.chaos.plan import LATE_BY, NEAR_SKEW, POOL_FAULTS, Action, Plan
 
 _TERMINATE = """

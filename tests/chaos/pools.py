@@ -11,7 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
-from tests.chaos.history import END_GROUP, POOL, Event
+from apscheduler_tasklock.demo.history import Event
+from tests.chaos.history import END_GROUP, POOL
 from tests.chaos.stretch import Stretch
 
 # The first events of a worker process.

@@ -9,39 +9,30 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
+from apscheduler_tasklock.demo import history
+from apscheduler_tasklock.demo.history import Event
 from tests.chaos.bounds import BURST, BURST_NEAR, BURST_REACTION, POOL_BACK, REACTION, RECOVERY
-from tests.chaos.history import ALONE, END_GROUP, FAR, POOL, Event
+from tests.chaos.history import ALONE, END_GROUP, FAR, POOL
 from tests.chaos.pools import Pools
 from tests.chaos.stretch import Stretch
 from tests.chaos.tasks import OneOff
 
 
-@dataclass
-class Run:
+@dataclass(eq=False)
+class Run(history.Run):
     """A run of a job, from its own events.
 
-    :ivar due: its run time
-    :ivar begun: when it began
+    :ivar died: when its worker process was dead before the run had ended; ``None`` if it was not
     :ivar believed: the last time at which its lock was not lost, as it found; ``None`` for never
-    :ivar ended: when it ended; ``None`` if it did not live so long
     :ivar cut: when its coroutine was cancelled; ``None`` if it was not, or could not tell
     :ivar worker: the worker process that it was in; 0 for none
     :ivar seen: the time of its last event
-    :ivar killed: when its worker process was dead before the run had ended; ``None`` if it was not
     """
 
-    task: str
-    replica: str
-    token: int
-    due: float
-    takeover: bool
-    begun: float
     believed: float | None = None
-    ended: float | None = None
     cut: float | None = None
     worker: int = 0
     seen: float = -inf
-    killed: float | None = None
 
     @property
     def process(self) -> str:
@@ -49,10 +40,9 @@ class Run:
         return self.replica.removesuffix(POOL)
 
     @property
-    def over(self) -> float | None:
-        """When it ended, was cut, or its worker process was dead."""
-        ends = (self.ended, self.cut, self.killed)
-        return next((end for end in ends if end is not None), None)
+    def over(self) -> float:
+        """When it ended, was cut, or its worker process was dead; ``inf`` for none of these."""
+        return super().over if self.cut is None or self.ended is not None else self.cut
 
     def __str__(self) -> str:
         how = "takeover" if self.takeover else "run"
@@ -306,11 +296,9 @@ class Records:
             self.one_offs[one_off.id] = one_off
 
     def _take_in_claim(self, event: Event) -> None:
-        assert event.until is not None
         task = self._ids.get(event.task, event.task)
         self._wrote[event.replica].append(event.at)
         if event.kind == "claimed":
-            assert event.due is not None
             claim = Claim(
                 task, event.replica, event.token, event.at, event.due, event.at, event.until
             )
@@ -343,8 +331,8 @@ class Records:
         key = (event.task, event.replica, event.token)
         if event.kind == "begin":
             due = event.at if event.due is None else event.due
-            run = Run(event.task, event.replica, event.token, due, event.takeover, event.at)
-            run.worker = event.worker
+            run = Run(event.task, event.replica, due, event.at, token=event.token)
+            run.takeover, run.worker = event.takeover, event.worker
             self._open[key] = run
             self.runs[event.task].append(run)
             if event.detail:
@@ -363,7 +351,7 @@ class Records:
         broke = self.pools.may_have_broken(run.replica, run.worker, run.begun)
         lost = min(broke, self.orphaned.get(run.process, inf))
         if run.ended is None and lost < inf:
-            run.killed = max(lost, self.pools.ended(run.worker))
+            run.died = max(lost, self.pools.ended(run.worker))
 
     def _live(self, ordered: Sequence[Event]) -> None:
         ready = {event.replica: event.at for event in ordered if event.kind == "ready"}
@@ -425,7 +413,6 @@ def _trouble(event: Event, events: Sequence[Event]) -> Trouble | None:
         case "gone":
             return Trouble(event.at, inf, PROCESS)
         case "stalled":
-            assert event.until is not None
             slow = event.until - event.at < _LONGEST_SLOW
             return Trouble(event.at, event.until, SLOW if slow else PROCESS)
         case "worker killed":

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
+from math import inf
 
+from apscheduler_tasklock.demo.judge import Finding
 from tests.chaos.bounds import ATTEMPT, GRACE, NOTICED_OUTAGE, RECOVERY, SHORTEST_GRACE, UNDER_WAY
-from tests.chaos.finding import Finding
 from tests.chaos.plan import LATE_BY
 from tests.chaos.records import ANY, PATH, PROCESS, UNABLE, Claim, Records, Run
 from tests.chaos.tasks import ChaosTask
@@ -108,7 +109,7 @@ def _alive(records: Records, before: Claim, at: float, runs: list[Run]) -> str |
     able = records.well(before.replica, at - RECOVERY, at, ANY)
     if able and any(run.ended is not None and run.ended < at - RECOVERY for run in runs):
         return f"{before}, had ended, and its replica was able to release it"
-    if able and not any(run.over is not None for run in runs):
+    if able and not any(run.over < inf for run in runs):
         return f"{before}, was running, and its replica was able to renew it"
     return None
 

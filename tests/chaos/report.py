@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from tests.chaos.finding import Finding
-from tests.chaos.history import Event
+from apscheduler_tasklock.demo.history import Event
+from apscheduler_tasklock.demo.judge import Finding
 from tests.chaos.records import Records
 from tests.chaos.tasks import TASKS
 

@@ -11,11 +11,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from apscheduler_tasklock import upgrade
+from apscheduler_tasklock.demo.history import Event
 from apscheduler_tasklock.demo.run import Interrupts
 from apscheduler_tasklock.demo.server import EmbeddedServer
 from tests.chaos.application import create_tables, monotonic_offset, read_events
 from tests.chaos.fleet import Fleet
-from tests.chaos.history import Event
 from tests.chaos.monkey import Monkey
 from tests.chaos.plan import Plan
 from tests.chaos.settings import ONE_OFFS

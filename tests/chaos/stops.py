@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from itertools import zip_longest
 from math import inf
 
+from apscheduler_tasklock.demo.judge import Finding
 from tests.chaos.bounds import BURST_REACTION, RECOVERY, SHUTDOWN
-from tests.chaos.finding import Finding
 from tests.chaos.history import POOL
 from tests.chaos.records import ANY, PROCESS, Claim, Records
 from tests.chaos.stretch import Stretch
@@ -46,7 +46,7 @@ def check_replicas(records: Records) -> Iterator[Finding]:
             run.over
             for runs in records.runs.values()
             for run in runs
-            if run.replica in parts and run.over is not None
+            if run.replica in parts and run.over < inf
         ]
         # It may be told while it still starts.
         stretch = Stretch(max([told, records.lives[replica].begun, *ends]), gone)

@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 
-from tests.chaos import history
+from apscheduler_tasklock.demo import history
+from apscheduler_tasklock.demo.history import Event
 from tests.chaos.bounds import ORPHANED, POOL_BACK, REACTION, RECOVERY, UNDER_WAY
 from tests.chaos.checker import BROKEN, check
 from tests.chaos.exclusion import OLD_TOKEN_WRITTEN, OUTLIVED, OVERLAP, SLEW, TOKEN_WENT_BACK
-from tests.chaos.history import ALONE, END_GROUP, Event
+from tests.chaos.history import ALONE, END_GROUP
 from tests.chaos.misses import MISSED, SILENT
 from tests.chaos.repeats import BELIEVED_TOO_SOON, RUN_TWICE
 from tests.chaos.stops import SLOW_STOP, STRANDED
