@@ -602,6 +602,14 @@ CASES: dict[str, tuple[Story, list[str]]] = {
         two_runs().claims(3, "a", 4.0).releases(3, "a", 4.1, kept=False).goes_on(4, "b", 4.7),
         [MISSED],
     ),
+    "given back, and claimed again at once": (
+        two_runs()
+        .claims(3, "a", 4.0)
+        .releases(3, "a", 4.1, kept=False)
+        .runs_late(4, "a", 4.0, 4.2)
+        .goes_on(5, "a", 6.0),
+        [],
+    ),
     "a dead run that is left": (killed().until(4), [MISSED]),
     "a dead run that no poll finds": (no_poll(), [MISSED]),
     "a dead run that the next window passes over": (
