@@ -21,6 +21,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 
 from apscheduler_tasklock.dashboard import Access, dashboard
+from apscheduler_tasklock.django.dashboard import access_of
 from tests.frameworks.servers import environment_of, served
 from tests.support import rows
 from tests.support.asgi_client import TestClient
@@ -371,6 +372,47 @@ def test_django_shows_it_in_the_frame_of_the_admin(
     with psycopg.connect(empty_database_url) as connection:
         found = connection.execute("SELECT pauses->0->>'by' FROM task_lock").fetchone()
     assert found == ("ann",)
+
+
+class User:
+    """A user of Django with these permissions of the app."""
+
+    def __init__(self, *permissions: str) -> None:
+        self._permissions = {f"apscheduler_tasklock.{each}" for each in permissions}
+
+    def has_perm(self, permission: str) -> bool:
+        return permission in self._permissions
+
+    def get_username(self) -> str:
+        return "bob"
+
+
+VIEWS = ("view_task", "view_run", "view_replica", "view_job")
+
+
+@pytest.mark.parametrize(
+    ("permissions", "right"),
+    [
+        ((), None),
+        (VIEWS[:3], None),
+        (VIEWS[1:], None),
+        (("view_task", "view_run", "view_job"), None),
+        (("view_task", "view_replica", "view_job"), None),
+        (VIEWS, "read"),
+        ((*VIEWS, "change_task"), "read"),
+        ((*VIEWS, "change_job"), "read"),
+        ((*VIEWS, "change_run", "change_replica"), "read"),
+        ((*VIEWS, "change_task", "change_job"), "operate"),
+        (("view_run", "view_replica", "change_task", "change_job"), "operate"),
+        (("change_task", "change_job"), None),
+    ],
+)
+def test_a_user_of_django_needs_the_rights_to_all_lists_and_to_both_that_have_actions(
+    permissions: tuple[str, ...], right: str | None
+) -> None:
+    access = access_of(User(*permissions))
+    assert (access and access.right) == right
+    assert access is None or access.by == "bob"
 
 
 @pytest.mark.nightly

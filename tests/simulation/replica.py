@@ -11,7 +11,7 @@ import asyncio
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
@@ -27,6 +27,7 @@ from apscheduler.triggers.interval import IntervalTrigger
 from apscheduler.util import iscoroutinefunction_partial
 
 from apscheduler_tasklock import executor, lock
+from apscheduler_tasklock._database.sequences import ask_here
 from apscheduler_tasklock._database.session import NoCursor
 from apscheduler_tasklock._lock import claim_attempts
 from apscheduler_tasklock._lock.client import LockClient, Released
@@ -38,12 +39,17 @@ from apscheduler_tasklock._runs import (
     jobs_thread,
     leadership,
     misfires,
+    missed_runs,
     run_attempt,
     watch,
 )
 from apscheduler_tasklock._runs.adapter import UNKNOWN_WORKERS, jobstore_of, report_runs, wrap
 from apscheduler_tasklock._runs.submission import Submission
-from apscheduler_tasklock.errors import TaskLockError, TaskLockStateError
+from apscheduler_tasklock.errors import (
+    TaskLockDatabaseError,
+    TaskLockError,
+    TaskLockStateError,
+)
 from apscheduler_tasklock.executor import TaskLockExecutor
 from apscheduler_tasklock.lock import HeldLock, current_lock
 from tests.simulation.jobs_thread import SimulatedJobsThread
@@ -54,6 +60,7 @@ from tests.support.waist import (
     ClaimAnswer,
     ClaimRequest,
     MemoryTaskLocks,
+    MissNote,
     ReadTimes,
     Refusal,
     ReleaseRequest,
@@ -80,6 +87,7 @@ ASKS_THE_TIME = (
     jobs_thread,
     leadership,
     misfires,
+    missed_runs,
     lock,
     executor_runs,
     watch,
@@ -131,6 +139,12 @@ class Simulation(Protocol):
     def changed(self) -> None:
         """Note that rows have changed."""
 
+    def miss(self, notes: Sequence[MissNote]) -> None:
+        """Note the run times that a look has noted as missed."""
+
+    def look_latency(self) -> float:
+        """Return the seconds that each answer of a look takes."""
+
 
 @dataclass(eq=False)
 class ReplicaRun:
@@ -176,6 +190,9 @@ class SimulatedClient(LockClient):
     """The lock client of a replica, whose rows are in memory.
 
     A claim is decided when it arrives at the database, everything else at once.
+
+    :ivar cut_until: until when claims and looks have no answer, on the virtual clock. Renewals and
+        releases go on.
     """
 
     def __init__(
@@ -194,6 +211,7 @@ class SimulatedClient(LockClient):
         self._statements = Statements(self._protocol)
         self.lag_of: Callable[[datetime | None], float] = lambda _run_time: 0.0
         self.is_stable: Callable[[], bool] = lambda: True
+        self.cut_until = -inf
 
     @property
     def stable(self) -> bool:
@@ -202,7 +220,18 @@ class SimulatedClient(LockClient):
 
     def ask(self, statement: Callable[[Any], Answer], _until: float = inf) -> Answer:
         """Ask at once."""
+        if self._world.now < self.cut_until:
+            raise TaskLockDatabaseError("no answer")
         return statement(NoCursor())
+
+    def noting_misses(self, notes: Sequence[MissNote]) -> Callable[[Any], set[str]]:
+        """Tell the simulation of the run times, because the rows in memory do not have them."""
+
+        def note(_cursor: Any) -> set[str]:
+            self._simulation.miss(notes)
+            return set()
+
+        return note
 
     def _learn(self, sent: float, database_time: datetime) -> None:
         """Do nothing, because the rows have the simulation's clock."""
@@ -219,6 +248,10 @@ class SimulatedClient(LockClient):
 
     def begin_claims(self, attempts: Sequence[Any], most: int | None, tell: Report) -> None:
         """Begin claims, of which at most so many are granted."""
+        if self._world.now < self.cut_until:
+            error = TaskLockDatabaseError("no answer")
+            self._later(self.settings.claim_timeout, lambda: tell([(a, error) for a in attempts]))
+            return
         self._later(
             self._simulation.latency(), lambda: tell(list(self._decide_all(attempts, most)))
         )
@@ -601,6 +634,7 @@ class SimulatedExecutor(TaskLockExecutor):
     ) -> None:
         self.local_now = local_now
         self.running: list[ReplicaRun] = []
+        self._is_looking = False
         self._simulation = simulation
         self._world = world
         self._process = process
@@ -673,8 +707,24 @@ class SimulatedExecutor(TaskLockExecutor):
 
     def look(self) -> None:
         """Look at the rows, and report the replica if its report has changed."""
-        self.client.ask_all(self._watch.look())
-        self.client.ask_all(self._presence.send())
+        seconds = self._simulation.look_latency()
+        if not seconds:
+            self._look(0.0)
+        elif not self._is_looking:
+            self._is_looking = True
+            self._world.start(self._process, partial(self._look, seconds), daemon=True)
+
+    def _look(self, seconds: float) -> None:
+        def ask(statement: Callable[[Any], Any]) -> Any:
+            answer = self.client.ask(statement)
+            if seconds:
+                self._world.sleep(seconds)
+            return answer
+
+        with suppress(TaskLockDatabaseError):
+            ask_here(self._watch.look(), ask)
+            ask_here(self._presence.send(), ask)
+        self._is_looking = False
 
     def wrap_function(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function that calls a job's function and takes the simulated time."""

@@ -13,6 +13,7 @@ from typing import Any
 
 from apscheduler_tasklock._database.connection import attempt_limit
 from apscheduler_tasklock._database.timings import Timings
+from apscheduler_tasklock._lock.protocol_messages import MissNote
 from apscheduler_tasklock.errors import TaskLockOptionError, TaskLockStateError
 from apscheduler_tasklock.events import EVENT_TASK_LOCK_ALL, TaskLockEvent
 from apscheduler_tasklock.options import parse_positive_seconds, parse_seconds
@@ -60,6 +61,19 @@ class SimulatedRun:
     outcome: str
     token: int | None
     attempt: int = 1
+
+
+@dataclass(frozen=True)
+class SimulatedMiss:
+    """A run time that a replica's look has noted as missed.
+
+    :ivar noted_at: by a correct clock
+    """
+
+    task_name: str
+    run_time: datetime
+    cause: str
+    noted_at: datetime
 
 
 class SimulatedReplica:
@@ -122,7 +136,7 @@ class SimulatedReplicas:
     length of its run passes after its return, so that its effects remain if its replica is killed
     meanwhile.
 
-    Not simulated are the database, and so outages and late answers; paused processes;
+    Not simulated are the database, and so outages other than :meth:`cut_off`; paused processes;
     ``cancel_on_lost``; a ``TaskLockJobStore``; ``TaskLocks.hold``; operations of operators; and the
     time after which a stopped replica counts as gone. ``datetime.now()`` and ``time.sleep()`` in
     the application's functions are real: use :attr:`now` and :meth:`sleep`.
@@ -139,6 +153,8 @@ class SimulatedReplicas:
     :param clock_offsets: by how much the clocks of the first replicas are ahead, as seconds or
         ``timedelta``
     :param latency: the limit of a claim's random delay, in seconds or as ``timedelta``
+    :param look_latency: how long after its statement each answer of a look comes; below the time
+        between two looks
     :param seed: the seed of all random decisions, such as which replica is first; also of the
         module ``random`` while time passes, for jitter
     :param options: of the ``TaskLockExecutor``, as ``failover=True``
@@ -154,6 +170,7 @@ class SimulatedReplicas:
         durations: Mapping[str, float | timedelta] | None = None,
         clock_offsets: Sequence[float | timedelta] = (),
         latency: float | timedelta = 0.05,
+        look_latency: float | timedelta = 0.0,
         seed: int = 0,
         **options: Any,
     ) -> None:
@@ -167,6 +184,8 @@ class SimulatedReplicas:
         self._world = World(seed, start.astimezone(timezone.utc))
         self._locks = MemoryTaskLocks(self._world.database_time)
         self._latency = parse_seconds(latency, "latency", where)
+        self._look_latency = parse_seconds(look_latency, "look_latency", where)
+        self.misses: list[SimulatedMiss] = []
         self._add_jobs = add_jobs
         self._options = options
         self._seed = seed
@@ -295,6 +314,14 @@ class SimulatedReplicas:
         if replica.gone_at is None:
             replica.gone_at = self._now
 
+    def cut_off(self, replica: SimulatedReplica | str, duration: float | timedelta) -> None:
+        """Let a replica's claims and looks have no answer. Its renewals and releases go on.
+
+        :param duration: seconds or ``timedelta``
+        """
+        seconds = parse_seconds(duration, "duration", "cut_off()")
+        self._find(replica).executor.client.cut_until = self._world.now + seconds
+
     def sleep(self, duration: float | timedelta) -> None:
         """Let the job that calls this take longer.
 
@@ -388,6 +415,18 @@ class SimulatedReplicas:
     def latency(self) -> float:
         """Return the seconds that a claim takes to the database. For the simulation's own use."""
         return self._random.uniform(0, self._latency)
+
+    def look_latency(self) -> float:
+        """Return the seconds that each answer of a look takes. For the simulation's own use."""
+        return self._look_latency
+
+    def miss(self, notes: Sequence[MissNote]) -> None:
+        """Note run times that a look has noted as missed. For the simulation's own use."""
+        self.misses += [
+            SimulatedMiss(note.task_name, run_time.astimezone(self._zone), note.cause, self.now)
+            for note in notes
+            for run_time in note.run_times
+        ]
 
     def changed(self) -> None:
         """Note that rows have changed. For the simulation's own use."""

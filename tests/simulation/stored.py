@@ -312,7 +312,8 @@ class StoredStory(JobsStory):
         return self.world.now >= BEGIN + goes_on and super()._is_over
 
 
-def _stored(story: Any) -> None:
+def stored_jobs(story: Any) -> None:
+    """Let all replicas read the scenario's jobs."""
     rows = story.database.rows
     for n, job in enumerate(story.scenario.jobs):
         first = START + timedelta(seconds=job.windows[0])
@@ -325,12 +326,12 @@ SCENARIOS = (
     JobsScenario(
         "stored",
         [Job("i", (10.0, 20.0, 30.0), failover=True), Job("o", (10.0,), failover=True)],
-        _stored,
+        stored_jobs,
     ),
     JobsScenario(
         "stored, one worker, three replicas",
         [Job(name, (10.0, 20.0), takes=3.0, failover=True) for name in "ijk"],
-        _stored,
+        stored_jobs,
         replicas=3,
         workers=1,
     ),

@@ -21,9 +21,11 @@ from tests.simulation.jobs_scenarios import (
     history,
     late_manual_runs,
     overload,
+    submit_all,
 )
+from tests.simulation.jobs_side import Job
 from tests.simulation.scenarios import check
-from tests.simulation.world import GoesRoundError, replaced
+from tests.simulation.world import BEGIN, GoesRoundError, replaced
 from tests.support.queue_mutations import QUEUE_MUTATIONS
 
 pytestmark = pytest.mark.usefixtures("simulation")
@@ -94,6 +96,41 @@ class TestHistories:
     def check_histories(self, seeds: range) -> None:
         wrong = [story for seed in seeds if (story := history(seed)).found]
         check(wrong, f"{len(seeds)} histories")
+
+
+def _locked_for_long(story: JobsStory) -> None:
+    submit_all(story)
+    story.database.locked_until["l"] = BEGIN + 15.0
+
+
+def test_a_run_whose_row_was_locked_for_longer_than_its_grace_time_is_no_misfire() -> None:
+    """The only worker was free for it in time, and got another run meanwhile."""
+    jobs = [Job("l", (10.0,), grace=1.0), Job("other", (10.5,), takes=6.0)]
+    scenario = JobsScenario(
+        "locked for long", jobs, _locked_for_long, replicas=1, workers=1, known=("l",)
+    )
+    story = JobsStory(scenario)
+    check([story] if story.found else [], "stories")
+    assert [run.task for run in story.ledger.runs] == ["other", "l"]
+
+
+def _released_late(story: JobsStory) -> None:
+    """Let one replica run a window, and its release arrive after the next run time of another."""
+    first, second = story.runners
+    [job] = story.jobs_scenario.jobs
+    first.submit_at(10.0, job, [10.0])
+    second.submit_at(20.2, job, [20.0])
+    story.world.call_at(BEGIN + 11.0, lambda: setattr(first.process, "cut_until", BEGIN + 25.0))
+
+
+def test_a_run_time_is_run_although_the_run_before_it_was_released_later() -> None:
+    """That run had ended before. So plain APScheduler would not have skipped the run time."""
+    job = Job("r", (10.0, 20.0), takes=2.0, lease=60.0)
+    story = JobsStory(JobsScenario("released late", [job], _released_late))
+    check([story] if story.found else [], "stories")
+    first, second = story.ledger.runs
+    assert (first.window, second.window) == (10.0, 20.0)
+    assert second.began - BEGIN > 25.0
 
 
 @pytest.mark.nightly  # a test of the tests

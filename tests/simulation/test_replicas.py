@@ -557,6 +557,17 @@ class TestLeaderMode:
         check_each_second_once(simulation.runs)
         assert leaders(simulation) == ["replica-1"]
 
+    def test_a_leader_without_jobs_resigns_at_its_next_look(self) -> None:
+        """Its run times would be nobody's, and those of the others would wait for looks."""
+        simulation = self.led(every_second_cron(max_instances=9), leader_lease=60)
+        simulation["replica-1"].scheduler.remove_job("job")
+        simulation.advance(seconds=15)  # two looks of this replica, and one of another
+        [leader] = leaders(simulation)
+        assert leader != "replica-1"
+        simulation.advance(minutes=2)  # longer than a lease
+        assert leaders(simulation) == [leader]
+        check_each_second_once(simulation.runs)
+
     def test_a_run_that_fails_and_opens_its_window_is_not_run_again_by_each_follower(self) -> None:
         """Without leader mode the others would have been refused while it was run."""
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -14,8 +15,15 @@ import pytest
 from apscheduler_tasklock.jobstore.due import DueJobs
 from tests.simulation.faults import FAULTS, STEPS, Planned
 from tests.simulation.jobs_scenarios import JobsScenario
+from tests.simulation.jobs_side import Job
 from tests.simulation.scenarios import check
-from tests.simulation.stored import SCENARIOS, StoredLocks, StoredStory, simulating_store
+from tests.simulation.stored import (
+    SCENARIOS,
+    StoredLocks,
+    StoredStory,
+    simulating_store,
+    stored_jobs,
+)
 from tests.simulation.world import BEGIN, START, replaced
 
 pytestmark = pytest.mark.usefixtures("simulation", "store")
@@ -82,6 +90,97 @@ class TestScenarios:
             runs = [run for run in paused.ledger.runs if run.task == name]
             late = [str(run) for run in runs if run.asked > changed_at]
             assert not late, f"{late} at {at}"
+
+
+class TestLooks:
+    """When a replica looks for due jobs."""
+
+    @pytest.mark.parametrize(("replicas", "looks"), [(1, 100), (20, 100), (400, 5)])
+    def test_a_fleet_makes_at_most_20_ordinary_looks_a_second(
+        self, replicas: int, looks: int
+    ) -> None:
+        """So each replica makes one in a second, or in as many as 20 looks of each take."""
+        job = Job("far", (110.0,))
+        act = partial(_in_a_fleet, replicas)
+        story = StoredStory(JobsScenario("alone", [job], act, replicas=1))
+        looked = [place.at for place in story.plan.places if place.group == "read_due"]
+        # The first looks are left out, because the fleet's size is known after them.
+        assert sum(5 <= at < 105 for at in looked) == pytest.approx(looks, abs=1)
+
+    @pytest.mark.parametrize(("replicas", "at_once"), [(1, 40), (3, 40), (60, 2), (400, 0)])
+    def test_of_a_fleet_some_three_look_for_a_due_job_at_once(
+        self, replicas: int, at_once: int
+    ) -> None:
+        """The others look later, unless the job has run here the last time."""
+        due_at = [10.0 + 2.5 * n for n in range(40)]
+        jobs = [Job(f"{n:02}", (at,), takes=0.01) for n, at in enumerate(due_at)]
+        act = partial(_in_a_fleet, replicas)
+        story = StoredStory(JobsScenario("alone", jobs, act, replicas=1, workers=None))
+        looked = [place.at for place in story.plan.places if place.group == "read_due"]
+        soon = sum(any(at < look < at + 0.1 for look in looked) for at in due_at)
+        assert soon == pytest.approx(at_once, abs=4)
+
+    def test_a_refused_job_is_read_again_after_50_ms_and_then_more_and_more_rarely(self) -> None:
+        """Up to once a second, so that it is run soon after the reason is gone."""
+        attempts: list[float] = []
+        act = partial(_refusing, attempts, 20.0)
+        story = StoredStory(JobsScenario("refused", [Job("r", (10.0,))], act, replicas=1))
+        check([story] if story.found else [], "stories")
+        pauses = [after - before for before, after in pairwise(attempts)]
+        assert pauses[:5] == pytest.approx([0.05, 0.1, 0.2, 0.4, 0.8], abs=0.02)
+        assert pauses[5:] == pytest.approx([1.0] * len(pauses[5:]), abs=0.02)
+        [run] = story.ledger.runs
+        assert 20.0 <= run.began - BEGIN < 21.1
+
+    def test_a_job_that_is_changed_again_and_again_runs_right_after_the_last_change(self) -> None:
+        """A claim that finds a changed job is no refusal: the job is read again at once."""
+        changed: list[float] = []
+        act = partial(_changing, changed, 6)
+        story = StoredStory(JobsScenario("changed", [Job("c", (10.0,))], act, replicas=1))
+        check([story] if story.found else [], "stories")
+        assert len(changed) == 6
+        [run] = story.ledger.runs
+        assert run.began - changed[-1] < 0.1
+
+
+def _in_a_fleet(replicas: int, story: Any) -> None:
+    """Let a replica know of so many live replicas."""
+    stored_jobs(story)
+    [replica] = story.replicas
+    story.world.call_at(
+        BEGIN + 1.0, lambda: setattr(replica.locks.outage, "live_replicas", replicas)
+    )
+
+
+def _refusing(attempts: list[float], until: float, story: Any) -> None:
+    """Let a replica's executor take no job until a time, as if no thread could be started."""
+    stored_jobs(story)
+    [replica] = story.replicas
+    submit = replica.submit_stored
+
+    def submit_stored(*arguments: Any) -> None:
+        attempts.append(story.world.now)
+        if story.world.now < BEGIN + until:
+            raise RuntimeError("can't start new thread")
+        submit(*arguments)
+
+    replica.submit_stored = submit_stored
+
+
+def _changing(changed: list[float], times: int, story: Any) -> None:
+    """Let a user change a job after each of the first reads, and all replicas hear of it."""
+    stored_jobs(story)
+    [replica] = story.replicas
+    submit = replica.submit_stored
+
+    def submit_stored(*arguments: Any) -> None:
+        submit(*arguments)
+        if len(changed) < times:
+            changed.append(story.world.now)
+            story.database.rows.change("c")
+            replica.reader.wake()
+
+    replica.submit_stored = submit_stored
 
 
 def _changed(scenario: JobsScenario, at: float, story: Any, **changes: Any) -> None:
