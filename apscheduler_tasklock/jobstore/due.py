@@ -283,6 +283,9 @@ class DueJobs:
         too_soon = self._looked_at + shortest - time.monotonic()
         if too_soon > 0:
             self._closed.wait(too_soon)
+            # A run time that is over by now may be due again, as after a change of its job. Without
+            # this its job would count as queued, and wait for the ordinary look.
+            self._note_outcomes()
         self._is_called = self._is_urgent = False
         self._looked_at = time.monotonic()
         return not self._closed.is_set()
