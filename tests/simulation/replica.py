@@ -59,6 +59,7 @@ from tests.support.waist import (
     AnyAttempt,
     ClaimAnswer,
     ClaimRequest,
+    ManualRequest,
     MemoryTaskLocks,
     MissNote,
     ReadTimes,
@@ -281,15 +282,19 @@ class SimulatedClient(LockClient):
         return held
 
     def _answer(self, request: Any) -> ClaimAnswer | None:
+        if isinstance(request, ManualRequest):
+            return self._statements.again(request, ReadTimes(stable=self.stable))
         if not isinstance(request, ClaimRequest):
             return self._statements.again(request)
         times = ReadTimes(self.lag_of(request.run_time), None, self.stable)
         return self._statements.claim(request, times)
 
     def _held(
-        self, request: ClaimRequest | TakeoverRequest | RetryRequest, answer: ClaimAnswer
+        self,
+        request: ClaimRequest | TakeoverRequest | RetryRequest | ManualRequest,
+        answer: ClaimAnswer,
     ) -> HeldLock:
-        run_time: datetime | None = answer.window_start
+        run_time: datetime | None = None if answer.manual else answer.window_start
         if isinstance(request, ClaimRequest):
             run_time = request.run_time
         dead_holder = request.dead_holder if isinstance(request, TakeoverRequest) else None
@@ -560,7 +565,7 @@ class SimulatedWorkers(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         super().__init__()
         self._world = world
         self._process = process
-        self._workers = Pool(world, process, UNKNOWN_WORKERS)
+        self.workers = Pool(world, process, UNKNOWN_WORKERS)
         self._loop: VirtualLoop | None = None
         self._pending_futures: set[Any] = set()  # named as in an event loop's executor
 
@@ -574,7 +579,7 @@ class SimulatedWorkers(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         arguments = (job, jobstore_of(job), run_times, self._logger.name)
         run = ReplicaRun(str(job.id), run_times[0], self._process.name)
         if not iscoroutinefunction_partial(job.func):
-            self._workers.submit(partial(self._work, run, job.id, arguments))
+            self.workers.submit(partial(self._work, run, job.id, arguments))
             return
         if self._loop is None:
             self._loop = VirtualLoop(self._world)
@@ -679,6 +684,11 @@ class SimulatedExecutor(TaskLockExecutor):
             ticket = run.begin_cut()
             if ticket is not None:
                 run.report_release(ticket)
+
+    @property
+    def pool(self) -> Pool:
+        """The workers of the wrapped executor."""
+        return self._inner.workers  # type: ignore[no-any-return]  # of any executor
 
     @property
     def looks(self) -> bool:

@@ -10,6 +10,7 @@ from datetime import datetime, timedelta, timezone
 from functools import partial
 from math import ceil
 from typing import Any
+from uuid import UUID
 
 from apscheduler_tasklock._database.connection import attempt_limit
 from apscheduler_tasklock._database.timings import Timings
@@ -17,6 +18,7 @@ from apscheduler_tasklock._lock.protocol_messages import MissNote
 from apscheduler_tasklock.errors import TaskLockOptionError, TaskLockStateError
 from apscheduler_tasklock.events import EVENT_TASK_LOCK_ALL, TaskLockEvent
 from apscheduler_tasklock.options import parse_positive_seconds, parse_seconds
+from apscheduler_tasklock.testing import rule
 from tests.simulation.replica import (
     ReplicaRun,
     SimulatedExecutor,
@@ -193,6 +195,7 @@ class SimulatedReplicas:
         self._shared_random = self._random.getstate()
         self._replicas: list[SimulatedReplica] = []
         self._changes = 0
+        self._requests = 0  # manual runs that were asked for
         self._under_way: dict[ReplicaRun, SimulatedRun] = {}
         for number in range(replicas):
             offset = clock_offsets[number] if number < len(clock_offsets) else 0.0
@@ -322,6 +325,29 @@ class SimulatedReplicas:
         seconds = parse_seconds(duration, "duration", "cut_off()")
         self._find(replica).executor.client.cut_until = self._world.now + seconds
 
+    def break_pool(self, replica: SimulatedReplica | str, duration: float | timedelta) -> None:
+        """Let a replica's pool of workers raise an error for each run that it is given.
+
+        :param duration: seconds or ``timedelta``
+        """
+        seconds = parse_seconds(duration, "duration", "break_pool()")
+        self._find(replica).executor.pool.raises_until = self._world.now + seconds
+
+    def pause(self, task_name: str) -> None:
+        """Pause a task, as an operator does, for an hour."""
+        rows = self._locks.rows
+        rows[task_name] = rule.pause(rows[task_name], 3600.0, self._now, "operator")
+        self.changed()
+
+    def request_run(self, task_name: str) -> None:
+        """Ask for a manual run of a task, as an operator does."""
+        rows, request_id = self._locks.rows, UUID(int=self._random.getrandbits(128))
+        rows[task_name] = rule.request_run(
+            rows[task_name], request_id, "operator", 3600.0, self._now
+        )
+        self._requests += 1
+        self.changed()
+
     def sleep(self, duration: float | timedelta) -> None:
         """Let the job that calls this take longer.
 
@@ -398,7 +424,7 @@ class SimulatedReplicas:
         wanted = calls_at
         if replica.seen != self._changes and replica.executor.is_watching:
             wanted = self._now
-        if replica.executor.is_in_leader_mode:
+        if replica.executor.is_in_leader_mode or self._requests:
             wanted = replica.looked_at
         if wanted is None:
             return None

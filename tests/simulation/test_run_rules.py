@@ -7,6 +7,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
+from apscheduler.events import EVENT_JOB_MAX_INSTANCES
 
 from apscheduler_tasklock import current_lock, task_lock
 from tests.simulation.replicas import SimulatedReplicas
@@ -168,3 +169,242 @@ class TestMisses:
         assert (miss.run_time, miss.cause) == (at(1), "database")
         # The claim was tried for 60 s, and a last try may be on its way for 60 s more.
         assert timedelta(seconds=120) < miss.noted_at - miss.run_time < timedelta(seconds=150)
+
+
+def every_five_minutes(function: Any = job, **options: Any) -> Any:
+    def add_jobs(scheduler: Any) -> None:
+        scheduler.add_job(function, "cron", minute="*/5", id="job", **options)
+
+    return add_jobs
+
+
+def told(simulation: SimulatedReplicas) -> list[tuple[float, str, str]]:
+    """Return the run times in minutes from midnight, with their kinds and outcomes."""
+    return [((r.run_time - MIDNIGHT) / MINUTE, r.kind, r.outcome) for r in simulation.runs]
+
+
+class TestKeptRuns:
+    def dead(self, minutes: float, lease: float = 480, **options: Any) -> SimulatedReplicas:
+        """Return replicas after so many minutes, of which one was killed in the run of minute 5."""
+        job_options = {"coalesce": False, "misfire_grace_time": 1, **options}
+        simulation = simulated(
+            every_five_minutes(**job_options), 2, durations={"job": 30}, failover=True, lease=lease
+        )
+        simulation.advance(minutes=5, seconds=10)
+        simulation.kill(simulation.runs[0].replica)
+        simulation.advance(minutes=minutes - 5)
+        return simulation
+
+    def test_a_run_time_that_came_while_a_dead_run_stood_is_run_after_its_takeover(self) -> None:
+        """However late it is, since it was kept."""
+        simulation = self.dead(14.5)
+        assert told(simulation) == [
+            (5, "schedule", "died"),
+            (5, "takeover", "ok"),
+            (10, "schedule", "ok"),
+        ]
+
+    @pytest.mark.parametrize(
+        ("coalesce", "run_times"), [(False, [5, 5, 10, 15]), (True, [5, 5, 15])]
+    )
+    def test_of_several_kept_ones_each_is_run_or_with_coalesce_the_last_one(
+        self, coalesce: bool, run_times: list[int]
+    ) -> None:
+        simulation = self.dead(19.5, lease=780, coalesce=coalesce)
+        assert [run_time for run_time, _, _ in told(simulation)] == run_times
+
+    @pytest.mark.parametrize("change", ["pause", "remove", "reschedule"])
+    def test_a_change_of_the_job_drops_what_is_kept(self, change: str) -> None:
+        simulation = self.dead(12)
+        [replica] = simulation
+        if change == "pause":
+            replica.scheduler.pause_job("job")
+        elif change == "remove":
+            replica.scheduler.remove_job("job")
+        else:
+            replica.scheduler.reschedule_job("job", trigger="cron", hour=9)
+        simulation.advance(minutes=30)
+        assert 10 not in [run_time for run_time, _, _ in told(simulation)]
+
+
+class TestDeadRuns:
+    def test_a_dead_run_is_not_taken_over_in_a_pause(self) -> None:
+        simulation = simulated(
+            every_five_minutes(), 2, durations={"job": 30}, failover=True, lease=60, max_factor=50
+        )
+        simulation.advance(minutes=5, seconds=10)
+        simulation.pause("job")
+        simulation.kill(simulation.runs[0].replica)
+        simulation.advance(minutes=55)
+        assert told(simulation) == [(5, "schedule", "died")]
+        simulation.advance(minutes=6)
+        assert told(simulation)[1] == (5, "takeover", "ok")
+
+    def test_a_replica_that_has_just_started_believes_no_death(self) -> None:
+        """The holder may be about to renew its lease, after an outage that ended a moment ago."""
+        simulation = simulated(
+            every_five_minutes(), 1, durations={"job": 30}, failover=True, lease=60
+        )
+        simulation.advance(minutes=5, seconds=10)
+        simulation.kill("replica-1")
+        simulation.advance(minutes=3)
+        second = simulation.start_replica()
+        simulation.advance(minutes=1)
+        [_, takeover] = simulation.runs
+        assert takeover.kind == "takeover"
+        assert takeover.began_at - second.started_at > timedelta(seconds=5)
+
+    def test_hand_overs_are_no_deaths(self) -> None:
+        async def long() -> None:
+            pass
+
+        simulation = simulated(
+            every_five_minutes(long), 6, durations={"job": 3600}, failover=True, max_takeovers=1
+        )
+        simulation.advance(minutes=6)
+        for _ in range(4):
+            simulation.stop(simulation.runs[-1].replica)
+            simulation.advance(seconds=30)
+        assert [run.kind for run in simulation.runs] == ["schedule"] + 4 * ["takeover"]
+
+    def test_a_run_that_the_pool_does_not_take_is_handed_over(self) -> None:
+        simulation = simulated(every_five_minutes(), 2, failover=True, lease=120)
+        simulation.advance(minutes=4)
+        for replica in simulation:
+            simulation.break_pool(replica, 61)
+        simulation.advance(minutes=1, seconds=30)
+        [run] = simulation.runs
+        assert run.run_time == at(5)
+        assert run.began_at < at(5.2)
+
+
+class TestManualRuns:
+    def test_one_waits_for_the_run_that_goes_on(self) -> None:
+        simulation = simulated(every_five_minutes(), 2, durations={"job": 60})
+        simulation.advance(minutes=5, seconds=10)
+        simulation.request_run("job")
+        simulation.advance(minutes=2)
+        first, manual = simulation.runs
+        assert first.ended_at is not None
+        assert first.ended_at <= manual.began_at < first.ended_at + timedelta(seconds=7)
+
+    def test_one_is_no_instance_of_its_job_and_the_run_time_that_comes_is_run_after_it(
+        self,
+    ) -> None:
+        simulation = simulated(every_five_minutes(max_instances=1), 1, durations={"job": 60})
+        simulation.advance(minutes=1)
+        refused: list[Any] = []
+        [replica] = simulation
+        replica.scheduler.add_listener(refused.append, EVENT_JOB_MAX_INSTANCES)
+        simulation.advance(minutes=3, seconds=30)
+        simulation.request_run("job")
+        simulation.advance(minutes=2)
+        manual, scheduled = simulation.runs
+        assert manual.began_at < at(5) < scheduled.began_at
+        assert scheduled.run_time == at(5)
+        assert refused == []
+
+    def test_its_maximum_lock_is_that_of_other_runs_however_soon_the_next_one_is(self) -> None:
+        lefts = []
+
+        def see() -> None:
+            lock = current_lock()
+            assert lock is not None
+            lefts.append(lock.seconds_left)
+
+        simulation = simulated(every_five_minutes(see), 1, max_factor=2)
+        simulation.advance(minutes=4, seconds=50)
+        simulation.request_run("job")
+        simulation.advance(minutes=1)
+        assert lefts == pytest.approx([600, 600], abs=6)
+
+
+class TestLeaders:
+    def led(self, add_jobs: Any, **options: Any) -> SimulatedReplicas:
+        simulation = simulated(add_jobs, 1, leader=True, **options)
+        simulation.advance(seconds=3)
+        simulation.start_replica()
+        simulation.advance(seconds=57)
+        assert [replica.name for replica in simulation if replica.executor.leads] == ["replica-1"]
+        return simulation
+
+    def test_a_leader_leads_on_between_looks_that_are_further_apart_than_its_lease(self) -> None:
+        """Its lease is as long as three looks at least."""
+
+        def add_jobs(scheduler: Any) -> None:
+            scheduler.add_job(job, "cron", second="*/10", id="job")
+
+        simulation = self.led(add_jobs, poll_interval=40, leader_lease=15)
+        runs = simulation.advance(minutes=5)
+        assert {run.replica for run in runs} == {"replica-1"}
+        assert max(run.began_at - run.run_time for run in runs) < timedelta(seconds=1)
+
+    def test_the_last_run_time_of_a_job_does_not_wait_for_the_leader(self) -> None:
+        """Nothing would know of it any more if the follower stopped, since its job is dropped."""
+
+        def add_jobs(scheduler: Any) -> None:
+            scheduler.add_job(job, "date", run_date=at(2), id="once")
+            scheduler.add_job(job, "cron", hour=9, id="job")
+
+        simulation = self.led(add_jobs)
+        simulation.advance(seconds=58)
+        simulation.kill("replica-1")
+        [run] = simulation.advance(minutes=1)
+        assert run.began_at - run.run_time < timedelta(seconds=1)
+
+    def test_in_an_outage_only_the_leader_runs_jobs_without_their_lock(self) -> None:
+        """With ``on_database_error="run"`` all would run them otherwise."""
+        simulation = self.led(every_five_minutes(), on_database_error="run")
+        simulation.advance(minutes=3, seconds=50)
+        for replica in simulation:
+            simulation.cut_off(replica, 60)
+        runs = simulation.advance(minutes=1)
+        assert [run.replica for run in runs] == ["replica-1"]
+
+
+class TestNames:
+    @pytest.mark.parametrize(
+        ("trigger", "arguments", "is_shared"),
+        [
+            ({"run_date": at(10)}, (), True),
+            ({"run_date": at(10)}, ("text", 1), True),
+            ({"run_date": at(10) + timedelta(microseconds=1)}, (), False),
+            ({"run_date": at(10)}, (object(),), False),
+        ],
+    )
+    def test_a_one_off_without_an_id_is_shared_if_its_date_and_its_arguments_can_be_compared(
+        self, trigger: dict[str, Any], arguments: tuple[Any, ...], is_shared: bool
+    ) -> None:
+        """Otherwise it is this replica's own, and always runs here."""
+
+        def add_jobs(scheduler: Any) -> None:
+            scheduler.add_job(take, "date", args=arguments, **trigger)
+
+        runs = simulated(add_jobs, 3).advance(minutes=20)
+        assert len({run.replica for run in runs}) == (1 if is_shared else 3)
+        assert all((run.token is not None) is is_shared for run in runs)
+
+    def test_recurring_jobs_without_an_id_are_told_apart_by_their_arguments(self) -> None:
+        def add_jobs(scheduler: Any) -> None:
+            for number in (1, 2):
+                scheduler.add_job(take, "interval", minutes=10, args=[number])
+
+        runs = simulated(add_jobs, 3).advance(minutes=10, seconds=10)
+        assert len(runs) == 2
+
+    @pytest.mark.parametrize(("apart", "runs"), [(50, 1), (70, 2)])
+    def test_replicas_that_add_a_one_off_within_a_minute_run_it_once(
+        self, apart: float, runs: int
+    ) -> None:
+        def add_jobs(scheduler: Any) -> None:
+            scheduler.add_job(job, id="set up")
+
+        simulation = simulated(add_jobs, 1)
+        simulation.advance(seconds=apart)
+        simulation.start_replica()
+        simulation.advance(minutes=5)
+        assert len(simulation.runs) == runs
+
+
+def take(*_arguments: Any) -> None:
+    pass
