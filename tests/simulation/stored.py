@@ -13,6 +13,7 @@ from typing import Any
 from uuid import UUID
 
 from apscheduler.triggers.interval import IntervalTrigger
+from psycopg.types.range import Range
 
 from apscheduler_tasklock._lock.job_rows import DueRow, DueRows, JobRow
 from apscheduler_tasklock._runs.run import Kind
@@ -67,6 +68,7 @@ class StoredLocks(MemoryTaskLocks):
         super().__init__(now)
         self.time = now
         self.jobs: dict[str, Stored] = {}
+        self.pauses: list[Range[datetime]] = []  # of all tasks
         self.skipped: set[tuple[str, float]] = set()  # jobs, and windows that are not run
         self._changes = 0
 
@@ -85,6 +87,8 @@ class StoredLocks(MemoryTaskLocks):
 
     def may_be_claimed(self, job: Stored, *, stable: bool) -> bool:
         row, now = self.rows.get(job.job.name), self.time()
+        if any(now in pause for pause in self.pauses):
+            return False
         if row is None:
             return True
         is_own = row.kind == "manual" or row.window_start == job.last
@@ -138,12 +142,14 @@ class StoredLocks(MemoryTaskLocks):
         row = self.rows.get(job.job.name)
         over = None if row is None else min(row.finished_at or row.locked_until, self.time())
         func = f"job of {job.job.name}"
+        trigger = {"type": "date" if len(job.job.windows) == 1 else "interval"}
         job_row = JobRow(
-            *(job_id, func, None, None, None, ALIAS, None, None, 1),
+            *(job_id, func, trigger, None, None, ALIAS, None, None, 1),
             *(job.run_at, job.last, False, job.job.name, "here"),
         )
         since = None if row is None else row.started_at
-        return DueRow(job_row, job.change_id, START, (), since, over, runs_again=False)
+        pauses = [pause for pause in self.pauses if pause.lower <= self.time()]
+        return DueRow(job_row, job.change_id, START, pauses, since, over, runs_again=False)
 
     def move_on(self, _cursor: Any, moves: Iterable[JobMove], **_options: Any) -> set[str]:
         moved = [move for move in moves if self.fenced(move)]
@@ -251,8 +257,15 @@ class StoredReplica(JobsReplica):
         self.line.has_room = has_room
 
     def _decode(self, row: JobRow) -> dict[str, Any]:
-        trigger = self._rows.jobs[row.id].trigger
-        return {"trigger": trigger, "misfire_grace_time": None, "coalesce": False}
+        stored = self._rows.jobs[row.id]
+        grace = stored.job.grace
+        return {"trigger": stored.trigger, "misfire_grace_time": grace, "coalesce": False}
+
+    def note_missed(self, *_: Any) -> None:
+        """Do nothing, because the rows in memory have no missed run times."""
+
+    def report_missed(self, *_: Any) -> None:
+        """Do nothing, because no events are sent."""
 
     def make_due(self, attributes: dict[str, Any], _run_time: datetime) -> Any:
         return SimpleNamespace(id=attributes["id"])
@@ -312,14 +325,14 @@ class StoredStory(JobsStory):
         return self.world.now >= BEGIN + goes_on and super()._is_over
 
 
-def stored_jobs(story: Any) -> None:
+def stored_jobs(story: Any, reads_from: float = READS_FROM) -> None:
     """Let all replicas read the scenario's jobs."""
     rows = story.database.rows
     for n, job in enumerate(story.scenario.jobs):
         first = START + timedelta(seconds=job.windows[0])
         rows.jobs[job.name] = Stored(job, UUID(int=1_000 + n), first)
     for replica in story.replicas:
-        story.world.call_at(BEGIN + READS_FROM, replica.reader.start)
+        story.world.call_at(BEGIN + reads_from, replica.reader.start)
 
 
 SCENARIOS = (

@@ -56,6 +56,23 @@ class TestStandby:
         assert run.replica == "replica-2"
         assert waits <= late_by <= waits + 6  # a look
 
+    def test_a_replica_whose_job_was_put_off_does_not_stand_in(self) -> None:
+        simulation, _ = self.dead_at("replica-1", None)
+        [replica] = simulation
+        put_off_to = simulation.now + timedelta(hours=9)
+        replica.scheduler.modify_job("job", next_run_time=put_off_to)
+        [run] = simulation.advance(hours=10)
+        assert run.run_time == put_off_to
+
+    def test_a_run_time_that_nobody_was_there_for_is_no_reason_after_a_period(self) -> None:
+        """The fleet was away on purpose, as at night, and its jobs begin anew."""
+        simulation, _ = self.dead_at("replica-1", None)
+        simulation.kill("replica-2")
+        simulation.advance(hours=3)
+        third = simulation.start_replica()
+        run, *_ = simulation.advance(hours=2)
+        assert run.began_at - third.started_at > timedelta(minutes=59)
+
 
 class TestOneOffs:
     @pytest.mark.parametrize("killed", ["replica-1", "replica-2"])
@@ -195,13 +212,23 @@ class TestKeptRuns:
         simulation.advance(minutes=minutes - 5)
         return simulation
 
-    def test_a_run_time_that_came_while_a_dead_run_stood_is_run_after_its_takeover(self) -> None:
-        """However late it is, since it was kept."""
-        simulation = self.dead(14.5)
-        assert told(simulation) == [
-            (5, "schedule", "died"),
-            (5, "takeover", "ok"),
-            (10, "schedule", "ok"),
+    @pytest.mark.parametrize("busy", [0, WORKERS])
+    def test_a_run_time_that_came_while_a_dead_run_stood_is_run_after_its_takeover(
+        self, busy: int
+    ) -> None:
+        """The time for which it was kept is no lateness, also if the workers are busy meanwhile."""
+        simulation = self.dead(7, misfire_grace_time=60)
+        [replica] = simulation
+        for number in range(busy):
+            name = f"busy {number}"
+            simulation.durations[name] = 100
+            replica.scheduler.add_job(job, "cron", hour=0, minute=12, id=name)
+        simulation.advance(minutes=8)
+        kept = [(r.run_time, r.kind, r.outcome) for r in simulation.runs_of("job")]
+        assert kept[:3] == [
+            (at(5), "schedule", "died"),
+            (at(5), "takeover", "ok"),
+            (at(10), "schedule", "ok"),
         ]
 
     @pytest.mark.parametrize(

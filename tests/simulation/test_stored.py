@@ -11,6 +11,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from psycopg.types.range import Range
 
 from apscheduler_tasklock.jobstore.due import DueJobs
 from tests.simulation.faults import FAULTS, STEPS, Planned
@@ -90,6 +91,56 @@ class TestScenarios:
             runs = [run for run in paused.ledger.runs if run.task == name]
             late = [str(run) for run in runs if run.asked > changed_at]
             assert not late, f"{late} at {at}"
+
+
+def test_of_the_run_times_that_came_while_the_job_ran_the_last_one_is_run() -> None:
+    job = Job("long", (10.0, 20.0, 30.0, 40.0), takes=25.0, failover=True)
+    story = StoredStory(JobsScenario("long", [job], stored_jobs))
+    check([story] if story.found else [], "stories")
+    assert [run.window for run in story.ledger.runs] == [10.0, 30.0, 40.0]
+
+
+def test_of_the_run_times_in_a_run_none_is_after_the_end_date() -> None:
+    job = Job("ends", (10.0, 20.0), takes=35.0, failover=True)
+    story = StoredStory(JobsScenario("ends", [job], stored_jobs, replicas=1))
+    assert [run.window for run in story.ledger.runs] == [10.0, 20.0]
+
+
+def _late(story: Any) -> None:
+    """Let the readers begin at 25 s, as the schedulers of a fleet that was away."""
+    stored_jobs(story, reads_from=25.0)
+
+
+@pytest.mark.parametrize(
+    ("grace", "windows"),
+    [(None, [10.0, 20.0, 30.0]), (16.0, [10.0, 20.0, 30.0]), (6.0, [20.0, 30.0]), (1.0, [30.0])],
+)
+def test_what_came_due_while_no_scheduler_ran_is_run_within_its_grace_time(
+    grace: float | None, windows: list[float]
+) -> None:
+    job = Job("late", (10.0, 20.0, 30.0), takes=0.1, grace=grace)
+    story = StoredStory(JobsScenario("late", [job], _late, replicas=1))
+    assert [run.window for run in story.ledger.runs] == windows
+
+
+def _paused(story: Any) -> None:
+    stored_jobs(story)
+    since, until = (START + timedelta(seconds=at) for at in (15.0, 55.0))
+    story.stored.pauses.append(Range(since, until))
+
+
+@pytest.mark.parametrize(
+    ("due_at", "windows"),
+    [
+        ((10.0, 20.0, 30.0, 60.0), [10.0, 60.0]),  # recurring ones are skipped in a pause
+        ((20.0,), [20.0]),  # a one-off is run when it ends, however short its grace time is
+    ],
+)
+def test_what_came_due_in_a_pause(due_at: tuple[float, ...], windows: list[float]) -> None:
+    job = Job("pauses", due_at, takes=0.1, grace=1.0)
+    story = StoredStory(JobsScenario("paused", [job], _paused, replicas=1))
+    assert [run.window for run in story.ledger.runs] == windows
+    assert story.ledger.runs[-1].began - BEGIN >= 55.0
 
 
 class TestLooks:
