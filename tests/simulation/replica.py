@@ -194,6 +194,7 @@ class SimulatedClient(LockClient):
 
     :ivar cut_until: until when claims and looks have no answer, on the virtual clock. Renewals and
         releases go on.
+    :ivar answers_take: seconds that the answers of claims take
     """
 
     def __init__(
@@ -213,6 +214,7 @@ class SimulatedClient(LockClient):
         self.lag_of: Callable[[datetime | None], float] = lambda _run_time: 0.0
         self.is_stable: Callable[[], bool] = lambda: True
         self.cut_until = -inf
+        self.answers_take = 0.0
 
     @property
     def stable(self) -> bool:
@@ -253,9 +255,21 @@ class SimulatedClient(LockClient):
             error = TaskLockDatabaseError("no answer")
             self._later(self.settings.claim_timeout, lambda: tell([(a, error) for a in attempts]))
             return
-        self._later(
-            self._simulation.latency(), lambda: tell(list(self._decide_all(attempts, most)))
-        )
+
+        def decide() -> None:
+            decided = list(self._decide_all(attempts, most))
+            if self.answers_take:
+                self._later(self.answers_take, lambda: self._take_in(decided, tell))
+            else:
+                self._take_in(decided, tell)
+
+        self._later(self._simulation.latency(), decide)
+
+    def _take_in(self, decided: Sequence[tuple[AnyAttempt, Claimed]], tell: Report) -> None:
+        for _, claimed in decided:
+            if isinstance(claimed, HeldLock):
+                self._renew_later(claimed, last_renewal(claimed))
+        tell(decided)
 
     def begin_lone_claim(self, attempt: AnyAttempt, tell: Report) -> None:
         """Begin a claim of any kind."""
@@ -277,9 +291,7 @@ class SimulatedClient(LockClient):
         if answer is None or not answer.granted:
             return None if answer is None else Refusal.of(answer)
         self._simulation.changed()
-        held = self._held(request, answer)
-        self._renew_later(held, last_renewal(held))
-        return held
+        return self._held(request, answer)
 
     def _answer(self, request: Any) -> ClaimAnswer | None:
         if isinstance(request, ManualRequest):

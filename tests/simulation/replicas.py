@@ -325,6 +325,14 @@ class SimulatedReplicas:
         seconds = parse_seconds(duration, "duration", "cut_off()")
         self._find(replica).executor.client.cut_until = self._world.now + seconds
 
+    def delay_answers(self, replica: SimulatedReplica | str, delay: float | timedelta) -> None:
+        """Let the answers of a replica's claims come late, as if it was suspended meanwhile.
+
+        :param delay: seconds or ``timedelta``
+        """
+        seconds = parse_seconds(delay, "delay", "delay_answers()")
+        self._find(replica).executor.client.answers_take = seconds
+
     def break_pool(self, replica: SimulatedReplica | str, duration: float | timedelta) -> None:
         """Let a replica's pool of workers raise an error for each run that it is given.
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from apscheduler.events import EVENT_JOB_MAX_INSTANCES
 
-from apscheduler_tasklock import current_lock, task_lock
+from apscheduler_tasklock import EVENT_TASK_LOCK_REFUSED, current_lock, task_lock
 from tests.simulation.replicas import SimulatedReplicas
 
 MIDNIGHT = datetime(2026, 3, 1, tzinfo=timezone.utc)
@@ -281,6 +281,24 @@ class TestDeadRuns:
         assert takeover.kind == "takeover"
         assert takeover.began_at - second.started_at > timedelta(seconds=5)
 
+    @pytest.mark.parametrize(("delay", "kinds"), [(25, ["schedule"]), (45, ["takeover"])])
+    def test_a_run_whose_claim_was_answered_late_begins_only_if_its_lease_can_be_renewed(
+        self, delay: float, kinds: list[str]
+    ) -> None:
+        """Another replica may have taken it over meanwhile."""
+        simulation = simulated(
+            every_five_minutes(),
+            2,
+            clock_offsets=[0.5, 0],  # so that this replica is the first to claim
+            durations={"job": 60},
+            failover=True,
+            lease=30,
+        )
+        simulation.advance(minutes=4)
+        simulation.delay_answers("replica-1", delay)
+        runs = simulation.advance(minutes=5)
+        assert [run.kind for run in runs] == kinds
+
     def test_hand_overs_are_no_deaths(self) -> None:
         async def long() -> None:
             pass
@@ -304,6 +322,24 @@ class TestDeadRuns:
         assert run.run_time == at(5)
         assert run.began_at < at(5.2)
 
+    def test_a_pool_that_rejects_runs_is_given_no_further_ones_for_a_moment(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Each of them would be handed over at once, and the pool stays broken."""
+
+        def add_jobs(scheduler: Any) -> None:
+            for number in range(3 * WORKERS):
+                scheduler.add_job(job, "date", run_date=at(5), id=f"job {number}")
+
+        simulation = simulated(add_jobs, 1)
+        simulation.advance(minutes=4, seconds=59)
+        simulation.break_pool("replica-1", 60)
+        rejected = []
+        for seconds in (1.5, 1.3):
+            simulation.advance(seconds=seconds)
+            rejected.append(sum(r.message.startswith("Error submitting") for r in caplog.records))
+        assert rejected == [WORKERS, 2 * WORKERS]
+
 
 class TestManualRuns:
     def test_one_waits_for_the_run_that_goes_on(self) -> None:
@@ -314,6 +350,8 @@ class TestManualRuns:
         first, manual = simulation.runs
         assert first.ended_at is not None
         assert first.ended_at <= manual.began_at < first.ended_at + timedelta(seconds=7)
+        events = Counter(event.code for replica in simulation for event in replica.events)
+        assert events[EVENT_TASK_LOCK_REFUSED] == 1  # of the scheduled run, by the other replica
 
     def test_one_is_no_instance_of_its_job_and_the_run_time_that_comes_is_run_after_it(
         self,
