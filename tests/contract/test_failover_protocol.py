@@ -12,7 +12,7 @@ import pytest
 
 from apscheduler_tasklock._lock.outcomes import RunOutcome
 from apscheduler_tasklock.errors import TaskLockDatabaseError
-from tests.contract.conftest import database_now, row
+from tests.contract.conftest import ON_BOTH, database_now, row
 from tests.support.waist import ReleaseAnswer, ReleaseRequest, Renewal, Replica, RetryRequest
 
 Travel = Callable[[float], None]
@@ -413,6 +413,16 @@ class TestDeaths:
 
 
 class TestHandOver:
+    @ON_BOTH
+    def test_of_a_run_that_never_began_it_gives_the_whole_maximum_lock_again(
+        self, one: Replica, travel: Travel, connection: Connection
+    ) -> None:
+        """It may have waited for a worker for longer than that."""
+        claim_id, _ = one.claim(**LEASED)
+        travel(400)
+        one.hand_over(claim_id)
+        assert row(connection)["run_until"] == database_now(connection) + timedelta(seconds=300)
+
     def test_it_ends_the_lease_at_once_and_leaves_the_run_unfinished(
         self, one: Replica, travel: Travel, connection: Connection
     ) -> None:
@@ -737,6 +747,20 @@ class TestReading:
 
 
 class TestReleasesAndRetries:
+    @ON_BOTH
+    def test_a_run_time_that_came_during_a_retry_is_due_after_it_although_it_is_the_last(
+        self, one: Replica, travel: Travel, connection: Connection
+    ) -> None:
+        failing, _ = one.claim(**LEASED, next_in=20.0, grace=60.0)
+        one.end(failing, outcome="error", retry_in=5.0)
+        travel(6)
+        retry = RetryRequest("task", failing, 60.0, 30.0, failover=True)
+        assert one.protocol.retry_many(one.cursor, [retry])[retry.claim_id].granted
+        travel(20)
+        one.end(retry.claim_id, outcome="ok", is_last=True)
+        found = row(connection)
+        assert (found["due_at"], found["is_last"]) == (database_now(connection), False)
+
     @pytest.mark.parametrize("many", [False, True], ids=["alone", "together"])
     def test_a_release_that_is_sent_again_after_the_claim_of_the_retry_tells_of_the_retry(
         self, one: Replica, other: Replica, travel: Travel, many: bool

@@ -508,6 +508,16 @@ MISTAKES = {
 }
 
 
+TELLING = dict.fromkeys(pair for _, _, find, pair in MISTAKES.values() if find is check)
+
+
+@pytest.mark.parametrize("pair", TELLING, ids=str)
+def test_a_pair_in_which_mistakes_are_found_is_as_one_after_the_other(
+    stage: Stage, pair: Pair
+) -> None:
+    assert not list(check(stage, pair))
+
+
 @contextmanager
 def mistaken(stage: Stage, there: str, instead: str) -> Iterator[None]:
     """Let all statements be with a mistake."""
