@@ -711,6 +711,23 @@ class TestEngine:
         finally:
             engine.dispose()
 
+    def test_an_applications_engine_whose_pool_is_used_up_is_used_all_the_same(
+        self, make_locks: MakeLocks, database_url: str
+    ) -> None:
+        engine = create_engine(
+            database_url.replace("postgresql://", "postgresql+psycopg://"),
+            pool_size=1,
+            max_overflow=0,
+            pool_timeout=600,
+        )
+        try:
+            with engine.connect():
+                locks = make_locks(engine)
+                locks.release(held(locks))
+                locks.close()
+        finally:
+            engine.dispose()
+
     def test_another_driver_is_refused(self) -> None:
         engine = create_engine("sqlite://")
         with pytest.raises(TaskLockError, match="the engine uses sqlite"):
