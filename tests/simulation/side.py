@@ -212,6 +212,7 @@ def simulating() -> Iterator[None]:
                 (session, "raw_cursor", lambda connection: Cursor(connection.limit)),
                 (session, "ended_by", lambda connection: connection.ended_by),
                 (thread, "threading", VirtualThreading()),
+                (_shutdown, "threading", VirtualThreading()),
                 (client, "flush_application", lambda _until: None),
             )
         )

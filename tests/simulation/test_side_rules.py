@@ -22,8 +22,13 @@ from apscheduler_tasklock._lock.protocol_messages import Registration
 from apscheduler_tasklock._runs.known_tasks import KnownTasks
 from apscheduler_tasklock._runs.presence import Presence
 from apscheduler_tasklock._shutdown import Shutdown
-from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
+from apscheduler_tasklock.errors import (
+    TaskLockDatabaseError,
+    TaskLockError,
+    TaskLockRefusedError,
+)
 from apscheduler_tasklock.lock import HeldLock
+from apscheduler_tasklock.locks import Hold
 from tests.simulation.faults import Place
 from tests.simulation.stage import LEASE, Call, Stage, claim_of, slow, then
 
@@ -779,6 +784,32 @@ class TestGrace:
         assert refused.result.waits
         stage.go_on(GRACE)
         assert stage.claim(client, run_time=None, exact=False)
+
+    def test_a_hold_waits_for_the_end_of_a_dead_run_and_of_the_grace(self, stage: Stage) -> None:
+        dying = stage.replica()
+        stage.claim(dying, runs="")
+        stage.process_of(dying).killed_at = stage.world.now
+        stage.go_on(LEASE + 1)
+        client = stage.replica("B")
+        request = claim_of("t", runs="", run_time=None, exact=False)
+        call = stage.call(client, Hold(lambda: client, "t", lambda: request).__enter__)
+        stage.go_on(GRACE)
+        assert call.error is None
+        stage.go_on(1)
+        assert call.held.name == "t"
+
+    def test_a_hold_that_waits_is_refused_at_a_stop(self, stage: Stage) -> None:
+        dying = stage.replica()
+        stage.claim(dying, runs="")
+        stage.process_of(dying).killed_at = stage.world.now
+        stage.go_on(LEASE + 1)
+        client = stage.replica("B")
+        request = claim_of("t", runs="", run_time=None, exact=False)
+        call = stage.call(client, Hold(lambda: client, "t", lambda: request).__enter__)
+        stage.go_on(1)
+        client.stop_claiming()
+        stage.go_on(0.1)
+        assert isinstance(call.error, TaskLockRefusedError)
 
     @pytest.mark.parametrize(("replicas", "grace"), [(200, GRACE), (1000, ATTEMPT + 10.0)])
     def test_a_large_fleet_has_a_longer_grace(
