@@ -11,7 +11,7 @@ import asyncio
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
@@ -55,6 +55,7 @@ from apscheduler_tasklock.lock import HeldLock, current_lock
 from tests.simulation.jobs_thread import SimulatedJobsThread
 from tests.simulation.workers import Pool
 from tests.simulation.world import BEGIN, CLOCK, Process, World, replaced
+from tests.support.internals import safe_look
 from tests.support.waist import (
     AnyAttempt,
     ClaimAnswer,
@@ -223,9 +224,14 @@ class SimulatedClient(LockClient):
 
     def ask(self, statement: Callable[[Any], Answer], _until: float = inf) -> Answer:
         """Ask at once."""
-        if self._world.now < self.cut_until:
+        if self._is_cut():
             raise TaskLockDatabaseError("no answer")
         return statement(NoCursor())
+
+    def _is_cut(self) -> bool:
+        is_cut = self._world.now < self.cut_until
+        self.outage.reason = "no answer" if is_cut else None
+        return is_cut
 
     def noting_misses(self, notes: Sequence[MissNote]) -> Callable[[Any], set[str]]:
         """Tell the simulation of the run times, because the rows in memory do not have them."""
@@ -251,7 +257,7 @@ class SimulatedClient(LockClient):
 
     def begin_claims(self, attempts: Sequence[Any], most: int | None, tell: Report) -> None:
         """Begin claims, of which at most so many are granted."""
-        if self._world.now < self.cut_until:
+        if self._is_cut():
             error = TaskLockDatabaseError("no answer")
             self._later(self.settings.claim_timeout, lambda: tell([(a, error) for a in attempts]))
             return
@@ -743,8 +749,10 @@ class SimulatedExecutor(TaskLockExecutor):
                 self._world.sleep(seconds)
             return answer
 
-        with suppress(TaskLockDatabaseError):
-            ask_here(self._watch.look(), ask)
+        is_cut = self._world.now < self.client.cut_until
+        # Other errors are raised, because they are mistakes.
+        ask_here(safe_look(self._watch) if is_cut else self._watch.look(), ask)
+        if not is_cut:
             ask_here(self._presence.send(), ask)
         self._is_looking = False
 

@@ -200,6 +200,17 @@ def told(simulation: SimulatedReplicas) -> list[tuple[float, str, str]]:
     return [((r.run_time - MIDNIGHT) / MINUTE, r.kind, r.outcome) for r in simulation.runs]
 
 
+def test_by_default_a_run_time_may_come_a_little_early() -> None:
+    """The minimum lock is 0.9 of the period, and not the whole."""
+
+    def add_jobs(scheduler: Any) -> None:
+        scheduler.add_job(job, "interval", minutes=5, jitter=10, id="job")
+
+    simulation = simulated(add_jobs)
+    simulation.advance(hours=4, minutes=2)
+    assert len(simulation.runs) == 48
+
+
 class TestKeptRuns:
     def dead(self, minutes: float, lease: float = 480, **options: Any) -> SimulatedReplicas:
         """Return replicas after so many minutes, of which one was killed in the run of minute 5."""
@@ -399,7 +410,9 @@ class TestLeaders:
         def add_jobs(scheduler: Any) -> None:
             scheduler.add_job(job, "cron", second="*/10", id="job")
 
-        simulation = self.led(add_jobs, poll_interval=40, leader_lease=15)
+        simulation = self.led(add_jobs, leader_lease=15)
+        for replica in simulation:  # of a fleet in which each of them looks every 20 s
+            replica.executor.client.outage.live_replicas = 400
         runs = simulation.advance(minutes=5)
         assert {run.replica for run in runs} == {"replica-1"}
         assert max(run.began_at - run.run_time for run in runs) < timedelta(seconds=1)

@@ -150,3 +150,8 @@ def retry_in(held: Any, options: Any, error: BaseException) -> float | None:
     submission = SimpleNamespace(options=options, is_manual=False)
     attempt: Any = SimpleNamespace(_held=held, _submission=submission)
     return RunAttempt._retry_in(attempt, error)
+
+
+def safe_look(watch: Any) -> Any:
+    """Return the steps of a look as replicas make it: an outage ends it, and is no error."""
+    return watch._look_safely()

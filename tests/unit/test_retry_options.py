@@ -32,6 +32,13 @@ def test_no_delay_is_longer_than_a_day() -> None:
     assert parsed.delay_after(20) == 86_400
 
 
+def test_no_run_has_more_than_20_retries() -> None:
+    """A mistyped number would keep a job busy for days."""
+    assert LockOptions.parse({"retries": 20}, "here").retries == 20
+    with pytest.raises(TaskLockOptionError, match="retries must be at most 20"):
+        LockOptions.parse({"retries": 21}, "here")
+
+
 def test_without_retries_there_is_no_delay() -> None:
     assert delays() == delays(retries=0) == [None] * 5
 
