@@ -204,11 +204,14 @@ def test_by_default_a_run_time_may_come_a_little_early() -> None:
     """The minimum lock is 0.9 of the period, and not the whole."""
 
     def add_jobs(scheduler: Any) -> None:
-        scheduler.add_job(job, "interval", minutes=5, jitter=10, id="job")
+        scheduler.add_job(job, "interval", minutes=5, id="job")
 
     simulation = simulated(add_jobs)
-    simulation.advance(hours=4, minutes=2)
-    assert len(simulation.runs) == 48
+    simulation.advance(seconds=285)
+    simulation.start_replica()
+    first, second = simulation.advance(minutes=6)
+    assert (first.replica, second.replica) == ("replica-1", "replica-2")
+    assert 0.93 * 5 * MINUTE < second.began_at - first.began_at < 0.97 * 5 * MINUTE
 
 
 class TestKeptRuns:

@@ -45,8 +45,11 @@ def test_the_line_and_the_exit_status_tell_the_worst_task(
 
 
 def test_a_task_that_is_gone_never_alarms(command: Command, connection: Connection) -> None:
-    """One that no replica has, of those that live, and that was removed: it is not due."""
-    add_task(connection, "sync", **OVERDUE)
+    """One that no replica has, of those that live, and that was removed: it is not due.
+
+    Nor is it of interest any more that its last run has failed.
+    """
+    add_task(connection, "sync", **{**FAILING, **OVERDUE})
     add_replica(connection, "one", ["another"])
     assert command("check").status == 2
     connection.execute("UPDATE task_lock SET due_at = NULL, overdue_at = NULL")
