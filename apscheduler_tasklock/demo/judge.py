@@ -159,14 +159,19 @@ def takeovers(
 # ---- did a token go back? ------------------------------------------------------------------------
 
 
-def went_back(tokens: Iterable[tuple[int, T]]) -> Iterator[tuple[T, T]]:
-    """Yield who came with a token that does not grow, after who had the newest one before."""
+def went_back(
+    tokens: Iterable[tuple[int, T]], *, is_repeated: bool = False
+) -> Iterator[tuple[T, T]]:
+    """Yield who came with a token that does not grow, after who had the newest one before.
+
+    :param is_repeated: whether the newest token may come again, as in several writes of one run
+    """
     newest: tuple[int, T] | None = None
     for token, who in tokens:
-        if newest is not None and token <= newest[0]:
-            yield newest[1], who
-        else:
+        if newest is None or token > newest[0]:
             newest = token, who
+        elif token < newest[0] or not is_repeated:
+            yield newest[1], who
 
 
 # ---- was a window lost? --------------------------------------------------------------------------

@@ -87,7 +87,6 @@ def _was_given_up(records: Records, event: Event) -> bool:
     """
     return GIVEN_UP in event.detail and any(
         f"'{task}'" in event.detail
-        and claim.given_up is not None
         and claim.given_up <= event.at
         and (_deaths(claims[: number + 1]) > MAX_TAKEOVERS or claim.run_until <= claim.given_up)
         for task, claims in records.claims.items()
@@ -97,8 +96,8 @@ def _was_given_up(records: Records, event: Event) -> bool:
 
 def _deaths(claims: Sequence[Claim]) -> int:
     """Return how many of the last claims died in a row. A claim that was handed over did not."""
-    lasting = takewhile(lambda claim: claim.released is None, reversed(claims))
-    return sum(claim.handed_over is None for claim in lasting)
+    lasting = takewhile(lambda claim: claim.released == inf, reversed(claims))
+    return sum(claim.handed_over == inf for claim in lasting)
 
 
 def _replaced_by(records: Records, pool: str, killed: float) -> float:

@@ -8,7 +8,7 @@ worker process is dead.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import groupby, pairwise
+from itertools import pairwise
 from math import inf
 
 from apscheduler_tasklock.demo.judge import Finding, overlaps, went_back
@@ -45,7 +45,7 @@ def _granted_twice(records: Records, task: ChaosTask) -> Iterator[Finding]:
     """Find claims that were granted while the one before stood."""
     for before, claim in pairwise(records.claims[task.name]):
         ends = (before.released, before.handed_over, before.given_up, before.until)
-        if min(end for end in ends if end is not None) > claim.at + SLEW:
+        if min(ends) > claim.at + SLEW:
             text = f"{claim}, while {before}, stood until {before.until:.3f}"
             yield Finding(OVERLAP, task.name, claim.at, text)
 
@@ -125,7 +125,7 @@ def _ended_too_soon(records: Records, task: ChaosTask) -> Iterator[Finding]:
     """Find leases that a replica ended whose worker process was not dead."""
     runs = {(run.replica, run.token): run for run in records.runs[task.name]}
     for claim in records.claims[task.name]:
-        if claim.lease_ended is None:
+        if claim.lease_ended == inf:
             continue
         broke = records.pools.may_have_broken(claim.replica, claim.worker, claim.at)
         run = runs.get((claim.replica, claim.token))
@@ -136,7 +136,6 @@ def _ended_too_soon(records: Records, task: ChaosTask) -> Iterator[Finding]:
 
 
 def _too_soon(claim: Claim, why: str) -> Finding:
-    assert claim.lease_ended is not None
     text = f"{claim}, had its lease ended {claim.lease_ended:.3f}, and {why}"
     return Finding(OVERLAP, claim.task, claim.lease_ended, text)
 
@@ -153,7 +152,7 @@ def _tokens(records: Records, task: ChaosTask) -> Iterator[Finding]:
 
 def _writes(records: Records, task: ChaosTask) -> Iterator[Finding]:
     """Find writes with old tokens. A run writes several times with one token."""
-    of_runs = groupby(records.writes[task.name], key=lambda write: write.token)
-    for newest, write in went_back((token, next(writes)) for token, writes in of_runs):
+    told = ((write.token, write) for write in records.writes[task.name])
+    for newest, write in went_back(told, is_repeated=True):
         text = f"{write.replica} wrote with token {write.token} after {newest.token} was written"
         yield Finding(OLD_TOKEN_WRITTEN, task.name, write.at, text)

@@ -16,7 +16,7 @@ nothing, nor do late answers.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise, zip_longest
+from itertools import pairwise
 from math import inf
 
 from apscheduler_tasklock.demo.history import Event
@@ -70,10 +70,7 @@ def _unclaimed(records: Records, task: ChaosTask, claims: Sequence[Claim]) -> It
         if _gave_up(records, fire, answered) and not (task.once and claims):
             text = f"{fire.replica} was able to claim its run time {fire.due:.3f}, and skipped it"
             yield Finding(MISSED, task.name, fire.at, text)
-        elif not any(
-            _stands_against(records, claim, after, fire, task, answered)
-            for claim, after in zip_longest(claims, claims[1:])
-        ):
+        elif not any(_stands_against(records, claim, fire, task, answered) for claim in claims):
             text = (
                 f"nobody claimed the run time {fire.due:.3f} of {fire.replica}, which was able to"
             )
@@ -142,7 +139,6 @@ def _answered_by(records: Records, fire: Event, task: ChaosTask) -> float | None
 def _stands_against(
     records: Records,
     claim: Claim,
-    after: Claim | None,
     fire: Event,
     task: ChaosTask,
     answered: float,
@@ -150,8 +146,7 @@ def _stands_against(
     if claim.at > answered:
         return False
     asked = _asked(records, fire)
-    ends = [claim.released, claim.given_up, None if after is None else after.at]
-    if all(end is None or end + COMMIT > asked for end in ends):
+    if claim.over + COMMIT > asked:
         # The task runs; or its run is dead or handed over, which comes first, see `_forgotten`.
         return True
     return claim.kept and claim.window > fire.due - task.window - UNDER_WAY
@@ -188,7 +183,7 @@ def _unrun(records: Records, task: ChaosTask, claims: Sequence[Claim]) -> Iterat
     begun = {run.token for run in records.runs[task.name]}
     ended = {run.token for run in records.runs[task.name] if run.ended is not None}
     for claim in claims:
-        if claim.released is None or claim.token in ended:
+        if claim.released == inf or claim.token in ended:
             continue
         told = records.leaving.get(claim.replica, inf)
         if claim.token in begun and not task.failover and claim.kept and told <= claim.released:
@@ -201,7 +196,6 @@ def _unrun(records: Records, task: ChaosTask, claims: Sequence[Claim]) -> Iterat
 
 def _is_claimed_again(records: Records, given_back: Claim, claims: Sequence[Claim]) -> bool:
     """Tell whether a claim was released to be claimed again, as one that is answered too late."""
-    assert given_back.released is not None
     by = given_back.released + records.reaction(given_back.released)
     return not given_back.kept and any(
         claim is not given_back
@@ -213,28 +207,22 @@ def _is_claimed_again(records: Records, given_back: Claim, claims: Sequence[Clai
 
 def _left(records: Records, task: ChaosTask, claims: Sequence[Claim]) -> Iterator[Finding]:
     """Find windows of dead runs, and windows that were handed over, that were not run again."""
-    for claim, after in zip_longest(claims, claims[1:]):
-        if not task.failover and claim.handed_over is None:
+    for claim in claims:
+        after, is_handed_over = claim.after, claim.handed_over < inf
+        if not task.failover and not is_handed_over:
             continue
-        over = _over(claim, after)
-        died = claim.until if claim.handed_over is None else claim.handed_over
-        how = "died" if claim.handed_over is None else "was handed over"
-        is_ended = over in (claim.released, claim.given_up)
-        if after is not None and not is_ended and over == after.at and after.window != claim.window:
+        died = claim.handed_over if is_handed_over else claim.until
+        how = "was handed over" if is_handed_over else "died"
+        is_passed_over = after is not None and after.window != claim.window
+        if after is not None and is_passed_over and after.at < min(claim.released, claim.given_up):
             if after.at < claim.run_until:
                 text = f"{claim}, {how}, and {after}, was of another window"
                 yield Finding(MISSED, task.name, after.at, text)
             continue
-        left = _left_by(records, task, claim, over)
+        left = _left_by(records, task, claim, claim.over)
         if left:
             text = f"{claim}, {how} {died:.3f}, and {left} was well and left it"
             yield Finding(MISSED, task.name, died, text)
-
-
-def _over(claim: Claim, after: Claim | None) -> float:
-    """Return when a claim was released, given up or followed by another one."""
-    ends = [claim.released, claim.given_up, None if after is None else after.at]
-    return min((end for end in ends if end is not None), default=inf)
 
 
 def _left_by(records: Records, task: ChaosTask, claim: Claim, over: float) -> str | None:
@@ -259,7 +247,7 @@ def _noticed_by(records: Records, claim: Claim, since: float) -> float:
 
     Who was handed a window needs no grace: its holder said so. That its lease has ended needs one.
     """
-    if claim.handed_over is not None:
+    if claim.handed_over < inf:
         begun = max(since + RECOVERY, claim.handed_over)
     else:
         begun = max(since + SETTLING, claim.until)
@@ -279,12 +267,11 @@ def _knows(records: Records, task: ChaosTask, replica: str, at: float) -> bool:
 def _forgotten(records: Records, task: ChaosTask, claims: Sequence[Claim]) -> Iterator[Finding]:
     """Find run times that were refused because of a run that died, and that were not run then."""
     for number, claim in enumerate(claims):
-        over = _over(claim, claims[number + 1] if number + 1 < len(claims) else None)
-        if over <= claim.until and claim.handed_over is None:
+        if claim.over <= claim.until and claim.handed_over == inf:
             continue  # it ended alive
         done = _done_by(task, claims[number:])
         for fire in records.fires[task.name]:
-            if not claim.at < _asked(records, fire) < over:
+            if not claim.at < _asked(records, fire) < claim.over:
                 continue
             if fire.due - task.window - UNDER_WAY < claim.window:
                 continue  # it is the run's own window
@@ -304,11 +291,10 @@ def _forgotten(records: Records, task: ChaosTask, claims: Sequence[Claim]) -> It
 
 def _done_by(task: ChaosTask, claims: Sequence[Claim]) -> float:
     """Return when a dead run stands against no claim any more, because it has been run again."""
-    if not task.failover and claims[0].handed_over is None:
+    if not task.failover and claims[0].handed_over == inf:
         return claims[0].until
     again = [claim for claim in claims if claim.window == claims[0].window]
-    ends = [again[-1].released, again[-1].given_up]
-    return min((end for end in ends if end is not None), default=inf)
+    return min(again[-1].released, again[-1].given_up)
 
 
 def _believed_by(records: Records, fire: Event, done: float) -> float:
@@ -339,9 +325,9 @@ def _left_to_the_lease(
 
     It may when all processes of the pool are dead.
     """
-    for claim, after in zip_longest(claims, claims[1:]):
+    for claim in claims:
         broke = records.pools.broke(claim.replica, claim.worker, claim.at)
-        ended = min(claim.until, _over(claim, after))
+        ended = min(claim.until, claim.over)
         if broke is None or broke > ended:
             continue
         dead = records.pools.dead(claim.replica, claim.worker, claim.at)

@@ -49,7 +49,7 @@ class Run(history.Run):
         return f"{how} of token {self.token} on {self.replica}, begun {self.begun:.3f}"
 
 
-@dataclass
+@dataclass(eq=False)
 class Claim:
     """A claim, as the task lock table shows it.
 
@@ -58,12 +58,13 @@ class Claim:
     :ivar renewed: when it was last renewed, or granted
     :ivar until: when it ends if it is not renewed again
     :ivar lasts: how long it stood at most without a sign of life
-    :ivar released: when it was; ``None`` if never
+    :ivar released: when it was; infinity for never, here and below
     :ivar kept: whether its window stayed taken then
-    :ivar handed_over: when its window was handed over to whoever takes it; ``None`` if never
-    :ivar given_up: when another replica ended it for good; ``None`` if never
+    :ivar handed_over: when its window was handed over to whoever takes it
+    :ivar given_up: when another replica ended it for good
     :ivar lease_ended: when its own replica ended its lease, of a worker process that is dead, which
-        leaves it to whoever takes it over; ``None`` if never
+        leaves it to whoever takes it over
+    :ivar after: the next claim of the task
     :ivar run_until: when its maximum lock ends
     :ivar deaths: how many holders before it died in a row
     :ivar worker: the worker process that ran it; 0 if none did
@@ -76,12 +77,13 @@ class Claim:
     window: float
     renewed: float
     until: float
-    released: float | None = None
+    released: float = inf
     lasts: float = 0.0
     kept: bool = True
-    handed_over: float | None = None
-    given_up: float | None = None
-    lease_ended: float | None = None
+    handed_over: float = inf
+    given_up: float = inf
+    lease_ended: float = inf
+    after: Claim | None = None
     run_until: float = inf
     deaths: int = 0
     worker: int = 0
@@ -91,24 +93,27 @@ class Claim:
         """Who renews: the replica's own process, also for its pool."""
         return self.replica.removesuffix(POOL)
 
+    @property
+    def over(self) -> float:
+        """When it was released, given up or followed by another one."""
+        return min(self.released, self.given_up, inf if self.after is None else self.after.at)
+
     def end_before(self, after: Claim) -> None:
         """Let it have ended when another one was granted, if the row has had its end by then.
 
         A statement's time is that of its begin. On a busy server, one that began before a release
         may look at the row after it.
         """
-        if self.released is not None:
-            self.released = min(self.released, after.at)
-        if self.handed_over is not None:
-            self.handed_over = min(self.handed_over, after.at)
-        if self.given_up is not None:
-            self.given_up = min(self.given_up, after.at)
+        self.after = after
+        for end in ("released", "handed_over", "given_up"):
+            if after.at < getattr(self, end) < inf:
+                setattr(self, end, after.at)
 
     def takes_over(self, before: Claim | None) -> bool:
         """Tell whether it took the window of the claim before it over."""
-        if before is None or before.window != self.window or before.given_up is not None:
+        if before is None or before.window != self.window or before.given_up < inf:
             return False
-        return before.released is None or before.released > self.at
+        return before.released > self.at
 
     def __str__(self) -> str:
         return f"claim of token {self.token} by {self.replica}, granted {self.at:.3f}"
@@ -316,7 +321,7 @@ class Records:
         match event.kind:
             case "renewed":
                 claim.renewed, claim.until = event.at, event.until
-                claim.lease_ended = None
+                claim.lease_ended = inf
                 claim.lasts = max(claim.lasts, event.until - event.at)
             case "released":
                 claim.released, claim.kept = event.at, event.kept

@@ -58,7 +58,7 @@ def _takes_over(run: Run, before: Claim, claim: Claim) -> bool:
 def _too_close(task: ChaosTask, apart: float, before: Claim, run: Run | Claim) -> Iterator[Finding]:
     # A run that raised opens its window again, from half a window before, because there other
     # replicas' run times of the same window may be.
-    opened = before.released is not None and not before.kept
+    opened = before.released < inf and not before.kept
     owned = -task.window / 2 if opened else task.window
     if apart < owned - UNDER_WAY:
         at = run.begun if isinstance(run, Run) else run.at
@@ -69,11 +69,11 @@ def _too_close(task: ChaosTask, apart: float, before: Claim, run: Run | Claim) -
 def _unfounded(records: Records, task: ChaosTask, before: Claim, claim: Claim) -> str | None:
     """Return why a takeover should not have been, or ``None``."""
     runs = [run for run in records.runs[task.name] if run.token == before.token]
-    if before.released is not None and before.released <= claim.at:
+    if before.released <= claim.at:
         return f"{before}, was released {before.released:.3f}"
     if before.run_until <= claim.at:
         return f"{before}, was to be given up: its maximum lock ended {before.run_until:.3f}"
-    if before.handed_over is not None and before.handed_over <= claim.at:
+    if before.handed_over <= claim.at:
         return _kept_back(task, before, claim.at, runs)
     if not task.failover:
         return "the task has no failover"
@@ -93,7 +93,7 @@ def _kept_back(task: ChaosTask, before: Claim, at: float, runs: list[Run]) -> st
 
 def _alive(records: Records, before: Claim, at: float, runs: list[Run]) -> str | None:
     """Return why a claim that has ended should not count as dead, or ``None``."""
-    if before.lease_ended is not None:
+    if before.lease_ended < inf:
         return None  # because its replica ended the lease, which exclusion.py checks
     if records.pools.dead(before.replica, before.worker, before.at) <= at:
         return None
@@ -122,7 +122,7 @@ def _believed_too_soon(records: Records, before: Claim, claim: Claim) -> Iterato
     taken over any more, see `_unfounded`.
     """
     ends = (before.released, before.handed_over, before.given_up, before.run_until)
-    if any(end is not None and end <= claim.at for end in ends):
+    if min(ends) <= claim.at:
         return
     since = claim.at - SHORTEST_GRACE
     starting = records.starting.get(claim.replica)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from math import inf
 
 from apscheduler_tasklock.demo.history import Event
 from apscheduler_tasklock.demo.judge import Finding
@@ -44,7 +45,7 @@ def _row(
         len(runs),
         len({(claim.task, claim.window) for claim in claims}),
         sum(run.takeover for run in runs),
-        sum(claim.handed_over is not None for claim in claims),
+        sum(claim.handed_over < inf for claim in claims),
         sum(run.ended is None for run in runs),
         len(lost),
         sum(len(records.writes[task]) for task in tasks),

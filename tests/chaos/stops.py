@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import zip_longest
 from math import inf
 
 from apscheduler_tasklock.demo.judge import Finding
 from tests.chaos.bounds import BURST_REACTION, RECOVERY, SHUTDOWN
 from tests.chaos.history import POOL
-from tests.chaos.records import ANY, PROCESS, Claim, Records
+from tests.chaos.records import ANY, PROCESS, Records
 from tests.chaos.stretch import Stretch
 from tests.chaos.tasks import ChaosTask
 
@@ -19,13 +18,12 @@ SLOW_STOP = "slow stop"
 
 def check(records: Records, task: ChaosTask) -> Iterator[Finding]:
     """Find locks that a replica held when it had ended as it was told to."""
-    claims = records.claims[task.name]
-    for claim, after in zip_longest(claims, claims[1:]):
+    for claim in records.claims[task.name]:
         gone = records.gone.get(claim.replica)
         told = records.leaving.get(claim.replica)
         if gone is None or told is None or claim.at > gone:
             continue
-        if _settled_by(claim, after) <= gone or claim.until < told:
+        if min(claim.over, claim.handed_over, claim.lease_ended) <= gone or claim.until < told:
             continue
         # Only troubles count, and not its life, which ended on purpose. It was well when it last
         # wrote to its rows.
@@ -54,13 +52,6 @@ def check_replicas(records: Records) -> Iterator[Finding]:
         if gone - stretch.begun > len(parts) * SHUTDOWN + BURST_REACTION and not stopped:
             text = f"{replica} took {gone - stretch.begun:.3f} s after its last run"
             yield Finding(SLOW_STOP, "", gone, text)
-
-
-def _settled_by(claim: Claim, after: Claim | None) -> float:
-    """Return when a claim was nobody's any more."""
-    ends = [claim.released, claim.handed_over, claim.given_up, claim.lease_ended]
-    ends += [] if after is None else [after.at]
-    return min((end for end in ends if end is not None), default=inf)
 
 
 def _meets(one: Stretch, other: Stretch) -> bool:
