@@ -1,0 +1,150 @@
+"""The cells of Django's admin are functions of what is read of a row: they need no database."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.frameworks.conftest import APP
+from tests.support.django_project import DjangoProject
+
+# Passes the columns of the lists to `answer`, for each row that tests of words begin with.
+CELLS = """
+from types import SimpleNamespace
+from django.contrib import admin
+from apscheduler_tasklock.django.models import Replica, Run, Task
+from tests.support.rows import (
+    NOW, READ, action_read, miss_read, replica_status, run_read, seconds, task_status
+)
+from apscheduler_tasklock.status import RunningRun
+
+def cells_of(model, row, columns):
+    shown = admin.site.get_model_admin(model)
+    return {name: str(getattr(shown, name)(row)) for name in columns}
+
+def task(usual=None, **columns):
+    row = SimpleNamespace(task_name="sync", status=task_status("sync", **columns), usual=usual)
+    return cells_of(Task, row, ["state", "schedule", "last_run", "outcome_and_runs", "due"])
+
+def run(entry):
+    row = SimpleNamespace(task_name=entry.task, **vars(entry))
+    return cells_of(Run, row, ["task", "started", "took", "details"])
+
+def replica(**columns):
+    status = replica_status("one", **columns)
+    row = SimpleNamespace(**vars(status), status=status)
+    return cells_of(Replica, row, ["state", "started", "seen", "running"])
+
+stuck = RunningRun("sync", 7, "web-1", NOW, True)
+moved = {"due_at": seconds(240)}
+answer({
+    **{kind: task(**columns) for kind, columns in READ.items()},
+    "usual": task(5.0),
+    "asked for": task(requested_by="ann", requested_at=NOW),
+    "gone": task(gone=True),
+    "stuck": task(**{**READ["too long"], "stuck": (stuck,)}),
+    "not read": cells_of(Task, SimpleNamespace(task_name="sync", status=None, usual=None),
+                         ["state", "schedule", "last_run", "due"]),
+    "a run": run(run_read()),
+    "a retry": run(run_read(outcome="error", attempt=2, retry_at=seconds(60))),
+    "an error": run(run_read(outcome="error", error_type="KeyError", error="<b>",
+                             traceback="File <x>")),
+    "an action": run(action_read()),
+    "an action on all tasks": run(action_read(task="\\x01pausesshop:")),
+    "a miss": run(miss_read(run_times=3, last_scheduled_at=seconds(-60))),
+    "alive": replica(tasks=("sync",), running=(RunningRun("sync", 7, "one", NOW),)),
+})
+"""
+
+RUNS = '<a href="/admin/apscheduler_tasklock/run/?task_name__exact=sync">{}</a>'
+OUTCOMES = {
+    "ok": "ok, took 2 s",
+    "usual": "ok, took 2 s (usually 5 s)",
+    "running": "not over, so far 1 min",
+    "dead": "died, took 2 s",
+    "failing": "ValueError (3 in a row), took 2 s",
+    "retrying": "ValueError, took 2 s",
+    "new": "-",
+    "cut": "cut, took 2 s",
+    "handed over": "cut, took 2 s",
+    "overran": "overran, took 2 s",
+    "died": "died, took 2 s",
+}
+STATES = {
+    "ok": "ok",
+    "running": "running",
+    "dead": "dead",
+    "paused": "paused; paused by me@here until resumed (closed)",
+    "failing": "failing",
+    "retrying": "retrying: attempt 2 failed; its retry is due at 2026-01-31 12:02:00",
+    "new": "new",
+    "cut": "cut",
+    "handed over": "cut",
+    "overran": "failing",
+    "asked for": "ok; ann asked for a run",
+    "gone": "ok; no replica has it",
+    "stuck": "too long; a run that has outlived its maximum lock goes on, on web-1",
+    "not read": "-",
+}
+OTHERS = {
+    ("ok", "schedule"): "every 5 min",
+    ("ok", "last_run"): "2026-01-31 11:59:00 on one",
+    ("ok", "due"): "2026-01-31 12:04:00",
+    ("new", "last_run"): "-",
+    ("the last", "due"): "-",
+    ("not read", "due"): "-",
+    ("a run", "took"): "2 s",
+    ("a run", "details"): "",
+    ("a retry", "details"): "(attempt 2, to be retried at 2026-01-31 12:01:00)",
+    ("an action", "took"): "",
+    ("an action", "details"): "by ann@ops until 2026-01-31 13:00:00 (the shop is closed)",
+    ("alive", "state"): "alive",
+    ("alive", "running"): "sync since 2026-01-31 12:00:00",
+}
+
+
+@pytest.fixture(scope="module")
+def cells(tmp_path_factory: pytest.TempPathFactory, checkout: Path) -> dict[str, dict[str, str]]:
+    project = DjangoProject(tmp_path_factory.mktemp("cells") / "site", checkout)
+    project.configure(f'{APP}\nTIME_ZONE = "UTC"')
+    found: dict[str, dict[str, str]] = project.ask(CELLS)
+    return found
+
+
+Cells = dict[str, dict[str, str]]
+
+
+@pytest.mark.parametrize("kind", OUTCOMES)
+def test_the_outcome_of_a_task(kind: str, cells: Cells) -> None:
+    assert cells[kind]["outcome_and_runs"] == RUNS.format(OUTCOMES[kind])
+
+
+@pytest.mark.parametrize("kind", STATES)
+def test_the_state_of_a_task(kind: str, cells: Cells) -> None:
+    assert cells[kind]["state"] == STATES[kind]
+
+
+@pytest.mark.parametrize(("kind", "column"), OTHERS)
+def test_another_cell(kind: str, column: str, cells: Cells) -> None:
+    assert cells[kind][column] == OTHERS[kind, column]
+
+
+def test_an_unreadable_task_names_its_columns(cells: Cells) -> None:
+    assert re.fullmatch(r"unreadable; .*\bschedule\b.*", cells["unreadable"]["state"])
+
+
+def test_an_error_and_its_traceback_are_escaped(cells: Cells) -> None:
+    details = cells["an error"]["details"]
+    assert "KeyError: &lt;b&gt;" in details
+    assert "File &lt;x&gt;</pre>" in details
+
+
+def test_what_was_done_with_all_tasks_names_their_pattern(cells: Cells) -> None:
+    assert cells["an action on all tasks"]["task"] == "shop:*"
+
+
+def test_missed_run_times_are_told_as_one(cells: Cells) -> None:
+    said = "3 run times from 2026-01-31 11:00:00 to 2026-01-31 11:59:00: the task was paused"
+    assert said in cells["a miss"]["details"]
