@@ -492,6 +492,14 @@ class TestTimeline:
         assert float(x) == pytest.approx(100 * (hours - 1) / hours, abs=0.02)
         assert float(width) == pytest.approx(50 / hours, abs=0.02)
 
+    @pytest.mark.parametrize(("until", "x"), [(0, "75.0"), (-30, "25.0"), (5, "83.33")])
+    def test_a_run_that_goes_on_reaches_the_end_of_the_span(self, until: float, x: str) -> None:
+        shown = reader(tasks_=[task_status("a", **{**READ["running"], "started_at": ago(15)})])
+        text = shown.html(f"/timeline?until={(NOW + ago(until)).timestamp():.0f}")
+        [(left, width)] = re.findall(r'class="running" x="([\d.]+)%" width="([\d.]+)%"', text)
+        assert left == x
+        assert float(left) + float(width) == pytest.approx(100, abs=0.02)
+
     def test_it_shows_the_chosen_tasks_alone(self) -> None:
         running = {**READ["running"], "started_at": ago(3)}
         shown = reader(tasks_=[task_status(name, **running) for name in ("shop", "other")])
