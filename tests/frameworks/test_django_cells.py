@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
-
 from tests.frameworks.conftest import APP
 from tests.support.django_project import DjangoProject
 
@@ -100,51 +98,24 @@ OTHERS = {
     ("a retry", "details"): "(attempt 2, to be retried at 2026-01-31 12:01:00)",
     ("an action", "took"): "",
     ("an action", "details"): "by ann@ops until 2026-01-31 13:00:00 (the shop is closed)",
+    ("an action on all tasks", "task"): "shop:*",
     ("alive", "state"): "alive",
     ("alive", "running"): "sync since 2026-01-31 12:00:00",
 }
 
 
-@pytest.fixture(scope="module")
-def cells(tmp_path_factory: pytest.TempPathFactory, checkout: Path) -> dict[str, dict[str, str]]:
-    project = DjangoProject(tmp_path_factory.mktemp("cells") / "site", checkout)
+def test_each_cell_says_what_was_read_of_its_row(tmp_path: Path, checkout: Path) -> None:
+    """One test for all of them, since it starts processes that load Django."""
+    project = DjangoProject(tmp_path / "site", checkout)
     project.configure(f'{APP}\nTIME_ZONE = "UTC"')
-    found: dict[str, dict[str, str]] = project.ask(CELLS)
-    return found
-
-
-Cells = dict[str, dict[str, str]]
-
-
-@pytest.mark.parametrize("kind", OUTCOMES)
-def test_the_outcome_of_a_task(kind: str, cells: Cells) -> None:
-    assert cells[kind]["outcome_and_runs"] == RUNS.format(OUTCOMES[kind])
-
-
-@pytest.mark.parametrize("kind", STATES)
-def test_the_state_of_a_task(kind: str, cells: Cells) -> None:
-    assert cells[kind]["state"] == STATES[kind]
-
-
-@pytest.mark.parametrize(("kind", "column"), OTHERS)
-def test_another_cell(kind: str, column: str, cells: Cells) -> None:
-    assert cells[kind][column] == OTHERS[kind, column]
-
-
-def test_an_unreadable_task_names_its_columns(cells: Cells) -> None:
+    cells = project.ask(CELLS)
+    outcomes = {kind: cells[kind]["outcome_and_runs"] for kind in OUTCOMES}
+    assert outcomes == {kind: RUNS.format(said) for kind, said in OUTCOMES.items()}
+    assert {kind: cells[kind]["state"] for kind in STATES} == STATES
+    assert {(kind, column): cells[kind][column] for kind, column in OTHERS} == OTHERS
     assert re.fullmatch(r"unreadable; .*\bschedule\b.*", cells["unreadable"]["state"])
-
-
-def test_an_error_and_its_traceback_are_escaped(cells: Cells) -> None:
-    details = cells["an error"]["details"]
-    assert "KeyError: &lt;b&gt;" in details
-    assert "File &lt;x&gt;</pre>" in details
-
-
-def test_what_was_done_with_all_tasks_names_their_pattern(cells: Cells) -> None:
-    assert cells["an action on all tasks"]["task"] == "shop:*"
-
-
-def test_missed_run_times_are_told_as_one(cells: Cells) -> None:
-    said = "3 run times from 2026-01-31 11:00:00 to 2026-01-31 11:59:00: the task was paused"
-    assert said in cells["a miss"]["details"]
+    error = cells["an error"]["details"]
+    assert "KeyError: &lt;b&gt;" in error
+    assert "File &lt;x&gt;</pre>" in error
+    missed = "3 run times from 2026-01-31 11:00:00 to 2026-01-31 11:59:00: the task was paused"
+    assert missed in cells["a miss"]["details"]

@@ -384,7 +384,8 @@ def test_the_page_of_a_hostile_task(page: str, hostiles: Hostiles) -> None:
         if 0 < len(name) <= 4_000:
             path = f"{page}?{urlencode({'name': name})}"
             check_markup(reader.html(path))
-            reader.twin(path)
+            if page == "/task":
+                reader.twin(path)
 
 
 @pytest.mark.parametrize(
