@@ -38,13 +38,14 @@ def counted(*, plain: bool = False) -> dict[str, Counts]:
 
     :param plain: whether to count APScheduler without the library
     """
-    # Bursts come last, when no other process starts: how many claims travel together depends on the
-    # load a little, and what a burst takes depends on that.
-    starts = [["lone"], ["stored"]] * ROUNDS + [["burst"]]
+    # A process has several bursts, one of any other kind has one round. Bursts come first, because
+    # they take longest; most of them are there when no other process starts any more. How many
+    # claims travel together depends on the load a little, and what a burst takes depends on that.
+    starts = [["burst"]] + [["lone"], ["stored"]] * ROUNDS
     if plain:
-        starts = [["lone", "--plain"]] * ROUNDS + [["burst", "--plain"]]
+        starts = [["burst", "--plain"]] + [["lone", "--plain"]] * ROUNDS
     else:  # CPU time without the counting, which takes as much of it
-        starts = [[kind, "--bare"] for kind in KINDS] + starts
+        starts += [[kind, "--bare"] for kind in KINDS]
     server = start_server(None, None)
     with (
         server.close,
@@ -86,7 +87,6 @@ def _run(server: Server, template: str, at: float, arguments: list[str]) -> list
         command = [sys.executable, "-m", "tests.counts.program", kind, url, *options]
         finished = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     rounds = [json.loads(line) for line in finished.stdout.splitlines()]
-    if finished.returncode or not rounds:
-        why = "no burst was over in time" if not finished.returncode else "see above"
-        raise SystemExit(f"counting failed, {why}: {' '.join(command)}")
+    if finished.returncode:
+        raise SystemExit(f"counting failed: {' '.join(command)}")
     return rounds
