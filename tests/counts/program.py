@@ -192,7 +192,7 @@ def lone(jobs: Jobs) -> Iterator[Counts]:
 
 
 def bursts(jobs: Jobs) -> Iterator[Counts]:
-    """Yield the counts of bursts, without the first one of a set of jobs, which has no claims yet."""
+    """Yield the counts of bursts, but of no first one, whose tasks were never claimed."""
     rounds, period = 0, PERIOD
     while rounds < ROUNDS:
         first = in_seconds(BESIDE + 1)
