@@ -15,6 +15,10 @@ CHAOS_ARGS ?=
 VERSION ?= 18
 # For `make bench`: how often each operation of the hot path is measured.
 ROUNDS ?= 2000
+# For `make test`: how many times longer a test may take, on a machine that stops again and again.
+SLOW ?=
+# For `make mutations`: areas or names, or a share (`--share 0.1`).
+MUTATIONS ?= --jobs 2
 # For `make simulate`: the share of all pairs of faults.
 PAIRS ?= 0.1
 # For `make fidelity`: --help shows them.
@@ -31,7 +35,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-processes test-nightly test-postgres test-pgbouncer test-lowest test-foreign \
-	nightly chaos chaos-store simulate fidelity lint types docs reference pictures bench bench-results dist \
+	nightly chaos chaos-store simulate fidelity mutations lint types docs reference pictures counts bench bench-results dist \
 	released release-notes clean
 
 help: ## Show the targets
@@ -44,8 +48,9 @@ demo: $(VENV)/.demo ## Watch three replicas share their jobs, for about 30 secon
 	@$(BIN)/apscheduler-tasklock demo $(DEMO_ARGS)
 
 ##@ Tests, on a real PostgreSQL (PYTEST_ARGS, WORKERS)
-test: $(VENV)/.dev ## Run the tests
-	$(BIN)/pytest $(AT_ONCE) -m "not nightly and not simulate" $(PYTEST_ARGS)
+test: $(VENV)/.dev ## Run the tests; SLOW=10 on a machine that is slow on purpose
+	$(if $(SLOW),$(BIN)/python -m tests.support.slow_machine --slow $(SLOW) --) \
+		$(BIN)/pytest $(AT_ONCE) -m "not nightly and not simulate" $(PYTEST_ARGS)
 
 # What a kill, a stop, a crash, a standby, a pool of processes and a server of each framework do: those
 # of the nightly tests that each change has to pass.
@@ -145,6 +150,8 @@ nightly: ## Run everything in full, for some hours, with random seeds
 	for version in 14 15 16 17 18; do $(MAKE) test-postgres FULL=yes VERSION=$$version || exit 1; done
 	$(MAKE) test-pgbouncer FULL=yes
 	$(MAKE) simulate PYTEST_ARGS="--seed random"
+	$(MAKE) test SLOW=10
+	$(MAKE) mutations counts
 	$(MAKE) chaos chaos-store
 	$(MAKE) fidelity
 	$(MAKE) bench
@@ -165,11 +172,17 @@ simulate: $(VENV)/.dev ## Put simulated replicas under a share of all pairs of f
 fidelity: $(VENV)/.bench ## Live through thousands of windows under each rule, and count what goes wrong (FIDELITY_ARGS)
 	$(BIN)/python -m benchmarks.fidelity $(FIDELITY_ARGS)
 
+mutations: $(VENV)/.dev ## Make each known mistake in a copy, and look whether a test finds it (MUTATIONS)
+	$(BIN)/python -m tests.mutations $(MUTATIONS)
+
 ##@ Checks of the code
-lint: $(VENV)/.dev ## Check the code's style, and which module may import which
+lint: $(VENV)/.dev ## Check the code's style, which module may import which, and what tests may do
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
+	$(BIN)/python -m tests.layers
+	$(BIN)/python -m tests.waist
+	$(BIN)/python -m tests.gate
 
 types: $(VENV)/.dev ## Check the types
 	$(BIN)/mypy
@@ -186,6 +199,9 @@ pictures: $(VENV)/.dev ## Draw the pictures of the documentation
 	$(BIN)/python -m docs.pictures
 
 ##@ Measurements
+counts: $(VENV)/.dev ## Count calls, lines, mutations and scenarios, and compare them with their limits
+	$(BIN)/python -m tests.counts
+
 bench: $(VENV)/.dev ## Measure in short form what a claim and a release cost, and print it (ROUNDS, BENCH_ARGS)
 	$(BIN)/python -m benchmarks.speed --quick --rounds $(ROUNDS) $(BENCH_ARGS)
 
