@@ -12,8 +12,16 @@ import pytest
 
 from apscheduler_tasklock._lock.outcomes import RunOutcome
 from apscheduler_tasklock.errors import TaskLockDatabaseError
+from apscheduler_tasklock.testing import rule as the_rule
 from tests.contract.conftest import ON_BOTH, database_now, row
-from tests.support.waist import ReleaseAnswer, ReleaseRequest, Renewal, Replica, RetryRequest
+from tests.support.waist import (
+    Memory,
+    ReleaseAnswer,
+    ReleaseRequest,
+    Renewal,
+    Replica,
+    RetryRequest,
+)
 
 Travel = Callable[[float], None]
 Connection = psycopg.Connection[Any]
@@ -798,6 +806,43 @@ def release(replica: Replica, request: ReleaseRequest, *, many: bool) -> Release
         answers = replica.statements.release_many([request])
         return answers.get(request.claim_id)
     return replica.statements.release(request)
+
+
+@ON_BOTH
+@pytest.mark.parametrize(
+    ("when", "begins"),
+    [
+        ("at its time", True),
+        ("too early", False),
+        ("a day late", False),
+        ("at the next run time", False),
+        ("in a pause", False),
+        ("of another run", False),
+    ],
+)
+def test_a_retry_begins_from_its_time_until_the_next_run_time_and_in_no_pause(
+    one: Replica, travel: Travel, connection: Any, when: str, begins: bool
+) -> None:
+    failing, _ = one.claim(**LEASED, next_in=100.0 if when == "at the next run time" else None)
+    one.end(failing, outcome="error", retry_in=5.0)
+    travel(
+        {"too early": 4.5, "a day late": 24 * 3600 + 5, "at the next run time": 100}.get(when, 5)
+    )
+    if when == "in a pause":
+        pause(connection)
+    failed = uuid4() if when == "of another run" else failing
+    retry = RetryRequest("task", failed, 60.0, 30.0, failover=True)
+    answer = one.statements.again(retry)
+    assert answer is not None
+    assert answer.granted == begins
+
+
+def pause(connection: Any) -> None:
+    if isinstance(connection, Memory):
+        rows, now = connection.locks.rows, connection.time
+        rows["task"] = the_rule.pause(rows["task"], None, now, "me")
+    else:
+        connection.execute("UPDATE task_lock SET paused_at = now()")
 
 
 class TestRetriesAndDeaths:

@@ -361,6 +361,17 @@ class TestDeadRuns:
         travel(24 * 3600)  # a retry that has not begun within a day never begins
         assert (one.jobs.sweep(one.cursor), one.jobs.dead_runs(one.cursor)) == (1, [])
 
+    def test_whose_retry_is_to_come_end_with_the_job_if_a_user_removes_it(
+        self, one: JobReplica
+    ) -> None:
+        one.add()
+        claim_id = uuid4()
+        assert one.claims_job(one.one(), period=None, claim_id=claim_id)
+        failed = RunOutcome(outcome="error", retry_in=30.0, is_last=True)
+        one.protocol.release(one.cursor, ReleaseRequest("task of job", claim_id, failed))
+        assert one.jobs.remove(one.cursor, "job")
+        assert not one.jobs.remove(one.cursor, "job")
+
 
 class TestUsersChanges:
     def test_an_added_job_is_read_as_it_was_added(self, one: JobReplica) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.contract.conftest import database_now, row
+from tests.contract.conftest import ON_BOTH, database_now, row
 from tests.support.waist import Memory, Registered, Registration, Replica, ScheduleNote
 
 Travel = Callable[[float], None]
@@ -93,6 +93,7 @@ def test_one_that_is_paused_in_its_scheduler_is_due_at_no_time(
     assert row(connection)["due_at"] == database_now(connection) + timedelta(hours=1)
 
 
+@ON_BOTH
 @pytest.mark.parametrize("period", [24 * HOUR, None], ids=["known", "unknown"])
 def test_a_run_time_too_close_to_the_last_run_is_not_the_one_that_is_due(
     one: Replica, connection: Connection, travel: Travel, period: float | None

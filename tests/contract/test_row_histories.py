@@ -257,6 +257,7 @@ class Requests:
         is_overdue = how in ("of an overdue task", "that fails")
         changes: dict[str, Any] = {
             "without failover": {"failover": False},
+            "beside a run": {"failover": False},
             "after the maximum lock": {"max_lock": 2.0},
         }.get(how, {})
         is_dead = how in ("in a pause", "after a death", "without failover", "beside a run")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import Phase, settings
 
 import apscheduler_tasklock
 
@@ -19,6 +20,12 @@ def _note(**what: Any) -> None:
 
 def pytest_sessionstart() -> None:
     _note(what="package", name=apscheduler_tasklock.__file__)
+
+
+def pytest_collection_finish() -> None:
+    """Let Hypothesis look for no shorter example, because any failure is enough."""
+    settings.register_profile("any", settings(phases=[Phase.explicit, Phase.generate]))
+    settings.load_profile("any")
 
 
 def pytest_collectreport(report: pytest.CollectReport) -> None:
