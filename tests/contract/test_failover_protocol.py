@@ -647,6 +647,7 @@ class TestClaimAfterADeadRun:
         assert row(connection) == before
         assert other.granted(**request)
 
+    @ON_BOTH
     def test_while_rows_are_not_believed_only_a_run_that_was_handed_over_is_taken_over(
         self, one: Replica, other: Replica, travel: Travel, connection: Connection
     ) -> None:
