@@ -415,6 +415,49 @@ def test_a_user_of_django_needs_the_rights_to_all_lists_and_to_both_that_have_ac
     assert access is None or access.by == "bob"
 
 
+# Prints, for users with the right to view or to change each list, what the admin lets them do.
+RIGHTS = """
+import json
+import django
+from types import SimpleNamespace
+from django.conf import settings
+apps = ["admin", "auth", "contenttypes", "messages", "sessions"]
+settings.configure(
+    INSTALLED_APPS=[f"django.contrib.{app}" for app in apps] + ["apscheduler_tasklock.django"],
+)
+django.setup()
+from django.contrib import admin
+found = {}
+for right in ("view", "change"):
+    class User:
+        def has_perm(self, permission):
+            return permission.startswith(f"apscheduler_tasklock.{right}_")
+    request = SimpleNamespace(user=User())
+    for model, each in admin.site._registry.items():
+        if model._meta.app_label == "apscheduler_tasklock":
+            operates = getattr(each, "has_operate_permission", lambda _: None)(request)
+            others = [each.has_add_permission(request), each.has_delete_permission(request)]
+            others += [each.has_change_permission(request)]
+            found[f"{right} {model._meta.model_name}"] = [operates, any(others)]
+print(json.dumps(found))
+"""
+
+
+def test_who_may_view_djangos_lists_has_none_of_their_actions(checkout: Path) -> None:
+    command = [sys.executable, "-c", RIGHTS]
+    told = subprocess.run(command, cwd=checkout, check=True, capture_output=True, text=True)
+    assert json.loads(told.stdout) == {
+        "view task": [False, False],
+        "view run": [None, False],
+        "view replica": [None, False],
+        "view job": [False, False],
+        "change task": [True, False],
+        "change run": [None, False],
+        "change replica": [None, False],
+        "change job": [True, False],
+    }
+
+
 @pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_django_asks_for_the_permissions_of_the_admins_lists(site: DjangoProject) -> None:
