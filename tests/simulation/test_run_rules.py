@@ -9,7 +9,12 @@ from typing import Any
 import pytest
 from apscheduler.events import EVENT_JOB_MAX_INSTANCES
 
-from apscheduler_tasklock import EVENT_TASK_LOCK_REFUSED, current_lock, task_lock
+from apscheduler_tasklock import (
+    EVENT_TASK_LOCK_REFUSED,
+    TaskLockOptionError,
+    current_lock,
+    task_lock,
+)
 from tests.simulation.replicas import SimulatedReplicas
 
 MIDNIGHT = datetime(2026, 3, 1, tzinfo=timezone.utc)
@@ -163,6 +168,13 @@ class TestLeases:
             minutes=2
         )
         assert leases == [lease]
+
+
+def test_a_maximum_below_the_default_minimum_is_refused() -> None:
+    """Otherwise a window would outlast the lock of its run."""
+    with pytest.raises(TaskLockOptionError, match=r"min_factor \(0.9\) must not be above"):
+        simulated(lambda _scheduler: None, max_factor=0.5)
+    simulated(lambda _scheduler: None, max_factor=0.5, min_factor=0.5)
 
 
 class TestMisses:
