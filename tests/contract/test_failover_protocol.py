@@ -764,7 +764,9 @@ class TestReleasesAndRetries:
         one.end(failing, outcome="error", retry_in=5.0)
         travel(6)
         retry = RetryRequest("task", failing, 60.0, 30.0, failover=True)
-        assert one.protocol.retry_many(one.cursor, [retry])[retry.claim_id].granted
+        answer = one.statements.again(retry)
+        assert answer is not None
+        assert answer.granted
         travel(20)
         one.end(retry.claim_id, outcome="ok", is_last=True)
         found = row(connection)

@@ -297,16 +297,10 @@ def test_a_changed_schedule_whose_row_another_session_has_locked_is_noted_later(
 def test_a_sign_of_life_that_its_replicas_stop_has_overtaken_does_not_undo_the_stop(
     one: Replica, other: Replica
 ) -> None:
-    def report(replica: Replica, started_at: Any = None) -> tuple[Any, int]:
-        """Return the replica's start, and how many were alive before."""
-        asked = (replica.cursor, "host", "1.0", ["task"], started_at)
-        found: tuple[Any, int] = replica.protocol.report_replica(*asked)
-        return found
-
-    started_at, _ = report(one)
-    one.protocol.stop_replica(one.cursor)
-    report(one, started_at)
-    since, live = report(other)
+    started_at, _ = one.statements.alive(["task"])
+    one.statements.stops()
+    one.statements.alive(["task"], started_at)
+    since, live = other.statements.alive(["task"])
     assert live == 0
-    report(one)  # another process of that name
-    assert report(other, since)[1] == 2
+    one.statements.alive(["task"])  # another process of that name
+    assert other.statements.alive(["task"], since)[1] == 2

@@ -16,7 +16,8 @@ from apscheduler.triggers.interval import IntervalTrigger
 from psycopg.types.range import Range
 
 from apscheduler_tasklock._lock.job_rows import DueRow, DueRows, JobRow
-from apscheduler_tasklock._runs.run import Kind
+from apscheduler_tasklock._runs.queue import Ask
+from apscheduler_tasklock._runs.run import Kind, Verdict
 from apscheduler_tasklock._runs.submission import FAILED, DueRun
 from apscheduler_tasklock.jobstore import bad_rows, due
 from apscheduler_tasklock.jobstore.due import DueJobs
@@ -234,6 +235,7 @@ class StoredReplica(JobsReplica):
     def __init__(self, story: Any, process: Process, poll_from: float, workers: int | None) -> None:
         super().__init__(story, process, poll_from, workers)
         self._rows: StoredLocks = story.database.rows
+        self.is_paused = False  # whether its scheduler is
         jobs: Any = story.database.on_the_way(process, self._rows)
         self.locks: Any = StoreLocks(self._client, jobs)
         self.executors = {ALIAS: self}
@@ -247,7 +249,19 @@ class StoredReplica(JobsReplica):
 
     @property
     def is_running(self) -> bool:
-        return self.stopped_at == inf
+        return self.stopped_at == inf and not self.is_paused
+
+    def ask(self, ask: Ask) -> None:
+        """Ask for the runs that their reader still wants."""
+        reader: Any = self.reader
+        is_stored = ask.runs[0].kind is Kind.STORED
+        wanted = [run for run in ask.runs if not is_stored or reader.is_wanted(None)]
+        unwanted = [run for run in ask.runs if run not in wanted]
+        if wanted:
+            super().ask(Ask(wanted, ask.most))
+        refused = [(run, Verdict.REFUSED) for run in unwanted]
+        if refused:
+            self.line.post(lambda inputs: inputs.answers.extend(refused))
 
     @property
     def room(self) -> float:
@@ -288,7 +302,7 @@ class StoredReplica(JobsReplica):
     def _note_over(self, found: DueRun, work: Any) -> None:
         end = work.fate.ends[-1]
         if end == "refused":
-            found.refused = work.question.answer
+            found.refused = work.question.answer if work.question else None
         elif end not in ("ran", "lost"):
             found.refused = "withdrawn" if end == "withdrawn" else FAILED
         found.reader.note_over(found)

@@ -147,6 +147,22 @@ def test_what_came_due_in_a_pause(
     assert story.ledger.runs[-1].began - BEGIN >= 55.0
 
 
+def _scheduler_paused(story: Any) -> None:
+    """Pause the scheduler while a job that was read waits for the only worker."""
+    stored_jobs(story)
+    [replica] = story.replicas
+    for at, is_paused in ((15.0, True), (60.0, False)):
+        story.world.call_at(BEGIN + at, partial(setattr, replica, "is_paused", is_paused))
+
+
+def test_a_job_that_was_read_before_its_scheduler_was_paused_is_not_run_in_the_pause() -> None:
+    jobs = [Job(name, (10.0,), takes=20.0) for name in "ij"]
+    scenario = JobsScenario("paused scheduler", jobs, _scheduler_paused, replicas=1, workers=1)
+    first, second = StoredStory(scenario).ledger.runs
+    assert first.began - BEGIN < 15.0
+    assert 60.0 <= second.began - BEGIN < 62.0
+
+
 class TestLooks:
     """When a replica looks for due jobs."""
 
