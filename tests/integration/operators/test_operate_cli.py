@@ -40,7 +40,6 @@ from tests.support.rows import (
     FAILING,
     OVERDUE,
     PAUSED,
-    RUNNING,
     STAYS_ALIVE,
     STAYS_LATE,
     STAYS_OK,
@@ -459,7 +458,7 @@ class TestRuns:
         self, database_url: str, connection: Connection, form: tuple[str, ...]
     ) -> None:
         # A run that began long ago ends after others that began later.
-        add_task(connection, "long", **{**RUNNING, "started_at": "now() - interval '5 h'"})
+        add_task(connection, "long", **{**STAYS_RUNNING, "started_at": "now() - interval '5 h'"})
         add_task(connection, "sync")
         add_run(connection, "sync", 1)
         with subprocess.Popen(
@@ -881,7 +880,7 @@ class TestRun:
         ("changes", "says"),
         [
             ({}, "the run may still begin"),
-            (RUNNING, "the run goes on, on one"),
+            (STAYS_RUNNING, "the run goes on, on one"),
             (
                 {**DEAD, "failover": "true"},
                 "its holder one died or was stopped, and its takeover has not begun",
