@@ -28,6 +28,7 @@ from apscheduler_tasklock import (
 )
 from apscheduler_tasklock.errors import TaskLockOptionError
 from tests.executors import jobs
+from tests.support.claims import end_lease
 from tests.support.hosts import Host
 from tests.support.internals import instances
 from tests.support.polling import eventually
@@ -104,8 +105,8 @@ def test_a_misfire_is_reported_and_claims_nothing(
     make_replica: MakeReplica, job: Jobs, connection: Connection
 ) -> None:
     replica = make_replica()
-    late = datetime.now(timezone.utc) - timedelta(seconds=60)
-    replica.run_once(job("token"), next_run_time=late, misfire_grace_time=30)
+    late = datetime.now(timezone.utc) - timedelta(minutes=5)
+    replica.run_once(job("token"), next_run_time=late, misfire_grace_time=60)
     replica.one(EVENT_JOB_MISSED)
     replica.idle()
     assert replica.codes() == [EVENT_JOB_MISSED]
@@ -269,7 +270,7 @@ def test_a_function_that_has_only_made_a_coroutine_has_failed(
 def test_a_dead_holders_window_is_run_again(
     make_replica: MakeReplica, job: Jobs, connection: Connection
 ) -> None:
-    replica = make_replica(lease=3, failover=True)
+    replica = make_replica(lease=600, failover=True, poll_interval=0.3)
     replica.run_once(job("token"), job_id="first")  # what has to be started, is
     replica.one(EVENT_JOB_EXECUTED, "first")
     replica.executor.locks.believe()  # that it has seen the database for long enough
@@ -279,13 +280,15 @@ def test_a_dead_holders_window_is_run_again(
             "job",
             min_lock=3240.0,
             max_lock=18000.0,
-            lease=3.0,
+            lease=600.0,
             runs=obj_to_ref(job("token")),
             failover=True,
         ),
     )
     assert died.granted
     replica.run_once(job("token"), kwargs={"a": 1})
+    replica.one(EVENT_TASK_LOCK_REFUSED)
+    end_lease(connection, "job")
     executed = replica.one(EVENT_JOB_EXECUTED)
     replica.idle()
     assert replica.codes() == [EVENT_TASK_LOCK_REFUSED, *RUN]

@@ -23,6 +23,9 @@ from tests.support.outages import Job
 from tests.support.proxy import Gate, Proxy, proxy_to
 from tests.support.schedulers import Replica
 
+# No machine is so slow that an answer takes longer.
+PATIENT = Timings(longest_answer=60.0)
+
 
 @pytest.fixture
 def ctrl_c() -> Iterator[None]:
@@ -95,11 +98,22 @@ def make_locks(database_url: str) -> Iterator[Callable[..., LockClient]]:
 
 @pytest.fixture
 def make_task_locks(database_url: str) -> Iterator[Callable[..., TaskLocks]]:
-    """Make the :class:`TaskLocks` of a replica; they are closed after the test."""
+    """Make the :class:`TaskLocks` of a replica; they are closed after the test.
+
+    Where no proxy is in the way, they wait for answers with patience.
+    """
     with ExitStack() as closing:
 
-        def make(database: Any = database_url, **options: Any) -> TaskLocks:
-            locks = TaskLocks(database, **{"replica_id": "replica", **options})
+        def make(
+            database: Any = database_url, given: Timings | None = None, **options: Any
+        ) -> TaskLocks:
+            is_broken_by_nobody = database == database_url
+
+            class WithTimings(TaskLocks):
+                timings = given or (PATIENT if is_broken_by_nobody else TaskLocks.timings)
+
+            patient = {"claim_timeout": 180} if is_broken_by_nobody else {}
+            locks = WithTimings(database, **{"replica_id": "replica", **patient, **options})
             closing.callback(locks.close)
             return locks
 

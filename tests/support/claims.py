@@ -7,15 +7,19 @@ from typing import Any
 import psycopg
 
 from apscheduler_tasklock import TaskLocks
+from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock.lock import HeldLock
 from apscheduler_tasklock.status import Run
 from tests.support.waist import ClaimRequest, Refusal
 
+# Renews a lease of 600 s each half second. No machine is so slow that it ends meanwhile.
+RENEWS_OFTEN = Timings(renewals_per_lease=1200)
+
 
 def claim(locks: LockClient, task: str = "task", **wanted: Any) -> HeldLock | Refusal:
     """Claim a task as a job does. The default run time is now."""
-    request = ClaimRequest(task, **{"min_lock": 9.0, "max_lock": 50.0, **wanted})
+    request = ClaimRequest(task, **{"min_lock": 9.0, "max_lock": 600.0, **wanted})
     claimed = locks.claim(request)
     assert claimed is not None
     return claimed
@@ -31,6 +35,14 @@ def held(locks: LockClient, task: str = "task", **wanted: Any) -> HeldLock:
 def die(locks: LockClient, lock: HeldLock) -> None:
     """Stop renewing a claim, and never release it, like a killed process."""
     locks.abandon(lock)
+
+
+def end_lease(connection: psycopg.Connection[Any], task: str | None = None) -> None:
+    """End the lease of a task by hand, or those of all tasks; their holders do not know."""
+    connection.execute(
+        "UPDATE task_lock SET locked_until = now() WHERE task_name = coalesce(%s, task_name)",
+        [task],
+    )
 
 
 def row(connection: psycopg.Connection[Any], task: str = "job") -> dict[str, Any]:

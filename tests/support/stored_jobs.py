@@ -75,7 +75,7 @@ class Gate:
 
 
 # Limits the seconds of users' calls in tests in which the database answers, on a busy machine.
-PATIENT = Timings(call_timeout=30.0)
+PATIENT = Timings(call_timeout=120.0)
 
 
 @contextmanager

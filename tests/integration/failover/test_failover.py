@@ -27,10 +27,11 @@ from apscheduler_tasklock import (
     TaskLockExecutor,
     current_lock,
 )
+from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._runs.watch import Watch
 from tests.support import claims, outages
-from tests.support.claims import row
+from tests.support.claims import end_lease, row
 from tests.support.faults import CLAIM
 from tests.support.internals import (
     instances,
@@ -82,7 +83,7 @@ def holder(dying: LockClient) -> MakeHolder:
 
     def claim(task: str = "job", *, lives: bool = False, **wanted: Any) -> HeldLock:
         hourly: dict[str, Any] = {"min_lock": 3240, "max_lock": 18000}
-        renewed: dict[str, Any] = {"lease": 2, "failover": True, "runs": RUNS}
+        renewed: dict[str, Any] = {"lease": 600, "failover": True, "runs": RUNS}
         held = claims.held(dying, task, **{**hourly, **renewed, **wanted})
         if not lives:
             claims.die(dying, held)
@@ -93,10 +94,11 @@ def holder(dying: LockClient) -> MakeHolder:
 
 @pytest.fixture
 def make_heir(make_replica: MakeReplica) -> MakeReplica:
-    """Make a replica with failover that believes the rows from the start."""
+    """Make a replica with failover that believes the rows from the start, and looks often."""
+    often = {"failover": True, "lease": 600, "poll_interval": 0.3}
 
     def make(*arguments: Any, start: bool = True, **options: Any) -> Replica:
-        replica = make_replica(*arguments, start=False, **{"failover": True, "lease": 1, **options})
+        replica = make_replica(*arguments, start=False, **{**often, **options})
         replica.executor.locks.believe()
         if start:
             replica.scheduler.start()
@@ -119,9 +121,8 @@ def until_looked(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Replica]
     monkeypatch.undo()
 
 
-def end_its_lease(connection: Connection) -> None:
-    """End the lease of a dead holder, which was long, so that others were refused until then."""
-    connection.execute("UPDATE task_lock SET locked_until = now()")
+def end_its_maximum_lock(connection: Connection) -> None:
+    connection.execute("UPDATE task_lock SET locked_until = now(), run_until = now()")
 
 
 def next_hour() -> datetime:
@@ -139,7 +140,7 @@ def test_a_job_does_not_begin_once_its_lease_has_gone_to_another_replica(
 ) -> None:
     """As where a process is stopped between its claim and the job, and goes on a minute later."""
     heir = make_heir(replica_id="heir")
-    replica = make_heir(proxy.url, replica_id="late", start=False)
+    replica = make_heir(proxy.url, replica_id="late", lease=1, start=False)
 
     def cut_off(_event: Any) -> None:
         if proxy.accepting:
@@ -170,12 +171,12 @@ class TestWhoTakesOver:
     ) -> None:
         caplog.set_level(logging.INFO)
         kept = "SELECT window_start, window_until, run_until FROM task_lock"
-        died = holder(lease=600)
+        died = holder()
         before = connection.execute(kept).fetchone()
         replica = make_heir(replica_id="heir")
         replica.run_once(token_and_takeover)
         replica.one(EVENT_TASK_LOCK_REFUSED)
-        end_its_lease(connection)
+        end_lease(connection)
         executed = replica.one(EVENT_JOB_EXECUTED)
         replica.idle()
 
@@ -192,7 +193,12 @@ class TestWhoTakesOver:
 
     @pytest.mark.parametrize("joins", ["before the death", "after the death"])
     def test_a_replica_that_was_never_refused_and_whose_next_run_is_an_hour_away(
-        self, make_heir: MakeReplica, holder: MakeHolder, dying: LockClient, joins: str
+        self,
+        make_heir: MakeReplica,
+        holder: MakeHolder,
+        dying: LockClient,
+        connection: Connection,
+        joins: str,
     ) -> None:
         held = holder(lives=joins == "before the death")
         replica = make_heir(start=False)
@@ -200,12 +206,13 @@ class TestWhoTakesOver:
         replica.scheduler.start()
         if joins == "before the death":
             claims.die(dying, held)
+        end_lease(connection)
         assert replica.one(EVENT_JOB_EXECUTED).retval == (held.token + 1, True)
         replica.idle()
         assert replica.codes() == RUN
 
     def test_the_successor_of_the_replica_that_was_refused(
-        self, make_heir: MakeReplica, holder: MakeHolder, dying: LockClient
+        self, make_heir: MakeReplica, holder: MakeHolder, dying: LockClient, connection: Connection
     ) -> None:
         """As in a rolling deployment in mid-job, after which the holder is killed."""
         held = holder(lives=True)
@@ -216,6 +223,7 @@ class TestWhoTakesOver:
         successor = make_heir()
         successor.run_once(token_and_takeover, next_run_time=next_hour())
         claims.die(dying, held)
+        end_lease(connection)
         assert successor.one(EVENT_JOB_EXECUTED).retval == (held.token + 1, True)
         assert refused.codes() == [EVENT_TASK_LOCK_REFUSED]
 
@@ -224,9 +232,11 @@ class TestWhoTakesOver:
         self,
         make_heir: MakeReplica,
         holder: MakeHolder,
+        connection: Connection,
         until_looked: Callable[[Replica], None],
     ) -> None:
         died = holder()
+        end_lease(connection)
         replicas = [make_heir(replica_id=f"replica {n}") for n in range(3)]
         for replica in replicas:
             replica.run_once(token_and_takeover)
@@ -245,7 +255,7 @@ class TestWhoTakesOver:
         dying: LockClient,
         until_looked: Callable[[Replica], None],
     ) -> None:
-        held = holder(lives=True)
+        held = holder(lives=True, lease=2)
         replica = make_heir()
         replica.run_once(token_and_takeover)
         replica.one(EVENT_TASK_LOCK_REFUSED)
@@ -266,11 +276,11 @@ class TestWhoTakesOver:
         until_looked: Callable[[Replica], None],
         without: str,
     ) -> None:
-        died = holder(failover=without != "the holder", lease=600)
-        replica = make_heir(failover=without == "the holder", poll_interval=0.5)
+        died = holder(failover=without != "the holder")
+        replica = make_heir(failover=without == "the holder")
         replica.run_once(token_and_takeover)
         replica.one(EVENT_TASK_LOCK_REFUSED)
-        end_its_lease(connection)
+        end_lease(connection)
         until_looked(replica)
         replica.idle()
         replica.run_once(token_and_takeover, replace_existing=True)
@@ -284,19 +294,19 @@ class TestWhatIsRun:
         self, make_heir: MakeReplica, holder: MakeHolder, connection: Connection
     ) -> None:
         now = datetime.now(timezone.utc)
-        died = holder(runs=f"{RUNS} at {now.isoformat()}", lease=600)
+        died = holder(runs=f"{RUNS} at {now.isoformat()}")
         replica = make_heir()
         replica.scheduler.add_job(
             token_and_takeover, "date", run_date=now, id="job", misfire_grace_time=None
         )
         replica.one(EVENT_TASK_LOCK_REFUSED)
         assert replica.scheduler.get_job("job") is None
-        end_its_lease(connection)
+        end_lease(connection)
         assert replica.one(EVENT_JOB_EXECUTED).retval == (died.token + 1, True)
 
     @pytest.mark.nightly
     def test_a_job_whose_last_run_time_has_passed(
-        self, make_heir: MakeReplica, holder: MakeHolder, dying: LockClient
+        self, make_heir: MakeReplica, holder: MakeHolder, dying: LockClient, connection: Connection
     ) -> None:
         held = holder(lives=True)
         replica = make_heir()
@@ -310,6 +320,7 @@ class TestWhatIsRun:
         eventually(replica.of)
         replica.idle()
         claims.die(dying, held)
+        end_lease(connection)
         assert replica.one(EVENT_JOB_EXECUTED).retval == (held.token + 1, True)
 
     @pytest.mark.nightly
@@ -328,7 +339,7 @@ class TestWhatIsRun:
         replica = make_heir()
         other = something_else if by == "another function" else token_and_takeover
         replica.scheduler.add_job(other, "date", run_date=later, id="job")
-        until_its_lease_ends(connection)
+        end_lease(connection)
         until_looked(replica)
         replica.idle()
         assert replica.codes() == []
@@ -349,7 +360,7 @@ class TestWhatIsRun:
         replica.scheduler.start(paused=True)
         getattr(replica.scheduler, meanwhile)("job")
         replica.scheduler.resume()
-        until_its_lease_ends(connection)
+        end_lease(connection)
         if meanwhile == "pause_job":
             until_looked(replica)
         replica.idle()
@@ -363,12 +374,13 @@ class TestWhatIsRun:
     ) -> None:
         """Its arguments, its options, and the executor that it is on."""
         holder()
+        end_lease(connection)
         replica = make_heir(start=False)
         second = TaskLockExecutor(
             replica.executor.locks.settings.database,
             executor={"type": "threadpool", "max_workers": 1},
             failover=True,
-            lease=1,
+            lease=600,
             replica_id="second",
         )
         second.locks.believe()
@@ -407,7 +419,7 @@ class TestWhatIsRun:
         else:  # in a job store that they share; nobody tells this one
             replica.scheduler.get_job("job").kwargs = kwargs
         claims.die(dying, held)
-        until_its_lease_ends(connection)
+        end_lease(connection)
         until_looked(replica)
         replica.idle()
         assert replica.codes() == []
@@ -424,7 +436,7 @@ class TestWhenItIsRun:
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         """Else the claim would put its own window in the place of the one that died."""
-        died = holder(min_lock=0.001, runs=f"{__name__}:{_Recorder.__qualname__}.run")
+        died = holder(min_lock=0.001, lease=2, runs=f"{__name__}:{_Recorder.__qualname__}.run")
         until_its_lease_ends(connection)
         # It looks when it starts, every 20 sec, and when it is refused: its own window comes first.
         replica = make_heir(lease=60, poll_interval=20, start=False)
@@ -447,9 +459,10 @@ class TestWhenItIsRun:
 
     @pytest.mark.nightly
     def test_the_next_run_time_after_it_runs_on_time(
-        self, make_heir: MakeReplica, holder: MakeHolder
+        self, make_heir: MakeReplica, holder: MakeHolder, connection: Connection
     ) -> None:
         died = holder(min_lock=3.6)
+        end_lease(connection)
         replica = make_heir(min_factor=0.9)
         own = replica.run_once(token_and_takeover, hours=0, seconds=4).next_run_time
 
@@ -471,6 +484,7 @@ class TestWhenItIsRun:
         It was claimed by then, and is handed over.
         """
         died = holder()
+        end_lease(connection)
         pool = _RefusesOnce()
         replica = make_heir(executor=pool)
         replica.scheduler.add_job(token_and_takeover, "interval", hours=1, id="job")
@@ -480,12 +494,12 @@ class TestWhenItIsRun:
     def test_when_a_paused_scheduler_is_resumed(
         self, make_heir: MakeReplica, holder: MakeHolder, connection: Connection
     ) -> None:
-        died = holder(lease=600)
+        died = holder()
         replica = make_heir()
         replica.run_once(token_and_takeover)
         replica.one(EVENT_TASK_LOCK_REFUSED)
         replica.scheduler.pause()
-        end_its_lease(connection)
+        end_lease(connection)
         replica.idle()
         assert replica.codes() == [EVENT_TASK_LOCK_REFUSED]
         replica.scheduler.resume()
@@ -498,7 +512,7 @@ class TestWhenItIsRun:
         connection: Connection,
         until_looked: Callable[[Replica], None],
     ) -> None:
-        died = holder(lease=600)
+        died = holder()
         go_on, busy = threading.Event(), threading.Event()
 
         def occupy() -> None:
@@ -513,7 +527,7 @@ class TestWhenItIsRun:
         replica.scheduler.modify_job("job", misfire_grace_time=1)
         too_late = died.window_start + timedelta(seconds=1.2)
         eventually(lambda: datetime.now(timezone.utc) > too_late)
-        end_its_lease(connection)
+        end_lease(connection)
         # More looks than one may have to pass: after a statement that took a third of this lease
         # or longer, no run counts as dead for a while.
         eventually(lambda: instances(replica.executor)["job"] == 1)
@@ -532,14 +546,14 @@ class TestWhenItIsRun:
         until_looked: Callable[[Replica], None],
     ) -> None:
         """As when the job runs here for a window that it was granted under another name."""
-        died = holder(lease=600)
+        died = holder()
         replica = make_heir()
         replica.run_once(token_and_takeover)
         replica.one(EVENT_TASK_LOCK_REFUSED)
         replica.idle()
         with instances_lock(replica.executor):
             instances(replica.executor)["job"] += 1
-        end_its_lease(connection)
+        end_lease(connection)
         until_looked(replica)
         assert replica.codes() == [EVENT_TASK_LOCK_REFUSED]
         with instances_lock(replica.executor):
@@ -555,7 +569,7 @@ class TestWhenItIsRun:
         monkeypatch: pytest.MonkeyPatch,
         way: str,
     ) -> None:
-        died = holder(lease=600)
+        died = holder()
         replica = make_heir(on_database_error=way)
         locks, failures = replica.executor.locks, [TaskLockDatabaseError("unavailable")]
 
@@ -571,7 +585,7 @@ class TestWhenItIsRun:
         intercept_claims(locks, after_an_outage)
         replica.run_once(token_and_takeover)
         replica.one(EVENT_TASK_LOCK_REFUSED)
-        end_its_lease(connection)
+        end_lease(connection)
         executed = replica.one(EVENT_JOB_EXECUTED)
         replica.idle()
         assert not failures
@@ -589,8 +603,8 @@ class TestLooking:
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         tasks = [f"job {number}" for number in range(5)]
-        held = [holder(task, lives=True) for task in tasks]
-        replica = make_heir(lease=6)
+        held = [holder(task, lives=True, lease=2) for task in tasks]
+        replica = make_heir(lease=6, poll_interval=5)
         for task in tasks:
             replica.run_once(token_and_takeover, job_id=task)
             replica.one(EVENT_TASK_LOCK_REFUSED, task)
@@ -613,7 +627,7 @@ class TestLooking:
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         """As when a grant is revoked for a while."""
-        died = holder(lease=600)
+        died = holder()
         replica = make_heir()
         asked: list[Any] = []
         read = replica.executor.locks.reading
@@ -626,7 +640,7 @@ class TestLooking:
         before = len(asked)
         eventually(lambda: len(asked) >= before + 3)
         connection.execute("ALTER TABLE elsewhere RENAME TO task_lock")
-        end_its_lease(connection)
+        end_lease(connection)
         assert replica.one(EVENT_JOB_EXECUTED).retval == (died.token + 1, True)
         [refusal] = [r for r in caplog.records if "tried again" in r.getMessage()]
         assert "the table task_lock does not exist" in refusal.getMessage()
@@ -642,7 +656,7 @@ class TestLooking:
         until_looked: Callable[[Replica], None],
     ) -> None:
         """What was refused while the shutdown waits for it is not kept."""
-        died = holder(min_lock=0.001, lease=600)
+        died = holder(min_lock=0.001)
         replica = make_heir()
         refused = threading.Event()
 
@@ -665,7 +679,7 @@ class TestLooking:
         assert replica.codes() == [EVENT_TASK_LOCK_REFUSED]
 
         undo()
-        end_its_lease(connection)
+        end_lease(connection)
         replica.start()
         replica.executor.locks.believe()
         replica.run_once(token_and_takeover, next_run_time=next_hour())
@@ -683,28 +697,26 @@ class TestOwnWindows:
         self, make_heir: MakeReplica, holder: MakeHolder
     ) -> tuple[HeldLock, Replica, datetime]:
         held = holder(lives=True, min_lock=0.001, failover=False)
-        replica = make_heir(failover=False, poll_interval=0.5)
-        own = replica.run_once(token_and_takeover, misfire_grace_time=1).next_run_time
-        kept = eventually(lambda: kept_run_times(replica.executor) or replica.codes())
-        while kept == [EVENT_JOB_MISSED]:  # the scheduler came too late, on a busy machine
-            replica.idle()
-            replica.events.clear()
-            own = replica.run_once(
-                token_and_takeover, misfire_grace_time=1, replace_existing=True
-            ).next_run_time
-            kept = eventually(lambda: kept_run_times(replica.executor) or replica.codes())
+        replica = make_heir(failover=False)
+        own = datetime.now(timezone.utc)
+        job = replica.run_once(token_and_takeover, next_run_time=own)
+        eventually(lambda: kept_run_times(replica.executor))
         replica.idle()
+        job.modify(misfire_grace_time=1)
         return held, replica, own
 
     @pytest.mark.nightly
     def test_run_once_the_lease_of_a_dead_holder_has_ended(
-        self, refused: tuple[HeldLock, Replica, datetime], dying: LockClient
+        self,
+        refused: tuple[HeldLock, Replica, datetime],
+        dying: LockClient,
+        connection: Connection,
     ) -> None:
         """Without failover, only the dead holder's own window is lost; and it is no misfire."""
         held, replica, own = refused
-        first = held.locked_until
-        eventually(lambda: held.locked_until > first + timedelta(seconds=1.5))
+        eventually(lambda: datetime.now(timezone.utc) > own + timedelta(seconds=1.2))
         claims.die(dying, held)
+        end_lease(connection)
         executed = replica.one(EVENT_JOB_EXECUTED)
         replica.idle()
         assert executed.retval == (held.token + 1, False)
@@ -729,7 +741,12 @@ class TestOwnWindows:
     @pytest.mark.nightly
     @pytest.mark.parametrize("coalesce", [True, False])
     def test_run_all_or_the_last_one_as_the_job_coalesces(
-        self, make_heir: MakeReplica, holder: MakeHolder, dying: LockClient, coalesce: bool
+        self,
+        make_heir: MakeReplica,
+        holder: MakeHolder,
+        dying: LockClient,
+        connection: Connection,
+        coalesce: bool,
     ) -> None:
         held = holder(lives=True, min_lock=0.001)
         replica = make_heir(min_factor=0.5, failover=False)
@@ -754,6 +771,7 @@ class TestOwnWindows:
         eventually(lambda: set(seen()) <= set(submitted()))  # the last event may be on its way
         kept = submitted()
         claims.die(dying, held)
+        end_lease(connection)
         eventually(lambda: len(codes(EVENT_JOB_EXECUTED)) == (1 if coalesce else len(kept)))
         replica.idle()
         executed = [event.scheduled_run_time for event in codes(EVENT_JOB_EXECUTED)]
@@ -773,7 +791,7 @@ class TestOwnWindows:
         claims.die(dying, held)
         # Long before the next run time: if it ended between that one's look and its claim, the kept
         # ones would be overtaken.
-        end_its_lease(connection)
+        end_lease(connection)
 
         def executed() -> list[datetime]:
             events = [e for e in replica.of() if e.code == EVENT_JOB_EXECUTED]
@@ -787,6 +805,7 @@ class TestOwnWindows:
         make_heir: MakeReplica,
         holder: MakeHolder,
         dying: LockClient,
+        connection: Connection,
         caplog: pytest.LogCaptureFixture,
     ) -> None:
         """As in a job store on a server that was restarted."""
@@ -799,15 +818,15 @@ class TestOwnWindows:
                 return super().lookup_job(job_id)
 
         held = holder(lives=True, min_lock=0.001, failover=False)
-        replica = make_heir(failover=False, poll_interval=0.5)
+        replica = make_heir(failover=False)
         replica.scheduler.add_jobstore(FailingStore(), "failing")
-        job = replica.run_once(
-            token_and_takeover, jobstore="failing", kwargs={"task_lock": {"name": "job"}}
-        )
-        own = job.next_run_time
+        own = datetime.now(timezone.utc)
+        job = {"jobstore": "failing", "kwargs": {"task_lock": {"name": "job"}}}
+        replica.run_once(token_and_takeover, next_run_time=own, **job)
         eventually(lambda: kept_run_times(replica.executor))
         failures.append(ConnectionError("its connection is stale"))
         claims.die(dying, held)
+        end_lease(connection)
         assert replica.one(EVENT_JOB_EXECUTED).scheduled_run_time == own
         assert "its connection is stale" in caplog.text
 
@@ -825,14 +844,16 @@ class TestOwnWindows:
         make_heir: MakeReplica,
         holder: MakeHolder,
         dying: LockClient,
+        connection: Connection,
         change: Callable[[Any], object],
     ) -> None:
         held = holder(lives=True, min_lock=0.001, failover=False)
-        replica = make_heir(failover=False, poll_interval=0.5)
+        replica = make_heir(failover=False)
         job = replica.run_once(token_and_takeover)
         eventually(lambda: kept_run_times(replica.executor))
         change(job)
         claims.die(dying, held)
+        end_lease(connection)
         replica.one(EVENT_TASK_LOCK_REFUSED)
         replica.idle()
         assert replica.codes() == [EVENT_TASK_LOCK_REFUSED]
@@ -857,12 +878,13 @@ class TestGivingUp:
         held = holder()
         dying.believe()
         for _ in range(2):
-            until_its_lease_ends(connection)
+            end_lease(connection)
             dead = TakeoverRequest("job", held.claim_id, "dead", 1, failover=True)
             taken_over = dying.claim(dead)
             assert isinstance(taken_over, HeldLock)
             held = taken_over
             claims.die(dying, held)
+        end_lease(connection)
         return held
 
     @pytest.mark.nightly
@@ -925,8 +947,8 @@ class TestGivingUp:
         self, make_heir: MakeReplica, holder: MakeHolder, connection: Connection
     ) -> None:
         """Friday's mail does not go out on Monday."""
-        holder(max_lock=1)
-        until_its_lease_ends(connection)
+        holder()
+        end_its_maximum_lock(connection)
         replica = make_heir()
         replica.run_once(token_and_takeover, next_run_time=next_hour())
         given_up = replica.one(EVENT_TASK_LOCK_ERROR)
@@ -941,9 +963,9 @@ class TestGivingUp:
         direct_url: str,
     ) -> None:
         for task in ("a", "job"):
-            holder(task, max_lock=1)
-        until_its_lease_ends(connection)
-        replica = make_heir(start=False, claim_timeout=1)
+            holder(task)
+        end_its_maximum_lock(connection)
+        replica = make_heir(start=False)
         for task in ("a", "job"):
             job = {"job_id": task, "next_run_time": next_hour()}
             replica.run_once(token_and_takeover, **job)
@@ -957,6 +979,7 @@ class TestGivingUp:
 
 @pytest.mark.direct("the pooler would answer in the server's place")
 class TestClaimsGivenBack:
+    @pytest.mark.nightly
     @pytest.mark.parametrize("again", [True, False], ids=["with failover", "without"])
     def test_one_that_was_granted_without_an_answer_is_run_by_the_replica_that_it_refused(
         self,
@@ -1079,7 +1102,8 @@ class TestRetention:
             tables = "task_lock, task_lock_run, task_lock_replica"
             grant = sql.SQL(f"GRANT SELECT, INSERT, UPDATE ON {tables} TO {{}}")
             connection.execute(grant.format(sql.Identifier(name)))
-            replica = pruning(url)
+            patient = Timings(longest_answer=60.0)
+            replica = pruning(url, claim_timeout=180, timings=patient)
             replica.run_once(token_and_takeover)
             replica.one(EVENT_JOB_EXECUTED)
             said = f'old rows: role "{name}" may not use the table task_lock; let'

@@ -28,7 +28,7 @@ from apscheduler_tasklock import (
     current_lock,
 )
 from apscheduler_tasklock._database.timings import Timings
-from tests.support.claims import held, row
+from tests.support.claims import RENEWS_OFTEN, held, row
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy
 from tests.support.schedulers import Replica
@@ -41,7 +41,7 @@ PROMPT_LEADER: dict[str, Any] = {
     "poll_interval": 0.3,
     "timings": Timings(head_start=0.1, recovery_grace=0.1),
 }
-TIMES: dict[str, Any] = {"min_lock": 0, "max_lock": 60, "lease": 1}
+TIMES: dict[str, Any] = {"min_lock": 0, "max_lock": 3600, "lease": 600}
 
 # What Python 3.12 and later say of a fork beside threads, which is what is tested here.
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
@@ -261,7 +261,7 @@ def test_a_childs_renewals_leave_its_own_idle_connection_alone(executor: TaskLoc
 def test_a_child_that_leaves_its_parents_hold_releases_nothing(
     make_task_locks: MakeTaskLocks, connection: Connection, leaves: str
 ) -> None:
-    entered = make_task_locks().hold("parents", **TIMES)
+    entered = make_task_locks(given=RENEWS_OFTEN).hold("parents", **TIMES)
     lock = entered.__enter__()
 
     def leave() -> None:
@@ -298,10 +298,10 @@ def test_a_child_cannot_extend_its_parents_lock(
 def test_a_child_that_a_job_forks_has_locks_of_its_own_and_the_parent_keeps_its_own(
     database_url: str, connection: Connection
 ) -> None:
-    replica = Replica(database_url, lease=1)
+    replica = Replica(database_url, lease=600, timings=RENEWS_OFTEN)
 
     def live() -> None:
-        """Live for longer than a lease, and hold a lock for longer than one, too."""
+        """Hold a lock until it was renewed some times."""
         locks = replica.executor.locks
         lock = held(locks, "childs", **TIMES)
         first = lock.locked_until

@@ -33,7 +33,7 @@ from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._database.url import parse_url
 from apscheduler_tasklock._lock.client import LockClient
 from tests.support import claims, pool_jobs
-from tests.support.claims import row
+from tests.support.claims import RENEWS_OFTEN, end_lease, row
 from tests.support.hosts import AsyncIO, Host
 from tests.support.internals import look_interval
 from tests.support.outages import BACK, UNAVAILABLE, said, said_by_its_end
@@ -78,13 +78,13 @@ def renewing_threads() -> list[threading.Thread]:
 
 
 def hold(locks: LockClient, task: str = "job", **times: float) -> HeldLock:
-    return claims.held(locks, task, **{"min_lock": 60, "max_lock": 600, "lease": 1, **times})
+    return claims.held(locks, task, **{"min_lock": 60, "max_lock": 3600, "lease": 600, **times})
 
 
 def test_all_that_is_held_is_renewed_by_one_thread_with_one_statement(
     make_locks: MakeLocks, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    locks = make_locks()
+    locks = make_locks(timings=RENEWS_OFTEN)
     renewed: list[int] = []
     owner, name = method_of("renew")
     renew = getattr(owner, name)
@@ -104,11 +104,11 @@ def test_all_that_is_held_is_renewed_by_one_thread_with_one_statement(
         )
     )
     assert len(renewing_threads()) == 1
-    # Three renewals a lease; a late one only makes them fewer.
+    # One each half second; a late one only makes them fewer.
     assert 3 in renewed
     number = len(renewed)
     took = max(lock.locked_until for lock in held) - min(first)
-    assert number <= took / timedelta(seconds=0.9 / 3) + 5
+    assert number <= took / timedelta(seconds=0.9 * 0.5) + 5
     for lock in held:
         assert locked_until(connection, lock.name) == lock.locked_until
         assert not lock.lost
@@ -151,12 +151,12 @@ def test_a_lease_is_no_longer_than_the_maximum_lock(
 def test_the_next_lease_is_renewed_after_no_thread_could_be_started(
     make_locks: MakeLocks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    locks = make_locks()
+    locks = make_locks(timings=RENEWS_OFTEN)
     monkeypatch.setattr(threading.Thread, "start", no_thread)
     with pytest.raises(TaskLockError, match="no thread can be started"):
         hold(locks, "one", lease=60)
     monkeypatch.undo()
-    held = hold(locks, lease=3)
+    held = hold(locks)
     first = held.locked_until
     eventually(lambda: held.lost or held.locked_until > first)
     lost = held.lost
@@ -193,12 +193,11 @@ def test_a_row_that_somebody_has_locked_costs_no_lease(
     make_locks: MakeLocks, connection: Connection, database_url: str
 ) -> None:
     """The others are renewed meanwhile, and its own is revived afterwards."""
-    locks = make_locks()
+    locks = make_locks(timings=RENEWS_OFTEN)
     locked, other = hold(locks, "locked"), hold(locks, "other")
     with psycopg.connect(database_url) as session:
-        session.execute("SELECT FROM task_lock WHERE task_name = 'locked' FOR UPDATE")
+        end_lease(session, "locked")  # and the session keeps the row locked
         first = locked_until(connection, "other")
-        eventually(lambda: row(connection, "locked")["over"])
         eventually(lambda: locked_until(connection, "other") > first + timedelta(seconds=1))
     eventually(lambda: not row(connection, "locked")["over"])
     assert not locked.lost
@@ -210,7 +209,7 @@ def test_a_row_that_somebody_has_locked_costs_no_lease(
 @pytest.mark.nightly
 def test_renewals_end_at_the_maximum_lock(make_locks: MakeLocks, connection: Connection) -> None:
     locks = make_locks()
-    held = hold(locks, max_lock=2.5)
+    held = hold(locks, max_lock=2.5, lease=1)
     eventually(lambda: held.lost)
     row = connection.execute("SELECT locked_until - started_at FROM task_lock").fetchone()
     assert row == (timedelta(seconds=2.5),)
@@ -223,7 +222,7 @@ def test_extend_moves_the_maximum_lock_of_a_lease(
     make_locks: MakeLocks, connection: Connection
 ) -> None:
     locks = make_locks()
-    held = hold(locks, max_lock=2)
+    held = hold(locks, max_lock=2, lease=1)
     held.extend(3)
     eventually(lambda: held.lost)
     row = connection.execute("SELECT locked_until - started_at FROM task_lock").fetchone()
@@ -254,10 +253,12 @@ def test_extend_does_not_wait_for_the_pool_that_its_job_has_used_up(
 def test_what_a_coroutine_held_whose_loop_was_closed_is_renewed_no_longer(
     make_task_locks: MakeTaskLocks, caplog: pytest.LogCaptureFixture
 ) -> None:
-    entered = make_task_locks().hold("job", min_lock=0, max_lock=600, lease=1)
+    locks = make_task_locks(given=RENEWS_OFTEN)
+    entered = locks.hold("job", min_lock=0, max_lock=3600, lease=600)
     loop = asyncio.new_event_loop()
     held = loop.run_until_complete(entered.__aenter__())
-    eventually(lambda: held.locked_until > held.run_until - timedelta(seconds=598.5))
+    first = held.locked_until
+    eventually(lambda: held.locked_until > first)
     loop.close()
     eventually(lambda: "Task 'job': its event loop was closed while the task ran" in caplog.text)
     entered.__exit__(None, None, None)
@@ -294,7 +295,6 @@ def test_extend_waits_for_a_row_that_somebody_has_locked(
             " WHERE wait_event_type = 'Lock' AND datname = current_database()"
         )
         eventually(lambda: connection.execute(waiting).rowcount)
-        time.sleep(0.3)  # is for how long it is locked
         session.rollback()
         extending.result(60)
     extended = held.run_until - first
@@ -338,7 +338,7 @@ def test_it_is_renewed_while_the_event_loop_is_blocked(
     database_url: str, connection: Connection
 ) -> None:
     host = AsyncIO()
-    replica = Replica(database_url, host=host, lease=3)
+    replica = Replica(database_url, host=host, lease=600, timings=RENEWS_OFTEN)
 
     async def block() -> bool:
         until = locked_until(connection) + timedelta(seconds=2)
@@ -365,7 +365,7 @@ def test_it_is_renewed_on_a_server_that_is_full(
     with role(database_url, f"LOGIN PASSWORD '{PASSWORD}' CONNECTION LIMIT 1") as (name, url):
         grant = sql.SQL("GRANT SELECT, INSERT, UPDATE ON task_lock TO {}")
         connection.execute(grant.format(sql.Identifier(name)))
-        locks = make_locks(url)
+        locks = make_locks(url, timings=RENEWS_OFTEN)
         held = hold(locks)
         first = held.locked_until
         eventually(lambda: held.locked_until > first + timedelta(seconds=2))
@@ -391,7 +391,7 @@ def test_it_is_renewed_in_a_worker_process(
 def test_a_lost_lock_is_told_once_and_its_release_touches_nothing(
     make_replica: MakeReplica, connection: Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
-    replica = make_replica(lease=3)
+    replica = make_replica(lease=600, timings=RENEWS_OFTEN)
     taken = "UPDATE task_lock SET claim_id = gen_random_uuid(), token = 9, locked_by = 'other'"
     # A registration may come in between, and changes none of these.
     read = "SELECT claim_id, locked_by, locked_until, window_until, finished_at FROM task_lock"
@@ -416,7 +416,7 @@ class LostAtTheStart:
     """A replica whose worker, or loop, waits for something between its first grant and the job."""
 
     def __init__(self, url: str, host: Host, **options: Any) -> None:
-        self.replica = Replica(url, host=host, claim_timeout=3, **options)
+        self.replica = Replica(url, host=host, lease=600, timings=RENEWS_OFTEN, **options)
         self.replica.scheduler.add_listener(self._wait, EVENT_TASK_LOCK_GRANTED)
         self.wait: Callable[[], object] = lambda: None
         self.ran: list[str] = []
@@ -449,7 +449,7 @@ def test_a_job_whose_lock_is_lost_before_it_begins_does_not_run(
     database_url: str, connection: Connection, host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in a process that was stopped in between: another replica is running the window."""
-    lost = LostAtTheStart(database_url, host, lease=5)
+    lost = LostAtTheStart(database_url, host)
     rows: list[Any] = []
     found_out = threading.Event()
     lose = HeldLock.lose
@@ -488,6 +488,8 @@ def test_a_job_whose_maximum_lock_ends_before_it_begins_is_handed_over_and_begin
     def wait_once() -> None:
         lost.wait = lambda: None
         eventually(lambda: connection.execute(over).rowcount)
+        options = {"task_lock": {"max_lock": 600}}
+        lost.replica.scheduler.modify_job("job", kwargs=options)
 
     lost.wait = wait_once
     try:
@@ -505,12 +507,12 @@ def test_a_job_whose_maximum_lock_ends_before_it_begins_is_handed_over_and_begin
 def test_a_lease_that_ended_in_an_outage_is_revived_by_the_next_renewal(
     make_locks: MakeLocks, proxy: Proxy, connection: Connection
 ) -> None:
-    locks = make_locks(proxy.url, claim_timeout=3)
+    locks = make_locks(proxy.url, timings=RENEWS_OFTEN)
     held = hold(locks)
     told = threading.Event()
     held.on_lost(told.set)
     proxy.to_server = lambda _: b""  # swallowed
-    eventually(lambda: row(connection)["over"])
+    end_lease(connection)
     assert not held.lost
     proxy.to_server = lambda data: data
     eventually(lambda: not row(connection)["over"])
@@ -523,7 +525,7 @@ def test_a_lease_that_ended_in_an_outage_is_revived_by_the_next_renewal(
 def test_at_its_maximum_lock_it_is_lost_by_the_holders_own_clock(
     make_locks: MakeLocks, proxy: Proxy
 ) -> None:
-    locks = make_locks(proxy.url, claim_timeout=3)
+    locks = make_locks(proxy.url)
     held = hold(locks, max_lock=2)
     told = threading.Event()
     held.on_lost(told.set)
@@ -562,7 +564,7 @@ def test_a_coroutine_can_be_cancelled_when_its_lock_is_lost(
     database_url: str, connection: Connection, cancels: bool
 ) -> None:
     host = AsyncIO()
-    replica = Replica(database_url, host=host, lease=3)
+    replica = Replica(database_url, host=host, lease=600, timings=RENEWS_OFTEN)
 
     async def work(**_: Any) -> str:
         connection.execute("UPDATE task_lock SET claim_id = gen_random_uuid()")
@@ -573,7 +575,8 @@ def test_a_coroutine_can_be_cancelled_when_its_lock_is_lost(
             assert time.monotonic() < deadline
             await asyncio.sleep(0.01)
         # It is told in a thread of its own, after the lock is known to be lost.
-        await asyncio.sleep(30 if cancels else 0)
+        if cancels:
+            await asyncio.sleep(3600)
         return "ended"
 
     try:
@@ -593,7 +596,8 @@ def test_a_coroutine_can_be_cancelled_when_its_lock_is_lost(
 def test_a_hold_with_a_lease_is_renewed(
     make_task_locks: MakeTaskLocks, connection: Connection
 ) -> None:
-    with make_task_locks().hold("job", min_lock=0, max_lock=60, lease=1) as lock:
+    locks = make_task_locks(given=RENEWS_OFTEN)
+    with locks.hold("job", min_lock=0, max_lock=3600, lease=600) as lock:
         until = lock.locked_until + timedelta(seconds=2)
         eventually(lambda: locked_until(connection) > until)
         assert not lock.lost
