@@ -54,7 +54,7 @@ class Asking:
 
 def _attempt(locks: LockClient, task: str) -> AnyAttempt:
     return locks.attempt(
-        ClaimRequest(task, min_lock=9.0, max_lock=50.0, runs="jobs:job", lease=20.0)
+        ClaimRequest(task, min_lock=9.0, max_lock=3000.0, runs="jobs:job", lease=600.0)
     )
 
 
@@ -163,7 +163,7 @@ def test_releases_that_wait_go_before_the_claims_of_their_tasks(
 ) -> None:
     """Else the replica would be refused on account of its own last runs."""
     locks = make_locks(proxy.url)
-    before = [held(locks, task, min_lock=0.0, runs="jobs:job", lease=20.0) for task in "ab"]
+    before = [held(locks, task, min_lock=0.0, runs="jobs:job", lease=600.0) for task in "ab"]
     refuse(proxy)
     for lock in before:
         with pytest.raises(TaskLockDatabaseError):
@@ -206,6 +206,7 @@ def test_a_lost_answer_is_asked_for_again(
     assert kinds(told) == {"a": HeldLock, "b": HeldLock, "c": NotNow.BEYOND}
 
 
+@pytest.mark.nightly
 @pytest.mark.direct("it breaks a statement on its way")
 def test_those_in_doubt_at_the_end_are_handed_over(
     proxy: Proxy,

@@ -141,7 +141,7 @@ def dead_ones(
     for lock in dead:
         die(dying, lock)
     connection.execute("UPDATE task_lock SET locked_until = now()")
-    return [TakeoverRequest(lock.name, lock.claim_id, "dying", lease=30) for lock in dead]
+    return [TakeoverRequest(lock.name, lock.claim_id, "dying", lease=600) for lock in dead]
 
 
 def test_dead_runs_are_taken_over_in_one_statement_and_handed_over_in_one(
@@ -291,6 +291,7 @@ class TestLostAnswers:
             assert row(connection, lock.name)["token"] == lock.token
             assert not known or lock.token == 1
 
+    @pytest.mark.nightly
     def test_a_claim_that_is_given_up_is_ended_and_so_is_each_that_travelled_with_it(
         self,
         make_locks: MakeLocks,
@@ -322,7 +323,7 @@ class TestLostAnswers:
     ) -> None:
         """Tasks without a row take a second statement, and the first one is committed by then."""
         # A slow server has to answer the first one in this time, after the second has failed.
-        locks = make_locks(claim_timeout=3)
+        locks = make_locks(claim_timeout=9)
         locks.check()
         known_task("known")
         with psycopg.connect(direct_url) as other, other.transaction(force_rollback=True):

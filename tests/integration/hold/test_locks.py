@@ -107,7 +107,7 @@ class TestClaim:
                 assert token in (0, won.token - 1)
                 token = won.token
                 left = (won.locked_until - datetime.now(timezone.utc)).total_seconds()
-                assert 20 < left <= 50.5
+                assert 570 < left <= 600.5
                 assert replicas[0].release(won)
         assert not caplog.records
 
@@ -126,14 +126,15 @@ class TestClaim:
     def test_that_is_refused_or_given_up_leaves_nothing_in_use(
         self, make_locks: MakeLocks, proxy: Proxy
     ) -> None:
-        one, other = make_locks(), make_locks(proxy.url, claim_timeout=1)
+        one, other = make_locks(), make_locks()
+        cut_off = make_locks(proxy.url, claim_timeout=1)
         lock = held(one)
         assert isinstance(claim(other), Refusal)
         proxy.accepting = False
         proxy.cut_all()
         with pytest.raises(TaskLockDatabaseError):
-            claim(other)
-        assert other.what_runs() == []
+            claim(cut_off)
+        assert other.what_runs() == cut_off.what_runs() == []
         assert [run.task for run in one.what_runs()] == ["task"]
         one.release(lock)
         one.release(lock)  # does no harm
@@ -201,8 +202,8 @@ class TestClaim:
         self, make_locks: MakeLocks, proxy: Proxy
     ) -> None:
         go_on = threading.Event()
-        timings = Timings(longest_answer=20.0)  # longer than the first answer is held up
-        locks = make_locks(proxy.url, claim_timeout=60, timings=timings)
+        timings = Timings(longest_answer=60.0)  # longer than the first answer is held up
+        locks = make_locks(proxy.url, claim_timeout=180, timings=timings)
         proxy.to_client = lambda data: data if go_on.wait(60) else None
         with ThreadPoolExecutor(20) as pool:
             asked = [pool.submit(held, locks, f"task {number}") for number in range(20)]
@@ -343,7 +344,7 @@ class TestLostAnswers:
         then: str,
     ) -> None:
         """Of a job that then runs nowhere, it is handed over to those that were refused."""
-        locks = make_locks(proxy.url, claim_timeout=2)  # enough for the server on a busy machine
+        locks = make_locks(proxy.url, claim_timeout=8)  # enough for a server that stops for seconds
         held(locks, "connects")
         known_task("task")
         proxy.to_client = lambda _data: None  # no answer gets through any more
@@ -396,9 +397,9 @@ class TestLostAnswers:
         proxy.to_server = hold_up
         run_time = datetime.now(timezone.utc)
         with ThreadPoolExecutor(1) as pool:
-            late = pool.submit(claim, slow, run_time=run_time, min_lock=window, max_lock=9)
+            late = pool.submit(claim, slow, run_time=run_time, min_lock=window, max_lock=600)
             assert held_up.wait(60)
-            quick.release(held(quick, run_time=run_time, min_lock=window, max_lock=9))
+            quick.release(held(quick, run_time=run_time, min_lock=window, max_lock=600))
             ended = run_time + timedelta(seconds=window + 0.1)
             eventually(lambda: datetime.now(timezone.utc) > ended)
             go_on.set()
@@ -495,7 +496,7 @@ class TestClockJumps:
         locks = make_locks(proxy.url)
         held(locks, "connects")
         _cut_once(proxy)
-        lock = held(locks, max_lock=50.0)
+        lock = held(locks, max_lock=600.0)
         left = lock.locked_until - datetime.now(timezone.utc)
         assert lock.seconds_left <= left.total_seconds() + 0.5
 
@@ -545,10 +546,14 @@ class TestUnavailable:
         proxy.to_client = pass_on
 
     def test_a_row_locked_by_somebody_else_does_not_hang_a_claim(
-        self, make_locks: MakeLocks, database_url: str, connection: psycopg.Connection[Any]
+        self,
+        make_locks: MakeLocks,
+        database_url: str,
+        connection: psycopg.Connection[Any],
+        known_task: KnownTask,
     ) -> None:
-        locks = make_locks(claim_timeout=1.5)
-        locks.release(held(locks, min_lock=0.0))
+        locks = make_locks(claim_timeout=6)  # for longer than a slow machine stops
+        known_task("task")
         with psycopg.connect(database_url) as blocker:
             blocker.execute("SELECT * FROM task_lock FOR UPDATE")
             with pytest.raises(TaskLockDatabaseError, match=r"no answer|due to lock timeout"):
@@ -556,6 +561,7 @@ class TestUnavailable:
             # It waits in the server no more, and will not claim when the row is free.
             eventually(lambda: _waiting(connection) == 0)
 
+    @pytest.mark.nightly
     def test_an_outage_is_a_warning_once_and_its_end_an_info(
         self, make_locks: MakeLocks, proxy: Proxy, caplog: pytest.LogCaptureFixture
     ) -> None:

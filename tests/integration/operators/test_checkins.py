@@ -33,6 +33,7 @@ from apscheduler_tasklock import (
 )
 from apscheduler_tasklock.checkins import LONGEST_QUEUE, CheckIns, monitor_config, slug_of
 from tests.support import pool_jobs
+from tests.support.claims import RENEWS_OFTEN
 from tests.support.hosts import AsyncIO
 from tests.support.outages import Job
 from tests.support.polling import eventually
@@ -188,7 +189,7 @@ def test_a_run_that_loses_its_lock_has_failed_once(
     service: Service,
     job: Job,
 ) -> None:
-    replica = make_replica(jobs={"job": {"lease": 1}})
+    replica = make_replica(jobs={"job": {"lease": 600}}, timings=RENEWS_OFTEN)
     attach(replica, ping={"job": f"{service.url}/job"})
     replica.run_once(job.run)
     assert job.begun.wait(60)

@@ -14,13 +14,14 @@ from apscheduler.schedulers.background import BackgroundScheduler
 
 from apscheduler_tasklock import TaskLockDatabaseError, TaskLockExecutor, TaskLocks
 from apscheduler_tasklock._lock import client
+from tests.support.claims import RENEWS_OFTEN
 from tests.support.outages import refuse
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy
 
 MakeLocks = Callable[..., TaskLocks]
 LOGGER = logging.getLogger("apscheduler_tasklock")
-TIMES: dict[str, Any] = {"min_lock": 0, "max_lock": 600, "lease": 3}
+TIMES: dict[str, Any] = {"min_lock": 0, "max_lock": 3600, "lease": 600}
 
 
 class Handler(logging.Handler):
@@ -51,7 +52,7 @@ def handler() -> Iterator[Handler]:
 def test_one_that_blocks_holds_up_no_renewal_and_no_claim(
     make_task_locks: MakeLocks, proxy: Proxy, handler: Handler
 ) -> None:
-    locks = make_task_locks(proxy.url)
+    locks = make_task_locks(proxy.url, given=RENEWS_OFTEN)
     with locks.hold("held", **TIMES) as held:
         handler.go_on.clear()
         refuse(proxy)

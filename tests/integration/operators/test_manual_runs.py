@@ -76,10 +76,11 @@ def die_by_hand(connection: Connection, make_locks: MakeLocks) -> Callable[..., 
         columns = {**changes, "request_id": "gen_random_uuid()", "runs": f"'{name_of(function)}'"}
         add_task(connection, "job", request_until="now() + interval '1 hour'", **columns)
         request_id: UUID = row(connection)["request_id"]
-        asked = {"lease": 1, "failover": True, "runs": name_of(function)}
+        asked = {"lease": 600, "failover": True, "runs": name_of(function)}
         held = dying.claim(ManualRequest("job", request_id, max_lock, **asked))
         assert isinstance(held, HeldLock)
         claims.die(dying, held)
+        claims.end_lease(connection)
         return held
 
     return die
@@ -87,7 +88,7 @@ def die_by_hand(connection: Connection, make_locks: MakeLocks) -> Callable[..., 
 
 def make_heir(make_replica: MakeReplica, **options: Any) -> Replica:
     """Make a replica with failover that believes the rows from the start."""
-    replica = make_replica(start=False, **{"failover": True, "lease": 1, **FAST, **options})
+    replica = make_replica(start=False, **{"failover": True, "lease": 600, **FAST, **options})
     replica.executor.locks.believe()
     return replica
 
@@ -146,8 +147,8 @@ class TestOverADeadRun:
         dying = make_locks(replica_id="dead")
         what = name_of(fail) if why == "paused" else "jobs:as_it_was_called_before"
         hourly: dict[str, Any] = {"min_lock": 3240, "max_lock": 18_000}
-        claims.die(dying, claims.held(dying, "job", lease=1, failover=True, runs=what, **hourly))
-        eventually(lambda: row(connection)["over"])
+        claims.die(dying, claims.held(dying, "job", lease=600, failover=True, runs=what, **hourly))
+        claims.end_lease(connection)
         if why == "paused":
             operator.pause("job")
         replica = make_heir(make_replica)
@@ -156,7 +157,7 @@ class TestOverADeadRun:
         eventually(lambda: [seen for seen in operator.replicas() if "job" in seen.tasks])
         operator.request_run("job")
         if why == "renamed":  # a while ago
-            ago = "locked_until = now() - interval '10 s', requested_at = now() - interval '10 s'"
+            ago = "locked_until = now() - interval '60 s', requested_at = now() - interval '60 s'"
             connection.execute(f"UPDATE task_lock SET {ago}")
         eventually(lambda: [run.kind for run in ended_runs(operator)] == ["manual", "schedule"])
 
@@ -191,7 +192,7 @@ class TestFailover:
     ) -> None:
         caplog.set_level(logging.INFO)
         locks_seen.clear()
-        died = die_by_hand(fail, **{"window_until": "now() - interval '10 s'", **before})
+        died = die_by_hand(fail, **{"window_until": "now() - interval '60 s'", **before})
         window = (row(connection)["window_start"], row(connection)["window_until"])
         replica = make_heir(make_replica, jobs={"job": {"on_failure": "release"}})
         replica.scheduler.add_job(fail, "interval", days=1, id="job")
@@ -215,8 +216,8 @@ class TestFailover:
         die_by_hand: Callable[..., HeldLock],
         connection: Connection,
     ) -> None:
-        die_by_hand(fail, max_lock=1, **NEVER_RAN)
-        eventually(lambda: row(connection)["over"])
+        die_by_hand(fail, **NEVER_RAN)
+        connection.execute("UPDATE task_lock SET run_until = now()")
         replica = make_heir(make_replica)
         replica.scheduler.add_job(fail, "interval", days=1, id="job")
         replica.scheduler.start()

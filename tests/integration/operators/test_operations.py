@@ -33,7 +33,7 @@ from apscheduler_tasklock import (
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._database.url import parse_url
 from tests.integration.conftest import Job
-from tests.support.claims import ended_runs
+from tests.support.claims import RENEWS_OFTEN, ended_runs
 from tests.support.internals import kept_run_times
 from tests.support.polling import eventually
 from tests.support.roles import role
@@ -351,7 +351,7 @@ class TestPause:
         eventually(lambda: task(operator).state is TaskState.PAUSED)
         before = len(runs)
         with pytest.raises(TaskLockRefusedError, match="is paused"):
-            operator.hold("job", min_lock=0, max_lock=10).__enter__()
+            operator.hold("job", min_lock=0, max_lock=600).__enter__()
         assert len(runs) <= before + 1
         assert all(run < found[0] for run in runs)
         assert operator.resume(given, by="you") == []
@@ -449,7 +449,7 @@ class TestFree:
     def test_a_holder_that_is_alive_is_told_that_its_lock_is_lost(
         self, make_replica: MakeReplica, operator: TaskLocks, connection: Connection, job: Job
     ) -> None:
-        replica = make_replica(lease=1, **FAST)
+        replica = make_replica(lease=600, timings=RENEWS_OFTEN, **FAST)
         replica.run_once(job.run)
         eventually(job.begun.is_set)
         # A renewal makes no lease shorter, so that this one lasts, however late a renewal comes.
@@ -635,7 +635,7 @@ class TestStandby:
         replica.executor.locks.believe()
         if holder == "died":
             connection.execute(
-                "UPDATE task_lock SET finished_at = NULL, locked_until = now() - interval '1 s',"
+                "UPDATE task_lock SET finished_at = NULL, locked_until = now() - interval '1 min',"
                 " run_until = now() + interval '1 h'"
             )
         due_at(connection, ago=10)
@@ -730,7 +730,7 @@ class TestHistoryOptions:
 
     def test_a_hold_keeps_a_traceback_on_request(self, database_url: str) -> None:
         with TaskLocks(database_url, tracebacks=True) as locks:
-            with suppress(ValueError), locks.hold("held", min_lock=0, max_lock=10):
+            with suppress(ValueError), locks.hold("held", min_lock=0, max_lock=600):
                 raise ValueError("no")
             [run] = locks.runs("held")
         assert run.traceback is not None
@@ -761,7 +761,7 @@ class TestHistoryOptions:
     def test_a_hold_is_in_it(
         self, operator: TaskLocks, leaves: Exception | None, outcome: str
     ) -> None:
-        with suppress(ValueError), operator.hold("held", min_lock=0, max_lock=10):
+        with suppress(ValueError), operator.hold("held", min_lock=0, max_lock=600):
             if leaves is not None:
                 raise leaves
         [run] = operator.runs("held")

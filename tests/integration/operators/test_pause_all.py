@@ -90,9 +90,9 @@ class TestReplicas:
 
     def test_holds_go_on(self, operator: TaskLocks) -> None:
         operator.pause_all(duration=None)
-        with operator.hold("hold", min_lock=0, max_lock=10):
+        with operator.hold("hold", min_lock=0, max_lock=600):
             pass
-        with operator.hold("hold", min_lock=0, max_lock=10):
+        with operator.hold("hold", min_lock=0, max_lock=600):
             assert [task.paused for task in operator.tasks("hold")] == [False]
 
 

@@ -28,6 +28,7 @@ from apscheduler_tasklock import (
 )
 from apscheduler_tasklock._runs import otel
 from tests.support import claims, pool_jobs
+from tests.support.claims import RENEWS_OFTEN
 from tests.support.hosts import AsyncIO
 from tests.support.outages import Job, refuse
 from tests.support.polling import eventually
@@ -205,8 +206,8 @@ def test_a_window_that_is_taken_over_is_a_run_of_another_kind(
 
 def test_a_misfire_is_a_fire_that_was_skipped(make_replica: MakeReplica, sdk: Telemetry) -> None:
     replica = make_replica()
-    long_ago = datetime.now(timezone.utc) - timedelta(seconds=30)
-    replica.run_once(print, job_id="late", next_run_time=long_ago, misfire_grace_time=1)
+    long_ago = datetime.now(timezone.utc) - timedelta(minutes=5)
+    replica.run_once(print, job_id="late", next_run_time=long_ago, misfire_grace_time=60)
     replica.one(EVENT_JOB_MISSED, "late")
     assert sdk.attributes("tasklock.fire.skipped", "late") == [{"tasklock.skip.reason": "misfire"}]
     assert sdk.points("tasklock.claim.duration", "late") == []
@@ -229,7 +230,7 @@ def test_a_claim_that_fails_is_an_error_and_its_fire_is_skipped(
 def test_a_lock_that_is_lost_is_counted_once(
     make_replica: MakeReplica, make_task_locks: Callable[..., TaskLocks], sdk: Telemetry, job: Job
 ) -> None:
-    replica = make_replica(jobs={"lost": {"lease": 1}})
+    replica = make_replica(jobs={"lost": {"lease": 600}}, timings=RENEWS_OFTEN)
     replica.run_once(job.run, job_id="lost")
     assert job.begun.wait(60)
     token = replica.one(EVENT_TASK_LOCK_GRANTED, "lost").token

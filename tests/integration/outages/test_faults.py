@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -44,8 +45,9 @@ Hit = tuple[Point, Kind]
 MakeFault = Callable[..., Fault]
 Connection = psycopg.Connection[Any]
 
-# A third of it is what one statement gets, which is the time that a swallowed one costs.
-CLAIM_TIMEOUT = 3
+CLAIM_TIMEOUT = 60
+# What a swallowed statement costs, and longer than a slow machine stops.
+SENT_AGAIN = Timings(longest_answer=4.0)
 # Above all that a test may take: a lease that stands through the fault.
 LONG_LEASE = 60
 
@@ -89,6 +91,7 @@ def make_hit_replica(proxy: Proxy, make_replica: MakeReplica) -> MakeReplica:
         claim_timeout=CLAIM_TIMEOUT,
         lease=LONG_LEASE,
         failover=True,
+        timings=SENT_AGAIN,
     )
 
 
@@ -196,7 +199,8 @@ class TestEachStatement:
         connection: Connection,
         hit: Hit,
     ) -> None:
-        replica = make_replica(proxy.url, replica_id="hit", claim_timeout=CLAIM_TIMEOUT)
+        given = {"claim_timeout": CLAIM_TIMEOUT, "timings": SENT_AGAIN}
+        replica = make_replica(proxy.url, replica_id="hit", **given)
         other = make_locks(replica_id="other")
         lock = held(other, "job", min_lock=3240, max_lock=18000)
         fault = make_fault(CLAIM, hit)
@@ -230,7 +234,7 @@ class TestEachStatement:
         hit: Hit,
     ) -> None:
         # Soon, and then not again before the job has ended of its own.
-        replica = make_hit_replica(timings=Timings(renewals_per_lease=4 * LONG_LEASE))
+        replica = make_hit_replica(timings=replace(SENT_AGAIN, renewals_per_lease=4 * LONG_LEASE))
         fault = make_fault(RENEWAL, hit)
         renewed: list[Any] = []
 
@@ -269,7 +273,7 @@ class TestEachStatement:
             if lock.attempt == 1:
                 raise ValueError
 
-        grace = Timings(recovery_grace=0.2)
+        grace = replace(SENT_AGAIN, recovery_grace=0.2)
         replica = make_hit_replica(retries=3, retry_delay=0, poll_interval=0.5, timings=grace)
         fault = make_fault(statement, hit)
         replica.run_once(job)
@@ -290,7 +294,7 @@ class TestEachStatement:
         statement: bytes,
     ) -> None:
         """What reads whether a run is dead, and what takes it over then."""
-        replica = make_hit_replica(timings=Timings(recovery_grace=0.2))
+        replica = make_hit_replica(timings=replace(SENT_AGAIN, recovery_grace=0.2))
         dead = make_locks(replica_id="dead")
         runs = f"{__name__}:Job.run"
         times = {"min_lock": 3240, "max_lock": 18000, "lease": 1}

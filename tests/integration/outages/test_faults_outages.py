@@ -64,8 +64,8 @@ def test_a_lease_survives_an_outage_that_is_shorter(
     fail: Callable[[Proxy], None],
 ) -> None:
     caplog.set_level(logging.INFO)
-    timings = Timings(renewals_per_lease=20)
-    holder = make_replica(proxy.url, claim_timeout=3, lease=10, timings=timings)
+    timings = Timings(renewals_per_lease=1200, longest_answer=1.0)
+    holder = make_replica(proxy.url, claim_timeout=60, lease=600, timings=timings)
     holder.run_once(job.run)
     assert job.begun.wait(60)
     fail(proxy)

@@ -162,7 +162,8 @@ def test_a_release_that_the_server_cannot_take_is_pending_until_it_can(
     job: Job,
 ) -> None:
     caplog.set_level(logging.INFO)
-    replica = make_replica(role.url, claim_timeout=3, lease=60, failover=True)
+    timings = Timings(longest_answer=1.0)
+    replica = make_replica(role.url, claim_timeout=60, lease=600, failover=True, timings=timings)
     replica.run_once(job.run)
     assert job.begun.wait(60)
     role.set(refusal[0])

@@ -121,7 +121,7 @@ def test_the_thread_goes_on_to_listen_while_there_is_nothing_to_do(
 ) -> None:
     heard = listen(direct_url, linger=0.01)
     eventually(lambda: heard.count)
-    time.sleep(0.1)
+    time.sleep(0.05)
     assert heard.setup.database.has_thread
     is_told(heard, connection)
 
@@ -238,7 +238,7 @@ def test_after_a_connection_that_broke_there_is_a_pause_unless_all_ends(
     eventually(lambda: heard.count)
     proxy.cut_all()
     eventually(lambda: not heard.setup.session.is_open)
-    time.sleep(0.1)
+    time.sleep(0.05)
     assert not heard.setup.session.is_open
     began = time.monotonic()
     heard.setup.database.end(began + 60.0)  # as the interpreter does, without a shutdown

@@ -292,6 +292,7 @@ class Endless:
             self.lost.append(lock.lost)
 
 
+@pytest.mark.usefixtures("unhurried_stop")
 @pytest.mark.parametrize("failover", [False, True])
 @pytest.mark.parametrize("goes_on", [True, False], ids=["the loop goes on", "the loop ends"])
 def test_a_coroutine_that_the_shutdown_cuts_is_released_or_with_failover_handed_over(
@@ -370,6 +371,7 @@ def test_they_are_handed_over_although_their_connection_is_dead(
     assert number_handed_over(connection) == len(jobs)
 
 
+@pytest.mark.usefixtures("unhurried_stop")
 def test_claims_of_coroutines_under_way_at_a_shutdown_are_handed_over_together(
     proxy: Proxy, connection: psycopg.Connection[Any]
 ) -> None:
@@ -456,6 +458,7 @@ def test_a_coroutine_cancelled_at_its_maximum_lock_is_released_or_with_failover_
     assert runs == [("overran",)]
 
 
+@pytest.mark.usefixtures("unhurried_stop")
 def test_a_release_on_its_way_when_the_scheduler_is_shut_down_arrives_before_the_loop_ends(
     proxy: Proxy, connection: psycopg.Connection[Any]
 ) -> None:

@@ -315,7 +315,7 @@ def test_a_retry_that_the_next_run_time_has_voided_in_a_pause_does_not_come_back
         locks.pause("job", by="me")
         connection.execute(
             "UPDATE task_lock SET due_at = now(), overdue_at = now() + interval '1 min',"
-            " retry_at = now() - interval '1 s', paused_at = now() - interval '1 s'"
+            " retry_at = now() - interval '1 min', paused_at = now() - interval '1 min'"
         )
         locks.resume("job", by="me")
     eventually(lambda: row(connection)["due_at"] > now() + timedelta(minutes=30))

@@ -106,7 +106,7 @@ def test_a_retrying_job_is_shown_and_can_be_removed(
         assert locks.jobs() == []
     with pytest.raises(JobLookupError):
         replica.scheduler.remove_job(key)
-    connection.execute("UPDATE task_lock SET retry_at = now() - interval '1 s'")
+    connection.execute("UPDATE task_lock SET retry_at = now() - interval '1 min'")
     replica.executor.look_after(key, key, "default")
     # A task that is always looked at.
     replica.scheduler.add_job(note, "interval", hours=5, id="other", args=["other"])
@@ -205,7 +205,7 @@ def test_a_job_that_is_paused_is_not_retried_after_its_next_run_time(
         eventually(lambda: [task.state for task in locks.tasks()] == [TaskState.RETRYING])
         connection.execute("UPDATE task_lock SET due_at = now()")
         locks.pause_job(key, by="me")
-        connection.execute("UPDATE task_lock SET retry_at = now() - interval '1 s'")
+        connection.execute("UPDATE task_lock SET retry_at = now() - interval '1 min'")
         assert locks.tasks()[0].state is TaskState.FAILING
         locks.resume_job(key, by="me")
     until_looked(count_looks(replica, monkeypatch))

@@ -263,17 +263,23 @@ CHANGES: dict[str, Callable[[StoreReplica, str], Any]] = {
 }
 
 
-def listens_and_has_looked(connection: Connection, replica: StoreReplica) -> bool:
-    """Tell whether a replica listens, and has looked for what it may have missed before that."""
-    name = f"tasklock {replica.store.locks.replica_id}"
-    if not replica.store.locks.replica.database.listens:
-        return False
-    looked = connection.execute(
-        "SELECT FROM pg_stat_activity WHERE application_name = %s"
-        " AND state = 'idle' AND query LIKE '%%json_to_recordset(%%'",
-        [name],
-    )
-    return bool(looked.rowcount)
+def until_it_listens_and_has_looked(
+    replica: StoreReplica, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[], None]:
+    """Return what waits until a replica has looked for what it missed before it listened."""
+    read_due = JobRows.read_due
+    looked = threading.Event()
+
+    def read(rows: JobRows, *arguments: Any, **named: Any) -> Any:
+        locks = replica.store.locks
+        listened = rows is locks.jobs and locks.replica.database.listens
+        found = read_due(rows, *arguments, **named)
+        if listened:
+            looked.set()
+        return found
+
+    monkeypatch.setattr(JobRows, "read_due", read)
+    return lambda: eventually(looked.is_set)
 
 
 class TestRuns:
@@ -443,7 +449,7 @@ class TestRuns:
             hours=1,
             args=[key],
             id=key,
-            misfire_grace_time=1,
+            misfire_grace_time=60,
             next_run_time=now() - timedelta(minutes=5),
         )
         replica.one(EVENT_JOB_MISSED, key)
@@ -469,7 +475,7 @@ class TestRuns:
         caplog: pytest.LogCaptureFixture,
     ) -> None:
         replica = make()
-        replica.run_at(note, key, after=-60, misfire_grace_time=5)
+        replica.run_at(note, key, after=-300, misfire_grace_time=60)
         replica.one(EVENT_JOB_MISSED, key)
         eventually(lambda: job_row(connection, key) is None)
         assert "is removed without this run" in caplog.text
@@ -492,12 +498,12 @@ class TestRuns:
                     scheduler.add_job(
                         function,
                         "date",
-                        run_date=now() - timedelta(seconds=60 * missed),
+                        run_date=now() - timedelta(seconds=300 * missed),
                         args=[key],
                         id=f"{key}-{number}",
-                        misfire_grace_time=20,
+                        misfire_grace_time=60,
                     )
-                await asyncio.wait_for(over(scheduler), 30)
+                await asyncio.wait_for(over(scheduler), 60)
             finally:
                 scheduler.shutdown()
 
@@ -607,7 +613,7 @@ class TestRuns:
         replica = make(executor="processpool", max_workers=2)
         replica.run_at(note, key)
         assert replica.one(EVENT_JOB_EXECUTED, key).retval is None
-        replica.run_at(note, f"{key}-late", after=-60, misfire_grace_time=5)
+        replica.run_at(note, f"{key}-late", after=-300, misfire_grace_time=60)
         replica.one(EVENT_JOB_MISSED, f"{key}-late")
 
 
@@ -875,15 +881,18 @@ class TestUsersChanges:
 
     @pytest.mark.direct("a pooler tells nobody")
     @pytest.mark.parametrize("change", CHANGES)
-    def test_reach_a_replica_that_polls_each_minute(
-        self, make: Make, key: str, connection: Connection, change: str
+    def test_reach_a_replica_that_polls_each_hour(
+        self, make: Make, key: str, change: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         changing = make(start=False)
         changing.scheduler.start(paused=True)  # so that only the other one can run it
         if not change.startswith("adds it"):
             changing.scheduler.add_job(note, "cron", year=2099, args=[key], id=key)
-        sleeper = make(store={"poll_interval": 60, "replica_id": f"sleeper of {key}"})
-        eventually(lambda: listens_and_has_looked(connection, sleeper))
+        store = {"poll_interval": 3600, "replica_id": f"sleeper of {key}"}
+        sleeper = make(start=False, store=store)
+        looked = until_it_listens_and_has_looked(sleeper, monkeypatch)
+        sleeper.start()
+        looked()
         CHANGES[change](changing, key)
         sleeper.runs(key)
 
@@ -1761,7 +1770,7 @@ class TestEvents:
 
     def test_and_when_it_is_missed(self, make: Make, key: str) -> None:
         replica = make()
-        replica.run_at(note, key, after=-60, misfire_grace_time=5)
+        replica.run_at(note, key, after=-300, misfire_grace_time=60)
         replica.one(EVENT_JOB_MISSED, key)
         assert submissions_and_grants(replica, key) == [EVENT_JOB_SUBMITTED]
 
@@ -1779,8 +1788,8 @@ class TestBatches:
         rows.move_on = count_and_move
         replica.scheduler.pause()
         for number in range(300):
-            given = {"id": f"{key}-{number}", "args": [key], "misfire_grace_time": 5}
-            replica.run_at(note, key, after=-60, **given)
+            given = {"id": f"{key}-{number}", "args": [key], "misfire_grace_time": 60}
+            replica.run_at(note, key, after=-300, **given)
         replica.scheduler.resume()
         eventually(lambda: sum(counts) >= 300)
         assert (len(counts) < 15, ran[key]) == (True, [])
@@ -1977,11 +1986,15 @@ class TestDatabase:
         replica = make(start=False)
         hours = set_clock(connection, offset)
         replica.start()
-        due = now() + timedelta(hours=hours, seconds=1.5)
-        replica.scheduler.add_job(
-            note, "interval", hours=3, args=[key], id=key, next_run_time=due, misfire_grace_time=1
-        )
+        due = now() + timedelta(hours=hours)
+        given = {"hours": 3, "misfire_grace_time": 60}
+        for job_id, first in ((key, due + timedelta(minutes=10)), (f"{key}-other", due)):
+            replica.scheduler.add_job(
+                note, "interval", args=[job_id], id=job_id, next_run_time=first, **given
+            )
+        replica.runs(f"{key}-other")
         assert ran[key] == []
+        replica.scheduler.modify_job(key, next_run_time=due)
         replica.runs(key)
         late = (now() + timedelta(hours=hours) - due).total_seconds()
         assert 0 <= late < 30
@@ -2231,7 +2244,7 @@ def test_a_change_of_a_replica_that_runs_nothing_is_registered_by_those_that_do(
 
 
 def test_a_replica_without_the_function_does_not_say_what_the_task_is(
-    make: Make, key: str, database_url: str
+    make: Make, key: str, database_url: str, connection: Connection
 ) -> None:
     """The function's decorator may name it."""
     web = make(start=False)
@@ -2239,14 +2252,14 @@ def test_a_replica_without_the_function_does_not_say_what_the_task_is(
     web.scheduler.add_job(note, "cron", year=2099, args=[key], id=key)
     elsewhere = {"functions": ["elsewhere."]}
     make(poll_interval=0.1, store=elsewhere, timings=Timings(report_interval=0.2))
+    seen: set[datetime] = set()
+
+    def reports() -> int:
+        seen.update(row[0] for row in connection.execute("SELECT seen_at FROM task_lock_replica"))
+        return len(seen)
+
+    eventually(lambda: reports() >= 4)
     with closing(TaskLocks(database_url)) as locks:
-        seen: set[datetime] = set()
-
-        def reports() -> int:
-            seen.update(replica.seen_at for replica in locks.replicas())
-            return len(seen)
-
-        eventually(lambda: reports() >= 4)
         assert locks.tasks() == []
 
 

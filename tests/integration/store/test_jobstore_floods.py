@@ -22,6 +22,7 @@ from apscheduler_tasklock.jobstore.bad_rows import MOST_GOOD
 from apscheduler_tasklock.jobstore.stored_triggers import encode_trigger
 from apscheduler_tasklock.schema.table import LARGEST_DEFINITION, LONGEST_TEXT
 from tests.support import claims
+from tests.support.outages import UNAVAILABLE
 from tests.support.polling import eventually
 from tests.support.stored_jobs import StoreReplica, note, ran, store_replicas
 
@@ -92,7 +93,10 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [
         record.getMessage()
         for record in caplog.records
-        if record.name.startswith("apscheduler_tasklock") and record.levelno >= logging.WARNING
+        if record.name.startswith("apscheduler_tasklock")
+        and record.levelno >= logging.WARNING
+        # An answer may come too late on a slow machine.
+        and not record.getMessage().startswith(UNAVAILABLE)
     ]
 
 

@@ -35,7 +35,7 @@ Connection = psycopg.Connection[Any]
 Make = Callable[..., StoreReplica]
 
 # A freeze ends such a test.
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(300)
 
 
 def cron(**fields: Any) -> CronTrigger:
@@ -153,13 +153,17 @@ class BrokenStore(MemoryJobStore):  # type: ignore[misc]  # APScheduler has no t
 
 
 def dead_holder(
-    dying: LockClient, task: str, function: str = "tests.support.stored_jobs:note"
+    dying: LockClient,
+    connection: Connection,
+    task: str,
+    function: str = "tests.support.stored_jobs:note",
 ) -> None:
     """Leave behind what a killed replica does."""
     held = claims.held(
-        dying, task, min_lock=3240, max_lock=18000, lease=2, failover=True, runs=function
+        dying, task, min_lock=3240, max_lock=18000, lease=600, failover=True, runs=function
     )
     claims.die(dying, held)
+    claims.end_lease(connection, task)
 
 
 @pytest.fixture
@@ -172,7 +176,7 @@ def dying(database_url: str) -> Iterator[LockClient]:
 def test_a_store_that_cannot_be_listed_keeps_no_other_jobs_from_being_taken_over(
     make: Make, key: str, dying: LockClient, connection: Connection
 ) -> None:
-    replica = make(paused=True, failover=True, lease=1)
+    replica = make(paused=True, failover=True, lease=600, poll_interval=0.3)
     replica.executor.locks.believe()
     store = BrokenStore()
     replica.scheduler.add_jobstore(store, "broken")
@@ -181,7 +185,7 @@ def test_a_store_that_cannot_be_listed_keeps_no_other_jobs_from_being_taken_over
         task = {"task_lock": {"name": f"{key}-{alias}"}}
         options = {"id": f"{key}-{alias}", "args": [f"{key}-{alias}"], "jobstore": alias}
         replica.scheduler.add_job(note, "interval", hours=1, kwargs=task, **options)
-    dead_holder(dying, f"{key}-memory")
+    dead_holder(dying, connection, f"{key}-memory")
     replica.scheduler.resume()
     replica.runs(f"{key}-memory")
     replica.one(EVENT_JOB_EXECUTED, f"{key}-memory")

@@ -409,8 +409,8 @@ class TestLateness:
             "interval",
             hours=1,
             id="job",
-            next_run_time=now - timedelta(seconds=60),
-            misfire_grace_time=30,
+            next_run_time=now - timedelta(minutes=5),
+            misfire_grace_time=60,
         )
         replica.scheduler.start()
         replica.one(EVENT_JOB_MISSED)
@@ -419,7 +419,7 @@ class TestLateness:
         # The task itself may be registered by then.
         claimed = "SELECT FROM task_lock WHERE kind IS NOT NULL"
         assert connection.execute(claimed).rowcount == 0
-        assert "was missed by 0:01:0" in caplog.text
+        assert "was missed by 0:05:0" in caplog.text
 
     @pytest.mark.nightly
     def test_a_granted_run_is_not_dropped_because_the_claim_took_long(
@@ -905,8 +905,9 @@ class TestUnavailableDatabase:
         assert replica.codes() == [EVENT_TASK_LOCK_ERROR]
 
         restore(proxy)
-        replica.run_once(lambda: None, job_id="next")
-        replica.one(EVENT_JOB_EXECUTED, "next")
+        # On a slow machine some of its claims may fail, too.
+        replica.run_once(lambda: None, job_id="next", hours=0, seconds=1)
+        eventually(lambda: EVENT_JOB_EXECUTED in replica.codes("next"))
 
     def test_a_job_runs_without_a_lock_with_on_database_error_run(
         self, make_replica: MakeReplica, proxy: Proxy
@@ -931,20 +932,16 @@ class TestUnavailableDatabase:
         self,
         make_replica: MakeReplica,
         direct_url: str,
+        known_task: Callable[[str], None],
         caplog: pytest.LogCaptureFixture,
     ) -> None:
         """Who has locked it may be running the task: ``on_database_error="run"`` does not hold."""
-        replica = make_replica(
-            claim_timeout=1, on_database_error="run", jobs={"job": {"min_lock": 0}}, start=False
-        )
-        replica.run_once(lambda: None)
-        replica.scheduler.start()
-        replica.one(EVENT_TASK_LOCK_RELEASED)
-        replica.idle()
-        replica.events.clear()
+        known_task("job")
+        # For longer than the slow machine stops.
+        replica = make_replica(claim_timeout=6, on_database_error="run")
         with psycopg.connect(direct_url) as session:
             session.execute("SELECT FROM task_lock FOR UPDATE")
-            replica.run_once(lambda: None, replace_existing=True)
+            replica.run_once(lambda: None)
             error = replica.one(EVENT_TASK_LOCK_ERROR)
             replica.idle()
         assert "row locked" in str(error.exception)
@@ -974,6 +971,7 @@ class TestUnavailableDatabase:
             assert replica.codes() == [EVENT_TASK_LOCK_ERROR]
         assert UNAVAILABLE not in caplog.text
 
+    @pytest.mark.nightly
     @pytest.mark.parametrize(
         ("on_database_error", "told_by_the_other"),
         [("run", [EVENT_TASK_LOCK_REFUSED]), ("skip", [EVENT_TASK_LOCK_REFUSED, *RUN])],
@@ -1047,7 +1045,7 @@ class TestUnavailableDatabase:
         self, make_replica: MakeReplica, proxy: Proxy
     ) -> None:
         refuse(proxy)
-        replica = make_replica(proxy.url, claim_timeout=30)
+        replica = make_replica(proxy.url, claim_timeout=180)
         replica.run_once(lambda: None)
         restore(proxy)
         replica.one(EVENT_JOB_EXECUTED)
@@ -1172,7 +1170,7 @@ class TestScheduler:
             "configured",
             database=database_url,
             min_factor="0.5",
-            claim_timeout="3",
+            claim_timeout="180",
             max_workers="2",
         )
         replica.scheduler.start()

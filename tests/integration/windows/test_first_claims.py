@@ -19,7 +19,7 @@ INSERTS = 7
 
 
 def request(task: str) -> ClaimRequest:
-    return ClaimRequest(task, min_lock=9.0, max_lock=50.0, runs="jobs:job", lease=20.0)
+    return ClaimRequest(task, min_lock=9.0, max_lock=3000.0, runs="jobs:job", lease=600.0)
 
 
 @pytest.mark.usefixtures("unhurried_stop")
@@ -32,7 +32,7 @@ def test_what_was_granted_beside_a_first_claim_that_fails_is_handed_over(
     connection.execute(
         "UPDATE task_lock SET started_at = now() - interval '100 s',"
         " window_start = now() - interval '100 s', window_until = now() - interval '90 s',"
-        " locked_until = now() - interval '1 s'"
+        " locked_until = now() - interval '1 min'"
     )
     connection.execute(f"""
         CREATE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS
