@@ -22,6 +22,8 @@ from tests.support.polling import eventually
 from tests.support.postgres import Server, given_url, start_server
 from tests.support.programs import UnavailableError, skip_or_fail
 
+pytest_plugins = ["tests.gate.plugin"]
+
 # It goes beside the tests of other projects; `make test-foreign` runs it.
 collect_ignore = ["foreign"]
 
