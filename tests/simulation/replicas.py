@@ -14,7 +14,6 @@ from uuid import UUID
 
 from apscheduler_tasklock._database.connection import attempt_limit
 from apscheduler_tasklock._database.timings import Timings
-from apscheduler_tasklock._lock.protocol_messages import MissNote
 from apscheduler_tasklock.errors import TaskLockOptionError, TaskLockStateError
 from apscheduler_tasklock.events import EVENT_TASK_LOCK_ALL, TaskLockEvent
 from apscheduler_tasklock.options import parse_positive_seconds, parse_seconds
@@ -29,7 +28,7 @@ from tests.simulation.replica import (
 )
 from tests.simulation.timeline import timeline
 from tests.simulation.world import BEGIN, Process, World
-from tests.support.waist import MemoryTaskLocks
+from tests.support.waist import MemoryTaskLocks, MissNote
 
 # Limits the seconds within which the replicas of a deployment start.
 STARTS_WITHIN = 2.0

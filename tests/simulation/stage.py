@@ -13,14 +13,13 @@ from typing import Any
 
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.client import LockClient
-from apscheduler_tasklock._lock.protocol_messages import ClaimRequest, RunState
 from apscheduler_tasklock._lock.replica import LockSettings
 from apscheduler_tasklock.lock import HeldLock
-from apscheduler_tasklock.testing.in_memory import MemoryProtocol, MemoryTaskLocks
 from apscheduler_tasklock.testing.rule import Row
 from tests.simulation.faults import CLAIM_TIMEOUT, FAULTS, Place, Plan
 from tests.simulation.side import Database, SimulatedReplica
 from tests.simulation.world import BEGIN, CLOCK, START, Process, World
+from tests.support.waist import ClaimRequest, MemoryProtocol, MemoryTaskLocks, RunState
 
 LEASE = 15.0
 MAX_LOCK = 1_000.0

@@ -18,7 +18,6 @@ import pytest
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.limited_claims import NotNow
 from apscheduler_tasklock._lock.outcomes import RunOutcome, WindowAfter
-from apscheduler_tasklock._lock.protocol_messages import Registration
 from apscheduler_tasklock._runs.known_tasks import KnownTasks
 from apscheduler_tasklock._runs.presence import Presence
 from apscheduler_tasklock._shutdown import Shutdown
@@ -31,6 +30,7 @@ from apscheduler_tasklock.lock import HeldLock
 from apscheduler_tasklock.locks import Hold
 from tests.simulation.faults import Place
 from tests.simulation.stage import LEASE, Call, Stage, claim_of, slow, then
+from tests.support.waist import Registration
 
 pytestmark = pytest.mark.usefixtures("simulation")
 
