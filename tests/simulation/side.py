@@ -214,6 +214,7 @@ def simulating() -> Iterator[None]:
                 (thread, "threading", VirtualThreading()),
                 (_shutdown, "threading", VirtualThreading()),
                 (client, "flush_application", lambda _until: None),
+                (thread, "flush_application", lambda _until: None),
             )
         )
         yield

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any
 
+from apscheduler_tasklock._database import thread
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.replica import LockSettings
@@ -205,6 +206,10 @@ class Stage:
     def release(self, client: LockClient, held: HeldLock, *outcome: Any) -> Call:
         """Begin a release."""
         return self.call(client, client.release, held, *outcome)
+
+    def end_interpreter(self, client: LockClient) -> Call:
+        """Begin what is done at the end of an interpreter without a shutdown."""
+        return self.call(client, thread._end_all)
 
     def look(self, client: LockClient, task: str = "t") -> RunState | None:
         """Read the row of a task; return ``None`` if the look finds nothing that is to be done."""

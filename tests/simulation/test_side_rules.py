@@ -988,6 +988,31 @@ class TestStops:
         assert stage.sent("release t")[1:] == pytest.approx([1.0, 1.2, 1.4, 1.6], abs=0.12)
         assert stage.row().finished_at is not None
 
+    def test_at_the_interpreters_end_releases_are_sent_for_three_seconds(
+        self, stage: Stage
+    ) -> None:
+        client = stage.replica()
+        held = stage.claim(client)
+        stage.faults.plan("release t", "lost before", until=12.0)
+        stage.release(client, held, ENDED_WELL)
+        stage.go_to(10)
+        call = stage.end_interpreter(client)
+        stage.go_to(20)
+        assert 12 <= call.ended <= 13.1
+        assert stage.row().finished_at is not None
+
+    def test_at_the_interpreters_end_releases_that_cannot_arrive_are_given_up(
+        self, stage: Stage
+    ) -> None:
+        client = stage.replica()
+        held = stage.claim(client)
+        stage.faults.plan("release t", "lost before")
+        stage.release(client, held, ENDED_WELL)
+        stage.go_to(10)
+        call = stage.end_interpreter(client)
+        stage.go_to(20)
+        assert call.ended == pytest.approx(13, abs=0.1)
+
     def test_a_close_of_a_shutdown_ends_with_it(self, stage: Stage) -> None:
         client = stage.replica()
         held = stage.claim(client)
