@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any
 
-from apscheduler_tasklock._database import thread
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.replica import LockSettings
@@ -20,6 +19,7 @@ from apscheduler_tasklock.testing.rule import Row
 from tests.simulation.faults import CLAIM_TIMEOUT, FAULTS, Place, Plan
 from tests.simulation.side import Database, SimulatedReplica
 from tests.simulation.world import BEGIN, CLOCK, START, Process, World
+from tests.support.internals import end_database_threads
 from tests.support.waist import ClaimRequest, MemoryProtocol, MemoryTaskLocks, RunState
 
 LEASE = 15.0
@@ -209,7 +209,7 @@ class Stage:
 
     def end_interpreter(self, client: LockClient) -> Call:
         """Begin what is done at the end of an interpreter without a shutdown."""
-        return self.call(client, thread._end_all)
+        return self.call(client, end_database_threads)
 
     def look(self, client: LockClient, task: str = "t") -> RunState | None:
         """Read the row of a task; return ``None`` if the look finds nothing that is to be done."""

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
+from apscheduler_tasklock._database import thread as database_thread
 from apscheduler_tasklock._runs.run_attempt import RunAttempt
 
 
@@ -155,3 +156,8 @@ def retry_in(held: Any, options: Any, error: BaseException) -> float | None:
 def safe_look(watch: Any) -> Any:
     """Return the steps of a look as replicas make it: an outage ends it, and is no error."""
     return watch._look_safely()
+
+
+def end_database_threads() -> None:
+    """Do what is done at the end of an interpreter without a shutdown."""
+    database_thread._end_all()
