@@ -142,27 +142,34 @@ def run(command: list[str], slow: float, seed: int) -> int:
     adopt_orphans()
     # Where there is a Docker engine, tests take their server from it: no process of this run.
     environment = {**os.environ, "DOCKER_HOST": "unix:///nonexistent", FACTOR: str(slow)}
-    process = subprocess.Popen(command, env=environment)
     stops = Stops(os.getpid())
+    is_terminated = False
 
-    def interrupt(which: int, _frame: object) -> None:
-        """Pass a signal on. It is heard when the command goes on."""
-        if not process.returncode:
-            os.kill(process.pid, which)
+    def note(_which: int, _frame: object) -> None:
+        nonlocal is_terminated
+        is_terminated = True
 
-    signal.signal(signal.SIGTERM, interrupt)
+    signal.signal(signal.SIGTERM, note)
     signal.signal(signal.SIGINT, lambda *_: None)  # a terminal sends it to the command, too
+    process = subprocess.Popen(command, env=environment)
+
+    def code() -> int | None:
+        """Pass a termination on, and return the exit code of the command once it has ended."""
+        nonlocal is_terminated
+        if is_terminated:
+            is_terminated = False
+            os.kill(process.pid, signal.SIGTERM)  # it is not reaped yet
+        return _reap(process.pid)
+
     try:
-        while (
-            code := _ended_within(rng.uniform(SHORTEST, LONGEST), lambda: _reap(process.pid))
-        ) is None:
+        while (ended := _ended_within(rng.uniform(SHORTEST, LONGEST), code)) is None:
             stops.stop()
             time.sleep(rng.uniform(SHORTEST, LONGEST))
             stops.go_on()
     finally:
         stops.go_on()
-    process.returncode = code
-    return code if code >= 0 else 128 - code
+    process.returncode = ended
+    return ended if ended >= 0 else 128 - ended
 
 
 def main(arguments: list[str] | None = None) -> int:

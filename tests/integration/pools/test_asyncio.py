@@ -437,7 +437,8 @@ def test_a_coroutine_cancelled_at_its_maximum_lock_is_released_or_with_failover_
         async def endless(**_: Any) -> None:
             await asyncio.Event().wait()
 
-        options = {"cancel_on_lost": True, "max_lock": 2, "lease": 1}
+        # For longer than a slow machine stops, so that the job begins before.
+        options = {"cancel_on_lost": True, "max_lock": 6, "lease": 5}
         async with running(database_url, failover=failover, poll_interval=0.5) as loop:
             loop.run_once(endless, kwargs={"task_lock": options})
             await loop.until(lambda: EVENT_TASK_LOCK_RELEASED in loop.codes())
