@@ -129,8 +129,8 @@ def test_a_run_time_is_run_although_the_run_before_it_was_released_later() -> No
     story = JobsStory(JobsScenario("released late", [job], _released_late))
     check([story] if story.found else [], "stories")
     first, second = story.ledger.runs
-    assert (first.window, second.window) == (10.0, 20.0)
-    assert second.began - BEGIN > 25.0
+    assert (first.due, second.due) == (10.0, 20.0)
+    assert second.begun - BEGIN > 25.0
 
 
 @pytest.mark.nightly  # a test of the tests

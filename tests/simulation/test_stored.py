@@ -97,13 +97,13 @@ def test_of_the_run_times_that_came_while_the_job_ran_the_last_one_is_run() -> N
     job = Job("long", (10.0, 20.0, 30.0, 40.0), takes=25.0, failover=True)
     story = StoredStory(JobsScenario("long", [job], stored_jobs))
     check([story] if story.found else [], "stories")
-    assert [run.window for run in story.ledger.runs] == [10.0, 30.0, 40.0]
+    assert [run.due for run in story.ledger.runs] == [10.0, 30.0, 40.0]
 
 
 def test_of_the_run_times_in_a_run_none_is_after_the_end_date() -> None:
     job = Job("ends", (10.0, 20.0), takes=35.0, failover=True)
     story = StoredStory(JobsScenario("ends", [job], stored_jobs, replicas=1))
-    assert [run.window for run in story.ledger.runs] == [10.0, 20.0]
+    assert [run.due for run in story.ledger.runs] == [10.0, 20.0]
 
 
 def _late(story: Any) -> None:
@@ -120,7 +120,7 @@ def test_what_came_due_while_no_scheduler_ran_is_run_within_its_grace_time(
 ) -> None:
     job = Job("late", (10.0, 20.0, 30.0), takes=0.1, grace=grace)
     story = StoredStory(JobsScenario("late", [job], _late, replicas=1))
-    assert [run.window for run in story.ledger.runs] == windows
+    assert [run.due for run in story.ledger.runs] == windows
 
 
 def _paused(reads_from: float, story: Any) -> None:
@@ -143,8 +143,8 @@ def test_what_came_due_in_a_pause(
     job = Job("pauses", due_at, takes=0.1, grace=1.0)
     act = partial(_paused, reads_from)
     story = StoredStory(JobsScenario("paused", [job], act, replicas=1))
-    assert [run.window for run in story.ledger.runs] == windows
-    assert story.ledger.runs[-1].began - BEGIN >= 55.0
+    assert [run.due for run in story.ledger.runs] == windows
+    assert story.ledger.runs[-1].begun - BEGIN >= 55.0
 
 
 def _scheduler_paused(story: Any) -> None:
@@ -159,8 +159,8 @@ def test_a_job_that_was_read_before_its_scheduler_was_paused_is_not_run_in_the_p
     jobs = [Job(name, (10.0,), takes=20.0) for name in "ij"]
     scenario = JobsScenario("paused scheduler", jobs, _scheduler_paused, replicas=1, workers=1)
     first, second = StoredStory(scenario).ledger.runs
-    assert first.began - BEGIN < 15.0
-    assert 60.0 <= second.began - BEGIN < 62.0
+    assert first.begun - BEGIN < 15.0
+    assert 60.0 <= second.begun - BEGIN < 62.0
 
 
 class TestLooks:
@@ -201,7 +201,7 @@ class TestLooks:
         assert pauses[:5] == pytest.approx([0.05, 0.1, 0.2, 0.4, 0.8], abs=0.02)
         assert pauses[5:] == pytest.approx([1.0] * len(pauses[5:]), abs=0.02)
         [run] = story.ledger.runs
-        assert 20.0 <= run.began - BEGIN < 21.1
+        assert 20.0 <= run.begun - BEGIN < 21.1
 
     def test_a_job_that_is_changed_again_and_again_runs_right_after_the_last_change(self) -> None:
         """A claim that finds a changed job is no refusal: the job is read again at once."""
@@ -211,7 +211,7 @@ class TestLooks:
         check([story] if story.found else [], "stories")
         assert len(changed) == 6
         [run] = story.ledger.runs
-        assert run.began - changed[-1] < 0.1
+        assert run.begun - changed[-1] < 0.1
 
 
 def _in_a_fleet(replicas: int, story: Any) -> None:
