@@ -1000,6 +1000,7 @@ def test_a_name_and_a_limit_are_values_and_never_sql(operator: Operator) -> None
     assert str(uuid4()) not in str(operator.replicas())
 
 
+@pytest.mark.nightly  # 20 MB of names
 def test_of_very_many_tasks_a_replica_tells_as_many_as_its_row_takes(
     one: Replica, connection: psycopg.Connection[Any], caplog: pytest.LogCaptureFixture
 ) -> None:
