@@ -20,7 +20,6 @@ from apscheduler.triggers.interval import IntervalTrigger
 
 from apscheduler_tasklock import TaskLocks
 from apscheduler_tasklock._application import call_application
-from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock.status import Run, TaskState, Verdict
 from tests.support.commands import Command
 from tests.support.internals import kept_run_times, missed_tasks
@@ -29,13 +28,15 @@ from tests.support.polling import eventually
 from tests.support.proxy import Proxy
 from tests.support.roles import role
 from tests.support.schedulers import Replica
-from tests.support.stored_jobs import Gate, StoreReplica, note, note_and_wait
+from tests.support.stored_jobs import PATIENT, Gate, StoreReplica, note, note_and_wait
 
 MakeReplica = Callable[..., Replica]
 Connection = psycopg.Connection[Any]
 
 # So that nothing of a test waits for seconds.
-QUICK = Timings(report_interval=0.2, rejected_interval=0.2, recovery_grace=0.1, unasked_after=0.2)
+QUICK = replace(
+    PATIENT, report_interval=0.2, rejected_interval=0.2, recovery_grace=0.1, unasked_after=0.2
+)
 OFTEN: dict[str, Any] = {
     "poll_interval": 0.2,
     "timings": QUICK,

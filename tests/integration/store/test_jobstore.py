@@ -2194,7 +2194,7 @@ def test_every_replica_has_a_recurring_job_whoever_has_added_it(
     make: Make, key: str, database_url: str
 ) -> None:
     """So it is neither gone when that replica stops, nor without anybody to run it by hand."""
-    often = Timings(report_interval=0.1)
+    often = replace(PATIENT, report_interval=0.1)
     adding, other = (
         make(replica_id=name, poll_interval=0.3, timings=often) for name in ("adding", "other")
     )
@@ -2223,7 +2223,7 @@ def test_a_change_of_a_replica_that_runs_nothing_is_registered_by_those_that_do(
 ) -> None:
     """As of an application whose web processes add jobs, and whose workers run them."""
     web = make(start=False)
-    worker = make(poll_interval=0.2, timings=Timings(report_interval=0.5))
+    worker = make(poll_interval=0.2, timings=replace(PATIENT, report_interval=0.5))
     web.scheduler.start(paused=True)
     web.scheduler.add_job(note, "cron", year=2099, args=[key], id=key)
     with closing(TaskLocks(database_url)) as locks:
@@ -2251,7 +2251,7 @@ def test_a_replica_without_the_function_does_not_say_what_the_task_is(
     web.scheduler.start(paused=True)
     web.scheduler.add_job(note, "cron", year=2099, args=[key], id=key)
     elsewhere = {"functions": ["elsewhere."]}
-    make(poll_interval=0.1, store=elsewhere, timings=Timings(report_interval=0.2))
+    make(poll_interval=0.1, store=elsewhere, timings=replace(PATIENT, report_interval=0.2))
     seen: set[datetime] = set()
 
     def reports() -> int:
