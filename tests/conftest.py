@@ -1,4 +1,4 @@
-"""Fixtures of all tests: a server for the run, and a database with the table for each test."""
+"""Fixtures of all tests: a server for the run, and an empty database with the table for each."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def server(pytestconfig: pytest.Config) -> Server:
 
 @pytest.fixture(scope="session")
 def template(server: Server) -> Iterator[str]:
-    """Name of a database with the table, which each test gets a copy of."""
+    """Name of a database with the table, to be copied."""
     with server.database() as url:
         upgrade(url)
         yield str(psycopg.conninfo.conninfo_to_dict(url)["dbname"])

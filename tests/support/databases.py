@@ -34,6 +34,7 @@ CATALOGS = {
     "pg_default_acl": "true",
     "pg_db_role_setting": "setdatabase = (SELECT oid FROM here)",
     "pg_database": "oid = (SELECT oid FROM here)",
+    "pg_description": "objoid >= 16384",  # the jobs' table has its id in its comment
 }
 
 # One row, which compares as a whole.
@@ -47,8 +48,9 @@ FINGERPRINT = (
     )
 )
 
-# The migration's own row stays.
+# The migration's own row stays, so no test may have changed it.
 VERSIONS = "task_lock_alembic_version"
+NOTED = f"TABLE public.{VERSIONS}"
 
 # Limits how long the sessions that a test left open have to end, in milliseconds.
 SESSION_END = 30_000
@@ -74,30 +76,37 @@ class KeptDatabase:
     refill: Callable[[Connection], None] = lambda _: None
     url: str | None = None
     _fingerprint: Any = None
+    _noted: Any = None
     _tables: list[str] = field(default_factory=list)
 
     def take(self) -> str:
         """Return the URL of an empty database with the template's tables."""
         if self.url is None:
-            self.url = self.server.create_database(self.template)
-            with psycopg.connect(self.url, autocommit=True) as connection:
+            url = self.server.create_database(self.template)
+            with psycopg.connect(url, autocommit=True) as connection:
                 self.prepare(connection)
             # A setting of the database holds in sessions that begin after it.
-            with psycopg.connect(self.url, autocommit=True) as connection:
+            with psycopg.connect(url, autocommit=True) as connection:
                 self.refill(connection)
                 self._tables = _tables(connection)
                 self._fingerprint = connection.execute(FINGERPRINT).fetchone()
+                self._noted = connection.execute(NOTED).fetchall()
+            self.url = url
         return self.url
 
     def give_back(self) -> None:
-        """Make the database ready for the next test, or drop it."""
-        if self.url is not None and not self._is_ready_again(self.url):
-            self.drop()
+        """Make the database ready for the next test, or drop it, also if a timeout interrupts."""
+        is_ready = False
+        try:
+            is_ready = self.url is not None and self._is_ready_again(self.url)
+        finally:
+            if not is_ready:
+                self.drop()
 
     def drop(self) -> None:
-        if self.url is not None:
-            self.server.drop_database(self.url)
-            self.url = None
+        url, self.url = self.url, None
+        if url is not None:
+            self.server.drop_database(url)
 
     def _is_ready_again(self, url: str) -> bool:
         with self.server.connect() as connection:
@@ -112,6 +121,8 @@ class KeptDatabase:
         try:
             with psycopg.connect(url, autocommit=True) as connection:
                 if connection.execute(FINGERPRINT).fetchone() != self._fingerprint:
+                    return False
+                if connection.execute(NOTED).fetchall() != self._noted:
                     return False
                 delete = [sql.SQL("DELETE FROM " + table) for table in self._tables]  # type: ignore[arg-type]  # quoted by the server
                 connection.execute(sql.SQL("; ").join(delete))

@@ -138,8 +138,7 @@ def _embedded(why: str, installed: Path | None = None) -> Server:
 def _memory() -> Path | None:
     """Return a folder in memory with room for the tests' databases, or ``None``.
 
-    Each test copies a database of 300 files, which takes 25 ms in memory, and up to 200 ms on a
-    disk.
+    A copy of a database has 300 files, which take 25 ms in memory, and up to 200 ms on a disk.
     """
     memory = Path("/dev/shm")  # noqa: S108  # the server's folder in it has a unique name
     has_room = memory.is_dir() and shutil.disk_usage(memory).free >= ROOM
