@@ -99,7 +99,7 @@ class _Module:
             yield from _found_in_text(node.value)
 
     def _sleeps(self, call: ast.Call) -> Iterator[tuple[str, str]]:
-        name = call.func.attr if isinstance(call.func, ast.Attribute) else ""
+        name = getattr(call.func, "attr", getattr(call.func, "id", ""))
         if name == "sleep" and call.args:
             number = self.number(call.args[0])
             if number is None or LONGEST_SLEEP < number < REACHABLE:

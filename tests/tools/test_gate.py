@@ -28,6 +28,7 @@ def found(source: str, path: str = "integration/test_it.py") -> list[tuple[str, 
     [
         ("time.sleep(0.1)", "sleep"),
         ("await asyncio.sleep(1)", "sleep"),
+        ("sleep(1)", "sleep"),
         ("time.sleep(latency)", "sleep"),
         ("cursor.execute('SELECT pg_sleep(1.1)')", "sleep"),
         ("make(lease=1)", "limit"),
