@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,7 @@ import pytest
 from tests.support.polling import eventually
 from tests.support.slow_machine import Stops
 
-# Starts a process in a session of its own, tells its id, and waits; with `ends` it ends instead.
+# Starts a process in a session of its own, tells its id, and waits.
 STARTS = """
 import subprocess, sys
 child = subprocess.Popen(["sleep", "600"], start_new_session=True)
@@ -61,14 +61,22 @@ def family(start: Callable[..., subprocess.Popen[str]]) -> Iterator[tuple[int, i
     os.kill(child, signal.SIGKILL)
 
 
+@contextmanager
+def stopped(root: int) -> Iterator[None]:
+    """Stop the descendants of a process meanwhile; the server may be one of the tests' own."""
+    stops = Stops(root)
+    stops.stop()
+    try:
+        yield
+    finally:
+        stops.go_on()
+
+
 def test_a_stop_stops_children_in_other_sessions_too_and_lets_them_go_on(
     family: tuple[int, int],
 ) -> None:
-    stops = Stops(os.getpid())
-    stops.stop()
-    stopped = [state(pid) for pid in family]
-    stops.go_on()
-    assert stopped == ["T", "T"]
+    with stopped(os.getpid()):
+        eventually(lambda: [state(pid) for pid in family] == ["T", "T"])
     eventually(lambda: [state(pid) for pid in family] == ["S", "S"])
 
 
@@ -76,20 +84,16 @@ def test_what_was_stopped_before_stays_stopped(family: tuple[int, int]) -> None:
     parent, child = family
     os.kill(child, signal.SIGSTOP)
     eventually(lambda: state(child) == "T")
-    stops = Stops(os.getpid())
-    stops.stop()
-    stops.go_on()
+    with stopped(os.getpid()):
+        pass
     eventually(lambda: state(parent) == "S")
     assert state(child) == "T"
 
 
 def test_a_process_that_is_no_descendant_is_left_alone(family: tuple[int, int]) -> None:
     parent, child = family
-    stops = Stops(parent)
-    stops.stop()
-    states = [state(parent), state(child)]
-    stops.go_on()
-    assert states == ["S", "T"]
+    with stopped(parent):
+        eventually(lambda: [state(parent), state(child)] == ["S", "T"])
 
 
 def test_a_child_whose_parent_has_ended_is_stopped_and_goes_on(
