@@ -126,7 +126,7 @@ test-pgbouncer: $(VENV)/.dev ## Run what a pooler changes through an installed p
 # SQLAlchemy and frameworks can change is how jobs are run, and what imports them; FULL=yes leaves out
 # only what is the same under any version: the contract, the simulation, the documentation and the
 # tests' own tools.
-ON_LOWEST := $(if $(FULL),$(addprefix --ignore=tests/,contract simulation docs tools mutations),\
+ON_LOWEST := $(if $(FULL),$(addprefix --ignore=tests/,contract simulation docs tools),\
 	tests/executors tests/frameworks tests/unit tests/integration/configuration tests/integration/pools \
 	tests/integration/shutdown tests/integration/windows)
 test-lowest: ## Run the tests on the lowest versions that pyproject.toml allows (LOWEST_PYTHON, FULL)
@@ -147,8 +147,8 @@ nightly: ## Run everything in full, for some hours, with random seeds
 	$(MAKE) test test-nightly PYTEST_ARGS="--seed random"
 	$(MAKE) test-lowest FULL=yes
 	$(MAKE) test-foreign
-	for version in 14 15 16 17 18; do $(MAKE) test-postgres FULL=yes VERSION=$$version || exit 1; done
-	$(MAKE) test-pgbouncer FULL=yes
+	for version in 14 15 16 17 18; do $(MAKE) test-postgres FULL=yes VERSION=$$version PYTEST_ARGS="--seed random" || exit 1; done
+	$(MAKE) test-pgbouncer FULL=yes PYTEST_ARGS="--seed random"
 	$(MAKE) simulate PYTEST_ARGS="--seed random"
 	$(MAKE) test SLOW=10
 	$(MAKE) mutations counts
