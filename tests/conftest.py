@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -203,11 +205,16 @@ def kept_database(server: Server, template: str) -> Iterator[KeptDatabase]:
 
 
 @pytest.fixture
-def direct_url(kept_database: KeptDatabase, pytestconfig: pytest.Config) -> Iterator[str]:
+def direct_url(
+    kept_database: KeptDatabase,
+    pytestconfig: pytest.Config,
+    _nothing_left_behind: Callable[[], list[threading.Thread]],
+) -> Iterator[str]:
     """URL of an empty database with the table, this test's alone, straight to the server."""
     yield kept_database.take()
-    if pytestconfig.getoption("--pgbouncer"):
-        kept_database.drop()  # because the pooler keeps sessions of it
+    # A pooler keeps sessions of the database, and a thread that goes on could write into it.
+    if pytestconfig.getoption("--pgbouncer") or _nothing_left_behind():
+        kept_database.drop()
     else:
         kept_database.give_back()
 
@@ -233,20 +240,27 @@ def connection(direct_url: str) -> Iterator[psycopg.Connection[Any]]:
 
 
 @pytest.fixture(autouse=True)
-def _nothing_left_behind() -> Iterator[None]:
-    """Fail a test that leaves a thread of the library running, and tell where it is."""
+def _nothing_left_behind() -> Iterator[Callable[[], list[threading.Thread]]]:
+    """Fail a test that leaves a thread of the library running, and tell where it is.
+
+    The value waits for the end of the test's threads, and returns those that go on.
+    """
     before = set(threading.enumerate())
-    yield
 
     def left() -> list[threading.Thread]:
         """Return the threads of this test alone: each fails for its own."""
         later = set(threading.enumerate()) - before
         return [thread for thread in later if thread.name.startswith("tasklock")]
 
-    try:
-        eventually(lambda: not left())
-    except AssertionError:
-        pytest.fail("\n".join(map(_where_it_is, left())), pytrace=False)
+    @cache  # because one wait is enough
+    def go_on() -> list[threading.Thread]:
+        with contextlib.suppress(AssertionError):
+            eventually(lambda: not left())
+        return left()
+
+    yield go_on
+    if threads := go_on():
+        pytest.fail("\n".join(map(_where_it_is, threads)), pytrace=False)
 
 
 def _where_it_is(thread: threading.Thread) -> str:

@@ -124,6 +124,7 @@ def test_a_release_has_the_rights_of_each_step_alone(checkout: Path) -> None:
     rights = {name: job.get("permissions") for name, job in jobs.items()}
     assert rights == {
         "test": None,
+        "postgres": None,
         "dist": None,
         "pypi": {"id-token": "write"},
         "github": {"contents": "write"},
@@ -148,7 +149,7 @@ def test_a_release_is_built_where_nothing_else_has_run(checkout: Path) -> None:
         if any("upload-artifact" in step.get("uses", "") for step in job["steps"])
     ]
     assert uploading == ["dist"]
-    assert {"test", "dist"} <= set(jobs["pypi"]["needs"])
+    assert {"test", "postgres", "dist"} <= set(jobs["pypi"]["needs"])
     assert jobs["github"]["needs"] == "pypi"
 
 
