@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.chaos.tasks import CLAIM_TIMEOUT, POLL_INTERVAL
+from tests.chaos.tasks import CLAIM_TIMEOUT
 
 # Seconds within which a replica that is well does what is due, on a busy machine; the same around a
 # burst; how many run times make a burst, and how many seconds around it count.
@@ -30,11 +30,6 @@ GRACE = ATTEMPT + 2.5
 
 # Seconds after its start, or after a trouble of any length, until a replica believes runs dead.
 SETTLING = GRACE + 0.5
-
-# Seconds after an outage for which a replica believes no run dead, at least; and seconds of the
-# shortest outage that each replica notices, because it polls.
-SHORTEST_GRACE = SETTLING - 1.5
-NOTICED_OUTAGE = POLL_INTERVAL + 1.0
 
 # Seconds that `scheduler.shutdown()` may take for each executor, beyond the jobs that it waits for.
 SHUTDOWN = 5.0

@@ -4,17 +4,15 @@ All times are seconds on the machine's monotonic clock, which the replicas, the 
 the monkey share, and which nobody sets: ``faketime`` is told to leave it alone.
 
 What is planned: ``planned``, a one-off job, as JSON in ``detail``.
-What a replica tells: ``loaded``, it is about to start; ``starting``, its scheduler does;
-``ready``, it has its jobs and its worker processes, with ``far`` for a clock that is far off;
-``fire``, APScheduler handed a run time to the executor; ``skipped``, which then
-could not claim it; ``misfired``; ``begin``, ``holds`` and ``end`` of a run, with what
-``current_lock().lost`` was, and ``cut`` in place of the end of a coroutine that is cancelled;
-``early``, a job ran that was not due; ``worker started``, a process of a pool; ``stalled``;
-``erred``, something was logged as an error. A run reads the clock right before it asks whether its
-lock is lost.
-A replica that runs some tasks in a pool beside the others is ``starting`` and ``ready`` twice,
-as itself and as its pool, with `` pool`` after its name. What concerns these tasks is told of
-the pool.
+What a replica tells: ``loaded``, it is about to start; ``ready``, it has its jobs and its worker
+processes, with ``far`` for a clock that is far off; ``fire``, APScheduler handed a run time to the
+executor; ``skipped``, which then could not claim it; ``misfired``; ``begin``, ``holds`` and ``end``
+of a run, with what ``current_lock().lost`` was, and ``cut`` in place of the end of a coroutine that
+is cancelled; ``early``, a job ran that was not due; ``worker started``, a process of a pool;
+``stalled``; ``erred``, something was logged as an error. A run reads the clock right before it asks
+whether its lock is lost.
+A replica that runs some tasks in a pool beside the others is ``ready`` twice, as itself and as its
+pool, with `` pool`` after its name. What concerns these tasks is told of the pool.
 What the task lock table shows: ``claimed``, ``renewed``, ``released``, ``handed over``,
 ``given up``; ``lease ended``, by the replica that has it, of a dead worker process.
 What the application's table shows: ``written``, an accepted write.

@@ -148,7 +148,6 @@ class Records:
     :ivar claim_of: the last claim with a token, by task and token
     :ivar writes: accepted ones, by task, in the order of acceptance
     :ivar fires: of the replicas' schedulers, by task
-    :ivar starting: by replica, when its scheduler began to
     :ivar lives: by replica, from when it had its jobs until it ends or is told to
     :ivar skips: fires whose claims were given up, because the database was unavailable, by task
     :ivar misfires: by task
@@ -157,7 +156,6 @@ class Records:
     :ivar leaving: by replica, when it was told to end
     :ivar gone: by replica that was told to end, when it had
     :ivar far: replicas whose clock is far off
-    :ivar outages: when the server was down
     :ivar died: replicas that ended on their own
     :ivar errors: what they logged as errors
     :ivar ended_groups: by replica, when it and its worker processes got SIGTERM
@@ -172,7 +170,6 @@ class Records:
         self.claim_of: dict[str, dict[int, Claim]] = defaultdict(dict)
         self.writes: dict[str, list[Event]] = defaultdict(list)
         self.fires: dict[str, list[Event]] = defaultdict(list)
-        self.starting = {event.replica: event.at for event in events if event.kind == "starting"}
         self.lives: dict[str, Stretch] = {}
         self.skips: dict[str, list[Event]] = defaultdict(list)
         self.misfires: dict[str, list[Event]] = defaultdict(list)
@@ -220,7 +217,6 @@ class Records:
             elif event.kind in _ROWS:
                 self._take_in_claim(event)
         self._live(ordered)
-        self.outages = _outages(ordered)
         self._troubles = _troubles(ordered, self.lives)
         self._fired = sorted(fire.at for fires in self.fires.values() for fire in fires)
 
@@ -431,14 +427,6 @@ def _trouble(event: Event, events: Sequence[Event]) -> Trouble | None:
 def _lasting(event: Event, events: Sequence[Event]) -> Trouble:
     ends, kind = _LASTING[event.kind]
     return Trouble(event.at, _end(events, *ends), kind)
-
-
-def _outages(ordered: Sequence[Event]) -> list[Stretch]:
-    return [
-        Stretch(event.at, _end(ordered[number:], "up"))
-        for number, event in enumerate(ordered)
-        if event.kind == "down"
-    ]
 
 
 def _end(events: Sequence[Event], *kinds: str) -> float:

@@ -7,13 +7,12 @@ from itertools import pairwise
 from math import inf
 
 from apscheduler_tasklock.demo.judge import Finding
-from tests.chaos.bounds import ATTEMPT, GRACE, NOTICED_OUTAGE, RECOVERY, SHORTEST_GRACE, UNDER_WAY
+from tests.chaos.bounds import ATTEMPT, RECOVERY, UNDER_WAY
 from tests.chaos.plan import LATE_BY
 from tests.chaos.records import ANY, PATH, PROCESS, UNABLE, Claim, Records, Run
 from tests.chaos.tasks import ChaosTask
 
 RUN_TWICE = "window run twice"
-BELIEVED_TOO_SOON = "row believed too soon"
 
 # The share of a lease for which a holder that loses it was in trouble. A lease is renewed after a
 # third, so it is most of the other two thirds; the rest is left for the ways of statements.
@@ -32,8 +31,6 @@ def check(records: Records, task: ChaosTask) -> Iterator[Finding]:
         if run.takeover and not any(_takes_over(run, *pair) for pair in pairwise(claims)):
             text = f"{run}, but there was nothing to take over"
             yield Finding(RUN_TWICE, task.name, run.begun, text)
-    for before, claim in pairwise(claims):
-        yield from _believed_too_soon(records, before, claim)
     window: float | None = None
     for before, claim in pairwise([None, *claims]):
         assert claim is not None
@@ -112,26 +109,3 @@ def _alive(records: Records, before: Claim, at: float, runs: list[Run]) -> str |
     if able and not any(run.over < inf for run in runs):
         return f"{before}, was running, and its replica was able to renew it"
     return None
-
-
-def _believed_too_soon(records: Records, before: Claim, claim: Claim) -> Iterator[Finding]:
-    """Find dead runs that were followed right after the start of a replica, or after an outage.
-
-    A holder that lives may not have had the time to renew, or to release. At the end of its maximum
-    lock it has lost the task all the same: other windows need no grace then, and its own is not
-    taken over any more, see `_unfounded`.
-    """
-    ends = (before.released, before.handed_over, before.given_up, before.run_until)
-    if min(ends) <= claim.at:
-        return
-    since = claim.at - SHORTEST_GRACE
-    starting = records.starting.get(claim.replica)
-    if starting is not None and claim.at - starting < GRACE:
-        text = f"{claim}, believed {before} dead {claim.at - starting:.3f} s after its start"
-        yield Finding(BELIEVED_TOO_SOON, claim.task, claim.at, text)
-    for outage in records.outages:
-        if since < outage.ended <= claim.at and outage.ended - outage.begun > NOTICED_OUTAGE:
-            text = (
-                f"{claim}, believed {before} dead {claim.at - outage.ended:.3f} s after an outage"
-            )
-            yield Finding(BELIEVED_TOO_SOON, claim.task, claim.at, text)

@@ -91,7 +91,6 @@ class Replica:
         match self._settings.loop:
             case "":
                 scheduler = self._make(BackgroundScheduler)
-                self._tell_self("starting")
                 scheduler.start()
                 self._pool_ready.wait(_POOL_START)
                 self._begin(scheduler)
@@ -107,7 +106,6 @@ class Replica:
         told = asyncio.Event()
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, told.set)
         scheduler = self._make(AsyncIOScheduler)
-        self._tell_self("starting")
         scheduler.start()
         await asyncio.to_thread(self._pool_ready.wait, _POOL_START)
         self._begin(scheduler)

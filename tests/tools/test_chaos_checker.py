@@ -16,7 +16,7 @@ from tests.chaos.checker import BROKEN, check
 from tests.chaos.exclusion import OLD_TOKEN_WRITTEN, OUTLIVED, OVERLAP, SLEW, TOKEN_WENT_BACK
 from tests.chaos.history import ALONE, END_GROUP
 from tests.chaos.misses import MISSED, SILENT
-from tests.chaos.repeats import BELIEVED_TOO_SOON, RUN_TWICE
+from tests.chaos.repeats import RUN_TWICE
 from tests.chaos.stops import SLOW_STOP, STRANDED
 from tests.chaos.tasks import ChaosTask, OneOff
 
@@ -65,7 +65,7 @@ class Story:
         return self.tell(ended, end, replica, worker=worker)
 
     def starts(self, at: float, replica: str) -> Story:
-        return self.tell(at, "starting", replica).tell(at, "ready", replica)
+        return self.tell(at, "ready", replica)
 
     def fires(self, replica: str, begun: float = 0.0, ended: float = LAST) -> Story:
         """Fire at all run times of a replica."""
@@ -427,12 +427,6 @@ def left_behind() -> Story:
     return story.takes_over(4, "b", 7.4).goes_on(5, "b", 8.7)
 
 
-def right_after_an_outage() -> Story:
-    """A run had ended meanwhile, which could not be said."""
-    story = begun_on_a().tell(4.3, "down").ends(3, "a", 4.5).tell(8.0, "up")
-    return story.takes_over(4, "b", 8.1).goes_on(5, "b", 8.7)
-
-
 def skipped_after_a_refusal() -> Story:
     story = killed().without(kind="released", token=4).releases(4, "b", 7.42 + TAKES)
     return story.tell(8.0, "skipped", "b", task="job", due=4.7).tell(7.95, "cut off", "b")
@@ -537,8 +531,6 @@ CASES: dict[str, tuple[Story, list[str]]] = {
     ),
     "taken over past its maximum lock": (killed().ends_at(3, 7.0), [RUN_TWICE]),
     "taken over before the end of its maximum lock": (killed().ends_at(3, 7.5), []),
-    "believed dead right after a start": (joined(10.9), [BELIEVED_TOO_SOON]),
-    "believed dead right after an outage": (right_after_an_outage(), [BELIEVED_TOO_SOON]),
     # Windows that are missed.
     # That of `a`, which runs the others; and that of `b`, which did not run it in place of `a`.
     "claimed by nobody": (peaceful().but(lambda event: event.token == 3), [MISSED] * 2),
@@ -552,7 +544,6 @@ CASES: dict[str, tuple[Story, list[str]]] = {
     ),
     "claimed by nobody while another replica was stopped": (
         Story("b")
-        .tell(-5.0, "starting", "a")
         .fires("b")
         .goes_on(1, "b", 0.7, 4.0)
         .goes_on(3, "b", 12.7)
@@ -689,13 +680,6 @@ def far_apart(*, is_run: bool) -> Story:
     return story.runs_late(2, "b", 0.7, 3.5).runs(3, "b", 20.7) if is_run else story
 
 
-def joined_past_the_maximum_lock(run_until: float) -> Story:
-    """A dead run stands against nothing any more, also on a replica that has just started."""
-    story = alone().fires("a", ended=4.1).goes_on(1, "a", 0.0, 4.0)
-    story.claims(3, "a", 4.0, run_until=run_until).begins(3, "a", 4.0).tell(4.3, "killed", "a")
-    return story.starts(10.5, "b").fires("b", begun=10.5).goes_on(4, "b", 10.7)
-
-
 LONG_LEASE = killed_without_failover().of_job(4.02, "renewed", "a", 3, until=7.3)
 FAR_APART = replace(AT_MOST_ONCE, period=20.0)
 
@@ -717,11 +701,6 @@ WITHOUT_FAILOVER: dict[str, tuple[Story, list[str]]] = {
         .releases(3, "a", 4.35)
         .goes_on(4, "b", 6.7),
         [],
-    ),
-    "past the maximum lock of a dead run": (joined_past_the_maximum_lock(10.6), []),
-    "before the end of its maximum lock": (
-        joined_past_the_maximum_lock(10.8),
-        [BELIEVED_TOO_SOON],
     ),
     "a lease that is longer than it should be": (LONG_LEASE, [SILENT]),
 }
