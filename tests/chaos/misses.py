@@ -55,7 +55,6 @@ def check(records: Records, task: ChaosTask) -> Iterator[Finding]:
     yield from _unrun(records, task, claims)
     yield from _left(records, task, claims)
     yield from _forgotten(records, task, claims)
-    yield from _long_leases(task, claims)
     yield from _left_to_the_lease(records, task, claims)
 
 
@@ -308,14 +307,6 @@ def _is_claimed_by(by: float, fire: Event, task: ChaosTask, claims: Sequence[Cla
     return any(
         claim.at <= by and claim.window > fire.due - task.window - UNDER_WAY for claim in claims
     )
-
-
-def _long_leases(task: ChaosTask, claims: Sequence[Claim]) -> Iterator[Finding]:
-    """Find claims that would have stood for longer without a sign of life than a lease."""
-    for claim in claims:
-        if claim.lasts > task.lease + _SAME:
-            text = f"{claim}, stood for {claim.lasts:.3f} s without a sign of life"
-            yield Finding(SILENT, task.name, claim.at, text)
 
 
 def _left_to_the_lease(

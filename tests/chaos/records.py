@@ -57,7 +57,6 @@ class Claim:
     :ivar window: where its window starts
     :ivar renewed: when it was last renewed, or granted
     :ivar until: when it ends if it is not renewed again
-    :ivar lasts: how long it stood at most without a sign of life
     :ivar released: when it was; infinity for never, here and below
     :ivar kept: whether its window stayed taken then
     :ivar handed_over: when its window was handed over to whoever takes it
@@ -78,7 +77,6 @@ class Claim:
     renewed: float
     until: float
     released: float = inf
-    lasts: float = 0.0
     kept: bool = True
     handed_over: float = inf
     given_up: float = inf
@@ -307,7 +305,6 @@ class Records:
             claim.deaths = event.deaths
             run = self._open.get((task, event.replica, event.token))
             claim.worker = 0 if run is None else run.worker
-            claim.lasts = event.until - event.at
             if self.claims[task]:
                 self.claims[task][-1].end_before(claim)
             self.claims[task].append(claim)
@@ -318,7 +315,6 @@ class Records:
             case "renewed":
                 claim.renewed, claim.until = event.at, event.until
                 claim.lease_ended = inf
-                claim.lasts = max(claim.lasts, event.until - event.at)
             case "released":
                 claim.released, claim.kept = event.at, event.kept
             case "handed over":

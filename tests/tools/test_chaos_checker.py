@@ -680,7 +680,6 @@ def far_apart(*, is_run: bool) -> Story:
     return story.runs_late(2, "b", 0.7, 3.5).runs(3, "b", 20.7) if is_run else story
 
 
-LONG_LEASE = killed_without_failover().of_job(4.02, "renewed", "a", 3, until=7.3)
 FAR_APART = replace(AT_MOST_ONCE, period=20.0)
 
 # Without failover, a run is begun once.
@@ -702,7 +701,6 @@ WITHOUT_FAILOVER: dict[str, tuple[Story, list[str]]] = {
         .goes_on(4, "b", 6.7),
         [],
     ),
-    "a lease that is longer than it should be": (LONG_LEASE, [SILENT]),
 }
 
 
