@@ -1,8 +1,7 @@
 """Who held a lock, and with which token: one at a time, and ever later ones.
 
 In a worker process nobody tells a run that its lock is lost: it believes until its maximum lock has
-ended, or its replica's own process is dead. That process ends the lease of a run only when the
-worker process is dead.
+ended, or its replica's own process is dead.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from math import inf
 
 from apscheduler_tasklock.demo.judge import Finding, overlaps, went_back
 from tests.chaos.bounds import BURST_REACTION, ORPHANED, RECOVERY
-from tests.chaos.records import LATE, PATH, PROCESS, Claim, Records, Run
+from tests.chaos.records import LATE, PATH, PROCESS, Records, Run
 from tests.chaos.tasks import ChaosTask
 
 OVERLAP = "overlap"
@@ -31,7 +30,6 @@ def check(records: Records, task: ChaosTask) -> Iterator[Finding]:
     yield from _granted_twice(records, task)
     yield from _overlaps(records, task)
     yield from _outlived(records, task)
-    yield from _ended_too_soon(records, task)
     yield from _tokens(records, task)
     yield from _writes(records, task)
 
@@ -119,25 +117,6 @@ def _outlived_at(records: Records, task: ChaosTask, run: Run) -> float | None:
         return None
     takes = ORPHANED + records.reaction(orphaned)
     return went_on if went_on > records.worker_able_by(run, orphaned, takes) else None
-
-
-def _ended_too_soon(records: Records, task: ChaosTask) -> Iterator[Finding]:
-    """Find leases that a replica ended whose worker process was not dead."""
-    runs = {(run.replica, run.token): run for run in records.runs[task.name]}
-    for claim in records.claims[task.name]:
-        if claim.lease_ended == inf:
-            continue
-        broke = records.pools.may_have_broken(claim.replica, claim.worker, claim.at)
-        run = runs.get((claim.replica, claim.token))
-        if broke > claim.lease_ended:
-            yield _too_soon(claim, "no worker process of its pool was killed before")
-        elif run is not None and run.seen > claim.lease_ended + SLEW:
-            yield _too_soon(claim, f"its run went on until {run.seen:.3f}")
-
-
-def _too_soon(claim: Claim, why: str) -> Finding:
-    text = f"{claim}, had its lease ended {claim.lease_ended:.3f}, and {why}"
-    return Finding(OVERLAP, claim.task, claim.lease_ended, text)
 
 
 def _tokens(records: Records, task: ChaosTask) -> Iterator[Finding]:

@@ -90,8 +90,9 @@ def _kept_back(task: ChaosTask, before: Claim, at: float, runs: list[Run]) -> st
 
 def _alive(records: Records, before: Claim, at: float, runs: list[Run]) -> str | None:
     """Return why a claim that has ended should not count as dead, or ``None``."""
-    if before.lease_ended < inf:
-        return None  # because its replica ended the lease, which exclusion.py checks
+    broke = records.pools.may_have_broken(before.replica, before.worker, before.at)
+    if broke <= before.lease_ended < inf:
+        return None  # because its replica ended the lease when the worker process was dead
     if records.pools.dead(before.replica, before.worker, before.at) <= at:
         return None
     lease = before.until - before.renewed
