@@ -159,18 +159,13 @@ def takeovers(
 # ---- did a token go back? ------------------------------------------------------------------------
 
 
-def went_back(
-    tokens: Iterable[tuple[int, T]], *, is_repeated: bool = False
-) -> Iterator[tuple[T, T]]:
-    """Yield who came with a token that does not grow, after who had the newest one before.
-
-    :param is_repeated: whether the newest token may come again, as in several writes of one run
-    """
+def went_back(tokens: Iterable[tuple[int, T]]) -> Iterator[tuple[T, T]]:
+    """Yield who came with a token that does not grow, after who had the newest one before."""
     newest: tuple[int, T] | None = None
     for token, who in tokens:
         if newest is None or token > newest[0]:
             newest = token, who
-        elif token < newest[0] or not is_repeated:
+        else:
             yield newest[1], who
 
 

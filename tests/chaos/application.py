@@ -1,6 +1,6 @@
-"""The application's own tables: a resource that is fenced by tokens, and what the lock table saw.
+"""A table beside the task lock's, of what that shows.
 
-The replicas write to it on connections that the monkey's proxies are not in the way of.
+It is written and read on connections that the monkey's proxies are not in the way of.
 """
 
 from __future__ import annotations
@@ -17,9 +17,6 @@ _CONNECT_TIMEOUT = 5
 # A trigger notes changes of the task lock table in their own transactions, so that the history also
 # has claims whose replica was killed before the job began.
 _TABLES = """
-    CREATE TABLE resource (task text PRIMARY KEY, token bigint NOT NULL);
-    CREATE TABLE write (id bigserial PRIMARY KEY, task text NOT NULL, token bigint NOT NULL,
-                        replica text NOT NULL, at timestamptz NOT NULL DEFAULT clock_timestamp());
     CREATE TABLE claim (id bigserial PRIMARY KEY, kind text NOT NULL, at timestamptz NOT NULL,
                         task text NOT NULL, token bigint NOT NULL, replica text NOT NULL,
                         window_start timestamptz NOT NULL, until timestamptz NOT NULL,
@@ -61,34 +58,6 @@ _TABLES = """
         FOR EACH ROW EXECUTE FUNCTION note_claim();
 """
 
-# The row of the resource stays locked until the write is committed, so that the ids of a task's
-# writes are in the order in which the resource accepted them.
-_WRITE = """
-    WITH fenced AS (
-        INSERT INTO resource AS known (task, token) VALUES (%(task)s, %(token)s)
-        ON CONFLICT (task) DO UPDATE SET token = EXCLUDED.token WHERE known.token <= EXCLUDED.token
-        RETURNING task
-    )
-    INSERT INTO write (task, token, replica) SELECT task, %(token)s, %(replica)s FROM fenced
-"""
-
-
-class Application:
-    """The tables as one replica uses them. A write is left out while the server is away."""
-
-    def __init__(self, url: str, replica: str) -> None:
-        self._url = url
-        self._replica = replica
-
-    def write(self, task: str, token: int) -> None:
-        """Write to the resource, which refuses tokens older than the latest it has seen."""
-        row = {"task": task, "token": token, "replica": self._replica}
-        try:
-            with connect(self._url) as connection:
-                connection.execute(_WRITE, row)
-        except psycopg.OperationalError:
-            pass
-
 
 def connect(url: str) -> psycopg.Connection[Any]:
     """Return a connection of our own, in autocommit mode."""
@@ -96,7 +65,7 @@ def connect(url: str) -> psycopg.Connection[Any]:
 
 
 def create_tables(url: str) -> None:
-    """Create the application's tables beside the task lock's."""
+    """Create the table beside the task lock's, and what writes to it."""
     with connect(url) as connection:
         connection.execute(_TABLES)
 
@@ -107,16 +76,13 @@ def monotonic_offset() -> float:
 
 
 def read_events(url: str, offset: float) -> list[Event]:
-    """Return what the tables show, each in the order in which it happened."""
+    """Return what the table shows, in the order in which it happened."""
     with connect(url) as connection:
         claims = connection.execute(
             "SELECT at, kind, replica, task, token, window_start, until, kept, run_until, deaths"
             " FROM claim ORDER BY id"
         ).fetchall()
-        writes = connection.execute(
-            "SELECT at, replica, task, token FROM write ORDER BY id"
-        ).fetchall()
-    events = [
+    return [
         Event(
             at.timestamp() + offset,
             kind,
@@ -130,8 +96,4 @@ def read_events(url: str, offset: float) -> list[Event]:
             deaths=deaths,
         )
         for at, kind, replica, task, token, start, until, kept, run_until, deaths in claims
-    ]
-    return events + [
-        Event(at.timestamp() + offset, "written", replica, task, token)
-        for at, replica, task, token in writes
     ]

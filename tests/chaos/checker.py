@@ -4,7 +4,7 @@ A pure function of the history and of what the tasks are; the rules are in the m
 
 - ``exclusion.py``: two claims stand at a time; two runs overlap that both believed that they held
   the lock, the first for longer than it takes to learn better; a run in a worker process outlives
-  its lock, or its replica; a token goes back; a write with an old token is accepted
+  its lock, or its replica; a token goes back
 - ``repeats.py``: a window is run twice without a dead holder
 - ``misses.py``: a window is missed while a replica lived
 - ``stops.py``: a replica that ended as it was told to left a lock behind, or took too long

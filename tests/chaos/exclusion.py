@@ -17,7 +17,6 @@ from tests.chaos.tasks import ChaosTask
 
 OVERLAP = "overlap"
 TOKEN_WENT_BACK = "token went back"
-OLD_TOKEN_WRITTEN = "old token written"
 OUTLIVED = "run outlived its lock"
 
 # Seconds by which times of the server's wall clock and of the monotonic clock may be in the wrong
@@ -26,12 +25,11 @@ SLEW = 0.008
 
 
 def check(records: Records, task: ChaosTask) -> Iterator[Finding]:
-    """Find overlapping claims and runs, tokens that went back, and writes with old tokens."""
+    """Find overlapping claims and runs, and tokens that went back."""
     yield from _granted_twice(records, task)
     yield from _overlaps(records, task)
     yield from _outlived(records, task)
     yield from _tokens(records, task)
-    yield from _writes(records, task)
 
 
 def _believers(records: Records, task: ChaosTask) -> list[Run]:
@@ -127,11 +125,3 @@ def _tokens(records: Records, task: ChaosTask) -> Iterator[Finding]:
     told = ((run.token, run) for run in _believers(records, task))
     for last, run in went_back(told):
         yield Finding(TOKEN_WENT_BACK, task.name, run.begun, f"after {last} came {run}")
-
-
-def _writes(records: Records, task: ChaosTask) -> Iterator[Finding]:
-    """Find writes with old tokens. A run writes several times with one token."""
-    told = ((write.token, write) for write in records.writes[task.name])
-    for newest, write in went_back(told, is_repeated=True):
-        text = f"{write.replica} wrote with token {write.token} after {newest.token} was written"
-        yield Finding(OLD_TOKEN_WRITTEN, task.name, write.at, text)

@@ -273,7 +273,6 @@ class Fleet:
                 pool=member.newcomer.pool,
                 far=abs(member.newcomer.skew) > NEAR_SKEW,
                 locks=slot.proxy.url,
-                application=self._url,
                 one_offs=str(self._folder / ONE_OFFS),
                 clock_offset=self._offset,
             )

@@ -15,7 +15,6 @@ A replica that runs some tasks in a pool beside the others is ``ready`` twice, a
 pool, with `` pool`` after its name. What concerns these tasks is told of the pool.
 What the task lock table shows: ``claimed``, ``renewed``, ``released``, ``handed over``,
 ``given up``; ``lease ended``, by the replica that has it, of a dead worker process.
-What the application's table shows: ``written``, an accepted write.
 What the monkey does: ``killed``, with ``alone`` if the worker processes live on, ``stopped``,
 ``continued``, ``hung``, ``freed``, ``cut off``, ``terminated``, ``leaving``; to a worker of a
 pool ``worker killed``, ``worker stopped`` and ``worker continued``; to all replicas at once

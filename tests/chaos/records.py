@@ -144,7 +144,6 @@ class Records:
     :ivar runs: by task, in the order in which they began
     :ivar claims: by task, in the order in which they were granted
     :ivar claim_of: the last claim with a token, by task and token
-    :ivar writes: accepted ones, by task, in the order of acceptance
     :ivar fires: of the replicas' schedulers, by task
     :ivar lives: by replica, from when it had its jobs until it ends or is told to
     :ivar skips: fires whose claims were given up, because the database was unavailable, by task
@@ -166,7 +165,6 @@ class Records:
         self.runs: dict[str, list[Run]] = defaultdict(list)
         self.claims: dict[str, list[Claim]] = defaultdict(list)
         self.claim_of: dict[str, dict[int, Claim]] = defaultdict(dict)
-        self.writes: dict[str, list[Event]] = defaultdict(list)
         self.fires: dict[str, list[Event]] = defaultdict(list)
         self.lives: dict[str, Stretch] = {}
         self.skips: dict[str, list[Event]] = defaultdict(list)
@@ -210,9 +208,7 @@ class Records:
             self._kill(run)
         # Not in the order of time, because a row's time is from before it waited for a lock.
         for event in events:
-            if event.kind == "written":
-                self.writes[event.task].append(event)
-            elif event.kind in _ROWS:
+            if event.kind in _ROWS:
                 self._take_in_claim(event)
         self._live(ordered)
         self._troubles = _troubles(ordered, self.lives)

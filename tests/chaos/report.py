@@ -17,7 +17,7 @@ _BEFORE, _AFTER = 6.0, 2.0
 # The most findings that are listed.
 _LISTED = 40
 
-_HEADINGS = ("task", "runs", "windows", "takeovers", "handed over", "cut short", "lost", "writes")
+_HEADINGS = ("task", "runs", "windows", "takeovers", "handed over", "cut short", "lost")
 
 
 def summary(events: Sequence[Event], done: Counter[str]) -> str:
@@ -48,7 +48,6 @@ def _row(
         sum(claim.handed_over < inf for claim in claims),
         sum(run.ended is None for run in runs),
         len(lost),
-        sum(len(records.writes[task]) for task in tasks),
     )
     return (heading, *map(str, counts))
 
@@ -59,7 +58,7 @@ def surroundings(finding: Finding, events: Sequence[Event]) -> str:
     for event in sorted(events, key=lambda event: event.at):
         if not -_BEFORE < event.at - finding.at < _AFTER:
             continue
-        if event.task in ("", finding.task) and event.kind not in ("holds", "written", "stalled"):
+        if event.task in ("", finding.task) and event.kind not in ("holds", "stalled"):
             lines.append(_line(event, event.at - finding.at))
     return "\n".join(lines)
 

@@ -17,7 +17,6 @@ class Settings:
     :ivar pool: how its worker processes start; see ``Newcomer``
     :ivar far: whether its clock is so far off that it has no tasks with exact run times
     :ivar locks: where locks are claimed, through a proxy
-    :ivar application: where the application writes
     :ivar one_offs: file with the one-off jobs
     :ivar clock_offset: what to add to the server's wall clock time for the monotonic one
     """
@@ -27,7 +26,6 @@ class Settings:
     pool: str
     far: bool
     locks: str
-    application: str
     one_offs: str
     clock_offset: float
 

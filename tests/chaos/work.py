@@ -18,7 +18,6 @@ from types import TracebackType
 from typing import Any
 
 from apscheduler_tasklock import current_lock, task_lock
-from tests.chaos.application import Application
 from tests.chaos.history import POOL
 from tests.chaos.settings import Settings
 from tests.chaos.tasks import TASKS, ChaosTask, OneOff
@@ -29,13 +28,12 @@ class ExpectedError(Exception):
 
 
 class Workplace:
-    """What this process knows of its replica, of the tasks and of the application.
+    """What this process knows of its replica and of the tasks.
 
     :ivar worker: the process's id, if it is a worker of a pool
     """
 
     def __init__(self, name: str, settings: Settings) -> None:
-        self.application = Application(settings.application, name)
         self.worker = os.getpid() if multiprocessing.parent_process() else 0
         self._name = name
         self._settings = settings
@@ -100,7 +98,7 @@ def pause(seconds: float) -> None:
 
 
 class Work:
-    """A run of a job: it works, tells whether the lock still is held, and writes with its token."""
+    """A run of a job: it works, and tells whether its lock still is held."""
 
     def __init__(self, here: Workplace, task: ChaosTask) -> None:
         lock = current_lock()
@@ -129,10 +127,8 @@ class Work:
         """Seconds until the job is done."""
         return self._end - time.monotonic()
 
-    def write(self) -> None:
-        """Write to the resource, except where there would be too many that do."""
-        if not self._task.once:
-            self._here.application.write(self._task.name, self._lock.token)
+    def tell_lock(self) -> None:
+        """Tell whether the lock still is held."""
         self._tell("holds")
 
     def fail_at_times(self) -> None:
@@ -162,7 +158,7 @@ def _do(run: Work | None) -> None:
         return
     with run:
         while run.left > 0:
-            run.write()
+            run.tell_lock()
             pause(min(0.1, run.left))
         run.fail_at_times()
 
@@ -190,7 +186,7 @@ if "--loop" in sys.argv:
             return
         with run:
             while run.left > 0:
-                await asyncio.to_thread(run.write)
+                run.tell_lock()
                 await asyncio.sleep(min(0.1, max(0.0, run.left)))
             run.fail_at_times()
 

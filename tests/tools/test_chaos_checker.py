@@ -13,7 +13,7 @@ import pytest
 from apscheduler_tasklock.demo.history import Event
 from tests.chaos.bounds import ORPHANED, POOL_BACK, REACTION, RECOVERY, UNDER_WAY
 from tests.chaos.checker import BROKEN, check
-from tests.chaos.exclusion import OLD_TOKEN_WRITTEN, OUTLIVED, OVERLAP, TOKEN_WENT_BACK
+from tests.chaos.exclusion import OUTLIVED, OVERLAP, TOKEN_WENT_BACK
 from tests.chaos.history import ALONE, END_GROUP
 from tests.chaos.misses import MISSED, SILENT
 from tests.chaos.repeats import RUN_TWICE
@@ -112,8 +112,7 @@ class Story:
         self, token: int, replica: str, due: float, *, at: float | None = None, **details: Any
     ) -> Story:
         begun = due + 2 * DELAY if at is None else at
-        self.of_job(begun, "begin", replica, token, due=due, **details)
-        return self.of_job(begun, "written", replica, token)
+        return self.of_job(begun, "begin", replica, token, due=due, **details)
 
     def believes(
         self, token: int, replica: str, at: float, *, lost: bool = False, worker: int = 0
@@ -173,7 +172,7 @@ class Story:
 
     def unbegun(self, token: int = 3) -> Story:
         """Let the run of a token not have begun."""
-        return self.without(kind="begin", token=token).without(kind="written", token=token)
+        return self.without(kind="begin", token=token)
 
     def instead(self, kind: str, **changes: Any) -> Story:
         """Change the first event of a kind."""
@@ -335,7 +334,7 @@ def test_a_right_history_is_right_in_any_order_of_its_events(name: str, rng: ran
     """Each replica tells of its own when it gets to it. Only the tables' rows are in order."""
     events = RIGHT[name]().events
     assert check(events, [TASK]) == []
-    rows = [event for event in events if event.kind in ("written", *ROWS)]
+    rows = [event for event in events if event.kind in ROWS]
     others = [event for event in events if event not in rows]
     rng.shuffle(others)
     assert check([*others, *rows], [TASK]) == []
@@ -354,20 +353,6 @@ def test_no_history_has_no_findings() -> None:
 
 # The holder of token 3 goes on at 8.2. So much later it has had an answer to its renewal.
 LEARNED = 8.2 + RECOVERY
-
-
-def late_write() -> Story:
-    story = stopped()
-    accepted = [event.token for event in story.events].index(5)
-    story.events.insert(accepted, Event(BASE + 8.3, "written", "a", "job", 3))
-    return story
-
-
-def write_told_early() -> Story:
-    story = peaceful()
-    at = [event for event in story.events if event.kind == "written"]
-    story.events[story.events.index(at[3])] = replace(at[3], at=at[1].at)
-    return story
 
 
 def claim_and_release(*, is_first: bool) -> Story:
@@ -472,20 +457,13 @@ CASES: dict[str, tuple[Story, list[str]]] = {
     "taken over before the lease had ended": (killed().renews(3, "a", 4.6), [OVERLAP]),
     # Tokens.
     "a table put back to an older state": (
-        two_runs()
-        .until(0)
-        .goes_on(5, "a", 0.0, 4.0)
-        .runs(5, "b", 4.7)
-        .goes_on(7, "b", 6.7)
-        .but(lambda event: event.kind == "written"),
+        two_runs().until(0).goes_on(5, "a", 0.0, 4.0).runs(5, "b", 4.7).goes_on(7, "b", 6.7),
         [TOKEN_WENT_BACK],
     ),
     "a token that one replica runs with twice": (
         peaceful().of_job(4.55, "begin", "a", 3, due=4.0),
         [TOKEN_WENT_BACK],
     ),
-    "a write with an old token": (late_write(), [OLD_TOKEN_WRITTEN]),
-    "writes in the order of acceptance, not of their times": (write_told_early(), []),
     # Windows that are run twice.
     "run by another replica, too": (
         two_runs().runs(3, "b", 2.7).goes_on(4, "a", 4.6),
@@ -749,7 +727,6 @@ def test_an_outage_costs_a_run_time_only_if_it_lasts(
             f" held the lock when takeover of token 4 on b, begun {BASE + 7.42:.3f}, for 0.480 s",
             id="overlap",
         ),
-        pytest.param(late_write(), "a wrote with token 3 after 4 was written", id="write"),
         pytest.param(
             CASES["a replica that stops firing"][0],
             f"b did not fire from {BASE + 8.7:.3f} to {BASE + LAST:.3f}",

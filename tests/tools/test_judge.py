@@ -137,22 +137,17 @@ def test_a_takeover_is_founded_on_a_death(case: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "is_repeated", "expected"),
+    ("tokens", "expected"),
     [
-        ([], False, []),
-        ([1, 2, 5], False, []),
-        ([1, 1], False, ["01"]),
-        ([1, 1], True, []),
-        ([2, 1, 2, 3], False, ["01", "02"]),
-        ([2, 1, 2, 3], True, ["01"]),
+        ([], []),
+        ([1, 2, 5], []),
+        ([1, 1], ["01"]),
+        ([2, 1, 2, 3], ["01", "02"]),
     ],
 )
-def test_a_token_that_does_not_grow_is_found(
-    tokens: list[int], is_repeated: bool, expected: list[str]
-) -> None:
+def test_a_token_that_does_not_grow_is_found(tokens: list[int], expected: list[str]) -> None:
     told = [(token, str(place)) for place, token in enumerate(tokens)]
-    found = went_back(told, is_repeated=is_repeated)
-    assert ["".join(pair) for pair in found] == expected
+    assert ["".join(pair) for pair in went_back(told)] == expected
 
 
 @pytest.mark.parametrize(
