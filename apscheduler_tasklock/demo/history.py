@@ -30,7 +30,6 @@ class Event:
     :ivar takeover: whether the run was a takeover, as ``current_lock()`` said
     :ivar kept: whether the window stayed taken when the claim was released
     :ivar run_until: when the claim's maximum lock ends
-    :ivar deaths: how many holders of the task have died in a row
     :ivar worker: id of the worker process that the event concerns; 0 for none. Its replica's own
         process claims for it
     :ivar period: the interval that a replica declares for a job
@@ -49,7 +48,6 @@ class Event:
     takeover: bool = False
     kept: bool = True
     run_until: float | None = None
-    deaths: int = 0
     worker: int = 0
     period: float = 0.0
     error: str = ""

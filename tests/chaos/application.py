@@ -20,7 +20,7 @@ _TABLES = """
     CREATE TABLE claim (id bigserial PRIMARY KEY, kind text NOT NULL, at timestamptz NOT NULL,
                         task text NOT NULL, token bigint NOT NULL, replica text NOT NULL,
                         window_start timestamptz NOT NULL, until timestamptz NOT NULL,
-                        kept boolean NOT NULL, run_until timestamptz, deaths integer NOT NULL);
+                        kept boolean NOT NULL, run_until timestamptz);
     CREATE FUNCTION note_claim() RETURNS trigger LANGUAGE plpgsql AS $$
     DECLARE
         kind text := 'renewed';
@@ -48,10 +48,9 @@ _TABLES = """
         ELSIF NEW.locked_until = OLD.locked_until THEN
             RETURN NULL;  -- no sign of life: somebody has changed something else
         END IF;
-        INSERT INTO claim (kind, at, task, token, replica, window_start, until, kept, run_until,
-                           deaths)
+        INSERT INTO claim (kind, at, task, token, replica, window_start, until, kept, run_until)
         VALUES (kind, happened, NEW.task_name, NEW.token, NEW.locked_by, NEW.window_start,
-                NEW.locked_until, kept, NEW.run_until, NEW.deaths);
+                NEW.locked_until, kept, NEW.run_until);
         RETURN NULL;
     END $$;
     CREATE TRIGGER note_claim AFTER INSERT OR UPDATE ON task_lock
@@ -79,7 +78,7 @@ def read_events(url: str, offset: float) -> list[Event]:
     """Return what the table shows, in the order in which it happened."""
     with connect(url) as connection:
         claims = connection.execute(
-            "SELECT at, kind, replica, task, token, window_start, until, kept, run_until, deaths"
+            "SELECT at, kind, replica, task, token, window_start, until, kept, run_until"
             " FROM claim ORDER BY id"
         ).fetchall()
     return [
@@ -93,7 +92,6 @@ def read_events(url: str, offset: float) -> list[Event]:
             until=until.timestamp() + offset,
             kept=kept,
             run_until=None if run_until is None else run_until.timestamp() + offset,
-            deaths=deaths,
         )
-        for at, kind, replica, task, token, start, until, kept, run_until, deaths in claims
+        for at, kind, replica, task, token, start, until, kept, run_until in claims
     ]

@@ -18,7 +18,6 @@ so many holders of a task died in a row that it gives their window up.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import takewhile
 from math import inf
 
 from apscheduler_tasklock.demo.history import Event
@@ -26,8 +25,8 @@ from apscheduler_tasklock.demo.judge import Finding
 from tests.chaos import exclusion, misses, repeats, stops
 from tests.chaos.bounds import POOL_BACK
 from tests.chaos.history import POOL
-from tests.chaos.records import PROCESS, Claim, Records
-from tests.chaos.tasks import MAX_TAKEOVERS, ChaosTask
+from tests.chaos.records import PROCESS, Records
+from tests.chaos.tasks import ChaosTask
 
 # What APScheduler logs of runs in a broken pool, and of a pool that cannot start workers any more.
 BROKEN, UNSTARTED = "BrokenProcessPool", "EOFError"
@@ -78,24 +77,15 @@ def _was_broken(records: Records, event: Event) -> bool:
 
 
 def _was_given_up(records: Records, event: Event) -> bool:
-    """Tell whether an error is about a window that was rightly given up.
+    """Tell whether an error is about a window that was given up.
 
-    That is, after too many deaths, or once its maximum lock had ended. Whether another replica
-    could have run the window again before that is checked in ``misses``.
+    Whether another replica could have run it again before that is checked in ``misses``.
     """
     return GIVEN_UP in event.detail and any(
-        f"'{task}'" in event.detail
-        and claim.given_up <= event.at
-        and (_deaths(claims[: number + 1]) > MAX_TAKEOVERS or claim.run_until <= claim.given_up)
+        f"'{task}'" in event.detail and claim.given_up <= event.at
         for task, claims in records.claims.items()
-        for number, claim in enumerate(claims)
+        for claim in claims
     )
-
-
-def _deaths(claims: Sequence[Claim]) -> int:
-    """Return how many of the last claims died in a row. A claim that was handed over did not."""
-    lasting = takewhile(lambda claim: claim.released == inf, reversed(claims))
-    return sum(claim.handed_over == inf for claim in lasting)
 
 
 def _replaced_by(records: Records, pool: str, killed: float) -> float:

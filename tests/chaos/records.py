@@ -65,7 +65,6 @@ class Claim:
         leaves it to whoever takes it over
     :ivar after: the next claim of the task
     :ivar run_until: when its maximum lock ends
-    :ivar deaths: how many holders before it died in a row
     :ivar worker: the worker process that ran it; 0 if none did
     """
 
@@ -83,7 +82,6 @@ class Claim:
     lease_ended: float = inf
     after: Claim | None = None
     run_until: float = inf
-    deaths: int = 0
     worker: int = 0
 
     @property
@@ -298,7 +296,6 @@ class Records:
                 task, event.replica, event.token, event.at, event.due, event.at, event.until
             )
             claim.run_until = inf if event.run_until is None else event.run_until
-            claim.deaths = event.deaths
             run = self._open.get((task, event.replica, event.token))
             claim.worker = 0 if run is None else run.worker
             if self.claims[task]:

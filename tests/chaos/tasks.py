@@ -7,7 +7,6 @@ from typing import Any
 
 # The library's default, and the options that are the same for all.
 MIN_FACTOR = 0.9
-MAX_TAKEOVERS = 3
 POLL_INTERVAL = 1.0
 
 # A third of it is what the library waits for one answer: longer than answers are late in a stall.
