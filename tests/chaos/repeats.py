@@ -27,18 +27,14 @@ def check(records: Records, task: ChaosTask) -> Iterator[Finding]:
     """
     runs = {(run.replica, run.token): run for run in records.runs[task.name]}
     claims = records.claims[task.name]
-    for run in records.runs[task.name]:
-        if run.takeover and not any(_takes_over(run, *pair) for pair in pairwise(claims)):
-            text = f"{run}, but there was nothing to take over"
-            yield Finding(RUN_TWICE, task.name, run.begun, text)
     window: float | None = None
     for before, claim in pairwise([None, *claims]):
         assert claim is not None
         run = runs.get((claim.replica, claim.token))
-        again = claim.takes_over(before) or (run is not None and run.takeover)
-        if again and before is not None:
+        if claim.takes_over(before) or (run is not None and run.takeover):
             begun = claim.at if run is None else run.begun
-            reason = _unfounded(records, task, before, claim)
+            nothing = "there was nothing to take over"
+            reason = nothing if before is None else _unfounded(records, task, before, claim)
             if reason:
                 yield Finding(RUN_TWICE, task.name, begun, f"{run or claim}, but {reason}")
             continue
@@ -46,10 +42,6 @@ def check(records: Records, task: ChaosTask) -> Iterator[Finding]:
         if before is not None and window is not None:
             yield from _too_close(task, own - window, before, run or claim)
         window = own
-
-
-def _takes_over(run: Run, before: Claim, claim: Claim) -> bool:
-    return (run.replica, run.token) == (claim.replica, claim.token)
 
 
 def _too_close(task: ChaosTask, apart: float, before: Claim, run: Run | Claim) -> Iterator[Finding]:
