@@ -12,11 +12,6 @@ from tests.chaos_store.guard import SIGNS
 from tests.chaos_store.replica import GRACE, PERIOD, STEADY
 from tests.chaos_store.versions import changing, serve_one_run_time
 
-# Seconds that a user's call goes on at most.
-LONGEST_CALL = 2.5
-# Seconds for which a run that was claimed just before a pause or removal may take to begin, on a
-# replica that was not stopped meanwhile; the claim's first answer may have been lost.
-CLAIMED_BEFORE = 6.0
 # Seconds by which a run may begin before its run time, because two processes read their clocks at
 # different moments. Replicas' clocks are off by much more.
 EARLY = 0.05
@@ -30,7 +25,7 @@ def check(events: Sequence[Event], server_log: str, said: str, offset: float = 0
     :param said: the replicas' logs
     :param offset: what to add to a time of the ledger for one of the database's clock
     """
-    findings = [*_once(events), *_one_offs(events), *_steady(events, said), *_withdrawn(events)]
+    findings = [*_once(events), *_one_offs(events), *_steady(events, said)]
     findings += [*_on_time(events, offset), *changing(events, offset)]
     findings += [
         f"the database said: {line}"
@@ -99,54 +94,3 @@ def _on_time(events: Sequence[Event], offset: float) -> Iterator[str]:
             yield f"{event.task}: began {-late:.2f} s before its run time: {event}"
         if event.kind == "missed" and late < GRACE:
             yield f"{event.task}: counts as missed {late:.1f} s after its run time: {event}"
-
-
-def _withdrawn(events: Sequence[Event]) -> Iterator[str]:
-    """Find runs that began after their job was paused or removed."""
-    gone: dict[str, Event] = {}
-    for at, event in _moments(events):
-        if event.kind in ("pause", "remove"):
-            gone[event.task] = event
-        elif event.kind == "resume":
-            gone.pop(event.task, None)
-        elif event.task in gone:
-            change = gone[event.task]
-            if at > change.until + CLAIMED_BEFORE and not _was_stopped(events, event, change):
-                since = at - change.until
-                yield f"{event.task}: began {since:.1f} s after its {change.kind}: {event}"
-
-
-def _moments(events: Sequence[Event]) -> list[tuple[float, Event]]:
-    """Return what matters for pauses, and when.
-
-    A user's change holds from its answer on, and is over once another one is asked for.
-    """
-    moments = []
-    for event in events:
-        if event.kind in ("pause", "remove") and not event.error:
-            if not _may_be_resumed(events, event):
-                moments.append((event.until, event))
-        elif event.kind == "resume" or (event.kind == "begin" and not event.takeover):
-            moments.append((event.at, event))
-    return sorted(moments, key=lambda moment: moment[0])
-
-
-def _may_be_resumed(events: Sequence[Event], pause: Event) -> bool:
-    """Tell whether a job was resumed at the same time, so that either change may be the last."""
-    return any(
-        event.kind == "resume"
-        and event.task == pause.task
-        and pause.at - LONGEST_CALL < event.at < pause.until
-        for event in events
-    )
-
-
-def _was_stopped(events: Sequence[Event], run: Event, change: Event) -> bool:
-    """Tell whether a run's replica was stopped between the claim and the run, as it may be."""
-    return any(
-        event.replica == run.replica
-        and event.at < run.at
-        and event.until > change.until - CLAIMED_BEFORE
-        for event in events
-        if event.kind == "stop"
-    )

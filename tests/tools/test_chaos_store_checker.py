@@ -69,8 +69,6 @@ ONE = STEADY[0]
 ENDLESS = [event for event in RIGHT if event != run(ONE, 2)[1]]
 ONCE = run("once-1", 1)
 ADDED = Event(0.5, "add", task="once-1", until=0.6)
-PAUSE = Event(1.0, "pause", task="paused-1", until=1.1)
-PAUSED = [*RIGHT, PAUSE, *run("paused-1", 5)]
 RESTARTS = [
     event
     for number in range(6)
@@ -105,13 +103,6 @@ LEDGERS: dict[str, tuple[Sequence[Event], str]] = {
     "a one-off job that never began": ([*RIGHT, ADDED], "never began"),
     "a one-off job that never ended": ([*RIGHT, ADDED, ONCE[0]], "never ended"),
     "a one-off job that was not added": ([*RIGHT, replace(ADDED, error="away")], ""),
-    "a run after a pause": (PAUSED, "after its pause"),
-    "a run after a pause, once its replica goes on": (
-        [*PAUSED, Event(1.0, "stop", "replica", until=10.05)],
-        "",
-    ),
-    "a run after a pause and a resume": ([*PAUSED, Event(5.0, "resume", task="paused-1")], ""),
-    "a pause and a resume at once": ([*PAUSED, Event(1.05, "resume", task="paused-1")], ""),
     "before its run time": ([*RIGHT, *run_of("once-1", 100, late=-89.9)], "began 89.90 s before"),
     "missed in its grace time": ([*NOT_IN_GRACE, MISSED], "counts as missed 59.0 s after"),
     "missed after its grace time": ([*NOT_IN_GRACE, replace(MISSED, at=4.0 + GRACE)], ""),
