@@ -564,6 +564,14 @@ class TestTerminal:
         assert "1 min " in text
         assert "notes" not in text
 
+    def test_its_width_is_respected(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        screen = standard_output(monkeypatch, COLUMNS="40", NO_COLOR="1")
+        shown = output()
+        shown.print_table(task_table([task_status(**READ["overdue"])], {}, shown))
+        lines = re.sub(r"\x1b\[[0-9;]*m", "", screen.getvalue()).splitlines()
+        assert "overdue" in lines[2]
+        assert max(map(len, lines)) <= 40
+
     def test_no_color_is_respected(self, monkeypatch: pytest.MonkeyPatch) -> None:
         screen = standard_output(monkeypatch, NO_COLOR="1")
         shown = output()

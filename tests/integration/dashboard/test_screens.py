@@ -133,6 +133,8 @@ def test_the_replica_that_leads_is_told(reader: TestClient, make_replica: Any) -
 def test_a_task_of_another_namespace_is_404(open_dashboard: Open, connection: Connection) -> None:
     add_task(connection, "shop:a", **FAILING)
     add_task(connection, "other:b", **OVERDUE)
+    for name in ("shop:a", "other:b"):
+        add_run(connection, name, 1, outcome="'error'")
     browser = open_dashboard(namespace="shop:")
     for path in ("/", "/tasks", "/runs", "/timeline?by=task", "/tasks?q=b"):
         assert "other:b" not in browser.get(path).text
