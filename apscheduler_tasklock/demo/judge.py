@@ -8,12 +8,11 @@ argument: a function of the runs.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from math import inf
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from apscheduler_tasklock.demo.history import Run
 
@@ -192,45 +191,3 @@ def gaps(
         while due + share * period(due) <= following:
             yield due
             due += period(due)
-
-
-class Going:
-    """The times at which a task's runs went on.
-
-    :param runs: the runs, in the order in which they began
-    """
-
-    def __init__(self, runs: Sequence[Run]) -> None:
-        self._begun = [run.begun for run in runs]
-        self._over = list(accumulate((run.over for run in runs), max))
-        self._latest: list[Any] = list(accumulate((run.due for run in runs), max))
-
-    def on_at(self, time: float) -> bool:
-        """Return whether a run went on that had begun before."""
-        number = bisect_left(self._begun, time)
-        return number > 0 and self._over[number - 1] > time
-
-    def latest_at(self, time: float) -> float:
-        """Return the latest run time of the runs that had begun before."""
-        number = bisect_left(self._begun, time)
-        return float(self._latest[number - 1]) if number else -inf
-
-
-def fate(asked: Sequence[float], going: Going, following: float, due: float | None = None) -> str:
-    """Return why nobody ran a window.
-
-    - ``missed``: a replica asked for it in time while no run went on
-    - ``skipped``: replicas asked for it in time, or it was due, only while a run went on
-    - ``overtaken``: nobody asked for it until a later window ran
-    - ``unattended``: nobody asked for it
-
-    :param asked: when replicas asked for it
-    :param following: the earliest run time of a later window
-    :param due: when it was due; ``None`` if that is no reason
-    """
-    was_going_on = [going.on_at(at) for at in asked if going.latest_at(at) < following]
-    if not all(was_going_on):
-        return "missed"
-    if was_going_on or (due is not None and going.on_at(due)):
-        return "skipped"
-    return "overtaken" if asked else "unattended"

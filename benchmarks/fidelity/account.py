@@ -8,8 +8,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from math import inf, nextafter
+from typing import Any
 
-from apscheduler_tasklock.demo.judge import Going, fate, gaps, overlaps, repeats
+from apscheduler_tasklock.demo.judge import gaps, overlaps, repeats
 from benchmarks.fidelity.simulation import History, Run
 from benchmarks.fidelity.trace import Trace
 
@@ -61,9 +62,11 @@ def account(trace: Trace, history: History) -> Account:
     ended = sorted((run for run in history.runs if run.ended is not None), key=_due)
     lost = list(_lost_with_holder(history, ended))
     served = [run.due for run in [*ended, *lost]]
-    going = Going(history.runs)
+    going = _Going(history.runs)
     fates = Counter(
-        fate(_asked_in_time(trace, history, due), going, due + NEXT_WINDOW * trace.period(due), due)
+        _fate(
+            _asked_in_time(trace, history, due), going, due + NEXT_WINDOW * trace.period(due), due
+        )
         for due in gaps(served, 0.0, trace.end, trace.period, NEXT_WINDOW)
     )
     # Without a run that is cut short at the very end, because no replica is left to repeat it.
@@ -79,13 +82,55 @@ def account_by_run_time(history: History, run_times: Sequence[float]) -> Account
     asked: dict[float, list[float]] = {due: [] for due in run_times}
     for due, at in history.asked:
         asked[due].append(at)
-    going = Going(history.runs)
+    going = _Going(history.runs)
     fates = Counter(
-        "lost" if due in begun else fate(asked[due], going, following=nextafter(due, inf))
+        "lost" if due in begun else _fate(asked[due], going, following=nextafter(due, inf))
         for due in run_times
         if due not in served
     )
     return _account(len(run_times), history, ended, len(ended) - len(served), fates)
+
+
+class _Going:
+    """The times at which a task's runs went on.
+
+    :param runs: the runs, in the order in which they began
+    """
+
+    def __init__(self, runs: Sequence[Run]) -> None:
+        self._begun = [run.begun for run in runs]
+        self._over = list(accumulate((run.over for run in runs), max))
+        self._latest: list[Any] = list(accumulate((run.due for run in runs), max))
+
+    def on_at(self, time: float) -> bool:
+        """Return whether a run went on that had begun before."""
+        number = bisect_left(self._begun, time)
+        return number > 0 and self._over[number - 1] > time
+
+    def latest_at(self, time: float) -> float:
+        """Return the latest run time of the runs that had begun before."""
+        number = bisect_left(self._begun, time)
+        return float(self._latest[number - 1]) if number else -inf
+
+
+def _fate(asked: Sequence[float], going: _Going, following: float, due: float | None = None) -> str:
+    """Return why nobody ran a window.
+
+    - ``missed``: a replica asked for it in time while no run went on
+    - ``skipped``: replicas asked for it in time, or it was due, only while a run went on
+    - ``overtaken``: nobody asked for it until a later window ran
+    - ``unattended``: nobody asked for it
+
+    :param asked: when replicas asked for it
+    :param following: the earliest run time of a later window
+    :param due: when it was due; ``None`` if that is no reason
+    """
+    was_going_on = [going.on_at(at) for at in asked if going.latest_at(at) < following]
+    if not all(was_going_on):
+        return "missed"
+    if was_going_on or (due is not None and going.on_at(due)):
+        return "skipped"
+    return "overtaken" if asked else "unattended"
 
 
 def _account(

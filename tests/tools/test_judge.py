@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from math import inf
 from pathlib import Path
 
 import pytest
@@ -10,8 +9,6 @@ import pytest
 from apscheduler_tasklock.demo import history
 from apscheduler_tasklock.demo.history import Event, Run
 from apscheduler_tasklock.demo.judge import (
-    Going,
-    fate,
     gaps,
     overlaps,
     repeats,
@@ -164,30 +161,6 @@ def test_a_token_that_does_not_grow_is_found(tokens: list[int], expected: list[s
 )
 def test_windows_that_nobody_ran_are_found(served: list[float], expected: list[float]) -> None:
     assert list(gaps(served, -1.0, 4.0, lambda _due: 1.0)) == expected
-
-
-# Runs, when a window that is due at 4 was asked for, and why nobody ran it.
-FATES = {
-    "asked for in time": (["0 0..1"], [4], "missed"),
-    "asked for during a run, and after it": (["0 0..5"], [4, 6], "missed"),
-    "asked for during a run": (["0 0..5"], [4.5], "skipped"),
-    "due during a run": (["0 0..4.5"], [], "skipped"),
-    "asked for after a later one": (["0 0..1", "8 4..4.5"], [4.2], "overtaken"),
-    "asked for before a later one, too": (["0 0..1", "8 4.1..5"], [4, 4.2], "missed"),
-    "asked for by nobody": (["0 0..1"], [], "unattended"),
-}
-
-
-@pytest.mark.parametrize("case", FATES)
-def test_why_nobody_ran_a_window(case: str) -> None:
-    told, asked, expected = FATES[case]
-    assert fate(asked, Going(made(*told)), following=8.0, due=4.0) == expected
-
-
-def test_before_the_first_run_nothing_went_on() -> None:
-    going = Going(made("1 1..2"))
-    assert not going.on_at(1.0)
-    assert going.latest_at(1.0) == -inf
 
 
 def test_a_history_is_the_same_when_it_is_read_again(tmp_path: Path) -> None:
