@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PYTEST_ARGS ?=
 # Tests at a time. Most of them wait for another process, or for the end of a lease.
-WORKERS ?= 4
+WORKERS ?= 6
 # A process that has done its part takes over tests of another one's.
 AT_ONCE = -n $(WORKERS) --dist worksteal
 DEMO_ARGS ?=

@@ -61,12 +61,20 @@ def serve_one_run_time(earlier: Run, later: Run) -> bool:
 
 
 def _lost_floating(
-    before: Run, after: Run, declarations: Sequence[_Declaration], _offset: float
+    before: Run, after: Run, declarations: Sequence[_Declaration], offset: float
 ) -> Iterator[str]:
-    """Each run time is one interval after the last run, whoever declared what in between."""
+    """Each run time is one interval after the last run, whoever declared what in between.
+
+    Those that come while a run goes on, or before a late one ends, are coalesced into the last.
+    """
     gap = after.due - before.due
     right = _in_force(declarations, before.begun, after.begun)
-    if not any(abs(gap - period) < SAME for period in right):
+    came = max(0.0, before.over + offset - before.due)
+    if not any(
+        abs(gap - number * period) < SAME
+        for period in right
+        for number in range(1, 2 + int(min(came, gap) / period))
+    ):
         yield (
             f"{before.task}: {gap:.2f} s lie between its run times {before.due:.3f} and "
             f"{after.due:.3f}, and {sorted(right)} are right: {[before, after]}"

@@ -111,6 +111,14 @@ LEDGERS: dict[str, tuple[Sequence[Event], str]] = {
         "3.40 s lie between",
     ),
     "a gap of two intervals": (without(RIGHT, FLOATING, 15.7), "4.00 s lie between"),
+    "a run time that came before a late run ended": (
+        [*without(RIGHT, FLOATING, 13.7, 15.7), *run_of(FLOATING, 13.7, late=2.5)],
+        "",
+    ),
+    "a run time that came after a late run ended": (
+        [*without(RIGHT, FLOATING, 13.7, 15.7), *run_of(FLOATING, 13.7, late=1.0)],
+        "4.00 s lie between",
+    ),
     "the interval of a version that is gone": (
         [*without(RIGHT, FLOATING, 10.7, 13.7), *runs_of(FLOATING, 9.7)],
         "2.00 s lie between",
