@@ -12,6 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 from apscheduler.events import EVENT_JOB_EXECUTED, EVENT_JOB_SUBMITTED
+from apscheduler.executors.pool import ThreadPoolExecutor as PoolExecutor
 from apscheduler.schedulers.background import BackgroundScheduler
 
 from apscheduler_tasklock import EVENT_TASK_LOCK_GRANTED, TaskLockExecutor
@@ -92,14 +93,28 @@ def test_while_one_executor_is_waited_for_the_others_begin_nothing(
     assert unreleased(connection) == []
 
 
+class ToldPool(PoolExecutor):
+    """An executor that tells when its jobs are waited for."""
+
+    def __init__(self, max_workers: int) -> None:
+        super().__init__(max_workers)
+        self.is_waited_for = threading.Event()
+
+    def shutdown(self, wait: bool = True) -> None:
+        self.is_waited_for.set()
+        super().shutdown(wait)
+
+
 def test_a_shutdown_that_waited_for_a_job_for_a_minute_tells_that_the_job_has_ended(
     make_replica: MakeReplica,
+    database_url: str,
     connection: Connection,
     go_on: threading.Event,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The wait is no time of the shutdown, which would have none left to tell it."""
-    replica = make_replica(lease=600)
+    pool = ToldPool(10)
+    replica = make_replica(database_url, pool, lease=600)
     replica.run_once(lambda: go_on.wait(60))
     query = "SELECT stopped_at IS NOT NULL, running #>> '{0,task}' FROM task_lock_replica"
 
@@ -111,7 +126,8 @@ def test_a_shutdown_that_waited_for_a_job_for_a_minute_tells_that_the_job_has_en
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     stopping = threading.Thread(target=replica.scheduler.shutdown)
     stopping.start()
-    eventually(lambda: told() == (True, "job"))
+    assert pool.is_waited_for.wait(60)
+    assert told() == (True, "job")
     now[0] += 60
     go_on.set()
     stopping.join(60)
