@@ -47,15 +47,8 @@ class Fleet:
         """Return whether a live replica has a task."""
         return any(task in sign.tasks for sign in self.alive(now))
 
-    def report_replica(
-        self,
-        name: str,
-        _host: str,
-        _version: str,
-        tasks: Sequence[str],
-        started_at: datetime | None,
-        *,
-        now: datetime,
+    def report(
+        self, name: str, tasks: Sequence[str], started_at: datetime | None, now: datetime
     ) -> tuple[datetime, int]:
         """Note a sign of life; return the replica's start, and how many were alive before it.
 
@@ -68,12 +61,12 @@ class Fleet:
         self.signs[name] = replace(known, seen_at=now, tasks=tasks)
         return known.started_at, live
 
-    def stop_replica(self, name: str, *, now: datetime) -> None:
+    def stop(self, name: str, now: datetime) -> None:
         known = self.signs.get(name)
         if known is not None:
             self.signs[name] = replace(known, seen_at=now, stopped_at=known.stopped_at or now)
 
-    def remove_replicas(self, _name: str, age: float, *, now: datetime) -> None:
+    def remove(self, age: float, now: datetime) -> None:
         oldest = now - timedelta(seconds=age)
         self.signs = {name: sign for name, sign in self.signs.items() if sign.seen_at >= oldest}
 
