@@ -40,11 +40,6 @@ def _with_a_new_id(request: Any, error: BaseException) -> None:
     request.request = replace(request.request, claim_id=uuid4())
 
 
-def _behind_others(original: Callable[..., None], ticket: Any, *arguments: Any) -> None:
-    original(ticket, *arguments)
-    ticket.by = ticket.came
-
-
 def _sent_once(original: Callable[..., None], ticket: Any, *arguments: Any, **options: Any) -> None:
     original(ticket, *arguments, **options)
     ticket.tried_until = -inf

@@ -178,12 +178,6 @@ def test_a_maximum_below_the_default_minimum_is_refused() -> None:
 
 
 class TestMisses:
-    def missed_by(self, add_jobs: Any, minutes: float, **options: Any) -> list[tuple[float, str]]:
-        """Return when a look has noted which miss, in seconds from midnight."""
-        simulation = simulated(add_jobs, 1, **options)
-        simulation.advance(minutes=minutes)
-        return [((m.noted_at - MIDNIGHT).total_seconds(), m.cause) for m in simulation.misses]
-
     def test_a_miss_is_noted_when_its_claim_cannot_be_granted_any_more(self) -> None:
         """Until then, a try of the claim that had no answer may still run the window."""
         named = task_lock(grace=0, min_lock=0)(lambda: None)
