@@ -52,9 +52,6 @@ POOL_PAUSE = (2.5, 4.5)
 # its window is run again, while its run still goes on, or would if it did not end.
 POOL_AIMS = {"kill worker": "pool-4s", "stop parent": "pool-3s", "kill parent": "pool-3s"}
 
-# After these another replica joins.
-_GOING = ("kill", "leave", "kill parent", "end group")
-
 # Seconds by which clocks are off at most: of replicas that have tasks with shared run times, which
 # are late by the difference if the replica with the fastest clock dies; and of other replicas.
 NEAR_SKEW, LARGEST_SKEW = 1.5, 180.0
