@@ -9,7 +9,6 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -208,12 +207,13 @@ def kept_database(server: Server, template: str) -> Iterator[KeptDatabase]:
 def direct_url(
     kept_database: KeptDatabase,
     pytestconfig: pytest.Config,
-    _nothing_left_behind: Callable[[], list[threading.Thread]],
+    _nothing_left_behind: Callable[[float], list[threading.Thread]],
 ) -> Iterator[str]:
     """URL of an empty database with the table, this test's alone, straight to the server."""
     yield kept_database.take()
-    # A pooler keeps sessions of the database, and a thread that goes on could write into it.
-    if pytestconfig.getoption("--pgbouncer") or _nothing_left_behind():
+    # A pooler keeps sessions of the database. And a thread that a later fixture ends could write
+    # into it once more; others end within their linger.
+    if pytestconfig.getoption("--pgbouncer") or _nothing_left_behind(20 * _application.LINGER):
         kept_database.drop()
     else:
         kept_database.give_back()
@@ -240,10 +240,11 @@ def connection(direct_url: str) -> Iterator[psycopg.Connection[Any]]:
 
 
 @pytest.fixture(autouse=True)
-def _nothing_left_behind() -> Iterator[Callable[[], list[threading.Thread]]]:
+def _nothing_left_behind() -> Iterator[Callable[[float], list[threading.Thread]]]:
     """Fail a test that leaves a thread of the library running, and tell where it is.
 
-    The value waits for the end of the test's threads, and returns those that go on.
+    The value waits for so many seconds for the end of the test's threads, and returns those that go
+    on.
     """
     before = set(threading.enumerate())
 
@@ -252,14 +253,13 @@ def _nothing_left_behind() -> Iterator[Callable[[], list[threading.Thread]]]:
         later = set(threading.enumerate()) - before
         return [thread for thread in later if thread.name.startswith("tasklock")]
 
-    @cache  # because one wait is enough
-    def go_on() -> list[threading.Thread]:
+    def go_on(seconds: float) -> list[threading.Thread]:
         with contextlib.suppress(AssertionError):
-            eventually(lambda: not left())
+            eventually(lambda: not left(), seconds)
         return left()
 
     yield go_on
-    if threads := go_on():
+    if threads := go_on(60.0):
         pytest.fail("\n".join(map(_where_it_is, threads)), pytrace=False)
 
 
