@@ -129,7 +129,7 @@ def main() -> int:
         print(len(mutations) + len(in_python))
         return 0
     if options.share < 1:
-        seed = random.randrange(2**32) if options.seed is None else options.seed  # noqa: S311
+        seed = random.randrange(2**32) if options.seed is None else options.seed  # noqa: S311  # no secret
         rng = random.Random(seed)  # noqa: S311  # repeatable, not secret
         print(f"a share of {options.share} of the mutations: --seed {seed}", flush=True)
         mutations = _share(mutations, options.share, rng)
