@@ -847,7 +847,7 @@ class TaskLocks:
 
     def _operate(self, operation: Callable[[Operations, Any], Result]) -> Result:
         client = client_now(self._client)
-        return client.ask(lambda cursor: operation(self._operations, cursor))
+        return client.ask(lambda cursor: operation(self._operations, cursor), goes_first=True)
 
     def close(self) -> None:
         """Stop claiming, send the pending releases, and close the connection.

@@ -17,12 +17,16 @@ from psycopg.types.datetime import TimestamptzBinaryLoader
 from sqlalchemy.engine import URL
 
 from apscheduler_tasklock._database.deadline import Deadline
+from apscheduler_tasklock._database.sqlstates import UNCONFIRMED, UnconfirmedError
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._shutdown import CANCEL_LIMIT, Closing
 
 # Limits the wait, in seconds, for each of the two answers after a statement was cancelled: the
 # confirmation of the cancel, and the answer to the query that asks which session locks a table.
 ASKING_LIMIT = 0.2
+# The function of PostgreSQL that ends a wait for a synchronous standby before the standby has
+# confirmed the commit, and gives a warning. Its text is translated.
+_GIVES_UP_WAITING = "SyncRepWaitForLSN"
 
 # The shortest limits of the wait for one answer, in seconds. A claim's limit is SHORTEST_ATTEMPT or
 # more, even if its timeout is shorter. Any limit is SHORTEST_ANSWER or more, even if a renewal is
@@ -55,10 +59,30 @@ class BoundedWait:
         self._connection = connection
         self._wait = connection.wait
         self._deadline = deadline
+        self._is_unconfirmed = False
         self.seconds = seconds
 
+    def hear(self, said: psycopg.errors.Diagnostic) -> None:
+        """Note a notice that a commit was not confirmed by a synchronous standby."""
+        if said.source_function == _GIVES_UP_WAITING:
+            self._is_unconfirmed = True
+
     def __call__(self, gen: Generator[Any, Any, Any], *args: Any, **kwargs: Any) -> Any:
-        """Wait as psycopg does, within the limits."""
+        """Wait as psycopg does, within the limits.
+
+        :raises UnconfirmedError: the server has committed, without a synchronous standby
+        """
+        try:
+            answer = self._wait_within_limits(gen, *args, **kwargs)
+        except NoAnswerError:
+            if self._is_unconfirmed:
+                raise UnconfirmedError(UNCONFIRMED) from None
+            raise
+        if self._is_unconfirmed:
+            raise UnconfirmedError(UNCONFIRMED)
+        return answer
+
+    def _wait_within_limits(self, gen: Generator[Any, Any, Any], *args: Any, **kwargs: Any) -> Any:
         try:
             return self._wait(_until(gen, self.seconds, self._deadline), *args, **kwargs)
         except NoAnswerError:
@@ -68,7 +92,8 @@ class BoundedWait:
             if psycopg.capabilities.has_cancel_safe():
                 with suppress(psycopg.Error):
                     self._connection.cancel_safe(timeout=CANCEL_LIMIT)
-                    # Read the server's answer, so that `locking_session` can send its query.
+                    # Read the server's answer, so that `locking_session` can send its query. The
+                    # answer may also be that the commit was not confirmed.
                     if self._deadline.seconds_left > 0:
                         _read_results(self._connection.pgconn, ASKING_LIMIT)
             raise
@@ -85,10 +110,12 @@ def bounded_waits(
     """
     attributes = vars(connection)
     before = attributes.get("wait")
-    attributes["wait"] = BoundedWait(connection, seconds, deadline)
+    attributes["wait"] = wait = BoundedWait(connection, seconds, deadline)
+    connection.add_notice_handler(wait.hear)
     try:
         yield
     finally:
+        connection.remove_notice_handler(wait.hear)
         del attributes["wait"]
         if before is not None:
             attributes["wait"] = before
@@ -156,6 +183,11 @@ def locking_session(connection: psycopg.Connection[Any], query: bytes) -> str | 
     except psycopg.Error:
         pass
     return None
+
+
+def is_unanswered(connection: psycopg.Connection[Any]) -> bool:
+    """Return whether the last statement was not answered, not even after it was cancelled."""
+    return connection.pgconn.transaction_status == psycopg.pq.TransactionStatus.ACTIVE
 
 
 def _read_results(pgconn: PGconn, seconds: float) -> list[PGresult]:
@@ -252,8 +284,10 @@ def turn_limit(timeout: float) -> float:
 
 def connector(
     url: URL, attempt: float, application_name: str, closing: Closing | None
-) -> Callable[[], psycopg.Connection[Any]]:
+) -> Callable[[int], psycopg.Connection[Any]]:
     """Return a function that opens a connection in autocommit mode.
+
+    Its argument is the place of the host with which libpq begins, among the URL's hosts.
 
     :param attempt: limits each wait of the connection, in seconds
     :param closing: once claiming is stopped, the connect has the shortest timeout that libpq allows
@@ -268,11 +302,12 @@ def connector(
         **connect_parameters(url),
     }
 
-    def connect() -> psycopg.Connection[Any]:
+    def connect(first: int = 0) -> psycopg.Connection[Any]:
         hurried = closing is not None and closing.stopped
         # libpq takes whole seconds, and at least 2.
         timeout = 2 if hurried else max(2, int(attempt))
-        connection = psycopg.connect(**{"connect_timeout": timeout, **parameters}, autocommit=True)
+        chosen = {"connect_timeout": timeout, **_beginning_with(first, parameters)}
+        connection = psycopg.connect(**chosen, autocommit=True)
         try:
             set_up(connection, attempt, closing)
         except BaseException:
@@ -311,6 +346,17 @@ def connect_parameters(url: URL) -> dict[str, Any]:
         # Skip a standby that the URL names before the primary.
         parameters.setdefault("target_session_attrs", "read-write")
     return parameters
+
+
+def _beginning_with(first: int, parameters: dict[str, Any]) -> dict[str, Any]:
+    """Return the parameters with the hosts in another order, from the given one on."""
+    turned = dict(parameters)
+    for name in ("host", "hostaddr", "port"):
+        values = str(parameters.get(name, "")).split(",")
+        if len(values) > 1:
+            begin = first % len(values)
+            turned[name] = ",".join(values[begin:] + values[:begin])
+    return turned
 
 
 def host_count(url: URL) -> int:

@@ -11,11 +11,13 @@ import sqlalchemy.exc
 
 from apscheduler_tasklock._database.sqlstates import (
     CONFLICT_STATES,
+    RESOURCE_STATES,
     TRANSIENT_STATES,
     ConflictError,
     RowLockedError,
     ServerFullError,
     TableLockedError,
+    UnconfirmedError,
     one_line,
 )
 from apscheduler_tasklock._database.timings import Timings
@@ -30,6 +32,9 @@ GRACE_OF_EACH = 0.01
 # Limits the share of a lease that a statement may take. After a slower statement the recovery grace
 # begins, because a database that was so slow may have kept other replicas from renewing in time.
 SLOW_SHARE = 1 / 3
+
+# The seconds for which a row is locked until the probe shows whether commits wait for a standby.
+LOCKED_LONG = 1.0
 
 # Parts of libpq's messages about rejected logins, because libpq has no error codes for them.
 _REJECTIONS = (
@@ -46,15 +51,23 @@ _FULL = ("too many connections", "too many clients", "remaining connection slots
 class Outage:
     """Says whether the database is available, and whether a holder whose lease has ended is dead.
 
-    One log line says when an outage begins, and one when it is over. The recovery grace follows a
-    start or an outage. During the grace a holder whose lease has ended does not count as dead,
-    because it may only have been unable to renew its claim. In the words of other modules, the rows
-    are not *believed* yet.
+    One log line says when an outage begins, and one when it is over. A read ends no outage, because
+    a database may answer reads while it takes no writes. What ends it depends on what has failed:
+
+    - Of most outages the end is *proved*: a probe, which is a write, is sent until it is confirmed.
+      No other request of the thread is sent before that.
+    - An outage of some requests alone, for example because a table is locked or a disk is full,
+      goes on in the log until no request has failed for some time.
+
+    The recovery grace follows a start or an outage. During the grace a holder whose lease has ended
+    does not count as dead, because it may only have been unable to renew its claim. In the words of
+    other modules, the rows are not *believed* yet.
 
     :param where: the database, shown in logs
     :param attempt: limits a single attempt, in seconds
     :param timings: has the recovery grace
     :ivar reason: why the database is unavailable; ``None`` while it is available
+    :ivar is_probed: whether the probe is to be sent before the next request
     :ivar live_replicas: how many replicas were alive at this replica's last look
     """
 
@@ -63,15 +76,16 @@ class Outage:
         self._attempt = attempt
         self._timings = timings or Timings()
         self._lock = threading.Lock()
-        self._since: float | None = None
         self.reason: str | None = None
-        self._over_at: float | None = None
+        self.is_probed = False
+        # Since when the outage that is logged goes on, and since when no request has failed in it;
+        # both on the monotonic clock.
+        self._since: float | None = None
+        self._quiet_since: float | None = None
+        self._told_kind, self._last_kind = "", ""
+        self._is_locked = False  # whether a locked table is logged as the reason
+        self._has_been = False  # whether there has been an outage
         self._only_full = False
-        self._is_locked = False  # whether a locked table is known as the reason
-        # Since when a locked table is logged, and when a statement was first answered after the
-        # last one that had failed because of it; both on the monotonic clock.
-        self._locked_since: float | None = None
-        self._unlocked_at: float | None = None
         self._doubted_at = -inf
         self.live_replicas = 0
         self._shortest_lease = inf
@@ -80,38 +94,39 @@ class Outage:
         self._grace_began: float | None = None
 
     def begin(self, error: TaskLockDatabaseError) -> None:
-        """Note that the database did not answer."""
+        """Note that the database did not answer, or took no write."""
         with self._lock:
-            self.reason = str(error)
             full = isinstance(error, ServerFullError)
-            self._only_full = full and (self._since is None or self._only_full)
-            is_new = self._since is None
+            self._only_full = full and (self.reason is None or self._only_full)
+            self.reason = str(error)
+            self._has_been = True
+            self.is_probed = self.is_probed or not _is_of_some_requests(error)
+            self._quiet_since = None
+            self._last_kind = _kind_of(error)
             # If a locked table is the reason of the outage, this may be found out some time after
             # the outage began, because a busy server may answer too late which session has the
             # table locked.
-            is_found = isinstance(error, TableLockedError) and (is_new or not self._is_locked)
-            if not (is_new or is_found):
+            is_found = isinstance(error, TableLockedError) and not self._is_locked
+            if self._since is not None and not is_found:
                 return
-            if is_new:
+            if self._since is None:
                 self._since = time.monotonic()
-            self._is_locked = is_found
-            if is_found:
-                self._unlocked_at = None
-                if self._locked_since is not None:
-                    return  # because only statements that do not use the table were answered
-                self._locked_since = self._since
-        if is_found:
-            logger.warning(
-                "A task lock table is locked (%s): %s (each run that is skipped is logged)",
-                self._where,
-                error,
-            )
-            return
-        logger.warning(
-            "The task lock database is unavailable (%s): %s (each run that is skipped is logged)",
-            self._where,
-            error,
+            self._told_kind, self._is_locked = self._last_kind, is_found
+        what = (
+            "A task lock table is locked" if is_found else "The task lock database is unavailable"
         )
+        logger.warning("%s (%s): %s (each run that is skipped is logged)", what, self._where, error)
+
+    def note_locked(self, since: float) -> None:
+        """Note that another session has a row locked. If it stays locked, send the probe.
+
+        The row may be locked by a session whose commit waits for a standby, and that would be an
+        outage. Other sessions commit sooner.
+
+        :param since: since when the row's request has been made, on the monotonic clock
+        """
+        if time.monotonic() > since + LOCKED_LONG:
+            self.is_probed = True
 
     @property
     def stable(self) -> bool:
@@ -139,7 +154,7 @@ class Outage:
     def believe(self) -> None:
         """End the recovery grace of the start, unless an outage has been noted since the start."""
         with self._lock:
-            if self._over_at is None and self._since is None:
+            if not self._has_been:
                 self._grace_began = -inf
 
     def idle_connection_ended(self, by_server: bool) -> None:
@@ -165,6 +180,11 @@ class Outage:
             self.grace,
         )
 
+    def doubt(self) -> None:
+        """Begin the recovery grace: an answer took so long that holders may not have renewed."""
+        with self._lock:
+            self._doubt(time.monotonic())
+
     def _doubt(self, now: float) -> bool:
         """Begin a grace, unless the last one is not over; return whether one has begun."""
         believed = self._is_grace_over(now)
@@ -185,54 +205,95 @@ class Outage:
         )
 
     def end(self, took: float = 0.0) -> None:
-        """Note that the database answered.
+        """Note that the database answered a request.
 
-        :param took: the seconds that the statement took. A statement that took more than a third of
-            a lease begins the recovery grace.
+        :param took: the seconds that the answer took. An answer that took more than a third of a
+            lease begins the recovery grace.
         """
-        self._report_unlocked()
+        if self.is_probed:
+            return  # because a probe ends such an outage
         is_slow = took > self._shortest_lease * SLOW_SHARE
         if self._since is None and self._grace_began is not None and not is_slow:
             return
         with self._lock:
-            if self._since is None:
-                if self._grace_began is None:
-                    self._grace_began = time.monotonic()
-                elif is_slow:
-                    self._doubt(time.monotonic())
-                return
-            since, self._since, self.reason = self._since, None, None
-            self._over_at = time.monotonic()
-            # If the server was only full, a grace that is not over goes on, and does not begin
-            # anew. Otherwise a dead run would block its task while the server is often full.
-            doubted = self._grace_began is not None and not self._is_grace_over(self._over_at)
-            if not (self._only_full and doubted):
-                self._grace_began = self._over_at
-            if self._is_locked:
-                self._unlocked_at = self._over_at
-                return  # because the answer may be that of a statement that does not use the table
-        logger.info(
-            "The task lock database is back (%s), %.1f sec after this replica noticed",
-            self._where,
-            time.monotonic() - since,
-        )
+            now = time.monotonic()
+            if self.reason is not None:
+                self.reason = None
+                self._quiet_since = now
+                self._begin_grace(now)
+            elif self._grace_began is None:
+                self._grace_began = now
+            elif is_slow:
+                self._doubt(now)
+            quiet_since = now if self._quiet_since is None else self._quiet_since
+        if now >= quiet_since + self._timings.unlocked_after:
+            self._report_end()
 
-    def _report_unlocked(self) -> None:
-        """Log that no table is locked any more, if no statement has failed for some time."""
-        if self._unlocked_at is None:
+    def prove(self, took: float = 0.0) -> None:
+        """Note that the database has confirmed the probe, so that there is no outage.
+
+        :param took: as in :meth:`end`
+        """
+        self.is_probed = False
+        if self.reason is None:  # the probe was sent because of a suspicion
+            self.end(took)
             return
         with self._lock:
-            since, until = self._locked_since, self._unlocked_at
+            self.reason = None
+            self._quiet_since = time.monotonic()
+            self._begin_grace(self._quiet_since)
+        self._report_end()
+
+    def _begin_grace(self, now: float) -> None:
+        """Begin the recovery grace after an outage."""
+        # If the server was only full, a grace that is not over goes on, and does not begin anew.
+        # Otherwise a dead run would block its task while the server is often full.
+        doubted = self._grace_began is not None and not self._is_grace_over(now)
+        if not (self._only_full and doubted):
+            self._grace_began = now
+
+    def _report_end(self) -> None:
+        """Log that the outage is over."""
+        with self._lock:
+            since, until, is_locked = self._since, self._quiet_since, self._is_locked
             if since is None or until is None:
                 return
-            if time.monotonic() < until + self._timings.unlocked_after:
-                return
-            self._locked_since = self._unlocked_at = None
+            self._since = self._quiet_since = None
+            self._is_locked = False
+            first, last = self._told_kind, self._last_kind
+        changed = "" if first == last else f": first {first}, at last {last}"
+        what = (
+            "The task lock tables are no longer locked"
+            if is_locked
+            else "The task lock database is back"
+        )
         logger.info(
-            "The task lock tables are no longer locked (%s), %.1f sec after this replica noticed",
+            "%s (%s), %.1f sec after this replica noticed%s",
+            what,
             self._where,
             until - since,
+            changed,
         )
+
+
+def _kind_of(error: TaskLockDatabaseError) -> str:
+    """Return the kind of an outage in a few words."""
+    if isinstance(error, UnconfirmedError):
+        return "commits were not confirmed"
+    if isinstance(error, TableLockedError):
+        return "a table was locked"
+    if "read-only" in str(error):
+        return "the server was read-only"
+    return "requests failed" if _is_of_some_requests(error) else "the server did not answer"
+
+
+def _is_of_some_requests(error: TaskLockDatabaseError) -> bool:
+    """Return whether other requests, such as a probe, may succeed while this one fails."""
+    cause = error.__cause__
+    state = (cause.sqlstate or "") if isinstance(cause, psycopg.Error) else ""
+    return isinstance(error, TableLockedError) or (
+        state.startswith(RESOURCE_STATES) and not isinstance(error, ServerFullError)
+    )
 
 
 def as_unavailable(error: BaseException) -> TaskLockDatabaseError | None:

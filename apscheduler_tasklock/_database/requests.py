@@ -19,12 +19,14 @@ class Request(Generic[Answer]):
     :ivar sender: the object that sends the request; one statement has requests of one sender only
     :ivar task_name: the task that the request is for. Two requests for one task are never in one
         statement, so that the database decides on them one after the other
+    :cvar goes_first: whether the request is sent in an outage, too, without a probe before it
     :ivar in_doubt: whether the database may have carried out the request although no answer came
     """
 
     kind: type[Request[Any]] | None = None
     sender: object = None
     task_name: str = ""
+    goes_first: bool = False
     in_doubt: bool = False
 
     @property
@@ -59,10 +61,12 @@ class Call(Request[Answer]):
     """A request that always has a statement of its own, which a function sends.
 
     :param function: sends a statement on the given cursor, and returns the answer
+    :param goes_first: as in :class:`Request`
     """
 
-    def __init__(self, function: Callable[[Any], Answer]) -> None:
+    def __init__(self, function: Callable[[Any], Answer], *, goes_first: bool = False) -> None:
         self._function = function
+        self.goes_first = goes_first
 
     def send(self, cursor: Any) -> Answer:
         """Call the function."""

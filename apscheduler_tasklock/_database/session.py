@@ -19,6 +19,7 @@ from apscheduler_tasklock._database.connection import (
     connector,
     ended_by,
     host_count,
+    is_unanswered,
     locking_session,
     raw_cursor,
     set_up,
@@ -27,8 +28,11 @@ from apscheduler_tasklock._database.deadline import Deadline
 from apscheduler_tasklock._database.outage import as_unavailable
 from apscheduler_tasklock._database.sqlstates import (
     LOST_STATEMENT_STATES,
+    UNCONFIRMED,
+    WAITS_FOR_STANDBY,
     ConflictError,
     TableLockedError,
+    UnconfirmedError,
     one_line,
 )
 from apscheduler_tasklock._database.url import as_url, check_engine
@@ -50,6 +54,11 @@ SERVER_ENDS = (
 # Limits the attempts to connect that hang at a time, each in a thread that cannot be ended.
 MOST_CONNECTING = 2
 
+# A write that changes nothing, and whose commit waits for the standbys that other commits wait for.
+PROBE = b"SELECT pg_catalog.pg_logical_emit_message(true, 'tasklock', '')"
+# Whether a session still waits for a standby that has to confirm its commit.
+_STILL_WAITS = "SELECT FROM pg_catalog.pg_stat_activity WHERE pid = $1 AND wait_event = 'SyncRep'"
+
 # A function that is called when the server, or a proxy before it, has ended the idle connection.
 # Its argument is whether the server has said that it shuts down or has crashed.
 Ended = Callable[[bool], None]
@@ -58,26 +67,32 @@ Ended = Callable[[bool], None]
 class Session:
     """A connection in autocommit mode, opened when it is needed. One thread uses it.
 
-    :param connect: opens a connection
+    :param connect: opens a connection; its argument is as in :func:`connector`
     :param attempt: limits the wait for each answer, in seconds
     :param ended: called if the idle connection was ended, unless the server's
         ``idle_session_timeout`` is the reason
     :param lock_query: the query that returns which session has the tables locked; sent after a
         statement was cancelled
     :param hosts: how many hosts libpq tries, one after the other
+    :param probe: a statement that writes nothing, but fails if the tables take no writes
     :ivar listens: whether the open connection listens on a channel
     :ivar notified: whether a notification has come, or may have been missed
     """
 
     def __init__(
         self,
-        connect: Callable[[], psycopg.Connection[Any]],
+        connect: Callable[[int], psycopg.Connection[Any]],
         attempt: float,
         ended: Ended = lambda _by_server: None,
         lock_query: bytes | None = None,
         hosts: int = 1,
+        probe: bytes = PROBE,
     ) -> None:
         self._connect = connect
+        self._first_host = 0
+        self._probe = probe
+        # The server process of a connection that was closed before its statement was answered.
+        self._left: int | None = None
         self._connect_limit = connect_limit(hosts, attempt)
         self._connecting: list[threading.Thread] = []
         self.attempt = attempt
@@ -177,7 +192,7 @@ class Session:
                 "host's name, or in a listener of the engine)"
             )
         return deadline.call(
-            self._connect,
+            partial(self._connect, self._first_host),
             lambda late: late.close(),
             within=self._connect_limit,
             started=self._connecting.append,
@@ -217,20 +232,53 @@ class Session:
             unavailable = self._locked(connection, error) or as_unavailable(error)
             if unavailable is None:
                 raise
+            is_direct = connection.prepare_threshold is not None  # so the pid is the server's
+            if is_direct and isinstance(error, NoAnswerError) and is_unanswered(connection):
+                self._left = connection.info.backend_pid
             raise unavailable from error
         finally:
             if not reusable:
                 self.close()
 
+    def prove(self, deadline: Deadline, seconds: float) -> None:
+        """Send the probe on the open connection, to find out whether writes are confirmed.
+
+        If it fails, the next connection begins with the next host: an old primary may go on to take
+        connections after another server was promoted. While a session that this replica has left
+        waits for a standby, no further one is sent to wait: each would be left, too, if cancels do
+        not arrive. A probe that the database rejects counts as confirmed, because the next request
+        then says what is missing.
+
+        :param seconds: limits the wait for an answer
+        :raises TaskLockDatabaseError: the database takes no writes, or no standby confirms them
+        """
+        self._first_host += 1
+        with self.cursor(deadline, seconds) as cursor:
+            try:
+                if self._left is not None:
+                    if cursor.execute(_STILL_WAITS, [self._left]).fetchone() is not None:
+                        raise UnconfirmedError(UNCONFIRMED)
+                    self._left = None
+                cursor.execute(self._probe)
+            except psycopg.Error as error:
+                if as_unavailable(error) is not None:
+                    raise
+        self._first_host -= 1
+
     def _locked(
         self, connection: psycopg.Connection[Any], error: psycopg.Error
-    ) -> TableLockedError | None:
-        """Return an error if a statement was cancelled while a session had a table locked."""
+    ) -> TaskLockDatabaseError | None:
+        """Return an error if a statement was cancelled while a session had a table locked.
+
+        A session that has a table locked because its commit waits for a standby is not to blame.
+        """
         if self._lock_query is None or not isinstance(
             error, (NoAnswerError, psycopg.errors.QueryCanceled)
         ):
             return None
         session = locking_session(connection, self._lock_query)
+        if session == WAITS_FOR_STANDBY:
+            return UnconfirmedError(UNCONFIRMED)
         return None if session is None else TableLockedError(f"{one_line(error)}, since {session}")
 
     def close(self) -> None:
@@ -259,7 +307,7 @@ class NoSession(Session):
         yield NoCursor()
 
 
-def _no_connection() -> psycopg.Connection[Any]:
+def _no_connection(_first: int) -> psycopg.Connection[Any]:
     raise NotImplementedError
 
 
@@ -288,6 +336,7 @@ def make_session(
     closing: Closing | None,
     ended: Ended,
     lock_query: bytes | None = None,
+    probe: bytes = PROBE,
 ) -> Session:
     """Return a session whose connection is opened from a URL, or by an application's engine.
 
@@ -296,10 +345,11 @@ def make_session(
     :param closing: once claiming is stopped, connecting has a short limit
     :param ended: as in :class:`Session`
     :param lock_query: as in :class:`Session`
+    :param probe: as in :class:`Session`
     :raises TaskLockOptionError: the task lock cannot use this database
     """
     connect = opener(database, attempt=attempt, application_name=application_name, closing=closing)
-    return Session(connect, attempt, ended, lock_query, host_count(as_url(database)))
+    return Session(connect, attempt, ended, lock_query, host_count(as_url(database)), probe)
 
 
 def opener(
@@ -308,7 +358,7 @@ def opener(
     attempt: float,
     application_name: str,
     closing: Closing | None,
-) -> Callable[[], psycopg.Connection[Any]]:
+) -> Callable[[int], psycopg.Connection[Any]]:
     """Return a function that opens a connection from a URL, or as an application's engine does.
 
     The parameters are those of :func:`make_session`.
@@ -333,8 +383,10 @@ def connect_limit(hosts: int, attempt: float) -> float:
     return hosts * max(2.0, attempt) + 1.0
 
 
-def open_apart(engine: Engine, attempt: float) -> psycopg.Connection[Any]:
+def open_apart(engine: Engine, attempt: float, _first: int = 0) -> psycopg.Connection[Any]:
     """Open a connection as an application's engine does, outside its pool.
+
+    The engine decides with which host it begins.
 
     :param attempt: limits the wait for each answer, in seconds
     :raises TaskLockOptionError: a listener of the engine leaves a transaction open

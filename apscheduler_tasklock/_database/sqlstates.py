@@ -10,8 +10,17 @@ from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
 # connection since the statement was prepared.
 LOST_STATEMENT_STATES = ("26000", "42P05")
 
+# What the query for the session that has a table locked returns in place of a session which waits
+# for a synchronous standby.
+WAITS_FOR_STANDBY = "SyncRep"
+# The message of an UnconfirmedError.
+UNCONFIRMED = "commits wait for a synchronous standby, and none confirms them"
+
 # The server is available, and has undone the statement because of another session's statement.
 CONFLICT_STATES = ("40", "55P03")
+
+# The server lacks something that only some statements need, such as space on a disk.
+RESOURCE_STATES = ("53", "58", "XX")
 
 # PostgreSQL's error classes and codes that another attempt can overcome.
 TRANSIENT_STATES = (
@@ -56,6 +65,14 @@ class TableLockedError(TaskLockDatabaseError):
     """Another session has a whole table locked.
 
     It counts as an outage, because no replica can claim, renew or release meanwhile.
+    """
+
+
+class UnconfirmedError(TaskLockDatabaseError):
+    """The server has committed the statement, but no synchronous standby has confirmed the commit.
+
+    It counts as an outage. A failover to the standby would lose what the statement has written, so
+    the statement is in doubt, and grants nothing.
     """
 
 

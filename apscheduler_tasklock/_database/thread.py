@@ -28,7 +28,7 @@ from apscheduler_tasklock._database.outbox import Outbox, Step, Ticket
 from apscheduler_tasklock._database.rejections import Rejections
 from apscheduler_tasklock._database.requests import Outcome, Request
 from apscheduler_tasklock._database.session import Session
-from apscheduler_tasklock._database.sqlstates import ConflictError, NotSentError
+from apscheduler_tasklock._database.sqlstates import ConflictError, NotSentError, RowLockedError
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._shutdown import (
     ENDING_LIMIT,
@@ -598,23 +598,23 @@ class DatabaseThread:
         if batch[0].is_release:
             deadline = deadline.of_attempt(self._closing, RELEASE_LIMIT)
         begun = time.monotonic()
-        try:
-            self._session.open(deadline)
-        except Exception as error:  # noqa: BLE001  # the senders get any error
-            outcome = self._failed(error)
-            # The other ready tickets fail, too, because they have no connection either.
-            step = self._side.fail_all(time.monotonic(), outcome, stopped=self._closing.stopped)
-            self._report(step)
-            return [(ticket, outcome) for ticket in batch]
-        if deadline.seconds_left <= 0:  # no time is left for an answer
-            late = NotSentError("no time was left to send it")
-            return [(ticket, Outcome(error=late)) for ticket in batch]
         requests = [ticket.request for ticket in batch]
         longest = max(ticket.answer_within for ticket in batch)
         attempt = seconds = min(self._session.attempt, longest)
         if batch[0].by > -inf:  # the batch has no renewals, so its answer must not delay any
             urgent = self._renewing.urgent_at - begun
             seconds = max(SHORTEST_ANSWER, min(attempt, urgent))
+        try:
+            self._prepare(requests, deadline, seconds)
+        except Exception as error:  # noqa: BLE001  # the senders get any error
+            outcome = self._failed(error, is_outage=not _is_short(error, seconds, attempt))
+            # The other ready tickets fail, too, because they would meet the same outage.
+            step = self._side.fail_all(time.monotonic(), outcome, stopped=self._closing.stopped)
+            self._report(step)
+            return [(ticket, outcome) for ticket in batch]
+        if deadline.seconds_left <= 0:  # no time is left for an answer
+            late = NotSentError("no time was left to send it")
+            return [(ticket, Outcome(error=late)) for ticket in batch]
         sent = time.monotonic()
         try:
             with self._session.cursor(deadline, seconds) as cursor:
@@ -629,12 +629,27 @@ class DatabaseThread:
                 return []
             for request in requests:
                 request.note_failure(error.__cause__ or error)
-            # If an urgent renewal has shortened the wait, a missing answer is no sign of an outage.
-            is_short = seconds < attempt and isinstance(error.__cause__, NoAnswerError)
-            outcome = self._failed(error, is_outage=not is_short)
+            outcome = self._failed(error, is_outage=not _is_short(error, seconds, attempt))
             return [(ticket, outcome) for ticket in batch]
         self._outage.end(time.monotonic() - sent)
         return [(ticket, _outcome(answer)) for ticket, answer in zip(batch, answers, strict=True)]
+
+    def _prepare(
+        self, requests: Sequence[Request[Any]], deadline: Deadline, seconds: float
+    ) -> None:
+        """Open the connection for requests, and find out whether an outage is over.
+
+        Requests that write would be in doubt in an outage, so the probe is sent before them. Of
+        renewals each try counts, so they are sent in its place.
+
+        :param seconds: limits the wait for the probe's answer
+        :raises TaskLockDatabaseError: there is no connection, or the outage goes on
+        """
+        self._session.open(deadline)
+        if self._outage.is_probed and not all(each.goes_first for each in requests):
+            sent = time.monotonic()
+            self._session.prove(deadline, seconds)
+            self._outage.prove(time.monotonic() - sent)
 
     def _failed(self, error: Exception, *, is_outage: bool = True) -> Outcome[Any]:
         """Return the outcome of requests that failed with an error."""
@@ -656,6 +671,8 @@ class DatabaseThread:
         reported: list[Ticket[Any]] = []
         shared = len(step.failed) + len(step.done) > 1
         for ticket, outcome in step.failed:
+            if isinstance(outcome.error, RowLockedError):
+                self._outage.note_locked(ticket.came)
             _report_safely(ticket, ticket.fail, _own(outcome) if shared else outcome)
             reported.append(ticket)
         for ticket, outcome in step.done:
@@ -690,6 +707,14 @@ def _report_safely(
         with suppress(Exception):  # the error may come from an application's log handler
             logger.exception("The task lock's database thread failed, and goes on")
         ticket.abandon(error)
+
+
+def _is_short(error: Exception, seconds: float, attempt: float) -> bool:
+    """Return whether an answer is missing that an urgent renewal gave little time.
+
+    A missing answer is then no sign of an outage.
+    """
+    return seconds < attempt and isinstance(error.__cause__, NoAnswerError)
 
 
 def _latest(batch: Sequence[Ticket[Any]]) -> Deadline:

@@ -117,7 +117,7 @@ def examine(database: str | URL | Engine, task_lock: Table, namespace: str) -> I
     try:
         # In a thread, because a listener of an engine, or a look-up of a host's name, may hang.
         connection = Deadline(None).call(
-            connect,
+            partial(connect, 0),
             lambda late: late.close(),
             within=connect_limit(host_count(url), _TIMEOUT),
         )

@@ -24,6 +24,7 @@ from apscheduler_tasklock._lock.protocol_messages import (
     ManualRequest,
     ReadTimes,
     ReleaseRequest,
+    Renewal,
     RetryRequest,
     TakeoverRequest,
 )
@@ -44,6 +45,9 @@ CLOCK_JUMPS = (
     "lease that it grants"
 )
 TOO_LATE = "the answer came after the end of the lease that it grants"
+# The seconds that a takeover may wait for its answer. While it waited for a standby to confirm it,
+# the holder could not renew, so the holder may be alive.
+LONGEST_TAKEOVER = 1.0
 CAME_LATE = "the claim reached the database when nobody waited for it any more"
 
 
@@ -91,6 +95,39 @@ class ClaimContext:
             )
         return True
 
+    def confirmed(
+        self, cursor: Any, doubted: Sequence[Attempt[Any]], answers: dict[UUID, ClaimAnswer]
+    ) -> dict[UUID, ClaimAnswer]:
+        """Return the answers to claims after the grants in doubt were written once more.
+
+        An earlier try of such a claim may have been committed by this server alone, so that a
+        failover to a standby would lose it. That this try finds the grant proves nothing. A standby
+        confirms commits in their order, so a later write that is confirmed proves the grant. It
+        also begins the lease anew.
+
+        :param doubted: the attempts that were in doubt before this try
+        :return: the answers, without the grants that could not be written now
+        """
+        written = [
+            each.request
+            for each in doubted
+            if each.request.claim_id in answers and answers[each.request.claim_id].granted
+        ]
+        if not written:
+            return answers
+        renewals = [Renewal(each.task_name, each.claim_id, each.lease) for each in written]
+        times = self.protocol.renew(cursor, renewals)
+        confirmed = dict(answers)
+        for each in written:
+            answer, end = confirmed.pop(each.claim_id), times.get(each.claim_id)
+            if end is not None and end.locked_until is not None:
+                confirmed[each.claim_id] = answer._replace(
+                    locked_until=end.locked_until,
+                    run_until=end.run_until,
+                    database_time=end.database_time,
+                )
+        return confirmed
+
 
 @dataclass(frozen=True)
 class Decision:
@@ -123,6 +160,36 @@ class Attempt(Request[Decision], Generic[Wanted]):
     def note_failure(self, error: BaseException) -> None:
         """Note whether the claim may have been granted although its statement failed."""
         self.in_doubt = self.in_doubt or not is_rolled_back(error)
+
+    def _confirmed(self, cursor: Any, answer: ClaimAnswer) -> ClaimAnswer:
+        """Return the answer to this claim, which was sent alone.
+
+        :raises RowLockedError: the claim is in doubt, and cannot be written now
+        """
+        if not self.in_doubt:
+            return answer
+        claim_id = self.request.claim_id
+        confirmed = self._context.confirmed(cursor, [self], {claim_id: answer})
+        if claim_id not in confirmed:
+            raise _locked()
+        return confirmed[claim_id]
+
+    @staticmethod
+    def _all_confirmed(
+        cursor: Any, requests: Sequence[Attempt[Any]], answers: dict[UUID, ClaimAnswer]
+    ) -> dict[UUID, ClaimAnswer]:
+        """Return the answers to claims that were sent together.
+
+        A grant that is in doubt and cannot be written now has no answer.
+        """
+        doubted = [each for each in requests if each.in_doubt]
+        if not doubted:
+            return answers
+        for each in requests:
+            # If the next statement fails, nobody gets the answer to a grant of this one.
+            answer = answers.get(each.request.claim_id)
+            each.in_doubt = each.in_doubt or (answer is not None and answer.granted)
+        return requests[0]._context.confirmed(cursor, doubted, answers)
 
 
 class ClaimAttempt(Attempt[ClaimRequest]):
@@ -159,6 +226,7 @@ class ClaimAttempt(Attempt[ClaimRequest]):
             sent, lag = time.monotonic(), self._lag()
             times = context.read_times(sent, lag)
             answer = context.protocol.claim(cursor, self.request, times)
+            answer = self._confirmed(cursor, answer)
             is_bound = context.learn([answer], sent, times.latest)
             if self._is_usable(answer, sent, is_bound=is_bound):
                 if error := self._why_again(answer, times):
@@ -190,6 +258,7 @@ class ClaimAttempt(Attempt[ClaimRequest]):
         context = requests[0]._context
         for attempt in requests:
             attempt._undo(cursor)
+        doubted = [each for each in requests if each.in_doubt]
         sent, lags = time.monotonic(), [attempt._lag() for attempt in requests]
         times = context.read_times(sent)
         asked = [attempt.request for attempt in requests]
@@ -199,13 +268,15 @@ class ClaimAttempt(Attempt[ClaimRequest]):
         new = [n for n, answer in enumerate(found) if answer is None]
         # At least 0, because an earlier try with a higher limit may have granted more than `most`.
         left = None if most is None else max(0, most - _granted(answers))
-        if new and left != 0:
+        if doubted or (new and left != 0):
             for attempt, answer in zip(requests, found, strict=True):
                 # If the next statement fails, nobody gets the answers to these grants, so note that
                 # they are in doubt.
                 attempt.in_doubt = attempt.in_doubt or (answer is not None and answer.granted)
+        if new and left != 0:
             those, their_lags = [asked[n] for n in new], [lags[n] for n in new]
             answers |= protocol.first_claim_many(cursor, those, their_lags, times, left)
+        answers = context.confirmed(cursor, doubted, answers)
         is_bound = context.learn(answers.values(), sent, times.latest)
         is_limited = most is not None and _granted(answers) >= most
         decided = (
@@ -310,6 +381,7 @@ class TakeoverAttempt(_AttemptAgain[TakeoverRequest]):
         times = context.read_times(sent)
         asked = [each.request for each in requests]
         answers = context.protocol.take_over_many(cursor, asked, times)
+        answers = cls._all_confirmed(cursor, requests, answers)
         context.learn(answers.values(), sent, times.latest)
         return [each._decided(answers.get(each.request.claim_id), sent, times) for each in requests]
 
@@ -318,7 +390,14 @@ class TakeoverAttempt(_AttemptAgain[TakeoverRequest]):
     ) -> Decision | TaskLockDatabaseError:
         if answer is not None and answer.looks_dead(self.request.dead_claim_id):
             return _locked() if answer.is_in_time(times.not_after) else ConflictError(CAME_LATE)
-        return Decision(answer, sent) if self._is_usable(answer, sent) else ConflictError(TOO_LATE)
+        if not self._is_usable(answer, sent):
+            return ConflictError(TOO_LATE)
+        if answer is not None and answer.granted and time.monotonic() > sent + LONGEST_TAKEOVER:
+            # It ends as refused, and is handed over, since it is in doubt.
+            self.in_doubt = True
+            self._context.outage.doubt()
+            return Decision(answer._replace(granted=False), sent)
+        return Decision(answer, sent)
 
     def _is_usable(self, answer: ClaimAnswer | None, sent: float) -> bool:
         """Return whether an answer can be used; if not, note that the granted lease is over."""
@@ -357,6 +436,7 @@ class RetryAttempt(_AttemptAgain[RetryRequest]):
         context, sent = requests[0]._context, time.monotonic()
         times = context.read_times(sent)
         answers = context.protocol.retry_many(cursor, [each.request for each in requests], times)
+        answers = cls._all_confirmed(cursor, requests, answers)
         context.learn(answers.values(), sent, times.latest)
         return [each._decided(answers.get(each.request.claim_id), sent, times) for each in requests]
 
@@ -401,6 +481,7 @@ class ManualAttempt(Attempt[ManualRequest]):
             cursor, self.request, stable=times.stable, not_after=times.not_after
         )
         if answer is not None:
+            answer = self._confirmed(cursor, answer)
             context.learn([answer], sent, times.latest)
             if answer.granted and is_over(answer, sent):
                 self.in_doubt = True
@@ -445,16 +526,19 @@ class StoredAttempt(Attempt[ClaimRequest]):
         context, sent = requests[0]._context, time.monotonic()
         times = context.read_times(sent)
         answers = context.protocol.claim_and_move(cursor, asked, times, most)
+        answers = cls._all_confirmed(cursor, requests, answers)
         context.learn(answers.values(), sent, times.latest)
         is_limited = _granted(answers) >= most
         return [
-            problem or each._decided(answers[each.request.claim_id], sent, times, is_limited)
+            problem or each._decided(answers.get(each.request.claim_id), sent, times, is_limited)
             for each, problem in zip(requests, problems, strict=True)
         ]
 
     def _decided(
-        self, answer: ClaimAnswer, sent: float, times: ReadTimes, is_limited: bool
+        self, answer: ClaimAnswer | None, sent: float, times: ReadTimes, is_limited: bool
     ) -> Decision | TaskLockDatabaseError:
+        if answer is None:
+            return _locked()
         if answer.granted and is_over(answer, sent):
             self.in_doubt = True
             return TaskLockDatabaseError(TOO_LATE)

@@ -30,7 +30,7 @@ from apscheduler_tasklock._database.rejections import (
 )
 from apscheduler_tasklock._database.requests import Call, Outcome, Request
 from apscheduler_tasklock._database.sequences import Statement, Steps, StepTicket, ask_here, go_on
-from apscheduler_tasklock._database.sqlstates import ConflictError, NoThreadError
+from apscheduler_tasklock._database.sqlstates import ConflictError, NoThreadError, RowLockedError
 from apscheduler_tasklock._database.thread import Recurring
 from apscheduler_tasklock._database.url import as_url
 from apscheduler_tasklock._lock.claim_attempts import (
@@ -501,6 +501,8 @@ class LockClient:
         if isinstance(error, BeyondLimitError):
             attempt.wanted_at = None  # because no worker is free
             return NotNow.BEYOND
+        if isinstance(error, RowLockedError):
+            self.outage.note_locked(wanted_at)
         is_tried = time.monotonic() < wanted_at + self._timeout and not self.closed
         if isinstance(error, TaskLockDatabaseError) and is_tried:
             return NotNow.LOCKED if isinstance(error, ConflictError) else NotNow.UNANSWERED
@@ -962,18 +964,27 @@ class LockClient:
             self._database.stop_listening()
         self._database.wait_for_releases(self._protocol, abandon_at)
 
-    def ask(self, statement: Callable[[Any], Answer], until: float = inf) -> Answer:
+    def ask(
+        self,
+        statement: Callable[[Any], Answer],
+        until: float = inf,
+        *,
+        goes_first: bool = False,
+    ) -> Answer:
         """Run a short statement on this replica's connection, and wait for its result.
 
         :param statement: called with a psycopg cursor in autocommit mode
         :param until: limits the wait, on the monotonic clock
+        :param goes_first: whether the statement is sent in an outage, too, so that operators can
+            read while nothing can be written
         :return: the statement's result
         :raises TaskLockDatabaseError: the database is unavailable
         :raises TaskLockError: the database rejects the statement; the message names the remedy
         """
         if time.monotonic() > until - CANCEL_LIMIT:
             raise TaskLockDatabaseError("no time was left to send the statement")
-        return self._ask(Call(self._explaining(statement)), Deadline(self._closing, until))
+        request = Call(self._explaining(statement), goes_first=goes_first)
+        return self._ask(request, Deadline(self._closing, until))
 
     def _explaining(self, statement: Callable[[Any], Answer]) -> Callable[[Any], Answer]:
         """Return the statement in a form whose errors name missing rights, or where tables are."""

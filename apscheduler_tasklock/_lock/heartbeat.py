@@ -237,7 +237,7 @@ class _RenewalTicket(Ticket["dict[UUID, bool]"]):
         super().__init__(
             # The deadline does not depend on `Closing`, so that runs are renewed also after
             # claiming was stopped.
-            Call(partial(heartbeat.send, leases)),
+            Call(partial(heartbeat.send, leases), goes_first=True),
             Deadline(None, until),
             came=now,
         )

@@ -28,6 +28,7 @@ from apscheduler_tasklock._lock.database_clock import DatabaseClock
 from apscheduler_tasklock._lock.heartbeat import Heartbeat
 from apscheduler_tasklock._lock.protocol import HISTORY, TaskLockProtocol
 from apscheduler_tasklock._lock.protocol_messages import LockTimes, Renewal
+from apscheduler_tasklock._lock.statements import probe
 from apscheduler_tasklock._lock.test_doubles import LockProtocol, StandIn
 from apscheduler_tasklock._shutdown import Closing
 from apscheduler_tasklock.errors import TaskLockError, TaskLockOptionError
@@ -137,6 +138,7 @@ class Replica:
             closing=self.closing,
             ended=self.outage.idle_connection_ended,
             lock_query=lock_query(list(self.table.metadata.tables.values())),
+            probe=probe(self.table),
         )
 
     def protocol(self, settings: LockSettings) -> LockProtocol:

@@ -11,7 +11,7 @@ import psycopg
 from psycopg.rows import class_row, dict_row
 from sqlalchemy import Table
 
-from apscheduler_tasklock._database.sqlstates import one_line
+from apscheduler_tasklock._database.sqlstates import WAITS_FOR_STANDBY, one_line
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError, TaskLockSchemaError
 from apscheduler_tasklock.schema.shell import table_options
 from apscheduler_tasklock.schema.table import (
@@ -243,17 +243,20 @@ def _rights_needed(task_lock: Table, table: Table) -> Sequence[str]:
 def lock_query(tables: Sequence[Table]) -> bytes:
     """Return the query for the session that blocks claims by its lock on a table.
 
-    The query returns one text, or no row. A session that only waits for such a lock blocks claims,
-    too: for example an ALTER TABLE that waits for a transaction that has read the table.
+    The query returns one text, or no row. The text is ``WAITS_FOR_STANDBY`` if the session's commit
+    waits for a synchronous standby, because the session is not to blame then. A session that only
+    waits for such a lock blocks claims, too: for example an ALTER TABLE that waits for a
+    transaction that has read the table.
     """
     names = ", ".join(f"to_regclass({literal(quoted_name(table))})" for table in tables)
     return f"""
-        SELECT pg_catalog.format('pid %s (%s) %s %s on %s%s; let it end its transaction, or run: '
+        SELECT CASE WHEN wait_event = '{WAITS_FOR_STANDBY}' THEN wait_event ELSE
+               pg_catalog.format('pid %s (%s) %s %s on %s%s; let it end its transaction, or run: '
                       'SELECT pg_terminate_backend(%s)',
                       lock.pid, COALESCE(NULLIF(application_name, ''), 'without a name'),
                       CASE WHEN granted THEN 'has' ELSE 'waits for' END, mode, relation::regclass,
                       ', in a transaction since ' || date_trunc('second', xact_start)::text,
-                      lock.pid)
+                      lock.pid) END
         FROM pg_catalog.pg_locks AS lock
              LEFT JOIN pg_catalog.pg_stat_activity AS activity ON activity.pid = lock.pid
         WHERE locktype = 'relation' AND relation = ANY (ARRAY[{names}]::oid[])

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import logging
 
+import psycopg
 import pytest
 
 from apscheduler_tasklock import TaskLockDatabaseError
 from apscheduler_tasklock._database.outage import Outage
-from apscheduler_tasklock._database.sqlstates import ServerFullError, TableLockedError
+from apscheduler_tasklock._database.sqlstates import (
+    ServerFullError,
+    TableLockedError,
+    UnconfirmedError,
+)
 from apscheduler_tasklock._database.timings import Timings
 
 NO_ROUTE = TaskLockDatabaseError("no route")
@@ -34,6 +39,9 @@ class Seen:
         self._clock[0] += seconds
 
     def answer(self, *, took: float = 0.0) -> None:
+        """Answer a request as the database's thread sends it: after a probe, if there is one."""
+        if self.outage.is_probed:
+            self.outage.prove()
         self.go_on(took)
         self.outage.end(took)
 
@@ -319,3 +327,54 @@ def test_an_idle_connection_that_ends_in_doubt_counts_for_nothing(seen: Seen) ->
     seen.becomes_stable_after_the_grace()
     seen.outage.idle_connection_ended(by_server=False)
     seen.becomes_stable_after_the_grace()
+
+
+def test_an_answer_ends_no_outage_of_writes(seen: Seen, caplog: pytest.LogCaptureFixture) -> None:
+    """A read-only server answers reads, also those of a replica that has nothing to write."""
+    caplog.set_level(logging.INFO)
+    seen.outage.begin(TaskLockDatabaseError("the server is read-only"))
+    seen.outage.end()
+    assert seen.outage.reason == "the server is read-only"
+    seen.outage.begin(UnconfirmedError("commits wait"))
+    seen.go_on(7)
+    seen.outage.prove()
+    assert [record.getMessage() for record in caplog.records] == [
+        "The task lock database is unavailable (db): the server is read-only (each run that is "
+        "skipped is logged)",
+        "The task lock database is back (db), 7.0 sec after this replica noticed: first the server "
+        "was read-only, at last commits were not confirmed",
+    ]
+
+
+def test_what_fails_for_some_requests_alone_is_one_outage_until_none_has_failed_for_a_while(
+    seen: Seen, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A full disk fails inserts, and answers everything else meanwhile."""
+    caplog.set_level(logging.INFO)
+    full = TaskLockDatabaseError("no space left on device")
+    full.__cause__ = psycopg.errors.DiskFull()
+    for _ in range(3):
+        seen.outage.begin(full)
+        assert not seen.outage.is_probed
+        seen.go_on(1)
+        seen.answer()
+        assert seen.outage.reason is None
+    seen.go_on(UNLOCKED_AFTER)
+    seen.answer()
+    assert [record.getMessage() for record in caplog.records] == [
+        "The task lock database is unavailable (db): no space left on device (each run that is "
+        "skipped is logged)",
+        "The task lock database is back (db), 3.0 sec after this replica noticed",
+    ]
+
+
+def test_a_row_that_stays_locked_lets_the_probe_be_sent(seen: Seen) -> None:
+    asked = 1000.0
+    seen.outage.note_locked(asked)
+    assert not seen.outage.is_probed
+    seen.go_on(2)
+    seen.outage.note_locked(asked)
+    assert seen.outage.is_probed
+    seen.outage.prove()
+    assert not seen.outage.is_probed
+    assert seen.outage.reason is None

@@ -48,6 +48,7 @@ from apscheduler_tasklock._lock.statements.misses import (
     add_one_offs,
     note_misses,
 )
+from apscheduler_tasklock._lock.statements.probe import probe
 from apscheduler_tasklock._lock.statements.replicas import (
     IS_ALIVE,
     IS_HEARD,
@@ -130,6 +131,7 @@ __all__ = [
     "move_on",
     "note_misses",
     "note_reschedulings",
+    "probe",
     "prune",
     "read",
     "register",

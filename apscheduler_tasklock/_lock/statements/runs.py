@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from apscheduler_tasklock._lock.statements.conditions import (
+    AUDIBLY,
     DUE_IN_ANY_PAUSE,
     DUE_IN_PAUSE,
     IS_PAUSED_IN_ANY_WAY,
@@ -323,7 +324,7 @@ def renew(table: str) -> str:
                 locked_until = GREATEST(
                     locked_until, LEAST(now() + lease * interval '1 second', run_until)),
                 overran = overruns
-            FROM free WHERE lock.task_name = free.task_name
+            FROM free WHERE lock.task_name = free.task_name AND {AUDIBLY}
             RETURNING lock.claim_id, lock.locked_until AS renewed_until
         )
         SELECT claim_id, renewed_until AS locked_until, lock.run_until, now() AS database_time

@@ -1,0 +1,135 @@
+"""Claims that are sent again in doubt: a grant that is found is written once more.
+
+The server may have committed it alone, so that a failover to a standby would lose it. What a read
+finds proves nothing, and a write that is confirmed does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from uuid import uuid4
+
+import psycopg
+import pytest
+
+from apscheduler_tasklock._database.sqlstates import RowLockedError
+from tests.contract.conftest import row
+from tests.support.waist import (
+    AnyAttempt,
+    ClaimRequest,
+    Decision,
+    ManualRequest,
+    Replica,
+    RetryRequest,
+    TakeoverRequest,
+    attempt,
+    believing,
+    send_together,
+)
+
+# The versions of rows and the locks of sessions are PostgreSQL's.
+pytestmark = pytest.mark.postgresql
+
+Connection = psycopg.Connection[Any]
+
+LEASE = 30.0
+
+
+def claim(_one: Replica) -> Any:
+    return ClaimRequest("task", 9.0, 600.0, runs="jobs:job", lease=LEASE)
+
+
+def takeover(one: Replica) -> Any:
+    dead, _ = one.claim(failover=True, lease=0.0, max_lock=600.0)
+    return TakeoverRequest("task", dead, "one", LEASE)
+
+
+def retry(one: Replica) -> Any:
+    failed, _ = one.claim(max_lock=600.0)
+    one.end(failed, outcome="failed", retry_in=0.0)
+    return RetryRequest("task", failed, 600.0, LEASE)
+
+
+def manual(one: Replica) -> Any:
+    one.release(one.claim(max_lock=600.0)[0])
+    asked = uuid4()
+    one.connection.execute(
+        "UPDATE task_lock SET request_id = %s, request_until = now() + interval '1 hour'", [asked]
+    )
+    return ManualRequest("task", asked, 600.0, LEASE, runs="jobs:job")
+
+
+KINDS = pytest.mark.parametrize("kind", [claim, takeover, retry, manual])
+
+
+def sent(one: Replica, wanted: AnyAttempt) -> Decision:
+    """Send an attempt; return the decision, or raise the error."""
+    decided: Any = wanted.send(one.cursor)
+    if isinstance(decided, Exception):
+        raise decided
+    assert isinstance(decided, Decision)
+    assert decided.answer is not None
+    return decided
+
+
+def version(connection: Connection) -> Any:
+    """Return what tells the version of the row from each other one."""
+    return connection.execute("SELECT ctid, xmin FROM task_lock").fetchone()
+
+
+@KINDS
+def test_a_grant_that_is_found_is_written_again_with_a_new_lease(
+    one: Replica, connection: Connection, kind: Callable[[Replica], Any]
+) -> None:
+    wanted = attempt(kind(one), believing(one.statements.protocol))
+    first = sent(one, wanted).answer
+    assert first is not None
+    assert first.granted
+    connection.execute("UPDATE task_lock SET locked_until = now() + interval '1 second'")
+    before = version(connection)
+    wanted.note_failure(psycopg.OperationalError("the answer was lost"))
+    second = sent(one, wanted).answer
+    assert second is not None
+    assert (second.granted, second.claim_id) == (True, first.claim_id)
+    assert version(connection) != before
+    found = row(connection)
+    assert found["locked_until"] == second.locked_until
+    assert (second.locked_until - second.database_time).total_seconds() == LEASE
+    assert second.run_until == first.run_until
+
+
+@KINDS
+def test_a_grant_that_cannot_be_written_again_is_none(
+    one: Replica, connection: Connection, direct_url: str, kind: Callable[[Replica], Any]
+) -> None:
+    wanted = attempt(kind(one), believing(one.statements.protocol))
+    sent(one, wanted)
+    wanted.note_failure(psycopg.OperationalError("the answer was lost"))
+    with psycopg.connect(direct_url) as blocker:
+        blocker.execute("SELECT FROM task_lock FOR UPDATE")
+        try:
+            decided: Any = wanted.send(one.cursor)
+        except RowLockedError:
+            decided = None
+    granted = isinstance(decided, Decision) and decided.answer and decided.answer.granted
+    assert not granted
+    assert wanted.in_doubt
+
+
+def test_of_claims_that_are_sent_together_those_in_doubt_are_written_again(
+    one: Replica, connection: Connection
+) -> None:
+    context = believing(one.statements.protocol)
+    attempts = [
+        attempt(ClaimRequest(task, 9.0, 600.0, runs="jobs:job", lease=LEASE), context)
+        for task in ("doubted", "sure", "new")
+    ]
+    versions = "SELECT task_name, ctid FROM task_lock"
+    send_together(one.cursor, attempts[:2])
+    before = dict(connection.execute(versions).fetchall())
+    attempts[0].note_failure(psycopg.OperationalError("the answer was lost"))
+    decided = send_together(one.cursor, attempts)
+    assert [each.answer.granted for each in decided] == [True, True, True]
+    after = dict(connection.execute(versions).fetchall())
+    assert {task for task in before if after[task] != before[task]} == {"doubted"}

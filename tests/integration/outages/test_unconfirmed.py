@@ -1,0 +1,134 @@
+"""Commits that wait for a synchronous standby: what is not confirmed grants nothing."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+from apscheduler_tasklock import TaskLockDatabaseError, upgrade
+from apscheduler_tasklock._lock.client import LockClient
+from apscheduler_tasklock._lock.replica import LockSettings
+from apscheduler_tasklock.demo.server import EmbeddedServer
+from apscheduler_tasklock.lock import HeldLock
+from tests.support.claims import claim, held
+from tests.support.outages import BACK, UNAVAILABLE, said
+from tests.support.polling import eventually
+from tests.support.unconfirmed import LonelyServer
+
+pytestmark = pytest.mark.own_server
+
+Make = Callable[..., LockClient]
+
+
+@pytest.fixture(scope="module")
+def lonely() -> Iterator[LonelyServer]:
+    with EmbeddedServer({"fsync": "off"}) as server, closing(LonelyServer(server)) as lonely:
+        upgrade(server.url)
+        yield lonely
+
+
+@pytest.fixture
+def make(lonely: LonelyServer) -> Iterator[Make]:
+    """Return a function that makes a client whose claims are tried for as long as it takes."""
+    made: list[LockClient] = []
+
+    def make(replica_id: str = "replica", **settings: Any) -> LockClient:
+        options = {"claim_timeout": 600.0, **settings}
+        locks = LockClient(LockSettings(lonely.url, replica_id, **options))
+        made.append(locks)
+        held(locks, f"warm-up of {replica_id}")  # its statements are prepared
+        return locks
+
+    yield make
+    for locks in made:
+        locks.close()
+    lonely.run("DELETE FROM task_lock")
+
+
+@pytest.fixture
+def aside() -> Iterator[Callable[..., Future[Any]]]:
+    """Return a function that calls another one in a thread."""
+    with ThreadPoolExecutor() as threads:
+        yield threads.submit
+
+
+@pytest.mark.parametrize("end", [LonelyServer.cancel, LonelyServer.terminate])
+def test_a_claim_whose_wait_for_a_standby_was_ended_is_granted_when_a_write_is_confirmed(
+    lonely: LonelyServer,
+    make: Make,
+    aside: Callable[..., Future[Any]],
+    end: Callable[[LonelyServer, int], None],
+) -> None:
+    """The server has committed it, so a read finds it; a failover to the standby would lose it."""
+    locks = make()
+    with lonely.hanging():
+        asked = aside(claim, locks)
+        waiting = lonely.one_waiting()
+        end(lonely, waiting)
+        lonely.one_waiting(but=waiting)  # what is sent next waits as well
+        assert not asked.done()
+    assert isinstance(asked.result(60), HeldLock)
+
+
+def test_a_claim_that_is_not_confirmed_in_time_fails_and_its_window_is_handed_over(
+    lonely: LonelyServer, make: Make
+) -> None:
+    locks = make(claim_timeout=1.0)
+    with lonely.hanging(), pytest.raises(TaskLockDatabaseError):
+        claim(locks, runs="function", failover=True)
+    found = "SELECT handed_over FROM task_lock WHERE task_name = 'task'"
+    eventually(lambda: lonely.run(found) == [(True,)])
+
+
+def test_commits_that_wait_are_one_outage_however_many_statements_meet_it(
+    lonely: LonelyServer,
+    make: Make,
+    aside: Callable[..., Future[Any]],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    locks = make()
+    with lonely.hanging():
+        asked = aside(claim, locks)
+        last = 0
+        for _ in range(3):
+            last = lonely.one_waiting(but=last)
+            lonely.cancel(last)
+    held(locks, "another")
+    asked.result(60)
+    assert said(caplog) == [UNAVAILABLE, BACK]
+
+
+def test_a_notice_of_another_kind_changes_nothing(lonely: LonelyServer, make: Make) -> None:
+    lonely.run(
+        "CREATE FUNCTION warn() RETURNS trigger LANGUAGE plpgsql AS $$"
+        " BEGIN RAISE WARNING 'canceling wait for synchronous replication'; RETURN NEW; END $$"
+    )
+    lonely.run(
+        "CREATE TRIGGER warns BEFORE INSERT OR UPDATE ON task_lock"
+        " FOR EACH ROW EXECUTE FUNCTION warn()"
+    )
+    try:
+        held(make(), "task")
+    finally:
+        lonely.run("DROP FUNCTION warn CASCADE")
+
+
+def test_a_renewal_before_a_begin_counts_only_when_it_is_confirmed(
+    lonely: LonelyServer, make: Make, aside: Callable[..., Future[Any]]
+) -> None:
+    locks = make()
+    lock = held(locks, lease=600.0)
+    before = lock.locked_until
+    with lonely.hanging():
+        asked = aside(locks.renew_now, lock)
+        lonely.cancel(lonely.one_waiting())
+        assert asked.result(60) is False
+    assert lock.locked_until == before
+    assert locks.renew_now(lock)
+    locks.release(lock)
