@@ -301,6 +301,9 @@ class NoSession(Session):
     def open(self, _deadline: Deadline) -> None:
         """Open nothing."""
 
+    def prove(self, _deadline: Deadline, _seconds: float) -> None:
+        """Send nothing."""
+
     @contextmanager
     def cursor(self, _deadline: Deadline, _seconds: float | None = None) -> Iterator[Any]:
         """Give a cursor that executes nothing."""

@@ -340,7 +340,7 @@ class ClaimAttempt(Attempt[ClaimRequest]):
             )
             self._context.protocol.release(cursor, granted)
             self.request = replace(self.request, claim_id=uuid4())
-            self._to_undo = None
+            self._to_undo, self.in_doubt = None, False
 
 
 class _AttemptAgain(Attempt[Wanted]):

@@ -98,3 +98,17 @@ def test_the_primary_is_found_behind_a_standby_that_is_named_first(pair: Pair) -
     with closing(LockClient(LockSettings(url, "replica", claim_timeout=5.0))) as locks:
         locks.check()
         locks.release(claimed(locks))
+
+
+def test_a_claim_that_no_standby_has_confirmed_is_not_granted(pair: Pair) -> None:
+    """Else the replica would work on a window which the promoted standby grants to another one."""
+    with closing(LockClient(LockSettings(pair.url(), "one", claim_timeout=5.0))) as one:
+        one.release(claims.held(one, "warm-up"))
+        pair.standby.stop()
+        with pytest.raises(TaskLockDatabaseError):
+            claimed(one)
+        pair.kill_primary()
+        pair.standby.start()
+        pair.standby.promote()
+        with closing(LockClient(LockSettings(pair.url(), "other"))) as other:
+            other.release(claimed(other))

@@ -86,11 +86,16 @@ class Cursor(NoCursor):
         self.limit = limit
 
 
+def _no_connection(_first: int) -> Any:
+    raise NotImplementedError
+
+
 class SimulatedSession(Session):
     """The real session, with simulated connections."""
 
     def __init__(self, world: World, process: Process, replica: Replica) -> None:
-        super().__init__(Connection, replica.attempt, replica.outage.idle_connection_ended)
+        super().__init__(_no_connection, replica.attempt, replica.outage.idle_connection_ended)
+        self._database: Any = replica.settings.stand_in
         self._world = world
         self._process = process
 
@@ -100,6 +105,10 @@ class SimulatedSession(Session):
             raise psycopg.OperationalError("connection refused")
         connection = self._process.connection = Connection()
         return connection
+
+    def prove(self, deadline: Deadline, seconds: float) -> None:
+        with self.cursor(deadline, seconds) as cursor:
+            self._database.step(self._process, "probe", "probe", lambda: None, cursor.limit())
 
 
 @contextmanager

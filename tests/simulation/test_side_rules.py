@@ -575,7 +575,7 @@ class TestBatches:
         attempts = [client.attempt(claim_of("t"))]
         stage.call(client, lambda: client.begin_claims(attempts, 2, lambda _claimed: None))
         stage.go_on(3)
-        assert len(stage.sent("claim_many")) == 2
+        assert len(stage.sent("probe")) == 2
 
     def test_a_claim_of_a_queue_that_is_asked_for_again_and_again_fails_after_its_timeout(
         self, stage: Stage
