@@ -32,7 +32,7 @@ MENDED = {
     "an answer that tells of no claim is seen when the claim was granted since": (
         "hold",
         ("claim h", Planned(12, "held up 1 s")),
-        ("release h", Planned(14, "pause after")),
+        ("release h", Planned(15, "pause after")),
     ),
     "a long outage goes on after a shorter one of one replica": (
         "backlog",
@@ -42,7 +42,7 @@ MENDED = {
     "a takeover that was granted too late, and is not asked for again, is handed over": (
         "overrun",
         ("claim o", Planned(28, "short pause, then worse")),
-        ("take_over_many o", Planned(38, "pause after")),
+        ("take_over_many o", Planned(39, "pause after")),
     ),
     "a lease that was renewed before the run has ended when the answer is seen": (
         "short lease",
