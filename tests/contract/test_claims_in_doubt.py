@@ -6,6 +6,7 @@ finds proves nothing, and a write that is confirmed does.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 from uuid import uuid4
@@ -14,6 +15,7 @@ import psycopg
 import pytest
 
 from apscheduler_tasklock._database.sqlstates import RowLockedError
+from apscheduler_tasklock._lock import claim_attempts
 from tests.contract.conftest import row
 from tests.support.waist import (
     AnyAttempt,
@@ -133,3 +135,27 @@ def test_of_claims_that_are_sent_together_those_in_doubt_are_written_again(
     assert [each.answer.granted for each in decided] == [True, True, True]
     after = dict(connection.execute(versions).fetchall())
     assert {task for task in before if after[task] != before[task]} == {"doubted"}
+
+
+def test_a_takeover_that_waited_for_long_is_not_begun_and_what_follows_is_doubted(
+    one: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its commit may have waited for a standby, and the holder could not renew meanwhile."""
+    context = believing(one.statements.protocol)
+    wanted = attempt(takeover(one), context)
+    began = time.monotonic()
+    monkeypatch.setattr(claim_attempts.time, "monotonic", Clock([began, began + 1.5]))
+    decided: Any = wanted.send(one.cursor)
+    assert not decided.answer.granted
+    assert wanted.in_doubt  # so it is handed over
+    assert not context.outage.stable
+
+
+class Clock:
+    """A clock that shows the first of these times once, and then the second one."""
+
+    def __init__(self, times: list[float]) -> None:
+        self._times = times
+
+    def __call__(self) -> float:
+        return self._times.pop(0) if len(self._times) > 1 else self._times[0]

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from typing import Any
 
+import psycopg
 import pytest
+from sqlalchemy.engine import make_url
 
 from apscheduler_tasklock import TaskLockDatabaseError, upgrade
+from apscheduler_tasklock._database.session import Session
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.replica import LockSettings
 from apscheduler_tasklock.demo.server import EmbeddedServer
@@ -132,3 +136,51 @@ def test_a_renewal_before_a_begin_counts_only_when_it_is_confirmed(
     assert lock.locked_until == before
     assert locks.renew_now(lock)
     locks.release(lock)
+
+
+def test_no_session_is_left_behind_for_each_probe_where_cancels_do_not_arrive(
+    lonely: LonelyServer,
+    make: Make,
+    aside: Callable[..., Future[Any]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each would wait in the server, and after some minutes the server would be full."""
+    monkeypatch.setattr(psycopg.capabilities, "has_cancel_safe", lambda: False)
+    probes: list[float] = []
+    prove = Session.prove
+
+    def counted(session: Session, *limits: Any) -> None:
+        probes.append(time.monotonic())
+        prove(session, *limits)
+
+    monkeypatch.setattr(Session, "prove", counted)
+    locks = make()
+    with lonely.hanging():
+        asked = aside(claim, locks)
+        first = lonely.one_waiting()
+        eventually(lambda: len(probes) >= 3)
+        assert [pid for pid, _ in lonely.waiting()] == [first]
+        lonely.terminate(first)  # from now on nothing keeps the next one from being sent
+        lonely.one_waiting(but=first)
+    assert isinstance(asked.result(60), HeldLock)
+
+
+def test_another_host_is_tried_while_commits_hang_on_the_first(
+    lonely: LonelyServer, aside: Callable[..., Future[Any]]
+) -> None:
+    """An old primary takes connections, and confirms nothing any more."""
+    with EmbeddedServer({"fsync": "off"}) as promoted:
+        upgrade(promoted.url)
+        hosts = "&".join(
+            f"host={url.host}:{url.port}" for url in map(make_url, (lonely.url, promoted.url))
+        )
+        url = f"postgresql://postgres@/postgres?{hosts}"
+        with closing(LockClient(LockSettings(url, "replica", claim_timeout=600.0))) as locks:
+            held(locks, "on the first")
+            with lonely.hanging():
+                lock = aside(held, locks).result(60)
+            with psycopg.connect(promoted.url) as there:
+                found = there.execute("SELECT claim_id FROM task_lock WHERE task_name = 'task'")
+                assert found.fetchall() == [(lock.claim_id,)]
+            locks.release(lock)
+    lonely.run("DELETE FROM task_lock")
