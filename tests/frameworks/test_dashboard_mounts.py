@@ -10,6 +10,7 @@ import urllib.error
 import urllib.request
 from contextlib import suppress
 from html.parser import HTMLParser
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 from urllib.parse import urljoin
@@ -44,6 +45,16 @@ class Links(HTMLParser):
         self.found |= {link for name, link in attrs if name in ("href", "src") and link}
 
 
+def answered(browser: TestClient, path: str) -> Any:
+    """Return a page, which is asked for again if the database has not answered in time."""
+
+    def page() -> Any:
+        found = browser.get(path)
+        return None if found.status_code == HTTPStatus.SERVICE_UNAVAILABLE else found
+
+    return eventually(page)
+
+
 @pytest.fixture(autouse=True)
 def task(request: pytest.FixtureRequest) -> None:
     if "project" in request.fixturenames:
@@ -76,7 +87,7 @@ def test_each_link_of_a_mounted_dashboard_leads_to_a_page(
         seen, waiting = set(), [first]
         while waiting and len(seen) < 60:
             path = waiting.pop()
-            page = browser.get(path)
+            page = answered(browser, path)
             assert page.status_code in (200, 400), path
             seen.add(path)
             if page.headers["content-type"].startswith("text/html"):
