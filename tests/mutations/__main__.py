@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.mutations.copies import BrokenError, Notes, copied
-from tests.mutations.mutation import CHECKOUT, IN_PYTHON, Mutation, read_all
+from tests.mutations.mutation import CHECKOUT, GATE, IN_PYTHON, Mutation, read_all
 
 # Seconds that the tests of one selection have.
 LIMIT = 600
@@ -53,7 +53,7 @@ def _searched(
     test: Callable[[Sequence[str], float], Notes], find: str, limit: float
 ) -> tuple[bool, str]:
     try:
-        failed = [*test(["-x", *shlex.split(find)], limit).failed]
+        failed = [*test(["-x", "-m", GATE, *shlex.split(find)], limit).failed]
         if not failed:
             return False, f"NOT FOUND by {find}"
         # It means something only if the same test passes without the mistake.

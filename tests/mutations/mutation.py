@@ -9,6 +9,10 @@ from pathlib import Path
 HERE = Path(__file__).parent
 CHECKOUT = HERE.parent.parent
 
+# What `make test` runs. Only these tests may find a patch, because a test of the night refuses no
+# change.
+GATE = "not nightly and not simulate"
+
 # What a patch may change.
 PRODUCT = ("apscheduler_tasklock/", "alembic/")
 
@@ -63,6 +67,8 @@ def read(path: Path) -> Mutation:
         raise ValueError(f"{name}: a sentence, a line `find: ` and a unified diff are needed")
     marks = ["--- " + patch.partition("\n")[0], *patch.splitlines()]
     files = [line[6:].partition("\t")[0] for line in marks if line.startswith(("--- a/", "+++ b/"))]
+    if chosen := [line for line in find if "-m" in shlex.split(line)]:
+        raise ValueError(f"{name}: the gate finds a mistake, so no -m is needed: {chosen[0]}")
     if strange := [file for file in files if not file.startswith(PRODUCT)]:
         raise ValueError(f"{name}: a mutation changes the package, and not {strange[0]}")
     label = labels[0] if labels else None

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutations.mutation import HERE, IN_PYTHON, files_of, read
+from tests.mutations.mutation import GATE, HERE, IN_PYTHON, files_of, read
 from tests.support.named_tests import names_of_tests
 
 PATCHES = sorted(HERE.glob("*/*.patch"))
@@ -47,10 +47,16 @@ def test_each_test_that_makes_mistakes_exists(named: str) -> None:
     assert test in names_of_tests(HERE.parent.parent / module)
 
 
+def test_mistakes_are_searched_for_by_what_make_test_runs(checkout: Path) -> None:
+    makefile = (checkout / "Makefile").read_text()
+    assert f'$(AT_ONCE) -m "{GATE}"' in makefile.partition("\ntest: ")[2].partition("\n\n")[0]
+
+
 PATCH = "--- a/apscheduler_tasklock/lock.py\n+++ b/apscheduler_tasklock/lock.py\n"
 NO_MUTATIONS = {
     "no sentence": f"find: tests/contract\n\n{PATCH}",
     "no tests": f"A sentence.\n\n{PATCH}",
+    "tests of the night": f"A sentence.\n\nfind: tests/contract -m nightly\n\n{PATCH}",
     "no patch": "A sentence.\n\nfind: tests/contract\n",
     "a patch of tests": "A sentence.\n\nfind: tests/contract\n\n--- a/tests/x.py\n",
 }
