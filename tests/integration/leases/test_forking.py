@@ -207,8 +207,6 @@ def test_a_childs_copy_of_its_parents_locks_claims_nothing(executor: TaskLockExe
     parents.release(held(parents, **TIMES))
 
 
-@pytest.mark.nightly
-@pytest.mark.direct("it counts the library's connections in the server")
 def test_locks_that_a_parent_has_closed_stay_closed_in_its_child(
     make_task_locks: MakeTaskLocks,
 ) -> None:
@@ -336,6 +334,22 @@ def test_each_child_is_a_replica_of_its_own(executor: TaskLockExecutor) -> None:
 
     assert status_of_child(check) == 0
     assert executor.locks.replica_id == parents
+
+
+def test_a_childs_task_locks_claim_as_a_replica_of_their_own_and_leave_the_parents_alone(
+    make_task_locks: MakeTaskLocks, connection: Connection
+) -> None:
+    locks = make_task_locks(replica_id="parent")
+    with locks.hold("parents", **TIMES) as lock:
+
+        def use() -> None:
+            assert locks.replica_id == f"parent child {os.getpid()}"
+            hold(locks)
+            locks.close()
+
+        assert status_of_child(use) == 0
+        assert row(connection, "childs")["locked_by"].startswith("parent child ")
+        lock.extend(60)
 
 
 def test_a_childs_copy_of_a_scheduler_that_led_leads_under_an_id_of_its_own(

@@ -916,32 +916,36 @@ class TestHangs:
         yield hanging
         hanging.go_on.set()
 
-    @pytest.mark.nightly
+    @pytest.fixture
+    def setup_of_engine(self, engine: Engine, make_setup: Callable[..., Setup]) -> Setup:
+        Numbers.sent = []
+        return make_setup(engine)
+
     def test_an_engine_that_hangs_is_given_up_and_others_are_told(
-        self, engine: Engine, hanging: HangingEngine, make_setup: Callable[..., Setup]
+        self, hanging: HangingEngine, setup_of_engine: Setup, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        setup = make_setup(engine, timeout=1)
-        setup.session.attempt = 0.1
-        asked = submit(setup, Call(this_thread), Call(this_thread), Call(this_thread))
-        for each in asked:
-            with pytest.raises(TaskLockDatabaseError, match="no connection came within"):
-                each.wait(PATIENCE)
+        setup = setup_of_engine
+        with monkeypatch.context() as patched:
+            patched.setattr("apscheduler_tasklock._database.deadline.time", HurryingClock())
+            asked = submit(setup, Call(this_thread), Call(this_thread), Call(this_thread))
+            for each in asked:
+                with pytest.raises(TaskLockDatabaseError, match="no connection came within"):
+                    each.wait(PATIENCE)
         assert setup.outage.reason is not None
         hanging.go_on.set()
         eventually(lambda: hanging.opened and all(each.closed for each in hanging.opened))
         assert eventually(lambda: answered(setup, Numbers(1))) == 1
         assert setup.outage.reason is None
 
-    @pytest.mark.nightly
     def test_while_two_attempts_hang_no_third_is_begun(
-        self, engine: Engine, hanging: HangingEngine, make_setup: Callable[..., Setup]
+        self, hanging: HangingEngine, setup_of_engine: Setup
     ) -> None:
-        setup = make_setup(engine, timeout=1)
-        setup.session.attempt = 0.1
-        for _ in range(5):
-            with pytest.raises(TaskLockDatabaseError):
-                setup.ask(Numbers(1))
-        assert hanging.begun == 2
+        setup = setup_of_engine
+        for _ in range(2):
+            with pytest.raises(TaskLockDatabaseError, match="did not answer in time"):
+                setup.session.open(Deadline(setup.closing, until=0.0))
+        with pytest.raises(TaskLockDatabaseError, match="2 earlier attempts to connect still hang"):
+            setup.ask(Numbers(1))
         hanging.go_on.set()
         eventually(lambda: len([each for each in hanging.opened if each.closed]) == 2)
         assert eventually(lambda: answered(setup, Numbers(1))) == 1
@@ -1017,6 +1021,17 @@ class TestHangs:
         assert 0.3 <= float(waited) < setup.session.attempt
 
 
+class HurryingClock:
+    """In place of the module ``time``: each reading of the clock is 2 seconds after the last."""
+
+    def __init__(self) -> None:
+        self._now = time.monotonic()
+
+    def monotonic(self) -> float:
+        self._now += 2.0
+        return self._now
+
+
 class HangingEngine:
     """Lets an engine open no connection until it is let go."""
 
@@ -1052,7 +1067,6 @@ class TestOneConnection:
         eventually(lambda: threads() == [])
         assert setup.ask(Call(pid)) == first
 
-    @pytest.mark.nightly
     @pytest.mark.parametrize("given", ["a URL", "an engine"])
     def test_that_was_ended_while_idle_is_replaced_in_silence(
         self,
@@ -1065,9 +1079,10 @@ class TestOneConnection:
     ) -> None:
         """As by ``idle_session_timeout``. A crash looks alike: rows are doubted."""
         Numbers.sent = []
-        setup = make_setup(database_url if given == "a URL" else engine, timeout=1)
+        setup = make_setup(database_url if given == "a URL" else engine)
+        setup.outage.believe()
         setup.ask(Numbers(1))
-        eventually(lambda: setup.outage.stable)
+        assert setup.outage.stable
         others = (
             "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
         )
