@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import select
 import socket
 import threading
@@ -23,6 +24,16 @@ class Last(bytes):
 def pass_on(data: bytes) -> bytes | None:
     """Let everything through."""
     return data
+
+
+# Where the server names its process at the login, after a type and a length; and another name.
+_BACKEND_PID = re.compile(b"(?<=K\0\0\0\x0c)....", re.DOTALL)
+_POOLERS_PID = b"\0\0\0\1"
+
+
+def as_a_pooler(data: bytes) -> bytes:
+    """Name a process of the proxy's own making at the login, as a pooler does."""
+    return _BACKEND_PID.sub(_POOLERS_PID, data)
 
 
 class Proxy:

@@ -1,4 +1,4 @@
-"""Prepared statements that a pooler has dropped behind the library's back."""
+"""Prepared statements behind a pooler, which may drop them behind the library's back."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.outcomes import RunOutcome
 from tests.support.claims import held
 from tests.support.polling import eventually
+from tests.support.proxy import Proxy, as_a_pooler
 
 
 @pytest.mark.direct("nothing is prepared on a connection that leads through a pooler")
@@ -34,3 +35,21 @@ def test_the_run_history_goes_on_after_prepared_statements_are_lost(
     recorded = "SELECT true FROM task_lock_run WHERE task_name = 'last'"
     eventually(lambda: connection.execute(recorded).fetchone(), 20)
     assert "No run history is written" not in caplog.text
+
+
+@pytest.mark.direct("the proxy takes a pooler's place")
+def test_through_a_pooler_nothing_is_prepared(
+    make_locks: Callable[..., LockClient], proxy: Proxy
+) -> None:
+    """All clients of psycopg give their statements the same names, and may share a session."""
+    sent: list[bytes] = []
+
+    def note(data: bytes) -> bytes:
+        sent.append(data)
+        return data
+
+    proxy.to_server, proxy.to_client = note, as_a_pooler
+    locks = make_locks(proxy.url)
+    for number in range(3):
+        locks.release(held(locks, f"task {number}"))
+    assert b"_pg3_" not in b"".join(sent)
