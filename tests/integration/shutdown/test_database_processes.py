@@ -125,6 +125,20 @@ print(json.dumps({"before": before, "child": told, "after": after}))
 locks.close()
 """
 
+# With the mistake that the child waits for its parent's thread, it would wait for an hour.
+CHILD_ENDS = """
+held = locks.hold("job", **TIMES)
+held.__enter__()
+assert threads()
+child = os.fork()
+if child == 0:
+    module.ENDING_LIMIT = 3600
+    sys.exit(0)
+until(lambda: os.waitpid(child, os.WNOHANG) != (0, 0))
+held.__exit__(None, None, None)
+locks.close()
+"""
+
 
 @pytest.fixture
 def run(database_url: str, tmp_path: Any) -> Callable[[str], subprocess.Popen[str]]:
@@ -185,6 +199,15 @@ def test_an_interpreter_that_ends_waits_for_a_release_that_is_sent_again(
         assert process.stdout.readline() == "ending\n"
         assert row(connection)["finished_at"] is None
     ended(process)
+    assert row(connection)["finished_at"] is not None
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="Windows does not fork")
+def test_a_forked_child_ends_without_waiting_for_its_parents_thread(
+    run: Callable[[str], subprocess.Popen[str]], connection: Connection
+) -> None:
+    """As each worker of a pool of processes, for which a shutdown waits."""
+    ended(run(CHILD_ENDS))
     assert row(connection)["finished_at"] is not None
 
 
