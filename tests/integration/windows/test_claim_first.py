@@ -223,6 +223,36 @@ def test_a_slow_listener_of_the_end_of_a_job_that_took_no_time_holds_up_no_start
     replica.one(EVENT_TASK_LOCK_RELEASED, "next")
 
 
+def test_while_a_listener_hears_of_the_end_of_a_run_its_lock_is_free_and_its_worker_is_not(
+    make_replica: MakeReplica, connection: Connection, go_on: threading.Event
+) -> None:
+    replica = make_replica(max_workers=1)
+    heard = threading.Event()
+
+    def block(_event: Any) -> None:
+        heard.set()
+        go_on.wait(60)
+
+    replica.scheduler.add_listener(block, EVENT_JOB_EXECUTED)
+    replica.run_once(lambda: None, job_id="first")
+    assert heard.wait(60)
+    released = "SELECT FROM task_lock WHERE task_name = 'first' AND finished_at IS NOT NULL"
+    eventually(lambda: connection.execute(released).rowcount == 1)
+    submit(replica, "second")
+    assert claimed(connection) == ["first"]
+    go_on.set()
+    replica.one(EVENT_JOB_EXECUTED, "second")
+
+
+def test_an_executor_that_runs_a_job_inside_its_submission_runs_it_in_the_schedulers_thread(
+    make_replica: MakeReplica,
+) -> None:
+    """And not in the thread that decides on all runs, which a long job would hold up."""
+    replica = make_replica(executor=DebugExecutor())
+    replica.run_once(lambda: threading.current_thread().name)
+    assert replica.one(EVENT_JOB_EXECUTED).retval == "APScheduler"
+
+
 @pytest.mark.nightly
 def test_a_job_without_a_lock_does_not_wait_for_the_database(
     make_replica: MakeReplica, proxy: Proxy
