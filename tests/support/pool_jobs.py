@@ -47,6 +47,12 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def outlive_its_pool(file: str, begun: str) -> None:
+    """Work until the file exists, also if the pool breaks, and ends its processes by SIGTERM."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    wait_for(file, begun)
+
+
 def return_a_lock() -> Any:
     return threading.Lock()
 

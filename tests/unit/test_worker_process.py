@@ -84,6 +84,63 @@ def test_a_worker_hears_of_its_parents_death_although_another_process_keeps_its_
         _kill(*pids.values())
 
 
+LOCK = """
+import multiprocessing, os, time
+from datetime import datetime, timezone
+from uuid import uuid4
+from apscheduler_tasklock._runs.worker_process import LockInWorker, RunTimesInWorker, parent
+
+NOW = datetime.now(timezone.utc)
+
+def lock(ends_in, failover=False):
+    return LockInWorker(
+        "task", 1, uuid4(), NOW, NOW, NOW, NOW, time.monotonic() + ends_in, 600, None, 1, failover,
+        None,
+    )
+
+def say(line):
+    os.write(1, f"{line}\\n".encode())
+"""
+RUNS = """
+def work():
+    held = lock(600).held()
+    assert list(RunTimesInWorker(NOW, lock(600))) == [NOW]
+    with parent.holding(held, failover=FAILOVER):
+        say("runs")
+        while not held.lost:
+            time.sleep(0.01)
+        say("its lock is lost")
+
+multiprocessing.get_context("fork").Process(target=work).start()
+time.sleep(600)
+"""
+BEGINS = """
+say([bool(list(RunTimesInWorker(NOW, lock(left)))) for left in (600, 0)])
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="Windows does not fork")
+@pytest.mark.parametrize(("failover", "tells"), [(True, ""), (False, "its lock is lost\n")])
+def test_a_run_whose_parent_is_killed_loses_its_lock_and_with_failover_ends_at_once(
+    failover: bool, tells: str
+) -> None:
+    """With failover another replica runs the window again, when the lease is over."""
+    script = LOCK + f"FAILOVER = {failover}" + RUNS
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as run:
+        assert run.stdout is not None
+        try:
+            assert run.stdout.readline() == "runs\n"
+        finally:
+            run.kill()
+        assert run.stdout.read() == tells  # when the worker has ended, too
+
+
+def test_a_worker_does_not_begin_a_run_whose_lock_has_ended() -> None:
+    """As where its process was started too slowly. Another replica may run the window."""
+    command = [sys.executable, "-c", LOCK + BEGINS]
+    assert subprocess.run(command, check=True, capture_output=True).stdout == b"[True, False]\n"
+
+
 def _kill(*pids: int) -> None:
     for pid in pids:
         with suppress(ProcessLookupError):

@@ -151,6 +151,34 @@ def test_the_lease_of_a_killed_worker_is_ended_by_its_parent_and_the_pool_goes_o
     assert replica.one(EVENT_JOB_EXECUTED, "next").retval == 1
 
 
+def test_the_leases_of_a_broken_pool_are_ended_when_all_of_its_processes_are_dead(
+    make_replica: MakeReplica,
+    connection: psycopg.Connection[Any],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Until then one of them may still run its window."""
+    begun, go_on = tmp_path / "begun", tmp_path / "go on"
+    fork = {"mp_context": multiprocessing.get_context("fork")}
+    replica = make_replica(executor="processpool", max_workers=2, pool_kwargs=fork)
+    replica.run_once(pool_jobs.outlive_its_pool, args=[str(go_on), str(begun)], job_id="lives")
+    try:
+        eventually(begun.exists)
+        replica.run_once(pool_jobs.die, job_id="dies")
+        eventually(lambda: caplog.text.count("Error running job") == 2)
+        replica.run_once(pool_jobs.decorated, job_id="next", args=[1])
+        replica.one(EVENT_JOB_EXECUTED, "next")  # the jobs' thread has looked at the pool since
+        assert not row(connection, "lives")["over"]
+        assert not row(connection, "dies")["over"]
+    finally:
+        go_on.touch()
+    for job_id in ("lives", "dies"):
+        assert replica.one(EVENT_TASK_LOCK_LOST, job_id).reason == "died"
+        assert row(connection, job_id)["over"]
+        assert row(connection, job_id)["finished_at"] is None
+        assert not row(connection, job_id)["handed_over"]  # it may have run in part
+
+
 @pytest.mark.direct("it counts the library's connections in the server")
 def test_a_replica_has_one_connection_and_its_workers_none(
     make_pooled: MakeReplica, connection: psycopg.Connection[Any], tmp_path: Path
