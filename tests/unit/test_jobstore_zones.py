@@ -7,7 +7,8 @@ job is stored here as its row has it: as JSON.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import time as time_module
+from collections.abc import Callable, Iterator
 from datetime import datetime, time, timedelta, timezone, tzinfo
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 import pytz
+import tzlocal
 from apscheduler.schedulers.background import BackgroundScheduler
 from apscheduler.triggers.combining import OrTrigger
 from apscheduler.triggers.cron import CronTrigger
@@ -174,6 +176,38 @@ def test_a_moment_that_a_clock_shows_twice_or_never_comes_back(moment: datetime)
     if timedelta(days=2) < moment.replace(tzinfo=None) - datetime.min < timedelta(days=3_000_000):
         job = stored("date", run_date=moment)
         assert job.trigger.run_date.timestamp() == moment.timestamp()
+
+
+@pytest.mark.parametrize("is_dst", [True, False])
+def test_a_moment_of_pytz_that_a_clock_shows_twice_keeps_its_zone(is_dst: bool) -> None:
+    """Else a day later, or at another time of the year, it is off by an hour."""
+    twice = datetime(2027, 10, 31, 2, 30)
+    moment = pytz.timezone("Europe/Berlin").localize(twice, is_dst=is_dst)
+    again = stored("date", moment, run_date=TIMES[0]).args[1]
+    assert again.tzinfo is ZoneInfo("Europe/Berlin")
+    assert again.timestamp() == moment.timestamp()
+
+
+@pytest.fixture
+def in_berlin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let the machine be in Berlin."""
+    with monkeypatch.context() as patched:
+        patched.setenv("TZ", "Europe/Berlin")
+        time_module.tzset()
+        tzlocal.reload_localzone()
+        yield
+    time_module.tzset()
+    tzlocal.reload_localzone()
+
+
+@pytest.mark.skipif(not hasattr(time_module, "tzset"), reason="Windows has no TZ")
+@pytest.mark.usefixtures("in_berlin")
+def test_the_zone_of_the_machine_is_stored_by_its_name() -> None:
+    """dateutil's has none, and another replica's machine may be elsewhere."""
+    moment = datetime(2027, 7, 1, 12, tzinfo=tz.tzlocal())
+    again = stored("date", moment, run_date=TIMES[0]).args[1]
+    assert again.tzinfo is ZoneInfo("Europe/Berlin")
+    assert again.isoformat() == "2027-07-01T12:00:00+02:00"
 
 
 TIMES_OF_DAY = {

@@ -1377,6 +1377,28 @@ class TestRunsWhereItCan:
         # Of 60 times: it is tried again after 1, 2, 4 and so on seconds.
         assert 1 <= len(ran[key]) < 10
 
+    def test_where_locks_are_off_what_two_replicas_have_read_runs_on_one_with_one_warning_each(
+        self, make: Make, key: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        first, second = make(enabled=False), make(enabled=False)
+        first.scheduler.pause()
+        reads = []
+
+        def wait_for_the_first(found: DueRows) -> None:
+            if any(each.row.id == key for each in found.jobs):
+                reads.append(key)
+                eventually(lambda: ran[key])
+            elif reads:
+                reads.append("later")
+
+        after_each_read(second, wait_for_the_first)
+        first.run_at(note, key)
+        eventually(lambda: reads)
+        first.scheduler.resume()
+        eventually(lambda: "later" in reads)
+        assert len(ran[key]) == 1
+        assert caplog.text.count("The executor 'default' has enabled=False") == 2
+
     @pytest.mark.nightly
     def test_where_locks_are_off_it_runs_on_one_replica_at_most_once_with_one_warning(
         self, make: Make, key: str, connection: Connection, caplog: pytest.LogCaptureFixture
