@@ -169,6 +169,21 @@ def test_what_was_given_and_has_not_begun_is_handed_over_at_a_stop(
     assert busy_pool.of()[0].reason == "handed over"
 
 
+def test_what_was_given_and_cannot_begin_before_its_lock_ends_is_handed_over(
+    make_replica: MakeReplica,
+    go_on: threading.Event,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    # At once, and not when 90 % of its maximum lock are over.
+    monkeypatch.setattr("apscheduler_tasklock._runs.executor_runs.WAITS_AT_MOST", 0.0)
+    replica = make_replica(max_workers=1)
+    pool_of(replica.executor).submit(go_on.wait, 60)
+    replica.run_once(lambda: None)
+    assert replica.one(EVENT_TASK_LOCK_RELEASED).reason == "handed over"
+    assert "did not begin before its lease or its maximum lock ended" in caplog.text
+
+
 @pytest.mark.nightly
 def test_a_slow_listener_of_a_refusal_holds_up_no_start(
     make_replica: MakeReplica, go_on: threading.Event
@@ -374,7 +389,6 @@ def test_what_an_executor_runs_in_a_process_of_its_own_is_run_once(
     assert connection.execute(runs).fetchall() == [("fails", "error"), ("job", "ok")]
 
 
-@pytest.mark.nightly
 def test_what_runs_in_a_process_of_an_executors_own_is_not_handed_over_at_a_shutdown(
     make_replica: MakeReplica, connection: Connection, tmp_path: Path
 ) -> None:
