@@ -195,6 +195,23 @@ def test_a_replica_has_one_connection_and_its_workers_none(
     assert eventually(lambda: claims.pids(connection) == set())
 
 
+@pytest.mark.direct("it counts the library's connections in the server")
+def test_a_worker_closes_the_connection_on_which_it_has_extended_its_lock(
+    make_replica: MakeReplica, connection: psycopg.Connection[Any], tmp_path: Path
+) -> None:
+    fork = {"mp_context": multiprocessing.get_context("fork")}
+    replica = make_replica(executor="processpool", max_workers=1, pool_kwargs=fork)
+    go_on = tmp_path / "go on"
+    replica.run_once(pool_jobs.extend, args=[36_000, str(go_on)])
+    extended = "SELECT FROM task_lock WHERE run_until > started_at + interval '10 hours'"
+    eventually(lambda: connection.execute(extended).rowcount == 1)
+    try:
+        eventually(lambda: len(claims.pids(connection)) == 1)
+    finally:
+        go_on.touch()
+    replica.one(EVENT_JOB_EXECUTED)
+
+
 @pytest.mark.nightly
 @pytest.mark.direct("it counts the library's connections in the server")
 @pytest.mark.parametrize("lease", [2, None])
