@@ -363,14 +363,14 @@ class Run:
         did
     :ivar kind: ``"schedule"``, ``"takeover"``, ``"retry"``, ``"manual"`` or ``"hold"``;
         ``"operator"`` for what an operator did
-    :ivar outcome: ``"ok"``, ``"error"`` or ``"cancelled"``; ``"died"``: its holder died;
-        ``"overran"``: it outlived its maximum lock, while its holder lived; ``"freed"``: an
-        operator freed its task, and the run has not reported its end; ``"overtaken"``: it was taken
-        over or freed, and has reported its end afterwards; ``"missed"``: no replica has run the run
-        time, see ``reason``. For what an operator did: ``"paused"``, ``"resumed"``, ``"run"`` (a
-        manual run was asked for), ``"freed"`` or ``"acknowledged"``; with a job of the job store
-        ``"job-paused"``, ``"job-resumed"``, ``"job-moved"`` or ``"job-removed"``.
-        ``"rescheduled"``: a replica has changed the task's schedule
+    :ivar outcome: ``"ok"``, ``"error"`` or ``"cancelled"``; ``"died"``: its holder died, or has not
+        reported the run's end yet; ``"overran"``: it outlived its maximum lock, while its holder
+        lived; ``"freed"``: an operator freed its task, and the run has not reported its end;
+        ``"overtaken"``: it was taken over or freed, and has ended afterwards; ``"missed"``: no
+        replica has run the run time, see ``reason``. For what an operator did: ``"paused"``,
+        ``"resumed"``, ``"run"`` (a manual run was asked for), ``"freed"`` or ``"acknowledged"``;
+        with a job of the job store ``"job-paused"``, ``"job-resumed"``, ``"job-moved"`` or
+        ``"job-removed"``. ``"rescheduled"``: a replica has changed the task's schedule
     :ivar error_type: class of its exception
     :ivar error: message of its exception, 500 characters at most
     :ivar traceback: its exception's frames, chain and group, 4,000 characters at most; ``None``

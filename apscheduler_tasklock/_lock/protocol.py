@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, product
 from typing import Any
 from uuid import UUID
 
@@ -75,6 +75,10 @@ LONGEST_TASK_LIST = LARGEST_REPLICA * 2 // 5
 HISTORY = 100
 
 
+# The values of a release that have texts of an exception.
+_TEXTS = ("error_type", "error", "traceback")
+
+
 def _reported(running: Sequence[RunningRun]) -> str:
     return json.dumps([run.reported for run in running])
 
@@ -134,6 +138,7 @@ class TaskLockProtocol:
         self._release_many = RecordingStatement(
             statements.release_many, name, runs, ReleaseAnswer, is_batch=True
         )
+        self._correct_history = RecordingStatement(statements.correct_history, name, runs)
         self._end_lease = Statement(statements.end_lease(name), ReleaseAnswer)
         self._give_up = RecordingStatement(statements.give_up, name, runs)
         self._extend = Statement(statements.extend(name))
@@ -318,7 +323,8 @@ class TaskLockProtocol:
         """Release a claim. Return ``None`` if the claim no longer stood.
 
         In that case the task's row does not change. If the run was noted as dead or freed, its
-        entry in the run history is corrected.
+        entry in the run history is corrected by a second statement. A caller that gets an error
+        has to send the release again.
         """
         hands_over = request.end.window is WindowAfter.HAND_OVER
         statement = self._hand_over if hands_over else self._release
@@ -331,6 +337,8 @@ class TaskLockProtocol:
         else:
             self._note_taken(statement, query[0])
         answer: ReleaseAnswer | None = statement.one(cursor)
+        if answer is None or answer.is_late:
+            self._correct(cursor, [request])
         return answer
 
     def release_many(
@@ -345,10 +353,25 @@ class TaskLockProtocol:
         cursor.row_factory = tuple_row
         self._execute(cursor, self._release_many, asked)
         answers = self._release_many.by_claim_id(cursor)
+        in_time = {claim_id for claim_id, answer in answers.items() if not answer.is_late}
+        if len(in_time) < len(requests):
+            self._correct(cursor, [each for each in requests if each.claim_id not in in_time])
         return {
             claim_id: answer if answer.locked_until else None
             for claim_id, answer in answers.items()
         }
+
+    def _correct(self, cursor: Any, late: Sequence[ReleaseRequest]) -> None:
+        """Correct the run history after releases whose runs were closed before.
+
+        A claim in doubt has no token and no entry.
+        """
+        asked = [request.parameters for request in late if request.token is not None]
+        for each, name in product(asked, _TEXTS):
+            if each[name] is not None:
+                each[name] = storable_reason(cursor.connection, str(each[name]))
+        if asked and self._correct_history.recording:
+            self._execute(cursor, self._correct_history, statements.many(asked))
 
     def end_lease(
         self, cursor: Any, task_name: str, claim_id: UUID, holders: Sequence[str]
@@ -674,7 +697,7 @@ class TaskLockProtocol:
         if isinstance(error, (UnicodeError, psycopg.DataError)) and "error" in parameters:
             # An exception's message may have characters that the database's encoding lacks.
             parameters = {
-                name: _ascii(value) if name in ("error", "error_type", "traceback") else value
+                name: _ascii(value) if name in _TEXTS else value
                 for name, value in parameters.items()
             }
             with suppress(psycopg.DatabaseError, UnicodeError):

@@ -39,7 +39,7 @@ class ReleaseRequest:
 
     @property
     def parameters(self) -> dict[str, object]:
-        """The parameters of the release's statement."""
+        """The parameters of the release's statements."""
         end = self.end
         return {
             "task_name": self.task_name,
@@ -413,11 +413,14 @@ class ReleaseAnswer(NamedTuple):
     :ivar locked_until: the database time at which the task's window ends
     :ivar database_time: the database time of the release
     :ivar retry_at: when the failed run is run again, in database time; ``None``: it is not
+    :ivar is_late: whether the run was finished before: another replica has given it up as dead, or
+        an earlier try of the release has finished it
     """
 
     locked_until: datetime
     database_time: datetime
     retry_at: datetime | None = None
+    is_late: bool = False
 
 
 @dataclass(frozen=True)

@@ -81,11 +81,13 @@ class MemoryTaskLocks:
             return decision.answer
 
     def note_late(self, request: ReleaseRequest) -> None:
-        """Correct the history after a release whose claim was no longer in the task's row."""
+        """Correct the history after a release whose run was closed before."""
         with self.lock:
-            rings = self._runs.get(request.task_name, {})
+            task_name, now = request.task_name, self.now()
+            correct = rule.correction(self.rows.get(task_name), self.runs(task_name), request, now)
+            rings = self._runs.get(task_name, {})
             for ended_well, runs in rings.items():
-                rings[ended_well] = deque(rule.overtaken(runs, request, self.now()), self.history)
+                rings[ended_well] = deque(map(correct, runs), self.history)
 
     def forget(self, task_name: str) -> None:
         """Delete a task, with its history."""
@@ -230,7 +232,7 @@ class MemoryProtocol:
             answer = self._locks.decide(
                 request.task_name, lambda row, now: rule.release(row, request, now)
             )
-            if answer is None:
+            if answer is None or answer.is_late:
                 self._locks.note_late(request)
             return answer
 

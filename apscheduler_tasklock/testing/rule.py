@@ -11,7 +11,7 @@ jobs. Of the operations for operators it has ``pause``, ``resume`` and ``request
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from typing import Any, Generic, TypeVar
@@ -546,10 +546,11 @@ def release(
         return Decision(row, ReleaseAnswer(until, now, row.retry_at))
     if row is None or row.claim_id != request.claim_id or (hands_over and row.finished):
         return Decision(row, None)
-    end = _hand_over if hands_over else _finish
-    row, ended = end(row, request.end, now, _end_of(row.started_at, request, now))
+    end, ended_at = (_hand_over if hands_over else _finish), _end_of(row.started_at, request, now)
+    row, ended = end(row, request.end, now, ended_at)
     retry_at = row.retry_at if row.retry_of == row.claim_id else None
-    return Decision(row, ReleaseAnswer(row.locked_until, now, retry_at), ended)
+    is_late = row.finished_at not in (None, ended_at)
+    return Decision(row, ReleaseAnswer(row.locked_until, now, retry_at, is_late), ended)
 
 
 def _end_of(started_at: datetime, request: ReleaseRequest, now: datetime) -> datetime:
@@ -584,7 +585,7 @@ def _hand_over(
 def _finish(
     row: Row, end: RunOutcome, now: datetime, ended_at: datetime
 ) -> tuple[Row, tuple[Run, ...]]:
-    """Finish a run. The outcome of a finished run stays as it is."""
+    """Finish a run. The outcome of a finished run stays, unless the run was given up as dead."""
     ended: tuple[Run, ...] = ()
     due = _due_after_run(row, end, now, ended_at)
     retry_at = _retry_at(row, due, end, now)
@@ -604,6 +605,8 @@ def _finish(
             half = (row.window_until - row.window_start) / 2
             before = max(SHORTEST_BEFORE, min(LONGEST_BEFORE, half))
             row = replace(row, window_until=row.window_start - before)
+    elif row.last_outcome == "died":
+        row = replace(row, last_outcome=end.last_outcome)
     row = replace(
         row,
         due_at=due.due_at,
@@ -934,19 +937,38 @@ def state_of(row: Row, now: datetime) -> RunState:
     )
 
 
-def overtaken(runs: Iterable[Run], request: ReleaseRequest, now: datetime) -> list[Run]:
-    """Return a task's history after a release whose claim is no longer in the task's row.
+def correction(
+    row: Row | None, runs: Sequence[Run], request: ReleaseRequest, now: datetime
+) -> Callable[[Run], Run]:
+    """Return what corrects an entry of a task's history after a release that came too late.
 
-    The history has the run as dead or freed, but the run has gone on, and has ended only later. So
-    its outcome becomes ``"overtaken"``, unless the release hands the window over.
+    The history has the run as dead or freed, but its replica lived, and tells how the run ended.
+
+    :param runs: the task's history
     """
-    is_late = request.end.window is not WindowAfter.HAND_OVER
-    return [
-        replace(run, outcome="overtaken", ended_at=_end_of(run.started_at, request, now))
-        if is_late and run.token == request.token and run.outcome in ("died", "freed")
-        else run
-        for run in runs
-    ]
+    token, end = request.token or 0, request.end
+    began = [run.started_at for run in runs if run.token is not None and run.token > token]
+    if row is not None and row.token > token:
+        began.append(row.started_at)
+
+    def correct(run: Run) -> Run:
+        if run.token != request.token or run.outcome not in ("died", "freed"):
+            return run
+        over_at = run.ended_at if run.outcome == "freed" else min(began, default=None)
+        run = replace(run, ended_at=_end_of(run.started_at, request, now))
+        if not end.outcome:
+            return replace(run, outcome="cancelled")  # because the run never began
+        if over_at is not None and (request.ended_at or now) >= over_at:
+            return replace(run, outcome="overtaken")
+        return replace(
+            run,
+            outcome=end.outcome,
+            error_type=end.error_type,
+            error=end.error,
+            traceback=end.traceback,
+        )
+
+    return correct
 
 
 def _followed(row: Row) -> tuple[Row, tuple[Run, ...]]:

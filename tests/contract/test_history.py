@@ -5,18 +5,21 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
+from uuid import UUID, uuid4
 
 import psycopg
 import pytest
 
 from apscheduler_tasklock._lock.outcomes import RunOutcome, WindowAfter
-from tests.contract.conftest import database_now, row
+from tests.contract.conftest import ON_BOTH, database_now, row
 from tests.support.polling import eventually
 from tests.support.waist import (
+    ClaimAnswer,
     ClaimRequest,
     Memory,
+    ReleaseAnswer,
     ReleaseRequest,
     Replica,
     TakeoverRequest,
@@ -273,28 +276,6 @@ class TestDeaths:
         assert outcomes(connection) == ["cancelled"]
         assert row(connection)["failures"] == 0
 
-    @pytest.mark.parametrize("together", [False, True])
-    def test_a_holder_that_was_only_slow_says_that_it_was_overtaken(
-        self, one: Replica, other: Replica, travel: Travel, connection: Connection, together: bool
-    ) -> None:
-        dead, first = one.claim(**LEASED)
-        travel(100)
-        again, second = other.take_over(dead)
-        assert second is not None
-        late = ReleaseRequest("task", dead, RunOutcome(outcome="ok"), first.token)
-        ended_at = database_now(connection)
-        for _ in range(2):
-            travel(1)
-            if together:
-                assert one.release_many([late, ReleaseRequest("free", dead)]) == {}
-            else:
-                assert one.end(dead, outcome="ok", token=first.token) is None
-        [entry] = entries(connection)
-        assert (entry["token"], entry["outcome"]) == (first.token, "overtaken")
-        assert entry["ended_at"] == ended_at + timedelta(seconds=1)
-        other.end(again, outcome="ok", token=second.token)
-        assert outcomes(connection) == ["overtaken", "ok"]
-
     @pytest.mark.postgresql
     def test_a_run_that_was_released_while_a_claim_waited_for_its_row_has_not_died(
         self, one: Replica, travel: Travel, connection: Connection, direct_url: str
@@ -311,6 +292,222 @@ class TestDeaths:
                 assert claimed.result(60)
         assert outcomes(connection) == ["ok"]
         assert row(connection)["failures"] == 0
+
+
+ONE_OR_MANY = pytest.mark.parametrize("together", [False, True], ids=["alone", "together"])
+
+
+def release_late(
+    replica: Replica,
+    claim: tuple[UUID, ClaimAnswer],
+    ended_at: datetime | None = None,
+    *,
+    together: bool = False,
+    **end: Any,
+) -> ReleaseAnswer | None:
+    """Release a claim that was taken for dead.
+
+    :param ended_at: when its run ended; by default when the release is sent
+    :param together: whether another release travels with it, which finds nothing
+    """
+    claim_id, answer = claim
+    request = ReleaseRequest("task", claim_id, RunOutcome(**end), answer.token, ended_at)
+    if together:
+        return replica.release_many([request, ReleaseRequest("free", uuid4())]).get(claim_id)
+    return replica.statements.release(request)
+
+
+class TestLateReleases:
+    """A run that ended is not told as ``died`` once its replica has told."""
+
+    @ON_BOTH
+    @ONE_OR_MANY
+    def test_a_run_that_ended_before_the_other_claim_began_has_its_own_outcome(
+        self, one: Replica, other: Replica, travel: Travel, connection: Connection, together: bool
+    ) -> None:
+        dead = one.claim(**LEASED)
+        ended_at = database_now(connection) + timedelta(seconds=20)
+        travel(100)
+        assert other.takes_over(dead[0])
+        before = row(connection)
+        assert outcomes(connection) == ["died"]
+        travel(1)
+        for _ in range(2):
+            assert release_late(one, dead, ended_at, together=together, outcome="ok") is None
+        [entry] = entries(connection)
+        assert (entry["token"], entry["outcome"]) == (dead[1].token, "ok")
+        assert entry["ended_at"] == ended_at
+        assert row(connection) == before
+
+    @ON_BOTH
+    @ONE_OR_MANY
+    def test_an_error_is_told_with_what_it_said_and_its_retry_is_void(
+        self, one: Replica, other: Replica, travel: Travel, connection: Connection, together: bool
+    ) -> None:
+        dead = one.claim(**LEASED)
+        ended_at = database_now(connection) + timedelta(seconds=20)
+        travel(100)
+        assert other.takes_over(dead[0])
+        before = row(connection)
+        failed = {"outcome": "error", "error_type": "E", "error": "why", "traceback": "frames"}
+        release_late(one, dead, ended_at, together=together, **failed, retry_in=1.0)
+        [entry] = entries(connection)
+        assert {name: entry[name] for name in failed} == failed
+        assert entry["retry_at"] is None
+        assert row(connection) == before
+
+    @ON_BOTH
+    @ONE_OR_MANY
+    def test_a_run_that_ended_after_the_other_claim_began_was_overtaken(
+        self, one: Replica, other: Replica, travel: Travel, connection: Connection, together: bool
+    ) -> None:
+        dead = one.claim(**LEASED)
+        travel(100)
+        again, second = other.take_over(dead[0])
+        assert second is not None
+        ended_at = database_now(connection)
+        for _ in range(2):
+            travel(1)
+            error = {"outcome": "error", "error_type": "E", "error": "why"}
+            assert release_late(one, dead, together=together, **error) is None
+        [entry] = entries(connection)
+        assert (entry["token"], entry["outcome"]) == (dead[1].token, "overtaken")
+        assert (entry["error_type"], entry["error"]) == (None, None)
+        assert entry["ended_at"] == ended_at + timedelta(seconds=1)
+        other.end(again, outcome="ok", token=second.token)
+        assert outcomes(connection) == ["overtaken", "ok"]
+
+    @ON_BOTH
+    def test_the_first_claim_after_it_decides_and_not_the_last(
+        self, one: Replica, other: Replica, travel: Travel, connection: Connection
+    ) -> None:
+        dead = one.claim(**LEASED)
+        travel(100)
+        again, _ = other.take_over(dead[0])
+        travel(1)
+        ended_at = database_now(connection)
+        travel(1)
+        other.end(again, outcome="ok")
+        travel(100)
+        assert other.granted(**LEASED)
+        release_late(one, dead, ended_at, outcome="ok")
+        assert outcomes(connection) == ["overtaken", "ok"]
+
+    @ON_BOTH
+    @ONE_OR_MANY
+    def test_a_run_that_was_given_up_has_its_own_outcome_in_the_row_too(
+        self, one: Replica, other: Replica, travel: Travel, connection: Connection, together: bool
+    ) -> None:
+        dead = one.claim(**LEASED)
+        ended_at = database_now(connection) + timedelta(seconds=20)
+        travel(400)
+        assert other.give_up(dead[0])
+        before = row(connection)
+        travel(1)
+        assert release_late(one, dead, ended_at, together=together, outcome="ok") is not None
+        [entry] = entries(connection)
+        assert (entry["outcome"], entry["ended_at"]) == ("ok", ended_at)
+        told = row(connection)
+        assert told["last_outcome"] == "ok"
+        for kept in ("failures", "failed_at", "error_type", "recorded", "recorded_failures"):
+            assert told[kept] == before[kept]
+
+    @ON_BOTH
+    @ONE_OR_MANY
+    def test_a_claim_that_never_began_has_not_died(
+        self, one: Replica, other: Replica, travel: Travel, connection: Connection, together: bool
+    ) -> None:
+        dead = one.claim(**LEASED)
+        travel(100)
+        assert other.takes_over(dead[0])
+        before = row(connection)
+        travel(1)
+        window = WindowAfter.HAND_OVER
+        assert release_late(one, dead, together=together, window=window) is None
+        assert outcomes(connection) == ["cancelled"]
+        assert row(connection) == before
+
+    @ON_BOTH
+    @ONE_OR_MANY
+    def test_a_run_that_was_cut_has_its_own_outcome(
+        self, one: Replica, other: Replica, travel: Travel, connection: Connection, together: bool
+    ) -> None:
+        dead = one.claim(**LEASED)
+        ended_at = database_now(connection) + timedelta(seconds=20)
+        travel(100)
+        assert other.takes_over(dead[0])
+        cut = {"window": WindowAfter.HAND_OVER, "outcome": "cancelled", "cut": True}
+        release_late(one, dead, ended_at, together=together, **cut)
+        assert outcomes(connection) == ["cancelled"]
+
+    @ON_BOTH
+    @ONE_OR_MANY
+    def test_without_its_entry_nothing_is_written_and_no_count_moves(
+        self, one: Replica, other: Replica, travel: Travel, connection: Connection, together: bool
+    ) -> None:
+        keeping(one, 1)
+        keeping(other, 1)
+        dead = one.claim(**LEASED)
+        travel(100)
+        again, _ = other.take_over(dead[0])
+        other.end(again, outcome="error")  # which overwrites the entry of the dead run
+        before, told = row(connection), entries(connection)
+        assert [entry["outcome"] for entry in told] == ["error"]
+        travel(1)
+        assert release_late(one, dead, together=together, outcome="ok") is None
+        assert row(connection) == before
+        assert entries(connection) == told
+
+    @ON_BOTH
+    def test_a_release_after_the_maximum_lock_finishes_the_run_if_the_clock_went_back(
+        self, one: Replica, travel: Travel, connection: Connection
+    ) -> None:
+        claim = one.claim(**LEASED)
+        began = database_now(connection)
+        travel(10)
+        ended_at = database_now(connection)
+        travel(-40)
+        assert release_late(one, claim, ended_at, outcome="ok") is not None
+        assert row(connection)["finished_at"] == began
+        assert outcomes(connection) == ["ok"]
+
+    @pytest.mark.postgresql
+    @pytest.mark.parametrize("follows", ["takeover", "giving up"])
+    def test_an_entry_that_is_committed_while_the_release_waits_is_corrected(
+        self, one: Replica, travel: Travel, connection: Connection, direct_url: str, follows: str
+    ) -> None:
+        dead = one.claim(**LEASED)
+        ended_at = database_now(connection) + timedelta(seconds=20)
+        travel(400 if follows == "giving up" else 100)
+        waiting = "SELECT FROM pg_locks WHERE NOT granted"
+        with psycopg.connect(direct_url) as following, ThreadPoolExecutor(1) as pool:
+            other = Replica("other", following)
+            did = other.give_up if follows == "giving up" else other.takes_over
+            assert did(dead[0])  # and not committed yet
+            with psycopg.connect(direct_url, autocommit=True) as releasing:
+                late = Replica("one", releasing)
+                released = pool.submit(release_late, late, dead, ended_at, outcome="ok")
+                eventually(lambda: connection.execute(waiting).rowcount == 1)
+                following.commit()
+                released.result(60)
+        assert outcomes(connection) == ["ok"]
+
+    @pytest.mark.postgresql
+    def test_a_release_has_arrived_when_its_correction_is_confirmed(
+        self, one: Replica, other: Replica, travel: Travel, connection: Connection, direct_url: str
+    ) -> None:
+        dead = one.claim(**LEASED)
+        ended_at = database_now(connection) + timedelta(seconds=20)
+        travel(100)
+        assert other.takes_over(dead[0])
+        with psycopg.connect(direct_url) as holding:
+            holding.execute("SELECT FROM task_lock_run FOR UPDATE")
+            impatient = Replica("one", one.connection, lock_timeout=0.01)
+            with pytest.raises(psycopg.errors.LockNotAvailable):
+                release_late(impatient, dead, ended_at, outcome="ok")
+        assert outcomes(connection) == ["died"]
+        release_late(one, dead, ended_at, outcome="ok")
+        assert outcomes(connection) == ["ok"]
 
 
 class TestRetention:
@@ -416,6 +613,28 @@ class TestMissingGrants:
         [said] = [record.getMessage() for record in caplog.records]
         assert said.startswith("Rejected by the database, and tried again: history: the table")
         assert "task_lock_run does not exist" in said
+
+    def test_a_late_release_arrives_without_it(
+        self, denied: Replica, other: Replica, travel: Travel, connection: Connection
+    ) -> None:
+        dead = denied.claim(**LEASED)
+        travel(100)
+        assert other.takes_over(dead[0])
+        before = row(connection)
+        for together in (False, True):
+            assert release_late(denied, dead, together=together, outcome="ok") is None
+        assert row(connection) == before
+
+    def test_a_late_release_says_what_the_database_can_store(
+        self, one: Replica, other: Replica, travel: Travel, connection: Connection
+    ) -> None:
+        dead = one.claim(**LEASED)
+        ended_at = database_now(connection)
+        travel(100)
+        assert other.takes_over(dead[0])
+        release_late(one, dead, ended_at, outcome="error", error_type="E", error="a\0b")
+        [entry] = entries(connection)
+        assert (entry["outcome"], entry["error"]) == ("error", "a?b")
 
     def test_a_release_that_fails_by_its_entry_alone_is_sent_without_it(
         self, one: Replica, travel: Travel, connection: Connection

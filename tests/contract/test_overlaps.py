@@ -63,10 +63,6 @@ TABLES = ("task_lock", "task_lock_run", "task_lock_replica", "task_lock_job")
 # What a release of the last claim is that was found: it must not stand any more.
 CLAIMS = ("claim", "claims", "takeover", "manual run", "stored runs")
 RELEASES = ("release", "release, window open", "hand-over", "releases")
-# A release that comes too late corrects what the run history says of its run. One that waited for
-# the takeover, or for whoever freed the task, does not see the entry yet: it goes on to say `died`.
-LATE_RELEASES = ("release", "release, window open")
-_OVERTAKEN = re.compile(r'"ended_at": "[^"]*"|"outcome": "(died|freed|overtaken)"')
 # What is about replicas, and what looks at them. The others are in no way of each other.
 REPLICAS = ("sign of life", "stop", "removal of replicas")
 LOOKING_AT_REPLICAS = (*REPLICAS, "retirement", "request", "forgetting")
@@ -359,8 +355,6 @@ def differences(pair: Pair, outcome: Outcome, others: Sequence[Outcome]) -> list
     found = []
     for task in (*TASKS, "replicas", "jobs"):
         texts = [" ".join(each.of(task)) for each in (outcome, *others)]
-        if pair.second in LATE_RELEASES:
-            texts = [_OVERTAKEN.sub("", text) for text in texts]
         words, *others_words = (text.split(", ") for text in texts)
         if words not in others_words:
             only = [[word for word in words if word not in other] for other in others_words]

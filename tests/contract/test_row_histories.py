@@ -86,7 +86,14 @@ EXPECTED = {
     "a run has overrun",
     "a run has overrun, and was handed over",
     "a task was due in a pause",
+    "a late release: ok",
+    "a late release: error",
+    "a late release: overtaken",
+    "a late release: never began",
+    "a late release of a run that was given up",
 }
+# What is drawn on purpose of late releases.
+LATE_RELEASES = ("ended before", "ended after", "never began", "given up")
 TASKS = ("first", "second", "third")
 # What is drawn on purpose of manual runs.
 MANUAL_RUNS = (
@@ -156,6 +163,7 @@ class Requests:
             *[partial(self.overrun, what) for what in ("told", "extended", "unseen")],
             partial(self.handed_over, is_given_up=True),
             partial(self.handed_over, is_given_up=False),
+            *[partial(self.late_release, how) for how in LATE_RELEASES],
             self.limited_batch,
             self.late_retry,
             self.removed_task,
@@ -210,6 +218,22 @@ class Requests:
             yield 1.0, partial(self.overran, task)
         yield 400.0, partial(self.claim_surely, task, is_to_die=False)
         yield 1.0, partial(self.finish, task)
+
+    def late_release(self, how: str) -> Steps:
+        """Yield the steps of a run that is taken for dead, and whose replica lives."""
+        task, kept = self.task(), list[ReleaseRequest]()
+        follow = partial(self.claim_surely, is_to_die=self.chance(0.5))
+        yield 0.5, partial(self.resume, task)
+        yield 0.5, partial(self.finish, task)
+        yield 400.0, partial(self.claim_surely, task, is_to_die=True)
+        yield 1.0, partial(self.keep_release, task, how, kept)
+        yield 400.0, partial(self.give_up if how == "given up" else follow, task)
+        if self.chance(0.5):
+            yield 5.0, partial(self.finish, task)
+        if self.chance(0.5):
+            yield 400.0, partial(follow, task)
+        for _ in range(2):
+            yield self.rng.choice([0.5, 10.0]), partial(self.release_late, how, kept)
 
     def late_retry(self) -> Steps:
         """Yield the steps of a retry that nobody begins for about a day."""
@@ -518,6 +542,45 @@ class Requests:
     def remembered(self, request: ReleaseRequest) -> ReleaseRequest:
         self.released = [*self.released[-5:], request]
         return request
+
+    def keep_release(self, task: str, how: str, kept: list[ReleaseRequest]) -> Ask:
+        """Keep the release of the last run, which does not arrive."""
+        never_began = how == "never began"
+        end = RunOutcome(
+            WindowAfter.HAND_OVER if never_began else WindowAfter.KEEP,
+            "" if never_began else self.rng.choice(["ok", "error"]),
+            self.rng.choice([None, "Error"]),
+            self.rng.choice([None, "why"]),
+            retry_in=self.seconds(None),
+        )
+        row = self.memory.locks.rows.get(task)
+        if row is not None:
+            ended_at = None if how == "ended after" else self.memory.time
+            kept.append(ReleaseRequest(task, row.claim_id, end, row.token, ended_at))
+        return self.read()
+
+    def release_late(self, how: str, kept: Sequence[ReleaseRequest]) -> Ask:
+        if not kept:
+            return self.read()
+        [request], is_batch = kept, self.chance(0.5)
+
+        def told() -> str:
+            runs = self.memory.locks.runs(request.task_name)
+            return next((run.outcome for run in runs if run.token == request.token), "no entry")
+
+        def ask(replica: Replica) -> Any:
+            before = told()
+            if is_batch:
+                answer: Any = replica.statements.release_many([request])
+            else:
+                answer = replica.statements.release(request)
+            if before == "died" != told():
+                self.seen.add(f"a late release: {how if how == 'never began' else told()}")
+                if how == "given up":
+                    self.seen.add("a late release of a run that was given up")
+            return answer
+
+        return ask
 
     def release_again(self, place: int | None = None) -> Ask:
         """Send a release again, as after an answer that was lost."""

@@ -8,7 +8,8 @@ columns of ``asked``.
 A statement that ends a run also writes the run's entry into the run history (see
 :class:`History`). Such statements are releases and hand-overs, claims and takeovers that follow a
 dead run, and the statement that gives up a dead run. A run that goes on has no entry, because the
-task's row describes it.
+task's row describes it. A release that finds that its run was closed in its place corrects the
+entry in a second statement.
 """
 
 from apscheduler_tasklock._lock.statements.claims import (
@@ -65,6 +66,7 @@ from apscheduler_tasklock._lock.statements.retries import (
     retry_many,
 )
 from apscheduler_tasklock._lock.statements.runs import (
+    correct_history,
     extend,
     hand_over,
     read,
@@ -119,6 +121,7 @@ __all__ = [
     "claim_and_move",
     "claim_manual",
     "claim_many",
+    "correct_history",
     "end_lease",
     "extend",
     "first_claim_many",

@@ -46,6 +46,17 @@ _RELEASE_TYPES = {
     "ended_at": "timestamptz",
     "retry_in": "float8",
 }
+# Those of them that the correction of the run history needs.
+_CORRECTION_NAMES = (
+    "task_name",
+    "token",
+    "outcome",
+    "error_type",
+    "error",
+    "traceback",
+    "ended_at",
+)
+_CORRECTION_TYPES = {name: _RELEASE_TYPES[name] for name in _CORRECTION_NAMES}
 
 
 class _Release:
@@ -119,8 +130,8 @@ class _Release:
                             WHEN {is_first} AND {failed} AND {IS_FIRST_FAILURE}
                             THEN lock.failures + 1
                             ELSE lock.failures END,
-            last_outcome = CASE WHEN {is_first} THEN {asked["last_outcome"]}
-                                ELSE lock.last_outcome END,
+            last_outcome = CASE WHEN {is_first} OR lock.last_outcome = 'died'
+                                THEN {asked["last_outcome"]} ELSE lock.last_outcome END,
             error_type = CASE WHEN {is_first} AND ({outcome} = 'ok' OR {failed})
                               THEN {asked["error_type"]} ELSE lock.error_type END,
             overdue_at = CASE WHEN {follows} THEN now()
@@ -177,23 +188,6 @@ class _Release:
         )
         return f", entry AS ({entry})"
 
-    def overtaken(self, late: str) -> str:
-        """Return the part that corrects the entries of runs that seemed over, but end only now.
-
-        Such a run seemed dead, or an operator has freed its task.
-
-        :param late: a FROM clause and a condition, with the columns ``task_name``, ``token`` and
-            ``ended_at`` of these runs as ``late``
-        """
-        if self._history is None:
-            return ""
-        return f""", overtaken AS (
-            UPDATE {self._history.table} AS run SET outcome = 'overtaken',
-                ended_at = GREATEST(run.started_at, LEAST(now(), late.ended_at))
-            FROM {late} AND run.task_name = late.task_name AND run.ring = 'failures'
-                 AND run.token = late.token AND run.outcome IN ('died', 'freed')
-        )"""
-
 
 def release(table: str, history: History | None = None) -> str:
     """Return the statement that releases a claim, and finishes its run.
@@ -203,17 +197,14 @@ def release(table: str, history: History | None = None) -> str:
     """
     release = _Release(asked_parameters(_RELEASE_TYPES), history)
     mine = "task_name = %(task_name)s AND claim_id = %(claim_id)s::uuid"
-    late = """(SELECT %(task_name)s::text AS task_name, %(token)s::bigint AS token,
-                      %(ended_at)s::timestamptz AS ended_at) AS late
-              WHERE NOT EXISTS (SELECT FROM ended)"""
     return f"""
         WITH ended AS (
             UPDATE {table} AS lock SET {release.changes} WHERE {mine} AND {SAFELY}
             RETURNING {release.ended}
-        ){release.entry}{release.overtaken(late)}
-        SELECT locked_until, now() AS database_time, retry_at FROM ended
+        ){release.entry}
+        SELECT locked_until, now() AS database_time, retry_at, NOT is_first AS is_late FROM ended
         UNION ALL
-        SELECT GREATEST(now(), window_until), now(), retry_at FROM {table}
+        SELECT GREATEST(now(), window_until), now(), retry_at, false FROM {table}
         WHERE task_name = %(task_name)s AND retry_of = %(claim_id)s::uuid
               AND NOT EXISTS (SELECT FROM ended)
     """
@@ -257,11 +248,6 @@ def release_many(table: str, history: History | None = None) -> str:
 
     released = update(release.changes, "NOT asked.hand_over")
     handed_over = update(release.hand_over, "asked.hand_over")
-    late = f"""(SELECT task_name, token, ended_at FROM asked
-                WHERE NOT hand_over AND NOT EXISTS (
-                    SELECT FROM {table} JOIN asked AS own USING (task_name, claim_id)
-                    WHERE task_name = asked.task_name)
-                OFFSET 0) AS late WHERE true"""
     return f"""
         WITH asked AS (SELECT * FROM {json_rows(_RELEASE_TYPES)}), free AS (
             SELECT lock.task_name FROM {table} AS lock JOIN asked USING (task_name, claim_id)
@@ -269,18 +255,65 @@ def release_many(table: str, history: History | None = None) -> str:
             ORDER BY lock.task_name FOR NO KEY UPDATE OF lock SKIP LOCKED
         ), released AS ({released}), handed_over AS ({handed_over}),
         ended AS (SELECT * FROM released UNION ALL SELECT * FROM handed_over)
-        {release.entry}{release.overtaken(late)}
-        SELECT claim_id AS asked_claim_id, locked_until, now() AS database_time, retry_at FROM ended
+        {release.entry}
+        SELECT claim_id AS asked_claim_id, locked_until, now() AS database_time, retry_at,
+               NOT is_first AS is_late
+        FROM ended
         UNION ALL
         SELECT asked.claim_id,
                CASE WHEN lock.claim_id <> asked.claim_id
                     THEN GREATEST(now(), lock.window_until) END,
                now(),
-               CASE WHEN lock.claim_id <> asked.claim_id THEN lock.retry_at END
+               CASE WHEN lock.claim_id <> asked.claim_id THEN lock.retry_at END,
+               false
         FROM asked JOIN {table} AS lock USING (task_name)
         WHERE CASE WHEN lock.claim_id = asked.claim_id
                    THEN {found} AND task_name NOT IN (SELECT task_name FROM ended)
                    ELSE lock.retry_of = asked.claim_id AND NOT asked.hand_over END
+    """
+
+
+def correct_history(table: str, history: History | None = None) -> str:
+    """Return the statement that corrects the run history after releases that came too late.
+
+    The entry of such a run says that the run died, or that an operator freed its task. If the run
+    ended before that claim began which followed it, or before it was freed, the entry gets the
+    run's outcome, else ``overtaken``. A claim that never began has no outcome: its entry gets
+    ``cancelled``. The entry stays in its ring, so that no count of the task's row changes. Without
+    a history the statement does nothing.
+
+    This is a statement of its own, after the release's, because that one may have waited for the
+    task's row while another session wrote the entry and committed, and does not see the entry then.
+    """
+    if history is None:
+        return "SELECT"
+    ended_at = "COALESCE(asked.ended_at, now())"
+    # A later claim may have ended meanwhile, so that only its entry shows when it began.
+    followed_at = f"""LEAST(
+        (SELECT lock.started_at FROM {table} AS lock
+         WHERE lock.task_name = run.task_name AND lock.token > run.token),
+        (SELECT min(later.started_at) FROM {history.table} AS later
+         WHERE later.task_name = run.task_name AND later.token > run.token))"""
+    is_overtaken = f"""{ended_at} >= CASE WHEN run.outcome = 'freed' THEN run.ended_at
+                                          ELSE {followed_at} END"""
+    is_wrong = "run.ring = 'failures' AND run.outcome IN ('died', 'freed')"
+    is_own = "late.told = late.outcome"
+    return f"""
+        WITH asked AS (SELECT * FROM {json_rows(_CORRECTION_TYPES)}), late AS (
+            SELECT asked.*,
+                   GREATEST(run.started_at, LEAST(now(), {ended_at})) AS run_ended_at,
+                   CASE WHEN asked.outcome = '' THEN 'cancelled'
+                        WHEN {is_overtaken} THEN 'overtaken'
+                        ELSE asked.outcome END AS told
+            FROM asked JOIN {history.table} AS run USING (task_name, token) WHERE {is_wrong}
+        )
+        UPDATE {history.table} AS run SET
+            outcome = late.told, ended_at = late.run_ended_at,
+            error_type = CASE WHEN {is_own} THEN late.error_type END,
+            error = CASE WHEN {is_own} THEN late.error END,
+            traceback = CASE WHEN {is_own} THEN late.traceback END
+        FROM late
+        WHERE run.task_name = late.task_name AND run.token = late.token AND {is_wrong} AND {SAFELY}
     """
 
 
