@@ -132,7 +132,8 @@ class CheckIns:
 
     A run that fails, that loses its lock, or that is cancelled for good is reported as failed. The
     end of a run that is handed over, or retried, is reported by the replica that runs it again. So
-    a failure is reported when its release has arrived, which says whether there is a retry.
+    a failure is reported when its release has arrived, which says whether there is a retry. If the
+    release finds that another replica has claimed the task meanwhile, the failure is not reported.
 
     :param ping: URLs by task name; or one URL for all tasks, in which ``{task}`` stands for the
         task's name and ``{slug}`` for its form in lower case, digits, ``-`` and ``_``. A run's
@@ -222,8 +223,14 @@ class CheckIns:
 
     def _lost(self, event: TaskLockEvent) -> None:
         """Note a lost lock, or a release that failed."""
-        run = self._runs.get(_key(event))
-        if event.code == EVENT_TASK_LOCK_LOST or (run is not None and run.is_failed):
+        run, is_lost = self._runs.get(_key(event)), event.code == EVENT_TASK_LOCK_LOST
+        is_failed = run is not None and run.is_failed
+        if is_lost and is_failed:
+            # The run had ended, and its release has found another claim. The replica of that claim
+            # reports how the window ends.
+            with self._changing:
+                self._runs.pop(_key(event), None)
+        elif is_lost or is_failed:
             self._tell_end(event, "fail")
 
     def _ended(self, event: JobExecutionEvent) -> None:

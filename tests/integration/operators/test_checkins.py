@@ -14,6 +14,7 @@ from datetime import datetime, timedelta, timezone
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+import psycopg
 import pytest
 import sentry_sdk
 from apscheduler.events import EVENT_JOB_ERROR, EVENT_JOB_EXECUTED
@@ -201,6 +202,25 @@ def test_a_run_that_loses_its_lock_has_failed_once(
     replica.one(EVENT_JOB_EXECUTED)
     replica.shutdown()
     assert service.paths == ["/job/start", "/job/fail"]
+
+
+def test_a_failure_whose_release_finds_another_claim_is_left_to_that_claims_replica(
+    make_replica: MakeReplica,
+    attach: Callable[..., CheckIns],
+    service: Service,
+    connection: psycopg.Connection[Any],
+) -> None:
+    replica = make_replica(jobs={"job": {"lease": 600}})
+    attach(replica, ping={"job": f"{service.url}/job"})
+
+    def be_overtaken() -> None:
+        connection.execute("UPDATE task_lock SET claim_id = gen_random_uuid(), token = token + 7")
+        raise ValueError
+
+    replica.run_once(be_overtaken)
+    replica.one(EVENT_TASK_LOCK_LOST)
+    replica.shutdown()
+    assert service.paths == ["/job/start"]
 
 
 def test_a_run_that_is_handed_over_has_no_end_here(
