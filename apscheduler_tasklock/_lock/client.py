@@ -114,8 +114,6 @@ logger = logger_of(__name__)
 Answer = TypeVar("Answer")
 
 CLOSED = "these locks are closed"
-# The shortest time for which the hand-over of a run that never began is tried, in seconds.
-NEVER_BEGUN_TRIED = 300.0
 # Limits how long one ask of a queue is sent again while the database is unavailable, in seconds.
 # The queue has one ask on its way, and the next one has the claims that have come meanwhile.
 LONGEST_ASK = 1.5
@@ -534,20 +532,17 @@ class LockClient:
         request = attempt.request
         if not attempt.in_doubt:
             return
-        if isinstance(request, TakeoverRequest):
-            window, seconds = WindowAfter.HAND_OVER, self._timeout * 10
-        elif isinstance(request, RetryRequest):
-            window, seconds = WindowAfter.HAND_OVER, request.max_lock
+        if isinstance(request, (TakeoverRequest, RetryRequest)):
+            window = WindowAfter.HAND_OVER
         elif isinstance(request, ManualRequest):
-            window, seconds = WindowAfter.KEEP, request.max_lock
+            window = WindowAfter.KEEP
         else:
-            window, seconds = request.window_in_doubt, request.max_lock
+            window = request.window_in_doubt
         in_doubt = ReleaseRequest(request.task_name, request.claim_id, RunOutcome(window))
-        now = time.monotonic()
         # Send the release again until no earlier try of the claim can be granted any more: until
         # the claim's `not_after` and the longest wait for an answer have passed.
-        granted_until = now + self.longest_doubt
-        self._database.submit(self._ticket_of(in_doubt, now + seconds, stays_until=granted_until))
+        until = time.monotonic() + self.longest_doubt
+        self._database.submit(self._ticket_of(in_doubt, until, stays_until=until))
 
     def _claimed(self, request: AnyRequest, decision: Decision) -> HeldLock | Refusal | None:
         answer, sent = decision.answer, decision.sent
@@ -602,7 +597,7 @@ class LockClient:
         :param end: the outcome of the run
         :return: until when the window is taken; ``None`` if another claim stands in the row
         :raises TaskLockDatabaseError: the database is unavailable. The release is pending: it is
-            sent again in the background until the end of the maximum lock.
+            sent again in the background until the database answers.
         :raises TaskLockError: the database rejects the statement. The release is pending, too.
         """
         return self.released(held, self.begin_release(held, end))
@@ -646,14 +641,11 @@ class LockClient:
         self._released_at = time.monotonic()
         self._running.pop(held.claim_id, None)
         held.end()
-        # The release is tried until the maximum lock ends. After the end of the lease, the release
-        # still finishes the run, unless another replica has taken the run over. The hand-over of a
-        # run that never began is tried for longer, because it begins the maximum lock anew.
-        never_began = end.window is WindowAfter.HAND_OVER and not end.outcome
-        seconds = max(held.seconds_left, NEVER_BEGUN_TRIED if never_began else 0.0)
+        # The release is tried until the database answers. After the end of the lease, the release
+        # still finishes the run, unless another replica has taken the run over.
         return self._ticket_of(
             _release_of(held, end),
-            time.monotonic() + seconds,
+            time.monotonic() + held.seconds_left,
             partial(self._heartbeat.remove, held),
             make=make,
         )
@@ -661,7 +653,7 @@ class LockClient:
     def _ticket_of(
         self,
         request: ReleaseRequest,
-        until: float,
+        run_until: float,
         on_taken: Callable[[], object] = lambda: None,
         stays_until: float = -inf,
         make: Callable[[LockProtocol, ReleaseRequest], Release] = Release,
@@ -674,7 +666,7 @@ class LockClient:
         return ReleaseTicket(
             make(self._protocol, request),
             Deadline(None, over_at),
-            until,
+            run_until,
             self._timings,
             lambda: over_at() < inf,
             self._suspecting,

@@ -1,4 +1,4 @@
-"""Releases of claims, which are sent until they have arrived or the maximum lock has ended."""
+"""Releases of claims, which are sent until the database answers."""
 
 from __future__ import annotations
 
@@ -85,7 +85,13 @@ def _nothing() -> None:
 class ReleaseTicket(AwaitedTicket[ReleaseAnswer | None, "ReleaseAnswer | None"]):
     """The ticket of a release, which is sent before the next claim of its task.
 
-    :param until: when the release expires, on the monotonic clock
+    The end of the maximum lock does not end the release of a run. Otherwise a run that ended well
+    in an outage would count as dead for ever, and would be run again if the server's clock has gone
+    back meanwhile. A locked row is no answer, because a session that waits for a synchronous
+    standby may have the row locked for a whole outage.
+
+    :param run_until: when the maximum lock ends, on the monotonic clock. A release that the
+        database rejects after that time is not sent again.
     :param is_hurried: returns whether a shutdown waits for the pending releases
     :param on_taken: called when the database's thread has taken the ticket
     :param stays_until: for a claim in doubt: the time at which the release is sent once more if it
@@ -100,7 +106,7 @@ class ReleaseTicket(AwaitedTicket[ReleaseAnswer | None, "ReleaseAnswer | None"])
         self,
         release: Release,
         deadline: Deadline,
-        until: float,
+        run_until: float,
         timings: Timings,
         is_hurried: Callable[[], bool],
         conclude: Callable[[Outcome[ReleaseAnswer | None]], ReleaseAnswer | None] | None = None,
@@ -115,10 +121,11 @@ class ReleaseTicket(AwaitedTicket[ReleaseAnswer | None, "ReleaseAnswer | None"])
             conclude or Outcome.result,
             patience=timings.release_timeout,
             came=time.monotonic(),
-            tried_until=until,
+            tried_until=inf,
             answer_within=answer_within,
         )
         self.release = release
+        self._run_until = run_until
         self._timings = timings
         self._is_hurried = is_hurried
         self._on_taken = on_taken
@@ -152,21 +159,19 @@ class ReleaseTicket(AwaitedTicket[ReleaseAnswer | None, "ReleaseAnswer | None"])
 
     @property
     def rejected_backoff(self) -> Sequence[float]:  # type: ignore[override]  # not a constant here
-        """The pause before a rejected release is sent again; none at a shutdown."""
-        return () if self._is_hurried() else (self._timings.rejected_interval,)
+        """The pause before a rejected release is sent again.
+
+        None at a shutdown, and none if the rejection is the first answer after the maximum lock.
+        """
+        is_last = self._is_hurried() or self.sent_at >= self._run_until
+        return () if is_last else (self._timings.rejected_interval,)
 
     def finish(self, outcome: Outcome[ReleaseAnswer | None]) -> None:
         """Report the outcome, and log a release that has not arrived."""
         if outcome.error is not None:
-            if time.monotonic() >= self.tried_until - CLOSING_INTERVAL:
-                logger.warning(
-                    "The lock of task %r was not released before its maximum lock ended",
-                    self.request.task_name,
-                )
-            else:
-                logger.warning(
-                    "The lock of task %r was not released, or the answer was lost: the lock stands "
-                    "until its lease or its maximum lock ends",
-                    self.request.task_name,
-                )
+            logger.warning(
+                "The lock of task %r was not released, or the answer was lost: the lock stands "
+                "until its lease or its maximum lock ends",
+                self.request.task_name,
+            )
         super().finish(outcome)
