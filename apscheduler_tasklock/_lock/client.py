@@ -1108,7 +1108,15 @@ def _not_renewed(held: HeldLock, error: TaskLockError) -> bool:
 def _release_of(held: HeldLock, end: RunOutcome) -> ReleaseRequest:
     # The release may arrive long after the run's end, so it says when the run ended. Otherwise run
     # times that became due in between would seem to have become due during the run.
-    return ReleaseRequest(held.name, held.claim_id, end, held.token, held.database_time())
+    ended = time.monotonic()
+    return ReleaseRequest(
+        held.name,
+        held.claim_id,
+        end,
+        held.token,
+        held.database_time(),
+        lambda: time.monotonic() - ended,
+    )
 
 
 def client_now(client: LockClient) -> LockClient:

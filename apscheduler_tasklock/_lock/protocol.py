@@ -366,7 +366,11 @@ class TaskLockProtocol:
 
         A claim in doubt has no token and no entry.
         """
-        asked = [request.parameters for request in late if request.token is not None]
+        asked = [
+            {**request.parameters, "ended_ago": request.ended_ago and request.ended_ago()}
+            for request in late
+            if request.token is not None
+        ]
         for each, name in product(asked, _TEXTS):
             if each[name] is not None:
                 each[name] = storable_reason(cursor.connection, str(each[name]))

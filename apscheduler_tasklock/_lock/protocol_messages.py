@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import NamedTuple
@@ -29,6 +30,9 @@ class ReleaseRequest:
     :ivar end: the outcome of the claim's run
     :ivar token: the claim's fencing token, if it is known
     :ivar ended_at: when the run ended, in database time; ``None``: when the statement is sent
+    :ivar ended_ago: returns how many seconds ago the run ended. A late release is compared with
+        another claim, whose time may be that of a server whose clock differs from the one that
+        ``ended_at`` was computed from. ``None``: ``ended_at`` tells
     """
 
     task_name: str
@@ -36,6 +40,7 @@ class ReleaseRequest:
     end: RunOutcome = NOT_BEGUN
     token: int | None = None
     ended_at: datetime | None = None
+    ended_ago: Callable[[], float] | None = field(default=None, compare=False)
 
     @property
     def parameters(self) -> dict[str, object]:

@@ -946,7 +946,9 @@ def correction(
 
     :param runs: the task's history
     """
-    token, end = request.token or 0, request.end
+    token, end, ended_at = request.token or 0, request.end, request.ended_at or now
+    if request.ended_ago is not None:
+        ended_at = later(now, -request.ended_ago())
     began = [run.started_at for run in runs if run.token is not None and run.token > token]
     if row is not None and row.token > token:
         began.append(row.started_at)
@@ -955,10 +957,10 @@ def correction(
         if run.token != request.token or run.outcome not in ("died", "freed"):
             return run
         over_at = run.ended_at if run.outcome == "freed" else min(began, default=None)
-        run = replace(run, ended_at=_end_of(run.started_at, request, now))
+        run = replace(run, ended_at=max(run.started_at, min(now, ended_at)))
         if not end.outcome:
             return replace(run, outcome="cancelled")  # because the run never began
-        if over_at is not None and (request.ended_at or now) >= over_at:
+        if over_at is not None and ended_at >= over_at:
             return replace(run, outcome="overtaken")
         return replace(
             run,

@@ -378,6 +378,23 @@ class TestLateReleases:
         assert outcomes(connection) == ["overtaken", "ok"]
 
     @ON_BOTH
+    def test_a_run_that_ended_before_the_clock_went_back_is_placed_by_how_long_ago_that_was(
+        self, one: Replica, other: Replica, travel: Travel, connection: Connection
+    ) -> None:
+        claim_id, answer = one.claim(**LEASED)
+        travel(50)
+        ended_at = database_now(connection)
+        travel(20 - 30)  # the new server's clock is 30 s behind
+        assert other.takes_over(claim_id)
+        travel(1)
+        end = RunOutcome(outcome="ok")
+        late = ReleaseRequest("task", claim_id, end, answer.token, ended_at, lambda: 21.0)
+        one.statements.release(late)
+        [entry] = entries(connection)
+        assert entry["outcome"] == "ok"
+        assert entry["ended_at"] == ended_at - timedelta(seconds=30)
+
+    @ON_BOTH
     def test_the_first_claim_after_it_decides_and_not_the_last(
         self, one: Replica, other: Replica, travel: Travel, connection: Connection
     ) -> None:

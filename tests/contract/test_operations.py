@@ -17,7 +17,7 @@ from apscheduler_tasklock._lock.outcomes import WindowAfter
 from apscheduler_tasklock.schema.table import task_lock_table
 from apscheduler_tasklock.status import Pause, ReplicaState, RunningRun
 from tests.contract.conftest import database_now, row
-from tests.support.waist import Replica
+from tests.support.waist import ReleaseRequest, Replica, RunOutcome
 
 # Operators ask by SQL.
 pytestmark = pytest.mark.postgresql
@@ -633,6 +633,18 @@ class TestFreeing:
         [entry] = operator.runs("task", kind="schedule")
         assert (entry.token, entry.outcome) == (answer.token, "overtaken")
         assert not one.granted(min_lock=200, **JOB)
+
+    def test_a_run_that_ended_before_it_was_freed_has_its_own_outcome(
+        self, one: Replica, operator: Operator, travel: Travel
+    ) -> None:
+        claim_id, answer = one.claim(min_lock=200, **JOB)
+        ended_at = database_now(operator.connection)
+        travel(31)
+        operator.freed(answer.token)
+        late = ReleaseRequest("task", claim_id, RunOutcome(outcome="ok"), answer.token, ended_at)
+        assert one.statements.release(late) is None
+        [entry] = operator.runs("task", kind="schedule")
+        assert (entry.outcome, entry.ended_at) == ("ok", ended_at)
 
     def test_its_window_can_be_opened(
         self, one: Replica, operator: Operator, travel: Travel

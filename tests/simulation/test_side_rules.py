@@ -696,17 +696,18 @@ class TestReleases:
         assert len(before) > 2
         assert before[-1] < 20 <= last < 27
 
+    @pytest.mark.parametrize("ended", [0.8, 50.0])
     @pytest.mark.parametrize("step", [0.0, -30.0, -56.0, 30.0])
     def test_a_run_that_ended_well_in_an_outage_has_not_died_and_is_not_run_again(
-        self, stage: Stage, step: float
+        self, stage: Stage, step: float, ended: float
     ) -> None:
         """Of a job that runs each second; the new server's clock is off by so much."""
         one, other = stage.replica(), stage.replica("B")
         runs = {"runs": "r", "failover": True, "min_lock": 0.9, "max_lock": 5.0, "lease": 1.5}
         runs |= {"run_time": None, "exact": False}
         held = stage.claim(one, **runs)
-        stage.faults.plan("", "lost before", until=60.0)
-        stage.go_to(0.8)
+        stage.faults.plan("", "lost before", since=0.7, until=60.0)
+        stage.go_to(ended)
         stage.release(one, held, ENDED_WELL)
         stage.go_to(59)
         stage.world.step_database(step)

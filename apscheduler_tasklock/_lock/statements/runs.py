@@ -46,17 +46,17 @@ _RELEASE_TYPES = {
     "ended_at": "timestamptz",
     "retry_in": "float8",
 }
-# Those of them that the correction of the run history needs.
-_CORRECTION_NAMES = (
-    "task_name",
-    "token",
-    "outcome",
-    "error_type",
-    "error",
-    "traceback",
-    "ended_at",
-)
-_CORRECTION_TYPES = {name: _RELEASE_TYPES[name] for name in _CORRECTION_NAMES}
+# The values of the correction of the run history, and their types.
+_CORRECTION_TYPES = {
+    "task_name": "text",
+    "token": "bigint",
+    "outcome": "text",
+    "error_type": "text",
+    "error": "text",
+    "traceback": "text",
+    "ended_at": "timestamptz",
+    "ended_ago": "float8",
+}
 
 
 class _Release:
@@ -287,7 +287,8 @@ def correct_history(table: str, history: History | None = None) -> str:
     """
     if history is None:
         return "SELECT"
-    ended_at = "COALESCE(asked.ended_at, now())"
+    # By this server's clock, because the claim that followed may be later than a step of the clock.
+    ended_at = "COALESCE(now() - asked.ended_ago * interval '1 second', asked.ended_at, now())"
     # A later claim may have ended meanwhile, so that only its entry shows when it began.
     followed_at = f"""LEAST(
         (SELECT lock.started_at FROM {table} AS lock
