@@ -32,7 +32,6 @@ class Event:
     :ivar run_until: when the claim's maximum lock ends
     :ivar worker: id of the worker process that the event concerns; 0 for none. Its replica's own
         process claims for it
-    :ivar period: the interval that a replica declares for a job
     :ivar error: why a change failed
     :ivar detail: shown in logs
     """
@@ -49,7 +48,6 @@ class Event:
     kept: bool = True
     run_until: float | None = None
     worker: int = 0
-    period: float = 0.0
     error: str = ""
     detail: str = ""
 

@@ -2,9 +2,7 @@
 
 Beside the begins and ends of runs it has ``missed`` for a run time that counts as a misfire;
 ``add``, ``rename``, ``pause``, ``resume`` or ``remove`` of a job, from when it was asked for until
-it was answered; ``declare`` before a replica declares its jobs, ``declared`` after it, and ``gone``
-once the replica has ended; ``stop`` of a replica, until it went on. Times are the machine's
-monotonic clock's.
+it was answered; ``stop`` of a replica, until it went on. Times are the machine's monotonic clock's.
 """
 
 from __future__ import annotations

@@ -219,16 +219,12 @@ def _note_missed(event: Any) -> None:
 
 
 def _start(scheduler: Any, settings: Settings) -> None:
-    """Start the scheduler, which declares the jobs; write down when, and how that went."""
-    version = {"replica": _name, "period": settings.period}
-    _ledger.write("declare", **version)
+    """Start the scheduler, which declares the jobs."""
     try:
         scheduler.start()
     except Exception as error:  # noqa: BLE001  # the database is away: as a container restarts
-        _ledger.write("declared", **version, error=repr(error))
         print(f"not started: {error!r}", flush=True)
         os.execv(sys.executable, command(settings))  # noqa: S606  # no shell
-    _ledger.write("declared", **version)
     print("started", flush=True)
 
 

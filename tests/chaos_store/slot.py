@@ -79,8 +79,6 @@ class Slot:
 
     def start(self) -> None:
         """Start a replica, after the one before is gone."""
-        if self.generation:
-            self._ledger.write("gone", replica=self.name)
         self.generation += 1
         self.name = f"replica-{self._number}.{self.generation}"
         self.newcomer = next(self._comers)

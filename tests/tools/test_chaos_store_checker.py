@@ -1,61 +1,52 @@
-"""The judge of the job store's chaos, on ledgers made by hand."""
+"""The judge of the job store's chaos, on ledgers made by hand, and the database's watch."""
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
+from typing import Any
 
+import psycopg
 import pytest
 
 from apscheduler_tasklock.demo.history import Event
 from tests.chaos_store.checker import check
-from tests.chaos_store.guard import IS_AHEAD, IS_BACK
-from tests.chaos_store.replica import FIXED, FLOATING, GRACE, IN_GRACE, PERIOD, STEADY
+from tests.chaos_store.guard import IS_AHEAD, IS_BACK, IS_OFF, WATCHES
+from tests.chaos_store.replica import FIXED, FLOATING, GRACE, IN_GRACE, STEADY
 from tests.chaos_store.slot import CLOCKS, newcomers
 
 
-def run(key: str, number: int, *, token: int = 0, takeover: bool = False) -> list[Event]:
-    """Return the begin and the end of a run for a run time, the so manieth."""
-    return run_of(key, number * PERIOD, token=token or number, takeover=takeover)
-
-
-def run_of(
-    key: str, run_time: float, *, late: float = 0.1, token: int = 0, takeover: bool = False
+def run(
+    key: str, due: float, *, late: float = 0.1, token: int = 0, takeover: bool = False
 ) -> list[Event]:
     """Return the begin and the end of a run for a run time. Tokens grow with them."""
-    token = token or round(run_time * 10)
-    begin = Event(run_time + late, "begin", "replica", key, token, run_time, takeover=takeover)
+    begin = Event(due + late, "begin", "replica", key, token or round(due * 10), due)
+    begin = replace(begin, takeover=takeover)
     return [begin, replace(begin, kind="end", at=begin.at + 0.3)]
 
 
-def runs_of(key: str, *run_times: float) -> list[Event]:
-    return [event for run_time in run_times for event in run_of(key, run_time)]
-
-
-def declared(
-    at: float, period: float, *, by: str = "one", until: float = 0.0, error: str = ""
-) -> list[Event]:
-    """Return what a replica writes down when it starts."""
-    told = Event(at, "declare", by, period=period)
-    return [told, replace(told, kind="declared", at=until or at + 0.1, error=error)]
-
-
-def without(events: Sequence[Event], key: str, *run_times: float) -> list[Event]:
-    return [e for e in events if e.task != key or (e.due not in run_times and bool(run_times))]
+def without(key: str, *run_times: float, kinds: Sequence[str] = ("begin", "end")) -> list[Event]:
+    """Return the right ledger without some run times of a job, or all."""
+    return [
+        event
+        for event in RIGHT
+        if event.task != key
+        or event.kind not in kinds
+        or (run_times and event.due not in run_times)
+    ]
 
 
 # A ledger in which nothing is amiss: jobs whose interval does not change, and jobs whose interval
 # becomes 3 s, and 2 s again.
-STEADY_RUNS = [event for key in STEADY for number in range(1, 5) for event in run(key, number)]
-RIGHT = [
-    *STEADY_RUNS,
-    *declared(0.0, 2),
-    *declared(5.0, 3, by="two"),
-    *declared(14.5, 2, by="three"),
-    *runs_of(FIXED, 2, 4, 6, 9, 12, 16, 18),
-    *runs_of(FLOATING, 2.7, 4.7, 7.7, 10.7, 13.7, 15.7, 17.7),
-]
+RUN_TIMES = {
+    **dict.fromkeys(STEADY, (2.0, 4.0, 6.0, 8.0)),
+    FIXED: (2.0, 4.0, 6.0, 9.0, 12.0, 16.0, 18.0),
+    FLOATING: (2.7, 4.7, 7.7, 10.7, 13.7, 15.7, 17.7),
+}
+RIGHT = [event for key, dues in RUN_TIMES.items() for due in dues for event in run(key, due)]
 
 
 def found(
@@ -65,108 +56,38 @@ def found(
     return "\n".join(findings)
 
 
-ONE = STEADY[0]
-ENDLESS = [event for event in RIGHT if event != run(ONE, 2)[1]]
-ONCE = run("once-1", 1)
+ONE, END = STEADY[0], ["end"]
 ADDED = Event(0.5, "add", task="once-1", until=0.6)
-RESTARTS = [
-    event
-    for number in range(6)
-    for event in declared(18.5 + number, 3 - number % 2, by=f"restarts-{number}")
-]
-# The run times of the version of 2 s, declared at these times, instead of those of 3 s.
-TWO_SECONDS = without(RIGHT, FLOATING, 10.7, 13.7) + runs_of(FLOATING, 9.7, 11.7, 13.7)
-UNKNOWN = [declared(at, 2, by=f"{at}")[0] for at in (8.0, 10.0, 12.0)]
-GONE = [Event(event.at + 0.5, "gone", event.replica) for event in UNKNOWN]
-FAILED = [e for told in UNKNOWN for e in declared(told.at, 2, by=told.replica, error="away")]
+ONCE, AGAIN, EARLY = run("once-1", 2), run("once-1", 2, token=2), run("once-1", 100, late=-89.9)
 MISSED = Event(4.0 + GRACE - 1, "missed", "replica", IN_GRACE[0], due=4.0)
-NOT_IN_GRACE = without(RIGHT, IN_GRACE[0], 4.0)
-DIED, DIED_FIXED = "did not run to its end", run_of(FIXED, 9)[1]
-AGAIN = {key: run_of(key, due, late=0.5, token=200) for key, due in ((FIXED, 9), (FLOATING, 10.7))}
-TAKEN_OVER = {
-    key: [replace(event, takeover=True) for event in events] for key, events in AGAIN.items()
-}
+TAKEN_OVER = run("once-1", 2, token=1, takeover=True)
+DIED = "did not run to its end"
 
 # What a ledger has in it, and a part of what is found; "" for nothing.
 LEDGERS: dict[str, tuple[Sequence[Event], str]] = {
     "right": ([*RIGHT, ADDED, *ONCE], ""),
-    "a run time that nobody ran": (without(RIGHT, ONE, 2 * PERIOD), DIED),
-    "a run that died": (ENDLESS, DIED),
-    "a run that died and was taken over": ([*ENDLESS, *run(ONE, 2, token=12, takeover=True)], ""),
-    "never ran": (without(RIGHT, ONE), f"{ONE}: never ran"),
-    "claimed again": ([*RIGHT, *run(ONE, 2, token=12)], "claimed twice"),
-    "claimed again after a takeover": (
-        [*RIGHT, *run("once-1", 1, token=1, takeover=True), *run("once-1", 1, token=2)],
-        "claimed twice",
-    ),
-    "a token used twice": ([*RIGHT, *run(ONE, 2, takeover=True)], "token was used twice"),
+    "a run time that nobody ran": (without(ONE, 4), DIED),
+    "claimed again after a takeover": ([*RIGHT, *TAKEN_OVER, *AGAIN], "claimed twice"),
+    "a token used twice": ([*RIGHT, *run(ONE, 4, takeover=True)], "token was used twice"),
     "a one-off job that never began": ([*RIGHT, ADDED], "never began"),
     "a one-off job that never ended": ([*RIGHT, ADDED, ONCE[0]], "never ended"),
     "a one-off job that was not added": ([*RIGHT, replace(ADDED, error="away")], ""),
-    "before its run time": ([*RIGHT, *run_of("once-1", 100, late=-89.9)], "began 89.90 s before"),
-    "missed in its grace time": ([*NOT_IN_GRACE, MISSED], "counts as missed 59.0 s after"),
-    "missed after its grace time": ([*NOT_IN_GRACE, replace(MISSED, at=4.0 + GRACE)], ""),
-    "pushed ahead": (
-        [*without(RIGHT, FLOATING, 15.7, 17.7), *runs_of(FLOATING, 17.1)],
-        "3.40 s lie between",
-    ),
-    "a gap of two intervals": (without(RIGHT, FLOATING, 15.7), "4.00 s lie between"),
-    "a run time that came before a late run ended": (
-        [*without(RIGHT, FLOATING, 13.7, 15.7), *run_of(FLOATING, 13.7, late=2.5)],
-        "",
-    ),
-    "a run time that came after a late run ended": (
-        [*without(RIGHT, FLOATING, 13.7, 15.7), *run_of(FLOATING, 13.7, late=1.0)],
-        "4.00 s lie between",
-    ),
-    "the interval of a version that is gone": (
-        [*without(RIGHT, FLOATING, 10.7, 13.7), *runs_of(FLOATING, 9.7)],
-        "2.00 s lie between",
-    ),
-    # The first run is 3 s after the last restart: it should be 3 s after the last run.
-    "pushed ahead by each restart": (
-        [*RIGHT, *RESTARTS, *runs_of(FLOATING, 26.5)],
-        "lie between its run times 17.700 and 26.500",
-    ),
-    "restarts": ([*RIGHT, *RESTARTS, *runs_of(FLOATING, 20.7, 23.7, 25.7)], ""),
-    "a run time of 3 s": (without(RIGHT, FIXED, 9), f"{FIXED}: 9 did not run"),
-    "a run time of 2 s": (without(RIGHT, FIXED, 16), f"{FIXED}: 16 did not run"),
-    "a run time that a change replaced": (
-        [
-            *without(RIGHT, FIXED, 16),
-            *declared(16.2, 3, by="four"),
-            *declared(16.4, 2, by="five"),
-        ],
-        "",
-    ),
-    "a version that nobody declared": (TWO_SECONDS, "lie between"),
-    # Replicas were killed, or gave up, and others of their version may have done so as well.
-    "a version that may be declared": ([*TWO_SECONDS, *UNKNOWN, *GONE], ""),
-    "a version whose declaration failed": ([*TWO_SECONDS, *FAILED], ""),
-    "a run time of no version": ([*RIGHT, *run_of(FIXED, 11)], "is no multiple of"),
-    "a fixed run time before one that ran": (
-        [*RIGHT, *run_of(FIXED, 8, late=11, token=1000)],
-        "after 18.000",
-    ),
-    "a floating run time before one that ran": (
-        [*RIGHT, *run_of(FLOATING, 8.7, late=11, token=1000)],
-        "lie between",
-    ),
-    "fixed: died": ([e for e in RIGHT if e != DIED_FIXED], DIED),
-    "fixed: died and was taken over": (
-        [*(e for e in RIGHT if e != DIED_FIXED), *TAKEN_OVER[FIXED]],
-        "",
-    ),
-    "fixed: claimed again": ([*RIGHT, *AGAIN[FIXED]], "claimed twice"),
-    "fixed: never ran": (without(RIGHT, FIXED), f"{FIXED}: never ran"),
-    "floating: died": ([e for e in RIGHT if e != run_of(FLOATING, 10.7)[1]], DIED),
-    "floating: died and was taken over": (
-        [*(e for e in RIGHT if e != run_of(FLOATING, 10.7)[1]), *TAKEN_OVER[FLOATING]],
-        "",
-    ),
-    "floating: claimed again": ([*RIGHT, *AGAIN[FLOATING]], "claimed twice"),
-    "floating: never ran": (without(RIGHT, FLOATING), f"{FLOATING}: never ran"),
+    "before its run time": ([*RIGHT, *EARLY], "began 89.90 s before"),
+    "missed in its grace time": ([*without(ONE, 4), MISSED], "counts as missed 59.0 s after"),
+    "missed after its grace time": ([*without(ONE, 4), replace(MISSED, at=4.0 + GRACE)], ""),
 }
+for _key, _due in ((ONE, 4.0), (FIXED, 9.0), (FLOATING, 10.7)):
+    _again = run(_key, _due + 0.1, late=0.5, token=200)
+    _died = without(_key, _due, kinds=END)
+    LEDGERS |= {
+        f"{_key}: never ran": (without(_key), f"{_key}: never ran"),
+        f"{_key}: died": (_died, DIED),
+        f"{_key}: died, and was taken over": (
+            [*_died, *(replace(event, takeover=True) for event in _again)],
+            "",
+        ),
+        f"{_key}: claimed again": ([*RIGHT, *_again], "claimed twice"),
+    }
 
 
 @pytest.mark.parametrize("case", LEDGERS)
@@ -177,7 +98,7 @@ def test_a_ledger_is_judged(case: str) -> None:
 
 
 def test_a_run_time_is_by_the_databases_clock() -> None:
-    assert found([*RIGHT, *run_of("once-1", 100, late=-89.9)], offset=90.0) == ""
+    assert found([*RIGHT, *EARLY], offset=90.0) == ""
 
 
 @pytest.mark.parametrize(
@@ -186,6 +107,7 @@ def test_a_run_time_is_by_the_databases_clock() -> None:
         ("ERROR:  next_run_time of a falls from 2 to 1", "", True),
         (f"WARNING:  next_run_time of a {IS_AHEAD} 00:01:30", "", True),
         (f"WARNING:  next_run_time of a {IS_BACK} 2026-01-01", "", True),
+        (f"WARNING:  next_run_time of a {IS_OFF} 00:00:02", "", True),
         ("LOG:  checkpoint starting", "", False),
         ("", "Exception in thread tasklock-jobs", True),
     ],
@@ -193,6 +115,50 @@ def test_a_run_time_is_by_the_databases_clock() -> None:
 def test_what_logs_say_is_judged(server_log: str, said: str, is_found: bool) -> None:
     findings = found(RIGHT, server_log, said)
     assert (server_log + said in findings and "said" in findings) if is_found else findings == ""
+
+
+# An interval, the microseconds of its start, the last run and the next run time, in seconds from
+# now, which is a multiple of all intervals; and what the database says.
+GIVEN, DEFAULT = 0, 700_000
+WRITES: dict[str, tuple[int, int, float | None, float, list[str]]] = {
+    "multiples of an interval": (3, GIVEN, 60, 63, []),
+    "an interval after the last run": (3, DEFAULT, 60.7, 63.7, []),
+    "an interval after now, without a run": (3, DEFAULT, None, 2.7, []),
+    "several intervals that have passed": (2, DEFAULT, -60.3, -40.3, []),
+    "a gap of two intervals": (2, DEFAULT, 60.7, 64.7, [IS_AHEAD]),
+    "far away": (2, GIVEN, -60, 90, [IS_AHEAD]),
+    "pushed ahead by a restart": (3, DEFAULT, -3.3, 1.5, [IS_OFF]),
+    "the interval of another version": (3, DEFAULT, 60.7, 62.7, [IS_OFF]),
+    "a multiple of another version's": (3, GIVEN, 60, 62, [IS_OFF]),
+    "the last run's": (3, DEFAULT, 60.7, 60.7, [IS_BACK]),
+    "before the last run": (2, GIVEN, 60, 58, [IS_BACK]),
+}
+
+
+@pytest.mark.parametrize("case", WRITES)
+def test_the_database_watches_next_run_times(
+    connection: psycopg.Connection[Any], case: str
+) -> None:
+    length, microseconds, last, due, expected = WRITES[case]
+    trigger = {
+        "type": "interval",
+        "length": [0, length, 0],
+        "start_date": f"2020-01-01T00:00:00.{microseconds:06}+00:00",
+    }
+    now, said = time.time() // 6 * 6, list[str]()
+    connection.add_notice_handler(lambda notice: said.append(notice.message_primary or ""))
+    with connection.transaction(force_rollback=True):
+        connection.execute(
+            "CREATE TEMPORARY TABLE task_lock_job (id text, trigger jsonb,"
+            " last_run_time timestamptz, next_run_time timestamptz, changed_id uuid, added_id uuid)"
+        )
+        connection.execute(WATCHES.encode())
+        connection.execute(
+            "INSERT INTO task_lock_job VALUES ('job', %s, to_timestamp(%s), to_timestamp(%s))",
+            [json.dumps(trigger), None if last is None else now + last, now + due],
+        )
+    signs = [sign for text in said for sign in (IS_AHEAD, IS_BACK, IS_OFF) if sign in text]
+    assert signs == expected
 
 
 def test_newcomers_are_those_of_the_seed_and_the_first_ones_differ() -> None:
