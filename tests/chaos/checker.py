@@ -24,7 +24,7 @@ from apscheduler_tasklock.demo.history import Event
 from apscheduler_tasklock.demo.judge import Finding
 from tests.chaos import exclusion, misses, repeats, stops
 from tests.chaos.bounds import POOL_BACK
-from tests.chaos.history import POOL
+from tests.chaos.history import END_GROUP, POOL
 from tests.chaos.records import PROCESS, Records
 from tests.chaos.tasks import ChaosTask
 
@@ -42,21 +42,18 @@ def check(events: Sequence[Event], tasks: Sequence[ChaosTask]) -> list[Finding]:
 
 
 def _all(records: Records, tasks: Sequence[ChaosTask]) -> Iterator[Finding]:
-    for event in records.died:
+    for event in records.told("died"):
         yield Finding("replica died", "", event.at, f"{event.replica} ended: {event.detail}")
-    for event in records.errors:
-        if _was_broken(records, event) or _was_given_up(records, event):
-            continue
-        yield Finding("error logged", "", event.at, f"{event.replica}: {event.detail}")
-    for event in records.early:
+    for event in records.told("erred"):
+        if not (_was_broken(records, event) or _was_given_up(records, event)):
+            yield Finding("error logged", "", event.at, f"{event.replica}: {event.detail}")
+    for event in records.told("early"):
         text = f"{event.replica} ran a job that was due much later"
         yield Finding("ran too early", event.task, event.at, text)
     yield from stops.check_replicas(records)
     for task in [*tasks, *(one_off.task for one_off in records.one_offs.values())]:
-        yield from exclusion.check(records, task)
-        yield from repeats.check(records, task)
-        yield from misses.check(records, task)
-        yield from stops.check(records, task)
+        for rules in (exclusion, repeats, misses, stops):
+            yield from rules.check(records, task)
 
 
 def _was_broken(records: Records, event: Event) -> bool:
@@ -64,15 +61,12 @@ def _was_broken(records: Records, event: Event) -> bool:
 
     A pool of which a worker was killed is replaced soon, and then runs jobs again.
     """
-    ended = records.ended_groups.get(event.replica, inf) < event.at
-    if UNSTARTED in event.detail:
-        return ended
-    return BROKEN in event.detail and (
-        ended
-        or any(
-            replica == event.replica + POOL and at < event.at <= _replaced_by(records, replica, at)
-            for replica, at in records.killed_workers.values()
-        )
+    ended = records.when("leaving", END_GROUP).get(event.replica, inf) < event.at
+    if ended or BROKEN not in event.detail:
+        return ended and (BROKEN in event.detail or UNSTARTED in event.detail)
+    kills = [e.at for e in records.told("worker killed") if e.replica == event.replica + POOL]
+    return any(
+        at < event.at <= records.able_by(event.replica, at, POOL_BACK, PROCESS) for at in kills
     )
 
 
@@ -86,9 +80,3 @@ def _was_given_up(records: Records, event: Event) -> bool:
         for task, claims in records.claims.items()
         for claim in claims
     )
-
-
-def _replaced_by(records: Records, pool: str, killed: float) -> float:
-    """Return by when a replica that runs has replaced a pool of which a worker was killed."""
-    takes = POOL_BACK + records.reaction(killed)
-    return records.able_by(pool.removesuffix(POOL), killed, takes, PROCESS)

@@ -12,7 +12,8 @@ from math import inf
 
 from apscheduler_tasklock.demo.judge import Finding, overlaps, went_back
 from tests.chaos.bounds import BURST_REACTION, ORPHANED, RECOVERY
-from tests.chaos.records import LATE, PATH, PROCESS, Records, Run
+from tests.chaos.history import ALONE
+from tests.chaos.records import LATE, PATH, PROCESS, STOPPED, Records, Run
 from tests.chaos.tasks import ChaosTask
 
 OVERLAP = "overlap"
@@ -84,10 +85,8 @@ def _had_no_answer(records: Records, task: ChaosTask, run: Run) -> bool:
             return False
         if claim := records.claim_of[task.name].get(run.token):
             since, until = claim.renewed, claim.until
-    return any(
-        trouble.begun <= until and trouble.ended >= since
-        for trouble in records.troubles(run.process, PROCESS + PATH + LATE)
-    )
+    troubles = records.troubles(run.process, PROCESS + PATH + LATE)
+    return any(trouble.meets(since, until) for trouble in troubles)
 
 
 def _outlived(records: Records, task: ChaosTask) -> Iterator[Finding]:
@@ -109,12 +108,12 @@ def _outlived_at(records: Records, task: ChaosTask, run: Run) -> float | None:
     run_until = inf if claim is None else claim.run_until
     if run.believed is not None and run.believed > run_until + SLEW:
         return run.believed
-    orphaned = records.orphaned.get(run.process)
+    orphaned = records.when("killed", ALONE).get(run.process)
     went_on = run.seen if task.failover else run.believed
     if orphaned is None or went_on is None:
         return None
-    takes = ORPHANED + records.reaction(orphaned)
-    return went_on if went_on > records.worker_able_by(run, orphaned, takes) else None
+    by = records.able_by(run.replica, orphaned, ORPHANED, STOPPED, 0.0, run.worker)
+    return went_on if went_on > by else None
 
 
 def _tokens(records: Records, task: ChaosTask) -> Iterator[Finding]:

@@ -40,6 +40,8 @@ SILENT = "lease too long"
 # Seconds after a fire for which the server may be away without a missed window, because until the
 # claim timeout there is time for an attempt that is under way, a pause, and another attempt.
 PATIENCE = CLAIM_TIMEOUT / 2
+# The same for answers that are late: the last attempt in the claim timeout is answered, too.
+LATE_PATIENCE = CLAIM_TIMEOUT - ATTEMPT + LATE_BY
 
 # Seconds by which two readings of one run time may differ.
 _SAME = 0.05
@@ -60,7 +62,7 @@ def check(records: Records, task: ChaosTask) -> Iterator[Finding]:
 
 def _unclaimed(records: Records, task: ChaosTask, claims: Sequence[Claim]) -> Iterator[Finding]:
     """Find run times that were given up, or nobody claimed while nothing stood against them."""
-    for fire in records.fires[task.name]:
+    for fire in records.told("fire", task.name):
         answered = _answered_by(records, fire, task)
         if answered is None:
             continue
@@ -81,15 +83,16 @@ def _gave_up(records: Records, fire: Event, answered: float) -> bool:
 
     A run time that was refused is claimed again if the holder dies, and that may fail in its turn.
     """
-    for skip in records.skips[fire.task]:
-        if skip.replica == fire.replica and abs(skip.due - fire.due) < _SAME:
-            return skip.at <= answered or records.well(fire.replica, answered, skip.at, ANY)
-    return False
+    return any(
+        skip.at <= answered or records.well(fire.replica, answered, skip.at, ANY)
+        for skip in records.told("skipped", fire.task)
+        if skip.replica == fire.replica and abs(skip.due - fire.due) < _SAME
+    )
 
 
 def _misfired(records: Records, task: ChaosTask) -> Iterator[Finding]:
     """Find misfires of replicas that were never stopped: no job here keeps others waiting."""
-    for misfire in records.misfires[task.name]:
+    for misfire in records.told("misfired", task.name):
         life = records.lives.get(misfire.replica)
         if life is None or misfire.due < life.begun:
             continue  # due while it started
@@ -104,11 +107,10 @@ def _answered_by(records: Records, fire: Event, task: ChaosTask) -> float | None
 
     One that is due once may be late: no other one comes meanwhile, for which it is excused.
     """
-    life = records.lives.get(fire.replica)
+    if (life := records.lives.get(fire.replica)) is None:
+        return None
     slack = BURST_REACTION if task.once else 0.0
     unable, ever = (kinds.replace(SLOW, "") if task.once else kinds for kinds in (UNABLE, ANY))
-    if life is None:
-        return None
     since = max(life.begun, fire.at - RECOVERY)
     by = fire.at + records.reaction(fire.at) + slack
     if records.well(fire.replica, since, by, unable) and records.well(
@@ -119,19 +121,19 @@ def _answered_by(records: Records, fire: Event, task: ChaosTask) -> float | None
     met = [
         trouble
         for trouble in records.troubles(fire.replica, PATH + LATE + BLIP)
-        if trouble.begun <= by and trouble.ended >= since
+        if trouble.meets(since, by)
     ]
     over = max([fire.at, *(trouble.ended for trouble in met)])
-    away = max([fire.at, *(trouble.ended for trouble in met if trouble.kind != LATE)])
-    by = over + RECOVERY + slack
-    if away > fire.at + PATIENCE or not records.well(fire.replica, since, by, PROCESS):
+    is_late = any(trouble.kind == LATE for trouble in met)
+    is_away = any(trouble.ended > fire.at for trouble in met if trouble.kind != LATE)
+    patience, takes = PATIENCE, RECOVERY
+    if is_late:
+        patience, takes = LATE_PATIENCE, records.reaction(fire.at)
+    if (is_late and is_away) or over > fire.at + patience:
         return None
-    if any(trouble.kind == LATE for trouble in met):
-        if away > fire.at:
-            return None
-        by = over + records.reaction(fire.at) + slack
-        if over - LATE_BY > fire.at + CLAIM_TIMEOUT - ATTEMPT:
-            return None
+    if not records.well(fire.replica, since, by, PROCESS):
+        return None
+    by = over + takes + slack
     return by if records.well(fire.replica, over + 1e-6, by, ever) else None
 
 
@@ -153,22 +155,21 @@ def _stands_against(
 
 def _asked(records: Records, fire: Event) -> float:
     """Return the earliest time at which a fire's claim may have been sent."""
-    return min(fire.at, max(fire.due, fire.at - records.reaction(fire.at)))
+    return float(min(fire.at, max(fire.due, fire.at - records.reaction(fire.at))))
 
 
 def _silent(records: Records, task: ChaosTask) -> Iterator[Finding]:
     """Find replicas whose scheduler stopped firing, except while an instance of the job ran."""
     longest = 2 * task.period + RECOVERY
     for replica, life in records.lives.items():
-        if not records.runs_there(task.name, replica) or (task.exact and replica in records.far):
+        if not records.has_job(task, replica):
             continue
-        fires = [e.at for e in records.fires[task.name] if e.replica == replica]
-        marks = [life.begun, *sorted(fires), life.ended]
+        fires = [fire.at for fire in records.told("fire", task.name) if fire.replica == replica]
         runs = [run for run in records.runs[task.name] if run.replica == replica]
-        for before, after in pairwise(marks):
-            busy = [run.over for run in runs if run.begun < after]
-            troubles = [trouble.ended for trouble in records.troubles(replica)]
-            since = max([before, *(end for end in [*busy, *troubles] if before < end)])
+        troubles = [trouble.ended for trouble in records.troubles(replica)]
+        for before, after in pairwise([life.begun, *fires, life.ended]):
+            ends = [*troubles, *(run.over for run in runs if run.begun < after)]
+            since = max([before, *ends])
             if after - since > longest:
                 text = f"{replica} did not fire from {since:.3f} to {after:.3f}"
                 yield Finding(MISSED, task.name, after, text)
@@ -184,13 +185,12 @@ def _unrun(records: Records, task: ChaosTask, claims: Sequence[Claim]) -> Iterat
     for claim in claims:
         if claim.released == inf or claim.token in ended:
             continue
-        told = records.leaving.get(claim.replica, inf)
-        if claim.token in begun and not task.failover and claim.kept and told <= claim.released:
+        is_leaving = records.leaving.get(claim.replica, inf) <= claim.released
+        if claim.token in begun and not task.failover and claim.kept and is_leaving:
             continue
-        if _is_claimed_again(records, claim, claims):
-            continue
-        text = f"{claim}, was released {claim.released:.3f} without a run to its end"
-        yield Finding(MISSED, task.name, claim.released, text)
+        if not _is_claimed_again(records, claim, claims):
+            text = f"{claim}, was released {claim.released:.3f} without a run to its end"
+            yield Finding(MISSED, task.name, claim.released, text)
 
 
 def _is_claimed_again(records: Records, given_back: Claim, claims: Sequence[Claim]) -> bool:
@@ -218,49 +218,39 @@ def _left(records: Records, task: ChaosTask, claims: Sequence[Claim]) -> Iterato
                 text = f"{claim}, {how}, and {after}, was of another window"
                 yield Finding(MISSED, task.name, after.at, text)
             continue
-        left = _left_by(records, task, claim, claim.over)
-        if left:
+        if left := _left_by(records, task, claim):
             text = f"{claim}, {how} {died:.3f}, and {left} was well and left it"
             yield Finding(MISSED, task.name, died, text)
 
 
-def _left_by(records: Records, task: ChaosTask, claim: Claim, over: float) -> str | None:
-    """Return a replica that had the time to run a window again, and did not."""
-    for replica, life in records.lives.items():
-        if not _knows(records, task, replica, claim.until):
-            continue
-        troubles = [trouble.ended for trouble in records.troubles(replica, ANY)]
-        for since in [life.begun, *troubles]:
-            by = _noticed_by(records, claim, since)
-            if since < life.begun or by >= min(over, claim.run_until):
-                continue
-            if records.well(replica, since + 1e-6, by, ANY) and not _is_busy(
-                records, task.name, replica, claim.until, by
-            ):
-                return replica
-    return None
+def _left_by(records: Records, task: ChaosTask, claim: Claim) -> str | None:
+    """Return a replica that had the time to run a window again, and did not.
 
-
-def _noticed_by(records: Records, claim: Claim, since: float) -> float:
-    """Return by when a replica that is without trouble since then runs a claim's window again.
-
-    Who was handed a window needs no grace: its holder said so. That its lease has ended needs one.
+    That a lease has ended needs a grace. A window that was handed over needs none: its holder said
+    so.
     """
-    if claim.handed_over < inf:
-        begun = max(since + RECOVERY, claim.handed_over)
-    else:
-        begun = max(since + SETTLING, claim.until)
-    return begun + POLL_INTERVAL + records.reaction(begun)
+    recovery = RECOVERY if claim.handed_over < inf else SETTLING
+    for replica, life in records.lives.items():
+        since = max(claim.until, life.begun + recovery)
+        by = records.able_by(replica, since, POLL_INTERVAL, ANY, recovery)
+        if (
+            by < min(claim.over, claim.run_until, life.ended)
+            and _knows(records, task, replica, claim.until)
+            and not _is_busy(records, task.name, replica, claim.until, by)
+        ):
+            return replica
+    return None
 
 
 def _knows(records: Records, task: ChaosTask, replica: str, at: float) -> bool:
     """Tell whether a replica has the job of a task; a one-off job only if it was due there."""
-    if not records.runs_there(task.name, replica) or (task.exact and replica in records.far):
-        return False
     one_off = records.one_offs.get(task.name)
-    if one_off is None or one_off.cron:
-        return True
-    return any(fire.replica == replica and fire.at < at for fire in records.fires[task.name])
+    fires = records.told("fire", task.name)
+    return records.has_job(task, replica) and (
+        one_off is None
+        or one_off.cron
+        or any(fire.replica == replica and fire.at < at for fire in fires)
+    )
 
 
 def _forgotten(records: Records, task: ChaosTask, claims: Sequence[Claim]) -> Iterator[Finding]:
@@ -268,16 +258,18 @@ def _forgotten(records: Records, task: ChaosTask, claims: Sequence[Claim]) -> It
     for number, claim in enumerate(claims):
         if claim.over <= claim.until and claim.handed_over == inf:
             continue  # it ended alive
-        done = _done_by(task, claims[number:])
-        for fire in records.fires[task.name]:
+        done = claim.until
+        if task.failover or claim.handed_over < inf:  # it is run again before
+            again = [later for later in claims[number:] if later.window == claim.window]
+            done = min(again[-1].released, again[-1].given_up)
+        for fire in records.told("fire", task.name):
             if not claim.at < _asked(records, fire) < claim.over:
                 continue
             if fire.due - task.window - UNDER_WAY < claim.window:
                 continue  # it is the run's own window
-            by = _believed_by(records, fire, done) + POLL_INTERVAL + records.reaction(fire.at)
+            by = max(fire.at, done) + POLL_INTERVAL + records.reaction(fire.at)
             if (
-                by < inf
-                and records.well(fire.replica, fire.at - RECOVERY, by, ANY)
+                records.well(fire.replica, fire.at - RECOVERY, by, ANY)
                 and not _is_busy(records, task.name, fire.replica, fire.at, by)
                 and not _is_claimed_by(by, fire, task, claims)
             ):
@@ -286,21 +278,6 @@ def _forgotten(records: Records, task: ChaosTask, claims: Sequence[Claim]) -> It
                     f" which died {claim.until:.3f}, and was not claimed by {by:.3f}"
                 )
                 yield Finding(MISSED, task.name, fire.at, text)
-
-
-def _done_by(task: ChaosTask, claims: Sequence[Claim]) -> float:
-    """Return when a dead run stands against no claim any more, because it has been run again."""
-    if not task.failover and claims[0].handed_over == inf:
-        return claims[0].until
-    again = [claim for claim in claims if claim.window == claims[0].window]
-    return min(again[-1].released, again[-1].given_up)
-
-
-def _believed_by(records: Records, fire: Event, done: float) -> float:
-    """Return from when on a replica believes a run dead that was over at a time."""
-    since = records.lives[fire.replica].begun if fire.replica in records.lives else inf
-    ends = [trouble.ended for trouble in records.troubles(fire.replica, ANY)]
-    return max([fire.at, done, *(end + SETTLING for end in [since, *ends] if end < fire.at)])
 
 
 def _is_claimed_by(by: float, fire: Event, task: ChaosTask, claims: Sequence[Claim]) -> bool:
@@ -317,14 +294,11 @@ def _left_to_the_lease(
     It may when all processes of the pool are dead.
     """
     for claim in claims:
-        broke = records.pools.broke(claim.replica, claim.worker, claim.at)
+        pool = records.pools.broken(claim.replica, claim.worker, claim.at)
         ended = min(claim.until, claim.over)
-        if broke is None or broke > ended:
-            continue
-        dead = records.pools.dead(claim.replica, claim.worker, claim.at)
-        by = records.able_by(claim.process, dead, FREED + records.reaction(dead))
-        if ended > by and by < records.lives[claim.process].ended:
-            text = f"{claim}, of a pool that was dead {dead:.3f}, stood until {ended:.3f}"
+        by = records.able_by(claim.process, pool.dead, FREED)
+        if pool.broke <= ended and by < min(ended, records.lives[claim.process].ended):
+            text = f"{claim}, of a pool that was dead {pool.dead:.3f}, stood until {ended:.3f}"
             yield Finding(SILENT, task.name, by, text)
 
 

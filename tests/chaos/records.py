@@ -5,17 +5,16 @@ from __future__ import annotations
 import json
 from bisect import bisect
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
 from apscheduler_tasklock.demo import history
 from apscheduler_tasklock.demo.history import Event
 from tests.chaos.bounds import BURST, BURST_NEAR, BURST_REACTION, POOL_BACK, REACTION, RECOVERY
-from tests.chaos.history import ALONE, END_GROUP, FAR, POOL
+from tests.chaos.history import ALONE, FAR, POOL
 from tests.chaos.pools import Pools
-from tests.chaos.stretch import Stretch
-from tests.chaos.tasks import OneOff
+from tests.chaos.tasks import ChaosTask, OneOff
 
 
 @dataclass(eq=False)
@@ -115,24 +114,66 @@ class Claim:
         return f"claim of token {self.token} by {self.replica}, granted {self.at:.3f}"
 
 
-# Kinds of trouble. A replica is stopped or dead; does not reach the server; gets its answers late;
-# is slow for a moment, on a busy machine; or lost its connections, which it should survive.
-PROCESS, PATH, LATE, SLOW, BLIP = "P", "N", "L", "S", "B"
+# Kinds of trouble. A replica is stopped or dead, or a worker process of its is stopped; it does not
+# reach the server; gets its answers late; is slow for a moment, on a busy machine; or lost its
+# connections, which it should survive.
+STOPPED, PATH, LATE, SLOW, BLIP = "W", "N", "L", "S", "B"
+PROCESS = "P" + STOPPED
 UNABLE = PROCESS + PATH + LATE + SLOW
 ANY = UNABLE + BLIP
 
 # Seconds of the longest stall that counts as slow. A longer one counts as a stop.
 _LONGEST_SLOW = 1.5
 
+# What begins a trouble, its kind, and what ends it. A kill ends the stop of a worker process, too,
+# since that process cannot be continued. What is left is its kill.
+_TROUBLES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "killed": ("P", ()),
+    "gone": ("P", ()),
+    "stopped": ("P", ("continued",)),
+    "hung": (PATH, ("freed",)),
+    "down": (PATH, ("up",)),
+    "slowed": (LATE, ("quick",)),
+    "cut off": (BLIP, ()),
+    "terminated": (BLIP, ()),
+    "stalled": (SLOW, ()),
+    "worker stopped": (STOPPED, ("worker continued", "worker killed")),
+    "worker killed": ("P", ()),
+}
+
+# Seconds of troubles that nothing ends. A pool of which a worker process was killed is replaced
+# when it is next needed, which ends what else waits in it.
+_LASTS = {"cut off": 0.0, "terminated": 0.0, "worker killed": POOL_BACK}
+
+# What a run tells of itself.
+_BELIEFS = ("begin", "holds", "end", "cut")
+
+# What is done to a replica's process, and so to its pool.
+_OF_THE_PROCESS = (
+    *("killed", "stopped", "continued", "hung", "freed", "cut off", "terminated", "leaving"),
+    *("gone", "stalled"),
+)
+
+# What the task lock table shows.
+_ROWS = ("claimed", "renewed", "released", "handed over", "given up", "lease ended")
+
 
 @dataclass(frozen=True)
-class Trouble(Stretch):
-    """When a replica could not do as usual.
+class Stretch:
+    """A stretch of time: a replica's life, or when it could not do as usual.
 
-    :ivar kind: one of the letters above
+    :ivar kind: of trouble, one of the letters above
+    :ivar worker: the worker process that had it; 0 if it was not a single one
     """
 
-    kind: str
+    begun: float
+    ended: float
+    kind: str = ""
+    worker: int = 0
+
+    def meets(self, begun: float, ended: float) -> bool:
+        """Tell whether it has a moment in common with another one."""
+        return self.begun <= ended and begun <= self.ended
 
 
 class Records:
@@ -142,20 +183,9 @@ class Records:
     :ivar runs: by task, in the order in which they began
     :ivar claims: by task, in the order in which they were granted
     :ivar claim_of: the last claim with a token, by task and token
-    :ivar fires: of the replicas' schedulers, by task
     :ivar lives: by replica, from when it had its jobs until it ends or is told to
-    :ivar skips: fires whose claims were given up, because the database was unavailable, by task
-    :ivar misfires: by task
-    :ivar early: runs of jobs that are not due for long
     :ivar one_offs: jobs that are due once, by id
-    :ivar leaving: by replica, when it was told to end
-    :ivar gone: by replica that was told to end, when it had
-    :ivar far: replicas whose clock is far off
-    :ivar died: replicas that ended on their own
-    :ivar errors: what they logged as errors
-    :ivar ended_groups: by replica, when it and its worker processes got SIGTERM
-    :ivar killed_workers: by the id of a worker process, whose it was, and when it was killed
-    :ivar orphaned: by replica, when its own process was killed, and no worker process of its
+    :ivar leaving: by replica that was not killed, when it was told to end
     :ivar pools: the worker processes, and when their pools broke
     """
 
@@ -163,60 +193,43 @@ class Records:
         self.runs: dict[str, list[Run]] = defaultdict(list)
         self.claims: dict[str, list[Claim]] = defaultdict(list)
         self.claim_of: dict[str, dict[int, Claim]] = defaultdict(dict)
-        self.fires: dict[str, list[Event]] = defaultdict(list)
         self.lives: dict[str, Stretch] = {}
-        self.skips: dict[str, list[Event]] = defaultdict(list)
-        self.misfires: dict[str, list[Event]] = defaultdict(list)
-        self.early: list[Event] = []
-        self.one_offs: dict[str, OneOff] = {}
-        self.leaving: dict[str, float] = {}
-        self.gone: dict[str, float] = {}
-        self.far: set[str] = set()
-        self.died = [event for event in events if event.kind == "died"]
-        self.errors = [event for event in events if event.kind == "erred"]
+        self._told: dict[tuple[str, str | None], list[Event]] = defaultdict(list)
         self._open: dict[tuple[str, str, int], Run] = {}
         self._wrote: dict[str, list[float]] = defaultdict(list)
         # Ids of tasks by their names, which differ if the id looks made up; see `_take_in_run`.
         self._ids: dict[str, str] = {}
-        self.killed_workers: dict[int, tuple[str, float]] = {}
-        for event in events:
-            if event.kind == "worker killed":
-                self.killed_workers.setdefault(event.worker, (event.replica, event.at))
-        self.ended_groups = {
-            event.replica: event.at
-            for event in events
-            if event.kind == "leaving" and event.detail == END_GROUP
-        }
-        self.orphaned = {
-            event.replica: event.at
-            for event in events
-            if event.kind == "killed" and event.detail == ALONE
-        }
-        self._pools = {event.replica for event in events if event.kind == "ready"}
-        self._pools = {replica for replica in self._pools if replica.endswith(POOL)}
+        ready = {event.replica for event in events if event.kind == "ready"}
+        self._with_pool = {replica for replica in ready if replica.endswith(POOL)}
         # The tasks that replicas with a pool run in it.
-        self._pooled = {event.task for event in events if event.replica in self._pools}
+        self._pooled = {event.task for event in events if event.replica in self._with_pool}
         events = list(self._with_pools(events))
         # The sort is stable, so that events of one moment stay in the order of their lines.
         ordered = sorted(events, key=lambda event: event.at)
         self.pools = Pools(ordered)
         for event in ordered:
-            self._take_in(event)
+            self._told[event.kind, None].append(event)
+            self._told[event.kind, event.task].append(event)
+            if event.kind in _BELIEFS:
+                self._take_in_run(event)
         for run in [run for runs in self.runs.values() for run in runs if run.worker]:
             self._kill(run)
         # Not in the order of time, because a row's time is from before it waited for a lock.
         for event in events:
             if event.kind in _ROWS:
                 self._take_in_claim(event)
-        self._live(ordered)
+        self._far = set(self.when("ready", FAR))
+        planned = [OneOff(**json.loads(event.detail)) for event in self.told("planned")]
+        self.one_offs = {one_off.id: one_off for one_off in planned}
+        self._live(ordered[-1].at if ordered else 0.0)
         self._troubles = _troubles(ordered, self.lives)
-        self._fired = sorted(fire.at for fires in self.fires.values() for fire in fires)
+        self._fired = [fire.at for fire in self.told("fire")]
 
     def _with_pools(self, events: Sequence[Event]) -> Iterator[Event]:
         """Yield all events. What concerns a replica concerns its pool."""
         for event in events:
             pool = event.replica + POOL
-            if pool not in self._pools:
+            if pool not in self._with_pool:
                 yield event
             elif event.kind in _ROWS and event.task in self._pooled:
                 yield replace(event, replica=pool)
@@ -225,43 +238,54 @@ class Records:
                 if event.kind in _OF_THE_PROCESS:
                     yield replace(event, replica=pool)
 
-    def troubles(self, replica: str, kinds: str = UNABLE) -> Iterator[Trouble]:
-        """Yield when a replica was not able to do as usual."""
-        for trouble in self._troubles[replica]:
-            if trouble.kind in kinds:
-                yield trouble
+    def told(self, kind: str, task: str | None = None) -> Sequence[Event]:
+        """Return the events of a kind, of a task or of all, in the order of time."""
+        return self._told.get((kind, task), [])
+
+    def when(self, kind: str, detail: str | None = None) -> dict[str, float]:
+        """Return when there last was such an event, by replica."""
+        return {e.replica: e.at for e in self.told(kind) if detail in (None, e.detail)}
+
+    def troubles(self, replica: str, kinds: str = UNABLE) -> list[Stretch]:
+        """Return when a replica was not able to do as usual, in the order of time."""
+        return [trouble for trouble in self._troubles[replica] if trouble.kind in kinds]
 
     def well(self, replica: str, begun: float, ended: float, kinds: str = UNABLE) -> bool:
         """Tell whether a replica lived, and had no such trouble, in a stretch of time."""
         life = self.lives.get(replica)
         if life is None or begun < life.begun or ended > life.ended:
             return False
-        return not any(
-            trouble.begun <= ended and begun <= trouble.ended
-            for trouble in self.troubles(replica, kinds)
-        )
+        return not any(trouble.meets(begun, ended) for trouble in self.troubles(replica, kinds))
 
-    def able_by(self, replica: str, at: float, takes: float, kinds: str = ANY) -> float:
-        """Return by when a replica has had so many seconds without trouble since then."""
-        by = at + takes
-        for trouble in sorted(self.troubles(replica, kinds), key=lambda trouble: trouble.begun):
-            if trouble.begun <= by and trouble.ended + RECOVERY >= at:
-                by = max(by, trouble.ended + RECOVERY + takes)
+    def able_by(
+        self,
+        replica: str,
+        at: float,
+        takes: float,
+        kinds: str = ANY,
+        recovery: float = RECOVERY,
+        worker: int = 0,
+    ) -> float:
+        """Return by when a replica that is well from then on has done what is due.
+
+        :param takes: seconds that it takes, beyond the replica's reaction
+        :param recovery: seconds after a trouble until the replica is well
+        :param worker: the worker process whose troubles alone count
+        """
+        by = at + takes + self.reaction(at)
+        for trouble in self.troubles(replica, kinds):
+            well = trouble.ended + recovery
+            if trouble.begun <= by and well >= at and worker in (0, trouble.worker):
+                by = max(by, well + takes + self.reaction(well))
         return by
 
-    def worker_able_by(self, run: Run, at: float, takes: float) -> float:
-        """Return by when a run's worker process has had so many seconds without being stopped."""
-        by = at + takes
-        for stop in sorted(self.pools.stops(run.worker), key=lambda stop: stop.begun):
-            if stop.begun <= by and stop.ended >= at:
-                by = max(by, stop.ended + takes)
-        return by
-
-    def runs_there(self, task: str, replica: str) -> bool:
+    def has_job(self, task: ChaosTask, replica: str) -> bool:
         """Tell whether it is this part of a replica that runs a task: it, or its pool."""
-        if replica in self._pools:
-            return task in self._pooled
-        return task not in self._pooled or replica + POOL not in self._pools
+        if task.exact and replica in self._far:
+            return False
+        if replica in self._with_pool:
+            return task.name in self._pooled
+        return task.name not in self._pooled or replica + POOL not in self._with_pool
 
     def wrote_before(self, replica: str, at: float) -> float:
         """Return when a replica last changed a row before that; so it reached the server then."""
@@ -271,22 +295,6 @@ class Records:
         """Return within how many seconds a replica that is well does what is due."""
         near = bisect(self._fired, at + BURST_NEAR) - bisect(self._fired, at - BURST_NEAR)
         return BURST_REACTION if near >= BURST else REACTION
-
-    def _take_in(self, event: Event) -> None:
-        by_task = {"fire": self.fires, "skipped": self.skips, "misfired": self.misfires}
-        if event.kind in by_task:
-            by_task[event.kind][event.task].append(event)
-        elif event.kind in _BELIEFS:
-            self._take_in_run(event)
-        elif event.kind == "early":
-            self.early.append(event)
-        elif event.kind == "gone":
-            self.gone[event.replica] = event.at
-        elif event.kind == "ready" and event.detail == FAR:
-            self.far.add(event.replica)
-        elif event.kind == "planned":
-            one_off = OneOff(**json.loads(event.detail))
-            self.one_offs[one_off.id] = one_off
 
     def _take_in_claim(self, event: Event) -> None:
         task = self._ids.get(event.task, event.task)
@@ -339,87 +347,37 @@ class Records:
     def _kill(self, run: Run) -> None:
         """Note when a run was over since its worker process was dead."""
         broke = self.pools.may_have_broken(run.replica, run.worker, run.begun)
-        lost = min(broke, self.orphaned.get(run.process, inf))
+        lost = min(broke, self.when("killed", ALONE).get(run.process, inf))
         if run.ended is None and lost < inf:
             run.died = max(lost, self.pools.ended(run.worker))
 
-    def _live(self, ordered: Sequence[Event]) -> None:
-        ready = {event.replica: event.at for event in ordered if event.kind == "ready"}
-        closing = [event.at for event in ordered if event.kind == "closing"]
-        last = ordered[-1].at if ordered else 0.0
-        gone = {
-            event.replica: event.at
-            for event in reversed(ordered)
-            if event.kind in ("killed", "leaving", "died")
-        }
-        for replica, begun in ready.items():
-            ended = min(gone.get(replica, inf), *closing, last)
-            self.lives[replica] = Stretch(begun, ended)
-        killed = {event.replica for event in ordered if event.kind in ("killed", "died")}
-        told = {event.replica: event.at for event in ordered if event.kind == "leaving"}
-        for replica in self.lives:
+    def _live(self, last: float) -> None:
+        closing = [event.at for event in self.told("closing")]
+        told, killed = self.when("leaving"), {**self.when("killed"), **self.when("died")}
+        self.leaving: dict[str, float] = {}
+        for replica, begun in self.when("ready").items():
+            ends = [self.when(kind).get(replica, inf) for kind in ("killed", "leaving", "died")]
+            self.lives[replica] = Stretch(begun, min([*ends, *closing, last]))
             if replica not in killed and (replica in told or closing):
                 self.leaving[replica] = told.get(replica, *closing)
 
 
-# What a run tells of itself.
-_BELIEFS = ("begin", "holds", "end", "cut")
-
-# What is done to a replica's process, and so to its pool.
-_OF_THE_PROCESS = (
-    *("killed", "stopped", "continued", "hung", "freed", "cut off", "terminated", "leaving"),
-    *("gone", "stalled"),
-)
-
-# What the task lock table shows.
-_ROWS = ("claimed", "renewed", "released", "handed over", "given up", "lease ended")
-
-# What begins a trouble, what ends it, and its kind.
-_LASTING: dict[str, tuple[tuple[str, ...], str]] = {
-    "killed": ((), PROCESS),
-    "stopped": (("continued",), PROCESS),
-    "hung": (("freed",), PATH),
-    "down": (("up",), PATH),
-    "slowed": (("quick",), LATE),
-    # A kill ends it as well, since that process cannot be continued. What is left is its kill.
-    "worker stopped": (("worker continued", "worker killed"), PROCESS),
-}
-
-
-def _troubles(ordered: Sequence[Event], lives: dict[str, Stretch]) -> dict[str, list[Trouble]]:
-    found: dict[str, list[Trouble]] = defaultdict(list)
+def _troubles(ordered: Sequence[Event], replicas: Iterable[str]) -> dict[str, list[Stretch]]:
+    """Return the troubles of each replica, in the order of time."""
+    found: dict[str, list[Stretch]] = defaultdict(list)
     for number, event in enumerate(ordered):
-        trouble = _trouble(event, ordered[number:])
-        if trouble is None:
+        if event.kind not in _TROUBLES:
             continue
-        for replica in [event.replica] if event.replica else list(lives):
-            found[replica].append(trouble)
+        kind, ends = _TROUBLES[event.kind]
+        if event.kind == "stalled":
+            ended = event.until
+            kind = SLOW if ended - event.at < _LONGEST_SLOW else "P"
+        elif event.kind in _LASTS:
+            ended = event.at + _LASTS[event.kind]
+        else:
+            whose = (event.replica, event.worker)
+            later = (e for e in ordered[number:] if e.kind in ends)
+            ended = next((e.at for e in later if (e.replica, e.worker) == whose), inf)
+        for replica in [event.replica] if event.replica else replicas:
+            found[replica].append(Stretch(event.at, ended, kind, event.worker))
     return found
-
-
-def _trouble(event: Event, events: Sequence[Event]) -> Trouble | None:
-    """Return the trouble of a replica that begins with an event, the first of these."""
-    match event.kind:
-        case "gone":
-            return Trouble(event.at, inf, PROCESS)
-        case "stalled":
-            slow = event.until - event.at < _LONGEST_SLOW
-            return Trouble(event.at, event.until, SLOW if slow else PROCESS)
-        case "worker killed":
-            # Its pool is replaced when it is next needed, which ends what else waits in it.
-            return Trouble(event.at, event.at + POOL_BACK, PROCESS)
-        case "cut off" | "terminated":
-            return Trouble(event.at, event.at, BLIP)
-    return _lasting(event, events) if event.kind in _LASTING else None
-
-
-def _lasting(event: Event, events: Sequence[Event]) -> Trouble:
-    ends, kind = _LASTING[event.kind]
-    return Trouble(event.at, _end(events, *ends), kind)
-
-
-def _end(events: Sequence[Event], *kinds: str) -> float:
-    """Return when what the first event began was over: at the first of these kinds of event."""
-    whose = (events[0].replica, events[0].worker)
-    ends = (e.at for e in events if e.kind in kinds and (e.replica, e.worker) == whose)
-    return next(ends, inf)

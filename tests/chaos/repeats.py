@@ -47,8 +47,7 @@ def check(records: Records, task: ChaosTask) -> Iterator[Finding]:
 def _too_close(task: ChaosTask, apart: float, before: Claim, run: Run | Claim) -> Iterator[Finding]:
     # A run that raised opens its window again, from half a window before, because there other
     # replicas' run times of the same window may be.
-    opened = before.released < inf and not before.kept
-    owned = -task.window / 2 if opened else task.window
+    owned = task.window if before.kept else -task.window / 2
     if apart < owned - UNDER_WAY:
         at = run.begun if isinstance(run, Run) else run.at
         text = f"{run}, is of a run time {apart:.3f} s after that of the token before"
@@ -82,23 +81,21 @@ def _kept_back(task: ChaosTask, before: Claim, at: float, runs: list[Run]) -> st
 
 def _alive(records: Records, before: Claim, at: float, runs: list[Run]) -> str | None:
     """Return why a claim that has ended should not count as dead, or ``None``."""
-    broke = records.pools.may_have_broken(before.replica, before.worker, before.at)
-    if broke <= before.lease_ended < inf:
+    pools, of = records.pools, (before.replica, before.worker, before.at)
+    if pools.may_have_broken(*of) <= before.lease_ended < inf:
         return None  # because its replica ended the lease when the worker process was dead
-    if records.pools.dead(before.replica, before.worker, before.at) <= at:
+    if pools.broken(*of).dead <= at:
         return None
-    lease = before.until - before.renewed
+    since, until = before.renewed, before.until
     # A renewal is given a third of the lease to be answered.
-    unable = UNABLE if lease < 3 * (LATE_BY + ATTEMPT) else PROCESS + PATH
-    troubled = sum(
-        stretch.shared_with(before.renewed, before.until)
-        for stretch in records.troubles(before.process, unable)
-    )
-    if troubled < TROUBLE_SHARE * lease:
-        return f"{before}, was not renewed after {before.renewed:.3f} by a replica without trouble"
-    able = records.well(before.replica, at - RECOVERY, at, ANY)
-    if able and any(run.ended is not None and run.ended < at - RECOVERY for run in runs):
-        return f"{before}, had ended, and its replica was able to release it"
-    if able and not any(run.over < inf for run in runs):
-        return f"{before}, was running, and its replica was able to renew it"
+    unable = UNABLE if until - since < 3 * (LATE_BY + ATTEMPT) else PROCESS + PATH
+    troubles = records.troubles(before.process, unable)
+    troubled = sum(max(0.0, min(one.ended, until) - max(one.begun, since)) for one in troubles)
+    if troubled < TROUBLE_SHARE * (until - since):
+        return f"{before}, was not renewed after {since:.3f} by a replica without trouble"
+    over = [run.ended for run in runs if run.over < inf]
+    if records.well(before.replica, at - RECOVERY, at, ANY) and all(
+        ended is not None and ended < at - RECOVERY for ended in over
+    ):
+        return f"{before}, was of a replica that was able to renew it, or to release it"
     return None
