@@ -129,12 +129,11 @@ def _answered_by(records: Records, fire: Event, task: ChaosTask) -> float | None
     patience, takes = PATIENCE, RECOVERY
     if is_late:
         patience, takes = LATE_PATIENCE, records.reaction(fire.at)
+    by = over + takes + slack
     if (is_late and is_away) or over > fire.at + patience:
         return None
-    if not records.well(fire.replica, since, by, PROCESS):
-        return None
-    by = over + takes + slack
-    return by if records.well(fire.replica, over + 1e-6, by, ever) else None
+    is_well = records.well(fire.replica, since, by, PROCESS)
+    return by if is_well and records.well(fire.replica, over + 1e-6, by, ever) else None
 
 
 def _stands_against(

@@ -55,25 +55,23 @@ def judge_deaths(runs: Sequence[Run], deaths: dict[int, float]) -> Verdict:
     return verdict(events, [], TASK)
 
 
-@pytest.mark.parametrize(
-    ("runs", "fires", "expected"),
-    [
-        pytest.param([], [], (0, 0, 0, 0), id="nothing"),
-        pytest.param([0, 3, 6], [0, 0, 3, 6], (3, 3, 0, 0), id="clean"),
-        pytest.param([0, 3, 3, 6], [0, 3, 6], (3, 4, 1, 0), id="doubled"),
-        pytest.param([0, 3, 3, 3], [0, 3], (2, 4, 2, 0), id="tripled"),
-        pytest.param([0, 6], [0, 3, 6], (3, 2, 0, 1), id="missed"),
-        pytest.param([0, 9], [0, 9], (4, 2, 0, 2), id="missed by all, not even fired"),
-        pytest.param([3, 6], [0, 3, 6], (3, 2, 0, 1), id="first missed"),
-        pytest.param([0, 3], [0, 3, 6], (3, 2, 0, 1), id="last missed"),
-        pytest.param([], [0, 3, 6], (3, 0, 0, 3), id="all missed"),
-        pytest.param([0, 0, 6], [0, 3, 6], (3, 3, 1, 1), id="doubled does not make up for missed"),
-        pytest.param([6, 0, 3], [], (3, 3, 0, 0), id="any order, runs whose event was lost"),
-    ],
-)
-def test_verdict_on_a_grid(
-    runs: list[float], fires: list[float], expected: tuple[int, int, int, int]
-) -> None:
+# Run times, fires, and windows, runs, doubled and missed.
+GRID: dict[str, tuple[list[float], list[float], tuple[int, int, int, int]]] = {
+    "nothing": ([], [], (0, 0, 0, 0)),
+    "clean": ([0, 3, 6], [0, 0, 3, 6], (3, 3, 0, 0)),
+    "tripled": ([0, 3, 3, 3], [0, 3], (2, 4, 2, 0)),
+    "missed by all, not even fired": ([0, 9], [0, 9], (4, 2, 0, 2)),
+    "first missed": ([3, 6], [0, 3, 6], (3, 2, 0, 1)),
+    "last missed": ([0, 3], [0, 3, 6], (3, 2, 0, 1)),
+    "all missed": ([], [0, 3, 6], (3, 0, 0, 3)),
+    "doubled does not make up for missed": ([0, 0, 6], [0, 3, 6], (3, 3, 1, 1)),
+    "any order, runs whose event was lost": ([6, 0, 3], [], (3, 3, 0, 0)),
+}
+
+
+@pytest.mark.parametrize("case", GRID)
+def test_verdict_on_a_grid(case: str) -> None:
+    runs, fires, expected = GRID[case]
     events = [event for token, time in enumerate(runs, 1) for event in run(token, 1, time)]
     found = verdict(events, [BASE + time for time in fires], TASK)
     assert found.takeovers == []
@@ -100,57 +98,34 @@ def again(replica: int = 3, token: int = 3, took: float | None = 0.5) -> Run:
     return run(token, replica, 3, took, late=2.3, takeover=True)
 
 
-@pytest.mark.parametrize(
-    ("runs", "deaths", "expected"),
-    [
-        pytest.param([DIED, again()], {2: 4}, (3, 3, 0, 0, 1, 0), id="died and run again"),
-        pytest.param([DIED], {2: 4}, (3, 2, 0, 1, 0, 0), id="run only by the dead"),
-        pytest.param([DIED], {}, (3, 2, 0, 1, 0, 0), id="not run to the end"),
-        pytest.param(
-            [run(2, 2, 3), run(3, 3, 3)], {}, (3, 4, 1, 0, 0, 0), id="run twice, nobody died"
-        ),
-        pytest.param([run(2, 2, 3), again()], {}, (3, 4, 1, 0, 0, 1), id="takeover of a whole run"),
-        pytest.param([DIED, again()], {}, (3, 3, 0, 0, 0, 1), id="takeover without a death"),
-        pytest.param([again()], {}, (3, 3, 0, 0, 0, 1), id="takeover of nothing"),
-        pytest.param(
-            [DIED, again()], {1: 4}, (3, 3, 0, 0, 0, 1), id="takeover while another had died"
-        ),
-        pytest.param([DIED, again()], {2: 5.5}, (3, 3, 0, 0, 0, 1), id="takeover before the death"),
-        pytest.param(
-            [run(2, 2, 3, took=1), again()],
-            {2: 5.2},
-            (3, 4, 1, 0, 0, 1),
-            id="died well after the run",
-        ),
-        pytest.param(
-            [run(2, 2, 3, took=1), again()],
-            {2: 4.01},
-            (3, 3, 0, 0, 1, 0),
-            id="died between the end and the release",
-        ),
-        pytest.param(
-            [again()], {2: 4}, (3, 3, 0, 0, 1, 0), id="died between the claim and the run"
-        ),
-        pytest.param(
-            [DIED, run(3, 3, 3)], {2: 4}, (3, 3, 0, 0, 0, 0), id="run again, not as a takeover"
-        ),
-        pytest.param(
-            [DIED, again(took=None), again(4, token=5)],
-            {2: 4, 3: 5.25},
-            (3, 3, 0, 0, 1, 1),
-            id="heir of the heir has another's token",
-        ),
-        pytest.param(
-            [DIED, again(), run(5, 4, 3)],
-            {2: 4},
-            (3, 4, 1, 0, 1, 0),
-            id="run again twice",
-        ),
-    ],
-)
-def test_verdict_on_deaths(
-    runs: list[Run], deaths: dict[int, float], expected: tuple[int, ...]
-) -> None:
+# Runs, when replicas were killed, and the counts.
+DEATHS: dict[str, tuple[list[Run], dict[int, float], tuple[int, ...]]] = {
+    "died and run again": ([DIED, again()], {2: 4}, (3, 3, 0, 0, 1, 0)),
+    "run only by the dead": ([DIED], {2: 4}, (3, 2, 0, 1, 0, 0)),
+    "not run to the end": ([DIED], {}, (3, 2, 0, 1, 0, 0)),
+    "run twice, nobody died": ([run(2, 2, 3), run(3, 3, 3)], {}, (3, 4, 1, 0, 0, 0)),
+    "takeover of a whole run": ([run(2, 2, 3), again()], {}, (3, 4, 1, 0, 0, 1)),
+    "takeover without a death": ([DIED, again()], {}, (3, 3, 0, 0, 0, 1)),
+    "takeover of nothing": ([again()], {}, (3, 3, 0, 0, 0, 1)),
+    "takeover while another had died": ([DIED, again()], {1: 4}, (3, 3, 0, 0, 0, 1)),
+    "takeover before the death": ([DIED, again()], {2: 5.5}, (3, 3, 0, 0, 0, 1)),
+    "takeover before a death of nobody's": ([again()], {2: 5.5}, (3, 3, 0, 0, 0, 1)),
+    "died well after the run": ([run(2, 2, 3, 1), again()], {2: 5.2}, (3, 4, 1, 0, 0, 1)),
+    "died before its release": ([run(2, 2, 3, 1), again()], {2: 4.01}, (3, 3, 0, 0, 1, 0)),
+    "died between the claim and the run": ([again()], {2: 4}, (3, 3, 0, 0, 1, 0)),
+    "run again, not as a takeover": ([DIED, run(3, 3, 3)], {2: 4}, (3, 3, 0, 0, 0, 0)),
+    "the heir of the heir has another's token": (
+        [DIED, again(took=None), again(4, token=5)],
+        {2: 4, 3: 5.25},
+        (3, 3, 0, 0, 1, 1),
+    ),
+    "run again twice": ([DIED, again(), run(5, 4, 3)], {2: 4}, (3, 4, 1, 0, 1, 0)),
+}
+
+
+@pytest.mark.parametrize("case", DEATHS)
+def test_verdict_on_deaths(case: str) -> None:
+    runs, deaths, expected = DEATHS[case]
     assert counts(judge_deaths([BEFORE, *runs, AFTER], deaths)) == expected
 
 

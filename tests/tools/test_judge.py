@@ -12,7 +12,6 @@ from apscheduler_tasklock.demo.judge import (
     gaps,
     overlaps,
     repeats,
-    takeovers,
     unreported,
     went_back,
 )
@@ -108,29 +107,6 @@ def test_a_window_that_is_run_twice_is_found(case: str) -> None:
 
     assert numbers(runs, list(repeats(runs, same))) == expected
     assert not list(repeats(runs, same, lambda _earlier, _later: True))
-
-
-# The run, the deaths of others, and whether the takeover of token 2 is founded.
-TAKEOVERS = {
-    "of a dead run": (["0 0 died@1", "0 2..3 takeover"], True),
-    "of a live run": (["0 0", "0 2..3 takeover"], False),
-    "before the death": (["0 0 died@3", "0 2..3 takeover"], False),
-    "of a complete run": (["0 0..1", "0 2..3 takeover"], False),
-    "of a run that died between end and release": (["0 0..1 died@1.4", "0 2..3 takeover"], True),
-    "of a run that died long after its end": (["0 0..1 died@1.6", "0 2..3 takeover"], False),
-    "of a claim whose replica died": (["0 2..3 takeover token@2"], True),
-    "of a claim, before the death": (["0 0.5..3 takeover token@2"], False),
-    "of a token that the history does not have": (["0 0 died@1 token@0", "0 2..3 takeover"], True),
-}
-
-
-@pytest.mark.parametrize("case", TAKEOVERS)
-def test_a_takeover_is_founded_on_a_death(case: str) -> None:
-    told, expected = TAKEOVERS[case]
-    runs = made(*told)
-    [found] = takeovers(runs, [1.0], release=0.5)
-    assert (found.run, found.is_founded) == (runs[-1], expected)
-    assert found.dead is (runs[0] if len(runs) > 1 and runs[0].token == 1 else None)
 
 
 @pytest.mark.parametrize(
