@@ -421,6 +421,8 @@ a lock that a graceful stop leaves behind
     left behind -> lock left behind
 a lock that a replica in trouble leaves behind
     left behind; during 4.2 hung 4.6 freed a -> right
+a lock that a replica leaves behind which wrote to its rows after its trouble
+    left behind; during 3.5 hung 3.9 freed a -> lock left behind
 a replica that takes long to end
     handed over; drop_one gone; tell 14 gone a -> slow stop
 a job that runs before it is due
