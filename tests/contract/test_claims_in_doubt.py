@@ -14,8 +14,6 @@ from uuid import uuid4
 import psycopg
 import pytest
 
-from apscheduler_tasklock._database.sqlstates import RowLockedError
-from apscheduler_tasklock._lock import claim_attempts
 from tests.contract.conftest import row
 from tests.support.waist import (
     AnyAttempt,
@@ -24,6 +22,7 @@ from tests.support.waist import (
     ManualRequest,
     Replica,
     RetryRequest,
+    RowLockedError,
     TakeoverRequest,
     attempt,
     believing,
@@ -144,7 +143,7 @@ def test_a_takeover_that_waited_for_long_is_not_begun_and_what_follows_is_doubte
     context = believing(one.statements.protocol)
     wanted = attempt(takeover(one), context)
     began = time.monotonic()
-    monkeypatch.setattr(claim_attempts.time, "monotonic", Clock([began, began + 1.5]))
+    monkeypatch.setattr(time, "monotonic", Clock([began, began + 1.5]))
     decided: Any = wanted.send(one.cursor)
     assert not decided.answer.granted
     assert wanted.in_doubt  # so it is handed over

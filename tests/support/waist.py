@@ -18,7 +18,8 @@ import psycopg
 
 from apscheduler_tasklock._database.connection import raw_cursor
 from apscheduler_tasklock._database.outage import Outage
-from apscheduler_tasklock._database.session import NoCursor
+from apscheduler_tasklock._database.session import NoCursor, Session
+from apscheduler_tasklock._database.sqlstates import RowLockedError
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.claim_attempts import (
     AnyAttempt,
@@ -31,6 +32,7 @@ from apscheduler_tasklock._lock.claim_attempts import (
     StoredAttempt,
     TakeoverAttempt,
 )
+from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.database_clock import DatabaseClock
 from apscheduler_tasklock._lock.outcomes import NOT_BEGUN, RunOutcome, WindowAfter
 from apscheduler_tasklock._lock.protocol import HISTORY, LOCK_TIMEOUT, TaskLockProtocol
@@ -55,6 +57,7 @@ from apscheduler_tasklock._lock.protocol_messages import (
     ScheduleNote,
     TakeoverRequest,
 )
+from apscheduler_tasklock._lock.replica import LockSettings
 from apscheduler_tasklock._lock.test_doubles import LockProtocol
 from apscheduler_tasklock.schema.table import DEFAULT_TABLE, task_lock_table
 from apscheduler_tasklock.status import RunningRun
@@ -72,7 +75,9 @@ __all__ = [
     "ClaimRequest",
     "Decision",
     "JobMove",
+    "LockClient",
     "LockProtocol",
+    "LockSettings",
     "LockTimes",
     "ManualRequest",
     "Memory",
@@ -90,6 +95,7 @@ __all__ = [
     "Renewal",
     "Replica",
     "RetryRequest",
+    "RowLockedError",
     "Rows",
     "RunOutcome",
     "RunState",
@@ -101,6 +107,7 @@ __all__ = [
     "WindowAfter",
     "attempt",
     "believing",
+    "hear_of_probes",
     "intercept_claims",
     "is_takeover",
     "method_of",
@@ -480,6 +487,18 @@ def send_together(cursor: Any, attempts: Sequence[Any], **more: Any) -> list[Any
 def is_takeover(wanted: object) -> bool:
     """Return whether a claim is to take over a dead run."""
     return isinstance(wanted, TakeoverAttempt)
+
+
+def hear_of_probes(heard: Callable[[], object]) -> Callable[[], None]:
+    """Let a function hear of each probe that is about to be sent; return what undoes it."""
+    prove = Session.prove
+
+    def told(session: Session, *limits: Any) -> None:
+        heard()
+        prove(session, *limits)
+
+    Session.prove = told  # type: ignore[method-assign]  # a test looks on
+    return lambda: setattr(Session, "prove", prove)
 
 
 # ---- faults ------------------------------------------------------------------------------------

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
+from contextlib import ExitStack, closing
 from typing import Any
 
 import psycopg
 import pytest
 from sqlalchemy.engine import make_url
 
-from apscheduler_tasklock import TaskLockDatabaseError, upgrade
-from apscheduler_tasklock._database.session import Session
-from apscheduler_tasklock._lock.client import LockClient
-from apscheduler_tasklock._lock.replica import LockSettings
+from apscheduler_tasklock import TaskLockError, upgrade
 from apscheduler_tasklock.demo.server import EmbeddedServer
 from apscheduler_tasklock.lock import HeldLock
 from tests.support.claims import claim, held
 from tests.support.outages import BACK, UNAVAILABLE, said
 from tests.support.polling import eventually
 from tests.support.unconfirmed import LonelyServer
+from tests.support.waist import LockClient, LockSettings, hear_of_probes
 
 pytestmark = pytest.mark.own_server
 
@@ -79,12 +76,18 @@ def test_a_claim_whose_wait_for_a_standby_was_ended_is_granted_when_a_write_is_c
     assert isinstance(asked.result(60), HeldLock)
 
 
-def test_a_claim_that_is_not_confirmed_in_time_fails_and_its_window_is_handed_over(
-    lonely: LonelyServer, make: Make
+def test_a_claim_that_is_given_up_in_doubt_is_handed_over(
+    lonely: LonelyServer, make: Make, aside: Callable[..., Future[Any]]
 ) -> None:
-    locks = make(claim_timeout=1.0)
-    with lonely.hanging(), pytest.raises(TaskLockDatabaseError):
-        claim(locks, runs="function", failover=True)
+    locks = make()
+    with lonely.hanging():
+        asked = aside(claim, locks, runs="function", failover=True)
+        waiting = lonely.one_waiting()
+        lonely.cancel(waiting)
+        lonely.one_waiting(but=waiting)
+        locks.stop_claiming()
+        with pytest.raises(TaskLockError):
+            asked.result(60)
     found = "SELECT handed_over FROM task_lock WHERE task_name = 'task'"
     eventually(lambda: lonely.run(found) == [(True,)])
 
@@ -146,16 +149,10 @@ def test_no_session_is_left_behind_for_each_probe_where_cancels_do_not_arrive(
 ) -> None:
     """Each would wait in the server, and after some minutes the server would be full."""
     monkeypatch.setattr(psycopg.capabilities, "has_cancel_safe", lambda: False)
-    probes: list[float] = []
-    prove = Session.prove
-
-    def counted(session: Session, *limits: Any) -> None:
-        probes.append(time.monotonic())
-        prove(session, *limits)
-
-    monkeypatch.setattr(Session, "prove", counted)
+    probes: list[None] = []
     locks = make()
-    with lonely.hanging():
+    with ExitStack() as stack, lonely.hanging():
+        stack.callback(hear_of_probes(lambda: probes.append(None)))
         asked = aside(claim, locks)
         first = lonely.one_waiting()
         eventually(lambda: len(probes) >= 3)
