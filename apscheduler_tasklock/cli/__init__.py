@@ -24,6 +24,7 @@ from apscheduler_tasklock.cli.exits import (
 )
 from apscheduler_tasklock.cli.parser import Default, MonitorParser, build_parser, joined
 from apscheduler_tasklock.errors import TaskLockError, TaskLockOptionError
+from apscheduler_tasklock.locks import TaskLocks
 
 
 def main(
@@ -31,6 +32,7 @@ def main(
     *,
     prog: str = PROGRAM,
     defaults: Callable[[], Mapping[str, Default]] = dict,
+    locks: TaskLocks | None = None,
 ) -> int:
     """Run the command line and return its exit status; see ``apscheduler-tasklock --help``.
 
@@ -50,10 +52,10 @@ def main(
         try:
             if is_check:
                 return answer_monitor(
-                    lambda: _run(MonitorParser, prog, defaults, given),
+                    lambda: _run(MonitorParser, prog, defaults, given, locks),
                     as_json="--json" in given,
                 )
-            return _answer(lambda: _run(argparse.ArgumentParser, prog, defaults, given))
+            return _answer(lambda: _run(argparse.ArgumentParser, prog, defaults, given, locks))
         finally:
             if sys.stdout is not None:
                 sys.stdout.flush()  # because a failure can be reported here, and not at the exit
@@ -76,6 +78,7 @@ def _run(
     prog: str,
     defaults: Callable[[], Mapping[str, Default]],
     given: list[str],
+    locks: TaskLocks | None,
 ) -> int:
     failure, known = None, dict[str, Default]()
     try:
@@ -88,6 +91,7 @@ def _run(
     options = build_parser(parser_class, prog, known).parse_args(joined(given))
     if failure is not None:
         raise failure
+    options.locks = locks
     status: int = options.run(options)
     return status
 

@@ -257,20 +257,51 @@ def run(options: argparse.Namespace) -> int:
         if not options.wait:
             tell(options, {"request": request}, "a run is asked for", [name])
             return OK
-        awaited = _AwaitedRun(locks, request)
-        ended = awaited.wait(options.wait)
+        awaited = AwaitedRun(request)
+        ended = _wait(locks, awaited, options.wait)
     return _tell_of_run(options, request, awaited, ended)
 
 
 @dataclass(frozen=True)
-class _End:
+class End:
     """How the awaited run ended. ``run`` is ``None`` if the history does not have the run."""
 
     outcome: str
     run: Run | None
 
 
-class _AwaitedRun:
+def _wait(locks: TaskLocks, awaited: AwaitedRun, seconds: float) -> End | None:
+    """Return how the run ended, or ``None`` if the wait ran out."""
+    over_at = time.monotonic() + seconds
+    is_unavailable = False
+    while True:
+        try:
+            ended = _look(locks, awaited)
+            if ended is not None:
+                return ended
+            is_unavailable = False
+        except TaskLockDatabaseError as error:
+            if not is_unavailable:
+                say(f"{message_of(error)}; trying again")
+            is_unavailable = True
+            awaited.not_seen()
+        left = over_at - time.monotonic()
+        if left <= 0:
+            return None
+        time.sleep(min(_INTERVAL, left))
+
+
+def _look(locks: TaskLocks, awaited: AwaitedRun) -> End | None:
+    # Read the row before the history. If the run has ended in this row, the history that is
+    # read afterwards has the run's entry.
+    try:
+        task = find_task(locks, awaited.request.task)
+    except TaskLockNotFoundError:  # because somebody has used `forget`
+        return End("forgotten", None)
+    return awaited.look(task, runs_of(locks, awaited.request.task, 20))
+
+
+class AwaitedRun:
     """A manual run that was asked for, as its task's row and history show it.
 
     If the run dies and the task has failover, the takeover is awaited in its place.
@@ -278,41 +309,23 @@ class _AwaitedRun:
     :param request: the request for the run
     """
 
-    def __init__(self, locks: TaskLocks, request: RunRequest) -> None:
-        self._locks = locks
-        self._request = request
+    def __init__(self, request: RunRequest) -> None:
+        self.request = request
         self._task: TaskStatus | None = None  # as of the last look
         self._token: int | None = None  # of the run, or of its last takeover; None if not begun
         self._looks_dead = 0  # reads in a row that found the run dead
 
-    def wait(self, seconds: float) -> _End | None:
-        """Return how the run ended, or ``None`` if the wait ran out."""
-        over_at = time.monotonic() + seconds
-        is_unavailable = False
-        while True:
-            try:
-                ended = self._look()
-                if ended is not None:
-                    return ended
-                is_unavailable = False
-            except TaskLockDatabaseError as error:
-                if not is_unavailable:
-                    say(f"{message_of(error)}; trying again")
-                is_unavailable = True
-                self._looks_dead = 0
-            left = over_at - time.monotonic()
-            if left <= 0:
-                return None
-            time.sleep(min(_INTERVAL, left))
+    def not_seen(self) -> None:
+        """Note that the task could not be read."""
+        self._looks_dead = 0
 
-    def _look(self) -> _End | None:
-        # Read the row before the history. If the run has ended in this row, the history that is
-        # read afterwards has the run's entry.
-        try:
-            task = self._task = find_task(self._locks, self._request.task)
-        except TaskLockNotFoundError:  # because somebody has used `forget`
-            return _End("forgotten", None)
-        runs = runs_of(self._locks, self._request.task, 20)
+    def look(self, task: TaskStatus, runs: Sequence[Run]) -> End | None:
+        """Return how the run ended, or ``None`` if it has not, so far.
+
+        :param task: the task as its row shows it
+        :param runs: its last runs, the newest first, read after the row
+        """
+        self._task = task
         cut = {run.token for run in runs if run.outcome in _CUT and task.failover}
         claims = [(run.token, run.kind) for run in runs if run.token is not None]
         self._follow([*claims, (task.token, task.kind)], cut)
@@ -321,15 +334,15 @@ class _AwaitedRun:
             self._looks_dead += 1
             # Several reads must find the run dead, because the holder may only have lost its
             # connection, and may still renew the lease.
-            return _End("died", None) if self._looks_dead >= _LOOKS_DEAD else None
+            return End("died", None) if self._looks_dead >= _LOOKS_DEAD else None
         self._looks_dead = 0
         for run in runs:
             # A run that died gets its entry with the next claim. If that claim is the takeover,
             # self._token already has the takeover's token.
             if run.token == self._token and not is_open:
-                return _End(run.outcome, run)
+                return End(run.outcome, run)
         if task.token == self._token and not is_open:  # a task without a history
-            return _End(task.outcome or ("error" if task.failures else "ok"), None)
+            return End(task.outcome or ("error" if task.failures else "ok"), None)
         return None
 
     def _follow(
@@ -343,43 +356,47 @@ class _AwaitedRun:
         """
         for token, kind in sorted(claims, key=lambda claim: claim[0]):
             if self._token is None:
-                is_ours = kind == "manual" and token > self._request.token
+                is_ours = kind == "manual" and token > self.request.token
             else:
                 takes_over = kind == "takeover" or (kind == "manual" and self._token in cut)
                 is_ours = takes_over and token == self._token + 1
             if is_ours:
                 self._token = token
 
-    def when_it_ran_out(self) -> str:
-        """Return in words what has become of the run by the end of the wait."""
+    def when_it_ran_out(self, now: datetime) -> str:
+        """Return in words what has become of the run by the end of the wait.
+
+        :param now: this machine's time
+        """
         task = self._task
         if task is None:
             return "the state of the run is not known"
         if self._token is None:
-            return self._what_became_of_the_request(task)
+            return self._what_became_of_the_request(task, now)
         if task.token != self._token:
             return "the run has ended, and the history does not have its outcome"
         if task.state in (TaskState.RUNNING, TaskState.TOO_LONG):
             return f"the run goes on, on {task.holder}"
         return f"its holder {task.holder} died or was stopped, and its takeover has not begun"
 
-    def _what_became_of_the_request(self, task: TaskStatus) -> str:
+    def _what_became_of_the_request(self, task: TaskStatus, now: datetime) -> str:
         """Return in words why the run's begin was not seen."""
         if task.requested_by is not None:
             return "the run may still begin"
-        if datetime.now(timezone.utc) < self._request.until:  # so a run has ended the request
+        if now < self.request.until:  # so a run has ended the request
             return "the run has begun, and the history does not have it"
         return "the request has expired"
 
 
 def _tell_of_run(
-    options: argparse.Namespace, request: RunRequest, awaited: _AwaitedRun, ended: _End | None
+    options: argparse.Namespace, request: RunRequest, awaited: AwaitedRun, ended: End | None
 ) -> int:
     outcome = ended.outcome if ended else None
     run = ended.run if ended else None
     told = {"request": request, "outcome": outcome, "run": run}
     if outcome is None:
-        over = f"the wait of {options.wait:g} s ran out; {awaited.when_it_ran_out()}"
+        stands = awaited.when_it_ran_out(datetime.now(timezone.utc))
+        over = f"the wait of {options.wait:g} s ran out; {stands}"
         tell(options, told, over, [request.task])
         return WAIT_OVER
     words = f"ended: {outcome}"

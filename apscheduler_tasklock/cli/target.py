@@ -39,7 +39,10 @@ def database_of(options: argparse.Namespace) -> str:
 
 @contextmanager
 def task_locks(options: argparse.Namespace) -> Iterator[TaskLocks]:
-    """Open the task locks that a command is about."""
+    """Open the task locks that a command is about, unless they were given."""
+    if options.locks is not None:
+        yield options.locks
+        return
     # An outage is not logged, because the error says the same in one line.
     logging.getLogger("apscheduler_tasklock").addHandler(logging.NullHandler())
     locks = TaskLocks(

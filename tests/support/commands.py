@@ -12,11 +12,13 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from apscheduler_tasklock import TaskLocks
 from apscheduler_tasklock.cli import main
+from tests.support.pages import Known
 from tests.support.polling import eventually
 
 ROOT = Path(__file__).parent.parent.parent
@@ -68,12 +70,15 @@ class Answer:
 class Command:
     """Runs the command line on a database.
 
-    :param database_url: the database; ``None`` for none
+    :ivar known: what is read of rows, in place of a database
     """
 
-    def __init__(self, database_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def __init__(
+        self, database_url: str, capsys: pytest.CaptureFixture[str], known: Known | None = None
+    ) -> None:
         self.database_url = database_url
         self._capsys = capsys
+        self.known = known
 
     def __call__(self, command: str, *arguments: str, database: str | None = None) -> Answer:
         """Run a command of the command line in this process.
@@ -82,7 +87,8 @@ class Command:
         """
         url = database or self.database_url
         try:
-            status = main([*command.split(), "--database", url, *arguments])
+            words = [*command.split(), "--database", url, *arguments]
+            status = main(words, locks=cast("TaskLocks | None", self.known))
         except SystemExit as ended:
             status = int(ended.code or 0)
         printed = self._capsys.readouterr()

@@ -42,7 +42,7 @@ Value = TypeVar("Value")
 
 _LAST = datetime.max.replace(tzinfo=timezone.utc)
 _CHANGES = {
-    *("pause", "resume", "pause_all", "resume_all", "request_run", "free", "ack"),
+    *("pause", "resume", "pause_all", "resume_all", "request_run", "free", "ack", "forget"),
     *("pause_job", "resume_job", "run_job", "move_job", "remove_job"),
 }
 _RUNNING = (TaskState.RUNNING, TaskState.TOO_LONG)
@@ -58,6 +58,7 @@ class Known:
     :ivar usual: how long tasks usually run
     :ivar arguments: those of stored jobs
     :ivar changes: what would have been changed: the method and its arguments
+    :ivar answers: what methods return that change something, or raise
     """
 
     tasks_: Sequence[TaskStatus] = ()
@@ -70,15 +71,26 @@ class Known:
     findings: Sequence[Finding] = ()
     now: datetime = NOW
     changes: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = field(default_factory=list)
+    answers: dict[str, Any] = field(default_factory=dict)
 
     def __getattr__(self, name: str) -> Any:
         """Return a method that notes a change, and changes nothing."""
         if name not in _CHANGES:
             raise AttributeError(name)
-        return lambda *names, **options: self.changes.append((name, names, options))
+        return lambda *names, **options: self._change(name, names, options)
+
+    def _change(self, name: str, names: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        self.changes.append((name, names, options))
+        answer = self.answers.get(name)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
     def close(self) -> None:
         """There is no connection."""
+
+    def check(self) -> None:
+        """There are no tables that could be missing."""
 
     def overview(self, *patterns: str, limit: int = 20) -> Overview:
         """Return an overview of the tasks."""
@@ -201,6 +213,10 @@ class Known:
     def job_arguments(self, job_id: str) -> dict[str, Any]:
         """Return the arguments of a stored job."""
         return self.arguments[job_id]
+
+    def pauses_of_all(self) -> list[Pause]:
+        """Return the pauses of all tasks."""
+        return list(self.pauses)
 
     def doctor(self, *, namespace: str = "") -> list[Finding]:
         """Return what the doctor finds."""
