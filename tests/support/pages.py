@@ -58,7 +58,7 @@ class Known:
     :ivar usual: how long tasks usually run
     :ivar arguments: those of stored jobs
     :ivar changes: what would have been changed: the method and its arguments
-    :ivar answers: what methods return that change something, or raise
+    :ivar answers: what methods that change something return or raise, or what is called for it
     """
 
     tasks_: Sequence[TaskStatus] = ()
@@ -84,7 +84,7 @@ class Known:
         answer = self.answers.get(name)
         if isinstance(answer, Exception):
             raise answer
-        return answer
+        return answer(*names, **options) if callable(answer) else answer
 
     def close(self) -> None:
         """There is no connection."""

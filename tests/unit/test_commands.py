@@ -749,6 +749,169 @@ class TestRun:
         assert (answer.status, answer.out) == (6, "sync: ended: forgotten\n")
 
 
+class TestJobs:
+    def test_they_are_told_as_they_are_read(self, on: On) -> None:
+        command = on(
+            jobs_=[
+                job_status("once", name="Once", next_run_time=seconds(60)),
+                job_status("nightly", next_run_time=None, state=JobState.PAUSED),
+            ]
+        )
+        first, second = command("jobs").cells
+        assert [first[0].strip(), second[0].strip()] == ["once", "nightly"]
+        told, _ = command("jobs", "--json").json
+        assert (told["id"], told["state"], told["name"]) == ("once", "waiting", "Once")
+        assert told["next_run_time"] == "2026-01-31T12:01:00Z"
+        assert told["trigger"]["type"] == "interval"
+
+    @pytest.mark.parametrize(
+        ("arguments", "chosen"),
+        [
+            ((), ["a", "b", "pause", "r-1"]),
+            (("r-*",), ["r-1"]),
+            (("x*",), []),
+            (("--namespace", "shop:"), ["a"]),
+            (("--", "pause"), ["pause"]),
+        ],
+    )
+    def test_patterns_and_a_namespace_choose(
+        self, on: On, arguments: Sequence[str], chosen: Sequence[str]
+    ) -> None:
+        """The namespace is that of their tasks."""
+        tasks = {"a": "shop:a", "b": "b", "r-1": None, "pause": None}
+        answer = on(jobs_=[job_status(each, task=task) for each, task in tasks.items()])(
+            "jobs", *arguments
+        )
+        assert (answer.status, [row[0].strip() for row in answer.cells]) == (0, chosen)
+
+    def test_a_mistyped_id_is_an_error(self, on: On) -> None:
+        answer = on(jobs_=[job_status("report")])("jobs", "reprot")
+        assert (answer.status, answer.out) == (3, "")
+        assert "no such job: 'reprot'; `apscheduler-tasklock jobs`" in answer.err
+
+    def test_of_no_jobs_that_is_said(self, on: On) -> None:
+        answer = on()("jobs")
+        assert (answer.status, answer.err) == (0, f"{PREFIX}no jobs\n")
+
+    def test_an_action_after_an_option_is_said_to_be_at_the_wrong_place(self, on: On) -> None:
+        command = on(jobs_=[job_status("a")])
+        answer = command("jobs", "--json", "pause", "a")
+        assert (answer.status, answer.out) == (3, "")
+        assert "`pause` has to follow `jobs` directly, before any option" in answer.err
+        assert command.known.changes == []
+
+    @pytest.mark.parametrize(
+        ("words", "told", "status", "ids"),
+        [
+            ("pause r-? a r-1", {"paused": ["r-1", "r-2", "a"]}, 0, ["r-1", "r-2", "a"]),
+            ("pause *", {"paused": ["a", "p", "r-1", "r-2"]}, 0, ["a", "p", "r-1", "r-2"]),
+            # What was not paused is asked for all the same: it may be paused meanwhile.
+            ("resume a p", {"resumed": ["p"]}, 0, ["a", "p"]),
+            ("remove a p", {"removed": ["a", "p"]}, 0, ["a", "p"]),
+            (
+                "move a --to 2100-01-02T00:00:00Z",
+                {"moved": "a", "next_run_time": "2100-01-02T00:00:00Z"},
+                0,
+                ["a"],
+            ),
+            ("run a", {"run": "a", "request": None}, 0, ["a"]),
+            # A mistyped one leaves all as they are.
+            ("pause a none n*", None, 3, []),
+            ("resume a none n*", None, 3, []),
+            ("remove a none n*", None, 3, []),
+            ("run none", None, 3, []),
+            ("move none --to now", None, 3, []),
+            # One that has ended is what its id means alone.
+            ("pause e*", None, 3, []),
+            ("pause ended", {"paused": ["ended"]}, 0, ["ended"]),
+            ("remove ?", None, 3, []),
+            ("move a", None, 2, []),
+            ("move a --to soon", None, 2, []),
+            ("move a --to 2026-01-30", None, 2, []),
+            ("pause", None, 2, []),
+        ],
+    )
+    def test_what_is_changed_and_told(
+        self, on: On, words: str, told: dict[str, Any] | None, status: int, ids: Sequence[str]
+    ) -> None:
+        states = {"ended": JobState.ENDED, "p": JobState.PAUSED}
+        command = on(
+            jobs_=[
+                job_status(name, state=states.get(name, JobState.WAITING))
+                for name in ("r-2", "r-1", "p", "a", "ended")
+            ],
+            answers={"resume_job": NOW},
+        )
+        action, *arguments = words.split()
+        answer = command(f"jobs {action}", *arguments, "--json")
+        assert answer.status == status
+        assert (answer.json if answer.out else None) == told
+        assert [names[0] for _, names, _ in command.known.changes] == ids
+        assert {name for name, *_ in command.known.changes} <= {f"{action}_job"}
+        if status == 3:
+            assert "no such job: " in answer.err
+        assert ("exact ids are needed here" in answer.err) == (words == "remove ?")
+
+    @pytest.mark.parametrize(
+        ("words", "lines"),
+        [
+            ("pause a", ["a: paused until it is resumed"]),
+            ("resume a p", ["a: was not paused", "p: resumed, due 2026-01-31T12:00:00Z"]),
+            ("remove a", ["a: removed"]),
+            ("run a", ["a: due now"]),
+            ("move a --to 2100-01-02T00:00:00Z", ["a: moved to 2100-01-02T00:00:00Z"]),
+            (
+                "move p --to 2100-01-02T00:00:00Z",
+                ["p: moved to 2100-01-02T00:00:00Z, and no longer paused"],
+            ),
+        ],
+    )
+    def test_in_words(self, on: On, words: str, lines: Sequence[str]) -> None:
+        command = on(
+            jobs_=[job_status("a"), job_status("p", state=JobState.PAUSED)],
+            answers={"resume_job": NOW},
+        )
+        action, *arguments = words.split()
+        answer = command(f"jobs {action}", *arguments)
+        assert (answer.status, answer.err, answer.out.splitlines()) == (0, "", lines)
+
+    def test_a_run_of_a_recurring_one_is_asked_for(self, on: On) -> None:
+        command = on(jobs_=[job_status("every")], answers={"run_job": REQUEST})
+        said = "every: a run of its task sync is asked for\n"
+        assert command("jobs run", "every", "--as", "ann").out == said
+        assert command("jobs run", "every", "--json").json["request"]["task"] == "sync"
+        assert command.known.changes[0] == ("run_job", ("every",), {"by": "ann"})
+
+    def test_a_state_that_forbids_it_is_4_and_keeps_no_other_job_from_it(self, on: On) -> None:
+        def resumed(job_id: str, **_: Any) -> datetime:
+            if job_id == "b":
+                raise TaskLockStateError("job 'b' is not resumed")
+            return NOW
+
+        command = on(
+            jobs_=[job_status(each, state=JobState.PAUSED) for each in "abc"],
+            answers={"resume_job": resumed},
+        )
+        answer = command("jobs resume", "*", "--json")
+        assert (answer.status, answer.json) == (4, {"resumed": ["a", "c"]})
+        assert answer.err == f"{PREFIX}job 'b' is not resumed\n"
+
+    @pytest.mark.parametrize(
+        ("given", "status", "paused"),
+        [("*", 0, ["a"]), ("b", 3, []), ("new", 0, ["new"]), ("a*", 0, ["a*"])],
+    )
+    def test_a_namespace_leaves_other_jobs_alone(
+        self, on: On, given: str, status: int, paused: Sequence[str]
+    ) -> None:
+        """An id means its job alone, which may be one that no replica has registered so far."""
+        tasks = {"a": "shop:a", "b": "bank:b", "new": None}
+        if given == "a*":
+            tasks[given] = "shop:star"
+        command = on(jobs_=[job_status(name, task=task) for name, task in tasks.items()])
+        assert command("jobs pause", given, "--namespace", "shop:").status == status
+        assert [names for _, names, _ in command.known.changes] == [(name,) for name in paused]
+
+
 class TestOnATerminal:
     @pytest.mark.parametrize(
         ("typed", "status"),

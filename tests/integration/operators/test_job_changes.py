@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -629,23 +628,6 @@ class TestCommand:
         ]
         assert [name for name, state in states(operator).items() if state == "paused"] == ["other"]
 
-    def test_json_has_what_was_changed(
-        self, command: Command, replica: StoreReplica, operator: TaskLocks
-    ) -> None:
-        add(replica, "a", "b")
-        replica.scheduler.add_job(note, BERLIN, args=["every"], id="every")
-        eventually(lambda: is_reported(operator))
-        assert command("jobs pause", "a", "--json").json == {"paused": ["a"]}
-        assert command("jobs resume", "*", "--json").json == {"resumed": ["a"]}
-        moved = command("jobs move", "a", "--to", "2100-01-02T00:00:00Z", "--json").json
-        assert moved == {"moved": "a", "next_run_time": "2100-01-02T00:00:00Z"}
-        run = command("jobs run", "every", "--json").json
-        assert run["run"] == "every"
-        assert run["request"]["task"] == one(operator, "every").task
-        assert command("jobs run", "b", "--json").json == {"run": "b", "request": None}
-        replica.runs("b")
-        assert command("jobs remove", "a", "--json").json == {"removed": ["a"]}
-
     def test_run_move_and_remove_say_what_they_do(
         self, command: Command, replica: StoreReplica, operator: TaskLocks
     ) -> None:
@@ -661,88 +643,3 @@ class TestCommand:
         assert moved == "a: moved to 2100-01-03T00:00:00Z\n"
         assert command("jobs remove", "a", "b").out == "a: removed\nb: removed\n"
         assert list(states(operator)) == ["every"]
-
-    def test_a_mistyped_id_is_3_and_changes_nothing(
-        self, command: Command, replica: StoreReplica, operator: TaskLocks
-    ) -> None:
-        add(replica, "a")
-        for words in (["pause"], ["resume"], ["remove"], ["run"], ["move", "--to", "now"]):
-            given = ["none"] if words[0] in ("run", "move") else ["a", "none", "n*"]
-            answer = command(f"jobs {words[0]}", *given, *words[1:])
-            assert (answer.status, answer.out) == (3, "")
-            assert "no such job: 'none'" in answer.err
-        assert states(operator) == {"a": "waiting"}
-
-    def test_a_state_that_forbids_it_is_4_and_keeps_no_other_job_from_it(
-        self, command: Command, replica: StoreReplica, connection: Connection, operator: TaskLocks
-    ) -> None:
-        add(replica, "a", "b", "c", next_run_time=None)
-        set_columns(connection, "b", trigger='{"type": "moonrise"}')
-        answer = command("jobs resume", "*", "--json")
-        assert (answer.status, answer.json) == (4, {"resumed": ["a", "c"]})
-        assert "'b' is not resumed" in answer.err
-        assert states(operator) == {"a": "waiting", "c": "waiting", "b": "paused"}
-
-    def test_wrong_usage_is_2(
-        self, command: Command, replica: StoreReplica, operator: TaskLocks
-    ) -> None:
-        add(replica, "a")
-        for words in (["--to", "2026-01-31"], ["--to", "soon"], []):
-            assert command("jobs move", "a", *words).status == 2
-        assert command("jobs pause").status == 2
-        assert one(operator, "a").next_run_time == LATER
-
-    def test_patterns_are_not_for_run_move_and_remove(
-        self, command: Command, replica: StoreReplica, operator: TaskLocks
-    ) -> None:
-        add(replica, "a", "a*")
-        answer = command("jobs remove", "?")
-        assert (answer.status, answer.out) == (3, "")
-        assert "exact ids are needed here, and no patterns" in answer.err
-        assert command("jobs remove", "a*").status == 0
-        assert states(operator) == {"a": "waiting"}
-
-    def test_a_pattern_that_is_a_jobs_id_means_that_job_alone(
-        self, command: Command, replica: StoreReplica, operator: TaskLocks
-    ) -> None:
-        add(replica, "ab", "a*")
-        assert command("jobs pause", "a*").status == 0
-        assert states(operator) == {"ab": "waiting", "a*": "paused"}
-
-    def test_a_namespace_leaves_other_jobs_alone(
-        self, command: Command, replica: StoreReplica, connection: Connection, operator: TaskLocks
-    ) -> None:
-        add(replica, "a", "b", "new")
-        for job_id, task in (("a", "shop:a"), ("b", "bank:b"), ("new", None)):
-            set_columns(connection, job_id, task_name=task)
-        shop = ("--namespace", "shop:")
-        assert command("jobs pause", "*", *shop).status == 0
-        assert states(operator) == {"b": "waiting", "new": "waiting", "a": "paused"}
-        assert command("jobs pause", "b", *shop).status == 3
-        assert command("jobs pause", "new", *shop).status == 0
-        assert states(operator)["b"] == "waiting"
-
-    def test_a_job_that_is_called_as_an_action_is_listed_after_two_hyphens(
-        self, command: Command, replica: StoreReplica
-    ) -> None:
-        add(replica, "pause", "other")
-        [row] = command("jobs", "--", "pause").cells
-        assert row[0].strip() == "pause"
-
-
-def test_an_action_after_an_option_is_said_to_be_at_the_wrong_place(
-    command: Command, replica: StoreReplica, operator: TaskLocks
-) -> None:
-    add(replica, "a")
-    answer = command("jobs", "--json", "pause", "a")
-    assert (answer.status, answer.out) == (3, "")
-    assert "`pause` has to follow `jobs` directly, before any option" in answer.err
-    assert states(operator) == {"a": "waiting"}
-
-
-def test_json_of_a_listed_job_has_no_further_keys(
-    command: Command, replica: StoreReplica, connection: Connection
-) -> None:
-    add(replica, "a")
-    [job] = json.loads(command("jobs", "--json").out)
-    assert "is_one_off" not in job

@@ -58,27 +58,6 @@ def test_a_task_that_is_gone_never_alarms(command: Command, connection: Connecti
     assert " gone=1 " in answer.out
 
 
-def test_no_tasks_at_all_are_unknown_if_some_were_expected(command: Command) -> None:
-    for arguments, status, says in (
-        ([], 0, "0 tasks"),
-        (["x*"], 3, "no task matches 'x*'"),
-        (["x"], 3, "no task matches 'x'"),
-        (["--namespace", "x:"], 3, "no task matches 'x:*'"),
-    ):
-        answer = command("check", *arguments)
-        assert (answer.status, says in answer.out) == (status, True)
-
-
-def test_a_pattern_without_a_task_is_unknown_but_no_relief(
-    command: Command, connection: Connection
-) -> None:
-    add_task(connection, "fine", **STAYS_OK)
-    assert command("check", "fine", "tusk").status == 3
-    add_task(connection, "overdue", **OVERDUE)
-    answer = command("check", "overdue", "tusk")
-    assert (answer.status, "no task matches 'tusk'" in answer.out) == (2, True)
-
-
 def test_a_missing_or_an_old_table_is_unknown(
     command: Command, empty_database_url: str, connection: Connection
 ) -> None:

@@ -223,16 +223,6 @@ class TestOverdue:
 
         assert re.search(r': "sent"\n', command("doctor", "--namespace", "web.").out)
 
-    def test_a_name_that_check_tells_is_known_to_why(
-        self, command: Command, connection: Connection
-    ) -> None:
-        for job_id, minutes in (("two", 4), ("one", 5)):
-            due = {**MINUTES_AGO, "next_run_time": f"now() - interval '{minutes} min'"}
-            add_job(connection, job_id, task_name="'imports'", **due)
-        said = r"1 overdue \(imports by \d+ s, the stored job 'one' that no replica claims\);"
-        assert re.search(said, command("check").out)
-        assert "a job 'one', which is overdue" in command("why", "imports").err
-
     def test_jobs_that_cannot_be_read_are_unknown(
         self, command: Command, connection: Connection, direct_url: str
     ) -> None:
@@ -285,63 +275,8 @@ class TestCommand:
                 *("2100-01-02T00:00:00Z", "-", function, "slow", "-"),
             ],
         ]
-
-    def test_who_has_it_and_what_keeps_it_is_noted(
-        self,
-        command: Command,
-        replica: StoreReplica,
-        operator: TaskLocks,
-        connection: Connection,
-    ) -> None:
-        replica.scheduler.add_job(note, "interval", hours=1, args=["job"], id="job")
-        [job] = operator.jobs()
-        eventually(lambda: [task.name for task in operator.tasks()] == [job.task])
-        operator.pause(str(job.task))
-        [row] = command("jobs").cells
-        assert row[1].strip() == "waiting"
-        assert row[-1].strip() == "its task is paused until resumed"
-
-    def test_json_has_times_as_rfc_3339(self, command: Command, replica: StoreReplica) -> None:
-        add(replica, "once", name="Once")
-        [job] = command("jobs", "--json").json
-        assert (job["id"], job["state"], job["name"]) == ("once", "waiting", "Once")
-        assert job["next_run_time"] == "2100-01-01T00:00:00Z"
-        assert job["trigger"]["type"] == "date"
-
-    def test_patterns_choose_and_a_mistyped_id_is_an_error(
-        self, command: Command, replica: StoreReplica
-    ) -> None:
-        add(replica, "reminder-1")
-        add(replica, "report")
-        assert [row[0].strip() for row in command("jobs", "reminder-*").cells] == ["reminder-1"]
-        assert command("jobs", "x*").status == 0
-        answer = command("jobs", "reprot")
-        assert (answer.status, answer.out) == (3, "")
-        assert "no such job: 'reprot'; `apscheduler-tasklock jobs`" in answer.err
-
-    def test_a_namespace_chooses_by_the_tasks_names(
-        self, command: Command, replica: StoreReplica, connection: Connection
-    ) -> None:
-        for job_id, task_name in (("a", "shop:a"), ("b", "b"), ("c", None)):
-            add(replica, job_id)
-            set_columns(connection, job_id, task_name=task_name)
-        answer = command("jobs", "--namespace", "shop:")
-        assert [row[0].strip() for row in answer.cells] == ["a"]
-
-    def test_a_job_cannot_steer_the_terminal(
-        self, command: Command, replica: StoreReplica, connection: Connection
-    ) -> None:
-        add(replica, "job\x1b[2J")
-        odd = json.dumps({"type": "\x1b]0;owned\x07"})
-        set_columns(connection, "job\x1b[2J", func="\x1b[2J:x", trigger=odd, executor="\x9b31m")
-        for arguments in ([], ["--json"]):
-            answer = command("jobs", *arguments)
-            assert answer.status == 0
-            assert not set("\x1b\x07\x9b") & set(answer.out)
-
-    def test_of_no_jobs_that_is_said(self, command: Command) -> None:
-        answer = command("jobs")
-        assert (answer.status, answer.err) == (0, "apscheduler-tasklock: no jobs\n")
+        for job in command("jobs", "--json").json:
+            assert "is_one_off" not in job
 
     def test_a_missing_table_is_one_line_that_names_the_remedy(
         self, command: Command, connection: Connection

@@ -120,33 +120,6 @@ class TestCommand:
         assert lines[4].endswith(" paused by ann@ops until resumed (the shop is closed)")
         assert "one alive, started " in lines[6]
 
-    @pytest.mark.parametrize(
-        ("at", "words"),
-        [
-            ("1s", "its last run time until then was {10}, whose run ended well"),
-            ("11m", "its last run time until then was {20}, which was missed"),
-            ("40m", "its last run time until then was {50}, whose run failed"),
-            ("90m", "the history has no run time before that"),
-        ],
-    )
-    def test_says_first_what_became_of_the_last_run_time(
-        self, command: Command, operator: TaskLocks, at: str, words: str
-    ) -> None:
-        [last] = operator.why("job").runs
-        now = (last.scheduled_at or last.started_at) + timedelta(minutes=10)
-        for minutes in (10, 20, 50):
-            moment = f"{now - timedelta(minutes=minutes):%Y-%m-%dT%H:%M:%SZ}"
-            words = words.replace(f"{{{minutes}}}", moment)
-        assert command("why", "job", "--at", at).out.splitlines()[0].partition(": ")[2] == words
-
-    def test_tells_the_story_of_the_time_that_is_given(self, command: Command) -> None:
-        lines = command("why", "job", "--at", "25m").out.splitlines()
-        assert lines[0].endswith(": its run times around then were missed")
-        names = [line.split()[0] for line in lines[2:] if not line.startswith(" ")]
-        assert names == ["before", "after", "operators", "replicas", "history"]
-        now = command("why", "job").out.splitlines()
-        assert now[0].endswith(", whose run ended well")
-
     def test_of_a_pause_that_has_just_begun_the_verdict_tells(
         self, command: Command, operator: TaskLocks
     ) -> None:
@@ -163,11 +136,6 @@ class TestCommand:
         operator.resume("job", by="ann")
         operator.resume_all(by="bob")
         assert "it is paused now" not in command("why", "job").out
-
-    def test_tells_the_same_as_json(self, command: Command) -> None:
-        told = command("why", "job", "--at", "25m", "--json").json
-        assert (told["verdict"], told["miss"]["cause"]) == ("missed", "paused")
-        assert [action["outcome"] for action in told["actions"]] == ["paused", "resumed"]
 
     def test_runs_chooses_missed_run_times_and_shows_the_reason(self, command: Command) -> None:
         header, line = command("runs", "--outcome", "missed").out.splitlines()
