@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from math import inf
 from typing import Any
@@ -17,11 +17,12 @@ from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.settings import lock_settings
 from apscheduler_tasklock._shutdown import Closing
 from apscheduler_tasklock.locks import TaskLocks
+from apscheduler_tasklock.testing import in_memory_locks
 from tests.support.exchanges import Setup
 from tests.support.interrupting import hearing_ctrl_c
 from tests.support.outages import Job
 from tests.support.proxy import Gate, Proxy, proxy_to
-from tests.support.schedulers import Replica
+from tests.support.schedulers import NO_DATABASE, Replica
 
 # No machine is so slow that an answer takes longer.
 PATIENT = Timings(longest_answer=60.0)
@@ -123,6 +124,19 @@ def make_task_locks(database_url: str) -> Iterator[Callable[..., TaskLocks]]:
 @pytest.fixture
 def make_replica(database_url: str) -> Iterator[Callable[..., Replica]]:
     """Make and start a replica; it is shut down after the test."""
+    with _replicas(database_url) as make:
+        yield make
+
+
+@pytest.fixture
+def make_replica_in_memory() -> Iterator[Callable[..., Replica]]:
+    """The same without a database: its claims are decided in memory, by the same rule."""
+    with in_memory_locks(), _replicas(NO_DATABASE) as make:
+        yield make
+
+
+@contextmanager
+def _replicas(database_url: str) -> Iterator[Callable[..., Replica]]:
     with ExitStack() as closing:
 
         def make(

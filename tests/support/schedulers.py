@@ -30,6 +30,9 @@ from tests.support.internals import (
 )
 from tests.support.polling import eventually
 
+# The database of replicas whose claims are decided in memory. Its host has no address.
+NO_DATABASE = "postgresql://app@nowhere.invalid:1/app"
+
 _OF_RELEASES = (EVENT_TASK_LOCK_RELEASED, EVENT_TASK_LOCK_ERROR, EVENT_TASK_LOCK_LOST)
 
 # Cron fields of daily jobs that do not come due in a test: hours far from now.

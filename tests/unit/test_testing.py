@@ -35,10 +35,8 @@ from apscheduler_tasklock.testing import held_lock, in_memory_locks, unlocked
 from tests.support import pool_jobs
 from tests.support.hosts import AsyncIO, Host
 from tests.support.polling import eventually
-from tests.support.schedulers import Replica
+from tests.support.schedulers import NO_DATABASE, Replica
 
-# Nothing listens there, and the name has no address.
-NO_DATABASE = "postgresql://app@nowhere.invalid:1/app"
 RUN_TIME = datetime(2026, 3, 1, 12, tzinfo=timezone.utc)
 
 Make = Callable[..., Replica]

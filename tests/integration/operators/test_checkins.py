@@ -33,12 +33,13 @@ from apscheduler_tasklock import (
     checkins,
 )
 from apscheduler_tasklock.checkins import LONGEST_QUEUE, CheckIns, monitor_config, slug_of
+from apscheduler_tasklock.testing import in_memory_locks
 from tests.support import pool_jobs
 from tests.support.claims import RENEWS_OFTEN
 from tests.support.hosts import AsyncIO
 from tests.support.outages import Job
 from tests.support.polling import eventually
-from tests.support.schedulers import Replica
+from tests.support.schedulers import NO_DATABASE, Replica
 
 MakeReplica = Callable[..., Replica]
 
@@ -148,9 +149,9 @@ def test_a_granted_run_is_told_when_it_begins_and_ends_and_a_refused_one_is_not(
 
 
 def test_a_template_pings_every_task_but_those_of_one_off_jobs(
-    make_replica: MakeReplica, attach: Callable[..., CheckIns], service: Service
+    make_replica_in_memory: MakeReplica, attach: Callable[..., CheckIns], service: Service
 ) -> None:
-    replica = make_replica()
+    replica = make_replica_in_memory()
     attach(replica, ping=f"{service.url}/key/{{slug}}/{{task}}?create=1")
     replica.scheduler.add_job(print, id="once", misfire_grace_time=None)
     replica.one(EVENT_JOB_EXECUTED, "once")
@@ -163,15 +164,14 @@ def test_a_template_pings_every_task_but_those_of_one_off_jobs(
 
 
 def test_coroutines_and_worker_processes_check_in(
-    database_url: str,
-    make_replica: MakeReplica,
+    make_replica_in_memory: MakeReplica,
     attach: Callable[..., CheckIns],
     service: Service,
 ) -> None:
     host = AsyncIO()
-    loop = Replica(database_url, host=host, **host.executor)
+    loop = Replica(NO_DATABASE, host=host, **host.executor)
     loop.start()
-    pool = make_replica(executor="processpool", max_workers=1)
+    pool = make_replica_in_memory(executor="processpool", max_workers=1)
     for replica in (loop, pool):
         attach(replica, ping=f"{service.url}/{{task}}")
     loop.run_once(coroutine, job_id="coroutine")
@@ -223,11 +223,12 @@ def test_a_failure_whose_release_finds_another_claim_is_left_to_that_claims_repl
     assert service.paths == ["/job/start"]
 
 
+@in_memory_locks()
 def test_a_run_that_is_handed_over_has_no_end_here(
-    database_url: str, attach: Callable[..., CheckIns], service: Service
+    attach: Callable[..., CheckIns], service: Service
 ) -> None:
     host = AsyncIO()
-    replica = Replica(database_url, host=host, **{**host.executor, "failover": True})
+    replica = Replica(NO_DATABASE, host=host, **{**host.executor, "failover": True})
     replica.start()
     attach(replica, ping={"job": f"{service.url}/job"})
     begun = threading.Event()
@@ -251,14 +252,14 @@ async def wait_for_ever() -> None:
 
 
 def test_a_service_that_hangs_delays_neither_jobs_nor_the_shutdown_for_long(
-    make_replica: MakeReplica,
+    make_replica_in_memory: MakeReplica,
     attach: Callable[..., CheckIns],
     service: Service,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """It would take minutes to send what waits."""
     service.answers.clear()
-    replica = make_replica()
+    replica = make_replica_in_memory()
     attach(replica, ping=f"{service.url}/{{task}}", timeout=30)
     for number in range(10):
         replica.run_once(print, job_id=f"job-{number}")
@@ -277,13 +278,13 @@ def test_a_service_that_hangs_delays_neither_jobs_nor_the_shutdown_for_long(
 @pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_too_many_check_ins_are_dropped_with_one_warning(
-    make_replica: MakeReplica,
+    make_replica_in_memory: MakeReplica,
     attach: Callable[..., CheckIns],
     service: Service,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     service.answers.clear()
-    replica = make_replica()
+    replica = make_replica_in_memory()
     attach(replica, ping=f"{service.url}/{{task}}", timeout=60)
     now = datetime.now(timezone.utc)
     trigger = IntervalTrigger(seconds=1, start_date=now - timedelta(seconds=LONGEST_QUEUE))
@@ -313,13 +314,13 @@ def told(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
 
 @pytest.mark.usefixtures("unhurried_close")
 def test_a_ping_that_is_answered_with_an_error_is_sent_once_more_and_told_once(
-    make_replica: MakeReplica,
+    make_replica_in_memory: MakeReplica,
     attach: Callable[..., CheckIns],
     service: Service,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     service.status = 500
-    replica = make_replica()
+    replica = make_replica_in_memory()
     attach(replica, ping={"job": f"{service.url}/secret"})
     replica.run_once(print)
     replica.one(EVENT_JOB_EXECUTED)
@@ -333,7 +334,7 @@ def test_a_ping_that_is_answered_with_an_error_is_sent_once_more_and_told_once(
 @pytest.mark.usefixtures("unhurried_close")
 @pytest.mark.parametrize("to", ["{service}/elsewhere", "file:///etc/secret", "ftp://secret/"])
 def test_a_redirect_is_not_followed(
-    make_replica: MakeReplica,
+    make_replica_in_memory: MakeReplica,
     attach: Callable[..., CheckIns],
     service: Service,
     caplog: pytest.LogCaptureFixture,
@@ -342,7 +343,7 @@ def test_a_redirect_is_not_followed(
     """It could lead into a network that only the replica reaches; and its text has no limit."""
     service.status, service.location = 302, to.format(service=service.url)
     service.endless = True
-    replica = make_replica()
+    replica = make_replica_in_memory()
     attach(replica, ping={"job": f"{service.url}/secret"})
     replica.run_once(print)
     replica.one(EVENT_JOB_EXECUTED)
@@ -356,10 +357,10 @@ def test_a_redirect_is_not_followed(
 
 
 def test_an_answer_without_an_end_is_not_read(
-    make_replica: MakeReplica, attach: Callable[..., CheckIns], service: Service
+    make_replica_in_memory: MakeReplica, attach: Callable[..., CheckIns], service: Service
 ) -> None:
     service.endless = True
-    replica = make_replica()
+    replica = make_replica_in_memory()
     attach(replica, ping={"job": f"{service.url}/ping"})
     replica.run_once(print)
     replica.one(EVENT_JOB_EXECUTED)
@@ -368,13 +369,13 @@ def test_an_answer_without_an_end_is_not_read(
 
 @pytest.mark.usefixtures("unhurried_close")
 def test_of_an_answer_with_an_error_its_number_is_told_alone(
-    make_replica: MakeReplica,
+    make_replica_in_memory: MakeReplica,
     attach: Callable[..., CheckIns],
     service: Service,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     service.status, service.reason = 403, "\x1b[2J no such key: secret" + "x" * 60000
-    replica = make_replica()
+    replica = make_replica_in_memory()
     attach(replica, ping={"job": f"{service.url}/secret"})
     replica.run_once(print)
     replica.one(EVENT_JOB_EXECUTED)
@@ -385,11 +386,13 @@ def test_of_an_answer_with_an_error_its_number_is_told_alone(
 
 @pytest.mark.usefixtures("unhurried_close")
 def test_a_service_that_refuses_connections_fails_no_job(
-    make_replica: MakeReplica, attach: Callable[..., CheckIns], caplog: pytest.LogCaptureFixture
+    make_replica_in_memory: MakeReplica,
+    attach: Callable[..., CheckIns],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     with closing(socket.socket()) as taken:
         taken.bind(("127.0.0.1", 0))  # and nobody listens
-        replica = make_replica()
+        replica = make_replica_in_memory()
         attach(replica, ping={"job": f"http://127.0.0.1:{taken.getsockname()[1]}/"})
         replica.run_once(print)
         replica.one(EVENT_JOB_EXECUTED)
@@ -399,9 +402,9 @@ def test_a_service_that_refuses_connections_fails_no_job(
 
 @pytest.mark.usefixtures("unhurried_close")
 def test_the_end_of_a_run_that_a_shutdown_did_not_wait_for_is_told(
-    make_replica: MakeReplica, attach: Callable[..., CheckIns], service: Service, job: Job
+    make_replica_in_memory: MakeReplica, attach: Callable[..., CheckIns], service: Service, job: Job
 ) -> None:
-    replica = make_replica()
+    replica = make_replica_in_memory()
     attach(replica, ping={"job": f"{service.url}/job"})
     replica.run_once(job.run)
     assert job.begun.wait(60)
@@ -440,9 +443,9 @@ def sentry() -> Iterator[Collected]:
 
 
 def test_sentry_gets_the_status_and_the_schedule_of_each_granted_run(
-    make_replica: MakeReplica, attach: Callable[..., CheckIns], sentry: Collected
+    make_replica_in_memory: MakeReplica, attach: Callable[..., CheckIns], sentry: Collected
 ) -> None:
-    replica = make_replica()
+    replica = make_replica_in_memory()
     attach(replica, sentry=True, sentry_config={"max_runtime": 120})
     replica.run_once(print, job_id="Clean up")
     replica.run_once(fail, job_id="failing")
@@ -496,9 +499,9 @@ def test_a_window_that_is_run_again_continues_its_check_in(
 
 
 def test_sentry_is_told_of_the_tasks_that_are_named_alone(
-    make_replica: MakeReplica, attach: Callable[..., CheckIns], sentry: Collected
+    make_replica_in_memory: MakeReplica, attach: Callable[..., CheckIns], sentry: Collected
 ) -> None:
-    replica = make_replica()
+    replica = make_replica_in_memory()
     attach(replica, sentry={"one"})
     for job_id in ("other", "one"):
         replica.run_once(print, job_id=job_id)
@@ -618,6 +621,7 @@ from sentry_sdk.integrations.logging import LoggingIntegration
 from sentry_sdk.transport import Transport
 from apscheduler_tasklock import TaskLockExecutor
 from apscheduler_tasklock.checkins import CheckIns
+from apscheduler_tasklock.testing import in_memory_locks
 
 told = []
 has_pinged, is_told = threading.Event(), threading.Event()
@@ -637,6 +641,8 @@ def fail():
     raise ValueError("an application's own")
 
 database, service = sys.argv[1:]
+in_memory = in_memory_locks()
+in_memory.__enter__()
 sentry_sdk.init(
     "https://key@sentry.invalid/1",
     transport=Collected(),
@@ -659,11 +665,11 @@ assert b"0ur-key" not in text, text
 """
 
 
-def test_sentry_is_told_no_url_of_a_ping(database_url: str, service: Service) -> None:
+def test_sentry_is_told_no_url_of_a_ping(service: Service) -> None:
     """Its SDK notes each request over HTTP, and sends what it has noted with an error."""
     service.status = 500
     subprocess.run(
-        [sys.executable, "-c", WITH_ALL_OF_SENTRY, database_url, service.url],
+        [sys.executable, "-c", WITH_ALL_OF_SENTRY, NO_DATABASE, service.url],
         check=True,
         timeout=100,
     )

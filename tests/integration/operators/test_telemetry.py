@@ -27,13 +27,14 @@ from apscheduler_tasklock import (
     TaskLocks,
 )
 from apscheduler_tasklock._runs import otel
+from apscheduler_tasklock.testing import in_memory_locks
 from tests.support import claims, pool_jobs
 from tests.support.claims import RENEWS_OFTEN
 from tests.support.hosts import AsyncIO
 from tests.support.outages import Job, refuse
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy
-from tests.support.schedulers import Replica
+from tests.support.schedulers import NO_DATABASE, Replica
 from tests.support.telemetry import Telemetry, telemetry
 
 MakeReplica = Callable[..., Replica]
@@ -117,9 +118,9 @@ def test_a_run_that_is_granted_is_measured_and_traced(
 
 
 def test_the_instruments_have_the_units_and_buckets_that_are_documented(
-    make_replica: MakeReplica, sdk: Telemetry
+    make_replica_in_memory: MakeReplica, sdk: Telemetry
 ) -> None:
-    replica = make_replica()
+    replica = make_replica_in_memory()
     replica.run_once(print, job_id="units")
     one_span(sdk, "run units")
     units = sdk.units()
@@ -132,8 +133,10 @@ def test_the_instruments_have_the_units_and_buckets_that_are_documented(
     assert point.explicit_bounds[0] == 0.001
 
 
-def test_a_run_that_goes_on_is_active(make_replica: MakeReplica, sdk: Telemetry, job: Job) -> None:
-    replica = make_replica()
+def test_a_run_that_goes_on_is_active(
+    make_replica_in_memory: MakeReplica, sdk: Telemetry, job: Job
+) -> None:
+    replica = make_replica_in_memory()
     replica.run_once(job.run, job_id="active")
     assert job.begun.wait(60)
     assert [p.value for p in sdk.points("tasklock.run.active", "active")] == [1]
@@ -143,9 +146,9 @@ def test_a_run_that_goes_on_is_active(make_replica: MakeReplica, sdk: Telemetry,
 
 
 def test_a_run_that_fails_tells_the_class_of_its_exception(
-    make_replica: MakeReplica, sdk: Telemetry
+    make_replica_in_memory: MakeReplica, sdk: Telemetry
 ) -> None:
-    replica = make_replica()
+    replica = make_replica_in_memory()
     replica.run_once(fail, job_id="failing")
     span = one_span(sdk, "run failing")
     assert sdk.attributes("tasklock.run.duration", "failing") == [FAILED]
@@ -157,9 +160,9 @@ def test_a_run_that_fails_tells_the_class_of_its_exception(
 
 
 def test_a_job_that_leaves_its_worker_ends_its_span(
-    make_replica: MakeReplica, sdk: Telemetry
+    make_replica_in_memory: MakeReplica, sdk: Telemetry
 ) -> None:
-    replica = make_replica()
+    replica = make_replica_in_memory()
     replica.run_once(pool_jobs.leave, job_id="leaving")
     span = one_span(sdk, "run leaving")
     assert span.attributes is not None
@@ -168,9 +171,9 @@ def test_a_job_that_leaves_its_worker_ends_its_span(
 
 
 def test_a_refused_claim_is_measured_and_not_traced(
-    make_replica: MakeReplica, sdk: Telemetry
+    make_replica_in_memory: MakeReplica, sdk: Telemetry
 ) -> None:
-    one, other = make_replica(), make_replica()
+    one, other = make_replica_in_memory(), make_replica_in_memory()
     one.run_once(print, job_id="refused")
     one_span(sdk, "run refused")
     other.run_once(print, job_id="refused")
@@ -204,8 +207,10 @@ def test_a_window_that_is_taken_over_is_a_run_of_another_kind(
     assert sdk.attributes("tasklock.run.delay", "taken") == [taken]
 
 
-def test_a_misfire_is_a_fire_that_was_skipped(make_replica: MakeReplica, sdk: Telemetry) -> None:
-    replica = make_replica()
+def test_a_misfire_is_a_fire_that_was_skipped(
+    make_replica_in_memory: MakeReplica, sdk: Telemetry
+) -> None:
+    replica = make_replica_in_memory()
     long_ago = datetime.now(timezone.utc) - timedelta(minutes=5)
     replica.run_once(print, job_id="late", next_run_time=long_ago, misfire_grace_time=60)
     replica.one(EVENT_JOB_MISSED, "late")
@@ -242,9 +247,9 @@ def test_a_lock_that_is_lost_is_counted_once(
 
 
 def test_one_off_jobs_are_told_under_their_function_unless_they_are_named(
-    make_replica: MakeReplica, sdk: Telemetry
+    make_replica_in_memory: MakeReplica, sdk: Telemetry
 ) -> None:
-    replica = make_replica()
+    replica = make_replica_in_memory()
     soon = {"trigger": "date", "misfire_grace_time": None}
     replica.scheduler.add_job(print, id="order-4711", **soon)
     named = {"task_lock": {"name": "invoice"}}
@@ -267,18 +272,19 @@ async def endless(**_: Any) -> None:
 
 
 @pytest.fixture
-def make_loop(database_url: str) -> Any:
+def make_loop() -> Any:
     host = AsyncIO()
     replicas: list[Replica] = []
 
     def make(**options: Any) -> Replica:
-        replicas.append(Replica(database_url, host=host, **{**host.executor, **options}))
+        replicas.append(Replica(NO_DATABASE, host=host, **{**host.executor, **options}))
         replicas[-1].start()
         return replicas[-1]
 
-    yield make
-    for replica in replicas:
-        replica.shutdown()
+    with in_memory_locks():
+        yield make
+        for replica in replicas:
+            replica.shutdown()
     host.close()
 
 
@@ -313,11 +319,11 @@ def test_a_coroutine_that_a_shutdown_cuts_ends_its_span(
 
 @pytest.mark.parametrize("method", ["spawn", "fork"])
 def test_the_parent_measures_what_runs_in_a_worker_process(
-    make_replica: MakeReplica, sdk: Telemetry, method: str
+    make_replica_in_memory: MakeReplica, sdk: Telemetry, method: str
 ) -> None:
     context = multiprocessing.get_context(method)
     pool = {"max_workers": 1, "pool_kwargs": {"mp_context": context}}
-    replica = make_replica(executor="processpool", **pool)
+    replica = make_replica_in_memory(executor="processpool", **pool)
     replica.run_once(is_traced, job_id=f"pooled-{method}")
     assert replica.one(EVENT_JOB_EXECUTED, f"pooled-{method}").retval is False  # as in plain ones
     span = one_span(sdk, f"run pooled-{method}")
@@ -357,9 +363,9 @@ def test_an_sdk_that_raises_changes_nothing_for_a_job(
 
 
 def test_an_sdk_that_raises_is_told_of_once(
-    make_replica: MakeReplica, sdk: Telemetry, caplog: pytest.LogCaptureFixture
+    make_replica_in_memory: MakeReplica, sdk: Telemetry, caplog: pytest.LogCaptureFixture
 ) -> None:
-    replica = make_replica()
+    replica = make_replica_in_memory()
     sdk.fault.is_on = True
     try:
         for number in range(2):
@@ -398,6 +404,9 @@ from apscheduler.schedulers.background import BackgroundScheduler
 from apscheduler_tasklock import EVENT_TASK_LOCK_RELEASED, TaskLockExecutor
 import threading
 ran = threading.Event()
+from apscheduler_tasklock.testing import in_memory_locks
+in_memory = in_memory_locks()
+in_memory.__enter__()
 scheduler = BackgroundScheduler(executors={"default": TaskLockExecutor(sys.argv[1])})
 scheduler.add_listener(lambda _: ran.set(), EVENT_TASK_LOCK_RELEASED)
 scheduler.start()
@@ -418,11 +427,9 @@ print(len(sdk.points("tasklock.run.duration", "late")))
 """
 
 
-def test_an_sdk_that_is_installed_after_the_first_run_gets_the_next(
-    database_url: str, checkout: Any
-) -> None:
+def test_an_sdk_that_is_installed_after_the_first_run_gets_the_next(checkout: Any) -> None:
     ran = subprocess.run(
-        [sys.executable, "-c", LATE, database_url],
+        [sys.executable, "-c", LATE, NO_DATABASE],
         capture_output=True,
         text=True,
         check=False,
