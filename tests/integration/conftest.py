@@ -17,12 +17,12 @@ from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.settings import lock_settings
 from apscheduler_tasklock._shutdown import Closing
 from apscheduler_tasklock.locks import TaskLocks
-from apscheduler_tasklock.testing import in_memory_locks
 from tests.support.exchanges import Setup
 from tests.support.interrupting import hearing_ctrl_c
 from tests.support.outages import Job
 from tests.support.proxy import Gate, Proxy, proxy_to
 from tests.support.schedulers import NO_DATABASE, Replica
+from tests.support.waist import MemoryTaskLocks, standing_in
 
 # No machine is so slow that an answer takes longer.
 PATIENT = Timings(longest_answer=60.0)
@@ -129,9 +129,17 @@ def make_replica(database_url: str) -> Iterator[Callable[..., Replica]]:
 
 
 @pytest.fixture
-def make_replica_in_memory() -> Iterator[Callable[..., Replica]]:
+def memory() -> Iterator[MemoryTaskLocks]:
+    """Rows and a history in memory, which stand in for the database of each replica."""
+    rows = MemoryTaskLocks()
+    with standing_in(rows):
+        yield rows
+
+
+@pytest.fixture
+def make_replica_in_memory(memory: MemoryTaskLocks) -> Iterator[Callable[..., Replica]]:
     """The same without a database: its claims are decided in memory, by the same rule."""
-    with in_memory_locks(), _replicas(NO_DATABASE) as make:
+    with _replicas(NO_DATABASE) as make:
         yield make
 
 

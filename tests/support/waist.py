@@ -58,7 +58,7 @@ from apscheduler_tasklock._lock.protocol_messages import (
     TakeoverRequest,
 )
 from apscheduler_tasklock._lock.replica import LockSettings
-from apscheduler_tasklock._lock.test_doubles import LockProtocol
+from apscheduler_tasklock._lock.test_doubles import LockProtocol, standing_in
 from apscheduler_tasklock.schema.table import DEFAULT_TABLE, task_lock_table
 from apscheduler_tasklock.status import RunningRun
 from apscheduler_tasklock.testing.in_memory import MemoryProtocol, MemoryTaskLocks
@@ -113,6 +113,7 @@ __all__ = [
     "method_of",
     "protocol_of",
     "send_together",
+    "standing_in",
     "statements_of",
 ]
 

@@ -20,7 +20,10 @@ from apscheduler_tasklock._runs.task_names import canonical_schedule, exact_sche
 from apscheduler_tasklock._runs.trigger_times import following_run_time, zone_of
 from apscheduler_tasklock._words import next_run_times as words
 from apscheduler_tasklock._words.next_run_times import end_of
+from apscheduler_tasklock.cli.output import PlainOutput
+from apscheduler_tasklock.cli.status import History, print_task
 from apscheduler_tasklock.status import TaskStatus
+from tests.support.rows import task_status
 
 try:
     from apscheduler.triggers.calendarinterval import CalendarIntervalTrigger
@@ -290,3 +293,29 @@ def test_without_apscheduler_there_are_none(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.delitem(sys.modules, "apscheduler_tasklock._runs.trigger_times")
     monkeypatch.setitem(sys.modules, "apscheduler.triggers.combining", None)
     assert next_run_times(task(TRIGGERS["cron"], NOW)) == []
+
+
+def shown(trigger: Any, due_at: datetime, capsys: pytest.CaptureFixture[str]) -> str:
+    """Return what ``show`` prints of a task."""
+    found = task(trigger, due_at)
+    row = task_status(schedule=found.schedule, zone=found.zone, due_at=found.due_at)
+    print_task(row, History(), [], READ_AT, PlainOutput(), None, "task_lock")
+    return capsys.readouterr().out
+
+
+def test_no_run_time_after_the_end_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    """Such an end is not the same on all replicas, so the row's schedule does not have it."""
+    end = datetime(2099, 3, 28, 13, tzinfo=timezone.utc) + FRACTION
+    every = IntervalTrigger(hours=6, start_date=NOW, end_date=end, timezone=timezone.utc)
+    told = shown(every, NOW, capsys)
+    assert "next runs    2099-03-28 11:00:00 UTC\n" in told
+    assert "schedule     every 6 h until 2099-03-28T13:00:00Z\n" in told
+
+
+def test_those_of_a_schedule_with_several_zones_are_shown_in_utc(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    parts = [CronTrigger(hour=3, timezone=zone) for zone in ("Asia/Tokyo", "Africa/Lagos")]
+    told = shown(OrTrigger(parts), datetime(2099, 3, 28, 18, tzinfo=timezone.utc), capsys)
+    assert "next runs    2099-03-28 18:00:00, 2099-03-29 02:00:00, 2099-03-29 18:00:00, " in told
+    assert "(cron hour=3 minute=0 Africa/Lagos) or (cron hour=3 minute=0 Asia/Tokyo)" in told

@@ -18,6 +18,7 @@ from sqlalchemy.engine import URL
 from apscheduler_tasklock import Finding, TaskLockOptionError, TaskLocks
 from tests.support.polling import eventually
 from tests.support.rows import add_replica
+from tests.support.schedulers import NO_DATABASE
 
 Connection = psycopg.Connection[Any]
 Database = Callable[[str], "URL | Engine"]
@@ -105,8 +106,8 @@ def test_a_database_that_is_not_there_is_a_finding(database: Database) -> None:
 
 
 @pytest.mark.parametrize("namespace", ["shop\0", "\x01all", 7])
-def test_an_invalid_namespace_is_an_error(database_url: str, namespace: Any) -> None:
-    with TaskLocks(database_url) as locks, pytest.raises(TaskLockOptionError, match="doctor"):
+def test_an_invalid_namespace_is_an_error(namespace: Any) -> None:
+    with TaskLocks(NO_DATABASE) as locks, pytest.raises(TaskLockOptionError, match="doctor"):
         locks.doctor(namespace=namespace)
 
 

@@ -34,6 +34,7 @@ from tests.support.claims import ended_runs
 from tests.support.commands import Command
 from tests.support.polling import eventually
 from tests.support.roles import role
+from tests.support.schedulers import NO_DATABASE
 from tests.support.stored_jobs import Gate, OwnTrigger, StoreReplica, note, note_and_wait, ran
 
 Connection = psycopg.Connection[Any]
@@ -317,12 +318,12 @@ class TestMove:
         operator.move_job(key, LATER)
         assert replica.scheduler.get_job(key).next_run_time == LATER
 
-    def test_a_time_without_a_zone_is_an_error(
-        self, replica: StoreReplica, operator: TaskLocks, key: str
-    ) -> None:
-        add(replica, key)
-        with pytest.raises(TaskLockOptionError, match="move_job: to must be a time with a zone"):
-            operator.move_job(key, datetime(2100, 1, 2))  # the mistake under test
+    def test_a_time_without_a_zone_is_an_error(self) -> None:
+        with (
+            TaskLocks(NO_DATABASE) as operator,
+            pytest.raises(TaskLockOptionError, match="move_job: to must be a time with a zone"),
+        ):
+            operator.move_job("job", datetime(2100, 1, 2))  # the mistake under test
 
 
 def changes(operator: TaskLocks, job_id: str) -> list[Callable[[], object]]:
@@ -552,10 +553,11 @@ class TestHistory:
             unlucky.remove_job(key)
             assert "No longer rejected" in caplog.text
 
-    def test_a_name_that_is_too_long_is_an_error(self, operator: TaskLocks) -> None:
-        for change in (operator.pause_job, operator.resume_job, operator.remove_job):
-            with pytest.raises(TaskLockOptionError, match="by has 4,001 characters"):
-                change("job", by="x" * 4001)
+    def test_a_name_that_is_too_long_is_an_error(self) -> None:
+        with TaskLocks(NO_DATABASE) as operator:
+            for change in (operator.pause_job, operator.resume_job, operator.remove_job):
+                with pytest.raises(TaskLockOptionError, match="by has 4,001 characters"):
+                    change("job", by="x" * 4001)
 
     def test_commands_tell_it(
         self, command: Command, replica: StoreReplica, operator: TaskLocks, key: str

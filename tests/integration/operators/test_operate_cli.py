@@ -16,7 +16,6 @@ from typing import Any
 
 import psycopg
 import pytest
-from apscheduler.triggers.combining import OrTrigger
 from apscheduler.triggers.cron import CronTrigger
 from psycopg import sql
 
@@ -157,31 +156,6 @@ class TestShow:
         times = [datetime.fromisoformat(each.replace("Z", "+00:00")) for each in line.split(", ")]
         gaps = {later - earlier for earlier, later in pairwise(times)}
         assert (len(times), gaps) == (5, {timedelta(hours=6)})
-
-    def test_it_tells_no_run_time_after_the_end(
-        self, command: Command, make_replica: Callable[..., Replica]
-    ) -> None:
-        """Such an end is not the same on all replicas, so the row's schedule does not have it."""
-        scheduler = make_replica().scheduler
-        end = datetime.now(timezone.utc).replace(microsecond=250) + timedelta(hours=13)
-        every = {"id": "sync", "hours": 6, "end_date": end, "timezone": "UTC"}
-        scheduler.add_job(str, "interval", **every)
-        eventually(lambda: command("status", "sync").status == 0)
-        told = command("show", "sync")
-        [line] = re.findall("next runs    (.*) UTC\n", told.out)
-        assert len(line.split(", ")) == 2
-        assert f"schedule     every 6 h until {end:%Y-%m-%dT%H:%M:%SZ}\n" in told.out
-
-    def test_it_tells_the_run_times_of_a_schedule_with_several_zones_in_utc(
-        self, command: Command, make_replica: Callable[..., Replica]
-    ) -> None:
-        parts = [CronTrigger(hour=3, timezone=zone) for zone in ("Asia/Tokyo", "Africa/Lagos")]
-        make_replica().scheduler.add_job(str, OrTrigger(parts), id="sync")
-        eventually(lambda: command("status", "sync").status == 0)
-        told = command("show", "sync").out
-        [line] = re.findall("next runs    (.*) UTC\n", told)
-        assert {each[-8:] for each in line.split(", ")} == {"18:00:00", "02:00:00"}
-        assert "(cron hour=3 minute=0 Africa/Lagos) or (cron hour=3 minute=0 Asia/Tokyo)" in told
 
 
 class TestRuns:

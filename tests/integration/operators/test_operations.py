@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import datetime, timedelta, timezone
@@ -38,7 +38,8 @@ from tests.support.internals import kept_run_times
 from tests.support.polling import eventually
 from tests.support.roles import role
 from tests.support.rows import add_action, add_run
-from tests.support.schedulers import DAILY, DAILY_LATER, Replica
+from tests.support.schedulers import DAILY, DAILY_LATER, NO_DATABASE, Replica
+from tests.support.waist import MemoryTaskLocks
 
 MakeReplica = Callable[..., Replica]
 Connection = psycopg.Connection[Any]
@@ -49,6 +50,13 @@ FAST: dict[str, Any] = {"poll_interval": 0.2}
 @pytest.fixture
 def operator(make_task_locks: Callable[..., TaskLocks]) -> TaskLocks:
     return make_task_locks(replica_id="operator")
+
+
+@pytest.fixture
+def nowhere() -> Iterator[TaskLocks]:
+    """Task locks that find what they are given invalid before they ask a database."""
+    with TaskLocks(NO_DATABASE) as locks:
+        yield locks
 
 
 def task(operator: TaskLocks, name: str = "job") -> TaskStatus:
@@ -67,9 +75,9 @@ def registered(operator: TaskLocks, *names: str, replicas: int = 1) -> None:
     eventually(lambda: len(operator.tasks(*names)) == len(names))
 
 
-def test_an_outcome_that_there_is_none_of_is_refused(operator: TaskLocks) -> None:
+def test_an_outcome_that_there_is_none_of_is_refused(nowhere: TaskLocks) -> None:
     with pytest.raises(TaskLockOptionError, match=r"no outcome 'eror'; give one of ok, error, "):
-        operator.runs(outcome="eror")
+        nowhere.runs(outcome="eror")
 
 
 def counted() -> tuple[list[int], Callable[[], None]]:
@@ -236,13 +244,15 @@ class TestRegistration:
         ],
     )
     def test_it_is_overdue_after_a_tenth_of_its_period_and_ten_minutes_at_most(
-        self, make_replica: MakeReplica, operator: TaskLocks, job: dict[str, Any], grace: float
+        self,
+        make_replica_in_memory: MakeReplica,
+        memory: MemoryTaskLocks,
+        job: dict[str, Any],
+        grace: float,
     ) -> None:
-        replica = make_replica(**FAST)
+        replica = make_replica_in_memory(**FAST)
         replica.scheduler.add_job(lambda **_: None, id="job", **job)
-        registered(operator, "job")
-        found = task(operator)
-        assert found.due_at is not None
+        found = eventually(lambda: memory.rows.get("job"))
         assert found.overdue_at == found.due_at + timedelta(seconds=grace)
 
     def test_the_replicas_are_seen_with_what_they_have_and_run(
@@ -317,16 +327,16 @@ class TestRegistration:
 
 
 class TestPause:
-    def test_what_others_are_shown_of_it_is_not_too_long(self, operator: TaskLocks) -> None:
-        long = "x" * 4001
+    def test_what_others_are_shown_of_it_is_not_too_long(self, nowhere: TaskLocks) -> None:
+        operator, long = nowhere, "x" * 4001
         for named in ({"by": long}, {"reason": long}):
             with pytest.raises(TaskLockOptionError, match=r"has 4,001 characters, and at most"):
                 operator.pause("job", **named)
         with pytest.raises(TaskLockOptionError, match=r"request_run\(\): by has 4,001 char"):
             operator.request_run("job", by=long)
 
-    def test_what_is_no_name_is_refused(self, operator: TaskLocks) -> None:
-        for change in (operator.pause, operator.resume):
+    def test_what_is_no_name_is_refused(self, nowhere: TaskLocks) -> None:
+        for change in (nowhere.pause, nowhere.resume):
             with pytest.raises(TaskLockOptionError, match=r"name must be a text, not datetime"):
                 change("job", timedelta(minutes=5))  # type: ignore[arg-type]  # as by mistake
 
@@ -678,12 +688,10 @@ class TestHistoryOptions:
             ({"tracebacks": "perhaps"}, "tracebacks must be True or False"),
         ],
     )
-    def test_impossible_ones_are_refused_at_once(
-        self, database_url: str, options: dict[str, Any], told: str
-    ) -> None:
+    def test_impossible_ones_are_refused_at_once(self, options: dict[str, Any], told: str) -> None:
         for make in (TaskLocks, TaskLockExecutor):
             with pytest.raises(TaskLockOptionError, match=told):
-                make(database_url, **options)
+                make(NO_DATABASE, **options)
 
     def test_an_error_is_redacted_before_it_is_stored(
         self, make_replica: MakeReplica, operator: TaskLocks
@@ -698,7 +706,7 @@ class TestHistoryOptions:
 
     @pytest.mark.parametrize("tracebacks", [True, False])
     def test_a_traceback_is_kept_on_request_and_redacted(
-        self, make_replica: MakeReplica, operator: TaskLocks, *, tracebacks: bool
+        self, make_replica_in_memory: MakeReplica, memory: MemoryTaskLocks, *, tracebacks: bool
     ) -> None:
         def connect() -> None:
             raise OSError("password=hunter2")
@@ -712,8 +720,8 @@ class TestHistoryOptions:
         def redact(error: BaseException) -> str | None:
             return None if "password" in str(error) else str(error)
 
-        make_replica(redact=redact, tracebacks=tracebacks).run_once(job)
-        [run] = eventually(lambda: operator.runs("job"))
+        make_replica_in_memory(redact=redact, tracebacks=tracebacks).run_once(job)
+        [run] = eventually(lambda: memory.runs("job"))
         assert run.error == "no report"
         if not tracebacks:
             assert run.traceback is None
@@ -739,7 +747,7 @@ class TestHistoryOptions:
 
     @pytest.mark.parametrize("where", ["redact", "str"])
     def test_what_exits_in_place_of_redacting_an_error_keeps_no_task(
-        self, make_replica: MakeReplica, operator: TaskLocks, where: str
+        self, make_replica_in_memory: MakeReplica, memory: MemoryTaskLocks, where: str
     ) -> None:
         class ExitingError(Exception):
             def __str__(self) -> str:
@@ -748,12 +756,12 @@ class TestHistoryOptions:
         def job() -> None:
             raise ExitingError if where == "str" else ValueError
 
-        replica = make_replica(redact=sys.exit if where == "redact" else None)
+        replica = make_replica_in_memory(redact=sys.exit if where == "redact" else None)
         replica.run_once(job)
-        [run] = eventually(lambda: operator.runs("job"))
+        [run] = eventually(lambda: memory.runs("job"))
         assert (run.outcome, run.error) == ("error", None)
         replica.one(EVENT_JOB_ERROR)
-        assert task(operator).finished_at is not None
+        assert memory.rows["job"].finished_at is not None
 
     @pytest.mark.parametrize(
         ("leaves", "outcome"), [(None, "ok"), (ValueError("no"), "error")], ids=["ok", "error"]
