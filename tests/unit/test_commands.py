@@ -6,6 +6,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from io import StringIO
 from typing import Any
@@ -378,6 +379,9 @@ class TestAck:
         assert (answer.status, answer.out, answer.err) == (4, "", f"{PREFIX}{told}\n")
 
 
+OTHERS_STAY = (
+    f"{PREFIX}the pauses of others stay; --force takes them out, and --as NAME those of that name\n"
+)
 ANN = Pause("ann", NOW, None, "closed")
 BOB = Pause("bob", NOW, NOW + timedelta(hours=2), "tired")
 ANN_IN_WORDS = "paused by ann until resumed (closed)"
@@ -466,9 +470,13 @@ class TestPause:
                 ("ack", "b", "--namespace", "shop:", "--token", "7"),
                 ("ack", ("shop:b", 7), {"by": None}),
             ),
+            (
+                ("free", "b", "--namespace", "shop:", "--token", "7", "--force", "--as", "y"),
+                ("free", ("shop:b", 7), {"force": True, "run_again": False, "by": "y"}),
+            ),
             (("forget", "b", "--namespace", "shop:"), ("forget", ("shop:b",), {})),
         ],
-        ids=["pause", "resume", "run", "free", "ack", "forget"],
+        ids=["pause", "resume", "run", "free", "ack", "free by force", "forget"],
     )
     def test_what_is_changed_is_what_the_words_say(
         self, on: On, arguments: Sequence[str], change: Any
@@ -539,8 +547,7 @@ class TestResume:
                     "still_paused": {"a": ["closed"]},
                     "ended": {"a": ["tired"]},
                 },
-                f"{PREFIX}the pauses of others stay; --force takes them out, and --as NAME those "
-                "of that name\n",
+                OTHERS_STAY,
             ),
             (
                 ("a",),
@@ -549,8 +556,7 @@ class TestResume:
                 4,
                 [f"a: still {ANN_IN_WORDS}"],
                 {"resumed": [], "still_paused": {"a": ["closed"]}, "ended": {"a": []}},
-                f"{PREFIX}the pauses of others stay; --force takes them out, and --as NAME those "
-                "of that name\n",
+                OTHERS_STAY,
             ),
         ],
         ids=["all", "a pattern", "a pattern, of none", "in part", "of others alone"],
@@ -583,6 +589,111 @@ class TestResume:
                     for name, pauses in found[key].items()
                 }
             assert found == told
+
+
+ALL_BY_ANN = Pause("ann", NOW, None, None, namespace="")
+ALL_BY_BOB = Pause("bob", NOW, None, None, namespace="")
+OF_SHOP = Pause("ann", NOW, None, None, namespace="shop:")
+
+
+class TestOfAll:
+    @pytest.mark.parametrize(
+        ("namespace", "before", "left", "status", "lines", "ended", "err"),
+        [
+            ("", [], [], 0, ["all tasks: were not paused with --all"], 0, ""),
+            ("", [ALL_BY_BOB], [], 0, ["all tasks: resumed"], 1, ""),
+            (
+                "",
+                [ALL_BY_ANN, ALL_BY_BOB],
+                [ALL_BY_ANN],
+                4,
+                [
+                    "all tasks: no longer paused by bob until resumed",
+                    "all tasks: still paused by ann until resumed",
+                ],
+                1,
+                OTHERS_STAY,
+            ),
+            (
+                "",
+                [ALL_BY_ANN],
+                [ALL_BY_ANN],
+                4,
+                ["all tasks: still paused by ann until resumed"],
+                0,
+                OTHERS_STAY,
+            ),
+            (
+                "shop:",
+                [OF_SHOP, ALL_BY_BOB],
+                [],
+                0,
+                ["all tasks of the namespace 'shop:': resumed"],
+                1,
+                "",
+            ),
+            (
+                "",
+                [OF_SHOP],
+                [OF_SHOP],
+                4,
+                ["all tasks of the namespace 'shop:': still paused by ann until resumed"],
+                0,
+                f"{PREFIX}all tasks of the namespace 'shop:' are paused; `resume --all --namespace "
+                "shop:` ends that\n",
+            ),
+        ],
+        ids=["none", "all", "one's own", "others' alone", "a namespace", "another namespace's"],
+    )
+    def test_it_says_which_pauses_have_ended(
+        self,
+        on: On,
+        namespace: str,
+        before: Sequence[Pause],
+        left: Sequence[Pause],
+        status: int,
+        lines: Sequence[str],
+        ended: int,
+        err: str,
+    ) -> None:
+        command = on(pauses=tuple(before), answers={"resume_all": left})
+        given = ("--all", "--as", "bob", "--namespace", namespace)
+        answer = command("resume", *given)
+        assert (answer.status, answer.out.splitlines(), answer.err) == (status, lines, err)
+        told = command("resume", *given, "--json")
+        assert (told.status, len(told.json["still_paused"])) == (status, len(left))
+        assert len(told.json["ended"]) == ended
+        assert command.known.changes[0] == (
+            "resume_all",
+            (),
+            {"namespace": namespace, "by": "bob", "force": False},
+        )
+
+    def test_what_is_paused_and_what_is_not_is_told(self, on: On) -> None:
+        paused = replace(OF_SHOP, until=NOW + timedelta(hours=2), reason="a move")
+        command = on(answers={"pause_all": paused})
+        given = ("--all", "--namespace", "shop:", "--for", "2h", "--reason", "a move")
+        answer = command("pause", *given)
+        assert answer.out == (
+            "all tasks of the namespace 'shop:': paused by ann until 2026-01-31T14:00:00Z "
+            "(a move)\n"
+        )
+        assert "not paused are code under `hold`" in answer.err
+        assert command("pause", *given, "--json").json["paused"]["namespace"] == "shop:"
+        asked = {"duration": 7200.0, "namespace": "shop:", "by": None, "reason": "a move"}
+        assert command.known.changes[0] == ("pause_all", (), asked)
+
+    def test_the_pause_of_all_is_told_with_the_tasks(self, on: On) -> None:
+        task = in_pause("task", ALL_BY_ANN)
+        listed = on(task)("status")
+        assert listed.err == f"{PREFIX}all tasks: paused by ann until resumed\n"
+        command = on()
+        command.known = Resuming([task])
+        command.known.after = [task]
+        answer = command("resume", "task")
+        assert answer.status == 4
+        assert answer.out == "task: still paused with all tasks by ann until resumed\n"
+        assert answer.err == f"{PREFIX}all tasks are paused; `resume --all` ends that\n"
 
 
 REQUEST = RunRequest(

@@ -34,7 +34,6 @@ from tests.support.polling import eventually
 from tests.support.proxy import Proxy
 from tests.support.roles import role
 from tests.support.rows import (
-    CUT,
     DEAD,
     FAILING,
     OVERDUE,
@@ -318,19 +317,6 @@ class TestAck:
         assert (wrong.status, wrong.out) == (4, "")
         assert "its last run has the token 41" in wrong.err
 
-    def test_a_cut_is_acknowledged_and_what_is_well_cannot_be(
-        self, command: Command, connection: Connection
-    ) -> None:
-        cut = {**CUT, **STAYS_OK, "finished_at": "now() - interval '4 h'"}
-        add_task(connection, "sync", **cut, token="41")
-        assert command("check").status == 1
-        assert command("ack", "sync").status == 0
-        assert command("check").status == 0
-        add_task(connection, "well")
-        answer = command("ack", "well")
-        assert answer.status == 4
-        assert "it has no failure, no cut, and no miss" in answer.err
-
 
 class TestPauseAndResume:
     def test_tasks_are_paused_and_resumed(self, command: Command, connection: Connection) -> None:
@@ -412,19 +398,6 @@ class TestPauseAndResume:
             assert pausing.result().status == 0
         assert len(command("status", "--state", "paused").cells) == 3
 
-    def test_a_run_is_asked_for_and_freed_in_the_name_that_is_given(
-        self, command: Command, connection: Connection
-    ) -> None:
-        add_task(connection, "report", **DEAD)
-        add_replica(connection, "one", ["report"])
-        assert command("run", "report", "--as", "ann").status == 0
-        assert command("free", "report", "--token", "7", "--as", "bob").status == 0
-        done = command("runs", "report", "--kind", "operator", "--json").json
-        assert {(each["outcome"], each["by"]) for each in done} == {
-            ("run", "ann"),
-            ("freed", "bob"),
-        }
-
 
 class TestRun:
     def test_a_request_is_left_for_the_replicas(
@@ -478,15 +451,6 @@ class TestFree:
         shown = command("show", "--", "-it's dead\n").out
         [line] = re.findall(r"free it: (.*)", shown)
         assert run_pasted(line, database_url).endswith(": freed\n")
-
-    def test_one_that_may_be_alive_only_by_force(
-        self, command: Command, connection: Connection
-    ) -> None:
-        add_task(connection, "sync", **STAYS_RUNNING)
-        answer = command("free", "sync", "--token", "7")
-        assert answer.status == 4
-        assert "may be alive" in answer.err
-        assert command("free", "sync", "--token", "7", "--force").out == "sync: freed\n"
 
     def test_on_a_terminal_it_asks(self, database_url: str, connection: Connection) -> None:
         add_task(connection, "sync", **DEAD)

@@ -224,31 +224,3 @@ class TestCommands:
         answer = command("resume", "--all", "--namespace", "shop:", "--json")
         assert (answer.status, answer.json["still_paused"]) == (0, [])
         assert [each["namespace"] for each in answer.json["ended"]] == ["shop:"]
-
-    def test_it_says_which_pauses_have_ended(self, command: Command) -> None:
-        answer = command("resume", "--all")
-        assert (answer.status, answer.out) == (0, "all tasks: were not paused with --all\n")
-        answer = command("resume", "--all", "--namespace", "shop:", "--json")
-        assert (answer.status, answer.json) == (0, {"still_paused": [], "ended": []})
-        for name in ("ann", "bob"):
-            assert command("pause", "--all", "--until-resumed", "--as", name).status == 0
-        answer = command("resume", "--all", "--as", "bob")
-        assert answer.status == 4
-        assert answer.out == (
-            "all tasks: no longer paused by bob until resumed\n"
-            "all tasks: still paused by ann until resumed\n"
-        )
-        answer = command("resume", "--all", "--as", "bob")
-        assert answer.out == "all tasks: still paused by ann until resumed\n"
-
-    def test_a_monitor_is_warned_after_a_day(
-        self, command: Command, connection: Connection
-    ) -> None:
-        add_task(connection, "task", **JOB)
-        assert command("pause", "--all", "--until-resumed", "--as", "ann").status == 0
-        assert command("check").status == 0
-        connection.execute("""UPDATE task_lock SET pauses = jsonb_set(
-            pauses, '{0,since}', to_jsonb(extract(epoch FROM now() - interval '25 h')))""")
-        answer = command("check")
-        assert answer.status == 1
-        assert "WARNING - all tasks paused by ann since 2" in answer.out

@@ -173,12 +173,6 @@ class TestCommand:
         due = command("status", "--order", "due", "--state", "late", "--json")
         assert [task["name"] for task in due.json] == ["late"]
 
-    def test_a_name_that_is_left_out_is_known(self, command: Command) -> None:
-        assert command("status", "late", "ok", "--limit", "1").status == 0
-        assert command("status", "late", "--state", "ok").cells == []
-        answer = command("status", "late", "lte", "--limit", "1")
-        assert (answer.status, "lte" in answer.err) == (3, True)
-
 
 class TestOverview:
     def test_an_empty_table_has_an_empty_overview(self, operator: TaskLocks) -> None:
