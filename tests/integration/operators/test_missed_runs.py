@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -27,8 +27,15 @@ from tests.support.outages import Job, refuse, restore, swallow, why_unavailable
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy
 from tests.support.roles import role
-from tests.support.schedulers import Replica
+from tests.support.schedulers import NO_DATABASE, Replica
 from tests.support.stored_jobs import PATIENT, Gate, StoreReplica, note, note_and_wait
+from tests.support.waist import (
+    MemoryProtocol,
+    MemoryTaskLocks,
+    MissNote,
+    ScheduleNote,
+    standing_in,
+)
 
 MakeReplica = Callable[..., Replica]
 Connection = psycopg.Connection[Any]
@@ -63,6 +70,56 @@ def operator(database_url: str) -> Iterator[TaskLocks]:
 @pytest.fixture
 def command(database_url: str, capsys: pytest.CaptureFixture[str]) -> Command:
     return Command(database_url, capsys)
+
+
+class NotingProtocol(MemoryProtocol):
+    """A replica's protocol, whose notes are kept."""
+
+    noted: Noted
+    replica_id: str
+
+    def note_misses(self, cursor: Any, notes: Sequence[MissNote], sent_at: datetime) -> set[str]:
+        """Keep the notes of missed run times. None of them is to be sent again."""
+        self.noted.misses.extend((self.replica_id, note) for note in notes)
+        return set()
+
+    def note_reschedulings(self, cursor: Any, notes: Sequence[ScheduleNote]) -> set[str]:
+        """Keep the notes of changed schedules."""
+        self.noted.changes.extend((self.replica_id, note.reason) for note in notes)
+        return set()
+
+
+class Noted(MemoryTaskLocks):
+    """Rows in memory, with what replicas note of missed run times and changed schedules.
+
+    What becomes of a note in the history is a matter of statements: ``tests/contract/test_misses``.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.misses: list[tuple[str, MissNote]] = []
+        self.changes: list[tuple[str, str]] = []
+
+    def protocol(self, replica_id: str) -> NotingProtocol:
+        """Return the protocol of a replica."""
+        protocol = NotingProtocol(self, replica_id)
+        protocol.noted, protocol.replica_id = self, replica_id
+        return protocol
+
+    def one_miss(self) -> tuple[datetime, str, str, str]:
+        """Wait for a note; return its run time, its cause, its reason, and who has sent it."""
+        eventually(lambda: self.misses)
+        [(replica_id, note)] = self.misses
+        [run_time] = note.run_times
+        assert (note.task_name, note.more) == ("job", 0)
+        return run_time, note.cause, note.reason, replica_id
+
+
+@pytest.fixture
+def memory() -> Iterator[Noted]:
+    noted = Noted()
+    with standing_in(noted):
+        yield noted
 
 
 def add(replica: Replica, function: Callable[..., Any], at: datetime, **changes: Any) -> None:
@@ -111,9 +168,9 @@ def flush(replica: Replica) -> None:
 
 class TestReasons:
     def test_all_workers_were_busy(
-        self, make_replica: MakeReplica, operator: TaskLocks, job: Job
+        self, make_replica_in_memory: MakeReplica, memory: Noted, job: Job
     ) -> None:
-        replica = make_replica(replica_id="one", max_workers=2, **OFTEN)
+        replica = make_replica_in_memory(replica_id="one", max_workers=2, **OFTEN)
         added = now()
         for number in range(2):
             replica.run_once(job.run, job_id=f"import-{number}")
@@ -125,13 +182,11 @@ class TestReasons:
         eventually(lambda: now() > due + timedelta(seconds=3.1) + claimed_in)
         job.go_on.set()
         replica.one(EVENT_JOB_MISSED)
-        miss = one_miss(operator)
-        assert (miss.scheduled_at, miss.last_scheduled_at, miss.run_times) == (due, due, 1)
-        assert (miss.cause, miss.replica, miss.token) == ("misfire", "one", None)
-        assert miss.reason is not None
-        assert miss.reason.startswith("late by ")
+        run_time, cause, reason, replica_id = memory.one_miss()
+        assert (run_time, cause, replica_id) == (due, "misfire", "one")
+        assert reason.startswith("late by ")
         busy = "all 2 workers were busy (`import-0` 1, `import-1` 1)"
-        assert miss.reason.endswith(f" s, over its grace time of 3 s: {busy}")
+        assert reason.endswith(f" s, over its grace time of 3 s: {busy}")
 
     def test_the_scheduler_came_too_late(
         self, make_replica: MakeReplica, operator: TaskLocks
@@ -249,43 +304,42 @@ class TestReasons:
         assert causes() == {"database"}
 
     def test_another_run_was_still_going_on(
-        self, make_replica: MakeReplica, operator: TaskLocks, job: Job
+        self, make_replica_in_memory: MakeReplica, memory: Noted, job: Job
     ) -> None:
-        one = make_replica(replica_id="one", **OFTEN)
-        other = make_replica(replica_id="other", **OFTEN)
+        one = make_replica_in_memory(replica_id="one", **OFTEN)
+        other = make_replica_in_memory(replica_id="other", **OFTEN)
         start = last_second()
         # Removed by the pass that has submitted the run, so that no later pass submits another.
         one.scheduler.add_listener(lambda _: one.scheduler.remove_job("job"), EVENT_JOB_SUBMITTED)
         add_frequent(one, job.run, start)
         assert job.begun.wait(60)
         add_frequent(other, lambda: None, start)
-        miss = one_miss(operator)
-        [task] = operator.tasks("job")
-        assert task.scheduled_at is not None
-        began = f"{task.scheduled_at.astimezone(timezone.utc):%Y-%m-%d %H:%M:%S UTC}"
-        told = f"its run of {began} on one (token {task.token}) was still going on"
-        assert (miss.cause, miss.replica, miss.reason) == ("running", "other", told)
+        eventually(lambda: memory.misses)
+        row = memory.rows["job"]
+        began = f"{row.window_start.astimezone(timezone.utc):%Y-%m-%d %H:%M:%S UTC}"
+        told = f"its run of {began} on one (token {row.token}) was still going on"
+        notes = {(replica_id, each.cause, each.reason) for replica_id, each in memory.misses}
+        assert notes == {("other", "running", told)}
 
     def test_a_hold_of_the_lock_was_still_going_on(
-        self, make_replica: MakeReplica, operator: TaskLocks, database_url: str
+        self, make_replica_in_memory: MakeReplica, memory: Noted
     ) -> None:
-        replica = make_replica(**OFTEN)
+        replica = make_replica_in_memory(**OFTEN)
         with (
-            TaskLocks(database_url, replica_id="holder") as holder,
+            TaskLocks(NO_DATABASE, replica_id="holder") as holder,
             holder.hold("job", min_lock=0, max_lock=600) as held,
         ):
             # After the hold's begin: a run that is due before it is claimed after the hold.
             due = last_second() + timedelta(seconds=1)
             add(replica, lambda: None, due)
-            eventually(lambda: kept_run_times(replica.executor) or misses(operator))
-        miss = one_miss(operator)
+            eventually(lambda: kept_run_times(replica.executor) or memory.misses)
         reason = f"a hold of its lock on holder (token {held.token}) was still going on"
-        assert (miss.scheduled_at, miss.cause, miss.reason) == (due, "running", reason)
+        assert memory.one_miss()[:3] == (due, "running", reason)
 
     def test_apscheduler_has_skipped_it_because_of_max_instances(
-        self, make_replica: MakeReplica, operator: TaskLocks, job: Job
+        self, make_replica_in_memory: MakeReplica, memory: Noted, job: Job
     ) -> None:
-        replica = make_replica(replica_id="one", **OFTEN)
+        replica = make_replica_in_memory(replica_id="one", **OFTEN)
         skipped = threading.Event()
         replica.scheduler.add_listener(lambda _event: skipped.set(), EVENT_JOB_MAX_INSTANCES)
         start = last_second()
@@ -293,23 +347,23 @@ class TestReasons:
         assert job.begun.wait(60)  # else the run before may still wait for its claim
         replica.scheduler.reschedule_job("job", trigger="interval", seconds=1, start_date=start)
         assert skipped.wait(60)
-        miss = one_miss(operator)
+        eventually(lambda: memory.misses)
         told = "its last run on one was still going on (max_instances 1)"
-        assert (miss.cause, miss.reason) == ("running", told)
+        assert {(each.cause, each.reason) for _, each in memory.misses} == {("running", told)}
 
     def test_its_last_run_still_waited_for_a_worker(
-        self, make_replica: MakeReplica, operator: TaskLocks, job: Job
+        self, make_replica_in_memory: MakeReplica, memory: Noted, job: Job
     ) -> None:
-        replica = make_replica(replica_id="one", max_workers=1, **OFTEN)
+        replica = make_replica_in_memory(replica_id="one", max_workers=1, **OFTEN)
         replica.run_once(job.run, job_id="slow")
         assert job.begun.wait(60)
         skipped = threading.Event()
         replica.scheduler.add_listener(lambda _event: skipped.set(), EVENT_JOB_MAX_INSTANCES)
         add_frequent(replica, lambda: None, last_second(), max_instances=1)
         assert skipped.wait(60)
-        eventually(lambda: misses(operator))
+        eventually(lambda: memory.misses)
         told = "its last run on one was still waiting for a worker (max_instances 1)"
-        assert {(miss.cause, miss.reason) for miss in misses(operator)} == {("running", told)}
+        assert {(each.cause, each.reason) for _, each in memory.misses} == {("running", told)}
 
     @pytest.mark.parametrize("paused", [False, True], ids=["late", "paused"])
     def test_of_a_stored_job(
@@ -573,9 +627,9 @@ class TestTrueOrNotAtAll:
         assert [run.outcome for run in operator.runs()] == ["ok"]
 
     def test_without_a_history_nothing_is_told(
-        self, make_replica: MakeReplica, operator: TaskLocks
+        self, make_replica_in_memory: MakeReplica, memory: Noted
     ) -> None:
-        replica = make_replica(history=0, **OFTEN)
+        replica = make_replica_in_memory(history=0, **OFTEN)
         add(replica, lambda: None, last_second() - timedelta(minutes=5), misfire_grace_time=60)
         replica.one(EVENT_JOB_MISSED)
         assert missed_tasks(replica.executor) == set()
@@ -829,15 +883,15 @@ class TestOneOffs:
         assert command("check").status == 1
 
     def test_whose_run_date_is_long_past_leaves_nothing(
-        self, make_replica: MakeReplica, operator: TaskLocks
+        self, make_replica_in_memory: MakeReplica, memory: Noted
     ) -> None:
         """The row of its run may have been deleted."""
-        replica = make_replica(**OFTEN)
+        replica = make_replica_in_memory(**OFTEN)
         add_one_off(replica, last_second() - timedelta(days=6, seconds=1), nothing)
         replica.one(EVENT_JOB_MISSED)
         flush(replica)
         assert missed_tasks(replica.executor) == set()
-        assert operator.tasks() == []
+        assert (memory.rows, memory.misses) == ({}, [])
 
     def test_of_the_shared_store_alarms_until_it_is_acknowledged(
         self, database_url: str, operator: TaskLocks, command: Command
@@ -915,10 +969,9 @@ def changes(operator: TaskLocks) -> list[tuple[str | None, str | None]]:
     return [(each.by, each.reason) for each in done if each.outcome == "rescheduled"]
 
 
-def is_due(operator: TaskLocks, at: datetime) -> bool:
-    """Return whether the task is due then. A registered due time is not exact."""
-    [task] = operator.tasks("job")
-    return task.due_at is not None and abs(task.due_at - at) < timedelta(seconds=30)
+def is_near(due_at: datetime | None, at: datetime) -> bool:
+    """Return whether a task is due then. A registered due time is not exact."""
+    return due_at is not None and abs(due_at - at) < timedelta(seconds=30)
 
 
 class TestMovedSchedules:
@@ -946,12 +999,12 @@ class TestMovedSchedules:
 
     @pytest.mark.parametrize("method", ["reschedule_job", "modify_job"])
     def test_a_job_that_is_changed_while_it_is_scheduled(
-        self, make_replica: MakeReplica, operator: TaskLocks, method: str
+        self, make_replica_in_memory: MakeReplica, memory: Noted, method: str
     ) -> None:
-        replica = make_replica(replica_id="web-1", **OFTEN)
+        replica = make_replica_in_memory(replica_id="web-1", **OFTEN)
         due = last_second() + timedelta(seconds=3)
         add(replica, nothing, due)
-        eventually(lambda: operator.tasks("job"))
+        eventually(lambda: memory.rows.get("job"))
         following = due + timedelta(hours=1)
         if method == "reschedule_job":
             replica.scheduler.reschedule_job(
@@ -960,9 +1013,8 @@ class TestMovedSchedules:
         else:
             trigger = IntervalTrigger(hours=2, start_date=following)
             replica.scheduler.modify_job("job", trigger=trigger, next_run_time=following)
-        miss = one_miss(operator)
-        assert (miss.scheduled_at, miss.cause) == (due, "moved")
-        assert changes(operator) == [("web-1", HOURLY_TO_2_HOURS)]
+        assert memory.one_miss()[:2] == (due, "moved")
+        assert memory.changes == [("web-1", HOURLY_TO_2_HOURS)]
 
     def test_a_stored_job_that_is_changed_while_it_is_scheduled(
         self, database_url: str, operator: TaskLocks
@@ -999,32 +1051,32 @@ class TestMovedSchedules:
 
     @pytest.mark.parametrize("seconds", [-3600, 0], ids=["before it", "at it"])
     def test_the_new_schedule_has_a_run_time(
-        self, make_replica: MakeReplica, operator: TaskLocks, seconds: float
+        self, make_replica_in_memory: MakeReplica, memory: Noted, seconds: float
     ) -> None:
-        replica = make_replica(replica_id="web-1", **OFTEN)
+        replica = make_replica_in_memory(replica_id="web-1", **OFTEN)
         due = last_second() + timedelta(hours=2)
         add(replica, nothing, due)
-        eventually(lambda: operator.tasks("job"))
+        eventually(lambda: memory.rows.get("job"))
         following = due + timedelta(seconds=seconds)
         replica.scheduler.reschedule_job("job", trigger="interval", hours=2, start_date=following)
-        eventually(lambda: changes(operator) == [("web-1", HOURLY_TO_2_HOURS)])
+        eventually(lambda: memory.changes == [("web-1", HOURLY_TO_2_HOURS)])
         flush(replica)
         assert missed_tasks(replica.executor) == set()
 
     def test_the_same_schedule_is_no_change(
-        self, make_replica: MakeReplica, operator: TaskLocks
+        self, make_replica_in_memory: MakeReplica, memory: Noted
     ) -> None:
         """Nor is one that differs in its start alone, as where each process has its own."""
-        replica = make_replica(**OFTEN)
+        replica = make_replica_in_memory(**OFTEN)
         due = last_second() + timedelta(hours=2)
         add(replica, nothing, due)
-        eventually(lambda: operator.tasks("job"))
+        eventually(lambda: memory.rows.get("job"))
         for later in (due, due + timedelta(minutes=5)):
             replica.scheduler.reschedule_job("job", trigger="interval", hours=1, start_date=later)
-            eventually(lambda later=later: is_due(operator, later))
+            eventually(lambda later=later: is_near(memory.rows["job"].due_at, later))
         flush(replica)
         assert missed_tasks(replica.executor) == set()
-        assert changes(operator) == []
+        assert memory.changes == []
 
     def test_two_jobs_of_one_task_do_not_change_each_others_schedule(
         self, make_replica: MakeReplica, operator: TaskLocks
@@ -1043,7 +1095,7 @@ class TestMovedSchedules:
             replica.scheduler.reschedule_job(
                 job_id, trigger="interval", start_date=later, **every[job_id]
             )
-            eventually(lambda later=later: is_due(operator, later))
+            eventually(lambda later=later: is_near(operator.tasks("job")[0].due_at, later))
         seen = operator.replicas()[0].seen_at
         eventually(lambda: operator.replicas()[0].seen_at > seen + timedelta(seconds=1))
         assert changes(operator) == []
