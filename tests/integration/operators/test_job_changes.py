@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -34,6 +35,7 @@ from tests.support.claims import ended_runs
 from tests.support.commands import Command
 from tests.support.polling import eventually
 from tests.support.roles import role
+from tests.support.rows import add_job, add_task
 from tests.support.schedulers import NO_DATABASE
 from tests.support.stored_jobs import Gate, OwnTrigger, StoreReplica, note, note_and_wait, ran
 
@@ -454,16 +456,13 @@ class TestHistory:
         assert actions(operator, task) == []
 
     def test_a_one_off_job_that_is_run_in_place_of_its_date_is_in_it(
-        self, replica: StoreReplica, operator: TaskLocks, connection: Connection, key: str
+        self, operator: TaskLocks, connection: Connection, key: str
     ) -> None:
-        replica.run_at(note, key)
-        replica.runs(key)
-        task = eventually(lambda: [each.name for each in operator.tasks()])[0]
-        eventually(lambda: not operator.jobs(key))
-        add(replica, key)
-        set_columns(connection, key, task_name=task)
+        add_task(connection, "task", one_off="true")
+        date = {"type": "date", "run_date": LATER.isoformat(), "timezone": "UTC"}
+        add_job(connection, key, task_name="'task'", trigger=f"'{json.dumps(date)}'::jsonb")
         operator.run_job(key, by="ann")
-        assert actions(operator, task) == [("run", "ann", None)]
+        assert actions(operator, "task") == [("run", "ann", None)]
 
     def test_a_job_whose_task_has_no_row_is_changed_without_an_entry(
         self, replica: StoreReplica, operator: TaskLocks, connection: Connection, key: str

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -108,6 +109,20 @@ def due_at(connection: Connection, ago: float, task: str = "job") -> None:
         " overdue_at = now() - (%(ago)s - 60) * interval '1 second' WHERE task_name = %(task)s",
         {"ago": ago, "task": task},
     )
+
+
+def due_in_memory(memory: MemoryTaskLocks, ago: float, task: str = "job") -> None:
+    """Let a task of rows in memory have been due so many seconds ago, and its window be over."""
+    with memory.lock:
+        due = memory.now() - timedelta(seconds=ago)
+        late = due + timedelta(seconds=60)
+        memory.rows[task] = replace(memory.rows[task], due_at=due, overdue_at=late)
+
+
+def registered_in(memory: MemoryTaskLocks, *names: str) -> None:
+    """Wait until a replica has said that it has these tasks, whose rows are in memory."""
+    eventually(lambda: any(tasks >= set(names) for tasks in list(memory.tasks_of.values())))
+    eventually(lambda: set(memory.rows) >= set(names))
 
 
 def told_overdue(caplog: pytest.LogCaptureFixture, task: str) -> int:
@@ -592,17 +607,16 @@ class TestOverdue:
     @pytest.mark.parametrize("how", ["paused", "put off", "removed", "all removed"])
     def test_a_job_that_is_not_to_run_is_not_overdue(
         self,
-        make_replica: MakeReplica,
-        operator: TaskLocks,
-        connection: Connection,
+        make_replica_in_memory: MakeReplica,
+        memory: MemoryTaskLocks,
         caplog: pytest.LogCaptureFixture,
         how: str,
     ) -> None:
-        replica = make_replica(**FAST)
+        replica = make_replica_in_memory(**FAST)
         replica.scheduler.add_job(print, "cron", **DAILY, id="job")
         replica.scheduler.add_job(print, "cron", **DAILY, id="marker")
-        registered(operator, "job", "marker")
-        due_at(connection, ago=1)  # long before it is overdue, however slow the machine is
+        registered_in(memory, "job", "marker")
+        due_in_memory(memory, ago=1)  # long before it is overdue, however slow the machine is
         if how == "paused":
             replica.scheduler.pause_job("job")
         elif how == "put off":
@@ -613,14 +627,17 @@ class TestOverdue:
         else:
             replica.scheduler.remove_all_jobs()
             replica.scheduler.add_job(print, "cron", **DAILY_LATER, id="marker")
-            later_on = str(DAILY_LATER["hour"])
-            eventually(lambda: task(operator, "marker").schedule["fields"]["hour"] == later_on)
-        due_at(connection, 100, "marker")
+            later_on = f'"hour":"{DAILY_LATER["hour"]}"'
+            eventually(lambda: later_on in (memory.rows["marker"].schedule or ""))
+        due_in_memory(memory, 100, "marker")
         eventually(lambda: told_overdue(caplog, "marker"))
-        connection.execute("UPDATE task_lock SET overdue_at = now() WHERE due_at < now()")
+        with memory.lock:
+            for name, row in memory.rows.items():
+                if row.due_at is not None and row.due_at < memory.now():
+                    memory.rows[name] = replace(row, overdue_at=memory.now())
         replica.scheduler.add_job(print, "cron", **DAILY, id="later")
-        registered(operator, "later")
-        due_at(connection, 100, "later")
+        registered_in(memory, "later")
+        due_in_memory(memory, 100, "later")
         eventually(lambda: told_overdue(caplog, "later"))
         assert not told_overdue(caplog, "job")
 
@@ -656,23 +673,23 @@ class TestStandby:
 
     @pytest.mark.parametrize("why", ["cron", "paused here", "not due for long enough", "too late"])
     def test_but_not(
-        self, make_replica: MakeReplica, operator: TaskLocks, connection: Connection, why: str
+        self, make_replica_in_memory: MakeReplica, memory: MemoryTaskLocks, why: str
     ) -> None:
         runs, job = counted()
-        replica = make_replica(**FAST)
+        replica = make_replica_in_memory(**FAST)
         trigger = {"trigger": "cron", "hour": 3} if why == "cron" else {"trigger": "interval"}
         if why != "cron":
             trigger["hours"] = 1
         replica.scheduler.add_job(job, id="job", **trigger)
-        registered(operator, "job")
+        registered_in(memory, "job")
         replica.executor.locks.believe()
         if why == "paused here":
             replica.scheduler.pause_job("job")
-        due_at(connection, {"not due for long enough": -3600, "too late": 4000}.get(why, 10))
+        due_in_memory(memory, {"not due for long enough": -3600, "too late": 4000}.get(why, 10))
         looked = threading.Event()
         replica.scheduler.add_job(looked.set, "interval", hours=1, id="marker")
-        registered(operator, "marker")
-        due_at(connection, 10, "marker")
+        registered_in(memory, "marker")
+        due_in_memory(memory, 10, "marker")
         assert looked.wait(60)
         assert not runs
 
