@@ -25,9 +25,10 @@ from apscheduler_tasklock.metrics import (
     prometheus_text,
 )
 from tests.support.outages import refuse, restore
+from tests.support.pages import Known
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy
-from tests.support.rows import OVERDUE, STAYS_ALIVE, add_replica, add_task
+from tests.support.rows import OVERDUE, STAYS_ALIVE, add_replica, add_task, task_status
 
 MakeTaskLocks = Callable[..., TaskLocks]
 KnownTask = Callable[[str], None]
@@ -87,7 +88,7 @@ def serve() -> Iterator[Callable[..., MetricsServer]]:
     """Start a server of metrics; it is closed after the test."""
     with ExitStack() as closing:
 
-        def start(locks: TaskLocks, **options: Any) -> MetricsServer:
+        def start(locks: Any, **options: Any) -> MetricsServer:
             server = closing.enter_context(MetricsServer(locks, port=0, **options))
             thread = threading.Thread(target=server.serve_forever, daemon=True)
             thread.start()
@@ -98,11 +99,8 @@ def serve() -> Iterator[Callable[..., MetricsServer]]:
         yield start
 
 
-def test_the_metrics_are_served_at_their_path_alone(
-    make_task_locks: MakeTaskLocks, known_task: KnownTask, serve: Callable[..., MetricsServer]
-) -> None:
-    known_task('a "task"')
-    server = serve(make_task_locks())
+def test_the_metrics_are_served_at_their_path_alone(serve: Callable[..., MetricsServer]) -> None:
+    server = serve(Known([task_status('a "task"')]))
     assert server.server_address[0] == "127.0.0.1"
     with scrape(server.url) as answer:
         assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
@@ -131,9 +129,9 @@ def test_an_outage_is_one_line_without_the_password_and_the_next_scrape_finds_it
 
 @pytest.mark.nightly
 def test_a_client_that_sends_nothing_keeps_nobody_waiting(
-    make_task_locks: MakeTaskLocks, serve: Callable[..., MetricsServer]
+    serve: Callable[..., MetricsServer],
 ) -> None:
-    server = serve(make_task_locks())
+    server = serve(Known())
     host, port = server.server_address[:2]
     with socket.create_connection((str(host), int(port))) as silent:
         with scrape(server.url) as answer:
