@@ -427,43 +427,6 @@ class TestGone:
 
 
 class TestPause:
-    def test_nobody_is_granted_a_paused_task_until_it_is_resumed(
-        self, one: Replica, operator: Operator, travel: Travel
-    ) -> None:
-        run(one)
-        operator.pause(["task"], None, "me", "an outage of the other side")
-        task = operator.task()
-        now = database_now(operator.connection)
-        assert task.pauses == (Pause("me", now, None, "an outage of the other side"),)
-        assert task.paused
-        assert task.paused_until is None
-        travel(1000)
-        answer = one.claim(**JOB)[1]
-        assert (answer.granted, answer.paused, answer.looks_free) == (False, True, False)
-        operator.resume(["task"], "me")
-        assert not operator.task().paused
-        assert not one.granted(lag=1, **JOB)  # due in the pause
-        assert one.granted(**JOB)
-
-    def test_a_pause_ends_by_itself(self, one: Replica, operator: Operator, travel: Travel) -> None:
-        run(one)
-        operator.pause(["task"], 60.0, "me", None)
-        travel(59)
-        assert not one.granted(**JOB)
-        travel(1)
-        assert one.granted(**JOB)
-
-    def test_a_run_time_before_it_may_be_run_after_it(
-        self, one: Replica, operator: Operator, travel: Travel
-    ) -> None:
-        run(one)
-        travel(10)
-        operator.pause(["task"], 5.0, "me", None)
-        assert not one.granted(lag=0.5, **JOB)
-        travel(6)
-        assert not one.granted(lag=6, **JOB)  # due when the pause began
-        assert one.granted(lag=6.5, **JOB)
-
     def test_a_run_that_goes_on_ends_by_itself(self, one: Replica, operator: Operator) -> None:
         claim_id, _ = one.claim(**JOB)
         operator.pause(["task"], None, "me", None)
@@ -495,34 +458,6 @@ class TestPause:
         travel(15)
         assert (operator.task().pauses, operator.task().paused) == ((), False)
         assert one.granted(**JOB)
-
-    def test_one_without_an_end_outlasts_the_others(
-        self, one: Replica, operator: Operator, travel: Travel
-    ) -> None:
-        run(one)
-        operator.pause(["task"], None, "ann", None)
-        operator.pause(["task"], 60.0, "bob", None)
-        operator.pause(["task"], 60.0, "ann", "another reason")
-        assert operator.task().paused_until is None
-        travel(61)
-        [left] = operator.task().pauses
-        assert (left.by, left.until, left.reason) == ("ann", None, None)
-        assert operator.resume(["task"], "ann") == ["task"]
-
-    def test_the_same_one_becomes_longer_and_never_shorter(
-        self, one: Replica, operator: Operator, travel: Travel
-    ) -> None:
-        run(one)
-        began = database_now(operator.connection)
-        for seconds, until in ((60.0, 60), (10.0, 60), (100.0, 120)):
-            operator.pause(["task"], seconds, "me", "why")
-            end = began + timedelta(seconds=until)
-            assert operator.task().pauses == (Pause("me", began, end, "why"),)
-            assert operator.task().paused_until == end
-            travel(10)
-        operator.pause(["task"], None, "me", "why")
-        operator.pause(["task"], 10.0, "me", "why")
-        assert operator.task().pauses == (Pause("me", began, None, "why"),)
 
     def test_one_that_is_sent_twice_is_one(
         self, one: Replica, operator: Operator, travel: Travel
@@ -574,14 +509,6 @@ class TestPause:
         operator.pause(["task"], 60.0, "bob", None)
         travel(61)
         assert operator.state() is TaskState.OK
-
-    def test_to_resume_what_is_not_paused_changes_nothing(
-        self, one: Replica, operator: Operator
-    ) -> None:
-        run(one)
-        before = row(operator.connection)
-        operator.resume(["task"], "me")
-        assert row(operator.connection) == before
 
     @pytest.mark.parametrize("operation", ["pause", "resume"])
     def test_a_mistyped_name_changes_nothing(

@@ -34,6 +34,7 @@ from apscheduler_tasklock._lock.claim_attempts import (
 )
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.database_clock import DatabaseClock
+from apscheduler_tasklock._lock.operations import Operations, like_of
 from apscheduler_tasklock._lock.outcomes import NOT_BEGUN, RunOutcome, WindowAfter
 from apscheduler_tasklock._lock.protocol import HISTORY, LOCK_TIMEOUT, TaskLockProtocol
 from apscheduler_tasklock._lock.protocol_messages import (
@@ -60,7 +61,8 @@ from apscheduler_tasklock._lock.protocol_messages import (
 from apscheduler_tasklock._lock.replica import LockSettings
 from apscheduler_tasklock._lock.test_doubles import LockProtocol, standing_in
 from apscheduler_tasklock.schema.table import DEFAULT_TABLE, task_lock_table
-from apscheduler_tasklock.status import RunningRun
+from apscheduler_tasklock.status import Pause, RunningRun
+from apscheduler_tasklock.testing import rule
 from apscheduler_tasklock.testing.in_memory import MemoryProtocol, MemoryTaskLocks
 
 __all__ = [
@@ -86,6 +88,7 @@ __all__ = [
     "MissNote",
     "MissedTimes",
     "OnTheWay",
+    "Pauser",
     "ReadTimes",
     "Refusal",
     "Registered",
@@ -609,3 +612,53 @@ def _tasks_of(arguments: Sequence[Any]) -> str:
     if not isinstance(asked, (list, tuple)):
         asked = [asked]
     return ", ".join(each if isinstance(each, str) else each.task_name for each in asked)
+
+
+class Pauser:
+    """Who pauses and resumes a task, and is shown its pauses: by statements, or by the rule."""
+
+    def __init__(self, connection: Rows) -> None:
+        self.connection = connection
+        self._operations = Operations(_table(DEFAULT_TABLE, None))
+
+    def pause(
+        self, seconds: float | None, by: str = "me", reason: str | None = None, task: str = "task"
+    ) -> None:
+        """Pause a task; with ``None``, until it is resumed."""
+        pause_id = uuid4()
+        if isinstance(self.connection, Memory):
+            rows, now = self.connection.locks.rows, self.connection.time
+            rows[task] = rule.pause(rows[task], seconds, now, by, reason, str(pause_id))
+        else:
+            cursor = raw_cursor(self.connection)
+            self._operations.pause(cursor, [task], seconds, by, reason, pause_id)
+
+    def resume(self, by: str = "me", *, force: bool = False, task: str = "task") -> bool:
+        """Take the operator's pauses out; return whether none is left that paused the task."""
+        if isinstance(self.connection, Memory):
+            rows, now = self.connection.locks.rows, self.connection.time
+            before = rows[task]
+            rows[task] = rule.resume(before, now, by, force=force)
+            return before.is_paused(now) and not rows[task].is_paused(now)
+        resumed = self._operations.resume(raw_cursor(self.connection), [task], by, force=force)
+        return resumed == [task]
+
+    def shown(self, task: str = "task") -> tuple[tuple[Pause, ...], datetime | None]:
+        """Return the pauses of a task that have not ended, and until when it is paused."""
+        if isinstance(self.connection, Memory):
+            row, now = self.connection.locks.rows[task], self.connection.time
+            pauses = [_pause_of(each) for each in row.pauses or ()]
+            lasting = tuple(each for each in pauses if each.until is None or each.until > now)
+            return lasting, row.paused_until if row.is_paused(now) else None
+        [found] = self._operations.tasks(raw_cursor(self.connection), [like_of(task)])
+        return found.pauses, found.paused_until
+
+
+def _pause_of(stored: dict[str, Any]) -> Pause:
+    """Return a pause as operators are shown it."""
+    since, until = (
+        None if seconds is None else datetime.fromtimestamp(seconds, timezone.utc)
+        for seconds in (stored["since"], stored["until"])
+    )
+    assert since is not None
+    return Pause(stored["by"], since, until, stored["why"])
