@@ -1306,7 +1306,7 @@ def _resume(name: str, history: History | None = None) -> str:
 def _acknowledge(name: str, history: History | None = None) -> str:
     """Return the statement that notes that an operator knows of a failure, a cut or a miss.
 
-    The token is that of the last run, or, while a run goes on, that of the run before it.
+    The token is that of the last run, which may still go on.
     """
     entry = history.action("acknowledged", "known AS run") if history else ""
     return f"""
@@ -1316,8 +1316,7 @@ def _acknowledge(name: str, history: History | None = None) -> str:
                 recorded_actions = recorded_actions + {int(history is not None)}
             WHERE task_name = %(task)s AND NOT {_NO_LONGER_ALARMS}
                   AND {_ALARMS_SINCE} IS NOT NULL
-                  AND (token = %(token)s::bigint
-                       OR (token - 1 = %(token)s::bigint AND finished_at IS NULL))
+                  AND token = %(token)s::bigint
             RETURNING *
         ){f", entry AS ({entry})" if entry else ""}
         SELECT task_name FROM known

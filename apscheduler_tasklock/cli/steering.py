@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
@@ -327,8 +327,8 @@ class AwaitedRun:
         """
         self._task = task
         cut = {run.token for run in runs if run.outcome in _CUT and task.failover}
-        claims = [(run.token, run.kind) for run in runs if run.token is not None]
-        self._follow([*claims, (task.token, task.kind)], cut)
+        claims = {run.token: run.kind for run in runs if run.token is not None}
+        self._follow({**claims, task.token: task.kind}, cut)
         is_open = task.token == self._token and task.finished_at is None
         if is_open and task.state is TaskState.DEAD and not task.failover:
             self._looks_dead += 1
@@ -345,23 +345,29 @@ class AwaitedRun:
             return End(task.outcome or ("error" if task.failures else "ok"), None)
         return None
 
-    def _follow(
-        self, claims: Iterable[tuple[int, str | None]], cut: Collection[int | None]
-    ) -> None:
+    def _follow(self, claims: Mapping[int, str | None], cut: Collection[int | None]) -> None:
         """Find the run and its takeovers.
 
-        :param claims: tokens and kinds of the task's claims
+        :param claims: the kinds of the task's claims, by their tokens
         :param cut: tokens of runs that died or were cut. A manual run that follows such a run is
             its takeover.
         """
-        for token, kind in sorted(claims, key=lambda claim: claim[0]):
+        claims = dict(claims)
+        if self._token is not None:  # a task without a history has only its last claim
+            claims.setdefault(self._token, "manual")
+        before: int | None = None
+        for token in sorted(claims):
+            kind = claims[token]
             if self._token is None:
                 is_ours = kind == "manual" and token > self.request.token
             else:
+                # A takeover is the first claim after the run. A later one may be the takeover of
+                # another run.
                 takes_over = kind == "takeover" or (kind == "manual" and self._token in cut)
-                is_ours = takes_over and token == self._token + 1
+                is_ours = takes_over and before == self._token
             if is_ours:
                 self._token = token
+            before = token
 
     def when_it_ran_out(self, now: datetime) -> str:
         """Return in words what has become of the run by the end of the wait.

@@ -132,21 +132,29 @@ class TakeoverOf:
 
 
 def takeovers(
-    runs: Sequence[Run], killed: Iterable[float], release: float = inf
+    runs: Sequence[Run],
+    same: Callable[[Run, Run], bool],
+    killed: Iterable[float],
+    release: float = inf,
 ) -> list[TakeoverOf]:
     """Return a task's takeovers, in the order of their tokens.
 
+    A takeover follows the run before it. If no run before it is of its window, the claim that it
+    follows has no run, because its holder died in between.
+
+    :param same: as in :func:`windows`
     :param killed: when replicas were killed
     :param release: the longest time from the end of a run to its release, in seconds. If a replica
         is killed in between, its run has ended, and the task's row does not show this: another
         replica rightly runs the window again.
     """
-    by_token = {run.token: run for run in runs}
     found = []
+    before: list[Run] = []
     for run in sorted(runs, key=lambda run: run.token):
+        dead = before[-1] if any(same(earlier, run) for earlier in before) else None
+        before.append(run)
         if not run.takeover:
             continue
-        dead = by_token.get(run.token - 1)
         if dead is None:
             is_founded = any(at <= run.begun for at in killed)
         else:

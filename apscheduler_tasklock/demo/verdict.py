@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from apscheduler_tasklock.demo.history import Event, deaths, runs
+from apscheduler_tasklock.demo.history import Event, Run, deaths, runs
 from apscheduler_tasklock.demo.judge import gaps, repeats, takeovers
 
 # Limits the seconds from the end of a run to its release.
@@ -78,14 +78,18 @@ def verdict(history: Sequence[Event], fires: Sequence[float], task: DemoTask) ->
     :param fires: the run times for which any replica asked for the lock, granted or refused
     :param task: the task
     """
+
+    # Windows are told apart by their run times, which are one period apart and the same on all
+    # replicas.
+    def same(one: Run, other: Run) -> bool:
+        return bool(abs(other.due - one.due) < task.period / 2)
+
     begun = runs(history, task.name)
-    claimed = takeovers(begun, deaths(history).values(), RELEASE_TIME)
+    claimed = takeovers(begun, same, deaths(history).values(), RELEASE_TIME)
     founded = [each for each in claimed if each.is_founded]
     replaced = [each.dead for each in founded]
     complete = [run for run in begun if run.ended is not None and run not in replaced]
-    # Windows are told apart by their run times, which are one period apart and the same on all
-    # replicas.
-    doubled = repeats(complete, lambda one, other: other.due - one.due < task.period / 2)
+    doubled = repeats(complete, same)
     missed: list[float] = []
     if seen := [*fires, *(run.due for run in begun)]:
         served = (run.due for run in complete)
