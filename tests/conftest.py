@@ -17,6 +17,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from apscheduler_tasklock import _application, upgrade
+from tests.support.claims import AHEAD
 from tests.support.databases import KeptDatabase
 from tests.support.pgbouncer import PgBouncer, TooOldError
 from tests.support.polling import eventually
@@ -276,16 +277,16 @@ def checkout() -> Path:
 
 @pytest.fixture
 def known_task(connection: psycopg.Connection[Any]) -> Callable[[str], None]:
-    """Give a task a row, as if it had run long ago, for the first time after token 0."""
+    """Give a task a row, as if it had run long ago. Its claims are counted from ``AHEAD`` on."""
 
     def make(name: str) -> None:
         connection.execute(
             "INSERT INTO task_lock (task_name, started_at, locked_until, window_start,"
             " window_until, locked_by, claim_id, token, finished_at, run_until, failover, deaths,"
             " handovers, handed_over, runs, one_off)"
-            " SELECT %s, past, past, past, past, 'before', gen_random_uuid(), 0, past, past, false,"
-            " 0, 0, false, '', false FROM (SELECT now() - interval '1 year' AS past) AS _",
-            [name],
+            " SELECT %s, past, past, past, past, 'before', gen_random_uuid(), %s, past, past,"
+            " false, 0, 0, false, '', false FROM (SELECT now() - interval '1 year' AS past) AS _",
+            [name, AHEAD],
         )
 
     return make

@@ -364,7 +364,7 @@ def claim(
         return Decision(row, asked.found(row))
     else:
         ran, was_due_at = row.runs, row.due_at
-        row, ended = _followed(row)
+        row, ended = _followed(row, now)
     fired, run_until = asked.fired, later(now, request.max_lock)
     due_at = None if request.is_last else _due(fired, request.next_in)
     row = replace(
@@ -420,7 +420,7 @@ def take_over(
         found = _found(row, request.claim_id, now, paused=row.is_paused(now))
         return Decision(row, found._replace(waits=is_doubted))
     dead = row
-    row, ended = _followed(dead)
+    row, ended = _followed(dead, now)
     overrun_at = None
     if dead.overrun_at is not None:
         overrun_at = min(now + (dead.overrun_at - dead.started_at), dead.run_until)
@@ -456,7 +456,7 @@ def retry(
     if not is_due or not is_wanted(times.not_after, now):
         found = _found(row, request.claim_id, now, paused=row.is_paused(now))
         return Decision(row, found._replace(new_window=is_due))
-    row, ended = _followed(row)
+    row, ended = _followed(row, now)
     row = _begun(row, request, replica_id, now)
     row = replace(row, kind="retry", attempt=row.attempt + 1)
     return Decision(row, _granted(row, now), ended)
@@ -484,7 +484,7 @@ def claim_manual(
         found = _found(row, request.claim_id, now, paused=False)
         return Decision(row, found._replace(new_window=is_free))
     ran = row.runs
-    row, ended = _followed(row)
+    row, ended = _followed(row, now)
     row = replace(
         _begun(row, request, replica_id, now),
         runs=request.runs,
@@ -973,7 +973,7 @@ def correction(
     return correct
 
 
-def _followed(row: Row) -> tuple[Row, tuple[Run, ...]]:
+def _followed(row: Row, now: datetime) -> tuple[Row, tuple[Run, ...]]:
     """Return the row for the next claim, with the next token.
 
     The last run has died if it is unfinished and was not handed over.
@@ -983,7 +983,9 @@ def _followed(row: Row) -> tuple[Row, tuple[Run, ...]]:
         row = replace(row, last_outcome=None)
     else:
         row, ended = _died(row)
-    return replace(row, token=row.token + 1, overran=False), ended
+    # The token grows with the clock, so that it is larger than all earlier ones also if the row is
+    # an older one again, as after the restore of a backup.
+    return replace(row, token=max(row.token + 1, _milliseconds(now)), overran=False), ended
 
 
 def _died(row: Row) -> tuple[Row, tuple[Run, ...]]:
@@ -1036,8 +1038,13 @@ def ended_well(run: Run) -> bool:
 def _first_row(task_name: str, claim_id: UUID, then: datetime, now: datetime) -> Row:
     # The first token is the time in milliseconds, so that a row that was deleted and inserted again
     # gets larger tokens.
-    token = ((now - EPOCH) // timedelta(microseconds=1) + 500) // 1000
+    token = _milliseconds(now)
     return Row(task_name, then, then, then, then, "", claim_id, token, None, then)
+
+
+def _milliseconds(now: datetime) -> int:
+    """Return the time in milliseconds since 1970, rounded as PostgreSQL rounds it."""
+    return ((now - EPOCH) // timedelta(microseconds=1) + 500) // 1000
 
 
 def _answer(row: Row, now: datetime) -> ClaimAnswer:

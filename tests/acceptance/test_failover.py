@@ -13,6 +13,7 @@ import psycopg
 import pytest
 
 from tests.acceptance.conftest import ReplicaProcess
+from tests.support.claims import AHEAD
 from tests.support.polling import eventually
 
 pytestmark = pytest.mark.nightly
@@ -45,7 +46,6 @@ class Replicas:
         self._start = start
         self._connection = connection
         self._folder = folder
-        self._first = 0  # token
         self.processes: list[ReplicaProcess] = []
 
     def start(self, *, function: str = "work", once: bool = False, **job: Any) -> None:
@@ -68,8 +68,8 @@ class Replicas:
         (self._folder / str(self.real(token))).touch()
 
     def real(self, token: int) -> int:
-        """Return a token as the database gave it: the first one comes from its clock."""
-        return self._first + token - 1
+        """Return the token of the claim with this number."""
+        return AHEAD + token
 
     @property
     def runs(self) -> list[Run]:
@@ -80,11 +80,7 @@ class Replicas:
                 if line.startswith("runs"):
                     _, run_time, token, how, pid = line.split()
                     found.append(Run(number, run_time, int(token), how, int(pid)))
-        if not found:
-            return []
-        if not self._first:  # there is no run before the first one
-            self._first = min(run.token for run in found)
-        numbered = [run._replace(token=run.token - self._first + 1) for run in found]
+        numbered = [run._replace(token=run.token - AHEAD) for run in found]
         return sorted(numbered, key=lambda run: run.token)
 
     def run(self, token: int) -> Run:
@@ -106,7 +102,13 @@ class Replicas:
 
 
 @pytest.fixture
-def replicas(start_replica: StartReplica, connection: Connection, tmp_path: Path) -> Replicas:
+def replicas(
+    start_replica: StartReplica,
+    connection: Connection,
+    tmp_path: Path,
+    known_task: Callable[[str], None],
+) -> Replicas:
+    known_task("job")
     return Replicas(start_replica, connection, tmp_path)
 
 

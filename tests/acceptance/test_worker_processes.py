@@ -110,7 +110,7 @@ def test_the_windows_of_a_killed_worker_and_of_its_siblings_are_run_again_after_
     eventually(all_ended, SOON)
     again = holder.runs[len(TASKS) :] + other.runs  # the holder has another pool by now
     assert [run.how for run in again] == ["again"] * len(TASKS)
-    assert {task: rows[task]["token"] for task in TASKS} == {t: n + 1 for t, n in first.items()}
+    assert all(rows[task]["token"] > first[task] for task in TASKS)
 
 
 def test_a_job_that_kills_its_worker_is_given_up_after_three_takeovers(

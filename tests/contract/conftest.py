@@ -41,6 +41,11 @@ def database_now(connection: Rows) -> datetime:
     return found[0]
 
 
+def token_at(moment: datetime) -> int:
+    """Return the token of a claim at a time, if it is not the second one of its millisecond."""
+    return int(moment.timestamp() * 1000)
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Let what is about the rule run in memory, and nightly by the statements.
 

@@ -459,7 +459,8 @@ def test_a_replica_can_run_it_later(
     tell_one_off(one, run_time)
     token = row(connection)["token"]
     claim_id, answer = other.claim(run_time=run_time, **{**ONE_OFF, "min_lock": min_lock})
-    assert (answer.granted, answer.token) == (True, token + 1)
+    assert answer.granted
+    assert answer.token > token
     assert status(one).state is TaskState.RUNNING
     other.end(claim_id, outcome="ok")
     assert (status(one).state, status(one).missed_at) == (TaskState.OK, None)

@@ -12,7 +12,7 @@ import pytest
 
 from apscheduler_tasklock import TaskLockError, upgrade
 from apscheduler_tasklock._lock.statements import RecordingStatement, Statement
-from tests.contract.conftest import database_now, row
+from tests.contract.conftest import database_now, row, token_at
 from tests.support.waist import (
     ClaimAnswer,
     ClaimRequest,
@@ -84,7 +84,7 @@ class TestClaim:
             "window_until": now + timedelta(seconds=7),
             "locked_by": "one",
             "claim_id": claim_id,
-            "token": int(now.timestamp() * 1000),
+            "token": token_at(now),
             "finished_at": None,
             "run_until": now + timedelta(seconds=50),
             "failover": False,
@@ -100,13 +100,13 @@ class TestClaim:
             "overdue_at": now + timedelta(seconds=28),
             "overrun_at": now + timedelta(seconds=40),
         }
-        assert (answer.holder, answer.token) == ("one", int(now.timestamp() * 1000))
+        assert (answer.holder, answer.token) == ("one", token_at(now))
         assert answer.locked_until == answer.run_until == now + timedelta(seconds=50)
 
     def test_a_later_claim_sets_every_column_anew(
         self, one: Replica, other: Replica, connection: psycopg.Connection[Any], travel: Travel
     ) -> None:
-        first, before = one.claim(schedule="every 10 s", next_in=10)
+        first, _ = one.claim(schedule="every 10 s", next_in=10)
         one.end(first, outcome="error", error_type="ValueError")
         failed_at = database_now(connection)
         travel(20)
@@ -124,7 +124,7 @@ class TestClaim:
             "window_until": now + timedelta(seconds=4),
             "locked_by": "other",
             "claim_id": claim_id,
-            "token": before.token + 1,
+            "token": token_at(now),
             "finished_at": None,
             "run_until": now + timedelta(seconds=30),
             "failover": True,
@@ -199,17 +199,17 @@ class TestClaim:
         assert other.granted("second")
         assert not other.granted("first")
 
-    def test_the_token_grows_by_one_with_each_claim_and_not_with_a_refusal(
-        self, one: Replica, other: Replica, travel: Travel
+    def test_the_token_is_the_time_of_the_claim_and_a_refusal_leaves_it(
+        self, one: Replica, other: Replica, connection: psycopg.Connection[Any], travel: Travel
     ) -> None:
-        tokens = []
         for _ in range(3):
             claim_id, answer = one.claim()
-            tokens.append(answer.token)
+            assert answer.token == token_at(database_now(connection))
+            travel(1)
             assert not other.granted()
+            assert row(connection)["token"] == answer.token
             one.release(claim_id)
-            travel(10)
-        assert tokens == [tokens[0], tokens[0] + 1, tokens[0] + 2]
+            travel(9)
 
     def test_the_same_claim_asked_twice_is_granted_once(
         self, one: Replica, other: Replica, connection: psycopg.Connection[Any]
@@ -681,7 +681,7 @@ class TestRetention:
         travel(10 * self.AGE)
         assert one.prune(self.AGE) == 1
         _, answer = one.claim(one_off=True)
-        assert answer.token == int(database_now(connection).timestamp() * 1000)
+        assert answer.token == token_at(database_now(connection))
         assert answer.token > max(tokens)
 
 

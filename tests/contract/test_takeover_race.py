@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.contract.conftest import row
+from tests.contract.conftest import database_now, row, token_at
 from tests.support.polling import eventually
 from tests.support.waist import ClaimAnswer, Replica
 
@@ -62,7 +62,7 @@ def all_at_once(crowd: list[Replica], ask: Callable[[Replica], Any]) -> list[Any
 def test_one_of_many_takes_over_and_the_others_are_told_who_runs_it(
     crowd: list[Replica], connection: Connection, travel: Travel
 ) -> None:
-    dead, first = Replica("dead", connection).claim(**LEASED)
+    dead, _ = Replica("dead", connection).claim(**LEASED)
     for turn in range(1, 21):
         travel(3)
         old = dead
@@ -70,7 +70,7 @@ def test_one_of_many_takes_over_and_the_others_are_told_who_runs_it(
         answers: list[ClaimAnswer] = [answer for _, answer in taken]
         assert [answer.granted for answer in answers].count(True) == 1
         dead = next(claim_id for claim_id, answer in taken if answer.granted)
-        token = first.token + turn
+        token = token_at(database_now(connection))
         # Who met the winner at its work passed the row over, and asks again.
         answers = [crowd[0].take_over(old)[1] if a.looks_dead(old) else a for a in answers]
         assert {(a.claim_id, a.token, a.running, a.waits) for a in answers} == {
@@ -166,7 +166,7 @@ def test_a_claim_that_waited_for_a_late_release_is_granted(
     other: Replica, connection: Connection, watching: Connection, travel: Travel
 ) -> None:
     late = Replica("late", connection)
-    claim_id, first = late.claim(**{**LEASED, "failover": False})
+    claim_id, _ = late.claim(**{**LEASED, "failover": False})
     travel(10)
     with ThreadPoolExecutor() as pool:
         with connection.transaction():
@@ -175,7 +175,7 @@ def test_a_claim_that_waited_for_a_late_release_is_granted(
             eventually(lambda: watching.execute(_WAITING).rowcount == 1)
         _, answer = claiming.result()
 
-    assert (answer.granted, answer.token) == (True, first.token + 1)
+    assert (answer.granted, answer.token) == (True, token_at(database_now(connection)))
     assert row(connection)["deaths"] == 0  # which it would have been, had it not been released
 
 
@@ -194,3 +194,39 @@ def test_a_takeover_that_comes_while_the_claim_is_renewed_is_refused(
     assert passed_over.looks_dead(claim_id)
     assert answer is not None
     assert (answer.granted, answer.running, answer.holder) == (False, True, "late")
+
+
+@pytest.mark.parametrize(
+    ("end", "outcomes"), [("died", ["died"]), ("ended", ["ok"]), ("handed over", [])]
+)
+def test_a_claim_that_waited_for_a_claim_whose_run_has_died_enters_no_other_run_as_dead(
+    other: Replica,
+    connection: Connection,
+    watching: Connection,
+    travel: Travel,
+    end: str,
+    outcomes: list[str],
+) -> None:
+    """Such a claim's commit has hung for longer than its lease, as where a standby is slow.
+
+    The claim that waits knows only the run before it, which is over by then, and entered.
+    """
+    wanted = {**LEASED, "failover": False, "runs": "jobs:other"}
+    first = Replica("first", connection)
+    claim_id, _ = first.claim(**LEASED)
+    if end == "ended":
+        first.end(claim_id, outcome="ok")
+    elif end == "handed over":
+        first.hand_over(claim_id)
+    travel(20)
+    with ThreadPoolExecutor() as pool:
+        with connection.transaction():
+            assert Replica("hangs", connection).granted(**wanted)
+            watching.execute("UPDATE travel.clock SET time = time + interval '20 s'")
+            claiming = pool.submit(other.claim, **wanted)
+            eventually(lambda: watching.execute(_WAITING).rowcount == 1)
+        _, answer = claiming.result()
+    assert answer.granted
+    assert row(connection)["last_outcome"] == "died"
+    entered = connection.execute("SELECT outcome FROM task_lock_run").fetchall()
+    assert [outcome for (outcome,) in entered] == outcomes

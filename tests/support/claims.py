@@ -16,6 +16,25 @@ from tests.support.waist import ClaimRequest, Refusal
 # Renews a lease of 600 s each half second. No machine is so slow that it ends meanwhile.
 RENEWS_OFTEN = Timings(renewals_per_lease=1200)
 
+# A token that no clock reaches, so that each later claim of the task raises it by one, and a test
+# can count the claims.
+AHEAD = 2**62
+
+
+class LaterThan:
+    """Equals each token that was given after another one, also in a table of what is expected."""
+
+    def __init__(self, token: int) -> None:
+        self._token = token
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, int) and other > self._token
+
+    __hash__ = None  # type: ignore[assignment]  # it equals many numbers
+
+    def __repr__(self) -> str:
+        return f"<later than {self._token}>"
+
 
 def claim(locks: LockClient, task: str = "task", **wanted: Any) -> HeldLock | Refusal:
     """Claim a task as a job does. The default run time is now."""

@@ -19,6 +19,8 @@ from apscheduler_tasklock._lock.statements.columns import (
 from apscheduler_tasklock._lock.statements.conditions import (
     IS_PAUSED_OR_WAS_AT_FIRED,
     IS_WANTED,
+    MILLISECONDS,
+    NEXT_TOKEN,
     ROW_COLUMNS,
     SAFELY,
     STANDS,
@@ -153,7 +155,7 @@ class Claim:
             window_until = asked.fired + {min_lock},
             locked_by = %(replica_id)s,
             claim_id = {asked["claim_id"]},
-            token = lock.token + 1,
+            token = {NEXT_TOKEN},
             handovers = 0,
             handed_over = false,
             failover = {asked["failover"]},
@@ -173,12 +175,10 @@ class Claim:
                                        {self.paused} AS paused)
                                AS found"""
         self.made: dict[str, str] = {**DECIDED_GRANTED, **columns_made(asked["claim_id"])}
-        # The first token is the clock's time in milliseconds, so that tokens also grow after a row
-        # was deleted.
         self.first_row = f"""
             SELECT {asked["task_name"]}, now(), now() + LEAST({max_lock}, {self.lease}),
                    now() + {max_lock}, asked.fired, asked.fired + {min_lock}, %(replica_id)s,
-                   {asked["claim_id"]}, (extract(epoch FROM now()) * 1000.0)::bigint, 0, 0, false,
+                   {asked["claim_id"]}, {MILLISECONDS}, 0, 0, false,
                    {asked["failover"]}, {asked["runs"]}, {asked["one_off"]},
                    {", ".join(status.values())}, {since}
         """

@@ -163,6 +163,16 @@ def many(requests: Iterable[Mapping[str, object]]) -> dict[str, str]:
     return {"many": json.dumps(list(requests), default=str, ensure_ascii=False)}
 
 
+# The database's time in milliseconds since 1970. It is the token of a task's first claim, so that
+# tokens also grow after a row was deleted.
+MILLISECONDS = "(extract(epoch FROM now()) * 1000.0)::bigint"
+# The token of a later claim. It grows with the clock, so that a resource accepts the runs after a
+# restore, or after a failover that lost commits, although the row has an older token again. If the
+# clock went back, or shows the same millisecond, the token grows by one. The addition of 2 lets
+# PostgreSQL reject the claim before a token is bigint's largest number, to which no statement could
+# add one.
+NEXT_TOKEN = f"GREATEST(lock.token + 2 - 1, {MILLISECONDS})"
+
 # The columns of an inserted row.
 ROW_COLUMNS = """task_name, started_at, locked_until, run_until, window_start, window_until,
                  locked_by, claim_id, token, deaths, handovers, handed_over, failover, runs,

@@ -94,13 +94,17 @@ class History:
     def death(self, table: str) -> str:
         """Return the INSERT of a dead run's entry, for the claim that follows the run.
 
-        The statement sees the row as it was before the claim. The entry is written only if the run
-        was still unfinished when the claim changed the row, because only then the claim has noted
-        an outcome.
+        The statement sees the row as it was before the statement began. The entry is written only
+        if the run was still unfinished when the claim changed the row, because only then the claim
+        has noted an outcome, and only if the claim followed this run. If another claim has followed
+        it meanwhile, that claim has counted the run's entry, so that the counts differ by more than
+        one.
         """
         return self.entry(
             f"""{table} AS run JOIN claimed USING (task_name)
-                WHERE claimed.new_outcome IS NOT NULL AND claimed.new_token = run.token + 1""",
+                WHERE claimed.new_outcome IS NOT NULL
+                      AND run.finished_at IS NULL AND NOT run.handed_over
+                      AND claimed.new_recorded - run.recorded_failures = 1""",
             recorded="claimed.new_recorded",
             ended_at="run.locked_until",
             outcome="claimed.new_outcome",

@@ -11,6 +11,7 @@ from apscheduler_tasklock._lock.statements.columns import (
 from apscheduler_tasklock._lock.statements.conditions import (
     IS_PAUSED_IN_ANY_WAY,
     IS_WANTED,
+    NEXT_TOKEN,
     SAFELY,
     SHORTEST_WAIT,
     STANDS,
@@ -67,7 +68,7 @@ def claim_manual(table: str, history: History | None = None) -> str:
                 run_until = now() + {max_lock},
                 overrun_at = now()
                     + LEAST(%(max_runtime)s::float8 * interval '1 second', {max_lock}),
-                locked_by = %(replica_id)s, claim_id = %(claim_id)s::uuid, token = lock.token + 1,
+                locked_by = %(replica_id)s, claim_id = %(claim_id)s::uuid, token = {NEXT_TOKEN},
                 {NOTES_DEATH}, handovers = 0, handed_over = false,
                 failover = %(failover)s::boolean, runs = %(runs)s::text, finished_at = NULL,
                 kind = 'manual', attempt = 1, request_id = NULL, requested_by = NULL,

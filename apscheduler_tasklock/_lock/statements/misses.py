@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from apscheduler_tasklock._lock.statements.conditions import (
     BRIEFLY,
+    MILLISECONDS,
     NEVER,
     ROW_COLUMNS,
     SAFELY,
@@ -81,7 +82,7 @@ def add_one_offs(table: str) -> str:
         WITH asked AS (SELECT * FROM {json_rows(_NOTE_TYPES)})
         INSERT INTO {table} AS lock ({ROW_COLUMNS}, finished_at)
         SELECT asked.task_name, {NEVER}, {NEVER}, {NEVER}, {NEVER}, {NEVER}, '', gen_random_uuid(),
-               (extract(epoch FROM now()) * 1000.0)::bigint, 0, 0, false, false, asked.runs, true,
+               {MILLISECONDS}, 0, 0, false, false, asked.runs, true,
                NULL, asked.schedule, NULL, true, NULL, NULL, NULL, now()
         FROM asked
         WHERE asked.one_off AND {BRIEFLY}

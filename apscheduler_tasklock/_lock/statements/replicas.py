@@ -5,6 +5,7 @@ from __future__ import annotations
 from apscheduler_tasklock._lock.statements.conditions import (
     BRIEFLY,
     DUE_IN_ANY_PAUSE,
+    MILLISECONDS,
     NEVER,
     ROW_COLUMNS,
     SAFELY,
@@ -106,7 +107,7 @@ def register(table: str) -> str:
         ), inserted AS (
         INSERT INTO {table} AS lock ({ROW_COLUMNS}, finished_at, details)
         SELECT asked.task_name, {NEVER}, {NEVER}, {NEVER}, {NEVER}, {NEVER}, '', gen_random_uuid(),
-               (extract(epoch FROM now()) * 1000.0)::bigint, 0, 0, false, false, asked.runs, false,
+               {MILLISECONDS}, 0, 0, false, false, asked.runs, false,
                NULL, asked.schedule, {due}, false, {due} + {grace}, NULL, NULL, {NEVER},
                asked.details
         FROM asked

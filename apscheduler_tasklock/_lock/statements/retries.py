@@ -14,6 +14,7 @@ from apscheduler_tasklock._lock.statements.columns import (
 from apscheduler_tasklock._lock.statements.conditions import (
     IS_PAUSED_IN_ANY_WAY,
     IS_WANTED,
+    NEXT_TOKEN,
     SAFELY,
     STANDS,
     all_pauses,
@@ -68,7 +69,7 @@ class _Retry:
                 * interval '1 second',
             locked_by = %(replica_id)s,
             claim_id = {asked["claim_id"]},
-            token = lock.token + 1,
+            token = {NEXT_TOKEN},
             kind = 'retry',
             attempt = lock.attempt + 1,
             finished_at = NULL,

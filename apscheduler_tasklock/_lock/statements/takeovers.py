@@ -14,6 +14,7 @@ from apscheduler_tasklock._lock.statements.columns import (
 from apscheduler_tasklock._lock.statements.conditions import (
     IS_PAUSED_IN_ANY_WAY,
     IS_WANTED,
+    NEXT_TOKEN,
     SAFELY,
     STANDS,
     all_pauses,
@@ -63,7 +64,7 @@ class _Takeover:
                 now() + {asked["lease"]} * interval '1 second', lock.run_until),
             locked_by = %(replica_id)s,
             claim_id = {asked["claim_id"]},
-            token = lock.token + 1,
+            token = {NEXT_TOKEN},
             kind = CASE WHEN lock.kind = 'manual' THEN 'manual' ELSE 'takeover' END,
             overrun_at = LEAST(now() + (lock.overrun_at - lock.started_at), lock.run_until),
             {NOTES_DEATH},

@@ -262,6 +262,22 @@ def test_one_tasks_mistake_is_its_own(
     assert "violates check constraint" in str(told[wrong])
 
 
+@pytest.mark.parametrize("token", [2**63 - 2, 2**63 - 1])
+def test_a_token_that_cannot_grow_is_one_tasks_own(
+    make_asking: MakeAsking,
+    make_locks: MakeLocks,
+    known_task: Callable[[str], None],
+    connection: Connection,
+    token: int,
+) -> None:
+    for task in "abcde":
+        known_task(task)
+    connection.execute("UPDATE task_lock SET token = %s WHERE task_name = 'c'", [token])
+    told = make_asking(make_locks(), *"abcde").ask(most=5)
+    assert kinds(told) == {"c": TaskLockError, **dict.fromkeys("abde", HeldLock)}
+    assert "rejects this: bigint out of range" in str(told["c"])
+
+
 def test_the_limit_holds_for_all_parts_of_what_was_rejected(
     make_asking: MakeAsking, make_locks: MakeLocks, connection: Connection
 ) -> None:

@@ -22,11 +22,11 @@ from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.outcomes import RunOutcome, WindowAfter
 from apscheduler_tasklock.lock import HeldLock
-from tests.support.claims import claim, die, held, row
+from tests.support.claims import AHEAD, LaterThan, claim, die, held, row
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy, counted, proxy_to
 from tests.support.schedulers import Replica
-from tests.support.waist import Refusal, TakeoverRequest
+from tests.support.waist import Refusal, RetryRequest, TakeoverRequest
 
 MakeLocks = Callable[..., LockClient]
 Connection = psycopg.Connection[Any]
@@ -142,6 +142,48 @@ def dead_ones(
         die(dying, lock)
     connection.execute("UPDATE task_lock SET locked_until = now()")
     return [TakeoverRequest(lock.name, lock.claim_id, "dying", lease=600) for lock in dead]
+
+
+def failed_ones(
+    make_locks: MakeLocks, _connection: Connection, pool: ThreadPoolExecutor, tasks: Sequence[str]
+) -> list[RetryRequest]:
+    """Let a run of each of these tasks fail; return what runs them again."""
+    failing = make_locks(replica_id="failing")
+    failed = results(together(failing, pool, claims(failing, tasks, runs="app:job")))
+    for lock in failed:
+        failing.release(lock, RunOutcome(outcome="error", retry_in=0.0))
+    return [RetryRequest(lock.name, lock.claim_id, 600.0, 600.0) for lock in failed]
+
+
+@pytest.mark.parametrize("token", [2**63 - 2, 2**63 - 1])
+@pytest.mark.parametrize("kind", ["claims", "takeovers", "retries"])
+def test_a_token_that_cannot_grow_rejects_its_task_alone(
+    make_locks: MakeLocks,
+    pool: ThreadPoolExecutor,
+    known_task: Callable[[str], None],
+    connection: Connection,
+    kind: str,
+    token: int,
+) -> None:
+    locks = make_locks()
+    locks.check()
+    locks.believe()
+    if kind == "claims":
+        for task in TASKS[:5]:
+            known_task(task)
+        calls = claims(locks, TASKS[:5])
+    else:
+        make = dead_ones if kind == "takeovers" else failed_ones
+        again = make(make_locks, connection, pool, TASKS[:5])
+        calls = [lambda each=each: locks.claim(each) for each in again]
+    connection.execute("UPDATE task_lock SET token = %s WHERE task_name = %s", [token, TASKS[2]])
+    asked = together(locks, pool, calls)
+    assert "rejects this: bigint out of range" in str(asked.pop(2).exception(60))
+    granted = results(asked)
+    assert [lock.name for lock in granted] == [TASKS[0], TASKS[1], TASKS[3], TASKS[4]]
+    assert row(connection, TASKS[2])["token"] == token
+    for lock in granted:
+        locks.release(lock)
 
 
 def test_dead_runs_are_taken_over_in_one_statement_and_handed_over_in_one(
@@ -289,7 +331,7 @@ class TestLostAnswers:
         assert all(isinstance(lock, HeldLock) for lock in granted)
         for lock in granted:
             assert row(connection, lock.name)["token"] == lock.token
-            assert not known or lock.token == 1
+            assert not known or lock.token == AHEAD + 1
 
     @pytest.mark.nightly
     def test_a_claim_that_is_given_up_is_ended_and_so_is_each_that_travelled_with_it(
@@ -335,7 +377,7 @@ class TestLostAnswers:
             asked = together(locks, pool, claims(locks, ["known", "new"]))
             granted = asked[0].result(60)
             assert isinstance(granted, HeldLock)
-            assert row(connection, "known")["token"] == granted.token == 1
+            assert row(connection, "known")["token"] == granted.token == AHEAD + 1
             assert isinstance(asked[1].exception(60), RowLockedError)
         locks.release(granted)
 
@@ -501,7 +543,7 @@ def test_a_pending_release_goes_before_the_next_claim_of_its_task(
         locks.release(granted[0])
     proxy.accepting = True
     asked = together(locks, pool, claims(locks, TASKS[:5], min_lock=0.0))
-    assert [lock.token for lock in results(asked)] == [lock.token + 1 for lock in granted]
+    assert [lock.token for lock in results(asked)] == [LaterThan(lock.token) for lock in granted]
 
 
 @pytest.mark.nightly

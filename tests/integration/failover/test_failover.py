@@ -31,7 +31,7 @@ from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._runs.watch import Watch
 from tests.support import claims, outages
-from tests.support.claims import end_lease, row
+from tests.support.claims import AHEAD, LaterThan, end_lease, row
 from tests.support.faults import CLAIM
 from tests.support.internals import (
     instances,
@@ -181,7 +181,7 @@ class TestWhoTakesOver:
         replica.idle()
 
         assert replica.codes() == REFUSED_THEN_RUN
-        assert executed.retval == (died.token + 1, True)
+        assert executed.retval == (LaterThan(died.token), True)
         refused, granted = replica.of()[:2]
         assert (refused.reason, refused.holder) == ("running", "dead")
         assert (granted.reason, granted.holder) == ("takeover", "heir")
@@ -189,7 +189,8 @@ class TestWhoTakesOver:
         assert connection.execute(kept).fetchone() == before
         assert "Task 'job': runs the window of" in caplog.text
         holder = f"'dead' (token {died.token})"
-        assert f"(token {died.token + 1}), since its holder {holder} neither renew" in caplog.text
+        token, _is_takeover = executed.retval
+        assert f"(token {token}), since its holder {holder} neither renew" in caplog.text
 
     @pytest.mark.parametrize("joins", ["before the death", "after the death"])
     def test_a_replica_that_was_never_refused_and_whose_next_run_is_an_hour_away(
@@ -207,7 +208,7 @@ class TestWhoTakesOver:
         if joins == "before the death":
             claims.die(dying, held)
         end_lease(connection)
-        assert replica.one(EVENT_JOB_EXECUTED).retval == (held.token + 1, True)
+        assert replica.one(EVENT_JOB_EXECUTED).retval == (LaterThan(held.token), True)
         replica.idle()
         assert replica.codes() == RUN
 
@@ -224,7 +225,7 @@ class TestWhoTakesOver:
         successor.run_once(token_and_takeover, next_run_time=next_hour())
         claims.die(dying, held)
         end_lease(connection)
-        assert successor.one(EVENT_JOB_EXECUTED).retval == (held.token + 1, True)
+        assert successor.one(EVENT_JOB_EXECUTED).retval == (LaterThan(held.token), True)
         assert refused.codes() == [EVENT_TASK_LOCK_REFUSED]
 
     @pytest.mark.nightly
@@ -245,7 +246,7 @@ class TestWhoTakesOver:
             until_looked(replica)
             replica.idle()
         executed = [e.retval for r in replicas for e in r.of() if e.code == EVENT_JOB_EXECUTED]
-        assert executed == [(died.token + 1, True)]
+        assert executed == [(LaterThan(died.token), True)]
 
     @pytest.mark.nightly
     def test_nobody_while_the_holder_renews_its_lease(
@@ -302,7 +303,7 @@ class TestWhatIsRun:
         replica.one(EVENT_TASK_LOCK_REFUSED)
         assert replica.scheduler.get_job("job") is None
         end_lease(connection)
-        assert replica.one(EVENT_JOB_EXECUTED).retval == (died.token + 1, True)
+        assert replica.one(EVENT_JOB_EXECUTED).retval == (LaterThan(died.token), True)
 
     @pytest.mark.nightly
     def test_a_job_whose_last_run_time_has_passed(
@@ -321,7 +322,7 @@ class TestWhatIsRun:
         replica.idle()
         claims.die(dying, held)
         end_lease(connection)
-        assert replica.one(EVENT_JOB_EXECUTED).retval == (held.token + 1, True)
+        assert replica.one(EVENT_JOB_EXECUTED).retval == (LaterThan(held.token), True)
 
     @pytest.mark.nightly
     @pytest.mark.parametrize("by", ["another function", "another run date"])
@@ -451,8 +452,8 @@ class TestWhenItIsRun:
         eventually(lambda: len(job.ran) == 2 or EVENT_JOB_MISSED in replica.codes())
         replica.idle()
         (first, is_takeover, dead_run_time), second = job.ran
-        assert (first, is_takeover) == (died.token + 1, True)
-        assert second == (died.token + 2, False, own)
+        assert (first, is_takeover) == (LaterThan(died.token), True)
+        assert second == (LaterThan(first), False, own)
         assert timedelta(seconds=1) < own - dead_run_time < timedelta(seconds=60)
         executed = [e.scheduled_run_time for e in replica.of() if e.code == EVENT_JOB_EXECUTED]
         assert executed == [dead_run_time, own]
@@ -471,8 +472,8 @@ class TestWhenItIsRun:
 
         eventually(lambda: len(executed()) > 1)
         first, second = executed()[:2]
-        assert first.retval == (died.token + 1, True)
-        assert second.retval == (died.token + 2, False)
+        assert first.retval == (LaterThan(died.token), True)
+        assert second.retval == (LaterThan(first.retval[0]), False)
         assert second.scheduled_run_time == own + timedelta(seconds=4)
 
     @pytest.mark.nightly
@@ -488,7 +489,7 @@ class TestWhenItIsRun:
         pool = _RefusesOnce()
         replica = make_heir(executor=pool)
         replica.scheduler.add_job(token_and_takeover, "interval", hours=1, id="job")
-        assert replica.one(EVENT_JOB_EXECUTED).retval == (died.token + 2, True)
+        assert replica.one(EVENT_JOB_EXECUTED).retval == (LaterThan(died.token), True)
         assert pool.refused == 1
 
     def test_when_a_paused_scheduler_is_resumed(
@@ -503,7 +504,7 @@ class TestWhenItIsRun:
         replica.idle()
         assert replica.codes() == [EVENT_TASK_LOCK_REFUSED]
         replica.scheduler.resume()
-        assert replica.one(EVENT_JOB_EXECUTED).retval == (died.token + 1, True)
+        assert replica.one(EVENT_JOB_EXECUTED).retval == (LaterThan(died.token), True)
 
     def test_when_a_worker_is_free(
         self,
@@ -535,7 +536,7 @@ class TestWhenItIsRun:
         assert instances(replica.executor)["job"] == 1
         assert replica.codes() == [EVENT_TASK_LOCK_REFUSED]
         go_on.set()
-        assert replica.one(EVENT_JOB_EXECUTED).retval == (died.token + 1, True)
+        assert replica.one(EVENT_JOB_EXECUTED).retval == (LaterThan(died.token), True)
 
     @pytest.mark.nightly
     def test_when_the_job_may_have_another_instance(
@@ -558,7 +559,7 @@ class TestWhenItIsRun:
         assert replica.codes() == [EVENT_TASK_LOCK_REFUSED]
         with instances_lock(replica.executor):
             del instances(replica.executor)["job"]
-        assert replica.one(EVENT_JOB_EXECUTED).retval == (died.token + 1, True)
+        assert replica.one(EVENT_JOB_EXECUTED).retval == (LaterThan(died.token), True)
 
     @pytest.mark.parametrize("way", ["skip", "run"])
     def test_after_an_outage_and_never_without_a_lock(
@@ -589,7 +590,7 @@ class TestWhenItIsRun:
         executed = replica.one(EVENT_JOB_EXECUTED)
         replica.idle()
         assert not failures
-        assert executed.retval == (died.token + 1, True)
+        assert executed.retval == (LaterThan(died.token), True)
         assert replica.codes() == [EVENT_TASK_LOCK_REFUSED, EVENT_TASK_LOCK_ERROR, *RUN]
 
 
@@ -641,7 +642,7 @@ class TestLooking:
         eventually(lambda: len(asked) >= before + 3)
         connection.execute("ALTER TABLE elsewhere RENAME TO task_lock")
         end_lease(connection)
-        assert replica.one(EVENT_JOB_EXECUTED).retval == (died.token + 1, True)
+        assert replica.one(EVENT_JOB_EXECUTED).retval == (LaterThan(died.token), True)
         [refusal] = [r for r in caplog.records if "tried again" in r.getMessage()]
         assert "the table task_lock does not exist" in refusal.getMessage()
         assert refusal.exc_info is None
@@ -683,7 +684,7 @@ class TestLooking:
         replica.start()
         replica.executor.locks.believe()
         replica.run_once(token_and_takeover, next_run_time=next_hour())
-        assert replica.one(EVENT_JOB_EXECUTED).retval == (died.token + 1, True)
+        assert replica.one(EVENT_JOB_EXECUTED).retval == (LaterThan(died.token), True)
         until_looked(replica)
         replica.idle()
         assert replica.codes() == REFUSED_THEN_RUN
@@ -719,7 +720,7 @@ class TestOwnWindows:
         end_lease(connection)
         executed = replica.one(EVENT_JOB_EXECUTED)
         replica.idle()
-        assert executed.retval == (held.token + 1, False)
+        assert executed.retval == (LaterThan(held.token), False)
         assert executed.scheduled_run_time == own
         assert replica.codes() == RUN
 
@@ -931,7 +932,7 @@ class TestGivingUp:
         replica.run_once(token_and_takeover)
         executed = replica.one(EVENT_JOB_EXECUTED)
         replica.idle()
-        assert executed.retval == (poison.token + 1, False)
+        assert executed.retval == (LaterThan(poison.token), False)
         assert EVENT_TASK_LOCK_ERROR in replica.codes()
         assert row(connection)["deaths"] == 0  # since a run has ended
 
@@ -941,7 +942,7 @@ class TestGivingUp:
     ) -> None:
         replica = make_heir(max_takeovers=3)
         replica.run_once(token_and_takeover, next_run_time=next_hour())
-        assert replica.one(EVENT_JOB_EXECUTED).retval == (poison.token + 1, True)
+        assert replica.one(EVENT_JOB_EXECUTED).retval == (LaterThan(poison.token), True)
 
     def test_comes_at_the_end_of_the_maximum_lock(
         self, make_heir: MakeReplica, holder: MakeHolder, connection: Connection
@@ -1012,7 +1013,7 @@ class TestClaimsGivenBack:
         proxy.tap = cut_from_the_claim_on
         cut_off.run_once(token_and_takeover)
         cut_off.one(EVENT_TASK_LOCK_ERROR)
-        assert row(connection)["token"] == 1
+        assert row(connection)["token"] == AHEAD + 1
         other = make_heir(failover=again)
         other.run_once(token_and_takeover)
         other.one(EVENT_TASK_LOCK_REFUSED)

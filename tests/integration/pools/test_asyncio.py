@@ -424,7 +424,7 @@ def test_a_window_that_a_shutdown_has_cut_is_run_by_another_replica_at_once(
     other_run.__qualname__ = Endless.run.__qualname__
     one, other = asyncio.run(main())
     assert other.codes() == [EVENT_TASK_LOCK_REFUSED, *RUN]
-    assert other.events[-2].retval == one.events[0].token + 1
+    assert other.events[-2].retval > one.events[0].token
 
 
 @pytest.mark.parametrize("failover", [False, True])

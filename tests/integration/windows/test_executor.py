@@ -48,6 +48,7 @@ from apscheduler_tasklock._database.url import parse_url
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._runs.task_names import UnnamedTask
 from tests.support import claims
+from tests.support.claims import AHEAD
 from tests.support.commands import run_pasted
 from tests.support.faults import CLAIM
 from tests.support.internals import instances, kept_run_times
@@ -1003,7 +1004,7 @@ class TestUnavailableDatabase:
         replica.idle()
         assert (EVENT_JOB_EXECUTED in replica.codes()) is (on_database_error == "run")
         proxy.tap = None
-        eventually(lambda: rows(connection)["job"]["token"] == 1)
+        eventually(lambda: rows(connection)["job"]["token"] == AHEAD + 1)
         ended = "finished_at" if on_database_error == "run" else "handed_over"
         eventually(lambda: rows(connection)["job"][ended])
 
