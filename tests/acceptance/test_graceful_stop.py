@@ -12,6 +12,7 @@ import pytest
 
 from tests.acceptance.conftest import ReplicaProcess, Rows
 from tests.acceptance.test_examples import free_port
+from tests.support.claims import AHEAD
 from tests.support.faults import CLAIM
 from tests.support.polling import eventually
 from tests.support.proxy import Gate, Proxy, proxy_to
@@ -153,7 +154,7 @@ def stop_while_a_claim_waits(
     start: StartReplica, stopped: ReplicaProcess, rows: Rows, job: dict[str, Any]
 ) -> ReplicaProcess:
     """Stop it while its claim is granted, and the answer has not arrived; return another."""
-    eventually(lambda: rows["job"]["token"])
+    eventually(lambda: rows["job"]["token"] > AHEAD)
     other = start(*plain(), **job)
     other.says("refused job running")
     stopped.signal(signal.SIGTERM)
