@@ -176,7 +176,7 @@ class Stage:
             opened = connector(make_url(url), ATTEMPT, "overlaps", None)()
             return closing.enter_context(opened)
 
-        def connect_later(which: int) -> psycopg.Connection[Any]:
+        def connect_later(which: int, _first: int) -> psycopg.Connection[Any]:
             connection = connect()
             connection.execute(f"SET travel.now = '{LATER}'")
             self._pids[which] = connection.info.backend_pid

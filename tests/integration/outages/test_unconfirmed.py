@@ -12,7 +12,7 @@ import psycopg
 import pytest
 from sqlalchemy.engine import make_url
 
-from apscheduler_tasklock import TaskLockError, upgrade
+from apscheduler_tasklock import TaskLockDatabaseError, TaskLockError, TaskLocks, upgrade
 from apscheduler_tasklock.demo.server import EmbeddedServer
 from apscheduler_tasklock.lock import HeldLock
 from tests.support.claims import claim, held
@@ -22,6 +22,9 @@ from tests.support.unconfirmed import LonelyServer
 from tests.support.waist import LockClient, LockSettings, hear_of_probes
 
 pytestmark = pytest.mark.own_server
+
+# The version of the task's row, after its release.
+VERSION = "SELECT xmin::text FROM task_lock WHERE task_name = 'task' AND finished_at IS NOT NULL"
 
 Make = Callable[..., LockClient]
 
@@ -139,6 +142,63 @@ def test_a_renewal_before_a_begin_counts_only_when_it_is_confirmed(
     assert lock.locked_until == before
     assert locks.renew_now(lock)
     locks.release(lock)
+
+
+def test_a_release_that_is_not_confirmed_is_sent_again(
+    lonely: LonelyServer, make: Make, aside: Callable[..., Future[Any]]
+) -> None:
+    """Else a failover would bring the run back, and another replica would run it again."""
+    locks = make()
+    lock = held(locks)
+    with lonely.hanging():
+        ticket = locks.begin_release(lock)
+        waiting = lonely.one_waiting()
+        lonely.cancel(waiting)
+        lonely.one_waiting(but=waiting)
+        written = lonely.run(VERSION)
+    eventually(lambda: lonely.run(VERSION) != written)
+    assert ticket.release.in_doubt
+
+
+def _lead(locks: LockClient, _url: str) -> object:
+    return locks.ask(locks.leading("\x01leader:", "one", 600.0))
+
+
+def _pause(_locks: LockClient, url: str) -> object:
+    with TaskLocks(url) as locks:
+        return locks.pause("warm-up of replica")
+
+
+@pytest.mark.parametrize("write", [_lead, _pause])
+def test_what_is_sent_once_fails_if_it_is_not_confirmed(
+    lonely: LonelyServer,
+    make: Make,
+    aside: Callable[..., Future[Any]],
+    write: Callable[[LockClient, str], object],
+) -> None:
+    locks = make()
+    with lonely.hanging():
+        asked = aside(write, locks, lonely.url)
+        lonely.cancel(lonely.one_waiting())
+        with pytest.raises(TaskLockDatabaseError, match="none confirms them"):
+            asked.result(60)
+
+
+@pytest.mark.parametrize("level", ["on", "remote_write", "remote_apply", "local", "off"])
+def test_the_role_decides_whether_a_standby_is_waited_for(
+    lonely: LonelyServer, make: Make, aside: Callable[..., Future[Any]], level: str
+) -> None:
+    lonely.run(f"ALTER ROLE postgres SET synchronous_commit = {level}")
+    try:
+        locks = make()
+        with lonely.hanging():
+            asked = aside(claim, locks)
+            if level not in ("local", "off"):
+                lonely.one_waiting()
+                lonely.wait_for("''")
+            assert isinstance(asked.result(60), HeldLock)
+    finally:
+        lonely.run("ALTER ROLE postgres RESET synchronous_commit")
 
 
 def test_no_session_is_left_behind_for_each_probe_where_cancels_do_not_arrive(
