@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from apscheduler_tasklock import TaskLockDatabaseError, TaskLockError
 from apscheduler_tasklock._database import jitter
-from apscheduler_tasklock._database.jitter import BACKOFF, LAST_TRY, LOCKED_BACKOFF
+from apscheduler_tasklock._database.jitter import BACKOFF, LOCKED_BACKOFF
 from apscheduler_tasklock._database.outbox import MOST_TOGETHER, Outbox, Step, Ticket
 from apscheduler_tasklock._database.requests import Outcome, Request
 from apscheduler_tasklock._database.sqlstates import NotSentError, RowLockedError
@@ -226,22 +226,6 @@ class TestPauses:
         step = side.step(1.0, [])
         assert [(ticket, outcome.error) for ticket, outcome in step.done] == [(wanted, UNAVAILABLE)]
         assert step.batch == []
-
-    @pytest.mark.parametrize("error", [UNAVAILABLE, LOCKED, REJECTED])
-    def test_a_release_is_sent_once_more_right_before_its_end(
-        self, side: Outbox, error: Exception
-    ) -> None:
-        ended = release("a", tried_until=1.0)
-        step, now, sent = side.step(0.0, [ended]), 0.0, []
-        while step.batch:
-            sent.append(now)
-            step = fail(side, now, step.batch, error)
-            if step.done:
-                break
-            now = step.wakes_at
-            step = side.step(now, [])
-        assert sent[-1] >= 1.0 - LAST_TRY
-        assert now < 1.0
 
     def test_what_is_to_be_answered_is_answered_after_failures(self, side: Outbox) -> None:
         wanted = claim("a")
