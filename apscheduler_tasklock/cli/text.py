@@ -17,10 +17,16 @@ def one_cell(text: str) -> str:
 
 
 def local_time(moment: datetime) -> str:
-    """Return a time as this machine's clock shows it: without the date if that is today's."""
+    """Return a time as this machine's clock shows it: without the date if that is today's.
+
+    The zone's name is added to a time that the clock shows twice, because it goes back.
+    """
     here = moment.astimezone()
     is_today = here.date() == datetime.now().astimezone().date()
-    return f"{here:%H:%M:%S}" if is_today else f"{here:%Y-%m-%d %H:%M:%S}"
+    shown = f"{here:%H:%M:%S}" if is_today else f"{here:%Y-%m-%d %H:%M:%S}"
+    plain = here.replace(tzinfo=None)
+    is_shown_twice = plain.replace(fold=0).astimezone() != plain.replace(fold=1).astimezone()
+    return f"{shown} {here:%Z}" if is_shown_twice else shown
 
 
 def plain_seconds(seconds: float) -> str:

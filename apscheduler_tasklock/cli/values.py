@@ -62,10 +62,11 @@ def moment(text: str, now: datetime | None = None) -> datetime:
     """Return the time of a text: a time, or a duration before now.
 
     A time without a zone is in this machine's zone. A time of day without a day means its last
-    occurrence before now. A day without a time of day means the beginning of the day.
+    occurrence before now. A day without a time of day means the beginning of the day. Where the
+    clocks go back, a time that they show twice means the last one before now.
 
     :param now: by default this machine's time
-    :raises argparse.ArgumentTypeError: the text is no time
+    :raises argparse.ArgumentTypeError: the text is no time, or the clocks go forward over it
     """
     found = _AGO.fullmatch(text.strip())
     try:
@@ -83,10 +84,11 @@ def moment_ahead(text: str, now: datetime | None = None) -> datetime:
     """Return the time of a text: a time that has not passed, or a duration from now.
 
     The text is read as by :func:`moment`, but a time of day without a day means its next
-    occurrence.
+    occurrence, and a time that the clocks show twice the next one.
 
     :param now: by default this machine's time
-    :raises argparse.ArgumentTypeError: the text is no time, or the time has passed
+    :raises argparse.ArgumentTypeError: the text is no time, or the clocks go forward over it, or
+        the time has passed
     """
     found = _AHEAD.fullmatch(text.strip())
     now = now or datetime.now(timezone.utc)
@@ -116,8 +118,9 @@ def _point(text: str, now: datetime, *, ahead: bool = False) -> datetime | None:
     """Return a point in time; ``None`` if the text is no point in time.
 
     :param now: with a zone
-    :param ahead: whether a time of day without a day is the next one, and not the last one
+    :param ahead: whether the next one of several times is meant, and not the last one
     :raises ValueError: there is no such day, time or offset
+    :raises argparse.ArgumentTypeError: the clocks go forward over the time
     """
     found = _POINT.fullmatch(text.lower())
     if not text or found is None:
@@ -126,13 +129,20 @@ def _point(text: str, now: datetime, *, ahead: bool = False) -> datetime | None:
     now = now.astimezone(zone)
     if found["now"]:
         return now
-    at = _time_of_day(found["time"] or "00:00")
+    at = _time_of_day(found["time"]) if found["time"] else None
+
+    def on(day: date) -> datetime:
+        told = datetime.combine(day, at or day_time())
+        if zone:
+            return told.replace(tzinfo=zone)
+        return _here(told, now, ahead=ahead, is_day=at is None)
+
     if found["date"]:
-        return _on(date.fromisoformat(found["date"]), at, zone)
-    told = _on(now.date() + _DAYS[found["day"] or "today"], at, zone)
+        return on(date.fromisoformat(found["date"]))
+    told = on(now.date() + _DAYS[found["day"] or "today"])
     if found["day"] or (told > now) == ahead:
         return told
-    return _on(now.date() + timedelta(days=1 if ahead else -1), at, zone)
+    return on(now.date() + timedelta(days=1 if ahead else -1))
 
 
 def _zone(text: str | None) -> timezone | None:
@@ -152,10 +162,35 @@ def _time_of_day(text: str) -> day_time:
     return day_time(hour, minute, second, int(fraction[:6].ljust(6, "0")))
 
 
-def _on(day: date, at: day_time, zone: timezone | None) -> datetime:
-    told = datetime.combine(day, at)
-    # Without a zone, the offset is this machine's on that day.
-    return told.replace(tzinfo=zone) if zone else told.astimezone()
+def _here(told: datetime, now: datetime, *, ahead: bool, is_day: bool) -> datetime:
+    """Return a time of this machine's clock, with its zone.
+
+    :param told: without a zone
+    :param now: with a zone
+    :param ahead: which one is meant of a time that the clock shows twice; see :func:`_point`
+    :param is_day: whether the beginning of a day is meant, which comes later where the clocks go
+        forward over midnight
+    :raises argparse.ArgumentTypeError: the clocks go forward over the time
+    """
+    first, second = told.astimezone(), told.replace(fold=1).astimezone()
+    if first.replace(tzinfo=None, fold=0) == told:
+        is_first = first >= now if ahead else second > now
+        return first if is_first else second
+    # The clocks go forward over this time, between these two.
+    before, after = sorted((first, second))
+    offset = before.utcoffset()
+    while after - before > timedelta(seconds=1):
+        middle = (before + (after - before) / 2).replace(microsecond=0).astimezone()
+        if middle.utcoffset() == offset:
+            before = middle
+        else:
+            after = middle
+    if is_day:
+        return after
+    raise argparse.ArgumentTypeError(
+        f"does not exist here: {told:%Y-%m-%d %H:%M:%S}. The clocks go forward from "
+        f"{before:%H:%M:%S %Z} to {after:%H:%M:%S %Z}"
+    )
 
 
 def address(text: str) -> tuple[str, int]:

@@ -127,6 +127,60 @@ def test_a_time_ahead_is_the_next_one(
     assert moment_ahead(text, now).astimezone(UTC).isoformat() == f"{utc}+00:00"
 
 
+# In Berlin the clocks go forward on 2027-03-28 at 02:00, and back on 2026-10-25 at 03:00.
+@pytest.mark.parametrize(
+    ("read", "now", "text", "utc"),
+    [
+        (moment_ahead, "2026-10-24T12:00", "2026-10-25 02:30", "2026-10-25T00:30"),
+        (moment_ahead, "2026-10-25T00:29", "02:30", "2026-10-25T00:30"),
+        (moment_ahead, "2026-10-25T00:31", "02:30", "2026-10-25T01:30"),
+        (moment_ahead, "2026-10-25T00:31", "2026-10-25 02:30", "2026-10-25T01:30"),
+        (moment, "2026-10-26T12:00", "2026-10-25 02:30", "2026-10-25T01:30"),
+        (moment, "2026-10-25T01:31", "02:30", "2026-10-25T01:30"),
+        (moment, "2026-10-25T01:29", "02:30", "2026-10-25T00:30"),
+        (moment_ahead, "2027-03-27T12:00", "2027-03-28", "2027-03-27T23:00"),
+        (moment_ahead, "2027-03-27T12:00", "2027-03-28 03:00", "2027-03-28T01:00"),
+        (moment_ahead, "2027-03-27T12:00", "2027-03-28 02:30 +01:00", "2027-03-28T01:30"),
+    ],
+)
+@pytest.mark.usefixtures("berlin")
+def test_of_a_time_that_the_clocks_show_twice_the_nearest_one_is_meant(
+    read: Callable[[str, datetime], datetime], now: str, text: str, utc: str
+) -> None:
+    told = read(text, datetime.fromisoformat(f"{now}+00:00"))
+    assert told.astimezone(UTC).isoformat() == f"{utc}:00+00:00"
+
+
+@pytest.mark.parametrize("read", [moment, moment_ahead])
+@pytest.mark.parametrize("text", ["2027-03-28 02:30", "02:30", "today 02:00"])
+@pytest.mark.usefixtures("berlin")
+def test_a_time_over_which_the_clocks_go_forward_is_an_error(
+    read: Callable[[str, datetime], datetime], text: str
+) -> None:
+    """It would become one that nobody has written."""
+    now = datetime(2027, 3, 28, 0, 0 if read is moment_ahead else 59, tzinfo=UTC)
+    with pytest.raises(argparse.ArgumentTypeError) as error:
+        read(text, now)
+    assert "from 01:59:59 CET to 03:00:00 CEST" in str(error.value)
+
+
+@pytest.mark.usefixtures("berlin")
+def test_a_day_begins_after_midnight_where_the_clocks_go_forward_over_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TZ", "America/Santiago")
+    time.tzset()
+    told = moment("2026-09-06", datetime(2026, 9, 7, tzinfo=UTC))
+    assert told.isoformat() == "2026-09-06T01:00:00-03:00"
+
+
+@pytest.mark.usefixtures("berlin")
+def test_a_time_that_the_clock_shows_twice_is_told_with_its_zone() -> None:
+    assert local_time(datetime(2026, 10, 25, 0, 30, tzinfo=UTC)) == "2026-10-25 02:30:00 CEST"
+    assert local_time(datetime(2026, 10, 25, 1, 30, tzinfo=UTC)) == "2026-10-25 02:30:00 CET"
+    assert local_time(datetime(2026, 10, 25, 2, 30, tzinfo=UTC)) == "2026-10-25 03:30:00"
+
+
 @pytest.mark.parametrize(
     "text",
     [
