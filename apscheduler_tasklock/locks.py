@@ -183,6 +183,16 @@ class TaskLocks:
         """
         client_now(self._client).check()
 
+    def check_writes(self) -> None:
+        """Check that a write is confirmed now, by a statement that changes no row.
+
+        A database may answer reads while it takes no writes: a standby, a read-only server, or a
+        server whose commits wait for a synchronous standby. No replica can run a job meanwhile.
+
+        :raises TaskLockDatabaseError: the database takes no writes, or is unavailable
+        """
+        self._operate(lambda operations, cursor: operations.check_writes(cursor))
+
     def doctor(self, *, namespace: str = "") -> list[Finding]:
         """Check the set-up: the connection, the server, the tables, their rights, the replicas.
 

@@ -54,6 +54,7 @@ from apscheduler_tasklock._lock.statements import (
     all_pauses,
     for_template,
     listed_pauses,
+    probe,
 )
 from apscheduler_tasklock._lock.stories import story_of
 from apscheduler_tasklock.errors import (
@@ -62,6 +63,7 @@ from apscheduler_tasklock.errors import (
     TaskLockStateError,
 )
 from apscheduler_tasklock.options import RESERVED_KEY
+from apscheduler_tasklock.schema.check import check_writable
 from apscheduler_tasklock.schema.table import (
     EARLIEST,
     LATEST,
@@ -330,6 +332,7 @@ class Operations:
         self, table: Table, rejections: Rejections | None = None, history: int = HISTORY
     ) -> None:
         self._rejections = rejections or Rejections()
+        self._table = table
         name = for_template(table)
         self._name = name
         self._jobs_name = for_template(job_table(table))
@@ -926,6 +929,23 @@ class Operations:
         return [
             _replica_status(row, tuple(running.get(row["replica_id"], {}).values())) for row in rows
         ]
+
+    def check_writes(self, cursor: Any) -> None:
+        """Send a write that changes no row, to find out whether it is confirmed.
+
+        A role that may only read the tasks, such as a monitor's, does not tell by its own settings
+        whether the replicas can write. It sends a write that needs no right on the table.
+
+        :raises TaskLockDatabaseError: the database takes no writes
+        :raises psycopg.Error: the write got no answer, or failed for another reason
+        """
+        may_write = check_writable(cursor, self._table)
+        try:
+            cursor.execute(probe(self._table if may_write else None))
+        except psycopg.Error as error:
+            if as_unavailable(error) is not None:
+                raise
+            # The database rejects the write, which the replicas' own requests tell better.
 
     def jobs(
         self,

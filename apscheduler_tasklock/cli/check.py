@@ -10,10 +10,10 @@ from typing import Any
 
 from apscheduler_tasklock._lock.words import printable, rfc3339
 from apscheduler_tasklock._values import cut
-from apscheduler_tasklock.cli.exits import message_of
+from apscheduler_tasklock.cli.exits import message_of, remedy_after
 from apscheduler_tasklock.cli.output import print_json
 from apscheduler_tasklock.cli.target import name_of, patterns_of, task_locks, unmatched
-from apscheduler_tasklock.errors import TaskLockError, TaskLockSchemaError
+from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError, TaskLockSchemaError
 from apscheduler_tasklock.locks import TaskLocks
 from apscheduler_tasklock.status import JobState, JobStatus, ReplicaStatus, TaskState, TaskStatus
 
@@ -97,6 +97,8 @@ def check(options: argparse.Namespace) -> int:
             locks.check()  # because a policy may hide the rows
         replicas = _replicas(locks)
         jobs, unknown = _overdue_jobs(options, locks, patterns)
+        # At last, because what was read is told all the same.
+        unknown += _without_writes(locks)
     missing = unmatched(patterns, [*jobs, *(task.name for task in tasks)])
     if missing:
         unknown.append(f"no task matches {', '.join(map(repr, missing))}")
@@ -110,6 +112,15 @@ def _replicas(locks: TaskLocks) -> Sequence[ReplicaStatus]:
         return locks.replicas()
     except TaskLockError:
         return ()
+
+
+def _without_writes(locks: TaskLocks) -> list[str]:
+    """Return why the database takes no writes, so that no task can run, although reads work."""
+    try:
+        locks.check_writes()
+    except TaskLockDatabaseError as error:
+        return [f"the database takes no writes: {error}{remedy_after(error)}"]
+    return []
 
 
 def _overdue_jobs(

@@ -58,6 +58,15 @@ _CHECK = f"""
     ORDER BY asked.place
 """
 
+# Whether a role may write, and whether it is a setting of the role alone that forbids it.
+_WRITABLE = """
+    SELECT pg_is_in_recovery() AS is_standby,
+           current_setting('transaction_read_only') = 'on' AS read_only,
+           has_table_privilege(to_regclass($1)::oid, 'UPDATE') AS may_write,
+           (SELECT source IN ('configuration file', 'command line', 'database', 'global')
+            FROM pg_catalog.pg_settings WHERE name = 'default_transaction_read_only') AS of_all
+"""
+
 _ELSEWHERE = """
     SELECT nspname::text AS schema, pg_get_userbyid(relowner)::text AS owner,
            has_schema_privilege(namespace.oid, 'USAGE') AS may_use,
@@ -74,6 +83,8 @@ _ELSEWHERE = """
 
 # A lock in one of these modes blocks every write of a row, also while a session only waits for it.
 STRONG_LOCKS = """('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')"""
+
+_IS_READ_ONLY = "it is read-only: a standby, or default_transaction_read_only is on"
 
 _NEEDED_RIGHTS = ("SELECT", "INSERT", "UPDATE")
 
@@ -164,10 +175,23 @@ def check_tables(
     if problems:
         raise _as_one(problems)
     if found[0].row["read_only"]:
-        raise TaskLockDatabaseError(
-            "it is read-only: a standby, or default_transaction_read_only is on"
-        )
+        raise TaskLockDatabaseError(_IS_READ_ONLY)
     return found[0].row["database_time"]  # type: ignore[no-any-return]  # rows are untyped
+
+
+def check_writable(cursor: Any, task_lock: Table) -> bool:
+    """Make sure that the database is not read-only; return whether the role may write.
+
+    A role without the right to write may be read-only on purpose, which no replica is.
+
+    :param cursor: a psycopg cursor
+    :raises TaskLockDatabaseError: the database is read-only
+    """
+    cursor.row_factory = dict_row
+    row = cursor.execute(_WRITABLE, [quoted_name(task_lock)]).fetchone()
+    if row["is_standby"] or (row["read_only"] and (row["may_write"] or row["of_all"])):
+        raise TaskLockDatabaseError(_IS_READ_ONLY)
+    return bool(row["may_write"])
 
 
 def find_problem(
@@ -244,19 +268,23 @@ def lock_query(tables: Sequence[Table]) -> bytes:
     """Return the query for the session that blocks claims by its lock on a table.
 
     The query returns one text, or no row. The text is ``WAITS_FOR_STANDBY`` if the session's commit
-    waits for a synchronous standby, because the session is not to blame then. A session that only
+    waits for a synchronous standby, because the session is not to blame then. A session of which
+    the role may not see that is not to be ended, because it might be one. A session that only
     waits for such a lock blocks claims, too: for example an ALTER TABLE that waits for a
     transaction that has read the table.
     """
     names = ", ".join(f"to_regclass({literal(quoted_name(table))})" for table in tables)
     return f"""
         SELECT CASE WHEN wait_event = '{WAITS_FOR_STANDBY}' THEN wait_event ELSE
-               pg_catalog.format('pid %s (%s) %s %s on %s%s; let it end its transaction, or run: '
-                      'SELECT pg_terminate_backend(%s)',
+               pg_catalog.format('pid %s (%s) %s %s on %s%s; %s',
                       lock.pid, COALESCE(NULLIF(application_name, ''), 'without a name'),
                       CASE WHEN granted THEN 'has' ELSE 'waits for' END, mode, relation::regclass,
                       ', in a transaction since ' || date_trunc('second', xact_start)::text,
-                      lock.pid) END
+                      CASE WHEN state IS NULL THEN
+                          'this role may not see whether it waits for a synchronous standby, and '
+                          '`apscheduler-tasklock doctor` as a role with pg_monitor does'
+                      ELSE 'let it end its transaction, or run: '
+                          'SELECT pg_terminate_backend(' || lock.pid || ')' END) END
         FROM pg_catalog.pg_locks AS lock
              LEFT JOIN pg_catalog.pg_stat_activity AS activity ON activity.pid = lock.pid
         WHERE locktype = 'relation' AND relation = ANY (ARRAY[{names}]::oid[])
