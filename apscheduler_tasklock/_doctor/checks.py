@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -14,25 +15,37 @@ import psycopg
 from sqlalchemy import Engine, Table
 from sqlalchemy.engine import URL
 
-from apscheduler_tasklock._database.connection import bounded_waits, host_count, raw_cursor
+from apscheduler_tasklock._database.connection import (
+    NoAnswerError,
+    bounded_waits,
+    connect_parameters,
+    host_count,
+    is_unanswered,
+    raw_cursor,
+    set_up,
+)
 from apscheduler_tasklock._database.deadline import Deadline
 from apscheduler_tasklock._database.outage import as_unavailable
 from apscheduler_tasklock._database.session import connect_limit, opener
-from apscheduler_tasklock._database.sqlstates import one_line
+from apscheduler_tasklock._database.sqlstates import UnconfirmedError, one_line
 from apscheduler_tasklock._database.url import as_url, describe
 from apscheduler_tasklock._doctor.remedies import (
-    FROZEN,
     FULL_DATABASE,
     FULL_ROLE,
     FULL_SERVER,
     STANDBY,
     STATEMENT_POOLING,
+    UNCONFIRMED,
+    end_of,
     filled,
     remedy_of,
+    reset_of,
+    see_more,
+    set_by,
 )
 from apscheduler_tasklock._lock.command_lines import library_version
 from apscheduler_tasklock._lock.operations import Operations
-from apscheduler_tasklock._lock.statements import SILENT_AFTER
+from apscheduler_tasklock._lock.statements import SILENT_AFTER, probe
 from apscheduler_tasklock._lock.words import rfc3339
 from apscheduler_tasklock._values import cut
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
@@ -50,7 +63,10 @@ from apscheduler_tasklock.schema.check import (
 from apscheduler_tasklock.schema.inspection import (
     Blocker,
     ServerState,
+    Setting,
+    Standby,
     Statistics,
+    Unconfirmed,
     has_table,
     limit_locks,
     noted_in,
@@ -60,13 +76,15 @@ from apscheduler_tasklock.schema.inspection import (
     read_rejected,
     read_revision,
     read_server,
+    read_setting,
+    read_standbys,
     read_statistics,
+    read_unconfirmed,
     read_versions,
     try_to_write,
 )
 from apscheduler_tasklock.schema.table import (
     job_table,
-    literal,
     quoted,
     quoted_name,
     replica_table,
@@ -76,6 +94,12 @@ from apscheduler_tasklock.status import Finding
 
 # Limits the seconds that each answer of the database may take.
 _TIMEOUT = 5.0
+
+# The parameters of a connection to a single server, unless the URL has them.
+_OF_DOCTOR = {"application_name": "tasklock doctor", "connect_timeout": int(_TIMEOUT)}
+
+# The settings that let a server take no writes, and commits wait for no standby.
+_READ_ONLY, _COMMIT = "default_transaction_read_only", "synchronous_commit"
 
 # The oldest supported server, and the first libpq that can cancel a statement within a limit.
 _OLDEST_SERVER = 140000
@@ -95,6 +119,9 @@ _MOST_DEAD_ROWS = 10_000
 # Limits the seconds that a transaction may be open. The task lock's own transactions take
 # milliseconds.
 _LONG_TRANSACTION = 2.0
+
+# Limits the sessions and the standbys that are named while commits wait.
+_MOST_WAITING = 5
 
 # Limits the overdue jobs that are named, and the characters of each id.
 _MOST_JOBS, _LONGEST_ID = 5, 100
@@ -122,9 +149,11 @@ def examine(database: str | URL | Engine, task_lock: Table, namespace: str) -> I
             within=connect_limit(host_count(url), _TIMEOUT),
         )
     except Exception as error:  # noqa: BLE001  # an engine's listener may raise any error
-        yield _not_connected(error, url)
+        # An engine's own code may choose the server, so the servers of its URL say nothing.
+        found = None if isinstance(database, Engine) else _none_writable(error, url)
+        yield found or _not_connected(error, url)
         return
-    with closing(connection), bounded_waits(connection, _TIMEOUT, Deadline(None)):
+    with closing(connection):
         yield Finding("connection", "ok", f"to {describe(url)}")
         yield from _Examination(connection, task_lock, namespace, url).findings()
 
@@ -154,6 +183,86 @@ def _not_connected(error: Exception, url: URL) -> Finding:
         f"{where}: the engine gives no connection, but raises {type(cause).__name__}",
         "look at the engine's listeners and its creator; engine.connect() shows the whole error",
     )
+
+
+def _none_writable(error: Exception, url: URL) -> Finding | None:
+    """Return a finding that no server of the URL takes writes; ``None`` if that is not the reason.
+
+    Each server is asked by itself, because libpq's message says neither which of them is a standby,
+    nor why another one is read-only.
+    """
+    if as_unavailable(error) is None:
+        return None
+    says, remedies, is_any_asked = [], [], False
+    for where, parameters in _servers(url):
+        try:
+            server, setting, database = Deadline(None).call(
+                partial(_ask_server, parameters),
+                lambda _late: None,
+                within=connect_limit(1, _TIMEOUT) + 2 * _TIMEOUT,
+            )
+        except (psycopg.Error, TaskLockDatabaseError) as failed:
+            says.append(f"{where}: {one_line(failed)}")
+            remedies.append(f"at {where}: {remedy_of(failed, url)}")
+            continue
+        is_any_asked = True
+        if not server.read_only:
+            return None
+        if server.is_standby:
+            says.append(f"{where}: a standby")
+            continue
+        says.append(f"{where}: {_frozen(setting, server.role)}")
+        remedies.append(f"at {where}: {reset_of(setting, server.role, database)}")
+    if not is_any_asked:
+        return None
+    remedy = "; ".join(remedies) or "promote one of them, or name the primary in the URL, too"
+    return Finding(
+        "connection",
+        "wrong",
+        f"to {describe(url)}: none of its servers takes writes: {'; '.join(says)}",
+        remedy,
+    )
+
+
+def _servers(url: URL) -> list[tuple[str, dict[str, Any]]]:
+    """Return the servers of a URL, each with the parameters of a connection to it alone.
+
+    There are none if any server would do, because then the connection fails for another reason.
+    """
+    parameters = connect_parameters(url)
+    wanted = parameters.get("target_session_attrs") or os.environ.get("PGTARGETSESSIONATTRS")
+    if wanted not in ("read-write", "primary"):
+        return []
+    hosts = str(parameters.get("host") or os.environ.get("PGHOST", "")).split(",")
+    addresses = str(parameters.get("hostaddr", "")).split(",")
+    ports = str(parameters.get("port") or os.environ.get("PGPORT", "")).split(",")
+    servers = []
+    for place in range(host_count(url)):
+        # A single port, or a single empty name, is of all servers.
+        host, address, port = (
+            each[place] if place < len(each) else each[-1] for each in (hosts, addresses, ports)
+        )
+        chosen = {"host": host, "hostaddr": address, "port": port, "target_session_attrs": "any"}
+        given = {name: value for name, value in chosen.items() if value}
+        others = {name: value for name, value in parameters.items() if name not in chosen}
+        servers.append((f"{host or address}:{port or 5432}", {**others, **given}))
+    return servers
+
+
+def _ask_server(parameters: dict[str, Any]) -> tuple[ServerState, Setting, str]:
+    """Return the state of a server, why it may be read-only, and the database's name."""
+    with closing(
+        psycopg.connect(
+            **{**_OF_DOCTOR, **parameters},
+            autocommit=True,
+        )
+    ) as connection:
+        # As each connection of the library, because the application may have another loader.
+        set_up(connection, _TIMEOUT, None)
+        with bounded_waits(connection, _TIMEOUT, Deadline(None)):
+            cursor = raw_cursor(connection)
+            database = connection.info.dbname
+            return read_server(cursor), read_setting(cursor, _READ_ONLY), database
 
 
 def _libraries() -> Iterator[Finding]:
@@ -190,6 +299,7 @@ class _Examination:
         self._found: dict[str, Found] = {}
         self._told_of: set[tuple[int | None, str | None]] = set()
         self._server_state: ServerState | None = None
+        self._is_unconfirmed = False  # whether the write of `_writable` was not confirmed
 
     def findings(self) -> Iterator[Finding]:
         """Yield the findings of all checks. The server comes first, because each check needs it."""
@@ -198,6 +308,8 @@ class _Examination:
         if server is None:
             return
         looks: list[tuple[str, Callable[[], Iterator[Finding]]]] = [
+            ("writable", self._writable),
+            ("writable", self._unconfirmed),
             ("connections", self._connections),
             *((f"table {table.fullname}", partial(self._table, table)) for table in self._tables),
             ("transactions", self._transactions),
@@ -218,14 +330,21 @@ class _Examination:
         return raw_cursor(self._connection)
 
     def _guarded(self, what: str, look: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
-        """Yield the findings of a check. An error of the database is a finding, too."""
+        """Yield the findings of a check. An error of the database is a finding, too.
+
+        Each check has limits of its own, because a commit that was not confirmed fails all later
+        waits under the same limits.
+        """
         try:
-            yield from self._unblocked(what, look)
-        except psycopg.Error as error:
+            with bounded_waits(self._connection, _TIMEOUT, Deadline(None)):
+                yield from self._unblocked(what, look)
+        except (psycopg.Error, TaskLockDatabaseError) as error:
+            if is_unanswered(self._connection):
+                self._connection.close()  # because the answer would be taken for the next one
             unavailable = as_unavailable(error)
             if unavailable is not None:
                 yield Finding(what, "wrong", str(unavailable), "try again, or see the server's log")
-            else:
+            elif isinstance(error, psycopg.Error):
                 role = self._role or None
                 yield _wrong(
                     what, explain_rejection(error, self._task_lock, role, describe(self._url))
@@ -252,11 +371,11 @@ class _Examination:
         """Yield the sessions that have a table locked; each session only the first time."""
         tables = [table for table in self._tables if self._may_use(table)]
         blockers = read_blockers(self._cursor, [*tables, *self._noted()])
-        for blocker in blockers:
+        for blocker in _culprits(blockers):
             who = blocker.pid, blocker.gid
             if who not in self._told_of:
                 self._told_of.add(who)
-                yield blocking(what, blocker)
+                yield blocking(what, blocker, self._role)
         if not blockers:
             yield Finding(
                 what,
@@ -290,8 +409,78 @@ class _Examination:
         after = datetime.now(timezone.utc)
         yield from self._pooler(server)
         yield _server_version(server)
-        yield _read_only(server)
         yield clock_finding(server.database_time, before, after)
+
+    def _writable(self) -> Iterator[Finding]:
+        """Send a write that changes nothing, and yield whether it is confirmed."""
+        server = self._server_state
+        assert server is not None
+        if server.read_only:
+            yield self._read_only(server)
+            return
+        setting = read_setting(self._cursor, _COMMIT)
+        try:
+            self._cursor.execute(probe(None))
+        except UnconfirmedError:
+            self._is_unconfirmed = True
+            return
+        except NoAnswerError:
+            if not (server.standby_names and is_unanswered(self._connection)):
+                raise  # because it is not a standby that the write waits for
+            yield self._not_cancelled(server)
+            return
+        except psycopg.errors.InsufficientPrivilege as error:
+            yield Finding(
+                "writable",
+                "note",
+                f"whether writes are confirmed is not known: {one_line(error)}",
+                "let a superuser run: GRANT EXECUTE ON FUNCTION pg_logical_emit_message(boolean, "
+                f"text, text) TO {quoted(server.role)}",
+            )
+            return
+        yield _written(server, setting, self._connection.info.dbname)
+
+    def _read_only(self, server: ServerState) -> Finding:
+        if server.is_standby:
+            says, remedy = "this is a standby", STANDBY
+        else:
+            setting = read_setting(self._cursor, _READ_ONLY)
+            says = _frozen(setting, server.role)
+            remedy = reset_of(setting, server.role, self._connection.info.dbname)
+        return Finding("writable", "wrong", f"the server is read-only: {says}", remedy)
+
+    def _unconfirmed(self) -> Iterator[Finding]:
+        """Yield a finding about commits that hang, with the sessions that wait, as far as seen.
+
+        It is a check of its own, because a check's limits end with a commit that hangs.
+        """
+        server = self._server_state
+        assert server is not None
+        if not self._is_unconfirmed:
+            return
+        standbys, sessions = read_standbys(self._cursor), read_unconfirmed(self._cursor)
+        says = (
+            "commits wait for a synchronous standby, and none has confirmed a write within "
+            f"{_TIMEOUT:.0f} s; {_names(server)}; {_of_standbys(standbys)}; "
+            f"{_of_sessions(sessions)}"
+        )
+        remedy = UNCONFIRMED
+        if not server.sees_sessions:
+            says += (
+                f"; role {quoted(server.role)} may not see what other roles' sessions and the "
+                "standbys do"
+            )
+            remedy += f"; {see_more(server.role)}"
+        yield Finding("writable", "wrong", says, remedy)
+
+    def _not_cancelled(self, server: ServerState) -> Finding:
+        """Close the connection, and return a finding about a write that got no answer at all."""
+        self._connection.close()
+        says = (
+            f"a write got no answer within {_TIMEOUT:.0f} s, and could not be cancelled, so that "
+            f"nothing else was checked; {_names(server)}, so that it may wait for a standby"
+        )
+        return Finding("writable", "wrong", says, f"see the server's log; {UNCONFIRMED}")
 
     def _pooler(self, server: ServerState) -> Iterator[Finding]:
         if server.backend_pid == self._connection.info.backend_pid:
@@ -330,10 +519,16 @@ class _Examination:
         if not self._may_use(self._task_lock):
             return  # because an earlier check has reported the problem
         found = read_open_transactions(self._cursor, [self._task_lock], _LONG_TRANSACTION)
-        for blocker in found:
-            yield blocking("transactions", blocker)
-        if not found:
-            yield Finding("transactions", "ok", "no long transaction has rows locked")
+        blamed = [each for each in found if not (each.is_victim or self._is_reported(each))]
+        for blocker in blamed:
+            yield blocking("transactions", blocker, self._role)
+        if not blamed:
+            other = "other " if found else ""
+            yield Finding("transactions", "ok", f"no {other}long transaction has rows locked")
+
+    def _is_reported(self, blocker: Blocker) -> bool:
+        """Return whether the finding about commits that hang is about this session, too."""
+        return blocker.is_unconfirmed and self._is_unconfirmed
 
     def _table(self, table: Table) -> Iterator[Finding]:
         what = f"table {table.fullname}"
@@ -511,19 +706,27 @@ def _overdue_jobs(ids: Sequence[str]) -> Finding:
     )
 
 
-def blocking(what: str, blocker: Blocker) -> Finding:
-    """Return a finding about a session that blocks others, with the way to end it."""
+def _culprits(blockers: Sequence[Blocker]) -> Sequence[Blocker]:
+    """Return the sessions to blame: no session of this library that another one keeps waiting."""
+    return [each for each in blockers if not each.is_victim] or blockers
+
+
+def blocking(what: str, blocker: Blocker, own_role: str) -> Finding:
+    """Return a finding about a session that blocks others, with the way to end it.
+
+    :param own_role: the role of the doctor's connection
+    """
     if blocker.gid is not None:
         who = f"the prepared transaction {blocker.gid!r}"
-        ends = f"ROLLBACK PREPARED {literal(blocker.gid)}, or COMMIT PREPARED"
     else:
         application = blocker.application or "an application without a name"
         who = f"pid {blocker.pid} ({application})"
-        ends = f"SELECT pg_terminate_backend({blocker.pid})"
     since = "since a time that this role may not see"
     if blocker.since is not None:
         since = f"in a transaction since {rfc3339(blocker.since, 'seconds')}"
     state = f", now {blocker.state}" if blocker.state else ""
+    if blocker.is_unconfirmed:
+        state = ", and waits for a synchronous standby that has to confirm its commit"
     if blocker.modes is None:
         does = "keeps another session waiting that wants the table locked"
     elif not blocker.holds:
@@ -534,7 +737,7 @@ def blocking(what: str, blocker: Blocker) -> Finding:
         what,
         "wrong",
         f"blocked: {who}, role {blocker.role or 'unknown'}, {does}, {since}{state}",
-        f"end its transaction there, or as that role or a superuser: {ends}",
+        end_of(blocker, own_role),
     )
 
 
@@ -545,14 +748,58 @@ def _server_version(server: ServerState) -> Finding:
     return Finding("server", "wrong", f"{says} is not tested", "upgrade to PostgreSQL 14 or later")
 
 
-def _read_only(server: ServerState) -> Finding:
-    if not server.read_only:
-        return Finding("writable", "ok", "the server takes writes")
-    if server.is_standby:
-        says, remedy = "this is a standby", STANDBY
-    else:
-        says, remedy = "default_transaction_read_only is on", FROZEN
-    return Finding("writable", "wrong", f"the server is read-only: {says}", remedy)
+def _frozen(setting: Setting, role: str) -> str:
+    return f"{setting.name} is on, {set_by(setting, role)}"
+
+
+def _written(server: ServerState, setting: Setting, database: str) -> Finding:
+    """Return a finding about a write that was confirmed, with the standbys that it waited for."""
+    says = "the server takes writes, and has confirmed one"
+    if setting.value in ("off", "local"):
+        says += (
+            f"; role {quoted(server.role)} waits for no standby, because {setting.name} is "
+            f"{setting.value}, {set_by(setting, server.role)}"
+        )
+        if server.standby_names:
+            return Finding(
+                "writable",
+                "note",
+                f"{says}: a failover may lose claims, so that a job is run twice",
+                reset_of(setting, server.role, database),
+            )
+    elif server.standby_names:
+        says += f"; commits wait for the standbys {server.standby_names!r}"
+    return Finding("writable", "ok", says)
+
+
+def _names(server: ServerState) -> str:
+    return f"synchronous_standby_names is {server.standby_names!r}"
+
+
+def _of_standbys(standbys: Sequence[Standby]) -> str:
+    if not standbys:
+        return "no standby is connected"
+    named = ", ".join(
+        f"{cut(each.name, _LONGEST_ID)} ({each.state}, {each.kind})"
+        if each.state
+        else cut(each.name, _LONGEST_ID)
+        for each in standbys[:_MOST_WAITING]
+    )
+    more = " and more" if len(standbys) > _MOST_WAITING else ""
+    return f"connected standbys: {named}{more}"
+
+
+def _of_sessions(sessions: Sequence[Unconfirmed]) -> str:
+    if not sessions:
+        return "no session that is seen waits now"
+    named = ", ".join(
+        f"pid {each.pid} ({each.application or 'an application without a name'})"
+        for each in sessions[:_MOST_WAITING]
+    )
+    more = f" and {len(sessions) - _MOST_WAITING} more" if len(sessions) > _MOST_WAITING else ""
+    since = sessions[0].since
+    how_long = f", the first in a transaction since {rfc3339(since, 'seconds')}" if since else ""
+    return f"sessions that wait for a standby: {named}{more}{how_long}"
 
 
 def clock_finding(database_time: datetime, before: datetime, after: datetime) -> Finding:

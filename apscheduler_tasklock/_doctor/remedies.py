@@ -10,6 +10,7 @@ from sqlalchemy.engine import URL
 
 from apscheduler_tasklock._database.outage import as_unavailable
 from apscheduler_tasklock.errors import TaskLockDatabaseError
+from apscheduler_tasklock.schema.inspection import Blocker, Setting
 from apscheduler_tasklock.schema.table import literal, quoted
 
 _WHO_IS_CONNECTED = (
@@ -38,10 +39,133 @@ STATEMENT_POOLING = (
     "their own), then RELOAD pgbouncer"
 )
 
-# What to do if the server is a standby, and what to do if it is not and takes no writes.
+# What to do if the server is a standby, and if it takes no writes for any other reason.
 STANDBY = "name the primary; or all servers, in one URL"
-FROZEN = "ALTER DATABASE ... RESET default_transaction_read_only, or the same for the role"
-READ_ONLY = f"if this is a standby, {STANDBY}; if not, let the database's owner run: {FROZEN}"
+READ_ONLY = (
+    f"if this is a standby, {STANDBY}; if not, `apscheduler-tasklock doctor` says where "
+    "default_transaction_read_only was set, and how to take it back"
+)
+# How the servers of a URL are told apart from a single one in libpq's message.
+SEVERAL_SERVERS = "Multiple connection attempts failed"
+NONE_WRITABLE = (
+    "none of the URL's servers takes writes; `apscheduler-tasklock doctor` says of each why, and "
+    "what to do"
+)
+
+# What to do while no standby confirms commits.
+UNCONFIRMED = (
+    "start a standby that synchronous_standby_names lists, or connect it again; if none can come "
+    "back, let a superuser run: ALTER SYSTEM SET synchronous_standby_names = '', then SELECT "
+    "pg_reload_conf() (with Patroni, change its synchronous_mode in place of that). End no session "
+    "that waits: its commit would count, and a failover would lose it"
+)
+
+# The configuration file that ALTER SYSTEM writes.
+_OF_ALTER_SYSTEM = "postgresql.auto.conf"
+_READ_ONLY_SETTING = "default_transaction_read_only"
+
+
+def set_by(setting: Setting, role: str) -> str:
+    """Return where a setting comes from, in words.
+
+    :param role: the role of the connection
+    """
+    if setting.source == "configuration file":
+        if setting.file is None:
+            return (
+                "set by ALTER SYSTEM or in postgresql.conf, of which role "
+                f"{quoted(role)} may not see which"
+            )
+        if setting.file.endswith(_OF_ALTER_SYSTEM):
+            return "set by ALTER SYSTEM"
+        return f"set in {setting.file}, line {setting.line}"
+    words = {
+        "database": "set for the database",
+        "user": f"set for role {quoted(role)}",
+        "database user": f"set for role {quoted(role)} in the database",
+        "global": "set for all roles",
+        "client": "set by the connection's options",
+        "command line": "set on the server's command line",
+        "session": "set by the application in its session",
+    }
+    return words.get(setting.source, f"its source is {setting.source!r}")
+
+
+def reset_of(setting: Setting, role: str, database: str) -> str:
+    """Return how to take a setting back, by where it comes from.
+
+    :param role: the role of the connection
+    :param database: the database of the connection
+    """
+    name = setting.name
+    system = f"let a superuser run: ALTER SYSTEM RESET {name}, then SELECT pg_reload_conf()"
+    if setting.source == "configuration file":
+        if setting.file is None:
+            return (
+                f"{system}; if that changes nothing, take {name} out of postgresql.conf, and let a "
+                "superuser run SELECT pg_reload_conf() again"
+            )
+        if setting.file.endswith(_OF_ALTER_SYSTEM):
+            return system
+        return (
+            f"take {name} out of {setting.file}, line {setting.line}, and let a superuser run: "
+            "SELECT pg_reload_conf()"
+        )
+    owner, subject = {
+        "database": ("the database's owner", f"DATABASE {quoted(database)}"),
+        "user": ("that role", f"ROLE {quoted(role)}"),
+        "database user": (
+            "the database's owner",
+            f"ROLE {quoted(role)} IN DATABASE {quoted(database)}",
+        ),
+        "global": ("a superuser", "ROLE ALL"),
+    }.get(setting.source, ("", ""))
+    if subject:
+        statement = f"ALTER {subject} RESET {name}"
+        if name == _READ_ONLY_SETTING:  # because a session that begins read-only may not run it
+            statement = f"BEGIN READ WRITE; {statement}; COMMIT"
+        return f"let {owner} run: {statement}"
+    return {
+        "client": f"take {name} out of the URL's options, PGOPTIONS, or the pooler's configuration",
+        "command line": f"take {name} out of the server's command line, and restart the server",
+        "session": f"let the application not set {name}, as in a listener of the engine",
+    }.get(setting.source, f"see the row of {name} in pg_settings")
+
+
+def see_more(role: str) -> str:
+    """Return how a role can be allowed to see what other roles' sessions do."""
+    return (
+        "to see more, run doctor as a role with pg_monitor, or let a superuser run: GRANT "
+        f"pg_monitor TO {quoted(role)}"
+    )
+
+
+def end_of(blocker: Blocker, role: str) -> str:
+    """Return what to do about a session, or a prepared transaction, that blocks others.
+
+    A session that waits for a standby is not to be ended, and none of this library's, because each
+    of its statements is a transaction of its own.
+
+    :param role: the role of the doctor's connection
+    """
+    if blocker.gid is not None:
+        ends = f"ROLLBACK PREPARED {literal(blocker.gid)}, or COMMIT PREPARED"
+    elif blocker.is_unconfirmed:
+        return UNCONFIRMED
+    elif blocker.is_hidden:
+        return (
+            "this role may not see whether the session waits for a synchronous standby; if it "
+            f"does, do not end it, and if not, end its transaction there; {see_more(role)}"
+        )
+    elif blocker.is_ours:
+        return (
+            "this is a session of the task lock, which ends by itself unless something keeps it "
+            "waiting: run doctor again, and if the session is still there, see its replica's log"
+        )
+    else:
+        ends = f"SELECT pg_terminate_backend({blocker.pid})"
+    return f"end its transaction there, or as that role or a superuser: {ends}"
+
 
 _HBA = (
     "let the server's pg_hba.conf have a line for this role, database and address, before any that "
@@ -151,8 +275,8 @@ _REMEDIES: tuple[tuple[str, str], ...] = (
     (
         r"session is read-only|server is in hot standby mode",
         "if this is a standby, name the primary, or all servers in one URL (postgresql://user@/name"
-        "?host=one:5432&host=two:5432); if not, let default_transaction_read_only be off: ALTER "
-        "DATABASE {database} RESET default_transaction_read_only, or the same for the role",
+        "?host=one:5432&host=two:5432); if not, leave target_session_attrs out of the URL, and run "
+        "doctor again, which then says where default_transaction_read_only was set",
     ),
     (
         r"server is not in hot standby mode|session is not read-only",

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import sys
 
-from apscheduler_tasklock._doctor.remedies import READ_ONLY
+from apscheduler_tasklock._database.sqlstates import UnconfirmedError
+from apscheduler_tasklock._doctor.remedies import (
+    NONE_WRITABLE,
+    READ_ONLY,
+    SEVERAL_SERVERS,
+)
 from apscheduler_tasklock._lock.command_lines import PROGRAM
 from apscheduler_tasklock._lock.words import printable
 from apscheduler_tasklock.errors import (
@@ -57,7 +62,11 @@ def remedy_after(error: Exception) -> str:
     """
     cause = getattr(error, "orig", None) or error.__cause__ or error
     is_of_writes = getattr(cause, "sqlstate", None) == _READ_ONLY_TRANSACTION
-    return f"; {READ_ONLY}" if is_of_writes or "read-only" in str(error) else ""
+    if isinstance(error, UnconfirmedError):
+        return "; `apscheduler-tasklock doctor` says what to do"
+    if not is_of_writes and "read-only" not in str(error):
+        return ""
+    return f"; {NONE_WRITABLE if SEVERAL_SERVERS in str(error) else READ_ONLY}"
 
 
 def say(message: str) -> None:

@@ -12,16 +12,41 @@ from alembic.script import ScriptDirectory
 from psycopg.rows import class_row, dict_row, tuple_row
 from sqlalchemy import MetaData, Table
 
+from apscheduler_tasklock._database.sqlstates import WAITS_FOR_STANDBY
 from apscheduler_tasklock.schema.check import STRONG_LOCKS
 from apscheduler_tasklock.schema.migrations import scripts_folder, version_table
 from apscheduler_tasklock.schema.table import job_table, quoted_name, replica_table, run_table
+
+# The `application_name` of each connection that this library opens itself begins with this.
+OUR_SESSIONS = "tasklock "
 
 _SERVER = """
     SELECT clock_timestamp() AS database_time, pg_backend_pid() AS backend_pid,
            current_setting('server_version') AS version,
            current_setting('server_version_num')::int AS version_number,
            current_setting('transaction_read_only') = 'on' AS read_only,
-           pg_is_in_recovery() AS is_standby, current_user::text AS role
+           pg_is_in_recovery() AS is_standby, current_user::text AS role,
+           current_setting('synchronous_standby_names') AS standby_names,
+           current_setting('synchronous_commit') AS synchronous_commit,
+           pg_has_role('pg_read_all_stats', 'USAGE') AS sees_sessions
+"""
+
+_SETTING = """
+    SELECT name, setting AS value, source, sourcefile AS file, sourceline AS line
+    FROM pg_catalog.pg_settings WHERE name = $1
+"""
+
+# Without pg_read_all_stats, only the sessions of one's own roles are among them.
+_UNCONFIRMED = """
+    SELECT pid, NULLIF(application_name, '') AS application, usename::text AS role,
+           xact_start AS since
+    FROM pg_catalog.pg_stat_activity WHERE wait_event = 'SyncRep' ORDER BY since, pid
+"""
+
+# Without pg_read_all_stats, the state is NULL.
+_STANDBYS = """
+    SELECT application_name AS name, state, sync_state AS kind
+    FROM pg_catalog.pg_stat_replication ORDER BY name, pid
 """
 
 _STATISTICS = """
@@ -52,28 +77,29 @@ _BLOCKERS = f"""
            NULLIF(application_name, '') AS application,
            COALESCE(usename, prepared_xact.owner)::text AS role,
            COALESCE(xact_start, prepared_xact.prepared) AS since, state,
-           bool_and(granted) AS holds
+           wait_event_type AS waits_type, wait_event AS waits_for, bool_and(granted) AS holds
     FROM blocking
          LEFT JOIN pg_catalog.pg_stat_activity AS activity ON activity.pid = blocking.pid
          LEFT JOIN pg_catalog.pg_prepared_xacts AS prepared_xact
              ON prepared_xact.transaction::text = blocking.prepared
-    GROUP BY 1, 2, 4, 5, 6, 7 ORDER BY holds DESC, since, 1
+    GROUP BY 1, 2, 4, 5, 6, 7, 8, 9 ORDER BY holds DESC, since, 1
 """
 
-# A long transaction is never a replica's, because each statement of a replica is a transaction of
-# its own.
+# A long transaction is a replica's only while it waits for something, because each statement of a
+# replica is a transaction of its own.
 _OPEN_TRANSACTIONS = f"""
     WITH held AS ({_LOCKS_ON} AND granted AND mode IN ('RowShareLock', 'RowExclusiveLock'))
     SELECT held.pid, prepared_xact.gid, string_agg(DISTINCT mode, ', ') AS modes,
            NULLIF(application_name, '') AS application,
            COALESCE(usename, prepared_xact.owner)::text AS role,
-           COALESCE(xact_start, prepared_xact.prepared) AS since, state, true AS holds
+           COALESCE(xact_start, prepared_xact.prepared) AS since, state,
+           wait_event_type AS waits_type, wait_event AS waits_for, true AS holds
     FROM held
          LEFT JOIN pg_catalog.pg_stat_activity AS activity ON activity.pid = held.pid
          LEFT JOIN pg_catalog.pg_prepared_xacts AS prepared_xact
              ON prepared_xact.transaction::text = held.prepared
     WHERE COALESCE(xact_start, prepared_xact.prepared) < now() - $2::float8 * interval '1 second'
-    GROUP BY 1, 2, 4, 5, 6, 7 ORDER BY since, 1
+    GROUP BY 1, 2, 4, 5, 6, 7, 8, 9 ORDER BY since, 1
 """
 
 _CONNECTIONS = """
@@ -131,6 +157,10 @@ class ServerState:
     :ivar read_only: whether transactions are read-only
     :ivar is_standby: whether the server is a standby
     :ivar role: the connection's role
+    :ivar standby_names: the standbys that commits wait for, as ``synchronous_standby_names`` has
+        them; ``""``: none
+    :ivar synchronous_commit: the setting of the connection
+    :ivar sees_sessions: whether the role may see what other roles' sessions do
     """
 
     database_time: datetime
@@ -140,6 +170,58 @@ class ServerState:
     read_only: bool
     is_standby: bool
     role: str
+    standby_names: str
+    synchronous_commit: str
+    sees_sessions: bool
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A setting of a connection, and where it comes from.
+
+    :ivar name: such as ``synchronous_commit``
+    :ivar value: such as ``off``
+    :ivar source: as in ``pg_settings``, such as ``configuration file`` or ``user``
+    :ivar file: the configuration file that has it; ``None`` for another source, or if this role may
+        not see it
+    :ivar line: the number of the file's line, or ``None``
+    """
+
+    name: str
+    value: str
+    source: str
+    file: str | None = None
+    line: int | None = None
+
+
+@dataclass(frozen=True)
+class Unconfirmed:
+    """A session whose commit waits for a synchronous standby.
+
+    :ivar pid: its server process
+    :ivar application: its ``application_name``
+    :ivar role: its role
+    :ivar since: the start of its transaction
+    """
+
+    pid: int
+    application: str | None
+    role: str | None
+    since: datetime | None
+
+
+@dataclass(frozen=True)
+class Standby:
+    """A standby that is connected to the server.
+
+    :ivar name: its ``application_name``, which ``synchronous_standby_names`` has to list
+    :ivar state: such as ``streaming``; ``None`` if this role may not see it
+    :ivar kind: such as ``sync`` or ``async``; ``None`` if this role may not see it
+    """
+
+    name: str
+    state: str | None
+    kind: str | None
 
 
 @dataclass(frozen=True)
@@ -166,6 +248,9 @@ class Blocker:
     :ivar role: the session's role
     :ivar since: the start of its transaction; ``None`` if this role may not see it
     :ivar state: such as ``idle in transaction``; ``None`` if this role may not see it
+    :ivar waits_type: the kind of what it waits for, such as ``Lock``; ``None`` if this role may not
+        see it
+    :ivar waits_for: such as ``SyncRep``; ``None`` if this role may not see it
     :ivar holds: whether its locks are granted, and it does not wait
     """
 
@@ -176,7 +261,29 @@ class Blocker:
     role: str | None
     since: datetime | None
     state: str | None
+    waits_type: str | None
+    waits_for: str | None
     holds: bool
+
+    @property
+    def is_unconfirmed(self) -> bool:
+        """Whether its commit waits for a synchronous standby."""
+        return self.waits_for == WAITS_FOR_STANDBY
+
+    @property
+    def is_hidden(self) -> bool:
+        """Whether this role may not see what the session does."""
+        return self.pid is not None and self.state is None
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it is a session of this library."""
+        return (self.application or "").startswith(OUR_SESSIONS)
+
+    @property
+    def is_victim(self) -> bool:
+        """Whether it is a session of this library that another session keeps waiting."""
+        return self.is_ours and self.waits_type == "Lock"
 
 
 @dataclass(frozen=True)
@@ -215,6 +322,27 @@ def read_server(cursor: Any) -> ServerState:
     cursor.row_factory = class_row(ServerState)
     state: ServerState = cursor.execute(_SERVER).fetchone()
     return state
+
+
+def read_setting(cursor: Any, name: str) -> Setting:
+    """Return a setting of the connection, and where it comes from."""
+    cursor.row_factory = class_row(Setting)
+    setting: Setting = cursor.execute(_SETTING, [name]).fetchone()
+    return setting
+
+
+def read_unconfirmed(cursor: Any) -> list[Unconfirmed]:
+    """Return the sessions that wait for a synchronous standby, as far as this role may see them."""
+    cursor.row_factory = class_row(Unconfirmed)
+    found: list[Unconfirmed] = cursor.execute(_UNCONFIRMED).fetchall()
+    return found
+
+
+def read_standbys(cursor: Any) -> list[Standby]:
+    """Return the standbys that are connected to the server."""
+    cursor.row_factory = class_row(Standby)
+    found: list[Standby] = cursor.execute(_STANDBYS).fetchall()
+    return found
 
 
 def read_statistics(cursor: Any, table: Table) -> Statistics:
