@@ -35,7 +35,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-processes test-nightly test-postgres test-pgbouncer test-lowest test-foreign \
-	nightly chaos chaos-store simulate fidelity mutations lint types docs reference pictures counts bench bench-results dist \
+	nightly chaos chaos-store chaos-ha simulate fidelity mutations lint types docs reference pictures counts bench bench-results dist \
 	released release-notes clean
 
 help: ## Show the targets
@@ -152,7 +152,7 @@ nightly: ## Run everything in full, for some hours, with random seeds
 	$(MAKE) simulate PYTEST_ARGS="--seed random"
 	$(MAKE) test SLOW=10
 	$(MAKE) mutations counts
-	$(MAKE) chaos chaos-store
+	$(MAKE) chaos chaos-store chaos-ha
 	$(MAKE) fidelity
 	$(MAKE) bench
 	$(MAKE) demo
@@ -165,6 +165,9 @@ chaos: $(VENV)/.dev ## Put real replicas under random faults for three minutes, 
 
 chaos-store: $(VENV)/.dev ## The same for the job store that all replicas share, for two minutes (CHAOS_ARGS)
 	$(BIN)/python -m tests.chaos_store $(CHAOS_ARGS)
+
+chaos-ha: $(VENV)/.dev ## The same for a database that fails over, for five minutes (CHAOS_ARGS)
+	$(BIN)/python -m tests.chaos_ha $(CHAOS_ARGS)
 
 simulate: $(VENV)/.dev ## Put simulated replicas under a share of all pairs of faults (PAIRS, by default 0.1)
 	$(BIN)/pytest $(AT_ONCE) -m simulate tests/simulation --pairs $(PAIRS) $(PYTEST_ARGS)

@@ -68,6 +68,10 @@ class Proxy:
         port: int = self._listener.getsockname()[1]
         return self._target.set(host="127.0.0.1", port=port, query={}).render_as_string(False)
 
+    def lead_to(self, database_url: str) -> None:
+        """Forward further connections to another server."""
+        self._target = make_url(database_url)
+
     @property
     def connected(self) -> bool:
         """Whether a connection is open."""

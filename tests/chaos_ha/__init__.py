@@ -1,0 +1,1 @@
+"""Real replicas on a database that fails over: ``make chaos-ha``."""
