@@ -18,6 +18,13 @@ STORED = frozenset(task.name for task in TASKS if task.is_stored)
 # are given up, and shorter than a claim is tried; and until a standby is promoted.
 _LONG, _SHORT = (4.0, 7.0), (0.5, 3.0)
 
+# How an operator ends waits for a standby, and for how many seconds in each way.
+_END_WAITS = tuple(
+    f"SELECT {ends}(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'".encode()
+    for ends in ("pg_cancel_backend", "pg_terminate_backend")
+)
+_BY_HAND = 2.0
+
 # Seconds by which the standby's clock is off.
 _AHEAD, _BEHIND = 30.0, -12.0
 
@@ -125,10 +132,20 @@ def _hang(scene: Scene) -> Iterator[str]:
 
 
 def _unconfirmed(scene: Scene) -> Iterator[str]:
-    """Lose what the primary has committed while no standby confirmed it."""
+    """Lose what the primary has committed while no standby confirmed it.
+
+    An operator ends waits by hand meanwhile: PostgreSQL then answers as if all were well, but for a
+    warning, or ends the session.
+    """
     scene.event("commits hang, and the primary is killed")
     scene.cluster.standby.stop()
-    scene.wait(_LONG)
+    with psycopg.connect(scene.cluster.primary.url, autocommit=True) as operator:
+        scene.wait(_LONG)
+        for ends in scene.rng.sample(_END_WAITS, len(_END_WAITS)):
+            until = time.monotonic() + _BY_HAND
+            while time.monotonic() < until:
+                operator.execute(ends)
+                time.sleep(0.05)
     scene.cluster.pair.kill_primary()
     scene.cluster.standby.start()
     scene.cluster.promote()
