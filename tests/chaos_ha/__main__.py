@@ -21,7 +21,7 @@ from apscheduler_tasklock.demo.server import die_with_parent
 from tests.chaos.fleet import find_faketime
 from tests.chaos_ha.cases import CASES, Case, Scene
 from tests.chaos_ha.checker import Told, check
-from tests.chaos_ha.cluster import BOTH, ONE, Cluster, first_write, write
+from tests.chaos_ha.cluster import Cluster, first_write, write
 from tests.chaos_ha.replica import TASKS, command
 from tests.chaos_store.ledger import Ledger
 
@@ -179,7 +179,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         while turn < len(chosen) or time.monotonic() < end:
             name = chosen[turn] if turn < len(chosen) else rng.choice(chosen)
             turn += 1
-            route = rng.choice((ONE, BOTH))
+            route = rng.choice(CASES[name].routes)
             here = folder / f"{turn}-{name}"
             here.mkdir(parents=True)
             begun = time.monotonic()
