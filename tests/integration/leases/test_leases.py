@@ -31,6 +31,7 @@ from apscheduler_tasklock import (
 )
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._database.url import parse_url
+from apscheduler_tasklock._lock import client as client_module
 from apscheduler_tasklock._lock.client import LockClient
 from tests.support import claims, pool_jobs
 from tests.support.claims import RENEWS_OFTEN, end_lease, row
@@ -282,8 +283,12 @@ def test_extend_that_failed_in_an_outage_and_is_asked_again_extends_once(
 
 
 def test_extend_waits_for_a_row_that_somebody_has_locked(
-    make_locks: MakeLocks, connection: Connection, database_url: str
+    make_locks: MakeLocks,
+    connection: Connection,
+    database_url: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(client_module, "EXTEND_TIMEOUT", 60.0)
     locks = make_locks(claim_timeout=180)
     held = hold(locks, lease=180, max_lock=600)
     first = held.run_until

@@ -1002,7 +1002,7 @@ class TestMovedSchedules:
         self, make_replica_in_memory: MakeReplica, memory: Noted, method: str
     ) -> None:
         replica = make_replica_in_memory(replica_id="web-1", **OFTEN)
-        due = last_second() + timedelta(seconds=3)
+        due = last_second() + timedelta(seconds=6)
         add(replica, nothing, due)
         eventually(lambda: memory.rows.get("job"))
         following = due + timedelta(hours=1)
