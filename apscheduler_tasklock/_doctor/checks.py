@@ -215,12 +215,12 @@ def _none_writable(error: Exception, url: URL) -> Finding | None:
         remedies.append(f"at {where}: {reset_of(setting, server.role, database)}")
     if not is_any_asked:
         return None
-    remedy = "; ".join(remedies) or "promote one of them, or name the primary in the URL, too"
+    what = "its server takes no writes" if len(says) == 1 else "none of its servers takes writes"
     return Finding(
         "connection",
         "wrong",
-        f"to {describe(url)}: none of its servers takes writes: {'; '.join(says)}",
-        remedy,
+        f"to {describe(url)}: {what}: {'; '.join(says)}",
+        "; ".join(remedies) or "promote a standby, or name the primary in the URL, too",
     )
 
 

@@ -52,13 +52,15 @@ _CHECK_STATUSES = """
 exit status: 0 all is well; 1 a task is late by more than half its grace time, or
 its last run failed, or was cut by a stop that long ago, or its row cannot be read;
 2 one is overdue, dead, or takes too long, or no replica claims a job of the job
-store; 3 unknown, on every failure of the check itself. Tasks that are paused or
-gone never alarm, nor does what `ack` has acknowledged; that all tasks have been
-paused for more than a day is 1.
+store; 3 unknown, on every failure of the check itself, and while the database takes
+no writes, which the command tries. Tasks that are paused or gone never alarm, nor
+does what `ack` has acknowledged; that all tasks have been paused for more than a day
+is 1.
 """
 
 _DOCTOR_STATUSES = """
-The command writes a row to each table, and rolls it back.
+The command writes a row to each table, and rolls it back. It also commits a write
+that changes no row, to see whether commits are confirmed.
 
 exit status: 0 nothing is wrong; 1 something is; 2 wrong usage
 """

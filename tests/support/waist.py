@@ -21,6 +21,7 @@ from apscheduler_tasklock._database.outage import Outage
 from apscheduler_tasklock._database.session import NoCursor, Session
 from apscheduler_tasklock._database.sqlstates import RowLockedError
 from apscheduler_tasklock._database.timings import Timings
+from apscheduler_tasklock._doctor.remedies import end_of, reset_of, set_by
 from apscheduler_tasklock._lock.claim_attempts import (
     AnyAttempt,
     BeyondLimitError,
@@ -110,12 +111,15 @@ __all__ = [
     "WindowAfter",
     "attempt",
     "believing",
+    "end_of",
     "hear_of_probes",
     "intercept_claims",
     "is_takeover",
     "method_of",
     "protocol_of",
+    "reset_of",
     "send_together",
+    "set_by",
     "standing_in",
     "statements_of",
 ]

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from apscheduler_tasklock._doctor.remedies import end_of, reset_of, set_by
 from apscheduler_tasklock.schema.inspection import Blocker, Setting
+from tests.support.waist import end_of, reset_of, set_by
 
 RELOAD = "SELECT pg_reload_conf()"
 READ_ONLY = "default_transaction_read_only"

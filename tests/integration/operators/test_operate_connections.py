@@ -130,7 +130,7 @@ def failed(doctor: Command, url: str) -> tuple[str, str]:
             "app:hunter2",
             "frozen",
             "?target_session_attrs=read-write",
-            "session is read-only",
+            "its server takes no writes",
             "ALTER DATABASE frozen RESET default_transaction_read_only",
         ),
         (
