@@ -127,7 +127,7 @@ def test_a_shutdown_that_waited_for_a_job_for_a_minute_tells_that_the_job_has_en
     stopping = threading.Thread(target=replica.scheduler.shutdown)
     stopping.start()
     assert pool.is_waited_for.wait(60)
-    assert told() == (True, "job")
+    eventually(lambda: told() == (True, "job"))
     now[0] += 60
     go_on.set()
     stopping.join(60)

@@ -282,6 +282,12 @@ def until_it_listens_and_has_looked(
     return lambda: eventually(looked.is_set)
 
 
+class PatientStore(TaskLockJobStore):
+    """A job store whose calls have their time on a slow machine, too."""
+
+    timings = PATIENT
+
+
 class TestRuns:
     @pytest.mark.nightly
     def test_a_one_off_job_runs_once_and_is_gone_then(
@@ -489,7 +495,7 @@ class TestRuns:
     def test_on_an_event_loop(self, database_url: str, key: str, function: Any) -> None:
         async def runs() -> None:
             scheduler = AsyncIOScheduler(
-                jobstores={"default": TaskLockJobStore(database_url, functions=["tests."])},
+                jobstores={"default": PatientStore(database_url, functions=["tests."])},
                 executors={"default": TaskLockExecutor(database_url)},
             )
             scheduler.start()
@@ -591,9 +597,6 @@ class TestRuns:
         def add(scheduler: Any) -> None:
             for number in range(count):
                 scheduler.add_job(note_on_the_loop, "date", id=f"{key}-{number}", args=[key])
-
-        class PatientStore(TaskLockJobStore):
-            timings = PATIENT
 
         async def run() -> None:
             scheduler = AsyncIOScheduler(
@@ -1631,7 +1634,7 @@ class TestLimits:
         """As in a web process, whose jobs run elsewhere."""
         make()
         scheduler = BackgroundScheduler(
-            jobstores={"default": TaskLockJobStore(database_url, functions=["tests."])}
+            jobstores={"default": PatientStore(database_url, functions=["tests."])}
         )
         if not before:
             scheduler.start(paused=True)
@@ -1658,7 +1661,7 @@ class TestLimits:
         self, database_url: str, caplog: pytest.LogCaptureFixture
     ) -> None:
         scheduler = BackgroundScheduler(
-            jobstores={"default": TaskLockJobStore(database_url, functions=["tests."])}
+            jobstores={"default": PatientStore(database_url, functions=["tests."])}
         )
         scheduler.start()
         eventually(lambda: "The job store 'default' runs no jobs here" in caplog.text)
@@ -1675,7 +1678,7 @@ class TestLimits:
         upgrade(direct_url, **place)  # so that all is there, but in two places
         executor = TaskLockExecutor(database_url, **place)
         scheduler = BackgroundScheduler(
-            jobstores={"default": TaskLockJobStore(database_url, functions=["tests."])},
+            jobstores={"default": PatientStore(database_url, functions=["tests."])},
             executors={"default": executor},
         )
         try:
