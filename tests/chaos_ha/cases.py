@@ -26,7 +26,7 @@ _END_WAITS = tuple(
     f"SELECT {ends}(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'".encode()
     for ends in ("pg_cancel_backend", "pg_terminate_backend")
 )
-_BY_HAND = 2.0
+_BY_HAND = 1.5
 
 # Seconds by which the standby's clock is off.
 _AHEAD, _BEHIND = 30.0, -12.0
