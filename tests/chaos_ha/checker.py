@@ -19,9 +19,6 @@ SLOW = 4
 SAME = 0.3
 # How many lines about an outage a replica may log for an event.
 LINES = 3
-# Whether tokens go on to grow after the rows of an earlier moment were restored. They do if a token
-# is no less than the milliseconds of the database's clock.
-TOKENS_OUTLIVE_A_RESTORE = False
 
 _OUTAGE = re.compile(
     r"task lock database is (unavailable|back)|task lock tables? (is|are no longer) locked"
@@ -60,10 +57,10 @@ def _of_task(told: Told, task: HaTask) -> Iterator[Finding]:
         for earlier, later in repeats(begun, lambda one, other: other.due - one.due < SAME):
             text = f"{_shown(earlier)}, and again {_shown(later)}"
             yield Finding("run time begun twice", task.name, later.begun, text)
-    if TOKENS_OUTLIVE_A_RESTORE or not told.loses_commits:
-        for before, run in went_back((run.token, run) for run in begun):
-            text = f"after {_shown(before)} came {_shown(run)}"
-            yield Finding("token went back", task.name, run.begun, text)
+    # Also where commits were lost, because a token is no less than the time of the server's clock.
+    for before, run in went_back((run.token, run) for run in begun):
+        text = f"after {_shown(before)} came {_shown(run)}"
+        yield Finding("token went back", task.name, run.begun, text)
     if task.name not in told.waiting:
         yield from _late(told.events, task, begun)
 
