@@ -268,8 +268,8 @@ def lock_query(tables: Sequence[Table]) -> bytes:
     """Return the query for the session that blocks claims by its lock on a table.
 
     The query returns one text, or no row. The text is ``WAITS_FOR_STANDBY`` if the session's commit
-    waits for a synchronous standby, because the session is not to blame then. A session of which
-    the role may not see that is not to be ended, because it might be one. A session that only
+    waits for a synchronous standby, because the session is not to blame then. Where the
+    role may not see that, the statement that ends the session looks first. A session that only
     waits for such a lock blocks claims, too: for example an ALTER TABLE that waits for a
     transaction that has read the table.
     """
@@ -280,11 +280,12 @@ def lock_query(tables: Sequence[Table]) -> bytes:
                       lock.pid, COALESCE(NULLIF(application_name, ''), 'without a name'),
                       CASE WHEN granted THEN 'has' ELSE 'waits for' END, mode, relation::regclass,
                       ', in a transaction since ' || date_trunc('second', xact_start)::text,
-                      CASE WHEN state IS NULL THEN
-                          'this role may not see whether it waits for a synchronous standby, and '
-                          '`apscheduler-tasklock doctor` as a role with pg_monitor does'
-                      ELSE 'let it end its transaction, or run: '
-                          'SELECT pg_terminate_backend(' || lock.pid || ')' END) END
+                      'let it end its transaction, or run: SELECT pg_terminate_backend('
+                      || lock.pid || ')' || CASE WHEN state IS NULL THEN
+                          ' FROM pg_stat_activity WHERE pid = ' || lock.pid ||
+                          ' AND state IS NOT NULL'
+                          ' AND wait_event IS DISTINCT FROM ''{WAITS_FOR_STANDBY}'''
+                      ELSE '' END) END
         FROM pg_catalog.pg_locks AS lock
              LEFT JOIN pg_catalog.pg_stat_activity AS activity ON activity.pid = lock.pid
         WHERE locktype = 'relation' AND relation = ANY (ARRAY[{names}]::oid[])
