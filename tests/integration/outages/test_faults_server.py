@@ -29,7 +29,6 @@ from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock.demo.server import EmbeddedServer
 from tests.support.claims import LaterThan, die, held, row
-from tests.support.faults import READ
 from tests.support.outages import (
     BACK,
     HOURLY,
@@ -194,11 +193,11 @@ def test_a_dead_run_is_taken_over_when_the_server_can_be_written_again(
     dead = make_locks(replica_id="dead")
     lock = held(dead, "job", **HOURLY, lease=600, failover=True, runs=RUNS)
     die(dead, lock)
-    reads = 0
+    probes = 0
 
     def count(_number: int, _to_server: bool, data: bytes) -> bytes:
-        nonlocal reads
-        reads += READ in data
+        nonlocal probes
+        probes += b"pg_logical_emit_message" in data
         return data
 
     with proxy_to(role.url) as proxy:
@@ -213,8 +212,8 @@ def test_a_dead_run_is_taken_over_when_the_server_can_be_written_again(
         role.set("ALTER ROLE {} SET default_transaction_read_only = on")
         # Not before: it would be taken over while the server can be written.
         role.connection.execute("UPDATE task_lock SET locked_until = now()")
-        before = reads
-        eventually(lambda: reads > before + 4)
+        before = probes
+        eventually(lambda: probes > before + 4)
         role.set("ALTER ROLE {} RESET default_transaction_read_only")
         replica.one(EVENT_JOB_EXECUTED)
         replica.idle()
