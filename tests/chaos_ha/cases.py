@@ -16,7 +16,7 @@ STORED = frozenset(task.name for task in TASKS if task.is_stored)
 
 # Seconds for which an event goes on: longer than one wait for an answer, so that some statements
 # are given up, and shorter than a claim is tried; and until a standby is promoted.
-_LONG, _SHORT = (4.0, 7.0), (0.5, 3.0)
+_LONG, _SHORT = (4.0, 6.0), (0.5, 3.0)
 # Seconds after which replicas have left an old primary: a claim's wait for its answer, a probe's,
 # and a connect.
 _SPLIT = (8.0, 10.0)
@@ -52,11 +52,15 @@ class Scene:
         self.ask_doctor = ask_doctor
 
     def wait(self, between: tuple[float, float]) -> None:
-        """Let the event go on for some seconds, and ask the doctor in the middle."""
-        seconds = self.rng.uniform(*between)
-        time.sleep(seconds / 2)
-        self.ask_doctor(self.cluster.url)
-        time.sleep(seconds / 2)
+        """Let the event go on for some seconds, and ask the doctor twice meanwhile.
+
+        Whom a doctor sees depends on the moment.
+        """
+        third = self.rng.uniform(*between) / 3
+        for _ in range(2):
+            time.sleep(third)
+            self.ask_doctor(self.cluster.url)
+        time.sleep(third)
 
 
 # Makes an event happen whenever it is resumed, and yields the URL of the server that is to take
