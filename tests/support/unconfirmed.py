@@ -55,6 +55,25 @@ class LonelyServer:
         # Other sessions read the configuration when they are idle, as this one does.
         wanted = names.strip("'")
         eventually(lambda: self.run("SHOW synchronous_standby_names") == [(wanted,)])
+        if wanted:
+            # Commits wait only when the checkpointer, too, has read the configuration.
+            eventually(self._hangs)
+
+    def _hangs(self) -> bool:
+        """Return whether a commit waits for a standby."""
+        waiting = "-csynchronous_commit=on"
+        with psycopg.connect(self.url, autocommit=True, options=waiting) as connection:
+            connection.pgconn.send_query(b"SELECT pg_logical_emit_message(true, '', '')")
+            pid = connection.info.backend_pid
+            find = """SELECT wait_event FROM pg_stat_activity WHERE pid = %s
+                      AND (wait_event = 'SyncRep' OR (state = 'idle' AND query <> ''))"""
+            [(found,)] = eventually(lambda: self.run(find, pid))
+            waits: bool = found == "SyncRep"
+            if waits:
+                self.cancel(pid)
+            while connection.pgconn.get_result() is not None:
+                pass
+            return waits
 
     def waiting(self) -> Sequence[tuple[int, str]]:
         """Return the sessions that wait for a standby, each with its statement."""
