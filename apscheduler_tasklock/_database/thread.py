@@ -31,6 +31,7 @@ from apscheduler_tasklock._database.session import Session
 from apscheduler_tasklock._database.sqlstates import ConflictError, NotSentError, RowLockedError
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._shutdown import (
+    ATTEMPT_LIMIT,
     ENDING_LIMIT,
     RELEASE_LIMIT,
     SHORTEST_FLUSH,
@@ -605,7 +606,7 @@ class DatabaseThread:
             urgent = self._renewing.urgent_at - begun
             seconds = max(SHORTEST_ANSWER, min(attempt, urgent))
         try:
-            self._prepare(requests, deadline, seconds)
+            self._prepare(batch, deadline, seconds)
         except Exception as error:  # noqa: BLE001  # the senders get any error
             outcome = self._failed(error, is_outage=not _is_short(error, seconds, attempt))
             # The other ready tickets fail, too, because they would meet the same outage.
@@ -634,21 +635,23 @@ class DatabaseThread:
         self._outage.end(time.monotonic() - sent)
         return [(ticket, _outcome(answer)) for ticket, answer in zip(batch, answers, strict=True)]
 
-    def _prepare(
-        self, requests: Sequence[Request[Any]], deadline: Deadline, seconds: float
-    ) -> None:
-        """Open the connection for requests, and find out whether an outage is over.
+    def _prepare(self, batch: list[Ticket[Any]], deadline: Deadline, seconds: float) -> None:
+        """Open the connection for a batch, and find out whether an outage is over.
 
         Requests that write would be in doubt in an outage, so the probe is sent before them. Of
-        renewals each try counts, so they are sent in its place.
+        renewals each try counts, so they are sent in its place. So are the releases of a shutdown:
+        this server may commit them without a standby, and nobody sends them later.
 
         :param seconds: limits the wait for the probe's answer
         :raises TaskLockDatabaseError: there is no connection, or the outage goes on
         """
         self._session.open(deadline)
-        if self._outage.is_probed and not all(each.goes_first for each in requests):
+        is_last = batch[0].is_release and (self._closing.stopped or self._ending)
+        goes_first = is_last or all(ticket.request.goes_first for ticket in batch)
+        if self._outage.is_probed and not goes_first:
             sent = time.monotonic()
-            self._session.prove(deadline, seconds)
+            # A stop leaves time for the releases.
+            self._session.prove(deadline.of_attempt(self._closing, ATTEMPT_LIMIT), seconds)
             self._outage.prove(time.monotonic() - sent)
 
     def _failed(self, error: Exception, *, is_outage: bool = True) -> Outcome[Any]:

@@ -169,6 +169,22 @@ def _pause(_locks: LockClient, url: str) -> object:
         return locks.pause("warm-up of replica")
 
 
+def test_the_releases_of_a_shutdown_are_sent_although_commits_hang(
+    lonely: LonelyServer, make: Make, aside: Callable[..., Future[Any]]
+) -> None:
+    """Else their runs look dead once commits are confirmed again, and are run again."""
+    locks = make()
+    lock = held(locks)
+    with lonely.hanging():
+        asked = aside(_lead, locks, lonely.url)
+        lonely.cancel(lonely.one_waiting())
+        assert isinstance(asked.exception(60), TaskLockDatabaseError)
+        locks.begin_release(lock)
+        lonely.one_waiting()  # the probe, for which no time is left from now on
+        locks.close()
+        eventually(lambda: lonely.run(VERSION))  # once the cancel has ended its wait
+
+
 @pytest.mark.parametrize("write", [_lead, _pause])
 def test_what_is_sent_once_fails_if_it_is_not_confirmed(
     lonely: LonelyServer,
