@@ -86,7 +86,7 @@ class Outage:
         self._is_locked = False  # whether a locked table is logged as the reason
         self._has_been = False  # whether there has been an outage
         self._only_full = False
-        self._doubted_at = -inf
+        self._doubted_at = self._suspected_at = -inf
         self.live_replicas = 0
         self._shortest_lease = inf
         # When the grace began, on the monotonic clock; None: before the first answer. The grace
@@ -125,8 +125,9 @@ class Outage:
 
         :param since: since when the row's request has been made, on the monotonic clock
         """
-        if time.monotonic() > since + LOCKED_LONG:
-            self.is_probed = True
+        now = time.monotonic()
+        if now > max(since, self._suspected_at) + LOCKED_LONG:
+            self.is_probed, self._suspected_at = True, now
 
     @property
     def stable(self) -> bool:
@@ -282,7 +283,8 @@ def _kind_of(error: TaskLockDatabaseError) -> str:
         return "commits were not confirmed"
     if isinstance(error, TableLockedError):
         return "a table was locked"
-    if "read-only" in str(error):
+    is_refused = isinstance(error.__cause__, psycopg.errors.ReadOnlySqlTransaction)
+    if is_refused or "read-only" in str(error):
         return "the server was read-only"
     return "requests failed" if _is_of_some_requests(error) else "the server did not answer"
 

@@ -26,7 +26,7 @@ from apscheduler_tasklock._database.listening import Listening
 from apscheduler_tasklock._database.outage import Outage
 from apscheduler_tasklock._database.outbox import Outbox, Step, Ticket
 from apscheduler_tasklock._database.rejections import Rejections
-from apscheduler_tasklock._database.requests import Outcome, Request
+from apscheduler_tasklock._database.requests import Call, Outcome, Request
 from apscheduler_tasklock._database.session import Session
 from apscheduler_tasklock._database.sqlstates import ConflictError, NotSentError, RowLockedError
 from apscheduler_tasklock._database.timings import Timings
@@ -632,8 +632,19 @@ class DatabaseThread:
                 request.note_failure(error.__cause__ or error)
             outcome = self._failed(error, is_outage=not _is_short(error, seconds, attempt))
             return [(ticket, outcome) for ticket in batch]
-        self._outage.end(time.monotonic() - sent)
+        self._note_answers(batch, answers, time.monotonic() - sent)
         return [(ticket, _outcome(answer)) for ticket, answer in zip(batch, answers, strict=True)]
+
+    def _note_answers(self, batch: list[Ticket[Any]], answers: Sequence[Any], took: float) -> None:
+        """Note that the database has answered a batch, and whether it has confirmed a write."""
+        if batch[0].by == -inf and any(answers[0].values()):
+            self._outage.prove(took)  # because renewals that were written are as good as a probe
+            return
+        self._outage.end(took)
+        if self._outage.is_probed:
+            # Nobody else may have a request before which the probe is sent.
+            now = time.monotonic()
+            self._came.append(Ticket(Call(_no_statement), Deadline(self._closing), came=now))
 
     def _prepare(self, batch: list[Ticket[Any]], deadline: Deadline, seconds: float) -> None:
         """Open the connection for a batch, and find out whether an outage is over.
@@ -697,6 +708,10 @@ _PAUSE = threading.Event()  # never set
 
 
 def _look() -> None:
+    pass
+
+
+def _no_statement(_cursor: Any) -> None:
     pass
 
 

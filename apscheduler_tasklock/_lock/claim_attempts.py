@@ -392,7 +392,8 @@ class TakeoverAttempt(_AttemptAgain[TakeoverRequest]):
             return _locked() if answer.is_in_time(times.not_after) else ConflictError(CAME_LATE)
         if not self._is_usable(answer, sent):
             return ConflictError(TOO_LATE)
-        if answer is not None and answer.granted and time.monotonic() > sent + LONGEST_TAKEOVER:
+        is_late = time.monotonic() > sent + LONGEST_TAKEOVER
+        if answer is not None and answer.granted and is_late and not self.request.handed_over:
             # It ends as refused, and is handed over, since it is in doubt.
             self.in_doubt = True
             self._context.outage.doubt()

@@ -190,6 +190,7 @@ class TakeoverRequest:
     :ivar lease: seconds after which a holder that does not renew counts as dead; ``None``: the
         lease lasts until the dead run's maximum lock ends, which a takeover does not change
     :ivar failover: whether the window is run again if the new holder dies, too
+    :ivar handed_over: whether the holder has handed the run over, so that it is certainly not alive
     :ivar claim_id: the takeover's claim id; a request that is sent twice with one id claims once
     """
 
@@ -199,6 +200,7 @@ class TakeoverRequest:
     lease: float | None = None
     failover: bool = True
     claim_id: UUID = field(default_factory=uuid4)
+    handed_over: bool = False
 
     @property
     def parameters(self) -> dict[str, object]:

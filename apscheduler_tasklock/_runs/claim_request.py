@@ -49,6 +49,7 @@ def _takeover(
         lease=submission.options.lease_within(max_lock),
         failover=submission.failover,
         claim_id=claim_id,
+        handed_over=dead_run.handed_over,
     )
 
 

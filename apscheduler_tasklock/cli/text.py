@@ -24,9 +24,15 @@ def local_time(moment: datetime) -> str:
     here = moment.astimezone()
     is_today = here.date() == datetime.now().astimezone().date()
     shown = f"{here:%H:%M:%S}" if is_today else f"{here:%Y-%m-%d %H:%M:%S}"
-    plain = here.replace(tzinfo=None)
-    is_shown_twice = plain.replace(fold=0).astimezone() != plain.replace(fold=1).astimezone()
-    return f"{shown} {here:%Z}" if is_shown_twice else shown
+    return f"{shown} {here:%Z}" if _is_shown_twice(here.replace(tzinfo=None)) else shown
+
+
+def _is_shown_twice(plain: datetime) -> bool:
+    """Return whether this machine's clock shows a time twice."""
+    try:
+        return plain.replace(fold=0).astimezone() != plain.replace(fold=1).astimezone()
+    except (ValueError, OverflowError):  # at the first and the last times that there are
+        return False
 
 
 def plain_seconds(seconds: float) -> str:

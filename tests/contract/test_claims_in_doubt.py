@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
@@ -136,18 +137,19 @@ def test_of_claims_that_are_sent_together_those_in_doubt_are_written_again(
     assert {task for task in before if after[task] != before[task]} == {"doubted"}
 
 
-def test_a_takeover_that_waited_for_long_is_not_begun_and_what_follows_is_doubted(
-    one: Replica, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("handed_over", [False, True])
+def test_a_takeover_that_waited_for_long_is_begun_only_of_what_was_handed_over(
+    one: Replica, monkeypatch: pytest.MonkeyPatch, handed_over: bool
 ) -> None:
     """Its commit may have waited for a standby, and the holder could not renew meanwhile."""
     context = believing(one.statements.protocol)
-    wanted = attempt(takeover(one), context)
+    wanted = attempt(replace(takeover(one), handed_over=handed_over), context)
     began = time.monotonic()
     monkeypatch.setattr(time, "monotonic", Clock([began, began + 1.5]))
     decided: Any = wanted.send(one.cursor)
-    assert not decided.answer.granted
-    assert wanted.in_doubt  # so it is handed over
-    assert not context.outage.stable
+    assert decided.answer.granted is handed_over
+    assert wanted.in_doubt is not handed_over  # so it is handed over
+    assert context.outage.stable is handed_over
 
 
 class Clock:

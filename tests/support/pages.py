@@ -92,6 +92,9 @@ class Known:
     def check(self) -> None:
         """There are no tables that could be missing."""
 
+    def check_writes(self) -> None:
+        """Nothing keeps the rows from being written."""
+
     def overview(self, *patterns: str, limit: int = 20) -> Overview:
         """Return an overview of the tasks."""
         tasks = sorted(_chosen(self.tasks_, patterns, _name), key=_name)

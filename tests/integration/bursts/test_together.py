@@ -129,7 +129,8 @@ def test_releases_that_an_outage_held_up_arrive_in_one_statement(
     locks.close()
     left = "SELECT FROM task_lock WHERE finished_at IS NULL AND NOT handed_over"
     assert connection.execute(left).rowcount == 0
-    assert len([data for data in sent if b"UPDATE" in data]) == 1
+    releases = [data for data in sent if b"UPDATE" in data and b"emit_message" not in data]
+    assert len(releases) == 1
 
 
 def dead_ones(
@@ -351,7 +352,7 @@ class TestLostAnswers:
             eventually(lambda: locks.waiting == 5)
             proxy.to_client = lambda _data: None  # no answer gets through any more
         assert all(isinstance(each.exception(60), TaskLockError) for each in asked)
-        assert {row(connection, task)["token"] for task in TASKS[:5]} == {1}
+        assert {row(connection, task)["token"] for task in TASKS[:5]} == {AHEAD + 1}
         proxy.to_client = lambda data: data
         eventually(lambda: all(row(connection, task)["handed_over"] for task in TASKS[:5]))
 

@@ -1019,7 +1019,7 @@ class TestClaimsGivenBack:
         other.one(EVENT_TASK_LOCK_REFUSED)
         assert row(connection)["finished_at"] is None
         proxy.tap = None
-        assert other.one(EVENT_JOB_EXECUTED).retval == (2, True)
+        assert other.one(EVENT_JOB_EXECUTED).retval == (AHEAD + 2, True)
         other.idle()
         assert other.codes() == REFUSED_THEN_RUN
         assert EVENT_JOB_EXECUTED not in cut_off.codes()

@@ -257,3 +257,23 @@ def test_another_host_is_tried_while_commits_hang_on_the_first(
                 assert found.fetchall() == [(lock.claim_id,)]
             locks.release(lock)
     lonely.run("DELETE FROM task_lock")
+
+
+def test_an_outage_is_over_for_who_only_reads_once_a_probe_was_confirmed(
+    lonely: LonelyServer,
+    make: Make,
+    aside: Callable[..., Future[Any]],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    make()
+    with TaskLocks(lonely.url) as locks:
+        with lonely.hanging():
+            asked = aside(locks.pause, "warm-up of replica")
+            lonely.cancel(lonely.one_waiting())
+            with pytest.raises(TaskLockDatabaseError):
+                asked.result(60)
+            locks.tasks()  # operators can read meanwhile
+            assert said(caplog) == [UNAVAILABLE]
+        locks.tasks()
+        eventually(lambda: said(caplog) == [UNAVAILABLE, BACK])
