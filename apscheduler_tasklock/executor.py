@@ -128,6 +128,10 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
     :param executor: executor to wrap: an instance, a plugin alias such as ``"processpool"``, or a
         mapping as in a scheduler's configuration, ``{"type": "processpool", "max_workers": 2}``;
         by default the scheduler's own default executor
+    :param lock: which jobs have a lock: ``"all"`` of them, except those with ``False`` in place of
+        options; or only those that are ``"marked"``, by ``@task_lock``, by options in their kwargs
+        or in ``jobs``, and jobs of a ``TaskLockJobStore``. A job without a lock runs on every
+        replica.
     :param min_factor: minimum lock, as a multiple of the job's period; 0 or more. By default 0.9;
         one-off jobs have a minimum lock of 60 s instead.
     :param max_factor: maximum lock, as a multiple of the job's period; above 0
@@ -185,6 +189,7 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
         database: str | URL | Engine,
         executor: str | Mapping[str, Any] | BaseExecutor | None = None,
         *,
+        lock: Literal["all", "marked"] = "all",
         min_factor: float | str | Default = DEFAULT,
         max_factor: float | str = 5.0,
         lease: timedelta | float | str | Default | None = DEFAULT,
@@ -227,7 +232,7 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
         }
         self._defaults = LockOptions.parse(options, where).over(DEFAULTS, where)
         self._defaults.check_default_minimum(where)
-        tasks = Tasks(self._defaults, jobs or {}, namespace, where)
+        tasks = Tasks(self._defaults, jobs or {}, namespace, where, lock)
         if on_database_error not in ("skip", "run"):
             raise TaskLockOptionError(
                 f"{where}: on_database_error must be 'skip' or 'run', not {on_database_error!r}"
@@ -416,8 +421,9 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
                 "executor of its own"
             )
         self._inner = inner
+        self._jobs.forget_store(None)  # because a shutdown drops jobs in memory without an event
         for job, jobstore in self._adapter.pending_jobs(alias):
-            self._jobs.resolve(job, jobstore)
+            self._jobs.note(job, jobstore, self._jobs.resolve(job, jobstore))
         self._notifiers = {}  # the notifiers of a failed start belong to another wrapped executor
         self._runs = self._make_runs()
         self._join(scheduler)
@@ -489,13 +495,14 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
         lease = self._defaults.lease
         logger.info(
             "Task locks are on for the executor %r: database %s, table %r, replica %r, lease %s, "
-            "failover %s",
+            "failover %s; jobs so far: %d with a lock, %d without",
             alias,
             self.locks.where,
             self.locks.table.fullname,
             self.locks.replica_id,
             "by default" if lease is None else "none" if lease == inf else f"{lease:g} s",
             "on" if self._defaults.failover else "off",
+            *self._jobs.counted(),
         )
 
     def shutdown(self, wait: bool = True) -> None:
@@ -626,6 +633,7 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
                 "a look at the tasks waits for code of the application, such as a job store that "
                 "hangs"
             )
+        locked, unlocked = self._jobs.counted()
         started = self._started_in == os.getpid()
         goes_on = self.locks.is_live and (self._runs is None or self._runs.is_live)
         goes_on = goes_on and self._adapter.stores_are_live and self._adapter.is_alive
@@ -633,6 +641,8 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
             live=started and goes_on,
             ready=started and (self._watch.has_looked or not self._enabled),
             degraded=tuple(degraded),
+            locked_jobs=locked,
+            unlocked_jobs=unlocked,
         )
 
     def _rejected(self) -> tuple[str, ...]:
@@ -903,6 +913,7 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
         if self._adapter.is_shared(event.jobstore):
             return  # because a `TaskLockJobStore` itself checks its jobs, and raises errors
         job = self._adapter.job(event.job_id, event.jobstore)
+        self._jobs.forget_counted((event.job_id, event.jobstore))  # it may have changed executors
         if job is None:
             return
         try:
@@ -910,6 +921,7 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
         except TaskLockError as error:
             logger.error("Job %r will not run: %s", job.id, error)
             return
+        self._jobs.note(job, event.jobstore, task)
         if task.options is not None:
             moved = event.code == EVENT_JOB_MODIFIED
             self._note_job(job, event.jobstore, task, moved=moved)
@@ -1092,6 +1104,7 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
         for key in self._known.job_keys():
             if event.alias in (None, key[1]):
                 self._forget(key)
+        self._jobs.forget_store(event.alias)
 
     def _forget(self, key: JobKey) -> None:
         self._known.forget(key)

@@ -415,7 +415,7 @@ def parse_job_options(options: Any, where: str) -> LockOptions | Literal[False]:
     if not isinstance(options, Mapping):
         raise TaskLockOptionError(
             f"{where}: task_lock must be a dict of options, or False to run on every replica, "
-            f"not {options!r}"
+            f"not {options!r}; for a lock without options of its own, give {{}}"
         )
     return LockOptions.parse(options, where)
 

@@ -543,11 +543,17 @@ class Health:
     :ivar degraded: the faults, such as an unavailable database, a missing right, overdue tasks, or
         a trigger or job store of the application that hangs; empty if there are none. A restart
         does not help against an unavailable database or a missing right.
+    :ivar locked_jobs: how many jobs of the executor have a lock, without those of a
+        ``TaskLockJobStore``
+    :ivar unlocked_jobs: how many jobs of the executor have no lock, and so run on this replica
+        whatever others do
     """
 
     live: bool
     ready: bool
     degraded: tuple[str, ...]
+    locked_jobs: int = 0
+    unlocked_jobs: int = 0
 
 
 @dataclass(frozen=True)

@@ -148,7 +148,7 @@ class SchedulerAdapter:
 
     def is_shared(self, jobstore: str) -> bool:
         """Return whether a job store is one that all replicas share."""
-        return getattr(self.jobstores.get(jobstore), "is_shared", False) is True
+        return is_shared_store(self.jobstores.get(jobstore))
 
     def _shared_stores(self) -> dict[str, Any]:
         """Return the stores that all replicas share, by alias."""
@@ -253,6 +253,11 @@ def shut_down_with(part: Any) -> list[Any]:
     if getattr(scheduler, "state", None) != STATE_STOPPED:
         return [part]
     return [*executors_of(scheduler), *scheduler._jobstores.values()]
+
+
+def is_shared_store(store: Any) -> bool:
+    """Return whether a job store is one that all replicas share."""
+    return getattr(store, "is_shared", False) is True
 
 
 def jobstore_of(job: Any) -> str:

@@ -91,6 +91,7 @@ class ExecutorJobs:
         self._submit = submit
         self._clock = clock
         self._schedules: dict[JobKey, _Schedule] = {}
+        self._has_lock: dict[JobKey, bool] = {}  # of the jobs that `counted` counts
         self._notices = notices
 
     def resolve(self, job: Any, jobstore: str) -> ResolvedTask:
@@ -151,8 +152,33 @@ class ExecutorJobs:
         return self._schedules[key]
 
     def forget(self, key: JobKey) -> None:
-        """Forget the schedule of a job that was removed."""
+        """Forget the schedule of a job that was removed, and count the job no more."""
         self._schedules.pop(key, None)
+        self.forget_counted(key)
+
+    def note(self, job: Any, jobstore: str, task: ResolvedTask) -> None:
+        """Count a job as one with a lock or without, unless it is in a shared job store.
+
+        Jobs of a shared store are not counted, because other replicas change them without an event
+        here.
+        """
+        if not self._scheduler.is_shared(jobstore):
+            self._has_lock[job.id, jobstore] = task.options is not None
+
+    def forget_counted(self, key: JobKey) -> None:
+        """Count a job no more."""
+        self._has_lock.pop(key, None)
+
+    def forget_store(self, alias: str | None) -> None:
+        """Count the jobs of a job store no more; ``None``: those of all job stores."""
+        for key in list(self._has_lock):
+            if alias in (None, key[1]):
+                self.forget_counted(key)
+
+    def counted(self) -> tuple[int, int]:
+        """Return how many jobs have a lock, and how many have none. Reads no job store."""
+        has_lock = list(self._has_lock.values())
+        return sum(has_lock), len(has_lock) - sum(has_lock)
 
     def lease(self, job: Any, jobstore: str, task: ResolvedTask) -> float | None:
         """Return the lease of a job with failover, within which dead runs of the job are found.
@@ -198,6 +224,7 @@ class ExecutorJobs:
             jobstore = jobstore_of(job)
             try:
                 task = self.resolve(job, jobstore)
+                self.note(job, jobstore, task)
                 lease = None if task.options is None else self.lease(job, jobstore, task)
             except TaskLockError:  # logged when the job was added, and when it is submitted
                 continue

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from apscheduler.triggers.date import DateTrigger
 from apscheduler.util import iscoroutinefunction_partial
 
+from apscheduler_tasklock._runs.adapter import is_shared_store
 from apscheduler_tasklock._runs.job_functions import function_reference
 from apscheduler_tasklock._runs.task_names import UnnamedTask, is_unnamed, reject_duplicate_unnamed
 from apscheduler_tasklock._values import logger_of
@@ -51,12 +52,23 @@ class Tasks:
     :param jobs: options by job id
     :param namespace: put before every task name
     :param where: names the owner of the options in messages
-    :raises TaskLockOptionError: options of ``jobs`` are unknown or impossible
+    :param lock: ``"all"``: every job has a lock, unless a place gives ``False``; ``"marked"``: only
+        jobs for which a place gives options have one, and stored jobs
+    :raises TaskLockOptionError: ``lock`` is something else, or options of ``jobs`` are unknown or
+        impossible
     """
 
     def __init__(
-        self, defaults: LockOptions, jobs: Mapping[str, Any], namespace: str, where: str
+        self,
+        defaults: LockOptions,
+        jobs: Mapping[str, Any],
+        namespace: str,
+        where: str,
+        lock: str = "all",
     ) -> None:
+        if lock not in ("all", "marked"):
+            raise TaskLockOptionError(f"{where}: lock must be 'all' or 'marked', not {lock!r}")
+        self._only_marked = lock == "marked"
         self._defaults = defaults
         self._jobs = {
             job_id: parse_job_options(options, f"{where}, jobs[{job_id!r}]")
@@ -78,7 +90,8 @@ class Tasks:
         :param jobstores: the scheduler's stores, by alias
         :raises TaskLockOptionError: the job's options or its task's name are impossible
         """
-        options = self._options(job)
+        store = jobstores.get(jobstore)
+        options = self._options(job, store)
         if options is False:
             return ResolvedTask(job.id, None)
         if options.cancel_on_lost and not iscoroutinefunction_partial(job.func):
@@ -91,7 +104,6 @@ class Tasks:
             return ResolvedTask(check_name(self._namespace + options.name, where), options)
         # The name has the store's alias, because two job stores may have jobs with the same id.
         prefix = self._namespace if jobstore == "default" else f"{self._namespace}{jobstore}:"
-        store = jobstores.get(jobstore)
         if not is_unnamed(job, store):
             return ResolvedTask(check_name(f"{prefix}{job.id}", where), options)
         unnamed = self._unnamed.named(job, store)
@@ -102,9 +114,13 @@ class Tasks:
         unnamed.warn_once(job, name)
         return ResolvedTask(name, options)
 
-    def _options(self, job: Any) -> LockOptions | Literal[False]:
+    def _options(self, job: Any, store: Any) -> LockOptions | Literal[False]:
         own, where = self._own_options(job), f"job {job.id!r}"
         if own == (None, None, None):
+            # A stored job always has a lock, because all replicas read its one row, and only the
+            # replica that is granted the lock moves that row to the next run time.
+            if self._only_marked and not is_shared_store(store):
+                return False
             return self._defaults
         options = resolve(*own, self._defaults, where=where)
         if options is not False and not isinstance(job.trigger, DateTrigger):

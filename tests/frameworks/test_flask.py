@@ -213,6 +213,7 @@ def test_options_of_the_executor_and_of_the_scheduler_are_in_the_configuration(
 ) -> None:
     options = {
         "TASKLOCK_FAILOVER": True,
+        "TASKLOCK_LOCK": "marked",
         "TASKLOCK_REPLICA_ID": "me",
         "TASKLOCK_MAX_WORKERS": 3,
         "TASKLOCK_SCHEDULER": {"timezone": "Europe/Berlin", "job_defaults": {"coalesce": False}},
@@ -225,6 +226,7 @@ def test_options_of_the_executor_and_of_the_scheduler_are_in_the_configuration(
     assert job.coalesce is False
     executor = executors_of(apscheduler)["default"]
     assert executor.locks.replica_id == "me"
+    assert (executor.health().locked_jobs, executor.health().unlocked_jobs) == (0, 1)
     assert pool_size(executor) == 3
 
 
@@ -268,6 +270,7 @@ def test_a_help_of_the_command_is_that_of_the_command_line(make_app: MakeApp) ->
     [
         ({"TASKLOCK_DATABASE_URL": None}, "which database"),
         ({"TASKLOCK_FAILOVER": 30}, "failover must be"),
+        ({"TASKLOCK_LOCK": "none"}, "lock must be"),
         ({"TASKLOCK_AUTOSTART": 3}, "TASKLOCK_AUTOSTART must be"),
         ({"TASKLOCK_SCHEDULER": {"executors": {"default": {}}}}, "TASKLOCK_SCHEDULER must be"),
         ({"TASKLOCK_SCHEDULER": 1}, "TASKLOCK_SCHEDULER must be"),

@@ -88,6 +88,7 @@ TaskLockExecutor(
     enabled=True,
 )
 TaskLockExecutor(DATABASE, lease=None)
+TaskLockExecutor(DATABASE, lock="marked")
 # As a configuration file spells them.
 TaskLockExecutor(
     DATABASE,
@@ -103,6 +104,7 @@ TaskLockExecutor(
     max_workers="20",
 )
 TaskLockExecutor(DATABASE, failover=30)  # type: ignore[arg-type]
+TaskLockExecutor(DATABASE, lock="none")  # type: ignore[arg-type]
 TaskLockExecutor(DATABASE, max_takeovers=None)  # type: ignore[arg-type]
 TaskLockExecutor(DATABASE, on_database_error="ignore")  # type: ignore[arg-type]
 TaskLockExecutor(5)  # type: ignore[arg-type]
