@@ -65,6 +65,7 @@ from apscheduler_tasklock._runs.job_notices import JobNotices
 from apscheduler_tasklock._runs.kept_runs import KeptRuns
 from apscheduler_tasklock._runs.known_tasks import KnownTasks
 from apscheduler_tasklock._runs.leadership import Leadership
+from apscheduler_tasklock._runs.manual_runs import ManualRuns
 from apscheduler_tasklock._runs.misfires import ALWAYS_MISSED, SchedulerPasses
 from apscheduler_tasklock._runs.missed_runs import (
     RUN_BEFORE_NOT_ANSWERED,
@@ -106,7 +107,7 @@ from apscheduler_tasklock.options import (
     parse_switch,
 )
 from apscheduler_tasklock.schema.table import DEFAULT_TABLE
-from apscheduler_tasklock.status import Health, MissCause
+from apscheduler_tasklock.status import Health, MissCause, RunRequest
 
 logger = logger_of(__name__)
 
@@ -324,6 +325,9 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
             missed=self._missed,
             leadership=self._leadership,
             timings=self.timings,
+        )
+        self._manual_runs = ManualRuns(
+            locks, self._adapter, self._jobs, self._known, self._watch, self._know
         )
         self._runs = self._make_runs()
 
@@ -682,6 +686,40 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
         return not any(
             coroutines or not active.submission.awaited for active in list(self._active.values())
         )
+
+    def run_now(
+        self, job_id: str, jobstore: str | None = None, by: str | None = None
+    ) -> RunRequest:
+        """Ask for a manual run of a job: one run, now, whatever its windows.
+
+        If this replica has the job, it begins the run at once, unless its workers are busy, the
+        task is running, or the scheduler is paused; then the run begins afterwards. Another replica
+        begins the run if this one does not have the job. Another call before the run has begun does
+        not ask for a second run. The schedule does not move. If nobody begins the run within an
+        hour, the request expires.
+
+        Any thread may call this, also in a job or a listener. In a thread whose event loop runs,
+        use ``await executor.run_now_async(...)``. Only a listener may call this method there: it
+        gets the request before it is written, with the token 0, and an error is a WARNING.
+
+        :param job_id: the job's id
+        :param jobstore: the alias of the job's store; by default all stores are searched
+        :param by: who asks, shown to operators; by default this process's user and host
+        :return: the request; if another request was open, that one
+        :raises TaskLockOptionError: two job stores have a job with this id, ``by`` has more than
+            4,000 characters, or an option of the job is impossible
+        :raises TaskLockNotFoundError: neither this replica nor the task lock table has such a job
+        :raises TaskLockStateError: the job has no task lock, or is a one-off job; no live replica
+            has it; the scheduler does not run; or an event loop runs in this thread
+        :raises TaskLockError: the database is unavailable, or rejects the statement
+        """
+        return self._manual_runs.ask(job_id, jobstore, by)
+
+    async def run_now_async(
+        self, job_id: str, jobstore: str | None = None, by: str | None = None
+    ) -> RunRequest:
+        """Do the same as :meth:`run_now` in a coroutine, which does not block its event loop."""
+        return await self._manual_runs.ask_async(job_id, jobstore, by)
 
     def wrap_function(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return the callable that is called in place of a job's function.

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import functools
-import getpass
-import socket
 import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack, suppress
@@ -34,11 +32,11 @@ from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.client import LockClient, Released, client_now
 from apscheduler_tasklock._lock.forking import replace_in_each_child
 from apscheduler_tasklock._lock.job_changes import JobChanges
-from apscheduler_tasklock._lock.operations import Operations, like_of
+from apscheduler_tasklock._lock.operations import Operations, check_lengths, like_of, operator_here
 from apscheduler_tasklock._lock.outcomes import RunOutcome
 from apscheduler_tasklock._lock.protocol_messages import ClaimRequest, Refusal
 from apscheduler_tasklock._lock.settings import lock_settings
-from apscheduler_tasklock._values import LONGEST_MESSAGE, logger_of
+from apscheduler_tasklock._values import logger_of
 from apscheduler_tasklock.errors import (
     TaskLockDatabaseError,
     TaskLockError,
@@ -513,12 +511,12 @@ class TaskLocks:
         seconds = None
         if duration is not None:
             seconds = parse_positive_seconds(duration, "duration", "pause()")
-        _check_lengths("pause()", by=by, reason=reason)
+        check_lengths("pause()", by=by, reason=reason)
         _check_patterns("pause()", patterns)
         pause_id = uuid4()  # the statement is sent again if its answer is lost
         return self._operate(
             lambda operations, cursor: operations.pause(
-                cursor, patterns, seconds, by or _operator(), reason or None, pause_id
+                cursor, patterns, seconds, by or operator_here(), reason or None, pause_id
             )
         )
 
@@ -538,11 +536,11 @@ class TaskLocks:
         :raises TaskLockNotFoundError: a pattern matches no task; in that case no task is resumed
         :raises TaskLockError: the database is unavailable, or rejects the statement
         """
-        _check_lengths("resume()", by=by)
+        check_lengths("resume()", by=by)
         _check_patterns("resume()", patterns)
         return self._operate(
             lambda operations, cursor: operations.resume(
-                cursor, patterns, by or _operator(), force=force
+                cursor, patterns, by or operator_here(), force=force
             )
         )
 
@@ -582,7 +580,7 @@ class TaskLocks:
         seconds = None
         if duration is not None:
             seconds = parse_positive_seconds(duration, "duration", where)
-        _check_lengths(where, by=by, reason=reason)
+        check_lengths(where, by=by, reason=reason)
         if namespace:
             check_name(namespace, where)
             if namespace[-1] >= "\x7f":
@@ -590,7 +588,7 @@ class TaskLocks:
                     f"{where}: namespace must end with an ASCII character, such as a colon, not "
                     f"{namespace!r}"
                 )
-        pause_id, name = uuid4(), by or _operator()
+        pause_id, name = uuid4(), by or operator_here()
         limit = min(LONGEST_TABLE_WAIT, self._client.settings.claim_timeout / 5)
         is_written = False
         for attempt in range(TABLE_ATTEMPTS):
@@ -626,10 +624,10 @@ class TaskLocks:
             invalid
         :raises TaskLockError: the database is unavailable, or rejects the statement
         """
-        _check_lengths("resume_all()", by=by)
+        check_lengths("resume_all()", by=by)
         if namespace:
             check_name(namespace, "resume_all()")
-        name = by or _operator()
+        name = by or operator_here()
 
         def resume(operations: Operations, cursor: Any) -> list[Pause]:
             operations.resume_all(cursor, namespace, name, force=force)
@@ -670,10 +668,10 @@ class TaskLocks:
         :raises TaskLockError: the database is unavailable, or rejects the statement
         """
         seconds = parse_positive_seconds(expires, "expires", "request_run()")
-        _check_lengths("request_run()", by=by)
+        check_lengths("request_run()", by=by)
         return self._operate(
             lambda operations, cursor: operations.request_run(
-                cursor, name, by or _operator(), seconds
+                cursor, name, by or operator_here(), seconds
             )
         )
 
@@ -707,10 +705,10 @@ class TaskLocks:
         :raises TaskLockError: the database is unavailable, or rejects the statement
         """
         parsed = parse_token(token, f"free({name!r:.200})")
-        _check_lengths("free()", by=by)
+        check_lengths("free()", by=by)
         self._operate(
             lambda operations, cursor: operations.free(
-                cursor, name, parsed, by or _operator(), force=force, run_again=run_again
+                cursor, name, parsed, by or operator_here(), force=force, run_again=run_again
             )
         )
 
@@ -729,10 +727,10 @@ class TaskLocks:
         :raises TaskLockError: the database is unavailable, or rejects the statement
         """
         parsed = parse_token(token, f"ack({name!r:.200})")
-        _check_lengths("ack()", by=by)
+        check_lengths("ack()", by=by)
         self._operate(
             lambda operations, cursor: operations.acknowledge(
-                cursor, name, parsed, by or _operator()
+                cursor, name, parsed, by or operator_here()
             )
         )
 
@@ -852,8 +850,8 @@ class TaskLocks:
         self._job_changes(by).remove(job_id)
 
     def _job_changes(self, by: str | None) -> JobChanges:
-        _check_lengths("a change of a job", by=by)
-        return JobChanges(client_now(self._client), by or _operator())
+        check_lengths("a change of a job", by=by)
+        return JobChanges(client_now(self._client), by or operator_here())
 
     def _operate(self, operation: Callable[[Operations, Any], Result]) -> Result:
         client = client_now(self._client)
@@ -1140,19 +1138,6 @@ def _wait_for_table(attempt: int) -> None:
     time.sleep(jittered(TABLE_BREAK))
 
 
-def _check_lengths(where: str, **texts: str | None) -> None:
-    """Check that the texts of an operator's call, which other operators see, are not too long.
-
-    :raises TaskLockOptionError: a text is too long
-    """
-    for name, text in texts.items():
-        if text is not None and len(text) > LONGEST_MESSAGE:
-            raise TaskLockOptionError(
-                f"{where}: {name} has {len(text):,} characters, and at most {LONGEST_MESSAGE:,} "
-                "are allowed"
-            )
-
-
 def _check_patterns(where: str, patterns: Sequence[str]) -> None:
     """Check that the names of tasks are texts, and not for example the length of a pause.
 
@@ -1164,15 +1149,6 @@ def _check_patterns(where: str, patterns: Sequence[str]) -> None:
                 f"{where}: a task's name must be a text, not {pattern!r}; all other options are "
                 "given by name, such as duration=60"
             )
-
-
-def _operator() -> str:
-    """Return the name of the operator, shown to others."""
-    try:
-        user = getpass.getuser()
-    except (OSError, KeyError):  # in a container the user may have no name
-        user = "somebody"
-    return f"{user}@{socket.gethostname()}"
 
 
 def _call_of(function: Callable[..., Any]) -> Any:

@@ -993,12 +993,13 @@ class LockClient:
 
         return run
 
-    def ask_all(self, steps: Steps[Answer]) -> Answer:
+    def ask_all(self, steps: Steps[Answer], *, goes_first: bool = False) -> Answer:
         """Send a sequence's statements one after the other, and wait for each.
 
+        :param goes_first: as in :meth:`ask`
         :raises TaskLockError: a statement failed
         """
-        return ask_here(steps, self.ask)
+        return ask_here(steps, partial(self.ask, goes_first=goes_first))
 
     def run_steps(
         self,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import getpass
 import re
+import socket
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
@@ -57,6 +59,7 @@ from apscheduler_tasklock._lock.statements import (
     probe,
 )
 from apscheduler_tasklock._lock.stories import story_of
+from apscheduler_tasklock._values import LONGEST_MESSAGE
 from apscheduler_tasklock.errors import (
     TaskLockNotFoundError,
     TaskLockOptionError,
@@ -1104,14 +1107,32 @@ class Operations:
         found: list[Pause] = self._all(cursor, self._pauses_of_all)
         return found
 
-    def request_run(self, cursor: Any, task: str, by: str, seconds: float) -> RunRequest:
+    def request_run(
+        self,
+        cursor: Any,
+        task: str,
+        by: str,
+        seconds: float,
+        *,
+        request_id: UUID | None = None,
+        is_here: bool = False,
+    ) -> RunRequest:
         """Ask for a manual run, unless one was asked for and has not begun; return the request.
 
+        :param request_id: the id of a new request; by default a random one
+        :param is_here: whether the caller's own replica has the task. So it can begin the run, also
+            if it has not yet reported in its row that it has the task.
         :raises TaskLockNotFoundError: the task has no row
         :raises TaskLockStateError: no live replica has the task, or only ``hold`` uses it
         """
         cursor.row_factory = class_row(RunRequest)
-        wanted = {"task": task, "by": by, "seconds": seconds, "request_id": uuid4()}
+        wanted = {
+            "task": task,
+            "by": by,
+            "seconds": seconds,
+            "request_id": request_id or uuid4(),
+            "is_here": is_here,
+        }
         found = self._run_recording(cursor, self._request_run, **wanted)
         request: RunRequest | None = found.fetchone()
         if request is None:
@@ -1466,8 +1487,8 @@ def _request_run(name: str, history: History | None = None, *, replicas: str) ->
                     ELSE now() + %(seconds)s::float8 * interval '1 second' END,
                 recorded_actions = recorded_actions
                     + CASE WHEN {_IS_OPEN} THEN 0 ELSE {entries} END
-            WHERE task_name = %(task)s AND runs <> '' AND EXISTS (
-                SELECT FROM {replicas} WHERE {IS_ALIVE} AND {_HAS_TASK})
+            WHERE task_name = %(task)s AND runs <> '' AND (%(is_here)s::boolean OR EXISTS (
+                SELECT FROM {replicas} WHERE {IS_ALIVE} AND {_HAS_TASK}))
             RETURNING *
         ){entry}
         SELECT request_id, task_name AS task, token, requested_by, requested_at,
@@ -1597,6 +1618,28 @@ def _change_of_many(name: str, found: str, assignments: str, entry: str) -> str:
         UNION ALL SELECT task_name, true, true, true, true FROM full_ones
         UNION ALL SELECT pattern, false, false, false, false FROM missing
     """
+
+
+def check_lengths(where: str, **texts: str | None) -> None:
+    """Check that the texts of an operator's call, which other operators see, are not too long.
+
+    :raises TaskLockOptionError: a text is too long
+    """
+    for name, text in texts.items():
+        if text is not None and len(text) > LONGEST_MESSAGE:
+            raise TaskLockOptionError(
+                f"{where}: {name} has {len(text):,} characters, and at most {LONGEST_MESSAGE:,} "
+                "are allowed"
+            )
+
+
+def operator_here() -> str:
+    """Return the name of the operator, shown to others."""
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError):  # in a container the user may have no name
+        user = "somebody"
+    return f"{user}@{socket.gethostname()}"
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from contextvars import copy_context
 from datetime import datetime, timedelta, timezone
 from functools import partial
 from inspect import iscoroutine
+from types import FrameType
 from typing import Any
 
 from apscheduler.events import EVENT_JOB_ERROR, EVENT_JOB_EXECUTED, JobExecutionEvent
@@ -72,6 +73,11 @@ class SchedulerAdapter:
     def state(self) -> int:
         """The scheduler's state: one of APScheduler's ``STATE_*``."""
         return int(self._scheduler.state)
+
+    @property
+    def has_started(self) -> bool:
+        """Whether a scheduler has started the executor."""
+        return self._scheduler is not None
 
     @property
     def is_alive(self) -> bool:
@@ -182,7 +188,7 @@ class SchedulerAdapter:
             found = self.jobstores[alias].get_all_jobs()
         else:
             found = self._scheduler.get_jobs(alias)
-        return [job for job in found if self._is_ours(job)]
+        return [job for job in found if self.is_ours(job)]
 
     def stored_tasks(self) -> dict[str, Callable[[], dict[JobKey, StoredTask]]]:
         """Return, by the alias of each shared job store, a function that reads the store's tasks.
@@ -212,11 +218,22 @@ class SchedulerAdapter:
 
     def job(self, job_id: str, jobstore: str) -> Any:
         """Return a job on this executor; ``None`` if there is no such job. Reads the job store."""
+        job = self._lookup(job_id, jobstore)
+        return job if job is not None and self.is_ours(job) else None
+
+    def find(self, job_id: str, jobstore: str | None) -> list[tuple[Any, str]]:
+        """Return the jobs with an id, on any executor, each with the alias of its job store.
+
+        :param jobstore: the alias of the job store that is read; ``None``: all are read
+        """
+        aliases = list(self.jobstores) if jobstore is None else [jobstore]
+        found = [(self._lookup(job_id, alias), alias) for alias in aliases]
+        return [(job, alias) for job, alias in found if job is not None]
+
+    def _lookup(self, job_id: str, jobstore: str) -> Any:
         if self.is_shared(jobstore):  # read directly, as in `jobs_of`
-            job = self.jobstores[jobstore].lookup_job(job_id)
-        else:
-            job = self._scheduler.get_job(job_id, jobstore)
-        return job if job is not None and self._is_ours(job) else None
+            return self.jobstores[jobstore].lookup_job(job_id)
+        return self._scheduler.get_job(job_id, jobstore)
 
     def ended_job(self, job_id: str, jobstore: str) -> Any:
         """Return a job whose last run time was claimed, and whose last run may still go on.
@@ -227,13 +244,22 @@ class SchedulerAdapter:
         if not self.is_shared(jobstore):
             return None
         job = self.jobstores[jobstore].lookup_ended_job(job_id)
-        return job if job is not None and self._is_ours(job) else None
+        return job if job is not None and self.is_ours(job) else None
 
-    def _is_ours(self, job: Any) -> bool:
+    def is_ours(self, job: Any) -> bool:
+        """Return whether a job is on this executor, and can be read."""
         # A shared store returns unreadable jobs, so that users can list and remove them.
         if not getattr(job, "is_readable", True):
             return False
         return self._scheduler._executors.get(job.executor) is self._executor
+
+
+def is_in_listener() -> bool:
+    """Return whether a scheduler is calling a listener in this thread, which has called this."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code is not _DISPATCH_EVENT.__code__:
+        frame = frame.f_back
+    return frame is not None
 
 
 def executors_of(scheduler: Any) -> list[Any]:

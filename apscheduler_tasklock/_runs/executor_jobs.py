@@ -105,6 +105,18 @@ class ExecutorJobs:
             return ResolvedTask(job.id, None)
         return self._tasks.resolve(job, jobstore, self._scheduler.jobstores)
 
+    def name_without_job(self, job_id: str, jobstore: str) -> str:
+        """Return the task name of a job that this replica does not have.
+
+        :raises TaskLockOptionError: the name is impossible, or no job has a lock here
+        """
+        if self._tasks is None:
+            raise TaskLockOptionError(
+                f"job {job_id!r} is not here, and its executor has enabled=False, with which there "
+                "are no manual runs; call job.func"
+            )
+        return self._tasks.name_without_job(job_id, jobstore)
+
     def submission(
         self,
         job: Any,

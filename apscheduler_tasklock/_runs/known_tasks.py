@@ -55,6 +55,10 @@ class KnownTasks:
         """Return the tasks of all jobs."""
         return sorted(set(self._tasks.values()))
 
+    def name_of(self, key: JobKey) -> str | None:
+        """Return the task of a job; ``None`` if the job is not known."""
+        return self._tasks.get(key)
+
     def keys_of(self, task_name: str) -> list[JobKey]:
         """Return the jobs that have this task."""
         return [key for key, name in list(self._tasks.items()) if name == task_name]

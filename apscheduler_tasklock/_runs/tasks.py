@@ -102,8 +102,7 @@ class Tasks:
         where = f"job {job.id!r}"
         if options.name:
             return ResolvedTask(check_name(self._namespace + options.name, where), options)
-        # The name has the store's alias, because two job stores may have jobs with the same id.
-        prefix = self._namespace if jobstore == "default" else f"{self._namespace}{jobstore}:"
+        prefix = self._prefix(jobstore)
         if not is_unnamed(job, store):
             return ResolvedTask(check_name(f"{prefix}{job.id}", where), options)
         unnamed = self._unnamed.named(job, store)
@@ -113,6 +112,20 @@ class Tasks:
         name = check_name(f"{prefix}{unnamed.task.name}", where)
         unnamed.warn_once(job, name)
         return ResolvedTask(name, options)
+
+    def name_without_job(self, job_id: str, jobstore: str) -> str:
+        """Return the task name of a job with an id that this replica does not have.
+
+        :raises TaskLockOptionError: the name is impossible
+        """
+        where, options = f"job {job_id!r}", self._jobs.get(job_id)
+        if options and options.name:
+            return check_name(self._namespace + options.name, where)
+        return check_name(f"{self._prefix(jobstore)}{check_name(job_id, where)}", where)
+
+    def _prefix(self, jobstore: str) -> str:
+        # The name has the store's alias, because two job stores may have jobs with the same id.
+        return self._namespace if jobstore == "default" else f"{self._namespace}{jobstore}:"
 
     def _options(self, job: Any, store: Any) -> LockOptions | Literal[False]:
         own, where = self._own_options(job), f"job {job.id!r}"

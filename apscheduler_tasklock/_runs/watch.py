@@ -148,6 +148,7 @@ class Watch:
         # The number is when it was noted, on the monotonic clock.
         self._last: dict[str, tuple[Submission, float]] = {}
         self._submitted: set[UUID] = set()  # ids of dead, failed and manual runs, once submitted
+        self._expecting: set[str] = set()  # tasks of which this replica was asked for a manual run
 
     def start(self) -> None:
         """Begin the looks, as soon as the scheduler runs."""
@@ -263,7 +264,7 @@ class Watch:
         with self._one_task(state.task_name, "its retry"):
             self._retry(state)
         with self._one_task(state.task_name, "its manual run"):
-            self._run_manual(state)
+            self.run_manual(state)
         with self._one_task(state.task_name, "whether another replica has missed its run time"):
             if not is_kept:  # because the kept run is decided on above
                 self._stand_in(state)
@@ -319,7 +320,10 @@ class Watch:
         """Note that a submission is over. From now on a look may submit its run once more."""
         if submission.cause is not None:
             self._not_submitted(submission.cause)
-        if self._kept.has(submission.task_name):
+        with self._changed:
+            is_expecting = submission.task_name in self._expecting
+            self._expecting.discard(submission.task_name)
+        if is_expecting or self._kept.has(submission.task_name):
             self.looks.wake()
 
     def _handle_dead_run(self, state: RunState) -> Steps[None]:
@@ -460,14 +464,30 @@ class Watch:
             for _ in self._known.asking([last.key]):
                 yield last.for_failed_run(state)
 
-    def _run_manual(self, state: RunState) -> None:
-        """Submit the manual run that was asked for, if there is one and the task is not running."""
+    def expect_manual(self, task_name: str) -> None:
+        """Let a look follow the next end of a run of this task here, for a manual run.
+
+        Any thread may call this.
+        """
+        with self._changed:
+            self._expecting.add(task_name)
+
+    def run_manual(self, state: RunState, keys: Iterable[JobKey] | None = None) -> None:
+        """Submit the manual run that was asked for, if there is one and the task is not running.
+
+        Any thread may call this if it gives the jobs.
+
+        :param keys: the jobs that may be run; by default those of the row's task
+        """
         request_id = state.request_id
         if request_id is not None and (state.finished or state.dead) and not self.closed:
-            self._submit_once(request_id, self._manual_runs_of(state, request_id))
+            keys = self._keys_of(state) if keys is None else keys
+            self._submit_once(request_id, self._manual_runs_of(state, request_id, keys))
 
-    def _manual_runs_of(self, state: RunState, request_id: UUID) -> Iterator[Submission]:
-        for key in self._keys_of(state):
+    def _manual_runs_of(
+        self, state: RunState, request_id: UUID, keys: Iterable[JobKey]
+    ) -> Iterator[Submission]:
+        for key in keys:
             found = self._jobs.requested(key, state.task_name, request_id)
             if found is not None:
                 yield found

@@ -116,6 +116,15 @@ BEFORE = {
         scheduler = BackgroundScheduler(executors={"default": executor})
         scheduler.start()
         """,
+    'executor.run_now("report", by="ann")  # the id of the job, and who asks': """
+        from apscheduler.schedulers.background import BackgroundScheduler
+        from apscheduler_tasklock import TaskLockExecutor
+        def report() -> None: ...
+        executor = TaskLockExecutor(DATABASE_URL)
+        scheduler = BackgroundScheduler(executors={"default": executor})
+        scheduler.add_job(report, "cron", year=2999, id="report")
+        scheduler.start()
+        """,
     # A task whose holder is dead, one that is gone, and a replica that can run the first.
     'for task in locks.tasks("report*"):': """
         import psycopg

@@ -20,9 +20,14 @@ def instances(executor: Any) -> dict[str, int]:
     return counted
 
 
+def submissions(executor: Any) -> list[Any]:
+    """Return the submissions whose runs wait or go on in an executor."""
+    return [active.submission for active in list(executor._active.values())]
+
+
 def has_stored_runs(executor: Any) -> bool:
     """Return whether runs of stored jobs wait or go on in an executor. They are no instances."""
-    return any(active.submission.due is not None for active in list(executor._active.values()))
+    return any(submission.due is not None for submission in submissions(executor))
 
 
 def instances_lock(executor: Any) -> threading.RLock:
