@@ -126,6 +126,14 @@ class TaskLockScheduler:
         """
         return self._of(None).apscheduler
 
+    @property
+    def executor(self) -> TaskLockExecutor:
+        """The executor of :attr:`apscheduler`, such as for ``scheduler.executor.run_now("id")``.
+
+        :raises TaskLockOptionError: as for :attr:`apscheduler`
+        """
+        return self._of(None).executor
+
     def start(self, app: Flask | None = None) -> None:
         """Start the scheduler at once, unless it runs. Servers that are not recognised need this.
 
@@ -177,6 +185,7 @@ class AppScheduler:
     :param jobs: the extension's jobs, as arguments of ``add_job``, by their ids
     :ivar configuration: the application's configuration
     :ivar apscheduler: APScheduler's own scheduler; a shutdown replaces it by a new scheduler
+    :ivar executor: the executor of that scheduler
     :cvar retry_interval: seconds between two tries to start while the tables are missing
     """
 
@@ -200,6 +209,7 @@ class AppScheduler:
         executor = ContextExecutor(
             configuration.executor_database, app=self._app, **configuration.executor_options
         )
+        self.executor = executor
         executors = {**options.pop("executors", {}), "default": executor}
         made = BackgroundScheduler(executors=executors, **options)
         for job in self._jobs.values():

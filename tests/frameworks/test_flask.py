@@ -18,6 +18,7 @@ from sqlalchemy import create_engine
 from sqlalchemy.engine import make_url
 
 from apscheduler_tasklock import (
+    TaskLockExecutor,
     TaskLockOptionError,
     TaskLocks,
     TaskLockSchemaError,
@@ -420,7 +421,36 @@ def test_without_locks_jobs_run_where_there_is_no_postgresql(
     assert app.test_cli_runner().invoke(args=["tasklock", "status"]).exit_code == 2
 
 
+def test_a_route_runs_a_job_now(make_app: MakeApp) -> None:
+    app, ran = make_app(), threading.Event()
+    scheduler = TaskLockScheduler(app)
+    scheduler.add_job(ran.set, "cron", id="sync_prices", year=2999)
+
+    @app.post("/sync")
+    def sync() -> str:
+        return scheduler.executor.run_now("sync_prices", by="ann").requested_by
+
+    scheduler.start(app)
+    assert app.test_client().post("/sync").text == "ann"
+    assert ran.wait(60)
+
+
 # Flask-APScheduler
+
+
+def test_a_route_runs_a_job_of_flask_apscheduler_now(database_url: str) -> None:
+    app, ran = Flask("shop"), threading.Event()
+    executor = TaskLockExecutor(database_url)
+    app.config["SCHEDULER_EXECUTORS"] = {"default": executor}
+    scheduler = APScheduler(app=app)
+    scheduler.scheduler.add_job(ran.set, "cron", id="sync_prices", year=2999)
+    app.post("/sync")(lambda: executor.run_now("sync_prices", by="ann").requested_by)
+    scheduler.start()
+    try:
+        assert app.test_client().post("/sync").text == "ann"
+        assert ran.wait(60)
+    finally:
+        scheduler.shutdown()
 
 
 def test_the_rest_run_of_flask_apscheduler_calls_a_decorated_function_without_the_lock(
