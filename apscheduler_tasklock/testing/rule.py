@@ -592,7 +592,8 @@ def _finish(
     # An earlier release of this claim may have noted the retry.
     is_retried = retry_at is not None or (row.finished and row.retry_of == row.claim_id)
     if not row.finished:
-        row, ended = _recorded(row, end, ended_at, retry_at)
+        noted = row.retry_at if row.retry_of == row.claim_id else None
+        row, ended = _recorded(row, end, ended_at, retry_at or noted)
         if end.outcome == "ok":
             row = replace(row, succeeded_at=ended_at, failures=0)
         elif end.outcome in ("error", "overran"):
