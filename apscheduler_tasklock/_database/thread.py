@@ -58,6 +58,9 @@ LONGEST_WAIT = 0.5
 # many times the limit of a connect and an answer. The number is far above what a turn can take,
 # because an application's probe may restart the process of a stuck thread.
 STUCK = 10
+# The least time between two probes that only show whether an outage is over, in seconds, because
+# what operators read meanwhile waits for them.
+PROBE_INTERVAL = 5.0
 # Limits the seconds that a caller waits for the thread's start, on a very busy machine.
 STARTING_LIMIT = 0.5
 # The key of the worker in `DatabaseThread._worker`.
@@ -148,6 +151,7 @@ class DatabaseThread:
         self._closed = False
         self._ending = False
         self._calls: list[Callable[[], object]] = []
+        self._probed_at = -inf  # when a probe was sent last, on the monotonic clock
         self._turn_began = inf  # on the monotonic clock; `inf`: the thread waits for a message
         self._pid = os.getpid()
         # The events of waiting callers, each with the sender for whose releases the caller waits;
@@ -641,9 +645,9 @@ class DatabaseThread:
             self._outage.prove(took)  # because renewals that were written are as good as a probe
             return
         self._outage.end(took)
-        if self._outage.is_probed:
+        now = time.monotonic()
+        if self._outage.is_probed and now > self._probed_at + PROBE_INTERVAL:
             # Nobody else may have a request before which the probe is sent.
-            now = time.monotonic()
             self._came.append(Ticket(Call(_no_statement), Deadline(self._closing), came=now))
 
     def _prepare(self, batch: list[Ticket[Any]], deadline: Deadline, seconds: float) -> None:
@@ -660,7 +664,7 @@ class DatabaseThread:
         is_last = batch[0].is_release and (self._closing.stopped or self._ending)
         goes_first = is_last or all(ticket.request.goes_first for ticket in batch)
         if self._outage.is_probed and not goes_first:
-            sent = time.monotonic()
+            sent = self._probed_at = time.monotonic()
             # A stop leaves time for the releases.
             self._session.prove(deadline.of_attempt(self._closing, ATTEMPT_LIMIT), seconds)
             self._outage.prove(time.monotonic() - sent)

@@ -275,5 +275,4 @@ def test_an_outage_is_over_for_who_only_reads_once_a_probe_was_confirmed(
                 asked.result(60)
             locks.tasks()  # operators can read meanwhile
             assert said(caplog) == [UNAVAILABLE]
-        locks.tasks()
-        eventually(lambda: said(caplog) == [UNAVAILABLE, BACK])
+        eventually(lambda: locks.tasks() and said(caplog) == [UNAVAILABLE, BACK])
