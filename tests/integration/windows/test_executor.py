@@ -849,7 +849,8 @@ class TestJobsWithoutAnId:
         modified.modify(args=[2])  # the names of those that are gone are forgotten by now
         gc.collect()
         tasks = [found for found in gc.get_objects() if type(found) is UnnamedTask]
-        assert len(tasks) == 1
+        # Other tests of this process may have left some of their jobs.
+        assert len([task for task in tasks if f"{__name__}:_takes" in task.name]) == 1
 
 
 class TestCurrentLock:
