@@ -121,12 +121,13 @@ class Outage:
         """Note that another session has a row locked. If it stays locked, send the probe.
 
         The row may be locked by a session whose commit waits for a standby, and that would be an
-        outage. Other sessions commit sooner.
+        outage. Other sessions commit sooner. In an outage that goes on the failed requests are the
+        probe, or it is sent already.
 
         :param since: since when the row's request has been made, on the monotonic clock
         """
         now = time.monotonic()
-        if now > max(since, self._suspected_at) + LOCKED_LONG:
+        if self.reason is None and now > max(since, self._suspected_at) + LOCKED_LONG:
             self.is_probed, self._suspected_at = True, now
 
     @property

@@ -88,6 +88,12 @@ class LonelyServer:
 
         return eventually(found, instead=self.waiting)  # type: ignore[no-any-return]  # Any
 
+    def cancel_first(self) -> None:
+        """Cancel the first session that waits for a standby, and wait for the next one."""
+        first = self.one_waiting()
+        self.cancel(first)
+        self.one_waiting(but=first)
+
     def cancel(self, pid: int) -> None:
         """Cancel the statement of a session."""
         assert self.run("SELECT pg_cancel_backend(%s)", pid) == [(True,)]

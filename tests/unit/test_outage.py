@@ -378,3 +378,14 @@ def test_a_row_that_stays_locked_lets_the_probe_be_sent(seen: Seen) -> None:
     seen.outage.prove()
     assert not seen.outage.is_probed
     assert seen.outage.reason is None
+
+
+def test_a_row_that_stays_locked_ends_no_outage_of_other_requests(seen: Seen) -> None:
+    """A probe is confirmed while a disk is too full for what has failed."""
+    full = TaskLockDatabaseError("no space left on device")
+    full.__cause__ = psycopg.errors.DiskFull()
+    seen.outage.begin(full)
+    asked = 1000.0
+    seen.go_on(2)
+    seen.outage.note_locked(asked)
+    assert not seen.outage.is_probed

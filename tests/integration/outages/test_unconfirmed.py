@@ -85,9 +85,7 @@ def test_a_claim_that_is_given_up_in_doubt_is_handed_over(
     locks = make()
     with lonely.hanging():
         asked = aside(claim, locks, runs="function", failover=True)
-        waiting = lonely.one_waiting()
-        lonely.cancel(waiting)
-        lonely.one_waiting(but=waiting)
+        lonely.cancel_first()
         locks.stop_claiming()
         with pytest.raises(TaskLockError):
             asked.result(60)
@@ -152,9 +150,7 @@ def test_a_release_that_is_not_confirmed_is_sent_again(
     lock = held(locks)
     with lonely.hanging():
         ticket = locks.begin_release(lock)
-        waiting = lonely.one_waiting()
-        lonely.cancel(waiting)
-        lonely.one_waiting(but=waiting)
+        lonely.cancel_first()
         written = lonely.run(VERSION)
     eventually(lambda: lonely.run(VERSION) != written)
     assert ticket.release.in_doubt
