@@ -108,11 +108,8 @@ class ClaimContext:
         :param doubted: the attempts that were in doubt before this try
         :return: the answers, without the grants that could not be written now
         """
-        written = [
-            each.request
-            for each in doubted
-            if each.request.claim_id in answers and answers[each.request.claim_id].granted
-        ]
+        granted = {claim_id for claim_id, answer in answers.items() if answer.granted}
+        written = [each.request for each in doubted if each.request.claim_id in granted]
         if not written:
             return answers
         renewals = [Renewal(each.task_name, each.claim_id, each.lease) for each in written]
