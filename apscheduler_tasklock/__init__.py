@@ -1,4 +1,4 @@
-"""Runs each APScheduler job once per window, however many replicas schedule it."""
+"""Runs each APScheduler job once, however many processes run the scheduler."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ def main() -> int:
             raise
         sys.stderr.write(
             "apscheduler-tasklock: psycopg finds no libpq; install the system's, or psycopg with "
-            "its own: pip install 'apscheduler-tasklock[binary]'\n"
+            "its own: pip install 'psycopg[binary]'\n"
         )
         return 1
     return run()

@@ -355,7 +355,7 @@ def _sentry_capture() -> Callable[..., Any]:
         from sentry_sdk.crons import capture_checkin
     except ImportError:
         raise TaskLockOptionError(
-            "CheckIns: sentry needs its SDK: pip install 'apscheduler-tasklock[sentry]'"
+            "CheckIns: sentry needs its SDK: pip install sentry-sdk"
         ) from None
     return capture_checkin
 

@@ -90,7 +90,7 @@ def observe_tasks(locks: TaskLocks, meter_provider: MeterProvider | None = None)
         from opentelemetry.metrics import get_meter
     except ImportError:
         raise TaskLockOptionError(
-            "observe_tasks() needs OpenTelemetry: pip install 'apscheduler-tasklock[otel]'"
+            "observe_tasks() needs OpenTelemetry: pip install opentelemetry-api"
         ) from None
     meter = get_meter("apscheduler_tasklock", meter_provider=meter_provider)
     reader = _SharedReader(locks)

@@ -13,6 +13,7 @@ CHECKOUT = Path(__file__).parent.parent
 DOCS = CHECKOUT / "docs"
 # Pages that show a Markdown file of the checkout below their own text.
 SHOWN = {
+    "index": CHECKOUT / "README.md",
     "changelog": CHECKOUT / "CHANGELOG.md",
     "contributing": CHECKOUT / "CONTRIBUTING.md",
     "explanation/architecture": CHECKOUT / "ARCHITECTURE.md",

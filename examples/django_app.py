@@ -5,7 +5,7 @@ In a project the scheduler belongs into ``wsgi.py``, which only servers import. 
 table, and ``check`` or ``shell`` would claim jobs.
 
 pip install "..[binary]" django gunicorn
-export TASKLOCK_DATABASE_URL=postgresql://user:password@localhost:5432/app
+export TASKLOCK_DATABASE_URL=postgresql://app:secret@localhost/app
 apscheduler-tasklock upgrade
 gunicorn django_app:application --workers 3
 """

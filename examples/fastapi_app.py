@@ -1,7 +1,7 @@
 """FastAPI with several workers, each of which has a scheduler on its event loop.
 
 pip install "..[binary,fastapi]" uvicorn
-export TASKLOCK_DATABASE_URL=postgresql://user:password@localhost:5432/app
+export TASKLOCK_DATABASE_URL=postgresql://app:secret@localhost/app
 apscheduler-tasklock upgrade
 uvicorn fastapi_app:app --workers 3
 """

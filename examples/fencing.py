@@ -6,7 +6,7 @@ under, which grows with every claim; and the table, which remembers the highest 
 refuses an older one.
 
 pip install "..[binary]"
-export TASKLOCK_DATABASE_URL=postgresql://user:password@localhost:5432/app
+export TASKLOCK_DATABASE_URL=postgresql://app:secret@localhost/app
 apscheduler-tasklock upgrade
 python fencing.py &  python fencing.py &  python fencing.py
 

@@ -1,7 +1,7 @@
 """Flask under gunicorn, with a scheduler in each worker.
 
 pip install "..[binary,flask]" gunicorn
-export TASKLOCK_DATABASE_URL=postgresql://user:password@localhost:5432/app
+export TASKLOCK_DATABASE_URL=postgresql://app:secret@localhost/app
 flask --app flask_app tasklock upgrade
 gunicorn flask_app:app --workers 4
 """

@@ -1,7 +1,7 @@
 """A job that runs once a period, however many copies of this script are running.
 
 pip install "..[binary]"
-export TASKLOCK_DATABASE_URL=postgresql://user:password@localhost:5432/app
+export TASKLOCK_DATABASE_URL=postgresql://app:secret@localhost/app
 apscheduler-tasklock upgrade
 python threads.py &  python threads.py &  python threads.py
 """

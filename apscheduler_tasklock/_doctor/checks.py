@@ -277,7 +277,7 @@ def _libraries() -> Iterator[Finding]:
         "libpq",
         "note",
         f"{says}: a statement that gets no answer in time is not cancelled in the server",
-        "install libpq 17 or later, or pip install 'apscheduler-tasklock[binary]'",
+        "install libpq 17 or later, or pip install 'psycopg[binary]'",
     )
 
 

@@ -22,7 +22,7 @@ def dashboard(options: argparse.Namespace) -> int:
         from apscheduler_tasklock.dashboard.server import Login, is_loopback, serve
     except ImportError as error:
         raise TaskLockOptionError(
-            f"the dashboard needs {error.name}: pip install 'apscheduler-tasklock[dashboard]'"
+            f"the dashboard needs {error.name}: pip install a2wsgi jinja2 starlette uvicorn"
         ) from error
     password = os.environ.get(PASSWORD_VARIABLE) or None
     if password is None and not is_loopback(options.host):

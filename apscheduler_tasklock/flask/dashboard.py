@@ -122,7 +122,7 @@ def _check_installed() -> None:
         import apscheduler_tasklock.dashboard  # noqa: F401  # only whether what it needs is there
     except ImportError as error:
         raise TaskLockOptionError(
-            f"the dashboard needs {error.name}: pip install 'apscheduler-tasklock[dashboard]'"
+            f"the dashboard needs {error.name}: pip install a2wsgi jinja2 starlette uvicorn"
         ) from error
 
 

@@ -34,7 +34,7 @@ _LOOK_INTERVAL = 0.05
 class TaskLockScheduler:
     """A scheduler for Flask applications, which starts in each process that serves them.
 
-    Each job runs once per window, however many processes there are, and in the application's
+    Each job runs once, however many processes there are, and in the application's
     context. An application is configured by ``app.config``: ``TASKLOCK_DATABASE_URL`` or else
     ``SQLALCHEMY_DATABASE_URI`` is the database, and ``TASKLOCK_FAILOVER`` and so on are options of
     :class:`~apscheduler_tasklock.TaskLockExecutor`.

@@ -1,7 +1,7 @@
 """An application with an Alembic history of its own, which creates the task lock table, too.
 
 pip install "../..[binary]"
-export TASKLOCK_DATABASE_URL=postgresql://user:password@localhost:5432/app
+export TASKLOCK_DATABASE_URL=postgresql://app:secret@localhost/app
 alembic upgrade head
 python app.py &  python app.py &  python app.py
 """

@@ -25,7 +25,9 @@ def examples(checkout: Path) -> list[str]:
 
 @pytest.mark.parametrize("number", range(4))
 def test_an_example_runs(checkout: Path, database_url: str, number: int) -> None:
-    example = examples(checkout)[number].replace("postgresql://app@db/app", database_url)
+    example = examples(checkout)[number].replace(
+        "postgresql://app:secret@localhost/app", database_url
+    )
     # One request, in place of all that ever come.
     example = example.replace("port=9464", "port=0").replace(
         "    server.serve_forever()",

@@ -33,8 +33,8 @@ def test_the_first_example_runs(
     checkout: Path, database_url: str, connection: psycopg.Connection[Any]
 ) -> None:
     example = blocks(checkout / "README.md", "python")[0]
-    assert "postgresql://app@db/app" in example
-    example = example.replace("postgresql://app@db/app", database_url)
+    assert "postgresql://app:secret@localhost/app" in example
+    example = example.replace("postgresql://app:secret@localhost/app", database_url)
     example = example.replace("minutes=5", "seconds=1")
     claimed = "SELECT FROM task_lock WHERE kind IS NOT NULL"
     names: dict[str, Any] = {}

@@ -24,7 +24,7 @@ def description_of(wheel: Path) -> str:
 
 
 def wrong_in_description(description: str, readme: str) -> list[str]:
-    """Return which links lead nowhere on an index, and which code is not README's any more."""
+    """Return what leads nowhere on an index, and which code is not README's any more."""
     rendered = render(description)
     if rendered is None:
         return ["the description cannot be rendered"]
@@ -32,6 +32,9 @@ def wrong_in_description(description: str, readme: str) -> list[str]:
     links.feed(rendered)
     relative = [link for link in links.relative if link[1:] not in links.anchors]
     wrong = [f"the description has the relative link {link}" for link in relative]
+    # README's tables are of links, and a table of their words alone says nothing.
+    if re.search(r"^\|", description, re.MULTILINE) or "picture" in description:
+        wrong.append("the description has a table, or names a picture, that only a checkout has")
     # What makes links into text must leave code alone.
     if code(description) != code(readme):
         wrong.append("the code in the description is not that of README.md")

@@ -42,7 +42,7 @@ GIVEN = {
     "ProcessPoolExecutor": "from apscheduler.executors.pool import ProcessPoolExecutor",
     "prometheus_text": "from apscheduler_tasklock.metrics import prometheus_text",
     "app": "import flask as _flask\napp = _flask.Flask('app')\n"
-    "app.config['TASKLOCK_DATABASE_URL'] = DATABASE_URL or 'postgresql://app@db/app'",
+    "app.config['TASKLOCK_DATABASE_URL'] = DATABASE_URL or 'postgresql://app:secret@localhost/app'",
     "at": "import datetime as _datetime\nat = _datetime.datetime.now(_datetime.timezone.utc)",
     "asyncio": "import asyncio",
     "clean_up": "from apscheduler_tasklock import task_lock as _lock\n@_lock\n"
@@ -171,7 +171,7 @@ for value in list(globals().values()):
         value.close()
 """
 
-URLS = ("postgresql://app@db/app", "postgresql://owner:secret@db/app")
+URL = "postgresql://app:secret@localhost/app"
 
 
 def key_in(snippet: Snippet, table: dict[str, str]) -> str | None:
@@ -206,9 +206,7 @@ def application(tmp_path: Path) -> Path:
 def test_a_block_runs_as_it_stands(snippet: Snippet, application: Path, direct_url: str) -> None:
     unknown = missing_names(as_module(snippet)) - set(GIVEN)
     assert not unknown, f"GIVEN has nothing for {unknown}"
-    code = snippet.text
-    for url in URLS:
-        code = code.replace(url, direct_url)
+    code = snippet.text.replace(URL, direct_url)
     program = "\n".join([f"DATABASE_URL = {direct_url!r}", prelude(snippet), code, AFTER])
     ran = subprocess.run(
         [sys.executable, "-W", "error", "-c", program],

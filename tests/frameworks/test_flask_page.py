@@ -49,7 +49,7 @@ RUN = [
     "flask tasklock resume sync_prices",
 ]
 INSTALL = 'pip install ".[binary,flask]" gunicorn'
-DATABASE = "export TASKLOCK_DATABASE_URL=postgresql://owner:secret@db/app"
+DATABASE = "export TASKLOCK_DATABASE_URL=postgresql://app:secret@localhost/app"
 TEST = "pytest test_app.py"
 
 

@@ -40,7 +40,7 @@ OWN_LIFESPAN = "uvicorn own_lifespan:app --workers 2"
 PROBES = "uvicorn probes:app"
 LOGGED = ["uvicorn logged:app --workers 2", "uvicorn app:app --workers 2 --log-config logging.json"]
 INSTALL = 'pip install ".[binary,fastapi]" uvicorn'
-DATABASE = "export TASKLOCK_DATABASE_URL=postgresql://owner:secret@db/app"
+DATABASE = "export TASKLOCK_DATABASE_URL=postgresql://app:secret@localhost/app"
 UPGRADE = "apscheduler-tasklock upgrade"
 TEST = "pytest test_app.py"
 

@@ -709,4 +709,4 @@ def test_a_psycopg_without_libpq_is_one_line_that_says_what_to_install() -> None
     )
     assert (ended.returncode, ended.stdout) == (1, "")
     assert ended.stderr.count("\n") == 1
-    assert "pip install 'apscheduler-tasklock[binary]'" in ended.stderr
+    assert "pip install 'psycopg[binary]'" in ended.stderr
