@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, create_engine
 
+from apscheduler_tasklock import _shutdown
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._database.url import parse_url
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.settings import lock_settings
 from apscheduler_tasklock._shutdown import Closing
+from apscheduler_tasklock.executor import TaskLockExecutor
 from apscheduler_tasklock.locks import TaskLocks
 from tests.support.exchanges import Setup
 from tests.support.interrupting import hearing_ctrl_c
@@ -66,6 +68,9 @@ def unhurried_stop(monkeypatch: pytest.MonkeyPatch) -> None:
     For tests of what an answer leads to; the limits have tests of their own.
     """
     monkeypatch.setattr(Closing, "over_at", lambda *_: inf)
+    monkeypatch.setattr(_shutdown, "SHUTDOWN_LIMIT", 600.0)
+    patient = replace(TaskLockExecutor.timings, closing_timeout=600.0, longest_answer=60.0)
+    monkeypatch.setattr(TaskLockExecutor, "timings", patient)
 
 
 @pytest.fixture

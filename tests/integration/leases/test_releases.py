@@ -290,24 +290,3 @@ def test_one_whose_answer_was_lost_tells_of_the_retry_that_it_has_noted(
     noted = connection.execute("SELECT retry_at FROM task_lock").fetchone()
     assert (released.retry_at,) == noted
     other.release(retry)
-
-
-def test_one_whose_answer_was_lost_tells_of_a_lost_lock_although_its_run_has_retries(
-    make_locks: MakeLocks, proxy: Proxy, connection: psycopg.Connection[Any]
-) -> None:
-    one = make_locks(proxy.url, timings=Timings(release_timeout=60))
-    lock = held(one, **TIMES, lease=1.0)
-    # As by another replica's claim, after the lease.
-    connection.execute("UPDATE task_lock SET claim_id = gen_random_uuid(), token = token + 1")
-    answers: list[bytes] = []
-
-    def lose(data: bytes) -> bytes | None:
-        if answers:
-            return data
-        answers.append(data)
-        eventually(lambda: lock.lease_left == 0)
-        return None
-
-    proxy.to_client = lose
-    assert one.release(lock, FAILED) is None
-    assert answers
