@@ -164,6 +164,8 @@ class JobRow:
     :ivar task_name: the job's task, if a replica has written it
     :ivar place: the row's place according to PostgreSQL: database, schema, table, and the table's
         comment
+    :ivar token: the token in the task's row when the job was read; 0 if there was no row; ``None``
+        if the task is not known, or the job was read because it is due
     """
 
     id: str
@@ -180,11 +182,12 @@ class JobRow:
     ended: bool
     task_name: str | None
     place: str
+    token: int | None = None
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> JobRow:
-        """Return the job of a row with the columns of :func:`_columns`."""
-        values = {name: row[name] for name in cls.__dataclass_fields__}
+        """Return the job of a row with the columns of :func:`_columns`, and perhaps the token."""
+        values = {name: row[name] for name in cls.__dataclass_fields__ if name in row}
         return cls(**values | {name: _parsed(row[name]) for name in _AS_TEXT})
 
 
@@ -355,7 +358,9 @@ class JobRows:
         """)
         self._place = Statement(f"SELECT ({_place(jobs)}) AS place")
         self._read = Statement(f"""
-            SELECT {_columns(jobs)} FROM {jobs} AS job
+            SELECT {_columns(jobs)},
+                   CASE WHEN job.task_name IS NOT NULL THEN COALESCE(lock.token, 0) END AS token
+            FROM {jobs} AS job LEFT JOIN {lock} AS lock USING (task_name)
             WHERE (%(job_id)s::text IS NULL OR id = %(job_id)s::text) AND ended = %(ended)s::boolean
             ORDER BY next_run_time NULLS LAST, id
         """)

@@ -654,6 +654,8 @@ class Registration:
     :ivar period: seconds from the next run time to the one after it; ``None`` if that is unknown
     :ivar details: the job's options and its trigger's time zone as JSON, for operators, and what
         ``schedule`` leaves out of the trigger
+    :ivar token: of a stored job, the token in the task's row when the job was read; 0 if there was
+        no row; ``None``: unknown. A claim with another token has written a newer due time.
     """
 
     task_name: str
@@ -665,6 +667,7 @@ class Registration:
     moved: bool = False
     period: float | None = None
     details: str | None = None
+    token: int | None = None
 
 
 @dataclass(frozen=True)
@@ -673,7 +676,7 @@ class Registered:
 
     :ivar task_name: the task's name
     :ivar again: whether the task is to be registered again, because another session has the row
-        locked
+        locked, or a claim was granted since the job was read
     :ivar was_schedule: the task's schedule before, if the registration has changed it
     :ivar was_due_at: when the task was due by that schedule; ``None`` if that is unknown, or falls
         into a pause

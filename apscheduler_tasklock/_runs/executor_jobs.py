@@ -397,6 +397,7 @@ class ExecutorJobs:
             submission.runs,
             period=period,
             details=self._details(job, key[1], task),
+            token=job.token_of(task.name) if self._scheduler.is_shared(key[1]) else None,
         )
 
     def _details(self, job: Any, jobstore: str, task: ResolvedTask) -> str:

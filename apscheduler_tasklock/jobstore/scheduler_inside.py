@@ -58,6 +58,10 @@ class StoredJob(Job):  # type: ignore[misc]  # APScheduler has no types
         """Whether the job's last run time was claimed."""
         return self.row.ended
 
+    def token_of(self, task_name: str) -> int | None:
+        """Return the token in the row of its task when it was read; see ``Registration.token``."""
+        return self.row.token if self.row.task_name == task_name else None
+
     def _modify(self, **changes: Any) -> None:
         super()._modify(**changes)
         self.changed |= changes.keys() - {"next_run_time"}

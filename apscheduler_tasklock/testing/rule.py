@@ -727,6 +727,9 @@ def register(
         or (row.due_at is None and not row.is_last and task.next_in is not None)
         or row.due_in_pause
     ):
+        if task.token not in (None, row.token) and row.started_at != NEVER:
+            # The claim has written the due time that follows the one in the registration.
+            return Decision(row, Registered(task.task_name, again=True))
         new = replace(_rescheduled(row, task, now), details=task.details or row.details)
         if row.schedule in (None, task.schedule):
             return Decision(new, Registered(task.task_name))

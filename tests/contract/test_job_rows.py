@@ -392,7 +392,22 @@ class TestUsersChanges:
             False,
             "task",
             one.jobs.place(one.cursor),
+            token=0,
         )
+
+    def test_a_job_is_read_with_the_token_of_its_task(self, one: JobReplica) -> None:
+        """So that its registration writes no due time that a claim has replaced since."""
+
+        def token() -> int | None:
+            read = one.jobs.read(one.cursor, "job")
+            assert read is not None
+            return read.token
+
+        one.add(task_name=None)
+        assert token() is None  # another task may have the row of its name
+        assert one.claims_job(one.one(), period=PERIOD)
+        claimed = one.connection.execute("SELECT token FROM task_lock").fetchone()
+        assert claimed == (token(),)
 
     def test_an_id_that_is_taken_is_a_conflict_except_for_a_repeated_call(
         self, one: JobReplica

@@ -139,6 +139,36 @@ def test_a_running_task_keeps_running(one: Replica, other: Replica, connection: 
     assert one.end(claim_id, outcome="ok") is not None
 
 
+@ON_BOTH
+@pytest.mark.parametrize("had_row", [False, True])
+def test_a_claim_since_the_job_was_read_keeps_its_due_time(
+    one: Replica, connection: Connection, had_row: bool
+) -> None:
+    """As of a stored job that is added to run at once, and claimed before it is registered."""
+    if had_row:
+        run(one, "daily", 0.0)
+    before = row(connection)["token"] if had_row else 0
+    run(one, "daily", HOUR)
+    claimed = row(connection)
+    read_before: dict[str, Any] = {"next_in": 0.0, "moved": True, "token": before, "details": "{}"}
+    for schedule in ("daily", "weekly"):
+        assert register(one, schedule, **read_before) == Registered("task", again=True)
+    assert row(connection) == claimed
+    # The next look has read the row of the claim, and then the job, which the claim has moved on.
+    assert not register(one, "daily", HOUR, moved=True, token=claimed["token"]).again
+    assert row(connection)["due_at"] == claimed["due_at"]
+
+
+@ON_BOTH
+def test_a_row_without_a_claim_is_registered_whatever_was_read(
+    one: Replica, connection: Connection
+) -> None:
+    """As if another replica has registered the task meanwhile."""
+    register(one, "daily", 2 * HOUR)
+    assert not register(one, "daily", HOUR, moved=True, token=0).again
+    assert row(connection)["due_at"] == database_now(connection) + timedelta(hours=1)
+
+
 @pytest.mark.postgresql
 def test_a_row_that_somebody_has_locked_is_passed_over_and_told_again(
     one: Replica, connection: Connection, direct_url: str

@@ -678,10 +678,16 @@ class Requests:
                 "f",
                 self.chance(0.3),
                 self.rng.choice([None, 5.0, 60.0]),
+                token=self.token_before_registering(task),
             )
             for task in names or self.rng.sample(TASKS, self.rng.randint(1, 2))
         ]
         return lambda replica: replica.statements.register(tasks)
+
+    def token_before_registering(self, task: str) -> int | None:
+        """Return the token that was read before a registration: the row's, or an older one."""
+        row = self.memory.locks.rows.get(task)
+        return self.rng.choice([None, 0, *([] if row is None else [row.token, row.token - 1])])
 
     def prune(self) -> Ask:
         age = self.seconds(100.0)

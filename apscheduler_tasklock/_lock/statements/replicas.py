@@ -29,6 +29,7 @@ _REGISTRATION_TYPES = {
     "runs": "text",
     "moved": "boolean",
     "details": "text",
+    "token": "bigint",
 }
 
 # Limits how long a replica counts as alive after its last sign of life, in seconds: three times the
@@ -54,9 +55,13 @@ def register(table: str) -> str:
     operators, so that new ones change nothing else. A retry that was void because the row's due
     time has passed stays void.
 
+    A row that was claimed since the registration's job was read is not changed, because the claim
+    has written the due time that follows the one that was read.
+
     The statement returns for each task whether it is to be registered again, because another
-    session has the row locked. If it has changed the schedule, it returns the old schedule, too,
-    and when the task was due by it, unless that run time fell into a pause.
+    session has the row locked, or the row was claimed since. If it has changed the schedule, it
+    returns the old schedule, too, and when the task was due by it, unless that run time fell into a
+    pause.
     """
     due = "now() + asked.next_in * interval '1 second'"
     # When the row's window ends for a claim with the registered schedule. A window that belongs to
@@ -73,6 +78,8 @@ def register(table: str) -> str:
     says_more = f"""(lock.schedule IS DISTINCT FROM asked.schedule OR asked.moved
                      OR (lock.due_at IS NULL AND NOT lock.is_last AND asked.next_in IS NOT NULL)
                      OR {DUE_IN_ANY_PAUSE})"""
+    is_as_read = f"""(asked.token IS NULL OR lock.started_at = {NEVER}
+                      OR lock.token = asked.token)"""
     has_other_details = """(lock.details IS DISTINCT FROM asked.details
                             AND asked.details IS NOT NULL)"""
     return f"""
@@ -83,7 +90,7 @@ def register(table: str) -> str:
                    CASE WHEN NOT {DUE_IN_ANY_PAUSE} THEN {_readable("lock.due_at")} END
                        AS was_due_at
             FROM {table} AS lock JOIN asked USING (task_name)
-            WHERE {says_more}
+            WHERE {says_more} AND {is_as_read}
             ORDER BY lock.task_name FOR NO KEY UPDATE OF lock SKIP LOCKED
         ), rewritten AS (
             UPDATE {table} AS lock SET

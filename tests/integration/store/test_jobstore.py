@@ -358,16 +358,29 @@ class TestRuns:
         assert number <= len(ran[key]) - before + 1
 
     def test_its_run_is_in_the_history_and_the_task_knows_when_it_is_due(
-        self, make: Make, key: str, database_url: str, connection: Connection
+        self,
+        make: Make,
+        key: str,
+        database_url: str,
+        connection: Connection,
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        replica = make()
-        # Registered before it runs: else it would be shown as due then until its next run.
+        """Also if the job runs after it was read for its registration, and before that arrives."""
+        replica = make(poll_interval=0.3)
+        lookup_job = replica.store.lookup_job
+
+        def read_before_it_runs(job_id: str) -> Any:
+            job = lookup_job(job_id)
+            replica.runs(key)
+            return job
+
+        monkeypatch.setattr(replica.store, "lookup_job", read_before_it_runs)
         due = now() + timedelta(seconds=2)
         given = {"args": [key], "id": key, "next_run_time": due, "misfire_grace_time": None}
         replica.scheduler.add_job(note, "interval", hours=1, **given)
-        replica.runs(key)
         locks = TaskLocks(database_url)
-        [run] = eventually(lambda: locks.runs(key))
+        [run] = eventually(lambda: ended_runs(locks, key))
+        eventually(lambda: locks.tasks()[0].zone)  # which only a registration writes
         [task] = locks.tasks()
         locks.close()
         row = job_row(connection, key)
