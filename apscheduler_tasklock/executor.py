@@ -753,12 +753,7 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
                     )
                 )
             raise
-        if task.own_because is not None:
-            logger.debug(
-                "Job %s: run here, without a lock: it is a one-off job without an id, and %s",
-                job.id,
-                task.own_because,
-            )
+        self._jobs.log_own(job, task)
         submission = self._jobs.submission(job, jobstore, task, run_times, scheduler_pass)
         self._know(job, jobstore, task)
         try:

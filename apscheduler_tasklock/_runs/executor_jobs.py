@@ -93,6 +93,7 @@ class ExecutorJobs:
         self._schedules: dict[JobKey, _Schedule] = {}
         self._has_lock: dict[JobKey, bool] = {}  # of the jobs that `counted` counts
         self._notices = notices
+        self._logged_own: set[str] = set()  # functions
 
     def resolve(self, job: Any, jobstore: str) -> ResolvedTask:
         """Return a job's task and its lock options.
@@ -500,6 +501,26 @@ class ExecutorJobs:
             reference,
         )
         return False
+
+    def log_own(self, job: Any, task: ResolvedTask) -> None:
+        """Log that a one-off job without an id runs on each replica that adds it, if this is one.
+
+        At INFO once for each function, and at DEBUG otherwise.
+        """
+        if task.own_because is None:
+            return
+        function = function_reference(job)
+        level = logging.DEBUG if function in self._logged_own else logging.INFO
+        self._logged_own.add(function)
+        logger.log(
+            level,
+            "Job %s (%s): run here, without a lock, as on each replica that adds it: it is a "
+            "one-off job without an id, and %s. To run it on one replica, give it an id in "
+            "add_job(..., id=...)",
+            job.id,
+            function,
+            task.own_because,
+        )
 
     def log_limited_settings(self, job: Any, jobstore: str, task: ResolvedTask) -> None:
         """Log the settings of a job that have less effect under its lock."""

@@ -368,16 +368,21 @@ def test_without_options_of_its_own_nothing_is_told_of_it(
     assert warnings(caplog) == []
 
 
-def test_that_it_runs_without_a_lock_is_told_at_debug(
+def test_that_it_runs_without_a_lock_is_told_once_for_a_function(
     make_replica: MakeReplica, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG, "apscheduler_tasklock")
     replica = make_replica()
-    job = replica.scheduler.add_job(takes_one, args=["hunter2"], misfire_grace_time=None)
-    ended(replica, job)
-    [line] = [r for r in caplog.records if "without a lock" in r.getMessage()]
-    assert line.levelno == logging.DEBUG
-    assert job.id in line.getMessage()
+    jobs = [
+        replica.scheduler.add_job(function, args=["hunter2"], misfire_grace_time=None)
+        for function in (takes_one, lock_name, takes_one)
+    ]
+    ended(replica, *jobs)
+    told = [r for r in caplog.records if "run here, without a lock" in r.getMessage()]
+    assert sorted(r.levelname for r in told) == ["DEBUG", "INFO", "INFO"]
+    assert {job.id for job in jobs} == {r.getMessage().split()[1] for r in told}
+    assert all("as on each replica that adds it" in r.getMessage() for r in told)
+    assert ["takes_one" in r.getMessage() for r in told if r.levelno == logging.DEBUG] == [True]
     assert "hunter2" not in caplog.text
 
 
