@@ -875,7 +875,10 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
         if notifier is None:
             dispatch = dispatcher(self._inner, self._adapter.dispatch, awaited=awaited)
             notifier = self._notifiers[awaited] = Notifier(
-                _where_allowed(dispatch), self._blocked, self._adapter.has_listener
+                _where_allowed(dispatch),
+                self._blocked,
+                self._adapter.has_listener,
+                self._missed.note,
             )
         return notifier
 
@@ -959,6 +962,7 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
             moved = event.code == EVENT_JOB_MODIFIED
             self._note_job(job, event.jobstore, task, moved=moved)
             if event.code == EVENT_JOB_ADDED:
+                self._jobs.forget_submitted((job.id, event.jobstore))
                 self._jobs.log_limited_settings(job, event.jobstore, task)
 
     def _note_job(self, job: Any, jobstore: str, task: ResolvedTask, *, moved: bool = True) -> None:

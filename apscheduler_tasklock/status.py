@@ -344,6 +344,8 @@ class MissCause(str, Enum):
     """No replica asked for it."""
     MOVED = "moved"
     """The schedule was changed before it, and the new schedule does not have it."""
+    REFUSED = "refused"
+    """The application has set it, by ``modify_job`` or ``add_job``, inside the window of a run."""
 
 
 @dataclass(frozen=True)

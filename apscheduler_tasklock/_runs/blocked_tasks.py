@@ -8,7 +8,9 @@ from datetime import datetime
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.protocol_messages import ClaimRequest, Refusal
 from apscheduler_tasklock._lock.statements.misses import TOGETHER
+from apscheduler_tasklock._runs.missed_runs import inside_window
 from apscheduler_tasklock._runs.submission import Submission
+from apscheduler_tasklock._runs.trigger_times import EndlessTriggerError, may_give
 from apscheduler_tasklock._values import logger_of
 
 logger = logger_of(__name__)
@@ -16,6 +18,14 @@ logger = logger_of(__name__)
 # A run whose lease is renewed may just take long. So a WARNING is logged only when the run has
 # blocked this many run times. Any other run is logged when it has blocked one.
 RUN_TIMES_UNTIL_WARNING = 3
+# Limits the seconds between the starts of replicas that add one job with `next_run_time=now`, each
+# at its start. One of these run times is run, and the others need no log line.
+AT_START = 60.0
+# The advice if the application has set a run time inside a window.
+RUN_NOW = (
+    "To run the job now, whatever its windows: executor.run_now(%r). To run it again after a "
+    "failure: the option retries, in place of a listener"
+)
 
 
 class BlockedTasks:
@@ -98,6 +108,54 @@ class BlockedTaskWarnings:
                     task=task_name,
                 ),
             )
+
+    def warn_of_set_time(self, request: ClaimRequest, refusal: Refusal) -> str | None:
+        """Log that the window has refused a run time that the application has set.
+
+        The first one of a job is logged at INFO, the second one at WARNING.
+
+        :return: why it was refused; ``None``: it is no such run time
+        """
+        if not self._is_of_application(request, refusal):
+            return None
+        submission, why = self._submission, inside_window(refusal)
+        remedy = RUN_NOW % (submission.job.id,) if not submission.one_off else self._remedy
+        for level in (logging.INFO, logging.WARNING):
+            if self._logged.is_first(f"set, {level}", submission.task_name):
+                logger.log(
+                    level,
+                    "Task %r: refused the run time %s, which modify_job or add_job has set: %s. %s",
+                    submission.task_name,
+                    self.run_time,
+                    why,
+                    remedy,
+                )
+                break
+        return f"modify_job or add_job has set it, and {why}"
+
+    def _is_of_application(self, request: ClaimRequest, refusal: Refusal) -> bool:
+        """Return whether the window has refused a run time that the application has set.
+
+        Such a run time is no run time of the job's trigger. The application has given it to
+        ``modify_job`` or ``add_job`` as ``next_run_time``, and nothing runs for it.
+        """
+        submission = self._submission
+        is_of_window = refusal.reason in ("window", "running") and not refusal.blocked
+        if not is_of_window or request.exact or submission.is_standby:
+            return False
+        assert request.run_time is not None
+        previous = submission.previous
+        if previous is None and not self._is_own(refusal):
+            after = abs((request.run_time - refusal.window_start).total_seconds())
+            if after <= AT_START:
+                return False  # because each replica adds the job with this run time at its start
+        # A new trigger leaves the next run time of the trigger before it.
+        triggers = [submission.trigger, *(previous or ())[:1]]
+        last = None if previous is None else previous[1]
+        try:
+            return not any(may_give(trigger, request.run_time, last) for trigger in triggers)
+        except EndlessTriggerError:
+            return False
 
     def _warn_if_nobody_runs_it(self, request: ClaimRequest, refusal: Refusal) -> None:
         """Warn if a run time is not run because it falls into the window of an earlier run time."""

@@ -91,6 +91,8 @@ class ExecutorJobs:
         self._submit = submit
         self._clock = clock
         self._schedules: dict[JobKey, _Schedule] = {}
+        # The trigger and the last run time of the jobs that the scheduler has submitted here.
+        self._submitted: dict[JobKey, tuple[Any, datetime]] = {}
         self._has_lock: dict[JobKey, bool] = {}  # of the jobs that `counted` counts
         self._notices = notices
         self._logged_own: set[str] = set()  # functions
@@ -132,7 +134,11 @@ class ExecutorJobs:
             ``None``: the submission gets no claim ids, so that only a copy made by
             :meth:`Submission.anew` can be submitted
         """
-        schedule = self._schedule((job.id, jobstore), job.trigger)
+        key, one_off = (job.id, jobstore), isinstance(job.trigger, DateTrigger)
+        schedule = self._schedule(key, job.trigger)
+        previous = self._submitted.get(key)
+        if scheduler_pass is not None and not one_off:
+            self._submitted[key] = job.trigger, run_times[-1]
         return Submission(
             job=job,
             jobstore=jobstore,
@@ -143,10 +149,11 @@ class ExecutorJobs:
             run_unlocked=self._run_unlocked,
             logger_name=self._logger_name(),
             runs=what_runs(job),
-            one_off=isinstance(job.trigger, DateTrigger),
+            one_off=one_off,
             schedule=schedule.text,
             schedule_since=schedule.since,
             gaps=schedule.gaps,
+            previous=previous,
             scheduler_pass=scheduler_pass,
             claim_ids=new_claim_ids(run_times) if scheduler_pass else (),
         )
@@ -167,7 +174,12 @@ class ExecutorJobs:
     def forget(self, key: JobKey) -> None:
         """Forget the schedule of a job that was removed, and count the job no more."""
         self._schedules.pop(key, None)
+        self.forget_submitted(key)
         self.forget_counted(key)
+
+    def forget_submitted(self, key: JobKey) -> None:
+        """Forget the run times of a job that was added, maybe in the place of another one."""
+        self._submitted.pop(key, None)
 
     def note(self, job: Any, jobstore: str, task: ResolvedTask) -> None:
         """Count a job as one with a lock or without, unless it is in a shared job store.
@@ -458,6 +470,7 @@ class ExecutorJobs:
             return None
         job, task = found
         renewed = self.submission(job, submission.jobstore, task, submission.run_times)
+        renewed = replace(renewed, previous=submission.previous)
         return renewed if renewed.schedule == submission.schedule else None
 
     def submit(self, submission: Submission, not_now: Callable[[], None]) -> None:

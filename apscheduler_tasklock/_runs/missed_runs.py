@@ -174,6 +174,8 @@ class MissedRuns:
         overdue_in = request.run_time.timestamp() + request.grace - time.time()
         if not request.exact:  # another replica may run this window a period later
             overdue_in += request.next_in or 0.0
+        if cause is MissCause.REFUSED:
+            overdue_in = 0.0  # because no replica runs it any more
         if cause is MissCause.DATABASE:  # because an earlier try of the claim may still be granted
             not_before = now + self._locks.longest_doubt
         ripe_at = max(now + overdue_in, not_before)
@@ -397,6 +399,14 @@ def still_running(refusal: Refusal) -> str:
     elif not refusal.runs:
         what = "a hold of its lock"
     return f"{what} on {refusal.holder} (token {refusal.token}) was still going on"
+
+
+def inside_window(refusal: Refusal) -> str:
+    """Return into which window a run time falls."""
+    words = f"it falls into the window of the run time {_moment(refusal.window_start)}"
+    if refusal.unfinished:
+        return f"{words}, and the run on {refusal.holder} (token {refusal.token}) is not over"
+    return f"{words}, which ends at {_moment(refusal.locked_until)}"
 
 
 def went_on(since: datetime) -> str:

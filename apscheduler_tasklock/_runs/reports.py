@@ -32,6 +32,7 @@ from apscheduler_tasklock.events import (
     TaskLockEvent,
 )
 from apscheduler_tasklock.lock import HeldLock
+from apscheduler_tasklock.status import MissCause
 
 logger = logger_of(__name__)
 
@@ -77,11 +78,13 @@ class Notifier:
     :ivar dispatch: dispatches an event to the listeners
     :ivar blocked: which warnings of blocked tasks were logged
     :ivar has_listener: returns whether a listener wants events of a code
+    :ivar note_missed: notes for the run history that a run time is not run, and why
     """
 
     dispatch: Dispatch
     blocked: BlockedTasks
     has_listener: Callable[[int], bool] = lambda _code: True
+    note_missed: Callable[[ClaimRequest, MissCause, str], object] = lambda *_note: None
 
 
 class Reports:
@@ -151,11 +154,16 @@ class Reports:
         )
 
     def warn_of(self, request: ClaimRequest, refusal: Refusal) -> None:
-        """Log the warnings that a refusal gives rise to; see :class:`BlockedTaskWarnings`."""
+        """Log the warnings that a refusal gives rise to; see :class:`BlockedTaskWarnings`.
+
+        Also note a refused run time that the application has set, which nobody else can know of.
+        """
         blocked = self._notifier.blocked
-        BlockedTaskWarnings(self._submission, self.run_time, self._locks, blocked).warn(
-            request, refusal
-        )
+        warnings = BlockedTaskWarnings(self._submission, self.run_time, self._locks, blocked)
+        warnings.warn(request, refusal)
+        reason = warnings.warn_of_set_time(request, refusal)
+        if reason is not None:
+            self._notifier.note_missed(request, MissCause.REFUSED, reason)
 
     def kept(self, refusal: Refusal) -> None:
         """Report a run time that was refused, and is claimed again when the run in its way is over.

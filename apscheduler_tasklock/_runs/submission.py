@@ -144,6 +144,8 @@ class Submission:
     :ivar dead_run: the dead run that is taken over, if this is a takeover
     :ivar request_id: the id of the manual run, if this is a manual run. Its run time is the time at
         which the submission was made.
+    :ivar previous: the trigger and the last run time of the submission before this one; ``None``:
+        the scheduler has submitted no run time of the job here since it was added
     :ivar is_standby: whether the job is run in the place of another replica; see ``standby``
     :ivar claim_ids: the ids of the claims, one for each run time
     :ivar due: the due run, if a shared job store has read the job as due
@@ -170,6 +172,7 @@ class Submission:
     failed_run: RunState | None = None
     dead_run: RunState | None = None
     request_id: UUID | None = None
+    previous: tuple[Any, datetime] | None = None
     is_standby: bool = False
     claim_ids: Sequence[UUID] = ()
     due: DueRun | None = None

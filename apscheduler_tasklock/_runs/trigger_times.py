@@ -50,6 +50,9 @@ _STOCK = (CronTrigger, DateTrigger, IntervalTrigger, CalendarIntervalTrigger)
 _ASKED_THEMSELVES = (CronTrigger, DateTrigger, IntervalTrigger)
 
 _INSTANT = timedelta(microseconds=1)
+# Limits by how many seconds the run times of an interval are inexact, because APScheduler reckons
+# with floats.
+_INEXACT = 0.001
 
 # Limits the steps of one call, for all parts of a trigger together. Each answer of a part costs one
 # step. An answer of a cron trigger also costs a step for each `_DAYS_OF_STEP` days that the trigger
@@ -125,6 +128,33 @@ def is_shared(trigger: Any, nominal: datetime) -> bool:
         ]
     first = _first_from(_without_jitter_and_end(trigger), nominal, Steps())
     return first is not None and first.timestamp() == nominal.timestamp()
+
+
+def may_give(trigger: Any, run_time: datetime, previous: datetime | None) -> bool:
+    """Return whether a trigger itself may have given a run time; if not, a user has set it.
+
+    An interval counts on from the previous run time, or anew from its start, for example after
+    ``resume_job``. Of a custom trigger nobody knows its run times.
+
+    :param trigger: an APScheduler trigger
+    :param run_time: a nominal run time, with a time zone
+    :param previous: the job's run time before it; ``None``: not known
+    :raises OutOfStepsError: the budget of steps does not suffice
+    """
+    if type(trigger) in (AndTrigger, OrTrigger):
+        parts = (may_give(part, run_time, previous) for part in trigger.triggers)
+        return all(parts) if type(trigger) is AndTrigger else any(parts)
+    if type(trigger) is IntervalTrigger:
+        starts = [trigger.start_date, *filter(None, [previous])]
+        return any(_is_step(trigger, run_time.timestamp() - start.timestamp()) for start in starts)
+    return type(trigger) not in _STOCK or is_shared(trigger, run_time)
+
+
+def _is_step(trigger: IntervalTrigger, seconds: float) -> bool:
+    """Return whether an interval has a run time so many seconds after its start, or another one."""
+    seconds += _INEXACT
+    jitter = float(trigger.jitter or 0)
+    return seconds >= 0 and seconds % trigger.interval_length <= jitter + 2 * _INEXACT
 
 
 def time_of_day(calendar_interval: Any) -> list[int]:

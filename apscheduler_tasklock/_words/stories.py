@@ -14,7 +14,7 @@ from apscheduler_tasklock._words.runs import (
     miss_in_words,
 )
 from apscheduler_tasklock._words.tasks import pause_in_words
-from apscheduler_tasklock.status import Pause, Run, Story, TaskState, TaskStatus, Verdict
+from apscheduler_tasklock.status import MissCause, Pause, Run, Story, TaskState, TaskStatus, Verdict
 
 # The words for the outcomes of runs. Other outcomes are shown by their own names.
 _ENDED = {
@@ -92,11 +92,12 @@ def _last_run_time(story: Story, formats: Formats) -> str:
     if verdict is Verdict.UNKNOWN:
         is_new = task.started_at is None
         return "it has never run" if is_new else "the history has no run time before that"
+    missed = "refused" if miss is not None and _is_refused(miss) else "missed"
     if miss is not None and story.scheduled_at != miss.last_scheduled_at:
-        return "its run times around then were missed"
+        return f"its run times around then were {missed}"
     was = f"its last run time until then was {formats.moment(story.scheduled_at)}"
     if verdict is Verdict.MISSED:
-        return f"{was}, which was missed"
+        return f"{was}, which was {missed}"
     if verdict is Verdict.DUE:
         return f"{was}, which no replica has run so far"
     if verdict is Verdict.RAN:
@@ -108,6 +109,11 @@ def _last_run_time(story: Story, formats: Formats) -> str:
     if kind in _WITHOUT_RUN_TIME:
         return f"its last run until then was {_WITHOUT_RUN_TIME[kind]}, which {became}"
     return f"{was}, whose run {became}"
+
+
+def _is_refused(miss: Run) -> bool:
+    """Return whether a missed run time was one of the application, inside a window."""
+    return miss.cause == MissCause.REFUSED.value
 
 
 def _became(runs: Sequence[Run], at: datetime) -> str:
@@ -133,7 +139,8 @@ def _verdict(story: Story, formats: Formats) -> list[str]:
         lines.append(_running(task, formats))
     elif story.miss is not None:
         told = f"(told by {story.miss.replica} at {formats.moment(story.miss.started_at)})"
-        lines.append(f"no replica ran {miss_in_words(story.miss, formats)} {told}")
+        refused = "refused" if _is_refused(story.miss) else "no replica ran"
+        lines.append(f"{refused} {miss_in_words(story.miss, formats)} {told}")
     elif story.verdict is Verdict.DUE:
         late = formats.seconds(task.late_by)
         lines.append(

@@ -139,6 +139,23 @@ def test_an_entry_grows_while_its_cause_stays_the_same(
     assert row(connection)["recorded_misses"] == 2
 
 
+def test_a_refused_run_time_of_the_application_is_told_although_its_window_has_a_run(
+    one: Replica, other: Replica, connection: Connection, started: datetime
+) -> None:
+    for seconds in (2, 5):
+        tell(one, after(started, seconds), cause="refused", reason="set", exact=True)
+    assert told(connection) == [(after(started, 2), after(started, 5), 2, "refused", "set", "one")]
+    # It stands for nobody's run time: those that were missed before it are told, too.
+    assert row(connection)["missed_at"] is None
+    tell(other, after(started, 10))
+    tell(one, after(started, 12), cause="refused", reason="set", exact=True)
+    assert [(entry[0], entry[3]) for entry in told(connection)] == [
+        (after(started, 2), "refused"),
+        (after(started, 10), "misfire"),
+    ]
+    assert row(connection)["missed_at"] == after(started, 10)
+
+
 @pytest.mark.parametrize(("reason", "entries"), [("from a to b", 1), ("from b to c", 2)])
 def test_each_change_of_the_schedule_has_an_entry_of_its_own(
     one: Replica, connection: Connection, started: datetime, reason: str, entries: int

@@ -22,6 +22,7 @@ from apscheduler_tasklock._runs.trigger_times import (
     following_run_time,
     has_next_run,
     is_shared,
+    may_give,
     nominal_time,
     period_after,
     run_times_between,
@@ -789,6 +790,50 @@ def test_a_run_time_of_the_schedule_itself_is_shared(trigger: Any, nominal: date
 )
 def test_another_run_time_is_not_shared(trigger: Any, nominal: datetime) -> None:
     assert not is_shared(trigger, nominal)
+
+
+ITS_OWN = IntervalTrigger(minutes=5, start_date=TEN.replace(microsecond=1), timezone="UTC")
+WITH_JITTER = IntervalTrigger(minutes=5, start_date=TEN, timezone="UTC", jitter=30)
+SET = TEN + timedelta(minutes=6, seconds=1)
+
+
+@pytest.mark.parametrize(
+    ("trigger", "seconds", "previous", "expected"),
+    [
+        (cron(minute="*/5"), 0, None, True),
+        (cron(minute="*/5"), 61, None, False),
+        (DateTrigger(TEN, timezone.utc), 0, None, True),
+        (DateTrigger(TEN, timezone.utc), 1, None, False),
+        # From its start, as after `resume_job` and `reschedule_job`, also a start of its own.
+        (EVERY_5, 600, None, True),
+        (EVERY_5, 601, None, False),
+        (EVERY_5, -300, None, False),
+        (ITS_OWN, 300, None, True),
+        (ITS_OWN, 361, None, False),
+        # On from its last run time, which was set; some run times may have been left out.
+        (EVERY_5, 661, SET, True),
+        (EVERY_5, 1261, SET, True),
+        (EVERY_5, 600, SET, True),
+        (EVERY_5, 400, SET, False),
+        (EVERY_5, 61, SET, False),
+        # Jitter makes it at most so much later.
+        (WITH_JITTER, 329, None, True),
+        (WITH_JITTER, 331, None, False),
+        (WITH_JITTER, 690, SET, True),
+        (WITH_JITTER, 595, SET, False),
+        # One part of either kind, or all parts.
+        (OrTrigger([cron(minute=0), EVERY_5]), 661, SET, True),
+        (OrTrigger([cron(minute=0), EVERY_5]), 400, SET, False),
+        (AndTrigger([cron(minute="*/10"), EVERY_5]), 600, None, True),
+        (AndTrigger([cron(minute="*/10"), EVERY_5]), 300, None, False),
+        # Of an application's own trigger nobody knows.
+        (Custom(lambda _previous, now: now), 61, None, True),
+    ],
+)
+def test_whether_a_trigger_may_have_given_a_run_time_itself(
+    trigger: Any, seconds: float, previous: datetime | None, expected: bool
+) -> None:
+    assert may_give(trigger, TEN + timedelta(seconds=seconds), previous) is expected
 
 
 def test_a_default_start_of_an_interval_is_not_shared() -> None:

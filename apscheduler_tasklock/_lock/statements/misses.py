@@ -157,7 +157,8 @@ def note_misses(table: str, history: History) -> str:
     The statement gets a note for each task, which lists the task's missed run times. A run time is
     left out if a replica has run it, or if ``missed_at`` in the task's row shows that another
     replica has written its entry. A task gets no entry if none of its run times is left, or if it
-    has another schedule by now.
+    has another schedule by now. A refused run time of the application is never left out, and is not
+    noted in ``missed_at``: it falls into the window of a run, and one replica alone has it.
 
     If a run time between them was run, only those before that run get an entry, and the note is to
     be sent again for the others.
@@ -189,7 +190,7 @@ def note_misses(table: str, history: History) -> str:
         ended_at="now()",
         cause="run.cause",
         reason="run.reason",
-        last_scheduled_at="run.missed_at",
+        last_scheduled_at="run.last_at",
         run_times="run.run_times",
     )
     # The last run before a missed run time. If some run times are only counted, it is not known
@@ -217,13 +218,13 @@ def note_misses(table: str, history: History) -> str:
                 FROM unnest(asked.run_times) AS listed (run_time)
             ) AS given, LATERAL (SELECT {run_before} AS at) AS run_before
             WHERE (lock.schedule = asked.schedule OR (asked.one_off AND lock.one_off))
-                  AND NOT {window}
+                  AND (asked.cause = 'refused' OR NOT {window}
                   AND (lock.missed_at IS NULL OR given.at > lock.missed_at
                        + CASE WHEN asked.one_off THEN {TOGETHER} WHEN asked.exact THEN 0.0
                               ELSE asked.min_lock END * interval '1 second')
                   AND NOT {_was_run("lock.window_start")} AND {known}
                   AND NOT EXISTS (SELECT FROM {of_task} AND run.ring IN ('runs', 'failures')
-                                  AND {_was_run("run.scheduled_at")})
+                                  AND {_was_run("run.scheduled_at")}))
             GROUP BY asked.task_name, lock.schedule, asked.cause, asked.reason, asked.more,
                      lock.token, lock.missed_at, lock.window_start, lock.recorded_misses,
                      run_before.at
@@ -241,7 +242,7 @@ def note_misses(table: str, history: History) -> str:
                 WHERE run.task_name = explained.task_name AND run.ring = 'misses'
                       AND run.cause = explained.cause
                       AND (run.cause NOT IN ('paused', 'moved') OR run.reason = explained.words)
-                      AND (run.cause IN ('paused', 'database')
+                      AND (run.cause IN ('paused', 'database', 'refused')
                            OR run.last_scheduled_at = explained.missed_at)
                       AND run.last_scheduled_at < explained.first_at
                 ORDER BY run.last_scheduled_at DESC LIMIT 1
@@ -254,14 +255,15 @@ def note_misses(table: str, history: History) -> str:
             ORDER BY lock.task_name FOR NO KEY UPDATE OF lock SKIP LOCKED
         ), noted AS (
             UPDATE {table} AS lock SET
-                missed_at = told.last_at,
+                missed_at = CASE WHEN told.cause = 'refused' THEN lock.missed_at
+                                 ELSE told.last_at END,
                 finished_at = CASE WHEN lock.one_off AND lock.started_at = {NEVER} THEN now()
                                    ELSE lock.finished_at END,
                 recorded_misses = lock.recorded_misses
                     + CASE WHEN told.grows_from IS NULL THEN 1 ELSE 0 END
             FROM told JOIN free USING (task_name)
             WHERE lock.task_name = free.task_name AND {SAFELY}
-            RETURNING lock.task_name, lock.recorded_misses, lock.missed_at, told.cause,
+            RETURNING lock.task_name, lock.recorded_misses, told.last_at, told.cause,
                       told.words AS reason, COALESCE(told.grows_from, told.first_at) AS first_at,
                       COALESCE(told.noted_at, now()) AS noted_at, told.grows_slot,
                       LEAST(told.run_times + COALESCE(told.grows_by, 0), 2147483647)::int
