@@ -50,17 +50,18 @@ def write_report() -> None:
 
 def main() -> None:
     """Schedule the job: a holder that is not heard of for 2 seconds is taken over."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
     with psycopg.connect(DATABASE) as connection:
         connection.execute("SELECT pg_advisory_xact_lock(hashtext('report'))")  # one at a time
         connection.execute(CREATE)
     executor = TaskLockExecutor(DATABASE, lease=2, failover=True)
     scheduler = BlockingScheduler(executors={"default": executor})
     scheduler.add_job(write_report, "interval", seconds=3, id="write-report")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
     try:
         scheduler.start()
     except (KeyboardInterrupt, SystemExit):
-        scheduler.shutdown()  # lets a running job end, and releases its lock
+        if scheduler.running:  # not if the signal came while it was started
+            scheduler.shutdown()  # lets a running job end, and releases its lock
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import sys
 
 from apscheduler_tasklock.cli.exits import FAILED, OK, say
 from apscheduler_tasklock.cli.target import database_of
+from apscheduler_tasklock.draining import end_on_sigterm
 from apscheduler_tasklock.errors import TaskLockOptionError
 
 # The variable with the password, because everybody on a machine can read a command line.
@@ -16,7 +17,7 @@ PASSWORD_VARIABLE = "TASKLOCK_DASHBOARD_PASSWORD"  # noqa: S105  # the variable'
 
 
 def dashboard(options: argparse.Namespace) -> int:
-    """Serve the dashboard until Ctrl-C."""
+    """Serve the dashboard until Ctrl-C or SIGTERM."""
     try:
         from apscheduler_tasklock.dashboard import dashboard as make
         from apscheduler_tasklock.dashboard.server import Login, is_loopback, serve
@@ -45,6 +46,7 @@ def dashboard(options: argparse.Namespace) -> int:
     # Pages say what is wrong with the database, so the log need not say it again.
     logging.getLogger("apscheduler_tasklock").addHandler(logging.NullHandler())
     may = "operators can act here" if options.operate else "read-only; --operate allows actions"
+    end_on_sigterm()  # because uvicorn ends its server in good order, and raises the signal again
     try:
         serve(
             app,

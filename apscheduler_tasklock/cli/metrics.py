@@ -8,12 +8,13 @@ from contextlib import suppress
 from apscheduler_tasklock.cli.exits import OK, say
 from apscheduler_tasklock.cli.output import print_json
 from apscheduler_tasklock.cli.target import task_locks
+from apscheduler_tasklock.draining import end_on_sigterm
 from apscheduler_tasklock.errors import TaskLockError, TaskLockOptionError
 from apscheduler_tasklock.metrics import MetricsServer, metric_values, prometheus_text
 
 
 def metrics(options: argparse.Namespace) -> int:
-    """Print the metrics once, or serve them until Ctrl-C."""
+    """Print the metrics once, or serve them until Ctrl-C or SIGTERM."""
     if options.json and options.listen is not None:
         raise TaskLockOptionError("--listen serves Prometheus' text, and goes without --json")
     with task_locks(options) as locks:
@@ -29,6 +30,7 @@ def metrics(options: argparse.Namespace) -> int:
         except OSError as error:
             raise TaskLockError(f"cannot listen on {host}:{port}: {error}") from error
         with server:
+            end_on_sigterm()
             say(f"serving {server.url}; Ctrl-C ends it")
             with suppress(KeyboardInterrupt):
                 server.serve_forever()

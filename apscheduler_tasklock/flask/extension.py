@@ -14,7 +14,7 @@ from flask import Flask, current_app, has_app_context
 
 from apscheduler_tasklock._lock.forking import replace_in_each_child
 from apscheduler_tasklock._values import logger_of
-from apscheduler_tasklock.draining import drain, stop_claiming
+from apscheduler_tasklock.draining import drain, end_on_sigterm, stop_claiming
 from apscheduler_tasklock.errors import TaskLockOptionError, TaskLockSchemaError
 from apscheduler_tasklock.executor import TaskLockExecutor
 from apscheduler_tasklock.flask import servers
@@ -249,7 +249,7 @@ class AppScheduler:
         command = servers.flask_command()
         if command is not None:
             if servers.command_serves(command):
-                servers.end_on_sigterm()
+                end_on_sigterm()
                 self._app.before_request(self._start_with_request)
                 self._start_in_thread(servers.command_has_loaded(command))
             return
@@ -291,7 +291,7 @@ class AppScheduler:
             if servers.run_only_watches(self._app, debug, options):
                 self.shutdown()  # because the application may have called `start`
             else:
-                servers.end_on_sigterm()
+                end_on_sigterm()
                 self._is_wanted = True
                 self.start()
             run(host, port, debug, *more, **options)

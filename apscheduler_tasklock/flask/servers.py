@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import signal
 import sys
-import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -56,16 +55,6 @@ def run_only_watches(app: Flask, debug: bool | None, options: Mapping[str, Any])
     """Return whether ``app.run()`` with these arguments only watches files in this process."""
     reload = options.get("use_reloader", app.debug if debug is None else debug)
     return bool(reload) and not is_running_from_reloader()
-
-
-def end_on_sigterm() -> None:
-    """Let SIGTERM end the interpreter in the usual way, so that jobs end and are released.
-
-    Flask's server without the reloader sets no handler, so SIGTERM would kill the process.
-    """
-    in_main_thread = threading.current_thread() is threading.main_thread()
-    if in_main_thread and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 
 
 def gunicorn_worker() -> Any:

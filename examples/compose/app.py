@@ -30,7 +30,8 @@ def main() -> None:
     try:
         scheduler.start()
     except (KeyboardInterrupt, SystemExit):
-        scheduler.shutdown()  # lets a running job end, and releases its lock
+        if scheduler.running:  # not if the signal came while it was started
+            scheduler.shutdown()  # lets a running job end, and releases its lock
 
 
 if __name__ == "__main__":

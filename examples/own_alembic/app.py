@@ -31,4 +31,5 @@ if __name__ == "__main__":
     try:
         scheduler.start()
     except (KeyboardInterrupt, SystemExit):
-        scheduler.shutdown()  # lets a running job end, and releases its lock
+        if scheduler.running:  # not if the signal came while it was started
+            scheduler.shutdown()  # lets a running job end, and releases its lock
