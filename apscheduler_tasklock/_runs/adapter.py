@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from contextvars import copy_context
 from datetime import datetime, timedelta, timezone
@@ -298,7 +299,8 @@ def worker_processes(inner: Any) -> Mapping[int, Any]:
 
 def let_notice_deaths(inner: Any) -> None:
     """Give work to a wrapped executor's pool, so that it notices which processes are dead."""
-    with suppress(RuntimeError):  # the pool has noticed that it is broken, or is shut down
+    # The pool is shut down, or has noticed that it is broken. While it breaks, it raises any error.
+    with suppress(Exception):
         inner._pool.submit(int)
 
 
@@ -511,6 +513,14 @@ def give(inner: Any, job: Any, run_times: list[datetime]) -> None:
     """
     try:
         inner.submit_job(job, run_times)
+    except Exception as error:
+        if not (has_processes(inner) and inner._pool._broken):
+            raise
+        # The pool broke while it took the job. It may have pickled the job for a worker process,
+        # and reports nothing more. So the job is reported like the pool's other jobs.
+        broken = BrokenProcessPool(inner._pool._broken)
+        broken.__cause__ = error
+        inner._run_job_error(job.id, broken)
     finally:
         _forget_instances(inner, job.id)
 

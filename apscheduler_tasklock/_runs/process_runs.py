@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import BrokenExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from contextvars import Context, copy_context
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -34,6 +34,9 @@ from apscheduler_tasklock._runs.run import Run
 from apscheduler_tasklock._runs.worker_process import JobInWorker, LockInWorker, RunTimesInWorker
 from apscheduler_tasklock.lock import HeldLock
 
+# Limits the seconds for which a process of a broken pool may live. The pool sends SIGTERM to its
+# processes when it breaks, and a process may ignore that.
+LONGEST_LIFE = 5.0
 # Seconds between two checks whether all processes of a broken pool are dead.
 DEATH_INTERVAL = 0.05
 # Seconds between two checks whether a process of a busy pool is dead.
@@ -64,8 +67,9 @@ class ProcessRuns(ExecutorRuns):
     def __init__(self, inner: Any, owner: Owner) -> None:
         super().__init__(inner, owner)
         # Runs of broken pools, each with the processes of its pool, one of which may still run the
-        # job. Only the jobs' thread uses this list.
-        self._dying: list[tuple[Run, Mapping[int, Any]]] = []
+        # job, and when they are killed, on the monotonic clock. Only the jobs' thread uses this
+        # list.
+        self._dying: list[tuple[Run, Mapping[int, Any], float]] = []
 
     # ---- in the jobs' thread ---------------------------------------------------------------------
 
@@ -84,13 +88,20 @@ class ProcessRuns(ExecutorRuns):
     def look(self) -> float:
         """Hand over runs that begin too late, and end the leases of runs with dead processes.
 
+        The processes of a broken pool are killed if they live for too long.
+
         :return: seconds after which to check again; ``inf``: no check is needed
         """
         next_in = min(super().look(), self._look_at_pool())
         left = []
-        for run, processes in self._dying:
-            if any(_lives(process) for process in processes.values()):
-                left.append((run, processes))
+        for run, processes, kill_at in self._dying:
+            living = [process for process in list(processes.values()) if _lives(process)]
+            if time.monotonic() >= kill_at:
+                for process in living:
+                    with suppress(OSError, ValueError):  # it has ended, or is another user's
+                        process.kill()
+            if living:
+                left.append((run, processes, kill_at))
             else:
                 self._end_lease(run)
         self._dying = left
@@ -181,7 +192,7 @@ class ProcessRuns(ExecutorRuns):
                 processes = work.giving.processes
                 if processes is None:
                     processes = worker_processes(self._inner)
-                dying = run, dict(processes)
+                dying = run, processes, time.monotonic() + LONGEST_LIFE
                 work.line.post(lambda _inputs: self._dying.append(dying))
             else:  # the job's result or exception could not be pickled
                 work.release = work.attempt.begin_release(error)

@@ -68,6 +68,11 @@ def pool_of(executor: Any) -> Any:
     return executor.inner._pool
 
 
+def is_broken(executor: Any) -> bool:
+    """Return whether a process of a wrapped executor's pool has died, and the pool knows it."""
+    return bool(pool_of(executor)._broken)
+
+
 def pool_size(executor: Any) -> int:
     """Return how many threads or processes a wrapped executor may have."""
     size: int = pool_of(executor)._max_workers

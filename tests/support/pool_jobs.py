@@ -47,10 +47,17 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def outlive_its_pool(file: str, begun: str) -> None:
-    """Work until the file exists, also if the pool breaks, and ends its processes by SIGTERM."""
+def ignore_sigterm() -> None:
+    """Let a broken pool not end this process. It initializes the process."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    wait_for(file, begun)
+
+
+def note_pid_and_hang(begun: str) -> None:
+    """Write the process's id into a file, and wait for longer than what the test waits for."""
+    unnoticed = Path(f"{begun}.new")
+    unnoticed.write_text(str(os.getpid()))
+    unnoticed.rename(begun)
+    time.sleep(90)  # is the call of C that no handler of a signal interrupts
 
 
 def return_a_lock() -> Any:

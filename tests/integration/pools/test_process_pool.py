@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import sys
 import threading
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from apscheduler_tasklock import (
 from apscheduler_tasklock.status import ReplicaState
 from tests.support import claims, pool_jobs
 from tests.support.claims import row
-from tests.support.internals import instances, pool_of
+from tests.support.internals import instances, is_broken, pool_of
 from tests.support.polling import eventually
 from tests.support.schedulers import Replica
 
@@ -151,32 +152,82 @@ def test_the_lease_of_a_killed_worker_is_ended_by_its_parent_and_the_pool_goes_o
     assert replica.one(EVENT_JOB_EXECUTED, "next").retval == 1
 
 
-def test_the_leases_of_a_broken_pool_are_ended_when_all_of_its_processes_are_dead(
+@pytest.fixture
+def hanging(tmp_path: Path) -> Iterator[Path]:
+    """The file in which ``note_pid_and_hang`` notes its process, which the test's end kills."""
+    begun = tmp_path / "hangs"
+    yield begun
+    with suppress(ProcessLookupError):
+        os.kill(int(begun.read_text()), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("stops", [False, True], ids=["goes on", "stops"])
+@pytest.mark.parametrize(
+    "context",
+    ["fork", *(pytest.param(each, marks=pytest.mark.nightly) for each in ("spawn", "forkserver"))],
+)
+def test_a_broken_pools_process_that_ignores_sigterm_is_killed_before_any_lease_is_ended(
     make_replica: MakeReplica,
     connection: psycopg.Connection[Any],
-    tmp_path: Path,
+    hanging: Path,
     caplog: pytest.LogCaptureFixture,
+    context: str,
+    stops: bool,
 ) -> None:
-    """Until then one of them may still run its window."""
-    begun, go_on = tmp_path / "begun", tmp_path / "go on"
-    fork = {"mp_context": multiprocessing.get_context("fork")}
-    replica = make_replica(executor="processpool", max_workers=2, pool_kwargs=fork)
-    replica.run_once(pool_jobs.outlive_its_pool, args=[str(go_on), str(begun)], job_id="lives")
-    try:
-        eventually(begun.exists)
-        replica.run_once(pool_jobs.die, job_id="dies")
-        eventually(lambda: caplog.text.count("Error running job") == 2)
+    """Until then it may still run its window. A stop waits for it."""
+    pool = {
+        "mp_context": multiprocessing.get_context(context),
+        "initializer": pool_jobs.ignore_sigterm,
+    }
+    replica = make_replica(executor="processpool", max_workers=2, pool_kwargs=pool)
+    replica.run_once(pool_jobs.note_pid_and_hang, args=[str(hanging)], job_id="lives")
+    eventually(hanging.exists)
+    replica.run_once(pool_jobs.die, job_id="dies")
+    eventually(lambda: caplog.text.count("Error running job") == 2)
+    if stops:
+        replica.scheduler.shutdown()
+    else:
         replica.run_once(pool_jobs.decorated, job_id="next", args=[1])
-        replica.one(EVENT_JOB_EXECUTED, "next")  # the jobs' thread has looked at the pool since
-        assert not row(connection, "lives")["over"]
-        assert not row(connection, "dies")["over"]
-    finally:
-        go_on.touch()
-    for job_id in ("lives", "dies"):
+        replica.one(EVENT_JOB_EXECUTED, "next")
+    jobs = ("lives", "dies")
+    eventually(lambda: any(row(connection, job_id)["over"] for job_id in jobs))
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(hanging.read_text()), 0)
+    for job_id in jobs:
         assert replica.one(EVENT_TASK_LOCK_LOST, job_id).reason == "died"
         assert row(connection, job_id)["over"]
         assert row(connection, job_id)["finished_at"] is None
         assert not row(connection, job_id)["handed_over"]  # it may have run in part
+
+
+def test_a_run_whose_pool_breaks_while_it_takes_it_has_ended_as_the_pools_others(
+    make_replica: MakeReplica,
+    connection: psycopg.Connection[Any],
+    hanging: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else nobody would report it, and its lease would be renewed until its maximum lock."""
+    replica = make_replica(executor="processpool", max_workers=1)
+    pool = pool_of(replica.executor)
+    take = pool.submit
+
+    def break_meanwhile(*arguments: Any) -> Any:
+        """Raise what Python's raises if it starts another worker while it breaks."""
+        take(*arguments)
+        eventually(hanging.exists)
+        os.kill(int(hanging.read_text()), signal.SIGKILL)
+        eventually(lambda: is_broken(replica.executor))
+        raise OSError("handle is closed")
+
+    monkeypatch.setattr(pool, "submit", break_meanwhile)
+    replica.run_once(pool_jobs.note_pid_and_hang, args=[str(hanging)])
+    assert replica.one(EVENT_TASK_LOCK_LOST).reason == "died"
+    assert row(connection)["over"]
+    assert row(connection)["finished_at"] is None
+    assert "handle is closed" in caplog.text
+    replica.run_once(pool_jobs.decorated, job_id="next", args=[1])
+    assert replica.one(EVENT_JOB_EXECUTED, "next").retval == 1
 
 
 @pytest.mark.direct("it counts the library's connections in the server")
