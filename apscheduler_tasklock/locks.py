@@ -11,16 +11,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
-from inspect import (
-    isasyncgen,
-    isasyncgenfunction,
-    isawaitable,
-    isclass,
-    iscoroutine,
-    iscoroutinefunction,
-    isgenerator,
-    isgeneratorfunction,
-)
+from inspect import isclass, iscoroutinefunction
 from typing import Any, ClassVar, TypeVar
 from uuid import uuid4
 
@@ -36,6 +27,7 @@ from apscheduler_tasklock._lock.operations import Operations, check_lengths, lik
 from apscheduler_tasklock._lock.outcomes import RunOutcome
 from apscheduler_tasklock._lock.protocol_messages import ClaimRequest, Refusal
 from apscheduler_tasklock._lock.settings import lock_settings
+from apscheduler_tasklock._returned import check_returned, why_no_call_runs
 from apscheduler_tasklock._values import logger_of
 from apscheduler_tasklock.errors import (
     TaskLockDatabaseError,
@@ -931,50 +923,45 @@ class Hold:
     def __call__(self, function: Function) -> Function:
         """Hold the lock around each call of a function or coroutine function.
 
-        A call must not return a coroutine, task, future or generator, because the returned object
-        would run after the call, without the lock. A call that does so raises a
+        A call must not return an object whose work runs after the call, and so without the lock: a
+        coroutine, another awaitable, a generator, ``map``, ``filter``, ``zip``, a context manager
+        of ``contextlib``'s decorators, or a future. A call that does so raises a
         :class:`TaskLockOptionError`, and the returned object is cancelled or closed.
 
-        :raises TaskLockOptionError: the function is a class or a generator function, whose calls
-            return objects that run after the call
+        :raises TaskLockOptionError: the function is a class, or each of its calls returns such an
+            object
         """
-        if isclass(function) or isgeneratorfunction(function) or isasyncgenfunction(function):
-            raise self._runs_later(function)
+        name = getattr(function, "__qualname__", repr(function))
+        if isclass(function) or why_no_call_runs(function) is not None:
+            raise TaskLockOptionError(
+                f"hold({self._name!r}) cannot decorate {name}, whose body runs after the call; "
+                "hold the lock inside it"
+            )
+
+        def checked(result: Any) -> Any:
+            if isinstance(result, concurrent.futures.Future):
+                result.cancel()
+                raise TaskLockOptionError(
+                    f"{where} has returned a future, which runs after the call; return its result"
+                )
+            return check_returned(result, where, TaskLockOptionError)
+
+        where = f"hold({self._name!r}): {name}"
         if iscoroutinefunction(function) or iscoroutinefunction(_call_of(function)):
 
             @functools.wraps(function)
             async def held_coroutine(*args: Any, **kwargs: Any) -> Any:
                 async with self._new():
-                    return self._result(function, await function(*args, **kwargs))
+                    return checked(await function(*args, **kwargs))
 
             return held_coroutine  # type: ignore[return-value]  # it has the same signature
 
         @functools.wraps(function)
         def held(*args: Any, **kwargs: Any) -> Any:
             with self._new():
-                return self._result(function, function(*args, **kwargs))
+                return checked(function(*args, **kwargs))
 
         return held  # type: ignore[return-value]  # it has the same signature
-
-    def _result(self, function: Callable[..., Any], result: Any) -> Any:
-        """Return the result of a call.
-
-        :raises TaskLockOptionError: the result is an object that would run after the call
-        """
-        if isinstance(result, (asyncio.Future, concurrent.futures.Future)):
-            result.cancel()
-        elif iscoroutine(result) or isgenerator(result):
-            result.close()
-        elif not (isawaitable(result) or isasyncgen(result)):
-            return result
-        raise self._runs_later(function)
-
-    def _runs_later(self, function: Callable[..., Any]) -> TaskLockOptionError:
-        name = getattr(function, "__qualname__", repr(function))
-        return TaskLockOptionError(
-            f"hold({self._name!r}) cannot decorate {name}, whose body runs after the call; hold "
-            "the lock inside it"
-        )
 
     def _new(self) -> Hold:
         return Hold(self._get_client, self._name, self._request)

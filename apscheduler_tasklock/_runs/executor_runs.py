@@ -32,6 +32,7 @@ from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.limited_claims import Claimed, NotNow
 from apscheduler_tasklock._lock.protocol_messages import ClaimRequest, MissedTimes, Refusal
 from apscheduler_tasklock._lock.releases import ReleaseTicket
+from apscheduler_tasklock._returned import check_returned
 from apscheduler_tasklock._runs import missed_runs
 from apscheduler_tasklock._runs.adapter import (
     RunId,
@@ -45,7 +46,6 @@ from apscheduler_tasklock._runs.adapter import (
     worker_count,
 )
 from apscheduler_tasklock._runs.given_job import GivenJob, RunTimes
-from apscheduler_tasklock._runs.job_functions import events_of_what_ran, why_never_run
 from apscheduler_tasklock._runs.jobs_thread import JobsThread, Line
 from apscheduler_tasklock._runs.kept_runs import InTheWay, KeptRuns, Outlook, Reason
 from apscheduler_tasklock._runs.leadership import Following, Leadership
@@ -926,12 +926,10 @@ class ExecutorRuns:
             function = self._owner.wrap_function(work.submission.job.func)
             with work.attempt.holding():
                 returned = function(*arguments, **named)
-            raised = why_never_run(returned, work.submission.job.id)
+            return check_returned(returned, f"task {run.task_name!r}: its function")
         except BaseException as error:
             raised = error
             raise
-        else:
-            return returned
         finally:
             if os.getpid() != process:
                 # The job has forked, and this is the child, a copy of the worker. The child begins
@@ -963,12 +961,10 @@ class ExecutorRuns:
             function = self._owner.wrap_function(work.submission.job.func)
             with attempt.holding():
                 returned = await function(*arguments, **named)
-            raised = why_never_run(returned, work.submission.job.id)
+            return check_returned(returned, f"task {work.submission.task_name!r}: its function")
         except BaseException as error:
             raised = error
             raise
-        else:
-            return returned
         finally:
             self._owner.coroutines.discard(attempt)
             work.took = time.monotonic() - began_at
@@ -991,7 +987,7 @@ class ExecutorRuns:
         if work.submission.awaited and not work.was_awaited:
             logger_name = work.submission.logger_name
             events = [never_awaited(event, self._inner, logger_name) or event for event in events]
-        return events_of_what_ran(events, work.submission.logger_name)
+        return events
 
     def failed(self, run: Run, error: BaseException) -> None:
         """Note the error with which the wrapped executor has reported a run, instead of events."""

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from inspect import isasyncgen, isasyncgenfunction, iscoroutine, isgeneratorfunction, unwrap
 from inspect import iscoroutinefunction as is_coroutine_function
+from inspect import unwrap
 from pathlib import Path
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType
 from typing import Any
 
-from apscheduler.events import EVENT_JOB_ERROR, EVENT_JOB_EXECUTED, JobExecutionEvent
 from apscheduler.util import iscoroutinefunction_partial
 
+from apscheduler_tasklock._returned import why_no_call_runs
 from apscheduler_tasklock.decorator import is_found_by_name
 from apscheduler_tasklock.errors import TaskLockOptionError
 
@@ -144,8 +143,8 @@ def check_runs(function: Any, where: str, *, awaiting: str | None = None) -> Non
     :param where: names the job, for messages
     :param awaiting: the name of the executor's class, if the executor does not await coroutines;
         else ``None``
-    :raises TaskLockOptionError: the call only makes a coroutine or a generator, which nobody awaits
-        or iterates over
+    :raises TaskLockOptionError: the call only makes an object, such as a generator, whose work
+        nobody runs
     """
     function = unwrapped(function)
     if iscoroutinefunction_partial(function):
@@ -165,61 +164,5 @@ def check_runs(function: Any, where: str, *, awaiting: str | None = None) -> Non
             f"{where}: its function is {of}a coroutine, and APScheduler takes the object for a "
             f"plain function, so that nobody would await it{remedy}"
         )
-    if isasyncgenfunction(called) or isgeneratorfunction(called):
-        kind = "an async generator" if isasyncgenfunction(called) else "a generator"
-        raise TaskLockOptionError(
-            f"{where}: its function is {of}{kind}, whose body runs only while somebody iterates "
-            "over it, and no executor does so; pass a function that iterates over it"
-        )
-
-
-def events_of_what_ran(events: Sequence[Any], logger_name: str) -> list[Any]:
-    """Return the events of runs, with an error event for each job that only returned a coroutine.
-
-    A job such as ``lambda: fetch()``, where ``fetch`` is a coroutine function, can only be
-    recognized by what it returns.
-
-    :param logger_name: name of the executor's logger
-    """
-    checked = []
-    for event in events:
-        error = None
-        if event.code == EVENT_JOB_EXECUTED:
-            error = why_never_run(event.retval, event.job_id)
-        if error is None:
-            checked.append(event)
-            continue
-        logging.getLogger(logger_name).error("%s", error)
-        checked.append(
-            JobExecutionEvent(
-                EVENT_JOB_ERROR,
-                event.job_id,
-                event.jobstore,
-                event.scheduled_run_time,
-                exception=error,
-            )
-        )
-    return checked
-
-
-def why_never_run(returned: Any, job_id: str) -> TaskLockOptionError | None:
-    """Return an error if a job's function has returned a coroutine or an async generator.
-
-    Nobody would run the returned object. A coroutine is closed here. ``None`` if there is no error.
-    """
-    kind = _never_run(returned)
-    if kind is None:
-        return None
-    if iscoroutine(returned):
-        returned.close()
-    return TaskLockOptionError(
-        f"job {job_id!r}: its function has returned {kind}, which nobody runs; pass the "
-        "coroutine function itself, to a scheduler that awaits it, as AsyncIOScheduler"
-    )
-
-
-def _never_run(returned: Any) -> str | None:
-    """Return the kind of a returned object that nobody would run; ``None`` for any other object."""
-    if iscoroutine(returned):
-        return "a coroutine"
-    return "an async generator" if isasyncgen(returned) else None
+    if why := why_no_call_runs(called):
+        raise TaskLockOptionError(f"{where}: its function returns {why}")

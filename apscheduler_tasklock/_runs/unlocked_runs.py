@@ -7,10 +7,10 @@ from functools import partial
 from typing import Any
 
 from apscheduler_tasklock._lock.client import LockClient
+from apscheduler_tasklock._returned import check_returned
 from apscheduler_tasklock._runs.adapter import RunId, give, never_awaited
 from apscheduler_tasklock._runs.executor_runs import Owner
 from apscheduler_tasklock._runs.given_job import GivenJob
-from apscheduler_tasklock._runs.job_functions import events_of_what_ran
 from apscheduler_tasklock._runs.reports import Notifier
 from apscheduler_tasklock._runs.submission import Submission
 from apscheduler_tasklock._runs.worker_process import JobInWorker
@@ -46,7 +46,7 @@ class UnlockedRuns:
         logger_name = submission.logger_name
         if submission.awaited:
             events = [never_awaited(event, self._inner, logger_name) or event for event in events]
-        return events_of_what_ran(events, logger_name)
+        return events
 
     def failed(self, _submission: Submission, _error: BaseException) -> None:
         """Do nothing, because the wrapped executor itself logs why a submission has failed."""
@@ -63,16 +63,17 @@ class _UnlockedJob(GivenJob):
         self, submission: Submission, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]
     ) -> None:
         job = submission.job
-        call = partial(_await if submission.awaited else _call, wrap, job.func)
+        where = f"job {job.id!r}: its function"
+        call = partial(_await if submission.awaited else _call, where, wrap, job.func)
         super().__init__(submission, RunId(job.id, submission), call, job.misfire_grace_time)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return JobInWorker, (self._job, self.misfire_grace_time, None)
 
 
-def _call(wrap: Any, function: Any, *arguments: Any, **named: Any) -> Any:
-    return wrap(function)(*arguments, **named)
+def _call(where: str, wrap: Any, function: Any, *arguments: Any, **named: Any) -> Any:
+    return check_returned(wrap(function)(*arguments, **named), where)
 
 
-async def _await(wrap: Any, function: Any, *arguments: Any, **named: Any) -> Any:
-    return await wrap(function)(*arguments, **named)
+async def _await(where: str, wrap: Any, function: Any, *arguments: Any, **named: Any) -> Any:
+    return check_returned(await wrap(function)(*arguments, **named), where)

@@ -21,8 +21,8 @@ from uuid import UUID
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.replica import LockSettings
 from apscheduler_tasklock._lock.tracebacks import Section, sections_of
+from apscheduler_tasklock._returned import check_returned
 from apscheduler_tasklock._runs.given_job import JobView
-from apscheduler_tasklock._runs.job_functions import why_never_run
 from apscheduler_tasklock.lock import HeldLock, holding
 
 # Seconds between two checks of a worker whether its parent is dead. Usually the parent's sentinel
@@ -153,14 +153,12 @@ class JobInWorker(JobView):
         try:
             with _under(self._lock):
                 returned = self._function(*arguments, **named)
+            named_by = f"job {self.id!r}" if self._lock is None else f"task {self._lock.name!r}"
+            return check_returned(returned, f"{named_by}: its function")
         except Exception as error:
             with suppress(Exception):  # because the exception is the application's
                 raised = sections_of(error)
             raise
-        else:
-            if never_run := why_never_run(returned, self.id):
-                raise never_run
-            return returned
         finally:
             # APScheduler makes the run's event after this line, with this id. So the parent learns
             # how long the job took without the start of the worker process, which must not make

@@ -260,11 +260,11 @@ def test_a_function_that_has_only_made_a_coroutine_has_failed(
     replica = make_replica()
     replica.run_once(job("makes_a_coroutine"))
     error = replica.one(EVENT_JOB_ERROR).exception
-    assert "has returned a coroutine, which nobody runs" in str(error)
+    assert "has returned a coroutine, which nobody awaits" in str(error)
     replica.idle()
     assert replica.codes() == RAISED
     [(error_type,)] = connection.execute("SELECT error_type FROM task_lock_run").fetchall()
-    assert error_type.endswith("TaskLockOptionError")
+    assert error_type.endswith("TaskLockError")
 
 
 def test_a_dead_holders_window_is_run_again(

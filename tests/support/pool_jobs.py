@@ -60,6 +60,10 @@ def note_pid_and_hang(begun: str) -> None:
     time.sleep(90)  # is the call of C that no handler of a signal interrupts
 
 
+def return_a_generator() -> Any:
+    return (number for number in range(3))
+
+
 def return_a_lock() -> Any:
     return threading.Lock()
 

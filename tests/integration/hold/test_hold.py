@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from contextvars import copy_context
 from datetime import timedelta
 from functools import partial
@@ -170,7 +171,7 @@ def test_it_does_not_decorate_what_runs_after_the_call(make_task_locks: MakeLock
     def returns(function: Callable[..., Any]) -> Any:
         return function()
 
-    for function in (generator, async_generator, Class):
+    for function in (generator, async_generator, Class, contextmanager(generator)):
         with pytest.raises(TaskLockOptionError, match="runs after the call"):
             make_task_locks().hold("import", **TIMES)(function)
     with ThreadPoolExecutor(1) as pool:
@@ -182,8 +183,16 @@ def test_it_does_not_decorate_what_runs_after_the_call(make_task_locks: MakeLock
             queued.append(pool.submit(print))
             return queued[0]
 
-        for returned in (coroutine, generator, async_generator, submits):
-            with pytest.raises(TaskLockOptionError, match="runs after the call"):
+        told = {
+            coroutine: "a coroutine",
+            generator: "a generator",
+            async_generator: "an async generator",
+            partial(map, str, [1]): "a map object",
+            contextmanager(generator): "a context manager",
+            submits: "a future",
+        }
+        for returned, what in told.items():
+            with pytest.raises(TaskLockOptionError, match=f"has returned {what}, which"):
                 make_task_locks().hold("import", **TIMES)(partial(returns, returned))()
         assert queued[0].cancelled()
         gate.set()

@@ -92,9 +92,9 @@ def test_what_returns_a_task_is_an_error_and_the_task_is_cancelled(
 
     async def main() -> None:
         locks = make_task_locks()
-        with pytest.raises(TaskLockOptionError, match="begins, whose body runs after the call"):
+        with pytest.raises(TaskLockOptionError, match="begins has returned an awaitable Task"):
             locks.hold("one", **TIMES)(begins)()
-        with pytest.raises(TaskLockOptionError, match="returns, whose body runs after the call"):
+        with pytest.raises(TaskLockOptionError, match="returns has returned an awaitable Task"):
             await locks.hold("other", **TIMES)(returns)()
         await asyncio.wait(tasks)
         assert [task.cancelled() for task in tasks] == [True, True]

@@ -433,6 +433,17 @@ def test_a_result_that_cannot_be_pickled_is_a_run_that_has_failed(
     )
 
 
+@pytest.mark.parametrize("options", [{}, {"enabled": False}], ids=["lock", "off"])
+def test_a_generator_that_a_function_returns_is_told_of_by_its_worker(
+    make_replica: MakeReplica, options: dict[str, Any]
+) -> None:
+    """It cannot be pickled, which tells nobody what is wrong."""
+    replica = make_replica(executor="processpool", max_workers=1, **options)
+    replica.run_once(pool_jobs.return_a_generator)
+    error = replica.one(EVENT_JOB_ERROR).exception
+    assert "'job': its function has returned a generator, which nobody iterates" in str(error)
+
+
 def test_a_slow_listener_holds_up_no_worker_and_hears_of_each_grant_first(
     make_pooled: MakeReplica,
 ) -> None:
