@@ -39,10 +39,11 @@ class TaskLockEvent(JobEvent):  # type: ignore[misc]  # APScheduler has no types
     :ivar jobstore: alias of the job store that holds the job
     :ivar task_name: the task's name, the same on every replica; empty if the job's options are
         impossible
-    :ivar scheduled_run_time: the run time that was claimed; for a window that is given up, the
-        window's start in database time; for a manual run, the time at which the run was begun or
-        given up
-    :ivar holder: the replica that made the last claim of the task; ``None`` if not known
+    :ivar scheduled_run_time: the run time that was claimed; for a run that died and for a window
+        that is given up, the window's start in database time; for a manual run, the time at which
+        the run was begun or given up
+    :ivar holder: the replica that made the last claim of the task; for ``RELEASED``, the replica
+        that ran the job; ``None`` if not known
     :ivar locked_until: database time until which the task is locked; for ``RELEASED``, database
         time at which the window of the run ends; ``None`` if not known
     :ivar token: the fencing token of the holder's claim; ``None`` if not known
@@ -58,6 +59,13 @@ class TaskLockEvent(JobEvent):  # type: ignore[misc]  # APScheduler has no types
         for a retry; else ``None``
     :ivar retry_at: for ``RELEASED`` of a run that has failed, the database time at which it is run
         again; ``None`` if it is not
+    :ivar outcome: for ``RELEASED``, the outcome of the run in the run history: ``"ok"``,
+        ``"error"``, ``"cancelled"``, ``"overran"`` or ``"died"``; ``None`` if the run never began
+    :ivar error: for ``RELEASED`` of a run that has raised an exception, the class and the message
+        of the exception as in the run history, such as ``"ValueError: no such file"``; else
+        ``None``
+    :ivar took: for ``RELEASED``, seconds from the run's grant to its end, as ``Run.took``;
+        ``None`` if the run never began
     """
 
     def __init__(
@@ -75,6 +83,9 @@ class TaskLockEvent(JobEvent):  # type: ignore[misc]  # APScheduler has no types
         exception: BaseException | None = None,
         attempt: int | None = None,
         retry_at: datetime | None = None,
+        outcome: str | None = None,
+        error: str | None = None,
+        took: float | None = None,
     ) -> None:
         super().__init__(code, job_id, jobstore)
         self.task_name = task_name
@@ -86,10 +97,14 @@ class TaskLockEvent(JobEvent):  # type: ignore[misc]  # APScheduler has no types
         self.exception = exception
         self.attempt = attempt
         self.retry_at = retry_at
+        self.outcome = outcome
+        self.error = error
+        self.took = took
 
     def __repr__(self) -> str:
         return (
             f"<TaskLockEvent {_NAMES.get(self.code, self.code)} task={self.task_name!r} "
             f"run_time={self.scheduled_run_time.isoformat()} holder={self.holder!r} "
-            f"token={self.token} reason={self.reason!r} exception={self.exception!r}>"
+            f"token={self.token} reason={self.reason!r} outcome={self.outcome!r} "
+            f"exception={self.exception!r}>"
         )

@@ -37,7 +37,12 @@ from apscheduler_tasklock._lock.client import (
     client_now,
 )
 from apscheduler_tasklock._lock.forking import replace_in_each_child
-from apscheduler_tasklock._lock.protocol_messages import ClaimRequest, MissedTimes, RunState
+from apscheduler_tasklock._lock.protocol_messages import (
+    ClaimRequest,
+    ClosedRun,
+    MissedTimes,
+    RunState,
+)
 from apscheduler_tasklock._lock.settings import lock_settings
 from apscheduler_tasklock._runs.adapter import (
     SchedulerAdapter,
@@ -75,7 +80,7 @@ from apscheduler_tasklock._runs.missed_runs import (
 from apscheduler_tasklock._runs.presence import Presence
 from apscheduler_tasklock._runs.process_runs import ProcessRuns
 from apscheduler_tasklock._runs.registration import Registrar
-from apscheduler_tasklock._runs.reports import Notifier, Reports
+from apscheduler_tasklock._runs.reports import Notifier, Reports, event_of_closed
 from apscheduler_tasklock._runs.run_attempt import RunAttempt
 from apscheduler_tasklock._runs.stopping import ShutDownTogether, reporting
 from apscheduler_tasklock._runs.submission import DueRun, JobKey, Submission
@@ -904,9 +909,12 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
             logger.debug("Task %r: not run again: %s", submission.task_name, error)
             not_now()
 
-    def _given_up(self, dead: RunState, key: JobKey, reason: str) -> None:
+    def _given_up(self, dead: RunState, closed: ClosedRun, key: JobKey, reason: str) -> None:
         """Report a dead run that is given up."""
         job_id, jobstore = key
+        dispatch = dispatcher(self._inner, self._adapter.dispatch, awaited=False)
+        if closed.outcome is not None:  # else its holder has reported that it was handed over
+            dispatch(event_of_closed(closed, dead.task_name, key))
         what, run_time = f"the window of {dead.window_start}", dead.window_start
         if dead.manual:
             # A manual run has no window, so its event has the time of this decision.
@@ -916,7 +924,7 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
             f"Its last holder was {dead.holder!r} (token {dead.token})"
         )
         logger.error("%s", error)
-        dispatcher(self._inner, self._adapter.dispatch, awaited=False)(
+        dispatch(
             TaskLockEvent(
                 EVENT_TASK_LOCK_ERROR,
                 job_id,

@@ -16,6 +16,7 @@ from apscheduler_tasklock._lock.outcomes import WindowAfter
 from apscheduler_tasklock._lock.protocol_messages import (
     ClaimAnswer,
     ClaimRequest,
+    ClosedRun,
     LockTimes,
     ManualRequest,
     MissNote,
@@ -215,9 +216,9 @@ class UnlockedProtocol:
         self._unlocked.end(claim_id)
         return None
 
-    def give_up(self, cursor: Any, task_name: str, claim_id: UUID) -> bool:
-        """Return ``False``, because there are no dead windows."""
-        return False
+    def give_up(self, cursor: Any, task_name: str, claim_id: UUID) -> ClosedRun | None:
+        """Return ``None``, because there are no dead windows."""
+        return None
 
     def extend(
         self, cursor: Any, task_name: str, claim_id: UUID, by: float, lease: float | None

@@ -6,7 +6,7 @@ A grant that cannot be used, for example because it came too late, is undone.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Generic, TypeAlias, TypeVar
@@ -21,6 +21,7 @@ from apscheduler_tasklock._lock.outcomes import RunOutcome, WindowAfter
 from apscheduler_tasklock._lock.protocol_messages import (
     ClaimAnswer,
     ClaimRequest,
+    ClosedRun,
     ManualRequest,
     ReadTimes,
     ReleaseRequest,
@@ -145,6 +146,8 @@ class Attempt(Request[Decision], Generic[Wanted]):
     :ivar in_doubt: whether the database may have granted the claim although no answer came
     :ivar wanted_at: since when the claim has been wanted, on the monotonic clock; ``None``: the
         claim is not wanted now, for example because no worker is free
+    :ivar report_closed: called in the database's thread with the dead run that the claim has
+        closed. Must not wait.
     """
 
     def __init__(self, request: Wanted, context: ClaimContext) -> None:
@@ -152,6 +155,7 @@ class Attempt(Request[Decision], Generic[Wanted]):
         self.request = request
         self.in_doubt = False
         self.wanted_at: float | None = None
+        self.report_closed: Callable[[ClosedRun], object] = _ignore
         self.sender = self._context = context
 
     def note_failure(self, error: BaseException) -> None:
@@ -163,9 +167,10 @@ class Attempt(Request[Decision], Generic[Wanted]):
 
         :raises RowLockedError: the claim is in doubt, and cannot be written now
         """
+        claim_id = self.request.claim_id
+        _report_closed([self], {claim_id: answer})
         if not self.in_doubt:
             return answer
-        claim_id = self.request.claim_id
         confirmed = self._context.confirmed(cursor, [self], {claim_id: answer})
         if claim_id not in confirmed:
             raise _locked()
@@ -179,6 +184,7 @@ class Attempt(Request[Decision], Generic[Wanted]):
 
         A grant that is in doubt and cannot be written now has no answer.
         """
+        _report_closed(requests, answers)
         doubted = [each for each in requests if each.in_doubt]
         if not doubted:
             return answers
@@ -261,6 +267,7 @@ class ClaimAttempt(Attempt[ClaimRequest]):
         asked = [attempt.request for attempt in requests]
         protocol = context.protocol
         answers = protocol.claim_many(cursor, asked, lags, times, most)
+        _report_closed(requests, answers)
         found = [answers.get(each.claim_id) for each in asked]
         new = [n for n, answer in enumerate(found) if answer is None]
         # At least 0, because an earlier try with a higher limit may have granted more than `most`.
@@ -551,6 +558,18 @@ class StoredAttempt(Attempt[ClaimRequest]):
 AnyAttempt: TypeAlias = (
     ClaimAttempt | TakeoverAttempt | RetryAttempt | ManualAttempt | StoredAttempt
 )
+
+
+def _report_closed(attempts: Sequence[Attempt[Any]], answers: Mapping[UUID, ClaimAnswer]) -> None:
+    """Report the dead runs that claims have closed, whatever becomes of these claims."""
+    for attempt in attempts:
+        answer = answers.get(attempt.request.claim_id)
+        if answer is not None and answer.closed is not None:
+            attempt.report_closed(ClosedRun(**answer.closed))
+
+
+def _ignore(_closed: ClosedRun) -> None:
+    pass
 
 
 def _granted(answers: Mapping[UUID, ClaimAnswer]) -> int:

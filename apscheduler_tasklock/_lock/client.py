@@ -74,7 +74,7 @@ from apscheduler_tasklock._lock.protocol_messages import (
     ScheduleNote,
     TakeoverRequest,
 )
-from apscheduler_tasklock._lock.releases import LeaseEnd, Release, ReleaseTicket
+from apscheduler_tasklock._lock.releases import ArrivedLate, LeaseEnd, Release, ReleaseTicket
 from apscheduler_tasklock._lock.replica import (
     LockSettings,
     ReleaseLimit,
@@ -128,10 +128,12 @@ class Released:
     :ivar locked_until: the database time until which the claim's window is taken; ``None`` if the
         answer with that time was lost
     :ivar retry_at: the database time at which the failed run is run again; ``None``: it is not
+    :ivar took: seconds from the run's grant to its end
     """
 
     locked_until: datetime | None = None
     retry_at: datetime | None = None
+    took: float = 0.0
 
 
 class LockClient:
@@ -602,9 +604,16 @@ class LockClient:
         """
         return self.released(held, self.begin_release(held, end))
 
-    def begin_release(self, held: HeldLock, end: RunOutcome = NOT_BEGUN) -> ReleaseTicket:
-        """Begin the release of a claim; see :meth:`released`. Never waits, not even for a lock."""
+    def begin_release(
+        self, held: HeldLock, end: RunOutcome = NOT_BEGUN, arrived_late: ArrivedLate | None = None
+    ) -> ReleaseTicket:
+        """Begin the release of a claim; see :meth:`released`. Never waits, not even for a lock.
+
+        :param arrived_late: called in the database's thread with the ticket and the answer if the
+            release has arrived after its future had got an error. Must not wait.
+        """
         ticket = self._release_ticket(held, end)
+        ticket.arrived_late = arrived_late
         self._database.submit(ticket)
         return ticket
 
@@ -615,22 +624,25 @@ class LockClient:
 
         :param seconds: limits the wait; ``None``: no limit
         """
-        return self._made_of(held, ticket, self._database.result(ticket, seconds))
+        return self.made_of(held, ticket, self._database.result(ticket, seconds))
 
     async def released_async(self, held: HeldLock, ticket: ReleaseTicket) -> Released | None:
         """Do the same as :meth:`released` in a coroutine.
 
         If the coroutine is cancelled, the release is still sent.
         """
-        return self._made_of(held, ticket, await ticket.result())
+        return self.made_of(held, ticket, await ticket.result())
 
-    def _made_of(
+    def made_of(
         self, held: HeldLock, ticket: ReleaseTicket, answer: ReleaseAnswer | None
     ) -> Released | None:
+        """Make the result of a release from its answer."""
         if answer is None and ticket.release.in_doubt and held.lease_left > 0:
             # An earlier try has released the claim, and another claim was granted since then.
-            return Released()
-        return None if answer is None else Released(answer.locked_until, answer.retry_at)
+            return Released(took=ticket.took)
+        if answer is None or (answer.is_late and not ticket.release.in_doubt):
+            return None
+        return Released(answer.locked_until, answer.retry_at, ticket.took)
 
     def _release_ticket(
         self,
@@ -639,16 +651,19 @@ class LockClient:
         make: Callable[[LockProtocol, ReleaseRequest], Release] = Release,
     ) -> ReleaseTicket:
         self._released_at = time.monotonic()
-        self._running.pop(held.claim_id, None)
+        ended_at = held.database_time()
+        _, began_at = self._running.pop(held.claim_id, (held, ended_at))
         held.end()
         # The release is tried until the database answers. After the end of the lease, the release
         # still finishes the run, unless another replica has taken the run over.
-        return self._ticket_of(
+        ticket = self._ticket_of(
             _release_of(held, end),
             time.monotonic() + held.seconds_left,
             partial(self._heartbeat.remove, held),
             make=make,
         )
+        ticket.took = max(0.0, (ended_at - began_at).total_seconds())
+        return ticket
 
     def _ticket_of(
         self,
@@ -863,7 +878,10 @@ class LockClient:
         return self._timeout + self._attempt
 
     def giving_up(self, dead: RunState) -> Statement:
-        """Return a statement that gives up a dead run, and returns whether it has done so."""
+        """Return a statement that gives up a dead run.
+
+        The statement returns the run; ``None`` if it is not dead any more.
+        """
         return lambda cursor: self._protocol.give_up(cursor, dead.task_name, dead.claim_id)
 
     def begin_lease_end(self, held: HeldLock) -> ReleaseTicket:

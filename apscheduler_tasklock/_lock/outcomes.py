@@ -61,6 +61,11 @@ class RunOutcome:
     retry_in: float | None = None
 
     @property
+    def error_in_words(self) -> str | None:
+        """The exception's class and message; ``None`` if there is no exception."""
+        return error_in_words(self.error_type, self.error) or None
+
+    @property
     def last_outcome(self) -> str | None:
         """The outcome in the task's row; ``None``: the run never began."""
         return "cut" if self.cut else self.outcome or None
@@ -97,6 +102,11 @@ class RunOutcome:
 
 # The outcome of a claim whose run never began.
 NOT_BEGUN = RunOutcome()
+
+
+def error_in_words(error_type: str | None, error: str | None) -> str:
+    """Return the class and the message of an exception; ``""`` for none."""
+    return ": ".join(part for part in (error_type, error) if part)
 
 
 def _message_of(

@@ -26,6 +26,7 @@ from apscheduler_tasklock._lock.protocol_messages import (
     IN_TIME,
     ClaimAnswer,
     ClaimRequest,
+    ClosedRun,
     LockTimes,
     ManualRequest,
     MissNote,
@@ -391,10 +392,12 @@ class TaskLockProtocol:
         answer: ReleaseAnswer | None = self._end_lease.one(cursor)
         return answer
 
-    def give_up(self, cursor: Any, task_name: str, claim_id: UUID) -> bool:
-        """Give up a dead run; return whether this call has finished it."""
+    def give_up(self, cursor: Any, task_name: str, claim_id: UUID) -> ClosedRun | None:
+        """Give up a dead run; return the run if this call has finished it, else ``None``."""
         parameters = {"task_name": task_name, "claim_id": claim_id}
-        return bool(self._execute(cursor, self._give_up, parameters).rowcount)
+        cursor.row_factory = tuple_row
+        row = self._execute(cursor, self._give_up, parameters).fetchone()
+        return None if row is None else ClosedRun(**row[0])
 
     def extend(
         self, cursor: Any, task_name: str, claim_id: UUID, by: float, lease: float | None

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from uuid import UUID, uuid4
 
 from apscheduler_tasklock._lock.database_clock import storable
@@ -296,6 +296,8 @@ class ClaimAnswer(NamedTuple):
         in an existing row, it is the function of the run before this claim.
     :ivar due_at: when the task was due before this claim; ``None`` if that was not known
     :ivar attempt: which attempt at its run time the last run is: 1, or more for a retry
+    :ivar closed: the dead run that this claim has closed, as the values of a :class:`ClosedRun`;
+        ``None`` if there is none
     :ivar withdrawn: whether the stored job has changed or moved on since it was read. Only claims
         of stored jobs have this column, so it is the last one; see ``Statement``.
     """
@@ -318,6 +320,7 @@ class ClaimAnswer(NamedTuple):
     runs: str = ""
     due_at: datetime | None = None
     attempt: int = 1
+    closed: Mapping[str, Any] | None = None
     withdrawn: bool = False
 
     @property
@@ -352,6 +355,28 @@ class ClaimAnswer(NamedTuple):
         stands_against = self.granted or self.running or self.waits or self.paused
         is_dead = self.unfinished and not stands_against
         return is_dead and self.claim_id == claim_id and self.database_time < self.run_until
+
+
+@dataclass(frozen=True)
+class ClosedRun:
+    """A dead run whose row another replica's statement has closed.
+
+    :ivar outcome: ``"died"``, or ``"overran"`` if its holder was alive right before its maximum
+        lock ended; ``None`` if it was handed over, which its holder has reported
+    :ivar token: its fencing token
+    :ivar holder: its replica
+    :ivar attempt: which attempt at its run time it was
+    :ivar run_time: the start of its window, and of a manual run when it began, in seconds since
+        1970 in database time
+    :ivar took: seconds from its grant until its lease ended
+    """
+
+    outcome: str | None
+    token: int
+    holder: str
+    attempt: int
+    run_time: float
+    took: float
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from math import inf
-from typing import Any
+from typing import Any, TypeAlias
 
 from apscheduler_tasklock._database.awaited_ticket import AwaitedTicket
 from apscheduler_tasklock._database.deadline import Deadline
@@ -82,6 +82,9 @@ def _nothing() -> None:
     pass
 
 
+ArrivedLate: TypeAlias = "Callable[[ReleaseTicket, ReleaseAnswer | None], object]"
+
+
 class ReleaseTicket(AwaitedTicket[ReleaseAnswer | None, "ReleaseAnswer | None"]):
     """The ticket of a release, which is sent before the next claim of its task.
 
@@ -97,6 +100,9 @@ class ReleaseTicket(AwaitedTicket[ReleaseAnswer | None, "ReleaseAnswer | None"])
     :param stays_until: for a claim in doubt: the time at which the release is sent once more if it
         has found no claim. The claim may have been delayed on its way, and granted after the
         release.
+    :ivar took: seconds from the run's grant to its end
+    :ivar arrived_late: called with this ticket and the answer if the release has arrived after the
+        future had got an error; ``None``: nobody wants to know
     """
 
     ends_with_claiming = False
@@ -130,6 +136,8 @@ class ReleaseTicket(AwaitedTicket[ReleaseAnswer | None, "ReleaseAnswer | None"])
         self._is_hurried = is_hurried
         self._on_taken = on_taken
         self._stays_until = stays_until
+        self.took = 0.0
+        self.arrived_late: ArrivedLate | None = None
 
     def taken(self) -> None:
         """Call ``on_taken``, which stops the renewals of a held claim."""
@@ -165,6 +173,11 @@ class ReleaseTicket(AwaitedTicket[ReleaseAnswer | None, "ReleaseAnswer | None"])
         """
         is_last = self._is_hurried() or self.sent_at >= self._run_until
         return () if is_last else (self._timings.rejected_interval,)
+
+    def _dispose(self, result: ReleaseAnswer | None) -> None:
+        is_late = self.future.cancelled() or self.future.exception() is not None
+        if self.arrived_late is not None and is_late:
+            self.arrived_late(self, result)
 
     def finish(self, outcome: Outcome[ReleaseAnswer | None]) -> None:
         """Report the outcome, and log a release that has not arrived."""

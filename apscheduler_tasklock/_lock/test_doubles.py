@@ -17,6 +17,7 @@ from apscheduler_tasklock._lock.forking import replace_in_each_child
 from apscheduler_tasklock._lock.protocol_messages import (
     ClaimAnswer,
     ClaimRequest,
+    ClosedRun,
     LockTimes,
     ManualRequest,
     MissNote,
@@ -105,7 +106,7 @@ class LockProtocol(Protocol):
     ) -> ReleaseAnswer | None:
         """End the lease of a run whose holder is known to be dead."""
 
-    def give_up(self, cursor: Any, task_name: str, claim_id: UUID) -> bool:
+    def give_up(self, cursor: Any, task_name: str, claim_id: UUID) -> ClosedRun | None:
         """Give up a dead run."""
 
     def extend(

@@ -1108,4 +1108,5 @@ def _claim_of(work: _Work) -> AnyAttempt | Exception:
         work.claim = work.claim or work.locks.attempt(work.attempt.request())
     except TaskLockError as error:
         return error
+    work.claim.report_closed = work.attempt.report_closed
     return work.claim

@@ -11,15 +11,15 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timezone, tzinfo
 from typing import Any
 
 from apscheduler_tasklock._database.sqlstates import RowLockedError
 from apscheduler_tasklock._lock.client import LockClient, Released
 from apscheduler_tasklock._lock.outcomes import RunOutcome, WindowAfter
-from apscheduler_tasklock._lock.protocol_messages import ClaimRequest, Refusal
+from apscheduler_tasklock._lock.protocol_messages import ClaimRequest, ClosedRun, Refusal
 from apscheduler_tasklock._runs.blocked_tasks import BlockedTasks, BlockedTaskWarnings
-from apscheduler_tasklock._runs.submission import Submission
+from apscheduler_tasklock._runs.submission import JobKey, Submission
 from apscheduler_tasklock._runs.telemetry import RunTelemetry
 from apscheduler_tasklock._values import logger_of
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
@@ -270,7 +270,19 @@ class Reports:
             reason="handed over" if handed_over else None,
             attempt=held.attempt,
             retry_at=released.retry_at,
+            outcome=outcome.outcome or None,
+            error=outcome.error_in_words,
+            took=released.took if outcome.outcome else None,
         )
+
+    def closed(self, closed: ClosedRun) -> None:
+        """Report the end of a dead run of this task, whose row a claim of this run has closed.
+
+        Its own replica cannot report it.
+        """
+        if self._notifier.has_listener(EVENT_TASK_LOCK_RELEASED):
+            key, task_name = self._submission.key, self._submission.task_name
+            self._notifier.dispatch(event_of_closed(closed, task_name, key, self.run_time.tzinfo))
 
     def not_released(self, held: HeldLock, error: TaskLockError) -> None:
         """Report a release that failed."""
@@ -325,3 +337,25 @@ class Reports:
                 **details,
             )
         )
+
+
+def event_of_closed(
+    closed: ClosedRun, task_name: str, key: JobKey, tz: tzinfo | None = timezone.utc
+) -> TaskLockEvent:
+    """Return the event of a dead run whose row this replica has closed.
+
+    :param key: the job of the task on this replica
+    """
+    job_id, jobstore = key
+    return TaskLockEvent(
+        EVENT_TASK_LOCK_RELEASED,
+        job_id,
+        jobstore,
+        task_name,
+        datetime.fromtimestamp(closed.run_time, tz),
+        holder=closed.holder,
+        token=closed.token,
+        attempt=closed.attempt,
+        outcome=closed.outcome,
+        took=closed.took,
+    )

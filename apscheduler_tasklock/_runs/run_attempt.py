@@ -15,11 +15,17 @@ from typing import Any
 from uuid import UUID
 from weakref import ref
 
+from apscheduler_tasklock._application import call_application
 from apscheduler_tasklock._database.sqlstates import NoThreadError, NotSentError, RowLockedError
 from apscheduler_tasklock._lock.claim_attempts import AnyRequest
 from apscheduler_tasklock._lock.client import LockClient, Released
 from apscheduler_tasklock._lock.outcomes import RunOutcome, WindowAfter
-from apscheduler_tasklock._lock.protocol_messages import ClaimRequest, Refusal
+from apscheduler_tasklock._lock.protocol_messages import (
+    ClaimRequest,
+    ClosedRun,
+    Refusal,
+    ReleaseAnswer,
+)
 from apscheduler_tasklock._lock.releases import ReleaseTicket
 from apscheduler_tasklock._lock.tracebacks import Section
 from apscheduler_tasklock._runs.claim_request import request_of
@@ -121,6 +127,10 @@ class RunAttempt:
         if claimed is not None:
             self._refused(claimed)
         return False
+
+    def report_closed(self, closed: ClosedRun) -> None:
+        """Report the end of the dead run that the claim has closed."""
+        self._reports.closed(closed)
 
     def report_granted(self) -> None:
         """Report that the claim was granted, or that the job runs without a lock.
@@ -535,7 +545,8 @@ class RunAttempt:
     def _send_release(self, outcome: RunOutcome) -> ReleaseTicket:
         assert self._held is not None
         self._outcome = outcome
-        self._release = self._locks.begin_release(self._held, outcome)
+        late = partial(_report_late, self._locks, self._held, self._reports, outcome)
+        self._release = self._locks.begin_release(self._held, outcome, late)
         return self._release
 
     def report_at_stop(self, seconds: float) -> None:
@@ -585,6 +596,20 @@ class RunAttempt:
             self._reports.released(self._held, released, self._outcome)
         elif not self._cut:
             self._reports.lost(self._held)
+
+
+def _report_late(
+    locks: LockClient,
+    held: HeldLock,
+    reports: Reports,
+    outcome: RunOutcome,
+    ticket: ReleaseTicket,
+    answer: ReleaseAnswer | None,
+) -> None:
+    """Report a release that has arrived after it was reported as failed."""
+    released = locks.made_of(held, ticket, answer)
+    if released is not None:
+        call_application(partial(reports.released, held, released, outcome))
 
 
 def is_being_cancelled(*, if_unknown: bool) -> bool:

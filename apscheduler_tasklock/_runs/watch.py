@@ -21,7 +21,7 @@ from apscheduler_tasklock._database.sequences import Steps
 from apscheduler_tasklock._database.sqlstates import ConflictError
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.client import LockClient
-from apscheduler_tasklock._lock.protocol_messages import ClaimRequest, RunState
+from apscheduler_tasklock._lock.protocol_messages import ClaimRequest, ClosedRun, RunState
 from apscheduler_tasklock._lock.statements.retention import PRUNE_INTERVAL, RETENTION
 from apscheduler_tasklock._runs.kept_runs import KeptRuns, LastRun
 from apscheduler_tasklock._runs.known_tasks import KnownTasks
@@ -91,7 +91,7 @@ class Watch:
     :param registrar: registers tasks
     :param state: returns the scheduler's state
     :param interval: limits the seconds between two looks
-    :param given_up: reports a dead run that is given up, and why
+    :param given_up: reports a dead run that is given up, as it was closed, and why
     :param report_overdue: reports an overdue task
     :param looked: called at the end of each look; gets whether the jobs of all job stores are known
     :param missed: the run times that this replica has missed; ``None``: none are remembered
@@ -112,7 +112,7 @@ class Watch:
         registrar: Registrar,
         state: Callable[[], int],
         interval: float,
-        given_up: Callable[[RunState, JobKey, str], None],
+        given_up: Callable[[RunState, ClosedRun, JobKey, str], None],
         report_overdue: Callable[[RunState], None] | None = None,
         looked: Callable[[bool], None] = lambda _has_listed: None,
         missed: MissedRuns | None = None,
@@ -382,8 +382,7 @@ class Watch:
         assert submission.options is not None
         reason = state.reason_to_give_up(submission.options.max_takeovers)
         if reason is not None:
-            if (yield self._locks.giving_up(state)):
-                self._given_up(state, key, reason)
+            yield from self._give_up(state, key, reason)
             self._decide_kept(state, state.deaths + 1)
             return True
         for _ in self._known.asking([key]):
@@ -397,8 +396,13 @@ class Watch:
         The task's row still says that the run has failover. So the job's next run would have to
         wait until the dead run's maximum lock ends.
         """
-        if submission.is_stored and (yield self._locks.giving_up(state)):
-            self._given_up(state, key, "failover is off for its job by now")
+        if submission.is_stored:
+            yield from self._give_up(state, key, "failover is off for its job by now")
+
+    def _give_up(self, state: RunState, key: JobKey, reason: str) -> Steps[None]:
+        closed: ClosedRun | None = yield self._locks.giving_up(state)
+        if closed is not None:
+            self._given_up(state, closed, key, reason)
 
     def _find_job(self, state: RunState) -> tuple[JobKey, Submission] | None:
         """Return a job that can take over a dead run, and the takeover; ``None`` if no job can."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from apscheduler_tasklock._lock import outcomes
 from apscheduler_tasklock._words.formats import Formats
 from apscheduler_tasklock.status import Run
 
@@ -41,7 +42,7 @@ def miss_in_words(miss: Run, formats: Formats) -> str:
 
 def error_in_words(run: Run) -> str:
     """Return the class and the message of a run's exception; ``""`` for none."""
-    return ": ".join(part for part in (run.error_type, run.error) if part)
+    return outcomes.error_in_words(run.error_type, run.error)
 
 
 def ending_in_words(run: Run) -> str:

@@ -16,6 +16,7 @@ from apscheduler_tasklock._lock.protocol import HISTORY
 from apscheduler_tasklock._lock.protocol_messages import (
     ClaimAnswer,
     ClaimRequest,
+    ClosedRun,
     LockTimes,
     ManualRequest,
     MissNote,
@@ -251,8 +252,8 @@ class MemoryProtocol:
             task_name, lambda row, now: rule.end_lease(row, claim_id, holders, now)
         )
 
-    def give_up(self, cursor: Any, task_name: str, claim_id: UUID) -> bool:
-        """Give up the window of a dead run; return whether this call gave it up."""
+    def give_up(self, cursor: Any, task_name: str, claim_id: UUID) -> ClosedRun | None:
+        """Give up a dead run; return the run if this call has finished it, else ``None``."""
         return self._locks.decide(task_name, lambda row, now: rule.give_up(row, claim_id, now))
 
     def extend(

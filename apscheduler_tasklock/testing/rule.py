@@ -12,7 +12,7 @@ jobs. Of the operations for operators it has ``pause``, ``resume`` and ``request
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta, timezone
 from typing import Any, Generic, TypeVar
 from uuid import UUID
@@ -23,6 +23,7 @@ from apscheduler_tasklock._lock.protocol_messages import (
     IN_TIME,
     ClaimAnswer,
     ClaimRequest,
+    ClosedRun,
     LockTimes,
     ManualRequest,
     ReadTimes,
@@ -392,7 +393,7 @@ def claim(
         is_last=request.is_last,
         overrun_at=_leased(now, request.max_runtime, run_until),
     )
-    return Decision(row, _granted(row, now)._replace(runs=ran, due_at=was_due_at), ended)
+    return Decision(row, _granted(row, now, ended)._replace(runs=ran, due_at=was_due_at), ended)
 
 
 def take_over(
@@ -439,7 +440,7 @@ def take_over(
         handed_over=False,
         failover=request.failover,
     )
-    return Decision(row, _granted(row, now), ended)
+    return Decision(row, _granted(row, now, ended), ended)
 
 
 def retry(
@@ -495,7 +496,7 @@ def claim_manual(
         requested_at=None,
         request_until=None,
     )
-    return Decision(row, _granted(row, now)._replace(runs=ran), ended)
+    return Decision(row, _granted(row, now, ended)._replace(runs=ran), ended)
 
 
 def _begun(row: Row, request: RetryRequest | ManualRequest, replica_id: str, now: datetime) -> Row:
@@ -670,17 +671,19 @@ def end_lease(
     return Decision(row, ReleaseAnswer(row.locked_until, now))
 
 
-def give_up(row: Row | None, claim_id: UUID, now: datetime) -> Decision[bool]:
+def give_up(row: Row | None, claim_id: UUID, now: datetime) -> Decision[ClosedRun | None]:
     """Give up the window of a dead run: finish the run, so that the window is not run again."""
     if row is None or row.claim_id != claim_id or not row.is_dead(now):
-        return Decision(row, False)
-    ended: tuple[Run, ...] = ()
+        return Decision(row, None)
+    died, ended = _died(row)
+    closed = _closed(ended[0])
     if row.handed_over:
+        closed, ended = replace(closed, outcome=None), ()
         row = replace(row, deaths=row.deaths + (not row.overran))
     else:
-        row, ended = _died(row)
+        row = died
     row = replace(row, finished_at=now, locked_until=max(now, row.window_until), handed_over=False)
-    return Decision(row, True, ended)
+    return Decision(row, closed, ended)
 
 
 def extend(
@@ -1007,6 +1010,14 @@ def _died(row: Row) -> tuple[Row, tuple[Run, ...]]:
     return row, ended
 
 
+def _closed(run: Run) -> ClosedRun:
+    """Return a dead run as the replica hears of it that has closed it."""
+    assert run.token is not None
+    assert run.attempt is not None
+    begins = (run.scheduled_at or run.started_at).timestamp()
+    return ClosedRun(run.outcome, run.token, run.replica, run.attempt, begins, run.took)
+
+
 def _recorded(
     row: Row, end: RunOutcome, ended_at: datetime, retry_at: datetime | None = None
 ) -> tuple[Row, tuple[Run, ...]]:
@@ -1081,8 +1092,9 @@ def _missing(now: datetime) -> ClaimAnswer:
     return _answer(no_row, now)._replace(new_window=True)
 
 
-def _granted(row: Row, now: datetime) -> ClaimAnswer:
-    return _answer(row, now)._replace(granted=True, running=True)
+def _granted(row: Row, now: datetime, ended: Sequence[Run] = ()) -> ClaimAnswer:
+    closed = asdict(_closed(ended[0])) if ended else None
+    return _answer(row, now)._replace(granted=True, running=True, closed=closed)
 
 
 def _found(row: Row, claim_id: UUID, now: datetime, *, paused: bool) -> ClaimAnswer:

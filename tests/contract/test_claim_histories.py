@@ -557,9 +557,11 @@ class ClaimHistory(RuleBasedStateMachine):
     def give_up(self, task: str, back: int) -> None:
         before, claim_id = self.expected.get(task), self.id_of(task, back)
         decision = the_rule.give_up(before, claim_id, self.time)
-        self.note(situations.of_giving_up(before, claim_id, is_given_up=decision.answer))
+        self.note(
+            situations.of_giving_up(before, claim_id, is_given_up=decision.answer is not None)
+        )
         assert self.statements.give_up(task, claim_id) == decision.answer
-        self.happened(task, decision.row, wrote=decision.answer)
+        self.happened(task, decision.row, wrote=decision.answer is not None)
 
     @action(
         which=st.lists(

@@ -42,6 +42,7 @@ from apscheduler_tasklock._lock.protocol_messages import (
     IN_TIME,
     ClaimAnswer,
     ClaimRequest,
+    ClosedRun,
     JobMove,
     LockTimes,
     ManualRequest,
@@ -244,8 +245,9 @@ class Statements:
         answer: ReleaseAnswer | None = self.protocol.end_lease(self.cursor, task, claim_id, holders)
         return answer
 
-    def give_up(self, task: str, claim_id: UUID) -> bool:
-        return bool(self.protocol.give_up(self.cursor, task, claim_id))
+    def give_up(self, task: str, claim_id: UUID) -> ClosedRun | None:
+        closed: ClosedRun | None = self.protocol.give_up(self.cursor, task, claim_id)
+        return closed
 
     def renew(self, renewals: Sequence[Renewal]) -> dict[UUID, LockTimes]:
         times: dict[UUID, LockTimes] = self.protocol.renew(self.cursor, renewals)
@@ -440,7 +442,7 @@ class Replica:
         return self.end(claim_id, task, window=WindowAfter.HAND_OVER, **end)
 
     def give_up(self, claim_id: UUID, task: str = "task") -> bool:
-        return self.statements.give_up(task, claim_id)
+        return self.statements.give_up(task, claim_id) is not None
 
     def extend(
         self, claim_id: UUID, by: float, *, lease: float | None = None, task: str = "task"

@@ -74,6 +74,9 @@ def test_event_is_a_job_event_with_the_details_of_the_lock() -> None:
         exception=error,
         attempt=2,
         retry_at=RUN_TIME,
+        outcome="error",
+        error="ValueError: unavailable",
+        took=1.5,
     )
     assert isinstance(full, JobEvent)
     assert vars(full) == {
@@ -90,6 +93,9 @@ def test_event_is_a_job_event_with_the_details_of_the_lock() -> None:
         "exception": error,
         "attempt": 2,
         "retry_at": RUN_TIME,
+        "outcome": "error",
+        "error": "ValueError: unavailable",
+        "took": 1.5,
     }
 
 
@@ -97,6 +103,7 @@ def test_details_that_are_not_known_are_none() -> None:
     bare = event()
     assert [bare.holder, bare.locked_until, bare.token, bare.reason, bare.exception] == [None] * 5
     assert (bare.attempt, bare.retry_at) == (None, None)
+    assert [bare.outcome, bare.error, bare.took] == [None] * 3
 
 
 @pytest.mark.parametrize("name", CODES)

@@ -39,6 +39,7 @@ from tests.support.schedulers import Replica
 from tests.support.waist import (
     ClaimAnswer,
     ClaimRequest,
+    ClosedRun,
     Registration,
     ReleaseRequest,
     RunState,
@@ -191,7 +192,8 @@ class Found:
         self.asked += 1
         return self.state
 
-    def _give_up(self, dead: RunState, key: JobKey, reason: str) -> None:
+    def _give_up(self, dead: RunState, closed: ClosedRun, key: JobKey, reason: str) -> None:
+        assert closed.token == dead.token
         self.given_up.append((dead.task_name, key, reason))
 
     def keep(self, run: ClaimAnswer, job: str = "task") -> list[Outlook]:

@@ -6,11 +6,37 @@ from collections.abc import Mapping
 
 from apscheduler_tasklock._lock.statements.conditions import NEVER
 
-# The columns that an UPDATE returns of a claimed row. The last two are for the history's entry of a
-# dead run that the claim follows.
+# The columns that an UPDATE returns of a claimed row. The last two tell of a dead run that the
+# claim follows.
 RETURNED = """lock.task_name, lock.window_start AS new_start, lock.token AS new_token,
                lock.locked_until AS new_locked_until, lock.run_until AS new_run_until,
                lock.last_outcome AS new_outcome, lock.recorded_failures AS new_recorded"""
+
+
+def closed_here(row: str) -> str:
+    """Return whether the granted claim has closed a dead run, whose row was as ``row`` is.
+
+    The row is as it was before the statement began. The claim has closed that run only if the run
+    was still unfinished when the claim changed the row, because only then the claim has noted an
+    outcome, and only if the claim followed this run. If another claim has followed it meanwhile,
+    that claim has counted the run's entry, so that the counts differ by more than one.
+    """
+    return f"""claimed.new_outcome IS NOT NULL
+               AND {row}.finished_at IS NULL AND NOT {row}.handed_over
+               AND claimed.new_recorded - {row}.recorded_failures = 1"""
+
+
+def closed_run(row: str, outcome: str, ended_at: str) -> str:
+    """Return the values of a ``ClosedRun`` as JSON."""
+    return f"""json_build_object(
+        'outcome', {outcome}, 'token', {row}.token, 'holder', {row}.locked_by,
+        'attempt', {row}.attempt,
+        'run_time', extract(epoch FROM CASE WHEN {row}.kind IN ('hold', 'manual')
+            THEN {row}.started_at ELSE {row}.window_start END)::float8,
+        'took', extract(epoch FROM {ended_at} - {row}.started_at)::float8)"""
+
+
+_CLOSED = closed_run("lock", "claimed.new_outcome", "lock.locked_until")
 # The decision's columns in the answer to a granted claim.
 DECIDED_GRANTED = {
     "granted": "true",
@@ -39,6 +65,7 @@ ROW_FOUND = {
     "runs": "lock.runs",
     "due_at": "lock.due_at",
     "attempt": "lock.attempt",
+    "closed": "NULL::json",
 }
 # The row's columns in an answer if the statement has inserted the row.
 ROW_INSERTED = {**ROW_FOUND, "due_at": "NULL::timestamptz"}
@@ -55,6 +82,7 @@ NO_ROW = {
     "runs": "''",
     "due_at": "NULL::timestamptz",
     "attempt": "1",
+    "closed": "NULL::json",
 }
 
 
@@ -72,6 +100,7 @@ def columns_made(claim_id: str) -> dict[str, str]:
         "runs": ROW_FOUND["runs"],  # the function of the run before the claim
         "due_at": ROW_FOUND["due_at"],  # as it was before the claim
         "attempt": "1",
+        "closed": f"CASE WHEN {closed_here('lock')} THEN {_CLOSED} END",
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from apscheduler_tasklock._lock.statements.columns import closed_run
 from apscheduler_tasklock._lock.statements.conditions import SAFELY
 from apscheduler_tasklock._lock.statements.history import History
 
@@ -53,7 +54,8 @@ def give_up(table: str, history: History | None = None) -> str:
     """Return the statement that gives up a dead run. Only one replica's statement finishes the run.
 
     If the run is handed over while the statement waits for the row, the statement finishes nothing.
-    The next look at the tasks' rows then decides what becomes of the run.
+    The next look at the tasks' rows then decides what becomes of the run. The statement returns the
+    values of a ``ClosedRun``.
     """
     dead = "NOT lock.handed_over"
     died = "closed AS run WHERE run.died"
@@ -80,5 +82,7 @@ def give_up(table: str, history: History | None = None) -> str:
             RETURNING lock.task_name, token, window_start, started_at, locked_by, kind, attempt,
                       recorded_failures, last_outcome, dead.ended_at, dead.died
         ){f", entry AS ({entry})" if entry else ""}
-        SELECT token FROM closed
+        SELECT {closed_run("run", "CASE WHEN run.died THEN run.last_outcome END", "run.ended_at")}
+               AS closed
+        FROM closed AS run
     """

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from apscheduler_tasklock._lock.statements.columns import closed_here
+
 # Limits the entries of what operators did with each task.
 ACTIONS = 20
 
@@ -92,19 +94,9 @@ class History:
         return self.entry(rows, **columns)
 
     def death(self, table: str) -> str:
-        """Return the INSERT of a dead run's entry, for the claim that follows the run.
-
-        The statement sees the row as it was before the statement began. The entry is written only
-        if the run was still unfinished when the claim changed the row, because only then the claim
-        has noted an outcome, and only if the claim followed this run. If another claim has followed
-        it meanwhile, that claim has counted the run's entry, so that the counts differ by more than
-        one.
-        """
+        """Return the INSERT of a dead run's entry, for the claim that has closed the run."""
         return self.entry(
-            f"""{table} AS run JOIN claimed USING (task_name)
-                WHERE claimed.new_outcome IS NOT NULL
-                      AND run.finished_at IS NULL AND NOT run.handed_over
-                      AND claimed.new_recorded - run.recorded_failures = 1""",
+            f"{table} AS run JOIN claimed USING (task_name) WHERE {closed_here('run')}",
             recorded="claimed.new_recorded",
             ended_at="run.locked_until",
             outcome="claimed.new_outcome",

@@ -94,6 +94,7 @@ class _Retry:
         }
         made = {**DECIDED_GRANTED, **columns_made(asked["claim_id"])}
         made["attempt"] = "lock.attempt + 1"
+        made["closed"] = ROW_FOUND["closed"]  # because the run before a retry is finished
         self.made_or_found = made_or_found(made, self.found)
 
 

@@ -14,7 +14,7 @@ from psycopg import sql
 from sqlalchemy import Engine
 
 from apscheduler_tasklock._database.timings import Timings
-from apscheduler_tasklock._lock.client import LockClient, Released
+from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.outcomes import RunOutcome
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockSchemaError
 from apscheduler_tasklock.lock import HeldLock
@@ -261,7 +261,8 @@ def test_one_whose_answer_was_lost_is_no_lost_lock_while_its_lease_lasts(
         return None
 
     proxy.to_client = lose
-    assert one.release(lock) == (Released() if lease > 1 else None)
+    released = one.release(lock)
+    assert (released and released.locked_until, released is None) == (None, lease == 1)
     other.release(taken[0])
 
 
