@@ -44,6 +44,7 @@ from apscheduler_tasklock.options import (
     LockOptions,
     check_name,
     parse_positive_seconds,
+    parse_seconds,
     parse_token,
 )
 from apscheduler_tasklock.schema.table import DEFAULT_TABLE
@@ -72,6 +73,9 @@ Result = TypeVar("Result")
 # The pause between two claims of a hold, in seconds, while its claims are refused because of a run
 # whose lease has ended.
 PAUSE = 0.3
+# Limits the pause between two claims of a hold that waits for the end of a run, in seconds. It is
+# the default `poll_interval` of executors.
+POLL_INTERVAL = 5.0
 
 # Limits the seconds that `pause_all` waits for each of its two locks of the table, and how often it
 # tries to get them. All claims and releases wait during such a wait, so the wait is short, and the
@@ -212,6 +216,7 @@ class TaskLocks:
         min_lock: float | timedelta,
         max_lock: float | timedelta,
         lease: float | timedelta | Default | None = DEFAULT,
+        wait: float | timedelta = 0,
     ) -> Hold:
         """Return a context manager, sync or async, and decorator that holds a task's lock.
 
@@ -226,9 +231,13 @@ class TaskLocks:
         :param lease: the time without a renewal after which the holder counts as dead; seconds or
             ``timedelta``, 1 or more; by default 60 s or a third of ``max_lock``, whichever is
             shorter, and ``max_lock`` itself if that third is below 15 s; ``None``: ``max_lock``
+        :param wait: how long to claim again while the task runs elsewhere; seconds or
+            ``timedelta``, 0 or more. It is claimed again when the lock of that run ends, and every
+            5 s at least. Waiting holds get the lock in any order. A task that was just run or is
+            paused is refused at once.
         :raises TaskLockOptionError: a parameter is invalid
         :raises TaskLockRefusedError: when the hold is entered: the task runs elsewhere, was just
-            run, or is paused
+            run, or is paused; or the task locks were closed while the hold waited
         :raises TaskLockError: when the hold is entered: the database is unavailable, or rejects the
             statement
         """
@@ -242,7 +251,9 @@ class TaskLocks:
             return ClaimRequest(name, least, most, lease=lease_seconds)
 
         check_name(name, where)
-        return Hold(lambda: self._client, name, request)
+        if isinstance(wait, str):
+            raise TaskLockOptionError(f"{where}: wait must be seconds or a timedelta, not {wait!r}")
+        return Hold(lambda: self._client, name, request, parse_seconds(wait, "wait", where))
 
     def tasks(
         self,
@@ -867,14 +878,20 @@ class Hold:
 
     :param client: returns the client, which a forked child replaces
     :param request: returns a new request for each claim
+    :param wait: limits how long it is claimed again while the task runs elsewhere, in seconds
     """
 
     def __init__(
-        self, client: Callable[[], LockClient], name: str, request: Callable[[], ClaimRequest]
+        self,
+        client: Callable[[], LockClient],
+        name: str,
+        request: Callable[[], ClaimRequest],
+        wait: float = 0.0,
     ) -> None:
         self._get_client = client
         self._name = name
         self._request = request
+        self._wait = wait
         self._stands_in: LockClient | None = None
         self._entered = False
         self._held: HeldLock | None = None
@@ -964,7 +981,7 @@ class Hold:
         return held  # type: ignore[return-value]  # it has the same signature
 
     def _new(self) -> Hold:
-        return Hold(self._get_client, self._name, self._request)
+        return Hold(self._get_client, self._name, self._request, self._wait)
 
     def _entering(self) -> ExitStack:
         """Return a context in which the hold is entered.
@@ -992,24 +1009,23 @@ class Hold:
         return self._stands_in or self._get_client()
 
     def _claim(self) -> HeldLock:
-        """Claim the lock, and return it.
-
-        Claim again while the claim is refused because of a run whose lease has ended. Such a run
-        blocks the claim if it is to be run again first. It also blocks the claim for a while after
-        a start or an outage, in which its holder may still renew.
-        """
-        client = self._client
+        """Claim the lock, and return it. Claim again as :func:`_pause_after` says."""
+        client, give_up_at = self._client, time.monotonic() + self._wait
         claimed = client.claim(self._request())
-        while isinstance(claimed, Refusal) and claimed.waits and not client.wait(PAUSE):
+        while (pause := _pause_after(claimed, give_up_at)) > 0 and not client.wait(pause):
             claimed = client.claim(self._request())
         return self._granted(claimed)
 
     async def _claim_async(self) -> HeldLock:
         """Do the same as :meth:`_claim` in a coroutine."""
-        client = self._client
+        client, give_up_at = self._client, time.monotonic() + self._wait
         claimed = await client.begin_claim(self._request()).result()
-        while isinstance(claimed, Refusal) and claimed.waits and not client.closed:
-            await asyncio.sleep(PAUSE)
+        while (pause := _pause_after(claimed, give_up_at)) > 0:
+            ask_at = time.monotonic() + pause
+            while not client.closed and (left := ask_at - time.monotonic()) > 0:
+                await asyncio.sleep(min(left, PAUSE))
+            if client.closed:
+                break
             claimed = await client.begin_claim(self._request()).result()
         return self._granted(claimed)
 
@@ -1069,6 +1085,23 @@ class Hold:
     def _log_lost(held: HeldLock, released: Released | None, *, is_unknown: bool) -> None:
         if released is None and is_unknown:
             logger.warning(LOST, held.name, held.token)
+
+
+def _pause_after(claimed: HeldLock | Refusal | None, give_up_at: float) -> float:
+    """Return the seconds after which a hold is claimed again; 0: it is not.
+
+    A hold is claimed again while a run whose lease has ended is in its way, because that run is run
+    again first, or because its holder may still renew after a start or an outage. It is also
+    claimed again while the task runs and the hold's ``wait`` has not passed.
+
+    :param give_up_at: when the hold's ``wait`` has passed, on the monotonic clock
+    """
+    if not isinstance(claimed, Refusal):
+        return 0
+    if claimed.waits:
+        return PAUSE
+    left = give_up_at - time.monotonic() if claimed.reason == "running" else 0
+    return max(0, min(left, claimed.locked_for, jittered(POLL_INTERVAL)))
 
 
 def _check_zone(where: str, **moments: datetime | None) -> None:

@@ -401,6 +401,7 @@ class Refusal:
         run is released.
     :ivar runs: the function of the last run, as in ``ClaimRequest``; ``""`` for a hold
     :ivar is_manual: whether the last run is a manual run
+    :ivar locked_for: seconds from the decision until ``locked_until``
     """
 
     holder: str
@@ -415,6 +416,7 @@ class Refusal:
     came_first: bool = False
     runs: str = ""
     is_manual: bool = False
+    locked_for: float = 0.0
 
     @classmethod
     def of(cls, answer: ClaimAnswer) -> Refusal:
@@ -436,6 +438,7 @@ class Refusal:
             came_first=answer.came_first and not (answer.manual or answer.attempt > 1),
             runs=answer.runs,
             is_manual=answer.manual,
+            locked_for=(answer.locked_until - answer.database_time).total_seconds(),
         )
 
 

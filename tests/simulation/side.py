@@ -13,7 +13,7 @@ from weakref import WeakSet
 
 import psycopg
 
-from apscheduler_tasklock import _shutdown, lock
+from apscheduler_tasklock import _shutdown, lock, locks
 from apscheduler_tasklock._database import (
     awaited_ticket,
     deadline,
@@ -52,6 +52,7 @@ ASKS_THE_TIME = (
     jobs_thread,
     leadership,
     lock,
+    locks,
     outage,
     presence,
     rejections,
@@ -214,6 +215,7 @@ def simulating() -> Iterator[None]:
                 (thread, "_PAUSE", CLOCK),
                 (thread, "_all", WeakSet()),
                 (heartbeat, "jittered", CLOCK.jittered),
+                (locks, "jittered", CLOCK.jittered),
                 (replica, "DatabaseThread", SimulatedThread),
                 (replica, "Rejections", partial(rejections.Rejections, clock=CLOCK.monotonic)),
                 (replica, "task_lock_table", cache(replica.task_lock_table)),

@@ -11,6 +11,7 @@ from datetime import timedelta
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
+from uuid import uuid4
 
 import psycopg
 import pytest
@@ -28,9 +29,10 @@ from apscheduler_tasklock.errors import (
 )
 from apscheduler_tasklock.lock import HeldLock
 from apscheduler_tasklock.locks import Hold
+from apscheduler_tasklock.testing import rule
 from tests.simulation.faults import Place
 from tests.simulation.stage import LEASE, Call, Stage, claim_of, slow, then
-from tests.support.waist import Registration, TakeoverRequest
+from tests.support.waist import ClaimRequest, Registration, TakeoverRequest
 
 pytestmark = pytest.mark.usefixtures("simulation")
 
@@ -63,6 +65,18 @@ def grown_up(stage: Stage, name: str = "A") -> LockClient:
     stage.go_on(GRACE + 1)
     assert client.stable
     return client
+
+
+def enter_hold(stage: Stage, client: LockClient, wait: float = 0.0) -> Call:
+    """Enter a hold.
+
+    :param wait: how long it waits while the task runs
+    """
+
+    def request() -> ClaimRequest:
+        return claim_of("t", runs="", run_time=None, exact=False, claim_id=uuid4())
+
+    return stage.call(client, Hold(lambda: client, "t", request, wait).__enter__)
 
 
 def fail_in_the_thread(place: Place) -> Any:
@@ -834,8 +848,7 @@ class TestGrace:
         stage.process_of(dying).killed_at = stage.world.now
         stage.go_on(LEASE + 1)
         client = stage.replica("B")
-        request = claim_of("t", runs="", run_time=None, exact=False)
-        call = stage.call(client, Hold(lambda: client, "t", lambda: request).__enter__)
+        call = enter_hold(stage, client)
         stage.go_on(GRACE)
         assert call.error is None
         stage.go_on(1)
@@ -847,8 +860,71 @@ class TestGrace:
         stage.process_of(dying).killed_at = stage.world.now
         stage.go_on(LEASE + 1)
         client = stage.replica("B")
-        request = claim_of("t", runs="", run_time=None, exact=False)
-        call = stage.call(client, Hold(lambda: client, "t", lambda: request).__enter__)
+        call = enter_hold(stage, client)
+        stage.go_on(1)
+        client.stop_claiming()
+        stage.go_on(0.1)
+        assert isinstance(call.error, TaskLockRefusedError)
+
+    def test_a_hold_with_wait_is_claimed_again_every_five_seconds_until_the_run_is_over(
+        self, stage: Stage
+    ) -> None:
+        one, client = stage.replica(), grown_up(stage, "B")
+        held = stage.claim(one, run_time=None, exact=False)
+        since = stage.now
+        call = enter_hold(stage, client, wait=100)
+        stage.go_on(18)
+        stage.release(one, held)
+        stage.go_on(10)
+        asked = [at for at in stage.sent("claim", client) if at >= since]
+        assert len(asked) == 5
+        assert all(4 <= later - earlier <= 6.1 for earlier, later in pairwise(asked))
+        assert call.held.name == "t"
+
+    def test_a_hold_with_wait_is_claimed_again_when_the_lock_of_the_run_ends(
+        self, stage: Stage
+    ) -> None:
+        dying, client = stage.replica(), grown_up(stage, "B")
+        stage.claim(dying, run_time=None, exact=False, runs="", max_lock=3, lease=None)
+        stage.process_of(dying).killed_at = stage.world.now
+        since = stage.now
+        call = enter_hold(stage, client, wait=100)
+        stage.go_on(10)
+        assert call.held.name == "t"
+        assert 2.8 <= call.ended - since <= 3.1
+
+    @pytest.mark.parametrize("wait", [0.0, 12.0])
+    def test_a_hold_is_refused_when_its_wait_has_passed(self, stage: Stage, wait: float) -> None:
+        one, client = stage.replica(), grown_up(stage, "B")
+        stage.claim(one, run_time=None, exact=False)
+        since = stage.now
+        call = enter_hold(stage, client, wait=wait)
+        stage.go_on(100)
+        assert isinstance(call.error, TaskLockRefusedError)
+        assert call.error.reason == "running"
+        assert wait <= call.ended - since <= wait + 0.1
+
+    @pytest.mark.parametrize("reason", ["window", "paused"])
+    def test_a_hold_with_wait_is_refused_at_once_by_a_window_and_a_pause(
+        self, stage: Stage, reason: str
+    ) -> None:
+        one, client = stage.replica(), grown_up(stage, "B")
+        min_lock = 60.0 if reason == "window" else 0.0
+        held = stage.claim(one, run_time=None, exact=False, min_lock=min_lock)
+        stage.release(one, held)
+        stage.go_on(0.1)
+        if reason == "paused":
+            rows, now = stage.database.rows.rows, stage.world.database_time()
+            rows["t"] = rule.pause(rows["t"], None, now, "ann", None, "the pause")
+        call = enter_hold(stage, client, wait=100)
+        stage.go_on(0.1)
+        assert isinstance(call.error, TaskLockRefusedError)
+        assert call.error.reason == reason
+
+    def test_a_stop_ends_the_wait_of_a_hold(self, stage: Stage) -> None:
+        one, client = stage.replica(), grown_up(stage, "B")
+        stage.claim(one, run_time=None, exact=False)
+        call = enter_hold(stage, client, wait=100)
         stage.go_on(1)
         client.stop_claiming()
         stage.go_on(0.1)

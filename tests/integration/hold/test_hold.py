@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -285,6 +286,13 @@ def test_closed_locks_are_not_held_any_more(
         ("a", {"min_lock": 2, "max_lock": 1}, r"min_lock \(2\) must not be above max_lock \(1\)"),
         ("a", {"min_lock": -1, "max_lock": 1}, "min_lock must be"),
         ("a", {"min_lock": 0, "max_lock": 0}, "max_lock must be above 0"),
+        ("a", {**TIMES, "wait": -1}, "wait must be seconds or a timedelta, 0 or more, not -1"),
+        ("a", {**TIMES, "wait": timedelta(seconds=-1)}, "wait must be seconds"),
+        ("a", {**TIMES, "wait": math.nan}, "wait must be seconds"),
+        ("a", {**TIMES, "wait": math.inf}, "wait must be seconds"),
+        ("a", {**TIMES, "wait": True}, "wait must be seconds"),
+        ("a", {**TIMES, "wait": None}, "wait must be seconds"),
+        ("a", {**TIMES, "wait": "5"}, "wait must be seconds"),
     ],
 )
 def test_impossible_holds_are_refused(

@@ -239,12 +239,14 @@ class Doubting(TaskLocks):
     timings = Timings(recovery_grace=600.0)
 
 
+@pytest.mark.parametrize("is_dead", [True, False])
 @pytest.mark.parametrize("holds", [1, 3])
-def test_one_that_waits_for_a_dead_run_keeps_no_other_waiting(
+def test_one_that_waits_for_a_dead_run_or_one_that_goes_on_keeps_no_other_waiting(
     make_task_locks: MakeLocks,
     database_url: str,
     connection: psycopg.Connection[Any],
     holds: int,
+    is_dead: bool,
 ) -> None:
     """Right after the start nobody knows whether a holder died, and its claim is asked again."""
     dead = make_task_locks(replica_id="dead")
@@ -252,10 +254,11 @@ def test_one_that_waits_for_a_dead_run_keeps_no_other_waiting(
         dead.hold("task", min_lock=0, max_lock=600, lease=None),
         Doubting(database_url, claim_timeout=100) as locks,
     ):
-        connection.execute("UPDATE task_lock SET locked_until = now()")  # a lease that has ended
+        if is_dead:
+            connection.execute("UPDATE task_lock SET locked_until = now()")
 
         async def hold(name: str) -> str:
-            async with locks.hold(name, min_lock=0, max_lock=600):
+            async with locks.hold(name, min_lock=0, max_lock=600, wait=0 if is_dead else 600):
                 return name
 
         async def main() -> list[str]:
@@ -268,3 +271,56 @@ def test_one_that_waits_for_a_dead_run_keeps_no_other_waiting(
             return others
 
         assert asyncio.run(main()) == [f"other {n}" for n in range(20)]
+
+
+def enter(locks: TaskLocks, form: str) -> None:
+    """Hold the lock of the task in one of the forms that there are."""
+    hold = locks.hold("import", min_lock=0, max_lock=600, wait=600)
+
+    async def enter_async() -> None:
+        async with hold:
+            pass
+
+    async def coroutine() -> None:
+        pass
+
+    match form:
+        case "context manager":
+            with hold:
+                pass
+        case "decorator":
+            hold(lambda: None)()
+        case "async context manager":
+            asyncio.run(enter_async())
+        case _:
+            asyncio.run(hold(coroutine)())
+
+
+@pytest.mark.parametrize(
+    "form", ["context manager", "decorator", "async context manager", "async decorator"]
+)
+def test_in_each_form_it_waits_for_the_end_of_a_run(
+    make_task_locks: MakeLocks, connection: psycopg.Connection[Any], form: str
+) -> None:
+    with make_task_locks().hold("import", min_lock=0, max_lock=600):
+        connection.execute(
+            "UPDATE task_lock SET (locked_until, run_until) = "
+            "(now() + interval '1 second', now() + interval '1 second')"
+        )
+        enter(make_task_locks(), form)
+
+
+def test_closed_while_it_waits_for_a_run_it_is_refused(make_task_locks: MakeLocks) -> None:
+    locks = make_task_locks()
+
+    async def main() -> None:
+        waiting = asyncio.ensure_future(
+            locks.hold("import", min_lock=0, max_lock=600, wait=600).__aenter__()
+        )
+        async with locks.hold("other", min_lock=0, max_lock=600):
+            await asyncio.to_thread(locks.close)
+        with pytest.raises(TaskLockRefusedError, match="is running on 'one'"):
+            await waiting
+
+    with make_task_locks(replica_id="one").hold("import", min_lock=0, max_lock=600):
+        asyncio.run(asyncio.wait_for(main(), 60))
