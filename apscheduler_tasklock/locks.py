@@ -73,9 +73,6 @@ Result = TypeVar("Result")
 # The pause between two claims of a hold, in seconds, while its claims are refused because of a run
 # whose lease has ended.
 PAUSE = 0.3
-# Limits the pause between two claims of a hold that waits for the end of a run, in seconds. It is
-# the default `poll_interval` of executors.
-POLL_INTERVAL = 5.0
 
 # Limits the seconds that `pause_all` waits for each of its two locks of the table, and how often it
 # tries to get them. All claims and releases wait during such a wait, so the wait is short, and the
@@ -1009,10 +1006,10 @@ class Hold:
         return self._stands_in or self._get_client()
 
     def _claim(self) -> HeldLock:
-        """Claim the lock, and return it. Claim again as :func:`_pause_after` says."""
+        """Claim the lock, and return it. Claim again as :meth:`_pause_after` says."""
         client, give_up_at = self._client, time.monotonic() + self._wait
         claimed = client.claim(self._request())
-        while (pause := _pause_after(claimed, give_up_at)) > 0 and not client.wait(pause):
+        while (pause := self._pause_after(claimed, give_up_at)) > 0 and not client.wait(pause):
             claimed = client.claim(self._request())
         return self._granted(claimed)
 
@@ -1020,7 +1017,7 @@ class Hold:
         """Do the same as :meth:`_claim` in a coroutine."""
         client, give_up_at = self._client, time.monotonic() + self._wait
         claimed = await client.begin_claim(self._request()).result()
-        while (pause := _pause_after(claimed, give_up_at)) > 0:
+        while (pause := self._pause_after(claimed, give_up_at)) > 0:
             ask_at = time.monotonic() + pause
             while not client.closed and (left := ask_at - time.monotonic()) > 0:
                 await asyncio.sleep(min(left, PAUSE))
@@ -1028,6 +1025,23 @@ class Hold:
                 break
             claimed = await client.begin_claim(self._request()).result()
         return self._granted(claimed)
+
+    def _pause_after(self, claimed: HeldLock | Refusal | None, give_up_at: float) -> float:
+        """Return the seconds after which to claim again; 0: not again.
+
+        The hold is claimed again while a run whose lease has ended is in its way, because that run
+        is run again first, or because its holder may still renew after a start or an outage. It is
+        also claimed again while the task runs and ``wait`` has not passed.
+
+        :param give_up_at: when ``wait`` has passed, on the monotonic clock
+        """
+        if not isinstance(claimed, Refusal):
+            return 0
+        if claimed.waits:
+            return PAUSE
+        left = give_up_at - time.monotonic() if claimed.reason == "running" else 0
+        longest = jittered(self._client.settings.timings.hold_interval)
+        return max(0, min(left, claimed.locked_for, longest))
 
     def _granted(self, claimed: HeldLock | Refusal | None) -> HeldLock:
         assert claimed is not None
@@ -1085,23 +1099,6 @@ class Hold:
     def _log_lost(held: HeldLock, released: Released | None, *, is_unknown: bool) -> None:
         if released is None and is_unknown:
             logger.warning(LOST, held.name, held.token)
-
-
-def _pause_after(claimed: HeldLock | Refusal | None, give_up_at: float) -> float:
-    """Return the seconds after which a hold is claimed again; 0: it is not.
-
-    A hold is claimed again while a run whose lease has ended is in its way, because that run is run
-    again first, or because its holder may still renew after a start or an outage. It is also
-    claimed again while the task runs and the hold's ``wait`` has not passed.
-
-    :param give_up_at: when the hold's ``wait`` has passed, on the monotonic clock
-    """
-    if not isinstance(claimed, Refusal):
-        return 0
-    if claimed.waits:
-        return PAUSE
-    left = give_up_at - time.monotonic() if claimed.reason == "running" else 0
-    return max(0, min(left, claimed.locked_for, jittered(POLL_INTERVAL)))
 
 
 def _check_zone(where: str, **moments: datetime | None) -> None:

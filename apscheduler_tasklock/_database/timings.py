@@ -25,6 +25,8 @@ class Timings:
         counts as over in the log. Statements that do not use that table are answered meanwhile
     :ivar renewals_per_lease: how often a claim is renewed during one lease, so that a renewal may
         fail and be tried again
+    :ivar hold_interval: the longest pause between two claims of a ``hold`` that waits for the end
+        of a run, as an executor's default ``poll_interval``
     :ivar release_timeout: limits the wait of ``hold`` for a release that fails. After this time
         ``hold`` returns, and the release is still sent again
     :ivar release_interval: the longest pause before a failed release is sent again; a shutdown
@@ -57,6 +59,7 @@ class Timings:
     doubt_interval: float = 120.0
     unlocked_after: float = 15.0
     renewals_per_lease: int = 3
+    hold_interval: float = 5.0
     release_timeout: float = 0.2
     release_interval: float = 1.0
     rejected_interval: float = 5.0

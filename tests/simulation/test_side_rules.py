@@ -29,10 +29,9 @@ from apscheduler_tasklock.errors import (
 )
 from apscheduler_tasklock.lock import HeldLock
 from apscheduler_tasklock.locks import Hold
-from apscheduler_tasklock.testing import rule
 from tests.simulation.faults import Place
 from tests.simulation.stage import LEASE, Call, Stage, claim_of, slow, then
-from tests.support.waist import ClaimRequest, Registration, TakeoverRequest
+from tests.support.waist import ClaimRequest, Registration, TakeoverRequest, rule
 
 pytestmark = pytest.mark.usefixtures("simulation")
 

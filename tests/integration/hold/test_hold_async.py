@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import psycopg
@@ -233,6 +234,12 @@ def test_closed_while_its_thread_gives_a_pool_something_it_is_released(
     del task
 
 
+class Impatient(TaskLocks):
+    """Claims again at once while a task runs."""
+
+    timings = Timings(hold_interval=0.01)
+
+
 class Doubting(TaskLocks):
     """Does not know whether a holder died, for as long as a test takes on a slow machine."""
 
@@ -300,14 +307,24 @@ def enter(locks: TaskLocks, form: str) -> None:
     "form", ["context manager", "decorator", "async context manager", "async decorator"]
 )
 def test_in_each_form_it_waits_for_the_end_of_a_run(
-    make_task_locks: MakeLocks, connection: psycopg.Connection[Any], form: str
+    make_task_locks: MakeLocks, proxy: Proxy, form: str
 ) -> None:
-    with make_task_locks().hold("import", min_lock=0, max_lock=600):
-        connection.execute(
-            "UPDATE task_lock SET (locked_until, run_until) = "
-            "(now() + interval '1 second', now() + interval '1 second')"
-        )
-        enter(make_task_locks(), form)
+    sent = 0
+
+    def count(_number: int, to_server: bool, data: bytes) -> bytes:
+        nonlocal sent
+        sent += to_server
+        return data
+
+    proxy.tap = count
+    with Impatient(proxy.url) as locks, ThreadPoolExecutor(1) as pool:
+        locks.check()
+        with make_task_locks().hold("import", min_lock=0, max_lock=600):
+            before = sent
+            waiting = pool.submit(enter, locks, form)
+            eventually(lambda: sent > before + 4)
+            assert not waiting.done()
+        waiting.result(60)
 
 
 def test_closed_while_it_waits_for_a_run_it_is_refused(make_task_locks: MakeLocks) -> None:
