@@ -64,8 +64,8 @@ class TaskLockEvent(JobEvent):  # type: ignore[misc]  # APScheduler has no types
     :ivar error: for ``RELEASED`` of a run that has raised an exception, the class and the message
         of the exception as in the run history, such as ``"ValueError: no such file"``; else
         ``None``
-    :ivar took: for ``RELEASED``, seconds from the run's grant to its end, as ``Run.took``;
-        ``None`` if the run never began
+    :ivar took: for ``RELEASED``, seconds from the run's claim to its end, and of a run that died to
+        the end of its lease; ``None`` if the run never began
     """
 
     def __init__(

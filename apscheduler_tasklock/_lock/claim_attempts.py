@@ -168,7 +168,7 @@ class Attempt(Request[Decision], Generic[Wanted]):
         :raises RowLockedError: the claim is in doubt, and cannot be written now
         """
         claim_id = self.request.claim_id
-        _report_closed([self], {claim_id: answer})
+        report_closed_runs([self], {claim_id: answer})
         if not self.in_doubt:
             return answer
         confirmed = self._context.confirmed(cursor, [self], {claim_id: answer})
@@ -184,7 +184,7 @@ class Attempt(Request[Decision], Generic[Wanted]):
 
         A grant that is in doubt and cannot be written now has no answer.
         """
-        _report_closed(requests, answers)
+        report_closed_runs(requests, answers)
         doubted = [each for each in requests if each.in_doubt]
         if not doubted:
             return answers
@@ -267,7 +267,7 @@ class ClaimAttempt(Attempt[ClaimRequest]):
         asked = [attempt.request for attempt in requests]
         protocol = context.protocol
         answers = protocol.claim_many(cursor, asked, lags, times, most)
-        _report_closed(requests, answers)
+        report_closed_runs(requests, answers)
         found = [answers.get(each.claim_id) for each in asked]
         new = [n for n, answer in enumerate(found) if answer is None]
         # At least 0, because an earlier try with a higher limit may have granted more than `most`.
@@ -560,7 +560,9 @@ AnyAttempt: TypeAlias = (
 )
 
 
-def _report_closed(attempts: Sequence[Attempt[Any]], answers: Mapping[UUID, ClaimAnswer]) -> None:
+def report_closed_runs(
+    attempts: Sequence[Attempt[Any]], answers: Mapping[UUID, ClaimAnswer]
+) -> None:
     """Report the dead runs that claims have closed, whatever becomes of these claims."""
     for attempt in attempts:
         answer = answers.get(attempt.request.claim_id)

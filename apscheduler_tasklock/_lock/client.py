@@ -651,13 +651,13 @@ class LockClient:
         make: Callable[[LockProtocol, ReleaseRequest], Release] = Release,
     ) -> ReleaseTicket:
         self._released_at = time.monotonic()
-        ended_at = held.database_time()
+        request, ended_at = _release_of(held, end), held.database_time()
         _, began_at = self._running.pop(held.claim_id, (held, ended_at))
         held.end()
         # The release is tried until the database answers. After the end of the lease, the release
         # still finishes the run, unless another replica has taken the run over.
         ticket = self._ticket_of(
-            _release_of(held, end),
+            request,
             time.monotonic() + held.seconds_left,
             partial(self._heartbeat.remove, held),
             make=make,

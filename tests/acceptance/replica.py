@@ -34,6 +34,7 @@ from apscheduler_tasklock import (
     EVENT_TASK_LOCK_GRANTED,
     EVENT_TASK_LOCK_LOST,
     EVENT_TASK_LOCK_REFUSED,
+    EVENT_TASK_LOCK_RELEASED,
     TaskLockExecutor,
 )
 from tests.acceptance import jobs
@@ -49,6 +50,9 @@ NAMES = {
 
 
 def listen(event: Any) -> None:
+    if event.code == EVENT_TASK_LOCK_RELEASED:
+        say("released", event.job_id, event.outcome, event.holder)
+        return
     say(NAMES.get(event.code, "event"), event.job_id, getattr(event, "reason", None))
 
 

@@ -64,12 +64,18 @@ def test_a_replica_that_was_never_refused_runs_a_killed_holders_windows(
     tomorrow = daily(task=tasks[0], next_run_time=moment(hours=12))
     new = start_replica(options=OPTIONS, jobs=[tomorrow, own_start])
     new.says("INFO Scheduler started")
+    third = start_replica(options=OPTIONS, jobs=[tomorrow, own_start])
+    third.says("INFO Scheduler started")
     old.stop()
     assert (old.exit_code, old.runs) == (0, [])
     died = [rows[task] for task in tasks]
     holder.signal(signal.SIGKILL)
-    eventually(lambda: len(new.runs) == len(tasks), SOON)
-    assert [run.how for run in new.runs] == ["again"] * len(tasks)
+    eventually(lambda: len(new.runs + third.runs) == len(tasks), SOON)
+    assert [run.how for run in new.runs + third.runs] == ["again"] * len(tasks)
+    for before in died:
+        told = f"released {before['task_name']} died {before['locked_by']}"
+        eventually(lambda told=told: told in new.said + third.said)
+        assert (new.said + third.said).count(told) == 1
     for before in died:
         after = rows[before["task_name"]]
         for column in ("window_start", "window_until"):

@@ -71,6 +71,8 @@ def test_one_of_many_takes_over_and_the_others_are_told_who_runs_it(
         assert [answer.granted for answer in answers].count(True) == 1
         dead = next(claim_id for claim_id, answer in taken if answer.granted)
         token = token_at(database_now(connection))
+        [closed] = [answer.closed for answer in answers if answer.closed]
+        assert (closed["outcome"], closed["holder"] == "dead") == ("died", turn == 1)
         # Who met the winner at its work passed the row over, and asks again.
         answers = [crowd[0].take_over(old)[1] if a.looks_dead(old) else a for a in answers]
         assert {(a.claim_id, a.token, a.running, a.waits) for a in answers} == {

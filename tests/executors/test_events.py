@@ -23,6 +23,7 @@ from apscheduler_tasklock import (
     EVENT_TASK_LOCK_GRANTED,
     EVENT_TASK_LOCK_REFUSED,
     EVENT_TASK_LOCK_RELEASED,
+    TaskLocks,
 )
 from tests.support.hosts import Host
 from tests.support.polling import eventually
@@ -91,6 +92,30 @@ def test_a_run_has_its_events_in_their_order(
     replica.shutdown()
     assert told(replica) == EVENTS[becomes]
     assert submissions(replica) == 1
+
+
+@pytest.mark.parametrize(
+    ("becomes", "outcome", "error"),
+    [
+        ("granted, and executed", "ok", None),
+        ("granted, and raises", "error", "ValueError: on purpose"),
+    ],
+)
+def test_its_release_tells_what_the_history_has(
+    make_replica: MakeReplica,
+    job: Jobs,
+    database_url: str,
+    becomes: str,
+    outcome: str,
+    error: str | None,
+) -> None:
+    released = RUNS[becomes](make_replica(), job).one(EVENT_TASK_LOCK_RELEASED)
+    with TaskLocks(database_url) as locks:
+        [run] = locks.runs("job")
+    assert (released.outcome, released.error) == (outcome, error)
+    assert run.outcome == outcome
+    # The replica counts from when it sent its claim, and the history from when that was granted.
+    assert released.took >= run.took
 
 
 def test_a_run_that_is_withdrawn_at_a_shutdown_has_none(

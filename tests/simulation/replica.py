@@ -286,16 +286,18 @@ class SimulatedClient(LockClient):
     ) -> Iterator[tuple[AnyAttempt, Claimed]]:
         left = inf if most is None else most
         for each in attempts:
-            claimed = self._decide(each.request) if left > 0 else NotNow.BEYOND
+            claimed = self._decide(each) if left > 0 else NotNow.BEYOND
             left -= isinstance(claimed, HeldLock)
             yield each, claimed
 
-    def _decide(self, request: Any) -> Claimed:
+    def _decide(self, attempt: AnyAttempt) -> Claimed:
+        request = attempt.request
         if self.closed:
             return TaskLockError(f"task {request.task_name!r} is not claimed: the replica stops")
         answer = self._answer(request)
         if answer is None or not answer.granted:
             return None if answer is None else Refusal.of(answer)
+        claim_attempts.report_closed_runs([attempt], {request.claim_id: answer})
         self._simulation.changed()
         return self._held(request, answer)
 
@@ -341,7 +343,9 @@ class SimulatedClient(LockClient):
     def withdraw(self, attempt: AnyAttempt) -> None:
         """Do nothing, because a claim that is under way at a stop is not granted."""
 
-    def begin_release(self, held: HeldLock, end: RunOutcome = NOT_BEGUN) -> Any:
+    def begin_release(
+        self, held: HeldLock, end: RunOutcome = NOT_BEGUN, arrived_late: object = None
+    ) -> Any:
         """Release a claim, or hand its window over."""
         request = ReleaseRequest(held.name, held.claim_id, end, held.token)
         answer = None

@@ -21,6 +21,7 @@ from apscheduler_tasklock import (
     EVENT_TASK_LOCK_GRANTED,
     EVENT_TASK_LOCK_LOST,
     EVENT_TASK_LOCK_REFUSED,
+    EVENT_TASK_LOCK_RELEASED,
     TaskLockError,
     TaskLockOptionError,
     TaskLockStateError,
@@ -837,3 +838,33 @@ def test_it_is_drawn_as_a_timeline() -> None:
 
 def test_without_runs_the_timeline_says_so() -> None:
     assert str(SimulatedReplicas(1, start=MIDNIGHT)).endswith("nothing was run")
+
+
+class TestEndsOfDeadRuns:
+    @pytest.mark.parametrize(
+        "options",
+        [{"failover": True}, {"failover": True, "max_takeovers": 0}, {"failover": False}],
+        ids=["taken over", "given up", "followed by the next run time"],
+    )
+    def test_each_is_told_once_by_the_replica_that_has_closed_it(
+        self, options: dict[str, Any]
+    ) -> None:
+        simulation = simulated(hourly(), durations={"job": 1800}, **options)
+        replicas, died = list(simulation), []
+        for _ in range(3):
+            simulation.advance(minutes=65)
+            while simulation.runs[-1].outcome:
+                simulation.advance(minutes=5)
+            died.append(simulation.runs[-1].token)
+            simulation.kill(simulation.runs[-1].replica)
+            replicas.append(simulation.start_replica())
+        simulation.advance(hours=3)
+        told = [
+            (replica.name, event)
+            for replica in replicas
+            for event in replica.events
+            if event.code == EVENT_TASK_LOCK_RELEASED and event.outcome == "died"
+        ]
+        assert sorted(event.token for _, event in told) == sorted(died)
+        assert all(teller != event.holder for teller, event in told)
+        assert all(event.took > 0 for _, event in told)

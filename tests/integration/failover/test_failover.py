@@ -20,6 +20,7 @@ from psycopg import sql
 from apscheduler_tasklock import (
     EVENT_TASK_LOCK_ERROR,
     EVENT_TASK_LOCK_GRANTED,
+    EVENT_TASK_LOCK_LOST,
     EVENT_TASK_LOCK_REFUSED,
     EVENT_TASK_LOCK_RELEASED,
     HeldLock,
@@ -965,6 +966,27 @@ class TestGivingUp:
         given_up = replica.one(EVENT_TASK_LOCK_ERROR)
         assert "is given up: its maximum lock has ended" in str(given_up.exception)
         assert replica.codes() == [EVENT_TASK_LOCK_RELEASED, EVENT_TASK_LOCK_ERROR]
+
+    def test_is_told_once_although_its_holder_ends_it_later(
+        self, make_heir: MakeReplica, connection: Connection
+    ) -> None:
+        begun, go_on = threading.Event(), threading.Event()
+
+        def slow() -> None:
+            begun.set()
+            go_on.wait(60)
+
+        holder = make_heir(replica_id="holder")
+        holder.run_once(slow)
+        assert begun.wait(60)
+        replica = make_heir()
+        replica.run_once(slow, next_run_time=next_hour())
+        end_its_maximum_lock(connection)
+        replica.one(EVENT_TASK_LOCK_ERROR)
+        go_on.set()
+        holder.one(EVENT_TASK_LOCK_LOST)
+        assert EVENT_TASK_LOCK_RELEASED not in holder.codes()
+        assert replica.one(EVENT_TASK_LOCK_RELEASED).outcome == "died"
 
     def test_does_not_wait_for_one_whose_row_is_locked(
         self,

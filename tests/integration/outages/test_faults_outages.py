@@ -16,6 +16,7 @@ import pytest
 from apscheduler.events import EVENT_JOB_EXECUTED
 
 from apscheduler_tasklock import (
+    EVENT_TASK_LOCK_ERROR,
     EVENT_TASK_LOCK_GRANTED,
     EVENT_TASK_LOCK_LOST,
     EVENT_TASK_LOCK_REFUSED,
@@ -78,6 +79,23 @@ def test_a_lease_survives_an_outage_that_is_shorter(
     assert holder.codes() == [EVENT_TASK_LOCK_GRANTED, EVENT_JOB_EXECUTED, EVENT_TASK_LOCK_RELEASED]
     assert row(connection)["finished_at"] is not None
     assert said_by_its_end(caplog) == [UNAVAILABLE, BACK]
+
+
+def test_the_end_of_a_run_in_an_outage_is_told_when_its_release_has_arrived(
+    proxy: Proxy, make_replica: MakeReplica
+) -> None:
+    """Until then only that the release has failed is told, which is no end of the run."""
+
+    def fail() -> None:
+        refuse(proxy)
+        raise ValueError("in the dark")
+
+    holder = make_replica(proxy.url, claim_timeout=60, lease=600)
+    holder.run_once(fail)
+    assert holder.one(EVENT_TASK_LOCK_ERROR).token is not None
+    restore(proxy)
+    released = holder.one(EVENT_TASK_LOCK_RELEASED)
+    assert (released.outcome, released.error) == ("error", "ValueError: in the dark")
 
 
 @pytest.mark.nightly
