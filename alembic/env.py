@@ -5,12 +5,12 @@ from `-x database=...`, `-x schema=...` and `-x table=...`, or the database's UR
 TASKLOCK_DATABASE_URL.
 """
 
-import os
 from logging.config import fileConfig
 
 from alembic import context
 from sqlalchemy import Connection
 
+from apscheduler_tasklock._database.url import given_database
 from apscheduler_tasklock.errors import TaskLockError
 from apscheduler_tasklock.schema.migrations import (
     log_notes,
@@ -42,7 +42,9 @@ def main() -> None:
     elif attributes.get("connection") is not None:
         run_on(attributes["connection"])
     else:
-        with migration_engine(database_url()).connect() as connection:
+        how = "Pass alembic -x database=postgresql://user@host/name upgrade head"
+        database = given_database(arguments.get("database"), how)
+        with migration_engine(database).connect() as connection:
             run_on(connection)
 
 
@@ -59,17 +61,6 @@ def run() -> None:
     attributes["migrated"] = migrated
     if config.cmd_opts:
         log_notes(migrated.notes)
-
-
-def database_url() -> str:
-    """Return the database's URL from the command line or the environment."""
-    url = arguments.get("database") or os.environ.get("TASKLOCK_DATABASE_URL")
-    if not url:
-        raise SystemExit(
-            "Which database? Set TASKLOCK_DATABASE_URL, or pass it: "
-            "alembic -x database=postgresql://user@host/name upgrade head"
-        )
-    return url
 
 
 try:

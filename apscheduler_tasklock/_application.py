@@ -148,15 +148,15 @@ def relieve_application(seconds: float) -> None:
     _thread.relieve(seconds)
 
 
-def call_where_allowed(function: Callable[[], object]) -> None:
+def call_where_allowed(function: Callable[..., object], *arguments: object) -> None:
     """Call a function in this thread, unless application code is kept out of this thread.
 
     In that case the application's thread calls the function.
     """
     if _here.is_kept_out:
-        _thread.call(function)
+        _thread.call(partial(function, *arguments))
     else:
-        function()
+        function(*arguments)
 
 
 def flush_application(until: float) -> None:

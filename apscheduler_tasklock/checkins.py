@@ -47,7 +47,7 @@ from apscheduler.triggers.interval import IntervalTrigger
 
 from apscheduler_tasklock._runs.trigger_times import nominal_time
 from apscheduler_tasklock._values import logger_of
-from apscheduler_tasklock.errors import TaskLockOptionError
+from apscheduler_tasklock.errors import TaskLockOptionError, raised_at_the_call
 from apscheduler_tasklock.events import (
     EVENT_TASK_LOCK_ERROR,
     EVENT_TASK_LOCK_GRANTED,
@@ -149,6 +149,7 @@ class CheckIns:
         is given; or ``sentry-sdk`` is not installed
     """
 
+    @raised_at_the_call
     def __init__(
         self,
         *,

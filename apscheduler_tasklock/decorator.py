@@ -11,7 +11,7 @@ from functools import partial
 from types import FunctionType
 from typing import Any, Literal, TypeVar, overload
 
-from apscheduler_tasklock.errors import TaskLockOptionError
+from apscheduler_tasklock.errors import TaskLockOptionError, raised_at_the_call
 from apscheduler_tasklock.options import (
     DEFAULT,
     RESERVED_KEY,
@@ -56,6 +56,7 @@ def task_lock(
 ) -> Callable[[Function], Function]: ...
 
 
+@raised_at_the_call
 def task_lock(options: Any = None, /, **named: Any) -> Any:
     """Give a job function lock options, and let its jobs have ``kwargs={"task_lock": {...}}``.
 
@@ -86,6 +87,7 @@ def task_lock(options: Any = None, /, **named: Any) -> Any:
             f"alone, not {options!r}"
         )
 
+    @raised_at_the_call
     def decorate(function: Function) -> Any:
         return _decorated(function, False if options is False else named)
 

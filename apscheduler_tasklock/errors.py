@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
-from typing import Any, Literal
+from functools import wraps
+from typing import Any, Literal, ParamSpec, TypeVar
 
 from apscheduler_tasklock._values import shown
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
 
 # Limits the seconds until a retry.
 LONGEST_RETRY_DELAY = 86_400.0
@@ -147,3 +151,20 @@ class TaskLockGiveUp(_AsksExecutor):
 
 class TaskLockDatabaseError(TaskLockError):
     """The database could not be reached, or did not answer in time."""
+
+
+def raised_at_the_call(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """Let a public function raise this library's errors without the frames below it: a decorator.
+
+    So a traceback ends with the user's line and one line of the library. The message has all that
+    the frames and the causes could tell.
+    """
+
+    @wraps(function)
+    def call(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        try:
+            return function(*args, **kwargs)
+        except TaskLockError as error:
+            raise error.with_traceback(None) from None
+
+    return call

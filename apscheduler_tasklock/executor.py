@@ -31,6 +31,7 @@ from sqlalchemy.engine import URL
 
 from apscheduler_tasklock._application import call_where_allowed
 from apscheduler_tasklock._database.timings import Timings
+from apscheduler_tasklock._database.url import UNUSED
 from apscheduler_tasklock._lock.client import (
     LockClient,
     client_at_start,
@@ -93,6 +94,7 @@ from apscheduler_tasklock.errors import (
     TaskLockDatabaseError,
     TaskLockError,
     TaskLockOptionError,
+    raised_at_the_call,
 )
 from apscheduler_tasklock.events import (
     EVENT_TASK_LOCK_ERROR,
@@ -130,7 +132,8 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
     Plugin alias: ``tasklock``
 
     :param database: PostgreSQL URL, or an SQLAlchemy ``Engine`` with the psycopg driver. The lock
-        opens a connection of its own as the engine would, and does not use the engine's pool.
+        opens a connection of its own as the engine would, and does not use the engine's pool. By
+        default the URL in the environment's ``TASKLOCK_DATABASE_URL``.
     :param executor: executor to wrap: an instance, a plugin alias such as ``"processpool"``, or a
         mapping as in a scheduler's configuration, ``{"type": "processpool", "max_workers": 2}``;
         by default the scheduler's own default executor
@@ -190,9 +193,10 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
 
     timings: ClassVar[Timings] = Timings()
 
+    @raised_at_the_call
     def __init__(
         self,
-        database: str | URL | Engine,
+        database: str | URL | Engine | None = None,
         executor: str | Mapping[str, Any] | BaseExecutor | None = None,
         *,
         lock: Literal["all", "marked"] = "all",
@@ -253,8 +257,9 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
         self._run_unlocked = on_database_error == "run"
         self._inner: Any = None
         self._started_in: int | None = None  # the id of the process that started this executor
+        self._enabled = parse_switch(enabled, "enabled", where)
         settings = lock_settings(
-            database,
+            database or (None if self._enabled else UNUSED),
             replica_id=replica_id,
             claim_timeout=parse_positive_seconds(claim_timeout, "claim_timeout", where),
             schema=schema or None,  # a configuration file has '' for no schema
@@ -263,7 +268,6 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
             redact=redact,
             tracebacks=tracebacks,
         )
-        self._enabled = parse_switch(enabled, "enabled", where)
         self._namespace, self._leader = namespace, parse_switch(leader, "leader", where)
         self._leader_lease = parse_leader_lease(leader_lease, "leader_lease", where)
         self._poll_interval = parse_positive_seconds(poll_interval, "poll_interval", where)
@@ -278,6 +282,7 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
             clock=self._clock,
         )
         self._blocked = BlockedTasks()
+        self.stored = StoredRuns(self)
         self._begin(LockClient(replace(settings, timings=self.timings)))
         replace_in_each_child(self)
 
@@ -398,13 +403,14 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
             return UnlockedRuns(self._inner, owner)
         return (ProcessRuns if has_processes(self._inner) else ExecutorRuns)(self._inner, owner)
 
-    def replace_in_child(self) -> None:
+    def _replace_in_child(self) -> None:
         """Make new parts in a forked child, so that the child leaves the parent's locks alone.
 
         No scheduler runs in a child that was just forked.
         """
         self._begin(self.locks.for_child())
 
+    @raised_at_the_call
     def start(self, scheduler: Any, alias: str) -> None:
         """Start the wrapped executor. Called by the scheduler.
 
@@ -528,7 +534,7 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
 
         :param wait: whether to wait until running jobs have ended
         """
-        with self.shutting_down() as shutdown:
+        with self._shutting_down() as shutdown:
             self._stop_runs(shutdown)
             self._presence.close(self.locks.what_runs() if wait else (), shutdown.last_at)
             try:
@@ -537,9 +543,9 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
             finally:  # because a pool's `shutdown` raises if one of its own workers calls it
                 self._end_shutdown(shutdown, wait=wait)
 
-    def begin_shutdown(self, shutdown: Shutdown) -> None:
+    def _begin_shutdown(self, shutdown: Shutdown) -> None:
         """Let no run begin any more. Does not wait. :meth:`shutdown` is called later."""
-        super().begin_shutdown(shutdown)
+        super()._begin_shutdown(shutdown)
         self._resign()
         self.locks.stop_claiming()
         self._watch.looks.close()
@@ -839,7 +845,7 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
         event = JobExecutionEvent(
             EVENT_JOB_ERROR, submission.job.id, submission.jobstore, run_time, exception=error
         )
-        call_where_allowed(partial(self._adapter.dispatch, event))
+        call_where_allowed(self._adapter.dispatch, event)
 
     def _run_over(self, submission: Submission) -> None:
         """Note that all runs of a submission are over."""
@@ -880,7 +886,7 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
         if notifier is None:
             dispatch = dispatcher(self._inner, self._adapter.dispatch, awaited=awaited)
             notifier = self._notifiers[awaited] = Notifier(
-                _where_allowed(dispatch),
+                partial(call_where_allowed, dispatch),
                 self._blocked,
                 self._adapter.has_listener,
                 self._missed.note,
@@ -983,90 +989,6 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
         """The wrapped executor; ``None`` before the first start."""
         return self._inner
 
-    @property
-    def claims(self) -> bool:
-        """Whether this executor claims its runs; ``False`` for an executor with ``enabled=False``.
-
-        Such an executor runs each run time of a job of a ``TaskLockJobStore`` at most once, without
-        a lock.
-        """
-        return self._enabled
-
-    @property
-    def room(self) -> float:
-        """How many more runs of a ``TaskLockJobStore`` can get a worker now; ``inf``: no limit."""
-        if isinstance(self._runs, ExecutorRuns):
-            return self._runs.room
-        workers = worker_count(self._inner) if self._inner is not None else 0
-        return inf if workers is None else max(0, workers - sum(self._instances.values()))
-
-    def call_if_there_is_room(self, has_room: Callable[[], object]) -> None:
-        """Call a function whenever :attr:`room` has become larger. The function must not wait."""
-        if isinstance(self._runs, ExecutorRuns):
-            self._runs.call_if_there_is_room(has_room)
-
-    @property
-    def begins_nothing(self) -> bool:
-        """Whether no run begins any more: after a drain or a shutdown, and at the process's end."""
-        return self.locks.closed or accepts_nothing_more(self._inner)
-
-    def submit_stored(self, job: Any, jobstore: str, due: DueRun) -> None:
-        """Queue a due job of a ``TaskLockJobStore``, to be claimed and run.
-
-        :raises RuntimeError: the scheduler is shut down, the interpreter ends, or no thread can be
-            started
-        """
-        task = self._jobs.resolve(job, jobstore)
-        if due.move.following is not None:
-            # The job's lease is noted here, because `look_after` and the list of tasks add the job
-            # without its lease. The last run time needs no note, because the job store calls
-            # `look_after` if that run dies.
-            self._know_as(task.name, (job.id, jobstore), self._jobs.lease(job, jobstore, task))
-        submission = self._stored_submission(job, jobstore, task, due.move.run_time)
-        self._submit(replace(submission, due=due))
-
-    def run_stored(self, job: Any, jobstore: str, run_time: datetime) -> None:
-        """Run a job of a ``TaskLockJobStore`` without a lock.
-
-        The job's row was moved to the next run time before.
-
-        :raises Exception: whatever the wrapped executor raises
-        """
-        task = self._jobs.resolve(job, jobstore)
-        submission = self._stored_submission(job, jobstore, task, run_time)
-        self._report_submitted(submission)
-        self._submit(submission)
-
-    def report_missed(self, job: Any, jobstore: str, due: DueRun) -> None:
-        """Report a missed run time of a job of a ``TaskLockJobStore``."""
-        submission = self._due_submission(job, jobstore, due)
-        run_time, notifier = due.move.run_time, self._notifier(submission.awaited)
-        Reports(submission, run_time, self.locks, notifier).telemetry.skipped("misfire")
-        self._report_missed(submission)
-
-    def note_missed(
-        self, job: Any, jobstore: str, due: DueRun, missed: Iterable[MissedTimes]
-    ) -> None:
-        """Note run times of a job of a ``TaskLockJobStore`` that no replica runs."""
-        submission = self._due_submission(job, jobstore, due)
-        if submission.options is None:
-            return
-        with suppress(Exception):  # a custom trigger's own code may raise anything
-            request = request_of(submission, due.move.run_time, uuid4())
-            assert isinstance(request, ClaimRequest)
-            for each in missed:
-                self._missed.note_stored(request, each)
-
-    def _due_submission(self, job: Any, jobstore: str, due: DueRun) -> Submission:
-        task = self._jobs.resolve(job, jobstore)
-        submission = self._stored_submission(job, jobstore, task, due.move.run_time)
-        return replace(submission, due=due)
-
-    def _stored_submission(
-        self, job: Any, jobstore: str, task: ResolvedTask, run_time: datetime
-    ) -> Submission:
-        return self._jobs.submission(job, jobstore, task, [run_time], self._passes.alone())
-
     def _report_submitted(self, submission: Submission) -> None:
         """Report a stored job as submitted. Other jobs are reported by the scheduler itself."""
         if self._adapter.has_listener(EVENT_JOB_SUBMITTED):
@@ -1095,42 +1017,11 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
         for event in events:
             self._notifier(submission.awaited).dispatch(event)
 
-    def check_stored_job(self, job: Any, jobstore: str) -> str | None:
-        """Check a job of a ``TaskLockJobStore``, and return its task's name.
-
-        :return: ``None`` if the job has no lock
-        :raises TaskLockOptionError: its options are impossible, or make no sense for a stored job
-        """
-        task = self._jobs.resolve(job, jobstore)
-        if task.options is None:
-            return None
-        where = f"job {job.id!r}"
-        check_stored_options(task.options, where)
-        if self._run_unlocked:
-            raise TaskLockOptionError(
-                f"{where}: its executor has on_database_error='run', which makes no sense in a "
-                "TaskLockJobStore: without the database nobody knows which jobs are due"
-            )
-        return task.name
-
-    def note_stored_job(self, job: Any, jobstore: str, *, is_declared: bool) -> None:
-        """Note that this replica has added or changed a recurring job of a ``TaskLockJobStore``.
-
-        The next look registers the job's task.
-
-        :param is_declared: whether the application has added the job, also in the place of one that
-            is there
-        """
-        task = self._jobs.resolve(job, jobstore)
-        if task.options is not None:
-            self._note_job(job, jobstore, task)
-            if is_declared:
-                self._jobs.log_late_retries(job, jobstore, task)
-
-    def look_after(self, task_name: str, job_id: str, jobstore: str) -> None:
-        """Let the next look check a task, because the run of its job in a shared store is dead."""
-        self._known.add(task_name, (job_id, jobstore), None)
-        self._watch.looks.wake()
+    def _room(self) -> float:
+        if isinstance(self._runs, ExecutorRuns):
+            return self._runs.room
+        workers = worker_count(self._inner) if self._inner is not None else 0
+        return inf if workers is None else max(0, workers - sum(self._instances.values()))
 
     def _log_unknown_jobs(self, _event: Any) -> None:
         """Log the ids in the option ``jobs`` for which this executor has no job."""
@@ -1156,13 +1047,122 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
         self._jobs.forget(key)
 
 
-def _where_allowed(dispatch: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Return a function that dispatches events in a thread where application code may run."""
+class StoredRuns:
+    """An executor's runs of jobs of a ``TaskLockJobStore``, as the job store begins them.
 
-    def call(event: Any) -> None:
-        call_where_allowed(partial(dispatch, event))
+    :param executor: the executor
+    :ivar claims: whether the executor claims its runs. An executor with ``enabled=False`` runs each
+        run time of these jobs at most once, without a lock.
+    """
 
-    return call
+    def __init__(self, executor: TaskLockExecutor) -> None:
+        self._executor = executor
+        self.claims = executor._enabled
+
+    @property
+    def room(self) -> float:
+        """How many more runs of a ``TaskLockJobStore`` can get a worker now; ``inf``: no limit."""
+        return self._executor._room()
+
+    def call_if_there_is_room(self, has_room: Callable[[], object]) -> None:
+        """Call a function whenever :attr:`room` has become larger. The function must not wait."""
+        if isinstance(self._executor._runs, ExecutorRuns):
+            self._executor._runs.call_if_there_is_room(has_room)
+
+    @property
+    def begins_nothing(self) -> bool:
+        """Whether no run begins any more: after a drain or a shutdown, and at the process's end."""
+        return self._executor.locks.closed or accepts_nothing_more(self._executor._inner)
+
+    def submit_stored(self, job: Any, jobstore: str, due: DueRun) -> None:
+        """Queue a due job of a ``TaskLockJobStore``, to be claimed and run.
+
+        :raises RuntimeError: the scheduler is shut down, the interpreter ends, or no thread can be
+            started
+        """
+        submission = self._submission(job, jobstore, due.move.run_time, due)
+        if due.move.following is not None:
+            # The job's lease is noted here, because `look_after` and the list of tasks add the job
+            # without its lease. The last run time needs no note, because the job store calls
+            # `look_after` if that run dies.
+            lease = self._executor._jobs.lease_of(submission)
+            self._executor._know_as(submission.task_name, submission.key, lease)
+        self._executor._submit(submission)
+
+    def run_stored(self, job: Any, jobstore: str, run_time: datetime) -> None:
+        """Run a job of a ``TaskLockJobStore`` without a lock.
+
+        The job's row was moved to the next run time before.
+
+        :raises Exception: whatever the wrapped executor raises
+        """
+        submission = self._submission(job, jobstore, run_time)
+        self._executor._report_submitted(submission)
+        self._executor._submit(submission)
+
+    def report_missed(self, job: Any, jobstore: str, due: DueRun) -> None:
+        """Report a missed run time of a job of a ``TaskLockJobStore``."""
+        submission = self._submission(job, jobstore, due.move.run_time, due)
+        run_time, notifier = due.move.run_time, self._executor._notifier(submission.awaited)
+        Reports(submission, run_time, self._executor.locks, notifier).telemetry.skipped("misfire")
+        self._executor._report_missed(submission)
+
+    def note_missed(
+        self, job: Any, jobstore: str, due: DueRun, missed: Iterable[MissedTimes]
+    ) -> None:
+        """Note run times of a job of a ``TaskLockJobStore`` that no replica runs."""
+        submission = self._submission(job, jobstore, due.move.run_time, due)
+        if submission.options is None:
+            return
+        with suppress(Exception):  # a custom trigger's own code may raise anything
+            request = request_of(submission, due.move.run_time, uuid4())
+            assert isinstance(request, ClaimRequest)
+            for each in missed:
+                self._executor._missed.note_stored(request, each)
+
+    def _submission(
+        self, job: Any, jobstore: str, run_time: datetime, due: DueRun | None = None
+    ) -> Submission:
+        jobs, alone = self._executor._jobs, self._executor._passes.alone()
+        task = jobs.resolve(job, jobstore)
+        return replace(jobs.submission(job, jobstore, task, [run_time], alone), due=due)
+
+    def check_stored_job(self, job: Any, jobstore: str) -> str | None:
+        """Check a job of a ``TaskLockJobStore``, and return its task's name.
+
+        :return: ``None`` if the job has no lock
+        :raises TaskLockOptionError: its options are impossible, or make no sense for a stored job
+        """
+        task = self._executor._jobs.resolve(job, jobstore)
+        if task.options is None:
+            return None
+        where = f"job {job.id!r}"
+        check_stored_options(task.options, where)
+        if self._executor._run_unlocked:
+            raise TaskLockOptionError(
+                f"{where}: its executor has on_database_error='run', which makes no sense in a "
+                "TaskLockJobStore: without the database nobody knows which jobs are due"
+            )
+        return task.name
+
+    def note_stored_job(self, job: Any, jobstore: str, *, is_declared: bool) -> None:
+        """Note that this replica has added or changed a recurring job of a ``TaskLockJobStore``.
+
+        The next look registers the job's task.
+
+        :param is_declared: whether the application has added the job, also in the place of one that
+            is there
+        """
+        task = self._executor._jobs.resolve(job, jobstore)
+        if task.options is not None:
+            self._executor._note_job(job, jobstore, task)
+            if is_declared:
+                self._executor._jobs.log_late_retries(job, jobstore, task)
+
+    def look_after(self, task_name: str, job_id: str, jobstore: str) -> None:
+        """Let the next look check a task, because the run of its job in a shared store is dead."""
+        self._executor._known.add(task_name, (job_id, jobstore), None)
+        self._executor._watch.looks.wake()
 
 
 class _Active:

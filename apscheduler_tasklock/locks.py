@@ -36,6 +36,7 @@ from apscheduler_tasklock.errors import (
     TaskLockOptionError,
     TaskLockRefusedError,
     TaskLockStateError,
+    raised_at_the_call,
 )
 from apscheduler_tasklock.lock import HeldLock, holding
 from apscheduler_tasklock.options import (
@@ -98,7 +99,8 @@ class TaskLocks:
     It is a context manager, sync or async, which closes the task locks when it is left.
 
     :param database: a URL, or an SQLAlchemy engine with the psycopg driver. The engine opens one
-        connection outside its pool.
+        connection outside its pool. By default the URL in the environment's
+        ``TASKLOCK_DATABASE_URL``.
     :param schema: the schema of the task lock table; ``None``: the ``search_path`` decides
     :param table: the name of the task lock table
     :param replica_id: the replica's id, shown in logs; by default host, process and a random part
@@ -116,9 +118,10 @@ class TaskLocks:
 
     timings: ClassVar[Timings] = Timings()
 
+    @raised_at_the_call
     def __init__(
         self,
-        database: str | URL | Engine,
+        database: str | URL | Engine | None = None,
         *,
         replica_id: str | None = None,
         claim_timeout: float = 10.0,
@@ -142,7 +145,7 @@ class TaskLocks:
         self._operations = Operations(self._client.table, self._client.rejections, settings.history)
         replace_in_each_child(self)
 
-    def replace_in_child(self) -> None:
+    def _replace_in_child(self) -> None:
         """Use a new client with a connection of its own. Called in a forked child."""
         self._client = self._client.for_child()
 
@@ -165,6 +168,7 @@ class TaskLocks:
     async def __aexit__(self, *_: object) -> None:
         await asyncio.to_thread(self.close)
 
+    @raised_at_the_call
     def check(self) -> None:
         """Check that all tables except the job store's exist, are new enough, and may be used.
 
@@ -206,6 +210,7 @@ class TaskLocks:
             client.ask(lambda cursor: cursor.execute())  # raises, because there is no database
         return list(examine(client.settings.database, client.table, namespace))
 
+    @raised_at_the_call
     def hold(
         self,
         name: str,

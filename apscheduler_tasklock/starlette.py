@@ -13,7 +13,7 @@ from apscheduler.schedulers.background import BackgroundScheduler
 from apscheduler.schedulers.base import BaseScheduler
 
 from apscheduler_tasklock.draining import stop_claiming, task_lock_executors
-from apscheduler_tasklock.errors import TaskLockOptionError
+from apscheduler_tasklock.errors import TaskLockOptionError, raised_at_the_call
 from apscheduler_tasklock.executor import TaskLockExecutor
 from apscheduler_tasklock.options import parse_seconds
 
@@ -25,6 +25,7 @@ Lifespan = Callable[[Any], AbstractAsyncContextManager[Any]]
 _CLEAN_UP_TIMEOUT = 5.0
 
 
+@raised_at_the_call
 def scheduler_lifespan(
     scheduler: Callable[[], BaseScheduler] | BaseScheduler,
     lifespan: Lifespan | None = None,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from functools import cache
+from typing import TypeVar
 from urllib.parse import unquote
 
 from psycopg.pq import Conninfo
@@ -13,7 +15,12 @@ from sqlalchemy.pool import AssertionPool, SingletonThreadPool, StaticPool
 
 from apscheduler_tasklock.errors import TaskLockOptionError
 
+Given = TypeVar("Given", bound=str | URL | Engine)
+
 DRIVER = "postgresql+psycopg"
+
+# The variable of the environment with the URL of the database, where an application gives none.
+DATABASE_VARIABLE = "TASKLOCK_DATABASE_URL"
 
 # Stands in for a URL where the task lock is off or has no database. Nothing connects to it.
 UNUSED = URL.create("postgresql", host="unused.invalid", database="unused")
@@ -26,6 +33,21 @@ _NAMES_ELSEWHERE = {"ssl": "sslmode", "timeout": "connect_timeout"}
 _SEVERAL_AT_SIGNS = (
     "database is a URL with more than one @: in a user or a password, write %40 for it"
 )
+
+
+def given_database(
+    database: Given | None, how: str = "Pass postgresql://user@host/name"
+) -> Given | str:
+    """Return the database that was given, or else that of the environment.
+
+    :param database: ``None`` or ``""`` if none was given
+    :param how: what to do in order to give one, for the message
+    :raises TaskLockOptionError: neither was given
+    """
+    given = database or os.environ.get(DATABASE_VARIABLE)
+    if not given:
+        raise TaskLockOptionError(f"which database? {how}, or set {DATABASE_VARIABLE}")
+    return given
 
 
 def as_url(database: str | URL | Engine) -> URL:

@@ -14,7 +14,7 @@ from weakref import WeakSet
 class Inherited(Protocol):
     """An object whose inherited state a forked child must not use."""
 
-    def replace_in_child(self) -> None:
+    def _replace_in_child(self) -> None:
         """Replace the inherited state. Called in a forked child, before all other code."""
 
 
@@ -22,7 +22,7 @@ _inherited: WeakSet[Inherited] = WeakSet()
 
 
 def replace_in_each_child(inherited: Inherited) -> None:
-    """Let ``replace_in_child`` be called in each child that is forked from now on.
+    """Let ``_replace_in_child`` be called in each child that is forked from now on.
 
     The method is called at the fork, and not at the child's first use of the object, for two
     reasons. First, a thread that the child does not have may own one of the object's locks, which
@@ -33,7 +33,7 @@ def replace_in_each_child(inherited: Inherited) -> None:
 
 def _replace_all() -> None:
     for inherited in list(_inherited):
-        inherited.replace_in_child()
+        inherited._replace_in_child()
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows, which does not fork

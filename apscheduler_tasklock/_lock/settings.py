@@ -10,6 +10,7 @@ from collections.abc import Callable
 from sqlalchemy import Engine
 from sqlalchemy.engine import URL
 
+from apscheduler_tasklock._database.url import given_database
 from apscheduler_tasklock._lock.replica import LockSettings
 from apscheduler_tasklock.errors import TaskLockOptionError
 from apscheduler_tasklock.options import check_name, parse_count, parse_switch
@@ -23,7 +24,7 @@ LONGEST_HISTORY = 10_000
 
 
 def lock_settings(
-    database: str | URL | Engine,
+    database: str | URL | Engine | None,
     *,
     replica_id: str | None = None,
     claim_timeout: float = 10.0,
@@ -49,7 +50,7 @@ def lock_settings(
     if kept > LONGEST_HISTORY:
         raise TaskLockOptionError(f"history must be at most {LONGEST_HISTORY}, not {history!r}")
     return LockSettings(
-        database,
+        given_database(database),
         replica_id,
         claim_timeout,
         schema,

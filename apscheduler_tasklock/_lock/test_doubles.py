@@ -211,7 +211,7 @@ class Standing:
             made: Made = found
             return made
 
-    def replace_in_child(self) -> None:
+    def _replace_in_child(self) -> None:
         """Replace the clients. Called in a forked child."""
         self._lock = threading.Lock()
         self._clients = {key: client.for_child() for key, client in self._clients.items()}

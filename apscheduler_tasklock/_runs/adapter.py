@@ -158,8 +158,9 @@ class SchedulerAdapter:
         return is_shared_store(self.jobstores.get(jobstore))
 
     def _shared_stores(self) -> dict[str, Any]:
-        """Return the stores that all replicas share, by alias."""
-        return {alias: s for alias, s in list(self.jobstores.items()) if self.is_shared(alias)}
+        """Return the ``SharedJobs`` of the stores that all replicas share, by alias."""
+        stores = list(self.jobstores.items())
+        return {alias: each.shared_jobs for alias, each in stores if self.is_shared(alias)}
 
     def has_store_beside(self, locks: Any) -> bool:
         """Return whether a shared job store uses the database and table of these task locks."""
@@ -244,7 +245,7 @@ class SchedulerAdapter:
         """
         if not self.is_shared(jobstore):
             return None
-        job = self.jobstores[jobstore].lookup_ended_job(job_id)
+        job = self.jobstores[jobstore].shared_jobs.lookup_ended_job(job_id)
         return job if job is not None and self.is_ours(job) else None
 
     def is_ours(self, job: Any) -> bool:
@@ -284,7 +285,7 @@ def shut_down_with(part: Any) -> list[Any]:
 
 def is_shared_store(store: Any) -> bool:
     """Return whether a job store is one that all replicas share."""
-    return getattr(store, "is_shared", False) is True
+    return getattr(store, "shared_jobs", None) is not None
 
 
 def jobstore_of(job: Any) -> str:

@@ -210,7 +210,10 @@ class ExecutorJobs:
 
         ``None`` if the job has no failover, or no lease.
         """
-        submission = self._next(job, jobstore, task)
+        return self.lease_of(self._next(job, jobstore, task))
+
+    def lease_of(self, submission: Submission) -> float | None:
+        """Return what :meth:`lease` does, of the submission of a run time."""
         if not submission.failover or submission.options is None:
             return None
         _, max_lock = submission.lock_times(submission.period(submission.run_times[0]))

@@ -26,12 +26,12 @@ class ShutDownTogether:
 
     _shutdown: Shutdown | None = None
 
-    def begin_shutdown(self, shutdown: Shutdown) -> None:
+    def _begin_shutdown(self, shutdown: Shutdown) -> None:
         """Let no run begin any more. Does not wait. The shutdown of this object comes later."""
         self._shutdown = shutdown
 
     @contextmanager
-    def shutting_down(self) -> Iterator[Shutdown]:
+    def _shutting_down(self) -> Iterator[Shutdown]:
         """Begin the common shutdown, unless another object has begun it.
 
         After the block, this object's part of the common shutdown is over.
@@ -45,7 +45,7 @@ class ShutDownTogether:
             }
             shutdown = Shutdown(len(together))
             for each in together.values():
-                each.begin_shutdown(shutdown)
+                each._begin_shutdown(shutdown)
         try:
             yield shutdown
         finally:

@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
+from apscheduler_tasklock._database.url import DATABASE_VARIABLE
 from apscheduler_tasklock._lock.command_lines import PROGRAM, library_version
 from apscheduler_tasklock.cli import (
     check,
@@ -22,7 +23,6 @@ from apscheduler_tasklock.cli import (
     values,
     why,
 )
-from apscheduler_tasklock.cli.target import DATABASE_VARIABLE
 from apscheduler_tasklock.errors import TaskLockOptionError
 from apscheduler_tasklock.schema.table import DEFAULT_TABLE
 from apscheduler_tasklock.status import KINDS, ORDERS, OUTCOMES

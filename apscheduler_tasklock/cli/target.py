@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Literal
 
 from apscheduler_tasklock._database import rejections
+from apscheduler_tasklock._database.url import given_database
 from apscheduler_tasklock.cli.exits import say
-from apscheduler_tasklock.errors import TaskLockNotFoundError, TaskLockOptionError
+from apscheduler_tasklock.errors import TaskLockNotFoundError
 from apscheduler_tasklock.locks import TaskLocks
 from apscheduler_tasklock.status import TaskStatus
-
-DATABASE_VARIABLE = "TASKLOCK_DATABASE_URL"
 
 # Limits the seconds that a command waits for the database.
 _TIMEOUT = 15.0
@@ -28,13 +26,7 @@ def database_of(options: argparse.Namespace) -> str:
     :raises TaskLockOptionError: no URL is given, or the framework's database is not PostgreSQL
     """
     given = options.database() if callable(options.database) else options.database
-    url = given or os.environ.get(DATABASE_VARIABLE)
-    if not url:
-        raise TaskLockOptionError(
-            f"which database? Pass --database postgresql://user@host/name, or set "
-            f"{DATABASE_VARIABLE}"
-        )
-    return str(url)
+    return str(given_database(given, "Pass --database postgresql://user@host/name"))
 
 
 @contextmanager

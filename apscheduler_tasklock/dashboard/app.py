@@ -100,7 +100,7 @@ _STATUSES: tuple[tuple[type[TaskLockError], HTTPStatus], ...] = (
 
 
 def dashboard(
-    database: str | URL | Engine,
+    database: str | URL | Engine | None = None,
     *,
     schema: str | None = None,
     table: str = DEFAULT_TABLE,
@@ -112,7 +112,8 @@ def dashboard(
 
     It has a database connection of its own, which it opens at the first request.
 
-    :param database: a URL, or an SQLAlchemy engine with the psycopg driver
+    :param database: a URL, or an SQLAlchemy engine with the psycopg driver; by default the URL in
+        the environment's ``TASKLOCK_DATABASE_URL``
     :param schema: the schema of the task lock table; ``None``: the ``search_path`` decides
     :param table: the name of the task lock table
     :param namespace: only tasks whose names begin with this text are shown and can be changed; all

@@ -10,12 +10,17 @@ from flask import Flask
 from sqlalchemy import Engine
 from sqlalchemy.engine import URL
 
-from apscheduler_tasklock._database.url import UNUSED, as_url, parse_url
+from apscheduler_tasklock._database.url import (
+    DATABASE_VARIABLE,
+    UNUSED,
+    as_url,
+    given_database,
+    parse_url,
+)
 from apscheduler_tasklock.errors import TaskLockOptionError
 from apscheduler_tasklock.options import parse_switch
 
 PREFIX = "TASKLOCK_"
-DATABASE = "TASKLOCK_DATABASE_URL"
 FALLBACK = "SQLALCHEMY_DATABASE_URI"
 
 
@@ -45,11 +50,12 @@ class Configuration:
         options = app.config.get_namespace(PREFIX)
         database = options.pop("database_url", None) or app.config.get(FALLBACK)
         enabled = parse_switch(options.get("enabled", True), f"{PREFIX}ENABLED", "app.config")
-        if enabled and not database:
-            raise TaskLockOptionError(
-                f"TaskLockScheduler: which database? Set app.config[{DATABASE!r}] to "
-                f"postgresql://user@host/name, or {FALLBACK!r}, before init_app"
+        if enabled:
+            how = (
+                f"Set app.config[{DATABASE_VARIABLE!r}] or app.config[{FALLBACK!r}] to "
+                "postgresql://user@host/name before init_app"
             )
+            database = given_database(database, how)
         autostart = parse_switch(options.pop("autostart", True), f"{PREFIX}AUTOSTART", "app.config")
         scheduler = options.pop("scheduler", None) or {}
         if not isinstance(scheduler, Mapping) or "default" in scheduler.get("executors", {}):

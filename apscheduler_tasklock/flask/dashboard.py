@@ -88,7 +88,7 @@ class _Served:
         self._made: Any = None
         replace_in_each_child(self)
 
-    def replace_in_child(self) -> None:
+    def _replace_in_child(self) -> None:
         """Make another one at the next request. Called in a forked child."""
         self._lock = threading.Lock()
         self._made = None

@@ -15,7 +15,7 @@ from flask import Flask, current_app, has_app_context
 from apscheduler_tasklock._lock.forking import replace_in_each_child
 from apscheduler_tasklock._values import logger_of
 from apscheduler_tasklock.draining import drain, end_on_sigterm, stop_claiming
-from apscheduler_tasklock.errors import TaskLockOptionError, TaskLockSchemaError
+from apscheduler_tasklock.errors import TaskLockOptionError, TaskLockSchemaError, raised_at_the_call
 from apscheduler_tasklock.executor import TaskLockExecutor
 from apscheduler_tasklock.flask import servers
 from apscheduler_tasklock.flask.command import tasklock
@@ -36,19 +36,22 @@ class TaskLockScheduler:
 
     Each job runs once, however many processes there are, and in the application's
     context. An application is configured by ``app.config``: ``TASKLOCK_DATABASE_URL`` or else
-    ``SQLALCHEMY_DATABASE_URI`` is the database, and ``TASKLOCK_FAILOVER`` and so on are options of
+    ``SQLALCHEMY_DATABASE_URI`` is the database, by default the environment's
+    ``TASKLOCK_DATABASE_URL``; and ``TASKLOCK_FAILOVER`` and so on are options of
     :class:`~apscheduler_tasklock.TaskLockExecutor`.
 
     :param app: the application; without one, call :meth:`init_app`
     :raises TaskLockOptionError: the configuration has no database, or an invalid option
     """
 
+    @raised_at_the_call
     def __init__(self, app: Flask | None = None) -> None:
         self._jobs: dict[str, dict[str, Any]] = {}
         self._schedulers: WeakSet[AppScheduler] = WeakSet()
         if app is not None:
             self.init_app(app)
 
+    @raised_at_the_call
     def init_app(self, app: Flask) -> None:
         """Give an application a scheduler of its own, and the command ``flask tasklock``.
 
@@ -70,7 +73,13 @@ class TaskLockScheduler:
         if scheduler.configuration.autostart:
             scheduler.start_when_served()
 
-    def task(self, trigger: Any, *, id: str | None = None, **options: Any) -> Any:  # noqa: A002  # APScheduler's name
+    def task(
+        self,
+        trigger: Any,
+        *,
+        id: str | None = None,  # noqa: A002  # APScheduler's name
+        **options: Any,
+    ) -> Callable[[Function], Function]:
         """Make a function a job of each application: a decorator.
 
         :param trigger: as in APScheduler's ``add_job``: ``"cron"``, ``"interval"``, ...
@@ -80,6 +89,7 @@ class TaskLockScheduler:
         :raises TaskLockOptionError: another job has this id
         """
 
+        @raised_at_the_call
         def decorate(function: Function) -> Function:
             self.add_job(function, trigger, id=id, **options)
             return function
@@ -134,6 +144,7 @@ class TaskLockScheduler:
         """
         return self._of(None).executor
 
+    @raised_at_the_call
     def start(self, app: Flask | None = None) -> None:
         """Start the scheduler at once, unless it runs. Servers that are not recognised need this.
 
@@ -258,7 +269,7 @@ class AppScheduler:
         self._start_with_run()
         self._app.before_request(self._start_with_request)
 
-    def replace_in_child(self) -> None:
+    def _replace_in_child(self) -> None:
         """Start the scheduler if this process is gunicorn's worker with a preloaded application.
 
         Called in each forked child.

@@ -37,7 +37,7 @@ from apscheduler_tasklock._runs.submission import FAILED, DueRun
 from apscheduler_tasklock._shutdown import WITHDRAWING_LIMIT, Shutdown
 from apscheduler_tasklock._values import cut, logger_of, shown
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError, TaskLockOptionError
-from apscheduler_tasklock.executor import TaskLockExecutor
+from apscheduler_tasklock.executor import StoredRuns
 from apscheduler_tasklock.jobstore.bad_rows import (
     FLOOD,
     MOST_SKIPPED,
@@ -109,7 +109,7 @@ class _Prepared:
 
     job: DueJob
     due: DueRun
-    executor: TaskLockExecutor
+    executor: StoredRuns
     task_name: str | None
     missed: tuple[MissedTimes, ...]
 
@@ -126,9 +126,7 @@ class _Look:
     :ivar has_bad: whether a job that was read cannot run here
     """
 
-    def __init__(
-        self, executors: Mapping[str, TaskLockExecutor], now: datetime, received: float
-    ) -> None:
+    def __init__(self, executors: Mapping[str, StoredRuns], now: datetime, received: float) -> None:
         self.executors = executors
         self.now = now
         self.received = received
@@ -368,7 +366,7 @@ class DueJobs:
             self._running_since = time.monotonic()
         if time.monotonic() >= self._check_runs_at:
             self._check_runs()
-        executors = self._scheduler.executors
+        executors = self._scheduler.stored_runs
         self._warn_without_executors(executors)
         executors = {k: each for k, each in executors.items() if not each.begins_nothing}
         most = {alias: self._most(alias, executor) for alias, executor in executors.items()}
@@ -397,7 +395,7 @@ class DueJobs:
             self._alias,
         )
 
-    def _most(self, alias: str, executor: TaskLockExecutor) -> int:
+    def _most(self, alias: str, executor: StoredRuns) -> int:
         """Return how many due jobs to read for an executor."""
         executor.call_if_there_is_room(self._note_room)
         if self._rejected is not None:  # read one job, to see whether its claim is rejected, too
@@ -409,7 +407,7 @@ class DueJobs:
             room *= READ_PER_WORKER
         return 0 if room < 1 else min(MOST_READ, int(room) * self._growth)
 
-    def _read_due(self, executors: Mapping[str, TaskLockExecutor], most: dict[str, int]) -> None:
+    def _read_due(self, executors: Mapping[str, StoredRuns], most: dict[str, int]) -> None:
         """Read due jobs, and submit their run times. Move a job on if its run time is not run."""
         not_here = self._missing.names()[-MOST_SKIPPED:]
         now = time.monotonic()
@@ -483,7 +481,7 @@ class DueJobs:
         try:
             due = self._due(found, attributes, _Look({}, now, received))
             job = self._scheduler.make_due(attributes, due.run_time)
-            self._task_of(job, self._scheduler.executors[row.executor])
+            self._task_of(job, self._scheduler.stored_runs[row.executor])
         except (Exception, SystemExit) as error:  # noqa: BLE001  # any error concerns this job alone
             self._skip_bad(row, error)
             return False
@@ -528,7 +526,7 @@ class DueJobs:
         )
         return None
 
-    def _prepared(self, found: DueRow, executor: TaskLockExecutor, look: _Look) -> _Prepared | None:
+    def _prepared(self, found: DueRow, executor: StoredRuns, look: _Look) -> _Prepared | None:
         """Return the due run time of a job; ``None`` if the job cannot run here."""
         row = found.row
         attributes = self._read(row)
@@ -584,7 +582,7 @@ class DueJobs:
             self._skip_refused(job.id, time.monotonic())
             logger.debug("Job %r: not run here: %s", job.id, error)
 
-    def _run_without_lock(self, executor: TaskLockExecutor, job: DueJob, move: JobMove) -> None:
+    def _run_without_lock(self, executor: StoredRuns, job: DueJob, move: JobMove) -> None:
         """Run a job without a lock.
 
         The job is moved to its next run time first, so that no other replica runs it, too.
@@ -619,7 +617,7 @@ class DueJobs:
         """Have executors check the dead runs of stored jobs, and delete ended jobs."""
         self._check_runs_at = time.monotonic() + CHECK_INTERVAL * random.uniform(0.8, 1.0)  # noqa: S311  # no secret
         self._locks.ask_all(self._locks.look_at_rights())
-        executors = self._scheduler.executors
+        executors = self._scheduler.stored_runs
         for dead in self._locks.ask(self._rows.dead_runs):
             executor = executors.get(dead.executor)
             if executor is not None and executor.claims:
@@ -697,7 +695,7 @@ class DueJobs:
             cut(error),
         )
 
-    def _task_of(self, job: DueJob, executor: TaskLockExecutor) -> str | None:
+    def _task_of(self, job: DueJob, executor: StoredRuns) -> str | None:
         """Return the task of a job; ``None`` if locks are off here.
 
         :raises TaskLockOptionError: the job has no lock, or invalid options

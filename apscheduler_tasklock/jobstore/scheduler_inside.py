@@ -206,6 +206,11 @@ class SchedulerInside:
         executors = dict(self._scheduler._executors)
         return {alias: each for alias, each in executors.items() if self.accepts(alias, each)}
 
+    @property
+    def stored_runs(self) -> Mapping[str, Any]:
+        """What begins this store's runs on these executors, by their aliases."""
+        return {alias: each.stored for alias, each in self.executors.items()}
+
     def executor(self, alias: str) -> Any:
         """Return the scheduler's executor of an alias, also one that the job store does not use."""
         return self._scheduler._executors.get(alias)

@@ -49,6 +49,7 @@ from apscheduler_tasklock.errors import (
     TaskLockDatabaseError,
     TaskLockOptionError,
     TaskLockStateError,
+    raised_at_the_call,
 )
 from apscheduler_tasklock.executor import TaskLockExecutor
 from apscheduler_tasklock.jobstore.bad_rows import Backoff
@@ -91,7 +92,8 @@ class TaskLockJobStore(BaseJobStore, ShutDownTogether):  # type: ignore[misc]  #
     Plugin alias: ``tasklock``
 
     :param database: PostgreSQL URL, or an SQLAlchemy ``Engine`` with psycopg. The job store opens
-        its connections as the engine does, and does not use the engine's pool.
+        its connections as the engine does, and does not use the engine's pool. By default the URL
+        in the environment's ``TASKLOCK_DATABASE_URL``.
     :param functions: which functions jobs may call: packages, modules or functions by their dotted
         names, such as ``["myapp."]``
     :param secret: the key that signs the rows: a text or bytes of at least 16 bytes, or a list of
@@ -106,14 +108,12 @@ class TaskLockJobStore(BaseJobStore, ShutDownTogether):  # type: ignore[misc]  #
         missing
     """
 
-    #: Tells a ``TaskLockExecutor`` that all replicas share the jobs of this job store.
-    is_shared = True
-
     timings: ClassVar[Timings] = Timings()
 
+    @raised_at_the_call
     def __init__(
         self,
-        database: str | URL | Engine,
+        database: str | URL | Engine | None = None,
         *,
         functions: Sequence[str] | str | None = None,
         secret: str | bytes | Sequence[str | bytes] | None = None,
@@ -124,6 +124,8 @@ class TaskLockJobStore(BaseJobStore, ShutDownTogether):  # type: ignore[misc]  #
         replica_id: str | None = None,
     ) -> None:
         super().__init__()
+        # Tells a `TaskLockExecutor` that all replicas share the jobs of this job store.
+        self.shared_jobs = SharedJobs(self)
         where = type(self).__name__
         if not functions and secret is None:
             raise TaskLockOptionError(
@@ -154,7 +156,6 @@ class TaskLockJobStore(BaseJobStore, ShutDownTogether):  # type: ignore[misc]  #
             )
         self._missing = Backoff()  # modules whose import failed
         self._notices = JobNotices()  # about jobs that cannot run here
-        self._has_warned_of_most = False
         self._has_warned_of_instances = False
         self._warned_of: WeakKeyDictionary[Any, object] = WeakKeyDictionary()  # by executor
         self._inside: SchedulerInside | None = None
@@ -163,7 +164,7 @@ class TaskLockJobStore(BaseJobStore, ShutDownTogether):  # type: ignore[misc]  #
         self._fails_until = 0.0
         replace_in_each_child(self)
 
-    def replace_in_child(self) -> None:
+    def _replace_in_child(self) -> None:
         """Replace the parent's connection, and drop its thread. Called in a forked child."""
         self.locks = self.locks.for_child()
         self._due = None
@@ -171,6 +172,7 @@ class TaskLockJobStore(BaseJobStore, ShutDownTogether):  # type: ignore[misc]  #
 
     # ---- the scheduler's calls -----------------------------------------------------------------
 
+    @raised_at_the_call
     def start(self, scheduler: Any, alias: str) -> None:
         """Begin to look for due jobs. Called by the scheduler.
 
@@ -225,25 +227,12 @@ class TaskLockJobStore(BaseJobStore, ShutDownTogether):  # type: ignore[misc]  #
         inside.accepts = self._accepts  # also for executors that are added later
         inside.first_run_time = _first_of
 
-    def is_beside(self, locks: LockClient) -> bool:
-        """Return whether the jobs are in the database, schema and table of these task locks."""
-        return _place(locks) == _place(self.locks)
-
-    @property
-    def is_live(self) -> bool:
-        """Whether the database's thread is alive, or not needed now. Sends nothing."""
-        return self.locks.is_live
-
-    def rejected(self) -> tuple[str, ...]:
-        """Return the requests of this job store that the database rejects now. Sends nothing."""
-        return self.locks.rejections.reported()
-
     def _is_misplaced(self, executor: Any) -> bool:
         """Return whether an executor's task locks are not in the same place as the jobs."""
         return (
             isinstance(executor, TaskLockExecutor)
-            and executor.claims
-            and not self.is_beside(executor.locks)
+            and executor.stored.claims
+            and _place(executor.locks) != _place(self.locks)
         )
 
     def _say_misplaced(self, alias: str, executor: TaskLockExecutor) -> str:
@@ -259,7 +248,7 @@ class TaskLockJobStore(BaseJobStore, ShutDownTogether):  # type: ignore[misc]  #
         """Return whether an executor runs this store's jobs; log once why it does not."""
         if not isinstance(executor, TaskLockExecutor):
             return False
-        if not executor.claims:
+        if not executor.stored.claims:
             if self._is_first_warning(executor):
                 logger.warning(
                     "The executor %r has enabled=False: due jobs of the job store run here without "
@@ -280,12 +269,12 @@ class TaskLockJobStore(BaseJobStore, ShutDownTogether):  # type: ignore[misc]  #
 
     def shutdown(self) -> None:
         """Stop looking for due jobs. Called by the scheduler."""
-        with self.shutting_down() as shutdown:
+        with self._shutting_down() as shutdown:
             self._end(shutdown)
 
-    def begin_shutdown(self, shutdown: Shutdown) -> None:
+    def _begin_shutdown(self, shutdown: Shutdown) -> None:
         """Stop claiming, without a wait. The scheduler calls ``shutdown`` afterwards."""
-        super().begin_shutdown(shutdown)
+        super()._begin_shutdown(shutdown)
         self.locks.stop_claiming()
 
     def _end(self, shutdown: Shutdown) -> None:
@@ -308,21 +297,6 @@ class TaskLockJobStore(BaseJobStore, ShutDownTogether):  # type: ignore[misc]  #
         if self._due is not None:
             self._due.wake()
 
-    def recurring_tasks(self) -> Sequence[StoredTask]:
-        """Return the tasks of recurring jobs, at most 10,000: the ones that are due first.
-
-        :raises TaskLockDatabaseError: the database is unavailable
-        """
-        found = self._ask(self.locks.jobs.recurring)
-        if len(found) > MOST_RECURRING and not self._has_warned_of_most:
-            self._has_warned_of_most = True
-            logger.warning(
-                "The job store has more than %s recurring jobs. Only that many, the ones that are "
-                "due first, are reported when they are overdue. The other jobs are run, too",
-                MOST_RECURRING,
-            )
-        return found[:MOST_RECURRING]
-
     # ---- users' calls --------------------------------------------------------------------------
 
     def lookup_job(self, job_id: str) -> Any:
@@ -333,14 +307,6 @@ class TaskLockJobStore(BaseJobStore, ShutDownTogether):  # type: ignore[misc]  #
         if "\0" in job_id:  # because PostgreSQL's texts have no NUL
             return None
         row = self._ask(partial(self.locks.jobs.read, job_id=job_id))
-        return None if row is None else self._shown(row)
-
-    def lookup_ended_job(self, job_id: str) -> Any:
-        """Return a job that has no more run times, while its final run goes on, or ``None``.
-
-        :raises TaskLockDatabaseError: the database is unavailable
-        """
-        row = self._ask(partial(self.locks.jobs.read, job_id=job_id, ended=True))
         return None if row is None else self._shown(row)
 
     def get_all_jobs(self) -> list[Any]:
@@ -356,6 +322,7 @@ class TaskLockJobStore(BaseJobStore, ShutDownTogether):  # type: ignore[misc]  #
             self._notices.sum_up()
         return found
 
+    @raised_at_the_call
     def add_job(self, job: Any) -> None:
         """Add a job.
 
@@ -375,6 +342,7 @@ class TaskLockJobStore(BaseJobStore, ShutDownTogether):  # type: ignore[misc]  #
             raise ConflictingIdError(job.id)
         self._changed(job)
 
+    @raised_at_the_call
     def update_job(self, job: Any) -> None:
         """Save a user's changes of a job.
 
@@ -476,12 +444,12 @@ class TaskLockJobStore(BaseJobStore, ShutDownTogether):  # type: ignore[misc]  #
         comes_again = not isinstance(job.trigger, DateTrigger)
         if executor is not None and comes_again and not isinstance(job.func, MissingFunction):
             with suppress(TaskLockOptionError):  # logged when the job is due
-                executor.note_stored_job(job, self._alias, is_declared=is_declared)
+                executor.stored.note_stored_job(job, self._alias, is_declared=is_declared)
 
     def _executor_of(self, job: Any) -> TaskLockExecutor | None:
         """Return the executor here that claims a job's run times; ``None`` if there is none."""
         executor = None if self._inside is None else self._inside.executors.get(job.executor)
-        claims = isinstance(executor, TaskLockExecutor) and executor.claims
+        claims = isinstance(executor, TaskLockExecutor) and executor.stored.claims
         return executor if claims else None
 
     def _is_computed(self, job: Any) -> bool:
@@ -537,7 +505,7 @@ class TaskLockJobStore(BaseJobStore, ShutDownTogether):  # type: ignore[misc]  #
         if not isinstance(job.func, MissingFunction):
             check_runs(job.func, f"job {job.id!r}")
         if executor is not None and not isinstance(job.func, MissingFunction):
-            task_name = executor.check_stored_job(job, self._alias)
+            task_name = executor.stored.check_stored_job(job, self._alias)
             if task_name is None and runs_jobs:
                 raise TaskLockOptionError(f"job {job.id!r}: {NO_LOCK}")
         change_id = uuid4()
@@ -742,6 +710,53 @@ class TaskLockJobStore(BaseJobStore, ShutDownTogether):  # type: ignore[misc]  #
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} ({self.locks.where})>"
+
+
+class SharedJobs:
+    """A job store as the executors of its scheduler use it, beside APScheduler's own calls.
+
+    :param store: the job store
+    """
+
+    def __init__(self, store: TaskLockJobStore) -> None:
+        self._store = store
+        self._has_warned_of_most = False
+
+    def is_beside(self, locks: LockClient) -> bool:
+        """Return whether the jobs are in the database, schema and table of these task locks."""
+        return _place(locks) == _place(self._store.locks)
+
+    @property
+    def is_live(self) -> bool:
+        """Whether the database's thread is alive, or not needed now. Sends nothing."""
+        return self._store.locks.is_live
+
+    def rejected(self) -> tuple[str, ...]:
+        """Return the requests of this job store that the database rejects now. Sends nothing."""
+        return self._store.locks.rejections.reported()
+
+    def recurring_tasks(self) -> Sequence[StoredTask]:
+        """Return the tasks of recurring jobs, at most 10,000: the ones that are due first.
+
+        :raises TaskLockDatabaseError: the database is unavailable
+        """
+        found = self._store._ask(self._store.locks.jobs.recurring)
+        if len(found) > MOST_RECURRING and not self._has_warned_of_most:
+            self._has_warned_of_most = True
+            logger.warning(
+                "The job store has more than %s recurring jobs. Only that many, the ones that are "
+                "due first, are reported when they are overdue. The other jobs are run, too",
+                MOST_RECURRING,
+            )
+        return found[:MOST_RECURRING]
+
+    def lookup_ended_job(self, job_id: str) -> Any:
+        """Return a job that has no more run times, while its final run goes on, or ``None``.
+
+        :raises TaskLockDatabaseError: the database is unavailable
+        """
+        row = self._store._ask(partial(self._store.locks.jobs.read, job_id=job_id, ended=True))
+        return None if row is None else self._store._shown(row)
 
 
 def _unchangeable(job: StoredJob) -> str:

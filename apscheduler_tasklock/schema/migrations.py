@@ -22,7 +22,7 @@ from sqlalchemy.schema import CreateSchema
 
 from apscheduler_tasklock._database.connection import connect_parameters
 from apscheduler_tasklock._database.sqlstates import one_line
-from apscheduler_tasklock._database.url import parse_url
+from apscheduler_tasklock._database.url import given_database, parse_url
 from apscheduler_tasklock._values import logger_of
 from apscheduler_tasklock.errors import TaskLockError, TaskLockSchemaError
 from apscheduler_tasklock.schema.check import DOWNGRADE_COMMAND, UPGRADE_COMMAND
@@ -74,7 +74,7 @@ class Migrated:
 
 
 def upgrade(
-    database: str | URL,
+    database: str | URL | None = None,
     *,
     schema: str | None = None,
     table: str = DEFAULT_TABLE,
@@ -86,7 +86,8 @@ def upgrade(
     is created. Tables that were dropped are created again, and a warning is logged. Tables that a
     newer version of this library has upgraded stay as they are, and a warning is logged, too.
 
-    :param database: a PostgreSQL URL of a role that may create tables
+    :param database: a PostgreSQL URL of a role that may create tables; by default that in the
+        environment's ``TASKLOCK_DATABASE_URL``
     :param schema: schema of the table; with ``None`` the ``search_path`` decides
     :param table: name of the table
     :param revision: an Alembic revision of this library
@@ -103,14 +104,14 @@ def upgrade(
 
 
 def upgrade_tables(
-    database: str | URL, *, schema: str | None, table: str, revision: str = "head"
+    database: str | URL | None, *, schema: str | None, table: str, revision: str = "head"
 ) -> Migrated:
     """Do what :func:`upgrade` does, but return the notes instead of logging them."""
     return _run(database, schema, table, lambda config: command.upgrade(config, revision))
 
 
 def downgrade(
-    database: str | URL,
+    database: str | URL | None = None,
     *,
     schema: str | None = None,
     table: str = DEFAULT_TABLE,
@@ -402,17 +403,17 @@ def wait_for_others(execute: Execute) -> None:
     execute(f"SELECT pg_catalog.set_config('lock_timeout', {literal(before)}, true)")
 
 
-def migration_engine(database: str | URL) -> Engine:
+def migration_engine(database: str | URL | None) -> Engine:
     """Return an engine for migrations, which pools no connections.
 
     :raises TaskLockOptionError: ``database`` is not a PostgreSQL URL
     """
-    url = parse_url(database)
+    url = parse_url(given_database(database))
     parameters = {"connect_timeout": _CONNECT_TIMEOUT, **connect_parameters(url)}
     return create_engine(url, poolclass=NullPool, connect_args=parameters)
 
 
-def _run(database: str | URL, schema: str | None, table: str, run: Any) -> Migrated:
+def _run(database: str | URL | None, schema: str | None, table: str, run: Any) -> Migrated:
     with migration_engine(database).connect() as connection:
         config = _config(schema, table, connection)
         run(config)

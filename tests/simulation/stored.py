@@ -238,7 +238,7 @@ class StoredReplica(JobsReplica):
         self.is_paused = False  # whether its scheduler is
         jobs: Any = story.database.on_the_way(process, self._rows)
         self.locks: Any = StoreLocks(self._client, jobs)
-        self.executors = {ALIAS: self}
+        self.stored_runs = {ALIAS: self}
         told = SimpleNamespace(tell=lambda *_: None, forget=lambda *_: None, sum_up=lambda: None)
         codec = SimpleNamespace(
             verified=lambda row: row, decode=self._decode, load_function=lambda _row: print

@@ -45,6 +45,7 @@ from apscheduler_tasklock import (
     task_lock,
     upgrade,
 )
+from apscheduler_tasklock.flask import TaskLockScheduler
 from apscheduler_tasklock.status import Story, Verdict
 from apscheduler_tasklock.testing import held_lock, in_memory_locks, unlocked
 
@@ -337,3 +338,17 @@ def test_scheduler() -> None:
 def configure_alembic() -> None:
     context.configure(include_name=include_name)
     context.configure(include_name=partial(include_name, schema="jobs", table="locks"))
+
+
+# Flask's extension.
+
+flask_scheduler = TaskLockScheduler()
+
+
+@flask_scheduler.task("cron", minute="*/5")
+def tidied(days: int) -> str:
+    return f"{days} days"
+
+
+how_long: str = tidied(3)
+tidied("3")  # type: ignore[arg-type]

@@ -6,6 +6,8 @@ import re
 
 import pytest
 
+from apscheduler_tasklock import TaskLockExecutor, TaskLockJobStore, TaskLocks
+from apscheduler_tasklock.flask import TaskLockScheduler
 from tests.distribution.release import version_in
 from tests.released import API, FOLDER, RELEASES, entries, lines_of, public_names
 
@@ -64,7 +66,26 @@ def test_only_what_the_page_shows_is_public() -> None:
     of_a_lock = set(lines_of(shown["apscheduler_tasklock.HeldLock"]))
     assert "apscheduler_tasklock.HeldLock.extend(by)" in of_a_lock
     assert not [line for line in of_a_lock if "note_renewal" in line or "HeldLock(" in line]
-    assert not [name for name in public_names() if "replace_in_child" in name]
+    assert not [name for name in public_names() if "_replace_in_child" in name]
+
+
+@pytest.mark.parametrize("kind", [TaskLockExecutor, TaskLockJobStore, TaskLocks, TaskLockScheduler])
+def test_the_help_of_a_class_has_only_methods_that_users_or_apscheduler_call(kind: type) -> None:
+    on_the_page = {
+        line.rpartition(".")[2]
+        for entry in entries(API.read_text())
+        if entry.value is kind
+        for line in lines_of(entry)
+    }
+    own = [each for each in kind.__mro__ if each.__module__.startswith("apscheduler_tasklock")]
+    shown = {
+        name
+        for each in own
+        for name, member in vars(each).items()
+        if callable(member) and not name.startswith("_")
+    }
+    of_apscheduler = {name for each in kind.__mro__ if each not in own for name in vars(each)}
+    assert shown - on_the_page - of_apscheduler == set()
 
 
 def test_the_version_of_the_project_is_there() -> None:

@@ -42,10 +42,8 @@ class TestDatabase:
         ("database", "says"),
         [
             ("localhost/app", "not a URL"),
-            ("", "not a URL"),
             ("mysql://user:hunter2@host/app", "a mysql URL; the task lock needs PostgreSQL"),
             (42, "must be a URL like postgresql://user@host/name or an SQLAlchemy Engine"),
-            (None, "must be a URL like"),
         ],
     )
     def test_a_wrong_url_is_refused_when_the_executor_is_made(

@@ -107,7 +107,7 @@ def test_a_retrying_job_is_shown_and_can_be_removed(
     with pytest.raises(JobLookupError):
         replica.scheduler.remove_job(key)
     connection.execute("UPDATE task_lock SET retry_at = now() - interval '1 min'")
-    replica.executor.look_after(key, key, "default")
+    replica.executor.stored.look_after(key, key, "default")
     # A task that is always looked at.
     replica.scheduler.add_job(note, "interval", hours=5, id="other", args=["other"])
     until_looked(count_looks(replica, monkeypatch))

@@ -2327,7 +2327,7 @@ def test_a_job_whose_trigger_is_pickled_comes_again_too(make: Make, key: str) ->
     replica = make(store={"serializer": "pickle", "secret": "a secret of ours"})
     replica.scheduler.add_job(note, OwnTrigger(hour=3), args=[key], id=key)
     replica.run_at(note, f"{key}-once", after=3600)
-    assert [task.job_id for task in replica.store.recurring_tasks()] == [key]
+    assert [task.job_id for task in replica.store.shared_jobs.recurring_tasks()] == [key]
 
 
 @pytest.mark.nightly

@@ -193,7 +193,7 @@ def test_of_too_many_recurring_jobs_some_are_not_listed_which_is_told(
     for number in range(3):
         replica.scheduler.add_job(note, "interval", hours=1, args=[key], id=f"{key}-{number}")
     for _ in range(2):
-        assert len(replica.store.recurring_tasks()) == 2
+        assert len(replica.store.shared_jobs.recurring_tasks()) == 2
     assert caplog.text.count("has more than 2 recurring jobs") == 1
 
 
