@@ -55,7 +55,6 @@ from apscheduler_tasklock._runs.adapter import (
     has_processes,
     interpreter_is_ending,
     is_wrapped_by_another,
-    jobstore_of,
     make_inner,
     report_runs,
     unwrap,
@@ -753,7 +752,7 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
             would not run the function's body
         """
         scheduler_pass = self._passes.submitting(run_times[-1])
-        jobstore = jobstore_of(job)
+        jobstore = self._adapter.jobstore_of(job)
         try:
             task = self._jobs.resolve(job, jobstore)
         except TaskLockError as error:

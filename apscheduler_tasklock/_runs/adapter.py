@@ -232,6 +232,17 @@ class SchedulerAdapter:
         found = [(self._lookup(job_id, alias), alias) for alias in aliases]
         return [(job, alias) for job, alias in found if job is not None]
 
+    def jobstore_of(self, job: Any) -> str:
+        """Return the alias of a job's store.
+
+        Reads the job stores if a custom store has not given its alias to the job.
+        """
+        alias = jobstore_of(job)
+        if alias is None:
+            found = self.find(job.id, None)
+            alias = next((alias for job, alias in found if jobstore_of(job) is None), "default")
+        return alias
+
     def _lookup(self, job_id: str, jobstore: str) -> Any:
         if self.is_shared(jobstore):  # read directly, as in `jobs_of`
             return self.jobstores[jobstore].lookup_job(job_id)
@@ -288,9 +299,9 @@ def is_shared_store(store: Any) -> bool:
     return getattr(store, "shared_jobs", None) is not None
 
 
-def jobstore_of(job: Any) -> str:
-    """Return the alias of a job's store."""
-    return str(job._jobstore_alias)
+def jobstore_of(job: Any) -> str | None:
+    """Return the alias of a job's store; ``None`` if a custom store has not given it to the job."""
+    return getattr(job, "_jobstore_alias", None)
 
 
 def worker_processes(inner: Any) -> Mapping[int, Any]:

@@ -15,7 +15,7 @@ from uuid import UUID, uuid4
 from apscheduler.triggers.date import DateTrigger
 
 from apscheduler_tasklock._lock.protocol_messages import ClaimRequest, Registration, RunState
-from apscheduler_tasklock._runs.adapter import SchedulerAdapter, jobstore_of
+from apscheduler_tasklock._runs.adapter import SchedulerAdapter
 from apscheduler_tasklock._runs.claim_request import request_of
 from apscheduler_tasklock._runs.job_functions import check_runs, function_reference
 from apscheduler_tasklock._runs.job_notices import JobNotices
@@ -243,13 +243,14 @@ class ExecutorJobs:
             except Exception as error:  # noqa: BLE001  # raised at the end
                 failed = failed or error
                 continue
-            yield from self._tasks_of(jobs)
+            yield from self._tasks_of(jobs, alias)
         if failed is not None:
             raise failed
 
-    def _tasks_of(self, jobs: Sequence[Any]) -> Iterator[tuple[str, JobKey, float | None]]:
+    def _tasks_of(
+        self, jobs: Sequence[Any], jobstore: str
+    ) -> Iterator[tuple[str, JobKey, float | None]]:
         for job in jobs:
-            jobstore = jobstore_of(job)
             try:
                 task = self.resolve(job, jobstore)
                 self.note(job, jobstore, task)

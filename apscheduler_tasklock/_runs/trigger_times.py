@@ -15,7 +15,7 @@ import copy
 import random
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from datetime import date, datetime, timedelta, timezone
+from datetime import date, datetime, timedelta, timezone, tzinfo
 from typing import Any
 
 from apscheduler.triggers.combining import AndTrigger, BaseCombiningTrigger, OrTrigger
@@ -467,6 +467,16 @@ def zone_of(trigger: Any) -> str | None:
         return zones.pop() if len(zones) == 1 else None
     zone = getattr(trigger, "timezone", None)
     return None if zone is None else cut(zone, LONGEST_VALUE)
+
+
+def tzinfo_of(trigger: Any) -> tzinfo | None:
+    """Return the time zone of a trigger's run times; ``None`` if it has none, or several."""
+    if isinstance(trigger, (AndTrigger, OrTrigger)):
+        zones = {str(zone): zone for zone in map(tzinfo_of, trigger.triggers)}
+        return zones.popitem()[1] if len(zones) == 1 else None
+    is_date = isinstance(trigger, DateTrigger)
+    zone = trigger.run_date.tzinfo if is_date else getattr(trigger, "timezone", None)
+    return zone if isinstance(zone, tzinfo) else None
 
 
 def _without_jitter_and_end(trigger: Any) -> Any:

@@ -42,7 +42,7 @@ from apscheduler_tasklock._lock.test_doubles import current_standing
 from apscheduler_tasklock._runs.job_functions import check_runs
 from apscheduler_tasklock._runs.job_notices import JobNotices
 from apscheduler_tasklock._runs.stopping import ShutDownTogether
-from apscheduler_tasklock._runs.trigger_times import EndlessTriggerError, first_run_time
+from apscheduler_tasklock._runs.trigger_times import EndlessTriggerError, first_run_time, tzinfo_of
 from apscheduler_tasklock._shutdown import Shutdown
 from apscheduler_tasklock._values import logger_of, shown
 from apscheduler_tasklock.errors import (
@@ -594,7 +594,7 @@ class TaskLockJobStore(BaseJobStore, ShutDownTogether):  # type: ignore[misc]  #
             database_now = self._database_now()
             paused = self._is_paused(row, database_now)
             next_run_time = None if paused else _first_run_time(job, row, database_now)
-        job.next_run_time = next_run_time and next_run_time.astimezone(self._inside.timezone)
+        job.next_run_time = self._in_zone(next_run_time, job.trigger)
         stays = _is_same_moment(next_run_time, row.next_run_time)
         if definition.is_same(now) and stays and self._is_up_to_date(row):
             return True
@@ -676,19 +676,23 @@ class TaskLockJobStore(BaseJobStore, ShutDownTogether):  # type: ignore[misc]  #
                 error,
             )
         function = self._function(definition) if is_readable else None
-        next_run_time = row.next_run_time and row.next_run_time.astimezone(self._inside.timezone)
         return self._inside.make_stored(
             {
                 "id": row.id,
                 "func": MissingFunction(row.func) if function is None else function,
                 "func_ref": row.func,
-                "next_run_time": next_run_time,
+                "next_run_time": self._in_zone(row.next_run_time, attributes["trigger"]),
                 **attributes,
             },
             row,
             has_function=function is not None,
             is_readable=is_readable,
         )
+
+    def _in_zone(self, moment: datetime | None, trigger: Any) -> datetime | None:
+        """Return a run time in its trigger's zone, as the trigger itself returns it."""
+        assert self._inside is not None
+        return moment and moment.astimezone(tzinfo_of(trigger) or self._inside.timezone)
 
     def _function(self, definition: Definition) -> Any:
         """Return a job's function; ``None`` if it cannot be imported here, or is not allowed.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import pickle
 import threading
 from collections.abc import Callable
 from datetime import datetime, timezone
@@ -10,6 +11,7 @@ from typing import Any
 
 from apscheduler.events import EVENT_ALL, JobExecutionEvent
 from apscheduler.executors.base import BaseExecutor
+from apscheduler.jobstores.memory import MemoryJobStore
 
 from apscheduler_tasklock import (
     EVENT_TASK_LOCK_ALL,
@@ -173,3 +175,19 @@ class Replica:
         defaults = {"trigger": "interval", "hours": 1, "next_run_time": now}
         defaults["misfire_grace_time"] = None
         return self.scheduler.add_job(function, id=job_id, **{**defaults, **job})
+
+
+class ForgetfulStore(MemoryJobStore):  # type: ignore[misc]  # APScheduler has no types
+    """Does not give its alias to the jobs that it returns, as some custom stores do not."""
+
+    def get_due_jobs(self, now: datetime) -> list[Any]:
+        return [self._anew(job) for job in super().get_due_jobs(now)]
+
+    def lookup_job(self, job_id: str) -> Any:
+        job = super().lookup_job(job_id)
+        return job and self._anew(job)
+
+    def _anew(self, job: Any) -> Any:
+        made = pickle.loads(pickle.dumps(job))  # noqa: S301  # of this process
+        made._scheduler, made._jobstore_alias = self._scheduler, None
+        return made

@@ -92,6 +92,14 @@ class TestEveryZone:
         moved = paused.scheduler.reschedule_job(by_time.id, trigger="date", run_date=when)
         assert moved.next_run_time == when
 
+    def test_a_job_has_its_next_run_time_in_the_zone_of_its_trigger(
+        self, paused: StoreReplica, zone: Any
+    ) -> None:
+        for name, trigger in triggers_in(zone).items():
+            job = stored(paused, trigger)
+            found = job.trigger.get_next_fire_time(None, job.next_run_time)
+            assert (name, job.next_run_time.utcoffset()) == (name, found.utcoffset())
+
 
 def row_of(connection: Connection, job_id: str) -> Any:
     """Return all that the table has of a job."""

@@ -55,7 +55,7 @@ from tests.support.internals import instances, kept_run_times
 from tests.support.outages import UNAVAILABLE, Job, refuse, restore, why_unavailable
 from tests.support.polling import eventually
 from tests.support.proxy import Gate, Proxy
-from tests.support.schedulers import Replica
+from tests.support.schedulers import ForgetfulStore, Replica
 
 MakeReplica = Callable[..., Replica]
 
@@ -813,6 +813,18 @@ class TestJobsWithoutAnId:
             f"app/{reference}",
             f"app/second:{reference}",
         }
+
+    def test_a_job_that_does_not_know_its_custom_store_is_named_after_the_store_all_the_same(
+        self, make_replica: MakeReplica, connection: psycopg.Connection[Any]
+    ) -> None:
+        replica = make_replica(start=False)
+        replica.scheduler.add_jobstore(ForgetfulStore(), "second")
+        replica.scheduler.start()
+        replica.scheduler.add_job(int, "interval", hours=1, id="job")
+        replica.run_once(_named, job_id="job", jobstore="second")
+        replica.one(EVENT_JOB_EXECUTED)
+        eventually(lambda: "second:job" in rows(connection))
+        assert rows(connection).keys() <= {"job", "second:job"}
 
     def test_a_name_option_stands_alone_in_any_job_store(
         self, make_replica: MakeReplica, connection: psycopg.Connection[Any]
