@@ -43,6 +43,8 @@ class TaskState(str, Enum):
     """The last run failed, and is run again soon; see ``TaskStatus.retry_at``."""
     FAILING = "failing"
     """The last run failed."""
+    GONE = "gone"
+    """The task was removed: there are live replicas, and none of them has it."""
     NEW = "new"
     """A replica has the task, and the task has never run."""
     OK = "ok"
@@ -52,7 +54,8 @@ class TaskState(str, Enum):
 URGENCY = (
     *(TaskState.UNREADABLE, TaskState.TOO_LONG, TaskState.DEAD, TaskState.OVERDUE),
     *(TaskState.FAILING, TaskState.MISSED, TaskState.CUT, TaskState.LATE, TaskState.RETRYING),
-    *(TaskState.RUNNING, TaskState.PAUSED, TaskState.NEW, TaskState.OK),
+    *(TaskState.RUNNING, TaskState.PAUSED, TaskState.GONE, TaskState.NEW),
+    TaskState.OK,
 )
 # The orders in which ``TaskLocks.tasks`` returns tasks.
 ORDERS = ("name", "due", "started", "urgency")

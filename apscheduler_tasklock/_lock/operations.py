@@ -186,6 +186,7 @@ _STATE = f"""
          WHEN {_CUT_AT} IS NOT NULL THEN 'cut'
          WHEN {_IS_RETRIED} THEN 'retrying'
          WHEN lock.failures > 0 THEN 'failing'
+         WHEN {_GONE} THEN 'gone'
          WHEN lock.started_at = {NEVER} THEN 'new'
          ELSE 'ok' END
 """
@@ -302,7 +303,7 @@ _ORDER = f"""
 _LISTS = {
     "running": ("state IN ('running', 'too long')", "begun_at, task_name"),
     "troubled": (
-        "state NOT IN ('running', 'paused', 'new', 'ok')",
+        "state NOT IN ('running', 'paused', 'gone', 'new', 'ok')",
         f"acknowledged OR gone, {_PLACE_BY_URGENCY}, task_name",
     ),
     "due_next": ("due_at > now() AND NOT paused", "due_at, task_name"),

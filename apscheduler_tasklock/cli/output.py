@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 # rich's names of colours.
 STATE_STYLES = {
     TaskState.OK: "green",
+    TaskState.GONE: "dim",
     TaskState.NEW: "cyan",
     TaskState.RUNNING: "bold blue",
     TaskState.PAUSED: "magenta",

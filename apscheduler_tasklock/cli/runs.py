@@ -37,7 +37,7 @@ _MARGIN = timedelta(seconds=60)
 # Limits the runs of one read. The limit is far above the number of runs that end between two reads.
 _MOST_NEW = 100_000
 
-_COLUMNS = ("task", "started", "took", "outcome", "kind", "replica", "token", "error", "notes")
+_COLUMNS = ("task", "when", "took", "outcome", "kind", "replica", "token", "error", "notes")
 
 
 def runs(options: argparse.Namespace) -> int:
@@ -125,7 +125,7 @@ def run_rows(runs: Sequence[Run], shown: Output) -> Table:
         numbers=frozenset({"took", "token"}),
         dispensable=frozenset({"error", "notes"}),
         dropped=("token", "kind", "took"),
-        dropped_last=("started", "replica", "error", "notes"),
+        dropped_last=("when", "replica", "error", "notes"),
     )
 
 

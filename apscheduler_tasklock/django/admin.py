@@ -499,9 +499,9 @@ class RunAdmin(ReadOnlyAdmin):
         """Return the task's name; for what an operator did with all tasks, a pattern of names."""
         return shown_name(run.task_name)
 
-    @admin.display(description="started", ordering="started_at")
+    @admin.display(description="when", ordering="started_at")
     def started(self, run: Any) -> str:
-        """Return when the run began, or when an operator did it."""
+        """Return when the run began, its miss was noted, or an operator did it."""
         return _time(run.started_at)
 
     @admin.display(description="took")

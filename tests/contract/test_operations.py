@@ -379,7 +379,7 @@ class TestGone:
         report(other, "common")
         travel(31)
         found = operator.task()
-        assert (found.gone, found.state, found.due_at) == (True, TaskState.OK, None)
+        assert (found.gone, found.state, found.due_at) == (True, TaskState.GONE, None)
         report(other, "common", "task")  # as after a roll-back
         assert not operator.task().gone
 

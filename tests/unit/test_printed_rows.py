@@ -165,7 +165,7 @@ class TestShow:
             "took: 1 short, 8 as the longest; end: . ok, x another outcome\n"
             "the last 20 runs, the newest at the right; the highest took 30s\n"
         ) in told
-        assert len(told.partition("\ntask  started")[2].splitlines()[1:]) == 20
+        assert len(told.partition("\ntask  when")[2].splitlines()[1:]) == 20
 
     def test_it_tells_the_function_the_replicas_and_the_usual_duration(self, show: Show) -> None:
         task = task_status(function="shop.jobs:sync")
@@ -282,7 +282,7 @@ class TestShow:
         ]
         told = show(task_status(), [run_read()], actions=actions)
         runs, _, did = told.partition("\nwhat operators did:\n")
-        assert len(runs.partition("\ntask  started")[2].splitlines()[1:]) == 1
+        assert len(runs.partition("\ntask  when")[2].splitlines()[1:]) == 1
         assert "ann@ops" not in runs
         assert did.splitlines() == [
             "2026-01-31T11:00:00Z  paused by ann@ops until 2026-01-31T13:00:00Z "
@@ -523,7 +523,7 @@ class TestTerminal:
         if columns == 40:
             assert names >= {"task", "outcome"}
         else:
-            assert names >= {"task", "started", "outcome", "replica", "error"}
+            assert names >= {"task", "when", "outcome", "replica", "error"}
             assert ("token" in names) <= ("kind" in names)
             assert "it went" in runs[2]
             assert re.search(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d ", runs[2])

@@ -589,7 +589,7 @@ class TestOverdue:
             new = make_replica(**FAST, timings=timings)
             new.scheduler.add_job(print, "cron", **DAILY, id="another")
         found = eventually(lambda: [found for found in operator.tasks("job") if found.gone])[0]
-        assert (found.due_at, found.state) == (None, TaskState.NEW)
+        assert (found.due_at, found.state) == (None, TaskState.GONE)
 
     def test_a_job_that_is_added_again_and_again_is_due_as_before(
         self, make_replica: MakeReplica, operator: TaskLocks
