@@ -55,6 +55,13 @@ NOTED = f"TABLE public.{VERSIONS}"
 # Limits how long the sessions that a test left open have to end, in milliseconds.
 SESSION_END = 30_000
 
+# The function below the view `pg_stat_activity`, which takes half as long in a new session.
+END_OTHERS = (
+    "SELECT pg_catalog.pg_terminate_backend(pid, %s) FROM pg_catalog.pg_stat_get_activity(NULL)"
+    " WHERE pid <> pg_catalog.pg_backend_pid() AND datid = (SELECT oid FROM pg_catalog.pg_database"
+    " WHERE datname = pg_catalog.current_database())"
+)
+
 
 @dataclass
 class KeptDatabase:
@@ -109,17 +116,11 @@ class KeptDatabase:
             self.server.drop_database(url)
 
     def _is_ready_again(self, url: str) -> bool:
-        with self.server.connect() as connection:
-            name = psycopg.conninfo.conninfo_to_dict(url)["dbname"]
-            left = connection.execute(
-                "SELECT pg_terminate_backend(pid, %s) FROM pg_stat_activity WHERE datname = %s",
-                [SESSION_END, name],
-            ).fetchall()
-            exists = connection.execute("SELECT FROM pg_database WHERE datname = %s", [name])
-            if exists.fetchone() is None or not all(ended for (ended,) in left):
-                return False
         try:
             with psycopg.connect(url, autocommit=True) as connection:
+                left = connection.execute(END_OTHERS, [SESSION_END]).fetchall()
+                if not all(ended for (ended,) in left):
+                    return False
                 if connection.execute(FINGERPRINT).fetchone() != self._fingerprint:
                     return False
                 if connection.execute(NOTED).fetchall() != self._noted:
@@ -128,7 +129,7 @@ class KeptDatabase:
                 connection.execute(sql.SQL("; ").join(delete))
                 self.refill(connection)
         except psycopg.OperationalError:
-            return False  # it takes no connections, for instance
+            return False  # it is gone, or takes no connections, for instance
         return True
 
 
