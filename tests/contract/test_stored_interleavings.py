@@ -73,7 +73,7 @@ TASK = "task of job"
     ("replicas", "faults", "user", "paths"),
     [
         (2, 1, 0, 10**6),
-        (2, 0, 2, 10**8),
+        pytest.param(2, 0, 2, 10**8, marks=pytest.mark.nightly),
         pytest.param(2, 1, 1, 10**8, marks=pytest.mark.nightly),
         pytest.param(3, 1, 0, 10**9, marks=pytest.mark.nightly),
     ],

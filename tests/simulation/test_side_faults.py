@@ -22,9 +22,9 @@ pytestmark = pytest.mark.usefixtures("simulation")
 NEAR = 10
 SEED = 31
 # The share of all pairs in `make test`.
-SHARE_IN_SHORT = 0.001
-# Limits the faults of a scenario in `make test`: about a tenth of all.
-MOST_SINGLES = 30
+SHARE_IN_SHORT = 0.0004
+# Limits the faults of a scenario in `make test`: about a thirtieth of all.
+MOST_SINGLES = 10
 
 
 # Pairs that broke a promise once, each with the statements at which its faults are.

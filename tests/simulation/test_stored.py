@@ -30,7 +30,7 @@ from tests.simulation.world import BEGIN, START, replaced
 pytestmark = pytest.mark.usefixtures("simulation", "store")
 
 SEED = 33
-SINGLES_IN_SHORT = 30
+SINGLES_IN_SHORT = 10
 # Faults at looks, of which there are many, are injected around the first run time only.
 LOOKS = ("read", "read_due", "dead_runs", "sweep")
 FIRST_LOOKS = (9.9, 10.1)
@@ -82,7 +82,7 @@ class TestScenarios:
         """Such as a pause: nothing is claimed after it. A rename loses nothing."""
         claims = [each.at for each in StoredStory(scenario).plan.places if each.group == "claim"]
         [name, *_] = [job.name for job in scenario.jobs]
-        for at in claims[::3]:
+        for at in claims[::6]:
             renamed = StoredStory(replace(scenario, act=partial(_changed, scenario, at + before)))
             check([renamed] if renamed.found else [], "renames")
             pause = partial(_changed, scenario, at + before, run_at=None)
