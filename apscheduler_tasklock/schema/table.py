@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 
 from sqlalchemy import (
     BigInteger,
@@ -92,7 +93,7 @@ def task_lock_table(name: str = DEFAULT_TABLE, schema: str | None = None) -> Tab
     """Return the task lock table's definition, in a ``MetaData`` of its own.
 
     The tables beside it are in the same ``MetaData``; see :func:`run_table`,
-    :func:`replica_table` and :func:`job_table`.
+    :func:`replica_table` and :func:`job_table`. All callers with the same names share a definition.
 
     :param name: the table's name
     :param schema: the table's schema; with ``None`` the connection's ``search_path`` decides
@@ -102,8 +103,11 @@ def task_lock_table(name: str = DEFAULT_TABLE, schema: str | None = None) -> Tab
     if schema is not None:
         _check_identifier(schema, "schema", LONGEST_IDENTIFIER)
         schema = identifier(schema)
-    name = identifier(name)
+    return _defined(identifier(name), schema)
 
+
+@lru_cache(maxsize=16)  # each executor and job store of a process has the same tables
+def _defined(name: str, schema: str | None) -> Table:
     def moment() -> DateTime:
         return DateTime(timezone=True)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import cache, partial
+from functools import partial
 from itertools import count
 from math import inf
 from types import SimpleNamespace
@@ -218,7 +218,6 @@ def simulating() -> Iterator[None]:
                 (locks, "jittered", CLOCK.jittered),
                 (replica, "DatabaseThread", SimulatedThread),
                 (replica, "Rejections", partial(rejections.Rejections, clock=CLOCK.monotonic)),
-                (replica, "task_lock_table", cache(replica.task_lock_table)),
                 (session, "bounded_waits", _bounded),
                 (session, "raw_cursor", lambda connection: Cursor(connection.limit)),
                 (session, "ended_by", lambda connection: connection.ended_by),

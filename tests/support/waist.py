@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from functools import cache, partial
+from functools import partial
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -144,10 +144,6 @@ class Memory:
 Rows = psycopg.Connection[Any] | Memory
 
 
-# Made once, because that takes longer than a statement.
-_table = cache(task_lock_table)
-
-
 def protocol_of(
     name: str,
     connection: Any = None,
@@ -161,7 +157,7 @@ def protocol_of(
     if isinstance(connection, Memory):
         protocol: LockProtocol = connection.locks.protocol(name)
         return protocol
-    return TaskLockProtocol(_table(table, schema), name, lock_timeout, history)
+    return TaskLockProtocol(task_lock_table(table, schema), name, lock_timeout, history)
 
 
 class Statements:
@@ -625,7 +621,7 @@ class Pauser:
 
     def __init__(self, connection: Rows) -> None:
         self.connection = connection
-        self._operations = Operations(_table(DEFAULT_TABLE, None))
+        self._operations = Operations(task_lock_table())
 
     def pause(
         self, seconds: float | None, by: str = "me", reason: str | None = None, task: str = "task"
