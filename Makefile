@@ -3,8 +3,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PYTEST_ARGS ?=
-# Tests at a time. Most of them wait for another process, or for the end of a lease.
-WORKERS ?= 6
+# Tests at a time. Each process costs some seconds of its own: it collects all tests, and has a server.
+WORKERS ?= 4
 # A process that has done its part takes over tests of another one's.
 AT_ONCE = -n $(WORKERS) --dist worksteal
 DEMO_ARGS ?=
