@@ -64,9 +64,15 @@ def task(request: pytest.FixtureRequest) -> None:
     rows.add_replica(connection, "one", ["mail"])
 
 
-@pytest.mark.parametrize("make", [FastAPI, Starlette])
-@pytest.mark.parametrize("prefix", ["/tasklock", "/static/ops/tasklock"])
-@pytest.mark.parametrize("root_path", ["", "/proxy"])
+@pytest.mark.parametrize(
+    ("make", "prefix", "root_path"),
+    [
+        (FastAPI, "/tasklock", "/proxy"),
+        (FastAPI, "/static/ops/tasklock", ""),
+        (Starlette, "/tasklock", ""),
+        (Starlette, "/static/ops/tasklock", "/proxy"),
+    ],
+)
 def test_each_link_of_a_mounted_dashboard_leads_to_a_page(
     make: Any, prefix: str, root_path: str, database_url: str
 ) -> None:

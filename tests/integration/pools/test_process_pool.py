@@ -49,7 +49,15 @@ def now(connection: psycopg.Connection[Any]) -> datetime:
     return moment
 
 
-@pytest.fixture(params=["spawn", "fork", "forkserver"])
+def case(method: str) -> Any:
+    return pytest.param(method, marks=pytest.mark.nightly)
+
+
+# A spawned worker starts a Python: what is pickled matters there, and what is imported.
+SPAWNED = pytest.mark.parametrize("pool", ["spawn", "fork", case("forkserver")], indirect=True)
+
+
+@pytest.fixture(params=["fork", case("spawn"), case("forkserver")])
 def pool(request: pytest.FixtureRequest) -> dict[str, Any]:
     """Options of a process pool; fork is the default of APScheduler 3.10, spawn of 3.11."""
     context = multiprocessing.get_context(request.param)
@@ -70,6 +78,7 @@ def start_worker(replica: Replica) -> None:
     replica.one(EVENT_JOB_EXECUTED, "first")
 
 
+@SPAWNED
 def test_a_run_is_claimed_and_told_in_the_scheduler_and_its_worker_has_a_view_of_its_lock(
     make_pooled: MakeReplica, connection: psycopg.Connection[Any]
 ) -> None:
@@ -113,6 +122,7 @@ def test_a_run_that_raises_is_released(
     assert row(connection)["finished_at"] is not None
 
 
+@SPAWNED
 def test_a_decorated_function_has_its_options_in_the_worker(
     make_pooled: MakeReplica, connection: psycopg.Connection[Any]
 ) -> None:
@@ -318,6 +328,7 @@ def test_a_forked_child_does_not_use_its_parents_connection(
     assert replica.one(EVENT_JOB_EXECUTED, "after").retval == 2
 
 
+@SPAWNED
 def test_an_engines_url_serves_a_worker_that_extends_its_lock(
     engine: Engine, make_pooled: MakeReplica, tmp_path: Path
 ) -> None:
@@ -362,6 +373,7 @@ def test_what_waits_for_a_worker_is_not_claimed(
     assert not instances(replica.executor)
 
 
+@SPAWNED
 def test_the_history_keeps_what_a_function_of_the_parent_leaves_of_a_message(
     make_pooled: MakeReplica, database_url: str
 ) -> None:
@@ -391,6 +403,7 @@ def test_the_history_keeps_a_workers_frames_on_request(
     assert "hunter2" not in run.traceback
 
 
+@SPAWNED
 @pytest.mark.parametrize(
     ("function", "args"),
     [(lambda: None, []), (len, [threading.Lock()])],
