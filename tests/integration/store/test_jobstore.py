@@ -1301,49 +1301,49 @@ class TestRunsWhereItCan:
         assert ran[key] == []
         assert job_row(connection, f"{key}-never") is not None
 
-    @pytest.mark.parametrize(("column", "value"), BROKEN)
     def test_a_job_whose_row_cannot_be_read_is_listed_paused_and_removed(
-        self, make: Make, key: str, connection: Connection, column: str, value: str
+        self, make: Make, key: str, connection: Connection
     ) -> None:
         replica = make()
-        replica.scheduler.add_job(note, "interval", hours=1, args=[key], id=key)
-        break_row(connection, key, column, value)
-        before = texts(connection, key)
-        [job] = replica.scheduler.get_jobs()
-        assert (job.id, job.next_run_time) == (key, moment(connection, before["next_run_time"]))
-        assert replica.scheduler.pause_job(key).next_run_time is None
-        after = texts(connection, key)
-        changed = {name for name in after if after[name] != before[name]}
-        assert changed == {"next_run_time", "version", "changed_id", "changed_at"}
-        for change in (
-            lambda: replica.scheduler.resume_job(key),
-            lambda: replica.scheduler.modify_job(key, name="another"),
-        ):
+        for column, value in BROKEN:
+            replica.scheduler.add_job(note, "interval", hours=1, args=[key], id=key)
+            break_row(connection, key, column, value)
+            before = texts(connection, key)
+            [job] = replica.scheduler.get_jobs()
+            due = moment(connection, before["next_run_time"])
+            assert (job.id, job.next_run_time) == (key, due), value
+            assert replica.scheduler.pause_job(key).next_run_time is None, value
+            after = texts(connection, key)
+            changed = {name for name in after if after[name] != before[name]}
+            assert changed == {"next_run_time", "version", "changed_id", "changed_at"}, value
             with pytest.raises(TaskLockOptionError):
-                change()
-        assert texts(connection, key) == after
-        replica.scheduler.remove_job(key)
-        assert job_row(connection, key) is None
+                replica.scheduler.resume_job(key)
+            with pytest.raises(TaskLockOptionError):
+                replica.scheduler.modify_job(key, name="another")
+            assert texts(connection, key) == after, value
+            replica.scheduler.remove_job(key)
+            assert job_row(connection, key) is None, value
 
-    @pytest.mark.parametrize(("column", "value"), BROKEN)
     def test_declaring_a_job_mends_a_row_that_cannot_be_read(
-        self, make: Make, key: str, connection: Connection, column: str, value: str
+        self, make: Make, key: str, connection: Connection
     ) -> None:
         replica = make()
-        declare = {"args": [key], "id": key, "replace_existing": True}
-        replica.scheduler.add_job(note, "interval", hours=1, **declare)
-        before = job_row(connection, key)
-        break_row(connection, key, column, value)
-        replica.scheduler.add_job(note, "interval", hours=1, **declare)
-        row = job_row(connection, key)
-        assert before is not None
-        assert row is not None
-        for name in ("options", "arguments"):
-            assert row[name] == before[name]
-        assert row["trigger"]["length"] == before["trigger"]["length"]
-        assert row["next_run_time"] == before["next_run_time"]
-        replica.scheduler.modify_job(key, next_run_time=now())
-        replica.runs(key)
+        for number, (column, value) in enumerate(BROKEN):
+            job_id = f"{key}-{number}"
+            declare = {"args": [job_id], "id": job_id, "replace_existing": True}
+            replica.scheduler.add_job(note, "interval", hours=1, **declare)
+            before = job_row(connection, job_id)
+            break_row(connection, job_id, column, value)
+            replica.scheduler.add_job(note, "interval", hours=1, **declare)
+            row = job_row(connection, job_id)
+            assert before is not None
+            assert row is not None
+            for name in ("options", "arguments"):
+                assert row[name] == before[name], value
+            assert row["trigger"]["length"] == before["trigger"]["length"], value
+            assert row["next_run_time"] == before["next_run_time"], value
+            replica.scheduler.modify_job(job_id, next_run_time=now())
+            replica.runs(job_id)
 
     def test_declaring_a_job_signs_nothing_of_a_row_that_somebody_else_wrote(
         self, make: Make, key: str, connection: Connection
