@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import psycopg
@@ -62,6 +63,24 @@ def end_lease(connection: psycopg.Connection[Any], task: str | None = None) -> N
         "UPDATE task_lock SET locked_until = now() WHERE task_name = coalesce(%s, task_name)",
         [task],
     )
+
+
+def end_maximum_lock(connection: psycopg.Connection[Any], lock: HeldLock) -> None:
+    """End a run's maximum lock by hand as time does: in the row, where it has overrun, and here.
+
+    No renewal may be on its way, since its answer would move the end of the lock here again.
+    """
+    connection.execute(
+        "UPDATE task_lock SET locked_until = now(), run_until = now(), overran = true"
+        " WHERE task_name = %s",
+        [lock.name],
+    )
+    end_maximum_lock_here(lock)
+
+
+def end_maximum_lock_here(lock: HeldLock) -> None:
+    """Let a run's maximum lock be over by its holder's clock."""
+    lock.note_renewal(lock.locked_until, lock.run_until, time.monotonic())
 
 
 def row(connection: psycopg.Connection[Any], task: str = "job") -> dict[str, Any]:

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from apscheduler_tasklock import EVENT_TASK_LOCK_REFUSED
+from apscheduler_tasklock import EVENT_TASK_LOCK_REFUSED, current_lock
+from apscheduler_tasklock.lock import HeldLock
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy, pass_on
 from tests.support.schedulers import Replica
@@ -23,14 +24,19 @@ RUNS = f"{__name__}:Job.run"
 
 
 class Job:
-    """A job that runs until its gate is opened, and counts its runs."""
+    """A job that runs until its gate is opened, and counts its runs.
+
+    :ivar lock: the lock of its last run; ``None``: it has none
+    """
 
     def __init__(self) -> None:
         self.runs = 0
+        self.lock: HeldLock | None = None
         self.begun, self.go_on = threading.Event(), threading.Event()
 
     def run(self) -> None:
         self.runs += 1
+        self.lock = current_lock()
         self.begun.set()
         assert self.go_on.wait(60)
 

@@ -37,10 +37,13 @@ from apscheduler_tasklock import (
     task_lock,
 )
 from apscheduler_tasklock._lock.client import LockClient
+from tests.support.claims import RENEWS_OFTEN, end_maximum_lock, end_maximum_lock_here
 from tests.support.event_loops import abandoned_loop
 from tests.support.internals import abandon, coroutines, instances
 from tests.support.polling import eventually
 from tests.support.proxy import Gate, Proxy, counted
+from tests.support.schedulers import executor_class
+from tests.support.waist import Timings
 
 RUN = [EVENT_TASK_LOCK_GRANTED, EVENT_JOB_EXECUTED, EVENT_TASK_LOCK_RELEASED]
 RAISED = [EVENT_TASK_LOCK_GRANTED, EVENT_JOB_ERROR, EVENT_TASK_LOCK_RELEASED]
@@ -88,8 +91,8 @@ def no_thread_is_left() -> bool:
 class Loop:
     """An AsyncIOScheduler on the running loop, and what its listeners were told on which thread."""
 
-    def __init__(self, database: str, **options: Any) -> None:
-        self.executor = TaskLockExecutor(database, **options)
+    def __init__(self, database: str, timings: Timings | None = None, **options: Any) -> None:
+        self.executor = executor_class(timings)(database, **options)
         self.scheduler = AsyncIOScheduler(
             executors={"default": self.executor}, timezone=timezone.utc
         )
@@ -435,11 +438,19 @@ def test_a_coroutine_cancelled_at_its_maximum_lock_is_released_or_with_failover_
 
     async def main() -> None:
         async def endless(**_: Any) -> None:
-            await asyncio.Event().wait()
+            lock = current_lock()
+            assert lock is not None
+            try:
+                while True:  # also after the answer of a renewal that was on its way
+                    end_maximum_lock_here(lock)
+                    await asyncio.sleep(0.01)
+            finally:  # it is cancelled, and its claim is no longer renewed
+                end_maximum_lock(connection, lock)
 
-        # For longer than a slow machine stops, so that the job begins before.
-        options = {"cancel_on_lost": True, "max_lock": 6, "lease": 5}
-        async with running(database_url, failover=failover, poll_interval=0.5) as loop:
+        options = {"cancel_on_lost": True, "max_lock": 1200, "lease": 600}
+        async with running(
+            database_url, failover=failover, poll_interval=0.5, timings=RENEWS_OFTEN
+        ) as loop:
             loop.run_once(endless, kwargs={"task_lock": options})
             await loop.until(lambda: EVENT_TASK_LOCK_RELEASED in loop.codes())
             if failover:

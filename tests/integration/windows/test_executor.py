@@ -11,6 +11,7 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from datetime import datetime, timedelta, timezone
 from functools import partial
 from typing import Any
@@ -48,7 +49,7 @@ from apscheduler_tasklock._database.url import parse_url
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._runs.task_names import UnnamedTask
 from tests.support import claims
-from tests.support.claims import AHEAD
+from tests.support.claims import AHEAD, end_maximum_lock
 from tests.support.commands import run_pasted
 from tests.support.faults import CLAIM
 from tests.support.internals import instances, kept_run_times
@@ -317,24 +318,23 @@ class TestARun:
         connection: psycopg.Connection[Any],
         caplog: pytest.LogCaptureFixture,
     ) -> None:
-        begun, go_on = threading.Event(), threading.Event()
+        go_on = threading.Event()
+        begun: Future[HeldLock] = Future()
         seen: list[bool] = []
 
         def outlive(**_: Any) -> None:
-            begun.set()
             lock = current_lock()
             assert lock is not None
-            eventually(lambda: lock.lost)
+            begun.set_result(lock)
             assert go_on.wait(60)
             seen.append(lock.lost)
 
-        options = {"min_lock": 0.05, "max_lock": 1}
+        options = {"min_lock": 0.05, "max_lock": 600, "lease": None}
         one, other = make_replica(replica_id="one"), make_replica(replica_id="other")
         one.run_once(outlive, kwargs={"task_lock": options})
-        while not begun.wait(3.0):  # its maximum lock has ended before, and it was handed over
-            one.events.clear()
-            one.run_once(outlive, kwargs={"task_lock": options}, replace_existing=True)
-        eventually(lambda: _expired(connection))
+        end_maximum_lock(connection, begun.result(60))
+        window_is_over = "SELECT FROM task_lock WHERE window_until < now()"
+        eventually(lambda: connection.execute(window_is_over).rowcount)
         other.executor.locks.believe()
         other.run_once(_wait_for(go_on), kwargs={"task_lock": {"min_lock": 0.05, "max_lock": 60}})
         other.one(EVENT_TASK_LOCK_GRANTED)
@@ -1205,11 +1205,6 @@ def _wait_for(event: threading.Event) -> Callable[..., None]:
         assert event.wait(60)
 
     return wait
-
-
-def _expired(connection: psycopg.Connection[Any]) -> bool:
-    found = connection.execute("SELECT bool_and(locked_until < now()) FROM task_lock").fetchone()
-    return bool(found and found[0])
 
 
 def _connections(connection: psycopg.Connection[Any]) -> int:

@@ -18,6 +18,7 @@ from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock.lock import HeldLock
 from apscheduler_tasklock.status import ReplicaState, RunningRun
 from tests.integration.conftest import Job
+from tests.support.claims import end_maximum_lock
 from tests.support.internals import instances
 from tests.support.polling import eventually
 from tests.support.pool_jobs import wait_for
@@ -107,13 +108,20 @@ def test_a_run_that_ends_before_its_maximum_lock_does_not_overrun(
     assert connection.execute("SELECT overran FROM task_lock").fetchone() == (False,)
 
 
-@pytest.mark.parametrize("lease", [None, 1])
+@pytest.mark.parametrize("lease", [None, 600])
 def test_a_run_that_ends_after_its_maximum_lock_has_overrun_though_nobody_ran_the_task_since(
-    make_replica: MakeReplica, operator: TaskLocks, job: Job, lease: float | None
+    make_replica: MakeReplica,
+    operator: TaskLocks,
+    connection: Connection,
+    job: Job,
+    lease: float | None,
 ) -> None:
-    lock = {"min_lock": 0.1, "max_lock": 1.5, "lease": lease, "failover": False}
+    lock = {"min_lock": 0.1, "max_lock": 1200, "lease": lease, "failover": False}
     replica = make_replica(**FAST, jobs={"job": lock})
-    begin(replica, job)
+    replica.run_once(job.run)
+    eventually(job.begun.is_set)
+    assert job.lock is not None
+    end_maximum_lock(connection, job.lock)
     eventually(lambda: task(operator).state is TaskState.TOO_LONG)
     job.go_on.set()
     eventually(lambda: task(operator).state is TaskState.FAILING)
@@ -121,21 +129,26 @@ def test_a_run_that_ends_after_its_maximum_lock_has_overrun_though_nobody_ran_th
     assert [run.outcome for run in operator.runs("job")] == ["overran"]
 
 
-def test_a_hold_that_ends_after_its_maximum_lock_has_overrun(operator: TaskLocks) -> None:
-    with operator.hold("job", min_lock=0, max_lock=0.3) as lock:
-        eventually(lambda: lock.lost)
+def test_a_hold_that_ends_after_its_maximum_lock_has_overrun(
+    operator: TaskLocks, connection: Connection
+) -> None:
+    with operator.hold("job", min_lock=0, max_lock=600, lease=None) as lock:
+        end_maximum_lock(connection, lock)
     assert [run.outcome for run in operator.runs("job")] == ["overran"]
 
 
 def test_a_stop_that_waits_for_an_overrun_shows_it_until_it_ends(
-    make_replica: MakeReplica, operator: TaskLocks, job: Job
+    make_replica: MakeReplica, operator: TaskLocks, connection: Connection, job: Job
 ) -> None:
-    lock = {"min_lock": 0.1, "max_lock": 1.5, "lease": 1, "failover": False}
+    lock = {"min_lock": 0.1, "max_lock": 1200, "lease": 600, "failover": False}
     replica = make_replica(replica_id="one", timings=SOON_TOLD, **FAST, jobs={"job": lock})
-    begin(replica, job)
+    replica.run_once(job.run)
+    eventually(job.begun.is_set)
     eventually(operator.replicas)
     stopping = threading.Thread(target=replica.scheduler.shutdown)
     stopping.start()
+    assert job.lock is not None
+    end_maximum_lock(connection, job.lock)
     eventually(lambda: [run for run in running(operator, "one") if run.lost])
     assert task(operator).state is TaskState.TOO_LONG
     assert operator.replicas()[0].state is ReplicaState.ALIVE
