@@ -1107,7 +1107,7 @@ class StoredRuns:
         self._executor._report_missed(submission)
 
     def note_missed(
-        self, job: Any, jobstore: str, due: DueRun, missed: Iterable[MissedTimes]
+        self, job: Any, jobstore: str, due: DueRun, missed: Callable[[], Iterable[MissedTimes]]
     ) -> None:
         """Note run times of a job of a ``TaskLockJobStore`` that no replica runs."""
         submission = self._submission(job, jobstore, due.move.run_time, due)
@@ -1116,8 +1116,7 @@ class StoredRuns:
         with suppress(Exception):  # a custom trigger's own code may raise anything
             request = request_of(submission, due.move.run_time, uuid4())
             assert isinstance(request, ClaimRequest)
-            for each in missed:
-                self._executor._missed.note_stored(request, each)
+            self._executor._missed.note_stored(request, missed)
 
     def _submission(
         self, job: Any, jobstore: str, run_time: datetime, due: DueRun | None = None

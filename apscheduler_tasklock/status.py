@@ -389,7 +389,8 @@ class Run:
     :ivar cause: for missed run times, the reason in one word for programs, a value of
         :class:`MissCause`; ``None`` for all other entries
     :ivar last_scheduled_at: for missed run times, the last one; ``None`` for all other entries
-    :ivar run_times: for missed run times, how many they are; ``None`` for all other entries
+    :ivar run_times: for missed run times, how many they are, where a number above 10,000 means more
+        than 10,000; ``None`` for all other entries
     :ivar attempt: which attempt at its run time it was: 1, or more for a retry; ``None`` if the
         entry is of no run
     :ivar retry_at: when the failed run was to be run again; ``None``: it was not

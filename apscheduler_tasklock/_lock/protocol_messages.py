@@ -593,13 +593,17 @@ class ManualRequest:
         return {**vars(self), "stable": stable}
 
 
+# Limits the missed run times that are counted one by one, because each takes a trigger some 50 µs.
+MOST_COUNTED = 10_000
+
+
 @dataclass(frozen=True)
 class MissedTimes:
     """Missed run times of a stored job that follow each other.
 
     :ivar first: the first one
     :ivar last: the last one
-    :ivar count: how many they are
+    :ivar count: how many they are; above ``MOST_COUNTED``: more than that
     :ivar cause: why they were missed
     :ivar reason: why they were missed, in words for operators
     """

@@ -20,6 +20,7 @@ from apscheduler_tasklock._runs.claim_request import request_of
 from apscheduler_tasklock._runs.job_functions import check_runs, function_reference
 from apscheduler_tasklock._runs.job_notices import JobNotices
 from apscheduler_tasklock._runs.misfires import SchedulerPass
+from apscheduler_tasklock._runs.missed_runs import MOST_RUN_TIMES
 from apscheduler_tasklock._runs.standby import may_stand_in
 from apscheduler_tasklock._runs.submission import (
     Gaps,
@@ -29,7 +30,12 @@ from apscheduler_tasklock._runs.submission import (
 )
 from apscheduler_tasklock._runs.task_names import canonical_schedule, exact_schedule
 from apscheduler_tasklock._runs.tasks import ResolvedTask, Tasks
-from apscheduler_tasklock._runs.trigger_times import period_after, run_times_between, zone_of
+from apscheduler_tasklock._runs.trigger_times import (
+    count_until,
+    period_after,
+    run_times_between,
+    zone_of,
+)
 from apscheduler_tasklock._values import logger_of
 from apscheduler_tasklock.errors import TaskLockError, TaskLockOptionError
 from apscheduler_tasklock.options import DEFAULT_MIN_FACTOR, LONGEST_SECONDS, SHORT_LEASE
@@ -38,9 +44,6 @@ logger = logger_of(__name__)
 
 # Limits the seconds until a registered next run time, so that PostgreSQL can store this time.
 LONGEST_WAIT = 50 * LONGEST_SECONDS
-# Limits how many run times that no replica has asked for are noted. Later ones are left out,
-# because a trigger takes long to compute many run times.
-MOST_UNASKED = 2_000
 
 
 @dataclass(frozen=True)
@@ -342,7 +345,7 @@ class ExecutorJobs:
 
     def unasked(
         self, key: JobKey, task_name: str, due_at: datetime, until: datetime
-    ) -> tuple[ClaimRequest, Sequence[datetime]] | None:
+    ) -> tuple[ClaimRequest, Sequence[datetime], int] | None:
         """Return the run times that nobody has asked for since a task's due time.
 
         ``None`` if there are none, if each replica computes its own run times, or if the due time
@@ -351,7 +354,8 @@ class ExecutorJobs:
 
         :param due_at: the due time in the task's row
         :param until: the run times before this time are returned
-        :return: the request of a claim of the first run time, and all of them
+        :return: the request of a claim of the first run time, the first run times and the last one,
+            and how many are between these
         """
         job = self._scheduler.job(*key)
         if job is None or job.next_run_time is None or self._scheduler.is_shared(key[1]):
@@ -364,13 +368,16 @@ class ExecutorJobs:
         slack = timedelta(seconds=min(1.0, period / 2))
         since = due_at.astimezone(self._scheduler.timezone) - slack
         until = min(until, job.next_run_time, key=datetime.timestamp)
-        run_times = run_times_between(job.trigger, since, until, MOST_UNASKED)
+        run_times, more = run_times_between(job.trigger, since, until, MOST_RUN_TIMES), 0
         if not run_times or run_times[0] - due_at > slack:
             return None
+        if len(run_times) == MOST_RUN_TIMES:
+            count, last, _ = count_until(job.trigger, run_times[-1], until)
+            run_times, more = [*run_times[:-1], last], count - 1
         submission = self.submission(job, key[1], task, run_times)
         request = request_of(submission, run_times[0], uuid4())
         assert isinstance(request, ClaimRequest)
-        return (request, run_times) if request.exact else None
+        return (request, run_times, more) if request.exact else None
 
     def has_next_run(self, key: JobKey) -> bool:
         """Return whether a job exists, is a recurring job, and is not paused."""

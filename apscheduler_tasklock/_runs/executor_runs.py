@@ -13,7 +13,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import BrokenExecutor, CancelledError, Future
 from contextvars import Context, copy_context
 from dataclasses import dataclass, field, replace
@@ -114,7 +114,8 @@ class Owner:
     :ivar report_submitted: reports a stored job as submitted, when its run begins
     :ivar report_missed: reports a stored job's missed run time
     :ivar note_missed: notes that this replica has missed a run time, and why
-    :ivar note_stored: notes missed run times of a stored job
+    :ivar note_stored: notes missed run times of a stored job, which a function returns. Called in
+        the application's thread, because that function calls the job's trigger.
     :ivar note_unasked: notes the run times of a submission's job that no replica has asked for,
         from the first of two times on, and before the second one
     """
@@ -137,7 +138,7 @@ class Owner:
     report_submitted: Callable[[Submission], object]
     report_missed: Callable[[Submission], object]
     note_missed: Callable[[ClaimRequest, MissCause, str], object]
-    note_stored: Callable[[ClaimRequest, MissedTimes], object]
+    note_stored: Callable[[ClaimRequest, Callable[[], Iterable[MissedTimes]]], object]
     note_unasked: Callable[[Submission, datetime, datetime], object]
 
 
@@ -457,10 +458,10 @@ class ExecutorRuns:
         """
         work: _Work = run.what
         if run.kind is Kind.STORED and work.submission.due is not None:
-            request = work.attempt.request()
+            request, passed = work.attempt.request(), work.submission.due.passed
             assert isinstance(request, ClaimRequest)
-            for missed in work.submission.due.passed:
-                self._owner.note_stored(request, missed)
+            if passed is not None:
+                call_application(partial(self._owner.note_stored, request, passed))
             return
         # A look that has found the job of another run finds it again. A stored job's row stays in
         # its store for as long as it may be run again.
@@ -717,8 +718,8 @@ class ExecutorRuns:
         if work.submission.due is None:
             self._owner.note_missed(request, cause, reason)
             return
-        for missed in work.submission.due.missed(cause, reason):
-            self._owner.note_stored(request, missed)
+        missed = partial(work.submission.due.missed, cause, lambda _first: reason)
+        call_application(partial(self._owner.note_stored, request, missed))
 
     def _why_late(self, run: Run) -> str:
         """Return why a run is a misfire."""

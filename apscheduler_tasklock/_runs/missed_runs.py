@@ -12,7 +12,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, timezone
 from itertools import islice, takewhile
@@ -190,36 +190,45 @@ class MissedRuns:
             of_task.add(_Miss(request.run_time, ripe_at, cause, reason, request, more))
 
     def note_unasked(
-        self, request: ClaimRequest, run_times: Sequence[datetime], found_at: datetime
+        self,
+        request: ClaimRequest,
+        run_times: Sequence[datetime],
+        more: int,
+        found_at: datetime,
     ) -> None:
         """Remember run times that no replica has asked for.
 
         :param request: a request that claims one of them
+        :param more: how many there are before the last one, and are only counted
         :param found_at: when it was found that no replica has asked for them
         """
         not_before = time.monotonic() + self._locks.settings.timings.unasked_after
         reason = f"nobody asked for it between {_moment(run_times[0])} and {_moment(found_at)}"
-        more = max(0, len(run_times) - MOST_RUN_TIMES)
-        kept = run_times[: MOST_RUN_TIMES - 1] if more else run_times[:-1]
-        for run_time in kept:
+        for run_time in run_times[:-1]:
             asked = replace(request, run_time=run_time)
             self.note(asked, MissCause.UNASKED, reason, not_before=not_before)
         asked = replace(request, run_time=run_times[-1])
         self.note(asked, MissCause.UNASKED, reason, not_before=not_before, more=more)
 
-    def note_stored(self, request: ClaimRequest, missed: MissedTimes) -> None:
+    def note_stored(
+        self, request: ClaimRequest, missed: Callable[[], Iterable[MissedTimes]]
+    ) -> None:
         """Remember missed run times of a stored job, of which only the first and last are known.
 
+        Called in the application's thread, because the job's trigger is asked for the run times.
+
         :param request: the request of a claim of the job
+        :param missed: returns the run times
         """
-        ends = {missed.first: 0}
-        ends[missed.last] = max(0, missed.count - 2)
-        # The first is noted with the last, so that they are one entry.
-        overdue_in = missed.last.timestamp() + request.grace - time.time()
-        not_before = time.monotonic() + overdue_in
-        for run_time, more in ends.items():
-            asked = replace(request, run_time=run_time)
-            self.note(asked, missed.cause, missed.reason, not_before=not_before, more=more)
+        for each in missed():
+            ends = {each.first: 0}
+            ends[each.last] = max(0, each.count - 2)
+            # The first is noted with the last, so that they are one entry.
+            overdue_in = each.last.timestamp() + request.grace - time.time()
+            not_before = time.monotonic() + overdue_in
+            for run_time, more in ends.items():
+                asked = replace(request, run_time=run_time)
+                self.note(asked, each.cause, each.reason, not_before=not_before, more=more)
 
     def note_rescheduled(self, task: Registration, registered: Registered) -> None:
         """Remember a changed schedule, and the old schedule's run time if no run follows by then.
@@ -258,7 +267,7 @@ class MissedRuns:
         )
         found_at = datetime.now(timezone.utc)
         if was_due_at < found_at - slack:  # it had passed before the schedule was changed
-            self.note_unasked(request, [run_time], found_at)
+            self.note_unasked(request, [run_time], 0, found_at)
             return
         reason = f"the schedule was moved from {was} to {now} by {self._locks.replica_id}"
         self.note(request, MissCause.MOVED, reason)

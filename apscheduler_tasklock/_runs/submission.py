@@ -5,7 +5,7 @@ The scheduler, a look, or the shared job store makes submissions.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cached_property
@@ -81,7 +81,10 @@ class DueRun:
     :ivar came: the earliest time at which a free worker could have begun the run, on the monotonic
         clock
     :ivar again_at: when the job is due again, on the monotonic clock; ``inf``: never
-    :ivar passed: the run times before this one that the move passes over, in their order
+    :ivar passed: counts the run times before this one that the move passes over, and returns them
+        in their order; ``None`` if there are none. Called in the application's thread, because it
+        asks the job's trigger for each.
+    :ivar misfires_from: the first of the run times that are misfires if this one is one
     :ivar refused: the reason for which its claim was refused, or ``FAILED`` if the claim failed;
         ``None``: neither
     :ivar rejected: the error if the database rejects its claim, for example for a missing right
@@ -93,31 +96,26 @@ class DueRun:
     due_at: float
     came: float
     again_at: float
-    passed: tuple[MissedTimes, ...] = ()
+    misfires_from: datetime
+    passed: Callable[[], tuple[MissedTimes, ...]] | None = None
     refused: str | None = None
     rejected: TaskLockSchemaError | None = None
 
-    def missed(self, cause: MissCause, reason: str) -> tuple[MissedTimes, ...]:
+    def missed(self, cause: MissCause, reason: Callable[[datetime], str]) -> list[MissedTimes]:
         """Return the run times that nobody runs if this run time is missed, too.
 
         The run times before it are missed for the same reason, except those in a pause, or during
-        a run.
+        a run. Called in the application's thread, as ``passed``.
+
+        :param reason: returns the reason by the first of the run times that are missed for it
         """
-        same = self._passed_with(cause)
-        others = [each for each in self.passed if each not in same]
+        of_same = MissCause.PAUSED if cause is MissCause.PAUSED else MissCause.UNASKED
+        passed = self.passed() if self.passed else ()
+        same = [each for each in passed if each.cause is of_same]
         first = same[0].first if same else self.move.run_time
         count = sum(each.count for each in same) + 1
-        return (*others, MissedTimes(first, self.move.run_time, count, cause, reason))
-
-    @property
-    def misfires_from(self) -> datetime:
-        """The first of the run times that are misfires if this run time is one."""
-        same = self._passed_with(MissCause.MISFIRE)
-        return same[0].first if same else self.move.run_time
-
-    def _passed_with(self, cause: MissCause) -> list[MissedTimes]:
-        of_same = MissCause.PAUSED if cause is MissCause.PAUSED else MissCause.UNASKED
-        return [each for each in self.passed if each.cause is of_same]
+        missed = MissedTimes(first, self.move.run_time, count, cause, reason(first))
+        return [*(each for each in passed if each not in same), missed]
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ import random
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import date, datetime, timedelta, timezone, tzinfo
+from math import floor
 from typing import Any
 
 from apscheduler.triggers.combining import AndTrigger, BaseCombiningTrigger, OrTrigger
@@ -23,6 +24,7 @@ from apscheduler.triggers.cron import CronTrigger
 from apscheduler.triggers.date import DateTrigger
 from apscheduler.triggers.interval import IntervalTrigger
 
+from apscheduler_tasklock._lock.protocol_messages import MOST_COUNTED
 from apscheduler_tasklock._values import LONGEST_VALUE, cut, logger_of
 from apscheduler_tasklock.options import LONGEST_SECONDS
 
@@ -41,6 +43,11 @@ AND_TRIGGER_ROUNDS = 2000
 # Limits the run times that are passed to reach a moment, because some triggers can only be walked
 # forward from their first run time. The limit is 100 years of a daily trigger.
 LONGEST_WALK = 36500
+
+# Limit the steps of one search for the last run time of a backlog: of APScheduler's own triggers,
+# and of the application's. The latter can only be walked. A search that reaches the limit finds an
+# earlier run time, and the next search goes on from that one. Other jobs wait for a search.
+MOST_SEARCHED, MOST_WALKED = 10_000, 200
 
 # APScheduler's own triggers except combinations. A shallow copy of such a trigger is enough,
 # because its attributes are replaced and never changed in place.
@@ -295,7 +302,8 @@ def count_until(
 
     :param first: a run time before ``until``
     :return: how many they are, the last one, and the one that follows it, which may be after the
-        trigger's end
+        trigger's end. A number above ``MOST_COUNTED`` means that they are more than that, because
+        only those of an interval are counted further.
     :raises OutOfStepsError: the budget of steps does not suffice
     :raises Exception: whatever a custom trigger raises
     """
@@ -305,12 +313,71 @@ def count_until(
         passed = (until.astimezone(timezone.utc) - start - _INSTANT) // trigger.interval
         last, following = (start + each * trigger.interval for each in (passed, passed + 1))
         return passed + 1, last.astimezone(first.tzinfo), following.astimezone(first.tzinfo)
-    steps, plain = Steps(), _without_jitter_and_end(trigger)
+    steps, plain = Steps(5 * MOST_COUNTED), _without_jitter_and_end(trigger)
     count, last, next_one = 1, first, _next_after(plain, first, steps)
     while next_one is not None and next_one.timestamp() < until.timestamp():
         count, last = count + 1, next_one
-        next_one = _next_after(plain, next_one, steps)
+        if count > MOST_COUNTED:
+            last = last_run_time(plain, last, _moved(until, -_INSTANT))
+        next_one = _next_after(plain, last, steps)
     return count, last, next_one
+
+
+def last_run_time(trigger: Any, first: datetime, until: datetime) -> datetime:
+    """Return a trigger's last run time from one on and up to a moment, without jitter.
+
+    The run times between are not walked if the trigger can be asked about any moment. These are
+    APScheduler's own. But a calendar interval counts from its last run time, which a user may have
+    set, and has few run times. In an ``OrTrigger``, an interval counts from its start here, and not
+    from the run time before.
+
+    :param first: a run time; it is returned if none follows it up to that moment
+    :return: the run time, or an earlier one if the search takes more than its steps
+    :raises EndlessTriggerError: as :func:`following_run_time`, but not for the steps
+    :raises Exception: whatever a custom trigger raises
+    """
+    if until.timestamp() <= first.timestamp():
+        return first
+    if type(trigger) is IntervalTrigger:
+        return _last_of_interval(trigger, first, until)
+    if is_stock(trigger) and type(trigger) is not CalendarIntervalTrigger:
+        return _last_until(_without_jitter(trigger), first, until, is_asked=True)
+    return _last_until(trigger, first, until, is_asked=False)
+
+
+def _last_until(trigger: Any, first: datetime, until: datetime, *, is_asked: bool) -> datetime:
+    """Return a trigger's last run time up to a moment, in steps forward from the first one.
+
+    :param is_asked: whether to find later ones by asking the trigger about moments before the end,
+        first in spans that double, and then in the middle of the span that is left
+    """
+    last, steps = first, Steps(MOST_SEARCHED if is_stock(trigger) else MOST_WALKED)
+    walked = _copied(trigger)  # once, because a deep copy takes longer than a step
+    end = begin = until.timestamp()  # no run time is between these two
+    with suppress(OutOfStepsError):
+        while (
+            following := _following_checked(walked, last, until, steps)
+        ) is not None and following.timestamp() <= end:
+            last = following
+            if not is_asked:
+                continue
+            at = last.timestamp()
+            moment = max(2 * begin - end - 1, (at + begin) / 2)
+            after = timedelta(seconds=moment - at)
+            later = _first_from(_copied(trigger), _moved(last, after), steps)
+            if later is not None and later.timestamp() <= end:
+                last = later
+            else:
+                begin = moment
+    return last
+
+
+def _last_of_interval(trigger: Any, first: datetime, until: datetime) -> datetime:
+    """Return the last run time of an interval up to a moment, by one division."""
+    if trigger.end_date is not None:
+        until = min(until, trigger.end_date, key=_timestamp)
+    passed = floor((until.timestamp() - first.timestamp()) / trigger.interval_length)
+    return _moved(first, max(0, passed) * trigger.interval)
 
 
 class EndlessTriggerError(Exception):
@@ -372,8 +439,13 @@ def following_run_time(
         or the trigger gives a run time that is not after ``previous``
     :raises Exception: whatever a custom trigger raises
     """
-    steps = steps or Steps()
-    following = _following(_copied(trigger), previous, now, steps)
+    return _following_checked(_copied(trigger), previous, now, steps or Steps())
+
+
+def _following_checked(
+    trigger: Any, previous: datetime, now: datetime, steps: Steps
+) -> datetime | None:
+    following = _following(trigger, previous, now, steps)
     if following is None:
         if _goes_on(trigger, now, steps):
             raise EndlessTriggerError(
@@ -431,24 +503,16 @@ def _last_without_jitter(trigger: Any, run_time: datetime, seconds: float) -> da
 
     :param seconds: the maximum jitter; if no time lies within it, the run time itself is returned
     """
-    plain, steps = _without_jitter_and_end(trigger), Steps()
+    plain = _without_jitter_and_end(trigger)
     jitter = timedelta(seconds=seconds)
     # The jitter is subtracted once in elapsed time and once in local time, and the earlier result
     # counts. APScheduler adds jitter in local time, so that more time elapses than the jitter if a
     # clock change repeats an hour.
     earliest = min(_moved(run_time, -jitter), run_time - jitter, key=_timestamp)
-    first = _first_from(plain, earliest, steps)
+    first = _first_from(_copied(plain), earliest, Steps())
     if first is None or first.timestamp() > run_time.timestamp():
         return run_time
-    # Look back in growing steps, so that a trigger that fires every second is not walked through an
-    # hour of jitter.
-    back = timedelta(seconds=1)
-    while (start := _moved(run_time, -back)).timestamp() > first.timestamp():
-        nearer = _first_from(plain, start, steps)
-        if nearer is not None and nearer.timestamp() <= run_time.timestamp():
-            return _last_until(plain, nearer, run_time, steps)
-        back *= 2
-    return _last_until(plain, first, run_time, steps)
+    return _last_until(plain, first, run_time, is_asked=True)
 
 
 def total_jitter(trigger: Any) -> float:
@@ -593,14 +657,6 @@ def _skip_days(trigger: Any, moment: datetime) -> None:
     if days and not trigger.months and not trigger.years:
         passed = (moment.astimezone(trigger.timezone).date() - trigger.start_date).days
         trigger.start_date += timedelta(days=max(0, passed // days - 1) * days)
-
-
-def _last_until(trigger: Any, first: datetime, end: datetime, steps: Steps) -> datetime:
-    """Return the trigger's last run time at or before ``end``, walking forward from ``first``."""
-    last, following = first, _next_after(trigger, first, steps)
-    while following is not None and following.timestamp() <= end.timestamp():
-        last, following = following, _next_after(trigger, following, steps)
-    return last
 
 
 def _later(trigger: Any, *, previous: datetime, moment: datetime, steps: Steps) -> datetime | None:

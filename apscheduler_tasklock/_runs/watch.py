@@ -59,7 +59,7 @@ class Jobs(Protocol):
 
     def unasked(
         self, key: JobKey, task_name: str, due_at: datetime, until: datetime
-    ) -> tuple[ClaimRequest, Sequence[datetime]] | None:
+    ) -> tuple[ClaimRequest, Sequence[datetime], int] | None:
         """Return the run times that nobody has asked for since a task's due time."""
 
     def submit(self, submission: Submission, not_now: Callable[[], None]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from apscheduler_tasklock._lock import outcomes
+from apscheduler_tasklock._lock.protocol_messages import MOST_COUNTED
 from apscheduler_tasklock._words.formats import Formats
 from apscheduler_tasklock.status import Run
 
@@ -33,10 +34,9 @@ def action_in_words(action: Run, formats: Formats) -> str:
 def miss_in_words(miss: Run, formats: Formats) -> str:
     """Return which run times were missed, and why."""
     words = formats.moment(miss.scheduled_at)
-    if (miss.run_times or 1) > 1:
-        words = (
-            f"{miss.run_times} run times from {words} to {formats.moment(miss.last_scheduled_at)}"
-        )
+    if miss.run_times is not None and miss.run_times > 1:
+        count = f"more than {MOST_COUNTED:,}" if miss.run_times > MOST_COUNTED else miss.run_times
+        words = f"{count} run times from {words} to {formats.moment(miss.last_scheduled_at)}"
     return f"{words}: {miss.reason or 'the reason is not known'}"
 
 

@@ -30,7 +30,7 @@ from apscheduler_tasklock._application import ApplicationThread, call_applicatio
 from apscheduler_tasklock._database.rejections import ENDED_JOBS, JOB_STORE
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.job_rows import DueRow, JobRow
-from apscheduler_tasklock._lock.protocol_messages import JobMove, MissedTimes
+from apscheduler_tasklock._lock.protocol_messages import JobMove
 from apscheduler_tasklock._runs.job_notices import JobNotices
 from apscheduler_tasklock._runs.missed_runs import IN_PAUSE, late, unclaimed
 from apscheduler_tasklock._runs.submission import FAILED, DueRun
@@ -46,7 +46,12 @@ from apscheduler_tasklock.jobstore.bad_rows import (
     Flood,
 )
 from apscheduler_tasklock.jobstore.definition import Definition, JobCodec
-from apscheduler_tasklock.jobstore.next_run_time import Due, due_run, passed_run_times
+from apscheduler_tasklock.jobstore.next_run_time import (
+    Due,
+    due_run,
+    misfires_from,
+    passed_run_times,
+)
 from apscheduler_tasklock.jobstore.scheduler_inside import DueJob, SchedulerInside
 from apscheduler_tasklock.jobstore.trust import UntrustedError
 from apscheduler_tasklock.status import MissCause
@@ -103,15 +108,17 @@ class _Prepared:
     """A due run time whose job can run here.
 
     :ivar task_name: the job's task; ``None`` if locks are off
-    :ivar missed: the run times up to this one that are not run, if this one is not run: it is a
-        misfire, or fell into a pause of its task
+    :ivar cause: why it is not run: it is a misfire, fell into a pause of its task, or is passed
+        over; ``None``: it is run
+    :ivar reason: why it is not run, in words, by the first run time that is missed for it
     """
 
     job: DueJob
     due: DueRun
     executor: StoredRuns
     task_name: str | None
-    missed: tuple[MissedTimes, ...]
+    cause: MissCause | None
+    reason: Callable[[datetime], str]
 
 
 class _Look:
@@ -536,7 +543,7 @@ class DueJobs:
             due = self._due(found, attributes, look)
             self._log_earlier(row, due, attributes)
             due_run = self._due_run(found, due, attributes["trigger"], look)
-            missed = self._missed(row, due, due_run, attributes, look)
+            cause, reason = self._cause(row, due, attributes, look)
             # An executor that does not claim would let APScheduler check the grace time again, by
             # this machine's clock. Remove the grace time, because the database's clock has decided.
             if not executor.claims:
@@ -548,25 +555,25 @@ class DueJobs:
             return None
         self._bad.clear(row.id)
         self._notices.forget(row.id)
-        return _Prepared(job, due_run, executor, task_name, missed)
+        return _Prepared(job, due_run, executor, task_name, cause, reason)
 
     @staticmethod
-    def _missed(
-        row: JobRow, due: Due, due_run: DueRun, attributes: Mapping[str, Any], look: _Look
-    ) -> tuple[MissedTimes, ...]:
-        """Return the run times up to the due one that are not run; none if the due one is run."""
+    def _cause(
+        row: JobRow, due: Due, attributes: Mapping[str, Any], look: _Look
+    ) -> tuple[MissCause | None, Callable[[datetime], str]]:
+        """Return why a due run time is not run; see :class:`_Prepared`."""
         grace = attributes["misfire_grace_time"]
         if due.in_pause and not Definition.of(row).is_one_off:
-            return due_run.missed(MissCause.PAUSED, IN_PAUSE)
-        if due.is_missed(grace):
-            late_by = look.now.timestamp() - due.due_at.timestamp()
-            words = f"{late(late_by, grace)}: {unclaimed(due_run.misfires_from, look.now)}"
-            return due_run.missed(MissCause.MISFIRE, words)
-        return ()
+            return MissCause.PAUSED, lambda _first: IN_PAUSE
+        if not due.is_passed and due.is_missed(grace):
+            words = late(look.now.timestamp() - due.due_at.timestamp(), grace)
+            return MissCause.MISFIRE, lambda first: f"{words}: {unclaimed(first, look.now)}"
+        cause = MissCause.UNASKED if due.is_passed else None
+        return cause, lambda first: unclaimed(first, look.now)
 
     def _submit(self, prepared: _Prepared, look: _Look) -> None:
         """Submit a run time to its executor, or note that it is not run."""
-        if prepared.missed:
+        if prepared.cause is not None:
             look.moving.append(prepared)
             return
         look.again_at.append(prepared.due.again_at)
@@ -602,14 +609,16 @@ class DueJobs:
                 continue
             run_time = each.due.move.run_time
             told = (each.job, self._alias, each.due)
-            call_application(partial(each.executor.note_missed, *told, each.missed))
-            if each.missed[-1].cause is MissCause.PAUSED:
+            assert each.cause is not None
+            missed = partial(each.due.missed, each.cause, each.reason)
+            call_application(partial(each.executor.note_missed, *told, missed))
+            if each.cause is MissCause.PAUSED:
                 logger.info(
                     "Job %r: skipped its run time %s, because it fell into a pause",
                     each.job.id,
                     run_time,
                 )
-            else:
+            elif each.cause is MissCause.MISFIRE:
                 call_application(partial(each.executor.report_missed, *told))
         return bool(moved)
 
@@ -729,8 +738,10 @@ class DueJobs:
 
         :raises Exception: a trigger can raise anything
         """
-        row = found.row
+        row, passed = found.row, None
         assert row.next_run_time is not None
+        if due.run_time != row.next_run_time:
+            passed = partial(passed_run_times, found, trigger, due.run_time, look.now)
         return DueRun(
             self,
             row.executor,
@@ -738,7 +749,8 @@ class DueJobs:
             due_at=look.monotonic(due.due_at),
             came=look.monotonic(due.came),
             again_at=inf if due.following is None else look.monotonic(due.following),
-            passed=passed_run_times(found, trigger, due.run_time, look.now),
+            misfires_from=misfires_from(found, trigger, due.run_time),
+            passed=passed,
         )
 
     def _log_earlier(self, row: JobRow, due: Due, attributes: dict[str, Any]) -> None:

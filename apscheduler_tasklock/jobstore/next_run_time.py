@@ -8,7 +8,6 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
-from math import floor
 from typing import Any
 
 from apscheduler.triggers.interval import IntervalTrigger
@@ -18,11 +17,11 @@ from apscheduler_tasklock._lock.protocol_messages import MissedTimes
 from apscheduler_tasklock._runs.missed_runs import IN_PAUSE, unclaimed, went_on
 from apscheduler_tasklock._runs.trigger_times import (
     EndlessTriggerError,
-    OutOfStepsError,
-    Steps,
     count_until,
     first_run_time,
     following_run_time,
+    is_stock,
+    last_run_time,
     nominal_time,
 )
 from apscheduler_tasklock.errors import TaskLockStateError
@@ -31,9 +30,7 @@ from apscheduler_tasklock.jobstore.stored_values import UnreadableError
 from apscheduler_tasklock.jobstore.trust import AllowedFunctions
 from apscheduler_tasklock.status import MissCause
 
-# Limits the steps of one walk from a job's next run time to the last one that is due. If the walk
-# reaches this limit, the next look for due jobs continues it.
-MOST_STEPS = 10_000
+_INSTANT = timedelta(microseconds=1)
 
 
 @dataclass(frozen=True)
@@ -45,6 +42,8 @@ class Due:
     :ivar due_at: the moment from which the lateness counts
     :ivar came: the earliest moment at which a free worker could have begun the run
     :ivar in_pause: whether the run time fell into a pause of its task
+    :ivar is_passed: whether the run time is not run, because later ones that are due, too, could
+        not be reached by one walk
     """
 
     run_time: datetime
@@ -52,6 +51,7 @@ class Due:
     due_at: datetime
     came: datetime
     in_pause: bool
+    is_passed: bool = False
 
     def is_missed(self, grace: float | None) -> bool:
         """Return whether the run time is late by more than the grace time in seconds."""
@@ -91,8 +91,8 @@ def due_run(
     first_in_pause = _paused_until(found, first)
     pauses = [pause.lower for pause in found.pauses if pause.lower and first < pause.lower]
     # A run time at the begin of a pause is in the pause.
-    before_pauses = [each - timedelta(microseconds=1) for each in pauses]
-    until = min([now, *before_pauses], key=datetime.timestamp).astimezone(now.tzinfo)
+    before_pauses = [each - _INSTANT for each in pauses]
+    until = min([now, *before_pauses], key=datetime.timestamp)
     if found.ran_until is not None:
         begins.append(found.ran_until)
         if _came_meanwhile(found, first):
@@ -104,10 +104,13 @@ def due_run(
     # not missed, because it is due only from the end of the last run on.
     if grace is not None and not found.runs_again:
         over_at.append(begin - timedelta(seconds=grace))
-    missed_before = min(until, _latest(over_at), key=datetime.timestamp)
-    run_time, following = due_run_time(
-        trigger, first, until, coalesce=coalesce, missed_before=missed_before.astimezone(now.tzinfo)
-    )
+    if not coalesce:  # all but the last one up to this moment are missed
+        until = min(until, _latest(over_at), key=datetime.timestamp)
+    until = until.astimezone(now.tzinfo)
+    run_time, following = due_run_time(trigger, first, now, until)
+    # A trigger of APScheduler's own that takes too many steps is run, because its next search might
+    # get no further.
+    is_passed = not is_stock(trigger) and following is not None and not _is_before(until, following)
     due_from = [run_time]
     if found.ran_until is not None and (found.runs_again or _came_meanwhile(found, run_time)):
         due_from.append(found.ran_until)
@@ -115,7 +118,8 @@ def due_run(
     if paused_until is not None:
         due_from.append(paused_until)
     due_at = _latest(due_from)
-    return Due(run_time, following, due_at, _latest([begin, due_at]), paused_until is not None)
+    came, in_pause = _latest([begin, due_at]), paused_until is not None
+    return Due(run_time, following, due_at, came, in_pause, is_passed)
 
 
 def _paused_until(found: DueRow, moment: datetime) -> datetime | None:
@@ -137,50 +141,42 @@ def _latest(moments: list[datetime]) -> datetime:
 
 
 def due_run_time(
-    trigger: Any,
-    first: datetime,
-    now: datetime,
-    *,
-    coalesce: bool,
-    missed_before: datetime | None = None,
+    trigger: Any, first: datetime, now: datetime, until: datetime
 ) -> tuple[datetime, datetime | None]:
-    """Return the run time that is to be run, and the following run time or ``None``.
+    """Return the last run time up to a moment, and the following run time or ``None``.
 
-    :param first: the job's next run time, which is due
+    :param first: the job's next run time, which is due; it is returned if none follows it up to the
+        moment
     :param now: the database's time
-    :param coalesce: whether to return the last due run time in place of all due run times.
-        Otherwise the first one is returned, and the following one may be due, too.
-    :param missed_before: of the run times up to this moment, all but the last are missed, and are
-        not returned. Not used with ``coalesce``.
+    :param until: the moment
     :raises EndlessTriggerError: the trigger does not find the next run time in a limited search
     :raises Exception: a custom trigger can raise anything
     """
-    latest = now if coalesce else missed_before
-    if latest is None or latest.timestamp() <= first.timestamp():
-        return first, following_run_time(trigger, first, now)
-    run_time = first
-    if type(trigger) is IntervalTrigger and not trigger.jitter:
-        run_time = _last_of_interval(trigger, first, latest)
-    following, steps = following_run_time(trigger, run_time, now), Steps(MOST_STEPS)
-    while following is not None and following.timestamp() <= latest.timestamp():
-        try:
-            later = following_run_time(trigger, following, now, steps)
-        except OutOfStepsError:  # the next look for due jobs continues from this run time
-            break
-        run_time, following = following, later
-    return run_time, following
+    run_time = last_run_time(trigger, first, until)
+    return run_time, following_run_time(trigger, run_time, now)
 
 
-def _last_of_interval(trigger: Any, first: datetime, latest: datetime) -> datetime:
-    """Return the last run time of an interval up to a moment, by one division."""
-    if trigger.end_date is not None and trigger.end_date.timestamp() < latest.timestamp():
-        latest = trigger.end_date
-    passed = floor((latest.timestamp() - first.timestamp()) / trigger.interval_length)
-    if passed < 1:
-        return first
-    # In UTC, because local times skip or repeat an hour when clocks change.
-    last: datetime = first.astimezone(timezone.utc) + passed * trigger.interval
-    return last.astimezone(first.tzinfo)
+def misfires_from(found: DueRow, trigger: Any, run_time: datetime) -> datetime:
+    """Return the first of the run times that are misfires if the due one is one.
+
+    Run times before it are misfires, too, if they neither fell into a pause of the task nor came
+    while it ran.
+
+    :param run_time: the run time that is due
+    :raises Exception: a custom trigger can raise anything
+    """
+    assert found.row.next_run_time is not None
+    first = found.row.next_run_time.astimezone(run_time.tzinfo)
+    paused_until = _paused_until(found, first)
+    if paused_until is not None:
+        until = min(paused_until, run_time, key=datetime.timestamp) - _INSTANT
+        last = last_run_time(trigger, first, until.astimezone(run_time.tzinfo))
+        first = following_run_time(trigger, last, run_time) or run_time
+    if _came_meanwhile(found, first) and _came_meanwhile(
+        found, last_run_time(trigger, first, run_time - _INSTANT)
+    ):
+        return run_time
+    return min(first, run_time, key=datetime.timestamp)
 
 
 def passed_run_times(

@@ -47,7 +47,7 @@ def use(rng: random.Random, columns: dict[str, Any]) -> bool:
     # Whatever is raised here concerns the one job, as of a run time in the year 10000.
     for ask in (
         lambda: first_run_time(trigger, now),
-        lambda: due_run_time(trigger, first, now, coalesce=rng.random() < 0.5),
+        lambda: due_run_time(trigger, first, now, rng.choice([first, now])),
         lambda: period_after(trigger, first),
         lambda: is_shared(trigger, first),
         lambda: next_after(trigger, first, now.timestamp()),

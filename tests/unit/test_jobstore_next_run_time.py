@@ -6,6 +6,7 @@ And how long it is remembered what cannot be run here.
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from types import SimpleNamespace
 from typing import Any
@@ -23,11 +24,11 @@ from hypothesis import strategies as st
 from psycopg.types.range import Range
 
 from apscheduler_tasklock._lock.job_rows import DueRow
-from apscheduler_tasklock._runs.trigger_times import EndlessTriggerError
+from apscheduler_tasklock._lock.protocol_messages import MOST_COUNTED
+from apscheduler_tasklock._runs.trigger_times import MOST_WALKED, EndlessTriggerError
 from apscheduler_tasklock.jobstore import bad_rows
 from apscheduler_tasklock.jobstore.bad_rows import MOST_REMEMBERED, Backoff
 from apscheduler_tasklock.jobstore.next_run_time import (
-    MOST_STEPS,
     due_run,
     due_run_time,
     passed_run_times,
@@ -71,20 +72,20 @@ def test_is_the_one_that_apscheduler_would_run(trigger: Any, late: int) -> None:
     if first is None or first > NOW:
         return
     times, following = as_apscheduler_has_it(trigger, first, NOW)
-    assert due_run_time(trigger, first, NOW, coalesce=True) == (times[-1], following)
+    assert due_run_time(trigger, first, NOW, NOW) == (times[-1], following)
     second = times[1] if len(times) > 1 else following
-    assert due_run_time(trigger, first, NOW, coalesce=False) == (first, second)
+    assert due_run_time(trigger, first, NOW, first) == (first, second)
 
 
 def test_of_a_one_off_job_has_none_that_follows() -> None:
     trigger = DateTrigger(NOW - timedelta(days=1))
-    assert due_run_time(trigger, trigger.run_date, NOW, coalesce=True) == (trigger.run_date, None)
+    assert due_run_time(trigger, trigger.run_date, NOW, NOW) == (trigger.run_date, None)
 
 
 def test_of_an_interval_that_was_due_for_years_is_found_without_a_walk() -> None:
     trigger = IntervalTrigger(seconds=1, timezone="UTC")
     first = NOW - timedelta(days=3650, microseconds=1)
-    run_time, following = due_run_time(trigger, first, NOW, coalesce=True)
+    run_time, following = due_run_time(trigger, first, NOW, NOW)
     assert run_time is not None
     assert following is not None
     assert NOW - timedelta(seconds=1) < run_time <= NOW < following
@@ -98,30 +99,69 @@ def test_of_an_interval_that_was_due_for_years_is_found_without_a_walk() -> None
 )
 def test_of_a_backlog_that_is_missed_the_last_one_stands_for_all(trigger: Any) -> None:
     first, grace = NOW - timedelta(hours=1), timedelta(seconds=25)
-    run_time, following = due_run_time(
-        trigger, first, NOW, coalesce=False, missed_before=NOW - grace
-    )
+    run_time, following = due_run_time(trigger, first, NOW, NOW - grace)
     assert (run_time, following) == (NOW - timedelta(seconds=30), NOW - timedelta(seconds=20))
     late = NOW - timedelta(seconds=20)
-    assert due_run_time(trigger, late, NOW, coalesce=False, missed_before=NOW - grace) == (
+    assert due_run_time(trigger, late, NOW, NOW - grace) == (
         late,
         NOW - timedelta(seconds=10),
     )
 
 
-def test_of_more_than_are_walked_leaves_the_rest_for_the_next_time() -> None:
-    trigger = CronTrigger(second="*", timezone="UTC")
-    first = NOW - timedelta(days=1)
-    run_time, following = due_run_time(trigger, first, NOW, coalesce=True)
-    assert run_time == first + timedelta(seconds=MOST_STEPS)
-    assert following == run_time + timedelta(seconds=1)
+LONG_AGO, HOUR = NOW - timedelta(days=15), timedelta(hours=1)
+
+
+def cron(**fields: Any) -> CronTrigger:
+    return CronTrigger(**{"timezone": "UTC", "second": "*", **fields})
+
+
+def every(**length: Any) -> IntervalTrigger:
+    return IntervalTrigger(**length, start_date=LONG_AGO, timezone="UTC")
+
+
+@pytest.mark.parametrize(
+    ("trigger", "last"),
+    [
+        (cron(), "2026-03-02 12:00:30"),
+        (cron(second=0, jitter=30), "2026-03-02 12:00:00"),
+        (cron(hour="9-10", timezone=BERLIN), "2026-03-02 09:59:59"),
+        (cron(day=16), "2026-02-16 23:59:59"),
+        (cron(end_date=NOW - timedelta(days=3)), "2026-02-27 12:00:30"),
+        (every(seconds=50, jitter=10), "2026-03-02 12:00:30"),
+        (AndTrigger([cron(second="*/5"), every(seconds=7)]), "2026-03-02 12:00:10"),
+        (OrTrigger([cron(hour=3), cron(minute=7, second=0)]), "2026-03-02 11:07:00"),
+        (OrTrigger([cron(hour=3), every(minutes=7)]), "2026-03-02 11:55:30"),
+        (
+            OrTrigger([cron(), DateTrigger(NOW + HOUR)], jitter=5),
+            "2026-03-02 12:00:30",
+        ),
+        (OrTrigger([cron(second=n % 60) for n in range(100)]), "2026-03-02 12:00:30"),
+    ],
+    ids=str,
+)
+def test_of_a_backlog_of_two_weeks_is_the_last_one(trigger: Any, last: str) -> None:
+    """It is found without a walk through a million run times."""
+    run_time, following = due_run_time(trigger, LONG_AGO, NOW, NOW)
+    assert run_time == datetime.fromisoformat(last).replace(tzinfo=timezone.utc)
+    assert following is None or following > NOW
+
+
+@pytest.mark.parametrize(("month", "day"), [(3, 29), (10, 25)])
+def test_of_a_backlog_over_a_change_of_the_clocks_is_the_last_one(month: int, day: int) -> None:
+    begin = datetime(2026, month, day, tzinfo=BERLIN)
+    trigger = cron(hour="1-3", minute="*/20", second=0, timezone=BERLIN)
+    first = begin - timedelta(days=2) + HOUR
+    for hour in range(8):
+        now = (begin.astimezone(timezone.utc) + hour * HOUR).astimezone(BERLIN)
+        times, following = as_apscheduler_has_it(trigger, first, now)
+        assert due_run_time(trigger, first, now, now) == (times[-1], following)
 
 
 def test_of_an_interval_across_a_change_of_the_clocks_counts_elapsed_time() -> None:
     trigger = IntervalTrigger(hours=12, timezone=BERLIN)
     first = datetime(2026, 3, 28, 15, tzinfo=BERLIN)
     now = datetime(2026, 3, 29, 20, tzinfo=BERLIN)
-    run_time, _ = due_run_time(trigger, first, now, coalesce=True)
+    run_time, _ = due_run_time(trigger, first, now, now)
     assert run_time == datetime(2026, 3, 29, 16, tzinfo=BERLIN)
 
 
@@ -132,7 +172,7 @@ class TestCombinations:
         )
         # The second part is midnight on Mondays, the first three o'clock: never at the same time.
         with pytest.raises(EndlessTriggerError, match="do not agree"):
-            due_run_time(trigger, NOW - timedelta(hours=1), NOW, coalesce=True)
+            due_run_time(trigger, NOW - timedelta(hours=1), NOW, NOW)
         agreeing = AndTrigger(
             [
                 CronTrigger(hour=3, timezone="UTC"),
@@ -140,7 +180,7 @@ class TestCombinations:
             ]
         )
         first = datetime(2026, 3, 2, 3, tzinfo=timezone.utc)
-        assert due_run_time(agreeing, first, NOW, coalesce=True) == (
+        assert due_run_time(agreeing, first, NOW, NOW) == (
             first,
             first + timedelta(days=7),
         )
@@ -149,14 +189,14 @@ class TestCombinations:
         ended = CronTrigger(hour="*", end_date=NOW, timezone="UTC")
         trigger = AndTrigger([CronTrigger(hour="*", timezone="UTC"), ended])
         first = NOW.replace(minute=0, second=0)
-        assert due_run_time(trigger, first, NOW, coalesce=True) == (first, None)
+        assert due_run_time(trigger, first, NOW, NOW) == (first, None)
 
     def test_take_the_first_of_several(self) -> None:
         trigger = OrTrigger(
             [CronTrigger(hour=3, timezone="UTC"), CronTrigger(hour=4, timezone="UTC")]
         )
         first = datetime(2026, 3, 2, 3, tzinfo=timezone.utc)
-        assert due_run_time(trigger, first, first, coalesce=True) == (
+        assert due_run_time(trigger, first, first, first) == (
             first,
             first + timedelta(hours=1),
         )
@@ -165,12 +205,12 @@ class TestCombinations:
         never = AndTrigger([CronTrigger(hour=hour, timezone="UTC") for hour in (3, 4)])
         for trigger in (AndTrigger([never, CronTrigger(hour=5, timezone="UTC")]), never):
             with pytest.raises(EndlessTriggerError):
-                due_run_time(trigger, NOW, NOW, coalesce=True)
+                due_run_time(trigger, NOW, NOW, NOW)
 
     def test_have_their_jitter(self) -> None:
         trigger = OrTrigger([CronTrigger(hour=3, timezone="UTC")], jitter=60)
         first = datetime(2026, 3, 2, 3, tzinfo=timezone.utc)
-        _, following = due_run_time(trigger, first, NOW, coalesce=True)
+        _, following = due_run_time(trigger, first, NOW, NOW)
         assert following is not None
         assert timedelta() <= following - first - timedelta(days=1) <= timedelta(seconds=60)
 
@@ -182,7 +222,7 @@ class StandsStill(BaseTrigger):  # type: ignore[misc]  # APScheduler has no type
 
 def test_a_trigger_that_stands_still_is_told() -> None:
     with pytest.raises(EndlessTriggerError, match=r"gives .+ after "):
-        due_run_time(StandsStill(), NOW, NOW, coalesce=True)
+        due_run_time(StandsStill(), NOW, NOW, NOW)
 
 
 def test_of_very_many_failures_the_first_ones_are_forgotten() -> None:
@@ -396,5 +436,40 @@ def test_a_trigger_that_cannot_be_counted_tells_none() -> None:
     assert passed(row_due(), 120, Frozen()) == []
 
 
-def test_run_times_that_take_too_long_to_count_are_not_told() -> None:
-    assert passed(row_due(), 86400, CronTrigger(second="*", timezone="UTC")) == []
+def test_very_many_are_more_than_are_counted() -> None:
+    [(first, last, count, _)] = passed(row_due(), 15 * 86400, cron())
+    assert (first, last, count) == (0, 15 * 86400 - 1, MOST_COUNTED + 1)
+
+
+class OfTheApplication(BaseTrigger):  # type: ignore[misc]  # APScheduler has no types
+    """A trigger that can only be walked."""
+
+    def get_next_fire_time(self, previous: datetime | None, now: datetime) -> datetime:
+        return (previous or now) + timedelta(seconds=60)
+
+
+@pytest.mark.parametrize("coalesce", [True, False])
+def test_a_trigger_of_the_application_is_walked_in_parts_of_which_the_last_one_is_run(
+    coalesce: bool,
+) -> None:
+    """Other jobs do not wait long for a part."""
+    found, ends = row_due(ran_since=at(-1), ran_until=at(30_030)), []
+    while True:
+        options: dict[str, Any] = {"coalesce": coalesce, "grace": None, "running_since": at(0)}
+        due = due_run(found, OfTheApplication(), at(30_050), **options)
+        ends.append((due.run_time - T).total_seconds())
+        if not due.is_passed:
+            break
+        assert due.following is not None
+        found = replace(found, row=SimpleNamespace(next_run_time=due.following))  # type: ignore[arg-type]  # what is read of it
+    assert ends == [60 * MOST_WALKED, 60 * (2 * MOST_WALKED + 1), 30_000]
+
+
+def test_a_trigger_that_is_hard_to_ask_is_run_in_its_backlog() -> None:
+    """Its next search may get no further, so that it would never be run."""
+    trigger = OrTrigger([cron(day=16, second=n % 60) for n in range(800)])
+    found = replace(row_due(), row=SimpleNamespace(next_run_time=LONG_AGO))  # type: ignore[arg-type]  # what is read of it
+    due = due_run(found, trigger, NOW, coalesce=True, grace=None, running_since=NOW)
+    assert due.following is not None
+    assert due.following < NOW
+    assert not due.is_passed

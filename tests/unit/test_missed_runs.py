@@ -299,19 +299,28 @@ class TestRunTimesOfAStoredJob:
     ) -> None:
         move = JobMove("job", uuid4(), at(0), at(240), at(300))
         given: Any = SimpleNamespace()
-        due = DueRun(given, "default", move, due_at=0, came=0, again_at=0, passed=passed)
-        assert list(due.missed(cause, cause.value)) == expected
+        due = DueRun(
+            given,
+            "default",
+            move,
+            due_at=0,
+            came=0,
+            again_at=0,
+            misfires_from=at(0),
+            passed=lambda: passed,
+        )
+        assert due.missed(cause, lambda _first: cause.value) == expected
 
     def test_they_are_one_note_with_first_last_and_count(
         self, missed: MissedRuns, client: Client
     ) -> None:
         asked = request(240, min_lock=0.0, grace=60.0)
-        missed.note_stored(asked, stretch(0, 240, 60, MissCause.MISFIRE))
+        missed.note_stored(asked, lambda: [stretch(0, 240, 60, MissCause.MISFIRE)])
         [note] = tell(missed, client)
         assert (offsets(note), note.more, note.cause) == ([0, 240], 58, "misfire")
 
     def test_a_single_one_is_a_note_of_one(self, missed: MissedRuns, client: Client) -> None:
-        missed.note_stored(request(), stretch(0, 0, 1, MissCause.PAUSED))
+        missed.note_stored(request(), lambda: [stretch(0, 0, 1, MissCause.PAUSED)])
         [note] = tell(missed, client)
         assert (offsets(note), note.more) == ([0], 0)
 
@@ -319,18 +328,18 @@ class TestRunTimesOfAStoredJob:
         self, missed: MissedRuns, client: Client
     ) -> None:
         last = 7200.0  # in an hour
-        missed.note_stored(request(grace=60.0), stretch(0, last, 3, MissCause.PAUSED))
+        missed.note_stored(request(grace=60.0), lambda: [stretch(0, last, 3, MissCause.PAUSED)])
         assert tell(missed, client) == []
 
     def test_the_database_takes_any_count(self, missed: MissedRuns, client: Client) -> None:
         """As of a job that is due each millisecond, and was away for a month."""
-        missed.note_stored(request(), stretch(0, 240, 10**10, MissCause.UNASKED))
+        missed.note_stored(request(), lambda: [stretch(0, 240, 10**10, MissCause.UNASKED)])
         [note] = tell(missed, client)
         assert note.parameters["more"] == 2**31 - 1
 
     def test_two_stretches_keep_their_own_counts(self, missed: MissedRuns, client: Client) -> None:
-        for each in (stretch(0, 60, 10, MissCause.PAUSED), stretch(120, 180, 7, MissCause.UNASKED)):
-            missed.note_stored(request(), each)
+        both = stretch(0, 60, 10, MissCause.PAUSED), stretch(120, 180, 7, MissCause.UNASKED)
+        missed.note_stored(request(), lambda: both)
         [first], [second] = tell(missed, client), tell(missed, client)
         assert (offsets(first), first.more, first.cause) == ([0, 60], 8, "paused")
         assert (offsets(second), second.more, second.cause) == ([120, 180], 5, "unasked")

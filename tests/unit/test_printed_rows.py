@@ -415,12 +415,14 @@ class TestRuns:
             "by ann@ops until 2026-01-31T13:00:00Z",
         ]
 
-    def test_missed_run_times_are_told_with_the_reason(self) -> None:
-        missed = miss_read(last_scheduled_at=seconds(-3300), run_times=2)
+    @pytest.mark.parametrize(
+        ("count", "words"), [(2, "2"), (10_000, "10000"), (10_001, "more than 10,000")]
+    )
+    def test_missed_run_times_are_told_with_the_reason(self, count: int, words: str) -> None:
+        missed = miss_read(last_scheduled_at=seconds(-3300), run_times=count)
         [row] = cells(run_rows([missed], PlainOutput()))
-        assert row[-1] == (
-            "2 run times from 2026-01-31T11:00:00Z to 2026-01-31T11:05:00Z: the task was paused"
-        )
+        told = "run times from 2026-01-31T11:00:00Z to 2026-01-31T11:05:00Z: the task was paused"
+        assert row[-1] == f"{words} {told}"
 
 
 class TestReplicas:

@@ -48,6 +48,7 @@ from apscheduler_tasklock import (
 )
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.job_rows import DueRows, JobRows
+from apscheduler_tasklock._lock.protocol_messages import MOST_COUNTED
 from apscheduler_tasklock.jobstore.due import MOST_READ
 from apscheduler_tasklock.jobstore.stored_triggers import encode_trigger
 from tests.support.claims import LaterThan, ended_runs
@@ -420,23 +421,21 @@ class TestRuns:
         replica.runs(key, 2)
 
     def test_run_times_that_came_due_meanwhile_are_coalesced(
-        self, make: Make, key: str, connection: Connection
+        self, make: Make, key: str, database_url: str
     ) -> None:
-        replica = make(start=False)
-        replica.scheduler.add_job(
-            note,
-            "interval",
-            hours=1,
-            args=[key],
-            id=key,
-            misfire_grace_time=None,
-            next_run_time=now() - timedelta(hours=5, minutes=30),
-        )
+        """Also those of two weeks."""
+        replica = make(start=False, poll_interval=0.3)
+        given = {"args": [key], "id": key, "misfire_grace_time": None, "coalesce": True}
+        end = now()
+        given["next_run_time"] = end - timedelta(days=15)
+        replica.scheduler.add_job(note, "cron", second="*", end_date=end, **given)
         replica.start()
-        replica.runs(key)
-        row = eventually(lambda: job_row(connection, key))
-        assert row["next_run_time"] > now()
-        assert (now() - ran[key][0][0]) < timedelta(hours=1)
+        [(run_time, *_)] = replica.runs(key)
+        assert end - run_time < timedelta(seconds=1)
+        with closing(TaskLocks(database_url)) as locks:
+            [missed] = eventually(lambda: [run for run in locks.runs(key) if run.run_times])
+        assert (missed.cause, missed.run_times) == ("unasked", MOST_COUNTED + 1)
+        assert missed.last_scheduled_at == run_time - timedelta(seconds=1)
         assert len(ran[key]) == 1
 
     def test_or_run_one_after_the_other(self, make: Make, key: str) -> None:
