@@ -976,7 +976,7 @@ class TestGivingUp:
             begun.set()
             go_on.wait(60)
 
-        holder = make_heir(replica_id="holder")
+        holder = make_heir(replica_id="holder", poll_interval=600)
         holder.run_once(slow)
         assert begun.wait(60)
         replica = make_heir()
