@@ -45,6 +45,13 @@ GIVEN = {
     "app.config['TASKLOCK_DATABASE_URL'] = DATABASE_URL or 'postgresql://app:secret@localhost/app'",
     "at": "import datetime as _datetime\nat = _datetime.datetime.now(_datetime.timezone.utc)",
     "asyncio": "import asyncio",
+    # Stand for libraries that are no tools of this project.
+    **{
+        name: f"from typing import Any as _Any\nfrom unittest.mock import MagicMock as _Mock\n"
+        f"{name}: _Any = _Mock()"
+        for name in ("celery", "crontab", "redis", "redis_lock")
+    },
+    "socket": "import socket",
     "clean_up": "from apscheduler_tasklock import task_lock as _lock\n@_lock\n"
     "def clean_up() -> None: ...",
     "engine": "import sqlalchemy as _sqlalchemy\n"
