@@ -25,8 +25,6 @@ class Timings:
         counts as over in the log. Statements that do not use that table are answered meanwhile
     :ivar renewals_per_lease: how often a claim is renewed during one lease, so that a renewal may
         fail and be tried again
-    :ivar hold_interval: the longest pause between two claims of a ``hold`` that waits for the end
-        of a run, as an executor's default ``poll_interval``
     :ivar release_timeout: limits the wait of ``hold`` for a release that fails. After this time
         ``hold`` returns, and the release is still sent again
     :ivar release_interval: the longest pause before a failed release is sent again; a shutdown
@@ -51,6 +49,8 @@ class Timings:
         the leader of its namespace can ask first
     :ivar ended_kept: how long the row of an ended job of the job store is kept. A call that is
         repeated because its answer was lost can then see what its first attempt has done
+    :ivar hold_interval: the longest pause between two claims of a ``hold`` that waits for the end
+        of a run, as an executor's default ``poll_interval``
     """
 
     linger: float = 5.0
@@ -59,7 +59,6 @@ class Timings:
     doubt_interval: float = 120.0
     unlocked_after: float = 15.0
     renewals_per_lease: int = 3
-    hold_interval: float = 5.0
     release_timeout: float = 0.2
     release_interval: float = 1.0
     rejected_interval: float = 5.0
@@ -72,3 +71,4 @@ class Timings:
     unasked_after: float = 60.0
     head_start: float = 2.0
     ended_kept: float = 10.0
+    hold_interval: float = 5.0
