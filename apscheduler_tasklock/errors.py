@@ -59,20 +59,25 @@ class TaskLockNotFoundError(TaskLockError):
     """An operation names tasks, or jobs of the job store, that have no row.
 
     :ivar names: the names
+    :ivar kind: what was not found
     """
 
-    def __init__(self, names: Sequence[str], kind: Literal["task", "job"] = "task") -> None:
-        super().__init__(names, kind)
+    def __init__(
+        self, names: Sequence[str], kind: Literal["task", "job"] = "task", hint: str = ""
+    ) -> None:
+        super().__init__(names, kind, hint)
         self.names = tuple(names)
-        self._kind = kind
+        self.kind: Literal["task", "job"] = kind
+        self._hint = hint
 
     def __str__(self) -> str:
-        command = "status" if self._kind == "task" else "jobs"
-        return f"{self.for_page()}; `apscheduler-tasklock {command}` lists all {self._kind}s"
+        command = "status" if self.kind == "task" else "jobs"
+        listed = f"`apscheduler-tasklock {command}` lists all {self.kind}s"
+        return f"{self.for_page()}; {listed}{self._hint}"
 
     def for_page(self) -> str:
         """Return the message without the command that lists what there is."""
-        return f"no such {self._kind}: {', '.join(map(repr, self.names))}"
+        return f"no such {self.kind}: {', '.join(map(repr, self.names))}"
 
 
 class TaskLockStateError(TaskLockError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import io
 import os
 import sys
@@ -22,8 +21,15 @@ from apscheduler_tasklock.cli.exits import (
     say,
     status_of,
 )
-from apscheduler_tasklock.cli.parser import Default, MonitorParser, build_parser, joined
-from apscheduler_tasklock.errors import TaskLockError, TaskLockOptionError
+from apscheduler_tasklock.cli.parser import (
+    CommandParser,
+    Default,
+    MonitorParser,
+    build_parser,
+    joined,
+)
+from apscheduler_tasklock.cli.target import with_hint
+from apscheduler_tasklock.errors import TaskLockError, TaskLockNotFoundError, TaskLockOptionError
 from apscheduler_tasklock.locks import TaskLocks
 
 
@@ -55,7 +61,7 @@ def main(
                     lambda: _run(MonitorParser, prog, defaults, given, locks),
                     as_json="--json" in given,
                 )
-            return _answer(lambda: _run(argparse.ArgumentParser, prog, defaults, given, locks))
+            return _answer(lambda: _run(CommandParser, prog, defaults, given, locks))
         finally:
             if sys.stdout is not None:
                 sys.stdout.flush()  # because a failure can be reported here, and not at the exit
@@ -74,7 +80,7 @@ def _give_up_output() -> None:
 
 
 def _run(
-    parser_class: type[argparse.ArgumentParser],
+    parser_class: type[CommandParser],
     prog: str,
     defaults: Callable[[], Mapping[str, Default]],
     given: list[str],
@@ -92,7 +98,10 @@ def _run(
     if failure is not None:
         raise failure
     options.locks = locks
-    status: int = options.run(options)
+    try:
+        status: int = options.run(options)
+    except TaskLockNotFoundError as error:
+        raise with_hint(options, error) from None
     return status
 
 

@@ -9,13 +9,16 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from apscheduler_tasklock._lock.words import printable, rfc3339, seconds_in_words
+from apscheduler_tasklock._lock.words import printable, seconds_in_words
 from apscheduler_tasklock._values import cut
 from apscheduler_tasklock._words.json_text import as_json
 from apscheduler_tasklock.cli.text import (
+    local,
     local_time,
     one_cell,
     plain_seconds,
+    time_in_cell,
+    zone_now,
 )
 from apscheduler_tasklock.status import Run, TaskState
 
@@ -65,6 +68,9 @@ _LONG_COLUMNS = {
     "what": 12,
     "how it is": 18,
 }
+
+# The columns of times.
+_TIMES = {"when", "last run", "next run", "due", "started", "seen"}
 
 # The least width of the columns above, if the table does not fit otherwise.
 _NARROW_COLUMN = 14
@@ -124,8 +130,14 @@ class PlainOutput:
     """Lines for programs: columns with two spaces or more between them, and no colours."""
 
     def moment(self, moment: datetime | None) -> str:
-        """Return a time, as in ``2026-01-01T03:00:00Z``."""
-        return "" if moment is None else rfc3339(moment, "seconds")
+        """Return a time of this machine's zone, as in ``2026-01-01T03:00:00+01:00``."""
+        if moment is None:
+            return ""
+        return local(moment).isoformat(timespec="seconds").replace("+00:00", "Z")
+
+    def cell(self, moment: datetime | None) -> str:
+        """Return a time for a column of times."""
+        return self.moment(moment)
 
     def seconds(self, seconds: float | None) -> str:
         """Return a duration, as in ``90s``."""
@@ -157,6 +169,10 @@ class TerminalOutput:
         """Return a time of this machine's zone."""
         return "" if moment is None else local_time(moment)
 
+    def cell(self, moment: datetime | None) -> str:
+        """Return a time for a column of times, whose head has the zone."""
+        return "" if moment is None else time_in_cell(moment)
+
     def seconds(self, seconds: float | None) -> str:
         """Return a duration in words."""
         return "" if seconds is None else seconds_in_words(seconds)
@@ -180,7 +196,7 @@ class TerminalOutput:
         widths = terminal_widths(table, self.console.width)
         for name, columns in widths.items():
             drawn.add_column(
-                name,
+                _head(name),
                 justify="right" if name in table.numbers else "left",
                 width=columns,
                 overflow="fold",
@@ -312,8 +328,13 @@ def _natural_widths(table: Table) -> dict[str, int]:
     for index, name in enumerate(table.columns):
         texts = [_cell(row[index]).text for row in table.rows]
         if name not in table.dispensable or any(text not in ("", "0") for text in texts):
-            natural[name] = max(cell_len(printable(text)) for text in [name, *texts])
+            natural[name] = max(cell_len(printable(text)) for text in [_head(name), *texts])
     return natural
+
+
+def _head(name: str) -> str:
+    """Return the head of a column on a terminal, where times have their zone in it."""
+    return f"{name} ({zone_now()})" if name in _TIMES else name
 
 
 def _plain(table: Table) -> list[list[str]]:

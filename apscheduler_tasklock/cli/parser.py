@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -23,14 +24,37 @@ from apscheduler_tasklock.cli import (
     values,
     why,
 )
+from apscheduler_tasklock.cli.exits import (
+    FAILED,
+    FORBIDDEN,
+    INTERRUPTED,
+    NOT_FOUND,
+    RUN_FAILED,
+    USAGE,
+    WAIT_OVER,
+)
+from apscheduler_tasklock.cli.text import did_you_mean, wrapped
 from apscheduler_tasklock.errors import TaskLockOptionError
 from apscheduler_tasklock.schema.table import DEFAULT_TABLE
 from apscheduler_tasklock.status import KINDS, ORDERS, OUTCOMES
 
-_STATUSES = """
-exit status: 0; 1 failed; 2 wrong usage; 3 no such task or job; 4 its state forbids
-it; 5 the wait ran out; 6 the awaited run failed
-"""
+# Limits the columns of help, also where the terminal is wider.
+_WIDEST = 100
+
+# The meanings of the exit statuses, beside 0. `check` has its own.
+_MEANINGS = {
+    FAILED: "failed",
+    USAGE: "wrong usage",
+    NOT_FOUND: "no such {what}",
+    FORBIDDEN: "its state forbids it",
+    WAIT_OVER: "the wait ran out",
+    RUN_FAILED: "the awaited run failed",
+    INTERRUPTED: "interrupted",
+}
+# Those of any command, of a command that is given names, and of one that changes what has a name.
+_ANY = (FAILED, USAGE, INTERRUPTED)
+_NAMED = (FAILED, USAGE, NOT_FOUND, INTERRUPTED)
+_CHANGING = (FAILED, USAGE, NOT_FOUND, FORBIDDEN, INTERRUPTED)
 
 _TIMES = """
 A time T is written as 02:00, yesterday, 'yesterday 22:00', today, 2026-01-31,
@@ -62,7 +86,7 @@ _DOCTOR_STATUSES = """
 The command writes a row to each table, and rolls it back. It also commits a write
 that changes no row, to see whether commits are confirmed.
 
-exit status: 0 nothing is wrong; 1 something is; 2 wrong usage
+exit status: 0 nothing is wrong; 1 something is; 2 wrong usage; 130 interrupted
 """
 
 _IMPORT = """
@@ -84,7 +108,7 @@ examples:
   {PROGRAM} import-jobs --functions myapp.
   {PROGRAM} import-jobs --from jobs.apscheduler_jobs --secret-file /run/secrets/jobs
 
-exit status: 0; 1 failed, or a job could not be taken over; 2 wrong usage
+exit status: 0; 1 failed, or a job could not be taken over; 2 wrong usage; 130 interrupted
 """
 
 Default = str | Callable[[], str]
@@ -94,7 +118,76 @@ Default = str | Callable[[], str]
 _WAIT = 3600.0
 
 
-class MonitorParser(argparse.ArgumentParser):
+class HelpFormatter(argparse.HelpFormatter):
+    """Wraps help to the terminal's width, and to 100 columns at most."""
+
+    def __init__(self, prog: str) -> None:
+        width = min(_WIDEST, shutil.get_terminal_size((_WIDEST, 24)).columns)
+        super().__init__(prog, width=width, max_help_position=26)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return wrapped(text, width)
+
+
+class CommandParser(argparse.ArgumentParser):
+    """A parser that asks what was meant by a misspelled command or option.
+
+    :ivar commands: the commands' parsers by name; empty for the parser of one command
+    :ivar groups: the commands' names and what they do, by group, as the overview shows them
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"formatter_class": HelpFormatter, **options})
+        self.commands: Mapping[str, argparse.ArgumentParser] = {}
+        self.groups: dict[str, dict[str, str]] = {}
+
+    def format_help(self) -> str:
+        """Return the help; that of all commands has them in groups."""
+        if not self.groups:
+            return super().format_help()
+        formatter = HelpFormatter(self.prog)
+        formatter.add_usage("%(prog)s [-h] [--version] COMMAND ...", [], [])
+        formatter.add_text(self.description)
+        for title, commands in self.groups.items():
+            formatter.start_section(title)
+            formatter.add_arguments(
+                argparse.Action([], name, metavar=name, help=told)
+                for name, told in commands.items()
+            )
+            formatter.end_section()
+        formatter.start_section("options")
+        formatter.add_arguments(dict.fromkeys(self._option_string_actions.values()))
+        formatter.end_section()
+        formatter.add_text(self.epilog)
+        return formatter.format_help()
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Return the options of a command line whose command's name is one word."""
+        given = list(args or [])
+        self._check_command(given)
+        options, unknown = self.parse_known_args(given, namespace)
+        if unknown:
+            command = self.commands[given[0]]
+            name = unknown[0].partition("=")[0]
+            command.error(
+                f"unrecognized arguments: {' '.join(unknown)}"
+                f"{did_you_mean(name, command._option_string_actions)}"
+            )
+        return options
+
+    def _check_command(self, given: Sequence[str]) -> None:
+        """End the command line if it does not begin with a command, or with --help or --version."""
+        if not given or given[0] in self.commands or given[0] in self._option_string_actions:
+            return
+        if given[0].startswith("-"):
+            self.error(f"{given[0].partition('=')[0]} has to stand after a command's name")
+        self.error(
+            f"there is no command {given[0]!r}; `{self.prog} --help` shows all commands"
+            f"{did_you_mean(given[0], self.commands)}"
+        )
+
+
+class MonitorParser(CommandParser):
     """A parser for ``check``, whose usage errors go to the monitor."""
 
     def error(self, message: str) -> NoReturn:
@@ -106,10 +199,10 @@ class MonitorParser(argparse.ArgumentParser):
 
 
 def build_parser(
-    parser_class: type[argparse.ArgumentParser] = argparse.ArgumentParser,
+    parser_class: type[CommandParser] = CommandParser,
     prog: str = PROGRAM,
     defaults: Mapping[str, Default] | None = None,
-) -> argparse.ArgumentParser:
+) -> CommandParser:
     """Return the parser of the whole command line.
 
     :param prog: the program's name
@@ -122,15 +215,47 @@ def build_parser(
     )
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {library_version()}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    _add_reads(commands)
-    _add_changes(commands)
-    _add_job_changes(commands)
-    _add_monitors(commands)
-    _add_setup(commands)
+    parser.commands = commands.choices
+    for title, add in _GROUPS.items():
+        add(_Commands(commands, parser.groups.setdefault(title, {})))
     for name, command in commands.choices.items():
         if defaults and name != "demo":  # because the demo makes a database of its own
             command.set_defaults(**defaults)
     return parser
+
+
+class _Commands:
+    """The commands of one group.
+
+    :param commands: what argparse adds commands to
+    :param shown: the names of the group's commands, and what they do
+    """
+
+    def __init__(self, commands: Any, shown: dict[str, str]) -> None:
+        self._commands = commands
+        self._shown = shown
+
+    def add_parser(
+        self,
+        name: str,
+        *,
+        help: str,  # noqa: A002  # argparse's name
+        epilog: str | None = None,
+        **options: Any,
+    ) -> argparse.ArgumentParser:
+        """Add a command as argparse does, by default with the exit statuses of any command."""
+        self._shown[name] = help
+        added: argparse.ArgumentParser = self._commands.add_parser(
+            name, help=help, epilog=epilog or _statuses(_ANY), **options
+        )
+        return added
+
+
+def _statuses(codes: Sequence[int], command: str = "") -> str:
+    """Return the exit statuses that a command can have, beside 0, with their meanings."""
+    what = "job" if command.startswith("jobs") else "task"
+    told = (f"{code} {_MEANINGS[code].format(what=what)}" for code in codes)
+    return "\n" + "; ".join(["exit status: 0", *told])
 
 
 def joined(words: Sequence[str]) -> list[str]:
@@ -143,7 +268,7 @@ def joined(words: Sequence[str]) -> list[str]:
     return list(words)
 
 
-def _add_reads(commands: Any) -> None:
+def _add_reads(commands: _Commands) -> None:
     command = _add(
         commands,
         "status",
@@ -239,7 +364,7 @@ def _add_reads(commands: Any) -> None:
         metavar="T",
         help="the last run time until this moment (default: until now)",
     )
-    _add(commands, "replicas", replicas.replicas, "who runs the tasks", ["replicas"])
+    _add(commands, "replicas", replicas.replicas, "who runs the tasks", ["replicas"], exits=_ANY)
 
     command = _add(
         commands,
@@ -249,6 +374,7 @@ def _add_reads(commands: Any) -> None:
         ["dashboard", "dashboard --operate", "dashboard --port 9000"],
         f"On another host than loopback, browsers ask for the password in "
         f"{dashboard.PASSWORD_VARIABLE}; the user's name is the operator's.",
+        exits=_ANY,
     )
     command.add_argument(
         "--host", default="127.0.0.1", metavar="HOST", help="where it listens (default: 127.0.0.1)"
@@ -260,25 +386,8 @@ def _add_reads(commands: Any) -> None:
         "--operate", action="store_true", help="let readers also pause, resume, run and free tasks"
     )
 
-    command = _add(
-        commands,
-        "jobs",
-        jobs.jobs,
-        "the jobs of the job store",
-        ["jobs", "jobs 'reminder-*'", "jobs --json"],
-        "With --namespace, only those whose tasks' names begin with it; patterns are of ids. What "
-        "changes jobs directly follows `jobs`: `jobs pause`, `jobs resume`, `jobs run`, `jobs "
-        "move`, `jobs remove`.",
-    )
-    command.add_argument(
-        "patterns",
-        nargs="*",
-        metavar="GLOB",
-        help="jobs' ids, in which * and ? stand for characters (default: all jobs)",
-    )
 
-
-def _add_changes(commands: Any) -> None:
+def _add_changes(commands: _Commands) -> None:
     command = _add(
         commands,
         "pause",
@@ -292,6 +401,7 @@ def _add_changes(commands: Any) -> None:
         ],
         "Tasks that appear later are not paused, whether or not they match. Pauses do not replace "
         "each other: a task is paused until the last of its pauses ends or is taken out.",
+        exits=_CHANGING,
     )
     _add_names(command, "*")
     _add_all(command)
@@ -323,6 +433,7 @@ def _add_changes(commands: Any) -> None:
             "resume --all",
         ],
         "Tasks that others have paused stay paused, which is exit status 4.",
+        exits=_CHANGING,
     )
     _add_names(command, "*")
     _add_all(command)
@@ -335,6 +446,7 @@ def _add_changes(commands: Any) -> None:
         steering.run,
         "let one replica run a task now; its schedule does not change",
         ["run sync-prices", "run sync-prices --wait 10m"],
+        exits=(*_CHANGING[:-1], WAIT_OVER, RUN_FAILED, INTERRUPTED),
     )
     _add_name(command)
     command.add_argument(
@@ -354,6 +466,7 @@ def _add_changes(commands: Any) -> None:
         "end a run in the place of its holder, which is dead or hangs",
         ["free sync-prices --token 41", "free sync-prices --token 41 --run-again --yes"],
         "A holder that is alive may go on for a third of its lease until it notices.",
+        exits=_CHANGING,
     )
     _add_name(command)
     command.add_argument(
@@ -377,6 +490,7 @@ def _add_changes(commands: Any) -> None:
         "acknowledge a failure, a cut or a missed one-off job, so that it alarms no more",
         ["ack sync-prices", "ack sync-prices --token 41 --as ann"],
         "A later one alarms again. A one-off job's failure or miss alarms for a day at most.",
+        exits=_CHANGING,
     )
     _add_name(command)
     command.add_argument(
@@ -394,11 +508,29 @@ def _add_changes(commands: Any) -> None:
         steering.forget,
         "delete the row and the history of a task that no longer exists",
         ["forget old-report"],
+        exits=_CHANGING,
     )
     _add_name(command)
 
 
-def _add_job_changes(commands: Any) -> None:
+def _add_jobs(commands: _Commands) -> None:
+    command = _add(
+        commands,
+        "jobs",
+        jobs.jobs,
+        "the jobs of the job store",
+        ["jobs", "jobs 'reminder-*'", "jobs --json"],
+        "With --namespace, only those whose tasks' names begin with it; patterns are of ids. What "
+        "changes jobs directly follows `jobs`: `jobs pause`, `jobs resume`, `jobs run`, `jobs "
+        "move`, `jobs remove`.",
+    )
+    command.add_argument(
+        "patterns",
+        nargs="*",
+        metavar="GLOB",
+        help="jobs' ids, in which * and ? stand for characters (default: all jobs)",
+    )
+
     command = _add(
         commands,
         "jobs pause",
@@ -406,6 +538,7 @@ def _add_job_changes(commands: Any) -> None:
         "let jobs have no next run time until somebody resumes them",
         ["jobs pause reminder-7", "jobs pause 'reminder-*' nightly"],
         "A run that goes on ends by itself.",
+        exits=_CHANGING,
     )
     _add_ids(command)
 
@@ -416,6 +549,7 @@ def _add_job_changes(commands: Any) -> None:
         "let jobs have the first run times of their triggers from now on",
         ["jobs resume reminder-7", "jobs resume 'reminder-*'"],
         "A one-off job whose date has passed runs at once.",
+        exits=_CHANGING,
     )
     _add_ids(command)
 
@@ -426,6 +560,7 @@ def _add_job_changes(commands: Any) -> None:
         "let one replica run a job now; its schedule does not change",
         ["jobs run nightly"],
         "A one-off job runs in place of its date.",
+        exits=_CHANGING,
     )
     _add_id(command)
 
@@ -436,7 +571,7 @@ def _add_job_changes(commands: Any) -> None:
         "move the next run time of a job; a paused job is resumed",
         ["jobs move nightly --to 04:00", "jobs move nightly --to 'in 2h'"],
         "The run times after it come from the trigger.",
-        f"{_TIMES_AHEAD}{_STATUSES}",
+        f"{_TIMES_AHEAD}{_statuses(_CHANGING, 'jobs move')}",
     )
     command.add_argument(
         "--to", type=values.moment_ahead, metavar="T", required=True, help="the time"
@@ -450,11 +585,12 @@ def _add_job_changes(commands: Any) -> None:
         "remove jobs",
         ["jobs remove reminder-7"],
         "A run that goes on ends by itself.",
+        exits=_CHANGING,
     )
     _add_id(command, "+")
 
 
-def _add_monitors(commands: Any) -> None:
+def _add_monitors(commands: _Commands) -> None:
     command = _add(
         commands,
         "check",
@@ -472,9 +608,21 @@ def _add_monitors(commands: Any) -> None:
         ["doctor", "doctor --json"],
         epilog=_DOCTOR_STATUSES,
     )
+    served = commands.add_parser(
+        "metrics", help="print what the tasks' rows tell as Prometheus' text, or serve it"
+    )
+    _add_table_options(served)
+    served.add_argument(
+        "--listen",
+        type=values.address,
+        metavar="HOST:PORT",
+        help="serve it at /metrics until Ctrl-C, as on 127.0.0.1:9464; by default print it once",
+    )
+    _add_json(served)
+    served.set_defaults(run=metrics.metrics)
 
 
-def _add_setup(commands: Any) -> None:
+def _add_setup(commands: _Commands) -> None:
     upgrade = commands.add_parser("upgrade", help="create the tables, or bring them up to date")
     _add_table_options(upgrade)
     upgrade.add_argument("--sql", action="store_true", help="print the statements, run nothing")
@@ -488,19 +636,6 @@ def _add_setup(commands: Any) -> None:
     downgrade.set_defaults(run=setup.downgrade)
 
     _add_import(commands)
-
-    served = commands.add_parser(
-        "metrics", help="print what the tasks' rows tell as Prometheus' text, or serve it"
-    )
-    _add_table_options(served)
-    served.add_argument(
-        "--listen",
-        type=values.address,
-        metavar="HOST:PORT",
-        help="serve it at /metrics until Ctrl-C, as on 127.0.0.1:9464; by default print it once",
-    )
-    _add_json(served)
-    served.set_defaults(run=metrics.metrics)
 
     demo = commands.add_parser("demo", help="watch replicas share jobs, and one of them die")
     _add_database_option(demo, "by default an embedded PostgreSQL, which goes with the demo")
@@ -527,13 +662,12 @@ def _add_setup(commands: Any) -> None:
     demo.set_defaults(run=setup.demo)
 
 
-def _add_import(commands: Any) -> None:
+def _add_import(commands: _Commands) -> None:
     command = commands.add_parser(
         "import-jobs",
         help="take over the jobs of APScheduler's SQLAlchemyJobStore",
         description=_IMPORT,
         epilog=_IMPORT_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     _add_table_options(command)
     command.add_argument(
@@ -566,13 +700,14 @@ def _add_import(commands: Any) -> None:
 
 
 def _add(
-    commands: Any,
+    commands: _Commands,
     name: str,
     run: Callable[[argparse.Namespace], int],
     help_: str,
     examples: list[str],
     more: str = "",
-    epilog: str = _STATUSES,
+    epilog: str | None = None,
+    exits: Sequence[int] = _NAMED,
 ) -> argparse.ArgumentParser:
     """Add a command for operators, with the options that all these commands have."""
     shown = "\n".join(f"  {PROGRAM} {example}" for example in examples)
@@ -583,8 +718,7 @@ def _add(
         name,
         help=help_,
         description=description,
-        epilog=f"examples:\n{shown}\n{epilog}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=f"examples:\n{shown}\n{epilog or _statuses(exits, name)}",
     )
     _add_table_options(command)
     command.add_argument(
@@ -673,3 +807,12 @@ def _add_id(parser: argparse.ArgumentParser, nargs: str | int = 1) -> None:
     parser.add_argument("jobs", nargs=nargs, metavar="ID", help=help_)
     parser.set_defaults(patterns=False)
     _add_operator(parser)
+
+
+_GROUPS: dict[str, Callable[[_Commands], None]] = {
+    "see what the tasks do": _add_reads,
+    "steer tasks": _add_changes,
+    "jobs of the job store": _add_jobs,
+    "for monitors": _add_monitors,
+    "set up": _add_setup,
+}

@@ -133,7 +133,7 @@ def _row(run: Run, shown: Output) -> list[Cell | str]:
     is_action, is_miss = run.kind == "operator", run.outcome == "missed"
     return [
         run.task,
-        shown.moment(run.started_at),
+        shown.cell(run.started_at),
         "" if is_action or is_miss else shown.seconds(run.took),
         Cell(run.outcome, OUTCOME_STYLES.get(run.outcome, FAILED_STYLE)),
         run.kind,

@@ -6,18 +6,25 @@ import argparse
 import logging
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Literal
+
+import psycopg
+from sqlalchemy.exc import DBAPIError
 
 from apscheduler_tasklock._database import rejections
 from apscheduler_tasklock._database.url import given_database
 from apscheduler_tasklock.cli.exits import say
-from apscheduler_tasklock.errors import TaskLockNotFoundError
+from apscheduler_tasklock.cli.text import did_you_mean
+from apscheduler_tasklock.errors import TaskLockError, TaskLockNotFoundError
 from apscheduler_tasklock.locks import TaskLocks
 from apscheduler_tasklock.status import TaskStatus
 
 # Limits the seconds that a command waits for the database.
 _TIMEOUT = 15.0
+
+# Limits the names among which a misspelled one is looked for, so that the answer comes at once.
+_MOST_NAMES = 5_000
 
 
 def database_of(options: argparse.Namespace) -> str:
@@ -80,6 +87,18 @@ def find_task(locks: TaskLocks, name: str) -> TaskStatus:
         if task.name == name:
             return task
     raise TaskLockNotFoundError([name])
+
+
+def with_hint(options: argparse.Namespace, error: TaskLockNotFoundError) -> TaskLockNotFoundError:
+    """Return the error with a question for the name that is most like a misspelled one."""
+    hint = ""
+    with suppress(TaskLockError, DBAPIError, psycopg.Error), task_locks(options) as locks:
+        if error.kind == "task":
+            known = [task.name for task in locks.tasks(limit=_MOST_NAMES)]
+        else:
+            known = [job.id for job in locks.jobs()][:_MOST_NAMES]
+        hint = next(filter(None, (did_you_mean(name, known) for name in error.names)), "")
+    return TaskLockNotFoundError(error.names, error.kind, hint)
 
 
 def unmatched(patterns: Sequence[str], names: Iterable[str]) -> list[str]:

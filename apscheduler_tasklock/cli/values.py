@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import re
+import time
 from datetime import date, datetime, timedelta, timezone
 from datetime import time as day_time
 
@@ -23,7 +24,7 @@ _POINT = re.compile(
     r"(?P<now>now)"
     r"|(?:(?P<day>today|yesterday|tomorrow)|(?P<date>[0-9]{4}-[0-9]{2}-[0-9]{2}))?"
     r"(?:(?:(?<=.)[t ])?(?P<time>[0-9]{1,2}:[0-9]{2}(?::[0-9]{2}(?:\.[0-9]+)?)?)"
-    r"(?: ?(?P<zone>z|utc|[+-][0-9]{2}(?::?[0-9]{2})?))?)?"
+    r"(?: ?(?P<zone>z|utc|[a-z]{2,5}|[+-][0-9]{2}(?::?[0-9]{2})?))?)?"
 )
 
 _DAYS = {
@@ -125,7 +126,8 @@ def _point(text: str, now: datetime, *, ahead: bool = False) -> datetime | None:
     found = _POINT.fullmatch(text.lower())
     if not text or found is None:
         return None
-    zone = _zone(found["zone"])
+    named = found["zone"] if found["zone"] in {name.lower() for name in time.tzname} else None
+    zone = None if named else _zone(found["zone"])
     now = now.astimezone(zone)
     if found["now"]:
         return now
@@ -135,6 +137,9 @@ def _point(text: str, now: datetime, *, ahead: bool = False) -> datetime | None:
         told = datetime.combine(day, at or day_time())
         if zone:
             return told.replace(tzinfo=zone)
+        if named:  # a time that the clocks show twice has two names
+            [here] = {here for here in _both(told) if f"{here:%Z}".lower() == named}
+            return here
         return _here(told, now, ahead=ahead, is_day=at is None)
 
     if found["date"]:
@@ -162,6 +167,11 @@ def _time_of_day(text: str) -> day_time:
     return day_time(hour, minute, second, int(fraction[:6].ljust(6, "0")))
 
 
+def _both(told: datetime) -> tuple[datetime, datetime]:
+    """Return a time of this machine's clock, with its zone, which is two if it is shown twice."""
+    return told.astimezone(), told.replace(fold=1).astimezone()
+
+
 def _here(told: datetime, now: datetime, *, ahead: bool, is_day: bool) -> datetime:
     """Return a time of this machine's clock, with its zone.
 
@@ -172,7 +182,7 @@ def _here(told: datetime, now: datetime, *, ahead: bool, is_day: bool) -> dateti
         forward over midnight
     :raises argparse.ArgumentTypeError: the clocks go forward over the time
     """
-    first, second = told.astimezone(), told.replace(fold=1).astimezone()
+    first, second = _both(told)
     if first.replace(tzinfo=None, fold=0) == told:
         is_first = first >= now if ahead else second > now
         return first if is_first else second

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 import shlex
 from collections.abc import Callable, Iterator
@@ -15,7 +14,7 @@ from alembic.script import ScriptDirectory
 from apscheduler.schedulers.background import BackgroundScheduler
 
 from apscheduler_tasklock import TaskLockExecutor, TaskLocks, upgrade
-from apscheduler_tasklock.cli.parser import build_parser, joined
+from apscheduler_tasklock.cli.parser import CommandParser, build_parser, joined
 from docs.commands import commands, option_strings
 from tests.support.commands import Command
 from tests.support.polling import eventually
@@ -45,7 +44,7 @@ def command_lines(snippet: Snippet) -> Iterator[list[str]]:
 
 
 def check_own_command(words: list[str], _page: str) -> None:
-    class Parser(argparse.ArgumentParser):
+    class Parser(CommandParser):
         def error(self, message: str) -> None:  # type: ignore[override]  # it never returns either
             raise AssertionError(f"{shlex.join(words)}: {message}")
 

@@ -18,10 +18,13 @@ from apscheduler.triggers.interval import IntervalTrigger
 from apscheduler_tasklock._lock.schedules import schedule_in_words, trigger_in_words
 from apscheduler_tasklock._lock.words import printable, rfc3339, seconds_in_words
 from apscheduler_tasklock._runs.task_names import canonical_schedule
+from apscheduler_tasklock.cli.output import PlainOutput
 from apscheduler_tasklock.cli.text import (
     local_time,
     one_cell,
     plain_seconds,
+    time_in_cell,
+    zone_now,
 )
 from apscheduler_tasklock.cli.values import duration, moment, moment_ahead
 from apscheduler_tasklock.jobstore.stored_triggers import encode_trigger
@@ -178,7 +181,7 @@ def test_a_day_begins_after_midnight_where_the_clocks_go_forward_over_it(
 def test_a_time_that_the_clock_shows_twice_is_told_with_its_zone() -> None:
     assert local_time(datetime(2026, 10, 25, 0, 30, tzinfo=UTC)) == "2026-10-25 02:30:00 CEST"
     assert local_time(datetime(2026, 10, 25, 1, 30, tzinfo=UTC)) == "2026-10-25 02:30:00 CET"
-    assert local_time(datetime(2026, 10, 25, 2, 30, tzinfo=UTC)) == "2026-10-25 03:30:00"
+    assert local_time(datetime(2026, 10, 25, 2, 30, tzinfo=UTC)) == "2026-10-25 03:30:00 CET"
 
 
 @pytest.mark.parametrize(
@@ -208,9 +211,36 @@ def test_what_is_no_time_ahead_is_an_error_that_repeats_it(
 def test_what_the_command_line_prints_can_be_given_to_it(
     berlin: Callable[[str, str], datetime],
 ) -> None:
-    when = datetime(2026, 1, 29, 3, 0, 30, tzinfo=UTC)
-    for text in (rfc3339(when), local_time(when)):
-        assert berlin("2026-01-31 09:30", text) == when
+    now = "2026-11-30 09:30"
+    for when in (
+        datetime(2026, 1, 29, 3, 0, 30, tzinfo=UTC),
+        datetime(2026, 10, 25, 0, 30, tzinfo=UTC),
+        datetime(2026, 10, 25, 1, 30, tzinfo=UTC),
+    ):
+        for text in (rfc3339(when), local_time(when), PlainOutput().moment(when)):
+            assert berlin(now, text) == when
+    for text in ("2026-07-25 03:30 CET", "2026-07-25 03:30 EST"):
+        with pytest.raises(argparse.ArgumentTypeError):
+            berlin(now, text)
+
+
+@pytest.mark.usefixtures("berlin")
+def test_programs_get_local_times_with_their_offset() -> None:
+    when = datetime(2026, 7, 25, 3, 30, tzinfo=UTC)
+    assert PlainOutput().moment(when) == "2026-07-25T05:30:00+02:00"
+
+
+@pytest.mark.usefixtures("berlin")
+def test_a_column_of_times_says_the_zone_of_now_in_its_head_alone() -> None:
+    now = datetime.now(UTC)
+    other = (
+        datetime(2026, 7, 25, tzinfo=UTC)
+        if zone_now() == "CET"
+        else datetime(2026, 1, 25, tzinfo=UTC)
+    )
+    assert time_in_cell(now) == f"{now.astimezone():%H:%M:%S}"
+    assert time_in_cell(other) == local_time(other)
+    assert local_time(other).endswith(f"{other.astimezone():%Z}")
 
 
 def test_a_time_of_a_day_that_the_clocks_change(berlin: Callable[[str, str], datetime]) -> None:

@@ -171,7 +171,7 @@ class TestShow:
         answer = command("show", "sync")
         assert "took  44445555566667777888\nend   ..................x." in answer.out
         shown, _, rest = answer.out.partition("\ntraceback of the last failure (")
-        assert len(shown.partition("\ntask  started")[2].splitlines()[1:]) == 20
+        assert len(shown.partition("\ntask  when")[2].splitlines()[1:]) == 20
         assert "ann@ops" not in shown
         traceback, _, rest = rest.partition("\nwhat operators did:\n")
         assert traceback.splitlines()[1:] == ['  File "jobs.py", line 7, in sync', "ValueError"]
