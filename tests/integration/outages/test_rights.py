@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
 import psycopg
@@ -105,20 +106,19 @@ def seen_since(operator: TaskLocks, replicas: int) -> Callable[[], bool]:
 
 
 class TestAtTheStart:
-    @pytest.mark.parametrize("table", TABLES)
-    @pytest.mark.parametrize("right", RIGHTS)
     def test_each_missing_right_keeps_the_scheduler_from_starting(
-        self, application: Application, table: str, right: str
+        self, application: Application
     ) -> None:
-        application.grant(", ".join(RIGHTS))
-        application.revoke(right, table)
-        replica = Replica(application.url)
-        with pytest.raises(TaskLockSchemaError) as raised:
-            replica.scheduler.start()
-        assert str(raised.value) == (
-            f'role "{application.name}" may not use the table {table}; let its owner run: '
-            f'GRANT {right} ON {table} TO "{application.name}"'
-        )
+        for table, right in product(TABLES, RIGHTS):
+            application.grant(", ".join(RIGHTS))
+            application.revoke(right, table)
+            replica = Replica(application.url)
+            with pytest.raises(TaskLockSchemaError) as raised:
+                replica.scheduler.start()
+            assert str(raised.value) == (
+                f'role "{application.name}" may not use the table {table}; let its owner run: '
+                f'GRANT {right} ON {table} TO "{application.name}"'
+            )
 
     def test_one_error_has_all_statements_and_after_them_it_starts(
         self, application: Application, make_replica: MakeReplica, connection: Connection
