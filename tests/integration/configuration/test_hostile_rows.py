@@ -424,28 +424,33 @@ def test_a_terminal_draws_hostile_rows(
 LONG_TEXT = f"repeat('x', {LONGEST_TEXT + 1})"
 
 
-def too_large() -> Iterator[Any]:
+def too_large() -> Iterator[tuple[str, str]]:
     """Yield each place of a row that has a limit: its table, and an UPDATE beyond it."""
     for table in tables_of(task_lock_table()):
         for column in table.columns:
             if isinstance(column.type, Text):
-                yield pytest.param(table.name, f"{column.name} = {LONG_TEXT}")
+                yield table.name, f"{column.name} = {LONG_TEXT}"
     for column in ("trigger", "options", "arguments"):
         text = f"repeat('x', {LARGEST_DEFINITION})"
-        yield pytest.param(JOBS, f"{column} = jsonb_build_object('x', {text})")
+        yield JOBS, f"{column} = jsonb_build_object('x', {text})"
     many = f"generate_series(1, {LARGEST_REPLICA // 10}) n"
-    yield pytest.param(REPLICAS, f"running = (SELECT jsonb_agg(n + 1e9) FROM {many})")
+    yield REPLICAS, f"running = (SELECT jsonb_agg(n + 1e9) FROM {many})"
     for column in ("tasks", "rejected"):
         value = f"(SELECT array_agg('a task ' || n + 1000000) FROM {many})"
-        yield pytest.param(REPLICAS, f"{column} = {value}")
+        yield REPLICAS, f"{column} = {value}"
 
 
-@pytest.mark.parametrize(("table", "changes"), list(too_large()))
-def test_the_tables_take_no_larger_rows(table: str, changes: str, connection: Connection) -> None:
+def test_the_tables_take_no_larger_rows(connection: Connection) -> None:
     """So that nobody reads for long: in each table there are cases as large as they may be."""
     hostile.insert_good(connection)
-    with pytest.raises(psycopg.errors.CheckViolation):
-        connection.execute(f"UPDATE {table} SET {changes}".encode())
+    taken = []
+    for table, changes in too_large():
+        try:
+            connection.execute(f"UPDATE {table} SET {changes}".encode())
+        except psycopg.errors.CheckViolation:
+            continue
+        taken.append((table, changes))
+    assert taken == []
 
 
 @pytest.mark.parametrize("time", hostile.NO_TIMES)
