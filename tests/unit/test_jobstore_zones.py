@@ -76,15 +76,6 @@ class TestEveryZone:
             assert type(again) is type(trigger)
             assert run_times(again, times_in(zone)) == run_times(trigger, times_in(zone)), name
 
-    def test_triggers_with_jitter_come_back(self, zone: Any) -> None:
-        for trigger in triggers_in(zone).values():
-            if hasattr(trigger, "jitter"):
-                trigger.jitter = 9
-                again = stored(trigger).trigger
-                assert again.jitter == 9
-                again.jitter = trigger.jitter = None
-                assert run_times(again, times_in(zone)) == run_times(trigger, times_in(zone))
-
     def test_moments_among_the_arguments_come_back(self, zone: Any) -> None:
         hours = [first + timedelta(hours=hour) for first in TIMES for hour in range(5)]
         moments = [in_zone(moment, zone) for moment in hours]
@@ -96,6 +87,17 @@ class TestEveryZone:
             moment.timestamp() for moment in moments
         ]
         assert again[1] == {"at": moments[0]}
+
+
+@pytest.mark.parametrize("zone", list(ZONES.values())[::8], ids=list(ZONES)[::8])
+def test_triggers_with_jitter_come_back(zone: Any) -> None:
+    for trigger in triggers_in(zone).values():
+        if hasattr(trigger, "jitter"):
+            trigger.jitter = 9
+            again = stored(trigger).trigger
+            assert again.jitter == 9
+            again.jitter = trigger.jitter = None
+            assert run_times(again, times_in(zone)) == run_times(trigger, times_in(zone))
 
 
 @pytest.mark.parametrize("make_zone", UNKNOWN.values(), ids=UNKNOWN)
