@@ -17,8 +17,12 @@ Jobs = Callable[[str], Callable[..., Any]]
 
 # Hosts that start a Python for each pool: `fork` tests pools in `make test`.
 _NIGHTLY_HOSTS = {"spawn"}
-# Tests that wait for the end of a lease: one host does so in `make test`.
-_OF_ONE_HOST = {"test_a_dead_holders_window_is_run_again": "threadpool"}
+# Tests that wait for the end of a lease, or of what is decided before a host gets the job: the
+# hosts that they have in `make test`.
+_OF_SOME_HOSTS = {
+    "test_a_dead_holders_window_is_run_again": {"threadpool"},
+    "test_a_job_whose_body_would_never_run_is_an_error": {"threadpool", "asyncio", "fork"},
+}
 
 
 def gevent_patched() -> bool:
@@ -31,10 +35,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     # gevent patches the whole process; test_gevent.py starts one for it.
     names = ["gevent"] if gevent_patched() else [name for name in HOSTS if name != "gevent"]
-    only = _OF_ONE_HOST.get(metafunc.function.__name__)
+    some = _OF_SOME_HOSTS.get(metafunc.function.__name__)
 
     def case(host: str, *values: str) -> Any:
-        is_nightly = host in _NIGHTLY_HOSTS or only not in (None, host)
+        is_nightly = host in _NIGHTLY_HOSTS or (some is not None and host not in some)
         marks = [pytest.mark.nightly] if is_nightly else []
         return pytest.param(host, *values, marks=marks, id="-".join((host, *values)))
 
