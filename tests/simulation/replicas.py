@@ -74,6 +74,7 @@ class SimulatedMiss:
     task_name: str
     run_time: datetime
     cause: str
+    reason: str
     noted_at: datetime
 
 
@@ -456,7 +457,13 @@ class SimulatedReplicas:
     def miss(self, notes: Sequence[MissNote]) -> None:
         """Note run times that a look has noted as missed. For the simulation's own use."""
         self.misses += [
-            SimulatedMiss(note.task_name, run_time.astimezone(self._zone), note.cause, self.now)
+            SimulatedMiss(
+                note.task_name,
+                run_time.astimezone(self._zone),
+                note.cause,
+                note.reason,
+                self.now,
+            )
             for note in notes
             for run_time in note.run_times
         ]

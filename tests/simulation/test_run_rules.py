@@ -193,6 +193,24 @@ class TestMisses:
         # The claim was tried for 60 s, and a last try may be on its way for 60 s more.
         assert timedelta(seconds=120) < miss.noted_at - miss.run_time < timedelta(seconds=150)
 
+    def test_a_misfire_tells_that_all_workers_were_busy_and_with_what(self) -> None:
+        busy = {f"import-{number}": 300 + 60 * number for number in range(WORKERS)}
+
+        def add_jobs(scheduler: Any) -> None:
+            for name in busy:
+                named = task_lock(name=name, min_lock=0)(lambda: None)
+                scheduler.add_job(named, "date", run_date=at(1), id=name)
+            late = task_lock(grace=0, min_lock=0)(lambda: None)
+            scheduler.add_job(late, "cron", hour=0, minute=2, id="job", misfire_grace_time=60)
+
+        simulation = simulated(add_jobs, durations=busy)
+        simulation.advance(minutes=20)
+        [miss] = simulation.misses
+        assert (miss.run_time, miss.cause) == (at(2), "misfire")
+        named = ", ".join(f"`import-{number}` 1" for number in range(5))
+        why = f"all 10 workers were busy ({named}, others 5)"
+        assert miss.reason == f"late by 240 s, over its grace time of 60 s: {why}"
+
 
 def every_five_minutes(function: Any = job, **options: Any) -> Any:
     def add_jobs(scheduler: Any) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import timedelta
 from itertools import pairwise
+from math import inf
 from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
@@ -31,7 +32,15 @@ from apscheduler_tasklock.lock import HeldLock
 from apscheduler_tasklock.locks import Hold
 from tests.simulation.faults import Place
 from tests.simulation.stage import LEASE, Call, Stage, claim_of, slow, then
-from tests.support.waist import ClaimRequest, Registration, TakeoverRequest, rule
+from tests.simulation.world import BEGIN, START
+from tests.support.waist import (
+    ClaimRequest,
+    Refusal,
+    Registration,
+    RowLockedError,
+    TakeoverRequest,
+    rule,
+)
 
 pytestmark = pytest.mark.usefixtures("simulation")
 
@@ -82,6 +91,14 @@ def fail_in_the_thread(place: Place) -> Any:
     """Carry a statement out, and let a mistake of the library follow."""
     place.send()
     raise SystemExit("a mistake in the library")
+
+
+def hang_until_its_limit(place: Place) -> Any:
+    """Give no answer until the limit of the wait, which a stop brings nearer."""
+    while place.at + place.limit > place.world.now - BEGIN and place.process.connection.limit() > 0:
+        place.world.sleep(0.1)
+    place.limit = 0.0
+    place.answer_in(inf)
 
 
 def reject_what_is_bad(place: Place) -> Any:
@@ -183,6 +200,21 @@ class TestRenewals:
         assert not stage.row().overran
         assert not held.lost
         assert held.seconds_left > 90
+
+    @pytest.mark.parametrize("fault", [None, "lost before", "hung"])
+    def test_a_lock_is_lost_at_the_end_of_its_maximum_lock_whatever_the_database_answers(
+        self, stage: Stage, fault: str | None, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("apscheduler_tasklock.lock.call_application", lambda told: told())
+        held = stage.claim(stage.replica(), max_lock=20.0)
+        told: list[float] = []
+        held.on_lost(lambda: told.append(stage.now))
+        if fault is not None:
+            stage.faults.plan("renew t", fault, since=4.0)
+        stage.go_to(19.9)
+        assert told == []
+        stage.go_to(30)
+        assert told == [pytest.approx(20.0, abs=0.5)]
 
     def test_a_lost_lock_is_told_at_the_next_renewal_and_renewed_no_more(
         self, stage: Stage
@@ -297,6 +329,18 @@ class TestExtensions:
         assert 0.8 < call.ended - begun <= 2.1
         assert not held.lost
 
+    def test_an_extension_says_if_the_row_stays_locked(self, stage: Stage) -> None:
+        client = stage.replica()
+        held = stage.claim(client)
+        until = held.run_until
+        stage.faults.plan("extend", "locked")
+        call = stage.call(client, held.extend, 100.0)
+        stage.go_on(5)
+        assert isinstance(call.error, TaskLockDatabaseError)
+        assert "the row is locked" in str(call.error)
+        assert held.run_until == until
+        assert not held.lost
+
     def test_a_lock_that_was_freed_is_lost_and_not_extended(self, stage: Stage) -> None:
         client = stage.replica()
         held = stage.claim(client)
@@ -351,6 +395,58 @@ class TestAnswers:
         expected = [0.01, 0.02, 0.04, 0.08, 0.16, 0.25, 0.25]
         assert pauses == pytest.approx(expected, rel=0.25, abs=0.003)
         assert client.outage.reason is None
+
+    def test_a_row_that_stays_locked_is_an_error_after_the_claim_timeout_and_no_outage(
+        self, stage: Stage
+    ) -> None:
+        client = stage.replica()
+        stage.faults.plan("claim t", "locked")
+        call = stage.call(client, client.claim, claim_of("t"))
+        stage.go_on(20)
+        assert isinstance(call.error, RowLockedError)
+        assert 8.5 < call.ended <= 10.1
+        assert client.outage.reason is None
+
+    @pytest.mark.parametrize(
+        ("wanted", "then"),
+        [
+            ({}, "open"),
+            ({"keep_window_if_in_doubt": True}, "taken"),
+            ({"runs": "app:job"}, "handed over"),
+        ],
+    )
+    def test_a_claim_that_was_given_up_but_granted_is_ended_and_its_window_as_asked_for(
+        self, stage: Stage, wanted: dict[str, Any], then: str
+    ) -> None:
+        """The window of a job that then runs nowhere is handed over."""
+        client, other = grown_up(stage), grown_up(stage, "B")
+        stage.faults.plan("claim t", "lost after", until=stage.now + 15)
+        asked = claim_of("t", **{"min_lock": 900.0, "runs": None, **wanted})
+        call = stage.call(client, client.claim, asked)
+        stage.go_on(20)
+        assert isinstance(call.error, TaskLockDatabaseError)
+        assert len(stage.sent("claim t")) > 2
+        row = stage.row()
+        assert row.finished == (then != "handed over")
+        assert row.handed_over == (then == "handed over")
+        claimed = stage.call(other, other.claim, claim_of("t", min_lock=900.0))
+        stage.go_on(1)
+        assert isinstance(claimed.result, HeldLock if then == "open" else Refusal)
+
+    def test_a_grant_is_not_forgotten_if_the_statement_after_it_fails(self, stage: Stage) -> None:
+        """Tasks without a row take a second statement, and the first one is committed by then."""
+        client = stage.replica()
+        before = stage.claim(client, "known", run_time=START - timedelta(hours=1))
+        stage.release(client, before, ENDED_WELL)
+        stage.faults.plan("read", slow(1.0), times=1)
+        ask(stage, client)
+        stage.faults.plan("first_claim_many", "locked")
+        stage.faults.plan("claim new", "locked")
+        known, new = (stage.call(client, client.claim, claim_of(each)) for each in ("known", "new"))
+        stage.go_on(20)
+        assert stage.statements(0.9)[:2] == ["claim_many known, new", "first_claim_many new"]
+        assert stage.row("known").token == known.held.token
+        assert isinstance(new.error, RowLockedError)
 
     def test_after_a_stop_a_claim_that_fails_is_not_tried_again(self, stage: Stage) -> None:
         client = stage.replica()
@@ -1104,6 +1200,24 @@ class TestStops:
         stage.call(client, lambda: client.close(blocking=True))
         stage.go_to(5)
         assert stage.sent("release t")[1:] == pytest.approx([1.0, 1.2, 1.4, 1.6], abs=0.12)
+        assert stage.row().finished_at is not None
+
+    def test_the_probe_of_an_outage_leaves_time_for_the_releases_of_a_close(
+        self, stage: Stage
+    ) -> None:
+        """As where commits hang. Else their runs look dead, and are run again."""
+        client = stage.replica()
+        held = stage.claim(client)
+        stage.faults.plan("read", "lost before", times=1)
+        stage.faults.plan("probe", hang_until_its_limit)
+        ask(stage, client)
+        stage.go_to(0.15)
+        stage.release(client, held, ENDED_WELL)
+        stage.go_to(0.3)
+        assert stage.sent("probe")
+        assert not stage.sent("release t")
+        stage.call(client, lambda: client.close(blocking=True))
+        stage.go_on(5)
         assert stage.row().finished_at is not None
 
     def test_at_the_interpreters_end_releases_are_sent_for_three_seconds(

@@ -31,10 +31,11 @@ class Setup:
         timings: Timings | None = None,
     ) -> None:
         self.closing = Closing()
-        self.outage = Outage("here", attempt_limit(timeout))
+        attempt = attempt_limit(timeout, (timings or Timings()).longest_answer)
+        self.outage = Outage("here", attempt)
         self.session: Session = make_session(
             database,
-            attempt=attempt_limit(timeout),
+            attempt=attempt,
             application_name=NAME,
             closing=self.closing,
             ended=self.outage.idle_connection_ended,

@@ -219,7 +219,8 @@ def test_right_before_its_maximum_lock_ends_it_is_renewed_for_the_last_time(
     assert time.monotonic() == pytest.approx(1050.0 - LAST_RENEWAL)
     if lease is not None:
         assert not held.lost
-        renewing.go_on_until(renewing.heartbeat.due_at)
+        assert renewing.heartbeat.due_at == pytest.approx(1050.0)
+        renewing.go_on_until(1050.0)
         assert renewing.heartbeat.ticket(time.monotonic()) is None
         assert held.lost
     assert renewing.heartbeat.due_at == inf

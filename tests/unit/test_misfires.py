@@ -62,9 +62,9 @@ def test_a_fork_knows_of_no_worker(database_url: str, direct_url: str) -> None:
         with psycopg.connect(direct_url) as session:
             session.execute("SELECT FROM task_lock FOR UPDATE")
             replica.run_once(print, replace_existing=True)
-            eventually(lambda: instances(replica.executor).get("job"), 20)
+            eventually(lambda: instances(replica.executor).get("job"))
             child.start()
-            child.join(30)
+            child.join(100)
             status = child.exitcode
             child.kill()
     finally:

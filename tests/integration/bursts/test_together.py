@@ -356,6 +356,7 @@ class TestLostAnswers:
         proxy.to_client = lambda data: data
         eventually(lambda: all(row(connection, task)["handed_over"] for task in TASKS[:5]))
 
+    @pytest.mark.nightly  # in simulated time: tests/simulation/test_side_rules.py::TestAnswers
     def test_a_grant_is_not_forgotten_if_the_statement_after_it_fails(
         self,
         make_locks: MakeLocks,
@@ -403,6 +404,7 @@ class TestLockedRows:
         assert isinstance(asked[7].result(60), HeldLock)
         assert locks.outage.reason is None
 
+    @pytest.mark.nightly  # in simulated time: tests/simulation/test_side_rules.py::TestAnswers
     def test_one_that_stays_locked_is_an_error_and_no_outage(
         self, make_locks: MakeLocks, pool: ThreadPoolExecutor, direct_url: str
     ) -> None:

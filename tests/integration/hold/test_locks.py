@@ -326,6 +326,7 @@ class TestLostAnswers:
         if then != "closes":
             eventually(lambda: all(row(connection, name)["finished_at"] for name in names))
 
+    @pytest.mark.nightly  # in simulated time: tests/simulation/test_side_rules.py::TestAnswers
     @pytest.mark.parametrize(
         ("wanted", "then"),
         [

@@ -307,6 +307,7 @@ def test_extend_waits_for_a_row_that_somebody_has_locked(
     assert extended == timedelta(seconds=30)
 
 
+@pytest.mark.nightly  # in simulated time: tests/simulation/test_side_rules.py::TestExtensions
 def test_extend_says_if_the_row_stays_locked(make_locks: MakeLocks, database_url: str) -> None:
     # So that a slow server's own error comes before the wait for its answer is over.
     locks = make_locks(claim_timeout=2)
@@ -525,20 +526,6 @@ def test_a_lease_that_ended_in_an_outage_is_revived_by_the_next_renewal(
     eventually(lambda: held.locked_until > first)
     locks.release(held)
     assert not told.is_set()
-
-
-def test_at_its_maximum_lock_it_is_lost_by_the_holders_own_clock(
-    make_locks: MakeLocks, proxy: Proxy
-) -> None:
-    locks = make_locks(proxy.url)
-    held = hold(locks, max_lock=2)
-    told = threading.Event()
-    held.on_lost(told.set)
-    proxy.to_server = lambda _: b""  # swallowed
-    eventually(lambda: held.lost)
-    eventually(told.is_set)
-    proxy.to_server = lambda data: data
-    locks.release(held)  # nobody has taken it over, so the row still tells that it ended
 
 
 @pytest.mark.nightly

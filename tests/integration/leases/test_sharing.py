@@ -42,7 +42,8 @@ class Shared:
     def works(self, key: str, *, executor: str = "default", jobstore: str = "default") -> None:
         """Make sure that a job of a job store runs on an executor."""
         job_id = f"{key}-{executor}-{jobstore}-{len(ran)}"
-        self.scheduler.add_job(note, id=job_id, args=[job_id], executor=executor, jobstore=jobstore)
+        job = {"id": job_id, "args": [job_id], "misfire_grace_time": None}
+        self.scheduler.add_job(note, executor=executor, jobstore=jobstore, **job)
         eventually(lambda: ran[job_id])
 
 
@@ -259,6 +260,7 @@ def test_each_holds_locks_under_its_own_name(
             next_run_time=datetime.now(timezone.utc),
             id=task,
             args=[task],
+            misfire_grace_time=None,
             executor=executor,
             jobstore="memory",
         )

@@ -167,6 +167,7 @@ def flush(replica: Replica) -> None:
 
 
 class TestReasons:
+    @pytest.mark.nightly  # in simulated time: tests/simulation/test_run_rules.py::TestMisses
     def test_all_workers_were_busy(
         self, make_replica_in_memory: MakeReplica, memory: Noted, job: Job
     ) -> None:

@@ -19,7 +19,7 @@ from tests.support.claims import claim, held
 from tests.support.outages import BACK, UNAVAILABLE, said
 from tests.support.polling import eventually
 from tests.support.unconfirmed import LonelyServer
-from tests.support.waist import LockClient, LockSettings, hear_of_probes
+from tests.support.waist import LockClient, LockSettings, Timings, hear_of_probes
 
 pytestmark = pytest.mark.own_server
 
@@ -169,7 +169,8 @@ def test_the_releases_of_a_shutdown_are_sent_although_commits_hang(
     lonely: LonelyServer, make: Make, aside: Callable[..., Future[Any]]
 ) -> None:
     """Else their runs look dead once commits are confirmed again, and are run again."""
-    locks = make()
+    # The stop alone limits the wait for the probe, and nothing limits the stop.
+    locks = make(timings=Timings(longest_answer=600.0, closing_timeout=600.0))
     lock = held(locks)
     with lonely.hanging():
         asked = aside(_lead, locks, lonely.url)
@@ -177,8 +178,9 @@ def test_the_releases_of_a_shutdown_are_sent_although_commits_hang(
         assert isinstance(asked.exception(60), TaskLockDatabaseError)
         locks.begin_release(lock)
         lonely.one_waiting()  # the probe, for which no time is left from now on
-        locks.close()
+        closed = aside(locks.close)
         eventually(lambda: lonely.run(VERSION))  # once the cancel has ended its wait
+    closed.result(60)
 
 
 @pytest.mark.parametrize("write", [_lead, _pause])

@@ -19,6 +19,7 @@ from apscheduler_tasklock._database.requests import Call
 from apscheduler_tasklock._database.url import parse_url
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._shutdown import Closing
+from tests.integration.conftest import PATIENT
 from tests.support.exchanges import NAME, Setup
 from tests.support.polling import eventually
 from tests.support.proxy import Gate, Proxy
@@ -79,7 +80,7 @@ def test_a_connection_that_is_opened_too_late_is_closed(
 def test_what_goes_on_during_a_shutdown_waits_on(
     make_setup: MakeSetup, gate: Gate, proxy: Proxy, pool: ThreadPoolExecutor
 ) -> None:
-    setup = make_setup(proxy.url, timeout=180)
+    setup = make_setup(proxy.url, timeout=180, timings=PATIENT)
     assert answered(setup)
     gate.shut()
     select = Call(lambda cursor: cursor.execute("SELECT true").fetchone())

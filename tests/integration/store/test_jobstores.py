@@ -108,7 +108,8 @@ def test_a_job_without_an_id_starts_beside_a_new_persistent_store(
     store = SQLAlchemyJobStore(database_url.replace("postgresql://", "postgresql+psycopg://"))
     replica = Replica(database_url)
     replica.scheduler.add_jobstore(store, "db")
-    job = replica.scheduler.add_job(takes_anything, "interval", seconds=1)
+    every = {"seconds": 1, "misfire_grace_time": None}
+    job = replica.scheduler.add_job(takes_anything, "interval", **every)
     replica.start()
     eventually(lambda: EVENT_JOB_EXECUTED in replica.codes(job.id))
     replica.shutdown()

@@ -473,8 +473,7 @@ def test_a_slow_listener_holds_up_no_job_whose_trigger_is_the_applications_own(
     replica.scheduler.add_listener(block, EVENT_TASK_LOCK_RELEASED)
     replica.run_once(lambda: None)
     assert entered.wait(60)
-    now = datetime.now(timezone.utc)
-    replica.scheduler.add_job(ran.set, OwnTrigger(hours=1), id="own", next_run_time=now)
+    replica.run_once(ran.set, job_id="own", trigger=OwnTrigger(hours=1))
     assert ran.wait(60)
 
 

@@ -129,7 +129,8 @@ def test_a_scheduler_that_overrides_how_events_are_given_is_told_without_listene
     scheduler.start()
     try:
         now = datetime.now(timezone.utc)
-        scheduler.add_job(int, "interval", hours=1, next_run_time=now, id="job")
+        once = {"next_run_time": now, "misfire_grace_time": None}
+        scheduler.add_job(int, "interval", hours=1, id="job", **once)
         eventually(lambda: EVENT_JOB_EXECUTED in scheduler.seen)
     finally:
         scheduler.shutdown()
@@ -1069,7 +1070,8 @@ class TestScheduler:
     def test_max_instances_means_what_it_did(self, make_replica: MakeReplica) -> None:
         go_on = threading.Event()
         replica = make_replica()
-        replica.scheduler.add_job(go_on.wait, "cron", second="*", args=[60], id="job")
+        every_second = {"second": "*", "misfire_grace_time": None}
+        replica.scheduler.add_job(go_on.wait, "cron", args=[60], id="job", **every_second)
         eventually(lambda: [e for e in replica.events if e.code == EVENT_JOB_MAX_INSTANCES])
         replica.scheduler.remove_job("job")
         go_on.set()
@@ -1173,7 +1175,8 @@ class TestScheduler:
             return "ran"
 
         now = datetime.now(timezone.utc)
-        scheduler.add_job(job, "interval", hours=1, id="job", next_run_time=now)
+        once = {"next_run_time": now, "misfire_grace_time": None}
+        scheduler.add_job(job, "interval", hours=1, id="job", **once)
         scheduler.start()
         assert eventually(lambda: rows(connection)["job"]["finished_at"])
 
