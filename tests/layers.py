@@ -21,7 +21,8 @@ NAMED_TUPLES = {"_field_defaults", "_fields", "_replace"}
 # What others have no public name for, elsewhere.
 ALLOWED = {
     "_database/thread.py": {"_register_atexit"},  # Python's
-    "cli/parser.py": {"_option_string_actions"},  # argparse's
+    "cli/completion.py": {"_actions"},  # argparse's
+    "cli/parser.py": {"_option_string_actions"},  # likewise
     "flask/extension.py": {"_register_atexit"},  # likewise
     "flask/servers.py": {"_loaded_app"},  # Flask's
     "django/management/commands/runscheduler.py": {"_exit"},  # Python's

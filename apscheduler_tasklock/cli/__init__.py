@@ -13,6 +13,7 @@ from sqlalchemy.exc import DBAPIError
 from apscheduler_tasklock._database.sqlstates import one_line
 from apscheduler_tasklock._lock.command_lines import PROGRAM
 from apscheduler_tasklock.cli.check import UNKNOWN, answer_monitor
+from apscheduler_tasklock.cli.completion import answer_shell
 from apscheduler_tasklock.cli.exits import (
     FAILED,
     INTERRUPTED,
@@ -94,7 +95,9 @@ def _run(
     for word in given:
         _check_text(word)
     # `--help` ends the process here, so it works without defaults.
-    options = build_parser(parser_class, prog, known).parse_args(joined(given))
+    parser = build_parser(parser_class, prog, known)
+    answer_shell(parser)
+    options = parser.parse_args(joined(given))
     if failure is not None:
         raise failure
     options.locks = locks

@@ -122,7 +122,7 @@ class HelpFormatter(argparse.HelpFormatter):
     """Wraps help to the terminal's width, and to 100 columns at most."""
 
     def __init__(self, prog: str) -> None:
-        width = min(_WIDEST, shutil.get_terminal_size((_WIDEST, 24)).columns)
+        width = min(_WIDEST, shutil.get_terminal_size((_WIDEST + 2, 24)).columns - 2)
         super().__init__(prog, width=width, max_help_position=26)
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
@@ -287,8 +287,9 @@ def _add_reads(commands: _Commands) -> None:
     command.add_argument(
         "--order",
         choices=ORDERS,
-        help="by name; the soonest due first; the last run that started last first; or the most "
-        "urgent state first (default: name, with --watch urgency)",
+        metavar="ORDER",
+        help="name; due: the soonest first; started: the last run that began last first; urgency: "
+        "the worst state first (default: name, with --watch urgency)",
     )
     command.add_argument(
         "--limit",
@@ -326,9 +327,17 @@ def _add_reads(commands: _Commands) -> None:
         _TIMES,
     )
     _add_patterns(command, "TASK")
-    command.add_argument("--outcome", choices=OUTCOMES, help="only runs with this outcome")
     command.add_argument(
-        "--kind", choices=KINDS, help="only entries of this kind; operator: what operators did"
+        "--outcome",
+        choices=OUTCOMES,
+        metavar="OUTCOME",
+        help=f"only runs with this outcome: {', '.join(OUTCOMES)}",
+    )
+    command.add_argument(
+        "--kind",
+        choices=KINDS,
+        metavar="KIND",
+        help=f"only entries of this kind: {', '.join(KINDS)}; operator: what operators did",
     )
     command.add_argument(
         "--since",

@@ -37,7 +37,7 @@ def database_of(options: argparse.Namespace) -> str:
 
 
 @contextmanager
-def task_locks(options: argparse.Namespace) -> Iterator[TaskLocks]:
+def task_locks(options: argparse.Namespace, claim_timeout: float = _TIMEOUT) -> Iterator[TaskLocks]:
     """Open the task locks that a command is about, unless they were given."""
     if options.locks is not None:
         yield options.locks
@@ -45,7 +45,10 @@ def task_locks(options: argparse.Namespace) -> Iterator[TaskLocks]:
     # An outage is not logged, because the error says the same in one line.
     logging.getLogger("apscheduler_tasklock").addHandler(logging.NullHandler())
     locks = TaskLocks(
-        database_of(options), claim_timeout=_TIMEOUT, schema=options.schema, table=options.table
+        database_of(options),
+        claim_timeout=claim_timeout,
+        schema=options.schema,
+        table=options.table,
     )
     notes, notes_level = rejections.logger, rejections.logger.level
     handler = _Notes(logging.INFO)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import subprocess
 import sys
@@ -173,3 +174,70 @@ def test_each_command_explains_itself_with_examples(command: Command, name: str)
     assert f"examples:\n  apscheduler-tasklock {name}" in answer.out
     for option in ("--database", "--schema", "--table", "--namespace", "--json", "exit status"):
         assert option in answer.out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["staus"], "there is no command 'staus'"),
+        (["staus"], "did you mean status?"),
+        (["status", "--sate", "ok"], "unrecognized arguments: --sate; did you mean --state?"),
+        (["jobs", "pause", "x", "--ass=me"], "did you mean --as?"),
+        (["--json", "status"], "--json has to stand after a command's name"),
+    ],
+)
+def test_a_misspelled_word_is_answered_with_what_was_meant(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_password_before_the_command_is_not_repeated(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--database=postgresql://app:hunter2@db/app", "status"])
+    assert "hunter2" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("columns", "widest"), [("200", 100), ("60", 60), (None, 100)])
+def test_help_is_as_wide_as_the_terminal_and_100_columns_at_most(
+    columns: str | None, widest: int, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    if columns is not None:
+        monkeypatch.setenv("COLUMNS", columns)
+    for words in ([], *([name] for name in COMMANDS)):
+        lines = command(*words, "--help").out.splitlines()
+        prose = [line for line in lines if not line.startswith("  apscheduler-tasklock")]
+        assert max(map(len, prose)) in range(widest - 30, widest + 1)
+
+
+def test_the_overview_has_the_commands_in_groups(command: Command) -> None:
+    groups = command("--help").out.split("\n\n")
+    titles = [group.splitlines()[0] for group in groups if group.splitlines()[0].endswith(":")]
+    assert titles == [
+        *("see what the tasks do:", "steer tasks:", "jobs of the job store:", "for monitors:"),
+        *("set up:", "options:"),
+    ]
+    assert "\n  jobs move    move the next run time of a job" in command("--help").out
+
+
+@pytest.mark.parametrize(
+    ("name", "statuses"),
+    [
+        ("replicas", "0 1 2 130"),
+        ("upgrade", "0 1 2 130"),
+        ("status", "0 1 2 3 130"),
+        ("free", "0 1 2 3 4 130"),
+        ("run", "0 1 2 3 4 5 6 130"),
+        ("jobs move", "0 1 2 3 4 130"),
+        ("check", "0 1 2 3"),
+    ],
+)
+def test_the_help_of_a_command_has_the_exit_statuses_that_it_can_have(
+    name: str, statuses: str, command: Command
+) -> None:
+    told = " ".join(command(name, "--help").out.partition("exit status:")[2].split())
+    assert re.findall(r"(?:^|; )([0-9]+)", told) == statuses.split()

@@ -24,7 +24,6 @@ from hypothesis import strategies as st
 from psycopg.types.range import Range
 
 from apscheduler_tasklock._lock.job_rows import DueRow
-from apscheduler_tasklock._lock.protocol_messages import MOST_COUNTED
 from apscheduler_tasklock._runs.trigger_times import MOST_WALKED, EndlessTriggerError
 from apscheduler_tasklock.jobstore import bad_rows
 from apscheduler_tasklock.jobstore.bad_rows import MOST_REMEMBERED, Backoff

@@ -1,0 +1,54 @@
+"""What a shell completes of a command line, as argcomplete asks for it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from tests.support.commands import environment
+from tests.support.rows import add_job, add_task
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("sta", ["status"]),
+        ("jo", ["jobs"]),
+        ("status --st", ["--state"]),
+        ("status --state too", ["too-long"]),
+        ("show rep", ["report"]),
+        ("pause --namespace shop: re", ["reorder"]),
+        ("jobs rem", ["remove", "reminder"]),
+        ("jobs pause rem", ["reminder"]),
+    ],
+)
+def test_a_shell_is_told_what_can_stand_at_the_cursor(
+    line: str,
+    found: list[str],
+    database_url: str,
+    connection: psycopg.Connection[Any],
+    tmp_path: Path,
+) -> None:
+    add_task(connection, "report")
+    add_task(connection, "shop:reorder")
+    add_job(connection, "reminder")
+    written, typed = tmp_path / "written", f"apscheduler-tasklock {line}"
+    asks = {
+        "_ARGCOMPLETE": "1",
+        "_ARGCOMPLETE_STDOUT_FILENAME": str(written),
+        "_ARGCOMPLETE_IFS": "\n",
+        "COMP_LINE": typed,
+        "COMP_POINT": str(len(typed)),
+    }
+    subprocess.run(
+        [sys.executable, "-m", "apscheduler_tasklock"],
+        env=environment(database_url, **asks),
+        timeout=60,
+        check=False,
+    )
+    assert sorted(written.read_text().split()) == sorted(found)
