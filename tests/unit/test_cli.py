@@ -201,7 +201,7 @@ def test_a_password_before_the_command_is_not_repeated(capsys: pytest.CaptureFix
     assert "hunter2" not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("columns", "widest"), [("200", 100), ("60", 60), (None, 100)])
+@pytest.mark.parametrize(("columns", "widest"), [("200", 100), ("70", 70), (None, 100)])
 def test_help_is_as_wide_as_the_terminal_and_100_columns_at_most(
     columns: str | None, widest: int, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
