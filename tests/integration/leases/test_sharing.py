@@ -17,11 +17,10 @@ from sqlalchemy import create_engine
 from apscheduler_tasklock import TaskLockExecutor, TaskLockOptionError
 from apscheduler_tasklock._database.thread import NAME
 from apscheduler_tasklock._database.url import parse_url
-from apscheduler_tasklock.jobstore.store import TaskLockJobStore
 from tests.integration.leases.test_forking import status_of_child
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy
-from tests.support.stored_jobs import note, ran
+from tests.support.stored_jobs import PATIENT, note, ran, store_class
 
 Connection = psycopg.Connection[Any]
 
@@ -33,7 +32,8 @@ class Shared:
         first, second, store = databases * 3 if len(databases) == 1 else databases
         self.first = TaskLockExecutor(first, **options)
         self.second = TaskLockExecutor(second, **options)
-        self.store = TaskLockJobStore(store, functions=["tests."], poll_interval=0.1, **options)
+        patient = store_class(PATIENT)
+        self.store = patient(store, functions=["tests."], poll_interval=0.1, **options)
         self.scheduler = BackgroundScheduler(
             executors={"default": self.first, "second": self.second},
             jobstores={"default": self.store, "memory": {"type": "memory"}},

@@ -1036,6 +1036,8 @@ class TestMovedSchedules:
         assert (miss.scheduled_at, miss.cause) == (due, "moved")
         assert changes(operator) == [("web-1", HOURLY_TO_2_HOURS)]
 
+    # Its parts are found by tests/unit/test_missed_runs.py and tests/contract/test_misses.py.
+    @pytest.mark.nightly
     def test_a_replica_of_the_old_version_still_runs_it(
         self, make_replica: MakeReplica, operator: TaskLocks
     ) -> None:
