@@ -137,11 +137,12 @@ def test_a_hold_that_ends_after_its_maximum_lock_has_overrun(
     assert [run.outcome for run in operator.runs("job")] == ["overran"]
 
 
+@pytest.mark.usefixtures("unhurried_stop")
 def test_a_stop_that_waits_for_an_overrun_shows_it_until_it_ends(
     make_replica: MakeReplica, operator: TaskLocks, connection: Connection, job: Job
 ) -> None:
     lock = {"min_lock": 0.1, "max_lock": 1200, "lease": 600, "failover": False}
-    replica = make_replica(replica_id="one", timings=SOON_TOLD, **FAST, jobs={"job": lock})
+    replica = make_replica(replica_id="one", **FAST, jobs={"job": lock})
     replica.run_once(job.run)
     eventually(job.begun.is_set)
     eventually(operator.replicas)
