@@ -40,7 +40,6 @@ from apscheduler_tasklock._lock.outcomes import NOT_BEGUN, RunOutcome, WindowAft
 from apscheduler_tasklock._lock.protocol import HISTORY, LOCK_TIMEOUT, TaskLockProtocol
 from apscheduler_tasklock._lock.protocol_messages import (
     IN_TIME,
-    MOST_COUNTED,
     ClaimAnswer,
     ClaimRequest,
     ClosedRun,
@@ -71,7 +70,6 @@ from apscheduler_tasklock.testing.in_memory import MemoryProtocol, MemoryTaskLoc
 __all__ = [
     "HISTORY",
     "IN_TIME",
-    "MOST_COUNTED",
     "LOCK_TIMEOUT",
     "NOT_BEGUN",
     "AnyAttempt",
