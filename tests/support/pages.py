@@ -46,7 +46,7 @@ _CHANGES = {
     *("pause_job", "resume_job", "run_job", "move_job", "remove_job"),
 }
 _RUNNING = (TaskState.RUNNING, TaskState.TOO_LONG)
-_WELL = (TaskState.RUNNING, TaskState.PAUSED, TaskState.NEW, TaskState.OK)
+_WELL = (TaskState.RUNNING, TaskState.PAUSED, TaskState.GONE, TaskState.NEW, TaskState.OK)
 
 
 @dataclass

@@ -97,6 +97,8 @@ def told_default(name: str, parameter: inspect.Parameter) -> str:
     default = parameter.default
     if name in TOLD:
         return TOLD[name]
+    if name == "database":
+        return "`TASKLOCK_DATABASE_URL` of the environment"
     if default in (None, "", inspect.Parameter.empty):
         return ""
     if isinstance(default, bool):

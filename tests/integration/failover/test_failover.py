@@ -1114,7 +1114,9 @@ class TestRetention:
             f"INSERT INTO task_lock (task_name, {columns})"
             f" SELECT number::text, {columns} FROM task_lock, generate_series(1, 2500) AS number"
         )
-        replica = pruning(poll_interval=600, failover=True, lease=1800)
+        # A slow machine answers late, and another try comes with the next look only.
+        patient = {"timings": Timings(longest_answer=60.0), "claim_timeout": 180}
+        replica = pruning(poll_interval=600, failover=True, lease=1800, **patient)
         replica.run_once(token_and_takeover, job_id="next", next_run_time=next_hour())
         count = "SELECT count(*) FROM task_lock WHERE one_off"
         eventually(lambda: connection.execute(count).fetchall() == [(0,)])
