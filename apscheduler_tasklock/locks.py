@@ -23,18 +23,27 @@ from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.client import LockClient, Released, client_now
 from apscheduler_tasklock._lock.forking import replace_in_each_child
 from apscheduler_tasklock._lock.job_changes import JobChanges
-from apscheduler_tasklock._lock.operations import Operations, check_lengths, like_of, operator_here
+from apscheduler_tasklock._lock.operations import (
+    MOST_WATCHED,
+    Operations,
+    check_lengths,
+    like_of,
+    operator_here,
+    unmatched,
+)
 from apscheduler_tasklock._lock.outcomes import RunOutcome
 from apscheduler_tasklock._lock.protocol_messages import ClaimRequest, Refusal
 from apscheduler_tasklock._lock.settings import lock_settings
 from apscheduler_tasklock._returned import check_returned, why_no_call_runs
 from apscheduler_tasklock._values import logger_of
+from apscheduler_tasklock._words.findings import WatchedRows, with_findings
 from apscheduler_tasklock.errors import (
     TaskLockDatabaseError,
     TaskLockError,
     TaskLockNotFoundError,
     TaskLockOptionError,
     TaskLockRefusedError,
+    TaskLockSchemaError,
     TaskLockStateError,
     raised_at_the_call,
 )
@@ -273,7 +282,7 @@ class TaskLocks:
         :param states: only tasks with one of these states; empty: all tasks
         :param order: ``"name"``; ``"due"``: the soonest due time first, and tasks without one last;
             ``"started"``: the last run that began last first, and tasks that never ran last; or
-            ``"urgency"``: the worst state first, as in ``Overview.troubled``, and tasks that
+            ``"urgency"``: the worst state first, and tasks that
             are well last. Equal tasks are in the order of their names.
         :param limit: how many, at most; ``None``: all
         :param offset: how many of the first tasks are left out, for the next page
@@ -291,22 +300,65 @@ class TaskLocks:
             )
         )
 
-    def overview(self, *patterns: str, limit: int = 20) -> Overview:
-        """Return what an operator sees at a glance, all as of one moment.
+    def overview(self, *patterns: str, limit: int = 20, namespace: str = "") -> Overview:
+        """Return what an operator sees at a glance, and the findings on it.
 
-        It is read in one statement, which does not read the run history. If the replicas' table
-        cannot be read, one INFO line says so, no task is ``gone``, and no replicas are counted. A
-        replica that has died may still count as alive for 45 s if its run was taken over.
+        The tasks are read in one statement, and then the replicas and the overdue stored jobs. The
+        run history is not read. If the replicas' table cannot be read, one INFO line says so, no
+        task is ``gone``, and no replicas are counted. A replica that has died may still count as
+        alive for 45 s if its run was taken over. Without rights on the jobs' table, which a monitor
+        of an application without the job store may lack, nothing is found of stored jobs.
 
         :param patterns: names of tasks, in which ``*`` and ``?`` stand for characters; none: all
             tasks. The replicas and the pauses of all tasks are told in any case.
         :param limit: how many tasks each list has, at most
+        :param namespace: what the names of the tasks begin with, for stored jobs that no replica
+            has claimed so far, which may lack a task's name. Such a job counts as the task
+            ``namespace`` + its id.
         :raises TaskLockOptionError: ``limit`` is no whole number of 0 or more
         :raises TaskLockError: the database is unavailable, or rejects the statement
         """
         _check_numbers("overview", limit=limit)
-        like = [like_of(pattern) for pattern in patterns] or None
-        return self._operate(lambda operations, cursor: operations.overview(cursor, like, limit))
+        _check_patterns("overview", patterns)
+        like = {like_of(pattern): pattern for pattern in patterns}
+        read = self._operate(
+            lambda operations, cursor: operations.overview(cursor, list(like) or None, limit)
+        )
+        fleet: Sequence[ReplicaStatus] | None = None
+        with suppress(TaskLockSchemaError):
+            fleet = self._operate(
+                lambda operations, cursor: operations.fleet(cursor, list(like) or None)
+            )
+        jobs, unread = self._overdue_jobs(patterns, namespace)
+        missing = unmatched([like[pattern] for pattern in read.unmatched], jobs)
+        rows = WatchedRows(
+            read.overview.now,
+            read.watched,
+            read.more,
+            fleet,
+            jobs,
+            read.pauses_of_all,
+            missing,
+            unread,
+        )
+        return with_findings(read.overview, rows)
+
+    def _overdue_jobs(
+        self, patterns: Sequence[str], namespace: str
+    ) -> tuple[dict[str, JobStatus], list[str]]:
+        """Return the overdue stored jobs by their tasks' names, and why they are not known."""
+        try:
+            overdue = self.jobs(overdue=True, limit=MOST_WATCHED)
+        except TaskLockSchemaError:
+            return {}, []
+        except TaskLockError:  # its text may have a secret of an engine's creator
+            return {}, ["the stored jobs cannot be read: see the log, or `jobs`"]
+        found: dict[str, JobStatus] = {}
+        for job in overdue:
+            name = job.task or f"{namespace}{job.id}"
+            if not patterns or len(unmatched(patterns, [name])) < len(patterns):
+                found.setdefault(name, job)
+        return found, []
 
     def runs(
         self,

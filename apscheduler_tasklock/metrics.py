@@ -10,7 +10,6 @@ import socket
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from datetime import datetime, timezone
 from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -18,11 +17,15 @@ from typing import TYPE_CHECKING, Any
 
 from apscheduler_tasklock._values import logger_of
 from apscheduler_tasklock._words.gauges import (
+    FINDING,
     GAUGES,
     LEADER,
+    NAMESPACE,
     REPLICAS_ALIVE,
+    TASK_NAME,
     Gauge,
     MetricRows,
+    finding_values,
     rows_of,
     task_values,
     text_of,
@@ -37,8 +40,6 @@ if TYPE_CHECKING:
 
 logger = logger_of(__name__)
 
-TASK_NAME = "tasklock.task.name"
-NAMESPACE = "tasklock.namespace"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 # Seconds for which all gauges of a collection use the same rows.
@@ -49,13 +50,13 @@ CLIENT_TIMEOUT = 5.0
 
 def _read(locks: TaskLocks) -> MetricRows:
     """Read the rows."""
-    tasks = locks.tasks()
+    tasks, findings = locks.tasks(), locks.overview(limit=0).findings
     replicas: Sequence[ReplicaStatus] | None
     try:
         replicas = locks.replicas()
     except TaskLockSchemaError:  # so that the tasks' metrics do not depend on another table's right
         replicas = None
-    return rows_of(tasks, replicas, datetime.now(timezone.utc))
+    return rows_of(tasks, findings, replicas)
 
 
 def prometheus_text(locks: TaskLocks) -> str:
@@ -66,10 +67,11 @@ def prometheus_text(locks: TaskLocks) -> str:
     return text_of(_read(locks))
 
 
-def metric_values(locks: TaskLocks) -> dict[str, dict[str, float] | float]:
+def metric_values(locks: TaskLocks) -> dict[str, Any]:
     """Return the metrics' values: by the metric's name in Prometheus, then by the task's name.
 
-    The number of replicas that are alive is by the metric's name alone. Whether a replica leads is
+    Findings are a list, each with its attributes and how many there are of them. The number of
+    replicas that are alive is by the metric's name alone. Whether a replica leads is
     by the namespace, if there are replicas in leader mode.
 
     :raises TaskLockError: the database is unavailable, or rejects the read
@@ -99,6 +101,9 @@ def observe_tasks(locks: TaskLocks, meter_provider: MeterProvider | None = None)
             gauge.name, [partial(_observe, reader, gauge)], gauge.unit, gauge.description
         )
     meter.create_observable_gauge(
+        FINDING.name, [partial(_observe_findings, reader)], FINDING.unit, FINDING.description
+    )
+    meter.create_observable_gauge(
         REPLICAS_ALIVE.name,
         [partial(_observe_replicas, reader)],
         REPLICAS_ALIVE.unit,
@@ -116,6 +121,13 @@ def _observe(
 
     for task, value in task_values(gauge, reader.read()).items():
         yield Observation(value, {TASK_NAME: task})
+
+
+def _observe_findings(reader: _SharedReader, _options: CallbackOptions) -> Iterable[Observation]:
+    from opentelemetry.metrics import Observation
+
+    for attributes, value in finding_values(reader.read()):
+        yield Observation(value, attributes)
 
 
 def _observe_replicas(reader: _SharedReader, _options: CallbackOptions) -> Iterable[Observation]:
@@ -139,7 +151,7 @@ class _SharedReader:
     def __init__(self, locks: TaskLocks) -> None:
         self._locks = locks
         self._reading = threading.Lock()
-        self._rows = MetricRows(datetime.now(timezone.utc))
+        self._rows = MetricRows()
         self._read_at: float | None = None
         self._fails = False
 
@@ -151,7 +163,7 @@ class _SharedReader:
                     self._rows = _read(self._locks)
                     self._fails = False
                 except TaskLockError as error:
-                    self._rows = MetricRows(datetime.now(timezone.utc))
+                    self._rows = MetricRows()
                     level = logging.DEBUG if self._fails else logging.WARNING
                     logger.log(level, "The metrics of the tasks cannot be read: %s", error)
                     self._fails = True

@@ -230,12 +230,13 @@ class Overview:
     Each list has at most as many tasks as were asked for; ``counts`` tells how many there are. A
     task can be in several lists.
 
-    :ivar now: the time of the overview
+    :ivar now: the time of the overview, by the database's clock
     :ivar counts: how many tasks have each state; 0 for a state that no task has
-    :ivar alarms: the same without the tasks that are acknowledged or gone
+    :ivar gone: how many tasks are gone, of whatever state
+    :ivar late_by: seconds for which the latest task has been due, if it is not gone; 0: none is due
+    :ivar findings: what an operator should know, the worst first. They are what
+        ``apscheduler-tasklock check`` tells, and no list limits them.
     :ivar running: tasks with the states running and too long, the run that began first first
-    :ivar troubled: tasks with the states unreadable, too long, dead, overdue, failing, missed, cut,
-        late and retrying, in this order. Tasks that are acknowledged or gone come last.
     :ivar due_next: tasks that are due in the future and not paused, the soonest first
     :ivar paused: tasks that are paused, also those whose state is running or too long. Tasks with
         pauses of their own come first, and those that are only paused with all tasks come last.
@@ -247,9 +248,10 @@ class Overview:
 
     now: datetime
     counts: Mapping[TaskState, int]
-    alarms: Mapping[TaskState, int]
+    gone: int
+    late_by: float
+    findings: tuple[Finding, ...]
     running: tuple[TaskStatus, ...]
-    troubled: tuple[TaskStatus, ...]
     due_next: tuple[TaskStatus, ...]
     paused: tuple[TaskStatus, ...]
     pauses_of_all: tuple[Pause, ...]
@@ -564,18 +566,30 @@ class Health:
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check of ``TaskLocks.doctor`` has found.
+    """What an operator should know of the set-up, of a task, or of the replicas.
 
-    :ivar what: what was checked, such as ``"connection"``
-    :ivar level: ``"ok"``; ``"note"``: worth knowing, and the task lock works; or ``"wrong"``
+    ``TaskLocks.doctor`` finds what is wrong with the set-up. ``TaskLocks.overview`` finds what is
+    not well with the tasks, and this is what ``apscheduler-tasklock check`` tells.
+
+    :ivar what: what the finding is about, such as ``"connection"`` or ``"overdue"``
+    :ivar level: of ``doctor``: ``"ok"``; ``"note"``: worth knowing, and the task lock works; or
+        ``"wrong"``. Of ``overview``: ``"note"``, ``"warning"``, ``"critical"`` or ``"unknown"``
     :ivar says: the state that was found, without secrets
     :ivar remedy: what to do; ``""`` for nothing
+    :ivar task: the task's name; of a stored job that no replica has claimed so far, the job's id
+    :ivar replica: the replica's id
+    :ivar since: since when it is so; ``None``: it is not known
+    :ivar link: the address of its page, relative to the dashboard's; ``""``: there is none
     """
 
     what: str
     level: str
     says: str
     remedy: str = ""
+    task: str | None = None
+    replica: str | None = None
+    since: datetime | None = None
+    link: str = ""
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import getpass
 import re
 import socket
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -276,8 +277,8 @@ _PAUSES = f"""{elements_of("lock.pauses")} WITH ORDINALITY AS each (pause, place
 # Pauses as columns of arrays, those of the task before those of all tasks.
 _PAUSE_COLUMNS = ("by", "since", "until", "why", "namespace")
 _TOTALS = (
-    *("now", "states", "numbers", "alarming", "alive_count", "silent_count"),
-    *(f"of_all_{name}" for name in _PAUSE_COLUMNS),
+    *("now", "states", "numbers", "gone_count", "longest_late", "watched_count", "unmatched"),
+    *(f"of_all_{name}" for name in (*_PAUSE_COLUMNS, "concerned")),
 )
 _IN_ORDER = ", ".join(
     f"pg_catalog.array_agg({name} ORDER BY namespace NULLS FIRST, place) AS {name}"
@@ -299,13 +300,22 @@ _ORDER = f"""
     CASE WHEN %(order)s::text = 'due' THEN due_at END NULLS LAST,
     CASE WHEN %(order)s::text = 'started' THEN started_at END DESC NULLS LAST, task_name
 """
-# The lists of an overview: which tasks each list has, and in which order.
+# The tasks that a finding can be about. What is left out is well, known to an operator, or history,
+# so that few rows are read although there may be hundreds of thousands.
+_IS_WATCHED = """CASE WHEN state IN ('unreadable', 'too long') THEN true
+    WHEN gone OR paused THEN false
+    WHEN state IN ('dead', 'overdue', 'late') THEN true
+    ELSE has_ended_badly AND NOT acknowledged END"""
+# Limits the tasks that are read to be judged, in case that most are not well.
+MOST_WATCHED = 2_000
+# The lists of an overview: which tasks each list has, and in which order. That of watched tasks has
+# its own limit, and what may be critical first.
 _LISTS = {
-    "running": ("state IN ('running', 'too long')", "begun_at, task_name"),
-    "troubled": (
-        "state NOT IN ('running', 'paused', 'gone', 'new', 'ok')",
-        f"acknowledged OR gone, {_PLACE_BY_URGENCY}, task_name",
+    "watched": (
+        _IS_WATCHED,
+        f"state NOT IN ('too long', 'dead', 'overdue'), {_PLACE_BY_URGENCY}, task_name",
     ),
+    "running": ("state IN ('running', 'too long')", "begun_at, task_name"),
     "due_next": ("due_at > now() AND NOT paused", "due_at, task_name"),
     # Tasks with own pauses come first, because a pause of all tasks may apply to thousands.
     "paused": ("paused", "NOT is_paused_itself, task_name"),
@@ -321,6 +331,24 @@ MOST_ENTRIES = 100_000
 
 # Whether an operator has asked for a manual run that has not begun.
 _IS_OPEN = "lock.request_id IS NOT NULL AND lock.request_until > now()"
+
+
+@dataclass(frozen=True)
+class OverviewRead:
+    """What one statement reads of all tasks.
+
+    :ivar overview: what an operator sees at a glance, without findings and replicas
+    :ivar watched: the tasks that a finding can be about
+    :ivar more: how many more of these there are
+    :ivar unmatched: the patterns, as for SQL's ``LIKE``, that no task matches
+    :ivar pauses_of_all: the pauses of all tasks that concern some of the tasks
+    """
+
+    overview: Overview
+    watched: Sequence[TaskStatus]
+    more: int
+    unmatched: Sequence[str]
+    pauses_of_all: Sequence[Pause]
 
 
 class Operations:
@@ -345,31 +373,32 @@ class Operations:
         self._replicas = for_template(replica_table(table))
         replicas = f"""SELECT *, {IS_ALIVE} AS alive, {IS_HEARD} AS heard
                        FROM {self._replicas} AS replica"""
-        self._prepare_tasks(name, replicas)
+        matching = f"""{IS_TASK} AND (%(like)s::text[] IS NULL
+                                      OR lock.task_name LIKE ANY (%(like)s::text[]))"""
+        self._prepare_tasks(name, replicas, matching)
         self._prepare_runs(name)
         found_dead = f"""
             SELECT replica AS replica_id, max(ended_at) AS died_at
             FROM {self._runs} WHERE outcome = 'died' GROUP BY 1
         """
-        list_replicas = f"""
-            WITH replicas AS ({replicas}), dead AS ({found_dead}), leaders AS ({_leaders(name)})
-            SELECT replica_id, host, version, started_at, seen_at, tasks, rejected,
-                   jsonb_typeof(running) = 'array' AND NOT EXISTS (
-                       SELECT FROM {REPORTED_RUNS} AS run WHERE NOT {IS_RUN}) AS tells_runs,
-                   {_REPLICA_STATE.format(table=name, is_task=IS_TASK)} AS state,
-                   leader_namespace,
-                   COALESCE(is_led AND locked_by = replica_id, false) AS leads,
-                   CASE WHEN leader_namespace IS NOT NULL AND is_led IS NOT TRUE
-                        THEN extract(epoch FROM now() - GREATEST(led_until, started_at))::float8
-                   END AS leaderless_for
-            FROM replicas LEFT JOIN dead USING (replica_id)
-                 LEFT JOIN leaders USING (leader_namespace) ORDER BY started_at, replica_id
-        """
-        self._list_replicas = Statement(list_replicas)
-        self._list_replicas_without_runs = Statement(
-            list_replicas.replace(
-                found_dead,
-                "SELECT '' AS replica_id, NULL::timestamptz AS died_at WHERE false",
+        none_dead = "SELECT '' AS replica_id, NULL::timestamptz AS died_at WHERE false"
+        self._list_replicas, self._list_replicas_without_runs, self._list_fleet = (
+            Statement(_list_replicas(name, replicas, *columns))
+            for columns in (
+                (found_dead, "tasks", "leader_namespace"),
+                (none_dead, "tasks", "leader_namespace"),
+                # One task tells that there are some. A namespace is left out if no task that is
+                # asked for is in it.
+                (
+                    none_dead,
+                    "tasks[1:1]",
+                    f"""CASE WHEN leader_namespace IN (
+                        SELECT namespace
+                        FROM (SELECT DISTINCT leader_namespace AS namespace FROM replicas) AS each
+                        WHERE EXISTS (SELECT FROM {name} AS lock
+                                      WHERE {matching} AND starts_with(task_name, namespace)))
+                        THEN leader_namespace END""",
+                ),
             )
         )
         self._list_running = Statement(f"""
@@ -446,11 +475,12 @@ class Operations:
             SELECT task_name FROM forgotten
         """)
 
-    def _prepare_tasks(self, name: str, replicas: str) -> None:
+    def _prepare_tasks(self, name: str, replicas: str, matching: str) -> None:
         """Prepare the statements that read tasks.
 
         :param name: the quoted name of the task lock table, for a template
         :param replicas: the query of the replicas
+        :param matching: whether a row is that of a task that is asked for
         """
         # In `known`, DISTINCT drops equal lists of tasks before `unnest`, because all replicas of a
         # deployment have the same list. It is not joined, because PostgreSQL expects few names in
@@ -518,8 +548,6 @@ class Operations:
                   WHERE COALESCE(until > now(), true) AND lock.runs <> ''
                         AND starts_with(lock.task_name, namespace)) AS pause
         ) AS pauses"""
-        matching = f"""{IS_TASK} AND (%(like)s::text[] IS NULL
-                                      OR lock.task_name LIKE ANY (%(like)s::text[]))"""
         self._tasks = self._with_and_without_replicas(
             f"""WITH {queries}
                 SELECT {task_columns}
@@ -535,7 +563,9 @@ class Operations:
                    due.at AS due_at, in_pause.now AS paused, {IS_PAUSED} AS is_paused_itself,
                    NULLIF(lock.started_at, {NEVER}) AS started_at,
                    LEAST(lock.started_at, stuck.since[1]) AS begun_at,
-                   {_NO_LONGER_ALARMS} AS acknowledged, {_GONE} AS gone
+                   {_NO_LONGER_ALARMS} AS acknowledged, {_GONE} AS gone,
+                   COALESCE(lock.failures > 0 OR {_CUT_AT} IS NOT NULL
+                            OR {_MISSED_AT} IS NOT NULL, false) AS has_ended_badly
             FROM {name} AS lock, {judgement}
             WHERE {matching}
         )"""
@@ -557,44 +587,46 @@ class Operations:
                 SELECT * FROM listing ORDER BY place""",
             replicas,
         )
+        limits = {"watched": str(MOST_WATCHED)}
         lists = " UNION ALL ".join(
             f"""SELECT '{list_name}' AS list, task_name,
                        pg_catalog.row_number() OVER (ORDER BY {order}) AS place
                 FROM (SELECT * FROM judged WHERE {which}
-                      ORDER BY {order} LIMIT %(limit)s) AS first_ones"""
+                      ORDER BY {order} LIMIT {limits.get(list_name, "%(limit)s")}) AS first"""
             for list_name, (which, order) in _LISTS.items()
         )
         of_all = ", ".join(
             f"pg_catalog.array_agg({each} ORDER BY namespace, place) AS of_all_{each}"
             for each in _PAUSE_COLUMNS
         )
-        died = "COALESCE(dead.until > seen_at, false)"
         # The first row has what is told of all tasks together.
         self._overview = self._with_and_without_replicas(
             f"""WITH {queries}, {judged}, chosen AS ({lists}), {rows}, counted AS (
                     SELECT pg_catalog.array_agg(state) AS states,
                            pg_catalog.array_agg(number) AS numbers,
-                           pg_catalog.array_agg(alarming) AS alarming
+                           COALESCE(sum(gone_number), 0)::bigint AS gone_count,
+                           max(longest_late) AS longest_late,
+                           COALESCE(sum(watched_number), 0)::bigint AS watched_count
                     FROM (SELECT state, count(*) AS number,
-                                 count(*) FILTER (WHERE NOT acknowledged AND NOT gone) AS alarming
+                                 count(*) FILTER (WHERE gone) AS gone_number,
+                                 count(*) FILTER (WHERE {_IS_WATCHED}) AS watched_number,
+                                 max(extract(epoch FROM now() - due_at)::float8) FILTER (
+                                     WHERE state IN ('late', 'overdue') AND NOT gone)
+                                     AS longest_late
                           FROM judged GROUP BY 1) AS each_state
-                ), dead AS (
-                    SELECT locked_by AS replica_id, max(locked_until) AS until
-                    FROM {name} AS lock
-                    WHERE {IS_TASK} AND finished_at IS NULL AND NOT handed_over AND NOT overran
-                          AND locked_until <= now() GROUP BY 1
-                ), told AS (
-                    SELECT count(*) FILTER (WHERE heard AND NOT {died}) AS alive_count,
-                           count(*) FILTER (
-                               WHERE (NOT heard OR {died}) AND (heard OR stopped_at IS NULL)
-                                     AND seen_at > now() - interval '1 day') AS silent_count
-                    FROM replicas LEFT JOIN dead USING (replica_id)
+                ), missing AS (
+                    SELECT pg_catalog.array_agg(pattern) AS unmatched
+                    FROM pg_catalog.unnest(%(like)s::text[]) AS pattern
+                    WHERE NOT EXISTS (SELECT FROM judged WHERE task_name LIKE pattern)
                 ), paused_with_all AS (
-                    SELECT {of_all} FROM listed_pauses WHERE COALESCE(until > now(), true)
+                    SELECT {of_all}, pg_catalog.array_agg(EXISTS (
+                               SELECT FROM judged WHERE starts_with(task_name, namespace))
+                           ORDER BY namespace, place) AS of_all_concerned
+                    FROM listed_pauses WHERE COALESCE(until > now(), true)
                 ), totals AS (
-                    SELECT '' AS list, 0::bigint AS place, now() AS now, counted.*, told.*,
+                    SELECT '' AS list, 0::bigint AS place, now() AS now, counted.*, missing.*,
                            paused_with_all.*
-                    FROM counted, told, paused_with_all
+                    FROM counted, missing, paused_with_all
                 )
                 SELECT * FROM totals FULL JOIN listing USING (list, place)
                 ORDER BY list, place""",
@@ -757,32 +789,48 @@ class Operations:
         rows, _ = self._task_rows(cursor, self._ordered_tasks, wanted)
         return [_listed_task(row) for row in rows]
 
-    def overview(self, cursor: Any, like: Sequence[str] | None, limit: int) -> Overview:
-        """Return what an operator sees at a glance.
+    def overview(self, cursor: Any, like: Sequence[str] | None, limit: int) -> OverviewRead:
+        """Return what an operator sees at a glance, without findings and replicas.
 
         :param like: patterns of names, as for SQL's ``LIKE``; ``None`` for all
         :param limit: how many tasks each list has, at most
         """
         cursor.row_factory = dict_row
         wanted = {"like": _list(like), "limit": limit}
-        (totals, *rows), with_replicas = self._task_rows(cursor, self._overview, wanted)
+        (totals, *rows), _ = self._task_rows(cursor, self._overview, wanted)
         states = [TaskState(state) for state in totals["states"] or ()]
-        counts, alarms = (
-            dict.fromkeys(TaskState, 0) | dict(zip(states, totals[name] or (), strict=True))
-            for name in ("numbers", "alarming")
-        )
-        pauses = (totals[f"of_all_{name}"] or () for name in _PAUSE_COLUMNS)
+        pauses = [
+            Pause(*each)
+            for each in zip(
+                *(totals[f"of_all_{name}"] or () for name in _PAUSE_COLUMNS), strict=True
+            )
+        ]
         lists: dict[str, list[TaskStatus]] = {name: [] for name in _LISTS}
         for row in rows:
             lists[row["list"]].append(_listed_task(row, totals=_TOTALS))
-        return Overview(
+        watched = lists.pop("watched")
+        overview = Overview(
             now=totals["now"],
-            counts=counts,
-            alarms=alarms,
+            counts=dict.fromkeys(TaskState, 0)
+            | dict(zip(states, totals["numbers"] or (), strict=True)),
+            gone=totals["gone_count"],
+            late_by=totals["longest_late"] or 0.0,
+            findings=(),
             **{name: tuple(tasks) for name, tasks in lists.items()},
-            pauses_of_all=tuple(Pause(*each) for each in zip(*pauses, strict=True)),
-            alive=totals["alive_count"] if with_replicas else None,
-            silent=totals["silent_count"] if with_replicas else None,
+            pauses_of_all=tuple(pauses),
+            alive=None,
+            silent=None,
+        )
+        return OverviewRead(
+            overview,
+            watched,
+            totals["watched_count"] - len(watched),
+            totals["unmatched"] or [],
+            [
+                pause
+                for pause, is_one in zip(pauses, totals["of_all_concerned"] or (), strict=True)
+                if is_one
+            ],
         )
 
     def _task_rows(
@@ -926,6 +974,21 @@ class Operations:
         except (UndefinedTable, InsufficientPrivilege):
             # Read without the history. If another table was the reason, this read raises, too.
             rows = self._all(cursor, self._list_replicas_without_runs)
+        return self._with_running(cursor, rows)
+
+    def fleet(self, cursor: Any, like: Sequence[str] | None) -> list[ReplicaStatus]:
+        """Return the replicas with what findings are made of: without most of their tasks.
+
+        A replica that has died counts as alive until it is silent, if its run was taken over,
+        because the history is not read.
+
+        :param like: patterns of tasks, as for SQL's ``LIKE``; ``None`` for all. If none of these
+            tasks is in the namespace in which a replica leads or follows, it is left out.
+        """
+        cursor.row_factory = dict_row
+        return self._with_running(cursor, self._all(cursor, self._list_fleet, like=_list(like)))
+
+    def _with_running(self, cursor: Any, rows: Sequence[dict[str, Any]]) -> list[ReplicaStatus]:
         running: dict[str, dict[tuple[str, int], RunningRun]] = {}
         for found in self._all(cursor, self._list_running):
             run = RunningRun(**found)
@@ -1256,6 +1319,30 @@ class Operations:
     @staticmethod
     def _run(cursor: Any, statement: Statement, **wanted: object) -> Any:
         return cursor.execute(statement.query, statement.arguments(wanted))
+
+
+def _list_replicas(name: str, replicas: str, dead: str, tasks: str, namespace: str) -> str:
+    """Return the query of the replicas.
+
+    :param replicas: the query of their rows
+    :param dead: the query of those of which the history knows that a run died
+    :param tasks: the tasks that are returned
+    :param namespace: the namespace in which a replica leads or follows
+    """
+    return f"""
+        WITH replicas AS ({replicas}), dead AS ({dead}), leaders AS ({_leaders(name)})
+        SELECT replica_id, host, version, started_at, seen_at, {tasks} AS tasks, rejected,
+               jsonb_typeof(running) = 'array' AND NOT EXISTS (
+                   SELECT FROM {REPORTED_RUNS} AS run WHERE NOT {IS_RUN}) AS tells_runs,
+               {_REPLICA_STATE.format(table=name, is_task=IS_TASK)} AS state,
+               {namespace} AS leader_namespace,
+               COALESCE(is_led AND locked_by = replica_id, false) AS leads,
+               CASE WHEN leader_namespace IS NOT NULL AND is_led IS NOT TRUE
+                    THEN extract(epoch FROM now() - GREATEST(led_until, started_at))::float8
+               END AS leaderless_for
+        FROM replicas LEFT JOIN dead USING (replica_id)
+             LEFT JOIN leaders USING (leader_namespace) ORDER BY started_at, replica_id
+    """
 
 
 def _usual_durations(runs: str, which: str) -> str:
@@ -1656,6 +1743,22 @@ def _part_of_transaction(cursor: Any) -> Iterator[None]:
 def like_of(pattern: str) -> str:
     """Return the ``LIKE`` pattern of a glob with ``*`` and ``?``."""
     return escaped(pattern).replace("*", "%").replace("?", "_")
+
+
+def unmatched(patterns: Sequence[str], names: Iterable[str]) -> list[str]:
+    """Return the patterns that none of these names matches."""
+    there = list(names)
+    exact = set(there)
+    return [
+        pattern
+        for pattern in patterns
+        if pattern not in exact and not any(map(_expression(pattern).fullmatch, there))
+    ]
+
+
+def _expression(pattern: str) -> re.Pattern[str]:
+    parts = {"*": ".*", "?": "."}
+    return re.compile("".join(parts.get(c) or re.escape(c) for c in pattern), re.DOTALL)
 
 
 def escaped(name: str) -> str:

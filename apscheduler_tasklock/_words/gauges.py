@@ -1,13 +1,13 @@
-"""The gauges of the tasks, as functions of rows and a time."""
+"""The gauges of the tasks, as functions of rows and of the findings on them."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
-from typing import Literal
+from typing import Any, Literal
 
-from apscheduler_tasklock.status import ReplicaStatus, TaskState, TaskStatus
+from apscheduler_tasklock.status import Finding, ReplicaStatus, TaskState, TaskStatus
 
 
 @dataclass(frozen=True)
@@ -34,49 +34,32 @@ class Instrument:
 class Gauge(Instrument):
     """A gauge with a value for each task.
 
-    :ivar value: returns a task's value at a time; ``None``: the task has no value
+    :ivar value: returns a task's value from the task and what the finding of it is about, which is
+        ``None`` if there is none. A task without a value returns ``None``.
     """
 
-    value: Callable[[TaskStatus, datetime], float | None]
+    value: Callable[[TaskStatus, str | None], float | None]
 
 
-def _overdue(task: TaskStatus, now: datetime) -> float:
-    """Return 1 for an overdue task, else 0.
-
-    A task whose last run is dead or takes too long has the state ``DEAD`` or ``TOO_LONG``, even if
-    its next run is overdue. So in these states ``overdue_at`` is compared with the time now.
-    """
-    if task.gone:  # no alarm, because no live replica has the task any more
-        return 0.0
-    is_over = task.state is TaskState.TOO_LONG and task.locked_until < now
-    if (task.state is TaskState.DEAD or is_over) and task.overdue_at is not None:
-        return float(task.overdue_at < now)
-    return float(task.state is TaskState.OVERDUE)
-
-
-def _cut(task: TaskStatus, _now: datetime) -> float:
-    """Return 1 for a task whose last run was cut, unless the task is paused or gone; else 0.
-
-    A cut that an operator has acknowledged is 0, too.
-    """
-    is_known = task.paused or task.gone or task.acknowledged
-    return float(task.cut_for is not None and not is_known)
-
-
-def _last_duration(task: TaskStatus, _now: datetime) -> float | None:
+def _last_duration(task: TaskStatus, _kind: str | None) -> float | None:
     return None if task.finished_at is None else task.took
 
 
-def _next_due(task: TaskStatus, _now: datetime) -> float | None:
+def _next_due(task: TaskStatus, _kind: str | None) -> float | None:
     return None if task.due_at is None else task.due_at.timestamp()
 
 
-def _last_success(task: TaskStatus, _now: datetime) -> float | None:
+def _last_success(task: TaskStatus, _kind: str | None) -> float | None:
     return None if task.succeeded_at is None else task.succeeded_at.timestamp()
 
 
 GAUGES = (
-    Gauge("tasklock.task.overdue", "", "1 if nobody has run the task when it was due", _overdue),
+    Gauge(
+        "tasklock.task.overdue",
+        "",
+        "1 if nobody has run the task when it was due",
+        lambda _task, kind: float(kind == TaskState.OVERDUE.value),
+    ),
     Gauge(
         "tasklock.task.last_success",
         "s",
@@ -87,16 +70,7 @@ GAUGES = (
         "tasklock.task.failures",
         "",
         "Runs that failed since the last that ended well; 0 if they are acknowledged",
-        lambda task, _now: 0.0 if task.acknowledged else float(task.failures),
-    ),
-    Gauge(
-        "tasklock.task.cut", "", "1 if a stop has cut the last run, and nobody ran its window", _cut
-    ),
-    Gauge(
-        "tasklock.task.unreadable",
-        "",
-        "1 if the task's row has values that cannot be read",
-        lambda task, _now: float(bool(task.unreadable)),
+        lambda task, _kind: 0.0 if task.acknowledged else float(task.failures),
     ),
     Gauge(
         "tasklock.task.last_duration",
@@ -106,41 +80,50 @@ GAUGES = (
     ),
     Gauge("tasklock.task.next_due", "s", "When the next run is due, since 1970", _next_due),
     Gauge(
-        "tasklock.task.paused", "", "1 if the task is paused", lambda task, _now: float(task.paused)
+        "tasklock.task.paused",
+        "",
+        "1 if the task is paused",
+        lambda task, _kind: float(task.paused),
     ),
 )
+FINDING = Instrument("tasklock.finding", "", "1 for each finding of `apscheduler-tasklock check`")
 REPLICAS_ALIVE = Instrument("tasklock.replica.alive", "", "Replicas that are alive")
 LEADER = Instrument("tasklock.leader", "", "1 if a replica leads the namespace, in leader mode")
+
+# The attributes of the gauges.
+TASK_NAME, NAMESPACE = "tasklock.task.name", "tasklock.namespace"
+FINDING_KIND, FINDING_LEVEL = "tasklock.finding.kind", "tasklock.finding.level"
 
 
 @dataclass(frozen=True)
 class MetricRows:
     """The rows that the metrics are read from.
 
-    :ivar now: the time of the metrics
     :ivar tasks: the tasks that have metrics
+    :ivar findings: the findings on all tasks and replicas
     :ivar alive: how many replicas are alive; ``None``: the replicas cannot be read
     :ivar leaders: for each namespace with live replicas in leader mode, 1 if one of them leads
     """
 
-    now: datetime
     tasks: Sequence[TaskStatus] = ()
+    findings: Sequence[Finding] = ()
     alive: int | None = None
     leaders: Mapping[str, float] = field(default_factory=dict)
 
 
 def rows_of(
-    tasks: Sequence[TaskStatus], replicas: Sequence[ReplicaStatus] | None, now: datetime
+    tasks: Sequence[TaskStatus],
+    findings: Sequence[Finding],
+    replicas: Sequence[ReplicaStatus] | None,
 ) -> MetricRows:
     """Return the rows of the metrics. One-off jobs have no metrics, because there may be many.
 
+    :param findings: the findings on all tasks and replicas
     :param replicas: all replicas; ``None``: they cannot be read
-    :param now: this machine's time, because a task's status does not say what time it is in the
-        database. The two clocks differ by far less than a grace time.
     """
     tasks = [task for task in tasks if not _is_one_off(task)]
     if replicas is None:
-        return MetricRows(now, tasks)
+        return MetricRows(tasks, findings)
     alive = [replica for replica in replicas if replica.alive]
     leaders: dict[str, float] = {}
     for replica in alive:
@@ -149,7 +132,7 @@ def rows_of(
             # By the namespace, because a scheduler's executors lead under the id of one of them.
             leads = float(replica.leaderless_for is None)
             leaders[replica.leader_namespace] = max(led, leads)
-    return MetricRows(now, tasks, len(alive), leaders)
+    return MetricRows(tasks, findings, len(alive), leaders)
 
 
 def _is_one_off(task: TaskStatus) -> bool:
@@ -162,23 +145,24 @@ def text_of(rows: MetricRows) -> str:
     for gauge in GAUGES:
         lines += gauge.head
         for task, value in task_values(gauge, rows).items():
-            label = f'tasklock_task_name="{_escaped(task)}"'
-            lines.append(f"{gauge.prometheus_name}{{{label}}} {value!r}")
+            lines.append(_sample(gauge, {TASK_NAME: task}, value))
+    lines += FINDING.head
+    lines += [_sample(FINDING, labels, value) for labels, value in finding_values(rows)]
     if rows.alive is not None:
         lines += [*REPLICAS_ALIVE.head, f"{REPLICAS_ALIVE.prometheus_name} {float(rows.alive)!r}"]
     if rows.leaders:
         lines += LEADER.head
     for namespace, value in rows.leaders.items():
-        label = f'tasklock_namespace="{_escaped(namespace)}"'
-        lines.append(f"{LEADER.prometheus_name}{{{label}}} {value!r}")
+        lines.append(_sample(LEADER, {NAMESPACE: namespace}, value))
     return "\n".join(lines) + "\n"
 
 
-def values_of(rows: MetricRows) -> dict[str, dict[str, float] | float]:
+def values_of(rows: MetricRows) -> dict[str, Any]:
     """Return the metrics' values by the metrics' names in Prometheus."""
-    values: dict[str, dict[str, float] | float] = {
-        gauge.prometheus_name: task_values(gauge, rows) for gauge in GAUGES
-    }
+    values: dict[str, Any] = {gauge.prometheus_name: task_values(gauge, rows) for gauge in GAUGES}
+    values[FINDING.prometheus_name] = [
+        {**_prometheus(attributes), "value": value} for attributes, value in finding_values(rows)
+    ]
     if rows.alive is not None:
         values[REPLICAS_ALIVE.prometheus_name] = float(rows.alive)
     if rows.leaders:
@@ -188,8 +172,36 @@ def values_of(rows: MetricRows) -> dict[str, dict[str, float] | float]:
 
 def task_values(gauge: Gauge, rows: MetricRows) -> dict[str, float]:
     """Return a gauge's values, by the tasks' names."""
-    values = ((task.name, gauge.value(task, rows.now)) for task in rows.tasks)
+    kinds = {finding.task: finding.what for finding in rows.findings}
+    values = ((task.name, gauge.value(task, kinds.get(task.name))) for task in rows.tasks)
     return {name: value for name, value in values if value is not None}
+
+
+def finding_values(rows: MetricRows) -> list[tuple[dict[str, str], float]]:
+    """Return the values of the gauge of findings, each with its attributes.
+
+    A finding on a task that has no metrics, such as that of a one-off job, has no task's name,
+    because there may be any number of names. Such findings are counted together.
+    """
+    names = {task.name for task in rows.tasks}
+    counts = Counter(
+        (each.what, each.level, each.task if each.task in names else None) for each in rows.findings
+    )
+    values = []
+    for (kind, level, task), count in counts.items():
+        attributes = {FINDING_KIND: kind, FINDING_LEVEL: level}
+        values.append((attributes | ({TASK_NAME: task} if task else {}), float(count)))
+    return values
+
+
+def _sample(instrument: Instrument, attributes: Mapping[str, str], value: float) -> str:
+    labels = (f'{name}="{_escaped(text)}"' for name, text in _prometheus(attributes).items())
+    return f"{instrument.prometheus_name}{{{','.join(labels)}}} {value!r}"
+
+
+def _prometheus(attributes: Mapping[str, str]) -> dict[str, str]:
+    """Return attributes with their names in Prometheus."""
+    return {name.replace(".", "_"): text for name, text in attributes.items()}
 
 
 def _escaped(value: str) -> str:

@@ -168,25 +168,6 @@ def _state_in_words(
     return f"{task.state.value}: {explained}" if explained else task.state.value
 
 
-def trouble_of(task: TaskStatus, formats: Formats) -> str:
-    """Return in a few words what is not well with a task; ``""`` for nothing."""
-    late = formats.seconds(task.late_by)
-    due = f"due at {formats.moment(task.due_at)}, {late} ago, and no replica has run it"
-    return {
-        TaskState.TOO_LONG: _too_long_in_words(task, formats),
-        TaskState.DEAD: f"{task.holder} has not renewed its lease since "
-        f"{formats.moment(task.locked_until)}",
-        TaskState.LATE: due,
-        TaskState.OVERDUE: due,
-        TaskState.RETRYING: f"failed ({task.error_type or 'died'}), its retry is due at "
-        f"{formats.moment(task.retry_at)}",
-        TaskState.FAILING: _failures_in_words(task, ()),
-        TaskState.MISSED: f"no replica has run it at {formats.moment(task.missed_at)}",
-        TaskState.CUT: f"a stop of {task.holder} has cut its last run",
-        TaskState.UNREADABLE: unreadable_in_words(task.unreadable),
-    }.get(task.state, "")
-
-
 def _replicas_in_words(task: TaskStatus, replicas: Sequence[ReplicaStatus] | None) -> str:
     """Return which replicas have the task; ``""`` if only ``hold`` uses the task."""
     if replicas is None:
@@ -244,10 +225,10 @@ def _too_long_in_words(task: TaskStatus, formats: Formats) -> str:
 def _failures_in_words(task: TaskStatus, runs: Sequence[Run]) -> str:
     if not task.failures:
         return ""
-    return f"{task.failures} in a row, {_last_failure_in_words(task, runs)}"
+    return f"{task.failures} in a row, {last_failure_in_words(task, runs)}"
 
 
-def _last_failure_in_words(task: TaskStatus, runs: Sequence[Run]) -> str:
+def last_failure_in_words(task: TaskStatus, runs: Sequence[Run]) -> str:
     """Return how the last run failed. A run that died or overran has no exception."""
     if task.error_type:
         return f"the last with {task.error_type}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Literal
@@ -14,6 +13,7 @@ from sqlalchemy.exc import DBAPIError
 
 from apscheduler_tasklock._database import rejections
 from apscheduler_tasklock._database.url import given_database
+from apscheduler_tasklock._lock.operations import unmatched
 from apscheduler_tasklock.cli.exits import say
 from apscheduler_tasklock.cli.text import did_you_mean
 from apscheduler_tasklock.errors import TaskLockError, TaskLockNotFoundError
@@ -104,17 +104,6 @@ def with_hint(options: argparse.Namespace, error: TaskLockNotFoundError) -> Task
     return TaskLockNotFoundError(error.names, error.kind, hint)
 
 
-def unmatched(patterns: Sequence[str], names: Iterable[str]) -> list[str]:
-    """Return the patterns that none of these names matches."""
-    there = list(names)
-    exact = set(there)
-    return [
-        pattern
-        for pattern in patterns
-        if pattern not in exact and not any(map(_expression(pattern).fullmatch, there))
-    ]
-
-
 def check_names(
     patterns: Sequence[str], names: Iterable[str], kind: Literal["task", "job"] = "task"
 ) -> None:
@@ -125,8 +114,3 @@ def check_names(
     missing = [name for name in unmatched(patterns, names) if not set("*?") & set(name)]
     if missing:
         raise TaskLockNotFoundError(missing, kind)
-
-
-def _expression(pattern: str) -> re.Pattern[str]:
-    parts = {"*": ".*", "?": "."}
-    return re.compile("".join(parts.get(c) or re.escape(c) for c in pattern), re.DOTALL)

@@ -20,7 +20,7 @@ from apscheduler_tasklock._words.runs import (
     miss_in_words,
     run_notes,
 )
-from apscheduler_tasklock._words.tasks import notes_of, pause_in_words, trouble_of
+from apscheduler_tasklock._words.tasks import notes_of, pause_in_words
 from apscheduler_tasklock.dashboard.actions import ACTIONS
 from apscheduler_tasklock.dashboard.drawings import CHART_HEIGHT, CHART_WIDTH, STRIP_HEIGHT
 from apscheduler_tasklock.dashboard.screens import SCREENS, Screen
@@ -112,7 +112,6 @@ def _templates() -> jinja2.Environment:
         run_notes=run_notes,
         notes_of=notes_of,
         pause_in_words=pause_in_words,
-        trouble_of=trouble_of,
         with_page=_with_page,
     )
     return environment

@@ -11,9 +11,9 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date, datetime, timedelta, timezone, tzinfo
 from typing import Any, TypeVar
-from urllib.parse import urlencode
 
 from apscheduler_tasklock._values import cut
+from apscheduler_tasklock._words.findings import severity_of
 from apscheduler_tasklock._words.json_text import as_json
 from apscheduler_tasklock._words.runs import error_in_words, miss_in_words
 from apscheduler_tasklock._words.stories import story_lines
@@ -34,7 +34,6 @@ from apscheduler_tasklock.dashboard.queries import Query, pattern_of
 from apscheduler_tasklock.dashboard.reads import Reads
 from apscheduler_tasklock.errors import (
     TaskLockNotFoundError,
-    TaskLockSchemaError,
     TaskLockStateError,
 )
 from apscheduler_tasklock.locks import TaskLocks
@@ -42,6 +41,7 @@ from apscheduler_tasklock.status import (
     KINDS,
     ORDERS,
     OUTCOMES,
+    Finding,
     JobStatus,
     MissCause,
     Overview,
@@ -55,6 +55,8 @@ Value = TypeVar("Value")
 
 # The rows of a page of tasks, runs and jobs.
 ROWS = 50
+# The findings that the overview lists.
+MOST_LISTED = 20
 # The entries that are drawn on lanes.
 MOST_DRAWN = 3_000
 # The characters of an error that are kept of such an entry, and those of a name or an error that
@@ -81,15 +83,21 @@ _ORDERS = {
     "started": "last run first",
 }
 
-# The states that need an operator, and how the first line of the overview says it.
-_TROUBLE = {
-    TaskState.UNREADABLE: ("task is unreadable", "tasks are unreadable"),
-    TaskState.TOO_LONG: ("task runs too long", "tasks run too long"),
-    TaskState.DEAD: ("task is dead", "tasks are dead"),
-    TaskState.OVERDUE: ("task is overdue", "tasks are overdue"),
-    TaskState.MISSED: ("task was missed", "tasks were missed"),
-    TaskState.CUT: ("task was cut by a stop", "tasks were cut by a stop"),
-    TaskState.FAILING: ("task is failing", "tasks are failing"),
+# How the first line of the overview says what findings are about, for one task and for several.
+# Other findings are told in their own words.
+_SAID = {
+    "unreadable": ("task is unreadable", "tasks are unreadable"),
+    "too long": ("task runs too long", "tasks run too long"),
+    "dead": ("task is dead", "tasks are dead"),
+    "overdue": ("task is overdue", "tasks are overdue"),
+    "missed": ("task was missed", "tasks were missed"),
+    "cut": ("task was cut by a stop", "tasks were cut by a stop"),
+    "failing": ("task is failing", "tasks are failing"),
+    "late": ("task is late", "tasks are late"),
+    "silent": (
+        "replica has died or fallen silent",
+        "replicas have died or fallen silent",
+    ),
 }
 
 _RUNNING = (TaskState.RUNNING, TaskState.TOO_LONG)
@@ -193,7 +201,10 @@ class Collector:
         If it cannot be read, the database is unavailable, and nothing else is read.
         """
         patterns = self._context.patterns()
-        found = self.read(("overview", patterns), lambda locks: locks.overview(*patterns))
+        found = self.read(
+            ("overview", patterns),
+            lambda locks: locks.overview(*patterns, namespace=self._context.namespace),
+        )
         state = self._state
         self._overview_age = state.age
         state.outage = state.gap
@@ -225,9 +236,6 @@ def overview(context: Context) -> Screen:
     now = found.now if found else context.now
     patterns = context.patterns()
     day_ago = now - _DAY
-    overdue_jobs = collector.read(
-        ("overdue jobs", patterns), lambda locks: _count_overdue_jobs(locks, context.namespace)
-    )
     troubles = collector.read(
         ("troubles", patterns),
         lambda locks: locks.runs(
@@ -242,11 +250,15 @@ def overview(context: Context) -> Screen:
         lambda locks: _drawn(locks.timeline(hour_ago, now, *patterns, limit=MOST_DRAWN)),
     )
     screen = collector.screen("overview.html", "Overview", found)
-    screen.data = {"overview": found, "troubles": bad, "overdue_jobs": overdue_jobs}
+    screen.data = {"overview": found, "troubles": bad}
     screen.drawn = {
         "last_of_each": _last_of_each(bad),
         "day_ago": screen.formats.field(day_ago),
-        "lines": state_lines(found, overdue_jobs or 0, screen.formats),
+        "lines": state_lines(found, screen.formats),
+        "is_well": found is not None
+        and not severity_of(found.findings)
+        and found.alive is not None,
+        "listed": MOST_LISTED,
         "unlisted": _unlisted(found),
         **_lanes(screen.formats, entries or [], found, hour_ago, now, context.query),
     }
@@ -254,13 +266,12 @@ def overview(context: Context) -> Screen:
 
 
 def _unlisted(found: Overview | None) -> dict[str, int]:
-    """Return how many more tasks run, and are troubled, than the overview has in its lists."""
+    """Return how many more tasks run, and findings there are, than the overview lists."""
     if found is None:
-        return {"running": 0, "troubled": 0}
-    troubled = (*_TROUBLE, TaskState.LATE, TaskState.RETRYING)
+        return {"running": 0, "findings": 0}
     return {
         "running": sum(found.counts[state] for state in _RUNNING) - len(found.running),
-        "troubled": sum(found.counts[state] for state in troubled) - len(found.troubled),
+        "findings": len(found.findings) - MOST_LISTED,
     }
 
 
@@ -274,39 +285,24 @@ def _last_of_each(runs: Sequence[Run]) -> list[tuple[Run, int]]:
     return [(run, counts[run.task]) for run in runs if last[run.task] is run]
 
 
-def _count_overdue_jobs(locks: TaskLocks, namespace: str) -> int:
-    """Return how many stored jobs no replica claims. They may have no task, and so no namespace."""
-    try:
-        found = locks.jobs(overdue=True)
-    except TaskLockSchemaError:  # a reader of an application without the job store needs no rights
-        return 0
-    return sum(job.task is None or job.task.startswith(namespace) for job in found)
-
-
-def state_lines(
-    found: Overview | None, overdue_jobs: int, formats: Formats
-) -> list[tuple[str, str, str]]:
-    """Return what is not well: for each thing its class, its words, and its link."""
+def state_lines(found: Overview | None, formats: Formats) -> list[tuple[str, str, str]]:
+    """Return what the first line says: for each thing its class, its words, and its link."""
     if found is None:
         return []
     lines = []
-    if found.alive is None:
-        lines.append(("bad", "the replicas cannot be read", "replicas"))
-    elif not found.alive and any(found.counts.values()):
-        lines.append(("bad", "no replica is alive", "replicas"))
-    troubles = [
-        (found.alarms.get(state, 0), *words, f"tasks?{urlencode({'state': state.value})}")
-        for state, words in _TROUBLE.items()
-    ]
-    troubles.append((overdue_jobs, "stored job is overdue", "stored jobs are overdue", "jobs"))
-    for count, one, several, link in troubles:
-        if count:
-            lines.append(("bad", f"{count} {one if count == 1 else several}", link))
+    by_kind: dict[str, list[Finding]] = {}
+    for finding in found.findings:
+        by_kind.setdefault(finding.what, []).append(finding)
+    for kind, findings in by_kind.items():
+        name = "note" if all(each.level == "note" for each in findings) else "bad"
+        if kind in _SAID:
+            link = findings[0].link if len(findings) == 1 else "#findings"
+            words = _SAID[kind][len(findings) > 1]
+            lines.append((name, f"{len(findings)} {words}", link))
+        else:
+            lines += [(name, each.says, each.link or "#findings") for each in findings]
     for pause in found.pauses_of_all:
         lines.append(("paused", of_all_and_pause_in_words(pause, formats), "tasks?state=paused"))
-    if found.silent:
-        words = "replica has" if found.silent == 1 else "replicas have"
-        lines.append(("note", f"{found.silent} {words} died or fallen silent", "replicas"))
     return lines
 
 

@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta, timezone, tzinfo
+from datetime import datetime, timezone, tzinfo
 from typing import Any, TypeVar, cast
 
 from starlette.applications import Starlette
@@ -29,7 +29,6 @@ from apscheduler_tasklock.status import (
     JobStatus,
     Overview,
     Pause,
-    ReplicaState,
     ReplicaStatus,
     Run,
     Story,
@@ -37,6 +36,7 @@ from apscheduler_tasklock.status import (
     TaskStatus,
 )
 from tests.support.rows import NOW
+from tests.support.waist import WatchedRows, with_findings
 
 Value = TypeVar("Value")
 
@@ -46,7 +46,6 @@ _CHANGES = {
     *("pause_job", "resume_job", "run_job", "move_job", "remove_job"),
 }
 _RUNNING = (TaskState.RUNNING, TaskState.TOO_LONG)
-_WELL = (TaskState.RUNNING, TaskState.PAUSED, TaskState.GONE, TaskState.NEW, TaskState.OK)
 
 
 @dataclass
@@ -95,29 +94,40 @@ class Known:
     def check_writes(self) -> None:
         """Nothing keeps the rows from being written."""
 
-    def overview(self, *patterns: str, limit: int = 20) -> Overview:
-        """Return an overview of the tasks."""
+    def overview(self, *patterns: str, limit: int = 20, namespace: str = "") -> Overview:
+        """Return an overview of the tasks, with the findings."""
         tasks = sorted(_chosen(self.tasks_, patterns, _name), key=_name)
         counts = Counter(task.state for task in tasks)
-        alarms = Counter(task.state for task in tasks if not _is_quiet(task))
         running = [task for task in tasks if task.state in _RUNNING]
         due = [task for task in tasks if not task.paused and task.due_at and task.due_at > self.now]
         paused = sorted((task for task in tasks if task.paused), key=_is_paused_with_all)
-        troubled = [task for task in tasks if task.state not in _WELL]
-        silent = (ReplicaState.SILENT, ReplicaState.DIED)
-        day_ago = self.now - timedelta(days=1)
-        return Overview(
+        late = [task.late_by or 0.0 for task in tasks if not task.gone]
+        found = Overview(
             self.now,
             {state: counts[state] for state in TaskState},
-            {state: alarms[state] for state in TaskState},
+            sum(task.gone for task in tasks),
+            max(late, default=0.0),
+            (),
             tuple(sorted(running, key=_first_began)[:limit]),
-            tuple(sorted(troubled, key=_urgency)[:limit]),
             tuple(sorted(due, key=lambda task: task.due_at or _LAST)[:limit]),
             tuple(paused[:limit]),
             self.pauses,
-            sum(each.alive for each in self.replicas_),
-            sum(each.state in silent and each.seen_at > day_ago for each in self.replicas_),
+            None,
+            None,
         )
+        jobs: dict[str, JobStatus] = {}
+        for job in self.jobs(overdue=True):
+            for name in _chosen([job.task or f"{namespace}{job.id}"], patterns, str):
+                jobs.setdefault(name, job)
+        pauses = [
+            pause
+            for pause in self.pauses
+            if any(task.name.startswith(pause.namespace or "") for task in tasks)
+        ]
+        names = [*jobs, *(task.name for task in tasks)]
+        missing = [pattern for pattern in patterns if not _chosen(names, [pattern], str)]
+        rows = WatchedRows(self.now, tasks, 0, self.replicas_, jobs, pauses, missing)
+        return with_findings(found, rows)
 
     def tasks(
         self,
@@ -243,14 +253,6 @@ def _name(task: TaskStatus) -> str:
 
 def _began(task: TaskStatus) -> datetime:
     return task.started_at or datetime.min.replace(tzinfo=timezone.utc)
-
-
-def _is_quiet(task: TaskStatus) -> bool:
-    return task.acknowledged or task.gone
-
-
-def _urgency(task: TaskStatus) -> tuple[bool, int]:
-    return _is_quiet(task), URGENCY.index(task.state)
 
 
 def _first_began(task: TaskStatus) -> datetime:

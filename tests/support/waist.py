@@ -62,6 +62,15 @@ from apscheduler_tasklock._lock.protocol_messages import (
 )
 from apscheduler_tasklock._lock.replica import LockSettings
 from apscheduler_tasklock._lock.test_doubles import LockProtocol, standing_in
+from apscheduler_tasklock._words.findings import (
+    KINDS,
+    SEVERITIES,
+    WatchedRows,
+    findings_of,
+    severity_of,
+    with_findings,
+)
+from apscheduler_tasklock._words.gauges import rows_of, text_of
 from apscheduler_tasklock.schema.table import DEFAULT_TABLE, task_lock_table
 from apscheduler_tasklock.status import Pause, RunningRun
 from apscheduler_tasklock.testing import rule
@@ -70,8 +79,10 @@ from apscheduler_tasklock.testing.in_memory import MemoryProtocol, MemoryTaskLoc
 __all__ = [
     "HISTORY",
     "IN_TIME",
+    "KINDS",
     "LOCK_TIMEOUT",
     "NOT_BEGUN",
+    "SEVERITIES",
     "AnyAttempt",
     "Ask",
     "BeyondLimitError",
@@ -109,20 +120,26 @@ __all__ = [
     "Statements",
     "TakeoverRequest",
     "Timings",
+    "WatchedRows",
     "WindowAfter",
     "attempt",
     "believing",
     "end_of",
+    "findings_of",
     "hear_of_probes",
     "intercept_claims",
     "is_takeover",
     "method_of",
     "protocol_of",
     "reset_of",
+    "rows_of",
     "send_together",
     "set_by",
+    "severity_of",
     "standing_in",
     "statements_of",
+    "text_of",
+    "with_findings",
 ]
 
 # A claim of a run that a row shows: a dead run, a failed run, or a manual run that was asked for.

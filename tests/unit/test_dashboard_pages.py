@@ -84,11 +84,10 @@ class TestOverview:
         kinds = (("a", "failing"), ("b", "overdue"), ("c", "overdue"))
         shown = reader(tasks_=[task_status(name, **READ[kind]) for name, kind in kinds])
         text = shown.html("/")
-        assert '<a href="tasks?state=overdue">2 tasks are overdue</a>' in text
-        assert '<a href="tasks?state=failing">1 task is failing</a>' in text
-        assert '<a href="replicas">no replica is alive</a>' in text
+        assert '<a href="#findings">2 tasks are overdue</a>' in text
+        assert '<a href="task?name=a">1 task is failing</a>' in text
         assert "All is well" not in text
-        assert "3 in a row, the last with ValueError" in shown.words("/")
+        assert "a failing warning 12:00:00 3 times, the last with ValueError" in shown.words("/")
 
     def test_stored_jobs_that_no_replica_claims_are_a_link(self) -> None:
         """They may have no task, so that nothing else on the page has them."""
@@ -99,18 +98,18 @@ class TestOverview:
             job_status("waits"),
         ]
         shown = reader(jobs_=jobs)
-        assert '<a href="jobs">2 stored jobs are overdue</a>' in shown.html("/")
-        assert shown.twin("/")["overdue_jobs"] == 2
+        assert '<a class="name" href="job?id=unclaimed">unclaimed</a>' in shown.html("/")
+        findings = shown.twin("/")["overview"]["findings"]
+        assert {each["task"] for each in findings} == {"unclaimed", "web:claimed"}
         other = reader(jobs_=jobs, namespace="shop:")
-        assert '<a href="jobs">1 stored job is overdue</a>' in other.html("/")
+        assert '<a href="job?id=unclaimed">1 task is overdue</a>' in other.html("/")
 
     @pytest.mark.parametrize(
         ("row", "said"),
         [
-            ("failing", "3 in a row, the last with ValueError"),
-            ("died", "2 in a row, the last died with its holder"),
-            ("overran", "1 in a row, the last has overrun its maximum lock"),
-            ("retrying", "failed (ValueError), its retry is due at"),
+            ("failing", "3 times, the last with ValueError"),
+            ("died", "2 times, the last died with its holder"),
+            ("overran", "the last has overrun its maximum lock"),
         ],
     )
     def test_a_failure_is_told_also_without_an_exception(self, row: str, said: str) -> None:
@@ -177,7 +176,7 @@ class TestOverview:
         too_long = {**READ["too long"], "holder": "web-4", "token": 9, "stuck": (stuck,)}
         words = reader(tasks_=[task_status("a", **too_long)]).words("/")
         assert "1 task runs too long" in words
-        assert "still goes on: on web-3 since" in words
+        assert "since 2026-01-31T11:45:00Z on web-3" in words
         assert "Runs now task for on a too long 15 min web-3 a 1 min web-4" in words
 
     def test_what_runs_and_what_is_due(self) -> None:
@@ -589,7 +588,7 @@ def test_the_set_up_shows_what_the_doctor_finds() -> None:
     shown = reader(findings=[Finding("connection", "ok", "connection to a server")])
     assert "connection to " in shown.words("/setup")
     [finding] = shown.twin("/setup")["findings"]
-    assert {"what", "level", "says", "remedy"} == set(finding)
+    assert {"what", "level", "says", "remedy"} <= set(finding)
 
 
 def test_only_the_tasks_of_the_namespace_are_shown() -> None:

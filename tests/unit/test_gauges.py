@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from apscheduler_tasklock._words.gauges import rows_of, text_of, values_of
-from apscheduler_tasklock.status import ReplicaState, TaskStatus
+from apscheduler_tasklock._words.gauges import MetricRows, rows_of, text_of, values_of
+from apscheduler_tasklock.status import ReplicaState, ReplicaStatus, TaskStatus
 from tests.support.rows import NOW, READ, replica_status, seconds, task_status
+from tests.support.waist import WatchedRows, findings_of
+
+
+def read(tasks: Sequence[TaskStatus], replicas: Sequence[ReplicaStatus] | None = ()) -> MetricRows:
+    return rows_of(tasks, findings_of(WatchedRows(NOW, tasks, replicas=replicas)), replicas)
 
 
 def values(*tasks: TaskStatus) -> dict[str, dict[str, float]]:
     """Return the values of each task, by metric, as Prometheus reads the text."""
     found: dict[str, dict[str, float]] = {}
-    for family in text_string_to_metric_families(text_of(rows_of(tasks, [], NOW))):
+    for family in text_string_to_metric_families(text_of(read(tasks))):
         for sample in family.samples:
             if task := sample.labels.get("tasklock_task_name"):
                 found.setdefault(task, {})[sample.name] = sample.value
@@ -27,39 +32,55 @@ def value(metric: str, **columns: Any) -> float | None:
     return values(task_status("sync", **columns))["sync"].get(f"tasklock_task_{metric}")
 
 
-# It is overdue from now on, and not before.
-JUST = {"due_at": seconds(-60), "overdue_at": seconds(0)}
-ROWS: dict[str, tuple[Mapping[str, Any], int]] = {
-    "new": (READ["new"], 0),
-    "overdue": (READ["overdue"], 1),
-    "late": (READ["late"], 0),
-    "dead": (READ["overdue, dead"], 1),
-    "dead and not overdue": ({**READ["dead"], **JUST}, 0),
-    "past its maximum lock": ({**READ["overdue, dead"], "run_until": seconds(-58)}, 1),
-    "too long": (READ["overdue, too long"], 0),
-    "overruns": (READ["overdue, overruns"], 1),
-    "overruns and not overdue": ({**READ["overruns"], **JUST}, 0),
-    "dead and not due": ({**READ["dead"], **READ["the last"]}, 0),
-    "running": (READ["overdue, running"], 0),
-    "paused": (READ["overdue, paused"], 0),
-    "over": (READ["the last"], 0),
-    "gone": ({**READ["overdue, dead"], "gone": True}, 0),
-}
+@pytest.mark.parametrize(
+    ("row", "overdue"),
+    [
+        *(("overdue", 1), ("new", 0), ("late", 0), ("overdue, running", 0), ("overdue, paused", 0)),
+        # A task has one finding, the worst: it is dead, or runs for too long.
+        *(("overdue, dead", 0), ("overdue, overruns", 0)),
+    ],
+)
+def test_a_task_is_overdue_if_that_is_its_finding(row: str, overdue: int) -> None:
+    assert value("overdue", **READ[row]) == overdue
 
 
-@pytest.mark.parametrize("task", ROWS)
-def test_a_task_is_overdue_if_it_is_due_and_nobody_runs_it(task: str) -> None:
-    columns, overdue = ROWS[task]
-    assert value("overdue", **columns) == overdue
+def test_each_finding_has_its_kind_level_and_task() -> None:
+    tasks = [
+        task_status("a", **READ["overdue, dead"]),
+        task_status("b", **READ["failing"]),
+        *(
+            task_status(name, **READ["missed"], schedule={"type": "date", "run": None})
+            for name in ("one-off 1", "one-off 2")
+        ),
+    ]
+    rows = read(tasks, [replica_status("web-1", state=ReplicaState.SILENT)])
+
+    def series(**labels: str) -> dict[str, str]:
+        return {f"tasklock_{name}": text for name, text in labels.items()}
+
+    expected = [
+        (series(finding_kind="dead", finding_level="critical", task_name="a"), 1.0),
+        # Names of one-off jobs are without number.
+        (series(finding_kind="missed", finding_level="warning"), 2.0),
+        (series(finding_kind="failing", finding_level="warning", task_name="b"), 1.0),
+        (series(finding_kind="silent", finding_level="note"), 1.0),
+    ]
+    told = [
+        (sample.labels, sample.value)
+        for family in text_string_to_metric_families(text_of(rows))
+        for sample in family.samples
+        if sample.name == "tasklock_finding"
+    ]
+    assert told == expected
+    assert values_of(rows)["tasklock_finding"] == [
+        {**labels, "value": value} for labels, value in expected
+    ]
 
 
 def test_failures_and_the_last_success_are_told_and_one_off_jobs_are_not() -> None:
-    well = {"overdue": 0, "failures": 0, "cut": 0, "unreadable": 0}
+    well = {"overdue": 0, "failures": 0}
     told = {
         "failing": (READ["failing"], {**well, "failures": 3}),
-        "cut": (READ["cut"], {**well, "cut": 1}),
-        "handed over": (READ["handed over"], {**well, "cut": 1}),
-        "unreadable": (READ["unreadable"], {**well, "unreadable": 1}),
         "well": ({}, well),
     }
     tasks = [task_status(name, **columns) for name, (columns, _) in told.items()]
@@ -75,15 +96,8 @@ def test_failures_and_the_last_success_are_told_and_one_off_jobs_are_not() -> No
     assert success == (NOW + seconds(-58)).timestamp()
 
 
-@pytest.mark.parametrize("row", ["failing", "cut"])
-def test_what_is_acknowledged_is_0(row: str) -> None:
-    known = {**READ[row], "acknowledged": True}
-    assert (value("failures", **known), value("cut", **known)) == (0, 0)
-
-
-@pytest.mark.parametrize("change", [{"paused": True}, {"gone": True}])
-def test_a_cut_of_a_task_that_is_paused_or_gone_is_0(change: Mapping[str, Any]) -> None:
-    assert value("cut", **{**READ["cut"], **change}) == 0
+def test_failures_that_are_acknowledged_are_0() -> None:
+    assert value("failures", **{**READ["failing"], "acknowledged": True}) == 0
 
 
 def test_durations_due_times_and_pauses_are_told() -> None:
@@ -103,10 +117,10 @@ def test_replicas_that_are_alive_are_counted_and_left_out_if_they_cannot_be_read
         replica_status("two"),
         replica_status("silent", state=ReplicaState.SILENT),
     ]
-    found = rows_of([task_status()], replicas, NOW)
+    found = read([task_status()], replicas)
     assert "\ntasklock_replica_alive 2.0\n" in text_of(found)
     assert values_of(found)["tasklock_replica_alive"] == 2
-    unknown = rows_of([task_status()], None, NOW)
+    unknown = read([task_status()], None)
     assert "tasklock_replica_alive" not in text_of(unknown)
     assert "tasklock_replica_alive" not in values_of(unknown)
     assert "tasklock_task_overdue" in text_of(unknown)
@@ -121,14 +135,14 @@ def test_each_namespace_has_its_leader() -> None:
         replica_status("d", leader_namespace="dead:", state=ReplicaState.DIED),
         replica_status("e"),
     ]
-    found = rows_of([], replicas, NOW)
+    found = read([], replicas)
     assert values_of(found)["tasklock_leader"] == {"shop:": 1.0, '"x"': 0.0}
     assert 'tasklock_leader{tasklock_namespace="\\"x\\""} 0.0' in text_of(found)
-    assert "tasklock_leader" not in values_of(rows_of([], replicas[-1:], NOW))
+    assert "tasklock_leader" not in values_of(read([], replicas[-1:]))
 
 
 def test_names_are_escaped() -> None:
     name = 'a "task" \\ of\nmany words'
     assert values(task_status(name))[name]["tasklock_task_failures"] == 0
-    found = values_of(rows_of([task_status(name)], [], NOW))
+    found = values_of(read([task_status(name)]))
     assert found["tasklock_task_paused"] == {name: 0.0}

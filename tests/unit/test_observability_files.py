@@ -6,6 +6,7 @@ import json
 import re
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,8 +25,10 @@ from apscheduler_tasklock._lock.outcomes import RunOutcome
 from apscheduler_tasklock._runs.otel import OpenTelemetryRun
 from apscheduler_tasklock._runs.submission import Submission
 from apscheduler_tasklock.metrics import observe_tasks, prometheus_text
+from apscheduler_tasklock.status import Finding
+from tests.support.rows import task_status
 from tests.support.telemetry import telemetry
-from tests.support.waist import Refusal
+from tests.support.waist import SEVERITIES, Refusal, rows_of, text_of
 
 TASK = 'a "task" \\ of\nmany words'
 WORD = re.compile(r"\btasklock_\w+")
@@ -36,6 +39,8 @@ def locks(database_url: str) -> Iterator[TaskLocks]:
     locks = TaskLocks(database_url)
     with locks.hold(TASK, min_lock=0, max_lock=60):
         pass
+    with suppress(ValueError), locks.hold("fails", min_lock=0, max_lock=60):
+        raise ValueError
     yield locks
     locks.close()
 
@@ -121,6 +126,38 @@ def test_the_alert_rules_name_metrics_that_there_are(
         assert set(re.findall(r"\$labels\.(\w+)", text)) <= words[1]
 
 
+RULE = re.compile(r"max by \(([^)]*)\) \((\w+)\{(\w+)=\"(\w+)\"\}\) > 0")
+
+
+def test_each_level_of_findings_but_notes_fires_one_alert(checkout: Path) -> None:
+    """The findings are those of `check`, so that a rule decides nothing but the time to wait."""
+    groups = yaml.safe_load((checkout / "observability/prometheus-rules.yml").read_text())["groups"]
+    rules = [rule for group in groups for rule in group["rules"]]
+    assert all("for" in rule for rule in rules)
+    fired: dict[str, list[str]] = {}
+    for level in SEVERITIES:
+        finding = Finding("overdue", level, "by 95 s", task="sync")
+        text = text_of(rows_of([task_status("sync")], [finding], ()))
+        found = samples(text_string_to_metric_families(text))
+        for rule in rules:
+            if matched := RULE.fullmatch(rule["expr"]):
+                by, metric, label, value = matched.groups()
+                fired.setdefault(level, []).extend(
+                    rule["alert"]
+                    for sample in found
+                    if sample.name == metric
+                    and sample.labels.get(label) == value
+                    and sample.value > 0
+                    and set(by.split(", ")) <= set(sample.labels)
+                )
+    assert fired == {
+        "note": [],
+        "warning": ["TaskLockWarning"],
+        "critical": ["TaskLockCritical"],
+        "unknown": ["TaskLockUnknown"],
+    }
+
+
 def test_the_dashboard_names_metrics_that_there_are(
     checkout: Path, words: tuple[set[str], set[str]]
 ) -> None:
@@ -146,6 +183,6 @@ def test_the_text_has_the_names_and_values_that_opentelemetry_has(
 
     as_text = of(text_string_to_metric_families(prometheus_text(locks)))
     assert as_text == of(REGISTRY.collect())
-    assert len(as_text) == 8
+    assert len(as_text) == 6
     assert as_text["tasklock_replica_alive"] == 0
     assert as_text["tasklock_task_last_success_seconds"] == pytest.approx(time.time(), abs=3600)

@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timezone
 from io import StringIO
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from apscheduler_tasklock._words.json_text import as_json
-from apscheduler_tasklock.cli.check import judge, line_of
+from apscheduler_tasklock.cli.check import line_of, message_of_findings, numbers_of
 from apscheduler_tasklock.cli.doctor import finding_table
 from apscheduler_tasklock.cli.jobs import job_table
 from apscheduler_tasklock.cli.output import PlainOutput, Table, TerminalOutput, output, plain_lines
@@ -31,6 +32,7 @@ from apscheduler_tasklock.status import (
     TaskState,
     TaskStatus,
 )
+from tests.support.pages import Known
 from tests.support.rows import (
     NOW,
     READ,
@@ -369,13 +371,15 @@ class TestShow:
         runs = [run_read(token=7, **({"scheduled_at": None} if "hand" in row else {}))]
         runs = [] if row == "new" else runs
         print_replicas([replica], NOW, PlainOutput())
-        verdict = judge([task], [], NOW, [replica])
+        overview = Known([task], replicas_=[replica]).overview()
+        message = message_of_findings(overview.findings, overview)
         printed = [
             show(task, runs, [replica]),
             *plain_lines(task_table([task], {}, PlainOutput())),
             *plain_lines(run_rows(runs, PlainOutput())),
-            line_of(verdict),
-            *map(as_json, (task, runs, replica, verdict)),
+            line_of(0, message, numbers_of(overview)),
+            *map(as_json, (task, runs, replica)),
+            *(as_json(replace(finding, link="")) for finding in overview.findings),
             capsys.readouterr().out,
         ]
         for text in printed:
@@ -396,8 +400,8 @@ class TestShow:
         assert (
             capsys.readouterr().out.splitlines()[1].endswith("sync for 3600s (lock lost, token 6)")
         )
-        verdict = judge([task], [], NOW)
-        assert verdict.message == "1 too long (sync since 2026-01-31T11:00:00Z on web-2); 1 task"
+        [finding] = Known([task]).overview().findings
+        assert finding.says == "since 2026-01-31T11:00:00Z on web-2"
 
 
 class TestRuns:

@@ -11,7 +11,7 @@ import pytest
 from apscheduler_tasklock import Pause, Run, Story, TaskState, TaskStatus, Verdict
 from apscheduler_tasklock._words.runs import ending_in_words, run_notes
 from apscheduler_tasklock._words.stories import story_lines
-from apscheduler_tasklock._words.tasks import facts_of, trouble_of
+from apscheduler_tasklock._words.tasks import facts_of
 from apscheduler_tasklock.status import ReplicaState, ReplicaStatus, RunningRun
 
 AT = datetime(2026, 1, 31, 3, tzinfo=timezone.utc)
@@ -202,33 +202,6 @@ def test_the_notes_on_a_run_are_its_attempt_and_its_retry() -> None:
 
 
 STUCK = RunningRun("report", 5, "web-1", AT, lost=True)
-
-
-@pytest.mark.parametrize(
-    ("state", "changes", "words"),
-    [
-        (TaskState.TOO_LONG, {}, "it runs on web-2 for [60]"),
-        (TaskState.TOO_LONG, {"stuck": (STUCK,)}, "on web-1 since [03:00] (token 5)"),
-        (TaskState.DEAD, {}, "web-2 has not renewed its lease since [03:01]"),
-        (TaskState.LATE, {"late_by": 5, "due_at": AT}, "due at [03:00], [5] ago, and no replica"),
-        (TaskState.OVERDUE, {"late_by": 90.0, "due_at": AT}, "due at [03:00], [90] ago"),
-        (TaskState.RETRYING, {"error_type": "KeyError", "retry_at": AT}, "its retry is due at"),
-        (TaskState.FAILING, {"failures": 3, "error_type": "KeyError"}, "3 in a row, the last with"),
-        (TaskState.FAILING, {"failures": 3}, "3 in a row, the last died with its holder"),
-        (TaskState.MISSED, {"missed_at": AT}, "no replica has run it at [03:00]"),
-        (TaskState.CUT, {}, "a stop of web-2 has cut its last run"),
-        (TaskState.UNREADABLE, {"unreadable": ("schedule",)}, "cannot be read: schedule"),
-        (TaskState.OK, {}, ""),
-        (TaskState.PAUSED, {}, ""),
-    ],
-)
-def test_what_is_not_well_is_told_in_a_few_words(
-    state: TaskState, changes: dict[str, Any], words: str
-) -> None:
-    told = trouble_of(replace(TASK, state=state, **changes), Page())
-    assert words in told
-    assert bool(words) == bool(told)
-    assert "None" not in told
 
 
 @pytest.mark.parametrize(

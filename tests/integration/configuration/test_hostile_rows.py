@@ -33,8 +33,7 @@ from apscheduler_tasklock import (
 )
 from apscheduler_tasklock._words.gauges import rows_of, text_of
 from apscheduler_tasklock._words.json_text import as_json
-from apscheduler_tasklock.cli.check import judge as judge_tasks
-from apscheduler_tasklock.cli.check import line_of
+from apscheduler_tasklock.cli.check import line_of, message_of_findings, numbers_of
 from apscheduler_tasklock.cli.jobs import job_table
 from apscheduler_tasklock.cli.output import PlainOutput, Table, TerminalOutput, print_json
 from apscheduler_tasklock.cli.replicas import print_replicas
@@ -57,6 +56,7 @@ from tests.support.pages import Known, Reader
 from tests.support.polling import eventually
 from tests.support.schedulers import Replica
 from tests.support.stored_jobs import StoreReplica, note, ran
+from tests.support.waist import severity_of
 
 Connection = psycopg.Connection[Any]
 
@@ -106,9 +106,9 @@ class Commands:
     def check(self) -> Told:
         answer = self._command("check", "--json")
         assert answer.status in (0, 1, 2), answer
-        problems = answer.json["problems"]
+        findings = answer.json["findings"]
         names = {task.name for task in self._locks.tasks()}
-        bad = {each["task"] for each in problems if each["problem"] == "unreadable"}
+        bad = {each["task"] for each in findings if each["what"] == "unreadable"}
         assert answer.json["metrics"]["unreadable"] == len(bad)
         assert not bad or answer.json["exit_status"] >= 1
         assert len(self._command("check").out) < 20_000
@@ -152,13 +152,13 @@ def told_by_json(text: str, key: str) -> Told:
 def told_by_metrics(text: str) -> Told:
     names, bad = set(), set()
     for line in text.split("\n"):
-        gauge, _, rest = line.partition('{tasklock_task_name="')
+        labels, _, rest = line.partition('tasklock_task_name="')
         if rest:
             label, _, value = rest.rpartition('"} ')
             name = json.loads(f'"{label}"', strict=False)
             names.add(name)
             assert value not in ("nan", "inf", "-inf")
-            if gauge == "tasklock_task_unreadable" and float(value):
+            if 'tasklock_finding_kind="unreadable"' in labels:
                 bad.add(name)
     return Told(names, bad)
 
@@ -312,19 +312,21 @@ class Shown:
 
     def check(self) -> Told:
         tasks = self._known.tasks()
-        late = {job.task or job.id: job for job in self._known.jobs(overdue=True)}
-        verdict = judge_tasks(tasks, [], self._known.now, self._known.replicas(), late)
-        bad = {each.task for each in verdict.problems if each.problem == "unreadable"}
-        assert verdict.metrics is not None
-        assert verdict.metrics["unreadable"] == len(bad)
-        assert not bad or verdict.exit_status >= 1
-        assert len(line_of(verdict)) < 20_000
-        json.loads(as_json(asdict(verdict)), parse_constant=pytest.fail)
+        overview = self._known.overview()
+        findings, numbers = overview.findings, numbers_of(overview)
+        bad = {each.task for each in findings if each.what == "unreadable"}
+        assert numbers["unreadable"] == len(bad)
+        status = severity_of(findings)
+        assert not bad or status >= 1
+        assert len(line_of(status, message_of_findings(findings, overview), numbers)) < 20_000
+        json.loads(as_json([findings, numbers]), parse_constant=pytest.fail)
         return Told({task.name for task in tasks}, bad)
 
     def metrics(self) -> Told:
         known = self._known
-        return told_by_metrics(text_of(rows_of(known.tasks(), known.replicas(), known.now)))
+        return told_by_metrics(
+            text_of(rows_of(known.tasks(), known.overview().findings, known.replicas()))
+        )
 
     def _listed(self, table: Table | None, rows: Sequence[Any], key: str) -> Told:
         """As lines and columns, and as JSON."""

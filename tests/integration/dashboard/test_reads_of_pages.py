@@ -18,6 +18,7 @@ from apscheduler_tasklock.schema.table import task_lock_table
 from apscheduler_tasklock.status import ORDERS, TaskState
 from tests.support import rows
 from tests.support.pages import Known
+from tests.support.waist import WatchedRows, with_findings
 
 Connection = psycopg.Connection[Any]
 
@@ -72,14 +73,26 @@ def both(connection: Connection) -> Any:
             OPERATIONS.runs(cursor, limit=1000),
             OPERATIONS.replicas(cursor),
             OPERATIONS.jobs(cursor),
-            now=OPERATIONS.overview(cursor, None, 0).now,
+            now=OPERATIONS.overview(cursor, None, 0).overview.now,
         )
         yield Both(cursor, known)
 
 
 def test_an_overview(both: Both) -> None:
     for limit, pattern in product((4, 100), ("*", "*late*", "nothing")):
-        found = OPERATIONS.overview(both.cursor, [pattern.replace("*", "%")], limit)
+        like = [pattern.replace("*", "%")]
+        read = OPERATIONS.overview(both.cursor, like, limit)
+        jobs = {job.id: job for job in OPERATIONS.jobs(both.cursor, overdue=True)}
+        rows = WatchedRows(
+            read.overview.now,
+            read.watched,
+            read.more,
+            OPERATIONS.fleet(both.cursor, like),
+            {name: job for name, job in jobs.items() if pattern == "*"},
+            read.pauses_of_all,
+            [each.replace("%", "*") for each in read.unmatched],
+        )
+        found = with_findings(read.overview, rows)
         assert both.known.overview(pattern, limit=limit) == found, (limit, pattern)
 
 

@@ -62,7 +62,7 @@ def fleet(connection: Connection, make_task_locks: Any) -> None:
 
 PAGES: dict[str, tuple[str, ...]] = {
     "/": (
-        "1 stored job is overdue",
+        "tasks are overdue",
         "1 task is failing",
         "paused by ann until resumed",
         "web-1",

@@ -187,8 +187,6 @@ def test_gauges_read_the_rows_once_and_report_nothing_in_an_outage(
     assert names() == {
         "tasklock.task.overdue",
         "tasklock.task.failures",
-        "tasklock.task.cut",
-        "tasklock.task.unreadable",
         "tasklock.task.last_duration",
         "tasklock.task.paused",
         "tasklock.replica.alive",

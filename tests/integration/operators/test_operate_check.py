@@ -26,7 +26,7 @@ def test_the_line_and_the_exit_status_tell_the_worst_task(
 ) -> None:
     for name, columns, status, says in (
         ("well", STAYS_OK, 0, "OK - "),
-        ("sync", {**STAYS_OK, **FAILING}, 1, r"WARNING - 1 failing \(sync 3 times\); "),
+        ("sync", {**STAYS_OK, **FAILING}, 1, r"WARNING - 1 failing \(sync 3 times, .*\); "),
         ("report", OVERDUE, 2, r"CRITICAL - 1 overdue \(report by \d+ s\); 1 failing \(.*\); "),
     ):
         add_task(connection, name, **columns)
@@ -37,7 +37,7 @@ def test_the_line_and_the_exit_status_tell_the_worst_task(
     told = command("check", "--json")
     assert (told.status, told.json["status"], told.json["exit_status"]) == (2, "CRITICAL", 2)
     assert told.json["message"].startswith("1 overdue (report by ")
-    assert [(each["task"], each["problem"]) for each in told.json["problems"]] == [
+    assert [(each["task"], each["what"]) for each in told.json["findings"]] == [
         ("report", "overdue"),
         ("sync", "failing"),
     ]

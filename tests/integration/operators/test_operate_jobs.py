@@ -219,7 +219,7 @@ class TestOverdue:
         add_task(connection, "mail.task", **ENDED)
         add_job(connection, "known", task_name="'mail.task'", **MINUTES_AGO)
         told = command("check", "--namespace", "web.", "--json").json
-        assert [each["task"] for each in told["problems"]] == ["web.sent"]
+        assert [each["task"] for each in told["findings"]] == ["web.sent"]
 
         assert re.search(r': "sent"\n', command("doctor", "--namespace", "web.").out)
 

@@ -181,7 +181,7 @@ class TestOverview:
     def test_an_empty_table_has_an_empty_overview(self, operator: TaskLocks) -> None:
         found = operator.overview()
         none = dict.fromkeys(TaskState, 0)
-        assert found == Overview(found.now, none, none, (), (), (), (), (), alive=0, silent=0)
+        assert found == Overview(found.now, none, 0, 0.0, (), (), (), (), (), alive=0, silent=0)
 
     def test_what_is_acknowledged_alarms_no_more(
         self, operator: TaskLocks, connection: Connection
@@ -192,8 +192,7 @@ class TestOverview:
         operator.ack(task.name, task.token)
         found = operator.overview()
         assert found.counts[TaskState.FAILING] == 2
-        assert found.alarms[TaskState.FAILING] == 1
-        assert names(found.troubled) == ["fails", "is acknowledged"]
+        assert [each.task for each in found.findings] == ["fails"]
 
     @pytest.mark.usefixtures("each_state")
     def test_each_state_is_counted_and_listed(
@@ -203,14 +202,17 @@ class TestOverview:
         found = operator.overview()
         assert found.counts == {**dict.fromkeys(TaskState, 1), TaskState.FAILING: 2}
         assert set(names(found.running)) == {"running", "too long"}
-        assert names(found.troubled) == [*TROUBLED[:4], "failing", "fails too", *TROUBLED[5:]]
+        assert [each.what for each in found.findings] == [
+            *("overdue", "dead", "too long"),
+            *("unreadable", "missed", "failing", "failing"),
+        ]
         assert names(found.paused) == ["paused"]
         assert abs((found.now - moment()).total_seconds()) < 60
 
     @pytest.mark.usefixtures("each_state")
     def test_its_tasks_are_those_of_tasks(self, operator: TaskLocks) -> None:
         overview, found = operator.overview(), {task.name: task for task in operator.tasks()}
-        lists = (overview.running, overview.troubled, overview.due_next, overview.paused)
+        lists = (overview.running, overview.due_next, overview.paused)
         for task in (task for tasks in lists for task in tasks):
             same = found[task.name]
             assert (task.state, task.due_at, task.token) == (same.state, same.due_at, same.token)
@@ -226,21 +228,19 @@ class TestOverview:
         assert names(operator.overview().running) == ["b", "c", "a"]
         assert names(operator.overview(limit=2).running) == ["b", "c"]
 
-    def test_what_is_known_or_gone_comes_last(
+    def test_what_is_known_or_gone_is_no_finding(
         self, operator: TaskLocks, connection: Connection
     ) -> None:
         add_replica(connection, "one", ["dead", "held", "known", "late"])
         known = {**FAILING, "acknowledged_at": "now()"}
         gone = {**FAILING, "due_at": "NULL", "overdue_at": "NULL"}
-        tasks = {"known": known, "gone": gone, "held": gone, "late": STAYS_LATE, "dead": DEAD}
+        late = {"due_at": ago(hours=3), "overdue_at": ahead(hours=2), "window_start": ago(hours=4)}
+        tasks = {"known": known, "gone": gone, "held": gone, "late": late, "dead": DEAD}
         for name, columns in tasks.items():
             add_task(connection, name, **columns)
-        found = operator.overview().troubled
-        assert names(found) == ["dead", "held", "late", "gone", "known"]
-        assert [(task.gone, task.acknowledged) for task in found[3:]] == [
-            (True, False),
-            (False, True),
-        ]
+        found = operator.overview()
+        assert [each.task for each in found.findings] == ["dead", "late", "held"]
+        assert found.gone == 1
 
     def test_what_is_due_next_is_neither_past_nor_paused(
         self, operator: TaskLocks, connection: Connection
@@ -270,7 +270,7 @@ class TestOverview:
         for name in ("web:a", "web:b", "shop:a"):
             add_task(connection, name, **FAILING)
         found = operator.overview("web:*")
-        assert names(found.troubled) == ["web:a", "web:b"]
+        assert [each.task for each in found.findings] == ["web:a", "web:b"]
         assert found.counts[TaskState.FAILING] == 2
 
     def test_replicas_are_counted(self, operator: TaskLocks, connection: Connection) -> None:
@@ -297,7 +297,7 @@ class TestOverview:
             connection.execute(grant.format(sql.Identifier(name)))
             locks = make_task_locks(database=url)
             found = locks.overview()
-            assert names(found.troubled) == ["fails"]
+            assert [each.what for each in found.findings] == ["failing", "not read"]
             assert (found.alive, found.silent) == (None, None)
             assert names(locks.tasks(states=[TaskState.FAILING])) == ["fails"]
 

@@ -1,0 +1,325 @@
+"""Findings: the one verdict on tasks and replicas, as a function of rows and a time.
+
+``check``, the dashboard's overview and the metrics of tasks tell these findings and no others. So
+the same rows, read at the same time, give the same finding everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from types import MappingProxyType
+from urllib.parse import urlencode
+
+from apscheduler_tasklock._lock.words import rfc3339
+from apscheduler_tasklock._values import cut
+from apscheduler_tasklock._words.tasks import last_failure_in_words
+from apscheduler_tasklock.status import (
+    Finding,
+    JobState,
+    JobStatus,
+    Overview,
+    Pause,
+    ReplicaState,
+    ReplicaStatus,
+    TaskState,
+    TaskStatus,
+)
+
+# The levels of findings, each with its severity, which is the exit status of ``check``.
+SEVERITIES: Mapping[str, int] = MappingProxyType(
+    {"note": 0, "warning": 1, "critical": 2, "unknown": 3}
+)
+NOTE, WARNING, CRITICAL, UNKNOWN = SEVERITIES
+
+# What findings are about besides the states of tasks.
+PAUSED_LONG, NO_LEADER = "paused for long", "no leader"
+NO_MATCH, UNREAD, NOT_LISTED, SILENT = "no match", "not read", "not listed", "silent"
+
+# Limits the seconds within which failover finds a dead run and runs it again: two poll intervals.
+_TWO_POLLS = 10.0
+
+# The grace time, in seconds, of a task that is not due again.
+SHORTEST_GRACE = 60.0
+
+# Limits the seconds of a pause of all tasks that is no problem.
+LONGEST_PAUSE = 24 * 3600.0
+
+# Limits the seconds without a leader that are no problem. After a start of all replicas it takes 10
+# to 12 s until one of them leads, and with hundreds of replicas three looks, which come less often
+# the more replicas there are.
+LONGEST_WITHOUT_LEADER = 30.0
+_WITHOUT_LEADER_OF_EACH = 0.15
+
+# Limits the characters of a finding's words.
+_LONGEST = 300
+
+# The states of replicas that have stopped without a word.
+_GONE_SILENT = (ReplicaState.SILENT, ReplicaState.DIED)
+
+# What to do, by what a finding is about.
+_REMEDIES = {
+    TaskState.OVERDUE: "start a replica that has the task; `why` tells more",
+    TaskState.DEAD: "if it cannot wait for its next run time: free it, and run it now",
+    TaskState.TOO_LONG: "if it hangs, restart the replica",
+    TaskState.UNREADABLE: "its next run may mend the row, or else an UPDATE",
+    TaskState.LATE: "wait for the end of its grace time",
+    TaskState.MISSED: "`why` tells the reason; add the job again, or acknowledge it",
+    TaskState.CUT: "if it cannot wait for its next run time: run it now",
+    TaskState.FAILING: "see its error; acknowledge the failure if it can wait",
+}
+
+
+@dataclass(frozen=True)
+class WatchedRows:
+    """The rows that findings are made of.
+
+    :ivar now: when they were read, by the database's clock
+    :ivar tasks: the tasks that a finding can be about; others are left out
+    :ivar more: how many more of these tasks there are, which were not read
+    :ivar replicas: the replicas; ``None``: they cannot be read
+    :ivar jobs: the stored jobs that no replica has claimed in time, by the names of their tasks. Of
+        each task it is the job that has been due the longest. A job that no replica has claimed so
+        far may lack a task; its id then stands for the name
+    :ivar pauses_of_all: the pauses of all tasks that concern some of the tasks that were asked for
+    :ivar unmatched: names and patterns that no task and no such job matches
+    :ivar unread: why a part of the rows could not be read, in words
+    """
+
+    now: datetime
+    tasks: Sequence[TaskStatus] = ()
+    more: int = 0
+    replicas: Sequence[ReplicaStatus] | None = ()
+    jobs: Mapping[str, JobStatus] = field(default_factory=dict)
+    pauses_of_all: Sequence[Pause] = ()
+    unmatched: Sequence[str] = ()
+    unread: Sequence[str] = ()
+
+
+def findings_of(rows: WatchedRows) -> list[Finding]:
+    """Return the findings, the worst first. A task has one at most, the worst."""
+    found = [finding for task in rows.tasks if (finding := finding_of_task(task, rows.now))]
+    told = {finding.task for finding in found if finding.level == CRITICAL}
+    found = [finding for finding in found if finding.task in told or finding.task not in rows.jobs]
+    found += [_of_job(name, job, rows.now) for name, job in rows.jobs.items() if name not in told]
+    found += _of_long_pauses(rows)
+    found += _without_leader(rows)
+    found += _of_replicas(rows)
+    if rows.more:
+        says = f"{rows.more} more tasks are not well or were not looked at"
+        found.append(Finding(NOT_LISTED, WARNING, says, link="tasks?order=urgency"))
+    if rows.unmatched:
+        names = ", ".join(map(repr, rows.unmatched))
+        found.append(Finding(NO_MATCH, UNKNOWN, f"no task matches {names}"))
+    found += [Finding(UNREAD, UNKNOWN, why) for why in rows.unread]
+    return sorted(found, key=_place)
+
+
+def with_findings(overview: Overview, rows: WatchedRows) -> Overview:
+    """Return an overview with its findings and the numbers of its replicas."""
+    findings = tuple(findings_of(rows))
+    if rows.replicas is None:
+        return replace(overview, findings=findings, alive=None, silent=None)
+    return replace(
+        overview,
+        findings=findings,
+        alive=sum(replica.alive for replica in rows.replicas),
+        silent=sum(finding.what == SILENT for finding in findings),
+    )
+
+
+def severity_of(findings: Sequence[Finding]) -> int:
+    """Return the severity of all findings together, the exit status of ``check``.
+
+    Unknown does not replace critical, because the critical task is known.
+    """
+    levels = {finding.level for finding in findings}
+    if CRITICAL in levels:
+        return SEVERITIES[CRITICAL]
+    return max((SEVERITIES[level] for level in levels), default=SEVERITIES[NOTE])
+
+
+def finding_of_task(task: TaskStatus, now: datetime) -> Finding | None:
+    """Return what is not well with a task, or ``None``.
+
+    There is none of a task that is paused or gone, unless its row cannot be read, because then
+    nobody knows whether the task is paused or gone.
+    """
+    if task.unreadable:
+        return _of_task(task, TaskState.UNREADABLE, WARNING, ", ".join(task.unreadable), None)
+    if task.gone or task.paused:
+        return None
+    return (
+        _of_what_runs(task, now)
+        or _of_what_is_overdue(task)
+        or _of_miss(task)
+        or _of_cut(task)
+        or _of_lateness(task)
+        or _of_failure(task)
+    )
+
+
+def _of_what_runs(task: TaskStatus, now: datetime) -> Finding | None:
+    """Return the finding of a run that takes too long or is dead."""
+    if task.state is TaskState.TOO_LONG:
+        since, says = task.started_at, f"for {task.took or 0:.0f} s on {task.holder}"
+        if task.stuck:
+            since = task.stuck[0].since
+            says = f"since {rfc3339(since, 'seconds')} on {task.stuck[0].replica}"
+        return _of_task(task, TaskState.TOO_LONG, CRITICAL, says, since)
+    # Until then, failover may not have found the dead run.
+    if task.state is TaskState.DEAD and (now - task.locked_until).total_seconds() >= _TWO_POLLS:
+        return _of_task(task, TaskState.DEAD, CRITICAL, f"on {task.holder}", task.locked_until)
+    return None
+
+
+def _of_what_is_overdue(task: TaskStatus) -> Finding | None:
+    if task.state is not TaskState.OVERDUE:
+        return None
+    return _of_task(task, TaskState.OVERDUE, CRITICAL, f"by {task.late_by or 0:.0f} s", task.due_at)
+
+
+def _of_miss(task: TaskStatus) -> Finding | None:
+    if task.missed_at is None or task.acknowledged:
+        return None
+    says = f"at {rfc3339(task.missed_at, 'seconds')}"
+    return _of_task(task, TaskState.MISSED, WARNING, says, task.missed_at)
+
+
+def _of_cut(task: TaskStatus) -> Finding | None:
+    if task.cut_for is None or task.acknowledged or task.cut_for <= _grace(task) / 2:
+        return None
+    at = task.locked_until if task.finished_at is None else task.finished_at
+    return _of_task(task, TaskState.CUT, WARNING, f"{task.cut_for:.0f} s ago", at)
+
+
+def _of_lateness(task: TaskStatus) -> Finding | None:
+    if task.late_by is None or task.late_by <= _grace(task) / 2:
+        return None
+    return _of_task(task, TaskState.LATE, WARNING, f"by {task.late_by:.0f} s", task.due_at)
+
+
+def _of_failure(task: TaskStatus) -> Finding | None:
+    """Return the finding of the last failure.
+
+    It is told also while the task runs again, so that an alarm stays until a run ends well.
+    """
+    if not task.failures or task.acknowledged:
+        return None
+    says = last_failure_in_words(task, ())
+    if task.failures > 1:
+        says = f"{task.failures} times, {says}"
+    return _of_task(task, TaskState.FAILING, WARNING, says, task.failed_at)
+
+
+def _of_task(
+    task: TaskStatus, state: TaskState, level: str, says: str, since: datetime | None
+) -> Finding:
+    return Finding(
+        state.value,
+        level,
+        cut(says, _LONGEST),
+        _REMEDIES[state],
+        task=task.name,
+        since=since,
+        link=f"task?{urlencode({'name': task.name})}",
+    )
+
+
+def _of_job(name: str, job: JobStatus, now: datetime) -> Finding:
+    late_by = 0.0 if job.next_run_time is None else (now - job.next_run_time).total_seconds()
+    which = "a stored job" if name.endswith(job.id) else f"the stored job {job.id!r}"
+    return Finding(
+        JobState.OVERDUE.value,
+        CRITICAL,
+        cut(f"by {late_by:.0f} s, {which} that no replica claims", _LONGEST),
+        "the replicas' logs say why they do not run it",
+        task=name,
+        since=job.next_run_time,
+        link=f"job?{urlencode({'id': job.id})}",
+    )
+
+
+def _of_long_pauses(rows: WatchedRows) -> Iterator[Finding]:
+    """Yield a finding of each pause of all tasks that somebody may have forgotten."""
+    for pause in dict.fromkeys(rows.pauses_of_all):
+        if rows.now - pause.since > timedelta(seconds=LONGEST_PAUSE):
+            which = f" of {pause.namespace!r}" * bool(pause.namespace)
+            says = f"all tasks{which} paused by {pause.by} since {rfc3339(pause.since, 'seconds')}"
+            yield Finding(
+                PAUSED_LONG,
+                WARNING,
+                cut(says, _LONGEST),
+                "resume them if the pause was forgotten",
+                since=pause.since,
+                link="tasks?state=paused",
+            )
+
+
+def _without_leader(rows: WatchedRows) -> Iterator[Finding]:
+    """Yield a finding of each namespace that nobody leads although replicas follow."""
+    replicas = rows.replicas or ()
+    leaderless: dict[str, float] = {}
+    of_fleet = _WITHOUT_LEADER_OF_EACH * sum(replica.alive for replica in replicas)
+    longest = max(LONGEST_WITHOUT_LEADER, of_fleet)
+    for replica in replicas:
+        namespace, seconds = replica.leader_namespace, replica.leaderless_for or 0.0
+        asks = replica.alive and bool(replica.tasks) and seconds > longest
+        if namespace is not None and asks:
+            leaderless[namespace] = max(seconds, leaderless.get(namespace, 0.0))
+    for namespace, seconds in sorted(leaderless.items()):
+        yield Finding(
+            NO_LEADER,
+            WARNING,
+            cut(f"nobody leads{f' {namespace!r}' * bool(namespace)} for {seconds:.0f} s", _LONGEST),
+            "see the replicas' logs",
+            since=rows.now - timedelta(seconds=seconds),
+            link="replicas",
+        )
+
+
+def _of_replicas(rows: WatchedRows) -> Iterator[Finding]:
+    """Yield a note of each replica that has died or fallen silent in the last day."""
+    if rows.replicas is None:
+        says = "the replicas cannot be read, so that it is not known which are alive"
+        yield Finding(UNREAD, NOTE, says, "`doctor` names the missing right", link="replicas")
+    for replica in rows.replicas or ():
+        if replica.state in _GONE_SILENT and rows.now - replica.seen_at < timedelta(days=1):
+            yield Finding(
+                SILENT,
+                NOTE,
+                f"{replica.state.value}, seen last at {rfc3339(replica.seen_at, 'seconds')}",
+                replica=replica.replica_id,
+                since=replica.seen_at,
+                link="replicas",
+            )
+
+
+def _grace(task: TaskStatus) -> float:
+    """Return the task's grace time in seconds; the shortest if no run is due."""
+    if task.due_at is None or task.overdue_at is None:
+        return SHORTEST_GRACE
+    return (task.overdue_at - task.due_at).total_seconds()
+
+
+# What findings of tasks are about, in the order in which they are told within a level.
+COUNTED = tuple(
+    state.value
+    for state in (
+        *(TaskState.OVERDUE, TaskState.DEAD, TaskState.TOO_LONG, TaskState.UNREADABLE),
+        *(TaskState.LATE, TaskState.MISSED, TaskState.CUT, TaskState.FAILING),
+    )
+)
+# What all findings are about, in that order.
+KINDS = (*COUNTED, PAUSED_LONG, NO_LEADER, NOT_LISTED, NO_MATCH, UNREAD, SILENT)
+# The levels in the order in which they are told.
+_LEVELS = (CRITICAL, UNKNOWN, WARNING, NOTE)
+
+
+def _place(finding: Finding) -> tuple[int, int, bool, float, str]:
+    """Return the place of a finding: by its level, its kind, since when it is so, and its name."""
+    since = 0.0 if finding.since is None else finding.since.timestamp()
+    name = finding.task or finding.replica or finding.says
+    place = _LEVELS.index(finding.level), KINDS.index(finding.what)
+    return *place, finding.since is None, since, name

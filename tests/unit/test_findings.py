@@ -1,0 +1,242 @@
+"""The findings on rows at a time: what ``check``, the overview and the metrics tell."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from apscheduler_tasklock.status import (
+    Finding,
+    JobState,
+    Pause,
+    ReplicaState,
+    ReplicaStatus,
+    TaskStatus,
+)
+from tests.support.rows import NOW, READ, job_status, replica_status, seconds, task_status
+from tests.support.waist import (
+    SEVERITIES,
+    WatchedRows,
+    findings_of,
+    severity_of,
+)
+
+OK, WARNING, CRITICAL, UNKNOWN = range(4)
+NAMES = list(SEVERITIES)
+
+
+def found(*tasks: TaskStatus, **rows: Any) -> list[Finding]:
+    return findings_of(WatchedRows(NOW, tasks, **rows))
+
+
+def told(findings: Sequence[Finding]) -> list[tuple[str, str, str]]:
+    """Return what findings are about, their levels and their words."""
+    return [(each.what, each.level, each.says) for each in findings]
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        ("ok", None),
+        ("new", None),
+        ("running", None),
+        ("barely late", None),
+        ("late", ("late", "warning", "by 50 s", seconds(-50))),
+        ("failing", ("failing", "warning", "3 times, the last with ValueError", seconds(0))),
+        (
+            "failing, running",
+            ("failing", "warning", "3 times, the last with ValueError", seconds(0)),
+        ),
+        (
+            "failing, barely late",
+            ("failing", "warning", "3 times, the last with ValueError", seconds(0)),
+        ),
+        ("died", ("failing", "warning", "2 times, the last died with its holder", seconds(0))),
+        ("overran", ("failing", "warning", "the last has overrun its maximum lock", seconds(0))),
+        ("overdue", ("overdue", "critical", "by 95 s", seconds(-95))),
+        ("dead", ("dead", "critical", "on one", seconds(-58))),
+        ("just dead", None),
+        ("too long", ("too long", "critical", "for 60 s on one", seconds(-60))),
+        ("overruns", ("too long", "critical", "for 60 s on one", seconds(-60))),
+        ("cut", ("cut", "warning", "58 s ago", seconds(-58))),
+        ("just cut", None),
+        ("handed over", ("cut", "warning", "58 s ago", seconds(-58))),
+        ("just handed over", None),
+        ("cut, running", None),
+        ("cut, paused", None),
+        ("missed", ("missed", "warning", "at 2026-01-31T11:59:50Z", seconds(-10))),
+        ("unreadable", ("unreadable", "warning", "schedule", None)),
+        ("overdue, paused", None),
+        ("failing, paused", None),
+        ("too long, paused", None),
+    ],
+)
+def test_a_task_that_somebody_has_to_look_at_is_found(row: str, expected: Any) -> None:
+    findings = found(task_status("sync/1", **READ[row]))
+    if expected is None:
+        assert findings == []
+        return
+    what, level, says, since = expected
+    assert told(findings) == [(what, level, says)]
+    [finding] = findings
+    assert finding.since == (None if since is None else NOW + since)
+    assert (finding.task, finding.link) == ("sync/1", "task?name=sync%2F1")
+    assert finding.remedy
+
+
+# What is later than the limits by a moment is told, and what is just within them is not.
+@pytest.mark.parametrize(
+    ("columns", "status"),
+    [
+        ({**READ["dead"], "locked_until": seconds(-9.9)}, OK),
+        ({**READ["dead"], "locked_until": seconds(-10)}, CRITICAL),
+        ({**READ["late"], "late_by": 30.0}, OK),
+        ({**READ["late"], "late_by": 30.1}, WARNING),
+        ({**READ["cut"], "cut_for": 55.0}, OK),  # half of the grace time
+        ({**READ["cut"], "cut_for": 55.1}, WARNING),
+        ({**READ["the last, cut"], "cut_for": 30.0}, OK),  # half of the shortest
+        ({**READ["the last, cut"], "cut_for": 30.1}, WARNING),
+    ],
+)
+def test_the_limits_are_kept_to_the_moment(columns: Mapping[str, Any], status: int) -> None:
+    assert severity_of(found(task_status("sync", **columns))) == status
+
+
+def test_a_task_that_is_gone_is_no_finding() -> None:
+    """A task that no live replica has, and that was removed, has no due time."""
+    assert found(task_status("sync", **READ["dead"], gone=True)) == []
+
+
+def test_the_worst_comes_first_and_each_task_once() -> None:
+    rows = ("failing", "cut", "missed", "late", "unreadable", "too long", "dead", "overdue")
+    tasks = [task_status(row, **READ[row]) for row in rows]
+    findings = found(*tasks, unmatched=["tusk"])
+    assert [each.what for each in findings] == [
+        *("overdue", "dead", "too long"),
+        "no match",
+        *("unreadable", "late", "missed", "cut", "failing"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("row", "status"), [("ok", UNKNOWN), ("late", UNKNOWN), ("overdue", CRITICAL)]
+)
+def test_what_is_unknown_is_no_relief_from_what_is_known(row: str, status: int) -> None:
+    findings = found(task_status("sync", **READ[row]), unmatched=["tusk"])
+    assert severity_of(findings) == status
+    assert ("no match", "unknown", "no task matches 'tusk'") in told(findings)
+
+
+def test_of_a_kind_the_oldest_comes_first() -> None:
+    tasks = [
+        task_status(name, **READ["overdue"] | {"due_at": seconds(due)})
+        for name, due in (("c", -100), ("b", -200), ("a", -100))
+    ]
+    assert [each.task for each in found(*tasks)] == ["b", "a", "c"]
+
+
+def test_what_could_not_be_read_is_unknown_and_tasks_beyond_the_limit_are_a_warning() -> None:
+    assert told(found(unread=["the stored jobs cannot be read"], more=3)) == [
+        ("not read", "unknown", "the stored jobs cannot be read"),
+        ("not listed", "warning", "3 more tasks are not well or were not looked at"),
+    ]
+
+
+DUE = {"state": JobState.OVERDUE, "next_run_time": seconds(-300)}
+
+
+def test_an_overdue_stored_job_is_told_with_its_id_unless_that_ends_its_tasks_name() -> None:
+    jobs = {"sent": job_status("sent", **DUE), "imports": job_status("one", **DUE)}
+    findings = found(jobs=jobs)
+    assert told(findings) == [
+        ("overdue", "critical", "by 300 s, the stored job 'one' that no replica claims"),
+        ("overdue", "critical", "by 300 s, a stored job that no replica claims"),
+    ]
+    assert [(each.task, each.link) for each in findings] == [
+        ("imports", "job?id=one"),
+        ("sent", "job?id=sent"),
+    ]
+
+
+def test_a_task_with_a_worse_finding_than_its_job_is_named_once() -> None:
+    jobs = {"both": job_status("one", **DUE), "worse": job_status("two", **DUE)}
+    tasks = [task_status("both", **READ["overdue"]), task_status("worse", **READ["failing"])]
+    findings = found(*tasks, jobs=jobs)
+    assert [(each.task, each.what) for each in findings] == [
+        ("worse", "overdue"),
+        ("both", "overdue"),
+    ]
+    assert findings[1].says == "by 95 s"  # and not of the stored job
+
+
+@pytest.mark.parametrize(
+    ("since", "namespace", "says"),
+    [
+        (-86_400, "", None),
+        (-86_401, "", "all tasks paused by ann since 2026-01-30T11:59:59Z"),
+        (-86_401, "web:", "all tasks of 'web:' paused by ann since 2026-01-30T11:59:59Z"),
+    ],
+)
+def test_a_pause_of_all_tasks_for_more_than_a_day_may_be_forgotten(
+    since: float, namespace: str, says: str | None
+) -> None:
+    pause = Pause("ann", NOW + seconds(since), None, None, namespace)
+    expected = [("paused for long", "warning", says)] if says else []
+    assert told(found(pauses_of_all=[pause])) == expected
+
+
+@pytest.mark.parametrize(
+    ("replica", "says"),
+    [
+        ({"leaderless_for": 30.0}, None),
+        ({"leaderless_for": 30.1}, "nobody leads 'shop:' for 30 s"),
+        ({"leaderless_for": None, "leads": True}, None),
+        ({"leaderless_for": 99.0, "state": ReplicaState.STOPPED}, None),
+        ({"leaderless_for": 99.0, "tasks": ()}, None),
+        ({"leaderless_for": 99.0, "leader_namespace": None}, None),
+    ],
+)
+def test_replicas_that_follow_nobody_are_told(replica: Mapping[str, Any], says: str | None) -> None:
+    columns = {"leader_namespace": "shop:", "tasks": ("shop:sync",), **replica}
+    findings = found(task_status("shop:sync"), replicas=[replica_status("web-1", **columns)])
+    assert told(findings) == ([("no leader", "warning", says)] if says else [])
+
+
+@pytest.mark.parametrize(("leaderless_for", "status"), [(60.0, OK), (60.1, WARNING)])
+def test_a_large_fleet_may_be_without_a_leader_for_longer(
+    leaderless_for: float, status: int
+) -> None:
+    columns = {"leader_namespace": "", "tasks": ("sync",), "leaderless_for": leaderless_for}
+    fleet: list[ReplicaStatus] = [
+        replica_status(f"web-{number}", **columns) for number in range(400)
+    ]
+    assert severity_of(found(replicas=fleet)) == status
+
+
+def test_replicas_that_died_or_fell_silent_in_the_last_day_are_notes() -> None:
+    replicas = [
+        replica_status("alive"),
+        replica_status("stopped", state=ReplicaState.STOPPED),
+        replica_status("died", state=ReplicaState.DIED, seen_at=seconds(-60)),
+        replica_status("silent", state=ReplicaState.SILENT, seen_at=seconds(-60)),
+        replica_status("long ago", state=ReplicaState.SILENT, seen_at=seconds(-86_400)),
+    ]
+    findings = found(replicas=replicas)
+    assert [(each.replica, each.what, each.level) for each in findings] == [
+        ("died", "silent", "note"),
+        ("silent", "silent", "note"),
+    ]
+    assert findings[0].says == "died, seen last at 2026-01-31T11:59:00Z"
+
+
+def test_replicas_that_cannot_be_read_are_a_note() -> None:
+    [finding] = found(replicas=None)
+    assert (finding.what, finding.level) == ("not read", "note")
+
+
+@pytest.mark.parametrize("row", ["failing", "cut", "missed"])
+def test_what_is_acknowledged_is_found_no_more(row: str) -> None:
+    assert found(task_status("sync", **READ[row])) != []
+    assert found(task_status("sync", **READ[row], acknowledged=True)) == []
