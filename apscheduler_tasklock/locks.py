@@ -330,6 +330,7 @@ class TaskLocks:
                 lambda operations, cursor: operations.fleet(cursor, list(like) or None)
             )
         jobs, unread = self._overdue_jobs(patterns, namespace)
+        has_tasks = bool(jobs) or any(read.overview.counts.values())
         missing = unmatched([like[pattern] for pattern in read.unmatched], jobs)
         rows = WatchedRows(
             read.overview.now,
@@ -338,10 +339,17 @@ class TaskLocks:
             fleet,
             jobs,
             read.pauses_of_all,
+            not has_tasks and not patterns and not self._has_jobs(),
             missing,
             unread,
         )
         return with_findings(read.overview, rows)
+
+    def _has_jobs(self) -> bool:
+        """Return whether the job store has a job. False without the right to see it."""
+        with suppress(TaskLockError):
+            return bool(self.jobs(limit=1))
+        return False
 
     def _overdue_jobs(
         self, patterns: Sequence[str], namespace: str

@@ -36,6 +36,7 @@ NOTE, WARNING, CRITICAL, UNKNOWN = SEVERITIES
 # What findings are about besides the states of tasks.
 PAUSED_LONG, NO_LEADER = "paused for long", "no leader"
 NO_MATCH, UNREAD, NOT_LISTED, SILENT = "no match", "not read", "not listed", "silent"
+EMPTY = "empty"
 
 # Limits the seconds within which failover finds a dead run and runs it again: two poll intervals.
 _TWO_POLLS = 10.0
@@ -83,6 +84,7 @@ class WatchedRows:
         each task it is the job that has been due the longest. A job that no replica has claimed so
         far may lack a task; its id then stands for the name
     :ivar pauses_of_all: the pauses of all tasks that concern some of the tasks that were asked for
+    :ivar is_empty: whether there is neither a task nor a stored job, whatever was asked for
     :ivar unmatched: names and patterns that no task and no such job matches
     :ivar unread: why a part of the rows could not be read, in words
     """
@@ -93,6 +95,7 @@ class WatchedRows:
     replicas: Sequence[ReplicaStatus] | None = ()
     jobs: Mapping[str, JobStatus] = field(default_factory=dict)
     pauses_of_all: Sequence[Pause] = ()
+    is_empty: bool = False
     unmatched: Sequence[str] = ()
     unread: Sequence[str] = ()
 
@@ -109,7 +112,10 @@ def findings_of(rows: WatchedRows) -> list[Finding]:
     if rows.more:
         says = f"{rows.more} more tasks are not well or were not looked at"
         found.append(Finding(NOT_LISTED, WARNING, says, link="tasks?order=urgency"))
-    if rows.unmatched:
+    if rows.is_empty:
+        says = "no task was ever registered here: is this the right database?"
+        found.append(Finding(EMPTY, UNKNOWN, says, "start a scheduler, or see its log"))
+    elif rows.unmatched:
         names = ", ".join(map(repr, rows.unmatched))
         found.append(Finding(NO_MATCH, UNKNOWN, f"no task matches {names}"))
     found += [Finding(UNREAD, UNKNOWN, why) for why in rows.unread]
@@ -312,7 +318,7 @@ COUNTED = tuple(
     )
 )
 # What all findings are about, in that order.
-KINDS = (*COUNTED, PAUSED_LONG, NO_LEADER, NOT_LISTED, NO_MATCH, UNREAD, SILENT)
+KINDS = (*COUNTED, PAUSED_LONG, NO_LEADER, NOT_LISTED, EMPTY, NO_MATCH, UNREAD, SILENT)
 # The levels in the order in which they are told.
 _LEVELS = (CRITICAL, UNKNOWN, WARNING, NOTE)
 

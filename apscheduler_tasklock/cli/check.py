@@ -8,7 +8,7 @@ from typing import Any
 
 from apscheduler_tasklock._lock.words import printable
 from apscheduler_tasklock._values import cut
-from apscheduler_tasklock._words.findings import COUNTED, SEVERITIES, UNREAD, severity_of
+from apscheduler_tasklock._words.findings import COUNTED, EMPTY, SEVERITIES, UNREAD, severity_of
 from apscheduler_tasklock.cli.exits import message_of, remedy_after
 from apscheduler_tasklock.cli.output import print_json
 from apscheduler_tasklock.cli.target import patterns_of, task_locks
@@ -37,6 +37,8 @@ def check(options: argparse.Namespace) -> int:
             locks.check()  # because a policy may hide the rows
         # At last, because what was read is told all the same.
         findings = [*overview.findings, *_without_writes(locks)]
+    if options.allow_empty:
+        findings = [finding for finding in findings if finding.what != EMPTY]
     numbers = numbers_of(overview)
     return _tell(
         severity_of(findings),

@@ -76,10 +76,10 @@ _CHECK_STATUSES = """
 exit status: 0 all is well; 1 a task is late by more than half its grace time, or
 its last run failed, or was cut by a stop that long ago, or its row cannot be read;
 2 one is overdue, dead, or takes too long, or no replica claims a job of the job
-store; 3 unknown, on every failure of the check itself, and while the database takes
-no writes, which the command tries. Tasks that are paused or gone never alarm, nor
-does what `ack` has acknowledged; that all tasks have been paused for more than a day
-is 1.
+store; 3 unknown, on every failure of the check itself, if no task was ever
+registered, and while the database takes no writes, which the command tries. Tasks
+that are paused or gone never alarm, nor does what `ack` has acknowledged; that all
+tasks have been paused for more than a day is 1.
 """
 
 _DOCTOR_STATUSES = """
@@ -607,6 +607,9 @@ def _add_monitors(commands: _Commands) -> None:
         "one line for a monitor, as a plugin of Nagios",
         ["check", "check 'report-*' sync-prices", "check --namespace shop:"],
         epilog=_CHECK_STATUSES,
+    )
+    command.add_argument(
+        "--allow-empty", action="store_true", help="exit with 0 if no task was ever registered"
     )
     _add_patterns(command)
     _add(

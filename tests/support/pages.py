@@ -126,7 +126,8 @@ class Known:
         ]
         names = [*jobs, *(task.name for task in tasks)]
         missing = [pattern for pattern in patterns if not _chosen(names, [pattern], str)]
-        rows = WatchedRows(self.now, tasks, 0, self.replicas_, jobs, pauses, missing)
+        is_empty = not patterns and not tasks and not self.jobs_
+        rows = WatchedRows(self.now, tasks, 0, self.replicas_, jobs, pauses, is_empty, missing)
         return with_findings(found, rows)
 
     def tasks(

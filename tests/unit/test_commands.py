@@ -302,13 +302,15 @@ class TestCheck:
     @pytest.mark.parametrize(
         ("arguments", "status", "says"),
         [
-            ([], 0, "0 tasks"),
+            ([], 3, "no task was ever registered here: is this the right database?; 0 tasks"),
+            (["--allow-empty"], 0, "OK - 0 tasks"),
+            (["--allow-empty", "x"], 3, "no task matches 'x'"),
             (["x*"], 3, "no task matches 'x*'"),
             (["x"], 3, "no task matches 'x'"),
             (["--namespace", "x:"], 3, "no task matches 'x:*'"),
         ],
     )
-    def test_no_tasks_at_all_are_unknown_if_some_were_expected(
+    def test_no_tasks_at_all_are_unknown(
         self, on: On, arguments: Sequence[str], status: int, says: str
     ) -> None:
         answer = on()("check", *arguments)

@@ -144,6 +144,11 @@ def test_what_could_not_be_read_is_unknown_and_tasks_beyond_the_limit_are_a_warn
     ]
 
 
+def test_an_empty_database_may_be_the_wrong_one() -> None:
+    says = "no task was ever registered here: is this the right database?"
+    assert told(found(is_empty=True)) == [("empty", "unknown", says)]
+
+
 DUE = {"state": JobState.OVERDUE, "next_run_time": seconds(-300)}
 
 

@@ -90,6 +90,7 @@ def test_an_overview(both: Both) -> None:
             OPERATIONS.fleet(both.cursor, like),
             {name: job for name, job in jobs.items() if pattern == "*"},
             read.pauses_of_all,
+            False,
             [each.replace("%", "*") for each in read.unmatched],
         )
         found = with_findings(read.overview, rows)

@@ -181,7 +181,8 @@ class TestOverview:
     def test_an_empty_table_has_an_empty_overview(self, operator: TaskLocks) -> None:
         found = operator.overview()
         none = dict.fromkeys(TaskState, 0)
-        assert found == Overview(found.now, none, 0, 0.0, (), (), (), (), (), alive=0, silent=0)
+        assert [each.what for each in found.findings] == ["empty"]
+        assert found == Overview(found.now, none, 0, 0.0, found.findings, (), (), (), (), 0, 0)
 
     def test_what_is_acknowledged_alarms_no_more(
         self, operator: TaskLocks, connection: Connection
