@@ -36,7 +36,7 @@ from apscheduler_tasklock._lock.protocol_messages import ClaimRequest, Refusal
 from apscheduler_tasklock._lock.settings import lock_settings
 from apscheduler_tasklock._returned import check_returned, why_no_call_runs
 from apscheduler_tasklock._values import logger_of
-from apscheduler_tasklock._words.findings import WatchedRows, with_findings
+from apscheduler_tasklock._words.findings import NO_REPLICA_AFTER, WatchedRows, with_findings
 from apscheduler_tasklock.errors import (
     TaskLockDatabaseError,
     TaskLockError,
@@ -70,6 +70,7 @@ from apscheduler_tasklock.status import (
     ReplicaStatus,
     Run,
     RunRequest,
+    Silence,
     Story,
     TaskState,
     TaskStatus,
@@ -300,7 +301,14 @@ class TaskLocks:
             )
         )
 
-    def overview(self, *patterns: str, limit: int = 20, namespace: str = "") -> Overview:
+    def overview(
+        self,
+        *patterns: str,
+        limit: int = 20,
+        namespace: str = "",
+        no_replica_after: float | None = NO_REPLICA_AFTER,
+        expect_replicas: int = 0,
+    ) -> Overview:
         """Return what an operator sees at a glance, and the findings on it.
 
         The tasks are read in one statement, and then the replicas and the overdue stored jobs. The
@@ -315,17 +323,25 @@ class TaskLocks:
         :param namespace: what the names of the tasks begin with, for stored jobs that no replica
             has claimed so far, which may lack a task's name. Such a job counts as the task
             ``namespace`` + its id.
+        :param no_replica_after: seconds without a sign of life after which it is critical that no
+            replica of a namespace is alive, 90 or more; ``None``: it is never more than a warning
+        :param expect_replicas: how many replicas of these tasks have to be alive; fewer are a
+            warning
         :raises TaskLockOptionError: ``limit`` is no whole number of 0 or more
         :raises TaskLockError: the database is unavailable, or rejects the statement
         """
-        _check_numbers("overview", limit=limit)
+        _check_numbers("overview", limit=limit, expect_replicas=expect_replicas)
         _check_patterns("overview", patterns)
         like = {like_of(pattern): pattern for pattern in patterns}
         read = self._operate(
             lambda operations, cursor: operations.overview(cursor, list(like) or None, limit)
         )
         fleet: Sequence[ReplicaStatus] | None = None
+        silences: Sequence[Silence] = ()
         with suppress(TaskLockSchemaError):
+            silences = self._operate(
+                lambda operations, cursor: operations.silences(cursor, list(like) or None)
+            )
             fleet = self._operate(
                 lambda operations, cursor: operations.fleet(cursor, list(like) or None)
             )
@@ -342,6 +358,9 @@ class TaskLocks:
             not has_tasks and not patterns and not self._has_jobs(),
             missing,
             unread,
+            silences,
+            no_replica_after,
+            expect_replicas,
         )
         return with_findings(read.overview, rows)
 

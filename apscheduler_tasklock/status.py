@@ -488,6 +488,24 @@ class ReplicaStatus:
     leaderless_for: float | None = None
 
 
+@dataclass(frozen=True)
+class Silence:
+    """A namespace with a recurring task that is not paused, and without a live replica.
+
+    :ivar namespace: what the names of its tasks begin with; ``""``: no executor of it has one
+    :ivar replica: the replica that was seen last
+    :ivar seen_at: when it was seen
+    :ivar is_stopped: whether it has reported its shutdown
+    :ivar sign_at: when a task of the namespace was last claimed, renewed or released
+    """
+
+    namespace: str
+    replica: str
+    seen_at: datetime
+    is_stopped: bool
+    sign_at: datetime | None
+
+
 class Verdict(str, Enum):
     """What became of the run time that a :class:`Story` is about."""
 

@@ -87,6 +87,7 @@ from apscheduler_tasklock.status import (
     Run,
     RunningRun,
     RunRequest,
+    Silence,
     Story,
     TaskState,
     TaskStatus,
@@ -387,11 +388,12 @@ class Operations:
             for columns in (
                 (found_dead, "tasks", "leader_namespace"),
                 (none_dead, "tasks", "leader_namespace"),
-                # One task tells that there are some. A namespace is left out if no task that is
-                # asked for is in it.
+                # One task tells that there are some that are asked for. A namespace is left out if
+                # no task that is asked for is in it.
                 (
                     none_dead,
-                    "tasks[1:1]",
+                    f"""ARRAY(SELECT lock.task_name FROM pg_catalog.unnest(tasks)
+                              AS lock (task_name) WHERE {matching} LIMIT 1)""",
                     f"""CASE WHEN leader_namespace IN (
                         SELECT namespace
                         FROM (SELECT DISTINCT leader_namespace AS namespace FROM replicas) AS each
@@ -401,6 +403,48 @@ class Operations:
                 ),
             )
         )
+        # A namespace is told by what a replica registered of its tasks, as a text of JSON. Equal
+        # lists of tasks are looked at once, because all replicas of a deployment have the same.
+        self._silences = Statement(f"""
+            WITH {all_pauses(name)}, replicas AS ({replicas}),
+            named AS MATERIALIZED (
+                SELECT lock.task_name,
+                       COALESCE(substring(lock.details FROM '"namespace": ("[^"]*")'), '""')
+                           AS namespace,
+                       NOT lock.one_off AND lock.due_at IS NOT NULL AND {matching}
+                           AND NOT {IS_PAUSED_IN_ANY_WAY} AS needs_one,
+                       GREATEST(
+                           lock.started_at,
+                           CASE WHEN lock.last_outcome IS DISTINCT FROM 'freed'
+                                THEN lock.finished_at END,
+                           CASE WHEN lock.finished_at IS NULL AND lock.locked_until > now()
+                                     AND NOT lock.handed_over THEN now() END) AS sign_at
+                FROM {name} AS lock
+                WHERE {IS_TASK} AND lock.runs <> '' AND COALESCE(lock.kind, '') <> 'hold'
+            ), lists AS (
+                SELECT tasks, pg_catalog.bool_or(alive) AS alive, max(seen_at) AS seen_at,
+                       (pg_catalog.array_agg(replica_id ORDER BY seen_at DESC, replica_id))[1]
+                           AS replica,
+                       (pg_catalog.array_agg(stopped_at IS NOT NULL
+                                             ORDER BY seen_at DESC, replica_id))[1] AS is_stopped
+                FROM replicas GROUP BY tasks
+            ), held AS (
+                SELECT DISTINCT named.namespace, lists.alive, lists.seen_at, lists.replica,
+                       lists.is_stopped
+                FROM (SELECT lists.*, pg_catalog.unnest(tasks) AS task_name FROM lists) AS lists
+                     JOIN named USING (task_name)
+            )
+            SELECT namespace, max(seen_at) AS seen_at,
+                   (pg_catalog.array_agg(replica ORDER BY seen_at DESC, replica))[1] AS replica,
+                   (pg_catalog.array_agg(is_stopped ORDER BY seen_at DESC, replica))[1]
+                       AS is_stopped,
+                   (SELECT max(sign_at) FROM named
+                    WHERE named.namespace = held.namespace) AS sign_at
+            FROM held
+            WHERE namespace IN (SELECT namespace FROM named WHERE needs_one)
+            GROUP BY namespace HAVING NOT pg_catalog.bool_or(alive)
+            ORDER BY namespace
+        """)
         self._list_running = Statement(f"""
             WITH replicas AS ({replicas}), lost AS ({_LOST})
             SELECT lock.task_name AS task, lock.token, replica_id AS replica,
@@ -987,6 +1031,18 @@ class Operations:
         """
         cursor.row_factory = dict_row
         return self._with_running(cursor, self._all(cursor, self._list_fleet, like=_list(like)))
+
+    def silences(self, cursor: Any, like: Sequence[str] | None) -> list[Silence]:
+        """Return the namespaces that had a replica, need one, and have no live one.
+
+        :param like: patterns of the tasks that need one, as for SQL's ``LIKE``; ``None`` for all
+        """
+        cursor.row_factory = dict_row
+        found = []
+        for row in self._all(cursor, self._silences, like=_list(like)):
+            namespace = _from_json(row, "namespace", [])
+            found.append(Silence(**{**row, "namespace": str(namespace or "")}))
+        return found
 
     def _with_running(self, cursor: Any, rows: Sequence[dict[str, Any]]) -> list[ReplicaStatus]:
         running: dict[str, dict[tuple[str, int], RunningRun]] = {}

@@ -427,8 +427,8 @@ class ExecutorJobs:
     def _details(self, job: Any, jobstore: str, task: ResolvedTask) -> str:
         """Return what operators see of a job, as JSON.
 
-        These are its options, each with the place where it is set, its trigger's time zone, and
-        what else the trigger's canonical form leaves out.
+        These are its options, each with the place where it is set, its trigger's time zone, its
+        namespace, and what else the trigger's canonical form leaves out.
         """
         assert self._tasks is not None
         assert task.options is not None
@@ -443,7 +443,8 @@ class ExecutorJobs:
         for name in given:
             value = getattr(task.options, name)
             options[name] = (None if value == inf else value, places[name])
-        details = {"options": options, "zone": zone_of(job.trigger)}
+        zone, namespace = zone_of(job.trigger), self._tasks.namespace
+        details = {"options": options, "zone": zone, "namespace": namespace}
         exact = exact_schedule(job.trigger)
         return json.dumps(details if exact is None else {**details, "schedule": exact})
 

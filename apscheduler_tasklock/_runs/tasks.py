@@ -74,7 +74,7 @@ class Tasks:
             job_id: parse_job_options(options, f"{where}, jobs[{job_id!r}]")
             for job_id, options in jobs.items()
         }
-        self._namespace = namespace
+        self.namespace = namespace
         self._unnamed = _UnnamedJobs()
         self._logged_without_effect: set[str] = set()  # references of functions
 
@@ -101,7 +101,7 @@ class Tasks:
             )
         where = f"job {job.id!r}"
         if options.name:
-            return ResolvedTask(check_name(self._namespace + options.name, where), options)
+            return ResolvedTask(check_name(self.namespace + options.name, where), options)
         prefix = self._prefix(jobstore)
         if not is_unnamed(job, store):
             return ResolvedTask(check_name(f"{prefix}{job.id}", where), options)
@@ -120,12 +120,12 @@ class Tasks:
         """
         where, options = f"job {job_id!r}", self._jobs.get(job_id)
         if options and options.name:
-            return check_name(self._namespace + options.name, where)
+            return check_name(self.namespace + options.name, where)
         return check_name(f"{self._prefix(jobstore)}{check_name(job_id, where)}", where)
 
     def _prefix(self, jobstore: str) -> str:
         # The name has the store's alias, because two job stores may have jobs with the same id.
-        return self._namespace if jobstore == "default" else f"{self._namespace}{jobstore}:"
+        return self.namespace if jobstore == "default" else f"{self.namespace}{jobstore}:"
 
     def _options(self, job: Any, store: Any) -> LockOptions | Literal[False]:
         own, where = self._own_options(job), f"job {job.id!r}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from math import inf
 from types import MappingProxyType
 from urllib.parse import urlencode
 
@@ -23,6 +24,7 @@ from apscheduler_tasklock.status import (
     Pause,
     ReplicaState,
     ReplicaStatus,
+    Silence,
     TaskState,
     TaskStatus,
 )
@@ -36,7 +38,7 @@ NOTE, WARNING, CRITICAL, UNKNOWN = SEVERITIES
 # What findings are about besides the states of tasks.
 PAUSED_LONG, NO_LEADER = "paused for long", "no leader"
 NO_MATCH, UNREAD, NOT_LISTED, SILENT = "no match", "not read", "not listed", "silent"
-EMPTY = "empty"
+EMPTY, NO_REPLICA, FEW_REPLICAS = "empty", "no replica", "few replicas"
 
 # Limits the seconds within which failover finds a dead run and runs it again: two poll intervals.
 _TWO_POLLS = 10.0
@@ -52,6 +54,12 @@ LONGEST_PAUSE = 24 * 3600.0
 # the more replicas there are.
 LONGEST_WITHOUT_LEADER = 30.0
 _WITHOUT_LEADER_OF_EACH = 0.15
+
+# Limits the seconds without a sign of life of a replica that are no problem: three times the
+# interval between two signs, and longer than the 60 s that a lease has by default.
+LONGEST_SILENCE = 90.0
+# The seconds after which it is critical that no replica is alive.
+NO_REPLICA_AFTER = 300.0
 
 # Limits the characters of a finding's words.
 _LONGEST = 300
@@ -80,6 +88,10 @@ class WatchedRows:
     :ivar tasks: the tasks that a finding can be about; others are left out
     :ivar more: how many more of these tasks there are, which were not read
     :ivar replicas: the replicas; ``None``: they cannot be read
+    :ivar silences: the namespaces that need a live replica and have none
+    :ivar no_replica_after: seconds after which it is critical that a namespace has none; ``None``:
+        that is never more than a warning
+    :ivar expect_replicas: how many replicas have to be alive
     :ivar jobs: the stored jobs that no replica has claimed in time, by the names of their tasks. Of
         each task it is the job that has been due the longest. A job that no replica has claimed so
         far may lack a task; its id then stands for the name
@@ -98,6 +110,9 @@ class WatchedRows:
     is_empty: bool = False
     unmatched: Sequence[str] = ()
     unread: Sequence[str] = ()
+    silences: Sequence[Silence] = ()
+    no_replica_after: float | None = NO_REPLICA_AFTER
+    expect_replicas: int = 0
 
 
 def findings_of(rows: WatchedRows) -> list[Finding]:
@@ -109,6 +124,7 @@ def findings_of(rows: WatchedRows) -> list[Finding]:
     found += _of_long_pauses(rows)
     found += _without_leader(rows)
     found += _of_replicas(rows)
+    found += _without_replica(rows)
     if rows.more:
         says = f"{rows.more} more tasks are not well or were not looked at"
         found.append(Finding(NOT_LISTED, WARNING, says, link="tasks?order=urgency"))
@@ -285,6 +301,34 @@ def _without_leader(rows: WatchedRows) -> Iterator[Finding]:
         )
 
 
+def _without_replica(rows: WatchedRows) -> Iterator[Finding]:
+    """Yield a finding of each namespace without a live replica, and of too few replicas.
+
+    A claim, a renewal and a release are signs of life, too, because a replica may work although the
+    database rejects what it reports of itself.
+    """
+    for silence in rows.silences:
+        of = f" of {silence.namespace!r}" * bool(silence.namespace)
+        since = max(silence.seen_at, silence.sign_at or silence.seen_at)
+        seconds = (rows.now - since).total_seconds()
+        critical_after = inf if rows.no_replica_after is None else rows.no_replica_after
+        level, last = WARNING, silence.replica
+        says = f"no replica{of} is alive for {seconds:.0f} s, since {last}"
+        if silence.is_stopped:
+            level, says = NOTE, f"all replicas{of} have stopped in good order, last {last}"
+        elif seconds < LONGEST_SILENCE:
+            continue
+        elif seconds >= critical_after:
+            level = CRITICAL
+        remedy = "start a replica, and see its log if it does not stay alive"
+        yield Finding(NO_REPLICA, level, cut(says, _LONGEST), remedy, since=since, link="replicas")
+    if rows.expect_replicas:
+        alive = sum(replica.alive and bool(replica.tasks) for replica in rows.replicas or ())
+        if alive < rows.expect_replicas:
+            says = f"{alive} of {rows.expect_replicas} expected replicas are alive"
+            yield Finding(FEW_REPLICAS, WARNING, says, "see `replicas`", link="replicas")
+
+
 def _of_replicas(rows: WatchedRows) -> Iterator[Finding]:
     """Yield a note of each replica that has died or fallen silent in the last day."""
     if rows.replicas is None:
@@ -318,7 +362,18 @@ COUNTED = tuple(
     )
 )
 # What all findings are about, in that order.
-KINDS = (*COUNTED, PAUSED_LONG, NO_LEADER, NOT_LISTED, EMPTY, NO_MATCH, UNREAD, SILENT)
+KINDS = (
+    NO_REPLICA,
+    *COUNTED,
+    FEW_REPLICAS,
+    PAUSED_LONG,
+    NO_LEADER,
+    NOT_LISTED,
+    EMPTY,
+    NO_MATCH,
+    UNREAD,
+    SILENT,
+)
 # The levels in the order in which they are told.
 _LEVELS = (CRITICAL, UNKNOWN, WARNING, NOTE)
 

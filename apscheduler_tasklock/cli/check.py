@@ -32,7 +32,13 @@ def check(options: argparse.Namespace) -> int:
     """Print one line on the tasks, and return 0 to 3."""
     patterns = patterns_of(options, options.patterns)
     with task_locks(options) as locks:
-        overview = locks.overview(*patterns, limit=0, namespace=options.namespace)
+        overview = locks.overview(
+            *patterns,
+            limit=0,
+            namespace=options.namespace,
+            no_replica_after=options.no_replica_after,
+            expect_replicas=options.expect_replicas,
+        )
         if not any(overview.counts.values()):
             locks.check()  # because a policy may hide the rows
         # At last, because what was read is told all the same.

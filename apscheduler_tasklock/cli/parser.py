@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 from apscheduler_tasklock._database.url import DATABASE_VARIABLE
 from apscheduler_tasklock._lock.command_lines import PROGRAM, library_version
+from apscheduler_tasklock._words.findings import NO_REPLICA_AFTER
 from apscheduler_tasklock.cli import (
     check,
     dashboard,
@@ -76,10 +77,11 @@ _CHECK_STATUSES = """
 exit status: 0 all is well; 1 a task is late by more than half its grace time, or
 its last run failed, or was cut by a stop that long ago, or its row cannot be read;
 2 one is overdue, dead, or takes too long, or no replica claims a job of the job
-store; 3 unknown, on every failure of the check itself, if no task was ever
-registered, and while the database takes no writes, which the command tries. Tasks
-that are paused or gone never alarm, nor does what `ack` has acknowledged; that all
-tasks have been paused for more than a day is 1.
+store, or no replica has been alive for 5 minutes, which is 1 after 90 seconds;
+3 unknown, on every failure of the check itself, if no task was ever registered, and
+while the database takes no writes, which the command tries. Tasks that are paused or
+gone never alarm, nor does what `ack` has acknowledged; that all tasks have been
+paused for more than a day is 1.
 """
 
 _DOCTOR_STATUSES = """
@@ -610,6 +612,20 @@ def _add_monitors(commands: _Commands) -> None:
     )
     command.add_argument(
         "--allow-empty", action="store_true", help="exit with 0 if no task was ever registered"
+    )
+    command.add_argument(
+        "--no-replica-after",
+        type=values.duration_or_never,
+        metavar="D",
+        default=NO_REPLICA_AFTER,
+        help="exit with 2 if no replica has been alive for so long, by default 5m; or never",
+    )
+    command.add_argument(
+        "--expect-replicas",
+        type=values.at_least_one,
+        metavar="N",
+        default=0,
+        help="exit with 1 if fewer replicas are alive",
     )
     _add_patterns(command)
     _add(

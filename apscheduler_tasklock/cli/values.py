@@ -59,6 +59,14 @@ def duration(text: str) -> float:
     return seconds
 
 
+def duration_or_never(text: str) -> float | None:
+    """Return the seconds of a duration such as ``5m``; ``None`` for ``never``.
+
+    :raises argparse.ArgumentTypeError: the text is neither
+    """
+    return None if text == "never" else duration(text)
+
+
 def moment(text: str, now: datetime | None = None) -> datetime:
     """Return the time of a text: a time, or a duration before now.
 

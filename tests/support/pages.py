@@ -36,7 +36,7 @@ from apscheduler_tasklock.status import (
     TaskStatus,
 )
 from tests.support.rows import NOW
-from tests.support.waist import WatchedRows, with_findings
+from tests.support.waist import NO_REPLICA_AFTER, WatchedRows, with_findings
 
 Value = TypeVar("Value")
 
@@ -94,7 +94,14 @@ class Known:
     def check_writes(self) -> None:
         """Nothing keeps the rows from being written."""
 
-    def overview(self, *patterns: str, limit: int = 20, namespace: str = "") -> Overview:
+    def overview(
+        self,
+        *patterns: str,
+        limit: int = 20,
+        namespace: str = "",
+        no_replica_after: float | None = NO_REPLICA_AFTER,
+        expect_replicas: int = 0,
+    ) -> Overview:
         """Return an overview of the tasks, with the findings."""
         tasks = sorted(_chosen(self.tasks_, patterns, _name), key=_name)
         counts = Counter(task.state for task in tasks)
@@ -127,7 +134,17 @@ class Known:
         names = [*jobs, *(task.name for task in tasks)]
         missing = [pattern for pattern in patterns if not _chosen(names, [pattern], str)]
         is_empty = not patterns and not tasks and not self.jobs_
-        rows = WatchedRows(self.now, tasks, 0, self.replicas_, jobs, pauses, is_empty, missing)
+        rows = WatchedRows(
+            self.now,
+            tasks,
+            replicas=self.replicas_,
+            jobs=jobs,
+            pauses_of_all=pauses,
+            is_empty=is_empty,
+            unmatched=missing,
+            no_replica_after=no_replica_after,
+            expect_replicas=expect_replicas,
+        )
         return with_findings(found, rows)
 
     def tasks(

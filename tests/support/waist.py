@@ -64,6 +64,7 @@ from apscheduler_tasklock._lock.replica import LockSettings
 from apscheduler_tasklock._lock.test_doubles import LockProtocol, standing_in
 from apscheduler_tasklock._words.findings import (
     KINDS,
+    NO_REPLICA_AFTER,
     SEVERITIES,
     WatchedRows,
     findings_of,
@@ -82,6 +83,7 @@ __all__ = [
     "KINDS",
     "LOCK_TIMEOUT",
     "NOT_BEGUN",
+    "NO_REPLICA_AFTER",
     "SEVERITIES",
     "AnyAttempt",
     "Ask",

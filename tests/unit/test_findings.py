@@ -13,6 +13,7 @@ from apscheduler_tasklock.status import (
     Pause,
     ReplicaState,
     ReplicaStatus,
+    Silence,
     TaskStatus,
 )
 from tests.support.rows import NOW, READ, job_status, replica_status, seconds, task_status
@@ -218,6 +219,48 @@ def test_a_large_fleet_may_be_without_a_leader_for_longer(
         replica_status(f"web-{number}", **columns) for number in range(400)
     ]
     assert severity_of(found(replicas=fleet)) == status
+
+
+@pytest.mark.parametrize(
+    ("seen", "sign", "is_stopped", "after", "level"),
+    [
+        (-89, None, False, 300.0, None),
+        (-90, None, False, 300.0, "warning"),
+        (-299, None, False, 300.0, "warning"),
+        (-300, None, False, 300.0, "critical"),
+        (-300, None, False, 600.0, "warning"),
+        (-9999, None, False, None, "warning"),  # never
+        (-9999, -89, False, 300.0, None),  # it works, and what it reports of itself is rejected
+        (-9999, -95, False, 300.0, "warning"),
+        (-9999, None, True, 300.0, "note"),
+        (-1, None, True, 300.0, "note"),
+    ],
+)
+def test_a_namespace_without_a_live_replica(
+    seen: float, sign: float | None, *, is_stopped: bool, after: float | None, level: str | None
+) -> None:
+    sign_at = None if sign is None else NOW + seconds(sign)
+    silence = Silence("shop:", "web-1", NOW + seconds(seen), is_stopped, sign_at)
+    findings = found(silences=[silence], no_replica_after=after)
+    assert [(each.what, each.level) for each in findings] == (
+        [("no replica", level)] if level else []
+    )
+    if level in ("warning", "critical"):
+        [finding] = findings
+        last = seen if sign is None else sign
+        assert finding.since == NOW + seconds(last)
+        says = f"no replica of 'shop:' is alive for {-last} s, since web-1"
+        assert finding.says == says
+
+
+@pytest.mark.parametrize(("expected", "level"), [(0, None), (2, None), (3, "warning")])
+def test_fewer_replicas_than_expected(expected: int, level: str | None) -> None:
+    replicas = [replica_status(name, tasks=("sync",)) for name in ("web-1", "web-2")]
+    replicas += [replica_status("other"), replica_status("x", state=ReplicaState.STOPPED)]
+    findings = found(replicas=replicas, expect_replicas=expected)
+    assert [(each.level, each.says) for each in findings] == (
+        [(level, "2 of 3 expected replicas are alive")] if level else []
+    )
 
 
 def test_replicas_that_died_or_fell_silent_in_the_last_day_are_notes() -> None:

@@ -11,7 +11,16 @@ import pytest
 
 from tests.support.commands import Command
 from tests.support.roles import role
-from tests.support.rows import FAILING, OVERDUE, STAYS_OK, add_replica, add_task
+from tests.support.rows import (
+    FAILING,
+    OVERDUE,
+    PAUSED,
+    STAYS_ALIVE,
+    STAYS_OK,
+    STAYS_RUNNING,
+    add_replica,
+    add_task,
+)
 
 Connection = psycopg.Connection[Any]
 
@@ -56,6 +65,66 @@ def test_a_task_that_is_gone_never_alarms(command: Command, connection: Connecti
     answer = command("check")
     assert answer.status == 0
     assert " gone=1 " in answer.out
+
+
+SILENT = {"seen_at": "now() - interval '10 min'"}
+STOPPED = {**SILENT, "stopped_at": "now() - interval '10 min'"}
+# The last run was long ago.
+QUIET = {
+    **STAYS_OK,
+    "started_at": "now() - interval '20 min'",
+    "finished_at": "now() - interval '20 min'",
+}
+SHOP = {**QUIET, "details": """'{"options": {}, "zone": "UTC", "namespace": "shop:"}'"""}
+
+
+@pytest.mark.parametrize(
+    ("task", "replicas", "status"),
+    [
+        (QUIET, {"one": SILENT}, 2),
+        (QUIET, {"one": STAYS_ALIVE}, 0),
+        (QUIET, {"one": SILENT, "two": STAYS_ALIVE}, 0),
+        (QUIET, {"one": STOPPED}, 0),
+        (QUIET, {}, 0),  # there never was one
+        (STAYS_OK, {"one": SILENT}, 0),  # its last run was a minute ago
+        ({**QUIET, **STAYS_RUNNING}, {"one": SILENT}, 0),
+        ({**QUIET, **PAUSED}, {"one": SILENT}, 0),
+        ({**QUIET, "one_off": "true"}, {"one": SILENT}, 0),
+        ({**QUIET, "runs": "''", "kind": "'hold'"}, {"one": SILENT}, 0),
+        ({**QUIET, "due_at": "NULL", "overdue_at": "NULL"}, {"one": SILENT}, 0),  # removed
+    ],
+)
+def test_no_live_replica_of_a_task_that_needs_one(
+    command: Command,
+    connection: Connection,
+    task: dict[str, str],
+    replicas: dict[str, dict[str, str]],
+    status: int,
+) -> None:
+    add_task(connection, "sync", **task)
+    for name, columns in replicas.items():
+        add_replica(connection, name, ["sync"], **columns)
+    answer = command("check")
+    assert (answer.status, "no replica is alive for " in answer.out) == (status, status == 2)
+
+
+def test_each_namespace_needs_a_replica_of_its_own(
+    command: Command, connection: Connection
+) -> None:
+    add_task(connection, "shop:sync", **SHOP)
+    add_task(connection, "web:sync", **{**SHOP, "details": SHOP["details"].replace("shop", "web")})
+    add_replica(connection, "shop-1", ["shop:sync"], **SILENT)
+    add_replica(connection, "web-1", ["web:sync"], **STAYS_ALIVE)
+    answer = command("check")
+    assert answer.status == 2
+    assert re.search(r"no replica of 'shop:' is alive for 6\d\d s, since shop-1; ", answer.out)
+    assert command("check", "--namespace", "web:").status == 0
+    assert command("check", "--no-replica-after", "1h").status == 1
+    assert command("check", "--no-replica-after", "never").status == 1
+    assert command("check", "--namespace", "web:", "--expect-replicas", "2").status == 1
+    # A registration that nobody can read is that of no namespace.
+    connection.execute("UPDATE task_lock SET details = replace(details, '\"shop', '\"\\\"x')")
+    assert "no replica is alive" in command("check").out
 
 
 def test_a_missing_or_an_old_table_is_unknown(
