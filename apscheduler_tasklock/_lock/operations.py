@@ -279,6 +279,7 @@ _PAUSES = f"""{elements_of("lock.pauses")} WITH ORDINALITY AS each (pause, place
 _PAUSE_COLUMNS = ("by", "since", "until", "why", "namespace")
 _TOTALS = (
     *("now", "states", "numbers", "gone_count", "longest_late", "watched_count", "unmatched"),
+    "all_paused",
     *(f"of_all_{name}" for name in (*_PAUSE_COLUMNS, "concerned")),
 )
 _IN_ORDER = ", ".join(
@@ -343,6 +344,7 @@ class OverviewRead:
     :ivar more: how many more of these there are
     :ivar unmatched: the patterns, as for SQL's ``LIKE``, that no task matches
     :ivar pauses_of_all: the pauses of all tasks that concern some of the tasks
+    :ivar all_paused: whether there are tasks, and all of them are paused
     """
 
     overview: Overview
@@ -350,6 +352,7 @@ class OverviewRead:
     more: int
     unmatched: Sequence[str]
     pauses_of_all: Sequence[Pause]
+    all_paused: bool
 
 
 class Operations:
@@ -650,8 +653,10 @@ class Operations:
                            pg_catalog.array_agg(number) AS numbers,
                            COALESCE(sum(gone_number), 0)::bigint AS gone_count,
                            max(longest_late) AS longest_late,
-                           COALESCE(sum(watched_number), 0)::bigint AS watched_count
+                           COALESCE(sum(watched_number), 0)::bigint AS watched_count,
+                           pg_catalog.bool_and(are_paused) AS all_paused
                     FROM (SELECT state, count(*) AS number,
+                                 pg_catalog.bool_and(paused) AS are_paused,
                                  count(*) FILTER (WHERE gone) AS gone_number,
                                  count(*) FILTER (WHERE {_IS_WATCHED}) AS watched_number,
                                  max(extract(epoch FROM now() - due_at)::float8) FILTER (
@@ -875,6 +880,7 @@ class Operations:
                 for pause, is_one in zip(pauses, totals["of_all_concerned"] or (), strict=True)
                 if is_one
             ],
+            bool(totals["all_paused"]),
         )
 
     def _task_rows(

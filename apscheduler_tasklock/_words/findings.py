@@ -6,7 +6,7 @@ the same rows, read at the same time, give the same finding everywhere.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from math import inf
@@ -36,7 +36,7 @@ SEVERITIES: Mapping[str, int] = MappingProxyType(
 NOTE, WARNING, CRITICAL, UNKNOWN = SEVERITIES
 
 # What findings are about besides the states of tasks.
-PAUSED_LONG, NO_LEADER = "paused for long", "no leader"
+PAUSED, PAUSED_LONG, NO_LEADER = "paused", "paused for long", "no leader"
 NO_MATCH, UNREAD, NOT_LISTED, SILENT = "no match", "not read", "not listed", "silent"
 EMPTY, NO_REPLICA, FEW_REPLICAS = "empty", "no replica", "few replicas"
 
@@ -46,8 +46,9 @@ _TWO_POLLS = 10.0
 # The grace time, in seconds, of a task that is not due again.
 SHORTEST_GRACE = 60.0
 
-# Limits the seconds of a pause of all tasks that is no problem.
-LONGEST_PAUSE = 24 * 3600.0
+# Limits how long a pause of all tasks is no problem, and how long ago a replica may have died to be
+# told.
+_A_DAY = timedelta(days=1)
 
 # Limits the seconds without a leader that are no problem. After a start of all replicas it takes 10
 # to 12 s until one of them leads, and with hundreds of replicas three looks, which come less often
@@ -96,6 +97,8 @@ class WatchedRows:
         each task it is the job that has been due the longest. A job that no replica has claimed so
         far may lack a task; its id then stands for the name
     :ivar pauses_of_all: the pauses of all tasks that concern some of the tasks that were asked for
+    :ivar all_paused: the tasks that are paused, or some of them, if all tasks that were asked for
+        are; else none
     :ivar is_empty: whether there is neither a task nor a stored job, whatever was asked for
     :ivar unmatched: names and patterns that no task and no such job matches
     :ivar unread: why a part of the rows could not be read, in words
@@ -107,6 +110,7 @@ class WatchedRows:
     replicas: Sequence[ReplicaStatus] | None = ()
     jobs: Mapping[str, JobStatus] = field(default_factory=dict)
     pauses_of_all: Sequence[Pause] = ()
+    all_paused: Sequence[TaskStatus] = ()
     is_empty: bool = False
     unmatched: Sequence[str] = ()
     unread: Sequence[str] = ()
@@ -121,7 +125,7 @@ def findings_of(rows: WatchedRows) -> list[Finding]:
     told = {finding.task for finding in found if finding.level == CRITICAL}
     found = [finding for finding in found if finding.task in told or finding.task not in rows.jobs]
     found += [_of_job(name, job, rows.now) for name, job in rows.jobs.items() if name not in told]
-    found += _of_long_pauses(rows)
+    found += _of_pauses(rows)
     found += _without_leader(rows)
     found += _of_replicas(rows)
     found += _without_replica(rows)
@@ -165,12 +169,12 @@ def severity_of(findings: Sequence[Finding]) -> int:
 def finding_of_task(task: TaskStatus, now: datetime) -> Finding | None:
     """Return what is not well with a task, or ``None``.
 
-    There is none of a task that is paused or gone, unless its row cannot be read, because then
-    nobody knows whether the task is paused or gone.
+    There is none of a task that is gone, unless its row cannot be read, because then nobody knows
+    whether the task is gone. Of a paused task, only a run that takes too long is a finding.
     """
     if task.unreadable:
         return _of_task(task, TaskState.UNREADABLE, WARNING, ", ".join(task.unreadable), None)
-    if task.gone or task.paused:
+    if task.gone or (task.paused and task.state is not TaskState.TOO_LONG):
         return None
     return (
         _of_what_runs(task, now)
@@ -263,20 +267,28 @@ def _of_job(name: str, job: JobStatus, now: datetime) -> Finding:
     )
 
 
-def _of_long_pauses(rows: WatchedRows) -> Iterator[Finding]:
-    """Yield a finding of each pause of all tasks that somebody may have forgotten."""
-    for pause in dict.fromkeys(rows.pauses_of_all):
-        if rows.now - pause.since > timedelta(seconds=LONGEST_PAUSE):
-            which = f" of {pause.namespace!r}" * bool(pause.namespace)
-            says = f"all tasks{which} paused by {pause.by} since {rfc3339(pause.since, 'seconds')}"
-            yield Finding(
-                PAUSED_LONG,
-                WARNING,
-                cut(says, _LONGEST),
-                "resume them if the pause was forgotten",
-                since=pause.since,
-                link="tasks?state=paused",
-            )
+def _of_pauses(rows: WatchedRows) -> Iterator[Finding]:
+    """Yield a finding of each pause of all tasks, which somebody may have forgotten after a day.
+
+    If all tasks are paused one by one, the pauses of the first of them are told.
+    """
+    pauses: Iterable[Pause] = rows.pauses_of_all
+    if rows.all_paused and not rows.pauses_of_all:
+        pauses = rows.all_paused[0].pauses
+    for pause in dict.fromkeys(pauses):
+        which = f" of {pause.namespace!r}" * bool(pause.namespace)
+        until = rfc3339(pause.until, "seconds") if pause.until else "resumed"
+        says = f"all tasks{which} paused by {pause.by} since {rfc3339(pause.since, 'seconds')}"
+        says += f" until {until}" + (f" ({pause.reason})" if pause.reason else "")
+        is_long = pause.namespace is not None and rows.now - pause.since > _A_DAY
+        yield Finding(
+            PAUSED_LONG if is_long else PAUSED,
+            WARNING if is_long else NOTE,
+            cut(says, _LONGEST),
+            "resume them if the pause was forgotten",
+            since=pause.since,
+            link="tasks?state=paused",
+        )
 
 
 def _without_leader(rows: WatchedRows) -> Iterator[Finding]:
@@ -335,7 +347,7 @@ def _of_replicas(rows: WatchedRows) -> Iterator[Finding]:
         says = "the replicas cannot be read, so that it is not known which are alive"
         yield Finding(UNREAD, NOTE, says, "`doctor` names the missing right", link="replicas")
     for replica in rows.replicas or ():
-        if replica.state in _GONE_SILENT and rows.now - replica.seen_at < timedelta(days=1):
+        if replica.state in _GONE_SILENT and rows.now - replica.seen_at < _A_DAY:
             yield Finding(
                 SILENT,
                 NOTE,
@@ -373,6 +385,7 @@ KINDS = (
     NO_MATCH,
     UNREAD,
     SILENT,
+    PAUSED,
 )
 # The levels in the order in which they are told.
 _LEVELS = (CRITICAL, UNKNOWN, WARNING, NOTE)

@@ -8,7 +8,14 @@ from typing import Any
 
 from apscheduler_tasklock._lock.words import printable
 from apscheduler_tasklock._values import cut
-from apscheduler_tasklock._words.findings import COUNTED, EMPTY, SEVERITIES, UNREAD, severity_of
+from apscheduler_tasklock._words.findings import (
+    COUNTED,
+    EMPTY,
+    PAUSED,
+    SEVERITIES,
+    UNREAD,
+    severity_of,
+)
 from apscheduler_tasklock.cli.exits import message_of, remedy_after
 from apscheduler_tasklock.cli.output import print_json
 from apscheduler_tasklock.cli.target import patterns_of, task_locks
@@ -34,7 +41,7 @@ def check(options: argparse.Namespace) -> int:
     with task_locks(options) as locks:
         overview = locks.overview(
             *patterns,
-            limit=0,
+            limit=1,
             namespace=options.namespace,
             no_replica_after=options.no_replica_after,
             expect_replicas=options.expect_replicas,
@@ -77,9 +84,13 @@ def answer_monitor(answer: Callable[[], int], *, as_json: bool) -> int:
 
 
 def message_of_findings(findings: Sequence[Finding], overview: Overview) -> str:
-    """Return the findings in one line, the worst first, and how many tasks there are."""
+    """Return the findings in one line, the worst first, and how many tasks there are.
+
+    Of the notes, only pauses of all tasks are told, because nothing runs meanwhile.
+    """
     parts = []
-    for kind in dict.fromkeys(finding.what for finding in findings if finding.level != "note"):
+    told = (each for each in findings if each.level != "note" or each.what == PAUSED)
+    for kind in dict.fromkeys(finding.what for finding in told):
         those = [finding for finding in findings if finding.what == kind]
         if those[0].task is None:
             parts += [finding.says for finding in those]

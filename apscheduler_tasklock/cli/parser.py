@@ -79,9 +79,9 @@ its last run failed, or was cut by a stop that long ago, or its row cannot be re
 2 one is overdue, dead, or takes too long, or no replica claims a job of the job
 store, or no replica has been alive for 5 minutes, which is 1 after 90 seconds;
 3 unknown, on every failure of the check itself, if no task was ever registered, and
-while the database takes no writes, which the command tries. Tasks that are paused or
-gone never alarm, nor does what `ack` has acknowledged; that all tasks have been
-paused for more than a day is 1.
+while the database takes no writes, which the command tries. Tasks that are gone
+never alarm, nor does what `ack` has acknowledged, and paused tasks only if a run
+takes too long; that all tasks have been paused for more than a day is 1.
 """
 
 _DOCTOR_STATUSES = """

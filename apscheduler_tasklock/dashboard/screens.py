@@ -13,11 +13,11 @@ from datetime import date, datetime, timedelta, timezone, tzinfo
 from typing import Any, TypeVar
 
 from apscheduler_tasklock._values import cut
-from apscheduler_tasklock._words.findings import severity_of
+from apscheduler_tasklock._words.findings import PAUSED, severity_of
 from apscheduler_tasklock._words.json_text import as_json
 from apscheduler_tasklock._words.runs import error_in_words, miss_in_words
 from apscheduler_tasklock._words.stories import story_lines
-from apscheduler_tasklock._words.tasks import facts_of, notes_of, of_all_and_pause_in_words
+from apscheduler_tasklock._words.tasks import facts_of, notes_of
 from apscheduler_tasklock.dashboard.drawings import (
     Block,
     Lane,
@@ -254,7 +254,7 @@ def overview(context: Context) -> Screen:
     screen.drawn = {
         "last_of_each": _last_of_each(bad),
         "day_ago": screen.formats.field(day_ago),
-        "lines": state_lines(found, screen.formats),
+        "lines": state_lines(found),
         "is_well": found is not None
         and not severity_of(found.findings)
         and found.alive is not None,
@@ -285,7 +285,7 @@ def _last_of_each(runs: Sequence[Run]) -> list[tuple[Run, int]]:
     return [(run, counts[run.task]) for run in runs if last[run.task] is run]
 
 
-def state_lines(found: Overview | None, formats: Formats) -> list[tuple[str, str, str]]:
+def state_lines(found: Overview | None) -> list[tuple[str, str, str]]:
     """Return what the first line says: for each thing its class, its words, and its link."""
     if found is None:
         return []
@@ -295,14 +295,13 @@ def state_lines(found: Overview | None, formats: Formats) -> list[tuple[str, str
         by_kind.setdefault(finding.what, []).append(finding)
     for kind, findings in by_kind.items():
         name = "note" if all(each.level == "note" for each in findings) else "bad"
+        name = "paused" if kind == PAUSED else name
         if kind in _SAID:
             link = findings[0].link if len(findings) == 1 else "#findings"
             words = _SAID[kind][len(findings) > 1]
             lines.append((name, f"{len(findings)} {words}", link))
         else:
             lines += [(name, each.says, each.link or "#findings") for each in findings]
-    for pause in found.pauses_of_all:
-        lines.append(("paused", of_all_and_pause_in_words(pause, formats), "tasks?state=paused"))
     return lines
 
 

@@ -140,6 +140,7 @@ class Known:
             replicas=self.replicas_,
             jobs=jobs,
             pauses_of_all=pauses,
+            all_paused=found.paused if all(task.paused for task in tasks) else (),
             is_empty=is_empty,
             unmatched=missing,
             no_replica_after=no_replica_after,

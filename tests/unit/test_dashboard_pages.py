@@ -121,8 +121,8 @@ class TestOverview:
     def test_a_pause_of_all_tasks_is_in_the_first_line(self) -> None:
         pause = pause_of_all(until=NOW + timedelta(hours=1), reason="the database moves")
         words = reader(tasks_=[task_status("a")], pauses=(pause,)).words("/")
-        assert "all tasks: paused by ann until 13:00:00 " in words
-        assert "(the database moves)" in words
+        says = "all tasks paused by ann since 2026-01-31T12:00:00Z until 2026-01-31T13:00:00Z"
+        assert f"All is well. 1 task, 0 replicas alive. {says} (the database moves)" in words
 
     def test_the_last_hour_has_a_lane_for_each_replica_and_one_for_nobody(self) -> None:
         running = {**READ["running"], "holder": "web-3", "started_at": ago(1)}

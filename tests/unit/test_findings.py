@@ -71,7 +71,7 @@ def told(findings: Sequence[Finding]) -> list[tuple[str, str, str]]:
         ("unreadable", ("unreadable", "warning", "schedule", None)),
         ("overdue, paused", None),
         ("failing, paused", None),
-        ("too long, paused", None),
+        ("too long, paused", ("too long", "critical", "for 60 s on one", seconds(-60))),
     ],
 )
 def test_a_task_that_somebody_has_to_look_at_is_found(row: str, expected: Any) -> None:
@@ -178,19 +178,33 @@ def test_a_task_with_a_worse_finding_than_its_job_is_named_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("since", "namespace", "says"),
+    ("since", "until", "namespace", "level", "says"),
     [
-        (-86_400, "", None),
-        (-86_401, "", "all tasks paused by ann since 2026-01-30T11:59:59Z"),
-        (-86_401, "web:", "all tasks of 'web:' paused by ann since 2026-01-30T11:59:59Z"),
+        (-86_400, None, "", "note", "all tasks paused by ann since {} until resumed (x)"),
+        (-60, 60, "", "note", "all tasks paused by ann since {} until {} (x)"),
+        (
+            -86_401,
+            None,
+            "a:",
+            "warning",
+            "all tasks of 'a:' paused by ann since {} until resumed (x)",
+        ),
     ],
 )
-def test_a_pause_of_all_tasks_for_more_than_a_day_may_be_forgotten(
-    since: float, namespace: str, says: str | None
+def test_a_pause_of_all_tasks_is_told_and_may_be_forgotten_after_a_day(
+    since: float, until: float | None, namespace: str, level: str, says: str
 ) -> None:
-    pause = Pause("ann", NOW + seconds(since), None, None, namespace)
-    expected = [("paused for long", "warning", says)] if says else []
-    assert told(found(pauses_of_all=[pause])) == expected
+    end = None if until is None else NOW + seconds(until)
+    pause = Pause("ann", NOW + seconds(since), end, "x", namespace)
+    times = [f"{each:%Y-%m-%dT%H:%M:%SZ}" for each in (pause.since, end) if each]
+    what = "paused" if level == "note" else "paused for long"
+    assert told(found(pauses_of_all=[pause])) == [(what, level, says.format(*times))]
+
+
+def test_that_all_tasks_are_paused_one_by_one_is_told() -> None:
+    tasks = [task_status(name, **READ["paused"]) for name in ("a", "b")]
+    says = "all tasks paused by me@here since 2026-01-31T12:00:00Z until resumed (closed)"
+    assert told(found(all_paused=tasks)) == [("paused", "note", says)]
 
 
 @pytest.mark.parametrize(

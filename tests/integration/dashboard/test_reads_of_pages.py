@@ -87,11 +87,12 @@ def test_an_overview(both: Both) -> None:
             read.overview.now,
             read.watched,
             read.more,
-            OPERATIONS.fleet(both.cursor, like),
-            {name: job for name, job in jobs.items() if pattern == "*"},
-            read.pauses_of_all,
-            False,
-            [each.replace("%", "*") for each in read.unmatched],
+            replicas=OPERATIONS.fleet(both.cursor, like),
+            silences=OPERATIONS.silences(both.cursor, like),
+            jobs={name: job for name, job in jobs.items() if pattern == "*"},
+            pauses_of_all=read.pauses_of_all,
+            all_paused=read.overview.paused if read.all_paused else (),
+            unmatched=[each.replace("%", "*") for each in read.unmatched],
         )
         found = with_findings(read.overview, rows)
         assert both.known.overview(pattern, limit=limit) == found, (limit, pattern)

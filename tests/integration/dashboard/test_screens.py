@@ -57,14 +57,14 @@ def fleet(connection: Connection, make_task_locks: Any) -> None:
     add_job(connection, "job-1", arguments="""'{"args": ["x<y"], "kwargs": {"k": 7}}'""")
     due = "now() - interval '1 h'"
     add_job(connection, "job-2", task_name="'other'", next_run_time=due, changed_at=due)
-    make_task_locks().pause_all(duration=None, namespace="shop:", by="ann")
+    make_task_locks().pause_all(duration=None, namespace="paused", by="ann")
 
 
 PAGES: dict[str, tuple[str, ...]] = {
     "/": (
         "tasks are overdue",
         "1 task is failing",
-        "paused by ann until resumed",
+        "paused by ann since",
         "web-1",
         "no price",
         "and 1 more",

@@ -127,6 +127,20 @@ def test_each_namespace_needs_a_replica_of_its_own(
     assert "no replica is alive" in command("check").out
 
 
+def test_that_all_is_paused_is_in_the_line(command: Command, connection: Connection) -> None:
+    for name in ("a", "b"):
+        add_task(connection, name, **{**QUIET, **PAUSED})
+    answer = command("check")
+    assert answer.status == 0
+    says = r"TASKLOCK OK - all tasks paused by me@here since \S+ until resumed \(closed\); 2 tasks"
+    assert re.match(says, answer.out)
+    add_task(connection, "c", **STAYS_OK)
+    assert command("check").out.startswith("TASKLOCK OK - 3 tasks")
+    command("pause", "--all", "--until-resumed", "--as", "ann")
+    says = r"TASKLOCK OK - all tasks paused by ann since \S+ until resumed; 3 tasks"
+    assert re.match(says, command("check").out)
+
+
 def test_a_missing_or_an_old_table_is_unknown(
     command: Command, empty_database_url: str, connection: Connection
 ) -> None:
