@@ -460,6 +460,7 @@ class ReplicaStatus:
     :ivar leads: whether it leads the replicas of its namespace
     :ivar leaderless_for: seconds since its start for which nobody has led its namespace; ``None``:
         a replica leads, or this one is not in leader mode
+    :ivar stopping_since: since when its shutdown waits for its runs; ``None``: it does not
     """
 
     replica_id: str
@@ -486,6 +487,7 @@ class ReplicaStatus:
     leader_namespace: str | None = None
     leads: bool = False
     leaderless_for: float | None = None
+    stopping_since: datetime | None = None
 
 
 @dataclass(frozen=True)

@@ -1398,6 +1398,7 @@ def _list_replicas(name: str, replicas: str, dead: str, tasks: str, namespace: s
                    SELECT FROM {REPORTED_RUNS} AS run WHERE NOT {IS_RUN}) AS tells_runs,
                {_REPLICA_STATE.format(table=name, is_task=IS_TASK)} AS state,
                {namespace} AS leader_namespace,
+               CASE WHEN heard THEN stopped_at END AS stopping_since,
                COALESCE(is_led AND locked_by = replica_id, false) AS leads,
                CASE WHEN leader_namespace IS NOT NULL AND is_led IS NOT TRUE
                     THEN extract(epoch FROM now() - GREATEST(led_until, started_at))::float8

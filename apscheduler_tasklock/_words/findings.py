@@ -6,6 +6,7 @@ the same rows, read at the same time, give the same finding everywhere.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -38,9 +39,11 @@ NOTE, WARNING, CRITICAL, UNKNOWN = SEVERITIES
 # What findings are about besides the states of tasks.
 PAUSED, PAUSED_LONG, NO_LEADER = "paused", "paused for long", "no leader"
 NO_MATCH, UNREAD, NOT_LISTED, SILENT = "no match", "not read", "not listed", "silent"
+HEALING, STOPPING, VERSIONS = "healing", "stopping", "versions"
 EMPTY, NO_REPLICA, FEW_REPLICAS = "empty", "no replica", "few replicas"
 
-# Limits the seconds within which failover finds a dead run and runs it again: two poll intervals.
+# Limits the seconds within which failover finds a dead run and runs it again: two poll intervals,
+# and with failover the task's grace time before that.
 _TWO_POLLS = 10.0
 
 # The grace time, in seconds, of a task that is not due again.
@@ -124,10 +127,11 @@ def findings_of(rows: WatchedRows) -> list[Finding]:
     found = [finding for task in rows.tasks if (finding := finding_of_task(task, rows.now))]
     told = {finding.task for finding in found if finding.level == CRITICAL}
     found = [finding for finding in found if finding.task in told or finding.task not in rows.jobs]
-    found += [_of_job(name, job, rows.now) for name, job in rows.jobs.items() if name not in told]
+    found += [_of_job(name, job, rows) for name, job in rows.jobs.items() if name not in told]
     found += _of_pauses(rows)
     found += _without_leader(rows)
     found += _of_replicas(rows)
+    found += _of_deployments(rows)
     found += _without_replica(rows)
     if rows.more:
         says = f"{rows.more} more tasks are not well or were not looked at"
@@ -182,7 +186,7 @@ def finding_of_task(task: TaskStatus, now: datetime) -> Finding | None:
         or _of_miss(task)
         or _of_cut(task)
         or _of_lateness(task)
-        or _of_failure(task)
+        or _of_failure(task, now)
     )
 
 
@@ -194,9 +198,13 @@ def _of_what_runs(task: TaskStatus, now: datetime) -> Finding | None:
             since = task.stuck[0].since
             says = f"since {rfc3339(since, 'seconds')} on {task.stuck[0].replica}"
         return _of_task(task, TaskState.TOO_LONG, CRITICAL, says, since)
-    # Until then, failover may not have found the dead run.
-    if task.state is TaskState.DEAD and (now - task.locked_until).total_seconds() >= _TWO_POLLS:
-        return _of_task(task, TaskState.DEAD, CRITICAL, f"on {task.holder}", task.locked_until)
+    if task.state is not TaskState.DEAD:
+        return None
+    says, dead_for = f"on {task.holder}", (now - task.locked_until).total_seconds()
+    if dead_for >= _TWO_POLLS + (_grace(task) if task.failover else 0.0):
+        return _of_task(task, TaskState.DEAD, CRITICAL, says, task.locked_until)
+    if task.failover:
+        return _of_healing(task, f"its run died {says}, and failover runs it again")
     return None
 
 
@@ -226,14 +234,29 @@ def _of_lateness(task: TaskStatus) -> Finding | None:
     return _of_task(task, TaskState.LATE, WARNING, f"by {task.late_by:.0f} s", task.due_at)
 
 
-def _of_failure(task: TaskStatus) -> Finding | None:
+def _of_healing(task: TaskStatus, says: str) -> Finding:
+    """Return the note of a failure that failover or a retry is healing."""
+    found = _of_task(task, TaskState.FAILING, NOTE, says, task.failed_at)
+    return replace(found, what=HEALING, remedy="")
+
+
+def _of_failure(task: TaskStatus, now: datetime) -> Finding | None:
     """Return the finding of the last failure.
 
     It is told also while the task runs again, so that an alarm stays until a run ends well.
     """
+    if task.state is TaskState.RETRYING:
+        at = "" if task.retry_at is None else f", due at {rfc3339(task.retry_at, 'seconds')}"
+        return _of_healing(task, f"attempt {task.attempt} failed, and a retry follows{at}")
     if not task.failures or task.acknowledged:
         return None
     says = last_failure_in_words(task, ())
+    is_takeover = task.state is TaskState.RUNNING and task.kind == "takeover"
+    if task.failures == 1 and is_takeover and task.failed_at is not None:
+        # A takeover counts the death when it begins.
+        heals_until = task.failed_at + timedelta(seconds=_TWO_POLLS + _grace(task))
+        if now < heals_until:
+            return _of_healing(task, f"{says}, and {task.holder} runs it again")
     if task.failures > 1:
         says = f"{task.failures} times, {says}"
     return _of_task(task, TaskState.FAILING, WARNING, says, task.failed_at)
@@ -253,13 +276,16 @@ def _of_task(
     )
 
 
-def _of_job(name: str, job: JobStatus, now: datetime) -> Finding:
-    late_by = 0.0 if job.next_run_time is None else (now - job.next_run_time).total_seconds()
+def _of_job(name: str, job: JobStatus, rows: WatchedRows) -> Finding:
+    late_by = 0.0 if job.next_run_time is None else (rows.now - job.next_run_time).total_seconds()
+    is_alone = rows.replicas is not None and not any(each.alive for each in rows.replicas)
+    why = ", because none is alive" if is_alone else ""
     which = "a stored job" if name.endswith(job.id) else f"the stored job {job.id!r}"
     return Finding(
         JobState.OVERDUE.value,
         CRITICAL,
-        cut(f"by {late_by:.0f} s, {which} that no replica claims", _LONGEST),
+        cut(f"by {late_by:.0f} s, {which} that no replica claims{why}", _LONGEST),
+        f"see whether a live replica has its executor {cut(job.executor, 50)!r} and its function; "
         "the replicas' logs say why they do not run it",
         task=name,
         since=job.next_run_time,
@@ -358,6 +384,29 @@ def _of_replicas(rows: WatchedRows) -> Iterator[Finding]:
             )
 
 
+def _of_deployments(rows: WatchedRows) -> Iterator[Finding]:
+    """Yield a note of each replica that stops, and one if live replicas have several versions."""
+    alive = [replica for replica in rows.replicas or () if replica.alive]
+    for replica in alive:
+        if replica.stopping_since is not None:
+            says = f"it stops since {rfc3339(replica.stopping_since, 'seconds')}, and waits for "
+            says += ", ".join(run.task for run in replica.running) or "its runs"
+            yield Finding(
+                STOPPING,
+                NOTE,
+                cut(says, _LONGEST),
+                replica=replica.replica_id,
+                since=replica.stopping_since,
+                link="replicas",
+            )
+    versions = Counter(cut(replica.version, 50) for replica in alive)
+    if len(versions) > 1:
+        told = ", ".join(f"{number} with {name}" for name, number in sorted(versions.items()))
+        says = f"live replicas have several versions: {told}"
+        remedy = "finish the deployment"
+        yield Finding(VERSIONS, NOTE, cut(says, _LONGEST), remedy, link="replicas")
+
+
 def _grace(task: TaskStatus) -> float:
     """Return the task's grace time in seconds; the shortest if no run is due."""
     if task.due_at is None or task.overdue_at is None:
@@ -384,6 +433,9 @@ KINDS = (
     EMPTY,
     NO_MATCH,
     UNREAD,
+    HEALING,
+    STOPPING,
+    VERSIONS,
     SILENT,
     PAUSED,
 )

@@ -94,6 +94,8 @@ _SAID = {
     "cut": ("task was cut by a stop", "tasks were cut by a stop"),
     "failing": ("task is failing", "tasks are failing"),
     "late": ("task is late", "tasks are late"),
+    "healing": ("failure is being healed", "failures are being healed"),
+    "stopping": ("replica stops", "replicas stop"),
     "silent": (
         "replica has died or fallen silent",
         "replicas have died or fallen silent",

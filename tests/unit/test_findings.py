@@ -105,6 +105,49 @@ def test_the_limits_are_kept_to_the_moment(columns: Mapping[str, Any], status: i
     assert severity_of(found(task_status("sync", **columns))) == status
 
 
+# A failure that failover or a retry heals is a note, until it should have been healed.
+@pytest.mark.parametrize(
+    ("columns", "what"),
+    [
+        ({**READ["dead"], "failover": True, "locked_until": seconds(-0.1)}, "healing"),
+        ({**READ["dead"], "failover": True, "locked_until": seconds(-69.9)}, "healing"),
+        ({**READ["dead"], "failover": True, "locked_until": seconds(-70)}, "dead"),
+        ({**READ["dead"], "locked_until": seconds(-9.9)}, None),  # nobody heals it
+        (READ["retrying"], "healing"),
+        ({**READ["died, running"], "kind": "takeover", "failures": 1}, "healing"),
+        ({**READ["died, running"], "kind": "takeover"}, "failing"),  # the second in a row
+        ({**READ["died, running"], "failures": 1}, "failing"),  # the next run time
+        (
+            {
+                **READ["died, running"],
+                "kind": "takeover",
+                "failures": 1,
+                "failed_at": seconds(-70),
+            },
+            "failing",
+        ),
+        ({**READ["died"], "kind": "takeover", "failures": 1}, "failing"),  # it failed, too
+    ],
+)
+def test_a_failure_that_is_being_healed_is_a_note(
+    columns: Mapping[str, Any], what: str | None
+) -> None:
+    findings = found(task_status("sync", **columns))
+    assert [each.what for each in findings] == ([what] if what else [])
+    if what == "healing":
+        assert severity_of(findings) == OK
+
+
+def test_replicas_that_stop_and_several_versions_are_notes() -> None:
+    stops = replica_status("web-1", stopping_since=seconds(-5), version="1.1")
+    stopped = replica_status("web-0", state=ReplicaState.STOPPED, version="0.9")
+    findings = found(replicas=[stops, replica_status("web-2"), stopped])
+    assert told(findings) == [
+        ("stopping", "note", "it stops since 2026-01-31T11:59:55Z, and waits for its runs"),
+        ("versions", "note", "live replicas have several versions: 1 with 1.0, 1 with 1.1"),
+    ]
+
+
 def test_a_task_that_is_gone_is_no_finding() -> None:
     """A task that no live replica has, and that was removed, has no due time."""
     assert found(task_status("sync", **READ["dead"], gone=True)) == []
@@ -155,7 +198,7 @@ DUE = {"state": JobState.OVERDUE, "next_run_time": seconds(-300)}
 
 def test_an_overdue_stored_job_is_told_with_its_id_unless_that_ends_its_tasks_name() -> None:
     jobs = {"sent": job_status("sent", **DUE), "imports": job_status("one", **DUE)}
-    findings = found(jobs=jobs)
+    findings = found(jobs=jobs, replicas=[replica_status("web-1")])
     assert told(findings) == [
         ("overdue", "critical", "by 300 s, the stored job 'one' that no replica claims"),
         ("overdue", "critical", "by 300 s, a stored job that no replica claims"),
@@ -164,6 +207,13 @@ def test_an_overdue_stored_job_is_told_with_its_id_unless_that_ends_its_tasks_na
         ("imports", "job?id=one"),
         ("sent", "job?id=sent"),
     ]
+
+
+def test_an_overdue_stored_job_has_its_reason_if_it_is_known() -> None:
+    jobs = {"sent": job_status("sent", **DUE)}
+    says = "by 300 s, a stored job that no replica claims"
+    for replicas, why in (([], ", because none is alive"), (None, "")):
+        assert ("overdue", "critical", says + why) in told(found(jobs=jobs, replicas=replicas))
 
 
 def test_a_task_with_a_worse_finding_than_its_job_is_named_once() -> None:

@@ -205,7 +205,7 @@ class TestOverview:
         assert set(names(found.running)) == {"running", "too long"}
         assert [each.what for each in found.findings] == [
             *("overdue", "dead", "too long"),
-            *("unreadable", "missed", "failing", "failing"),
+            *("unreadable", "missed", "failing", "failing", "healing"),
         ]
         assert names(found.paused) == ["paused"]
         assert abs((found.now - moment()).total_seconds()) < 60
