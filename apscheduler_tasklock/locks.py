@@ -797,15 +797,26 @@ class TaskLocks:
             )
         )
 
-    def ack(self, name: str, token: int | str, *, by: str | None = None) -> None:
+    def ack(
+        self,
+        name: str,
+        token: int | str,
+        *,
+        by: str | None = None,
+        until: datetime | None = None,
+    ) -> None:
         """Acknowledge a failure, a cut or a missed one-off job, so that it alarms no more.
 
-        A later one alarms again. What was acknowledged already is not changed.
+        A later one alarms again, unless ``until`` is given. What was acknowledged already is not
+        changed. A task that is overdue, dead or runs for too long alarms all the same.
 
         :param token: the token of the last run, from ``TaskStatus.token``, so that a failure which
             the operator was not shown is not acknowledged
         :param by: the operator's name, shown to others; by default this process's user and host
-        :raises TaskLockOptionError: ``by`` has more than 4,000 characters, or ``token`` is invalid
+        :param until: a time until which later failures, cuts and misses alarm no more, either, also
+            if there is none so far; aware
+        :raises TaskLockOptionError: ``by`` has more than 4,000 characters, ``token`` is invalid, or
+            ``until`` has no zone
         :raises TaskLockNotFoundError: the task has no row
         :raises TaskLockStateError: the task's last run has another token, or there is nothing to
             acknowledge
@@ -813,9 +824,10 @@ class TaskLocks:
         """
         parsed = parse_token(token, f"ack({name!r:.200})")
         check_lengths("ack()", by=by)
+        _check_zone("ack()", until=until)
         self._operate(
             lambda operations, cursor: operations.acknowledge(
-                cursor, name, parsed, by or operator_here()
+                cursor, name, parsed, by or operator_here(), until
             )
         )
 

@@ -1300,16 +1300,19 @@ class Operations:
             [now] = self.tasks(cursor, [escaped(task)], 1)
             raise _not_freed(now, token, run_again=run_again)
 
-    def acknowledge(self, cursor: Any, task: str, token: int, by: str) -> None:
+    def acknowledge(
+        self, cursor: Any, task: str, token: int, by: str, until: datetime | None = None
+    ) -> None:
         """Note that an operator knows of a failure, a cut or a miss, so that it alarms no more.
 
         :param token: the token of the last run that the operator was shown
+        :param until: until when later ones alarm no more, either; ``None``: they alarm
         :raises TaskLockNotFoundError: the task has no row
         :raises TaskLockStateError: the task's last run has another token, or there is nothing to
             acknowledge
         """
         cursor.row_factory = dict_row
-        wanted = {"task": task, "token": token, "by": by}
+        wanted = {"task": task, "token": token, "by": by, "until": until}
         if self._run_recording(cursor, self._acknowledge, **wanted).fetchone() is None:
             self._check_there(cursor, [task])
             [now] = self.tasks(cursor, [escaped(task)], 1)
@@ -1498,16 +1501,19 @@ def _resume(name: str, history: History | None = None) -> str:
 def _acknowledge(name: str, history: History | None = None) -> str:
     """Return the statement that notes that an operator knows of a failure, a cut or a miss.
 
-    The token is that of the last run, which may still go on.
+    The token is that of the last run, which may still go on. Until a given time, later ones are
+    known as well, because the row then has that time as the time of the acknowledged one.
     """
-    entry = history.action("acknowledged", "known AS run") if history else ""
+    until = "%(until)s::timestamptz"
+    entry = history.action("acknowledged", "known AS run", until) if history else ""
     return f"""
         WITH {all_pauses(name)}, {listed_pauses(name)}, known AS (
             UPDATE {name} AS lock SET
-                acknowledged_at = {_ALARMS_SINCE},
+                acknowledged_at = GREATEST({_ALARMS_SINCE}, {until}),
                 recorded_actions = recorded_actions + {int(history is not None)}
-            WHERE task_name = %(task)s AND NOT {_NO_LONGER_ALARMS}
-                  AND {_ALARMS_SINCE} IS NOT NULL
+            WHERE task_name = %(task)s AND {IS_TASK}
+                  AND ({until} > now()
+                       OR (NOT {_NO_LONGER_ALARMS} AND {_ALARMS_SINCE} IS NOT NULL))
                   AND token = %(token)s::bigint
             RETURNING *
         ){f", entry AS ({entry})" if entry else ""}

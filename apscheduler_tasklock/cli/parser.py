@@ -511,6 +511,12 @@ def _add_changes(commands: _Commands) -> None:
         help="the last run's token, from `show` (default: as it is now); if there is a newer run, "
         "nothing is acknowledged",
     )
+    command.add_argument(
+        "--until",
+        type=values.moment_ahead,
+        metavar="T",
+        help="until then, later failures and misses alarm no more, either",
+    )
     _add_operator(command)
 
     command = _add(

@@ -214,8 +214,8 @@ def ack(options: argparse.Namespace) -> int:
         token = options.token
         if token is None:
             token = find_task(locks, name).token
-        locks.ack(name, token, by=options.name)
-    told = {"acknowledged": [name], "token": token}
+        locks.ack(name, token, by=options.name, until=options.until)
+    told = {"acknowledged": [name], "token": token, "until": options.until}
     tell(options, told, f"acknowledged (token {token})", [name])
     return OK
 

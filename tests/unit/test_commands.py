@@ -337,7 +337,9 @@ class TestCheck:
         assert command("check", "sent").status == 2
         other = command("check", "w*")
         assert (other.status, "overdue" in other.out.partition("|")[0]) == (3, False)
-        said = r"1 overdue \(imports by \d+ s, the stored job 'one' that no replica claims, because none is alive\);"
+        said = (
+            r"1 overdue \(imports by \d+ s, the stored job 'one' that no replica claims, because "
+        )
         assert re.search(said, command("check", "imports").out)
         assert "a job 'one', which is overdue" in command("why", "imports").err
         why = command("why", "sent")
@@ -372,7 +374,8 @@ class TestWhy:
 class TestAck:
     def test_it_is_of_the_last_run_unless_a_token_is_given(self, on: On) -> None:
         command = on(task_status(token=41))
-        assert command("ack", "sync", "--json").json == {"acknowledged": ["sync"], "token": 41}
+        told = {"acknowledged": ["sync"], "token": 41, "until": None}
+        assert command("ack", "sync", "--json").json == told
         assert command("ack", "sync", "--token", "40").out == "sync: acknowledged (token 40)\n"
 
     def test_a_state_that_forbids_it_is_4(self, on: On) -> None:
@@ -470,7 +473,7 @@ class TestPause:
             ),
             (
                 ("ack", "b", "--namespace", "shop:", "--token", "7"),
-                ("ack", ("shop:b", 7), {"by": None}),
+                ("ack", ("shop:b", 7), {"by": None, "until": None}),
             ),
             (
                 ("free", "b", "--namespace", "shop:", "--token", "7", "--force", "--as", "y"),

@@ -141,6 +141,22 @@ def test_that_all_is_paused_is_in_the_line(command: Command, connection: Connect
     assert re.match(says, command("check").out)
 
 
+def test_failures_are_silenced_until_a_time_and_nothing_else_is(
+    command: Command, connection: Connection
+) -> None:
+    add_task(connection, "sync", **STAYS_OK)
+    assert command("ack", "sync", "--until", "2h").status == 0
+    connection.execute("UPDATE task_lock SET failures = 1, failed_at = now(), token = token + 1")
+    assert command("check").status == 0
+    connection.execute("UPDATE task_lock SET failed_at = now() + interval '3 h'")
+    assert command("check").status == 1
+    overdue = "due_at = now() - interval '1 h', overdue_at = now() - interval '50 min'"
+    connection.execute(f"UPDATE task_lock SET {overdue}, window_start = now() - interval '2 h'")
+    assert command("check").status == 2
+    [entry] = command("runs", "--kind", "operator", "--json").json
+    assert (entry["outcome"], entry["until"] is not None) == ("acknowledged", True)
+
+
 def test_a_missing_or_an_old_table_is_unknown(
     command: Command, empty_database_url: str, connection: Connection
 ) -> None:
