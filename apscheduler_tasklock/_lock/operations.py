@@ -414,7 +414,7 @@ class Operations:
                 SELECT lock.task_name,
                        COALESCE(substring(lock.details FROM '"namespace": ("[^"]*")'), '""')
                            AS namespace,
-                       NOT lock.one_off AND lock.due_at IS NOT NULL AND {matching}
+                       lock.due_at IS NOT NULL AND {matching}
                            AND NOT {IS_PAUSED_IN_ANY_WAY} AS needs_one,
                        GREATEST(
                            lock.started_at,
@@ -423,7 +423,8 @@ class Operations:
                            CASE WHEN lock.finished_at IS NULL AND lock.locked_until > now()
                                      AND NOT lock.handed_over THEN now() END) AS sign_at
                 FROM {name} AS lock
-                WHERE {IS_TASK} AND lock.runs <> '' AND COALESCE(lock.kind, '') <> 'hold'
+                WHERE {IS_TASK} AND NOT lock.one_off
+                      AND lock.runs <> '' AND COALESCE(lock.kind, '') <> 'hold'
             ), lists AS (
                 SELECT tasks, pg_catalog.bool_or(alive) AS alive, max(seen_at) AS seen_at,
                        (pg_catalog.array_agg(replica_id ORDER BY seen_at DESC, replica_id))[1]
@@ -1036,7 +1037,11 @@ class Operations:
             tasks is in the namespace in which a replica leads or follows, it is left out.
         """
         cursor.row_factory = dict_row
-        return self._with_running(cursor, self._all(cursor, self._list_fleet, like=_list(like)))
+        rows = self._all(cursor, self._list_fleet, like=_list(like))
+        # The runs are read only if a replica stops, because only then a finding tells of them.
+        if any(row["stopping_since"] for row in rows):
+            return self._with_running(cursor, rows)
+        return [_replica_status(row, ()) for row in rows]
 
     def silences(self, cursor: Any, like: Sequence[str] | None) -> list[Silence]:
         """Return the namespaces that had a replica, need one, and have no live one.
