@@ -1017,6 +1017,8 @@ class TestMovedSchedules:
         assert memory.one_miss()[:2] == (due, "moved")
         assert memory.changes == [("web-1", HOURLY_TO_2_HOURS)]
 
+    # Its parts are found by tests/unit/test_missed_runs.py and tests/contract/test_misses.py.
+    @pytest.mark.nightly
     def test_a_stored_job_that_is_changed_while_it_is_scheduled(
         self, database_url: str, operator: TaskLocks
     ) -> None:
