@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import time
@@ -14,6 +15,7 @@ import psycopg
 from psycopg.pq.abc import PGconn, PGresult
 from psycopg.rows import tuple_row
 from psycopg.types.datetime import TimestamptzBinaryLoader
+from psycopg.types.json import set_json_loads
 from sqlalchemy.engine import URL
 
 from apscheduler_tasklock._database.deadline import Deadline
@@ -327,6 +329,7 @@ def set_up(connection: psycopg.Connection[Any], attempt: float, closing: Closing
     # Register the loader here, because the application may have registered another one in psycopg's
     # global map.
     connection.adapters.register_loader("timestamptz", TimestamptzBinaryLoader)
+    set_json_loads(json.loads, connection)  # because an application may have set its own for all
     with bounded_waits(connection, attempt, Deadline(closing)):
         # Prepare a statement when it is sent for the second time. Preparing at the first time would
         # cost a second round trip, also for a statement that is sent only once. Preparing later

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta, timezone
+from decimal import Decimal
 from functools import partial
 from typing import Any
 
@@ -16,6 +18,7 @@ from apscheduler.events import EVENT_JOB_EXECUTED, EVENT_JOB_MISSED, EVENT_JOB_S
 from apscheduler.executors.pool import ThreadPoolExecutor
 from apscheduler.jobstores.memory import MemoryJobStore
 from psycopg import sql
+from psycopg.types.json import set_json_loads
 
 from apscheduler_tasklock import (
     EVENT_TASK_LOCK_ERROR,
@@ -200,6 +203,23 @@ class TestWhoTakesOver:
         holder = f"'dead' (token {died.token})"
         token, _is_takeover = executed.retval
         assert f"(token {token}), since its holder {holder} neither renew" in caplog.text
+
+    def test_a_replica_whose_application_reads_json_in_its_own_way(
+        self, make_heir: MakeReplica, holder: MakeHolder, connection: Connection
+    ) -> None:
+        """psycopg's ``set_json_loads`` counts for all connections of a process."""
+        holder()
+        replica = make_heir(replica_id="heir")
+        set_json_loads(partial(json.loads, parse_float=Decimal))
+        try:
+            replica.run_once(token_and_takeover)
+            replica.one(EVENT_TASK_LOCK_REFUSED)
+            end_lease(connection)
+            replica.one(EVENT_JOB_EXECUTED)
+            replica.idle()
+        finally:
+            set_json_loads(json.loads)
+        assert after_a_death(replica) == REFUSED_THEN_RUN
 
     @pytest.mark.parametrize("joins", ["before the death", "after the death"])
     def test_a_replica_that_was_never_refused_and_whose_next_run_is_an_hour_away(
