@@ -145,10 +145,10 @@ def _point(text: str, now: datetime, *, ahead: bool = False) -> datetime | None:
         told = datetime.combine(day, at or day_time())
         if zone:
             return told.replace(tzinfo=zone)
+        here = _here(told, now, ahead=ahead, is_day=at is None)
         if named:  # a time that the clocks show twice has two names
-            [here] = {here for here in _both(told) if f"{here:%Z}".lower() == named}
-            return here
-        return _here(told, now, ahead=ahead, is_day=at is None)
+            [here] = {each for each in _both(told) if f"{each:%Z}".lower() == named}
+        return here
 
     if found["date"]:
         return on(date.fromisoformat(found["date"]))

@@ -155,7 +155,10 @@ def test_of_a_time_that_the_clocks_show_twice_the_nearest_one_is_meant(
 
 
 @pytest.mark.parametrize("read", [moment, moment_ahead])
-@pytest.mark.parametrize("text", ["2027-03-28 02:30", "02:30", "today 02:00"])
+@pytest.mark.parametrize(
+    "text",
+    ["2027-03-28 02:30", "02:30", "today 02:00", "2027-03-28 02:30 CET", "2027-03-28 02:30 CEST"],
+)
 @pytest.mark.usefixtures("berlin")
 def test_a_time_over_which_the_clocks_go_forward_is_an_error(
     read: Callable[[str, datetime], datetime], text: str
