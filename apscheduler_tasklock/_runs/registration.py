@@ -56,6 +56,8 @@ class Registrar:
     :param timings: has the interval at which the tasks of the shared job stores are listed
     :param notices: logs jobs whose tasks cannot be registered
     :param rescheduled: called with each registration that has changed a task's schedule
+    :param gone: called with each job of this replica that is no longer in its shared job store,
+        because another replica has removed or ended it
     :ivar has_more: whether a look had no time to register all changed jobs, so that the next look
         is to begin at once
     """
@@ -71,6 +73,7 @@ class Registrar:
         timings: Timings | None = None,
         notices: JobNotices | None = None,
         rescheduled: Callable[[Registration, Registered], None] = lambda _task, _registered: None,
+        gone: Callable[[JobKey], None] = lambda _key: None,
     ) -> None:
         self._locks = locks
         self._known = known
@@ -81,6 +84,7 @@ class Registrar:
         self._interval = (timings or Timings()).report_interval
         self._notices = notices or JobNotices()
         self._rescheduled = rescheduled
+        self._gone = gone
         self._lock = threading.Lock()
         self._changed: dict[JobKey, _Change] = {}  # jobs whose tasks are to be registered
         self._is_first = True
@@ -266,6 +270,7 @@ class Registrar:
     ) -> None:
         for key in set(known) - stored.keys():
             self._known.forget(key)
+            self._gone(key)
         for key, task in stored.items():
             if not self._known.has(task.task_name, key):
                 self._known.add(task.task_name, key, None)

@@ -140,3 +140,22 @@ def test_any_number_of_stored_jobs_holds_up_no_look(
     look_at(registrar, [], locks.cursor)
     assert {key for key in asked if key != KEY} == set(stored)
     assert len([key for key in asked if key != KEY]) == len(stored)
+
+
+def test_what_is_known_of_a_stored_job_goes_when_it_is_no_longer_in_its_store(rows: Memory) -> None:
+    """Another replica has removed it, so that there is no event here."""
+    locks: Any = Version("one", rows, "at 16", HOUR)
+    known, gone = KnownTasks(), list[tuple[str, str]]()
+    known.add("task", ("job", "shared"), None)
+    known.add("task", KEY, None)
+    registrar = Registrar(
+        locks,
+        known,
+        lambda _key: None,
+        lambda _key: True,
+        stored_tasks=lambda: {"shared": dict},
+        gone=gone.append,
+    )
+    registrar.list_stored()
+    assert gone == [("job", "shared")]
+    assert list(known.job_keys()) == [KEY]
