@@ -303,7 +303,8 @@ def count_until(
     :param first: a run time before ``until``
     :return: how many they are, the last one, and the one that follows it, which may be after the
         trigger's end. A number above ``MOST_COUNTED`` means that they are more than that, because
-        only those of an interval are counted further.
+        only those of an interval are counted further. The last one is then the one that
+        :func:`last_run_time` finds, which for a trigger of the application's may be an earlier one.
     :raises OutOfStepsError: the budget of steps does not suffice
     :raises Exception: whatever a custom trigger raises
     """
@@ -315,9 +316,11 @@ def count_until(
         return passed + 1, last.astimezone(first.tzinfo), following.astimezone(first.tzinfo)
     steps, plain = Steps(5 * MOST_COUNTED), _without_jitter_and_end(trigger)
     count, last, next_one = 1, first, _next_after(plain, first, steps)
-    while next_one is not None and next_one.timestamp() < until.timestamp():
+    while (
+        count <= MOST_COUNTED and next_one is not None and next_one.timestamp() < until.timestamp()
+    ):
         count, last = count + 1, next_one
-        if count > MOST_COUNTED:
+        if count > MOST_COUNTED:  # one search, because a trigger of the application's may be slow
             last = last_run_time(plain, last, _moved(until, -_INSTANT))
         next_one = _next_after(plain, last, steps)
     return count, last, next_one

@@ -19,6 +19,8 @@ from apscheduler.triggers.interval import IntervalTrigger
 
 from apscheduler_tasklock._runs.trigger_times import (
     MOST_STEPS,
+    MOST_WALKED,
+    count_until,
     following_run_time,
     has_next_run,
     is_shared,
@@ -856,3 +858,21 @@ def test_a_run_time_in_another_zone_is_the_same_one() -> None:
     assert is_shared(cron(minute="*/5"), TEN.astimezone(BERLIN))
     berlin = CronTrigger(hour=12, timezone=BERLIN)
     assert is_shared(berlin, TEN)
+
+
+class EachSecond(BaseTrigger):  # type: ignore[misc]  # APScheduler has no types
+    """A trigger of the application's, which counts the questions that its copies get, too."""
+
+    asked = 0
+
+    def get_next_fire_time(self, previous: datetime | None, now: datetime) -> datetime:
+        type(self).asked += 1
+        return now if previous is None else previous + timedelta(seconds=1)
+
+
+def test_run_times_of_the_applications_trigger_are_counted_in_limited_steps() -> None:
+    """Its run times can only be walked, and other jobs wait for that."""
+    until = datetime(2026, 3, 1, tzinfo=timezone.utc)
+    count, _, _ = count_until(EachSecond(), until - timedelta(days=15), until)
+    assert count == 10_001
+    assert EachSecond.asked <= 10_000 + MOST_WALKED + 3
