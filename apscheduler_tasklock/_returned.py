@@ -13,7 +13,7 @@ from inspect import isasyncgenfunction, isgeneratorfunction
 from types import FunctionType
 from typing import Any
 
-from apscheduler_tasklock.errors import TaskLockError
+from apscheduler_tasklock.errors import TaskLockOptionError
 
 
 @contextmanager
@@ -94,21 +94,21 @@ def why_no_call_runs(function: Any) -> str | None:
     return None if made is None else why_not_run(made)
 
 
-def check_returned(returned: Any, where: str, error: type[TaskLockError] = TaskLockError) -> Any:
+def check_returned(returned: Any, where: str) -> Any:
     """Return what a function has returned, if it is a plain result.
 
     Otherwise a coroutine or generator is closed, and a task is cancelled.
 
     :param where: names the function, for the message
-    :param error: the class of the error
-    :raises TaskLockError: the work of the returned object has not run
+    :raises TaskLockOptionError: the work of the returned object has not run. Such a run is not
+        retried, because each attempt would end in the same way.
     """
     why = why_not_run(type(returned))
     if why is None:
         return returned
     with suppress(Exception):  # whatever the application's own code raises
         _end(returned)
-    raise error(f"{where} has returned {why}")
+    raise TaskLockOptionError(f"{where} has returned {why}")
 
 
 def _end(returned: Any) -> None:

@@ -1055,7 +1055,7 @@ class Hold:
                 raise TaskLockOptionError(
                     f"{where} has returned a future, which runs after the call; return its result"
                 )
-            return check_returned(result, where, TaskLockOptionError)
+            return check_returned(result, where)
 
         where = f"hold({self._name!r}): {name}"
         if iscoroutinefunction(function) or iscoroutinefunction(_call_of(function)):

@@ -264,7 +264,7 @@ def test_a_function_that_has_only_made_a_coroutine_has_failed(
     replica.idle()
     assert replica.codes() == RAISED
     [(error_type,)] = connection.execute("SELECT error_type FROM task_lock_run").fetchall()
-    assert error_type.endswith("TaskLockError")
+    assert error_type.endswith("TaskLockOptionError")
 
 
 def test_a_dead_holders_window_is_run_again(

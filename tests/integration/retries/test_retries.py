@@ -86,14 +86,6 @@ def finished(connection: Connection, attempt: int) -> bool:
     return found is not None and found[0] == attempt and found[1] is not None
 
 
-def test_a_job_that_returns_what_nobody_runs_has_failed_and_is_run_again(
-    make_replica: MakeReplica,
-) -> None:
-    replica, results = make_replica(retries=1, **AT_ONCE), ["done", map(str, [1])]
-    add_hourly(replica, lambda: results.pop())  # noqa: PLW0108  # a method has no identity
-    assert replica.one(EVENT_JOB_EXECUTED).retval == "done"
-
-
 def test_a_job_that_fails_twice_runs_three_times_and_its_failure_is_forgotten(
     make_replica: MakeReplica, connection: Connection, database_url: str
 ) -> None:

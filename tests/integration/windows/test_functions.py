@@ -169,6 +169,7 @@ def test_a_function_that_returns_what_nobody_runs_has_failed(
     error = replica.one(EVENT_JOB_ERROR).exception
     assert f"'job': its function has returned {told}, which nobody" in str(error)
     assert str(error) in caplog.text
+    assert isinstance(error, TaskLockOptionError)  # which is not retried
 
 
 @pytest.mark.parametrize(
