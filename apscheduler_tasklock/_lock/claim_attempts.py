@@ -155,7 +155,7 @@ class Attempt(Request[Decision], Generic[Wanted]):
         self.request = request
         self.in_doubt = False
         self.wanted_at: float | None = None
-        self.report_closed: Callable[[ClosedRun], object] = _ignore
+        self.report_closed: Callable[[ClosedRun], object] = lambda _closed: None
         self.sender = self._context = context
 
     def note_failure(self, error: BaseException) -> None:
@@ -568,10 +568,6 @@ def report_closed_runs(
         answer = answers.get(attempt.request.claim_id)
         if answer is not None and answer.closed is not None:
             attempt.report_closed(ClosedRun(**answer.closed))
-
-
-def _ignore(_closed: ClosedRun) -> None:
-    pass
 
 
 def _granted(answers: Mapping[UUID, ClaimAnswer]) -> int:

@@ -188,3 +188,4 @@ class ReleaseTicket(AwaitedTicket[ReleaseAnswer | None, "ReleaseAnswer | None"])
                 self.request.task_name,
             )
         super().finish(outcome)
+        self.arrived_late = None  # so that a run and its ticket do not refer to each other

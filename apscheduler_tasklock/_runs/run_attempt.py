@@ -22,7 +22,6 @@ from apscheduler_tasklock._lock.client import LockClient, Released
 from apscheduler_tasklock._lock.outcomes import RunOutcome, WindowAfter
 from apscheduler_tasklock._lock.protocol_messages import (
     ClaimRequest,
-    ClosedRun,
     Refusal,
     ReleaseAnswer,
 )
@@ -61,6 +60,7 @@ class RunAttempt:
     :ivar running: whether the job runs under its lock now
     :ivar refusal: why a scheduled run time was refused
     :ivar cancelled_on_loss: whether the job was cancelled because its lock was lost
+    :ivar report_closed: reports the end of a dead run that the claim has closed
     """
 
     def __init__(
@@ -81,6 +81,7 @@ class RunAttempt:
         self._notifier = notifier
         self._reports = Reports(submission, run_time, locks, notifier)
         self._telemetry = self._reports.telemetry
+        self.report_closed = self._reports.closed
         self._wanted_at = time.monotonic()
         self._runs_despite: TaskLockError | None = None
         self._asked: AnyRequest | None = None
@@ -127,10 +128,6 @@ class RunAttempt:
         if claimed is not None:
             self._refused(claimed)
         return False
-
-    def report_closed(self, closed: ClosedRun) -> None:
-        """Report the end of the dead run that the claim has closed."""
-        self._reports.closed(closed)
 
     def report_granted(self) -> None:
         """Report that the claim was granted, or that the job runs without a lock.
@@ -545,9 +542,16 @@ class RunAttempt:
     def _send_release(self, outcome: RunOutcome) -> ReleaseTicket:
         assert self._held is not None
         self._outcome = outcome
-        late = partial(_report_late, self._locks, self._held, self._reports, outcome)
-        self._release = self._locks.begin_release(self._held, outcome, late)
+        self._release = self._locks.begin_release(self._held, outcome, self._report_late)
         return self._release
+
+    def _report_late(self, ticket: ReleaseTicket, answer: ReleaseAnswer | None) -> None:
+        """Report a release that has arrived after it was reported as failed."""
+        assert self._held is not None
+        assert self._outcome is not None
+        released = self._locks.made_of(self._held, ticket, answer)
+        if released is not None:
+            call_application(partial(self._reports.released, self._held, released, self._outcome))
 
     def report_at_stop(self, seconds: float) -> None:
         """In a shutdown, report the release of a coroutine that has ended.
@@ -596,20 +600,6 @@ class RunAttempt:
             self._reports.released(self._held, released, self._outcome)
         elif not self._cut:
             self._reports.lost(self._held)
-
-
-def _report_late(
-    locks: LockClient,
-    held: HeldLock,
-    reports: Reports,
-    outcome: RunOutcome,
-    ticket: ReleaseTicket,
-    answer: ReleaseAnswer | None,
-) -> None:
-    """Report a release that has arrived after it was reported as failed."""
-    released = locks.made_of(held, ticket, answer)
-    if released is not None:
-        call_application(partial(reports.released, held, released, outcome))
 
 
 def is_being_cancelled(*, if_unknown: bool) -> bool:

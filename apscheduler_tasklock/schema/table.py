@@ -90,10 +90,11 @@ EARLIEST, LATEST = "timestamptz '0001-01-02Z'", "timestamptz '9999-12-30Z'"
 
 
 def task_lock_table(name: str = DEFAULT_TABLE, schema: str | None = None) -> Table:
-    """Return the task lock table's definition, in a ``MetaData`` of its own.
+    """Return the task lock table's definition, in a ``MetaData`` apart from the application's.
 
     The tables beside it are in the same ``MetaData``; see :func:`run_table`,
-    :func:`replica_table` and :func:`job_table`. All callers with the same names share a definition.
+    :func:`replica_table` and :func:`job_table`. All callers with the same names share a definition,
+    so do not change it.
 
     :param name: the table's name
     :param schema: the table's schema; with ``None`` the connection's ``search_path`` decides
