@@ -1050,7 +1050,8 @@ class Hold:
             )
 
         def checked(result: Any) -> Any:
-            if isinstance(result, concurrent.futures.Future):
+            # By type alone, because a proxy may do anything when it is asked for its class.
+            if issubclass(type(result), concurrent.futures.Future):
                 result.cancel()
                 raise TaskLockOptionError(
                     f"{where} has returned a future, which runs after the call; return its result"
@@ -1127,14 +1128,15 @@ class Hold:
         """Return the seconds after which to claim again; 0: not again.
 
         The hold is claimed again while a run whose lease has ended is in its way, because that run
-        is run again first, or because its holder may still renew after a start or an outage. It is
-        also claimed again while the task runs and ``wait`` has not passed.
+        is run again first, or because its holder may still renew after a start or an outage; and if
+        another run began after this call and is over with its lock, while this claim was on its
+        way. It is also claimed again while the task runs and ``wait`` has not passed.
 
         :param give_up_at: when ``wait`` has passed, on the monotonic clock
         """
         if not isinstance(claimed, Refusal):
             return 0
-        if claimed.waits:
+        if claimed.waits or (claimed.reason == "window" and claimed.locked_for <= 0):
             return PAUSE
         left = give_up_at - time.monotonic() if claimed.reason == "running" else 0
         longest = jittered(self._client.settings.timings.hold_interval)

@@ -1016,6 +1016,19 @@ class TestGrace:
         assert isinstance(call.error, TaskLockRefusedError)
         assert call.error.reason == reason
 
+    def test_a_hold_is_claimed_again_if_a_later_one_came_first_and_its_lock_is_over(
+        self, stage: Stage
+    ) -> None:
+        one, client = stage.replica(), grown_up(stage, "B")
+        stage.faults.plan("read", slow(2.0), times=1)
+        ask(stage, client)  # what the hold's claim waits behind
+        call = enter_hold(stage, client)
+        stage.go_on(1)
+        held = stage.claim(one, run_time=None, exact=False, min_lock=0.0)
+        stage.release(one, held)
+        stage.go_on(5)
+        assert call.held.name == "t"
+
     def test_a_stop_ends_the_wait_of_a_hold(self, stage: Stage) -> None:
         one, client = stage.replica(), grown_up(stage, "B")
         stage.claim(one, run_time=None, exact=False)
