@@ -16,7 +16,7 @@ from apscheduler_tasklock._words.findings import (
     UNREAD,
     severity_of,
 )
-from apscheduler_tasklock.cli.exits import message_of, remedy_after
+from apscheduler_tasklock.cli.exits import message_of, remedy_after, without_passwords
 from apscheduler_tasklock.cli.output import print_json
 from apscheduler_tasklock.cli.target import patterns_of, task_locks
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
@@ -123,6 +123,7 @@ def _tell(
     as_json: bool,
 ) -> int:
     """Print a verdict, and return its exit status."""
+    message = without_passwords(message)
     told: dict[str, Any] = {
         "status": _WORDS[status],
         "exit_status": status,

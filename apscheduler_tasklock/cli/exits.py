@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
 from apscheduler_tasklock._database.sqlstates import UnconfirmedError
@@ -69,9 +70,15 @@ def remedy_after(error: Exception) -> str:
     return f"; {NONE_WRITABLE if SEVERAL_SERVERS in str(error) else READ_ONLY}"
 
 
+def without_passwords(text: str) -> str:
+    """Return a text with the passwords of its URLs as ``***``, for an URL in the wrong place."""
+    return re.sub(r"(://[^\s:/@]*):[^\s/]*@", r"\1:***@", text)
+
+
 def say(message: str) -> None:
     """Write a line to standard error. Standard output is for data alone."""
-    print(f"{PROGRAM}: {printable(message)}", file=sys.stderr, flush=True)
+    line = without_passwords(printable(message))
+    print(f"{PROGRAM}: {line}", file=sys.stderr, flush=True)
 
 
 def is_asked() -> bool:

@@ -33,6 +33,7 @@ from apscheduler_tasklock.cli.exits import (
     RUN_FAILED,
     USAGE,
     WAIT_OVER,
+    without_passwords,
 )
 from apscheduler_tasklock.cli.text import did_you_mean, wrapped
 from apscheduler_tasklock.errors import TaskLockOptionError
@@ -139,9 +140,15 @@ class CommandParser(argparse.ArgumentParser):
     """
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(**{"formatter_class": HelpFormatter, **options})
+        # No abbreviations, because `pause --until` would be `--until-resumed`.
+        given = {"formatter_class": HelpFormatter, "allow_abbrev": False, **options}
+        super().__init__(**given)
         self.commands: Mapping[str, argparse.ArgumentParser] = {}
         self.groups: dict[str, dict[str, str]] = {}
+
+    def error(self, message: str) -> NoReturn:
+        """End the command line with an error, in which a mistyped URL shows no password."""
+        super().error(without_passwords(message))
 
     def format_help(self) -> str:
         """Return the help; that of all commands has them in groups."""
@@ -197,7 +204,7 @@ class MonitorParser(CommandParser):
 
         :raises TaskLockOptionError: always
         """
-        raise TaskLockOptionError(f"wrong usage: {message}")
+        raise TaskLockOptionError(f"wrong usage: {without_passwords(message)}")
 
 
 def build_parser(
