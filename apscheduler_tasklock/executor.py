@@ -1017,6 +1017,12 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
         for event in events:
             self._notifier(submission.awaited).dispatch(event)
 
+    def _room(self) -> float:
+        if isinstance(self._runs, ExecutorRuns):
+            return self._runs.room
+        workers = worker_count(self._inner) if self._inner is not None else 0
+        return inf if workers is None else max(0, workers - sum(self._instances.values()))
+
     def _log_unknown_jobs(self, _event: Any) -> None:
         """Log the ids in the option ``jobs`` for which this executor has no job."""
         if unknown := self._jobs.unknown_ids():
@@ -1056,11 +1062,7 @@ class StoredRuns:
     @property
     def room(self) -> float:
         """How many more runs of a ``TaskLockJobStore`` can get a worker now; ``inf``: no limit."""
-        runs, inner = self._executor._runs, self._executor._inner
-        if isinstance(runs, ExecutorRuns):
-            return runs.room
-        workers = worker_count(inner) if inner is not None else 0
-        return inf if workers is None else max(0, workers - sum(self._executor._instances.values()))
+        return self._executor._room()
 
     def call_if_there_is_room(self, has_room: Callable[[], object]) -> None:
         """Call a function whenever :attr:`room` has become larger. The function must not wait."""

@@ -52,7 +52,10 @@ nitpick_ignore_regex = [
     ),
     (r"py:exc", r"ImproperlyConfigured"),
     # What signatures name, and nobody has to know.
-    (r"py:.*", r"apscheduler_tasklock\.(decorator\.Function|locks\.Hold|options\.Default)"),
+    (
+        r"py:.*",
+        r"apscheduler_tasklock\.((decorator|flask\.extension)\.Function|locks\.Hold|options\.Default)",
+    ),
 ]
 
 # One of the themes' packages lets the root logger print.
