@@ -56,7 +56,7 @@ nitpick_ignore_regex = [
         r"py:.*",
         r"apscheduler_tasklock\.((decorator|flask\.extension)\.Function|locks\.Hold|options\.Default)",
     ),
-    (r"py:class", r"Function"),
+    (r"py:class", r"(Function|Seconds|Default)"),
 ]
 
 # One of the themes' packages lets the root logger print.
