@@ -568,6 +568,25 @@ class TestOverdue:
         eventually(lambda: is_near(task(operator).due_at, expected))
         assert not told_overdue(caplog, "job")
 
+    def test_what_was_due_before_a_start_is_not_told_at_once(
+        self,
+        make_replica: MakeReplica,
+        operator: TaskLocks,
+        connection: Connection,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        """Replicas run it then, as far as they make up for it."""
+        replica = make_replica(**FAST, timings=Timings(recovery_grace=600.0))
+        replica.scheduler.add_job(print, "cron", **DAILY, id="job")
+        registered(operator, "job")
+        due_at(connection, ago=100)
+        for marker in ("looked", "looked again"):
+            replica.scheduler.add_job(print, "cron", **DAILY, id=marker)
+            registered(operator, marker)
+        assert not told_overdue(caplog, "job")
+        replica.executor.locks.believe()
+        eventually(lambda: told_overdue(caplog, "job"))
+
     @pytest.mark.parametrize("how", ["removed", "deployed"])
     def test_a_task_that_was_removed_is_gone_and_no_alarm(
         self,
