@@ -139,7 +139,7 @@ def draw_status(nowhere: TextIO) -> None:
             )
         with closing(TaskLocks(server.url)) as locks:
             shown = TerminalOutput(console)
-            shown.print_table(task_table(locks.tasks(), shown))
+            shown.print_table(task_table(locks.tasks(), locks.usual_durations(), shown))
     save(console, "status", "apscheduler-tasklock status")
 
 

@@ -14,7 +14,7 @@ from math import inf
 from types import MappingProxyType
 from urllib.parse import urlencode
 
-from apscheduler_tasklock._lock.words import rfc3339
+from apscheduler_tasklock._lock.words import rfc3339, seconds_in_words
 from apscheduler_tasklock._values import cut
 from apscheduler_tasklock._words.tasks import last_failure_in_words
 from apscheduler_tasklock.status import (
@@ -373,11 +373,13 @@ def _of_replicas(rows: WatchedRows) -> Iterator[Finding]:
         says = "the replicas cannot be read, so that it is not known which are alive"
         yield Finding(UNREAD, NOTE, says, "`doctor` names the missing right", link="replicas")
     for replica in rows.replicas or ():
-        if replica.state in _GONE_SILENT and rows.now - replica.seen_at < _A_DAY:
+        unseen = rows.now - replica.seen_at
+        if replica.state in _GONE_SILENT and unseen < _A_DAY:
+            ago = seconds_in_words(unseen.total_seconds())
             yield Finding(
                 SILENT,
                 NOTE,
-                f"{replica.state.value}, seen last at {rfc3339(replica.seen_at, 'seconds')}",
+                f"{replica.state.value}, seen last {ago} ago",
                 replica=replica.replica_id,
                 since=replica.seen_at,
                 link="replicas",
