@@ -532,10 +532,11 @@ class Watch:
 
     def _report_overdue(self, state: RunState) -> None:
         """Report an overdue task, once until it runs."""
-        # Right after a start or an outage, replicas still run what came due before.
-        if not (state.overdue and self._locks.stable) or state.task_name in self._logged:
+        if not state.overdue or state.task_name in self._logged:
             return
-        if self._registrar.has_due(state) and not self._registrar.differs(state):
+        is_meant = self._registrar.has_due(state) and not self._registrar.differs(state)
+        # Right after a start or an outage, replicas still run what came due before.
+        if is_meant and self._locks.stable:
             self._logged.add(state.task_name)
             self._report_overdue_task(state)
 

@@ -53,7 +53,7 @@ class Job:
             DEFAULTS,
             OneJob("task", self.trigger, lambda: self.next_run_time),
             TravellingClient(
-                lambda: self.replica.cursor, self.replica.statements.protocol, lambda: False
+                lambda: self.replica.cursor, self.replica.statements.protocol, lambda: True
             ),
             lambda _submission, not_now: not_now(),
             lambda: self.alarms.append(self.now),
