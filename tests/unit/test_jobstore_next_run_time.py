@@ -13,6 +13,7 @@ from typing import Any
 from uuid import uuid4
 from zoneinfo import ZoneInfo
 
+import apscheduler
 import pytest
 from apscheduler.triggers.base import BaseTrigger
 from apscheduler.triggers.combining import AndTrigger, OrTrigger
@@ -145,7 +146,13 @@ def test_of_a_backlog_of_two_weeks_is_the_last_one(trigger: Any, last: str) -> N
     assert following is None or following > NOW
 
 
-@pytest.mark.parametrize(("month", "day"), [(3, 29), (10, 25)])
+IN_BOTH_HOURS = pytest.mark.skipif(
+    apscheduler.version_info < (3, 11),
+    reason="APScheduler 3.10 walks in the hour that comes twice for ever",
+)
+
+
+@pytest.mark.parametrize(("month", "day"), [(3, 29), pytest.param(10, 25, marks=IN_BOTH_HOURS)])
 def test_of_a_backlog_over_a_change_of_the_clocks_is_the_last_one(month: int, day: int) -> None:
     begin = datetime(2026, month, day, tzinfo=BERLIN)
     trigger = cron(hour="1-3", minute="*/20", second=0, timezone=BERLIN)
