@@ -181,9 +181,9 @@ DIFFERENCES_OF_STORES = (
             "test_jobstores.py::test_sqlalchemy_missing_engine",
         ),
         r"'<SQLAlchemyJobStore \(url='|TypeError: TaskLockJobStore\.__init__\(\) .*"
-        r"('engine'|'database')",
+        r"('engine'|'database')|'which database\? ",
         "A `TaskLockJobStore` has a name and arguments of its own: it takes a URL or an `Engine`, "
-        "and not the name of a variable that has one.",
+        "and not the name of a variable that has one. Without either it asks for a database.",
         "reference/options.md#the-job-store",
     ),
 )
