@@ -351,4 +351,4 @@ def tidied(days: int) -> str:
 
 
 how_long: str = tidied(3)
-tidied("3")  # type: ignore[arg-type]
+tidied("3")  # type: ignore[arg-type]  # the decorator keeps the types

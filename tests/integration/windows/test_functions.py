@@ -143,11 +143,11 @@ def test_a_function_that_was_modified_into_one_that_never_runs_is_told_of(
 
 UNRUN: dict[str, tuple[Any, str]] = {
     # A lambda that could be left out is what is tried here.
-    "coroutine": (lambda: coroutine(), "a coroutine"),  # noqa: PLW0108
-    "generator": (lambda: generator(), "a generator"),  # noqa: PLW0108
+    "coroutine": (lambda: coroutine(), "a coroutine"),  # noqa: PLW0108  # as users write it
+    "generator": (lambda: generator(), "a generator"),  # noqa: PLW0108  # as users write it
     "map": (lambda: map(str, [1]), "a map object"),
-    "context-manager": (lambda: contextmanager(generator)(), "a context manager"),  # noqa: PLW0108
-    "awaitable": (lambda: AwaitableObject(), "an awaitable AwaitableObject"),  # noqa: PLW0108
+    "context-manager": (lambda: contextmanager(generator)(), "a context manager"),  # noqa: PLW0108  # as users write it
+    "awaitable": (lambda: AwaitableObject(), "an awaitable AwaitableObject"),  # noqa: PLW0108  # as users write it
 }
 
 
