@@ -61,11 +61,10 @@ class Copy:
         applied = self._run("git", "apply", "-p1", str(mutation.path))
         if applied.returncode:
             return f"does not apply: {applied.stderr.strip()}"
-        files = [file for file in mutation.changes if file.startswith("apscheduler_tasklock")]
-        names = [file[:-3].replace("/", ".").removesuffix(".__init__") for file in files]
-        imported = self._run(sys.executable, "-c", "\n".join(f"import {name}" for name in names))
-        if imported.returncode:
-            return f"cannot be imported: {imported.stderr.strip().splitlines()[-1]}"
+        python = [file for file in mutation.changes if file.endswith(".py")]
+        compiled = self._run(sys.executable, "-m", "compileall", "-q", *python)
+        if compiled.returncode:
+            return f"cannot be parsed: {compiled.stdout.strip().splitlines()[-1]}"
         return None
 
     def test(self, arguments: Sequence[str], limit: float) -> Notes:
