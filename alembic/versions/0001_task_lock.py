@@ -183,6 +183,7 @@ def _create_runs(op: Operations, table: str, schema: str | None) -> None:
         sa.Column("run_times", sa.Integer, nullable=True),
         sa.Column("attempt", sa.Integer, nullable=True),
         _moment("retry_at", nullable=True),
+        sa.Column("action_id", sa.Uuid, nullable=True),
         _texts(
             table,
             "task_name",

@@ -137,6 +137,7 @@ class Run(models.Model):
     run_times = models.IntegerField(null=True)
     attempt = models.IntegerField(null=True)
     retry_at = models.DateTimeField(null=True)
+    action_id = models.UUIDField(null=True)
 
     dumped = _DumpManager()
     objects = _RunManager()

@@ -137,6 +137,7 @@ def _defined(name: str, schema: str | None) -> Table:
         Column("run_times", Integer, nullable=True),
         Column("attempt", Integer, nullable=True),
         Column("retry_at", moment(), nullable=True),
+        Column("action_id", Uuid, nullable=True),
         schema=schema,
     )
     _limit_texts(runs)

@@ -66,6 +66,7 @@ class Migration(migrations.Migration):
                 ("run_times", models.IntegerField(null=True)),
                 ("attempt", models.IntegerField(null=True)),
                 ("retry_at", models.DateTimeField(null=True)),
+                ("action_id", models.UUIDField(null=True)),
             ],
             options={
                 "db_table": run_table_name(),

@@ -83,6 +83,7 @@ CREATE TABLE task_lock_run (
     run_times INTEGER, 
     attempt INTEGER, 
     retry_at TIMESTAMP WITH TIME ZONE, 
+    action_id UUID, 
     PRIMARY KEY (task_name, ring, slot), 
     CONSTRAINT task_lock_run_texts CHECK (GREATEST(pg_catalog.octet_length(task_name), pg_catalog.octet_length(ring), pg_catalog.octet_length(replica), pg_catalog.octet_length(kind), pg_catalog.octet_length(outcome), pg_catalog.octet_length(error_type), pg_catalog.octet_length(error), pg_catalog.octet_length(traceback), pg_catalog.octet_length(by), pg_catalog.octet_length(reason), pg_catalog.octet_length(cause)) <= 1000000), 
     CONSTRAINT task_lock_run_times CHECK (LEAST(scheduled_at, started_at, ended_at, until, last_scheduled_at, retry_at) >= timestamptz '0001-01-02Z' AND GREATEST(scheduled_at, started_at, ended_at, until, last_scheduled_at, retry_at) <= timestamptz '9999-12-30Z')
