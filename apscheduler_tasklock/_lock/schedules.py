@@ -30,10 +30,10 @@ _CALENDAR_UNITS = ("year", "month", "week", "day")
 
 
 def schedule_of(task: TaskStatus) -> str:
-    """Return a task's schedule in words; ``-`` if the row has none."""
+    """Return a task's schedule in words, with its time zone; ``-`` if the row has none."""
     if task.schedule is None:
         return "hold" if task.kind == "hold" else "-"
-    return schedule_in_words(task.schedule)
+    return schedule_in_words(task.schedule, task.zone)
 
 
 def with_exact_times(schedule: Any, details: Any) -> Any:
@@ -60,16 +60,24 @@ def _without_exact_times(exact: Mapping[str, Any]) -> dict[str, Any]:
     return form
 
 
-def schedule_in_words(schedule: Any) -> str:
+def schedule_in_words(schedule: Any, zone: str | None = None) -> str:
     """Return a trigger's canonical form in words.
 
     :param schedule: a ``TaskStatus.schedule``. A form that this version does not know is returned
         as JSON.
+    :param zone: the name of its time zone; ``None``: it is not known, or each part has its own
     """
     try:
-        return printable(_words(schedule))
+        return printable(_words(_in_zone(schedule, zone)))
     except NO_FORM:
         return printable(json.dumps(schedule))
+
+
+def _in_zone(form: Mapping[str, Any], zone: str | None) -> Mapping[str, Any]:
+    """Return a form whose parts have a time zone, if they have none of their own."""
+    if "parts" in form:
+        return {**form, "parts": [_in_zone(part, zone) for part in form["parts"]]}
+    return {"zone": zone, **form}
 
 
 def schedule_text_in_words(text: str) -> str:
@@ -170,11 +178,13 @@ def _combined(form: Mapping[str, Any]) -> str:
 
 
 def _zone(form: Mapping[str, Any]) -> str:
-    """Return the time zone of a stored trigger; ``""`` for UTC, and if there is no time zone."""
-    zone = form.get("zone") or "UTC"
+    """Return the time zone of a trigger whose run times depend on it; ``""`` if it has none."""
+    zone = form.get("zone")
+    if not zone:
+        return ""
     if zone.lstrip("-").isdigit():  # an offset, in microseconds
         zone = str(timezone(timedelta(microseconds=int(zone))))
-    return "" if shown_zone(zone) == "UTC" else f" {zone}"
+    return f" {shown_zone(zone)}"
 
 
 def shown_zone(zone: str) -> str:

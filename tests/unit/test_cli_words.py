@@ -393,10 +393,10 @@ def test_the_last_moment_that_there_is_can_be_told() -> None:
     [
         (IntervalTrigger(minutes=5, timezone="Asia/Tokyo"), "every 5 min"),
         (IntervalTrigger(minutes=5, jitter=3, timezone=UTC), "every 5 min + up to 3 s"),
-        (CronTrigger(hour=3, timezone=UTC), "cron hour=3 minute=0"),
-        (CronTrigger(hour=3, minute="*", timezone=UTC), "cron hour=3 minute=*"),
-        (CronTrigger(day="last", timezone=UTC), "cron day=last hour=0 minute=0"),
-        (CronTrigger(timezone=UTC), "cron second=*"),
+        (CronTrigger(hour=3, timezone=UTC), "cron hour=3 minute=0 UTC"),
+        (CronTrigger(hour=3, minute="*", timezone=UTC), "cron hour=3 minute=* UTC"),
+        (CronTrigger(day="last", timezone=UTC), "cron day=last hour=0 minute=0 UTC"),
+        (CronTrigger(timezone=UTC), "cron second=* UTC"),
         (
             CronTrigger(hour=3, timezone="Europe/Berlin", end_date=datetime(2026, 1, 31)),
             "cron hour=3 minute=0 Europe/Berlin until 2026-01-30T23:00:00Z",
@@ -412,7 +412,7 @@ def test_the_last_moment_that_there_is_can_be_told() -> None:
         ),
         (
             OrTrigger([CronTrigger(hour=3, timezone=UTC), IntervalTrigger(days=1, timezone=UTC)]),
-            "(cron hour=3 minute=0) or (every 1 d)",
+            "(cron hour=3 minute=0 UTC) or (every 1 d)",
         ),
     ],
 )

@@ -204,8 +204,30 @@ def test_the_end_of_a_schedule_that_no_replica_writes_is_not_known(schedule: Any
 def test_the_words_of_a_schedule_with_several_zones_name_them() -> None:
     words = schedule_of(task(TRIGGERS["or of two that differ in their zones"], NOW))
     assert words == "(cron hour=4 minute=0 Asia/Tokyo) or (cron hour=4 minute=0 Europe/Berlin)"
-    one_zone = OrTrigger([cron(hour=4), cron(hour=5)])
-    assert schedule_of(task(one_zone, NOW)) == "(cron hour=4 minute=0) or (cron hour=5 minute=0)"
+
+
+@pytest.mark.parametrize(
+    ("trigger", "zone", "words"),
+    [
+        (cron(hour=4), "Europe/Berlin", "cron hour=4 minute=0 Europe/Berlin"),
+        (cron(hour=4), "Etc/UTC", "cron hour=4 minute=0 UTC"),
+        (
+            OrTrigger([cron(hour=4), IntervalTrigger(hours=5)]),
+            "Europe/Berlin",
+            "(cron hour=4 minute=0 Europe/Berlin) or (every 5 h)",
+        ),
+        (TRIGGERS["interval"], "Europe/Berlin", "every 5 h 0.25 s"),
+    ],
+)
+def test_the_words_of_a_schedule_name_its_zone_if_its_times_depend_on_it(
+    trigger: Any, zone: str, words: str
+) -> None:
+    assert schedule_of(task(trigger, NOW, zone)) == words
+
+
+def test_the_words_of_a_schedule_whose_zone_is_not_known_name_none() -> None:
+    row = task_status(schedule=json.loads(canonical_schedule(cron(hour=4))))
+    assert schedule_of(row) == "cron hour=4 minute=0"
 
 
 def test_details_of_a_schedule_before_do_not_count() -> None:
