@@ -311,11 +311,11 @@ class TaskLocks:
     ) -> Overview:
         """Return what an operator sees at a glance, and the findings on it.
 
-        The tasks are read in one statement, and then the replicas and the overdue stored jobs. The
-        run history is not read. If the replicas' table cannot be read, one INFO line says so, no
-        task is ``gone``, and no replicas are counted. A replica that has died may still count as
-        alive for 45 s if its run was taken over. Without rights on the jobs' table, which a monitor
-        of an application without the job store may lack, nothing is found of stored jobs.
+        The tasks are read in one statement, and then the replicas and the overdue stored jobs. Of
+        the run history only the deaths are read that tell which replicas have died. If the
+        replicas' table cannot be read, one INFO line says so, no task is ``gone``, and no replicas
+        are counted. Without rights on the jobs' table, which a monitor of an application without
+        the job store may lack, nothing is found of stored jobs.
 
         :param patterns: names of tasks, in which ``*`` and ``?`` stand for characters; none: all
             tasks. The replicas and the pauses of all tasks are told in any case.

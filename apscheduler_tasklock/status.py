@@ -430,9 +430,10 @@ class ReplicaState(str, Enum):
     UNREADABLE = "unreadable"
     """The replica's row has a value that no replica writes; see ``ReplicaStatus.unreadable``."""
     STOPPED = "stopped"
-    """The replica has reported its shutdown."""
+    """The replica has reported its shutdown, and that no run of it goes on any more."""
     DIED = "died"
-    """A run of the replica has died, and the replica has sent no sign of life since then."""
+    """A run of the replica has died, and the replica has sent no sign of life since then. A replica
+    that was killed while its shutdown waited for a run has died, too."""
     ALIVE = "alive"
     """The replica has sent a sign of life in the last 45 seconds. It sends one every 30 seconds."""
     SILENT = "silent"
@@ -460,7 +461,8 @@ class ReplicaStatus:
     :ivar leads: whether it leads the replicas of its namespace
     :ivar leaderless_for: seconds since its start for which nobody has led its namespace; ``None``:
         a replica leads, or this one is not in leader mode
-    :ivar stopping_since: since when its shutdown waits for its runs; ``None``: it does not
+    :ivar stopping_since: since when its shutdown waits for its runs, or when it began if the
+        replica has died or fallen silent before its end; ``None``: it has not begun, or is over
     """
 
     replica_id: str
@@ -479,8 +481,13 @@ class ReplicaStatus:
 
     @property
     def state_in_words(self) -> str:
-        """The state, and whether the replica leads."""
-        return f"{self.state.value}, leads" if self.leads and self.alive else self.state.value
+        """The state, whether the replica leads, and whether it stops or was stopping."""
+        words = [self.state.value]
+        if self.leads and self.alive:
+            words.append("leads")
+        if self.stopping_since is not None:
+            words.append("stopping" if self.alive else "while it was stopping")
+        return " ".join(words) if not self.alive else ", ".join(words)
 
     rejected: tuple[str, ...] = ()
     unreadable: tuple[str, ...] = ()

@@ -38,6 +38,7 @@ from apscheduler_tasklock._lock.statements import (
     ALL_TASKS,
     DUE_IN_ANY_PAUSE,
     DUE_IN_PAUSE,
+    HAS_STOPPED,
     IS_ALIVE,
     IS_HEARD,
     IS_LEADER,
@@ -194,13 +195,15 @@ _STATE = f"""
 """
 # A replica has died if one of its runs was found dead, in the task's row or in the history, and the
 # replica has given no sign of life since the run's end. A replica of which only a worker process
-# has died gives a sign of life at once, so it does not count as dead.
-_REPLICA_STATE = """
-    CASE WHEN stopped_at IS NOT NULL AND NOT heard THEN 'stopped'
+# has died gives a sign of life at once, so it does not count as dead. A replica that was killed
+# while its shutdown waited for a run has died, too.
+_REPLICA_STATE = f"""
+    CASE WHEN {HAS_STOPPED} THEN 'stopped'
          WHEN died_at > seen_at OR EXISTS (
-             SELECT FROM {table} AS lock
-             WHERE {is_task} AND locked_by = replica_id AND finished_at IS NULL AND NOT handed_over
-                   AND NOT overran AND locked_until <= now() AND locked_until > seen_at)
+             SELECT FROM {{table}} AS lock
+             WHERE {{is_task}} AND locked_by = replica_id AND finished_at IS NULL
+                   AND NOT handed_over AND NOT overran
+                   AND locked_until <= now() AND locked_until > seen_at)
              THEN 'died'
          WHEN heard THEN 'alive' ELSE 'silent' END
 """
@@ -381,30 +384,34 @@ class Operations:
                                       OR lock.task_name LIKE ANY (%(like)s::text[]))"""
         self._prepare_tasks(name, replicas, matching)
         self._prepare_runs(name)
+        # Only of tasks that have failed since a replica was seen last, so that few entries are read.
         found_dead = f"""
-            SELECT replica AS replica_id, max(ended_at) AS died_at
-            FROM {self._runs} WHERE outcome = 'died' GROUP BY 1
+            SELECT run.replica AS replica_id, max(run.ended_at) AS died_at
+            FROM {name} AS lock JOIN {self._runs} AS run USING (task_name)
+            WHERE lock.failed_at > (SELECT min(seen_at) FROM replicas WHERE NOT {HAS_STOPPED})
+                  AND run.ring = 'failures' AND run.outcome = 'died'
+            GROUP BY 1
         """
         none_dead = "SELECT '' AS replica_id, NULL::timestamptz AS died_at WHERE false"
-        self._list_replicas, self._list_replicas_without_runs, self._list_fleet = (
-            Statement(_list_replicas(name, replicas, *columns))
-            for columns in (
-                (found_dead, "tasks", "leader_namespace"),
-                (none_dead, "tasks", "leader_namespace"),
-                # One task tells that there are some that are asked for. A namespace is left out if
-                # no task that is asked for is in it.
-                (
-                    none_dead,
-                    f"""ARRAY(SELECT lock.task_name FROM pg_catalog.unnest(tasks)
-                              AS lock (task_name) WHERE {matching} LIMIT 1)""",
-                    f"""CASE WHEN leader_namespace IN (
-                        SELECT namespace
-                        FROM (SELECT DISTINCT leader_namespace AS namespace FROM replicas) AS each
-                        WHERE EXISTS (SELECT FROM {name} AS lock
-                                      WHERE {matching} AND starts_with(task_name, namespace)))
-                        THEN leader_namespace END""",
-                ),
+        # One task tells that there are some that are asked for. A namespace is left out if no task
+        # that is asked for is in it.
+        of_fleet = (
+            f"""ARRAY(SELECT lock.task_name FROM pg_catalog.unnest(tasks)
+                      AS lock (task_name) WHERE {matching} LIMIT 1)""",
+            f"""CASE WHEN leader_namespace IN (
+                SELECT namespace
+                FROM (SELECT DISTINCT leader_namespace AS namespace FROM replicas) AS each
+                WHERE EXISTS (SELECT FROM {name} AS lock
+                              WHERE {matching} AND starts_with(task_name, namespace)))
+                THEN leader_namespace END""",
+        )
+        # Each list, and its form for a role that cannot read the history.
+        self._list_replicas, self._list_fleet = (
+            (
+                Statement(_list_replicas(name, replicas, found_dead, *columns)),
+                Statement(_list_replicas(name, replicas, none_dead, *columns)),
             )
+            for columns in (("tasks", "leader_namespace"), of_fleet)
         )
         # A namespace is told by what a replica registered of its tasks, as a text of JSON. Equal
         # lists of tasks are looked at once, because all replicas of a deployment have the same.
@@ -429,7 +436,7 @@ class Operations:
                 SELECT tasks, pg_catalog.bool_or(alive) AS alive, max(seen_at) AS seen_at,
                        (pg_catalog.array_agg(replica_id ORDER BY seen_at DESC, replica_id))[1]
                            AS replica,
-                       (pg_catalog.array_agg(stopped_at IS NOT NULL
+                       (pg_catalog.array_agg({HAS_STOPPED}
                                              ORDER BY seen_at DESC, replica_id))[1] AS is_stopped
                 FROM replicas GROUP BY tasks
             ), held AS (
@@ -1020,28 +1027,35 @@ class Operations:
     def replicas(self, cursor: Any) -> list[ReplicaStatus]:
         """Return the replicas, in the order of their starts."""
         cursor.row_factory = dict_row
-        try:
-            rows = self._all(cursor, self._list_replicas)
-        except (UndefinedTable, InsufficientPrivilege):
-            # Read without the history. If another table was the reason, this read raises, too.
-            rows = self._all(cursor, self._list_replicas_without_runs)
+        rows = self._replica_rows(cursor, self._list_replicas)
         return self._with_running(cursor, rows)
 
     def fleet(self, cursor: Any, like: Sequence[str] | None) -> list[ReplicaStatus]:
         """Return the replicas with what findings are made of: without most of their tasks.
 
-        A replica that has died counts as alive until it is silent, if its run was taken over,
-        because the history is not read.
-
         :param like: patterns of tasks, as for SQL's ``LIKE``; ``None`` for all. If none of these
             tasks is in the namespace in which a replica leads or follows, it is left out.
         """
         cursor.row_factory = dict_row
-        rows = self._all(cursor, self._list_fleet, like=_list(like))
+        rows = self._replica_rows(cursor, self._list_fleet, like=_list(like))
         # The runs are read only if a replica stops, because only then a finding tells of them.
         if any(row["stopping_since"] for row in rows):
             return self._with_running(cursor, rows)
         return [_replica_status(row, ()) for row in rows]
+
+    def _replica_rows(
+        self, cursor: Any, statements: tuple[Statement, Statement], **wanted: object
+    ) -> list[dict[str, Any]]:
+        """Return the rows of replicas.
+
+        :param statements: a statement, and its form for a role that cannot read the history
+        """
+        complete, without_runs = statements
+        try:
+            return self._all(cursor, complete, **wanted)
+        except (UndefinedTable, InsufficientPrivilege):
+            # If another table was the reason, this read raises, too.
+            return self._all(cursor, without_runs, **wanted)
 
     def silences(self, cursor: Any, like: Sequence[str] | None) -> list[Silence]:
         """Return the namespaces that had a replica, need one, and have no live one.
@@ -1406,7 +1420,7 @@ def _list_replicas(name: str, replicas: str, dead: str, tasks: str, namespace: s
                    SELECT FROM {REPORTED_RUNS} AS run WHERE NOT {IS_RUN}) AS tells_runs,
                {_REPLICA_STATE.format(table=name, is_task=IS_TASK)} AS state,
                {namespace} AS leader_namespace,
-               CASE WHEN heard THEN stopped_at END AS stopping_since,
+               CASE WHEN NOT {HAS_STOPPED} THEN stopped_at END AS stopping_since,
                COALESCE(is_led AND locked_by = replica_id, false) AS leads,
                CASE WHEN leader_namespace IS NOT NULL AND is_led IS NOT TRUE
                     THEN extract(epoch FROM now() - GREATEST(led_until, started_at))::float8

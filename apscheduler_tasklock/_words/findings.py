@@ -379,7 +379,7 @@ def _of_replicas(rows: WatchedRows) -> Iterator[Finding]:
             yield Finding(
                 SILENT,
                 NOTE,
-                f"{replica.state.value}, seen last {ago} ago",
+                f"{replica.state_in_words}, seen last {ago} ago",
                 replica=replica.replica_id,
                 since=replica.seen_at,
                 link="replicas",

@@ -922,6 +922,20 @@ class TestReplicas:
         one.statements.stops()
         assert operator.replicas()[0].state is ReplicaState.STOPPED
 
+    def test_one_that_was_killed_while_it_stopped_has_died(
+        self, one: Replica, other: Replica, operator: Operator, travel: Travel
+    ) -> None:
+        report(one, "task")
+        _, granted = one.claim(**JOB)
+        since = database_now(operator.connection)
+        one.statements.stops([RunningRun("task", granted.token, "one", since)])
+        assert operator.replicas()[0].state_in_words == "alive, stopping"
+        travel(46)
+        assert operator.replicas()[0].state_in_words == "died while it was stopping"
+        other.claim(**{**JOB, "lag": -10})
+        for found in (operator.replicas(), operator.fleet(None)):
+            assert (found[0].state, found[0].stopping_since) == (ReplicaState.DIED, since)
+
 
 @pytest.mark.parametrize(
     ("pattern", "matches"),

@@ -51,6 +51,7 @@ from apscheduler_tasklock._lock.statements.misses import (
 )
 from apscheduler_tasklock._lock.statements.probe import probe
 from apscheduler_tasklock._lock.statements.replicas import (
+    HAS_STOPPED,
     IS_ALIVE,
     IS_HEARD,
     SILENT_AFTER,
@@ -94,6 +95,7 @@ __all__ = [
     "CHANGE_ID",
     "DUE_IN_ANY_PAUSE",
     "DUE_IN_PAUSE",
+    "HAS_STOPPED",
     "IS_ALIVE",
     "IS_HEARD",
     "IS_LEADER",

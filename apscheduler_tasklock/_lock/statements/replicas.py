@@ -41,8 +41,10 @@ IS_ALIVE = f"(stopped_at IS NULL AND seen_at > now() - {ALIVE_FOR}::float8 * int
 # Limits how long operators see a replica as alive after its last sign of life, in seconds. After
 # one missed sign the replica is silent.
 SILENT_AFTER = 45.0
+# Whether a replica has stopped. Until then it reports the runs for which its shutdown waits.
+HAS_STOPPED = "(stopped_at IS NOT NULL AND running = '[]'::jsonb)"
 # Whether a replica sends signs of life. A stopping replica sends them as long as it has runs.
-IS_HEARD = f"""((stopped_at IS NULL OR running <> '[]'::jsonb)
+IS_HEARD = f"""(NOT {HAS_STOPPED}
                 AND seen_at > now() - {SILENT_AFTER}::float8 * interval '1 second')"""
 
 

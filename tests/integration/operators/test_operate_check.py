@@ -69,6 +69,7 @@ def test_a_task_that_is_gone_never_alarms(command: Command, connection: Connecti
 
 SILENT = {"seen_at": "now() - interval '10 min'"}
 STOPPED = {**SILENT, "stopped_at": "now() - interval '10 min'"}
+STOPS_FOR = """'[{"task": "sync", "token": 7, "since": 0, "lost": false}]'"""
 # The last run was long ago.
 QUIET = {
     **STAYS_OK,
@@ -85,6 +86,7 @@ SHOP = {**QUIET, "details": """'{"options": {}, "zone": "UTC", "namespace": "sho
         (QUIET, {"one": STAYS_ALIVE}, 0),
         (QUIET, {"one": SILENT, "two": STAYS_ALIVE}, 0),
         (QUIET, {"one": STOPPED}, 0),
+        (QUIET, {"one": {**STOPPED, "running": STOPS_FOR}}, 2),  # it was killed while it stopped
         (QUIET, {}, 0),  # there never was one
         (STAYS_OK, {"one": SILENT}, 0),  # its last run was a minute ago
         ({**QUIET, **STAYS_RUNNING}, {"one": SILENT}, 0),
