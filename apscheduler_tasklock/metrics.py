@@ -48,9 +48,11 @@ SHARED_FOR = 1.0
 CLIENT_TIMEOUT = 5.0
 
 
-def _read(locks: TaskLocks) -> MetricRows:
-    """Read the rows."""
-    tasks, findings = locks.tasks(), locks.overview(limit=0).findings
+def _read(locks: TaskLocks, namespace: str = "") -> MetricRows:
+    """Read the rows of the tasks whose names begin with a namespace."""
+    patterns = (f"{namespace}*",) if namespace else ()
+    tasks = locks.tasks(*patterns)
+    findings = locks.overview(*patterns, limit=0, namespace=namespace).findings
     replicas: Sequence[ReplicaStatus] | None
     try:
         replicas = locks.replicas()
@@ -59,12 +61,13 @@ def _read(locks: TaskLocks) -> MetricRows:
     return rows_of(tasks, findings, replicas)
 
 
-def prometheus_text(locks: TaskLocks) -> str:
+def prometheus_text(locks: TaskLocks, namespace: str = "") -> str:
     """Return the metrics of the tasks in Prometheus' text format, version 0.0.4.
 
+    :param namespace: what the names of the tasks begin with
     :raises TaskLockError: the database is unavailable, or rejects the read
     """
-    return text_of(_read(locks))
+    return text_of(_read(locks, namespace))
 
 
 def metric_values(locks: TaskLocks) -> dict[str, Any]:

@@ -40,6 +40,7 @@ from apscheduler_tasklock.dashboard.actions import (
     page_of,
 )
 from apscheduler_tasklock.dashboard.formats import Formats
+from apscheduler_tasklock.dashboard.health import metrics_of, verdict_of
 from apscheduler_tasklock.dashboard.pages import Visit, page_of_screen, twin_of_screen
 from apscheduler_tasklock.dashboard.queries import Query, check_text, parse
 from apscheduler_tasklock.dashboard.reads import Reads, in_words_of_a_page
@@ -52,6 +53,7 @@ from apscheduler_tasklock.errors import (
     TaskLockStateError,
 )
 from apscheduler_tasklock.locks import TaskLocks
+from apscheduler_tasklock.metrics import CONTENT_TYPE
 from apscheduler_tasklock.options import check_name
 from apscheduler_tasklock.schema.table import DEFAULT_TABLE
 
@@ -156,6 +158,8 @@ class Dashboard:
         routes += [
             Route("/confirm", self._confirm),
             Route("/act", self._act, methods=["POST"]),
+            Route("/health", self._health),
+            Route("/metrics", self._metrics),
             Mount("/static", StaticFiles(directory=static), name="static"),
         ]
         app = Starlette(
@@ -191,6 +195,23 @@ class Dashboard:
         screen = await self._screen(name, request, access)
         text = await run_in_threadpool(twin_of_screen, screen)
         return Response(text, _status_of(screen), media_type="application/json")
+
+    async def _health(self, request: Request) -> Response:
+        """Tell a probe that this process serves; with ``verdict``, tell a monitor what is wrong.
+
+        A probe needs no right, sees no name, and hears nothing of the database: otherwise an
+        outage would restart the pods.
+        """
+        if "verdict" not in request.query_params:
+            return PlainTextResponse("ok\n")
+        await self._allowed(request)
+        status, verdict = await run_in_threadpool(verdict_of, self._reads, self._namespace)
+        return Response(as_json(verdict), status, media_type="application/json")
+
+    async def _metrics(self, request: Request) -> Response:
+        await self._allowed(request)
+        status, text = await run_in_threadpool(metrics_of, self._reads, self._namespace)
+        return Response(text, status, headers={"content-type": CONTENT_TYPE})
 
     async def _allowed(self, request: Request) -> Access:
         access = await access_of(self._authorize, request)

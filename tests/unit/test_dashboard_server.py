@@ -95,6 +95,13 @@ def test_the_password_is_asked_for(headers: dict[str, str], known: Known) -> Non
             assert "default-src 'none'" in answer.headers["content-security-policy"]
 
 
+def test_a_probe_needs_no_password(known: Known) -> None:
+    with browsing(known, Login("pässword", may_operate=True), on_loopback=False) as browser:
+        asked = ("/health", "/health?verdict", "/metrics", "/health/", "/x/health")
+        statuses = [browser.get(path).status_code for path in asked]
+    assert statuses == [200, 401, 401, 401, 401]
+
+
 def test_a_name_that_cannot_be_stored_is_rejected(known: Known) -> None:
     headers = {**basic("a\0b", "pässword"), **SAME}
     with browsing(known, Login("pässword", may_operate=True), on_loopback=False) as browser:
