@@ -394,6 +394,7 @@ class TaskLocks:
         outcome: str | Collection[str] | None = None,
         kind: str | None = None,
         replica: str | None = None,
+        error: str | None = None,
         since: datetime | None = None,
         until: datetime | None = None,
         limit: int = 100,
@@ -410,6 +411,8 @@ class TaskLocks:
             list of outcomes
         :param kind: only entries of this kind, such as ``"operator"``; :class:`Run` has a list
         :param replica: only entries of the replica of this id
+        :param error: only runs whose error has this text in its class or its message, in capital
+            or small letters
         :param since: only runs that began at this time or later; aware
         :param until: only runs that began before this time; aware
         :param limit: how many, at most
@@ -434,6 +437,7 @@ class TaskLocks:
                 "outcomes": outcomes,
                 "kind": kind,
                 "replica": replica,
+                "error": error,
                 "since": since,
                 "until": until,
                 "limit": limit,

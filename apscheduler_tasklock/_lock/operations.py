@@ -720,12 +720,15 @@ class Operations:
         # of the time, so a hundredth of the history is read first. If that hundredth has as many
         # matching runs as the page and those before it, the runs that are older than these need not
         # be sorted.
-        matches = """(%(like)s::text[] IS NULL OR run.task_name LIKE ANY (%(like)s::text[]))
-                     AND (%(outcomes)s::text[] IS NULL OR run.outcome = ANY (%(outcomes)s))
-                     AND (%(replica)s::text IS NULL OR run.replica = %(replica)s)
-                     AND (%(kind)s::text IS NULL OR run.kind = %(kind)s)
-                     AND (%(since)s::timestamptz IS NULL OR run.started_at >= %(since)s)
-                     AND (%(until)s::timestamptz IS NULL OR run.started_at < %(until)s)"""
+        is_wanted = """(%(outcomes)s::text[] IS NULL OR run.outcome = ANY (%(outcomes)s))
+              AND (%(replica)s::text IS NULL OR run.replica = %(replica)s)
+              AND (%(kind)s::text IS NULL OR run.kind = %(kind)s)
+              AND (%(since)s::timestamptz IS NULL OR run.started_at >= %(since)s)
+              AND (%(until)s::timestamptz IS NULL OR run.started_at < %(until)s)
+              AND (%(error)s::text IS NULL OR strpos(
+                  lower(concat_ws(': ', run.error_type, run.error)), lower(%(error)s)) > 0)"""
+        matches = f"""(%(like)s::text[] IS NULL OR run.task_name LIKE ANY (%(like)s::text[]))
+              AND {is_wanted}"""
         # OFFSET 0 keeps the subqueries as they are. So whether a missed run time was run after all,
         # which takes long, is looked up only for the entries that come first.
         self._matching_runs = Statement(f"""
@@ -744,13 +747,7 @@ class Operations:
         """)
         self._runs_of_task = Statement(f"""
             SELECT {columns} FROM {self._runs} AS run
-            WHERE run.task_name = ANY (%(names)s::text[])
-              AND (%(outcomes)s::text[] IS NULL OR run.outcome = ANY (%(outcomes)s))
-              AND (%(replica)s::text IS NULL OR run.replica = %(replica)s)
-              AND (%(kind)s::text IS NULL OR run.kind = %(kind)s)
-              AND (%(since)s::timestamptz IS NULL OR run.started_at >= %(since)s)
-              AND (%(until)s::timestamptz IS NULL OR run.started_at < %(until)s)
-              AND {not_run}
+            WHERE run.task_name = ANY (%(names)s::text[]) AND {is_wanted} AND {not_run}
             {newest_first} LIMIT %(limit)s OFFSET %(offset)s
         """)
         # LIMIT keeps the subquery as it is, so that it reads the entries of each name by the key.
@@ -925,6 +922,7 @@ class Operations:
         outcomes: Collection[str] | None = None,
         kind: str | None = None,
         replica: str | None = None,
+        error: str | None = None,
         since: datetime | None = None,
         until: datetime | None = None,
         limit: int = 100,
@@ -936,6 +934,7 @@ class Operations:
             "outcomes": None if outcomes is None else list(outcomes),
             "replica": replica,
             "kind": kind,
+            "error": error,
             "since": since,
             "until": until,
             "limit": limit,
@@ -1004,7 +1003,7 @@ class Operations:
         found = self.tasks(cursor, [escaped(task)], 1)
         if not found:
             raise TaskLockNotFoundError([task])
-        wanted = dict.fromkeys(("outcomes", "kind", "replica", "since", "until"))
+        wanted = dict.fromkeys(("outcomes", "kind", "replica", "error", "since", "until"))
         rows = self._all(
             cursor,
             self._runs_of_task,

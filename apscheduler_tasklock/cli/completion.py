@@ -1,4 +1,4 @@
-"""What a shell completes: commands, options, states, and the names of tasks and jobs.
+"""What a shell completes: commands, options, states, and the names of tasks, jobs and replicas.
 
 A shell asks by running the command with the environment that argcomplete expects.
 """
@@ -13,7 +13,7 @@ from typing import Any
 from apscheduler_tasklock.cli.jobs import ACTIONS
 from apscheduler_tasklock.cli.parser import CommandParser
 from apscheduler_tasklock.cli.target import task_locks
-from apscheduler_tasklock.status import TaskState
+from apscheduler_tasklock.status import OUTCOMES, TaskState
 
 # Limits the seconds that a shell waits for names, and how many it is given.
 _TIMEOUT = 2.0
@@ -67,5 +67,27 @@ def _states(**_: Any) -> list[str]:
     return [state.value.replace(" ", "-") for state in TaskState]
 
 
+def _outcomes(prefix: str, **_: Any) -> list[str]:
+    """Return the outcomes, each behind those that are written already."""
+    written = prefix[: prefix.rfind(",") + 1]
+    return [f"{written}{outcome}" for outcome in OUTCOMES if outcome not in written.split(",")]
+
+
+def _replicas(parsed_args: argparse.Namespace, **_: Any) -> list[str]:
+    """Return the replicas' ids; none if the database does not answer."""
+    parsed_args.locks = None
+    with suppress(Exception), task_locks(parsed_args, _TIMEOUT) as locks:
+        return [each.replica_id for each in locks.replicas()][:_MOST_NAMES]
+    return []
+
+
 # By the arguments' names in the parser.
-_COMPLETERS = {"task": _tasks, "tasks": _tasks, "patterns": _tasks, "jobs": _jobs, "state": _states}
+_COMPLETERS = {
+    "task": _tasks,
+    "tasks": _tasks,
+    "patterns": _tasks,
+    "jobs": _jobs,
+    "state": _states,
+    "outcome": _outcomes,
+    "replica": _replicas,
+}

@@ -330,7 +330,8 @@ def _add_reads(commands: _Commands) -> None:
             "runs --since yesterday --until today",
             "runs --since 22:00 --until 02:00",
             "runs --kind operator --since yesterday",
-            "runs --outcome missed --since yesterday",
+            "runs --outcome error,died,missed --since yesterday",
+            "runs --replica web-1:4127:9c --error timeout",
             "runs --follow",
         ],
         _TIMES,
@@ -338,15 +339,21 @@ def _add_reads(commands: _Commands) -> None:
     _add_patterns(command, "TASK")
     command.add_argument(
         "--outcome",
-        choices=OUTCOMES,
-        metavar="OUTCOME",
-        help=f"only runs with this outcome: {', '.join(OUTCOMES)}",
+        type=values.outcomes,
+        metavar="OUTCOME,..",
+        help=f"only runs with one of these outcomes: {', '.join(OUTCOMES)}",
     )
     command.add_argument(
         "--kind",
         choices=KINDS,
         metavar="KIND",
         help=f"only entries of this kind: {', '.join(KINDS)}; operator: what operators did",
+    )
+    command.add_argument("--replica", metavar="ID", help="only runs of this replica")
+    command.add_argument(
+        "--error",
+        metavar="TEXT",
+        help="only runs whose error has this text in its class or message",
     )
     command.add_argument(
         "--since",

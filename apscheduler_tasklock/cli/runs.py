@@ -6,6 +6,7 @@ import argparse
 import time
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
+from typing import Any
 
 from apscheduler_tasklock._lock.statements import ACTIONS, MISSES
 from apscheduler_tasklock._lock.words import rfc3339
@@ -146,17 +147,16 @@ def _row(run: Run, shown: Output) -> list[Cell | str]:
 
 def _find(options: argparse.Namespace, locks: TaskLocks, limit: int) -> list[Run]:
     patterns = patterns_of(options, options.patterns)
-    wanted = {
-        "outcome": options.outcome,
-        "kind": options.kind,
-        "since": options.since,
-        "until": options.until,
-        "limit": limit,
-    }
-    found = locks.runs(*patterns, **wanted)
+    times = {"since": options.since, "until": options.until}
+    found = locks.runs(*patterns, **_filters(options), **times, limit=limit)
     if not found and patterns:
         check_names(patterns, [task.name for task in locks.tasks(*patterns)])
     return found
+
+
+def _filters(options: argparse.Namespace) -> dict[str, Any]:
+    """Return which entries are wanted, besides their times."""
+    return {name: getattr(options, name) for name in ("outcome", "kind", "replica", "error")}
 
 
 def _follow(options: argparse.Namespace, locks: TaskLocks) -> int:
@@ -215,9 +215,8 @@ class _Looks:
     def _ended(self, since: datetime | None) -> list[Run]:
         if since is not None and self._options.since is not None:
             since = max(since, self._options.since)
-        outcome, kind = self._options.outcome, self._options.kind
-        wanted = {"outcome": outcome, "kind": kind, "since": since, "limit": _MOST_NEW}
-        return self._locks.runs(*self._patterns, **wanted)
+        filters = _filters(self._options)
+        return self._locks.runs(*self._patterns, **filters, since=since, limit=_MOST_NEW)
 
     def _earliest_to_end(self) -> datetime | None:
         """Return the earliest begin of a run that may still end; ``None`` if no task has ever run.

@@ -9,7 +9,7 @@ import time
 from datetime import date, datetime, timedelta, timezone
 from datetime import time as day_time
 
-from apscheduler_tasklock.status import TaskState
+from apscheduler_tasklock.status import OUTCOMES, TaskState
 
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -275,6 +275,21 @@ def state(text: str) -> TaskState:
     except ValueError:
         known = ", ".join(known.value.replace(" ", "-") for known in TaskState)
         raise argparse.ArgumentTypeError(f"must be one of {known}, not {text!r}") from None
+
+
+def outcomes(text: str) -> list[str]:
+    """Return the outcomes of a list such as ``error,died,missed``.
+
+    :raises argparse.ArgumentTypeError: there is no such outcome
+    """
+    found = [each.strip() for each in text.split(",")]
+    for each in found:
+        if each not in OUTCOMES:
+            known = ", ".join(OUTCOMES)
+            raise argparse.ArgumentTypeError(
+                f"must be one of {known}, or several with commas between them, not {each!r}"
+            )
+    return found
 
 
 def namespace(text: str) -> str:

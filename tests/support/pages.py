@@ -15,6 +15,7 @@ from starlette.datastructures import QueryParams
 
 from apscheduler_tasklock import TaskLocks
 from apscheduler_tasklock._lock.stories import story_of
+from apscheduler_tasklock._words.runs import error_in_words
 from apscheduler_tasklock.dashboard.access import Authorize, read_only
 from apscheduler_tasklock.dashboard.app import Dashboard
 from apscheduler_tasklock.dashboard.pages import Visit, page_of_screen, twin_of_screen
@@ -173,6 +174,7 @@ class Known:
         outcome: str | Collection[str] | None = None,
         kind: str | None = None,
         replica: str | None = None,
+        error: str | None = None,
         since: datetime | None = None,
         until: datetime | None = None,
         limit: int = 100,
@@ -186,6 +188,7 @@ class Known:
             if (outcomes is None or run.outcome in outcomes)
             and kind in (None, run.kind)
             and replica in (None, run.replica)
+            and (not error or error.lower() in error_in_words(run).lower())
             and (since is None or run.started_at >= since)
             and (until is None or run.started_at < until)
         ]

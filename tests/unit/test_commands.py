@@ -245,7 +245,10 @@ class TestRuns:
             (("--since", "2026-01-31", "--until", "2026-01-31 04:00:01"), {4}),
             (("--since", "2026-01-31", "--until", "2026-01-31 03:00:01"), set()),
             (("--outcome", "error"), {3}),
+            (("--outcome", "error, ok", "--kind", "schedule"), {1, 3, 4}),
             (("--kind", "manual"), {2}),
+            (("--replica", "web-2"), {1}),
+            (("--error", "NO PRICE"), {3}),
         ],
     )
     def test_they_are_chosen_by_times_as_people_write_them(
@@ -258,13 +261,21 @@ class TestRuns:
         local_zone("Europe/Berlin")
         now = datetime.now(timezone.utc)
         runs = [
-            run_read(token=1, started_at=now - timedelta(hours=3)),
+            run_read(token=1, started_at=now - timedelta(hours=3), replica="web-2"),
             run_read(token=2, started_at=now - timedelta(hours=1), kind="manual"),
-            run_read(token=3, started_at=now - timedelta(hours=25), outcome="error"),
+            run_read(
+                token=3, started_at=now - timedelta(hours=25), outcome="error", error="no price"
+            ),
             run_read(token=4, started_at=datetime(2026, 1, 31, 3, tzinfo=timezone.utc)),
         ]
         found = on(task_status(), runs_=runs)("runs", *arguments, "--json").json
         assert {run["token"] for run in found} == tokens
+
+    @pytest.mark.parametrize("text", ["error,dead", "error,", "", "bad"])
+    def test_an_outcome_that_there_is_none_of_is_an_error(self, on: On, text: str) -> None:
+        answer = on(task_status())("runs", "--outcome", text)
+        assert answer.status == 2
+        assert "must be one of ok, error," in answer.err
 
     def test_of_none_it_is_said_for_which_time_and_zone(
         self, on: On, local_zone: Callable[[str], None]

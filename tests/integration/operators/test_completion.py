@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from tests.support.commands import environment
-from tests.support.rows import add_job, add_task
+from tests.support.rows import add_job, add_replica, add_task
 
 
 @pytest.mark.parametrize(
@@ -22,6 +22,8 @@ from tests.support.rows import add_job, add_task
         ("status --st", ["--state"]),
         ("status --state too", ["too-long"]),
         ("show rep", ["report"]),
+        ("runs --outcome error,mis", ["error,missed"]),
+        ("runs --replica we", ["web-1"]),
         ("pause --namespace shop: re", ["reorder"]),
         ("jobs rem", ["remove", "reminder"]),
         ("jobs pause rem", ["reminder"]),
@@ -37,6 +39,7 @@ def test_a_shell_is_told_what_can_stand_at_the_cursor(
     add_task(connection, "report")
     add_task(connection, "shop:reorder")
     add_job(connection, "reminder")
+    add_replica(connection, "web-1", ["report"])
     written, typed = tmp_path / "written", f"apscheduler-tasklock {line}"
     asks = {
         "_ARGCOMPLETE": "1",
