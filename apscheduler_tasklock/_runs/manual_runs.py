@@ -174,7 +174,8 @@ class ManualRuns:
 
     def _begin_here(self, key: JobKey, task_name: str) -> Steps[None]:
         if self._scheduler.state != STATE_RUNNING:
-            return  # because it is paused: the first look after the pause begins the run
+            self._watch.looks.wake()  # a look that is due in a pause is made right after it
+            return
         for state in (yield self._locks.reading([task_name])):
             self._watch.run_manual(state, [key])
 

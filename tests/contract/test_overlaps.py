@@ -44,7 +44,7 @@ from tests.contract.overlapping import (
 )
 from tests.support.postgres import Server
 from tests.support.rows import add_task
-from tests.support.waist import LOCK_TIMEOUT, ClaimAnswer
+from tests.support.waist import LOCK_TIMEOUT, ClaimAnswer, with_late_takeovers
 
 pytestmark = [
     pytest.mark.postgresql,
@@ -300,6 +300,7 @@ class Stage:
 @pytest.fixture(scope="module")
 def stage(server: Server, template: str) -> Iterator[Stage]:
     with server.database(template) as url, ExitStack() as closing:
+        closing.enter_context(with_late_takeovers())
         yield Stage(url, closing)
 
 

@@ -8,10 +8,13 @@ change without the tests. `python -m tests.waist` checks that no further test go
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from functools import partial
+from math import inf
 from typing import Any
+from unittest.mock import patch
 from uuid import UUID, uuid4
 
 import psycopg
@@ -22,6 +25,7 @@ from apscheduler_tasklock._database.session import NoCursor, Session
 from apscheduler_tasklock._database.sqlstates import RowLockedError
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._doctor.remedies import end_of, reset_of, set_by
+from apscheduler_tasklock._lock import claim_attempts
 from apscheduler_tasklock._lock.claim_attempts import (
     AnyAttempt,
     BeyondLimitError,
@@ -142,6 +146,7 @@ __all__ = [
     "statements_of",
     "text_of",
     "with_findings",
+    "with_late_takeovers",
 ]
 
 # A claim of a run that a row shows: a dead run, a failed run, or a manual run that was asked for.
@@ -683,3 +688,8 @@ def _pause_of(stored: dict[str, Any]) -> Pause:
     )
     assert since is not None
     return Pause(stored["by"], since, until, stored["why"])
+
+
+def with_late_takeovers() -> AbstractContextManager[object]:
+    """Grant takeovers however long their statements take, as they do on a slow machine."""
+    return patch.object(claim_attempts, "LONGEST_TAKEOVER", inf)

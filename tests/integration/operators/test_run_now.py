@@ -155,7 +155,7 @@ class TestItBegins:
     def test_not_before_a_paused_scheduler_is_resumed(
         self, make_replica: MakeReplica, operator: TaskLocks
     ) -> None:
-        replica = make_replica(**NO_LOOKS)
+        replica = looked(make_replica(**NO_LOOKS))
         add_daily(replica)
         replica.scheduler.pause()
         replica.executor.run_now("job", by="ann")

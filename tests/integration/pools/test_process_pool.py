@@ -337,7 +337,7 @@ def test_an_engines_url_serves_a_worker_that_extends_its_lock(
     go_on.touch()
     replica.run_once(pool_jobs.extend, args=[9000, str(go_on)])
     left_before, left, lost = replica.one(EVENT_JOB_EXECUTED).retval
-    assert left - left_before > 8999
+    assert left - left_before > 8000  # what the extension adds, without the time between the two
     assert not lost
 
 
