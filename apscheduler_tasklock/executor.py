@@ -177,6 +177,9 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
         ``None`` to keep no message
     :param tracebacks: whether the run history keeps the tracebacks of failed runs: files, lines and
         functions, and what ``redact`` returns for each exception in the chain
+    :param release: the application's release, such as a version or the hash of a commit, shown to
+        operators with its replica and its runs; 100 characters at most. By default the
+        environment's ``TASKLOCK_RELEASE``.
     :param leader: whether one replica, the leader, asks for each run time first, and the other
         replicas ask for it some seconds later if nobody has run it. So a run time costs one claim,
         however many replicas there are. All replicas of a namespace elect one leader.
@@ -218,6 +221,7 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
         history: int | str = 100,
         redact: Callable[[BaseException], str | None] | None = None,
         tracebacks: bool | str = False,
+        release: str | None = None,
         leader: bool | str = False,
         leader_lease: timedelta | float | str = 15,
         replica_id: str | None = None,
@@ -266,6 +270,7 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
             history=history,
             redact=redact,
             tracebacks=tracebacks,
+            release=release,
         )
         self._namespace, self._leader = namespace, parse_switch(leader, "leader", where)
         self._leader_lease = parse_leader_lease(leader_lease, "leader_lease", where)

@@ -122,6 +122,9 @@ class TaskLocks:
         keeps, or ``None`` to keep none. By default the history keeps the exception's own message.
     :param tracebacks: whether the run history keeps the tracebacks of failed runs: files, lines and
         functions, and what ``redact`` returns of each exception of the chain
+    :param release: the application's release, such as a version or the hash of a commit, shown to
+        operators with its replica and its runs; 100 characters at most. By default the
+        environment's ``TASKLOCK_RELEASE``.
     :raises TaskLockOptionError: the task lock cannot use ``database``, or another parameter is
         invalid
     """
@@ -140,6 +143,7 @@ class TaskLocks:
         history: int = 100,
         redact: Callable[[BaseException], str | None] | None = None,
         tracebacks: bool = False,
+        release: str | None = None,
     ) -> None:
         settings = lock_settings(
             database,
@@ -150,6 +154,7 @@ class TaskLocks:
             history=history,
             redact=redact,
             tracebacks=tracebacks,
+            release=release,
         )
         self._client = LockClient(replace(settings, timings=self.timings))
         self._operations = Operations(self._client.table, self._client.rejections, settings.history)

@@ -396,6 +396,8 @@ class Run:
     :ivar attempt: which attempt at its run time it was: 1, or more for a retry; ``None`` if the
         entry is of no run
     :ivar retry_at: when the failed run was to be run again; ``None``: it was not
+    :ivar release: the release of the application that ran it; ``None``: it is not known, or the
+        entry is of no run
     """
 
     task: str
@@ -417,6 +419,7 @@ class Run:
     run_times: int | None = None
     attempt: int | None = None
     retry_at: datetime | None = None
+    release: str | None = None
 
     @property
     def took(self) -> float:
@@ -463,6 +466,7 @@ class ReplicaStatus:
         a replica leads, or this one is not in leader mode
     :ivar stopping_since: since when its shutdown waits for its runs, or when it began if the
         replica has died or fallen silent before its end; ``None``: it has not begun, or is over
+    :ivar release: the release of the application that runs there; ``None``: it is not known
     """
 
     replica_id: str
@@ -495,6 +499,7 @@ class ReplicaStatus:
     leads: bool = False
     leaderless_for: float | None = None
     stopping_since: datetime | None = None
+    release: str | None = None
 
 
 @dataclass(frozen=True)

@@ -184,6 +184,7 @@ def _create_runs(op: Operations, table: str, schema: str | None) -> None:
         sa.Column("attempt", sa.Integer, nullable=True),
         _moment("retry_at", nullable=True),
         sa.Column("action_id", sa.Uuid, nullable=True),
+        sa.Column("release", sa.Text, nullable=True),
         _texts(
             table,
             "task_name",
@@ -197,6 +198,7 @@ def _create_runs(op: Operations, table: str, schema: str | None) -> None:
             "by",
             "reason",
             "cause",
+            "release",
         ),
         _times(
             table,
@@ -225,7 +227,8 @@ def _create_replicas(op: Operations, table: str, schema: str | None) -> None:
         sa.Column("rejected", ARRAY(sa.Text), nullable=False, server_default=sa.text("'{}'")),
         sa.Column("running", JSONB, nullable=False, server_default=sa.text("'[]'")),
         sa.Column("leader_namespace", sa.Text, nullable=True),
-        _texts(table, "replica_id", "host", "version", "leader_namespace"),
+        sa.Column("release", sa.Text, nullable=True),
+        _texts(table, "replica_id", "host", "version", "leader_namespace", "release"),
         _times(table, "started_at", "seen_at", "stopped_at"),
         _sum(table, "lists", ("tasks", "rejected", "running"), 10_000_000),
         schema=schema,

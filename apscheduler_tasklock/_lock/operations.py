@@ -698,7 +698,8 @@ class Operations:
         columns = """run.task_name AS task, run.token, run.scheduled_at, run.started_at,
                      run.ended_at, run.replica, run.kind, run.outcome, run.error_type, run.error,
                      run.traceback, run.by, run.until, run.reason, run.cause,
-                     run.last_scheduled_at, run.run_times, run.attempt, run.retry_at"""
+                     run.last_scheduled_at, run.run_times, run.attempt, run.retry_at,
+                     run.release"""
         # A replica may run a run time after another replica has noted it as missed. The run date of
         # a one-off job may differ between replicas, if its schedule has none.
         is_last_run = f"""EXISTS (
@@ -1414,7 +1415,7 @@ def _list_replicas(name: str, replicas: str, dead: str, tasks: str, namespace: s
     """
     return f"""
         WITH replicas AS ({replicas}), dead AS ({dead}), leaders AS ({_leaders(name)})
-        SELECT replica_id, host, version, started_at, seen_at, {tasks} AS tasks, rejected,
+        SELECT replica_id, host, version, release, started_at, seen_at, {tasks} AS tasks, rejected,
                jsonb_typeof(running) = 'array' AND NOT EXISTS (
                    SELECT FROM {REPORTED_RUNS} AS run WHERE NOT {IS_RUN}) AS tells_runs,
                {_REPLICA_STATE.format(table=name, is_task=IS_TASK)} AS state,

@@ -89,7 +89,9 @@ def history_beside(table: Table, runs: int) -> History | None:
 
     :param runs: how many runs of each task the history keeps; 0: there is no history
     """
-    return History(for_template(run_table(table)), runs) if runs else None
+    if not runs:
+        return None
+    return History(for_template(run_table(table)), for_template(replica_table(table)), runs)
 
 
 class TaskLockProtocol:
@@ -99,6 +101,7 @@ class TaskLockProtocol:
     :param lock_timeout: limits the wait of a statement in the server for a locked row, in seconds
     :param history: how many runs of each task the run history keeps; 0: none
     :param rejections: notes a rejected run history
+    :param release: the release of the application that runs here; ``None``: it is not known
     """
 
     def __init__(
@@ -108,6 +111,7 @@ class TaskLockProtocol:
         lock_timeout: float = LOCK_TIMEOUT,
         history: int = HISTORY,
         rejections: Rejections | None = None,
+        release: str | None = None,
     ) -> None:
         # SQLAlchemy only quotes the names. SQLAlchemy does not send the statements, because its
         # Core alone takes about as long as a whole refused claim.
@@ -117,6 +121,7 @@ class TaskLockProtocol:
         self._has_warned = False
         self._own: dict[str, object] = {
             "replica_id": replica_id,
+            "release": release,
             "lock_timeout": f"{max(1, round(lock_timeout * 1000))}ms",
         }
         self._claim = RecordingStatement(statements.claim, name, runs, ClaimAnswer)

@@ -61,6 +61,7 @@ class LockSettings:
     :ivar redact: called with a failed run's exception; returns the message that the run history
         keeps, or ``None``
     :ivar tracebacks: whether the run history keeps the tracebacks of failed runs
+    :ivar release: the release of the application that runs here; ``None``: it is not known
     :ivar stand_in: stands in for the database in an application's tests
     :ivar is_named: whether the application has given the replica's id
     """
@@ -73,6 +74,7 @@ class LockSettings:
     history: int = HISTORY
     redact: Callable[[BaseException], str | None] = str
     tracebacks: bool = False
+    release: str | None = None
     timings: Timings = field(default_factory=Timings)
     stand_in: StandIn | None = None
     is_named: bool = True
@@ -150,6 +152,7 @@ class Replica:
             settings.replica_id,
             history=settings.history,
             rejections=self.rejections,
+            release=settings.release,
         )
 
     def explain(self, error: Any) -> TaskLockError:

@@ -12,6 +12,7 @@ from sqlalchemy.engine import URL
 
 from apscheduler_tasklock._database.url import given_database
 from apscheduler_tasklock._lock.replica import LockSettings
+from apscheduler_tasklock._values import cut
 from apscheduler_tasklock.errors import TaskLockOptionError
 from apscheduler_tasklock.options import check_name, parse_count, parse_switch
 from apscheduler_tasklock.schema.table import DEFAULT_TABLE
@@ -21,6 +22,11 @@ LONGEST_CLAIM = 24 * 3600.0
 
 # Limits how many runs of a task the history keeps, so that reading them all stays quick.
 LONGEST_HISTORY = 10_000
+
+# The environment's variable with the release of the application.
+RELEASE_VARIABLE = "TASKLOCK_RELEASE"
+# Limits the characters of a release, which stands in each entry of the run history.
+LONGEST_RELEASE = 100
 
 
 def lock_settings(
@@ -33,6 +39,7 @@ def lock_settings(
     history: int | str = 100,
     redact: Callable[[BaseException], str | None] | None = None,
     tracebacks: bool | str = False,
+    release: str | None = None,
 ) -> LockSettings:
     """Return checked settings; for the parameters see ``TaskLocks``.
 
@@ -58,8 +65,28 @@ def lock_settings(
         kept,
         redact or str,
         parse_switch(tracebacks, "tracebacks", "the run history"),
+        _parse_release(release),
         is_named=is_named,
     )
+
+
+def _parse_release(given: str | None) -> str | None:
+    """Return the release that is given, or that of the environment; ``None``: there is none.
+
+    :raises TaskLockOptionError: the release has other characters than printable ASCII, which each
+        database can store, or is too long
+    """
+    what = "release" if given else RELEASE_VARIABLE
+    release = given or os.environ.get(RELEASE_VARIABLE)
+    if not release:
+        return None
+    is_text = isinstance(release, str) and release.isascii() and release.isprintable()
+    if not is_text or len(release) > LONGEST_RELEASE:
+        raise TaskLockOptionError(
+            f"{what} must be at most {LONGEST_RELEASE} printable ASCII characters, such as a "
+            f"version or the hash of a commit, not {cut(repr(release), 200)}"
+        )
+    return release
 
 
 def make_replica_id() -> str:

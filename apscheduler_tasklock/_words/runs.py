@@ -61,14 +61,16 @@ def run_notes(run: Run, formats: Formats) -> str:
         return miss_in_words(run, formats)
     if run.kind == "operator":
         return action_in_words(run, formats)
-    return _retry_in_words(run, formats)
+    return _attempt_in_words(run, formats)
 
 
-def _retry_in_words(run: Run, formats: Formats) -> str:
-    """Return which attempt a run was, and when it was to be run again."""
+def _attempt_in_words(run: Run, formats: Formats) -> str:
+    """Return which attempt a run was, when it was to be run again, and of which release it was."""
     words = []
     if run.attempt is not None and run.attempt > 1:
         words.append(f"attempt {run.attempt}")
     if run.retry_at is not None:
         words.append(f"to be retried at {formats.moment(run.retry_at)}")
+    if run.release is not None:
+        words.append(f"release {run.release}")
     return ", ".join(words)

@@ -12,7 +12,10 @@ from apscheduler_tasklock.cli.output import Cell, Output, Table, output, print_j
 from apscheduler_tasklock.cli.target import task_locks
 from apscheduler_tasklock.status import ReplicaState, ReplicaStatus, RunningRun
 
-_COLUMNS = ("replica", "host", "version", "started", "seen", "state", "tasks", "running")
+_COLUMNS = (
+    *("replica", "host", "version", "release"),
+    *("started", "seen", "state", "tasks", "running"),
+)
 
 _STYLES = {
     ReplicaState.UNREADABLE: "bold red",
@@ -23,7 +26,7 @@ _STYLES = {
 }
 
 # A narrow terminal leaves these columns out, in this order.
-_DROPPED = ("host", "version", "started", "tasks", "running", "seen")
+_DROPPED = ("host", "version", "started", "release", "tasks", "running", "seen")
 
 
 def replicas(options: argparse.Namespace) -> int:
@@ -60,7 +63,13 @@ def replica_table(found: Sequence[ReplicaStatus], now: datetime, shown: Output) 
     :param now: this machine's time
     """
     rows = [_row(replica, now, shown) for replica in found]
-    return Table(_COLUMNS, rows, numbers=frozenset({"tasks"}), dropped=_DROPPED)
+    return Table(
+        _COLUMNS,
+        rows,
+        numbers=frozenset({"tasks"}),
+        dispensable=frozenset({"release"}),
+        dropped=_DROPPED,
+    )
 
 
 def _row(replica: ReplicaStatus, now: datetime, shown: Output) -> list[Cell | str]:
@@ -68,6 +77,7 @@ def _row(replica: ReplicaStatus, now: datetime, shown: Output) -> list[Cell | st
         replica.replica_id,
         replica.host,
         replica.version,
+        replica.release or "",
         shown.cell(replica.started_at),
         shown.cell(replica.seen_at),
         Cell(replica.state_in_words, _STYLES[replica.state]),

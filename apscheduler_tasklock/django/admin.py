@@ -526,8 +526,14 @@ class RunAdmin(ReadOnlyAdmin):
 class ReplicaAdmin(StatusAdmin):
     """The list of replicas."""
 
-    list_display = ("replica_id", "state", "host", "version", "started", "seen", "has", "running")
-    fields = ("replica_id", "state", "host", "version", "started", "seen", "tasks", "running")
+    list_display = (
+        *("replica_id", "state", "host", "version", "release"),
+        *("started", "seen", "has", "running"),
+    )
+    fields = (
+        *("replica_id", "state", "host", "version", "release"),
+        *("started", "seen", "tasks", "running"),
+    )
     list_display_links = ("replica_id",)
     search_fields = ("replica_id", "host")
     ordering = ("started_at", "replica_id")

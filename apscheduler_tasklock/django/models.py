@@ -138,6 +138,7 @@ class Run(models.Model):
     attempt = models.IntegerField(null=True)
     retry_at = models.DateTimeField(null=True)
     action_id = models.UUIDField(null=True)
+    release = models.TextField(null=True)
 
     dumped = _DumpManager()
     objects = _RunManager()
@@ -161,6 +162,7 @@ class Replica(models.Model):
     version = models.TextField()
     started_at = models.DateTimeField("started")
     seen_at = models.DateTimeField("last seen")
+    release = models.TextField(null=True)
 
     dumped = _DumpManager()
     objects = _TaskLockManager()

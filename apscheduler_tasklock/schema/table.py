@@ -138,6 +138,7 @@ def _defined(name: str, schema: str | None) -> Table:
         Column("attempt", Integer, nullable=True),
         Column("retry_at", moment(), nullable=True),
         Column("action_id", Uuid, nullable=True),
+        Column("release", Text, nullable=True),
         schema=schema,
     )
     _limit_texts(runs)
@@ -155,6 +156,7 @@ def _defined(name: str, schema: str | None) -> Table:
         Column("rejected", ARRAY(Text), nullable=False, server_default=text("'{}'")),
         Column("running", JSONB, nullable=False, server_default=text("'[]'")),
         Column("leader_namespace", Text, nullable=True),
+        Column("release", Text, nullable=True),
         schema=schema,
     )
     _limit_texts(replicas)

@@ -95,6 +95,7 @@ class TestReleases:
                 "traceback": None,
                 "attempt": 1,
                 "retry_at": None,
+                "release": None,
             }
         ]
         told = row(connection)
@@ -178,6 +179,63 @@ class TestReleases:
         assert row(connection, "error")["failures"] == 1
 
 
+def of_release(replica: Replica, release: str) -> Replica:
+    replica.statements = statements_of(
+        replica.name, replica.connection, lock_timeout=10, release=release
+    )
+    return replica
+
+
+@pytest.mark.postgresql
+class TestReleasesOfTheApplication:
+    """An entry has the release of the replica that ran it, whoever writes the entry."""
+
+    def test_of_a_run_that_its_replica_releases_alone_and_with_others(
+        self, one: Replica, travel: Travel, connection: Connection
+    ) -> None:
+        run(of_release(one, "1.4"), travel)
+        claim_id, answer = one.claim()
+        one.release_many([ReleaseRequest("task", claim_id, RunOutcome(outcome="ok"), answer.token)])
+        travel(10)
+        claim_id, _ = of_release(one, "1.5").claim()
+        one.end(claim_id, window=WindowAfter.HAND_OVER, outcome="cancelled")
+        assert [entry["release"] for entry in entries(connection)] == ["1.4", "1.4", "1.5"]
+
+    @pytest.mark.parametrize(
+        ("ends", "known", "release"),
+        [
+            ("taken over", "as it ran", "1.4"),
+            ("given up", "as it ran", "1.4"),
+            ("taken over", "never", None),
+            ("taken over", "its successor", None),  # a later process with the same id
+        ],
+    )
+    def test_of_a_run_that_another_replica_closes(
+        self,
+        one: Replica,
+        other: Replica,
+        travel: Travel,
+        connection: Connection,
+        ends: str,
+        known: str,
+        release: str | None,
+    ) -> None:
+        if known == "as it ran":
+            of_release(one, "1.4").statements.alive(["task"])
+        travel(1)
+        dead, _ = one.claim(**LEASED)
+        travel(100)
+        if known == "its successor":
+            of_release(one, "1.5").statements.alive(["task"])
+        of_release(other, "1.6").statements.alive(["task"])
+        if ends == "taken over":
+            assert other.takes_over(dead)
+        else:
+            assert other.give_up(dead) is not None
+        [entry] = entries(connection)
+        assert (entry["outcome"], entry["release"]) == ("died", release)
+
+
 class TestDeaths:
     @pytest.mark.parametrize("by", ["claim", "claim of many", "takeover", "takeover of many"])
     def test_what_follows_a_dead_run_writes_its_entry(
@@ -209,6 +267,7 @@ class TestDeaths:
             "traceback": None,
             "attempt": 1,
             "retry_at": None,
+            "release": None,
         }
         assert (row(connection)["failures"], row(connection)["deaths"]) == (1, 1)
 

@@ -176,12 +176,15 @@ def protocol_of(
     history: int = HISTORY,
     table: str = DEFAULT_TABLE,
     schema: str | None = None,
+    release: str | None = None,
 ) -> LockProtocol:
     """Return what sends a replica's statements, or decides by the rule on rows in memory."""
     if isinstance(connection, Memory):
         protocol: LockProtocol = connection.locks.protocol(name)
         return protocol
-    return TaskLockProtocol(task_lock_table(table, schema), name, lock_timeout, history)
+    return TaskLockProtocol(
+        task_lock_table(table, schema), name, lock_timeout, history, release=release
+    )
 
 
 class Statements:

@@ -56,6 +56,7 @@ def missed_entry(history: History, rows: str, **columns: str) -> str:
             "kind": "'schedule'",
             "outcome": "'missed'",
             "attempt": "NULL",
+            "release": "NULL",
             **columns,
         },
     )

@@ -185,6 +185,7 @@ class _Release:
             error="run.error",
             traceback="run.traceback",
             retry_at="run.retry_at",
+            release="%(release)s::text",
         )
         return f", entry AS ({entry})"
 

@@ -67,6 +67,7 @@ class Migration(migrations.Migration):
                 ("attempt", models.IntegerField(null=True)),
                 ("retry_at", models.DateTimeField(null=True)),
                 ("action_id", models.UUIDField(null=True)),
+                ("release", models.TextField(null=True)),
             ],
             options={
                 "db_table": run_table_name(),
@@ -82,6 +83,7 @@ class Migration(migrations.Migration):
                 ("version", models.TextField()),
                 ("started_at", models.DateTimeField()),
                 ("seen_at", models.DateTimeField()),
+                ("release", models.TextField(null=True)),
             ],
             options={
                 "db_table": replica_table_name(),

@@ -398,3 +398,19 @@ def test_run_times_and_a_grace_time_of_thousands_of_years_are_no_more_than_the_t
     replica.one(EVENT_JOB_EXECUTED, "now")
     due = "SELECT count(*) FROM task_lock WHERE overdue_at > now() + interval '190 years'"
     eventually(lambda: connection.execute(due).fetchone() == (2,))
+
+
+@pytest.mark.parametrize("release", ["x" * 101, "1.4\n", "gr\xfcn", 14])
+def test_a_release_that_is_no_short_text_in_ascii_is_refused(
+    database_url: str, release: Any
+) -> None:
+    with pytest.raises(TaskLockOptionError, match="release must be at most 100 printable ASCII"):
+        TaskLocks(database_url, release=release)
+
+
+def test_an_invalid_release_of_the_environment_is_named(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TASKLOCK_RELEASE", "x" * 101)
+    with pytest.raises(TaskLockOptionError, match=r"^TASKLOCK_RELEASE must be"):
+        TaskLocks(database_url)

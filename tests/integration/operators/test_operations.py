@@ -282,6 +282,23 @@ class TestRegistration:
         assert (seen.tasks, [run.task for run in seen.running]) == (("job",), ["job"])
         assert seen.version
 
+    @pytest.mark.parametrize("told", ["option", "environment"])
+    def test_the_release_is_seen_with_the_replica_and_its_runs(
+        self,
+        make_replica: MakeReplica,
+        operator: TaskLocks,
+        monkeypatch: pytest.MonkeyPatch,
+        told: str,
+    ) -> None:
+        monkeypatch.setenv("TASKLOCK_RELEASE", "1.4" if told == "environment" else "1.3")
+        given = {"release": "1.4"} if told == "option" else {}
+        replica = make_replica(**given, **FAST)
+        replica.run_once(print)
+        [run] = eventually(lambda: operator.runs("job"))
+        assert (run.outcome, run.release) == ("ok", "1.4")
+        registered(operator, "job")
+        assert [seen.release for seen in operator.replicas()] == ["1.4"]
+
     def test_a_replica_whose_job_store_hangs_gives_signs_of_life(
         self, make_replica: MakeReplica, operator: TaskLocks, monkeypatch: pytest.MonkeyPatch
     ) -> None:
