@@ -39,7 +39,7 @@ NOTE, WARNING, CRITICAL, UNKNOWN = SEVERITIES
 # What findings are about besides the states of tasks.
 PAUSED, PAUSED_LONG, NO_LEADER = "paused", "paused for long", "no leader"
 NO_MATCH, UNREAD, NOT_LISTED, SILENT = "no match", "not read", "not listed", "silent"
-HEALING, STOPPING, VERSIONS = "healing", "stopping", "versions"
+HEALING, STOPPING, VERSIONS, RELEASES = "healing", "stopping", "versions", "releases"
 EMPTY, NO_REPLICA, FEW_REPLICAS = "empty", "no replica", "few replicas"
 
 # Limits the seconds within which failover finds a dead run and runs it again: two poll intervals,
@@ -387,7 +387,11 @@ def _of_replicas(rows: WatchedRows) -> Iterator[Finding]:
 
 
 def _of_deployments(rows: WatchedRows) -> Iterator[Finding]:
-    """Yield a note of each replica that stops, and one if live replicas have several versions."""
+    """Yield a note of each replica that stops, and one if live replicas differ.
+
+    They may differ in the version of this library, and in the release of the application. Replicas
+    whose release is not known do not count.
+    """
     alive = [replica for replica in rows.replicas or () if replica.alive]
     for replica in alive:
         if replica.stopping_since is not None:
@@ -401,12 +405,16 @@ def _of_deployments(rows: WatchedRows) -> Iterator[Finding]:
                 since=replica.stopping_since,
                 link="replicas",
             )
-    versions = Counter(cut(replica.version, 50) for replica in alive)
-    if len(versions) > 1:
-        told = ", ".join(f"{number} with {name}" for name, number in sorted(versions.items()))
-        says = f"live replicas have several versions: {told}"
-        remedy = "finish the deployment"
-        yield Finding(VERSIONS, NOTE, cut(says, _LONGEST), remedy, link="replicas")
+    yield from _differing(VERSIONS, [replica.version for replica in alive])
+    yield from _differing(RELEASES, [each.release for each in alive if each.release is not None])
+
+
+def _differing(what: str, values: Iterable[str]) -> Iterator[Finding]:
+    numbers = Counter(cut(value, 50) for value in values)
+    if len(numbers) > 1:
+        told = ", ".join(f"{number} with {value}" for value, number in sorted(numbers.items()))
+        says = f"live replicas have several {what}: {told}"
+        yield Finding(what, NOTE, cut(says, _LONGEST), "finish the deployment", link="replicas")
 
 
 def _grace(task: TaskStatus) -> float:
@@ -438,6 +446,7 @@ KINDS = (
     HEALING,
     STOPPING,
     VERSIONS,
+    RELEASES,
     SILENT,
     PAUSED,
 )

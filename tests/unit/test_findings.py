@@ -148,6 +148,19 @@ def test_replicas_that_stop_and_several_versions_are_notes() -> None:
     ]
 
 
+def test_two_releases_of_live_replicas_are_a_note() -> None:
+    replicas = [
+        replica_status("web-1", release="2.0"),
+        replica_status("web-2", release="1.9"),
+        replica_status("web-3", release="2.0"),
+        replica_status("web-4"),  # nobody knows its release
+        replica_status("web-0", release="1.8", state=ReplicaState.STOPPED),
+    ]
+    says = "live replicas have several releases: 1 with 1.9, 2 with 2.0"
+    assert told(found(replicas=replicas)) == [("releases", "note", says)]
+    assert found(replicas=[replicas[0], *replicas[2:]]) == []
+
+
 def test_a_task_that_is_gone_is_no_finding() -> None:
     """A task that no live replica has, and that was removed, has no due time."""
     assert found(task_status("sync", **READ["dead"], gone=True)) == []

@@ -411,6 +411,10 @@ class TestRuns:
         assert row[:7] == ["sync", "2026-01-31T11:59:00Z", "2s", "error", "schedule", "one", "7"]
         assert row[7].startswith("ValueError: \\x1b[2J")
 
+    def test_a_run_is_told_with_its_release(self) -> None:
+        [row] = cells(run_rows([run_read(attempt=2, release="1.4")], PlainOutput()))
+        assert row[-1] == "attempt 2, release 1.4"
+
     def test_what_operators_did_is_told_with_who_did_it(self) -> None:
         asked = action_read(outcome="run", reason=None)
         [row] = cells(run_rows([asked], PlainOutput()))
@@ -432,17 +436,17 @@ class TestRuns:
 class TestReplicas:
     def test_who_they_are_and_what_they_run(self, capsys: pytest.CaptureFixture[str]) -> None:
         running: Any = RunningRun("sync", 7, "one", seconds(-61.4))
-        one = replica_status("one", tasks=("sync", "other"), running=(running,))
+        one = replica_status("one", tasks=("sync", "other"), running=(running,), release="1.4")
         two = replica_status("two", state=ReplicaState.SILENT, seen_at=seconds(-120))
         print_replicas([one, two], NOW, PlainOutput())
         lines = [re.split("  +", told) for told in capsys.readouterr().out.splitlines()]
         assert lines[1:] == [
             [
-                *("one", "host", "1.0", "2026-01-31T11:00:00Z", "2026-01-31T12:00:00Z"),
+                *("one", "host", "1.0", "1.4", "2026-01-31T11:00:00Z", "2026-01-31T12:00:00Z"),
                 *("alive", "2", "sync for 61s"),
             ],
             [
-                *("two", "host", "1.0", "2026-01-31T11:00:00Z", "2026-01-31T11:58:00Z"),
+                *("two", "host", "1.0", "-", "2026-01-31T11:00:00Z", "2026-01-31T11:58:00Z"),
                 *("silent", "0", "-"),
             ],
         ]
