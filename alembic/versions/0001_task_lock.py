@@ -48,7 +48,17 @@ def _moment(name: str, *, nullable: bool, **options: Any) -> sa.Column[datetime]
     return sa.Column(name, sa.DateTime(timezone=True), nullable=nullable, **options)
 
 
-def _texts(table: str, *columns: str) -> sa.CheckConstraint:
+def _texts(table: str, *columns: str, **limits: int) -> sa.CheckConstraint:
+    most = {10_000: columns} | {limit: (column,) for column, limit in limits.items()}
+    lengths = {
+        limit: ", ".join(f"pg_catalog.length({column})" for column in names)
+        for limit, names in most.items()
+    }
+    condition = " AND ".join(f"GREATEST({each}) <= {limit}" for limit, each in lengths.items())
+    return sa.CheckConstraint(condition, name=f"{table}_texts")
+
+
+def _bytes(table: str, *columns: str) -> sa.CheckConstraint:
     lengths = ", ".join(f"pg_catalog.octet_length({column})" for column in columns)
     return sa.CheckConstraint(f"GREATEST({lengths}) <= 1000000", name=f"{table}_texts")
 
@@ -128,7 +138,6 @@ def _create_task_lock(op: Operations, table: str, schema: str | None) -> None:
             "requested_by",
             "last_outcome",
             "window_schedule",
-            "details",
         ),
         _times(
             table,
@@ -153,6 +162,7 @@ def _create_task_lock(op: Operations, table: str, schema: str | None) -> None:
             "retry_at",
         ),
         _sum(table, "pauses", ("pauses",), 1_000_000),
+        _sum(table, "details", ("details",), 1_000_000),
         schema=schema,
     )
     # Half of each page stays empty, so that updates stay on their page.
@@ -193,12 +203,12 @@ def _create_runs(op: Operations, table: str, schema: str | None) -> None:
             "kind",
             "outcome",
             "error_type",
-            "error",
-            "traceback",
             "by",
             "reason",
             "cause",
             "release",
+            error=2_000,
+            traceback=8_000,
         ),
         _times(
             table,
@@ -254,7 +264,7 @@ def _create_jobs(op: Operations, table: str, schema: str | None) -> None:
         _moment("last_run_time", nullable=True),
         sa.Column("ended", sa.Boolean, nullable=False),
         sa.Column("task_name", sa.Text, nullable=True),
-        _texts(table, "id", "func", "executor", "signature", "task_name"),
+        _bytes(table, "id", "func", "executor", "signature", "task_name"),
         _times(table, "changed_at", "next_run_time", "last_run_time"),
         _sum(table, "definition", ("trigger", "options", "arguments"), 500_000),
         schema=schema,

@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from math import isfinite
 from typing import Any
 
-# Limit the depth of JSON, and its characters. There is room for a trigger of hundreds of parts,
-# which has tens of thousands of characters.
+# Limit the depth of JSON, and its characters. There is room for the details of a trigger of
+# hundreds of parts, which have tens of thousands of characters.
 _DEEPEST = 50
 LONGEST_JSON = 200_000
 

@@ -14,6 +14,7 @@ from apscheduler_tasklock._lock.tracebacks import (
     traceback_of,
 )
 from apscheduler_tasklock._values import logger_of
+from apscheduler_tasklock.schema.table import LONGEST_TEXTS
 
 logger = logger_of(__name__)
 
@@ -130,12 +131,17 @@ def _traceback_of(
         return message if each is exception else _message_of(each, redact)
 
     try:
-        return _fit(traceback_of(exception, message_of, in_worker), LONGEST_TRACEBACK)
+        text = traceback_of(exception, message_of, in_worker)
+        return _fit(text, LONGEST_TRACEBACK, LONGEST_TEXTS["traceback"])
     except BaseException:  # the exceptions are the application's, but the release must not fail
         logger.exception("The traceback of %s is not in the run history", class_of(exception))
         return None
 
 
-def _fit(text: str, longest: int = LONGEST_ERROR) -> str:
-    """Return a text that PostgreSQL can store: without NUL and surrogates, and not too long."""
-    return text[:longest].replace("\0", "\ufffd").encode("utf-8", "replace").decode()
+def _fit(text: str, longest: int = LONGEST_ERROR, most_bytes: int = LONGEST_TEXTS["error"]) -> str:
+    """Return a text that PostgreSQL can store: without NUL and surrogates, and not too long.
+
+    :param most_bytes: the table's limit, which is one of bytes where the encoding is SQL_ASCII
+    """
+    stored = text[:longest].replace("\0", "\ufffd").encode("utf-8", "replace")
+    return stored[:most_bytes].decode(errors="ignore")

@@ -36,7 +36,7 @@ from apscheduler_tasklock._runs.trigger_times import (
     run_times_between,
     zone_of,
 )
-from apscheduler_tasklock._values import logger_of
+from apscheduler_tasklock._values import LONGEST_NAME, logger_of
 from apscheduler_tasklock.errors import TaskLockError, TaskLockOptionError
 from apscheduler_tasklock.options import DEFAULT_MIN_FACTOR, LONGEST_SECONDS, SHORT_LEASE
 
@@ -606,7 +606,7 @@ class ExecutorJobs:
 
 def what_runs(job: Any) -> str:
     """Return a job's function, and for a one-off job its date; see ``ClaimRequest.runs``."""
-    reference = function_reference(job)
+    reference = function_reference(job)[:LONGEST_NAME]
     if isinstance(job.trigger, DateTrigger):
         return f"{reference} at {job.trigger.run_date.astimezone(timezone.utc).isoformat()}"
     return reference

@@ -26,6 +26,7 @@ from apscheduler_tasklock._runs.job_functions import function_reference, identit
 from apscheduler_tasklock._runs.trigger_times import time_of_day, zone_of
 from apscheduler_tasklock.errors import TaskLockOptionError
 from apscheduler_tasklock.options import RESERVED_KEY
+from apscheduler_tasklock.schema.table import LONGEST_TEXT
 
 try:
     from apscheduler.triggers.calendarinterval import CalendarIntervalTrigger
@@ -214,11 +215,11 @@ def canonical_trigger(trigger: Any) -> Any:
 def canonical_schedule(trigger: Any) -> str:
     """Return a trigger in canonical form as text, for the task's row.
 
-    A trigger of thousands of parts is too long for a row. So its class and a digest are returned,
+    A trigger of a hundred parts is too long for a row. So its class and a digest are returned,
     which still show whether the trigger has changed.
     """
     text = canonical_json(canonical_trigger(trigger))
-    if len(text) <= LONGEST_JSON:
+    if len(text) <= LONGEST_TEXT:
         return text
     digest = hashlib.sha256(text.encode()).hexdigest()
     kind = type(trigger)

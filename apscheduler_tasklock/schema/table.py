@@ -80,9 +80,14 @@ JOB_INDEXES = (
     ("ended", ("id",), "ended"),
 )
 
-# Limits the bytes of a text, of a replica's lists together, and of a job's trigger, options and
-# arguments together, so that no row takes longer to read than an answer may take.
-LONGEST_TEXT, LARGEST_REPLICA, LARGEST_DEFINITION = 1_000_000, 10_000_000, 500_000
+# Limits the characters of a text of a task, a run or a replica, so that a page of rows is read in
+# time. Replicas and operators write shorter ones.
+LONGEST_TEXT = 10_000
+LONGEST_TEXTS = {"error": 2_000, "traceback": 8_000}
+# Limits the bytes of a task's details and of its pauses, and of each text of a stored job; of a
+# replica's lists together; and of a job's trigger, options and arguments together. So no row takes
+# longer to read than an answer may take.
+LARGEST_VALUE, LARGEST_REPLICA, LARGEST_DEFINITION = 1_000_000, 10_000_000, 500_000
 
 # Limits the times of a row, so that Python can represent each of them in each time zone. A row with
 # another time, such as `infinity`, would make every answer unreadable that contains this time.
@@ -183,7 +188,7 @@ def _defined(name: str, schema: str | None) -> Table:
         Column("task_name", Text, nullable=True),
         schema=schema,
     )
-    _limit_texts(jobs)
+    _limit_bytes(jobs)
     _limit_times(jobs)
     _limit_sum(jobs, "definition", ("trigger", "options", "arguments"), LARGEST_DEFINITION)
     for suffix, columns, where in JOB_INDEXES:
@@ -246,7 +251,8 @@ def _defined(name: str, schema: str | None) -> Table:
     )
     _limit_texts(locks)
     _limit_times(locks)
-    _limit_sum(locks, "pauses", ("pauses",), LONGEST_TEXT)
+    _limit_sum(locks, "pauses", ("pauses",), LARGEST_VALUE)
+    _limit_sum(locks, "details", ("details",), LARGEST_VALUE)
     return locks
 
 
@@ -281,9 +287,21 @@ def storage_parameters(table: Table, task_lock: Table) -> dict[str, float]:
 
 
 def _limit_texts(table: Table) -> None:
+    """Limit the characters of each text of a row, but for those that have another limit."""
+    names = [each.name for each in table.columns if isinstance(each.type, Text)]
+    most = {LONGEST_TEXT: [n for n in names if n not in LONGEST_TEXTS and n != "details"]}
+    most |= {limit: [name] for name, limit in LONGEST_TEXTS.items() if name in names}
+    lengths = {
+        limit: ", ".join(f"pg_catalog.length({name})" for name in each)
+        for limit, each in most.items()
+    }
+    _check(table, "texts", " AND ".join(f"GREATEST({each}) <= {n}" for n, each in lengths.items()))
+
+
+def _limit_bytes(table: Table) -> None:
     """Limit the bytes of each text of a row."""
     lengths = [_bytes(column.name) for column in table.columns if isinstance(column.type, Text)]
-    _check(table, "texts", f"GREATEST({', '.join(lengths)}) <= {LONGEST_TEXT}")
+    _check(table, "texts", f"GREATEST({', '.join(lengths)}) <= {LARGEST_VALUE}")
 
 
 def _limit_times(table: Table) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from apscheduler_tasklock._lock.operations import Operations
 from apscheduler_tasklock._lock.statements.retention import RETENTION
-from apscheduler_tasklock.schema.table import task_lock_table
+from apscheduler_tasklock.schema.table import LONGEST_TEXT, task_lock_table
 from apscheduler_tasklock.status import TaskState, TaskStatus
 from tests.contract.conftest import database_now, row
 from tests.support.waist import MissNote, Replica
@@ -354,6 +354,20 @@ def test_run_times_over_which_no_single_pause_held_tell_of_each_pause(
         for who, since in (("ann", ann), ("bob", bob))
     ]
     assert [entry[4] for entry in told(connection)] == [f"paused {', then '.join(named)}"]
+
+
+def test_what_is_told_of_many_long_pauses_is_cut(
+    one: Replica, connection: Connection, started: datetime
+) -> None:
+    for second in range(11, 16):
+        by = f"{second} {'x' * 3990}"
+        pause(connection, after(started, second), by, until=after(started, second + 4))
+    assert tell(one, after(started, 10), after(started, 40), **PAUSED) == set()
+    [entry] = told(connection)
+    assert len(entry[4]) == LONGEST_TEXT
+    assert entry[4].startswith("paused by 11 xxx")
+    # Also grows as one with shorter words does.
+    assert tell(one, after(started, 50), **PAUSED) == set()
 
 
 def test_of_two_pauses_the_one_that_held_over_all_run_times_is_told(

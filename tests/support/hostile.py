@@ -17,7 +17,9 @@ from sqlalchemy import DateTime
 
 from apscheduler_tasklock.schema.table import (
     LARGEST_DEFINITION,
+    LARGEST_VALUE,
     LONGEST_TEXT,
+    LONGEST_TEXTS,
     tables_of,
     task_lock_table,
 )
@@ -130,7 +132,8 @@ _CONTROLS = "E'\\x1b[2J\\x1b]0;owned\\x07\\r\\n\\x7f\\u202e\\u0085'"
 # Values of nearly the largest sizes that the tables accept.
 _LARGE = f"repeat('x', {LARGEST_DEFINITION - 100_000})"
 _LONG = f"repeat('x', {LONGEST_TEXT})"
-_LONGEST_NAME = "repeat('x', 200000)"  # compressed it still fits into an index
+_LONGEST = f"repeat('x', {LARGEST_VALUE})"
+_ERROR, _TRACEBACK = LONGEST_TEXTS["error"], LONGEST_TEXTS["traceback"]
 
 # Schedules that Python cannot read, or that are nested too deeply for it.
 _BAD_SCHEDULES = {
@@ -138,7 +141,7 @@ _BAD_SCHEDULES = {
     "is empty": "",
     "is cut off": '{"type": "interval", "length": [0,',
     "has 5,000 brackets": _BRACKETS,
-    "is nested 900 levels deep": nested(900),
+    "is nested 300 levels deep": nested(300),
     "is nested 100 levels deep": nested(100),
     "has a number of 5,000 digits": "9" * 5000,
     "is not a number": "NaN",
@@ -174,7 +177,7 @@ def _tasks() -> Iterable[Hostile]:
     for name, text in _ODD_SCHEDULES.items():
         yield Hostile(f"schedule {name}", TASKS, f"schedule = {literal(text)}")
     long = f"schedule = '\"' || repeat('x', {LONGEST_TEXT - 2}) || '\"'"
-    yield Hostile("schedule of 1 MB", TASKS, long, unreadable=True)
+    yield Hostile("schedule as long as it may be", TASKS, long)
     for name, pauses in {
         "in no list": '{"by": "me"}',
         "by a list": '[{"by": ["me"], "since": 1}]',
@@ -205,23 +208,25 @@ def _tasks() -> Iterable[Hostile]:
         "handovers huge": "handovers = 2147483647, handed_over = true, finished_at = NULL",
         "kind unknown": "kind = 'magic'",
         "kind null": "kind = NULL",
-        "kind of 1 MB": f"kind = {_LONG}",
+        "kind as long as it may be": f"kind = {_LONG}",
         "outcome unknown": "last_outcome = 'exploded'",
         "outcome with control characters": f"last_outcome = {_CONTROLS}",
-        "runs of 1 MB": f"runs = {_LONG}",
-        "holder of 1 MB": f"locked_by = {_LONG}",
+        "runs as long as it may be": f"runs = {_LONG}",
+        "holder as long as it may be": f"locked_by = {_LONG}",
         "holder with control characters": f"locked_by = {_CONTROLS}",
         "holder empty, running": f"locked_by = '', {running}",
-        "error type of 1 MB": f"error_type = {_LONG}, failures = 1",
+        "error type as long as it may be": f"error_type = {_LONG}, failures = 1",
         "error type with control characters": f"error_type = {_CONTROLS}, failures = 1",
-        "paused for a reason of 1 MB": _paused(reason=f"right({_LONG}, 990000)"),
+        "paused for a reason of 1 MB": _paused(reason=f"right({_LONGEST}, 990000)"),
+        "details of 1 MB": f"details = '\"' || right({_LONGEST}, 999998) || '\"'",
         "paused by control characters": _paused(by=_CONTROLS),
         "paused by 30,000 operators": """paused_at = now(), pauses = (
             SELECT jsonb_agg(jsonb_build_object('by', '', 'since', 1))
             FROM generate_series(1, 30000))""",
         "paused until, since nobody knows": "paused_until = now() + interval '1 h'",
         "paused after its end": "paused_at = now() + interval '1 h', paused_until = now()",
-        "requested by 1 MB": f"requested_by = {_LONG}, request_until = now() + interval '1 h'",
+        "requested by a text as long as it may be": f"""requested_by = {_LONG},
+            request_until = now() + interval '1 h'""",
         "requested without an id": "request_until = now() + interval '1 h'",
         "overdue without being due": "due_at = NULL, overdue_at = now() - interval '1 h'",
         "due without being overdue": "due_at = now() - interval '1 h', overdue_at = NULL",
@@ -247,7 +252,7 @@ def _tasks() -> Iterable[Hostile]:
         "name with a newline": "E'two\\nlines'",
         "name with wildcards": "E'100%_\\\\*?'",
         "name with quotes": "E'it''s \"quoted\" | {} <b>&amp;</b> [red]'",
-        "name of 200 KB": _LONGEST_NAME,
+        "name as long as it may be": _LONG,
     }.items():
         yield Hostile(name, TASKS, "", named=named)
 
@@ -257,11 +262,11 @@ def _runs() -> Iterable[Hostile]:
         "run's outcome unknown": "outcome = 'exploded'",
         "run's outcome empty": "outcome = ''",
         "run's kind with control characters": f"kind = {_CONTROLS}",
-        "run's error of 1 MB": f"error = {_LONG}, outcome = 'error'",
+        "run's error as long as it may be": f"error = left({_LONG}, {_ERROR}), outcome = 'error'",
         "run's error with control characters": f"error = {_CONTROLS}, error_type = {_CONTROLS}",
-        "run's traceback of 1 MB": f"traceback = {_LONG}, outcome = 'error'",
+        "run's traceback as long as it may be": f"traceback = left({_LONG}, {_TRACEBACK})",
         "run's traceback with control characters": f"traceback = {_CONTROLS}",
-        "run's replica of 1 MB": f"replica = {_LONG}",
+        "run's replica as long as it may be": f"replica = {_LONG}",
         "run's replica is a worker of nobody": "replica = ' worker '",
         "run's slot negative": "slot = -2147483648",
         "run's ring unknown": "ring = 'wedding'",
@@ -310,11 +315,11 @@ def _replicas() -> Iterable[Hostile]:
         yield Hostile(name, REPLICAS, changes, unreadable=True)
     for name, changes in {
         "has tasks from 5 on": "tasks = '[5:6]={a, b}'",
-        "has a task of 1 MB": f"tasks = ARRAY[{_LONG}]",
+        "has a task of 1 MB": f"tasks = ARRAY[{_LONGEST}]",
         "has 20,000 tasks": "tasks = (SELECT array_agg('t' || n) FROM generate_series(1, 20000) n)",
         "rejects without a reason": "rejected = ARRAY['', 'history']",
-        "rejects 1 MB": f"rejected = ARRAY[{_LONG}]",
-        "host of 1 MB": f"host = {_LONG}",
+        "rejects 1 MB": f"rejected = ARRAY[{_LONGEST}]",
+        "host as long as it may be": f"host = {_LONG}",
         "host with control characters": f"host = {_CONTROLS}",
         "version empty": "version = ''",
         "version with control characters": f"version = {_CONTROLS}",
@@ -418,22 +423,22 @@ def _jobs() -> Iterable[Hostile]:
         "function with control characters": f"func = {_CONTROLS}",
         "executor empty": "executor = ''",
         "executor with control characters": f"executor = {_CONTROLS}",
-        "signature of 1 MB": f"signature = {_LONG}",
+        "signature of 1 MB": f"signature = {_LONGEST}",
         "version huge": "version = 9223372036854775807",
         "version negative": "version = -1",
         "ended though due": "ended = true, next_run_time = now()",
         "task of another": f"task_name = '{GOOD[TASKS]}'",
-        "task of 1 MB": f"task_name = {_LONG}",
+        "task of 1 MB": f"task_name = {_LONGEST}",
         "due first of all": "next_run_time = '0001-01-02Z'",
         "due last of all": "next_run_time = '9999-12-30Z'",
         "changed first of all, and due": "next_run_time = now(), changed_at = '0001-01-02Z'",
         "changed last of all, and due": "next_run_time = now(), changed_at = '9999-12-30Z'",
     }.items():
         yield Hostile(name, JOBS, changes)
-    yield Hostile("function of 1 MB", JOBS, f"func = {_LONG}")
+    yield Hostile("function of 1 MB", JOBS, f"func = {_LONGEST}")
     yield Hostile("job's name empty", JOBS, "", named="''")
     yield Hostile("job's name with control characters", JOBS, "", named=_CONTROLS)
-    yield Hostile("job's name of 200 KB", JOBS, "", named=_LONGEST_NAME)
+    yield Hostile("job's name of 200 KB", JOBS, "", named=f"left({_LONGEST}, 200000)")
 
 
 CASES: Sequence[Hostile] = (*_times(), *_tasks(), *_runs(), *_replicas(), *_jobs())

@@ -16,6 +16,7 @@ from apscheduler_tasklock._lock.tracebacks import (
     sections_of,
     traceback_of,
 )
+from apscheduler_tasklock.schema.table import LONGEST_TEXTS
 
 
 def frame(function: Callable[..., object], line: int) -> str:
@@ -176,6 +177,20 @@ def test_an_exception_that_breaks_it_does_not_break_the_outcome(breaks: str) -> 
 def test_it_fits_into_the_database() -> None:
     outcome = RunOutcome.of(ValueError("\0 \ud800"), tracebacks=True)
     assert outcome.traceback == "  (its frames are not known)\nValueError: \ufffd ?"
+
+
+def test_it_fits_into_a_database_that_counts_bytes() -> None:
+    """One in SQL_ASCII, where a character is a byte."""
+    sign = "\U0001f600"
+    error = ValueError(sign * 500)
+    for _ in range(15):
+        error, cause = ValueError(sign * 500), error
+        error.__cause__ = cause
+    outcome = RunOutcome.of(error, tracebacks=True)
+    assert outcome.error == sign * 500
+    assert len(outcome.error.encode()) <= LONGEST_TEXTS["error"]
+    assert outcome.traceback is not None
+    assert 0 <= LONGEST_TEXTS["traceback"] - len(outcome.traceback.encode()) < len(sign.encode())
 
 
 def test_there_is_none_unless_it_was_asked_for() -> None:

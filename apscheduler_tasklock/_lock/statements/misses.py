@@ -16,6 +16,7 @@ from apscheduler_tasklock._lock.statements.conditions import (
     listed_pauses,
 )
 from apscheduler_tasklock._lock.statements.history import History
+from apscheduler_tasklock.schema.table import LONGEST_TEXT
 
 # Limits the entries of the run times that each task has missed.
 MISSES = 20
@@ -110,7 +111,8 @@ def _missed_in_words(history: History) -> str:
               AND (resumed.by = action.by OR resumed.reason IS NOT NULL)
               AND resumed.started_at >= action.started_at)"""
     return f"""
-        SELECT missed.*, COALESCE(pause.words, missed.reason) AS words
+        SELECT missed.*,
+               pg_catalog.left(COALESCE(pause.words, missed.reason), {LONGEST_TEXT}) AS words
         FROM missed LEFT JOIN LATERAL (
             WITH one AS MATERIALIZED (
                 SELECT what, by, why, lower(held) AS since, upper(held) AS until,

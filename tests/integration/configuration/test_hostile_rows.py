@@ -43,7 +43,9 @@ from apscheduler_tasklock.metrics import prometheus_text
 from apscheduler_tasklock.schema.table import (
     LARGEST_DEFINITION,
     LARGEST_REPLICA,
+    LARGEST_VALUE,
     LONGEST_TEXT,
+    LONGEST_TEXTS,
     tables_of,
     task_lock_table,
 )
@@ -423,15 +425,15 @@ def test_a_terminal_draws_hostile_rows(
     assert "\x1b]0;owned" not in drawn.getvalue()
 
 
-LONG_TEXT = f"repeat('x', {LONGEST_TEXT + 1})"
-
-
 def too_large() -> Iterator[tuple[str, str]]:
     """Yield each place of a row that has a limit: its table, and an UPDATE beyond it."""
     for table in tables_of(task_lock_table()):
         for column in table.columns:
             if isinstance(column.type, Text):
-                yield table.name, f"{column.name} = {LONG_TEXT}"
+                most = LONGEST_TEXTS.get(column.name, LONGEST_TEXT)
+                if table.name == JOBS or column.name == "details":
+                    most = LARGEST_VALUE
+                yield table.name, f"{column.name} = repeat('x', {most + 1})"
     for column in ("trigger", "options", "arguments"):
         text = f"repeat('x', {LARGEST_DEFINITION})"
         yield JOBS, f"{column} = jsonb_build_object('x', {text})"

@@ -20,7 +20,7 @@ from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock.jobstore import store
 from apscheduler_tasklock.jobstore.bad_rows import MOST_GOOD
 from apscheduler_tasklock.jobstore.stored_triggers import encode_trigger
-from apscheduler_tasklock.schema.table import LARGEST_DEFINITION, LONGEST_TEXT
+from apscheduler_tasklock.schema.table import LARGEST_DEFINITION, LARGEST_VALUE
 from tests.support import claims
 from tests.support.outages import UNAVAILABLE
 from tests.support.polling import eventually
@@ -103,7 +103,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
 # A text as long as the table takes, in each place of a row where it may be. An id and an executor
 # are in an index, which takes no longer ones than these.
 LONG = "repeat('x', 200000)"
-LONGEST = f"repeat('x', {LONGEST_TEXT - 100})"
+LONGEST = f"repeat('x', {LARGEST_VALUE - 100})"
 IN_A_ROW = {
     "function": f"func = 'tests.' || {LONGEST} || ':f'",
     "id": "id = repeat('x', 100000)",

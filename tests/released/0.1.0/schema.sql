@@ -54,9 +54,10 @@ CREATE TABLE task_lock (
     retry_at TIMESTAMP WITH TIME ZONE, 
     retry_of UUID, 
     PRIMARY KEY (task_name), 
-    CONSTRAINT task_lock_texts CHECK (GREATEST(pg_catalog.octet_length(task_name), pg_catalog.octet_length(locked_by), pg_catalog.octet_length(runs), pg_catalog.octet_length(kind), pg_catalog.octet_length(schedule), pg_catalog.octet_length(error_type), pg_catalog.octet_length(requested_by), pg_catalog.octet_length(last_outcome), pg_catalog.octet_length(window_schedule), pg_catalog.octet_length(details)) <= 1000000), 
+    CONSTRAINT task_lock_texts CHECK (GREATEST(pg_catalog.length(task_name), pg_catalog.length(locked_by), pg_catalog.length(runs), pg_catalog.length(kind), pg_catalog.length(schedule), pg_catalog.length(error_type), pg_catalog.length(requested_by), pg_catalog.length(last_outcome), pg_catalog.length(window_schedule)) <= 10000), 
     CONSTRAINT task_lock_times CHECK (LEAST(started_at, locked_until, window_start, window_until, finished_at, run_until, due_at, overdue_at, overrun_at, missed_at, succeeded_at, failed_at, paused_at, paused_until, requested_at, request_until, acknowledged_at, schedule_since, retry_at) >= timestamptz '0001-01-02Z' AND GREATEST(started_at, locked_until, window_start, window_until, finished_at, run_until, due_at, overdue_at, overrun_at, missed_at, succeeded_at, failed_at, paused_at, paused_until, requested_at, request_until, acknowledged_at, schedule_since, retry_at) <= timestamptz '9999-12-30Z'), 
-    CONSTRAINT task_lock_pauses CHECK (pg_catalog.octet_length(CAST(pauses AS text)) <= 1000000)
+    CONSTRAINT task_lock_pauses CHECK (pg_catalog.octet_length(CAST(pauses AS text)) <= 1000000), 
+    CONSTRAINT task_lock_details CHECK (pg_catalog.octet_length(CAST(details AS text)) <= 1000000)
 );
 
 ALTER TABLE task_lock SET (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
@@ -85,7 +86,7 @@ CREATE TABLE task_lock_run (
     retry_at TIMESTAMP WITH TIME ZONE, 
     action_id UUID, 
     PRIMARY KEY (task_name, ring, slot), 
-    CONSTRAINT task_lock_run_texts CHECK (GREATEST(pg_catalog.octet_length(task_name), pg_catalog.octet_length(ring), pg_catalog.octet_length(replica), pg_catalog.octet_length(kind), pg_catalog.octet_length(outcome), pg_catalog.octet_length(error_type), pg_catalog.octet_length(error), pg_catalog.octet_length(traceback), pg_catalog.octet_length(by), pg_catalog.octet_length(reason), pg_catalog.octet_length(cause)) <= 1000000), 
+    CONSTRAINT task_lock_run_texts CHECK (GREATEST(pg_catalog.length(task_name), pg_catalog.length(ring), pg_catalog.length(replica), pg_catalog.length(kind), pg_catalog.length(outcome), pg_catalog.length(error_type), pg_catalog.length(by), pg_catalog.length(reason), pg_catalog.length(cause)) <= 10000 AND GREATEST(pg_catalog.length(error)) <= 2000 AND GREATEST(pg_catalog.length(traceback)) <= 8000), 
     CONSTRAINT task_lock_run_times CHECK (LEAST(scheduled_at, started_at, ended_at, until, last_scheduled_at, retry_at) >= timestamptz '0001-01-02Z' AND GREATEST(scheduled_at, started_at, ended_at, until, last_scheduled_at, retry_at) <= timestamptz '9999-12-30Z')
 );
 
@@ -103,7 +104,7 @@ CREATE TABLE task_lock_replica (
     running JSONB DEFAULT '[]' NOT NULL, 
     leader_namespace TEXT, 
     PRIMARY KEY (replica_id), 
-    CONSTRAINT task_lock_replica_texts CHECK (GREATEST(pg_catalog.octet_length(replica_id), pg_catalog.octet_length(host), pg_catalog.octet_length(version), pg_catalog.octet_length(leader_namespace)) <= 1000000), 
+    CONSTRAINT task_lock_replica_texts CHECK (GREATEST(pg_catalog.length(replica_id), pg_catalog.length(host), pg_catalog.length(version), pg_catalog.length(leader_namespace)) <= 10000), 
     CONSTRAINT task_lock_replica_times CHECK (LEAST(started_at, seen_at, stopped_at) >= timestamptz '0001-01-02Z' AND GREATEST(started_at, seen_at, stopped_at) <= timestamptz '9999-12-30Z'), 
     CONSTRAINT task_lock_replica_lists CHECK (pg_catalog.octet_length(CAST(tasks AS text)) + pg_catalog.octet_length(CAST(rejected AS text)) + pg_catalog.octet_length(CAST(running AS text)) <= 10000000)
 );
