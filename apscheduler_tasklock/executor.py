@@ -441,11 +441,13 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
                 "executor of its own"
             )
         self._inner = inner
+        self._missed.started_at = datetime.now(timezone.utc)
         self._jobs.forget_store(None)  # because a shutdown drops jobs in memory without an event
         for job, jobstore in self._adapter.pending_jobs(alias):
             self._jobs.note(job, jobstore, self._jobs.resolve(job, jobstore))
         self._notifiers = {}  # the notifiers of a failed start belong to another wrapped executor
-        self._runs = self._make_runs()
+        runs = self._runs = self._make_runs()
+        assert runs is not None
         self._join(scheduler)
         try:
             if self._enabled:
@@ -459,8 +461,6 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
             self._started_in = None
             raise
         wrap(self, self._inner)
-        runs = self._runs
-        assert runs is not None
         report_runs(self._inner, runs.events_of, runs.failed, runs.ended)
         self._add_listeners(scheduler)
         if self._enabled and not is_again:

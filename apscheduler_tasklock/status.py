@@ -366,8 +366,9 @@ class Run:
         or when the operator did it
     :ivar ended_at: when it was released; for a run that died or overran, when its lease ended; for
         missed run times, when the last one was noted
-    :ivar replica: the replica that ran it, or noted that it was missed; empty for what an operator
-        did
+    :ivar replica: the replica that ran it, or was the first to note that it was missed; empty for
+        what an operator did, and for missed run times before the start of the replica that noted
+        them
     :ivar kind: ``"schedule"``, ``"takeover"``, ``"retry"``, ``"manual"`` or ``"hold"``;
         ``"operator"`` for what an operator did
     :ivar outcome: ``"ok"``, ``"error"`` or ``"cancelled"``; ``"died"``: its holder died, or has not

@@ -634,6 +634,8 @@ class MissNote:
     :ivar one_off: whether the task is that of a one-off job. Its row may have the date of an
         earlier job, and if it has no row, it gets one.
     :ivar runs: the job's function, as in :class:`ClaimRequest`
+    :ivar is_witness: whether this replica lived at the first of the run times. If it started later,
+        it concludes what has happened, and the entry does not name it.
     """
 
     task_name: str
@@ -648,13 +650,14 @@ class MissNote:
     any_later: bool = False
     one_off: bool = False
     runs: str = ""
+    is_witness: bool = True
 
     @property
     def parameters(self) -> dict[str, object]:
         """The parameters of the statement."""
         run_times = [run_time.isoformat() for run_time in self.run_times]
-        more = min(self.more, 2**31 - 1)  # because the column is an integer
-        return {**vars(self), "run_times": run_times, "more": more}
+        # The column of the count is an integer.
+        return {**vars(self), "run_times": run_times, "more": min(self.more, 2**31 - 1)}
 
 
 @dataclass(frozen=True)

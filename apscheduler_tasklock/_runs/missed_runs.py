@@ -140,9 +140,11 @@ class MissedRuns:
     :param locks: the task locks of this replica
     :param interval: the notes of replicas that have missed the same run times are spread over so
         many seconds
+    :ivar started_at: when this replica started
     """
 
     def __init__(self, locks: LockClient, interval: float) -> None:
+        self.started_at = datetime.now(timezone.utc)
         self._locks = locks
         self._interval = interval
         self._lock = threading.Lock()
@@ -300,7 +302,7 @@ class MissedRuns:
             for of_task in self._pending.values():
                 ripe = of_task.ripe(now)
                 if ripe:
-                    notes.append(_note_of(ripe))
+                    notes.append(_note_of(ripe, self.started_at))
                     left -= len(ripe)
                 if left <= 0 or len(notes) >= MOST_NOTES:
                     break
@@ -337,7 +339,7 @@ class MissedRuns:
                     del self._pending[note.task_name]
 
 
-def _note_of(ripe: Sequence[_Miss]) -> MissNote:
+def _note_of(ripe: Sequence[_Miss], started_at: datetime) -> MissNote:
     last = ripe[-1]
     request, is_moved = last.request, last.cause is MissCause.MOVED
     covers = request.min_lock
@@ -360,6 +362,7 @@ def _note_of(ripe: Sequence[_Miss]) -> MissNote:
         any_later=request.one_off or is_moved or not request.exact,
         one_off=request.one_off,
         runs=request.runs,
+        is_witness=ripe[0].run_time >= started_at,
     )
 
 

@@ -138,9 +138,9 @@ def _verdict(story: Story, formats: Formats) -> list[str]:
     if story.verdict is Verdict.RUNNING:
         lines.append(_running(task, formats))
     elif story.miss is not None:
-        told = f"(told by {story.miss.replica} at {formats.moment(story.miss.started_at)})"
         refused = "refused" if _is_refused(story.miss) else "no replica ran"
-        lines.append(f"{refused} {miss_in_words(story.miss, formats)} {told}")
+        told = _told_in_words(story.miss, formats)
+        lines.append(f"{refused} {miss_in_words(story.miss, formats)} ({told})")
     elif story.verdict is Verdict.DUE:
         late = formats.seconds(task.late_by)
         lines.append(
@@ -150,6 +150,20 @@ def _verdict(story: Story, formats: Formats) -> list[str]:
     if story.after is None and task.due_at is not None and task.due_at > story.at:
         lines.append(f"due next at {formats.moment(task.due_at)}")
     return lines
+
+
+def _told_in_words(miss: Run, formats: Formats) -> str:
+    """Return who has told of missed run times, and when.
+
+    An entry that has grown since names the replica that was the first to tell.
+    """
+    at = formats.moment(miss.started_at)
+    if not miss.replica:
+        return f"noted at {at} by a replica that started after it"
+    if miss.ended_at == miss.started_at:
+        return f"told by {miss.replica} at {at}"
+    last = formats.moment(miss.ended_at)
+    return f"first told by {miss.replica} at {at}, and added to until {last}"
 
 
 def _running(task: TaskStatus, formats: Formats) -> str:

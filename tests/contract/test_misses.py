@@ -129,7 +129,7 @@ def test_an_entry_grows_while_its_cause_stays_the_same(
     tell(one, after(started, 10))
     tell(other, after(started, 10), after(started, 20), after(started, 30), reason="later")
     assert told(connection) == [
-        (after(started, 10), after(started, 30), 3, "misfire", "later", "other")
+        (after(started, 10), after(started, 30), 3, "misfire", "later", "one")
     ]
     tell(one, after(started, 40), cause="database")
     assert [(entry[2], entry[3]) for entry in told(connection)] == [
@@ -137,6 +137,16 @@ def test_an_entry_grows_while_its_cause_stays_the_same(
         (1, "database"),
     ]
     assert row(connection)["recorded_misses"] == 2
+
+
+def test_an_entry_does_not_name_a_replica_that_started_after_its_first_run_time(
+    one: Replica, other: Replica, connection: Connection, started: datetime
+) -> None:
+    tell(other, after(started, 10), is_witness=False)
+    tell(one, after(started, 20))
+    assert [(*entry[:3], entry[5]) for entry in told(connection)] == [
+        (after(started, 10), after(started, 20), 2, "")
+    ]
 
 
 def test_a_refused_run_time_of_the_application_is_told_although_its_window_has_a_run(

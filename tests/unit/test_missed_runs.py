@@ -146,6 +146,17 @@ def test_run_times_of_one_cause_are_one_note_in_their_order(
     ]
 
 
+@pytest.mark.parametrize(("started", "is_witness"), [(-1, True), (0, True), (1, False)])
+def test_a_replica_that_started_after_a_run_time_is_no_witness_of_it(
+    missed: MissedRuns, client: Client, started: float, is_witness: bool
+) -> None:
+    missed.started_at = T + timedelta(seconds=started)
+    for seconds in (0, 10):
+        missed.note(request(seconds), MissCause.UNASKED, "nobody asked for it")
+    [note] = tell(missed, client)
+    assert (offsets(note), note.is_witness) == ([0, 10], is_witness)
+
+
 def test_of_two_causes_of_a_run_time_the_better_one_is_told(
     missed: MissedRuns, client: Client
 ) -> None:

@@ -196,6 +196,36 @@ def test_the_headline_of_a_story_is_a_sentence(
     assert headline.startswith(words) or (words.startswith(",") and headline.endswith(words))
 
 
+@pytest.mark.parametrize(
+    ("miss", "words"),
+    [
+        ({}, "told by web-1 at [03:05]"),
+        (
+            {"ended_at": AT + timedelta(hours=1)},
+            "first told by web-1 at [03:05], and added to until [04:00]",
+        ),
+        ({"replica": ""}, "noted at [03:05] by a replica that started after it"),
+    ],
+)
+def test_a_miss_is_told_by_a_replica_that_lived_then(miss: dict[str, Any], words: str) -> None:
+    noted_at = AT + timedelta(minutes=5)
+    told = replace(MISSED, started_at=noted_at, ended_at=noted_at, reason="late")
+    story = Story(
+        task=TASK,
+        at=AT,
+        verdict=Verdict.MISSED,
+        scheduled_at=AT,
+        runs=(),
+        miss=replace(told, **miss),
+        before=None,
+        after=None,
+        actions=(),
+        replicas=(),
+        history_begins_at=None,
+    )
+    assert story_lines(story, Page()).verdict == [f"no replica ran [03:00]: late ({words})"]
+
+
 def test_the_notes_on_a_run_are_its_attempt_and_its_retry() -> None:
     assert run_notes(FAILED, Page()) == "attempt 2, to be retried at [03:05]"
     assert run_notes(replace(FAILED, attempt=1, retry_at=None), Page()) == ""

@@ -38,6 +38,7 @@ _NOTE_TYPES = {
     "any_later": "boolean",
     "one_off": "boolean",
     "runs": "text",
+    "is_witness": "boolean",
 }
 
 
@@ -53,7 +54,6 @@ def missed_entry(history: History, rows: str, **columns: str) -> str:
             "ring": "'misses'",
             "slot": f"(run.recorded_misses - 1) % {MISSES}",
             "token": "NULL",
-            "replica": "%(replica_id)s",
             "kind": "'schedule'",
             "outcome": "'missed'",
             "attempt": "NULL",
@@ -171,6 +171,9 @@ def note_misses(table: str, history: History) -> str:
     is one entry, also if the last of them are noted when the task runs again. Entries of pauses and
     of outages grow over entries of other causes, because replicas may differ in what they tell.
 
+    An entry names the replica that has told of its first run time; none if that replica started
+    later than this run time.
+
     The statement returns the tasks whose notes are to be sent again, for that reason or because
     another session has changed or locked their rows.
     """
@@ -191,6 +194,7 @@ def note_misses(table: str, history: History) -> str:
         scheduled_at="run.first_at",
         started_at="run.noted_at",
         ended_at="now()",
+        replica="run.told_by",
         cause="run.cause",
         reason="run.reason",
         last_scheduled_at="run.last_at",
@@ -211,7 +215,7 @@ def note_misses(table: str, history: History) -> str:
                          AND run.scheduled_at < explained.first_at))"""
     return f"""
         WITH {listed_pauses(table)}, asked AS (SELECT * FROM {json_rows(_NOTE_TYPES)}), parts AS (
-            SELECT asked.task_name, lock.schedule, asked.cause, asked.reason,
+            SELECT asked.task_name, lock.schedule, asked.cause, asked.reason, asked.is_witness,
                    lock.token, lock.missed_at, lock.window_start, lock.recorded_misses,
                    min(given.at) AS first_at, max(given.at) AS last_at,
                    count(*) + asked.more AS run_times
@@ -229,8 +233,8 @@ def note_misses(table: str, history: History) -> str:
                   AND NOT EXISTS (SELECT FROM {of_task} AND run.ring IN ('runs', 'failures')
                                   AND {_was_run("run.scheduled_at")}))
             GROUP BY asked.task_name, lock.schedule, asked.cause, asked.reason, asked.more,
-                     lock.token, lock.missed_at, lock.window_start, lock.recorded_misses,
-                     run_before.at
+                     asked.is_witness, lock.token, lock.missed_at, lock.window_start,
+                     lock.recorded_misses, run_before.at
         ), missed AS (
             SELECT DISTINCT ON (task_name) parts.*,
                    count(*) OVER (PARTITION BY task_name) > 1 AS has_more
@@ -239,7 +243,9 @@ def note_misses(table: str, history: History) -> str:
             {_missed_in_words(history)}
         ), told AS (
             SELECT explained.*, entry.scheduled_at AS grows_from, entry.run_times AS grows_by,
-                   entry.started_at AS noted_at, entry.slot AS grows_slot
+                   entry.started_at AS noted_at, entry.slot AS grows_slot,
+                   COALESCE(entry.replica, CASE WHEN explained.is_witness THEN %(replica_id)s
+                                                ELSE '' END) AS told_by
             FROM explained LEFT JOIN LATERAL (
                 SELECT run.* FROM {history.table} AS run
                 WHERE run.task_name = explained.task_name AND run.ring = 'misses'
@@ -268,7 +274,7 @@ def note_misses(table: str, history: History) -> str:
             WHERE lock.task_name = free.task_name AND {SAFELY}
             RETURNING lock.task_name, lock.recorded_misses, told.last_at, told.cause,
                       told.words AS reason, COALESCE(told.grows_from, told.first_at) AS first_at,
-                      COALESCE(told.noted_at, now()) AS noted_at, told.grows_slot,
+                      COALESCE(told.noted_at, now()) AS noted_at, told.grows_slot, told.told_by,
                       LEAST(told.run_times + COALESCE(told.grows_by, 0), 2147483647)::int
                           AS run_times
         ), entry AS ({entry})

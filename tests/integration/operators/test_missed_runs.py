@@ -718,6 +718,7 @@ class TestNobodyAsked:
             assert miss.last_scheduled_at == start + timedelta(hours=5)
             assert miss.reason is not None
             assert miss.reason.startswith("nobody asked for it between ")
+            assert miss.replica == ""  # because no replica that tells it lived then
         for replica in replicas:
             eventually(lambda replica=replica: not missed_tasks(replica.executor))
         for task in ("job", "other"):
