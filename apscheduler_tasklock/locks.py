@@ -65,6 +65,7 @@ from apscheduler_tasklock.status import (
     Finding,
     JobState,
     JobStatus,
+    Misses,
     Overview,
     Pause,
     ReplicaStatus,
@@ -316,11 +317,12 @@ class TaskLocks:
     ) -> Overview:
         """Return what an operator sees at a glance, and the findings on it.
 
-        The tasks are read in one statement, and then the replicas and the overdue stored jobs. Of
-        the run history only the deaths are read that tell which replicas have died. If the
-        replicas' table cannot be read, one INFO line says so, no task is ``gone``, and no replicas
-        are counted. Without rights on the jobs' table, which a monitor of an application without
-        the job store may lack, nothing is found of stored jobs.
+        The tasks are read in one statement, and then the replicas, the missed run times and the
+        overdue stored jobs. Of the run history, only that of tasks with misses is read, and the
+        deaths that tell which replicas have died. If the replicas' table cannot be read, one INFO
+        line says so, no task is ``gone``, and no replicas are counted. Without rights on the jobs'
+        table, which a monitor of an application without the job store may lack, nothing is found
+        of stored jobs.
 
         :param patterns: names of tasks, in which ``*`` and ``?`` stand for characters; none: all
             tasks. The replicas and the pauses of all tasks are told in any case.
@@ -350,6 +352,11 @@ class TaskLocks:
             fleet = self._operate(
                 lambda operations, cursor: operations.fleet(cursor, list(like) or None)
             )
+        misses: Sequence[Misses] | None = None
+        with suppress(TaskLockSchemaError):
+            misses = self._operate(
+                lambda operations, cursor: operations.misses(cursor, list(like) or None)
+            )
         jobs, unread = self._overdue_jobs(patterns, namespace)
         has_tasks = bool(jobs) or any(read.overview.counts.values())
         missing = unmatched([like[pattern] for pattern in read.unmatched], jobs)
@@ -359,6 +366,7 @@ class TaskLocks:
             read.more,
             replicas=fleet,
             silences=silences,
+            misses=misses,
             no_replica_after=no_replica_after,
             expect_replicas=expect_replicas,
             jobs=jobs,
@@ -814,7 +822,7 @@ class TaskLocks:
         by: str | None = None,
         until: datetime | None = None,
     ) -> None:
-        """Acknowledge a failure, a cut or a missed one-off job, so that it alarms no more.
+        """Acknowledge a failure, a cut or misses, so that they alarm no more.
 
         A later one alarms again, unless ``until`` is given. What was acknowledged already is not
         changed. A task that is overdue, dead or runs for too long alarms all the same.

@@ -521,6 +521,29 @@ class Silence:
     sign_at: datetime | None
 
 
+@dataclass(frozen=True)
+class Misses:
+    """Missed run times among the last ten of a recurring task, but for those in a pause.
+
+    Run times of an earlier schedule count neither, nor those that the application has set inside
+    the window of a run.
+
+    :ivar task: the task's name
+    :ivar in_a_row: how many run times were missed since the last one that was run
+    :ivar of_ten: how many of the last ten run times were missed
+    :ivar since: the first missed one since the last that was run; if there is none, the last one
+    :ivar last_at: the last missed one
+    :ivar reason: why no replica has run that one
+    """
+
+    task: str
+    in_a_row: int
+    of_ten: int
+    since: datetime
+    last_at: datetime
+    reason: str | None
+
+
 class Verdict(str, Enum):
     """What became of the run time that a :class:`Story` is about."""
 

@@ -80,6 +80,7 @@ from apscheduler_tasklock.status import (
     URGENCY,
     JobState,
     JobStatus,
+    Misses,
     OptionSource,
     Overview,
     Pause,
@@ -456,6 +457,7 @@ class Operations:
             GROUP BY namespace HAVING NOT pg_catalog.bool_or(alive)
             ORDER BY namespace
         """)
+        self._misses = Statement(_misses(name, self._runs, matching))
         self._list_running = Statement(f"""
             WITH replicas AS ({replicas}), lost AS ({_LOST})
             SELECT lock.task_name AS task, lock.token, replica_id AS replica,
@@ -1069,6 +1071,16 @@ class Operations:
             found.append(Silence(**{**row, "namespace": str(namespace or "")}))
         return found
 
+    def misses(self, cursor: Any, like: Sequence[str] | None) -> list[Misses]:
+        """Return the missed run times of recurring tasks that missed 3 of the last 10 or more.
+
+        Tasks that are paused, and misses that an operator has acknowledged, are left out.
+
+        :param like: patterns of the tasks, as for SQL's ``LIKE``; ``None`` for all
+        """
+        cursor.row_factory = dict_row
+        return [Misses(**row) for row in self._all(cursor, self._misses, like=_list(like))]
+
     def _with_running(self, cursor: Any, rows: Sequence[dict[str, Any]]) -> list[ReplicaStatus]:
         running: dict[str, dict[tuple[str, int], RunningRun]] = {}
         for found in self._all(cursor, self._list_running):
@@ -1337,7 +1349,7 @@ class Operations:
             [now] = self.tasks(cursor, [escaped(task)], 1)
             if now.acknowledged and now.token == token:
                 return
-            why = "it has no failure, no cut, and no miss of a one-off job"
+            why = "it has no failure, no cut, and no miss"
             if now.failures or now.cut_for is not None or now.missed_at is not None:
                 why = f"its last run has the token {now.token}"
             raise TaskLockStateError(f"nothing of task {task!r} is acknowledged: {why}")
@@ -1445,6 +1457,69 @@ def _usual_durations(runs: str, which: str) -> str:
     """
 
 
+def _misses(name: str, runs: str, matching: str) -> str:
+    """Return the query of the recurring tasks that missed several of their last ten run times.
+
+    The history is read of tasks with a miss only. An entry may be of many run times, between which
+    there was no run.
+
+    :param runs: the quoted name of the run history's table, for a template
+    :param matching: whether a row is that of a task that is asked for
+    """
+    of_task = f"{runs} AS run WHERE run.task_name = missing.task_name"
+    was_run = f"""EXISTS (SELECT FROM {of_task} AND run.ring IN ('runs', 'failures')
+                          AND run.scheduled_at = miss.scheduled_at)"""
+    return f"""
+        WITH {all_pauses(name)}, missing AS MATERIALIZED (
+            SELECT lock.task_name, lock.acknowledged_at,
+                   CASE WHEN COALESCE(lock.kind, '') NOT IN ('manual', 'hold')
+                        THEN lock.window_start END AS window_start
+            FROM {name} AS lock
+            WHERE lock.missed_at > COALESCE(lock.acknowledged_at, {NEVER}) AND NOT lock.one_off
+                  AND lock.due_at IS NOT NULL AND {matching} AND NOT {IS_PAUSED_IN_ANY_WAY}
+        ), counted AS (
+            SELECT missing.task_name, missing.acknowledged_at, each.*
+            FROM missing, LATERAL (
+                SELECT COALESCE(sum(number) FILTER (WHERE is_missed AND runs_since = 0), 0)::bigint
+                           AS in_a_row,
+                       sum(LEAST(number, 10 - since)) FILTER (WHERE is_missed AND since < 10)
+                           ::bigint AS of_ten,
+                       min(first_at) FILTER (WHERE is_missed AND runs_since = 0) AS first_at,
+                       max(last_at) FILTER (WHERE is_missed) AS last_at,
+                       (pg_catalog.array_agg(reason ORDER BY last_at DESC)
+                           FILTER (WHERE is_missed))[1] AS reason
+                FROM (
+                    SELECT told.*,
+                           COALESCE(sum(number) OVER earlier, 0) AS since,
+                           count(*) FILTER (WHERE NOT is_missed) OVER earlier AS runs_since
+                    FROM (
+                        SELECT scheduled_at AS first_at,
+                               COALESCE(last_scheduled_at, scheduled_at) AS last_at,
+                               COALESCE(run_times, 1)::bigint AS number, true AS is_missed, reason
+                        FROM (SELECT run.* FROM {of_task} AND run.ring = 'misses') AS miss
+                        WHERE scheduled_at IS NOT NULL
+                              AND COALESCE(cause, '') NOT IN ('paused', 'moved', 'refused')
+                              AND NOT (COALESCE(run_times, 1) = 1 AND {was_run})
+                        UNION ALL
+                        SELECT at, at, 1, false, NULL
+                        FROM (SELECT run.scheduled_at AS at FROM {of_task}
+                                     AND run.ring IN ('runs', 'failures')
+                              UNION SELECT missing.window_start) AS begun
+                        WHERE at > {NEVER}
+                    ) AS told
+                    WINDOW earlier AS (ORDER BY last_at DESC, is_missed
+                                       ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
+                ) AS placed
+            ) AS each
+        )
+        SELECT task_name AS task, in_a_row, of_ten, COALESCE(first_at, last_at) AS since, last_at,
+               reason
+        FROM counted
+        WHERE of_ten >= 3 AND last_at > COALESCE(acknowledged_at, {NEVER})
+        ORDER BY task_name LIMIT {MOST_WATCHED}
+    """
+
+
 def _pause(name: str, history: History | None = None) -> str:
     """Return the statement that pauses tasks."""
     is_own = """(pause ->> 'by'::text = %(by)s::text
@@ -1524,15 +1599,19 @@ def _acknowledge(name: str, history: History | None = None) -> str:
     known as well, because the row then has that time as the time of the acknowledged one.
     """
     until = "%(until)s::timestamptz"
+    # Whether regular misses of a recurring task are found is told by its history, which is not read
+    # here, so that each miss may be acknowledged.
+    missed_at = "CASE WHEN NOT lock.one_off THEN lock.missed_at END"
     entry = history.action("acknowledged", "known AS run", until) if history else ""
     return f"""
         WITH {all_pauses(name)}, {listed_pauses(name)}, known AS (
             UPDATE {name} AS lock SET
-                acknowledged_at = GREATEST({_ALARMS_SINCE}, {until}),
+                acknowledged_at = GREATEST({_ALARMS_SINCE}, {missed_at}, {until}),
                 recorded_actions = recorded_actions + {int(history is not None)}
             WHERE task_name = %(task)s AND {IS_TASK}
                   AND ({until} > now()
-                       OR (NOT {_NO_LONGER_ALARMS} AND {_ALARMS_SINCE} IS NOT NULL))
+                       OR (NOT {_NO_LONGER_ALARMS} AND {_ALARMS_SINCE} IS NOT NULL)
+                       OR {missed_at} > COALESCE(lock.acknowledged_at, {NEVER}))
                   AND token = %(token)s::bigint
             RETURNING *
         ){f", entry AS ({entry})" if entry else ""}

@@ -21,6 +21,7 @@ from apscheduler_tasklock.status import (
     Finding,
     JobState,
     JobStatus,
+    Misses,
     Overview,
     Pause,
     ReplicaState,
@@ -65,6 +66,10 @@ LONGEST_SILENCE = 90.0
 # The seconds after which it is critical that no replica is alive.
 NO_REPLICA_AFTER = 300.0
 
+# How many missed run times of a recurring task are a finding: in a row, and of the last ten.
+MISSED_IN_A_ROW = 3
+MISSED_OF_TEN = 5
+
 # Limits the characters of a finding's words.
 _LONGEST = 300
 
@@ -93,6 +98,8 @@ class WatchedRows:
     :ivar more: how many more of these tasks there are, which were not read
     :ivar replicas: the replicas; ``None``: they cannot be read
     :ivar silences: the namespaces that need a live replica and have none
+    :ivar misses: the missed run times of recurring tasks that missed several; ``None``: the run
+        history cannot be read
     :ivar no_replica_after: seconds after which it is critical that a namespace has none; ``None``:
         that is never more than a warning
     :ivar expect_replicas: how many replicas have to be alive
@@ -118,6 +125,7 @@ class WatchedRows:
     unmatched: Sequence[str] = ()
     unread: Sequence[str] = ()
     silences: Sequence[Silence] = ()
+    misses: Sequence[Misses] | None = ()
     no_replica_after: float | None = NO_REPLICA_AFTER
     expect_replicas: int = 0
 
@@ -126,13 +134,16 @@ def findings_of(rows: WatchedRows) -> list[Finding]:
     """Return the findings, the worst first. A task has one at most, the worst."""
     found = [finding for task in rows.tasks if (finding := finding_of_task(task, rows.now))]
     told = {finding.task for finding in found if finding.level == CRITICAL}
-    found = [finding for finding in found if finding.task in told or finding.task not in rows.jobs]
-    found += [_of_job(name, job, rows) for name, job in rows.jobs.items() if name not in told]
+    jobs = [_of_job(name, job, rows) for name, job in rows.jobs.items() if name not in told]
+    found = _each_once([*jobs, *found, *_of_misses(rows)])
     found += _of_pauses(rows)
     found += _without_leader(rows)
     found += _of_replicas(rows)
     found += _of_deployments(rows)
     found += _without_replica(rows)
+    if rows.misses is None:
+        says = "the run history cannot be read, so that it is not known which run times were missed"
+        found.append(Finding(UNREAD, NOTE, says, "`doctor` names the missing right"))
     if rows.more:
         says = f"{rows.more} more tasks are not well or were not looked at"
         found.append(Finding(NOT_LISTED, WARNING, says, link="tasks?order=urgency"))
@@ -144,6 +155,16 @@ def findings_of(rows: WatchedRows) -> list[Finding]:
         found.append(Finding(NO_MATCH, UNKNOWN, f"no task matches {names}"))
     found += [Finding(UNREAD, UNKNOWN, why) for why in rows.unread]
     return sorted(found, key=_place)
+
+
+def _each_once(findings: Iterable[Finding]) -> list[Finding]:
+    """Return the first of the worst findings of each task."""
+    worst: dict[str | None, Finding] = {}
+    for finding in findings:
+        known = worst.get(finding.task)
+        if known is None or SEVERITIES[finding.level] > SEVERITIES[known.level]:
+            worst[finding.task] = finding
+    return list(worst.values())
 
 
 def with_findings(overview: Overview, rows: WatchedRows) -> Overview:
@@ -219,6 +240,28 @@ def _of_miss(task: TaskStatus) -> Finding | None:
         return None
     says = f"at {rfc3339(task.missed_at, 'seconds')}"
     return _of_task(task, TaskState.MISSED, WARNING, says, task.missed_at)
+
+
+def _of_misses(rows: WatchedRows) -> Iterator[Finding]:
+    """Yield a finding of each recurring task that regularly misses its run times."""
+    for missed in rows.misses or ():
+        if missed.in_a_row >= MISSED_IN_A_ROW:
+            says = f"{missed.in_a_row} run times in a row"
+        elif missed.of_ten >= MISSED_OF_TEN:
+            says = f"{missed.of_ten} of the last 10 run times"
+        else:
+            continue
+        says += f", the last at {rfc3339(missed.last_at, 'seconds')}"
+        says += f": {missed.reason}" if missed.reason else ""
+        yield Finding(
+            TaskState.MISSED.value,
+            WARNING,
+            cut(says, _LONGEST),
+            "`why` tells more; acknowledge them if they can wait",
+            task=missed.task,
+            since=missed.since,
+            link=f"task?{urlencode({'name': missed.task})}",
+        )
 
 
 def _of_cut(task: TaskStatus) -> Finding | None:

@@ -512,7 +512,7 @@ def _add_changes(commands: _Commands) -> None:
         commands,
         "ack",
         steering.ack,
-        "acknowledge a failure, a cut or a missed one-off job, so that it alarms no more",
+        "acknowledge a failure, a cut or misses, so that they alarm no more",
         ["ack sync-prices", "ack sync-prices --token 41 --as ann"],
         "A later one alarms again. A one-off job's failure or miss alarms for a day at most.",
         exits=_CHANGING,

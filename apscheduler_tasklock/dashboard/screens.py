@@ -366,7 +366,7 @@ def task(context: Context) -> Screen:
     if status is not None:
         facts = facts_of(status, ended, formats, usual, having, context.now)
         screen.drawn["facts"] = facts
-        screen.drawn["can"] = _possible_actions(status)
+        screen.drawn["can"] = _possible_actions(status, found.findings if found else ())
     return screen
 
 
@@ -381,7 +381,7 @@ def _entries(locks: TaskLocks, name: str) -> list[Run]:
     return [run for run in locks.runs(name, limit=CHART_RUNS + 150) if run.task == name]
 
 
-def _possible_actions(status: TaskStatus) -> set[str]:
+def _possible_actions(status: TaskStatus, findings: Sequence[Finding]) -> set[str]:
     """Return what an operator can do with a task in its state."""
     possible = {"pause", "run"}
     if status.paused:
@@ -390,7 +390,10 @@ def _possible_actions(status: TaskStatus) -> set[str]:
     if is_going_on or status.retry_at is not None:
         possible.add("free")
     alarms = status.failures or status.cut_for is not None or status.missed_at is not None
-    if alarms and not status.acknowledged:
+    misses = any(
+        each.task == status.name and each.what == TaskState.MISSED.value for each in findings
+    )
+    if misses or (alarms and not status.acknowledged):
         possible.add("ack")
     return possible
 

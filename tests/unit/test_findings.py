@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from apscheduler_tasklock.status import (
     Finding,
     JobState,
+    Misses,
     Pause,
     ReplicaState,
     ReplicaStatus,
@@ -146,6 +148,55 @@ def test_replicas_that_stop_and_several_versions_are_notes() -> None:
         ("stopping", "note", "it stops since 2026-01-31T11:59:55Z, and waits for its runs"),
         ("versions", "note", "live replicas have several versions: 1 with 1.0, 1 with 1.1"),
     ]
+
+
+def misses(in_a_row: int, of_ten: int, reason: str | None = None) -> Misses:
+    return Misses("sync", in_a_row, of_ten, NOW - 3 * EVERY, NOW - EVERY, reason)
+
+
+EVERY = timedelta(minutes=5)
+
+
+@pytest.mark.parametrize(
+    ("missed", "says"),
+    [
+        (misses(2, 4), None),
+        (misses(3, 3), "3 run times in a row, the last at 2026-01-31T11:55:00Z"),
+        (misses(60, 10, "x" * 999), "60 run times in a row, the last at 2026-01-31T11:55:00Z: xxx"),
+        (misses(0, 4), None),
+        (misses(0, 5, "why"), "5 of the last 10 run times, the last at 2026-01-31T11:55:00Z: why"),
+    ],
+)
+def test_regular_misses_are_a_warning(missed: Misses, says: str | None) -> None:
+    findings = found(task_status("sync"), misses=[missed])
+    if says is None:
+        assert findings == []
+        return
+    [finding] = findings
+    assert (finding.what, finding.level, finding.task) == ("missed", "warning", "sync")
+    assert finding.says.startswith(says)
+    assert (len(finding.says) < 400, finding.since) == (True, NOW - 3 * EVERY)
+    assert finding.link == "task?name=sync"
+
+
+@pytest.mark.parametrize(
+    ("columns", "kinds"),
+    [
+        (READ["overdue"], ["overdue"]),
+        (READ["failing"], ["failing"]),
+        (READ["retrying"], ["missed"]),  # what is being healed is a note only
+    ],
+)
+def test_a_task_with_regular_misses_has_one_finding(
+    columns: Mapping[str, Any], kinds: list[str]
+) -> None:
+    findings = found(task_status("sync", **columns), misses=[misses(3, 3)])
+    assert [each.what for each in findings] == kinds
+
+
+def test_without_a_right_on_the_history_it_is_said_that_misses_are_not_known() -> None:
+    [finding] = found(misses=None)
+    assert (finding.what, finding.level) == ("not read", "note")
 
 
 def test_two_releases_of_live_replicas_are_a_note() -> None:

@@ -288,10 +288,10 @@ class TestReplicas:
         add_replica(connection, "one", ["sync", "other"], **STAYS_ALIVE)
         add_replica(connection, "two", seen_at="now() - interval '2 min'")
         first, second = command("replicas").cells
-        told = [first[0], *first[1:3], *(c.strip() for c in first[5:])]
+        told = [first[0], *first[1:3], *(c.strip() for c in first[6:])]
         assert told[:-1] == ["one", "host", "1.0", "alive", "2"]
         assert re.fullmatch(r"sync for \d+s", told[-1])
-        assert [c.strip() for c in second[5:]] == ["silent", "0", "-"]
+        assert [c.strip() for c in second[6:]] == ["silent", "0", "-"]
         told = command("replicas", "--json").json
         assert told[0]["tasks"] == ["sync", "other"]
         assert [replica["state"] for replica in told] == ["alive", "silent"]

@@ -195,6 +195,29 @@ class TestOverview:
         assert found.counts[TaskState.FAILING] == 2
         assert [each.task for each in found.findings] == ["fails"]
 
+    def test_regular_misses_are_found_until_they_are_acknowledged(
+        self, operator: TaskLocks, connection: Connection
+    ) -> None:
+        missed = {"missed_at": ago(minutes=5), "window_start": ago(hours=9)}
+        add_task(connection, "sync", **{**STAYS_OK, **missed})
+        add_miss(connection, "sync", 1, cause="'misfire'", run_times="3", reason="'all busy'")
+        [finding] = operator.overview().findings
+        assert (finding.what, finding.task) == ("missed", "sync")
+        assert finding.says.startswith("3 run times in a row, the last at ")
+        assert finding.says.endswith(": all busy")
+        [task] = operator.tasks("sync")
+        operator.ack("sync", task.token)
+        assert operator.overview().findings == ()
+        with pytest.raises(TaskLockStateError, match="no failure, no cut, and no miss"):
+            operator.ack("sync", task.token)
+        connection.execute("UPDATE task_lock SET missed_at = now()")
+        add_miss(connection, "sync", 2, cause="'misfire'", scheduled_at="now()")
+        assert operator.overview().findings[0].says.startswith("4 run times in a row")
+        operator.ack("sync", task.token, until=moment() + timedelta(hours=1))
+        connection.execute("UPDATE task_lock SET missed_at = now()")
+        add_miss(connection, "sync", 3, cause="'misfire'", scheduled_at="now()")
+        assert operator.overview().findings == ()
+
     @pytest.mark.usefixtures("each_state")
     def test_each_state_is_counted_and_listed(
         self, operator: TaskLocks, connection: Connection
@@ -298,7 +321,7 @@ class TestOverview:
             connection.execute(grant.format(sql.Identifier(name)))
             locks = make_task_locks(database=url)
             found = locks.overview()
-            assert [each.what for each in found.findings] == ["failing", "not read"]
+            assert [each.what for each in found.findings] == ["failing", "not read", "not read"]
             assert (found.alive, found.silent) == (None, None)
             assert names(locks.tasks(states=[TaskState.FAILING])) == ["fails"]
 

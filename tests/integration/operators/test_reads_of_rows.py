@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
@@ -154,3 +155,91 @@ def test_a_due_jobs_own_grace_time_counts(connection: Connection, now: datetime)
         add_job(connection, grace, options=options, **DUE)
     found = {job.id: job.state for job in OPERATIONS.jobs(raw_cursor(connection))}
     assert found == graces
+
+
+def minutes_ago(minutes: float) -> str:
+    return f"now() - interval '{minutes} min'"
+
+
+# Run times of a task, one each five minutes, the newest first: "." was run, "x" was missed, "p" was
+# missed in a pause, "d" was noted as missed and run afterwards, and a number says that one entry
+# has so many missed run times.
+@pytest.mark.parametrize(
+    ("run_times", "expected"),
+    [
+        ("xxx.......", (3, 3)),
+        ("xx.x......", (2, 3)),
+        ("xx........", None),
+        (".x.x.x.x.x", (0, 5)),
+        ("..........xxxxx", None),
+        (".....xxxxxxx", (0, 5)),
+        ("pxpxx......", (3, 3)),  # a pause explains its own
+        ("ppp.......", None),
+        ("ddx.......", None),
+        ("x7........", (8, 8)),
+        (".60", (0, 9)),  # an hour without a replica, and one run since
+    ],
+)
+def test_the_misses_of_the_last_ten_run_times_are_counted(
+    connection: Connection, now: datetime, run_times: str, expected: tuple[int, int] | None
+) -> None:
+    add_history(connection, "sync", run_times)
+    add_history(connection, "other", "xxx")
+    found = {each.task: each for each in OPERATIONS.misses(raw_cursor(connection), None)}
+    assert "other" in found
+    if expected is None:
+        assert "sync" not in found
+        return
+    each = found["sync"]
+    assert (each.in_a_row, each.of_ten) == expected
+    assert each.since <= each.last_at <= now
+
+
+def add_history(connection: Connection, task: str, run_times: str) -> None:
+    """Add a task, and its runs and misses."""
+    add_task(connection, task, missed_at=minutes_ago(1), window_start=minutes_ago(999))
+    minutes = 0
+    for slot, told in enumerate(re.findall(r"\d+|.", run_times)):
+        minutes += 5
+        scheduled_at = minutes_ago(minutes)
+        if told in ".d":
+            add_run(connection, task, slot, scheduled_at=scheduled_at)
+        if told != ".":
+            count = int(told) if told.isdigit() else 1
+            minutes += 5 * (count - 1)
+            add_miss(
+                connection,
+                task,
+                slot,
+                scheduled_at=minutes_ago(minutes),
+                last_scheduled_at=scheduled_at,
+                run_times=str(count),
+                cause="'paused'" if told == "p" else "'misfire'",
+            )
+
+
+@pytest.mark.parametrize(
+    ("columns", "is_told"),
+    [
+        ({}, True),
+        ({"one_off": "true"}, False),
+        ({"due_at": "NULL"}, False),  # it was removed
+        ({"missed_at": "NULL"}, False),
+        ({"acknowledged_at": "now()"}, False),
+        ({"acknowledged_at": minutes_ago(6)}, True),  # one was missed since
+        ({"acknowledged_at": minutes_ago(4)}, False),  # since then, only in a pause
+        (PAUSED, False),
+        ({"window_start": minutes_ago(3), "kind": "'schedule'"}, False),  # it runs again
+    ],
+)
+def test_misses_are_told_of_a_recurring_task_unless_an_operator_knows_them(
+    connection: Connection, now: datetime, columns: dict[str, str], is_told: bool
+) -> None:
+    add_history(connection, "sync", "xxx.......")
+    sets = ", ".join(f"{name} = {value}" for name, value in columns.items())
+    if sets:
+        connection.execute(f"UPDATE task_lock SET {sets}")
+    found = OPERATIONS.misses(raw_cursor(connection), None)
+    told = [each.task for each in found if each.in_a_row]
+    assert told == (["sync"] if is_told else [])
+    assert not OPERATIONS.misses(raw_cursor(connection), ["other"])
