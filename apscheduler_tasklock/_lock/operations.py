@@ -208,6 +208,15 @@ _REPLICA_STATE = f"""
              THEN 'died'
          WHEN heard THEN 'alive' ELSE 'silent' END
 """
+# A task's lease: by its registered options, or else the longest that it has by default. It is null
+# if its claims have none. Only whole seconds are read, because a cast of another text may fail.
+_LEASE = """(NULLIF(COALESCE(substring(lock.details FROM '"lease": [[]([0-9]{1,9}|null)'), '60'),
+                    'null')::float8 * interval '1 second')"""
+# When a run that goes on was renewed last, or earlier.
+_RENEWED_AT = f"(lock.locked_until - {_LEASE})"
+# Limits how long a lease counts as a sign of life after its renewal, so that a long one does not
+# hide that no replica is alive.
+_LEASE_OF_LIFE = "interval '60 s'"
 # The runs with lost locks that a replica has reported with its last sign of life.
 _LOST = f"""
     SELECT run ->> 'task'::text AS task,
@@ -428,8 +437,9 @@ class Operations:
                            lock.started_at,
                            CASE WHEN lock.last_outcome IS DISTINCT FROM 'freed'
                                 THEN lock.finished_at END,
-                           CASE WHEN lock.finished_at IS NULL AND lock.locked_until > now()
-                                     AND NOT lock.handed_over THEN now() END) AS sign_at
+                           CASE WHEN lock.finished_at IS NOT NULL OR lock.handed_over THEN NULL
+                                WHEN {_RENEWED_AT} + LEAST({_LEASE}, {_LEASE_OF_LIFE}) > now()
+                                THEN now() ELSE {_RENEWED_AT} END) AS sign_at
                 FROM {name} AS lock
                 WHERE {IS_TASK} AND NOT lock.one_off
                       AND lock.runs <> '' AND COALESCE(lock.kind, '') <> 'hold'

@@ -79,6 +79,18 @@ QUIET = {
 SHOP = {**QUIET, "details": """'{"options": {}, "zone": "UTC", "namespace": "shop:"}'"""}
 
 
+def renewed(lease: str, minutes_left: float) -> dict[str, str]:
+    """Return a run that goes on, whose lease ends in so many minutes."""
+    return {
+        **QUIET,
+        "finished_at": "NULL",
+        "details": f"""'{{"options": {{"lease": [{lease}, "job"]}}, "zone": "UTC"}}'""",
+        "locked_until": f"now() + interval '{minutes_left} min'",
+        "run_until": "now() + interval '2 h'",
+        "overrun_at": "now() + interval '2 h'",
+    }
+
+
 @pytest.mark.parametrize(
     ("task", "replicas", "status"),
     [
@@ -90,6 +102,10 @@ SHOP = {**QUIET, "details": """'{"options": {}, "zone": "UTC", "namespace": "sho
         (QUIET, {}, 0),  # there never was one
         (STAYS_OK, {"one": SILENT}, 0),  # its last run was a minute ago
         ({**QUIET, **STAYS_RUNNING}, {"one": SILENT}, 0),
+        (renewed("600.0", minutes_left=9.5), {"one": SILENT}, 0),  # 30 s ago
+        (renewed("600.0", minutes_left=4.5), {"one": SILENT}, 2),  # 5.5 minutes ago
+        (renewed("null", minutes_left=60), {"one": SILENT}, 2),  # nothing renews it
+        (renewed("60.0", minutes_left=-6), {"one": SILENT}, 2),
         ({**QUIET, **PAUSED}, {"one": SILENT}, 0),
         ({**QUIET, "one_off": "true"}, {"one": SILENT}, 0),
         ({**QUIET, "runs": "''", "kind": "'hold'"}, {"one": SILENT}, 0),
