@@ -56,22 +56,22 @@ class TaskLockRefusedError(TaskLockError):
 
 
 class TaskLockNotFoundError(TaskLockError):
-    """An operation names tasks, or jobs of the job store, that have no row.
+    """An operation names tasks, replicas, or jobs of the job store, that have no row.
 
     :ivar names: the names
     :ivar kind: what was not found
     """
 
     def __init__(
-        self, names: Sequence[str], kind: Literal["task", "job"] = "task", hint: str = ""
+        self, names: Sequence[str], kind: Literal["task", "job", "replica"] = "task", hint: str = ""
     ) -> None:
         super().__init__(names, kind, hint)
         self.names = tuple(names)
-        self.kind: Literal["task", "job"] = kind
+        self.kind: Literal["task", "job", "replica"] = kind
         self._hint = hint
 
     def __str__(self) -> str:
-        command = "status" if self.kind == "task" else "jobs"
+        command = "status" if self.kind == "task" else f"{self.kind}s"
         listed = f"`apscheduler-tasklock {command}` lists all {self.kind}s"
         return f"{self.for_page()}; {listed}{self._hint}"
 

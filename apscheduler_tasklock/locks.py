@@ -859,6 +859,21 @@ class TaskLocks:
         """
         self._operate(lambda operations, cursor: operations.forget(cursor, name))
 
+    def forget_replicas(self, pattern: str) -> list[str]:
+        """Delete the rows of replicas that will not come back, such as those in a copied database.
+
+        No replica is then expected because of them; a replica that comes back reports itself again.
+        Replicas that are alive stay. The database's role needs the right ``DELETE``.
+
+        :param pattern: a replica's id, in which ``*`` and ``?`` stand for characters
+        :return: the ids of the forgotten replicas
+        :raises TaskLockNotFoundError: no replica matches
+        :raises TaskLockStateError: each one that matches is alive
+        :raises TaskLockError: the database is unavailable, or rejects the statement
+        """
+        _check_patterns("forget_replicas", [pattern])
+        return self._operate(lambda operations, cursor: operations.forget_replicas(cursor, pattern))
+
     def pause_job(self, job_id: str, *, by: str | None = None) -> None:
         """Pause a job of the job store, as APScheduler's ``pause_job`` does, on all replicas.
 

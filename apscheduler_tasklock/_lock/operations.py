@@ -35,6 +35,7 @@ from apscheduler_tasklock._lock.json_columns import (
 from apscheduler_tasklock._lock.protocol import HISTORY, history_beside
 from apscheduler_tasklock._lock.schedules import with_exact_times
 from apscheduler_tasklock._lock.statements import (
+    ALIVE_FOR,
     ALL_TASKS,
     DUE_IN_ANY_PAUSE,
     DUE_IN_PAUSE,
@@ -529,6 +530,18 @@ class Operations:
         self._end_retry = RecordingStatement(_end_retry, name, runs)
         end_and_move = partial(_end_retry, jobs=self._jobs_name)
         self._end_retry_and_move = RecordingStatement(end_and_move, name, runs)
+        self._forget_replicas = Statement(f"""
+            WITH matching AS (
+                SELECT replica_id, {IS_ALIVE} AS alive FROM {self._replicas}
+                WHERE replica_id = %(pattern)s OR replica_id LIKE %(like)s
+            ), forgotten AS (
+                DELETE FROM {self._replicas}
+                WHERE replica_id IN (SELECT replica_id FROM matching WHERE NOT alive)
+                RETURNING replica_id
+            )
+            SELECT replica_id, replica_id IN (TABLE forgotten) AS forgotten FROM matching
+            ORDER BY replica_id
+        """)
         self._forget = Statement(f"""
             WITH forgotten AS (
                 DELETE FROM {name} AS lock WHERE task_name = %(task)s AND {IS_TASK}
@@ -1381,6 +1394,26 @@ class Operations:
             raise TaskLockStateError(
                 f"task {task!r} is not forgotten: it is running, or a replica that is alive has it"
             )
+
+    def forget_replicas(self, cursor: Any, pattern: str) -> list[str]:
+        """Delete the rows of the replicas that match a pattern, unless they are alive.
+
+        :return: the ids of the forgotten replicas
+        :raises TaskLockNotFoundError: no replica matches
+        :raises TaskLockStateError: each one that matches is alive
+        """
+        cursor.row_factory = dict_row
+        like = like_of(pattern) if set("*?") & set(pattern) else None
+        rows = self._all(cursor, self._forget_replicas, pattern=pattern, like=like)
+        if not rows:
+            raise TaskLockNotFoundError([pattern], "replica")
+        forgotten = [row["replica_id"] for row in rows if row["forgotten"]]
+        if not forgotten:
+            raise TaskLockStateError(
+                f"replica {rows[0]['replica_id']!r} is not forgotten: it has given a sign of life "
+                f"in the last {ALIVE_FOR:.0f} s"
+            )
+        return forgotten
 
     def _change_many(
         self,

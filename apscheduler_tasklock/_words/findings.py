@@ -401,7 +401,10 @@ def _without_replica(rows: WatchedRows) -> Iterator[Finding]:
             continue
         elif seconds >= critical_after:
             level = CRITICAL
-        remedy = "start a replica, and see its log if it does not stay alive"
+        remedy = (
+            "start a replica, and see its log if it does not stay alive; if none is to come, as in "
+            "a copy of the database: `forget --replica`"
+        )
         yield Finding(NO_REPLICA, level, cut(says, _LONGEST), remedy, since=since, link="replicas")
     if rows.expect_replicas:
         alive = sum(replica.alive and bool(replica.tasks) for replica in rows.replicas or ())

@@ -537,11 +537,18 @@ def _add_changes(commands: _Commands) -> None:
         commands,
         "forget",
         steering.forget,
-        "delete the row and the history of a task that no longer exists",
-        ["forget old-report"],
+        "delete the row and the history of a task that no longer exists, or rows of replicas",
+        ["forget old-report", "forget --replica 'web-*'"],
+        "A replica that has died and will not come back, such as those in a copy of a database, is "
+        "then expected no more. Replicas that are alive stay.",
         exits=_CHANGING,
     )
-    _add_name(command)
+    command.add_argument("tasks", nargs="*", metavar="TASK", help="its exact name; no pattern")
+    command.add_argument(
+        "--replica",
+        metavar="ID",
+        help="in place of a task: a replica's id, in which * and ? stand for characters",
+    )
 
 
 def _add_jobs(commands: _Commands) -> None:

@@ -221,8 +221,14 @@ def ack(options: argparse.Namespace) -> int:
 
 
 def forget(options: argparse.Namespace) -> int:
-    """Delete a task that no longer exists."""
+    """Delete a task that no longer exists, or replicas that will not come back."""
+    if len(options.tasks) != (options.replica is None):
+        raise TaskLockOptionError("forget: give one task's name, or --replica, and not both")
     with task_locks(options) as locks:
+        if options.replica is not None:
+            found = locks.forget_replicas(options.replica)
+            tell(options, {"forgotten_replicas": found}, "forgotten, as a replica", found)
+            return OK
         name = _one_name(options, locks)
         locks.forget(name)
     tell(options, {"forgotten": [name]}, "forgotten", [name])

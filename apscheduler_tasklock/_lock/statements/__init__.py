@@ -51,6 +51,7 @@ from apscheduler_tasklock._lock.statements.misses import (
 )
 from apscheduler_tasklock._lock.statements.probe import probe
 from apscheduler_tasklock._lock.statements.replicas import (
+    ALIVE_FOR,
     HAS_STOPPED,
     IS_ALIVE,
     IS_HEARD,
@@ -90,6 +91,7 @@ from apscheduler_tasklock._lock.statements.takeovers import take_over_many
 
 __all__ = [
     "ACTIONS",
+    "ALIVE_FOR",
     "ALL_TASKS",
     "BRIEFLY",
     "CHANGE_ID",

@@ -145,6 +145,44 @@ def test_each_namespace_needs_a_replica_of_its_own(
     assert "no replica is alive" in command("check").out
 
 
+def test_forgotten_replicas_are_expected_no_more(command: Command, connection: Connection) -> None:
+    """As in a copy of a database, in which no replica will ever run."""
+    add_task(connection, "sync", **QUIET)
+    for name in ("web-1", "web-2", "job%1"):
+        add_replica(connection, name, ["sync"], **SILENT)
+    assert command("check").status == 2
+    told = command("forget", "--replica", "web-*")
+    assert told.out.splitlines() == [
+        "web-1: forgotten, as a replica",
+        "web-2: forgotten, as a replica",
+    ]
+    assert command("check").status == 2
+    assert command("forget", "--replica", "job%1", "--json").json == {
+        "forgotten_replicas": ["job%1"]
+    }
+    assert command("check").status == 0
+    missing = command("forget", "--replica", "web-*")
+    assert "no such replica: 'web-*'; `apscheduler-tasklock replicas` lists all" in missing.err
+
+
+def test_a_live_replica_is_not_forgotten(command: Command, connection: Connection) -> None:
+    add_replica(connection, "web-1", **STAYS_ALIVE)
+    told = command("forget", "--replica", "web-1")
+    assert told.status == 1
+    says = "replica 'web-1' is not forgotten: it has given a sign of life in the last 90 s"
+    assert says in told.err
+    add_replica(connection, "web-2", **SILENT)
+    assert command("forget", "--replica", "*").out == "web-2: forgotten, as a replica\n"
+    assert [each["replica_id"] for each in command("replicas", "--json").json] == ["web-1"]
+
+
+@pytest.mark.parametrize("given", [(), ("sync", "--replica", "web-1"), ("sync", "other")])
+def test_forget_takes_one_task_or_replicas(command: Command, given: tuple[str, ...]) -> None:
+    told = command("forget", *given)
+    assert told.status == 2
+    assert "give one task's name, or --replica" in told.err
+
+
 def test_that_all_is_paused_is_in_the_line(command: Command, connection: Connection) -> None:
     for name in ("a", "b"):
         add_task(connection, name, **{**QUIET, **PAUSED})
