@@ -6,7 +6,7 @@ import asyncio
 import concurrent.futures
 import functools
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -358,6 +358,10 @@ class TaskLocks:
                 lambda operations, cursor: operations.misses(cursor, list(like) or None)
             )
         jobs, unread = self._overdue_jobs(patterns, namespace)
+        having: Mapping[str, Sequence[str]] | None = None if jobs else {}
+        named = [job.task for job in jobs.values() if job.task is not None]
+        if jobs and fleet is not None:
+            having = self._operate(lambda operations, cursor: operations.having(cursor, named))
         has_tasks = bool(jobs) or any(read.overview.counts.values())
         missing = unmatched([like[pattern] for pattern in read.unmatched], jobs)
         rows = WatchedRows(
@@ -370,6 +374,7 @@ class TaskLocks:
             no_replica_after=no_replica_after,
             expect_replicas=expect_replicas,
             jobs=jobs,
+            having=having,
             pauses_of_all=read.pauses_of_all,
             all_paused=read.overview.paused if read.all_paused else (),
             is_empty=not has_tasks and not patterns and not self._has_jobs(),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from datetime import datetime, timezone
 from functools import partial
@@ -48,6 +49,7 @@ from apscheduler_tasklock._lock.operations import Operations
 from apscheduler_tasklock._lock.statements import SILENT_AFTER, probe
 from apscheduler_tasklock._lock.words import rfc3339
 from apscheduler_tasklock._values import cut
+from apscheduler_tasklock._words.findings import RELEASES, VERSIONS, WatchedRows, findings_of
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
 from apscheduler_tasklock.schema.check import (
     UPGRADE_COMMAND,
@@ -80,7 +82,6 @@ from apscheduler_tasklock.schema.inspection import (
     read_standbys,
     read_statistics,
     read_unconfirmed,
-    read_versions,
     try_to_write,
 )
 from apscheduler_tasklock.schema.table import (
@@ -637,20 +638,9 @@ class _Examination:
         table = replica_table(self._task_lock)
         if not self._may_use(table, "SELECT"):
             return  # because an earlier check has reported the problem
-        with self._in_transaction():
-            versions = read_versions(self._cursor, self._task_lock, SILENT_AFTER)
-        says = ", ".join(f"{count} with version {name}" for name, count in versions.items())
-        if len(versions) > 1:
-            yield Finding(
-                "replicas",
-                "wrong",
-                f"their versions differ: {says}; an older version may ignore a pause",
-                "finish the deployment, so that all replicas have one version",
-            )
-        elif versions:
-            yield Finding("replicas", "ok", says)
-        else:
-            yield Finding("replicas", "note", "none is alive", "start a scheduler, or see its log")
+        rows = self._verdict_rows()
+        if rows is not None:
+            yield from _of_replicas(rows)
         if "rejected" in self._found[table.name].lacks_columns:
             return  # because an earlier check has reported the problem
         rejected = read_rejected(self._cursor, self._task_lock, SILENT_AFTER)
@@ -658,16 +648,44 @@ class _Examination:
             if entry:  # anybody who can write the table may have written NULL
                 yield _rejected(entry, replicas)
 
-    def _jobs(self) -> Iterator[Finding]:
-        """Yield a finding about overdue jobs of the job store, which may have no task so far."""
-        for table in (job_table(self._task_lock), self._task_lock):
-            if not self._may_use(table, "SELECT") or self._found[table.name].lacks_columns:
-                return  # because an earlier check has reported the problem
+    def _verdict_rows(self) -> WatchedRows | None:
+        """Return the replicas, for the verdict; ``None`` if they cannot be read.
+
+        An earlier check has then reported the problem.
+        """
+        if not self._is_readable(replica_table(self._task_lock), self._task_lock):
+            return None
         with self._in_transaction():
-            found = Operations(self._task_lock).jobs(self._cursor, overdue=True)
-        ids = [job.id for job in found if job.task is None or job.task.startswith(self._prefix)]
-        if ids:
-            yield _overdue_jobs(ids)
+            operations = Operations(self._task_lock)
+            now = operations.database_time(self._cursor)
+            return WatchedRows(now, replicas=operations.fleet(self._cursor, None))
+
+    def _is_readable(self, *tables: Table) -> bool:
+        return all(
+            self._may_use(table, "SELECT") and not self._found[table.name].lacks_columns
+            for table in tables
+        )
+
+    def _jobs(self) -> Iterator[Finding]:
+        """Yield what the verdict says of overdue stored jobs, which may have no task so far."""
+        if not self._is_readable(job_table(self._task_lock), self._task_lock):
+            return  # because an earlier check has reported the problem
+        operations, rows = Operations(self._task_lock), self._verdict_rows()
+        with self._in_transaction():
+            found = operations.jobs(self._cursor, overdue=True)
+            jobs = {
+                job.task or f"{self._prefix}{job.id}": job
+                for job in found
+                if job.task is None or job.task.startswith(self._prefix)
+            }
+            having: Mapping[str, Sequence[str]] | None = None
+            if rows is not None and jobs:
+                having = operations.having(self._cursor, list(jobs))
+            now = operations.database_time(self._cursor)
+        told = WatchedRows(
+            now, replicas=None if rows is None else rows.replicas, jobs=jobs, having=having
+        )
+        yield from _overdue_jobs(told)
 
 
 def _wrong(what: str, error: TaskLockError, says: str = "") -> Finding:
@@ -691,19 +709,28 @@ def _rejected(entry: str, replicas: Sequence[str]) -> Finding:
     return Finding("rejected", "wrong", says, remedy)
 
 
-def _overdue_jobs(ids: Sequence[str]) -> Finding:
-    more = " and more" if len(ids) > _MOST_JOBS else ""
-    shown = [cut(job_id, _LONGEST_ID) for job_id in ids[:_MOST_JOBS]]
-    names = ", ".join(json.dumps(job_id, ensure_ascii=False) for job_id in shown)
-    return Finding(
-        "jobs",
-        "wrong",
-        f"overdue in the job store, because no replica claims them: {names}{more}",
-        "see the replicas' logs, in which each replica names a job that it does not run, with the "
-        "reason, such as a function that cannot be imported, or says that all workers are busy; "
-        "without such a line, see whether a live replica has a TaskLockJobStore and the job's "
-        "executor",
-    )
+def _of_replicas(rows: WatchedRows) -> Iterator[Finding]:
+    """Yield how many replicas are alive, and whether they differ, as the verdict says it."""
+    alive = Counter(replica.version for replica in rows.replicas or () if replica.alive)
+    differ = [each for each in findings_of(rows) if each.what in (VERSIONS, RELEASES)]
+    for finding in differ:
+        yield Finding("replicas", "note", finding.says, finding.remedy)
+    if not alive:
+        yield Finding("replicas", "note", "none is alive", "start a scheduler, or see its log")
+    elif not differ:
+        [(version, count)] = alive.items()
+        yield Finding("replicas", "ok", f"{count} with version {version}")
+
+
+def _overdue_jobs(rows: WatchedRows) -> Iterator[Finding]:
+    """Yield what the verdict says of overdue stored jobs, of the first of many."""
+    found = [each for each in findings_of(rows) if each.task in rows.jobs]
+    for finding in found[:_MOST_JOBS]:
+        name = json.dumps(cut(finding.task, _LONGEST_ID), ensure_ascii=False)
+        yield Finding("jobs", "wrong", f"{name} is overdue {finding.says}", finding.remedy)
+    if len(found) > _MOST_JOBS:
+        more = len(found) - _MOST_JOBS
+        yield Finding("jobs", "wrong", f"{more} more are overdue", "see `jobs`")
 
 
 def _culprits(blockers: Sequence[Blocker]) -> Sequence[Blocker]:

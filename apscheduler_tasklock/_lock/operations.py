@@ -280,6 +280,9 @@ _WITH_OTHERS = "CASE WHEN %(force)s::boolean THEN 'with the pauses of others' EN
 # The name of the row with the pauses of all tasks: the value of the SQL in ALL_TASKS.
 _ALL = "\x01pauses"
 
+# Limits the replicas that are returned as having a task.
+_MOST_HAVING = 5
+
 # Limits the pauses that have not ended: those of each task, and those of all tasks.
 _MOST_PAUSES = 20
 
@@ -530,6 +533,13 @@ class Operations:
         self._end_retry = RecordingStatement(_end_retry, name, runs)
         end_and_move = partial(_end_retry, jobs=self._jobs_name)
         self._end_retry_and_move = RecordingStatement(end_and_move, name, runs)
+        self._having = Statement(f"""
+            SELECT asked.task, ARRAY(
+                SELECT replica_id FROM ({replicas}) AS replica
+                WHERE heard AND tasks OPERATOR(pg_catalog.@>) ARRAY[asked.task]
+                ORDER BY replica_id LIMIT {_MOST_HAVING}) AS replicas
+            FROM pg_catalog.unnest(%(tasks)s::text[]) AS asked (task)
+        """)
         self._forget_replicas = Statement(f"""
             WITH matching AS (
                 SELECT replica_id, {IS_ALIVE} AS alive FROM {self._replicas}
@@ -1039,7 +1049,7 @@ class Operations:
             **wanted,
         )
         entries = [_run_of(row) for row in rows]
-        [now] = (row["now"] for row in self._all(cursor, Statement("SELECT now() AS now")))
+        now = self.database_time(cursor)
         at = at or now
         if at > now:
             raise TaskLockOptionError(f"why: {at} is in the future; it is {now}")
@@ -1081,6 +1091,19 @@ class Operations:
         except (UndefinedTable, InsufficientPrivilege):
             # If another table was the reason, this read raises, too.
             return self._all(cursor, without_runs, **wanted)
+
+    def database_time(self, cursor: Any) -> datetime:
+        """Return the database's time."""
+        cursor.row_factory = dict_row
+        [now] = (row["now"] for row in self._all(cursor, Statement("SELECT now() AS now")))
+        assert isinstance(now, datetime)
+        return now
+
+    def having(self, cursor: Any, tasks: Sequence[str]) -> dict[str, list[str]]:
+        """Return some of the live replicas that list each of these tasks, by task."""
+        cursor.row_factory = dict_row
+        rows = self._all(cursor, self._having, tasks=list(tasks))
+        return {row["task"]: row["replicas"] for row in rows}
 
     def silences(self, cursor: Any, like: Sequence[str] | None) -> list[Silence]:
         """Return the namespaces that had a replica, need one, and have no live one.

@@ -14,6 +14,7 @@ from math import inf
 from types import MappingProxyType
 from urllib.parse import urlencode
 
+from apscheduler_tasklock._database.rejections import CLAIMS, JOB_STORE, LIST_OF_JOBS, LOOKS
 from apscheduler_tasklock._lock.words import rfc3339, seconds_in_words
 from apscheduler_tasklock._values import cut
 from apscheduler_tasklock._words.tasks import last_failure_in_words
@@ -73,6 +74,11 @@ MISSED_OF_TEN = 5
 # Limits the characters of a finding's words.
 _LONGEST = 300
 
+# The rejected work without which a replica claims no stored job.
+_KEEP_FROM_CLAIMING = (CLAIMS, LOOKS, JOB_STORE, LIST_OF_JOBS)
+# Limits the replicas that are named as having a task.
+_MOST_HAVING = 3
+
 # The states of replicas that have stopped without a word.
 _GONE_SILENT = (ReplicaState.SILENT, ReplicaState.DIED)
 
@@ -106,6 +112,8 @@ class WatchedRows:
     :ivar jobs: the stored jobs that no replica has claimed in time, by the names of their tasks. Of
         each task it is the job that has been due the longest. A job that no replica has claimed so
         far may lack a task; its id then stands for the name
+    :ivar having: the live replicas that list the tasks of these jobs, by task. Each lists those of
+        the recurring jobs whose executor it has; ``None``: the replicas cannot be read
     :ivar pauses_of_all: the pauses of all tasks that concern some of the tasks that were asked for
     :ivar all_paused: the tasks that are paused, or some of them, if all tasks that were asked for
         are; else none
@@ -119,6 +127,7 @@ class WatchedRows:
     more: int = 0
     replicas: Sequence[ReplicaStatus] | None = ()
     jobs: Mapping[str, JobStatus] = field(default_factory=dict)
+    having: Mapping[str, Sequence[str]] | None = field(default_factory=dict)
     pauses_of_all: Sequence[Pause] = ()
     all_paused: Sequence[TaskStatus] = ()
     is_empty: bool = False
@@ -321,19 +330,47 @@ def _of_task(
 
 def _of_job(name: str, job: JobStatus, rows: WatchedRows) -> Finding:
     late_by = 0.0 if job.next_run_time is None else (rows.now - job.next_run_time).total_seconds()
-    is_alone = rows.replicas is not None and not any(each.alive for each in rows.replicas)
-    why = ", because none is alive" if is_alone else ""
+    why = _why_unclaimed(job, rows)
     which = "a stored job" if name.endswith(job.id) else f"the stored job {job.id!r}"
     return Finding(
         JobState.OVERDUE.value,
         CRITICAL,
-        cut(f"by {late_by:.0f} s, {which} that no replica claims{why}", _LONGEST),
+        cut(f"by {late_by:.0f} s, {which} that no replica claims{why and ': '}{why}", _LONGEST),
         f"see whether a live replica has its executor {cut(job.executor, 50)!r} and its function; "
         "the replicas' logs say why they do not run it",
         task=name,
         since=job.next_run_time,
         link=f"job?{urlencode({'id': job.id})}",
     )
+
+
+def _why_unclaimed(job: JobStatus, rows: WatchedRows) -> str:
+    """Return why no replica claims an overdue job, as far as rows tell; ``""`` if they do not."""
+    if job.unreadable:
+        return f"its row has in {', '.join(job.unreadable)} what no replica writes"
+    why = "" if rows.replicas is None else _why_none_claims(rows.replicas)
+    if why or job.task is None or job.is_one_off or rows.having is None:
+        return why
+    having = rows.having.get(job.task, ())
+    if not having:
+        return "no live one lists it, so that none has both its executor and its job store"
+    listed = ", ".join(having[:_MOST_HAVING]) + (" and others" if having[_MOST_HAVING:] else "")
+    return f"{listed} list it, so that what it needs to run is missing there, or a free worker"
+
+
+def _why_none_claims(replicas: Sequence[ReplicaStatus]) -> str:
+    """Return why no replica claims any stored job; ``""`` if rows do not tell."""
+    alive = [replica for replica in replicas if replica.alive]
+    if not alive:
+        return "none is alive"
+    if all(replica.stopping_since is not None for replica in alive):
+        return "each live one stops"
+    for replica in alive:
+        for entry in replica.rejected:
+            what, _, why = entry.partition(": ")
+            if what in _KEEP_FROM_CLAIMING:
+                return f"on {replica.replica_id} the database rejects the {what}: {why}"
+    return ""
 
 
 def _of_pauses(rows: WatchedRows) -> Iterator[Finding]:

@@ -411,21 +411,6 @@ def read_revision(cursor: Any, table: Table) -> Revision:
     return Revision(there, head, there in [script.revision for script in scripts.walk_revisions()])
 
 
-def read_versions(cursor: Any, task_lock: Table, alive_for: float) -> dict[str, int]:
-    """Return the number of live replicas by their version of the library.
-
-    :param alive_for: the seconds for which a replica counts as live after its last sign of life
-    """
-    cursor.row_factory = dict_row
-    query = f"""
-        SELECT version, count(*) AS replicas FROM {quoted_name(replica_table(task_lock))}
-        WHERE stopped_at IS NULL AND seen_at > now() - $1::float8 * interval '1 second'
-        GROUP BY version ORDER BY version
-    """
-    rows = cursor.execute(query, [alive_for]).fetchall()
-    return {row["version"]: row["replicas"] for row in rows}
-
-
 def read_rejected(cursor: Any, task_lock: Table, alive_for: float) -> dict[str, list[str]]:
     """Return the requests that the database rejects, each with the live replicas that report it.
 

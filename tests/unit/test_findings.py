@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -262,7 +263,7 @@ DUE = {"state": JobState.OVERDUE, "next_run_time": seconds(-300)}
 
 def test_an_overdue_stored_job_is_told_with_its_id_unless_that_ends_its_tasks_name() -> None:
     jobs = {"sent": job_status("sent", **DUE), "imports": job_status("one", **DUE)}
-    findings = found(jobs=jobs, replicas=[replica_status("web-1")])
+    findings = found(jobs=jobs, replicas=[replica_status("web-1")], having=None)
     assert told(findings) == [
         ("overdue", "critical", "by 300 s, the stored job 'one' that no replica claims"),
         ("overdue", "critical", "by 300 s, a stored job that no replica claims"),
@@ -273,11 +274,52 @@ def test_an_overdue_stored_job_is_told_with_its_id_unless_that_ends_its_tasks_na
     ]
 
 
-def test_an_overdue_stored_job_has_its_reason_if_it_is_known() -> None:
-    jobs = {"sent": job_status("sent", **DUE)}
+WEB, JOBS = replica_status("web-1"), replica_status("jobs-1")
+
+
+@pytest.mark.parametrize(
+    ("job", "replicas", "having", "why"),
+    [
+        ({}, None, None, ""),
+        ({}, [], [], "none is alive"),
+        ({}, [replace(WEB, state=ReplicaState.DIED)], [], "none is alive"),
+        ({"unreadable": ("trigger",)}, [], [], "its row has in trigger what no replica writes"),
+        ({}, [replace(WEB, stopping_since=NOW)], ["web-1"], "each live one stops"),
+        (
+            {},
+            [WEB, replace(JOBS, rejected=("history: x", "claims: role app may not write"))],
+            ["web-1"],
+            "on jobs-1 the database rejects the claims: role app may not write",
+        ),
+        (
+            {},
+            [replace(WEB, rejected=("history: x",))],
+            [],
+            "no live one lists it, so that none has both its executor and its job store",
+        ),
+        (
+            {},
+            [WEB, JOBS],
+            ["a", "b", "c", "d"],
+            "a, b, c and others list it, so that what it needs to run is missing there, or a free"
+            " worker",
+        ),
+        ({"task": None}, [WEB], [], ""),
+        ({"trigger": {"type": "date"}}, [WEB], [], ""),  # tasks of such jobs are not listed
+        ({}, [WEB], None, ""),
+    ],
+)
+def test_an_overdue_stored_job_has_its_reason_if_the_rows_tell_it(
+    job: Mapping[str, Any],
+    replicas: Sequence[ReplicaStatus] | None,
+    having: Sequence[str] | None,
+    why: str,
+) -> None:
+    jobs = {"sent": job_status("sent", **{**DUE, "task": "sent", **job})}
+    listed = None if having is None else {"sent": having}
     says = "by 300 s, a stored job that no replica claims"
-    for replicas, why in (([], ", because none is alive"), (None, "")):
-        assert ("overdue", "critical", says + why) in told(found(jobs=jobs, replicas=replicas))
+    findings = told(found(jobs=jobs, replicas=replicas, having=listed))
+    assert ("overdue", "critical", f"{says}{why and ': '}{why}") in findings
 
 
 def test_a_task_with_a_worse_finding_than_its_job_is_named_once() -> None:
