@@ -59,9 +59,11 @@ from apscheduler_tasklock.options import (
 )
 from apscheduler_tasklock.schema.table import DEFAULT_TABLE
 from apscheduler_tasklock.status import (
+    JOB_ORDERS,
     KINDS,
     ORDERS,
     OUTCOMES,
+    RUN_ORDERS,
     Finding,
     JobState,
     JobStatus,
@@ -288,9 +290,10 @@ class TaskLocks:
         :param patterns: names, in which ``*`` and ``?`` stand for characters; none: all tasks
         :param states: only tasks with one of these states; empty: all tasks
         :param order: ``"name"``; ``"due"``: the soonest due time first, and tasks without one last;
-            ``"started"``: the last run that began last first, and tasks that never ran last; or
-            ``"urgency"``: the worst state first, and tasks that
-            are well last. Equal tasks are in the order of their names.
+            ``"started"``: the last run that began last first, and tasks that never ran last;
+            ``"duration"``: the last run that took longest first; ``"failures"``: the most failures
+            in a row first; or ``"urgency"``: the worst state first, and tasks that are well last.
+            Equal tasks are in the order of their names.
         :param limit: how many, at most; ``None``: all
         :param offset: how many of the first tasks are left out, for the next page
         :raises TaskLockOptionError: there is no such state or order, or ``limit`` or ``offset`` is
@@ -415,6 +418,7 @@ class TaskLocks:
         error: str | None = None,
         since: datetime | None = None,
         until: datetime | None = None,
+        order: str = "newest",
         limit: int = 100,
         offset: int = 0,
     ) -> list[Run]:
@@ -433,10 +437,12 @@ class TaskLocks:
             or small letters
         :param since: only runs that began at this time or later; aware
         :param until: only runs that began before this time; aware
+        :param order: ``"newest"``; ``"name"``: by the tasks' names; or ``"duration"``: the run that
+            took longest first, and entries that are no runs last. Equal ones come newest first.
         :param limit: how many, at most
-        :param offset: how many of the newest are left out, for the next page. Runs that end between
+        :param offset: how many of the first are left out, for the next page. Runs that end between
             the reads of two pages move the others on.
-        :raises TaskLockOptionError: there is no such outcome or kind, a time has no zone, or
+        :raises TaskLockOptionError: there is no such outcome, kind or order, a time has no zone, or
             ``limit`` or ``offset`` is no whole number of 0 or more
         :raises TaskLockError: the database is unavailable, or rejects the statement
         """
@@ -445,6 +451,7 @@ class TaskLocks:
             _check_word("runs", "outcome", each, OUTCOMES)
         if kind is not None:
             _check_word("runs", "kind", kind, KINDS)
+        _check_word("runs", "order", order, RUN_ORDERS)
         _check_zone("runs", since=since, until=until)
         _check_numbers("runs", limit=limit, offset=offset)
         is_name = len(patterns) == 1 and not set("*?") & set(patterns[0])
@@ -458,6 +465,7 @@ class TaskLocks:
                 "error": error,
                 "since": since,
                 "until": until,
+                "order": order,
                 "limit": limit,
                 "offset": offset,
             }
@@ -551,7 +559,12 @@ class TaskLocks:
         return self._operate(lambda operations, cursor: operations.replicas(cursor))
 
     def jobs(
-        self, *patterns: str, overdue: bool = False, limit: int | None = None
+        self,
+        *patterns: str,
+        overdue: bool = False,
+        order: str = "due",
+        limit: int | None = None,
+        offset: int = 0,
     ) -> list[JobStatus]:
         """Return the jobs of the job store by their next run times; jobs without one come last.
 
@@ -560,13 +573,21 @@ class TaskLocks:
 
         :param patterns: ids, in which ``*`` and ``?`` stand for characters; none: all jobs
         :param overdue: whether to return only the jobs that no replica has claimed in time
-        :param limit: how many, at most
+        :param order: ``"due"``: by their next run times; or ``"name"``: by their ids
+        :param limit: how many, at most; ``None``: all
+        :param offset: how many of the first jobs are left out, for the next page
+        :raises TaskLockOptionError: there is no such order, or ``limit`` or ``offset`` is no whole
+            number of 0 or more
         :raises TaskLockSchemaError: the jobs' table is missing; the message names the remedy
         :raises TaskLockError: the database is unavailable, or rejects the statement
         """
+        _check_numbers("jobs", limit=limit, offset=offset)
+        _check_word("jobs", "order", order, JOB_ORDERS)
         like = [like_of(pattern) for pattern in patterns] or None
         return self._operate(
-            lambda operations, cursor: operations.jobs(cursor, like, limit, overdue=overdue)
+            lambda operations, cursor: operations.jobs(
+                cursor, like, limit, overdue=overdue, order=order, offset=offset
+            )
         )
 
     def job_arguments(self, job_id: str) -> dict[str, Any]:

@@ -58,7 +58,9 @@ URGENCY = (
     TaskState.OK,
 )
 # The orders in which ``TaskLocks.tasks`` returns tasks.
-ORDERS = ("name", "due", "started", "urgency")
+ORDERS = ("name", "due", "started", "duration", "failures", "urgency")
+# The orders in which ``TaskLocks.runs`` and ``TaskLocks.jobs`` return entries and jobs.
+RUN_ORDERS, JOB_ORDERS = ("newest", "name", "duration"), ("due", "name")
 
 
 @dataclass(frozen=True)

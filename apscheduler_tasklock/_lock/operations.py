@@ -177,6 +177,12 @@ _OUTCOME = f"""
          WHEN lock.locked_until > now() OR {_OVERRUNS} THEN NULL
          WHEN lock.overran THEN 'overran' ELSE 'died' END
 """
+# How long the last run took, or has taken so far, in seconds.
+_TOOK = f"""extract(epoch FROM CASE
+        WHEN lock.finished_at IS NOT NULL THEN lock.finished_at
+        WHEN {_OVERRUNS} THEN now() ELSE LEAST(now(), lock.locked_until) END
+    - lock.started_at)::float8"""
+_FAILURES = f"CASE WHEN {_IS_RETRIED} THEN 0 ELSE lock.failures END"
 _STATE = f"""
     CASE WHEN stuck.tokens IS NOT NULL THEN 'too long'
          WHEN lock.finished_at IS NULL AND lock.locked_until > now() AND NOT lock.handed_over
@@ -317,8 +323,25 @@ _PLACE_BY_URGENCY = f"""pg_catalog.array_position(
 _ORDER = f"""
     CASE WHEN %(order)s::text = 'urgency' THEN {_PLACE_BY_URGENCY} END,
     CASE WHEN %(order)s::text = 'due' THEN due_at END NULLS LAST,
-    CASE WHEN %(order)s::text = 'started' THEN started_at END DESC NULLS LAST, task_name
+    CASE WHEN %(order)s::text = 'started' THEN started_at END DESC NULLS LAST,
+    CASE WHEN %(order)s::text = 'duration' THEN took END DESC NULLS LAST,
+    CASE WHEN %(order)s::text = 'failures' THEN failures END DESC, task_name
 """
+# What only these orders need of each row.
+_ORDERED_BY = f"""
+    CASE WHEN lock.started_at <> {NEVER} THEN {_TOOK} END AS took, {_FAILURES} AS failures,"""
+# The orders of entries of the history, each with the value that comes first, whether the larger one
+# does, and how two values compare then.
+_RUN_ORDERS = {
+    "newest": ("run.started_at", "DESC", ">="),
+    "name": ("run.task_name", "ASC", "<="),
+    # Only runs have a token, and take any time.
+    "duration": (
+        "CASE WHEN run.token IS NULL THEN interval '-1 s' ELSE run.ended_at - run.started_at END",
+        "DESC",
+        ">=",
+    ),
+}
 # The tasks that a finding can be about. What is left out is well, known to an operator, or history,
 # so that few rows are read although there may be hundreds of thousands.
 _IS_WATCHED = """CASE WHEN state IN ('unreadable', 'too long') THEN true
@@ -501,7 +524,9 @@ class Operations:
             FROM {self._jobs_name} AS job LEFT JOIN {name} AS lock USING (task_name)
             WHERE (%(like)s::text[] IS NULL OR job.id LIKE ANY (%(like)s::text[]))
                   AND NOT (%(overdue)s::boolean AND {_JOB_STATE} <> 'overdue')
-            ORDER BY job.next_run_time NULLS LAST, job.id LIMIT %(limit)s
+            ORDER BY CASE WHEN %(order)s::text = 'due' THEN job.next_run_time END NULLS LAST,
+                     job.id
+            LIMIT %(limit)s OFFSET %(offset)s
         """)
         self._job_arguments = Statement(f"""
             SELECT job.arguments::text AS arguments,
@@ -593,17 +618,14 @@ class Operations:
             lock.window_start = {NEVER} AS has_no_window,
             {_OVERDUE} AS overdue_at,
             extract(epoch FROM now() - due.at)::float8 AS late_by,
-            extract(epoch FROM CASE WHEN lock.finished_at IS NOT NULL THEN lock.finished_at
-                                    WHEN {_OVERRUNS} THEN now()
-                                    ELSE LEAST(now(), lock.locked_until) END
-                               - lock.started_at)::float8 AS took,
+            {_TOOK} AS took,
             {_OUTCOME} AS outcome,
             extract(epoch FROM now() - {_CUT_AT})::float8 AS cut_for,
             {_MISSED_AT} AS missed_at, {_NO_LONGER_ALARMS} AS acknowledged,
             stuck.tokens AS stuck_tokens, stuck.replica_ids AS stuck_on,
             stuck.since AS stuck_since,
             lock.succeeded_at, lock.failed_at, lock.error_type,
-            CASE WHEN {_IS_RETRIED} THEN 0 ELSE lock.failures END AS failures,
+            {_FAILURES} AS failures,
             lock.attempt,
             CASE WHEN {IS_RETRY_PENDING} THEN lock.retry_at END AS retry_at,
             in_pause.now AS paused,
@@ -648,7 +670,7 @@ class Operations:
         )
         # The state of each row is computed once. All else is computed for the rows that are listed.
         judged = f"""judged AS MATERIALIZED (
-            SELECT lock.task_name,
+            SELECT lock.task_name,{_ORDERED_BY}
                    CASE WHEN {_LOOKS_UNREADABLE} THEN 'unreadable' ELSE {_STATE} END AS state,
                    due.at AS due_at, in_pause.now AS paused, {IS_PAUSED} AS is_paused_itself,
                    NULLIF(lock.started_at, {NEVER}) AS started_at,
@@ -691,7 +713,8 @@ class Operations:
         )
         # The first row has what is told of all tasks together.
         self._overview = self._with_and_without_replicas(
-            f"""WITH {queries}, {judged}, chosen AS ({lists}), {rows}, counted AS (
+            f"""WITH {queries}, {judged.replace(_ORDERED_BY, "")}, chosen AS ({lists}), {rows},
+                counted AS (
                     SELECT pg_catalog.array_agg(state) AS states,
                            pg_catalog.array_agg(number) AS numbers,
                            COALESCE(sum(gone_number), 0)::bigint AS gone_count,
@@ -749,13 +772,13 @@ class Operations:
                        AND later.scheduled_at = run.scheduled_at)))"""
         # The key comes last, so that the order of runs that began at the same time is always the
         # same. Otherwise two pages could have the same run, and none could have another one.
-        newest_first = """ORDER BY run.started_at DESC, run.token DESC,
-                                   run.task_name, run.ring, run.slot"""
+        by_time = "run.started_at DESC, run.token DESC, run.task_name, run.ring, run.slot"
+        newest_first = f"ORDER BY {by_time}"
         # The statement reads the whole history, which is limited for each task. There is no index
         # by time, because each release would have to write to it. Sorting all runs would take most
         # of the time, so a hundredth of the history is read first. If that hundredth has as many
-        # matching runs as the page and those before it, the runs that are older than these need not
-        # be sorted.
+        # matching runs as the page and those before it, the runs that come after these need not be
+        # sorted.
         is_wanted = """(%(outcomes)s::text[] IS NULL OR run.outcome = ANY (%(outcomes)s))
               AND (%(replica)s::text IS NULL OR run.replica = %(replica)s)
               AND (%(kind)s::text IS NULL OR run.kind = %(kind)s)
@@ -767,25 +790,33 @@ class Operations:
               AND {is_wanted}"""
         # OFFSET 0 keeps the subqueries as they are. So whether a missed run time was run after all,
         # which takes long, is looked up only for the entries that come first.
-        self._matching_runs = Statement(f"""
+        # The value has a name, because PostgreSQL would sort by an expression once more.
+        self._matching_runs = {
+            order: Statement(f"""
             SELECT {columns} FROM (
-                SELECT run.* FROM {self._runs} AS run
-                WHERE {matches} AND run.started_at >= COALESCE((
-                    SELECT run.started_at FROM (
-                        SELECT run.* FROM {self._runs} AS run TABLESAMPLE SYSTEM (1)
-                        WHERE {matches} ORDER BY run.started_at DESC OFFSET 0
-                    ) AS run WHERE {not_run} ORDER BY run.started_at DESC
+                SELECT run.*, {value} AS place FROM {self._runs} AS run
+                WHERE {matches} AND COALESCE({value} {comes_before} (
+                    SELECT run.place FROM (
+                        SELECT run.*, {value} AS place
+                        FROM {self._runs} AS run TABLESAMPLE SYSTEM (1)
+                        WHERE {matches} ORDER BY {value} {direction} OFFSET 0
+                    ) AS run WHERE {not_run} ORDER BY run.place {direction}
                     OFFSET GREATEST(%(limit)s::bigint + %(offset)s::bigint - 1, 0) LIMIT 1
-                ), '-infinity')
-                {newest_first} OFFSET 0
-            ) AS run WHERE {not_run}
-            {newest_first} LIMIT %(limit)s::bigint OFFSET %(offset)s::bigint
-        """)
-        self._runs_of_task = Statement(f"""
+                ), true)
+                ORDER BY {value} {direction}, {by_time} OFFSET 0
+            ) AS run WHERE {not_run} ORDER BY run.place {direction}, {by_time}
+            LIMIT %(limit)s::bigint OFFSET %(offset)s::bigint
+            """)
+            for order, (value, direction, comes_before) in _RUN_ORDERS.items()
+        }
+        self._runs_of_task = {
+            order: Statement(f"""
             SELECT {columns} FROM {self._runs} AS run
             WHERE run.task_name = ANY (%(names)s::text[]) AND {is_wanted} AND {not_run}
-            {newest_first} LIMIT %(limit)s OFFSET %(offset)s
-        """)
+            ORDER BY {value} {direction}, {by_time} LIMIT %(limit)s OFFSET %(offset)s
+            """)
+            for order, (value, direction, _) in _RUN_ORDERS.items()
+        }
         # LIMIT keeps the subquery as it is, so that it reads the entries of each name by the key.
         self._recent_runs = Statement(f"""
             SELECT run.* FROM pg_catalog.unnest(%(names)s::text[]) AS wanted (name), LATERAL (
@@ -961,10 +992,14 @@ class Operations:
         error: str | None = None,
         since: datetime | None = None,
         until: datetime | None = None,
+        order: str = "newest",
         limit: int = 100,
         offset: int = 0,
     ) -> list[Run]:
-        """Return finished runs and what operators did, the newest first."""
+        """Return finished runs and what operators did.
+
+        :param order: one of ``status.RUN_ORDERS``
+        """
         cursor.row_factory = dict_row
         wanted: dict[str, Any] = {
             "outcomes": None if outcomes is None else list(outcomes),
@@ -977,9 +1012,9 @@ class Operations:
             "offset": offset,
         }
         if task is not None:
-            rows = self._all(cursor, self._runs_of_task, names=[task], **wanted)
+            rows = self._all(cursor, self._runs_of_task[order], names=[task], **wanted)
         else:
-            rows = self._all(cursor, self._matching_runs, like=_list(like), **wanted)
+            rows = self._all(cursor, self._matching_runs[order], like=_list(like), **wanted)
         return [_run_of(row) for row in rows]
 
     def recent_runs(self, cursor: Any, names: Sequence[str], limit: int) -> dict[str, list[Run]]:
@@ -1042,7 +1077,7 @@ class Operations:
         wanted = dict.fromkeys(("outcomes", "kind", "replica", "error", "since", "until"))
         rows = self._all(
             cursor,
-            self._runs_of_task,
+            self._runs_of_task["newest"],
             names=[task, *_names_of_all(task)],
             limit=MOST_ENTRIES,
             offset=0,
@@ -1160,15 +1195,19 @@ class Operations:
         limit: int | None = None,
         *,
         overdue: bool = False,
+        order: str = "due",
+        offset: int = 0,
     ) -> list[JobStatus]:
         """Return jobs of the job store by their next run times; jobs without one come last.
 
         :param like: patterns of ids, as for SQL's ``LIKE``; ``None`` for all
         :param overdue: whether to return only the overdue jobs
+        :param order: one of ``status.JOB_ORDERS``
         """
         cursor.row_factory = dict_row
+        asked = {"like": _list(like), "limit": limit, "offset": offset, "order": order}
         # As for a database that has answered for a while, so that a dead run is in the way.
-        asked = {"like": _list(like), "limit": limit, "overdue": overdue, "stable": True}
+        asked |= {"overdue": overdue, "stable": True}
         rows = self._run(cursor, self._jobs, **asked).fetchall()
         return [_job_status(row) for row in rows]
 

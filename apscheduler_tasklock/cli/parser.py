@@ -297,8 +297,9 @@ def _add_reads(commands: _Commands) -> None:
         "--order",
         choices=ORDERS,
         metavar="ORDER",
-        help="name; due: the soonest first; started: the last run that began last first; urgency: "
-        "the worst state first (default: name, with --watch urgency)",
+        help="name; due: the soonest first; started: the last run that began last first; "
+        "duration: the last run that took longest first; failures: the most in a row first; "
+        "urgency: the worst state first (default: name, with --watch urgency)",
     )
     command.add_argument(
         "--limit",

@@ -164,6 +164,10 @@ class Known:
             found.sort(key=lambda task: task.due_at or _LAST)
         elif order == "started":
             found.sort(key=_began, reverse=True)
+        elif order == "duration":
+            found.sort(key=lambda task: -1.0 if task.took is None else task.took, reverse=True)
+        elif order == "failures":
+            found.sort(key=lambda task: task.failures, reverse=True)
         elif order == "urgency":
             found.sort(key=lambda task: URGENCY.index(task.state))
         return found[offset:][:limit]
@@ -177,10 +181,11 @@ class Known:
         error: str | None = None,
         since: datetime | None = None,
         until: datetime | None = None,
+        order: str = "newest",
         limit: int = 100,
         offset: int = 0,
     ) -> list[Run]:
-        """Return entries of the history, the newest first."""
+        """Return entries of the history in an order."""
         outcomes = (outcome,) if isinstance(outcome, str) else outcome
         found = [
             run
@@ -192,6 +197,10 @@ class Known:
             and (since is None or run.started_at >= since)
             and (until is None or run.started_at < until)
         ]
+        if order == "name":
+            found.sort(key=lambda run: run.task)
+        elif order == "duration":
+            found.sort(key=lambda run: -1.0 if run.token is None else run.took, reverse=True)
         return found[offset:][:limit]
 
     def recent_runs(self, *names: str, limit: int = 60) -> dict[str, list[Run]]:
@@ -238,12 +247,19 @@ class Known:
         return list(self.replicas_)
 
     def jobs(
-        self, *patterns: str, overdue: bool = False, limit: int | None = None
+        self,
+        *patterns: str,
+        overdue: bool = False,
+        order: str = "due",
+        limit: int | None = None,
+        offset: int = 0,
     ) -> list[JobStatus]:
-        """Return the stored jobs."""
+        """Return the stored jobs in an order."""
         found = _chosen(self.jobs_, patterns, lambda job: job.id)
-        found.sort(key=lambda job: (job.next_run_time or _LAST, job.id))
-        return [job for job in found if not overdue or job.state is JobState.OVERDUE][:limit]
+        is_by_due = order == "due"
+        found.sort(key=lambda job: (is_by_due and (job.next_run_time or _LAST), job.id))
+        found = [job for job in found if not overdue or job.state is JobState.OVERDUE]
+        return found[offset:][:limit]
 
     def job_arguments(self, job_id: str) -> dict[str, Any]:
         """Return the arguments of a stored job."""

@@ -34,6 +34,12 @@ def ago(**times: float) -> datetime:
             "why: at must be a time with a zone",
         ),
         (lambda locks: locks.recent_runs(["a"]), "a task's name must be a text"),
+        (
+            lambda locks: locks.runs(order="due"),
+            "runs: there is no order 'due'; give one of newest",
+        ),
+        (lambda locks: locks.jobs(order="newest"), "jobs: there is no order 'newest'"),
+        (lambda locks: locks.jobs(offset=-1), "jobs: offset must be a whole number, 0 or more"),
         (lambda locks: locks.runs(offset=-1), "runs: offset must be a whole number, 0 or more"),
         (lambda locks: locks.timeline(datetime(2026, 1, 1), ago()), "since must be a time with"),
         (lambda locks: locks.timeline(ago(), ago(hours=1)), "must be before until"),

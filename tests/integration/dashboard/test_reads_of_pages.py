@@ -55,7 +55,7 @@ def both(connection: Connection) -> Any:
                 **({"error_type": "'KeyError'", "error": "'no 100%'"} if number == 2 else {}),
                 scheduled_at=began,
                 started_at=began,
-                ended_at=f"{began} + interval '5 min'",
+                ended_at=f"{began} + interval '{number % 3 + 5} min'",
             )
         rows.add_miss(connection, "mail", 1)
         rows.add_miss(connection, "sync", 1, scheduled_at="now() - interval '3 h'")
@@ -124,6 +124,10 @@ def test_runs(both: Both) -> None:
         {"since": both.ago(50)},
         {"until": both.ago(50)},
         {"limit": 2, "offset": 1},
+        {"order": "name", "limit": 3},
+        {"order": "name"},
+        {"order": "duration", "offset": 2},
+        {"order": "duration", "outcomes": ("ok", "missed"), "limit": 2},
     ):
         found = OPERATIONS.runs(both.cursor, like=["%m%", "sync"], **wanted)
         asked = {name.removesuffix("s"): value for name, value in wanted.items()}
@@ -144,7 +148,7 @@ def test_the_last_runs_of_tasks(both: Both) -> None:
 
 
 def test_stored_jobs(both: Both) -> None:
-    for asked in ({}, {"overdue": True}, {"limit": 2}):
+    for asked in ({}, {"overdue": True}, {"limit": 2}, {"order": "name", "offset": 1}):
         assert both.known.jobs(**asked) == OPERATIONS.jobs(both.cursor, **asked), asked
 
 

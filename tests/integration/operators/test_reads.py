@@ -402,6 +402,9 @@ class TestPagesOfRuns:
         for limit, offset in ((10, 0), (10, 10), (10, 95), (50, 1000), (5, 29_990), (5, 30_000)):
             found = operator.runs("*", limit=limit, offset=offset)
             assert tokens(found) == [*range(offset + 1, min(offset + limit, 30_000) + 1)]
+            longest = operator.runs("*", order="duration", limit=limit, offset=offset)
+            assert tokens(longest) == [*range(30_000 - offset, max(30_000 - offset - limit, 0), -1)]
+        assert tokens(operator.runs("task", order="duration", limit=2)) == [30_000, 29_999]
 
 
 class TestTimeline:
