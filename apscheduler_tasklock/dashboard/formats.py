@@ -29,6 +29,15 @@ class Formats:
             return f"{here:%H:%M:%S}"
         return f"{here:%Y-%m-%d %H:%M:%S}"
 
+    def brief(self, moment: datetime | None) -> str:
+        """Return a time for a narrow column, without seconds if it is not today's."""
+        if moment is None:
+            return ""
+        here, today = moment.astimezone(self.zone), self.now.astimezone(self.zone)
+        if here.date() == today.date():
+            return f"{here:%H:%M:%S}"
+        return f"{here:%m-%d %H:%M}" if here.year == today.year else f"{here:%Y-%m-%d}"
+
     def seconds(self, seconds: float | None) -> str:
         """Return a duration in its two largest units; ``""`` for ``None``."""
         return "" if seconds is None else seconds_in_words(seconds)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from urllib.parse import urlencode
 
 import jinja2
+from starlette.datastructures import QueryParams
 
 from apscheduler_tasklock._lock.command_lines import library_version
 from apscheduler_tasklock._lock.schedules import schedule_of, trigger_in_words
@@ -50,7 +50,7 @@ class Visit:
     """
 
     here: str
-    query: Mapping[str, str]
+    query: QueryParams
     namespace: str
     may_operate: bool
     done: str = ""
@@ -84,9 +84,17 @@ def page_of_screen(screen: Screen, visit: Visit) -> str:
     return _templates().get_template(screen.template).render(variables)
 
 
-def _with_page(query: Mapping[str, str], number: int) -> str:
-    """Return the address of another part of a list."""
-    return f"?{urlencode({**query, 'page': number})}"
+def _changed(query: QueryParams, **changes: object) -> str:
+    """Return the parameters of an address that differs from a page's in some of them.
+
+    Another order or filter of a list begins with its first part. What was done is not said again.
+    """
+    kept = [
+        (name, value)
+        for name, value in query.multi_items()
+        if name not in ("done", "page") and name not in changes
+    ]
+    return urlencode([*kept, *changes.items()])
 
 
 @cache  # because a template is compiled when it is first used
@@ -112,6 +120,6 @@ def _templates() -> jinja2.Environment:
         run_notes=run_notes,
         notes_of=notes_of,
         pause_in_words=pause_in_words,
-        with_page=_with_page,
+        changed=_changed,
     )
     return environment

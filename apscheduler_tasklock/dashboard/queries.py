@@ -61,15 +61,19 @@ class Query:
     """The parameters of an address or a form.
 
     :param given: the parameters' texts by name
+    :param repeated: the texts of parameters that are given several times
     """
 
-    def __init__(self, given: Mapping[str, str]) -> None:
+    def __init__(
+        self, given: Mapping[str, str], repeated: Mapping[str, Sequence[str]] | None = None
+    ) -> None:
         self.given = given
+        self._repeated = repeated or {}
 
     @classmethod
     def of(cls, parsed: Mapping[str, Sequence[str]]) -> Query:
-        """Return the last value of each parameter."""
-        return cls({name: values[-1] for name, values in parsed.items()})
+        """Return the last value of each parameter, besides those that :meth:`several` returns."""
+        return cls({name: values[-1] for name, values in parsed.items()}, parsed)
 
     def text(self, name: str) -> str | None:
         """Return a text; ``None`` if it is not given or empty.
@@ -86,6 +90,15 @@ class Query:
         """Return one of some texts; ``None`` if another text or none is given."""
         found = self.given.get(name)
         return found if found in choices else None
+
+    def several(self, name: str, choices: Sequence[str]) -> tuple[str, ...]:
+        """Return those of some texts that are given: each by itself, or with commas between them.
+
+        Other texts are left out.
+        """
+        texts = self._repeated.get(name) or [self.given.get(name, "")]
+        found = {each for text in texts for each in text.split(",")}
+        return tuple(choice for choice in choices if choice in found)
 
     def number(self, name: str, default: int, least: int, most: int) -> int:
         """Return a whole number, or the nearest limit; the default if there is none.

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from datetime import date, datetime, timedelta, timezone, tzinfo
 from typing import Any, TypeVar
 
+from apscheduler_tasklock._lock.operations import unmatched
 from apscheduler_tasklock._values import cut
 from apscheduler_tasklock._words.findings import PAUSED, severity_of
 from apscheduler_tasklock._words.json_text import as_json
@@ -38,9 +39,11 @@ from apscheduler_tasklock.errors import (
 )
 from apscheduler_tasklock.locks import TaskLocks
 from apscheduler_tasklock.status import (
+    JOB_ORDERS,
     KINDS,
     ORDERS,
     OUTCOMES,
+    RUN_ORDERS,
     Finding,
     JobStatus,
     MissCause,
@@ -81,7 +84,12 @@ _ORDERS = {
     "name": "by name",
     "due": "due first",
     "started": "last run first",
+    "duration": "longest run first",
+    "failures": "most failures first",
 }
+_RUN_ORDERS = {"newest": "newest first", "name": "by task", "duration": "longest first"}
+_JOB_ORDERS = {"due": "due first", "name": "by id"}
+_REPLICA_ORDERS = {"state": "alive first", "name": "by id"}
 
 # How the first line of the overview says what findings are about, for one task and for several.
 # Other findings are told in their own words.
@@ -310,15 +318,15 @@ def state_lines(found: Overview | None) -> list[tuple[str, str, str]]:
 def tasks(context: Context) -> Screen:
     """Show the tasks, each with its state and its last runs."""
     query = context.query
-    text, state = query.text("q"), query.choice("state", [each.value for each in TaskState])
+    chosen = query.several("state", [each.value for each in TaskState])
     order = query.choice("order", ORDERS) or "urgency"
     page = query.number("page", 1, 1, 100_000)
-    patterns = context.patterns(text)
-    states = (TaskState(state),) if state else ()
+    patterns = context.patterns(query.text("q"))
+    states = tuple(map(TaskState, chosen))
     collector = Collector(context)
     found = collector.overview()
     listed = collector.read(
-        ("tasks", patterns, state, order, page),
+        ("tasks", patterns, states, order, page),
         lambda locks: locks.tasks(
             *patterns, states=states, order=order, limit=ROWS + 1, offset=(page - 1) * ROWS
         ),
@@ -333,8 +341,8 @@ def tasks(context: Context) -> Screen:
         "notes": {task.name: notes_of(task, screen.formats) for task in rows},
         "states": [each.value for each in TaskState],
         "counts": {each.value: count for each, count in found.counts.items()} if found else {},
+        "chosen": chosen,
         "orders": _ORDERS,
-        "state": state or "",
         "order": order,
     }
     return screen
@@ -414,17 +422,24 @@ def why(context: Context) -> Screen:
 
 
 def runs(context: Context) -> Screen:
-    """Show runs, missed run times and what operators did, the newest first."""
+    """Show runs, missed run times and what operators did.
+
+    Whoever may read sees the errors, and may look for a text in them.
+    """
     query = context.query
     patterns = context.patterns(query.text("q"))
     page = query.number("page", 1, 1, 200)
-    outcome, kind = query.choice("outcome", OUTCOMES), query.choice("kind", KINDS)
+    chosen = query.several("outcome", (*OUTCOMES, "bad"))
+    outcomes = BAD_OUTCOMES if "bad" in chosen else chosen
+    order = query.choice("order", RUN_ORDERS) or "newest"
     wanted: dict[str, Any] = {
-        "outcome": BAD_OUTCOMES if query.text("outcome") == "bad" else outcome,
-        "kind": kind,
+        "outcome": outcomes or None,
+        "kind": query.choice("kind", KINDS),
         "replica": query.text("replica"),
+        "error": query.text("error"),
         "since": query.moment("since", context.zone),
         "until": query.moment("until", context.zone),
+        "order": order,
     }
     collector = Collector(context)
     found = collector.overview()
@@ -438,7 +453,14 @@ def runs(context: Context) -> Screen:
         "page": page,
         "more": len(listed or []) > ROWS,
     }
-    screen.drawn = {"outcomes": OUTCOMES, "kinds": KINDS}
+    screen.drawn = {
+        "outcomes": OUTCOMES,
+        "chosen": outcomes,
+        "bad": BAD_OUTCOMES,
+        "kinds": KINDS,
+        "orders": _RUN_ORDERS,
+        "order": order,
+    }
     return screen
 
 
@@ -515,21 +537,31 @@ def _other_spans(since: datetime, until: datetime, now: datetime) -> dict[str, s
 
 def replicas(context: Context) -> Screen:
     """Show the replicas: which are alive, of which version, and what each runs."""
+    text = context.query.text("q")
+    order_by = context.query.choice("order", tuple(_REPLICA_ORDERS)) or "state"
     collector = Collector(context)
     found = collector.overview()
     fleet = collector.read("replicas", lambda locks: locks.replicas()) or []
     day_ago = (found.now if found else context.now) - timedelta(days=1)
     order = {state: place for place, state in enumerate(ReplicaState)}
+    known = [each for each in fleet if each.alive or each.seen_at > day_ago]
     listed = sorted(
-        (each for each in fleet if each.alive or each.seen_at > day_ago),
+        (
+            each
+            for each in known
+            if not text or not unmatched([pattern_of(text)], [each.replica_id])
+        ),
         key=lambda each: (not each.alive, order[each.state], each.started_at, each.replica_id),
     )
+    if order_by == "name":
+        listed.sort(key=lambda each: each.replica_id)
     screen = collector.screen("replicas.html", "Replicas", found)
     screen.data = {
         "replicas": listed[:_MOST_REPLICAS],
         "more": max(0, len(listed) - _MOST_REPLICAS),
-        "older": len(fleet) - len(listed),
+        "older": len(fleet) - len(known),
     }
+    screen.drawn = {"orders": _REPLICA_ORDERS, "order": order_by}
     return screen
 
 
@@ -551,15 +583,18 @@ def jobs(context: Context) -> Screen:
     query = context.query
     text = query.text("q")
     patterns = (pattern_of(text),) if text else ()
-    page = query.number("page", 1, 1, 200)
+    page = query.number("page", 1, 1, 100_000)
+    order = query.choice("order", JOB_ORDERS) or "due"
     collector = Collector(context)
     found = collector.overview()
     listed = collector.read(
-        ("jobs", patterns, page), lambda locks: locks.jobs(*patterns, limit=page * ROWS + 1)
+        ("jobs", patterns, order, page),
+        lambda locks: locks.jobs(*patterns, order=order, limit=ROWS + 1, offset=(page - 1) * ROWS),
     )
     screen = collector.screen("jobs.html", "Jobs", found)
-    rows = (listed or [])[(page - 1) * ROWS :]
+    rows = listed or []
     screen.data = {"jobs": rows[:ROWS], "page": page, "more": len(rows) > ROWS}
+    screen.drawn = {"orders": _JOB_ORDERS, "order": order}
     return screen
 
 

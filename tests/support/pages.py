@@ -15,7 +15,6 @@ from starlette.datastructures import QueryParams
 
 from apscheduler_tasklock import TaskLocks
 from apscheduler_tasklock._lock.stories import story_of
-from apscheduler_tasklock._words.runs import error_in_words
 from apscheduler_tasklock.dashboard.access import Authorize, read_only
 from apscheduler_tasklock.dashboard.app import Dashboard
 from apscheduler_tasklock.dashboard.pages import Visit, page_of_screen, twin_of_screen
@@ -193,7 +192,7 @@ class Known:
             if (outcomes is None or run.outcome in outcomes)
             and kind in (None, run.kind)
             and replica in (None, run.replica)
-            and (not error or error.lower() in error_in_words(run).lower())
+            and (not error or error.lower() in _error(run).lower())
             and (since is None or run.started_at >= since)
             and (until is None or run.started_at < until)
         ]
@@ -283,6 +282,10 @@ def _chosen(values: Iterable[Value], patterns: Sequence[str], name: Any) -> list
     )
     matches = re.compile(texts, re.DOTALL).fullmatch
     return [each for each in values if not patterns or matches(name(each))]
+
+
+def _error(run: Run) -> str:
+    return ": ".join(filter(None, (run.error_type, run.error)))
 
 
 def _name(task: TaskStatus) -> str:

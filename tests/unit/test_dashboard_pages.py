@@ -220,8 +220,7 @@ class TestTasks:
         failing = {**READ["failing"], "schedule": schedule}
         shown = reader(tasks_=[task_status("a", **failing)], runs_=runs)
         words = shown.words("/tasks")
-        assert "a failing 3 failures in a row" in words
-        assert "every 5 min" in words
+        assert re.search("a failing [0-9: -]+ 2 s [0-9: -]* 3 every 5 min", words)
         assert 'aria-label="2 runs, 1 failed"' in shown.html("/tasks")
 
     @pytest.mark.parametrize(
@@ -232,6 +231,10 @@ class TestTasks:
             ("order=no+such+order", ["shop:b", "c", "a"]),
             ("order=name", ["a", "c", "shop:b"]),
             ("order=due", ["c", "a", "shop:b"]),
+            ("order=duration", ["shop:b", "a", "c"]),
+            ("order=failures", ["shop:b", "a", "c"]),
+            ("state=ok,new&order=name", ["a", "c"]),
+            ("state=ok&state=new&order=name", ["a", "c"]),
             ("q=shop", ["shop:b"]),
             ("q=s*b", ["shop:b"]),
             ("q=?&order=name", ["a", "c"]),
@@ -243,7 +246,15 @@ class TestTasks:
     def test_they_are_filtered_and_ordered(self, query: str, names: list[str]) -> None:
         kinds = (("a", 2, "ok"), ("shop:b", 3, "failing"), ("c", 1, "new"))
         tasks = [
-            task_status(name, **{**READ[kind], "due_at": ago(-due), "overdue_at": ago(-due - 9)})
+            task_status(
+                name,
+                **{
+                    **READ[kind],
+                    "took": due,
+                    "due_at": ago(-due),
+                    "overdue_at": ago(-due - 9),
+                },
+            )
             for name, due, kind in kinds
         ]
         found = reader(tasks_=tasks).twin(f"/tasks?{query}")["tasks"]
@@ -259,8 +270,26 @@ class TestTasks:
             (0, False),
         ]
         text = shown.html("/tasks?order=name&page=2&q=t")
-        assert 'href="?order=name&amp;page=1&amp;q=t"' in text
-        assert 'href="?order=name&amp;page=3&amp;q=t"' in text
+        assert 'href="?order=name&amp;q=t&amp;page=1"' in text
+        assert 'href="?order=name&amp;q=t&amp;page=3"' in text
+
+    def test_an_order_keeps_the_filter_and_begins_with_the_first_part(self) -> None:
+        shown = reader(tasks_=[task_status(f"t{number:03}") for number in range(60)])
+        text = shown.html("/tasks?q=t&state=ok&state=failing&order=name&page=2&done=pause")
+        assert 'href="?q=t&amp;state=ok&amp;state=failing&amp;order=failures"' in text
+        assert (
+            'aria-sort="ascending"><a href="?q=t&amp;state=ok&amp;state=failing&amp;order=name"'
+            in text
+        )
+        assert 'href="?q=t&amp;state=ok&amp;state=failing&amp;order=name&amp;page=1"' in text
+
+    def test_a_long_name_is_whole_in_the_page_and_its_title(self) -> None:
+        name = "billing-worker-7d9f8bc6c4-a2x9k:1"
+        text = reader(tasks_=[task_status(name)]).html("/tasks")
+        assert (
+            f'<span class="cut" title="{name}"><span>{name[:-8]}</span><span>{name[-8:]}</span>'
+            in text
+        )
 
     def test_nothing_that_matches_is_not_taken_for_no_tasks(self) -> None:
         shown = reader(tasks_=[task_status("a")])
@@ -324,6 +353,13 @@ class TestRuns:
             ("outcome=error", [2]),
             ("outcome=bad", [None, 2]),
             ("outcome=missed", [None]),
+            ("outcome=missed&outcome=ok", [3, None, 1]),
+            ("outcome=missed,error&replica=web-2", [2]),
+            ("outcome=nothing", [3, None, 2, 1]),
+            ("error=NO+PRICE", [2]),
+            ("error=keyerror", [2]),
+            ("order=name", [None, 2, 1, 3]),
+            ("order=duration", [1, 3, 2, None]),
             ("kind=takeover", [3]),
             ("replica=web-2", [2]),
             ("q=b", [3]),
@@ -331,18 +367,29 @@ class TestRuns:
             ("until={since}", [None, 2, 1]),
         ],
     )
-    def test_they_are_filtered(self, query: str, tokens: list[int | None]) -> None:
+    def test_they_are_filtered_and_ordered(self, query: str, tokens: list[int | None]) -> None:
+        failed = {"outcome": "error", "error_type": "KeyError", "error": "no price"}
         shown = reader(
             runs_=[
-                run_read(task="a", token=1, replica="web-1", **span(90, 89)),
-                run_read(task="a", token=2, replica="web-2", outcome="error", **span(80, 79)),
-                run_read(task="b", token=3, replica="web-1", kind="takeover", **span(10, 9)),
+                run_read(task="a", token=1, replica="web-1", **span(90, 80)),
+                run_read(task="a", token=2, replica="web-2", **failed, **span(80, 79)),
+                run_read(task="b", token=3, replica="web-1", kind="takeover", **span(10, 8)),
                 miss_read(task="a"),
             ]
         )
         query = query.format(since=(NOW + ago(20)).timestamp())
         found = shown.twin(f"/runs?{query}")["runs"]
         assert [run["token"] for run in found] == tokens
+
+    def test_a_form_and_its_pages_keep_all_that_was_chosen(self) -> None:
+        shown = reader(runs_=[run_read(task=f"t{n}", error="no price") for n in range(120)])
+        chosen = "outcome=ok&outcome=died&error=price&replica=one&order=name"
+        text = shown.html(f"/runs?{chosen}&page=2")
+        for page in (1, 3):
+            assert f'href="?{chosen}&page={page}"'.replace("&", "&amp;") in text
+        assert re.findall('value="([^"]+)" checked', text) == ["ok", "died"]
+        assert 'name="error" value="price"' in text
+        assert 'selected value="name"' in text
 
     def test_many_that_began_together_come_in_parts(self) -> None:
         began = datetime(2026, 1, 1, tzinfo=timezone.utc)
@@ -382,7 +429,8 @@ def test_lists_of_long_texts_are_short_and_a_run_by_itself_has_all_of_its_own() 
     alone = shown.html(f"/{by_itself[49]}")
     assert "begin of 50 line" in alone
     assert " end of 50<" in alone
-    assert alone.count("<summary>") == 1
+    assert "long text " * 49 in alone
+    assert alone.count("<summary>traceback") == 1
 
 
 def test_drawings_keep_no_tracebacks_and_short_texts() -> None:
@@ -550,6 +598,28 @@ def test_replicas_tell_what_each_holds_and_which_leads() -> None:
     assert "1 older replica has given no sign of life for a day." in words
 
 
+@pytest.mark.parametrize(
+    ("query", "names"),
+    [
+        ("", ["web-2", "web-1", "web-3"]),
+        ("order=name", ["web-1", "web-2", "web-3"]),
+        ("q=web-?&order=state", ["web-2", "web-1", "web-3"]),
+        ("q=3", ["web-3"]),
+        ("q=nothing", []),
+    ],
+)
+def test_replicas_are_filtered_and_ordered(query: str, names: list[str]) -> None:
+    silent = {"state": ReplicaState.SILENT, "seen_at": ago(5)}
+    replicas = [
+        replica_status("web-1"),
+        replica_status("web-2", started_at=ago(100)),
+        replica_status("web-3", **silent),
+    ]
+    shown = reader(replicas_=replicas)
+    assert [each["replica_id"] for each in shown.twin(f"/replicas?{query}")["replicas"]] == names
+    assert ("No replica matches." in shown.words(f"/replicas?{query}")) is (not names)
+
+
 def test_the_replica_that_leads_is_told() -> None:
     leads = replica_status("web-1", leader_namespace="", leads=True)
     follows = replica_status("web-2", leader_namespace="")
@@ -580,6 +650,15 @@ class TestJobs:
         operator = Reader(known, may_operate=True)
         assert "args[0] &#34;x&lt;y&#34; k 7" in operator.words("/job?id=job-1")
         assert operator.twin("/job?id=job-1")["arguments"] == arguments
+
+    def test_they_are_ordered_and_come_in_parts(self) -> None:
+        jobs = [job_status(f"job-{n:03}", next_run_time=ago(-200 + n)) for n in range(60)]
+        shown = reader(jobs_=jobs)
+        for order, first, other in (("due", 59, 0), ("name", 0, 59)):
+            parts = [shown.twin(f"/jobs?order={order}&page={page}") for page in (1, 2)]
+            ids = [job["id"] for part in parts for job in part["jobs"]]
+            assert (ids[0], ids[-1], len(ids)) == (f"job-{first:03}", f"job-{other:03}", 60)
+            assert [part["more"] for part in parts] == [True, False]
 
     def test_without_jobs_it_says_where_those_in_memory_are(self) -> None:
         assert "Jobs in memory are on the page Tasks" in reader().words("/jobs")
