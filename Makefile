@@ -10,6 +10,7 @@ AT_ONCE = -n $(WORKERS) --dist worksteal
 DEMO_ARGS ?=
 BENCH_ARGS ?=
 CHAOS_ARGS ?=
+NIGHT_ARGS ?=
 
 # For `make test-postgres`: a major version, 14 to 18.
 VERSION ?= 18
@@ -35,7 +36,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-processes test-nightly test-postgres test-pgbouncer test-lowest test-foreign \
-	nightly chaos chaos-store chaos-ha simulate fidelity mutations lint types docs reference pictures counts bench bench-results dist \
+	nightly chaos chaos-store chaos-ha night simulate fidelity mutations lint types docs reference pictures counts bench bench-results dist \
 	released release-notes clean
 
 help: ## Show the targets
@@ -152,7 +153,7 @@ nightly: ## Run everything in full, for some hours, with random seeds
 	$(MAKE) simulate PYTEST_ARGS="--seed random"
 	$(MAKE) test SLOW=10
 	$(MAKE) mutations counts
-	$(MAKE) chaos chaos-store chaos-ha
+	$(MAKE) chaos chaos-store chaos-ha night
 	$(MAKE) fidelity
 	$(MAKE) bench
 	$(MAKE) demo
@@ -168,6 +169,9 @@ chaos-store: $(VENV)/.dev ## The same for the job store that all replicas share,
 
 chaos-ha: $(VENV)/.dev ## The same for a database that fails over, for five minutes (CHAOS_ARGS)
 	$(BIN)/python -m tests.chaos_ha $(CHAOS_ARGS)
+
+night: $(VENV)/.dev ## Live through a scripted night of six minutes, and compare all that is told with a ledger (NIGHT_ARGS)
+	$(BIN)/python -m tests.night $(NIGHT_ARGS)
 
 simulate: $(VENV)/.dev ## Put simulated replicas under a share of all pairs of faults (PAIRS, by default 0.1)
 	$(BIN)/pytest $(AT_ONCE) -m simulate tests/simulation --pairs $(PAIRS) $(PYTEST_ARGS)

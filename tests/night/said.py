@@ -1,0 +1,122 @@
+"""What is told at a moment of the night, by the commands and the pages over its rows."""
+
+from __future__ import annotations
+
+import json
+from contextlib import redirect_stderr, redirect_stdout
+from datetime import timezone
+from functools import cache, cached_property
+from io import StringIO
+from typing import Any, cast
+
+from apscheduler_tasklock import TaskLocks
+from apscheduler_tasklock.cli import main
+from apscheduler_tasklock.dashboard.screens import Screen
+from tests.night.recording import Moment
+from tests.support.pages import Known, Reader
+
+
+class _At:
+    """The task locks, with the time of a moment for the pages."""
+
+    def __init__(self, locks: TaskLocks, moment: Moment) -> None:
+        self._locks = locks
+        self.now = moment.now
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._locks, name)
+
+
+class Said:
+    """What is told at a moment. Its rows are in the database, whose clock stands still.
+
+    :ivar texts: all texts that were told, by who told them
+    """
+
+    def __init__(self, locks: TaskLocks, moment: Moment) -> None:
+        self.moment = moment
+        self.at = moment.at
+        self._locks = locks
+        self._reader = Reader(cast(Known, _At(locks, moment)), zone=timezone.utc)
+        self.texts: dict[str, str] = {}
+
+    def command(self, *words: str) -> tuple[int, str]:
+        """Return the exit status and the output of a command."""
+        with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as err:
+            status = main(words, locks=self._locks)
+        if "--json" not in words:
+            self.texts[" ".join(words)] = out.getvalue() + err.getvalue()
+        return status, out.getvalue()
+
+    def _json(self, *words: str) -> Any:
+        return json.loads(self.command(*words, "--json")[1])
+
+    @cached_property
+    def check(self) -> Any:
+        return self._json("check")
+
+    @cached_property
+    def check_line(self) -> str:
+        return self.command("check")[1]
+
+    @cached_property
+    def tasks(self) -> dict[str, Any]:
+        """The tasks of ``status``, by their names."""
+        return {task["name"]: task for task in self._json("status")}
+
+    @cached_property
+    def replicas(self) -> dict[str, Any]:
+        return {each["replica_id"]: each for each in self._json("replicas")}
+
+    @cached_property
+    def history(self) -> list[Any]:
+        """All entries of the history, the newest first."""
+        return cast("list[Any]", self._json("runs", "--limit", "100000"))
+
+    @cached_property
+    def entries(self) -> list[Any]:
+        """The entries of runs."""
+        return [
+            each
+            for each in self.history
+            if each["kind"] != "operator" and each["outcome"] != "missed"
+        ]
+
+    @cached_property
+    def misses(self) -> list[Any]:
+        return [each for each in self.history if each["outcome"] == "missed"]
+
+    @cached_property
+    def jobs(self) -> dict[str, Any]:
+        return {each["id"]: each for each in self._json("jobs")}
+
+    @cached_property
+    def metrics(self) -> Any:
+        return self._json("metrics")
+
+    @cache  # noqa: B019  # it lives as long as the moment is looked at
+    def why(self, task: str) -> Any:
+        return self._json("why", task)
+
+    @cache  # noqa: B019
+    def show(self, task: str) -> dict[str, str]:
+        """Return the facts that ``show`` prints, by their names."""
+        lines = self.command("show", task)[1].partition("\n\n")[0].splitlines()
+        return {line[:13].strip(): line[13:] for line in lines if line[:13].strip()}
+
+    @cache  # noqa: B019
+    def why_text(self, task: str) -> str:
+        return self.command("why", task)[1]
+
+    @cache  # noqa: B019
+    def screen(self, path: str) -> Screen:
+        return self._reader.screen(path)[1]
+
+    @cache  # noqa: B019
+    def twin(self, path: str) -> Any:
+        return self._reader.twin(path)
+
+    @cache  # noqa: B019
+    def html(self, path: str) -> str:
+        self.texts[f"page {path}"] = self._reader.words(path)
+        return self._reader.html(path)
