@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tests.night.conductor import conduct
-from tests.night.judge import judge
+from tests.night.judge import KNOWN, judge
 from tests.night.recording import FILE, LARGEST, Night
 from tests.night.sentences import report
 
@@ -51,12 +51,17 @@ def told(night: Night, say: Callable[[str], None]) -> int:
     """Print what is untrue of all that is told of a night, and return the exit status."""
     found = judge(night, say)
     for each in found.untrue:
-        print(f"\n{each}")
+        print(f"\n{'' if each in found.unknown else 'known: '}{each}")
     print()
     for line in report(text for texts in found.texts.values() for text in texts.values()):
         print(line)
-    print(f"\n{len(night.moments)} moments, {len(found.untrue)} untrue")
-    return UNTRUE if found.untrue else OK
+    for name in found.mended:
+        print(f"{KNOWN.name}: {name!r} has found nothing, so its line can go")
+    print(
+        f"\n{len(night.moments)} moments, {len(found.untrue)} untrue, of which "
+        f"{len(found.unknown)} were not known"
+    )
+    return UNTRUE if found.unknown else OK
 
 
 if __name__ == "__main__":

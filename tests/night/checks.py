@@ -17,7 +17,7 @@ from math import inf
 from typing import Any
 
 from tests.night.plan import BATCH, BY_TASK, GRACE, NAMESPACE, OLD
-from tests.night.said import Said
+from tests.night.said import Said, SaidLive
 from tests.night.truth import TrueRun, Truth
 
 # The seconds within which a replica has to be seen as gone, and those of two looks.
@@ -53,18 +53,33 @@ Check = Callable[[Said, Truth], Iterator[Finding]]
 CHECKS: dict[str, Check] = {}
 
 
+LIVE: set[str] = set()
+
+
 def check(function: Check) -> Check:
     """Add a check under its name."""
-    CHECKS[function.__name__.replace("_", " ")] = function
+    CHECKS[_name_of(function)] = function
     return function
+
+
+def live_check(function: Check) -> Check:
+    """Add a check that rests on one read, so that it holds for what was told live, too."""
+    LIVE.add(_name_of(function))
+    return check(function)
+
+
+def _name_of(function: Check) -> str:
+    return function.__name__.replace("_", " ")
 
 
 def untrue_of(said: Said, truth: Truth) -> list[Untrue]:
     """Return all that is untrue at a moment."""
+    names = LIVE if isinstance(said, SaidLive) else CHECKS
     return [
         Untrue(name, said.moment.name, *found)
-        for name, check in CHECKS.items()
-        for found in check(said, truth)
+        for name in CHECKS
+        if name in names
+        for found in CHECKS[name](said, truth)
     ]
 
 
@@ -116,7 +131,7 @@ def run_of(truth: Truth, task: dict[str, Any]) -> TrueRun | None:
 # ---- what runs -----------------------------------------------------------------------------------
 
 
-@check
+@live_check
 def what_is_said_to_run_runs(said: Said, truth: Truth) -> Iterator[Finding]:
     for task in said.tasks.values():
         if task["started_at"] is None or task["finished_at"] is not None:
@@ -133,7 +148,7 @@ def what_is_said_to_run_runs(said: Said, truth: Truth) -> Iterator[Finding]:
             yield f"{told}, since {task['started_at']}", true_of(run)
 
 
-@check
+@live_check
 def what_runs_is_said_to_run(said: Said, truth: Truth) -> Iterator[Finding]:
     """A run that goes on is the row's, or it has lost its lock and is told as stuck."""
     for run in truth.runs.values():
@@ -185,7 +200,7 @@ def _told_of_entry(entry: dict[str, Any]) -> str:
     return f"{told}, {times}, run time {entry['scheduled_at']}, {entry['error_type']}"
 
 
-@check
+@live_check
 def each_entry_is_of_a_run_that_was_begun(said: Said, truth: Truth) -> Iterator[Finding]:
     for entry in said.entries:
         run = truth.runs.get((entry["task"], entry["token"]))
@@ -199,7 +214,7 @@ def each_entry_is_of_a_run_that_was_begun(said: Said, truth: Truth) -> Iterator[
             yield told, true_of(run)
 
 
-@check
+@live_check
 def each_entry_has_the_outcome_of_its_run(said: Said, truth: Truth) -> Iterator[Finding]:
     for entry, run in _entries_and_runs(said, truth):
         is_true = run.how in _ENDS[entry["outcome"]]
@@ -208,12 +223,12 @@ def each_entry_has_the_outcome_of_its_run(said: Said, truth: Truth) -> Iterator[
             ended = seconds(entry["ended_at"]) or 0
             is_true &= run.died is not None or run.cut_off or truth.in_outage(ended - 15, ended)
         if entry["outcome"] == "error":
-            is_true &= entry["error_type"] == "NightError"
+            is_true &= entry["error_type"].endswith("UpstreamError")
         if not is_true:
             yield _told_of_entry(entry), true_of(run)
 
 
-@check
+@live_check
 def each_entry_has_the_times_of_its_run(said: Said, truth: Truth) -> Iterator[Finding]:
     for entry, run in _entries_and_runs(said, truth):
         is_true = True
@@ -233,7 +248,7 @@ def _entries_and_runs(said: Said, truth: Truth) -> Iterator[tuple[dict[str, Any]
             yield entry, run
 
 
-@check
+@live_check
 def no_ended_run_is_missing(said: Said, truth: Truth) -> Iterator[Finding]:
     """As far back as the ring reaches."""
     tokens = {(each["task"], each["token"]) for each in said.entries}
@@ -253,7 +268,7 @@ def no_ended_run_is_missing(said: Said, truth: Truth) -> Iterator[Finding]:
 # ---- failures ------------------------------------------------------------------------------------
 
 
-@check
+@live_check
 def failures_are_counted_as_they_were(said: Said, truth: Truth) -> Iterator[Finding]:
     for task in said.tasks.values():
         run = run_of(truth, task)
@@ -367,7 +382,7 @@ def what_is_paused_is_told_and_nothing_else(said: Said, truth: Truth) -> Iterato
                 yield f"show: {notes}", str(hold[0])
 
 
-@check
+@live_check
 def that_all_is_paused_is_told(said: Said, truth: Truth) -> Iterator[Finding]:
     pauses = [each for each in truth.pauses if each.task == "*"]
     told = said.check["message"]
@@ -383,7 +398,7 @@ def that_all_is_paused_is_told(said: Said, truth: Truth) -> Iterator[Finding]:
 # ---- replicas ------------------------------------------------------------------------------------
 
 
-@check
+@live_check
 def who_lives_is_alive_and_who_is_dead_is_not(said: Said, truth: Truth) -> Iterator[Finding]:
     for name, replica in truth.replicas.items():
         state = said.replicas[name]["state"] if name in said.replicas else None
@@ -396,7 +411,7 @@ def who_lives_is_alive_and_who_is_dead_is_not(said: Said, truth: Truth) -> Itera
             yield f"{name}: {state}", str(replica)
 
 
-@check
+@live_check
 def who_is_stopped_has_stopped_in_good_order(said: Said, truth: Truth) -> Iterator[Finding]:
     for name, told in said.replicas.items():
         replica = truth.replicas[name]
@@ -407,7 +422,7 @@ def who_is_stopped_has_stopped_in_good_order(said: Said, truth: Truth) -> Iterat
             yield f"{name}: {told['state']}", str(replica)
 
 
-@check
+@live_check
 def who_stops_is_told(said: Said, truth: Truth) -> Iterator[Finding]:
     for name, replica in truth.replicas.items():
         told = said.replicas.get(name)
@@ -421,7 +436,7 @@ def who_stops_is_told(said: Said, truth: Truth) -> Iterator[Finding]:
             yield f"{name}: stopping_since {told['stopping_since']}", str(replica)
 
 
-@check
+@live_check
 def what_a_replica_runs_it_runs(said: Said, truth: Truth) -> Iterator[Finding]:
     for name, told in said.replicas.items():
         if told["state"] != "alive" or truth.replicas[name].dying < said.at:
@@ -444,7 +459,7 @@ def as_many_replicas_live_as_are_said_to(said: Said, truth: Truth) -> Iterator[F
         yield f"overview: {alive} alive", str(living(said, truth))
 
 
-@check
+@live_check
 def who_leads_leads(said: Said, truth: Truth) -> Iterator[Finding]:
     leaders = [name for name, each in said.replicas.items() if each["leads"]]
     for name in leaders:
@@ -459,7 +474,7 @@ def who_leads_leads(said: Said, truth: Truth) -> Iterator[Finding]:
 # ---- due times -----------------------------------------------------------------------------------
 
 
-@check
+@live_check
 def what_is_due_next_is_a_run_time(said: Said, truth: Truth) -> Iterator[Finding]:
     for task in said.tasks.values():
         job = BY_TASK[task["name"]]
@@ -517,7 +532,7 @@ def what_nobody_runs_is_overdue(said: Said, truth: Truth) -> Iterator[Finding]:
 # ---- missed run times ----------------------------------------------------------------------------
 
 
-@check
+@live_check
 def what_is_said_to_be_missed_was_not_run(said: Said, truth: Truth) -> Iterator[Finding]:
     for miss in said.misses:
         first, last = seconds(miss["scheduled_at"]), seconds(miss["last_scheduled_at"])
@@ -568,7 +583,7 @@ _CAUSES = {
 }
 
 
-@check
+@live_check
 def the_reason_of_a_miss_is_true(said: Said, truth: Truth) -> Iterator[Finding]:
     for miss in said.misses:
         first, last = seconds(miss["scheduled_at"]) or 0, seconds(miss["last_scheduled_at"]) or 0
@@ -581,7 +596,7 @@ def the_reason_of_a_miss_is_true(said: Said, truth: Truth) -> Iterator[Finding]:
 # ---- gone, stored jobs, metrics ------------------------------------------------------------------
 
 
-@check
+@live_check
 def what_is_gone_is_in_no_live_replica(said: Said, truth: Truth) -> Iterator[Finding]:
     for task in said.tasks.values():
         job = BY_TASK[task["name"]]
@@ -596,7 +611,7 @@ def what_is_gone_is_in_no_live_replica(said: Said, truth: Truth) -> Iterator[Fin
             yield f"{task['name']} is gone", f"{having} have it"
 
 
-@check
+@live_check
 def a_stored_job_is_what_it_is_said_to_be(said: Said, truth: Truth) -> Iterator[Finding]:
     changes: dict[str, str] = {}
     for event in truth.events:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -223,6 +224,10 @@ class Conductor:
         do()
         self.note(kind, task=task, **details)
 
+    def ask(self, command: str) -> Any:
+        """Return what a command tells as JSON."""
+        return self._tellers.ask(command)
+
     def moment(self, name: str) -> None:
         """Note the rows, and what commands and pages tell."""
         before = time.time()
@@ -329,10 +334,10 @@ class _Script:
         on.tell(HANG, "warehouse-export")
         fails = [on.tell(FAIL, task) for task in ("thumbnails", "sync-prices", "batch/rollup")]
         self.hangs = on.until("hangs", task="warehouse-export")
-        first = on.until("end", task="sync-prices", since=since, error="NightError")
+        first = on.until("end", task="sync-prices", since=since, error="UpstreamError")
         on.until("released", task="sync-prices", token=first.token)
         on.moment("a retry is to come")
-        second = on.until("end", task="thumbnails", since=since, error="NightError")
+        second = on.until("end", task="thumbnails", since=since, error="UpstreamError")
         second = on.until("end", task="thumbnails", since=second.at + 0.001)
         on.until("released", task="thumbnails", token=second.token)
         on.moment("tasks are failing")
@@ -353,7 +358,11 @@ class _Script:
         on = self.on
         on.note("outage")
         on.server.stop(signal.SIGINT)
-        time.sleep(9)
+        time.sleep(2)
+        told = on.ask("check")
+        if told["status"] != "UNKNOWN" or told["exit_status"] != 3:
+            raise AssertionError(f"check told in an outage: {told}")
+        time.sleep(7)
         on.server.start()
         on.note("outage over")
         on.moment("the database is back")
@@ -409,6 +418,8 @@ class _Script:
             on.wait_for_end(victim)
         time.sleep(1)
         on.moment("it was killed while it was stopping")
+        self._free("archive")
+        on.tell(FAIL, "remind-customers")
         hanging = self.hangs.replica
         others = [name for name in on.alive(SHOP, OLD) if name != hanging]
         for name, member in zip(others, new[1:], strict=False):
@@ -425,6 +436,13 @@ class _Script:
         time.sleep(3)
         on.moment("the new release runs alone")
 
+    def _free(self, task: str) -> None:
+        """Free a task, if its run is dead."""
+        [found] = self.on.locks.tasks(task)
+        if found.state.value == "dead":
+            free = self.on.locks.free
+            self.on.act("freed", task, lambda: free(task, token=found.token, by=ANN), detail=ANN)
+
     def _wake(self) -> None:
         """Let the run that hangs go on."""
         self.on.tell(WAKE, "warehouse-export")
@@ -439,6 +457,9 @@ class _Script:
         on.until("end", task="invoices")
         on.act("job-resumed", "feed", lambda: locks.resume_job("feed", by=BEN), detail=BEN)
         on.act("paused", "year-end", lambda: locks.pause("year-end", by=BEN), detail=BEN)
+        later = datetime.now(timezone.utc) + timedelta(hours=5)
+        moved = "invoice-4711"
+        on.act("job-moved", moved, lambda: locks.move_job(moved, later, by=BEN), detail=BEN)
         removed = "loyalty-points"
         on.act("job-removed", removed, lambda: locks.remove_job(removed, by=BEN), detail=BEN)
         time.sleep(2)

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
+
+import psycopg
 
 from apscheduler_tasklock import TaskLocks, upgrade
 from apscheduler_tasklock.demo.server import EmbeddedServer
 from tests.night import drawn, words  # noqa: F401  # they add their checks
 from tests.night.checks import Untrue, untrue_of
-from tests.night.recording import Moment, Night, show_moment, still_database
-from tests.night.said import Said
+from tests.night.recording import Moment, Night, show_moment, stop_clock
+from tests.night.said import Said, SaidLive
 from tests.night.truth import Truth
 
 
@@ -19,20 +22,42 @@ from tests.night.truth import Truth
 class Judgement:
     """What the judge has found.
 
+    :ivar untrue: what is untrue, also what is known to be
     :ivar texts: all that was told, by the moments' names
     """
 
     untrue: list[Untrue] = field(default_factory=list)
     texts: dict[str, dict[str, str]] = field(default_factory=dict)
 
+    @property
+    def unknown(self) -> list[Untrue]:
+        """What is untrue and not known to be."""
+        return [each for each in self.untrue if each.check not in known_untrue()]
+
+    @property
+    def mended(self) -> list[str]:
+        """The checks that are known to find something, and found nothing."""
+        found = {each.check for each in self.untrue}
+        return [name for name in known_untrue() if name not in found]
+
+
+# The checks that find something today.
+KNOWN = Path(__file__).parent / "untrue.txt"
+
+
+def known_untrue() -> list[str]:
+    """Return the names of the checks that find something today."""
+    lines = [line for line in KNOWN.read_text().splitlines() if not line.startswith("#")]
+    return [line.partition(" | ")[0] for line in lines]
+
 
 @contextmanager
-def moments_shown(url: str, night: Night) -> Iterator[Callable[[Moment], Said]]:
+def moments_shown(url: str) -> Iterator[Callable[[Moment], Said]]:
     """Give a function that shows a moment in a database, and returns what is told of it.
 
-    :param url: the URL of a database with the tables
+    :param url: the URL of a database with the tables, whose clock stands still
     """
-    with still_database(url) as connection, TaskLocks(url) as locks:
+    with psycopg.connect(url, autocommit=True) as connection, TaskLocks(url) as locks:
 
         def shown(moment: Moment) -> Said:
             show_moment(connection, moment)
@@ -46,10 +71,14 @@ def judge(night: Night, say: Callable[[str], None]) -> Judgement:
     truth, found = Truth(night.events), Judgement()
     with EmbeddedServer() as server:
         upgrade(server.url)
-        with moments_shown(server.url, night) as shown:
+        with psycopg.connect(server.url, autocommit=True) as connection:
+            stop_clock(connection)
+        with moments_shown(server.url) as shown:
             for moment in night.moments:
                 said = shown(moment)
                 untrue = untrue_of(said, truth)
+                if moment.told:
+                    untrue += untrue_of(SaidLive(moment), truth)
                 found.untrue += untrue
                 found.texts[moment.name] = said.texts
                 say(f"{moment.name}: {len(untrue)} untrue")

@@ -79,7 +79,7 @@ class NightJob:
         if self.trigger == "cron":
             return CronTrigger(second=f"*/{every}", timezone="UTC")
         if self.trigger == "or":
-            half = CronTrigger(second=f"{every // 2}", timezone="UTC")
+            half = CronTrigger(second=f"{every}", timezone="UTC")
             return OrTrigger([CronTrigger(second="0", timezone="UTC"), half])
         start = begin + timedelta(seconds=self.first)
         return IntervalTrigger(seconds=every, start_date=start, timezone="UTC")
@@ -110,7 +110,7 @@ JOBS = (
     NightJob("remind-customers", 10, 1.0),
     NightJob("archive", 20, 30.0, first=5, lock={"max_lock": 120}),
     NightJob("price-alerts", 2, 0.1, options={"misfire_grace_time": 1}),
-    NightJob("audit", 60, 0.2, "or"),
+    NightJob("audit", 30, 0.2, "or"),
     NightJob("old-catalog", 10, 0.2, releases=(OLD,)),
     NightJob("new-catalog", 10, 0.2, releases=(NEW,)),
     NightJob("stock-levels", 10, 0.2, "cron", every_anew=15),

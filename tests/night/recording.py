@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import lzma
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -153,11 +151,3 @@ def show_moment(connection: psycopg.Connection[Any], moment: Moment) -> None:
                     " jsonb_populate_recordset(NULL::{table}, %s)"
                 ).format(table=sql.Identifier(table), listed=listed)
                 connection.execute(statement, [Jsonb(rows)])
-
-
-@contextmanager
-def still_database(url: str) -> Iterator[psycopg.Connection[Any]]:
-    """Connect to a database with the tables, and give it a clock that stands still."""
-    with psycopg.connect(url, autocommit=True) as connection:
-        stop_clock(connection)
-        yield connection

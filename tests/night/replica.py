@@ -54,7 +54,7 @@ _KINDS = {
 _TICK = 0.05
 
 
-class NightError(Exception):
+class UpstreamError(Exception):
     """What a job raises when it is told to."""
 
 
@@ -111,8 +111,8 @@ def _end(task: str, token: int) -> None:
     lock = current_lock()
     assert lock is not None
     if lock.attempt == 1 and _is_told("fail", task):
-        note("end", task=task, token=token, error="NightError")
-        raise NightError(f"{task} was told to fail")
+        note("end", task=task, token=token, error="UpstreamError")
+        raise UpstreamError("HTTP 503")
     note("end", task=task, token=token)
 
 

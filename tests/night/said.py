@@ -10,10 +10,16 @@ from io import StringIO
 from typing import Any, cast
 
 from apscheduler_tasklock import TaskLocks
-from apscheduler_tasklock.cli import main
+from apscheduler_tasklock.cli.parser import build_parser
 from apscheduler_tasklock.dashboard.screens import Screen
 from tests.night.recording import Moment
-from tests.support.pages import Known, Reader
+from tests.support.pages import Known, Reader, words
+
+
+@cache
+def _parser() -> Any:
+    """Return the parser of the command line, which takes longer to make than most commands."""
+    return build_parser()
 
 
 class _At:
@@ -40,16 +46,18 @@ class Said:
         self._reader = Reader(cast(Known, _At(locks, moment)), zone=timezone.utc)
         self.texts: dict[str, str] = {}
 
-    def command(self, *words: str) -> tuple[int, str]:
+    def command(self, *given: str) -> tuple[int, str]:
         """Return the exit status and the output of a command."""
+        options = _parser().parse_args(given)
+        options.locks = self._locks
         with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as err:
-            status = main(words, locks=self._locks)
-        if "--json" not in words:
-            self.texts[" ".join(words)] = out.getvalue() + err.getvalue()
+            status = options.run(options)
+        if "--json" not in given:
+            self.texts[" ".join(given)] = out.getvalue() + err.getvalue()
         return status, out.getvalue()
 
-    def _json(self, *words: str) -> Any:
-        return json.loads(self.command(*words, "--json")[1])
+    def _json(self, *given: str) -> Any:
+        return json.loads(self.command(*given, "--json")[1])
 
     @cached_property
     def check(self) -> Any:
@@ -118,5 +126,22 @@ class Said:
 
     @cache  # noqa: B019
     def html(self, path: str) -> str:
-        self.texts[f"page {path}"] = self._reader.words(path)
-        return self._reader.html(path)
+        html = self._reader.html(path)
+        self.texts[f"page {path}"] = words(html)
+        return html
+
+
+class SaidLive(Said):
+    """What the commands told while the night went on, when a moment was taken.
+
+    They have read one after the other, after the moment's rows were noted. A check that rests on
+    one read holds for them, too.
+    """
+
+    def __init__(self, moment: Moment) -> None:
+        self.moment = moment
+        self.at = moment.told["since"]
+        self.texts = {}
+
+    def _json(self, *given: str) -> Any:
+        return self.moment.told[given[0]]

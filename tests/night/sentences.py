@@ -117,6 +117,7 @@ def report(texts: Iterable[str]) -> Iterator[str]:
     """
     told, known = "\n".join(texts), table()
     compared, unseen, without = 0, [], []
+    stale = {*known.checked, *known.reasons} - {kind.template for kind in kinds()}
     for kind in kinds():
         is_told = kind.pattern.search(told) is not None
         if kind.template not in known.checked:
@@ -131,3 +132,5 @@ def report(texts: Iterable[str]) -> Iterator[str]:
     yield from (f"  {each}" for each in unseen)
     yield f"{len(without)} kinds are not compared:"
     yield from (f"  {each}" for each in without)
+    yield f"{len(stale)} lines of {TABLE.name} are of kinds that there are no more:"
+    yield from (f"  {each}" for each in sorted(stale))

@@ -1,4 +1,4 @@
-"""Those who tell of the night while it goes on: the commands, and the dashboard."""
+"""Those who tell of the night while it goes on: the commands, and the dashboard in a process."""
 
 from __future__ import annotations
 
@@ -12,14 +12,7 @@ from typing import Any
 from apscheduler_tasklock.cli import main
 from tests.support.dashboards import DashboardProcess
 
-# The commands that are asked at each moment, by the names of what they tell.
-COMMANDS = {
-    "check": ("check", "--json"),
-    "status": ("status", "--json"),
-    "replicas": ("replicas", "--json"),
-    "metrics": ("metrics", "--json"),
-}
-PAGES = {"overview": "api/overview"}
+COMMANDS = (("check",), ("status",), ("replicas",), ("runs", "--limit", "100000"), ("jobs",))
 
 
 class Tellers:
@@ -31,9 +24,8 @@ class Tellers:
     def __init__(self, url: str, folder: Path) -> None:
         self._url = url
         self._closing = ExitStack()
-        self._dashboard = self._closing.enter_context(
-            DashboardProcess(folder / "dashboard.log", url)
-        )
+        log = folder / "dashboard.log"
+        self._dashboard = self._closing.enter_context(DashboardProcess(log, url))
 
     def __enter__(self) -> Tellers:
         return self
@@ -43,14 +35,14 @@ class Tellers:
 
     def tell(self) -> dict[str, Any]:
         """Return what each of them tells now."""
-        return {name: self._said(*words) for name, words in COMMANDS.items()}
+        told = {words[0]: self.ask(*words) for words in COMMANDS}
+        address = f"{self._dashboard.url}overview.json"
+        with urllib.request.urlopen(address, timeout=60) as answer:  # noqa: S310  # the dashboard's
+            told["overview"] = json.load(answer)
+        return told
 
-    def _said(self, *words: str) -> dict[str, Any]:
+    def ask(self, *words: str) -> Any:
+        """Return what a command tells as JSON."""
         with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()):
-            status = main([*words, "--database", self._url])
-        return {"status": status, "said": json.loads(out.getvalue())}
-
-    def page(self, address: str) -> str:
-        """Return a page of the dashboard."""
-        with urllib.request.urlopen(self._dashboard.url + address, timeout=60) as answer:  # noqa: S310
-            return str(answer.read().decode())
+            main([*words, "--json", "--database", self._url])
+        return json.loads(out.getvalue())

@@ -66,7 +66,9 @@ def _is_new(said: Said, truth: Truth, task: dict[str, Any], _words: str) -> bool
 
 def _is_retrying(said: Said, truth: Truth, task: dict[str, Any], words: str) -> bool:
     run = run_of(truth, task)
-    return run is not None and run.how == "error" and "NightError" in words and "attempt 1" in words
+    return (
+        run is not None and run.how == "error" and "UpstreamError" in words and "attempt 1" in words
+    )
 
 
 def _hangs(said: Said, truth: Truth, task: dict[str, Any], words: str) -> bool:
@@ -134,7 +136,7 @@ def show_tells_how_often_it_failed(said: Said, truth: Truth) -> Iterator[Finding
         if words and not words.startswith(f"{task['failures']} in a row"):
             yield f"show {name}: failures {words}", told_of(task)
         run = run_of(truth, task)
-        if "NightError" in words and run is not None and run.how == "ok" and run.released:
+        if "UpstreamError" in words and run is not None and run.how == "ok" and run.released:
             yield f"show {name}: failures {words}", true_of(run)
 
 
@@ -220,11 +222,10 @@ def _dead(said: Said, truth: Truth, found: dict[str, Any]) -> bool:
 def _overdue(said: Said, truth: Truth, found: dict[str, Any]) -> bool:
     if "stored job" not in found["says"]:
         return True  # compared by itself
-    name = found["task"]
     has_live = any(each.lives(said.at) for each in truth.replicas.values())
     if "none is alive" in found["says"] and has_live:
         return False
-    return name == UNKNOWN_FUNCTION or not has_live
+    return found["task"].endswith(UNKNOWN_FUNCTION) or not has_live
 
 
 def _versions(said: Said, truth: Truth, found: dict[str, Any]) -> bool:
@@ -257,20 +258,92 @@ def each_finding_is_true(said: Said, truth: Truth) -> Iterator[Finding]:
             yield f"{found['level']} {found['what']} {who}: {found['says']}", str(known)
 
 
+# What the first line of the overview says, without the number, by what the findings are about.
+_FIRST_LINE = {
+    "too long": r"tasks? runs? too long",
+    "dead": r"tasks? (?:is|are) dead",
+    "overdue": r"tasks? (?:is|are) overdue",
+    "late": r"tasks? (?:is|are) late",
+    "cut": r"tasks? (?:was|were) cut",
+    "failing": r"tasks? (?:is|are) failing",
+    "healing": r"failures? (?:is|are) being healed",
+    "stopping": r"replicas? stops?\b",
+    "silent": r"replicas? (?:has|have) died or fallen silent",
+}
+
+
 @check
 def the_first_line_of_the_overview_has_the_numbers_of_check(
     said: Said, truth: Truth
 ) -> Iterator[Finding]:
-    lines = said.screen("/").drawn["lines"]
-    counts: dict[str, int] = {}
-    for found in said.check["findings"]:
-        counts[found["what"]] = counts.get(found["what"], 0) + 1
-    words = " ".join(line[1] for line in lines)
-    for what, stem in (("failing", "failing"), ("dead", "dead"), ("too long", "too long")):
-        found = re.search(rf"(\d+) tasks? (?:are|is|runs?) {stem}", words)
-        if (int(found[1]) if found else 0) != counts.get(what, 0):
-            yield f"overview: {words}", f"check: {counts}"
+    words = " ".join(line[1] for line in said.screen("/").drawn["lines"])
+    for what, pattern in _FIRST_LINE.items():
+        count = sum(each["what"] == what for each in said.check["findings"])
+        found = re.search(rf"(\d+) {pattern}", words)
+        if (int(found[1]) if found else 0) != count:
+            yield f"overview: {words}", f"check: {count} {what}"
     del truth
+
+
+# ---- what operators did --------------------------------------------------------------------------
+
+# The outcomes of entries, by the kinds of events of the conductor.
+_ACTIONS = {
+    "paused": "paused",
+    "resumed": "resumed",
+    "acked": "acknowledged",
+    "run asked for": "run",
+    "freed": "freed",
+    "job-paused": "job-paused",
+    "job-resumed": "job-resumed",
+    "job-moved": "job-moved",
+    "job-removed": "job-removed",
+}
+
+
+@check
+def what_operators_did_is_in_the_history(said: Said, truth: Truth) -> Iterator[Finding]:
+    """With by whom, and nothing else is. A pause of all has its pattern as the task's name."""
+    told = {
+        (each["outcome"], each["task"].rpartition(":")[2], each["by"])
+        for each in said.history
+        if each["kind"] == "operator" and each["outcome"] != "rescheduled"
+    }
+    done = {
+        (_ACTIONS[each.kind], each.task, each.detail.partition(":")[0])
+        for each in truth.events
+        if each.kind in _ACTIONS and not each.replica and each.at < said.at
+    }
+    for each in sorted(told ^ done):
+        yield f"runs: {sorted(told)}", f"the ledger differs in {each}"
+
+
+@check
+def a_changed_schedule_is_told_if_there_is_one(said: Said, truth: Truth) -> Iterator[Finding]:
+    changed = {e["task"] for e in said.history if e["outcome"] == "rescheduled"}
+    for name in changed:
+        if not BY_TASK[name].every_anew:
+            yield f"runs: {name} was rescheduled", "both releases have the same schedule"
+    del truth
+
+
+@check
+def each_failed_attempt_was_retried_as_it_was_said_to_be(
+    said: Said, truth: Truth
+) -> Iterator[Finding]:
+    for entry in said.entries:
+        retry_at = seconds(entry["retry_at"])
+        if retry_at is None:
+            continue
+        told = f"{entry['task']} token {entry['token']}: to be retried at {entry['retry_at']}"
+        run = truth.runs.get((entry["task"], entry["token"]))
+        if run is None or run.how != "error" or not BY_TASK[run.task].lock.get("retries"):
+            yield told, true_of(run)
+            continue
+        later = [each for each in truth.of_task(run.task) if each.token > run.token]
+        again = [each for each in later if each.attempt > 1 and each.first_sign < retry_at - CLOSE]
+        if again and again[0].due == run.due:
+            yield told, true_of(again[0])
 
 
 # ---- why -----------------------------------------------------------------------------------------
@@ -308,14 +381,37 @@ def why_names_replicas_that_were_there(said: Said, truth: Truth) -> Iterator[Fin
                     yield f"why {name}: {line}", str(known)
 
 
+# How a run ended, in the words of `why`.
+_ENDINGS = {
+    "ended well": ("ok",),
+    "failed": ("error",),
+    "was cancelled": ("cut",),
+    "died with its holder": ("", "ok", "error", "cut"),
+    "overran its maximum lock": ("", "ok", "error"),
+    "was freed by an operator": ("", "ok", "error", "cut"),
+    "was taken for dead, and ended later": ("ok", "error", "cut"),
+}
+_STORY_OF_RUN = re.compile(
+    rf"began at {_TIME} on {_REPLICA}, ({'|'.join(_ENDINGS)}) after .*?\(token (\d+)"
+)
+
+
 @check
 def why_tells_how_the_last_run_ended(said: Said, truth: Truth) -> Iterator[Finding]:
     for name in said.tasks:
-        text = said.why_text(name)
-        for how, token in re.findall(r", (ended well|failed) .*?\(token (\d+)\)", text):
+        for began, replica, how, token in _STORY_OF_RUN.findall(said.why_text(name)):
             run = truth.runs.get((name, int(token)))
-            if run is not None and run.how != {"ended well": "ok", "failed": "error"}[how]:
-                yield f"why {name}: {how} (token {token})", true_of(run)
+            if run is None:
+                continue
+            is_true = run.replica == replica and run.how in _ENDINGS[how]
+            is_true &= _is_about(run.begun, began, said.at)
+            if how == "died with its holder":
+                is_true &= run.died is not None or run.cut_off or bool(truth.outages)
+            if not is_true:
+                yield (
+                    f"why {name}: began at {began} on {replica}, {how} (token {token})",
+                    true_of(run),
+                )
 
 
 # ---- pages ---------------------------------------------------------------------------------------
@@ -328,6 +424,15 @@ def an_outage_is_drawn_where_it_was(said: Said, truth: Truth) -> Iterator[Findin
         [since], [until] = moments(begin, said.at), moments(end, said.at)
         if not truth.in_outage(since, until, 12):
             yield f"overview: the database did not answer from {begin} to {end}", str(truth.outages)
+
+
+@check
+def a_pause_is_drawn_where_it_was(said: Said, truth: Truth) -> Iterator[Finding]:
+    html = said.html("/?by=task")
+    for task, by, at in re.findall(rf"<title>([^<:]*): paused by (\S+) at {_TIME}", html):
+        pauses = [each for each in truth.pauses if each.task == task and each.by == by]
+        if not any(_is_about(each.since, at, said.at) for each in pauses):
+            yield f"overview: {task}: paused by {by} at {at}", str(pauses)
 
 
 @check
