@@ -421,7 +421,7 @@ class Operations:
                                       OR lock.task_name LIKE ANY (%(like)s::text[]))"""
         self._prepare_tasks(name, replicas, matching)
         self._prepare_runs(name)
-        # Only of tasks that have failed since a replica was seen last, so that few entries are read.
+        # Only of tasks that have failed since a replica was last seen, so few are read.
         found_dead = f"""
             SELECT run.replica AS replica_id, max(run.ended_at) AS died_at
             FROM {name} AS lock JOIN {self._runs} AS run USING (task_name)
