@@ -98,7 +98,7 @@ _SAID = {
     "too long": ("task runs too long", "tasks run too long"),
     "dead": ("task is dead", "tasks are dead"),
     "overdue": ("task is overdue", "tasks are overdue"),
-    "missed": ("task was missed", "tasks were missed"),
+    "missed": ("task missed a run time", "tasks missed run times"),
     "cut": ("task was cut by a stop", "tasks were cut by a stop"),
     "failing": ("task is failing", "tasks are failing"),
     "late": ("task is late", "tasks are late"),
@@ -259,15 +259,15 @@ def overview(context: Context) -> Screen:
         ("hour", patterns),
         lambda locks: _drawn(locks.timeline(hour_ago, now, *patterns, limit=MOST_DRAWN)),
     )
+    severity = severity_of(found.findings) if found else 0
     screen = collector.screen("overview.html", "Overview", found)
     screen.data = {"overview": found, "troubles": bad}
     screen.drawn = {
         "last_of_each": _last_of_each(bad),
         "day_ago": screen.formats.field(day_ago),
         "lines": state_lines(found),
-        "is_well": found is not None
-        and not severity_of(found.findings)
-        and found.alive is not None,
+        "is_well": found is not None and not severity and found.alive is not None,
+        "severity": severity,
         "listed": MOST_LISTED,
         "unlisted": _unlisted(found),
         **_lanes(screen.formats, entries or [], found, hour_ago, now, context.query),

@@ -81,6 +81,16 @@ class TestOverview:
         shown = reader(tasks_=[task_status("a")], replicas_=[replica_status("web-1")])
         assert "All is well. 1 task, 1 replica alive." in shown.words("/")
 
+    def test_notes_need_no_attention(self) -> None:
+        notes = [replica_status("web-1", stopping_since=ago(1)), replica_status("web-2")]
+        words = reader(tasks_=[task_status("a")], replicas_=notes).words("/")
+        assert "All is well. 1 task, 2 replicas alive. 1 replica stops" in words
+        assert "Worth knowing" in words
+        assert "Needs attention" not in words
+        ill = reader(tasks_=[task_status("a", **READ["late"])], replicas_=notes).words("/")
+        assert "All is well" not in ill
+        assert "Needs attention" in ill
+
     def test_each_thing_that_is_not_well_is_a_link(self) -> None:
         kinds = (("a", "failing"), ("b", "overdue"), ("c", "overdue"))
         shown = reader(tasks_=[task_status(name, **READ[kind]) for name, kind in kinds])
