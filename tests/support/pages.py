@@ -27,6 +27,7 @@ from apscheduler_tasklock.status import (
     Finding,
     JobState,
     JobStatus,
+    Misses,
     Overview,
     Pause,
     ReplicaStatus,
@@ -65,6 +66,7 @@ class Known:
     replicas_: Sequence[ReplicaStatus] = ()
     jobs_: Sequence[JobStatus] = ()
     pauses: tuple[Pause, ...] = ()
+    misses: Sequence[Misses] = ()
     usual: dict[str, float] = field(default_factory=dict)
     arguments: dict[str, dict[str, Any]] = field(default_factory=dict)
     findings: Sequence[Finding] = ()
@@ -139,6 +141,7 @@ class Known:
             tasks,
             replicas=self.replicas_,
             jobs=jobs,
+            misses=[each for each in self.misses if _chosen([each.task], patterns, str)],
             pauses_of_all=pauses,
             all_paused=found.paused if all(task.paused for task in tasks) else (),
             is_empty=is_empty,

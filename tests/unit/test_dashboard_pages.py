@@ -20,6 +20,7 @@ from apscheduler_tasklock.errors import TaskLockNotFoundError
 from apscheduler_tasklock.status import (
     Finding,
     JobState,
+    Misses,
     Pause,
     ReplicaState,
     RunningRun,
@@ -90,6 +91,15 @@ class TestOverview:
         ill = reader(tasks_=[task_status("a", **READ["late"])], replicas_=notes).words("/")
         assert "All is well" not in ill
         assert "Needs attention" in ill
+
+    def test_regular_misses_are_acknowledged_on_their_tasks_page(self) -> None:
+        missed = Misses("a", 3, 3, NOW + ago(3), NOW + ago(1), None)
+        known = Known([task_status("a"), task_status("b")], misses=[missed])
+        shown = Reader(known)
+        assert '<a href="task?name=a">1 task missed a run time</a>' in shown.html("/")
+        operator = Reader(known, may_operate=True)
+        pages = [operator.html(f"/task?name={name}") for name in "ab"]
+        assert ["action=ack" in page for page in pages] == [True, False]
 
     def test_each_thing_that_is_not_well_is_a_link(self) -> None:
         kinds = (("a", "failing"), ("b", "overdue"), ("c", "overdue"))
