@@ -126,36 +126,91 @@ def test_the_alert_rules_name_metrics_that_there_are(
         assert set(re.findall(r"\$labels\.(\w+)", text)) <= words[1]
 
 
-RULE = re.compile(r"max by \(([^)]*)\) \((\w+)\{(\w+)=\"(\w+)\"\}\) > 0")
+SELECTOR = r'(?P<metric>\w+)(?:\{(?P<label>\w+)="(?P<value>\w+)"\})?'
+# The forms of expressions that the rules have, each with which samples let a rule fire: those that
+# are there now, those that have risen, and those that have appeared.
+FORMS = {
+    rf"max by \((?P<by>[^)]*)\) \({SELECTOR}\) > 0": lambda now, _: now > 0,
+    rf"sum by \((?P<by>[^)]*)\) \(increase\({SELECTOR}\[\w+\]\)\) > 0": (
+        lambda now, before: before is not None and now > before
+    ),
+    rf"sum by \((?P<by>[^)]*)\) \({SELECTOR} unless .* offset \w+\) > 0": (
+        lambda now, before: before is None and now > 0
+    ),
+}
 
 
-def test_each_level_of_findings_but_notes_fires_one_alert(checkout: Path) -> None:
+def fires(expression: str, before: list[Any], now: list[Any]) -> bool:
+    """Return whether a rule fires, by the samples of a moment ago and of now."""
+    if absent := re.fullmatch(r"absent\((\w+)\)", expression):
+        return absent[1] not in {sample.name for sample in now}
+    if " or " in expression:
+        return any(fires(part, before, now) for part in expression.split(" or "))
+    [(parts, is_met)] = [
+        (matched, is_met)
+        for form, is_met in FORMS.items()
+        if (matched := re.fullmatch(form, expression))
+    ]
+    values = {(each.name, *sorted(each.labels.items())): each.value for each in before}
+    return any(
+        is_met(sample.value, values.get((sample.name, *sorted(sample.labels.items()))))
+        for sample in now
+        if sample.name == parts["metric"]
+        and (parts["label"] is None or sample.labels.get(parts["label"]) == parts["value"])
+        and set(parts["by"].split(", ")) <= set(sample.labels)
+    )
+
+
+def rows_with(level: str | None) -> list[Any]:
+    """Return the samples of a task, with a finding of a level."""
+    found = [Finding("overdue", level, "by 95 s", task="sync")] if level else []
+    text = text_of(rows_of([task_status("sync")], found, ()))
+    return samples(text_string_to_metric_families(text))
+
+
+def measured() -> list[Any]:
+    """Return what the replicas measure, after one more run whose lock is lost and claim fails."""
+    telemetry()
+    measure_everything()
+    return samples(REGISTRY.collect())
+
+
+def test_each_rule_fires_for_what_it_is_for(checkout: Path) -> None:
     """The findings are those of `check`, so that a rule decides nothing but the time to wait."""
     groups = yaml.safe_load((checkout / "observability/prometheus-rules.yml").read_text())["groups"]
     rules = [rule for group in groups for rule in group["rules"]]
     assert all("for" in rule for rule in rules)
-    fired: dict[str, list[str]] = {}
-    for level in SEVERITIES:
-        finding = Finding("overdue", level, "by 95 s", task="sync")
-        text = text_of(rows_of([task_status("sync")], [finding], ()))
-        found = samples(text_string_to_metric_families(text))
-        for rule in rules:
-            if matched := RULE.fullmatch(rule["expr"]):
-                by, metric, label, value = matched.groups()
-                fired.setdefault(level, []).extend(
-                    rule["alert"]
-                    for sample in found
-                    if sample.name == metric
-                    and sample.labels.get(label) == value
-                    and sample.value > 0
-                    and set(by.split(", ")) <= set(sample.labels)
-                )
-    assert fired == {
-        "note": [],
-        "warning": ["TaskLockWarning"],
-        "critical": ["TaskLockCritical"],
-        "unknown": ["TaskLockUnknown"],
+    well, first, second = rows_with(None), measured(), measured()
+
+    def only(found: list[Any], name: str) -> list[Any]:
+        return [each for each in found if name in each.name]
+
+    moments = {
+        "all is well": ([*well, *second], [*well, *second], []),
+        "nobody tells": ([*well, *second], second, ["TaskLockMetricsMissing"]),
+        **{
+            level: (well, rows_with(level), [] if level == "note" else [f"TaskLock{level.title()}"])
+            for level in SEVERITIES
+        },
+        "a lock was lost": (
+            [*well, *only(first, "lost")],
+            [*well, *only(second, "lost")],
+            ["TaskLockLockLost"],
+        ),
+        "the first lock was lost": (well, [*well, *only(first, "lost")], ["TaskLockLockLost"]),
+        "a claim failed": (
+            [*well, *only(first, "claim")],
+            [*well, *only(second, "claim")],
+            ["TaskLockClaimErrors"],
+        ),
+        "the first claim failed": (well, [*well, *only(first, "claim")], ["TaskLockClaimErrors"]),
     }
+    fired = {
+        moment: [rule["alert"] for rule in rules if fires(rule["expr"], before, now)]
+        for moment, (before, now, _) in moments.items()
+    }
+    assert fired == {moment: expected for moment, (_, _, expected) in moments.items()}
+    assert {rule["alert"] for rule in rules} == {name for names in fired.values() for name in names}
 
 
 def test_the_dashboard_names_metrics_that_there_are(
