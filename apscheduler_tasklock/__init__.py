@@ -19,6 +19,7 @@ from apscheduler_tasklock.errors import (
 )
 from apscheduler_tasklock.lock import HeldLock, current_lock
 from apscheduler_tasklock.status import (
+    DueTimes,
     Finding,
     Health,
     JobState,
@@ -60,6 +61,7 @@ __all__ = [
     "EVENT_TASK_LOCK_LOST",
     "EVENT_TASK_LOCK_REFUSED",
     "EVENT_TASK_LOCK_RELEASED",
+    "DueTimes",
     "Finding",
     "Health",
     "HeldLock",

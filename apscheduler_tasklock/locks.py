@@ -37,6 +37,7 @@ from apscheduler_tasklock._lock.settings import lock_settings
 from apscheduler_tasklock._returned import check_returned, why_no_call_runs
 from apscheduler_tasklock._values import logger_of
 from apscheduler_tasklock._words.findings import NO_REPLICA_AFTER, WatchedRows, with_findings
+from apscheduler_tasklock._words.stories import story_of
 from apscheduler_tasklock.errors import (
     TaskLockDatabaseError,
     TaskLockError,
@@ -549,7 +550,7 @@ class TaskLocks:
         :raises TaskLockError: the database is unavailable, or rejects the statement
         """
         _check_zone("why", at=at)
-        return self._operate(lambda operations, cursor: operations.why(cursor, name, at))
+        return story_of(*self._operate(lambda operations, cursor: operations.why(cursor, name, at)))
 
     def replicas(self) -> list[ReplicaStatus]:
         """Return the replicas, in the order of their starts.

@@ -126,8 +126,9 @@ class TaskStatus:
 
     :ivar name: the task's name
     :ivar state: the state
-    :ivar schedule: the trigger in canonical form, as JSON-like data, with its end; if the parts of
-        a combination have several time zones, with these; ``None``: not registered
+    :ivar schedule: the trigger in canonical form, as JSON-like data, with its end, and with the
+        start of a calendar interval; if the parts of a combination have several time zones, with
+        these; ``None``: not registered
     :ivar kind: kind of the last run: ``"schedule"``, ``"takeover"``, ``"retry"``, ``"manual"`` or
         ``"hold"``
     :ivar token: fencing token of the last run
@@ -556,9 +557,36 @@ class Verdict(str, Enum):
     MISSED = "missed"
     """No replica has run it."""
     DUE = "due"
-    """It is due, and no replica has run it so far."""
+    """It is due, no replica has run it so far, and no reason is noted."""
     UNKNOWN = "unknown"
     """The history does not reach back so far, or the task has never been due."""
+
+
+@dataclass(frozen=True)
+class DueTimes:
+    """Run times that have come, that nobody has begun, and of which no reason is noted.
+
+    :ivar first: the first one
+    :ivar last: the last one; if they are not counted, the last one that was computed
+    :ivar run_times: how many they are; ``None``: more than are counted
+    :ivar is_exact: whether these are the schedule's own times. If not, each replica has times of
+        its own, and these are only near them.
+    :ivar is_due: whether the task's row says that it is due. If not, only its schedule says so: the
+        job may have been moved, or was not there.
+    :ivar cause: why, as far as it is known by now: ``"paused"``, ``"running"``, or ``"unasked"`` if
+        no replica with the task was alive; ``None``: it is not known
+    :ivar reason: the cause in words
+    :ivar noted_from: from when on a replica notes the reason; ``None``: it is not known
+    """
+
+    first: datetime
+    last: datetime
+    run_times: int | None
+    is_exact: bool
+    is_due: bool
+    cause: str | None
+    reason: str | None
+    noted_from: datetime | None
 
 
 @dataclass(frozen=True)
@@ -582,6 +610,15 @@ class Story:
         last hour
     :ivar history_begins_at: the time from which the run history is complete. Before it nothing is
         known but failures and misses. ``None``: there is no history.
+    :ivar read_at: when all this was read
+    :ivar running: the runs of the task that had begun at the moment and go on, the earlier first:
+        also those whose lock is lost, because they were taken over
+    :ivar due: the run times until the moment that nobody has begun and that no entry tells of, the
+        earlier first; times with the same cause are together
+    :ivar not_known_after: the time after which the task's run times until the moment are not known,
+        such as those of a trigger of the application; ``None``: they are known
+    :ivar misses_begin_at: the time from which all missed run times are kept; ``None``: none has
+        been overwritten so far
     """
 
     task: TaskStatus
@@ -595,6 +632,11 @@ class Story:
     actions: tuple[Run, ...]
     replicas: tuple[ReplicaStatus, ...]
     history_begins_at: datetime | None
+    read_at: datetime | None = None
+    running: tuple[RunningRun, ...] = ()
+    due: tuple[DueTimes, ...] = ()
+    not_known_after: datetime | None = None
+    misses_begin_at: datetime | None = None
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,6 @@ from apscheduler_tasklock._lock.statements import (
     listed_pauses,
     probe,
 )
-from apscheduler_tasklock._lock.stories import story_of
 from apscheduler_tasklock._values import LONGEST_MESSAGE
 from apscheduler_tasklock.errors import (
     TaskLockNotFoundError,
@@ -91,7 +90,6 @@ from apscheduler_tasklock.status import (
     RunningRun,
     RunRequest,
     Silence,
-    Story,
     TaskState,
     TaskStatus,
 )
@@ -1064,13 +1062,21 @@ class Operations:
             rows = self._all(cursor, self._usual_durations, like=like)
         return {row["task"]: row["seconds"] for row in rows}
 
-    def why(self, cursor: Any, task: str, at: datetime | None) -> Story:
-        """Return what is known of a task around a moment.
+    def why(
+        self, cursor: Any, task: str, at: datetime | None
+    ) -> tuple[TaskStatus, list[Run], list[ReplicaStatus], datetime, datetime]:
+        """Return what a task's story is made of: its row, its entries, the replicas, and two times.
 
         :param at: the moment; ``None``: now
+        :return: the times are the moment and the time before the reads
         :raises TaskLockNotFoundError: the task has no row
         :raises TaskLockOptionError: the moment is in the future
         """
+        # First of all, so that a run that has begun by then is in the row.
+        now = self.database_time(cursor)
+        at = at or now
+        if at > now:
+            raise TaskLockOptionError(f"why: {at} is in the future; it is {now}")
         found = self.tasks(cursor, [escaped(task)], 1)
         if not found:
             raise TaskLockNotFoundError([task])
@@ -1084,15 +1090,11 @@ class Operations:
             **wanted,
         )
         entries = [_run_of(row) for row in rows]
-        now = self.database_time(cursor)
-        at = at or now
-        if at > now:
-            raise TaskLockOptionError(f"why: {at} is in the future; it is {now}")
         replicas: list[ReplicaStatus] = []
         # Without this right, the read of the task has reported that the replicas cannot be read.
         with suppress(UndefinedTable, InsufficientPrivilege):
             replicas = self.replicas(cursor)
-        return story_of(found[0], entries, replicas, at)
+        return found[0], entries, replicas, at, now
 
     def replicas(self, cursor: Any) -> list[ReplicaStatus]:
         """Return the replicas, in the order of their starts."""

@@ -50,7 +50,8 @@ def with_exact_times(schedule: Any, details: Any) -> Any:
 
 
 def _without_exact_times(exact: Mapping[str, Any]) -> dict[str, Any]:
-    form = {name: value for name, value in exact.items() if name != "zone"}
+    left_out = ("zone", "start") if exact.get("type") == "calendarinterval" else ("zone",)
+    form = {name: value for name, value in exact.items() if name not in left_out}
     for name in ("end", "run"):
         if "." in (form.get(name) or ""):  # a fraction of a second
             form[name] = None

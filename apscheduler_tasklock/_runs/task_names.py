@@ -229,9 +229,9 @@ def canonical_schedule(trigger: Any) -> str:
 def exact_schedule(trigger: Any) -> Any:
     """Return a trigger in canonical form with what that form leaves out, for operators.
 
-    These are dates and ends with microseconds, and the time zones of the parts of a combination in
-    several time zones. ``None`` is returned if the canonical form and the trigger's time zone tell
-    the same, or if the form is too long for a row.
+    These are dates and ends with microseconds, the start of a calendar interval, and the time zones
+    of the parts of a combination in several time zones. ``None`` is returned if the canonical form
+    and the trigger's time zone tell the same, or if the form is too long for a row.
     """
     if type(trigger) is DateTrigger:
         return None
@@ -252,6 +252,8 @@ def _exact(trigger: Any, *, with_zone: bool) -> Any:
         moment = getattr(trigger, attribute, None)
         if name in form and isinstance(moment, datetime):
             form[name] = _canonical_datetime(moment)
+    if form.get("type") == "calendarinterval":
+        form["start"] = trigger.start_date.isoformat()
     if with_zone and "class" not in form:
         form["zone"] = zone_of(trigger)
     return form

@@ -1,10 +1,10 @@
-"""The next run times of a task, from its row: when it is due, its schedule and its time zone."""
+"""The run times of a task, from its row: when it is due, its schedule and its time zone."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from datetime import date, datetime, timedelta, timezone, tzinfo
+from datetime import date, datetime, time, timedelta, timezone, tzinfo
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -72,6 +72,71 @@ def _times_of(trigger: Any, due_at: datetime, now: datetime) -> Sequence[datetim
     return run_times_between(trigger, due_at - _SLACK, _END, COUNT)
 
 
+def run_times_between(
+    task: TaskStatus, since: datetime, until: datetime, most: int
+) -> list[datetime] | None:
+    """Return a task's nominal run times from ``since`` on and until ``until``, in UTC.
+
+    ``None`` if they are not exactly known: as of :func:`next_run_times`, of an interval whose start
+    each replica has for itself, and of an interval with jitter.
+
+    :param most: limits how many are returned; one more is returned if there are more
+    """
+    try:
+        from apscheduler_tasklock._runs.trigger_times import (
+            EndlessTriggerError,
+            Steps,
+            following_run_time,
+        )
+        from apscheduler_tasklock._runs.trigger_times import run_times_between as between
+    except ImportError:
+        return None
+    try:
+        form = task.schedule
+        has_several = task.zone is None and "parts" in form
+        zone = timezone.utc if has_several else _zone(task.zone)
+        if form["type"] == "interval" and form["jitter"]:
+            return None
+        trigger = _trigger(
+            _without_jitter(form), None if has_several else zone, _start(form, task.due_at, zone)
+        )
+        end = until + timedelta(microseconds=1)
+        first = between(trigger, since.astimezone(zone), end, 1)
+        found, steps = list(first), Steps()
+        while found and len(found) <= most:
+            following = following_run_time(trigger, found[-1], found[-1], steps)
+            if following is None or following.timestamp() > until.timestamp():
+                break
+            found.append(following)
+    except (*NO_FORM, OSError, EndlessTriggerError):
+        return None
+    return [each.astimezone(timezone.utc) for each in found]
+
+
+def _start(form: Mapping[str, Any], due_at: datetime | None, zone: tzinfo) -> datetime:
+    """Return a time from which a schedule's run times can be computed.
+
+    :raises ValueError: it is not known
+    """
+    start: datetime | None = datetime(1970, 1, 1, tzinfo=timezone.utc)  # of a cron trigger
+    if form["type"] == "date":
+        start = _moment(form["run"]) or due_at
+    elif form["type"] == "interval":
+        start = _moment(form["start"])
+    elif form["type"] == "calendarinterval":
+        start = datetime.combine(date.fromisoformat(form["start"]), time(12), zone)
+    if start is None:
+        raise ValueError("each replica has a start of its own")
+    return start
+
+
+def _without_jitter(form: Mapping[str, Any]) -> dict[str, Any]:
+    plain = {**form, "jitter": None}
+    if "parts" in form:
+        plain["parts"] = [_without_jitter(part) for part in form["parts"]]
+    return plain
+
+
 def end_of(schedule: Any) -> datetime | date | None:
     """Return the end of a schedule, after which it has no run time; ``None`` if it has none.
 
@@ -120,11 +185,12 @@ def _zone(name: str | None) -> tzinfo:
 
 
 def _trigger(
-    form: Mapping[str, Any], zone: tzinfo | None, due_at: datetime, *, is_part: bool = False
+    form: Mapping[str, Any], zone: tzinfo | None, start: datetime, *, is_part: bool = False
 ) -> Any:
-    """Return the trigger that has this canonical form, and is due at a time.
+    """Return the trigger that has this canonical form, and has a run at a time.
 
     :param zone: its time zone; ``None``: each part of it has its own
+    :param start: a run time of an interval and of a date; a time on a day of a calendar interval
     :param is_part: whether it is a part of a combination, and another part may be due
     :raises Exception: there is none; see ``NO_FORM``
     """
@@ -136,10 +202,10 @@ def _trigger(
     kind = form["type"]
     if kind in ("and", "or"):
         combine = AndTrigger if kind == "and" else OrTrigger
-        parts = [_trigger(part, zone, due_at, is_part=True) for part in form["parts"]]
+        parts = [_trigger(part, zone, start, is_part=True) for part in form["parts"]]
         return combine(parts, jitter=form["jitter"])
     if kind == "date":
-        run = _moment(form["run"]) if is_part else due_at
+        run = _moment(form["run"]) if is_part else start
         if run is None:  # APScheduler would take the time now
             raise ValueError("the date of a part is not known")
         return DateTrigger(run)
@@ -151,7 +217,7 @@ def _trigger(
         days, seconds, microseconds = form["length"]
         length = timedelta(days=days, seconds=seconds, microseconds=microseconds)
         exact = length.total_seconds()
-        return IntervalTrigger(seconds=exact, start_date=due_at, end_date=end, timezone=zone)
+        return IntervalTrigger(seconds=exact, start_date=start, end_date=end, timezone=zone)
     if kind == "cron":
         fields, jitter = form["fields"], form["jitter"]
         return CronTrigger(**fields, end_date=end, timezone=zone, jitter=jitter)
@@ -164,7 +230,7 @@ def _trigger(
     return CalendarIntervalTrigger(
         **lengths,
         **times,
-        start_date=due_at.astimezone(zone).date(),
+        start_date=start.astimezone(zone).date(),
         end_date=form["end"] and date.fromisoformat(form["end"]),
         timezone=zone,
         jitter=form["jitter"],

@@ -1,4 +1,7 @@
-"""Stories in words: what is known of a task around a moment, such as why it did not run."""
+"""Stories: what is known of a task around a moment, such as why it did not run, and its words.
+
+A story is put together from the task's row, its entries in the run history, and the replicas.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from apscheduler_tasklock._lock.statements.misses import MISSES
+from apscheduler_tasklock._words.due_times import SCHEDULED, Known, due_times, ends_pause
 from apscheduler_tasklock._words.formats import Formats
 from apscheduler_tasklock._words.runs import (
     action_in_words,
@@ -14,7 +19,18 @@ from apscheduler_tasklock._words.runs import (
     miss_in_words,
 )
 from apscheduler_tasklock._words.tasks import pause_in_words
-from apscheduler_tasklock.status import MissCause, Pause, Run, Story, TaskState, TaskStatus, Verdict
+from apscheduler_tasklock.status import (
+    DueTimes,
+    MissCause,
+    Pause,
+    ReplicaStatus,
+    Run,
+    RunningRun,
+    Story,
+    TaskState,
+    TaskStatus,
+    Verdict,
+)
 
 # The words for the outcomes of runs. Other outcomes are shown by their own names.
 _ENDED = {
@@ -29,6 +45,178 @@ _ENDED = {
 
 # The runs that have no run time, by their kinds.
 _WITHOUT_RUN_TIME = {"manual": "a manual run", "hold": "a hold"}
+
+
+def story_of(
+    task: TaskStatus,
+    entries: Sequence[Run],
+    replicas: Sequence[ReplicaStatus],
+    at: datetime,
+    now: datetime | None = None,
+) -> Story:
+    """Return what is known of a task around a moment.
+
+    :param entries: the task's entries in the run history, in any order
+    :param replicas: all replicas
+    :param now: the time of the read; ``None``: it is the moment
+    """
+    now = now or at
+    actions = _in_order(each for each in entries if each.kind == "operator")
+    misses = _in_order(each for each in entries if each.outcome == "missed")
+    runs = _in_order(
+        each for each in entries if each.kind != "operator" and each.outcome != "missed"
+    )
+    having = tuple(each for each in replicas if task.name in each.tasks)
+    complete_since = _complete_since(runs)
+    due, not_known_after = due_times(
+        Known(task, runs, misses, actions, having, at, now, complete_since)
+    )
+    miss = _miss_until(misses, at)
+    run = _last_until(runs, at)
+    known = [(time_of(run), Verdict.RAN)] if run is not None else []
+    if miss is not None:
+        known.append((min(at, miss.last_scheduled_at or time_of(miss)), Verdict.MISSED))
+    begun_at = _begun_at(task)
+    if begun_at is not None:
+        known.append((begun_at, Verdict.RUNNING))
+    # A dead run in the history may have the same run time as the current run, which has taken it
+    # over. Then the story is about the current run.
+    order = list(Verdict)
+    known = [(time, verdict) for time, verdict in known if time <= at]
+    when, verdict = max(
+        known, key=lambda each: (each[0], -order.index(each[1])), default=(at, Verdict.UNKNOWN)
+    )
+    if due:  # also if a manual run or a hold came after it, because neither is its run
+        when, verdict = due[-1].last, Verdict.DUE
+    its_runs = [each for each in runs if verdict in _WITH_RUNS and time_of(each) == when]
+    others = [each for each in runs if each not in its_runs]
+    before, after = _last_until(others, when), _first_after(others, when)
+    begin = None if before is None else min(when, time_of(before))
+    return Story(
+        task=task,
+        at=at,
+        verdict=verdict,
+        scheduled_at=_scheduled_at(verdict, when, miss),
+        runs=tuple(its_runs),
+        miss=miss if verdict is Verdict.MISSED else None,
+        before=before,
+        after=after,
+        actions=tuple(_around(actions, begin, None if after is None else time_of(after))),
+        replicas=having,
+        history_begins_at=complete_since or min(map(time_of, misses), default=None),
+        read_at=now,
+        running=tuple(_running_at(task, runs, replicas, at)),
+        due=due,
+        not_known_after=not_known_after,
+        misses_begin_at=min(map(time_of, misses)) if len(misses) >= MISSES else None,
+    )
+
+
+_WITH_RUNS = (Verdict.RAN, Verdict.RUNNING)
+
+
+def _running_at(
+    task: TaskStatus, runs: Sequence[Run], replicas: Sequence[ReplicaStatus], at: datetime
+) -> list[RunningRun]:
+    """Return the runs that had begun at a moment and go on, also those whose lock is lost."""
+    found = {each.token: each for each in task.stuck}
+    for replica in replicas:
+        if replica.alive:
+            found.update(
+                {run.token: run for run in replica.running if run.task == task.name and run.lost}
+            )
+    is_over = task.finished_at is not None or task.state is TaskState.DEAD
+    # The history is read after the row.
+    is_over |= any(run.token == task.token and run.outcome != "overtaken" for run in runs)
+    if task.started_at is not None and not is_over:
+        found[task.token] = RunningRun(task.name, task.token, task.holder, task.started_at)
+    begun = [run for run in found.values() if run.since <= at]
+    return sorted(begun, key=lambda run: run.since)
+
+
+def _scheduled_at(verdict: Verdict, when: datetime, miss: Run | None) -> datetime | None:
+    """Return the run time that a story is about.
+
+    Of several missed run times the first and the last one are known, and not those between them.
+    """
+    if verdict is Verdict.UNKNOWN:
+        return None
+    if verdict is Verdict.MISSED and miss is not None and when != miss.last_scheduled_at:
+        return miss.scheduled_at
+    return when
+
+
+def time_of(entry: Run) -> datetime:
+    """Return the run time of an entry; if it has none, such as a hold, when it began."""
+    if entry.kind == "operator":
+        return entry.started_at
+    return entry.scheduled_at or entry.started_at
+
+
+def _in_order(entries: Iterable[Run]) -> list[Run]:
+    return sorted(entries, key=lambda each: (time_of(each), each.started_at))
+
+
+def _last_until(entries: Sequence[Run], moment: datetime) -> Run | None:
+    return next((each for each in reversed(entries) if time_of(each) <= moment), None)
+
+
+def _miss_until(misses: Sequence[Run], moment: datetime) -> Run | None:
+    """Return the missed run times of which one is the last before a moment, or may be.
+
+    The entry of a pause may enclose a run time for which another replica has told another cause.
+    """
+    earlier = [each for each in misses if time_of(each) <= moment]
+    return max(
+        earlier,
+        key=lambda each: (min(moment, each.last_scheduled_at or time_of(each)), time_of(each)),
+        default=None,
+    )
+
+
+def _first_after(entries: Sequence[Run], moment: datetime) -> Run | None:
+    return next((each for each in entries if time_of(each) > moment), None)
+
+
+def _begun_at(task: TaskStatus) -> datetime | None:
+    """Return the run time of the run that goes on or is dead; ``None`` if the last run is over."""
+    if task.started_at is None or task.finished_at is not None:
+        return None
+    has_run_time = task.kind in SCHEDULED
+    return task.scheduled_at if has_run_time and task.scheduled_at else task.started_at
+
+
+def _around(actions: Sequence[Run], begin: datetime | None, end: datetime | None) -> list[Run]:
+    """Return the actions between two times, and the pauses that were in force at the first one.
+
+    :param begin: the first time; ``None``: all earlier actions are returned
+    """
+    if begin is None:
+        return [each for each in actions if end is None or each.started_at < end]
+    earlier = [each for each in actions if each.started_at < begin]
+    in_force = [
+        each
+        for each in earlier
+        if each.outcome in ("paused", "job-paused")
+        and (each.until is None or each.until > begin)
+        and not any(ends_pause(later, each) for later in earlier)
+    ]
+    later = [each for each in actions if each.started_at >= begin]
+    return in_force + [each for each in later if end is None or each.started_at < end]
+
+
+def _complete_since(runs: Sequence[Run]) -> datetime | None:
+    """Return the time from which the entries of runs are complete, as far as they show.
+
+    The runs that ended well have as many slots as the others. So the fewer ones of the two have
+    empty slots, and none of them has been overwritten.
+    """
+    well = [time_of(each) for each in runs if each.outcome == "ok"]
+    others = [time_of(each) for each in runs if each.outcome != "ok"]
+    most = max(len(well), len(others))
+    if not most:
+        return None
+    return max(min(each) for each in (well, others) if len(each) == most)
 
 
 @dataclass(frozen=True)
@@ -56,7 +244,7 @@ def story_lines(story: Story, formats: Formats) -> StoryLines:
             f"{each.replica_id} {each.state.value}, started {formats.moment(each.started_at)}"
             for each in story.replicas
         ],
-        "history": [_history(story, formats)],
+        "history": _history(story, formats),
     }
     return StoryLines(
         f"{story.task.name} at {formats.moment(story.at)}: {_headline(story, formats)}",
@@ -66,17 +254,32 @@ def story_lines(story: Story, formats: Formats) -> StoryLines:
 
 
 def _headline(story: Story, formats: Formats) -> str:
-    """Return a sentence on the last run time until the moment.
-
-    A missed run time is noted after its grace time. Until then the history has no entry, so the
-    sentence names a pause and missing replicas itself.
-    """
-    words = []
+    """Return a sentence on what goes on, and on the last run time until the moment."""
+    others = [run for run in story.running if not _is_told(run, story)]
+    words = [_goes_on(run, story.task, formats) for run in others]
+    last = _last_run_time(story, formats)
+    if story.verdict is Verdict.RUNNING:
+        words, last = [last, *words], ""
     if _pauses_now(story):
         words.append("it is paused now")
     if story.after is None and _has_no_live_replica(story):
         words.append("no live replica has it now")
-    return ", and ".join([*words, _last_run_time(story, formats)])
+    return ", and ".join(filter(None, [*words, last]))
+
+
+def _is_told(run: RunningRun, story: Story) -> bool:
+    """Return whether a run is the one that the story is about."""
+    return story.verdict is Verdict.RUNNING and run.token == story.task.token
+
+
+def _goes_on(run: RunningRun, task: TaskStatus, formats: Formats) -> str:
+    if run.lost:
+        return (
+            f"a run that began at {formats.moment(run.since)} on {run.replica} goes on although "
+            "its lock is lost"
+        )
+    what = _what(task.kind, task.scheduled_at, formats)
+    return f"its run goes on, {what}, begun at {formats.moment(run.since)} on {run.replica}"
 
 
 def _has_no_live_replica(story: Story) -> bool:
@@ -92,14 +295,15 @@ def _last_run_time(story: Story, formats: Formats) -> str:
     if verdict is Verdict.UNKNOWN:
         is_new = task.started_at is None
         return "it has never run" if is_new else "the history has no run time before that"
+    if verdict is Verdict.DUE:
+        return _last_due_in_words(story, formats)
     missed = "refused" if miss is not None and _is_refused(miss) else "missed"
     if miss is not None and story.scheduled_at != miss.last_scheduled_at:
         return f"its run times around then were {missed}"
-    was = f"its last run time until then was {formats.moment(story.scheduled_at)}"
+    last = "its last known run" if _may_have_later(story) else "its last run"
+    was = f"{last} time until then was {formats.moment(story.scheduled_at)}"
     if verdict is Verdict.MISSED:
         return f"{was}, which was {missed}"
-    if verdict is Verdict.DUE:
-        return f"{was}, which no replica has run so far"
     if verdict is Verdict.RAN:
         kind = story.runs[-1].kind
         became = _became(story.runs, story.at)
@@ -107,8 +311,26 @@ def _last_run_time(story: Story, formats: Formats) -> str:
         kind = task.kind or ""
         became = "is dead" if task.state is TaskState.DEAD else "goes on"
     if kind in _WITHOUT_RUN_TIME:
-        return f"its last run until then was {_WITHOUT_RUN_TIME[kind]}, which {became}"
+        return f"{last} until then was {_WITHOUT_RUN_TIME[kind]}, which {became}"
     return f"{was}, whose run {became}"
+
+
+def _may_have_later(story: Story) -> bool:
+    """Return whether the task may have had run times of which nothing is known."""
+    begins_at = story.history_begins_at
+    return story.not_known_after is not None or (begins_at is not None and story.at < begins_at)
+
+
+def _last_due_in_words(story: Story, formats: Formats) -> str:
+    """Return what became of the last run time, which nobody has begun."""
+    last = story.due[-1]
+    about = "" if last.is_exact else "about "
+    if last.run_times is None:
+        since = formats.moment(last.first)
+        return f"nobody has begun its run times since {about}{since}, which are many"
+    known = "known " if _may_have_later(story) else ""
+    at = formats.moment(last.last)
+    return f"its last {known}run time until then was {about}{at}, which nobody has begun"
 
 
 def _is_refused(miss: Run) -> bool:
@@ -134,22 +356,59 @@ def _pauses_now(story: Story) -> list[Pause]:
 def _verdict(story: Story, formats: Formats) -> list[str]:
     """Return what became of the run time that the story is about."""
     task = story.task
-    lines = _runs(story.runs, formats)
-    if story.verdict is Verdict.RUNNING:
+    lines = []
+    if story.verdict is Verdict.RUNNING or any(not run.lost for run in story.running):
         lines.append(_running(task, formats))
-    elif story.miss is not None:
+    lines += [
+        f"{_goes_on(run, task, formats)} (token {run.token})" for run in story.running if run.lost
+    ]
+    lines += _runs(story.runs, formats)
+    if story.miss is not None:
         refused = "refused" if _is_refused(story.miss) else "no replica ran"
         told = _told_in_words(story.miss, formats)
         lines.append(f"{refused} {miss_in_words(story.miss, formats)} ({told})")
-    elif story.verdict is Verdict.DUE:
-        late = formats.seconds(task.late_by)
-        lines.append(
-            f"due at {formats.moment(task.due_at)}, {late} ago, and no replica has run it so far"
-        )
+    lines += [_due_in_words(each, story, formats) for each in story.due]
+    if story.not_known_after is not None:
+        lines.append(_not_known_in_words(story, formats))
     lines += [pause_in_words(each, formats, with_since=True) for each in _pauses_now(story)]
     if story.after is None and task.due_at is not None and task.due_at > story.at:
         lines.append(f"due next at {formats.moment(task.due_at)}")
     return lines
+
+
+def _due_in_words(due: DueTimes, story: Story, formats: Formats) -> str:
+    """Return which run times nobody has begun, why as far as it is known, and what follows."""
+    about = "" if due.is_exact else "about "
+    first, last = formats.moment(due.first), formats.moment(due.last)
+    if due.run_times is None:
+        times = f"more run times than are counted here, since {about}{first}"
+    elif due.run_times == 1:
+        times = f"{about}{first}"
+    else:
+        times = f"{about}{due.run_times} run times from {first} to {last}"
+    words = f"due {times}" if due.is_due else f"by its schedule {times}"
+    words += f", begun by nobody{f': {due.reason}' if due.reason else ''}"
+    return f"{words}; {_noted_in_words(due, story, formats)}"
+
+
+def _noted_in_words(due: DueTimes, story: Story, formats: Formats) -> str:
+    """Return from when on the reason of due times is noted, or that none is."""
+    kept_since, read_at = story.misses_begin_at, story.read_at or story.at
+    if kept_since is not None and due.last < kept_since:
+        return "the reasons of that time are no longer kept"
+    if due.cause == MissCause.UNASKED.value and _has_no_live_replica(story):
+        return "a reason is noted once a replica has it again"
+    if due.noted_from is not None and due.noted_from > read_at:
+        return f"a reason is noted from {formats.moment(due.noted_from)} on"
+    return "no reason is noted so far"
+
+
+def _not_known_in_words(story: Story, formats: Formats) -> str:
+    words = f"its run times after {formats.moment(story.not_known_after)} are not known"
+    schedule = story.task.schedule
+    if isinstance(schedule, Mapping) and "class" in schedule:
+        return f"{words}, because its trigger is the application's own"
+    return f"{words}, because its schedule is not that of then, or has no common times"
 
 
 def _told_in_words(miss: Run, formats: Formats) -> str:
@@ -201,11 +460,17 @@ def _action(action: Run, task: TaskStatus, formats: Formats) -> str:
     return f"{formats.moment(action.started_at)} {what} {action_in_words(action, formats)}"
 
 
-def _history(story: Story, formats: Formats) -> str:
-    begins_at = story.history_begins_at
+def _history(story: Story, formats: Formats) -> list[str]:
+    """Return since when runs and missed run times are kept."""
+    begins_at, misses_at = story.history_begins_at, story.misses_begin_at
     if begins_at is None:
-        return "there is no history of this task"
+        return ["there is no history of this task"]
     words = f"begins at {formats.moment(begins_at)}"
     if story.at < begins_at:
         words += "; before it nothing is known"
-    return words
+    if misses_at is None:
+        return [words]
+    missed = f"missed run times are kept from {formats.moment(misses_at)} on"
+    if story.at < misses_at:
+        missed += "; which ones were missed before it is not known"
+    return [words, missed]

@@ -14,7 +14,7 @@ from starlette.applications import Starlette
 from starlette.datastructures import QueryParams
 
 from apscheduler_tasklock import TaskLocks
-from apscheduler_tasklock._lock.stories import story_of
+from apscheduler_tasklock._words.stories import story_of
 from apscheduler_tasklock.dashboard.access import Authorize, read_only
 from apscheduler_tasklock.dashboard.app import Dashboard
 from apscheduler_tasklock.dashboard.pages import Visit, page_of_screen, twin_of_screen

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from apscheduler_tasklock import Pause, Run, Story, TaskState, TaskStatus, Verdict
+from apscheduler_tasklock import DueTimes, Pause, Run, Story, TaskState, TaskStatus, Verdict
 from apscheduler_tasklock._words.runs import ending_in_words, run_notes
 from apscheduler_tasklock._words.stories import story_lines
 from apscheduler_tasklock._words.tasks import facts_of
@@ -120,6 +120,7 @@ WELL = replace(FAILED, kind="schedule", outcome="ok", error_type=None, error=Non
 MISSED = replace(WELL, token=None, outcome="missed", last_scheduled_at=AT, run_times=1)
 SPAN = replace(MISSED, last_scheduled_at=AT + timedelta(hours=9), run_times=10)
 HAS_RUN: dict[str, Any] = {"verdict": Verdict.RAN, "scheduled_at": AT, "runs": (WELL,)}
+DUE = DueTimes(AT, AT, 1, True, True, None, None, None)
 RUNS_ON = {"verdict": Verdict.RUNNING, "scheduled_at": AT}
 OF_03 = "its last run time until then was [03:00]"
 LIVE = ReplicaStatus("web-1", "host", "1.0", AT, AT, ReplicaState.ALIVE, ("report",), ())
@@ -154,7 +155,25 @@ PAUSE = Pause("ann", AT, None, "move")
             RUNS_ON,
             "its last run until then was a hold, which goes on",
         ),
-        (60, {}, {"verdict": Verdict.DUE, "scheduled_at": AT}, f"{OF_03}, which no replica has"),
+        (
+            60,
+            {},
+            {"verdict": Verdict.DUE, "scheduled_at": AT, "due": (DUE,)},
+            f"{OF_03}, which nobody has begun",
+        ),
+        (
+            60,
+            {},
+            {"verdict": Verdict.DUE, "scheduled_at": AT, "due": (replace(DUE, is_exact=False),)},
+            "its last run time until then was about [03:00], which nobody has begun",
+        ),
+        (
+            60,
+            {},
+            {"verdict": Verdict.DUE, "scheduled_at": AT, "due": (replace(DUE, run_times=None),)},
+            "nobody has begun its run times since [03:00], which are many",
+        ),
+        (60, {}, HAS_RUN | {"not_known_after": AT}, "its last known run time until then was"),
         (
             60,
             {},
@@ -190,7 +209,11 @@ def test_the_headline_of_a_story_is_a_sentence(
     }
     at = AT + timedelta(minutes=minutes)
     told = Story(
-        task=replace(TASK, **task), at=at, actions=(), history_begins_at=AT, **{**known, **story}
+        task=replace(TASK, **task),
+        at=at,
+        actions=(),
+        history_begins_at=AT - timedelta(hours=1),
+        **{**known, **story},
     )
     headline = story_lines(told, Page()).headline.partition(": ")[2]
     assert headline.startswith(words) or (words.startswith(",") and headline.endswith(words))

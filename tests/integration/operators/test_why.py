@@ -51,7 +51,9 @@ def began(minutes: float, **changes: str) -> dict[str, str]:
 def night(connection: Connection) -> None:
     """A task with four run times: run, failed over, missed twice in a pause, and run."""
     with connection.transaction():  # so that `now()` is one time
-        add_task(connection, "job", window_start="now() - interval '10 min'")
+        # Its schedule is not known, so nothing is computed.
+        row = {"window_start": "now() - interval '10 min'", "schedule": "NULL"}
+        add_task(connection, "job", **row)
         add_run(connection, "job", 1, **began(60))
         add_run(connection, "job", 2, **began(50, outcome="'died'", ended_at="now()"))
         taken = began(
@@ -93,6 +95,25 @@ class TestStories:
         assert story.miss is not None
         assert (story.miss.reason, story.miss.run_times) == ("the task was paused", 2)
         assert [action.outcome for action in story.actions] == ["paused", "resumed"]
+
+    def test_a_run_time_that_nobody_has_begun_is_told_before_its_reason_is_noted(
+        self, operator: TaskLocks, connection: Connection
+    ) -> None:
+        """The schedule is that of the row, with the zone that a replica has registered."""
+        connection.execute(
+            "UPDATE task_lock SET details = %s, schedule = %s, window_start = date_trunc('minute',"
+            " now()) - interval '2 min', due_at = date_trunc('minute', now()), overdue_at = now()"
+            " + interval '1 h', window_until = now() - interval '90 s'",
+            [
+                '{"options": {}, "zone": "Europe/Berlin"}',
+                '{"type": "cron", "fields": {"minute": "*", "second": "0"}, "start": null, '
+                '"end": null, "jitter": 0.0}',
+            ],
+        )
+        story = operator.why("job")
+        [before, due] = story.due
+        assert (story.verdict, before.is_due, due.is_due) == (Verdict.DUE, False, True)
+        assert (before.run_times, before.last + timedelta(minutes=1)) == (1, due.first)
 
     def test_a_miss_that_was_run_after_it_was_told_is_left_out(
         self, operator: TaskLocks, connection: Connection
