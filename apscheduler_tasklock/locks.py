@@ -68,6 +68,7 @@ from apscheduler_tasklock.status import (
     Finding,
     JobState,
     JobStatus,
+    Lanes,
     Misses,
     Overview,
     Pause,
@@ -493,36 +494,54 @@ class TaskLocks:
             lambda operations, cursor: operations.recent_runs(cursor, names, limit)
         )
 
-    def timeline(
-        self, since: datetime, until: datetime, *patterns: str, limit: int = 5000
-    ) -> list[Run]:
-        """Return what the run history has of a span of time, the newest first.
+    def lanes(
+        self,
+        since: datetime,
+        until: datetime,
+        *patterns: str,
+        by: str = "task",
+        parts: int = 500,
+        limit: int = 50,
+        offset: int = 0,
+    ) -> Lanes:
+        """Return what the run history has of a span of time, a lane for each task or replica.
 
-        These are runs of which a part is in the span, missed run times in it, and the pauses and
-        resumptions that were made in it. Pauses that were made before the span are returned, too,
-        unless they have ended by themselves before it; each may have been resumed before its end.
-        A run that goes on has no entry in the history.
+        On a lane are the runs of which a part is in the span, also those that go on, and the missed
+        run times in it. Lanes with runs that take too long or are dead come first, then those with
+        runs that failed, then those with missed run times. A task of which nothing in the span is
+        kept has an empty lane, with its ``known_since``.
 
         :param since: the beginning of the span; aware
         :param until: its end, which is no longer part of it; aware
         :param patterns: names of tasks, in which ``*`` and ``?`` stand for characters; none: all
-            tasks. Pauses of all tasks are returned if they apply to all tasks that a pattern can
-            match.
-        :param limit: how many, at most
-        :raises TaskLockOptionError: a time has no zone, ``since`` is not before ``until``, or
-            ``limit`` is no whole number of 0 or more
+            tasks
+        :param by: ``"task"`` or ``"replica"``
+        :param parts: into how many parts of the same length the span is divided, at most 10,000.
+            Entries of one outcome that are shorter than a part, and begin in the same part, are
+            one.
+        :param limit: how many lanes, at most. There may be fewer if they have many entries.
+        :param offset: how many of the first lanes are left out
+        :raises TaskLockOptionError: a time has no zone, ``since`` is not before ``until``, there is
+            no such ``by``, or a number is out of range
         :raises TaskLockError: the database is unavailable, or rejects the statement
         """
-        _check_zone("timeline", since=since, until=until)
-        _check_patterns("timeline", patterns)
-        _check_numbers("timeline", limit=limit)
+        _check_zone("lanes", since=since, until=until)
+        _check_patterns("lanes", patterns)
+        _check_word("lanes", "by", by, ("task", "replica"))
+        _check_numbers("lanes", parts=parts, limit=limit, offset=offset)
+        if not 1 <= parts <= 10_000:
+            raise TaskLockOptionError(f"lanes: parts must be 1 to 10,000, not {parts}")
         if since >= until:
             raise TaskLockOptionError(
-                f"timeline: since ({since}) must be before until ({until}); swap them, or give a "
+                f"lanes: since ({since}) must be before until ({until}); swap them, or give a "
                 "longer span"
             )
+        span: dict[str, Any] = {"since": since, "until": until, "by": by, "parts": parts}
+        like = [like_of(pattern) for pattern in patterns] or None
         return self._operate(
-            lambda operations, cursor: operations.timeline(cursor, patterns, since, until, limit)
+            lambda operations, cursor: operations.lanes(
+                cursor, like, **span, limit=limit, offset=offset
+            )
         )
 
     def usual_durations(self, *patterns: str) -> dict[str, float]:

@@ -431,6 +431,74 @@ class Run:
         return (self.ended_at - self.started_at).total_seconds()
 
 
+@dataclass(frozen=True)
+class LaneEntry:
+    """What lies on a lane: a run, a missed run time, or several too short to be told apart.
+
+    :ivar task: the task's name; ``None``: they are of several tasks
+    :ivar replica: the replica that ran it, or noted that it was missed; ``None``: several did
+    :ivar kind: as in :class:`Run`
+    :ivar outcome: as in :class:`Run`, all have the same; ``"running"``: the run goes on;
+        ``"too long"``: it goes on, and for longer than it may
+    :ivar since: when the run began, or the missed run time; of several, of the first one
+    :ivar until: when the run ended; of several, the last one; ``None``: it goes on
+    :ivar count: how many runs or missed run times these are
+    :ivar run: the history's entry, if there is one and it stands alone
+    """
+
+    task: str | None
+    replica: str | None
+    kind: str
+    outcome: str
+    since: datetime
+    until: datetime | None
+    count: int = 1
+    run: Run | None = None
+
+
+@dataclass(frozen=True)
+class Lane:
+    """The runs and missed run times of one task, or of one replica, in a span of time.
+
+    :ivar name: the name of the task or the replica; ``""``: run times that no replica has run
+    :ivar known_since: before this time the history has not everything of the lane, since it keeps
+        so many entries of each task; ``None``: it has everything. Of a replica, it is the time
+        since which the runs of all tasks are kept.
+    :ivar left_out: how many entries in the span are left out, because they are too many; they
+        ended well, and are longer than a part of the span
+    :ivar left_until: when the last of these ended; ``None``: none are left out
+    :ivar entries: the first one first
+    """
+
+    name: str
+    known_since: datetime | None
+    left_out: int = 0
+    left_until: datetime | None = None
+    entries: tuple[LaneEntry, ...] = ()
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """Some of the lanes of a span of time, those with trouble first.
+
+    :ivar now: the database's time
+    :ivar known_since: the time since which the runs of all tasks that were asked for are kept;
+        ``None``: the history has everything
+    :ivar number: how many lanes there are, of which these are some
+    :ivar pauses: pauses and resumptions of these tasks, and of all tasks of a namespace, that were
+        made until the end of the span, the newest first
+    :ivar outages: from which run time to which one the database did not answer, as the missed run
+        times tell of it
+    """
+
+    now: datetime
+    lanes: tuple[Lane, ...]
+    number: int
+    known_since: datetime | None = None
+    pauses: tuple[Run, ...] = ()
+    outages: tuple[tuple[datetime, datetime], ...] = ()
+
+
 class ReplicaState(str, Enum):
     """The state of a replica: the first member of this list that is true of the replica."""
 

@@ -7,7 +7,7 @@ import re
 import socket
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -58,6 +58,7 @@ from apscheduler_tasklock._lock.statements import (
     Statement,
     all_pauses,
     for_template,
+    lanes,
     listed_pauses,
     probe,
 )
@@ -80,6 +81,9 @@ from apscheduler_tasklock.status import (
     URGENCY,
     JobState,
     JobStatus,
+    Lane,
+    LaneEntry,
+    Lanes,
     Misses,
     OptionSource,
     Overview,
@@ -369,6 +373,11 @@ _HAS_ENDLESS_PAUSE = f"""((lock.paused_until IS NULL AND {IS_PAUSED}) OR (
 # Limits the entries of one task that are read at once. A task has fewer, whatever `history` is.
 MOST_ENTRIES = 100_000
 
+# Limit the entries of a lane that are told one by one: those that ended well, and those that did
+# not; and what all lanes that are read at once may have, so that a page of them is not too large.
+MOST_ALONE = 120
+MOST_SHAPES = 8_000
+
 # Whether an operator has asked for a manual run that has not begun.
 _IS_OPEN = "lock.request_id IS NOT NULL AND lock.request_until > now()"
 
@@ -418,7 +427,7 @@ class Operations:
         matching = f"""{IS_TASK} AND (%(like)s::text[] IS NULL
                                       OR lock.task_name LIKE ANY (%(like)s::text[]))"""
         self._prepare_tasks(name, replicas, matching)
-        self._prepare_runs(name)
+        self._prepare_runs(name, replicas)
         # Only of tasks that have failed since a replica was last seen, so few are read.
         found_dead = f"""
             SELECT run.replica AS replica_id, max(run.ended_at) AS died_at
@@ -746,10 +755,11 @@ class Operations:
             replicas,
         )
 
-    def _prepare_runs(self, name: str) -> None:
+    def _prepare_runs(self, name: str, replicas: str) -> None:
         """Prepare the statements that read the run history.
 
         :param name: the quoted name of the task lock table, for a template
+        :param replicas: the query of the replicas
         """
         columns = """run.task_name AS task, run.token, run.scheduled_at, run.started_at,
                      run.ended_at, run.replica, run.kind, run.outcome, run.error_type, run.error,
@@ -823,49 +833,22 @@ class Operations:
                 {newest_first} LIMIT %(limit)s
             ) AS run
         """)
-        # A miss of one run time is in the span if that run time is. So the scan also finds the runs
-        # of run times in the span that began after it. It returns few columns of many entries, and
-        # all columns are read by the key, for the entries that are listed.
-        # This drops most runs before they are looked at closely. Only runs have a token.
-        may_be_in_span = """(run.ended_at >= %(since)s OR run.scheduled_at >= %(since)s
-                             OR run.token IS NULL)
-                            AND (run.started_at < %(until)s OR run.scheduled_at < %(until)s)"""
-        of_names = "run.task_name = ANY (%(names)s::text[])"
-        of_patterns = f"""(%(like)s::text[] IS NULL
-            OR run.task_name LIKE ANY (%(like)s::text[]) OR {of_names})"""
-        self._timeline, self._timeline_of = (
-            Statement(f"""
-            WITH found AS MATERIALIZED (
-                SELECT run.task_name, run.ring, run.slot, run.token, run.scheduled_at,
-                       run.started_at, run.ring IN ('runs', 'failures') AS is_run,
-                       run.ring = 'misses' AND run.run_times = 1 AS is_one_miss,
-                       run.ended_at >= %(since)s AND run.started_at < %(until)s AS is_in_span
-                FROM {self._runs} AS run
-                WHERE {which} AND {may_be_in_span} AND CASE run.ring
-                    WHEN 'actions' THEN run.started_at < %(until)s AND (
-                        (run.outcome IN ('paused', 'resumed') AND run.started_at >= %(since)s)
-                        OR (run.outcome = 'paused' AND COALESCE(run.until >= %(since)s, true)))
-                    WHEN 'misses' THEN run.scheduled_at < %(until)s
-                        AND run.last_scheduled_at >= %(since)s
-                    ELSE (run.ended_at >= %(since)s AND run.started_at < %(until)s)
-                        OR (run.scheduled_at >= %(since)s AND run.scheduled_at < %(until)s) END
-            ), listed AS (
-                SELECT * FROM found WHERE NOT is_one_miss AND (is_in_span OR NOT is_run)
-                UNION ALL
-                SELECT * FROM found AS run WHERE is_one_miss AND NOT {is_last_run}
-                    AND NOT EXISTS (SELECT FROM found AS later
-                                    WHERE later.is_run AND later.task_name = run.task_name
-                                          AND later.scheduled_at = run.scheduled_at)
+        queries = f"""replicas AS ({replicas}), lost AS ({_LOST}),
+                      unheard AS (SELECT replica_id FROM replicas WHERE NOT heard)"""
+        self._lanes = {
+            by: self._with_and_without_replicas(
+                lanes(
+                    name,
+                    self._runs,
+                    by,
+                    queries=queries,
+                    overruns=_OVERRUNS,
+                    is_last_run=is_last_run,
+                ),
+                replicas,
             )
-            SELECT {columns}
-            FROM (SELECT * FROM listed AS run {newest_first} LIMIT %(limit)s) AS chosen, LATERAL (
-                SELECT * FROM {self._runs} AS entry
-                WHERE entry.task_name = chosen.task_name AND entry.ring = chosen.ring
-                      AND entry.slot = chosen.slot OFFSET 0
-            ) AS run {newest_first}
-            """)
-            for which in (of_patterns, of_names)
-        )
+            for by in ("task", "replica")
+        }
         self._usual_durations = Statement(
             _usual_durations(
                 self._runs, "%(like)s::text[] IS NULL OR run.task_name LIKE ANY (%(like)s::text[])"
@@ -1023,31 +1006,36 @@ class Operations:
             found[row["task"]].append(_run_of(row))
         return found
 
-    def timeline(
+    def lanes(
         self,
         cursor: Any,
-        patterns: Sequence[str],
+        like: Sequence[str] | None,
         since: datetime,
         until: datetime,
+        *,
+        by: str,
+        parts: int,
         limit: int,
-    ) -> list[Run]:
-        """Return the entries of the history that overlap a span of time, the newest first.
+        offset: int = 0,
+    ) -> Lanes:
+        """Return what the run history has of a span of time, a lane for each task or replica.
 
-        :param patterns: names or globs; empty: all tasks
+        :param like: patterns of names, as for SQL's ``LIKE``; ``None`` for all
         """
         cursor.row_factory = dict_row
-        # A pause of all tasks is shown if it applies to all tasks that a pattern can match.
-        of_all = {
-            each for pattern in patterns for each in _names_of_all(re.split("[*?]", pattern)[0])
+        wanted: dict[str, Any] = {
+            "like": _list(like),
+            "since": since,
+            "until": until,
+            "parts": parts,
+            "part": (until - since) / parts,
+            "limit": limit,
+            "offset": offset,
+            "most": MOST_ALONE,
+            "shapes": MOST_SHAPES,
         }
-        wanted: dict[str, Any] = {"since": since, "until": until, "limit": limit}
-        if patterns and not any(set("*?") & set(pattern) for pattern in patterns):
-            names = [*patterns, *of_all]
-            rows = self._all(cursor, self._timeline_of, names=names, **wanted)
-        else:
-            like = [like_of(pattern) for pattern in patterns] or None
-            rows = self._all(cursor, self._timeline, like=like, names=list(of_all), **wanted)
-        return [_run_of(row) for row in rows]
+        rows, _ = self._task_rows(cursor, self._lanes[by], wanted)
+        return _lanes_of(rows, by)
 
     def usual_durations(self, cursor: Any, patterns: Sequence[str]) -> dict[str, float]:
         """Return the median duration of each task's runs that ended well, in seconds.
@@ -2064,8 +2052,49 @@ def _list(like: Sequence[str] | None) -> list[str] | None:
     return None if like is None else list(like)
 
 
+_RUN_FIELDS = tuple(each.name for each in fields(Run))
+
+
 def _run_of(row: dict[str, Any]) -> Run:
     return Run(**{**row, "task": shown_name(row["task"])})
+
+
+def _lanes_of(rows: Sequence[dict[str, Any]], by: str) -> Lanes:
+    """Return the lanes of the rows of their statement."""
+    total, *rest = rows
+    names: dict[str, dict[str, Any]] = {}
+    entries: dict[str, list[LaneEntry]] = {}
+    pauses, outages = [], []
+    for row in rest:
+        piece, name = row["piece"], row["lane"]
+        run = _run_of({key: row[key] for key in _RUN_FIELDS}) if row["task"] is not None else None
+        if piece == "lane":
+            names[name] = row
+            entries[name] = []
+        elif piece == "entry":
+            times = row["began"], row["ended"]
+            replica = run.replica if run is not None else row["on_replica"]
+            about = row["of_task"], replica, row["of_kind"], row["how"]
+            entries[name].append(LaneEntry(*about, *times, int(row["number"]), run))
+        elif piece == "outage":
+            outages.append((row["began"], row["ended"]))
+        elif run is not None:
+            pauses.append(run)
+
+    def known_since(name: str) -> Any:
+        return names[name]["began"] if by == "task" else total["began" if name else "ended"]
+
+    return Lanes(
+        total["now"],
+        tuple(
+            Lane(name, known_since(name), int(row["number"]), row["ended"], tuple(entries[name]))
+            for name, row in names.items()
+        ),
+        int(total["number"]),
+        total["began"],
+        tuple(pauses[::-1]),
+        tuple(outages),
+    )
 
 
 def _listed_task(row: dict[str, Any], totals: Sequence[str] = ()) -> TaskStatus:

@@ -1,22 +1,22 @@
 """Drawings: runs as shapes, in numbers that the pages' SVG elements need.
 
-A page may have 200 KB, so shapes that a reader cannot tell apart are drawn as one.
+Shapes that a reader cannot tell apart are drawn as one, so that pages are not too large.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone, tzinfo
 from statistics import quantiles
 
-from apscheduler_tasklock._values import cut
-from apscheduler_tasklock.status import Run
+from apscheduler_tasklock.status import Lane, LaneEntry, Run
 
-# The classes of shapes, by which the style sheet colours them. The worse class is drawn over the
-# other, and names shapes that are drawn as one.
-_SEVERITY = ("ok", "again", "other", "bad", "missed")
+# The classes of shapes, by which the style sheet draws them, each with a form of its own. The worse
+# one is drawn over the other, and names shapes that are drawn as one.
+SEVERITY = ("ok", "again", "other", "missed", "bad", "running", "stuck")
 _CLASSES = {"ok": "ok", "error": "bad", "died": "bad", "overran": "bad", "missed": "missed"}
 
 # A strip's bars: their width, their distance, and the height of the highest.
@@ -26,15 +26,45 @@ _LOWEST_BAR = 3
 # A chart's width and height, in the units of its SVG element.
 CHART_WIDTH, CHART_HEIGHT = 720, 160
 
-# How many shapes all lanes may have, and how many rows a lane with runs at the same time.
-_MOST_SHAPES = 900
+# How many rows a lane with runs at the same time may have.
 _MOST_ROWS = 4
 
-# How many lanes a page may have.
-_MOST_LANES = 60
+# The height of a row. Where the shape of each class begins in it, and how high it is, in pixels, so
+# that classes are told apart without colours, also where a shape is two pixels wide.
+ROW = 13
+_FORMS = {
+    "ok": (4, 7),
+    "again": (0, 7),
+    "other": (8, 5),
+    "missed": (1, 11),
+    "bad": (0, 13),
+    "running": (3, 9),
+    "stuck": (0, 13),
+}
+# The legend of the lanes: each class of shapes and shades, its form, and what it says.
+LEGEND = [
+    (name, *_FORMS[name], words)
+    for name, words in (
+        ("ok", "ended well"),
+        ("again", "takeover or retry"),
+        ("bad", "failed or died"),
+        ("other", "otherwise ended"),
+        ("missed", "nobody ran it"),
+        ("running", "goes on"),
+        ("stuck", "goes on for too long"),
+    )
+] + [
+    ("pause", 0, ROW, "paused"),
+    ("outage", 0, ROW, "outage"),
+    ("unknown", 0, ROW, "not kept"),
+]
 
-# The narrowest shape, in percent of a lane: a pixel and a half of a wide screen.
-_NARROWEST = 0.15
+# Into how many parts a lane is divided, and how wide a part is, in percent: two pixels where the
+# style sheet makes lanes as wide as they may be.
+PARTS = 500
+NARROWEST = 100 / PARTS
+# How much two shapes may overlap in a row, in percent: a narrow shape is drawn wider than it is.
+_SLACK = NARROWEST
 
 # The distances of an axis's marks, in seconds.
 _STEPS = (60, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800, 604800)
@@ -179,56 +209,62 @@ def _usual_range(seconds: Sequence[float]) -> tuple[float, float] | None:
 
 @dataclass(frozen=True)
 class Shape:
-    """One run on a lane, or several that lie too close to be told apart.
+    """One entry of a lane, or several that are too short to be told apart.
 
     :ivar x: its left edge, in percent of the lane
     :ivar width: its width, in percent of the lane
     :ivar row: its row in the lane, from 0
-    :ivar name: its class
-    :ivar title: what it is, in words
-    :ivar task: the task's name, if it is of one task
+    :ivar name: its class, that of the worst entry
+    :ivar entries: what it stands for, the first one first
+    :ivar bars: its bars, one below the other: the class, the upper edge and the height of each, in
+        pixels
     """
 
     x: float
     width: float
     row: int
     name: str
-    title: str
-    task: str | None
+    entries: tuple[LaneEntry, ...]
+    bars: tuple[tuple[str, int, int], ...]
 
 
 @dataclass(frozen=True)
 class Shade:
-    """A pause or an outage behind lanes.
+    """What lies behind shapes: a pause, an outage, or a time of which not everything is known.
 
-    :ivar lane: the one lane that it is behind; ``None``: it is behind several
-    :ivar prefix: what the names of these begin with
+    :ivar x: its left edge, in percent of the lane
+    :ivar width: its width, in percent of the lane
+    :ivar name: its class
+    :ivar title: what it is, in words
     """
 
-    shape: Shape
-    lane: str | None = None
-    prefix: str = ""
-
-    def is_behind(self, lane: str) -> bool:
-        """Return whether the shade is behind a lane."""
-        return lane.startswith(self.prefix) if self.lane is None else lane == self.lane
+    x: float
+    width: float
+    name: str
+    title: str
 
 
 @dataclass(frozen=True)
-class Lane:
-    """The runs of one replica or one task.
+class DrawnLane:
+    """The shapes of one lane.
 
-    :ivar name: the name of the replica or the task; ``""``: run times that no replica has run
+    :ivar lane: what is drawn
     :ivar rows: how many rows it has, since runs at the same time lie in rows of their own
-    :ivar shades: pauses and outages behind the shapes
-    :ivar summary: the lane in words
+    :ivar shapes: in the order in which they are drawn, so that the worst is over the others
+    :ivar shades: what is behind them
     """
 
-    name: str
+    lane: Lane
     rows: int
     shapes: tuple[Shape, ...]
-    shades: tuple[Shape, ...]
-    summary: str
+    shades: tuple[Shade, ...]
+
+    def is_taken(self, x: float, width: float) -> bool:
+        """Return whether a shape of the first row lies where a word would be written."""
+        return any(
+            shape.row == 0 and shape.x < x + width and shape.x + shape.width > x
+            for shape in self.shapes
+        )
 
 
 @dataclass(frozen=True)
@@ -243,142 +279,132 @@ class Mark:
 
 
 @dataclass(frozen=True)
-class Block:
-    """What a lane shows: a run, a missed run time, or a run that goes on.
+class Span:
+    """A span of time that lanes show.
 
-    :ivar lane: the lane's name
-    :ivar until: its end; ``None``: it goes on
-    :ivar name: the class of its shape
-    :ivar title: what it is, in words
+    :ivar since: its beginning, at the left edge
+    :ivar until: its end, at the right edge
+    :ivar now: the present, until which runs that go on are drawn
     """
 
-    lane: str
-    task: str
     since: datetime
-    until: datetime | None
-    name: str
-    title: str
+    until: datetime
+    now: datetime
+
+    def percent(self, moment: datetime | None) -> float:
+        """Return where a time lies; a time outside of the span is at its edge.
+
+        :param moment: ``None``: the present
+        """
+        if moment is None:
+            # The end of a span that ends with the present may be a moment older than the read.
+            until = self.until - timedelta(seconds=60)
+            moment = self.until if self.now >= until else self.now
+        share = (moment - self.since).total_seconds() / self.seconds
+        return min(100.0, max(0.0, 100 * share))
+
+    @property
+    def seconds(self) -> float:
+        """How long it is."""
+        return max(1e-6, (self.until - self.since).total_seconds())
+
+    def shade(self, begin: datetime, end: datetime | None, name: str, title: str) -> Shade:
+        """Return what lies behind the shapes from one time to another.
+
+        :param end: ``None``: it has no end
+        """
+        left = self.percent(begin)
+        right = 100.0 if end is None else self.percent(end)
+        x = min(left, 100 - NARROWEST)
+        return Shade(_short(x), _short(max(NARROWEST, right - left)), name, title)
 
 
-def lanes_of(
-    blocks: Iterable[Block],
-    since: datetime,
-    until: datetime,
-    shades: Sequence[Shade] = (),
-) -> list[Lane]:
-    """Return the lanes of a span, in the order of their names.
+def drawn_lane(lane: Lane, span: Span, shades: Sequence[Shade] = ()) -> DrawnLane:
+    """Return the shapes of a lane.
 
-    If there are too many, those in which something failed or was missed are kept first.
+    Each entry has its own place, width and class. Only entries that are narrower than
+    :data:`NARROWEST`, and begin in the same part of the span, are one shape, which is as wide, so
+    that no edge is moved by more. A run that goes on is never one of them. If more entries lie at
+    one place than a lane has rows, they are drawn over others.
 
-    :param shades: pauses and outages
+    :param shades: what lies behind them
     """
-    by_lane: dict[str, list[Block]] = {}
-    for block in sorted(blocks, key=lambda block: block.since):
-        by_lane.setdefault(block.lane, []).append(block)
-    kept = sorted(by_lane, key=lambda lane: (-_worst(by_lane[lane]), lane))[:_MOST_LANES]
-    names = sorted(kept, key=lambda lane: (lane == "", lane))
-    narrowest = _NARROWEST
-    drawn = {name: _shapes(by_lane[name], since, until, narrowest) for name in names}
-    while sum(map(len, drawn.values())) > _MOST_SHAPES:
-        narrowest *= 2
-        drawn = {name: _shapes(by_lane[name], since, until, narrowest) for name in names}
-    return [
-        Lane(
-            name,
-            1 + max(shape.row for shape in drawn[name]),
-            tuple(drawn[name]),
-            tuple(shade.shape for shade in shades if shade.is_behind(name)),
-            _summary([block.name for block in by_lane[name]]),
-        )
-        for name in names
-    ]
-
-
-def shape_of_span(
-    since: datetime, until: datetime, begin: datetime, end: datetime | None, name: str, title: str
-) -> Shape:
-    """Return the shape of a pause or an outage in a span."""
-    left = _percent(begin, since, until)
-    right = 100.0 if end is None else _percent(end, since, until)
-    return Shape(_short(left), _short(max(_NARROWEST, right - left)), 0, name, title, None)
-
-
-def _shapes(
-    blocks: Sequence[Block], since: datetime, until: datetime, narrowest: float
-) -> list[Shape]:
-    rows: list[list[_Drawn]] = [[] for _ in range(_MOST_ROWS)]
-    for block in blocks:
-        left = _percent(block.since, since, until)
-        right = 100.0 if block.until is None else _percent(block.until, since, until)
-        new = _Drawn(left, right, block.name, block.title, block.task, [block.name])
-        row = next((row for row in rows if not row or row[-1].end <= new.left), None)
-        if row is None:
-            # All rows are taken at this place, so draw the run together with another one.
-            min(rows, key=lambda row: (row[-1].name != new.name, row[-1].end))[-1].add(new)
-        elif row and row[-1].is_close(new, narrowest):
-            row[-1].add(new)
+    alone: list[Shape] = []
+    short: dict[int, list[LaneEntry]] = {}
+    for entry in lane.entries:
+        left, right = span.percent(entry.since), span.percent(entry.until)
+        is_over = entry.until is not None
+        if is_over and right <= left and (entry.until or span.now) < span.since:
+            continue  # the span has moved on since it was read
+        is_several = entry.count > 1 and entry.run is None
+        if is_over and (is_several or right - left < NARROWEST):
+            short.setdefault(int(left / NARROWEST), []).append(entry)
         else:
-            row.append(new)
-    return [each.on_row(place) for place, row in enumerate(rows) for each in row]
+            alone.append(_shape(left, max(right, left + NARROWEST), [entry]))
+    for entries in short.values():
+        left = span.percent(entries[0].since)
+        alone.append(_shape(left, left + NARROWEST, entries))
+    shapes = _in_rows(sorted(alone, key=lambda shape: shape.x))
+    return DrawnLane(
+        lane,
+        1 + max((shape.row for shape in shapes), default=0),
+        tuple(sorted(shapes, key=lambda shape: SEVERITY.index(shape.name))),
+        tuple(shades),
+    )
 
 
-@dataclass
-class _Drawn:
-    """A shape while it is drawn: one run, or several."""
-
-    left: float
-    end: float
-    name: str
-    title: str
-    task: str | None
-    names: list[str]
-
-    def is_close(self, other: _Drawn, narrowest: float) -> bool:
-        """Return whether both are so short and so close that a reader cannot tell them apart."""
-        return other.end - self.left <= narrowest or (
-            self.name == other.name and other.left - self.end <= narrowest / 3
-        )
-
-    def add(self, other: _Drawn) -> None:
-        """Let the shape stand for another run, too."""
-        self.end = max(self.end, other.end)
-        self.names += other.names
-        if self.task != other.task:
-            self.task = None
-        if _severity(other.name) > _severity(self.name):
-            self.name, self.title = other.name, other.title
-
-    def on_row(self, row: int) -> Shape:
-        """Return the shape."""
-        title = self.title
-        if len(self.names) > 1:
-            whose = f"{cut(self.task, 120)}: " if self.task else ""
-            title = f"{whose}{_summary(self.names)}"
-            if _severity(self.name):
-                title += f"; the worst: {self.title}"
-        width = max(_NARROWEST, self.end - self.left)
-        return Shape(_short(self.left), _short(width), row, self.name, title, self.task)
+def _shape(left: float, right: float, entries: list[LaneEntry]) -> Shape:
+    x = min(left, 100 - NARROWEST)  # so that what begins at the right edge is seen
+    counts: Counter[str] = Counter()
+    for entry in entries:
+        counts[_class_of_entry(entry)] += entry.count
+    name, *others = sorted(counts, key=SEVERITY.index, reverse=True)
+    bars: tuple[tuple[str, int, int], ...] = ((name, *_FORMS[name]),)
+    if others:
+        # A few failures must not look like nothing but failures, nor like none.
+        upper = max(4, min(9, round(ROW * counts[name] / sum(counts.values()))))
+        below = max(others, key=lambda other: counts[other])
+        bars = (name, 0, upper), (below, upper, ROW - upper)
+    return Shape(_short(x), _short(min(100.0, right) - x), 0, name, tuple(entries), bars)
 
 
-def _severity(name: str) -> int:
-    return _SEVERITY.index(name) if name in _SEVERITY else 0
+def _class_of_entry(entry: LaneEntry) -> str:
+    if entry.until is None:
+        return "stuck" if entry.outcome == "too long" else "running"
+    if entry.outcome == "ok" and entry.kind in ("takeover", "retry"):
+        return "again"
+    return _CLASSES.get(entry.outcome, "other")
 
 
-def _worst(blocks: Sequence[Block]) -> int:
-    return max(_severity(block.name) for block in blocks)
+def _in_rows(shapes: Sequence[Shape]) -> list[Shape]:
+    """Return shapes in rows, so that as few as possible lie over each other.
+
+    :param shapes: by their left edges
+    """
+    ends: list[float] = []
+    placed = []
+    for shape in shapes:
+        row = next((row for row, end in enumerate(ends) if end <= shape.x + _SLACK), len(ends))
+        if row == _MOST_ROWS:
+            row = min(range(_MOST_ROWS), key=lambda row: ends[row])
+        if row == len(ends):
+            ends.append(0.0)
+        ends[row] = max(ends[row], shape.x + shape.width)
+        placed.append(replace(shape, row=row))
+    return placed
 
 
 def marks_of(since: datetime, until: datetime, zone: tzinfo | None) -> list[Mark]:
     """Return the marks of an axis, at round times of a zone."""
     # Computed in UTC, because a day on which the zone changes its offset has 23 or 25 hours.
     since, until = since.astimezone(timezone.utc), until.astimezone(timezone.utc)
-    span = (until - since).total_seconds()
-    days = 86400 * math.ceil(span / 86400 / _MOST_MARKS)
-    step = next((each for each in _STEPS if span / each <= _MOST_MARKS), days)
+    span = Span(since, until, until)
+    days = 86400 * math.ceil(span.seconds / 86400 / _MOST_MARKS)
+    step = next((each for each in _STEPS if span.seconds / each <= _MOST_MARKS), days)
     moment = since - timedelta(seconds=_past_round(since, step, zone))
     marks = []
     while moment < until:
-        x = _percent(moment, since, until)
+        x = span.percent(moment)
         if 3 < x < 98:
             local = moment.astimezone(zone)
             marks.append(Mark(_short(x), f"{local:%H:%M}" if step < 86400 else f"{local:%m-%d}"))
@@ -408,11 +434,6 @@ def _past_round(moment: datetime, step: float, zone: tzinfo | None) -> float:
         microseconds=local.microsecond,
     )
     return of_day.total_seconds() % min(step, 86400)
-
-
-def _percent(moment: datetime, since: datetime, until: datetime) -> float:
-    share = (moment - since).total_seconds() / max(1e-6, (until - since).total_seconds())
-    return min(100.0, max(0.0, 100 * share))
 
 
 def _short(number: float) -> float:

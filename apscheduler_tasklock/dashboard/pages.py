@@ -12,6 +12,7 @@ from starlette.datastructures import QueryParams
 from apscheduler_tasklock._lock.command_lines import library_version
 from apscheduler_tasklock._lock.schedules import schedule_of, trigger_in_words
 from apscheduler_tasklock._words.json_text import as_json
+from apscheduler_tasklock._words.lanes import entries_in_words, lane_in_words
 from apscheduler_tasklock._words.runs import (
     action_in_words,
     did_in_words,
@@ -22,7 +23,14 @@ from apscheduler_tasklock._words.runs import (
 )
 from apscheduler_tasklock._words.tasks import notes_of, pause_in_words
 from apscheduler_tasklock.dashboard.actions import ACTIONS
-from apscheduler_tasklock.dashboard.drawings import CHART_HEIGHT, CHART_WIDTH, STRIP_HEIGHT
+from apscheduler_tasklock.dashboard.drawings import (
+    CHART_HEIGHT,
+    CHART_WIDTH,
+    LEGEND,
+    ROW,
+    STRIP_HEIGHT,
+    Shape,
+)
 from apscheduler_tasklock.dashboard.screens import SCREENS, Screen
 
 # The pages, in the order of the navigation. The overview's address is the dashboard's own.
@@ -97,6 +105,29 @@ def _changed(query: QueryParams, **changes: object) -> str:
     return urlencode([*kept, *changes.items()])
 
 
+def _shape_link(shape: Shape, lane: str, by: str) -> str:
+    """Return the address of what a shape stands for: a run by itself, or a list."""
+    first = shape.entries[0]
+    task = lane if by == "task" else first.task
+    if len(shape.entries) == 1 and (first.run or first.until is None or first.count == 1):
+        if first.run is None:  # it is not in the history yet
+            return f"task?{urlencode({'name': first.task or ''})}"
+        began = first.run.started_at.timestamp()
+        return f"runs?{urlencode({'q': first.task, 'since': f'{began - 0.001:.3f}'})}" + (
+            f"&until={began + 0.001:.3f}"
+        )
+    end = max(entry.until or entry.since for entry in shape.entries).timestamp()
+    wanted = {"q": task} if task else {}
+    if by == "replica" and lane:
+        wanted["replica"] = lane
+    if not any(entry.outcome != "missed" for entry in shape.entries):
+        # A missed run time is listed at the time at which it was noted.
+        wanted["outcome"] = "missed"
+        end += 3600
+    wanted["since"] = f"{min(entry.since for entry in shape.entries).timestamp() - 0.001:.3f}"
+    return f"runs?{urlencode(wanted)}&until={end + 0.001:.3f}"
+
+
 @cache  # because a template is compiled when it is first used
 def _templates() -> jinja2.Environment:
     environment = jinja2.Environment(
@@ -121,5 +152,10 @@ def _templates() -> jinja2.Environment:
         notes_of=notes_of,
         pause_in_words=pause_in_words,
         changed=_changed,
+        shape_link=_shape_link,
+        entries_in_words=entries_in_words,
+        lane_in_words=lane_in_words,
+        LEGEND=LEGEND,
+        ROW=ROW,
     )
     return environment

@@ -14,6 +14,7 @@ import sqlalchemy.exc
 
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
 from apscheduler_tasklock.locks import TaskLocks
+from apscheduler_tasklock.status import Lanes
 
 Value = TypeVar("Value")
 
@@ -25,7 +26,7 @@ SHARED_FOR = 5.0
 _SHARE = 0.02
 
 # Limit the values that are kept to be shared, and to be shown during an outage, and their rows.
-# The drawing of one span has up to 3,000 rows, which take 4 MB.
+# The drawing of one span has up to 8,000 rows, which take 8 MB.
 _MOST_VALUES = 64
 _MOST_ROWS = 30_000
 
@@ -173,7 +174,9 @@ def in_words_of_a_page(error: TaskLockError) -> str:
 
 
 def _rows_of(value: object) -> int:
-    """Return how many rows are in a value: a list, or lists by name."""
+    """Return how many rows are in a value: a list, lists by name, or lanes."""
+    if isinstance(value, Lanes):
+        return sum(len(lane.entries) for lane in value.lanes)
     if isinstance(value, dict):
         return sum(map(_rows_of, value.values()))
     return len(value) if isinstance(value, list) else 1

@@ -16,18 +16,20 @@ from apscheduler_tasklock._lock.operations import unmatched
 from apscheduler_tasklock._values import cut
 from apscheduler_tasklock._words.findings import PAUSED, severity_of
 from apscheduler_tasklock._words.json_text import as_json
-from apscheduler_tasklock._words.runs import error_in_words, miss_in_words
+from apscheduler_tasklock._words.lanes import (
+    LONGEST_TITLE,
+    left_out_in_words,
+    not_kept_in_words,
+)
 from apscheduler_tasklock._words.stories import story_lines
 from apscheduler_tasklock._words.tasks import facts_of, notes_of
 from apscheduler_tasklock.dashboard.drawings import (
-    Block,
-    Lane,
+    PARTS,
     Shade,
+    Span,
     chart_of,
-    class_of,
-    lanes_of,
+    drawn_lane,
     marks_of,
-    shape_of_span,
     strip_of,
 )
 from apscheduler_tasklock.dashboard.formats import Formats
@@ -46,6 +48,8 @@ from apscheduler_tasklock.status import (
     RUN_ORDERS,
     Finding,
     JobStatus,
+    Lane,
+    Lanes,
     MissCause,
     Overview,
     ReplicaState,
@@ -60,11 +64,10 @@ Value = TypeVar("Value")
 ROWS = 50
 # The findings that the overview lists.
 MOST_LISTED = 20
-# The entries that are drawn on lanes.
-MOST_DRAWN = 3_000
-# The characters of an error that are kept of such an entry, and those of a name or an error that
-# are in its title.
-_LONGEST_ERROR, _LONGEST_TITLE = 300, 120
+# The lanes of a page. The many runs of one replica have more shapes than those of a task.
+MOST_LANES = {"task": 50, "replica": 20}
+# The characters of an error that are kept of an entry that is drawn.
+_LONGEST_ERROR = 300
 # The runs of a task's page.
 CHART_RUNS, LISTED_RUNS = 100, 50
 # The replicas, failures and misses that a page shows.
@@ -255,9 +258,12 @@ def overview(context: Context) -> Screen:
     # An operator knows of a pause, which the lanes show, too.
     bad = [run for run in troubles or () if run.cause != MissCause.PAUSED.value]
     hour_ago = now - timedelta(hours=1)
-    entries = collector.read(
-        ("hour", patterns),
-        lambda locks: _drawn(locks.timeline(hour_ago, now, *patterns, limit=MOST_DRAWN)),
+    by = _lane_for_each(context)
+    lanes = collector.read(
+        ("hour", patterns, by),
+        lambda locks: locks.lanes(
+            hour_ago, now, *patterns, by=by, parts=PARTS, limit=MOST_LANES[by]
+        ),
     )
     severity = severity_of(found.findings) if found else 0
     screen = collector.screen("overview.html", "Overview", found)
@@ -270,9 +276,14 @@ def overview(context: Context) -> Screen:
         "severity": severity,
         "listed": MOST_LISTED,
         "unlisted": _unlisted(found),
-        **_lanes(screen.formats, entries or [], found, hour_ago, now, context.query),
+        **_lanes(screen.formats, lanes, Span(hour_ago, now, now), by),
     }
     return screen
+
+
+def _lane_for_each(context: Context) -> str:
+    """Return what the query asks a lane for: a replica or a task."""
+    return context.query.choice("by", ("replica", "task")) or "replica"
 
 
 def _unlisted(found: Overview | None) -> dict[str, int]:
@@ -471,22 +482,32 @@ def timeline(context: Context) -> Screen:
     now = found.now if found else context.now
     since, until = _span(context, now)
     patterns = context.patterns(context.query.text("q"))
+    by = _lane_for_each(context)
+    skipped = context.query.number("from", 0, 0, 1_000_000)
     # The last hours are one value, also while the present moves.
-    is_until_now = until == now
-    span = (until - since,) if is_until_now else (since, until)
-    entries = collector.read(
-        ("timeline", patterns, *span),
-        lambda locks: _drawn(locks.timeline(since, until, *patterns, limit=MOST_DRAWN)),
+    span = (until - since,) if until == now else (since, until)
+    lanes = collector.read(
+        ("lanes", patterns, by, skipped, *span),
+        lambda locks: locks.lanes(
+            since, until, *patterns, by=by, parts=PARTS, limit=MOST_LANES[by], offset=skipped
+        ),
     )
-    # Of the chosen tasks alone, as the entries are.
-    chosen = collector.read(("overview", patterns), lambda locks: locks.overview(*patterns))
     screen = collector.screen("timeline.html", "Timeline", found)
-    screen.data = {"since": since, "until": until, "entries": entries or []}
+    screen.data = {
+        "since": since,
+        "until": until,
+        "by": by,
+        "from": skipped,
+        "number": lanes.number if lanes else 0,
+        "lanes": lanes.lanes if lanes else (),
+        "known_since": lanes.known_since if lanes else None,
+        "pauses": lanes.pauses if lanes else (),
+        "outages": lanes.outages if lanes else (),
+    }
     yesterday = now.astimezone(context.zone).date() - _DAY
     screen.drawn = {
-        **_lanes(screen.formats, entries or [], chosen, since, until, context.query),
+        **_lanes(screen.formats, lanes, Span(since, until, now), by, skipped),
         "last_night": yesterday.isoformat(),
-        "unlisted": _unlisted(chosen if is_until_now else None),
         "spans": _other_spans(since, until, now),
     }
     return screen
@@ -648,106 +669,89 @@ def _drawn(entries: Iterable[Run]) -> list[Run]:
 
 
 def _lanes(
-    formats: Formats,
-    entries: list[Run],
-    found: Overview | None,
-    since: datetime,
-    until: datetime,
-    query: Query,
+    formats: Formats, found: Lanes | None, span: Span, by: str, skipped: int = 0
 ) -> dict[str, Any]:
-    """Return the drawing of a span as lanes."""
-    by = query.choice("by", ("replica", "task")) or "replica"
-    blocks = [
-        _block(run, formats, by)
-        for run in entries
-        if run.kind != "operator" and run.started_at < until
-    ]
-    if found is not None:
-        blocks += [
-            Block(
-                each.name if by == "task" else each.holder,
-                each.name,
-                each.started_at,
-                None if until >= found.now - timedelta(seconds=60) else found.now,
-                "running",
-                f"{cut(each.name, _LONGEST_TITLE)} since {formats.moment(each.started_at)}, "
-                "goes on",
-            )
-            for each in found.running
-            if each.started_at is not None and each.started_at < until
-        ]
-    lanes: list[Lane] = lanes_of(blocks, since, until, _shades(entries, formats, since, until, by))
+    """Return the drawing of a span as lanes.
+
+    :param found: the lanes; ``None`` if they could not be read
+    :param skipped: how many lanes come before them
+    """
+    lanes = found.lanes if found else ()
+    shades = _shades(found, formats, span, by) if found else lambda _: []
     return {
-        "lanes": lanes,
-        "marks": marks_of(since, until, formats.zone),
+        "drawn": [
+            drawn_lane(lane, span, [*_not_kept(lane, formats, span, by), *shades(lane.name)])
+            for lane in lanes
+        ],
+        "marks": marks_of(span.since, span.until, formats.zone),
         "by": by,
-        "since": since,
-        "until": until,
-        "is_cut": len(entries) >= MOST_DRAWN,
-        "more_lanes": max(0, len({block.lane for block in blocks}) - len(lanes)),
+        "since": span.since,
+        "until": span.until,
+        "nothing_before": found.known_since if found and not lanes and not skipped else None,
+        "before": skipped,
+        "after": max(0, found.number - skipped - len(lanes)) if found else 0,
+        "most_lanes": MOST_LANES[by],
     }
 
 
-def _block(run: Run, formats: Formats, by: str) -> Block:
-    """Return what a lane shows of an entry."""
-    task = cut(run.task, _LONGEST_TITLE)
-    if run.outcome == "missed":
-        begin = run.scheduled_at or run.started_at
-        title = f"{task}: nobody ran {miss_in_words(run, formats)}"
-        end = run.last_scheduled_at or begin
-        return Block(run.task if by == "task" else "", run.task, begin, end, "missed", title)
-    kind = "" if run.kind == "schedule" else f" ({run.kind})"
-    title = f"{task}{kind} {formats.moment(run.started_at)}, {run.outcome}"
-    title += f" after {formats.seconds(run.took)}"
-    if error := error_in_words(run):
-        title += f": {error[:_LONGEST_TITLE]}"
-    lane = run.task if by == "task" else run.replica
-    return Block(lane, run.task, run.started_at, run.ended_at, class_of(run), title)
+def _not_kept(lane: Lane, formats: Formats, span: Span, by: str) -> list[Shade]:
+    """Return the shades of the times of which not everything is known, or drawn."""
+    shades = []
+    begin = span.since
+    if lane.known_since is not None and lane.known_since > span.since:
+        begin = min(lane.known_since, span.now)
+        title = not_kept_in_words(lane, by, formats)
+        shades.append(span.shade(span.since, begin, "unknown", title))
+    if lane.left_until is not None:
+        title = left_out_in_words(lane, formats)
+        shades.append(span.shade(begin, max(begin, lane.left_until), "unknown", title))
+    return shades
 
 
-def _shades(
-    entries: list[Run], formats: Formats, since: datetime, until: datetime, by: str
-) -> list[Shade]:
-    """Return the shades of pauses and outages, as far as entries tell of them.
+def _shades(found: Lanes, formats: Formats, span: Span, by: str) -> Callable[[str], list[Shade]]:
+    """Return what tells the shades of pauses and outages behind a lane.
 
     A pause of one task is behind its lane. A pause of all tasks of a namespace is behind the lanes
     of these tasks, and behind those of replicas if it is a pause of all tasks. An outage lies where
     run times were missed because the database did not answer.
     """
-    shades = []
+    shades: list[tuple[str, bool, Shade]] = []
     resumed: dict[str, datetime] = {}
-    for run in entries:  # the newest first
+    for run in found.pauses:  # the newest first
         if run.outcome == "resumed":
             resumed[run.task] = run.started_at
-        elif run.outcome == "paused":
-            end = min(filter(None, (resumed.get(run.task), run.until)), default=None)
-            title = f"{cut(run.task, _LONGEST_TITLE)}: paused by {run.by} at "
-            title += formats.moment(run.started_at)
-            if run.reason:
-                title += f" ({cut(run.reason, _LONGEST_TITLE)})"
-            shape = shape_of_span(since, until, run.started_at, end, "pause", title)
-            if run.task == "*":
-                shades.append(Shade(shape))
-            elif by == "task":
-                is_of_many = run.task.endswith("*")
-                shades.append(
-                    Shade(shape, prefix=run.task[:-1]) if is_of_many else Shade(shape, run.task)
-                )
-    for begin, end in _outages(entries):
+            continue
+        end = min(filter(None, (resumed.get(run.task), run.until)), default=None)
+        if end is not None and end < span.since:
+            continue
+        title = f"{cut(run.task, LONGEST_TITLE)}: paused by {run.by} at "
+        title += formats.moment(run.started_at)
+        if run.reason:
+            title += f" ({cut(run.reason, LONGEST_TITLE)})"
+        shade = span.shade(run.started_at, end, "pause", title)
+        is_of_many = run.task.endswith("*")
+        shades.append((run.task[:-1] if is_of_many else run.task, is_of_many, shade))
+    for begin, end in _outages(found.outages):
         title = f"the database did not answer from {formats.moment(begin)} to {formats.moment(end)}"
-        shades.append(Shade(shape_of_span(since, until, begin, end, "outage", title)))
-    return shades
+        shades.append(("", True, span.shade(begin, end, "outage", title)))
+
+    def behind(lane: str) -> list[Shade]:
+        return [
+            shade
+            for name, is_beginning, shade in shades
+            if (not name or lane.startswith(name) if is_beginning else lane == name)
+        ]
+
+    return behind
 
 
-def _outages(entries: Sequence[Run]) -> list[tuple[datetime, datetime]]:
-    """Return the begins and ends of outages, as missed run times tell of them."""
-    spans = sorted(
-        (run.scheduled_at, run.last_scheduled_at or run.scheduled_at)
-        for run in entries
-        if run.cause == MissCause.DATABASE.value and run.scheduled_at is not None
-    )
+def _outages(spans: Sequence[tuple[datetime, datetime]]) -> list[tuple[datetime, datetime]]:
+    """Return the begins and ends of outages, from the missed run times that tell of them.
+
+    :param spans: the first and the last run time that a note tells of
+    """
     outages: list[tuple[datetime, datetime]] = []
-    for begin, end in spans:
+    for begin, end in sorted(spans):
         if outages and begin - outages[-1][1] <= _SAME_OUTAGE:
             outages[-1] = outages[-1][0], max(end, outages[-1][1])
         else:

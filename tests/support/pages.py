@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone, tzinfo
 from typing import Any, TypeVar, cast
 
@@ -27,6 +27,10 @@ from apscheduler_tasklock.status import (
     Finding,
     JobState,
     JobStatus,
+    Lane,
+    LaneEntry,
+    Lanes,
+    MissCause,
     Misses,
     Overview,
     Pause,
@@ -56,9 +60,11 @@ class Known:
     ``tests/integration/dashboard/test_reads_of_pages.py`` holds it to what the database selects.
 
     :ivar usual: how long tasks usually run
+    :ivar known_since: when the kept history of tasks begins
     :ivar arguments: those of stored jobs
     :ivar changes: what would have been changed: the method and its arguments
-    :ivar answers: what methods that change something return or raise, or what is called for it
+    :ivar answers: what methods that change something return or raise, or what is called for it;
+        ``lanes`` may be here as well
     """
 
     tasks_: Sequence[TaskStatus] = ()
@@ -68,6 +74,7 @@ class Known:
     pauses: tuple[Pause, ...] = ()
     misses: Sequence[Misses] = ()
     usual: dict[str, float] = field(default_factory=dict)
+    known_since: dict[str, datetime] = field(default_factory=dict)
     arguments: dict[str, dict[str, Any]] = field(default_factory=dict)
     findings: Sequence[Finding] = ()
     now: datetime = NOW
@@ -210,28 +217,82 @@ class Known:
         found = [run for run in self._newest_first() if run.kind != "operator"]
         return {name: [run for run in found if run.task == name][:limit] for name in names}
 
-    def timeline(
-        self, since: datetime, until: datetime, *patterns: str, limit: int = 5000
-    ) -> list[Run]:
-        """Return the entries of a span."""
-        found = []
-        for run in self._newest_first():
-            begin, end = run.started_at, run.ended_at
-            if run.outcome == "missed":
-                begin = run.scheduled_at or begin
-                end = run.last_scheduled_at or begin
-            elif run.outcome == "paused":
-                end = run.until or _LAST
-            if begin < until and end >= since and run.outcome not in ("run", "acknowledged"):
-                found.append(run)
-        # A pause of all tasks is told if it is one of all that a pattern can match.
-        starts = [re.split("[*?]", pattern)[0] for pattern in patterns]
-        return [
-            run
-            for run in found
-            if _chosen([run], patterns, lambda run: run.task)
-            or (run.task.endswith("*") and any(s.startswith(run.task[:-1]) for s in starts))
-        ][:limit]
+    def lanes(
+        self,
+        since: datetime,
+        until: datetime,
+        *patterns: str,
+        by: str = "task",
+        parts: int = 500,
+        limit: int = 50,
+        offset: int = 0,
+    ) -> Lanes:
+        """Return the lanes of a span. Each entry stands alone, however short it is."""
+        if isinstance(self.answers.get("lanes"), Lanes):
+            return cast(Lanes, self.answers["lanes"])
+        found = self._on_lanes(since, until, patterns, by)
+        known = {name: self.known_since[name] for name in _chosen(self.known_since, patterns, str)}
+        if by == "task":
+            for name, reached in known.items():
+                if reached > since:
+                    found.setdefault(name, [])
+        last = max(known.values(), default=None)
+        names = sorted(
+            found,
+            key=lambda name: (-max([-1, *(each for each, _ in found[name])]), name == "", name),
+        )
+        lanes = [
+            Lane(
+                name,
+                known.get(name) if by == "task" else last if name else None,
+                entries=tuple(
+                    sorted(
+                        (entry for _, entry in found[name]),
+                        key=lambda entry: (entry.since, entry.task or "", entry.outcome),
+                    )
+                ),
+            )
+            for name in names[offset:][:limit]
+        ]
+        spans = [
+            (run.scheduled_at, run.last_scheduled_at)
+            for run in _chosen(self._newest_first(), patterns, lambda run: run.task)
+            if run.cause == MissCause.DATABASE.value and run.scheduled_at and run.last_scheduled_at
+        ]
+        return Lanes(
+            self.now,
+            tuple(lanes),
+            len(names),
+            last,
+            tuple(
+                run
+                for run in self._newest_first()
+                if run.outcome in ("paused", "resumed")
+                and run.started_at < until
+                and _concerns(run.task, [lane.name for lane in lanes], by)
+            ),
+            tuple(sorted(span for span in spans if span[0] < until and span[1] >= since)),
+        )
+
+    def _on_lanes(
+        self, since: datetime, until: datetime, patterns: Sequence[str], by: str
+    ) -> dict[str, list[tuple[int, LaneEntry]]]:
+        """Return the entries of each lane, each with how bad it is."""
+        found: dict[str, list[tuple[int, LaneEntry]]] = {}
+        for run in _chosen(self._newest_first(), patterns, lambda run: run.task):
+            entry = _lane_entry(run)
+            if entry is not None and _overlaps(entry, since, until):
+                nobody = by == "replica" and run.outcome == "missed"
+                lane = run.task if by == "task" else "" if nobody else run.replica
+                is_known = run.cause == MissCause.PAUSED.value
+                trouble = 0 if is_known else _TROUBLE.get(run.outcome, 0)
+                found.setdefault(lane, []).append((trouble, entry))
+        for entry in _going_on(_chosen(self.tasks_, patterns, _name)):
+            if _overlaps(entry, since, until):
+                lane = entry.task if by == "task" else entry.replica
+                trouble = 0 if entry.outcome == "running" else 3
+                found.setdefault(lane or "", []).append((trouble, entry))
+        return found
 
     def usual_durations(self, *patterns: str) -> dict[str, float]:
         """Return how long tasks usually run."""
@@ -289,6 +350,55 @@ def _chosen(values: Iterable[Value], patterns: Sequence[str], name: Any) -> list
 
 def _error(run: Run) -> str:
     return ": ".join(filter(None, (run.error_type, run.error)))
+
+
+# How bad an entry is, by which lanes are ordered.
+_TROUBLE = {"error": 2, "died": 2, "overran": 2, "missed": 1}
+
+
+def _lane_entry(run: Run) -> LaneEntry | None:
+    """Return what a lane has of an entry of the history."""
+    if run.kind == "operator" or run.outcome in ("paused", "resumed"):
+        return None
+    begin, end = run.started_at, run.ended_at
+    if run.outcome == "missed":
+        begin, end = run.scheduled_at or begin, run.last_scheduled_at or end
+    short = replace(
+        run,
+        traceback=None,
+        error=run.error and run.error[:300],
+        reason=run.reason and run.reason[:300],
+    )
+    return LaneEntry(
+        run.task, run.replica, run.kind, run.outcome, begin, end, run.run_times or 1, short
+    )
+
+
+def _going_on(tasks: Sequence[TaskStatus]) -> Iterator[LaneEntry]:
+    """Return the runs of tasks that are not in the history yet."""
+    for task in tasks:
+        for run in task.stuck:
+            yield LaneEntry(task.name, run.replica, "schedule", "too long", run.since, None)
+        is_told = task.finished_at or task.token in [run.token for run in task.stuck]
+        if task.started_at is None or is_told:
+            continue
+        about = task.name, task.holder, task.kind or "schedule"
+        if task.outcome is None:
+            is_late = task.state is TaskState.TOO_LONG and not task.stuck
+            yield LaneEntry(*about, "too long" if is_late else "running", task.started_at, None)
+        elif task.outcome in ("died", "overran"):
+            yield LaneEntry(*about, task.outcome, task.started_at, task.locked_until)
+
+
+def _overlaps(entry: LaneEntry, since: datetime, until: datetime) -> bool:
+    return entry.since < until and (entry.until is None or entry.until >= since)
+
+
+def _concerns(task: str, lanes: Sequence[str], by: str) -> bool:
+    """Return whether a pause is one of these lanes, or of all tasks."""
+    if by == "replica":
+        return task == "*"
+    return any(name.startswith(task[:-1]) if task.endswith("*") else name == task for name in lanes)
 
 
 def _name(task: TaskStatus) -> str:
@@ -363,5 +473,5 @@ def words(html: str) -> str:
 
 def lanes(html: str) -> dict[str, list[str]]:
     """Return the classes of the shapes and shades on each lane of a page."""
-    found = re.findall(r'aria-label="([^"]*): [^"]*">(.*?)</svg>', html, flags=re.S)
+    found = re.findall(r'aria-label="([^"]*?): [^"]*">(.*?)</svg>', html, flags=re.S)
     return {name: sorted(set(re.findall(r'rect class="(\w+)"', svg))) for name, svg in found}

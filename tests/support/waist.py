@@ -76,6 +76,7 @@ from apscheduler_tasklock._words.findings import (
     with_findings,
 )
 from apscheduler_tasklock._words.gauges import rows_of, text_of
+from apscheduler_tasklock._words.lanes import entries_in_words, lane_in_words
 from apscheduler_tasklock.schema.table import DEFAULT_TABLE, task_lock_table
 from apscheduler_tasklock.status import Pause, RunningRun
 from apscheduler_tasklock.testing import rule
@@ -131,10 +132,12 @@ __all__ = [
     "attempt",
     "believing",
     "end_of",
+    "entries_in_words",
     "findings_of",
     "hear_of_probes",
     "intercept_claims",
     "is_takeover",
+    "lane_in_words",
     "method_of",
     "protocol_of",
     "reset_of",

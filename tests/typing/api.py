@@ -25,6 +25,8 @@ from apscheduler_tasklock import (
     HeldLock,
     JobState,
     JobStatus,
+    LaneEntry,
+    Lanes,
     Overview,
     Run,
     RunRequest,
@@ -221,9 +223,10 @@ def what_is_seen_at_a_glance(since: datetime, until: datetime) -> int:
     overview: Overview = locks.overview("a*", limit=5)
     strips: dict[str, list[Run]] = locks.recent_runs("a", "b", limit=60)
     page: list[Run] = locks.runs("a", limit=10, offset=10)
-    night: list[Run] = locks.timeline(since, until, "a*", limit=10)
-    locks.timeline("02:00", until)  # type: ignore[arg-type]
-    print(late, strips, page, night)
+    night: Lanes = locks.lanes(since, until, "a*", by="replica", limit=10)
+    first: LaneEntry = night.lanes[0].entries[0]
+    locks.lanes("02:00", until)  # type: ignore[arg-type]
+    print(late, strips, page, first)
     return overview.counts[TaskState.FAILING]
 
 

@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
+from importlib.resources import files
+from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
 
-from apscheduler_tasklock import Run
+from apscheduler_tasklock import Lane, LaneEntry, Run, dashboard
 from apscheduler_tasklock.dashboard.drawings import (
     CHART_HEIGHT,
     CHART_WIDTH,
-    Block,
-    Lane,
+    LEGEND,
+    DrawnLane,
+    Span,
     chart_of,
     class_of,
-    lanes_of,
+    drawn_lane,
     marks_of,
     strip_of,
 )
+from apscheduler_tasklock.dashboard.formats import Formats
+from tests.support.waist import entries_in_words, lane_in_words
 
 BEGIN = datetime(2026, 1, 1, tzinfo=timezone.utc)
 END = BEGIN + timedelta(hours=1)
+HOUR = Span(BEGIN, END, END)
+FORMATS = Formats(timezone.utc, END)
 
 
 def run(took: float = 1.0, outcome: str = "ok", kind: str = "schedule") -> Run:
@@ -30,16 +37,28 @@ def run(took: float = 1.0, outcome: str = "ok", kind: str = "schedule") -> Run:
     return Run("a", 1, BEGIN, BEGIN, ended_at, "web-1", kind, outcome, None, None)
 
 
-def block(
-    since: float, until: float | None, name: str = "ok", lane: str = "web-1", task: str = "a"
-) -> Block:
-    """Return a block between two minutes of the hour."""
-    end = None if until is None else BEGIN + timedelta(minutes=until)
-    return Block(lane, task, BEGIN + timedelta(minutes=since), end, name, f"{task} {since} {name}")
+def entry(
+    since: float, until: float | None, outcome: str = "ok", count: int = 1, **changes: Any
+) -> LaneEntry:
+    """Return an entry between two minutes of the hour; of several, if ``count`` is above 1."""
+    began = BEGIN + timedelta(minutes=since)
+    ended = None if until is None else BEGIN + timedelta(minutes=until)
+    about = {"task": "a", "replica": "web-1", "kind": "schedule", **changes}
+    alone = None
+    if ended is not None and count == 1:
+        alone = run(outcome=outcome, kind=about["kind"])
+        alone = replace(alone, started_at=began, ended_at=ended)
+    return LaneEntry(outcome=outcome, since=began, until=ended, count=count, run=alone, **about)
 
 
-def lanes(blocks: Sequence[Block]) -> list[Lane]:
-    return lanes_of(blocks, BEGIN, END)
+def drawn(*entries: LaneEntry, span: Span = HOUR) -> DrawnLane:
+    return drawn_lane(Lane("a", None, entries=entries), span)
+
+
+def places(lane: DrawnLane) -> list[tuple[str, float, float, int]]:
+    """Return the class, left edge, width and row of each shape, from left to right."""
+    found = [(shape.name, shape.x, round(shape.width, 2), shape.row) for shape in lane.shapes]
+    return sorted(found, key=lambda each: (each[1], each[3]))
 
 
 @pytest.mark.parametrize(
@@ -128,81 +147,154 @@ class TestChart:
         assert chart.bars[0].height == 2
 
 
+SECOND = 1 / 60
+
+
 class TestLanes:
-    def test_a_run_lies_where_it_ran(self) -> None:
-        [lane] = lanes([block(15, 30)])
+    """A lane of an hour, which is 500 parts of 7.2 seconds."""
+
+    @pytest.mark.parametrize(
+        ("entries", "expected"),
+        [
+            pytest.param([entry(15, 30)], [("ok", 25.0, 25.0, 0)], id="where it ran"),
+            pytest.param([entry(-30, 30)], [("ok", 0.0, 50.0, 0)], id="began before"),
+            pytest.param([entry(45, None, "running")], [("running", 75.0, 25.0, 0)], id="goes on"),
+            pytest.param(
+                [entry(59.999, None, "running")], [("running", 99.8, 0.2, 0)], id="has just begun"
+            ),
+            pytest.param(
+                [entry(30, 30 + SECOND)], [("ok", 50.0, 0.2, 0)], id="two pixels are seen"
+            ),
+            pytest.param(
+                [entry(0, 30), entry(10, 40, "error"), entry(35, 50)],
+                [("ok", 0.0, 50.0, 0), ("bad", 16.67, 50.0, 1), ("ok", 58.33, 25.0, 0)],
+                id="a row each at the same time",
+            ),
+            pytest.param(
+                [entry(30, 30.2, "error"), entry(30.2, 30.4), entry(30.4, 32)],
+                [("bad", 50.0, 0.33, 0), ("ok", 50.33, 0.33, 0), ("ok", 50.67, 2.67, 0)],
+                id="each has its own colour beside a failure",
+            ),
+            pytest.param(
+                [entry(30, 30.01), entry(30.02, 30.03, "error"), entry(30.04, 31)],
+                [("bad", 50.0, 0.2, 0), ("ok", 50.07, 1.6, 0)],
+                id="only short ones are one",
+            ),
+            pytest.param(
+                [entry(30, 30.01, "error"), entry(30.02, None, "too long")],
+                [("bad", 50.0, 0.2, 0), ("stuck", 50.03, 49.97, 0)],
+                id="one that goes on is never hidden",
+            ),
+        ],
+    )
+    def test_a_shape_lies_where_its_run_ran(
+        self, entries: list[LaneEntry], expected: list[tuple[str, float, float, int]]
+    ) -> None:
+        assert places(drawn(*entries)) == expected
+
+    @pytest.mark.parametrize(
+        ("outcomes", "name", "bars"),
+        [
+            (["ok"] * 20, "ok", [("ok", 4, 7)]),
+            (["ok"] * 19 + ["error"], "bad", [("bad", 0, 4), ("ok", 4, 9)]),
+            (["error"] * 19 + ["ok"], "bad", [("bad", 0, 9), ("ok", 9, 4)]),
+            (["ok", "missed"], "missed", [("missed", 0, 6), ("ok", 6, 7)]),
+            (["cancelled", "missed", "died"], "bad", [("bad", 0, 4), ("missed", 4, 9)]),
+        ],
+    )
+    def test_short_entries_of_one_part_are_one_shape_of_two_pixels(
+        self, outcomes: list[str], name: str, bars: list[tuple[str, int, int]]
+    ) -> None:
+        """Few failures among many runs look neither like failures alone nor like none."""
+        lane = drawn(*(entry(30 + n / 1000, 30 + n / 1000, how) for n, how in enumerate(outcomes)))
         [shape] = lane.shapes
-        assert (lane.name, lane.rows, shape.x, shape.width) == ("web-1", 1, 25.0, 25.0)
+        assert (shape.name, shape.x, round(shape.width, 2)) == (name, 50.0, 0.2)
+        assert list(shape.bars) == bars
+        assert [each.outcome for each in shape.entries] == outcomes
 
-    def test_lanes_come_by_name_and_what_nobody_ran_last(self) -> None:
-        found = lanes([block(1, 2, lane=name) for name in ("web-2", "", "web-1")])
-        assert [lane.name for lane in found] == ["web-1", "web-2", ""]
-
-    def test_runs_at_the_same_time_lie_in_rows_of_their_own(self) -> None:
-        [lane] = lanes([block(0, 30), block(10, 40), block(35, 50)])
-        assert lane.rows == 2
-        assert [(shape.row, shape.x) for shape in lane.shapes] == [
-            (0, 0.0),
-            (0, 58.33),
-            (1, 16.67),
-        ]
-
-    def test_a_run_that_goes_on_reaches_the_right_edge(self) -> None:
-        [lane] = lanes([block(45, None, "running")])
-        assert (lane.shapes[0].x, lane.shapes[0].width) == (75.0, 25.0)
-
-    def test_a_run_that_began_before_is_cut_at_the_left_edge(self) -> None:
-        [lane] = lanes([block(-30, 30)])
-        assert (lane.shapes[0].x, lane.shapes[0].width) == (0.0, 50.0)
-
-    def test_short_runs_that_nobody_could_tell_apart_are_one_shape(self) -> None:
-        [lane] = lanes([block(10 + n / 1000, 10 + n / 1000) for n in range(20)])
+    def test_many_that_the_read_has_counted_are_one_shape_where_they_began(self) -> None:
+        lane = drawn(entry(30, 50, "error", count=900), entry(30.01, 30.02, count=80))
         [shape] = lane.shapes
-        assert shape.title == "a: 20 runs"
-        assert lane.summary == "20 runs"
+        assert (shape.x, round(shape.width, 2)) == (50.0, 0.2)
+        assert entries_in_words(shape.entries, FORMATS) == (
+            "a 00:30:00 to 00:50:00: 980 runs (900 error, 80 ok)"
+        )
 
-    def test_a_failed_run_is_not_hidden_behind_one_that_ended_well(self) -> None:
-        [lane] = lanes([block(10, 10), block(10.001, 10.001, "bad"), block(10.002, 10.002)])
-        [shape] = lane.shapes
-        assert (shape.name, shape.title) == ("bad", "a: 3 runs, 1 failed; the worst: a 10.001 bad")
-        assert lane.summary == "3 runs, 1 failed"
-
-    def test_missed_run_times_are_not_counted_as_runs(self) -> None:
-        [lane] = lanes([block(10, 10, "missed"), block(10.001, 10.001, "missed"), block(50, 51)])
-        assert lane.shapes[0].title == "a: 2 missed; the worst: a 10 missed"
-        assert lane.summary == "1 run, 2 missed"
-
-    def test_runs_one_after_the_other_lie_in_one_row(self) -> None:
-        blocks = [block(n / 6, n / 6 + 0.01, "bad" if n % 3 else "ok") for n in range(360)]
-        [lane] = lanes(blocks)
+    def test_short_runs_one_after_the_other_lie_in_one_row(self) -> None:
+        lane = drawn(*(entry(n / 6, n / 6 + 0.01, "error" if n % 3 else "ok") for n in range(360)))
         assert (lane.rows, len(lane.shapes)) == (1, 360)
 
-    def test_more_runs_at_a_time_than_rows_keep_the_worst(self) -> None:
-        blocks = [block(n, 50 + n, task=f"t{n}") for n in range(6)]
-        [lane] = lanes([*blocks, block(10, 30, "bad", task="worst")])
+    def test_what_does_not_fit_a_row_is_drawn_over_it_and_the_worst_on_top(self) -> None:
+        lane = drawn(
+            *(entry(n, 40 + n) for n in range(6)),
+            entry(10, 30, "error"),
+            entry(12, None, "too long"),
+        )
         assert lane.rows == 4
-        bad = [shape for shape in lane.shapes if shape.name == "bad"]
-        assert len(bad) == 1
-        assert "the worst: worst 10 bad" in bad[0].title
+        assert len(lane.shapes) == 8
+        assert [shape.name for shape in lane.shapes][-2:] == ["bad", "stuck"]
+        assert {round(shape.width, 2) for shape in lane.shapes[:6]} == {66.67}
 
-    def test_a_page_has_a_limited_number_of_shapes(self) -> None:
-        blocks = [
-            block(1.5 * n, 1.5 * n + 0.001, lane=f"web-{lane}")
-            for lane in range(60)
-            for n in range(40)
-        ]
-        assert sum(len(lane.shapes) for lane in lanes(blocks)) <= 900
+    def test_the_classes_are_told_apart_without_colours(self) -> None:
+        """By their forms, or by a pattern, which the style sheet has for three of them."""
+        forms = [(top, height) for name, top, height, _ in LEGEND[:7] if name != "stuck"]
+        assert len(set(forms)) == 6
+        style = files(dashboard).joinpath("static", "dashboard.css").read_text()
+        for name in ("again", "running", "stuck", "pause", "outage", "unknown"):
+            assert f"fill: url(#fill-{name})" in style
 
-    def test_a_page_has_a_limited_number_of_lanes_and_the_worst_are_kept(self) -> None:
-        blocks = [block(1, 2, lane=f"web-{number:03}") for number in range(100)]
-        found = lanes([*blocks, block(1, 2, "bad", lane="web-999")])
-        assert [lane.name for lane in found] == [
-            *(f"web-{number:03}" for number in range(59)),
-            "web-999",
-        ]
+    def test_a_span_that_lasts_longer_than_until_now_shows_nothing_of_the_future(self) -> None:
+        span = Span(BEGIN, END, BEGIN + timedelta(minutes=30))
+        assert places(drawn(entry(15, None, "running"), span=span)) == [("running", 25.0, 25.0, 0)]
 
-    def test_without_blocks_there_are_no_lanes(self) -> None:
-        assert lanes([]) == []
+    def test_what_ended_before_a_span_that_has_moved_on_is_left_out(self) -> None:
+        assert drawn(entry(-2, -1)).shapes == ()
+
+
+@pytest.mark.parametrize(
+    ("entries", "words"),
+    [
+        ([entry(0, 1)], "a 00:00:00, ok after 1 min"),
+        ([entry(0, 1, kind="takeover")], "a (takeover) 00:00:00, ok after 1 min"),
+        ([entry(0, 1, "died")], "a 00:00:00, died after 1 min: its replica died, or could not"),
+        ([entry(0, None, "running")], "a since 00:00:00, goes on"),
+        ([entry(0, None, "too long")], "a since 00:00:00, goes on for longer than it may"),
+        ([entry(0, 1, "ok", 12)], "a 00:00:00 to 00:01:00: 12 runs"),
+        ([entry(0, 0, "missed", 12)], "a 00:00:00: 12 missed run times"),
+        ([entry(0, 0, "missed", 20_000)], "a 00:00:00: more than 10,000 missed run times"),
+        (
+            [entry(0, 0), entry(0, 0, "died"), entry(0, 0, "missed", task="b")],
+            "00:00:00: 2 runs (1 died, 1 ok), 1 missed run time",
+        ),
+    ],
+)
+def test_what_a_shape_says(entries: list[LaneEntry], words: str) -> None:
+    assert entries_in_words(entries, FORMATS).startswith(words)
+
+
+def test_a_run_whose_lease_has_ended_is_not_said_to_go_on() -> None:
+    dead = LaneEntry("a", "web-1", "schedule", "died", BEGIN, BEGIN + timedelta(minutes=1))
+    assert entries_in_words([dead], FORMATS) == (
+        "a 00:00:00, its lease ended at 00:01:00, and it has not reported its end"
+    )
+
+
+@pytest.mark.parametrize(
+    ("lane", "by", "words"),
+    [
+        (Lane("a", None), "task", "nothing ran"),
+        (Lane("a", BEGIN), "task", "not kept: runs of the task before 00:00:00"),
+        (Lane("w", BEGIN), "replica", "not kept: runs of some of the tasks before 00:00:00"),
+        (Lane("", BEGIN), "replica", "not kept: some missed run times before 00:00:00"),
+        (
+            Lane("a", None, 7, BEGIN, (entry(0, 1), entry(1, 2, "error"))),
+            "task",
+            "2 runs (1 error, 1 ok); not kept here: 7 more runs that ended well until 00:00:00",
+        ),
+    ],
+)
+def test_what_a_lane_says(lane: Lane, by: str, words: str) -> None:
+    assert lane_in_words(lane, by, FORMATS).startswith(words)
 
 
 class TestMarks:

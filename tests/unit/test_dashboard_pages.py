@@ -20,6 +20,8 @@ from apscheduler_tasklock.errors import TaskLockNotFoundError
 from apscheduler_tasklock.status import (
     Finding,
     JobState,
+    Lane,
+    Lanes,
     Misses,
     Pause,
     ReplicaState,
@@ -219,15 +221,36 @@ class TestOverview:
         assert ("and 2 more: tasks, the worst first" in text) is is_said
         assert ("more: " in text) is is_said
 
-    def test_of_runs_that_go_on_those_of_the_filter_are_drawn(self) -> None:
+    def test_each_run_that_goes_on_is_drawn(self) -> None:
         others = {**READ["running"], "started_at": ago(2)}
         tasks = [task_status(f"other-{number:02}", **others) for number in range(25)]
         shown = reader(tasks_=[*tasks, task_status("wanted", **READ["running"])])
-        text = shown.html("/timeline?q=wanted&by=task")
-        assert text.count('rect class="running"') == 1
-        assert "wanted since" in text
-        assert "more runs go on" not in text
-        assert "6 more runs go on than are drawn" in shown.html("/timeline?by=task")
+        assert lanes(shown.html("/timeline?q=wanted&by=task")) == {"wanted": ["running"]}
+        assert len(shapes(shown.html("/?by=task"))) == 26
+        assert len(shapes(shown.html("/"))) == 26
+
+    def test_a_run_that_hangs_is_not_hidden_by_those_beside_it(self) -> None:
+        """It outlived its lock, so that the history has an entry of it, and others run since."""
+        stuck = RunningRun("hangs", 7, "web-3", NOW + ago(55), lost=True)
+        hangs = {**READ["too long"], "holder": "web-4", "token": 9, "stuck": (stuck,)}
+        again = {"replica": "web-3", "outcome": "ok"}
+        shown = reader(
+            tasks_=[task_status("hangs", **{**hangs, "finished_at": ago(1)})],
+            runs_=[
+                run_read(task="hangs", token=7, replica="web-3", outcome="overran", **span(55, 50)),
+                *(
+                    run_read(task="quick", token=n, **again, **span(54 - n, 53.99 - n))
+                    for n in range(50)
+                ),
+            ],
+        )
+        for path, lane in (("/", "web-3"), ("/?by=task", "hangs")):
+            text = shown.html(path)
+            assert next(iter(lanes(text))) == lane, path  # trouble comes first
+            [(_, x, width)] = [each for each in shapes(text) if each[0] == "stuck"]
+            assert x == pytest.approx(100 * 5 / 60, abs=0.01)
+            assert x + width == pytest.approx(100, abs=0.02)
+            assert "hangs since 11:05:00, goes on for longer than it may" in text
 
 
 class TestTasks:
@@ -464,14 +487,14 @@ def test_drawings_keep_no_tracebacks_and_short_texts() -> None:
             action_read(task=name, reason="r" * 4000),
         ],
     )
-    found = shown.twin("/timeline")["entries"]
+    found = [each["run"] for lane in shown.twin("/timeline")["lanes"] for each in lane["entries"]]
     found += shown.twin("/tasks")["runs"][name]
     errors = [run["error"] for run in found if run["outcome"] == "error"]
     assert len(errors) == 4
     assert max(map(len, errors)) < 350
     assert not [run for run in found if run["traceback"]]
     for path in ("/", "/timeline", "/timeline?by=task"):
-        titles = re.findall("<rect[^>]*><title>([^<]*)</title>", shown.html(path))
+        titles = re.findall("<title>([^<]*)</title>", shown.html(path).partition("<body")[2])
         assert titles
         assert max(map(len, titles)) < 600, path
     assert "t" * 4000 in shown.html(f"/task?name={name}")
@@ -560,13 +583,16 @@ class TestTimeline:
         assert float(x) == pytest.approx(100 * (hours - 1) / hours, abs=0.02)
         assert float(width) == pytest.approx(50 / hours, abs=0.02)
 
-    @pytest.mark.parametrize(("until", "x"), [(0, "75.0"), (-30, "25.0"), (5, "83.33")])
-    def test_a_run_that_goes_on_reaches_the_end_of_the_span(self, until: float, x: str) -> None:
+    @pytest.mark.parametrize(
+        ("until", "left", "right"), [(0, 75.0, 100), (-30, 25.0, 50), (5, 83.33, 100)]
+    )
+    def test_a_run_that_goes_on_reaches_the_present(
+        self, until: float, left: float, right: float
+    ) -> None:
         shown = reader(tasks_=[task_status("a", **{**READ["running"], "started_at": ago(15)})])
         text = shown.html(f"/timeline?until={(NOW + ago(until)).timestamp():.0f}")
-        [(left, width)] = re.findall(r'class="running" x="([\d.]+)%" width="([\d.]+)%"', text)
-        assert left == x
-        assert float(left) + float(width) == pytest.approx(100, abs=0.02)
+        [(name, x, width)] = shapes(text)
+        assert (name, x, x + width) == ("running", left, pytest.approx(right, abs=0.02))
 
     def test_it_shows_the_chosen_tasks_alone(self) -> None:
         running = {**READ["running"], "started_at": ago(3)}
@@ -579,7 +605,102 @@ class TestTimeline:
             for name, minutes in (("a", 20), ("b", 19.5), ("c", 40))
         ]
         text = reader(runs_=misses).html("/timeline")
-        assert text.count('class="outage"') == 2  # on the one lane, of nobody
+        assert text.count("the database did not answer") == 2  # on the one lane, of nobody
+
+    def test_what_is_not_known_is_hatched_and_not_shown_as_nothing(self) -> None:
+        """Left of where the history begins, also of a task of which nothing is kept any more."""
+        shown = reader(
+            tasks_=[task_status(name) for name in ("often", "gone", "whole")],
+            runs_=[run_read(task=name, **span(20, 19)) for name in ("often", "whole")],
+            known_since={"often": NOW + ago(45), "gone": NOW + ago(3)},
+        )
+        text = shown.html("/timeline?by=task")
+        assert lanes(text) == {
+            "often": ["ok", "unknown"],
+            "whole": ["ok"],
+            "gone": ["unknown"],
+        }
+        hatched = r'class="unknown" x="([\d.]+)%" width="([\d.]+)%"'
+        assert re.findall(hatched, text) == [("0.0", "25.0"), ("0.0", "95.0")]
+        assert "not kept: runs of the task before 11:15:00" in text
+        assert text.count(">not kept</text>") == 2
+        twin = shown.twin("/timeline?by=task")
+        known = {lane["name"]: (lane["known_since"], lane["left_out"]) for lane in twin["lanes"]}
+        assert known == {
+            "often": ("2026-01-31T11:15:00Z", 0),
+            "gone": ("2026-01-31T11:57:00Z", 0),
+            "whole": (None, 0),
+        }
+        # Any replica may have run what is not kept.
+        text = shown.html("/timeline")
+        assert lanes(text) == {"one": ["ok", "unknown"]}
+        assert "not kept: runs of some of the tasks before 11:57:00" in text
+        assert "Before 11:57:00 the history has not every run." in shown.words(
+            "/timeline?hours=1&until=2026-01-31T09:00"
+        )
+
+    def test_what_is_left_out_is_hatched_with_its_number(self) -> None:
+        lane = Lane("a", NOW + ago(50), 7, NOW + ago(20))
+        known = Known(answers={"lanes": Lanes(NOW, (lane,), 1)})
+        text = Reader(known).html("/timeline?by=task")
+        assert re.findall(r'class="unknown" x="([\d.]+)%" width="([\d.]+)%"', text) == [
+            ("0.0", "16.67"),
+            ("16.67", "50.0"),
+        ]
+        assert "not kept here: 7 more runs that ended well until 11:40:00" in text
+
+    def test_lanes_come_in_parts_those_with_trouble_first(self) -> None:
+        runs = [run_read(task=f"t{number:03}", **span(20, 19)) for number in range(120)]
+        bad = [
+            run_read(task="t110", token=2, outcome="died", **span(40, 39)),
+            miss_read(task="t090", cause="misfire", scheduled_at=ago(10)),
+            miss_read(task="t080", scheduled_at=ago(10)),  # of a pause, which an operator knows
+        ]
+        stuck = {**READ["too long"], "started_at": ago(50)}
+        shown = reader(runs_=[*runs, *bad], tasks_=[task_status("t100", **stuck)])
+        first = list(lanes(shown.html("/timeline?by=task")))
+        assert (first[:4], len(first)) == (["t100", "t110", "t090", "t000"], 50)
+        text = shown.html("/timeline?by=task&from=50")
+        assert "tasks 51 to 100 of 120; those with trouble come first" in text
+        assert 'href="timeline?by=task&amp;from=0"' in text
+        assert 'href="timeline?by=task&amp;from=100"' in text
+        last = lanes(shown.html("/timeline?by=task&from=100"))
+        assert len({*first, *lanes(text), *last}) == 120
+        assert len(lanes(shown.html("/timeline?by=task&from=500"))) == 0
+        assert "and 70 more tasks" in shown.words("/?by=task")
+
+    def test_a_shape_is_a_link_to_its_run(self) -> None:
+        failed = run_read(task="a/b ?#", token=3, outcome="error", **span(20, 10))
+        beside = run_read(task="a/b ?#", token=4, **span(20.01, 10))
+        shown = reader(
+            runs_=[
+                failed,
+                beside,
+                *(run_read(task="c", **span(n / 1000, 0)) for n in range(1, 10)),
+            ],
+            tasks_=[task_status("d", **{**READ["running"], "started_at": ago(3)})],
+        )
+        for by in ("task", "replica"):
+            text = shown.html(f"/timeline?by={by}")
+            links = [
+                html.unescape(each) for each in re.findall('<a href="(runs[?]q=a[^"]*)"', text)
+            ]
+            listed = [shown.twin(f"/{html.unescape(link)}")["runs"] for link in links]
+            assert sorted(each["token"] for [each] in listed) == [3, 4]
+            assert '<a href="task?name=d"' in text
+            [several] = re.findall('<a href="(runs[?][^"]*)"[^>]*><title>c [^<]*: 9 runs', text)
+            assert len(shown.twin(f"/{html.unescape(several)}")["runs"]) == 9
+
+    def test_one_shape_of_a_lane_is_a_stop_of_the_tabulator_and_that_is_the_worst(self) -> None:
+        outcomes = {n: "error" if n == 5 else "ok" for n in range(20)}
+        runs = [
+            run_read(task="a", token=n, outcome=how, **span(50 - n, 49.5 - n))
+            for n, how in outcomes.items()
+        ]
+        text = reader(runs_=runs).html("/timeline")
+        [(_, rest)] = re.findall(r'<a href="runs[^"]*"(>)<title>([^<]*)', text)
+        assert rest.startswith("a 11:15:00, error")
+        assert text.count('tabindex="-1"') == 19 + text.count('id="content" tabindex="-1"')
 
     def test_the_form_keeps_the_span(self) -> None:
         text = reader().html("/timeline?hours=6")
@@ -594,6 +715,15 @@ class TestTimeline:
                 rf'href="timeline\?since=\d+&amp;until=\d+&amp;by=task&amp;q=a%26b">{name}<', text
             )
         assert ">later<" not in shown.html("/timeline")
+
+
+def shapes(text: str) -> list[tuple[str, float, float]]:
+    """Return the class, the left edge and the width of each shape of a page, as it is drawn."""
+    found = re.findall(
+        r'</title><rect class="(\w+)" x="([\d.]+)%" width="([\d.]+)%" y="[\d.]+" height="\d+"/>',
+        text,
+    )
+    return [(name, float(x), float(width)) for name, x, width in found]
 
 
 def _hours(since: str, until: str) -> float:

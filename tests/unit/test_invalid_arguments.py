@@ -41,9 +41,11 @@ def ago(**times: float) -> datetime:
         (lambda locks: locks.jobs(order="newest"), "jobs: there is no order 'newest'"),
         (lambda locks: locks.jobs(offset=-1), "jobs: offset must be a whole number, 0 or more"),
         (lambda locks: locks.runs(offset=-1), "runs: offset must be a whole number, 0 or more"),
-        (lambda locks: locks.timeline(datetime(2026, 1, 1), ago()), "since must be a time with"),
-        (lambda locks: locks.timeline(ago(), ago(hours=1)), "must be before until"),
-        (lambda locks: locks.timeline(ago(hours=1), ago(), 5), "name must be a text, not 5"),
+        (lambda locks: locks.lanes(datetime(2026, 1, 1), ago()), "since must be a time with"),
+        (lambda locks: locks.lanes(ago(), ago(hours=1)), "must be before until"),
+        (lambda locks: locks.lanes(ago(hours=1), ago(), 5), "name must be a text, not 5"),
+        (lambda locks: locks.lanes(ago(hours=1), ago(), by="job"), "give one of task, replica"),
+        (lambda locks: locks.lanes(ago(hours=1), ago(), parts=0), "parts must be 1 to 10,000"),
     ],
 )
 def test_an_invalid_argument_is_an_error_that_says_what_to_do(

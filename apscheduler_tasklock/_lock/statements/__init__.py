@@ -36,6 +36,7 @@ from apscheduler_tasklock._lock.statements.conditions import (
 )
 from apscheduler_tasklock._lock.statements.deaths import NOT_RUNNING, end_lease, give_up
 from apscheduler_tasklock._lock.statements.history import ACTIONS, History
+from apscheduler_tasklock._lock.statements.lanes import lanes
 from apscheduler_tasklock._lock.statements.leaders import (
     IS_LEADER,
     LEADER,
@@ -132,6 +133,7 @@ __all__ = [
     "for_template",
     "give_up",
     "hand_over",
+    "lanes",
     "lead",
     "listed_pauses",
     "many",

@@ -82,6 +82,17 @@
     setTimeout(again, INTERVAL);
   };
 
+  // In a lane, the tabulator stops at one shape. The arrow keys lead to those beside it.
+  document.addEventListener("keydown", (event) => {
+    const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    const lane = step && document.activeElement.closest?.(".lane svg");
+    if (!lane) return;
+    const left = (link) => link.getBoundingClientRect().left;
+    const links = [...lane.querySelectorAll("a")].sort((one, other) => left(one) - left(other));
+    links[links.indexOf(document.activeElement) + step]?.focus();
+    event.preventDefault();
+  });
+
   for (const button of document.querySelectorAll("[data-copy]")) {
     if (!navigator.clipboard) continue;
     button.hidden = false;

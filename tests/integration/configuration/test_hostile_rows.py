@@ -243,7 +243,8 @@ def read(locks: TaskLocks) -> Known:
     assert sum(overview.counts.values()) == len(tasks)
     runs = locks.runs(limit=10_000)
     assert set(locks.recent_runs(*names)) == set(names)
-    assert locks.timeline(overview.now - timedelta(hours=1), overview.now)
+    for by in ("task", "replica"):
+        assert locks.lanes(overview.now - timedelta(hours=1), overview.now, by=by).lanes
     for name in [name for name in names if len(name) < 1000][::SHOWN]:
         assert locks.why(name).task.name == name
         assert [task.name for task in locks.tasks(name)] != [] or "\\" in name

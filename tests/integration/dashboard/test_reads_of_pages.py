@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from itertools import product
 from typing import Any
@@ -15,7 +15,7 @@ from apscheduler_tasklock._database.connection import raw_cursor
 from apscheduler_tasklock._lock.operations import Operations
 from apscheduler_tasklock.dashboard.screens import BAD_OUTCOMES
 from apscheduler_tasklock.schema.table import task_lock_table
-from apscheduler_tasklock.status import ORDERS, TaskState
+from apscheduler_tasklock.status import ORDERS, Lane, TaskState
 from tests.support import rows
 from tests.support.pages import Known
 from tests.support.waist import WatchedRows, with_findings
@@ -74,6 +74,12 @@ def both(connection: Connection) -> Any:
             OPERATIONS.runs(cursor, limit=1000),
             OPERATIONS.replicas(cursor),
             OPERATIONS.jobs(cursor),
+            # No entry of the history tells of the tasks' last runs.
+            known_since={
+                task.name: task.succeeded_at
+                for task in OPERATIONS.tasks(cursor)
+                if task.succeeded_at is not None
+            },
             now=OPERATIONS.overview(cursor, None, 0).overview.now,
         )
         yield Both(cursor, known)
@@ -134,12 +140,24 @@ def test_runs(both: Both) -> None:
         assert both.known.runs("*m*", "sync", **asked) == found, wanted
 
 
-def test_spans(both: Both) -> None:
+def test_lanes(both: Both) -> None:
+    """The parts are so short that no entries are one."""
     for since, until in ((60, 0), (59, 32), (500, 100), (10, 5)):
-        for patterns in ((), ("mail",), ("s*",), ("shop:*",)):
-            span = both.ago(since), both.ago(until)
-            found = OPERATIONS.timeline(both.cursor, patterns, *span, 100)
-            assert both.known.timeline(*span, *patterns, limit=100) == found, (span, patterns)
+        for patterns in ((), ("mail",), ("s*",), ("shop:*",), ("*o*",)):
+            for by, limit, offset in (("task", 50, 0), ("task", 7, 3), ("replica", 20, 0)):
+                asked = {"by": by, "parts": 10_000, "limit": limit, "offset": offset}
+                span = both.ago(since), both.ago(until)
+                like = [pattern.replace("*", "%") for pattern in patterns] or None
+                found = OPERATIONS.lanes(both.cursor, like, *span, **asked)
+                known = both.known.lanes(*span, *patterns, **asked)
+                case = span, patterns, asked
+                assert _in_order(known.lanes) == _in_order(found.lanes), case
+                assert replace(known, lanes=()) == replace(found, lanes=()), case
+
+
+def _in_order(lanes: tuple[Lane, ...]) -> list[Lane]:
+    """Return lanes in which entries of the same time have an order."""
+    return [replace(lane, entries=tuple(sorted(lane.entries, key=repr))) for lane in lanes]
 
 
 def test_the_last_runs_of_tasks(both: Both) -> None:
