@@ -77,6 +77,7 @@ from apscheduler_tasklock._words.findings import (
 )
 from apscheduler_tasklock._words.gauges import rows_of, text_of
 from apscheduler_tasklock._words.lanes import entries_in_words, lane_in_words
+from apscheduler_tasklock._words.stories import story_of
 from apscheduler_tasklock.schema.table import DEFAULT_TABLE, task_lock_table
 from apscheduler_tasklock.status import Pause, RunningRun
 from apscheduler_tasklock.testing import rule
@@ -147,6 +148,7 @@ __all__ = [
     "severity_of",
     "standing_in",
     "statements_of",
+    "story_of",
     "text_of",
     "with_findings",
     "with_late_takeovers",

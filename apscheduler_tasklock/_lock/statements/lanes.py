@@ -12,7 +12,7 @@ _ENTRY = f"""run.task_name AS task, run.token, run.scheduled_at, run.started_at,
              run.replica, run.kind, run.outcome, run.error_type,
              left(run.error, {_LONGEST}) AS error, NULL::text AS traceback, run.by, run.until,
              left(run.reason, {_LONGEST}) AS reason, run.cause, run.last_scheduled_at,
-             run.run_times, run.attempt, run.retry_at"""
+             run.run_times, run.attempt, run.retry_at, run.release"""
 
 _SINCE, _UNTIL = "%(since)s::timestamptz", "%(until)s::timestamptz"
 _MOST = "%(most)s::bigint"

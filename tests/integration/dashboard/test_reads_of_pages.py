@@ -18,7 +18,7 @@ from apscheduler_tasklock.schema.table import task_lock_table
 from apscheduler_tasklock.status import ORDERS, Lane, TaskState
 from tests.support import rows
 from tests.support.pages import Known
-from tests.support.waist import WatchedRows, with_findings
+from tests.support.waist import WatchedRows, story_of, with_findings
 
 Connection = psycopg.Connection[Any]
 
@@ -171,4 +171,4 @@ def test_stored_jobs(both: Both) -> None:
 
 
 def test_a_story(both: Both) -> None:
-    assert both.known.why("late") == OPERATIONS.why(both.cursor, "late", None)
+    assert both.known.why("late") == story_of(*OPERATIONS.why(both.cursor, "late", None))
