@@ -644,7 +644,8 @@ class DueTimes:
     :ivar cause: why, as far as it is known by now: ``"paused"``, ``"running"``, or ``"unasked"`` if
         no replica with the task was alive; ``None``: it is not known
     :ivar reason: the cause in words
-    :ivar noted_from: from when on a replica notes the reason; ``None``: it is not known
+    :ivar noted_from: from when on a replica that lived at the first one notes the reason; ``None``:
+        it is not known, or there is no such replica
     """
 
     first: datetime

@@ -6,7 +6,7 @@ dies before. Until then it is known from the schedule in the task's row.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from itertools import groupby, islice
@@ -67,6 +67,13 @@ def due_times(known: Known) -> tuple[tuple[DueTimes, ...], datetime | None]:
     :return: these, the earlier first, and the time after which the run times are not known;
         ``None``: they are known
     """
+    try:
+        return _due_times(known)
+    except OverflowError:  # anybody may have written the row, with times that Python does not have
+        return (), None
+
+
+def _due_times(known: Known) -> tuple[tuple[DueTimes, ...], datetime | None]:
     task = known.task
     if task.schedule is None or task.kind == "hold":
         return (), None
@@ -211,8 +218,10 @@ def _period(task: TaskStatus) -> timedelta | None:
 
 def _jitter(task: TaskStatus) -> float:
     """Return by how many seconds jitter moves the task's run times at most."""
-    form = task.schedule
-    return float(form.get("jitter") or 0) if isinstance(form, Mapping) else 0.0
+    try:
+        return float(task.schedule["jitter"] or 0)
+    except NO_FORM:
+        return 0.0
 
 
 def _is_due(task: TaskStatus, run_time: datetime) -> bool:
@@ -221,9 +230,7 @@ def _is_due(task: TaskStatus, run_time: datetime) -> bool:
     return task.due_at is not None and task.due_at <= latest
 
 
-def _begun_by_nobody(
-    known: Known, times: Sequence[datetime], last: datetime | None
-) -> Sequence[datetime]:
+def _begun_by_nobody(known: Known, times: list[datetime], last: datetime | None) -> list[datetime]:
     """Leave out times that the window of the last run takes in, and the one that is to come."""
     task, window_until = known.task, _window_until(known, last)
     if task.due_at is not None and task.due_at > known.at:  # it may be moved by its jitter
@@ -283,8 +290,17 @@ def _told(
             is_due=is_due,
             cause=None if cause is None else cause.value,
             reason=reason,
-            noted_from=first + grace if grace is not None and (is_due or is_known) else None,
+            noted_from=first + grace
+            if grace is not None and _is_to_be_noted(known, first)
+            else None,
         )
+
+
+def _is_to_be_noted(known: Known, run_time: datetime) -> bool:
+    """Return whether there is a history, and a live replica may know why nobody has begun it."""
+    has_history = known.runs or known.misses or known.task.finished_at is None
+    lived = (each.alive and each.started_at <= run_time for each in known.replicas)
+    return bool(has_history) and any(lived)
 
 
 def _cause(

@@ -278,8 +278,8 @@ def _goes_on(run: RunningRun, task: TaskStatus, formats: Formats) -> str:
             f"a run that began at {formats.moment(run.since)} on {run.replica} goes on although "
             "its lock is lost"
         )
-    what = _what(task.kind, task.scheduled_at, formats)
-    return f"its run goes on, {what}, begun at {formats.moment(run.since)} on {run.replica}"
+    what = _WITHOUT_RUN_TIME.get(task.kind or "", f"its run of {formats.moment(task.scheduled_at)}")
+    return f"{what} goes on, begun at {formats.moment(run.since)} on {run.replica}"
 
 
 def _has_no_live_replica(story: Story) -> bool:
@@ -396,8 +396,6 @@ def _noted_in_words(due: DueTimes, story: Story, formats: Formats) -> str:
     kept_since, read_at = story.misses_begin_at, story.read_at or story.at
     if kept_since is not None and due.last < kept_since:
         return "the reasons of that time are no longer kept"
-    if due.cause == MissCause.UNASKED.value and _has_no_live_replica(story):
-        return "a reason is noted once a replica has it again"
     if due.noted_from is not None and due.noted_from > read_at:
         return f"a reason is noted from {formats.moment(due.noted_from)} on"
     return "no reason is noted so far"

@@ -106,14 +106,16 @@ def story(
     trigger: Any = EVERY_20,
     of: str | None = None,
     replicas: tuple[Any, ...] = (LIVE,),
+    has_history: bool = True,
     **row: Any,
 ) -> Story:
-    """Return the story of the job.
+    """Return the story of the job, whose run of 00:20 is in the history, if nothing else is.
 
     :param of: the moment that the story is about; ``None``: now
     """
     task = task_status("job", **{**ROW, **schedule(trigger), **row})
-    return story_of(task, entries or [ran("00:20")], replicas, at(of or now), at(now))
+    entries = entries or (ran("00:20"),) * has_history
+    return story_of(task, entries, replicas, at(of or now), at(now))
 
 
 def lines(*args: Any, **more: Any) -> StoryLines:
@@ -202,7 +204,7 @@ IS_RUNNING = "its run of 2026-01-31 00:20:00 UTC on one (token 7) is in the way"
             {"replicas": (SILENT,)},
             [
                 "due 00:40:00, begun by nobody: no live replica had it (web-1 is silent, last seen "
-                "at 2026-01-31 00:39:50 UTC); a reason is noted once a replica has it again"
+                f"at 2026-01-31 00:39:50 UTC); {NONE}"
             ],
         ),
         (
@@ -213,6 +215,13 @@ IS_RUNNING = "its run of 2026-01-31 00:20:00 UTC on one (token 7) is in the way"
                 f"2026-01-31 00:50:00 UTC); {NONE}"
             ],
         ),
+        # The replica that knows the reason has stopped, or there is no history.
+        (
+            "00:40:30",
+            {**RUNS_ON, "replicas": (SILENT,)},
+            [f"due 00:40:00, begun by nobody: {IS_RUNNING}; {NONE}"],
+        ),
+        ("00:40:30", {"has_history": False}, [f"due 00:40:00, begun by nobody; {NONE}"]),
         # A job that was moved, and one that was removed.
         ("00:50", {"due_at": at("09:00")}, [f"by its schedule 00:40:00, begun by nobody; {NONE}"]),
         ("00:50", {"due_at": None}, []),
@@ -244,8 +253,8 @@ def test_what_is_due_is_told_at_once(now: str, more: dict[str, Any], expected: l
         (
             "00:40:30",
             RUNS_ON,
-            "its run goes on, 00:20:00, begun at 00:20:00 on one, and its last run time until then "
-            "was 00:40:00, which nobody has begun",
+            "its run of 00:20:00 goes on, begun at 00:20:00 on one, and its last run time until "
+            "then was 00:40:00, which nobody has begun",
         ),
         (
             "00:39",
@@ -280,7 +289,7 @@ def test_a_run_that_was_overtaken_and_goes_on_is_told_first(is_stuck: bool) -> N
 
 def test_a_run_that_goes_on_is_told_before_run_times_that_were_missed_by_it() -> None:
     found = lines("01:10", ran("00:00"), missed("00:40", "01:00"), **RUNS_ON, due_at=at("01:20"))
-    assert found.headline.startswith("job at 01:10:00: its run goes on, 00:20:00, begun at")
+    assert found.headline.startswith("job at 01:10:00: its run of 00:20:00 goes on, begun at")
     assert found.verdict[0].startswith("00:20:00 began at 00:20:00 on one, and goes on (token 7")
     assert found.verdict[1].startswith("no replica ran 2 run times from 00:40:00 to 01:00:00")
 
@@ -546,3 +555,28 @@ def test_without_apscheduler_only_the_due_time_is_known(monkeypatch: pytest.Monk
     found = story("01:25")
     assert [each.first for each in found.due] == [at("00:40")]
     assert found.not_known_after == at("00:40")
+
+
+EVERY: dict[str, Any] = {"type": "interval", "start": None, "end": None, "jitter": 0.0}
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        *(
+            {"schedule": {**EVERY, "length": length, "jitter": jitter}}
+            for length in ([0, 0, 0], [-1, 0, 0], [999_999_999, 0, 0], [0, 10**30, 0], "x")
+            for jitter in (0.0, 1e300, "x", None)
+        ),
+        {"schedule": "x"},
+        {"schedule": {"type": "calendarinterval", "start": "x"}},
+        {"options": {"min_lock": OptionSource(1e300, "job")}, "scheduled_at": None},
+        {"due_at": datetime.max.replace(tzinfo=UTC)},
+        {
+            "due_at": datetime.min.replace(tzinfo=UTC),
+            "overdue_at": datetime.max.replace(tzinfo=UTC),
+        },
+    ],
+)
+def test_a_row_that_no_replica_writes_is_no_error(row: dict[str, Any]) -> None:
+    assert "job at 01:25:00" in lines("01:25", **row).headline

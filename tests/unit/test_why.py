@@ -203,7 +203,7 @@ class TestStories:
         story = why(task=task_status("job", **READ["overdue"]), runs=())
         assert (story.verdict, story.scheduled_at) == (Verdict.DUE, NOW - timedelta(seconds=95))
         told = "\n".join(words(story, capsys))
-        assert "due 2026-01-31T11:58:25Z, begun by nobody; a reason is noted from" in told
+        assert "due 2026-01-31T11:58:25Z, begun by nobody; no reason is noted so far" in told
 
     @pytest.mark.parametrize(
         ("earlier", "verdict"),
