@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import tzinfo
 from urllib.parse import urlencode
 
+from apscheduler_tasklock.dashboard.matching import MOST_MATCHING, Shown, TaskFilter
 from apscheduler_tasklock.dashboard.queries import Query, is_pattern
 from apscheduler_tasklock.errors import TaskLockNotFoundError, TaskLockOptionError
 from apscheduler_tasklock.locks import TaskLocks
@@ -21,7 +22,10 @@ DURATIONS = {
     "": "until it is resumed",
 }
 
-# Limits the tasks that are paused or resumed at once.
+# The actions that can be about all tasks that match a filter.
+OF_MATCHING = ("pause", "resume")
+
+# Limits the tasks that are chosen in a form.
 _MOST_NAMES = 1_000
 
 
@@ -34,6 +38,7 @@ class Asked:
     :ivar namespace: what the names of all tasks of this dashboard begin with
     :ivar zone: the zone of times; ``None``: this machine's
     :ivar by: the operator's name; ``None``: this process's user and host
+    :ivar matching: the filter that the tasks match, if it is about all that do
     """
 
     names: tuple[str, ...]
@@ -41,6 +46,23 @@ class Asked:
     namespace: str
     zone: tzinfo | None
     by: str | None
+    matching: TaskFilter | None = None
+
+    @property
+    def shown(self) -> Shown:
+        """What the form that was sent had of the tasks that match."""
+        return Shown.in_form(self.fields)
+
+    @property
+    def is_of_others(self) -> bool:
+        """Whether other tasks match now than the operator was shown."""
+        return self.matching is not None and self.shown != Shown.of(self.names)
+
+    @property
+    def form(self) -> dict[str, str]:
+        """The fields of a form that asks about all tasks that match."""
+        kept = {} if self.matching is None else self.matching.fields
+        return {"all": "matching", **kept, **Shown.of(self.names).fields}
 
     @property
     def name(self) -> str:
@@ -297,9 +319,10 @@ def check_asked(action: Action, asked: Asked) -> None:
     """
     if action.is_of_all:
         return
-    if not 1 <= len(asked.names) <= _MOST_NAMES:
+    most = _MOST_NAMES if asked.matching is None else MOST_MATCHING
+    if not 1 <= len(asked.names) <= most:
         raise TaskLockOptionError(
-            f"{action.title}: choose at least one and at most {_MOST_NAMES:,} of them"
+            f"{action.title}: choose at least one and at most {most:,} of them"
         )
     others = [name for name in asked.names if not name.startswith(asked.namespace)]
     if others and action.page != "jobs":
@@ -317,4 +340,6 @@ def page_of(action: Action, asked: Asked, done: str | None = None) -> str:
         parameters["name"] = asked.name
     elif page == "task":
         page = "tasks"
+    if asked.matching is not None:
+        page, parameters = "tasks", parameters | asked.matching.fields
     return f"{page}?{urlencode(parameters)}" if parameters else page

@@ -34,6 +34,7 @@ from apscheduler_tasklock.dashboard.access import (
 from apscheduler_tasklock.dashboard.actions import (
     ACTIONS,
     DURATIONS,
+    OF_MATCHING,
     Action,
     Asked,
     check_asked,
@@ -41,6 +42,7 @@ from apscheduler_tasklock.dashboard.actions import (
 )
 from apscheduler_tasklock.dashboard.formats import Formats
 from apscheduler_tasklock.dashboard.health import metrics_of, verdict_of
+from apscheduler_tasklock.dashboard.matching import TaskFilter
 from apscheduler_tasklock.dashboard.pages import Visit, page_of_screen, twin_of_screen
 from apscheduler_tasklock.dashboard.queries import Query, check_text, parse
 from apscheduler_tasklock.dashboard.reads import Reads, in_words_of_a_page
@@ -238,17 +240,30 @@ class Dashboard:
     async def _confirm(self, request: Request) -> Response:
         access = await self._allowed_to_operate(request)
         given = parse(request.scope["query_string"])
-        code, action, asked = self._asked(given, access)
+        code, action, asked = await run_in_threadpool(self._asked, given, access)
+        return await self._question(request, access, code, action, asked)
+
+    async def _question(
+        self,
+        request: Request,
+        access: Access,
+        code: str,
+        action: Action,
+        asked: Asked,
+        status: HTTPStatus = HTTPStatus.OK,
+    ) -> Response:
+        """Return the page on which an action is confirmed."""
         screen = self._blank("confirm.html", action.title)
         screen.drawn = {
             "back": page_of(action, asked),
             "code": code,
             "action": action,
             "asked": asked,
+            "is_asked_again": status is HTTPStatus.CONFLICT,
             "kept": {name: asked.fields.text(name) for name in action.kept},
             "durations": DURATIONS,
         }
-        return await self._drawn(screen, "confirm", request, access)
+        return await self._drawn(screen, "confirm", request, access, status)
 
     async def _act(self, request: Request) -> Response:
         access = await self._allowed_to_operate(request)
@@ -257,7 +272,10 @@ class Dashboard:
                 HTTPStatus.FORBIDDEN, "The form was not sent by a page of this dashboard."
             )
         given = parse(await _form(request))
-        code, action, asked = self._asked(given, access)
+        code, action, asked = await run_in_threadpool(self._asked, given, access)
+        if asked.is_of_others:
+            status = HTTPStatus.CONFLICT
+            return await self._question(request, access, code, action, asked, status)
         try:
             await run_in_threadpool(action.carry_out, self._locks, asked)
         except TaskLockError as error:
@@ -271,6 +289,7 @@ class Dashboard:
         """Return what a form asks for: the action's code, the action, and with what.
 
         :raises TaskLockOptionError: there is no such action, or it cannot be done with these
+        :raises TaskLockError: it is about all tasks that match a filter, and they cannot be read
         """
         fields = Query.of(given)
         code = fields.text("action") or ""
@@ -280,7 +299,13 @@ class Dashboard:
         names = tuple(dict.fromkeys(filter(None, given.get("name", ()))))
         for name in names:
             check_text("name", name)
-        asked = Asked(names, fields, self._namespace, self._zone, access.by)
+        matching = None
+        if fields.text("all") == "matching":
+            if code not in OF_MATCHING:
+                raise TaskLockOptionError(f"{action.title}: not with all that match")
+            matching = TaskFilter.of(fields)
+            names = matching.names(self._locks, self._namespace)
+        asked = Asked(names, fields, self._namespace, self._zone, access.by, matching)
         check_asked(action, asked)
         return code, action, asked
 

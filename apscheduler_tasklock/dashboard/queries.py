@@ -39,6 +39,13 @@ def pattern_of(text: str) -> str:
     return text if is_pattern(text) else f"*{text}*"
 
 
+def patterns_of(namespace: str, text: str | None = None) -> tuple[str, ...]:
+    """Return the patterns of the tasks of a namespace whose names have a text in them."""
+    if text:
+        return (f"{namespace}{pattern_of(text)}",)
+    return (f"{namespace}*",) if namespace else ()
+
+
 def parse(text: bytes) -> dict[str, list[str]]:
     """Return the parameters of an address or a form, each with its values.
 

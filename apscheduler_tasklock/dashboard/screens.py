@@ -33,7 +33,8 @@ from apscheduler_tasklock.dashboard.drawings import (
     strip_of,
 )
 from apscheduler_tasklock.dashboard.formats import Formats
-from apscheduler_tasklock.dashboard.queries import Query, pattern_of
+from apscheduler_tasklock.dashboard.matching import TaskFilter
+from apscheduler_tasklock.dashboard.queries import Query, pattern_of, patterns_of
 from apscheduler_tasklock.dashboard.reads import Reads
 from apscheduler_tasklock.errors import (
     TaskLockNotFoundError,
@@ -135,9 +136,7 @@ class Context:
 
     def patterns(self, text: str | None = None) -> tuple[str, ...]:
         """Return the patterns of the tasks whose names have a text in them."""
-        if text:
-            return (f"{self.namespace}{pattern_of(text)}",)
-        return (f"{self.namespace}*",) if self.namespace else ()
+        return patterns_of(self.namespace, text)
 
     def task(self) -> str:
         """Return the name of the task that the query asks for.
@@ -329,17 +328,16 @@ def state_lines(found: Overview | None) -> list[tuple[str, str, str]]:
 def tasks(context: Context) -> Screen:
     """Show the tasks, each with its state and its last runs."""
     query = context.query
-    chosen = query.several("state", [each.value for each in TaskState])
+    wanted = TaskFilter.of(query)
     order = query.choice("order", ORDERS) or "urgency"
     page = query.number("page", 1, 1, 100_000)
-    patterns = context.patterns(query.text("q"))
-    states = tuple(map(TaskState, chosen))
+    patterns = wanted.patterns(context.namespace)
     collector = Collector(context)
     found = collector.overview()
     listed = collector.read(
-        ("tasks", patterns, states, order, page),
+        ("tasks", patterns, wanted.states, order, page),
         lambda locks: locks.tasks(
-            *patterns, states=states, order=order, limit=ROWS + 1, offset=(page - 1) * ROWS
+            *patterns, states=wanted.states, order=order, limit=ROWS + 1, offset=(page - 1) * ROWS
         ),
     )
     rows = (listed or [])[:ROWS]
@@ -352,7 +350,8 @@ def tasks(context: Context) -> Screen:
         "notes": {task.name: notes_of(task, screen.formats) for task in rows},
         "states": [each.value for each in TaskState],
         "counts": {each.value: count for each, count in found.counts.items()} if found else {},
-        "chosen": chosen,
+        "chosen": [each.value for each in wanted.states],
+        "is_filtered": bool(wanted.fields),
         "orders": _ORDERS,
         "order": order,
     }

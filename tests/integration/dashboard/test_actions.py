@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -79,3 +80,17 @@ def test_outside_a_page_an_error_names_commands(database_url: str) -> None:
 )
 def test_a_state_names_no_commands(operator: TestClient, name: str, says: str) -> None:
     assert says in operator.get(f"/task?name={name}").text
+
+
+def test_all_that_match_are_paused_and_no_others(
+    operator: TestClient, connection: psycopg.Connection[Any]
+) -> None:
+    """Also one whose name would be a pattern that matches another."""
+    rows.add_task(connection, "dea*", **rows.DEAD)
+    asked = {"action": "pause", "all": "matching", "q": "dea", "state": "dead"}
+    page = operator.get("/confirm", params=asked).text
+    shown = dict(re.findall(r'name="(number|digest)" value="([^"]*)"', page))
+    answer = operator.post("/act", data=asked | shown | {"duration": ""}, headers=SAME)
+    assert answer.status_code == 303
+    paused = connection.execute("SELECT task_name FROM task_lock WHERE pauses IS NOT NULL")
+    assert sorted(name for (name,) in paused) == ["dea*", "dead"]
