@@ -207,6 +207,8 @@ class LockOptions:
 # A lease must not be shorter than so many seconds, because a claim is renewed three times in each
 # lease, and a renewal needs time in a busy process and on the network.
 SHORTEST_LEASE = 1.0
+# Limits a leader's lease. A longer one, which no replica writes, counts as over.
+LONGEST_LEADER_LEASE = 3600.0
 # A lease below so many seconds is logged as a WARNING, because a job may lose its lock in a short
 # stall of the database or the process.
 SHORT_LEASE = 5.0
@@ -262,11 +264,12 @@ def parse_positive_seconds(value: Any, option: str, where: str) -> float:
 
 
 def parse_leader_lease(value: Any, option: str, where: str) -> float:
-    """Return the lease of a leader in seconds, which is a second or more."""
+    """Return the lease of a leader in seconds, which is a second to an hour."""
     seconds = parse_seconds(value, option, where)
-    if seconds < SHORTEST_LEASE:
+    if not SHORTEST_LEASE <= seconds <= LONGEST_LEADER_LEASE:
         raise TaskLockOptionError(
-            f"{where}: {option} must be {SHORTEST_LEASE:g} s or more, not {value!r}"
+            f"{where}: {option} must be {SHORTEST_LEASE:g} s or more, and at most an hour, not "
+            f"{value!r}"
         )
     return seconds
 

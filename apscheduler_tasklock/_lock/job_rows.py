@@ -657,6 +657,11 @@ def is_removed(
     return "\0" not in job_id and (ask(remove) or attempts > 1)
 
 
+def next_version(version: str) -> str:
+    """Return the SQL of the version after a change, for a template; after the largest bigint 1."""
+    return f"{version} %% 9223372036854775807 + 1"
+
+
 def channel_of(table: Table) -> str:
     """Return the channel on which changes of the jobs of a task lock table are notified.
 
@@ -770,7 +775,11 @@ def _add(jobs: str) -> str:
         "task_name": "%(task_name)s::text",
     }
     replaced = {name: f"excluded.{name}" for name in values if name != "id"}
-    replaced |= {"version": "job.version + 1", "last_run_time": "NULL", "changed_id": "NULL"}
+    replaced |= {
+        "version": next_version("job.version"),
+        "last_run_time": "NULL",
+        "changed_id": "NULL",
+    }
     return f"""
         WITH added AS (
             INSERT INTO {jobs} AS job ({", ".join(values)})
@@ -829,7 +838,7 @@ def _change(jobs: str, action: str = "") -> str:
     )
     return f"""
         WITH done AS (
-            UPDATE {jobs} SET {defined}, version = version + 1,
+            UPDATE {jobs} SET {defined}, version = {next_version("version")},
                 task_name = COALESCE(%(task_name)s::text, task_name),
                 changed_id = %(changed_id)s::uuid, changed_at = now(),
                 next_run_time = CASE WHEN %(moves)s::boolean THEN %(next_run_time)s::timestamptz

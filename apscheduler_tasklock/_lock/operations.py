@@ -22,7 +22,7 @@ from sqlalchemy import Table
 from apscheduler_tasklock._database.outage import as_unavailable
 from apscheduler_tasklock._database.rejections import REPLICAS, Rejections
 from apscheduler_tasklock._database.sqlstates import one_line
-from apscheduler_tasklock._lock.job_rows import channel_of
+from apscheduler_tasklock._lock.job_rows import channel_of, next_version
 from apscheduler_tasklock._lock.json_columns import (
     IS_PAUSE,
     IS_RUN,
@@ -50,6 +50,7 @@ from apscheduler_tasklock._lock.statements import (
     JUST_BEFORE,
     LEADER_NAMESPACE,
     MAY_BE_CLAIMED,
+    LEADS,
     NEVER,
     ROW_COLUMNS,
     SHORTEST_WAIT,
@@ -1725,10 +1726,9 @@ _PAUSE_LASTS = f"COALESCE({_PAUSE_UNTIL} > now(), true)"
 
 def _leaders(name: str) -> str:
     """Return the query of who leads, or has led last, in each namespace with leader mode."""
-    lasts = "(finished_at IS NULL AND locked_until > now())"
     return f"""
-        SELECT {LEADER_NAMESPACE} AS leader_namespace, locked_by, {lasts} AS is_led,
-               LEAST(locked_until, finished_at) AS led_until
+        SELECT {LEADER_NAMESPACE} AS leader_namespace, locked_by, {LEADS} AS is_led,
+               LEAST(locked_until, finished_at, now()) AS led_until
         FROM {name} AS lock WHERE {IS_LEADER}
     """
 
@@ -1886,7 +1886,7 @@ def _moved(jobs: str) -> str:
     """
     return f"""moved AS (
             UPDATE {jobs} AS job SET
-                next_run_time = last_run_time, ended = false, version = version + 1,
+                next_run_time = last_run_time, ended = false, version = {next_version("version")},
                 changed_id = gen_random_uuid()
             FROM freed
             WHERE job.task_name = freed.task_name AND last_run_time = freed.window_start

@@ -30,6 +30,7 @@ from apscheduler.util import maybe_ref
 
 from apscheduler_tasklock._application import call_where_allowed
 from apscheduler_tasklock._lock.job_rows import StoredTask
+from apscheduler_tasklock._lock.words import printable
 from apscheduler_tasklock._runs.reports import Dispatch
 from apscheduler_tasklock._runs.submission import JobKey
 from apscheduler_tasklock.errors import TaskLockOptionError
@@ -500,6 +501,15 @@ class RunId(str):
         return str, (str(self),)
 
 
+class _ShownId(str):
+    """A job's id that executors log with its control characters written as escapes."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return printable(self)
+
+
 def report_runs(
     inner: Any,
     events_of: Callable[[Any, list[Any]], list[Any]],
@@ -583,7 +593,7 @@ class _RunReport:
         elif what and isinstance(what[0], BaseException):
             self._failed(job_id.run, what[0])
         try:
-            self.report(plain, *what, **named)
+            self.report(plain if plain.isprintable() else _ShownId(plain), *what, **named)
         finally:
             self._ended(job_id.run)
 

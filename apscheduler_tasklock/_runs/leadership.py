@@ -25,6 +25,7 @@ from apscheduler_tasklock._lock.statements import LEADER
 from apscheduler_tasklock._runs.kept_runs import LastRun, Outlook
 from apscheduler_tasklock._runs.run import Run
 from apscheduler_tasklock._values import logger_of
+from apscheduler_tasklock.options import LONGEST_LEADER_LEASE
 
 logger = logger_of(__name__)
 
@@ -144,7 +145,7 @@ class Leadership:
         self._first_look_at, self._rejected_since = min(self._first_look_at, now), inf
         if row is not None:
             is_own = row.holder == self.leader_id
-            is_led_by_another = not (is_own or row.finished or row.dead)
+            is_led_by_another = not (is_own or row.finished or row.dead or _is_forged(row))
             if is_led_by_another or (self._is_new(now) and not self.leads):
                 self._may_lead = is_own
                 self._note(leads=False)
@@ -154,7 +155,7 @@ class Leadership:
                 self._locks.begin_resign(self.row, self.leader_id)
             self._note(leads=False)
             return
-        lease = max(self._lease, LEAST_LOOKS * self._interval())
+        lease = min(max(self._lease, LEAST_LOOKS * self._interval()), LONGEST_LEADER_LEASE)
         sent = self._clock()
         self._may_lead = True
         leads = yield self._unless_closed(self._locks.leading(self.row, self.leader_id, lease))
@@ -275,3 +276,9 @@ def _refusal_by(row: RunState) -> Refusal:
         runs=row.runs,
         is_manual=row.manual,
     )
+
+
+def _is_forged(row: RunState) -> bool:
+    """Return whether a leader's lease ends later than that of any replica."""
+    until = row.locked_until or row.database_time
+    return (until - row.database_time).total_seconds() > LONGEST_LEADER_LEASE

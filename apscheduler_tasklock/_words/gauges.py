@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from apscheduler_tasklock._lock.words import printable
 from apscheduler_tasklock.status import Finding, ReplicaStatus, TaskState, TaskStatus
 
 
@@ -141,19 +142,15 @@ def _is_one_off(task: TaskStatus) -> bool:
 
 def text_of(rows: MetricRows) -> str:
     """Return the metrics in Prometheus' text format, version 0.0.4."""
-    lines = []
+    lines: list[str] = []
     for gauge in GAUGES:
-        lines += gauge.head
-        for task, value in task_values(gauge, rows).items():
-            lines.append(_sample(gauge, {TASK_NAME: task}, value))
-    lines += FINDING.head
-    lines += [_sample(FINDING, labels, value) for labels, value in finding_values(rows)]
+        values = task_values(gauge, rows).items()
+        lines += _samples(gauge, [({TASK_NAME: task}, value) for task, value in values])
+    lines += _samples(FINDING, finding_values(rows))
     if rows.alive is not None:
         lines += [*REPLICAS_ALIVE.head, f"{REPLICAS_ALIVE.prometheus_name} {float(rows.alive)!r}"]
     if rows.leaders:
-        lines += LEADER.head
-    for namespace, value in rows.leaders.items():
-        lines.append(_sample(LEADER, {NAMESPACE: namespace}, value))
+        lines += _samples(LEADER, [({NAMESPACE: name}, n) for name, n in rows.leaders.items()])
     return "\n".join(lines) + "\n"
 
 
@@ -194,9 +191,19 @@ def finding_values(rows: MetricRows) -> list[tuple[dict[str, str], float]]:
     return values
 
 
-def _sample(instrument: Instrument, attributes: Mapping[str, str], value: float) -> str:
-    labels = (f'{name}="{_escaped(text)}"' for name, text in _prometheus(attributes).items())
-    return f"{instrument.prometheus_name}{{{','.join(labels)}}} {value!r}"
+def _samples(
+    instrument: Instrument, values: Iterable[tuple[Mapping[str, str], float]]
+) -> list[str]:
+    """Return the lines of a gauge, each with other labels.
+
+    Two names may be the same when their control characters are escapes. Prometheus rejects the
+    answer if it has a sample twice, so the first one is told.
+    """
+    samples: dict[str, float] = {}
+    for attributes, value in values:
+        labels = (f'{name}="{_escaped(text)}"' for name, text in _prometheus(attributes).items())
+        samples.setdefault(f"{instrument.prometheus_name}{{{','.join(labels)}}}", value)
+    return [*instrument.head, *(f"{labels} {value!r}" for labels, value in samples.items())]
 
 
 def _prometheus(attributes: Mapping[str, str]) -> dict[str, str]:
@@ -205,5 +212,9 @@ def _prometheus(attributes: Mapping[str, str]) -> dict[str, str]:
 
 
 def _escaped(value: str) -> str:
-    """Return a label's value, escaped so that it can stand between double quotes."""
+    """Return a label's value, escaped so that it can stand between double quotes.
+
+    Control characters but line breaks, which Prometheus escapes, are written as escapes before.
+    """
+    value = "\n".join(map(printable, value.split("\n")))
     return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

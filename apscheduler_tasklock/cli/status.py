@@ -221,7 +221,7 @@ def _print_traceback(runs: Sequence[Run], shown: Output) -> None:
         f"traceback of the last failure ({shown.moment(failed.started_at)}, token {failed.token}):"
     )
     for line in cut(failed.traceback, LONGEST_TRACEBACK).splitlines():
-        shown.print(line)
+        shown.print(f"| {line}")
 
 
 def task_table(tasks: Sequence[TaskStatus], usual: Mapping[str, float], shown: Output) -> Table:

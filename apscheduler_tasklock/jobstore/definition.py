@@ -15,6 +15,7 @@ from apscheduler.triggers.base import BaseTrigger
 from apscheduler.util import obj_to_ref
 
 from apscheduler_tasklock._lock.job_rows import JobRow
+from apscheduler_tasklock._lock.words import printable
 from apscheduler_tasklock._values import LONGEST_NAME, cut, shown
 from apscheduler_tasklock.errors import TaskLockError, TaskLockOptionError
 from apscheduler_tasklock.jobstore.stored_triggers import (
@@ -251,6 +252,8 @@ class JobCodec:
         if invalid is not None:
             raise UnreadableError(f"its {invalid}")
         check_names({"name": options["name"]})
+        # APScheduler logs the name as it is, so a line break in a row's name would forge lines.
+        options["name"] = printable(options["name"])
         return {
             "trigger": self.decode_trigger(definition),
             "executor": definition.executor,
@@ -290,7 +293,7 @@ class JobCodec:
             "executor": definition.executor,
             "args": (),
             "kwargs": {},
-            "name": cut(job_id, LONGEST_NAME),
+            "name": printable(cut(job_id, LONGEST_NAME)),
             "misfire_grace_time": None,
             "coalesce": True,
             "max_instances": 1,

@@ -12,6 +12,7 @@ loop waits for the database.
 
 from __future__ import annotations
 
+import json
 import logging
 import random
 import sys
@@ -34,6 +35,7 @@ from apscheduler_tasklock._lock.protocol_messages import JobMove
 from apscheduler_tasklock._runs.job_notices import JobNotices
 from apscheduler_tasklock._runs.missed_runs import IN_PAUSE, late, unclaimed
 from apscheduler_tasklock._runs.submission import FAILED, DueRun
+from apscheduler_tasklock._runs.trigger_times import few_steps
 from apscheduler_tasklock._shutdown import WITHDRAWING_LIMIT, Shutdown
 from apscheduler_tasklock._values import cut, logger_of, shown
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError, TaskLockOptionError
@@ -65,6 +67,9 @@ NAME, OWN_CODE = "tasklock-store", "tasklock-imports"
 READ_PER_WORKER = 3
 # Limits the due jobs of one read, and the jobs that one statement moves to their next run times.
 MOST_READ = 256
+# Limits the characters of a trigger as JSON that is looked at in a flood of bad rows. To make a
+# trigger of a thousand parts takes longer than to find out that a small one does not end.
+LARGEST_SIFTED = 10_000
 # The shortest pause, in seconds, between two looks for due jobs: SHORTEST_INTERVAL if a change of a
 # job called for the second look, SHORTEST_PAUSE in all other cases.
 SHORTEST_INTERVAL, SHORTEST_PAUSE = 0.05, 0.005
@@ -480,7 +485,17 @@ class DueJobs:
             self._flood = None
 
     def _is_good(self, row: JobRow, now: datetime, received: float) -> bool:
-        """Return whether a row of a flood can run here."""
+        """Return whether a row of a flood can run here.
+
+        A row with a large trigger, or one that takes many steps, waits until the flood is over, or
+        until it is due again, so that the other rows are reached soon.
+        """
+        if len(json.dumps(row.trigger)) > LARGEST_SIFTED:
+            return False
+        with few_steps():
+            return self._is_good_in_few_steps(row, now, received)
+
+    def _is_good_in_few_steps(self, row: JobRow, now: datetime, received: float) -> bool:
         attributes = self._read(row)
         if attributes is None:
             return False

@@ -37,6 +37,7 @@ from apscheduler_tasklock._lock.protocol_messages import (
     TakeoverRequest,
     is_wanted,
 )
+from apscheduler_tasklock.options import LONGEST_LEADER_LEASE
 from apscheduler_tasklock.status import Run
 
 Answer_co = TypeVar("Answer_co", covariant=True)
@@ -791,7 +792,7 @@ def lead(
     """
     if row is None:
         row = Row(name, now, now, NEVER, NEVER, replica_id, UUID(int=0), 0, None, now)
-    leads = row.is_running(now)
+    leads = row.is_running(now) and row.locked_until <= later(now, LONGEST_LEADER_LEASE)
     if leads and row.locked_by != replica_id:
         return Decision(row, False)
     until = later(now, lease)

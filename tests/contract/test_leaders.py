@@ -71,6 +71,16 @@ def test_who_resigns_is_followed_at_once(one: Replica, other: Replica) -> None:
     assert leads(other)
 
 
+@pytest.mark.postgresql
+def test_a_lease_that_no_replica_writes_is_none(
+    one: Replica, other: Replica, connection: psycopg.Connection[Any]
+) -> None:
+    leads(one)
+    for until, is_led in (("now() + interval '3600 s'", True), ("'9999-12-30Z'", False)):
+        connection.execute(f"UPDATE task_lock SET locked_until = {until}".encode())
+        assert leads(other) is not is_led
+
+
 def test_namespaces_have_leaders_of_their_own(one: Replica, other: Replica) -> None:
     assert leads(one)
     assert leads(other, name=LEADER)
@@ -143,6 +153,13 @@ class TestOperators:
         travel(20)
         told = {each.replica_id: (each.leads, each.leaderless_for) for each in replicas()}
         assert told == {"one": (False, 5.0), "other": (False, 5.0)}
+
+    def test_a_lease_until_the_year_9999_is_told_as_none(
+        self, one: Replica, connection: Any, replicas: Callable[[], list[ReplicaStatus]]
+    ) -> None:
+        leads(one)
+        connection.execute("UPDATE task_lock SET locked_until = '9999-12-30Z'")
+        assert [(each.leads, each.leaderless_for) for each in replicas()] == [(False, 0.0)] * 2
 
     def test_nobody_may_ever_have_led(
         self, travel: Travel, replicas: Callable[[], list[ReplicaStatus]]

@@ -174,7 +174,7 @@ class TestShow:
         assert len(shown.partition("\ntask  when")[2].splitlines()[1:]) == 20
         assert "ann@ops" not in shown
         traceback, _, rest = rest.partition("\nwhat operators did:\n")
-        assert traceback.splitlines()[1:] == ['  File "jobs.py", line 7, in sync', "ValueError"]
+        assert traceback.splitlines()[1:] == ['|   File "jobs.py", line 7, in sync', "| ValueError"]
         did, _, missed = rest.partition("\nmissed run times:\n")
         assert (len(did.splitlines()), len(missed.splitlines())) == (20, 1)
         told = command("show", "sync", "--json").json

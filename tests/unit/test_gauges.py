@@ -146,3 +146,10 @@ def test_names_are_escaped() -> None:
     assert values(task_status(name))[name]["tasklock_task_failures"] == 0
     found = values_of(read([task_status(name)]))
     assert found["tasklock_task_paused"] == {name: 0.0}
+
+
+def test_names_that_differ_in_control_characters_alone_are_one_sample() -> None:
+    """Prometheus rejects an answer that has a sample twice."""
+    text = text_of(rows_of([task_status("a\x1b"), task_status("a\\x1b")], [], ()))
+    assert text.count('tasklock_task_overdue{tasklock_task_name="a\\\\x1b"} 0.0') == 1
+    assert text.replace("\n", "").isprintable()

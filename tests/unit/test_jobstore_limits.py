@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -13,10 +14,12 @@ from apscheduler.triggers.interval import IntervalTrigger
 
 from apscheduler_tasklock import TaskLockOptionError
 from apscheduler_tasklock._runs.trigger_times import (
+    FEW_STEPS,
     MOST_SEARCHED,
     MOST_STEPS,
     EndlessTriggerError,
     OutOfStepsError,
+    few_steps,
     first_run_time,
     following_run_time,
     has_next_run,
@@ -256,6 +259,15 @@ class TestOneCall:
         except OutOfStepsError as error:
             assert "20000 steps" in str(error)  # noqa: PT017  # some do not raise it
         assert len(asked) <= MOST_STEPS + MOST_SEARCHED
+
+    @pytest.mark.parametrize("ask", ASKS.values(), ids=ASKS)
+    def test_of_a_row_among_a_thousand_has_a_small_budget(
+        self, ask: Callable[[Any], Any], asked: list[Any]
+    ) -> None:
+        trigger = AndTrigger([cron(hour=3), AndTrigger([cron(hour=4), cron(hour=5)])])
+        with few_steps(), suppress(OutOfStepsError):
+            ask(trigger)
+        assert len(asked) <= 2 * FEW_STEPS
 
     @pytest.mark.parametrize("ask", ASKS.values(), ids=ASKS)
     def test_of_a_trigger_that_is_hard_to_ask_ends(self, ask: Callable[[Any], Any]) -> None:

@@ -272,8 +272,16 @@ class TestShow:
         told = show(task_status(), [well, *failed])
         head, *lines = told.partition("\ntraceback of the last failure (")[2].splitlines()
         assert head == "2026-01-31T11:59:00Z, token 2):"
-        assert lines == ['  File "jobs.py", line 2, in sync', "ValueError"]
+        assert lines == ['|   File "jobs.py", line 2, in sync', "| ValueError"]
         assert "traceback" not in show(task_status(), [well])
+
+    def test_a_traceback_forges_no_lines(self, show: Show) -> None:
+        forged = "ValueError: no\n\nwhat operators did:\u20282026-01-31  ann freed it\x0bstate  ok"
+        told = show(task_status(), [run_read(outcome="error", traceback=forged)])
+        lines = told.partition("\ntraceback of the last failure (")[2].splitlines()[1:]
+        assert len(lines) == 5
+        assert all(line.startswith("| ") for line in lines)
+        assert "\nwhat operators did" not in told
 
     def test_what_operators_did_is_told_apart_from_the_runs(self, show: Show) -> None:
         begin = datetime(2026, 1, 1, 1, tzinfo=timezone.utc)

@@ -41,6 +41,7 @@ from apscheduler_tasklock._lock.statements.leaders import (
     IS_LEADER,
     LEADER,
     LEADER_NAMESPACE,
+    LEADS,
     lead,
     resign,
 )
@@ -109,6 +110,7 @@ __all__ = [
     "JUST_BEFORE",
     "LEADER",
     "LEADER_NAMESPACE",
+    "LEADS",
     "MAY_BE_CLAIMED",
     "MISSES",
     "NEVER",

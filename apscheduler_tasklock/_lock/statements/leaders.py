@@ -8,6 +8,7 @@ claim is decided by the rows of the tasks alone.
 from __future__ import annotations
 
 from apscheduler_tasklock._lock.statements.conditions import BRIEFLY, NEVER, ROW_COLUMNS
+from apscheduler_tasklock.options import LONGEST_LEADER_LEASE
 
 # The beginning of the name of a leader's row. The rest of the name is the namespace. No task's name
 # begins with U+0001.
@@ -17,7 +18,11 @@ IS_LEADER = "starts_with(lock.task_name, chr(1) || 'leader:'::text)"
 LEADER_NAMESPACE = f"pg_catalog.substr(lock.task_name, {len(LEADER) + 1})"
 
 _IS_OWN = "lock.locked_by = %(leader_id)s::text"
-_IS_OVER = "(lock.finished_at IS NOT NULL OR lock.locked_until <= now())"
+# Whether a leader's lease goes on. A longer one than any option allows counts as over, because a
+# row that somebody has written until the year 9999 would keep all replicas from leading.
+LEADS = f"""(lock.finished_at IS NULL AND lock.locked_until > now()
+             AND lock.locked_until <= now() + {LONGEST_LEADER_LEASE} * interval '1 second')"""
+_IS_OVER = f"(NOT {LEADS})"
 
 
 def lead(table: str) -> str:

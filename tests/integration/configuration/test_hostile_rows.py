@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta, timezone
@@ -31,6 +31,7 @@ from apscheduler_tasklock import (
     TaskLockOptionError,
     TaskLocks,
 )
+from apscheduler_tasklock._lock.words import printable
 from apscheduler_tasklock._words.gauges import rows_of, text_of
 from apscheduler_tasklock._words.json_text import as_json
 from apscheduler_tasklock.cli.check import line_of, message_of_findings, numbers_of
@@ -117,7 +118,8 @@ class Commands:
         return Told(names, bad)
 
     def metrics(self) -> Told:
-        return told_by_metrics(prometheus_text(self._locks))
+        names = [task.name for task in self._locks.tasks()]
+        return told_by_metrics(prometheus_text(self._locks), names)
 
     def show(self) -> Told:
         names = {task.name for task in self._locks.tasks()}
@@ -151,13 +153,16 @@ def told_by_json(text: str, key: str) -> Told:
     return Told({row[key] for row in found}, bad)
 
 
-def told_by_metrics(text: str) -> Told:
+def told_by_metrics(text: str, known: Iterable[str]) -> Told:
+    """Return what the text tells of tasks, by their names as the rows have them."""
+    assert text.replace("\n", "").isprintable()
+    rows_of_names = {"\n".join(map(printable, name.split("\n"))): name for name in known}
     names, bad = set(), set()
     for line in text.split("\n"):
         labels, _, rest = line.partition('tasklock_task_name="')
         if rest:
             label, _, value = rest.rpartition('"} ')
-            name = json.loads(f'"{label}"', strict=False)
+            name = rows_of_names[json.loads(f'"{label}"', strict=False)]
             names.add(name)
             assert value not in ("nan", "inf", "-inf")
             if 'tasklock_finding_kind="unreadable"' in labels:
@@ -328,7 +333,8 @@ class Shown:
     def metrics(self) -> Told:
         known = self._known
         return told_by_metrics(
-            text_of(rows_of(known.tasks(), known.overview().findings, known.replicas()))
+            text_of(rows_of(known.tasks(), known.overview().findings, known.replicas())),
+            [task.name for task in known.tasks()],
         )
 
     def _listed(self, table: Table | None, rows: Sequence[Any], key: str) -> Told:
@@ -435,14 +441,14 @@ def too_large() -> Iterator[tuple[str, str]]:
                 if table.name == JOBS or column.name == "details":
                     most = LARGEST_VALUE
                 yield table.name, f"{column.name} = repeat('x', {most + 1})"
-    for column in ("trigger", "options", "arguments"):
+    for part in ("trigger", "options", "arguments"):
         text = f"repeat('x', {LARGEST_DEFINITION})"
-        yield JOBS, f"{column} = jsonb_build_object('x', {text})"
+        yield JOBS, f"{part} = jsonb_build_object('x', {text})"
     many = f"generate_series(1, {LARGEST_REPLICA // 10}) n"
     yield REPLICAS, f"running = (SELECT jsonb_agg(n + 1e9) FROM {many})"
-    for column in ("tasks", "rejected"):
+    for part in ("tasks", "rejected"):
         value = f"(SELECT array_agg('a task ' || n + 1000000) FROM {many})"
-        yield REPLICAS, f"{column} = {value}"
+        yield REPLICAS, f"{part} = {value}"
 
 
 def test_the_tables_take_no_larger_rows(connection: Connection) -> None:

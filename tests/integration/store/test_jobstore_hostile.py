@@ -6,6 +6,7 @@ Each replica goes on with everything else: the jobs that are due, users' calls, 
 from __future__ import annotations
 
 import json
+import logging
 import random
 import re
 from collections.abc import Callable, Iterator
@@ -25,6 +26,7 @@ from apscheduler.triggers.cron import CronTrigger
 from apscheduler_tasklock import TaskLockOptionError
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.replica import LockSettings
+from apscheduler_tasklock._lock.words import printable
 from apscheduler_tasklock.jobstore.stored_triggers import encode_trigger
 from tests.support import claims
 from tests.support.hostile_json import hostile_trigger, hostile_value
@@ -108,6 +110,39 @@ def test_a_paused_job_whose_schedule_is_over_is_removed_when_it_is_resumed(
         replica.scheduler.add_job(note, "cron", hour=3, **options)
         assert replica.scheduler.resume_job(key, store).next_run_time is not None
         replica.scheduler.remove_job(key, store)
+
+
+def test_names_of_rows_forge_no_lines_of_apschedulers_log(
+    make: Make, key: str, connection: Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, logger="apscheduler")
+    forged = f"\x1b[2J{key}\r\nINFO:apscheduler.scheduler:Removed job backup\u2028"
+    replica = make(paused=True)
+    now = datetime.now(timezone.utc)
+    replica.scheduler.add_job(note, "interval", hours=1, args=[key], id=key, next_run_time=now)
+    connection.execute("UPDATE task_lock_job SET id = %s", [forged])
+    connection.execute(
+        "UPDATE task_lock_job SET options = jsonb_set(options, '{name}', to_jsonb(id))"
+    )
+    replica.scheduler.resume()
+    replica.runs(key)
+    replica.idle()
+    assert replica.scheduler.get_job(forged).name == printable(forged)
+    said = [r.getMessage() for r in caplog.records if r.name.startswith("apscheduler.")]
+    assert any(key in line for line in said)
+    assert [line for line in said if not line.isprintable()] == []
+
+
+def test_a_job_whose_version_is_at_its_maximum_can_be_changed(
+    make: Make, key: str, connection: Connection
+) -> None:
+    replica = make()
+    replica.scheduler.add_job(note, "cron", hour=3, args=[key], id=key)
+    connection.execute("UPDATE task_lock_job SET version = 9223372036854775807")
+    assert replica.scheduler.pause_job(key).next_run_time is None
+    connection.execute("UPDATE task_lock_job SET version = 9223372036854775807, ended = true")
+    replica.scheduler.add_job(note, "cron", hour=4, args=[key], id=key)
+    replica.scheduler.remove_job(key)
 
 
 @pytest.mark.nightly
