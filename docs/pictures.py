@@ -25,9 +25,9 @@ from apscheduler_tasklock.demo.jobs import TASKS as DEMO_TASKS
 from apscheduler_tasklock.demo.run import run_demo
 from apscheduler_tasklock.demo.server import EmbeddedServer
 from apscheduler_tasklock.demo.timeline import LiveView
+from tests.night.recording import show_pictured
 from tests.support.chromium import chromium
 from tests.support.dashboards import DashboardProcess
-from tests.support.night import add_night, night_zone
 from tests.support.rows import FAILING, OVERDUE, RUNNING, add_task, paused
 
 HERE = Path(__file__).parent
@@ -41,7 +41,7 @@ DASHBOARD = {
     "dashboard-overview": ("./", 900, "light"),
     "dashboard-overview-dark": ("./", 900, "dark"),
     "dashboard-task": ("task?name=sync-prices", 900, "light"),
-    "dashboard-timeline": ("timeline?hours=10&by=task", 620, "light"),
+    "dashboard-timeline": ("timeline?hours=4&by=task", 900, "light"),
 }
 
 TASKS = {
@@ -100,13 +100,13 @@ def main() -> None:
 
 
 def draw_dashboard() -> None:
-    """Draw pages of the dashboard, which show the night of :mod:`tests.support.night`."""
+    """Draw pages of the dashboard, which show the recorded night of `tests/night`."""
     with EmbeddedServer() as server, chromium() as browser, TemporaryDirectory() as folder:
         upgrade(server.url)
         with psycopg.connect(server.url, autocommit=True) as connection:
-            end = add_night(connection)
+            show_pictured(connection)
         log = Path(folder, "log")
-        with DashboardProcess(log, server.url, "--operate", TZ=night_zone(end)) as dashboard:
+        with DashboardProcess(log, server.url, "--operate") as dashboard:
             for name, (address, height, scheme) in DASHBOARD.items():
                 page = browser.new_page(
                     base_url=dashboard.url,

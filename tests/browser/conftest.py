@@ -16,10 +16,10 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from apscheduler_tasklock import TaskLocks
+from tests.night.recording import show_pictured
 from tests.support.chromium import PATIENCE, Complaints, axe_script, chromium
 from tests.support.commands import ROOT
 from tests.support.dashboards import DashboardProcess
-from tests.support.night import add_night, night_zone
 from tests.support.postgres import Server
 from tests.support.programs import UnavailableError, skip_or_fail
 
@@ -132,10 +132,10 @@ def locks(database_url: str) -> Iterator[TaskLocks]:
 def night(
     server: Server, template: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[DashboardProcess]:
-    """A dashboard of the night, which ends now, at 06:12."""
+    """A dashboard of the recorded night, whose clock stands still shortly after six, in UTC."""
     log: Path = tmp_path_factory.mktemp("night") / "log"
     with server.database(template) as url:
         with psycopg.connect(url, autocommit=True) as connection:
-            end = add_night(connection)
-        with DashboardProcess(log, url, TZ=night_zone(end)) as dashboard:
+            show_pictured(connection)
+        with DashboardProcess(log, url) as dashboard:
             yield dashboard

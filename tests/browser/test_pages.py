@@ -11,9 +11,9 @@ import psycopg
 import pytest
 from playwright.sync_api import Page
 
+from tests.night.recording import show_pictured
 from tests.support.chromium import Complaints, scrolls_sideways, violations
 from tests.support.dashboards import DashboardProcess
-from tests.support.night import add_night
 from tests.support.postgres import Server
 from tests.support.rows import (
     FAILING,
@@ -87,7 +87,7 @@ TABLES: dict[str, tuple[Callable[[Connection], object], str]] = {
     "no tasks": (add_nothing, ""),
     "3 tasks": (add_a_few, HOSTILE),
     "10,000 tasks": (add_many, "task-7"),
-    "a night": (add_night, "sync-prices"),
+    "a night": (show_pictured, "sync-prices"),
 }
 
 # The pages, with what their address needs of a task.

@@ -160,7 +160,7 @@ def what_runs_is_said_to_run(said: Said, truth: Truth) -> Iterator[Finding]:
         elif task["token"] == run.token and task["finished_at"] is None:
             if task["state"] not in (*RUNNING, "dead", "paused", "unreadable"):
                 yield told_of(task), true_of(run)
-        elif task["token"] < run.token:
+        elif task["token"] < run.token or (task["token"] == run.token and not run.cut_off):
             yield told_of(task), true_of(run)
 
 

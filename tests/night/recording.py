@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import json
 import lzma
+import re
+import sys
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta, timezone
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,7 @@ from apscheduler_tasklock.demo.history import Event
 
 TABLES = ("task_lock", "task_lock_run", "task_lock_replica", "task_lock_job")
 FILE = Path(__file__).parent / "recorded.json.xz"
+ROOT = Path(__file__).parents[2]
 
 # Limits the bytes of the recording in the repository.
 LARGEST = 300_000
@@ -80,6 +84,8 @@ class Night:
             "rows": sorted(rows.values(), key=lambda each: json.dumps(each[:2], sort_keys=True)),
         }
         text = json.dumps(kept, separators=(",", ":"))
+        for folder in (str(ROOT), sys.prefix, sys.base_prefix):  # of tracebacks
+            text = text.replace(folder, "/srv/shop")
         path.write_bytes(lzma.compress(text.encode(), preset=9 | lzma.PRESET_EXTREME))
 
     @classmethod
@@ -108,6 +114,8 @@ def read_rows(connection: psycopg.Connection[Any]) -> tuple[datetime, Rows]:
             table: [row for [row] in connection.execute(f"SELECT to_jsonb(t) FROM {table} AS t")]
             for table in TABLES
         }
+    for replica in rows["task_lock_replica"]:  # whose hosts are this machine
+        replica["host"] = replica["replica_id"].partition(":")[0]
     return found[0], rows
 
 
@@ -151,3 +159,107 @@ def show_moment(connection: psycopg.Connection[Any], moment: Moment) -> None:
                     " jsonb_populate_recordset(NULL::{table}, %s)"
                 ).format(table=sql.Identifier(table), listed=listed)
                 connection.execute(statement, [Jsonb(rows)])
+
+
+# ---- a night of hours ----------------------------------------------------------------------------
+
+# How many times longer the stretched night takes, so that seconds are minutes; and when it ends.
+FACTOR = 60
+ENDS_ON = datetime(2026, 1, 31, 6, tzinfo=timezone.utc)
+
+# The moment that pictures and tests of drawings show.
+PICTURED = "operators have been at work"
+
+_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?\+00:00")
+# The times of JSON columns that are in seconds, and the replicas' times that stay fresh.
+_IN_SECONDS = ("since", "until")
+_FRESH = timedelta(seconds=60)
+
+
+def stretched(night: Night, name: str) -> Moment:
+    """Return a moment of the night as if it had gone on for hours, until shortly after six.
+
+    A second becomes a minute, in schedules too, so that drawings show what an operator would see.
+    What words in the rows say of seconds is left as it is, and so are leases.
+    """
+    moment = night.moment(name)
+    began = datetime.fromtimestamp(night.begin, timezone.utc)
+    # Whole hours earlier, so that round times stay round.
+    hours = int((moment.now - began).total_seconds() * FACTOR // 3600)
+    stretch = _Stretch(began, ENDS_ON - timedelta(hours=hours))
+    rows = {table: [stretch.row(row) for row in found] for table, found in moment.rows.items()}
+    now = stretch.moment(moment.now)
+    for place, replica in enumerate(moment.rows["task_lock_replica"]):
+        unseen = moment.now - datetime.fromisoformat(replica["seen_at"])
+        if unseen < _FRESH:
+            rows["task_lock_replica"][place]["seen_at"] = (now - unseen).isoformat()
+    return Moment(name, now, rows)
+
+
+@cache
+def pictured() -> Moment:
+    """Return the moment that pictures and tests of drawings show, of the stretched night."""
+    return stretched(Night.load(), PICTURED)
+
+
+def show_pictured(connection: psycopg.Connection[Any]) -> None:
+    """Put that moment into a database, whose clock stands still from now on."""
+    stop_clock(connection)
+    show_moment(connection, pictured())
+
+
+@dataclass(frozen=True)
+class _Stretch:
+    """Moves times.
+
+    :ivar began: the begin of the night
+    :ivar begins: the begin of the stretched night
+    """
+
+    began: datetime
+    begins: datetime
+
+    def moment(self, moment: datetime) -> datetime:
+        """Return a time of the stretched night; those before all nights stay."""
+        if moment.year < self.began.year:
+            return moment
+        return self.begins + (moment - self.began) * FACTOR
+
+    def row(self, row: dict[str, Any]) -> dict[str, Any]:
+        """Return a row with its times stretched, and its schedule."""
+        found: dict[str, Any] = self._value(row)
+        for name in ("schedule", "window_schedule"):
+            if found.get(name):
+                found[name] = json.dumps(_slower(json.loads(found[name])), separators=(",", ":"))
+        if "trigger" in found:
+            found["trigger"] = _slower(found["trigger"])
+        return found
+
+    def _value(self, value: Any, key: str = "") -> Any:
+        if isinstance(value, dict):
+            return {name: self._value(each, name) for name, each in value.items()}
+        if isinstance(value, list):
+            return [self._value(each) for each in value]
+        if isinstance(value, str):
+            return _TIME.sub(
+                lambda found: self.moment(datetime.fromisoformat(found[0])).isoformat(), value
+            )
+        if key in _IN_SECONDS and isinstance(value, (int, float)):
+            return self.moment(datetime.fromtimestamp(value, timezone.utc)).timestamp()
+        return value
+
+
+def _slower(schedule: dict[str, Any]) -> dict[str, Any]:
+    """Return a schedule whose seconds are minutes."""
+    if "parts" in schedule:
+        return {**schedule, "parts": [_slower(part) for part in schedule["parts"]]}
+    if "fields" in schedule:
+        fields = schedule["fields"]
+        return {**schedule, "fields": {**fields, "minute": fields["second"], "second": "0"}}
+    if schedule["type"] == "interval":
+        days, seconds, _ = schedule["length"]
+        length = timedelta(days=days, seconds=seconds)
+        # An interval of a day stays one: its run times are beyond the night.
+        length *= 1 if days else FACTOR
+        return {**schedule, "length": [length.days, length.seconds, 0]}
+    return schedule

@@ -46,6 +46,10 @@ class Said:
         self._reader = Reader(cast(Known, _At(locks, moment)), zone=timezone.utc)
         self.texts: dict[str, str] = {}
 
+    def again(self) -> Said:
+        """Return what is told of the same moment, whose rows have changed."""
+        return Said(self._locks, self.moment)
+
     def command(self, *given: str) -> tuple[int, str]:
         """Return the exit status and the output of a command."""
         options = _parser().parse_args(given)
