@@ -16,7 +16,7 @@ from datetime import datetime
 from math import inf
 from typing import Any
 
-from tests.night.plan import BATCH, BY_TASK, GRACE, NAMESPACE, OLD
+from tests.night.plan import BATCH, BY_TASK, GRACE, NAMESPACE
 from tests.night.said import Said, SaidLive
 from tests.night.truth import TrueRun, Truth
 
@@ -171,7 +171,7 @@ def a_hanging_run_is_told(said: Said, truth: Truth) -> Iterator[Finding]:
         limit = BY_TASK[run.task].lock.get("max_lock", inf)
         if not run.goes_on(said.at) or said.at - (run.begun or 0) < limit + 5:
             continue
-        if truth.in_outage(said.at - 5, said.at):
+        if truth.in_outage(said.at - 5, said.at, 0.0):
             continue
         task = said.tasks[run.task]
         told = [each for each in said.check["findings"] if each["task"] == run.task]
@@ -512,10 +512,15 @@ def what_nobody_runs_is_overdue(said: Said, truth: Truth) -> Iterator[Finding]:
     """Where no replica has lived for a while, each recurring task that is due is overdue."""
     for application in NAMESPACE:
         space = NAMESPACE[application]
-        fleet = [r for n, r in truth.replicas.items() if n.startswith(BATCH) == bool(space)]
+        fleet = [
+            replica
+            for name, replica in truth.replicas.items()
+            if name.startswith(BATCH) == bool(space) and replica.started < said.at
+        ]
         if not fleet or max(each.over for each in fleet) > said.at:
             continue
         since = max(each.over for each in fleet)
+        newest = max(fleet, key=lambda each: each.started).release
         for task in said.tasks.values():
             job = BY_TASK[task["name"]]
             if job.application != application or job.every is None or job.in_store:
@@ -523,7 +528,7 @@ def what_nobody_runs_is_overdue(said: Said, truth: Truth) -> Iterator[Finding]:
             if task["paused"] or task["state"] in ("dead", "too long") or task["gone"]:
                 continue
             longest = max(job.every, job.every_anew or 0)
-            if not job.is_in(OLD) or since + longest + GRACE > said.at - 5:
+            if not job.is_in(newest) or since + longest + GRACE > said.at - 5:
                 continue
             if task["state"] != "overdue":
                 yield told_of(task), f"nobody has lived since {clock(since)}"

@@ -22,6 +22,7 @@ from apscheduler_tasklock import TaskLocks, upgrade
 from apscheduler_tasklock.demo import history
 from apscheduler_tasklock.demo.history import Event
 from apscheduler_tasklock.demo.server import EmbeddedServer, die_with_parent
+from apscheduler_tasklock.status import TaskState, TaskStatus
 from tests.night.plan import BATCH, NEW, OLD, SHOP, UNKNOWN_FUNCTION
 from tests.night.recording import Moment, Night, read_rows
 from tests.night.replica import Settings
@@ -437,11 +438,17 @@ class _Script:
         on.moment("the new release runs alone")
 
     def _free(self, task: str) -> None:
-        """Free a task, if its run is dead."""
-        [found] = self.on.locks.tasks(task)
-        if found.state.value == "dead":
+        """Free a task whose run is dead, once that is seen, unless it runs again before."""
+
+        def found() -> TaskStatus | None:
+            [task_] = self.on.locks.tasks(task)
+            is_over = task_.finished_at is not None or task_.state is TaskState.DEAD
+            return task_ if is_over else None
+
+        dead: TaskStatus = eventually(found, PATIENCE)
+        if dead.state is TaskState.DEAD:
             free = self.on.locks.free
-            self.on.act("freed", task, lambda: free(task, token=found.token, by=ANN), detail=ANN)
+            self.on.act("freed", task, lambda: free(task, token=dead.token, by=ANN), detail=ANN)
 
     def _wake(self) -> None:
         """Let the run that hangs go on."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from contextlib import redirect_stderr, redirect_stdout
 from datetime import timezone
 from functools import cache, cached_property
+from html import unescape
 from io import StringIO
 from typing import Any, cast
 
@@ -131,7 +133,8 @@ class Said:
     @cache  # noqa: B019
     def html(self, path: str) -> str:
         html = self._reader.html(path)
-        self.texts[f"page {path}"] = words(html)
+        titles = " ".join(map(unescape, re.findall(r"<title>(.*?)</title>", html, re.DOTALL)))
+        self.texts[f"page {path}"] = f"{words(html)} {titles}"
         return html
 
 

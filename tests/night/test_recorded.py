@@ -80,7 +80,7 @@ CHANGES = {
     "what is said to run runs": (
         "its run is taken over",
         "UPDATE task_lock SET finished_at = NULL, locked_until = now() + interval '1 h'"
-        " WHERE task_name = 'thumbnails'",
+        " WHERE task_name = 'audit'",
     ),
     "what runs is said to run": (
         "its run is taken over",
@@ -89,7 +89,9 @@ CHANGES = {
     ),
     "a hanging run is told": (
         "a run hangs beyond its maximum lock",
-        "UPDATE task_lock_replica SET running = '[]'",
+        "UPDATE task_lock SET overrun_at = now() + interval '1 h',"
+        " run_until = now() + interval '1 h';"
+        " UPDATE task_lock_replica SET running = '[]'",
     ),
     "each entry is of a run that was begun": (
         "its run is taken over",
@@ -144,7 +146,7 @@ CHANGES = {
     ),
     "who leads leads": (
         "its run is taken over",
-        "UPDATE task_lock SET locked_by = 'batch-2:722' WHERE task_name LIKE e'\\x01%'",
+        "UPDATE task_lock SET locked_by = 'batch-1:721' WHERE task_name LIKE e'\\x01%'",
     ),
     "what is due next is a run time": (
         "its run is taken over",
@@ -155,13 +157,14 @@ CHANGES = {
         "UPDATE task_lock SET due_at = due_at + interval '3 s' WHERE task_name = 'archive'",
     ),
     "what is late or overdue was not run": (
-        "its run is taken over",
-        "UPDATE task_lock SET due_at = window_start, overdue_at = now() - interval '1 h'"
-        " WHERE task_name = 'thumbnails'",
+        "all have been gone for long",
+        "UPDATE task_lock SET due_at = window_start, window_start = '2026-01-01Z',"
+        " overdue_at = now() - interval '1 h'"
+        " WHERE task_name = 'audit'",
     ),
     "what nobody runs is overdue": (
         "all have been gone for long",
-        "UPDATE task_lock SET due_at = now() + interval '1 h'",
+        "UPDATE task_lock SET due_at = now() + interval '1 h', overdue_at = now() + interval '2 h'",
     ),
     "what is said to be missed was not run": (
         "its run is taken over",
@@ -174,7 +177,8 @@ CHANGES = {
     ),
     "what is gone is in no live replica": (
         "its run is taken over",
-        "UPDATE task_lock_replica SET tasks = '{}'",
+        "UPDATE task_lock SET due_at = NULL, overdue_at = NULL WHERE task_name = 'audit';"
+        " UPDATE task_lock_replica SET tasks = array_remove(tasks, 'audit')",
     ),
     "a stored job is what it is said to be": (
         "a task and a stored job are paused",
