@@ -84,9 +84,9 @@ def _due_times(known: Known) -> tuple[tuple[DueTimes, ...], datetime | None]:
         return (), last
     since = _since(known, last, changed_at)
     period, is_exact = _period(task), True
-    exact = _exact_times(known, since, due_at)
-    if exact is not None:
-        times: Sequence[datetime] = _with_moved(task, exact, last, due_at)
+    times = _exact_times(known, since, due_at)
+    if times is not None:
+        times = _with_moved(task, times, last, due_at)
     else:
         is_exact = False
         times = _steps(since, following, due_at, task.due_at, known.at, period)
