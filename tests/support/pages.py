@@ -422,7 +422,7 @@ class Reader:
 
     def __init__(
         self,
-        known: Known,
+        known: Known | TaskLocks,
         namespace: str = "",
         zone: tzinfo | None = timezone.utc,
         *,
@@ -431,7 +431,7 @@ class Reader:
         self._reads = Reads(cast(TaskLocks, known), clock=lambda: 0.0)
         self._namespace = namespace
         self._may_operate = may_operate
-        self._seen_by = (namespace, zone, may_operate, known.now)
+        self._seen_by = (namespace, zone, may_operate, getattr(known, "now", NOW))
 
     def screen(self, path: str) -> tuple[str, Screen]:
         """Return the name and the screen of the page at a path, as ``/tasks?order=name``."""

@@ -248,7 +248,7 @@ def test_misses_are_told_of_a_recurring_task_unless_an_operator_knows_them(
 def test_the_live_replicas_that_list_a_task_are_returned(connection: Connection) -> None:
     add_replica(connection, "two", ["sent", "other"])
     add_replica(connection, "one", ["sent"])
-    add_replica(connection, "silent", ["sent", "lost"], seen_at="now() - interval '50 s'")
+    add_replica(connection, "silent", ["sent", "lost"], seen_at="now() - interval '2 min'")
     add_replica(connection, "stopped", ["lost"], stopped_at="now()")
     found = OPERATIONS.having(raw_cursor(connection), ["sent", "lost"])
     assert found == {"sent": ["one", "two"], "lost": []}
