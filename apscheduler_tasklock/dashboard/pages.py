@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 from urllib.parse import urlencode
 
 import jinja2
@@ -112,20 +114,19 @@ def _shape_link(shape: Shape, lane: str, by: str) -> str:
     if len(shape.entries) == 1 and (first.run or first.until is None or first.count == 1):
         if first.run is None:  # it is not in the history yet
             return f"task?{urlencode({'name': first.task or ''})}"
-        began = first.run.started_at.timestamp()
-        return f"runs?{urlencode({'q': first.task, 'since': f'{began - 0.001:.3f}'})}" + (
-            f"&until={began + 0.001:.3f}"
-        )
-    end = max(entry.until or entry.since for entry in shape.entries).timestamp()
-    wanted = {"q": task} if task else {}
+        # In whole seconds, as the fields of the list have them.
+        began = math.floor(first.run.started_at.timestamp())
+        return f"runs?{urlencode({'name': first.task, 'since': began, 'until': began + 1})}"
+    begin = math.floor(min(entry.since for entry in shape.entries).timestamp())
+    end = math.ceil(max(entry.until or entry.since for entry in shape.entries).timestamp()) + 1
+    wanted: dict[str, Any] = {"name": task} if task else {}
     if by == "replica" and lane:
         wanted["replica"] = lane
-    if not any(entry.outcome != "missed" for entry in shape.entries):
+    if all(entry.outcome == "missed" for entry in shape.entries):
         # A missed run time is listed at the time at which it was noted.
         wanted["outcome"] = "missed"
         end += 3600
-    wanted["since"] = f"{min(entry.since for entry in shape.entries).timestamp() - 0.001:.3f}"
-    return f"runs?{urlencode(wanted)}&until={end + 0.001:.3f}"
+    return f"runs?{urlencode({**wanted, 'since': begin, 'until': end})}"
 
 
 @cache  # because a template is compiled when it is first used

@@ -437,7 +437,9 @@ def runs(context: Context) -> Screen:
     Whoever may read sees the errors, and may look for a text in them.
     """
     query = context.query
-    patterns = context.patterns(query.text("q"))
+    # A shape of a lane leads to the runs of one task, whose name may be a part of other names.
+    name = query.text("name")
+    patterns = (context.task(),) if name else context.patterns(query.text("q"))
     page = query.number("page", 1, 1, 200)
     chosen = query.several("outcome", (*OUTCOMES, "bad"))
     outcomes = BAD_OUTCOMES if "bad" in chosen else chosen
@@ -470,6 +472,8 @@ def runs(context: Context) -> Screen:
         "kinds": KINDS,
         "orders": _RUN_ORDERS,
         "order": order,
+        "name": name,
+        **{each: screen.formats.field(wanted[each]) for each in ("since", "until")},
     }
     return screen
 

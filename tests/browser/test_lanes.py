@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
-from playwright.sync_api import Locator, Page
+from playwright.sync_api import Locator, Page, expect
 
 from tests.night.recording import pictured
 from tests.support.dashboards import DashboardProcess
@@ -29,48 +29,53 @@ class Looks:
     """How a shape is drawn.
 
     :ivar left: its left edge, as a share of the lane's width
-    :ivar alpha: how opaque it is
+    :ivar height: its height in pixels
     """
 
     fill: str
     stroke: str
-    alpha: float
+    back: str
     left: float
     right: float
+    height: float
     is_whole_height: bool
 
     @property
     def is_hollow(self) -> bool:
-        return self.fill == "none" and self.stroke != "none"
+        return self.fill == self.back and self.stroke not in ("none", self.back)
 
     @property
     def is_shade(self) -> bool:
-        return self.is_whole_height and 0 < self.alpha < 0.5
+        return self.is_whole_height and self.fill.startswith("url(")
 
 
 def lane(page: Page, name: str) -> Locator:
     """Return the lane of a replica or a task."""
-    return page.get_by_role("img", name=re.compile(f"^{re.escape(name)}: "))
+    return page.get_by_role("group", name=re.compile(f"^{re.escape(name)}: "))
 
 
 def words(page: Page, lane_name: str) -> str:
     """Return what the shapes of a lane say."""
-    return "\n".join(lane(page, lane_name).locator("rect title").all_text_contents())
+    return "\n".join(lane(page, lane_name).locator("title").all_text_contents())
 
 
-def looks(page: Page, lane_name: str, text: str, among: str = "rect") -> Looks:
-    """Return how the first shape of a lane is drawn whose words have a text in them.
+def looks(page: Page, lane_name: str, text: str, name: str = "") -> Looks:
+    """Return how the first shape or shade of a lane is drawn whose words have a text in them.
 
-    :param among: a selector of the shapes
+    :param name: the class of the shape
     """
-    shape = lane(page, lane_name).locator(among).filter(has_text=text).first
+    drawn = lane(page, lane_name).locator("a, rect:has(title)")
+    if name:
+        drawn = drawn.filter(has=page.locator(f"rect.{name}"))
+    shape = drawn.filter(has_text=text).first
     found: dict[str, Any] = shape.evaluate(
         """it => {
-            const style = getComputedStyle(it), box = it.getBoundingClientRect();
+            const drawn = it.querySelector("rect") || it;
+            const style = getComputedStyle(drawn), box = drawn.getBoundingClientRect();
             const whole = it.ownerSVGElement.getBoundingClientRect();
             return {
-                fill: style.fill, stroke: style.stroke,
-                alpha: Number((/rgba\\([^)]*, ([\\d.]+)\\)/.exec(style.fill) || [0, "1"])[1]),
+                fill: style.fill, stroke: style.stroke, height: drawn.height.baseVal.value,
+                back: getComputedStyle(it.ownerSVGElement).backgroundColor,
                 is_whole_height: Math.abs(box.height - whole.height) < 1,
                 left: (box.left - whole.left) / whole.width,
                 right: (box.right - whole.left) / whole.width,
@@ -148,3 +153,40 @@ def test_a_shape_says_what_it_is(night: DashboardProcess, new_page: NewPage) -> 
     died = entries("daily-report", "died")[0]
     assert f"daily-report {clock(died['started_at'])}, died" in words(page, "daily-report")
     assert "daily-report (takeover)" in words(page, "daily-report")
+
+
+def test_where_the_history_does_not_reach_a_lane_is_hatched(
+    night: DashboardProcess, new_page: NewPage
+) -> None:
+    page = new_page(night.url)
+    page.goto("timeline?hours=10&by=task")
+    unknown = looks(page, "mail-queue", "not kept: runs of the task before", "")
+    assert unknown.is_shade
+    assert unknown.left == pytest.approx(0, abs=0.005)
+    # A hundred runs, one each three minutes, and some were missed.
+    assert unknown.right == pytest.approx(1 - 310 / 600, abs=0.03)
+    expect(lane(page, "mail-queue").get_by_text("not kept", exact=True)).to_be_visible()
+    assert "not kept" not in words(page, "thumbnails")
+
+
+def test_the_keyboard_leads_through_a_lane_and_to_the_run_of_a_shape(
+    night: DashboardProcess, new_page: NewPage
+) -> None:
+    """One stop for each lane, at its worst shape, and the arrow keys to those beside it."""
+    page = new_page(night.url)
+    page.goto("timeline?hours=10&by=task")
+    page.get_by_role("link", name="daily-report", exact=True).focus()
+    page.keyboard.press("Tab")
+    focused = page.locator("a:focus")
+    expect(focused).to_contain_text("daily-report 05:30:00, died")
+    page.keyboard.press("ArrowRight")
+    expect(focused).to_contain_text("daily-report (takeover)")
+    page.keyboard.press("ArrowRight")  # there is none
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("Tab")
+    expect(focused).to_have_text("import-orders")
+    page.keyboard.press("Shift+Tab")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", level=1)).to_have_text("Runs")
+    [row] = page.locator("tbody tr").all()
+    expect(row).to_contain_text("died")

@@ -670,26 +670,26 @@ class TestTimeline:
         assert "and 70 more tasks" in shown.words("/?by=task")
 
     def test_a_shape_is_a_link_to_its_run(self) -> None:
-        failed = run_read(task="a/b ?#", token=3, outcome="error", **span(20, 10))
-        beside = run_read(task="a/b ?#", token=4, **span(20.01, 10))
+        failed = run_read(task="a/b #", token=3, outcome="error", **span(20, 10))
+        beside = run_read(task="a/b #", token=4, **span(20.1, 10))
+        longer = run_read(task="a/b # and more", token=5, **span(20, 10))
+        several = [run_read(task="c", **span(n / 1000, 0)) for n in range(1, 10)]
         shown = reader(
-            runs_=[
-                failed,
-                beside,
-                *(run_read(task="c", **span(n / 1000, 0)) for n in range(1, 10)),
-            ],
+            runs_=[failed, beside, longer, *several],
             tasks_=[task_status("d", **{**READ["running"], "started_at": ago(3)})],
         )
         for by in ("task", "replica"):
             text = shown.html(f"/timeline?by={by}")
-            links = [
-                html.unescape(each) for each in re.findall('<a href="(runs[?]q=a[^"]*)"', text)
-            ]
+            links = re.findall('<a href="(runs[?]name=a[^"]*)"', text)
             listed = [shown.twin(f"/{html.unescape(link)}")["runs"] for link in links]
-            assert sorted(each["token"] for [each] in listed) == [3, 4]
+            assert sorted(each["token"] for [each] in listed) == [3, 4, 5]
             assert '<a href="task?name=d"' in text
-            [several] = re.findall('<a href="(runs[?][^"]*)"[^>]*><title>c [^<]*: 9 runs', text)
-            assert len(shown.twin(f"/{html.unescape(several)}")["runs"]) == 9
+            [link] = re.findall('<a href="(runs[?][^"]*)"[^>]*><title>c [^<]*: 9 runs', text)
+            assert len(shown.twin(f"/{html.unescape(link)}")["runs"]) == 9
+        # The fields of the list have what the address says.
+        text = shown.html(f"/{html.unescape(link)}")
+        assert 'name="since" value="2026-01-31T11:59:59"' in text
+        assert 'placeholder="part of a name, or a*b"' in text
 
     def test_one_shape_of_a_lane_is_a_stop_of_the_tabulator_and_that_is_the_worst(self) -> None:
         outcomes = {n: "error" if n == 5 else "ok" for n in range(20)}
