@@ -64,7 +64,7 @@ LEGEND = [
 PARTS = 500
 NARROWEST = 100 / PARTS
 # How much two shapes may overlap in a row, in percent: a narrow shape is drawn wider than it is.
-_SLACK = NARROWEST
+_SLACK = NARROWEST / 2
 
 # The distances of an axis's marks, in seconds.
 _STEPS = (60, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800, 604800)
@@ -323,7 +323,7 @@ def drawn_lane(lane: Lane, span: Span, shades: Sequence[Shade] = ()) -> DrawnLan
     """Return the shapes of a lane.
 
     Each entry has its own place, width and class. Only entries that are narrower than
-    :data:`NARROWEST`, and begin in the same part of the span, are one shape, which is as wide, so
+    :data:`NARROWEST`, and begin in the same part of the span, are one shape, which is that part, so
     that no edge is moved by more. A run that goes on is never one of them. If more entries lie at
     one place than a lane has rows, they are drawn over others.
 
@@ -341,8 +341,8 @@ def drawn_lane(lane: Lane, span: Span, shades: Sequence[Shade] = ()) -> DrawnLan
             short.setdefault(int(left / NARROWEST), []).append(entry)
         else:
             alone.append(_shape(left, max(right, left + NARROWEST), [entry]))
-    for entries in short.values():
-        left = span.percent(entries[0].since)
+    for part, entries in short.items():
+        left = part * NARROWEST
         alone.append(_shape(left, left + NARROWEST, entries))
     shapes = _in_rows(sorted(alone, key=lambda shape: shape.x))
     return DrawnLane(

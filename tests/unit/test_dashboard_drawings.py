@@ -177,13 +177,18 @@ class TestLanes:
             ),
             pytest.param(
                 [entry(30, 30.01), entry(30.02, 30.03, "error"), entry(30.04, 31)],
-                [("bad", 50.0, 0.2, 0), ("ok", 50.07, 1.6, 0)],
+                [("bad", 50.0, 0.2, 0), ("ok", 50.07, 1.6, 1)],
                 id="only short ones are one",
             ),
             pytest.param(
                 [entry(30, 30.01, "error"), entry(30.02, None, "too long")],
-                [("bad", 50.0, 0.2, 0), ("stuck", 50.03, 49.97, 0)],
+                [("bad", 50.0, 0.2, 0), ("stuck", 50.03, 49.97, 1)],
                 id="one that goes on is never hidden",
+            ),
+            pytest.param(
+                [entry(59.99, 59.992, "error"), entry(59.995, None, "running")],
+                [("running", 99.8, 0.2, 0), ("bad", 99.8, 0.2, 1)],
+                id="one that has just begun is none of several",
             ),
         ],
     )
