@@ -18,6 +18,7 @@ from uuid import uuid4
 from sqlalchemy import Engine
 from sqlalchemy.engine import URL
 
+from apscheduler_tasklock._database.connection import attempt_limit
 from apscheduler_tasklock._database.jitter import jittered
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.client import LockClient, Released, client_now
@@ -162,7 +163,12 @@ class TaskLocks:
             release=release,
         )
         self._client = LockClient(replace(settings, timings=self.timings))
-        self._operations = Operations(self._client.table, self._client.rejections, settings.history)
+        self._operations = Operations(
+            self._client.table,
+            self._client.rejections,
+            settings.history,
+            attempt_limit(claim_timeout, self.timings.longest_answer),
+        )
         replace_in_each_child(self)
 
     def _replace_in_child(self) -> None:
@@ -284,6 +290,7 @@ class TaskLocks:
         order: str = "name",
         limit: int | None = None,
         offset: int = 0,
+        one_offs: bool = True,
     ) -> list[TaskStatus]:
         """Return the tasks that have a row, in the order of their names, or in another order.
 
@@ -298,6 +305,8 @@ class TaskLocks:
             Equal tasks are in the order of their names.
         :param limit: how many, at most; ``None``: all
         :param offset: how many of the first tasks are left out, for the next page
+        :param one_offs: whether the rows of one-off jobs are returned, too, of which there may be
+            very many
         :raises TaskLockOptionError: there is no such state or order, or ``limit`` or ``offset`` is
             no whole number of 0 or more
         :raises TaskLockError: the database is unavailable, or rejects the statement
@@ -308,7 +317,13 @@ class TaskLocks:
         like = [like_of(pattern) for pattern in patterns] or None
         return self._operate(
             lambda operations, cursor: operations.tasks(
-                cursor, like, limit, states=chosen, order=order, offset=offset
+                cursor,
+                like,
+                limit,
+                states=chosen,
+                order=order,
+                offset=offset,
+                one_offs=one_offs,
             )
         )
 

@@ -51,7 +51,7 @@ CLIENT_TIMEOUT = 5.0
 def _read(locks: TaskLocks, namespace: str = "") -> MetricRows:
     """Read the rows of the tasks whose names begin with a namespace."""
     patterns = (f"{namespace}*",) if namespace else ()
-    tasks = locks.tasks(*patterns)
+    tasks = locks.tasks(*patterns, one_offs=False)
     findings = locks.overview(*patterns, limit=0, namespace=namespace).findings
     replicas: Sequence[ReplicaStatus] | None
     try:

@@ -31,6 +31,7 @@ from apscheduler_tasklock._database.sqlstates import (
     UNCONFIRMED,
     WAITS_FOR_STANDBY,
     ConflictError,
+    SlowReadError,
     TableLockedError,
     UnconfirmedError,
     one_line,
@@ -229,7 +230,10 @@ class Session:
         except psycopg.Error as error:
             if error.sqlstate in LOST_STATEMENT_STATES:
                 self._prepares = False  # because a pooler was not recognized by `is_direct`
-            unavailable = self._locked(connection, error) or as_unavailable(error)
+            unavailable = self._locked(connection, error)
+            if unavailable is None and isinstance(error, SlowReadError):
+                raise TaskLockError(str(error)) from None
+            unavailable = unavailable or as_unavailable(error)
             if unavailable is None:
                 raise
             is_direct = connection.prepare_threshold is not None  # so the pid is the server's

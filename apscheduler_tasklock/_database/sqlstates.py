@@ -80,6 +80,10 @@ class ServerFullError(TaskLockDatabaseError):
     """The server has no connection left."""
 
 
+class SlowReadError(psycopg.errors.QueryCanceled):
+    """The server has ended a read that took too long, which is no outage."""
+
+
 class NotSentError(TaskLockDatabaseError):
     """The request was not sent, because its turn did not come in time."""
 

@@ -14,14 +14,15 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import psycopg
-from psycopg.errors import InsufficientPrivilege, LockNotAvailable, UndefinedTable
+from psycopg.errors import InsufficientPrivilege, LockNotAvailable, QueryCanceled, UndefinedTable
 from psycopg.pq import TransactionStatus
 from psycopg.rows import class_row, dict_row
 from sqlalchemy import Table
 
 from apscheduler_tasklock._database.outage import as_unavailable
 from apscheduler_tasklock._database.rejections import REPLICAS, Rejections
-from apscheduler_tasklock._database.sqlstates import one_line
+from apscheduler_tasklock._database.sqlstates import SlowReadError, one_line
+from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.job_rows import channel_of, next_version
 from apscheduler_tasklock._lock.json_columns import (
     IS_PAUSE,
@@ -312,9 +313,23 @@ _IN_ORDER = ", ".join(
     f"pg_catalog.array_agg({name} ORDER BY namespace NULLS FIRST, place) AS {name}"
     for name in _PAUSE_COLUMNS
 )
+# Limits the bytes of a row's pauses that are looked at, and of its details that are read. Replicas
+# and operators write fewer.
+_LARGEST_PAUSES, _LARGEST_DETAILS = 200_000, 40_000
 _HAS_BAD_PAUSES = f"""(lock.pauses IS NOT NULL AND (
-    jsonb_typeof(lock.pauses) <> 'array'
-    OR EXISTS (SELECT FROM {elements_of("lock.pauses")} AS pause WHERE NOT {IS_PAUSE})))"""
+    CASE WHEN pg_catalog.pg_column_size(lock.pauses) > {_LARGEST_PAUSES} THEN true
+         WHEN jsonb_typeof(lock.pauses) <> 'array' THEN true
+         ELSE EXISTS (SELECT FROM {elements_of("lock.pauses")} AS pause WHERE NOT {IS_PAUSE})
+    END))"""
+
+# Whether a row is that of a one-off job that has ended well, and waits to be deleted. There may
+# be hundreds of thousands of them. Their states are known without all else that decides on one.
+_IS_SETTLED = """(lock.one_off AND lock.finished_at IS NOT NULL AND lock.last_outcome = 'ok'
+    AND lock.due_at IS NULL AND lock.failures = 0 AND lock.missed_at IS NULL
+    AND lock.paused_at IS NULL AND lock.paused_until IS NULL AND lock.pauses IS NULL
+    AND lock.schedule LIKE '{%%}' AND lock.task_name NOT IN (SELECT task FROM lost))"""
+_IS_SETTLED_PAUSED = f"""(EXISTS (SELECT FROM all_pauses) AND {IS_PAUSED_IN_ANY_WAY})"""
+_STATE_OF_SETTLED = f"CASE WHEN {_IS_SETTLED_PAUSED} THEN 'paused' ELSE 'ok' END"
 
 # Whether a row has a value that no replica writes, as far as SQL can tell. PostgreSQL 14 cannot
 # check a text for being JSON, so a schedule counts as readable if it looks like a JSON object.
@@ -379,6 +394,8 @@ MOST_ENTRIES = 100_000
 MOST_ALONE = 120
 MOST_SHAPES = 8_000
 
+_IN_TRANSACTION = (TransactionStatus.INTRANS, TransactionStatus.INERROR)
+
 # Whether an operator has asked for a manual run that has not begun.
 _IS_OPEN = "lock.request_id IS NOT NULL AND lock.request_until > now()"
 
@@ -410,11 +427,18 @@ class Operations:
     :param rejections: notes that the database rejects the read of the replicas. The answer then
         leaves out what only they could tell
     :param history: how many runs of each task the run history keeps; 0: none
+    :param read_limit: limits the seconds of a read in the server
     """
 
     def __init__(
-        self, table: Table, rejections: Rejections | None = None, history: int = HISTORY
+        self,
+        table: Table,
+        rejections: Rejections | None = None,
+        history: int = HISTORY,
+        read_limit: float = Timings.longest_answer,
     ) -> None:
+        # The server ends a read before its answer is given up, so that a slow read is no outage.
+        self._read_limit = 0.9 * read_limit
         self._rejections = rejections or Rejections()
         self._table = table
         name = for_template(table)
@@ -464,7 +488,9 @@ class Operations:
             WITH {all_pauses(name)}, replicas AS ({replicas}),
             named AS MATERIALIZED (
                 SELECT lock.task_name,
-                       COALESCE(substring(lock.details FROM '"namespace": ("[^"]*")'), '""')
+                       COALESCE(substring(
+                           pg_catalog.left(lock.details, {_LARGEST_DETAILS})
+                           FROM '"namespace": ("[^"]*")'), '""')
                            AS namespace,
                        lock.due_at IS NOT NULL AND {matching}
                            AND NOT {IS_PAUSED_IN_ANY_WAY} AS needs_one,
@@ -619,20 +645,21 @@ class Operations:
                       WHERE task_name IS NOT NULL)
         """
         task_columns = f"""
-            lock.task_name AS name, {_STATE} AS state, lock.schedule, lock.kind, lock.token,
-            lock.locked_by AS holder, lock.window_start AS scheduled_at, lock.started_at,
+            lock.task_name AS name, {_STATE} AS state, lock.schedule,
+            {_cut("lock.kind")} AS kind, lock.token,
+            {_cut("lock.locked_by")} AS holder, lock.window_start AS scheduled_at, lock.started_at,
             lock.finished_at, lock.locked_until, lock.run_until, due.at AS due_at,
             GREATEST(lock.window_until, lock.window_start) AS window_until,
             lock.window_start = {NEVER} AS has_no_window,
             {_OVERDUE} AS overdue_at,
             extract(epoch FROM now() - due.at)::float8 AS late_by,
             {_TOOK} AS took,
-            {_OUTCOME} AS outcome,
+            {_cut(_OUTCOME)} AS outcome,
             extract(epoch FROM now() - {_CUT_AT})::float8 AS cut_for,
             {_MISSED_AT} AS missed_at, {_NO_LONGER_ALARMS} AS acknowledged,
             stuck.tokens AS stuck_tokens, stuck.replica_ids AS stuck_on,
             stuck.since AS stuck_since,
-            lock.succeeded_at, lock.failed_at, lock.error_type,
+            lock.succeeded_at, lock.failed_at, {_cut("lock.error_type")} AS error_type,
             {_FAILURES} AS failures,
             lock.attempt,
             CASE WHEN {IS_RETRY_PENDING} THEN lock.retry_at END AS retry_at,
@@ -644,10 +671,13 @@ class Operations:
             pauses.until AS pauses_until, pauses.why AS pauses_why,
             pauses.namespace AS pauses_namespace,
             {_HAS_BAD_PAUSES} AS has_bad_pauses,
-            CASE WHEN lock.request_until > now() THEN lock.requested_by END AS requested_by,
+            CASE WHEN lock.request_until > now() THEN {_cut("lock.requested_by")} END
+                AS requested_by,
             CASE WHEN lock.request_until > now() THEN lock.requested_at END AS requested_at,
-            {_GONE} AS gone, lock.failover, NULLIF(lock.runs, '') AS function,
-            lock.details,
+            {_GONE} AS gone, lock.failover,
+            {_cut("NULLIF(lock.runs, '')")} AS function,
+            CASE WHEN pg_catalog.octet_length(lock.details) <= {_LARGEST_DETAILS}
+                 THEN lock.details END AS details,
             lock.started_at = {NEVER} AS is_new
         """
         judgement = f"""
@@ -660,9 +690,10 @@ class Operations:
         """
         listed = f"""{judgement}, LATERAL (
             SELECT {_IN_ORDER}
-            FROM (SELECT NULL AS namespace, pause ->> 'by'::text AS by, {_PAUSE_SINCE} AS since,
-                         {_PAUSE_UNTIL} AS until, pause ->> 'why'::text AS why, place
-                  FROM {_PAUSES}
+            FROM (SELECT NULL AS namespace, {_cut("pause ->> 'by'::text")} AS by,
+                         {_PAUSE_SINCE} AS since, {_PAUSE_UNTIL} AS until,
+                         {_cut("pause ->> 'why'::text")} AS why, place
+                  FROM {_PAUSES} AND pg_catalog.pg_column_size(lock.pauses) <= {_LARGEST_PAUSES}
                   UNION ALL
                   SELECT namespace, by, since, until, why, place FROM listed_pauses
                   WHERE COALESCE(until > now(), true) AND lock.runs <> ''
@@ -672,12 +703,12 @@ class Operations:
             f"""WITH {queries}
                 SELECT {task_columns}
                 FROM {name} AS lock, {listed}
-                WHERE {matching}
+                WHERE {matching} AND (%(one_offs)s::boolean OR NOT lock.one_off)
                 ORDER BY lock.task_name LIMIT %(limit)s OFFSET %(offset)s""",
             replicas,
         )
         # The state of each row is computed once. All else is computed for the rows that are listed.
-        judged = f"""judged AS MATERIALIZED (
+        judged = f"""
             SELECT lock.task_name,{_ORDERED_BY}
                    CASE WHEN {_LOOKS_UNREADABLE} THEN 'unreadable' ELSE {_STATE} END AS state,
                    due.at AS due_at, in_pause.now AS paused, {IS_PAUSED} AS is_paused_itself,
@@ -685,10 +716,18 @@ class Operations:
                    LEAST(lock.started_at, stuck.since[1]) AS begun_at,
                    {_NO_LONGER_ALARMS} AS acknowledged, {_GONE} AS gone,
                    COALESCE(lock.failures > 0 OR {_CUT_AT} IS NOT NULL
-                            OR {_MISSED_AT} IS NOT NULL, false) AS has_ended_badly
+                            OR {_MISSED_AT} IS NOT NULL, false) AS has_ended_badly,
+                   lock.one_off
             FROM {name} AS lock, {judgement}
-            WHERE {matching}
-        )"""
+            WHERE {matching} AND NOT {_IS_SETTLED}"""
+        settled = f"""
+            SELECT lock.task_name, extract(epoch FROM lock.finished_at - lock.started_at)::float8,
+                   0, {_STATE_OF_SETTLED}, NULL, {_IS_SETTLED_PAUSED}, false,
+                   lock.started_at, lock.started_at, false, false, false, true
+            FROM {name} AS lock
+            WHERE {matching} AND {_IS_SETTLED} AND %(one_offs)s::boolean
+                  AND COALESCE(%(states)s::text[] OPERATOR(pg_catalog.&&) ARRAY['ok', 'paused'],
+                               true)"""
         rows = f"""picked AS MATERIALIZED (
             SELECT chosen.list, chosen.place, lock.*
             FROM chosen JOIN {name} AS lock USING (task_name)
@@ -697,11 +736,12 @@ class Operations:
             FROM picked AS lock, {listed}
         )"""
         self._ordered_tasks = self._with_and_without_replicas(
-            f"""WITH {queries}, {judged}, chosen AS (
+            f"""WITH {queries}, judged AS ({judged} UNION ALL {settled}), chosen AS (
                     SELECT '' AS list, task_name,
                            pg_catalog.row_number() OVER (ORDER BY {_ORDER}) AS place
                     FROM (SELECT * FROM judged
-                          WHERE %(states)s::text[] IS NULL OR state = ANY (%(states)s::text[])
+                          WHERE (%(states)s::text[] IS NULL OR state = ANY (%(states)s::text[]))
+                                AND (%(one_offs)s::boolean OR NOT one_off)
                           ORDER BY {_ORDER} LIMIT %(limit)s OFFSET %(offset)s) AS page
                 ), {rows}
                 SELECT * FROM listing ORDER BY place""",
@@ -721,29 +761,47 @@ class Operations:
         )
         # The first row has what is told of all tasks together.
         self._overview = self._with_and_without_replicas(
-            f"""WITH {queries}, {judged.replace(_ORDERED_BY, "")}, chosen AS ({lists}), {rows},
-                counted AS (
+            f"""WITH {queries}, judged AS MATERIALIZED ({judged.replace(_ORDERED_BY, "")}),
+                chosen AS ({lists}), {rows},
+                settled AS (
+                    SELECT count(*) - (SELECT count(*) FROM judged) AS number,
+                           CASE WHEN EXISTS (SELECT FROM all_pauses) THEN (
+                               SELECT count(*) FROM {name} AS lock
+                               WHERE {matching} AND {_IS_SETTLED} AND {IS_PAUSED_IN_ANY_WAY})
+                           ELSE 0 END AS paused
+                    FROM {name} AS lock WHERE {matching}
+                ), each AS (
+                    SELECT 1 AS tasks, state, due_at, paused, gone, acknowledged, has_ended_badly
+                    FROM judged
+                    UNION ALL
+                    SELECT tasks, state, NULL, state = 'paused', false, false, false
+                    FROM settled, LATERAL (
+                        VALUES ('ok', settled.number - settled.paused), ('paused', settled.paused)
+                    ) AS of_state (state, tasks) WHERE tasks > 0
+                ), counted AS (
                     SELECT pg_catalog.array_agg(state) AS states,
                            pg_catalog.array_agg(number) AS numbers,
                            COALESCE(sum(gone_number), 0)::bigint AS gone_count,
                            max(longest_late) AS longest_late,
                            COALESCE(sum(watched_number), 0)::bigint AS watched_count,
                            pg_catalog.bool_and(are_paused) AS all_paused
-                    FROM (SELECT state, count(*) AS number,
+                    FROM (SELECT state, sum(tasks)::bigint AS number,
                                  pg_catalog.bool_and(paused) AS are_paused,
                                  count(*) FILTER (WHERE gone) AS gone_number,
                                  count(*) FILTER (WHERE {_IS_WATCHED}) AS watched_number,
                                  max(extract(epoch FROM now() - due_at)::float8) FILTER (
                                      WHERE state IN ('late', 'overdue') AND NOT gone)
                                      AS longest_late
-                          FROM judged GROUP BY 1) AS each_state
+                          FROM each GROUP BY 1) AS each_state
                 ), missing AS (
                     SELECT pg_catalog.array_agg(pattern) AS unmatched
                     FROM pg_catalog.unnest(%(like)s::text[]) AS pattern
-                    WHERE NOT EXISTS (SELECT FROM judged WHERE task_name LIKE pattern)
+                    WHERE NOT EXISTS (SELECT FROM {name} AS lock
+                                      WHERE {IS_TASK} AND lock.task_name LIKE pattern)
                 ), paused_with_all AS (
                     SELECT {of_all}, pg_catalog.array_agg(EXISTS (
-                               SELECT FROM judged WHERE starts_with(task_name, namespace))
+                               SELECT FROM {name} AS lock
+                               WHERE {matching} AND starts_with(lock.task_name, namespace))
                            ORDER BY namespace, place) AS of_all_concerned
                     FROM listed_pauses WHERE COALESCE(until > now(), true)
                 ), totals AS (
@@ -877,15 +935,22 @@ class Operations:
         states: Sequence[str] | None = None,
         order: str = "name",
         offset: int = 0,
+        one_offs: bool = True,
     ) -> list[TaskStatus]:
         """Return tasks in the order of their names, or in another order.
 
         :param like: patterns of names, as for SQL's ``LIKE``; ``None`` for all
         :param states: the states of the tasks; ``None`` for all
         :param order: one of ``status.ORDERS``
+        :param one_offs: whether one-off jobs are returned, too
         """
         cursor.row_factory = dict_row
-        wanted: dict[str, Any] = {"like": _list(like), "limit": limit, "offset": offset}
+        wanted: dict[str, Any] = {
+            "like": _list(like),
+            "limit": limit,
+            "offset": offset,
+            "one_offs": one_offs,
+        }
         if states is None and order == "name":
             return [_task_status(row) for row in self._task_rows(cursor, self._tasks, wanted)[0]]
         wanted |= {"states": _list(states), "order": order}
@@ -1199,8 +1264,7 @@ class Operations:
         asked = {"like": _list(like), "limit": limit, "offset": offset, "order": order}
         # As for a database that has answered for a while, so that a dead run is in the way.
         asked |= {"overdue": overdue, "stable": True}
-        rows = self._run(cursor, self._jobs, **asked).fetchall()
-        return [_job_status(row) for row in rows]
+        return [_job_status(row) for row in self._all(cursor, self._jobs, **asked)]
 
     def job_arguments(self, cursor: Any, job_id: str) -> dict[str, Any]:
         """Return the arguments of a job of the job store by their names, as they are stored.
@@ -1209,9 +1273,10 @@ class Operations:
         :raises TaskLockStateError: the arguments are pickled, or cannot be read
         """
         cursor.row_factory = dict_row
-        row = self._run(cursor, self._job_arguments, id=job_id).fetchone()
-        if row is None:
+        rows = self._all(cursor, self._job_arguments, id=job_id)
+        if not rows:
             raise TaskLockNotFoundError([job_id], "job")
+        [row] = rows
         bad: list[str] = []
         arguments = _from_json(row, "arguments", bad) if row["are_json"] else {}
         if bad or not row["are_json"]:
@@ -1488,11 +1553,36 @@ class Operations:
 
     def _check_there(self, cursor: Any, names: Sequence[str]) -> None:
         cursor.row_factory = dict_row
-        missing = self._run(cursor, self._missing, names=list(names)).fetchall()
+        missing = self._all(cursor, self._missing, names=list(names))
         if missing:
             raise TaskLockNotFoundError([row["wanted"] for row in missing])
 
     def _all(self, cursor: Any, statement: Statement, **wanted: object) -> list[Any]:
+        """Return the rows of a read, which the server ends if it takes too long.
+
+        The limit holds for one transaction, because a pooler gives the session to others.
+
+        :raises SlowReadError: the read has taken too long
+        """
+        connection = cursor.connection
+        if connection is None or connection.info.transaction_status != TransactionStatus.IDLE:
+            return self._found(cursor, statement, wanted)
+        milliseconds = max(1, round(1000 * self._read_limit))
+        begin = f"BEGIN; SET LOCAL statement_timeout = {milliseconds}"
+        psycopg.ClientCursor(connection).execute(begin.encode())  # sends both in one round trip
+        try:
+            return self._found(cursor, statement, wanted)
+        except QueryCanceled as error:
+            raise SlowReadError(
+                f"the read is too slow: the server has ended it after {self._read_limit:.1f} s; "
+                "ask for fewer tasks, by their names, or see what else the server does"
+            ) from error
+        finally:
+            # After a wait that was given up, the answer may still be on its way.
+            if connection.info.transaction_status in _IN_TRANSACTION:
+                connection.rollback()
+
+    def _found(self, cursor: Any, statement: Statement, wanted: dict[str, object]) -> list[Any]:
         found: list[Any] = self._run(cursor, statement, **wanted).fetchall()
         return found
 
@@ -1968,6 +2058,11 @@ def _change_of_many(name: str, found: str, assignments: str, entry: str) -> str:
         UNION ALL SELECT task_name, true, true, true, true FROM full_ones
         UNION ALL SELECT pattern, false, false, false, false FROM missing
     """
+
+
+def _cut(text: str) -> str:
+    """Return the SQL of a text, cut to what replicas and operators write at most."""
+    return f"pg_catalog.left({text}, {LONGEST_MESSAGE})"
 
 
 def check_lengths(where: str, **texts: str | None) -> None:

@@ -305,7 +305,8 @@ def _add_reads(commands: _Commands) -> None:
         "--limit",
         type=values.at_least_one,
         metavar="N",
-        help="only the first N tasks in this order (default: all)",
+        help="only the first N tasks in this order (default: 1000, of more tasks the worst; a line "
+        "says what is left out)",
     )
     command.add_argument(
         "--watch", action="store_true", help="show it live, until Ctrl-C; needs a terminal"

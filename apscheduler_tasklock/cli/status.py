@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from apscheduler_tasklock._lock.schedules import schedule_of
@@ -40,6 +42,7 @@ from apscheduler_tasklock.cli.target import (
 )
 from apscheduler_tasklock.errors import (
     TaskLockDatabaseError,
+    TaskLockError,
     TaskLockOptionError,
     TaskLockSchemaError,
 )
@@ -47,6 +50,7 @@ from apscheduler_tasklock.locks import TaskLocks
 from apscheduler_tasklock.status import (
     ReplicaStatus,
     Run,
+    TaskState,
     TaskStatus,
 )
 
@@ -57,6 +61,10 @@ if TYPE_CHECKING:
 _INTERVAL = 2.0
 
 _SHOWN_RUNS = 20
+
+# Limits the tasks that are listed, unless `--limit` says otherwise.
+MOST_LISTED = 1_000
+_WELL = (TaskState.OK, TaskState.PAUSED)
 
 _COLUMNS = (
     "task",
@@ -99,6 +107,9 @@ def status(options: argparse.Namespace) -> int:
             return _watch(options, locks, shown)
         tasks = _tasks(options, locks)
         usual = _usual_durations(options, locks, tasks)
+        left_out = _left_out(options, locks, tasks)
+    if left_out:
+        say(left_out)
     if options.json:
         print_json([{**asdict(task), "usual": usual.get(task.name)} for task in tasks])
         return OK
@@ -220,6 +231,8 @@ def _print_traceback(runs: Sequence[Run], shown: Output) -> None:
     shown.print(
         f"traceback of the last failure ({shown.moment(failed.started_at)}, token {failed.token}):"
     )
+    # A mark at each line, because a traceback has messages, whose lines could pass for those of
+    # this command.
     for line in cut(failed.traceback, LONGEST_TRACEBACK).splitlines():
         shown.print(f"| {line}")
 
@@ -256,19 +269,43 @@ def _row(task: TaskStatus, usual: float | None, shown: Output) -> list[Cell | st
 
 def _tasks(options: argparse.Namespace, locks: TaskLocks) -> list[TaskStatus]:
     patterns = patterns_of(options, options.patterns)
-    tasks = locks.tasks(
-        *patterns,
-        states=() if options.state is None else [options.state],
-        order=options.order or ("urgency" if options.watch else "name"),
-        limit=options.limit,
-    )
+    states = () if options.state is None else [options.state]
+    order = options.order or ("urgency" if options.watch else "name")
+    limit = options.limit or MOST_LISTED
+    tasks = locks.tasks(*patterns, states=states, order=order, limit=limit)
+    if len(tasks) == MOST_LISTED and options.limit is None and order == "name":
+        # Only tasks that are well are left out, unless too many are not.
+        bad = [state for state in states or TaskState if state not in _WELL]
+        worst = locks.tasks(*patterns, states=bad, order="urgency", limit=limit) if bad else []
+        named = {task.name for task in worst}
+        more = (task for task in tasks if task.name not in named)
+        tasks = [*worst, *islice(more, limit - len(worst))]
     found = tasks
-    if options.state is not None or options.limit is not None:
+    if options.state is not None or len(tasks) >= limit:
         # A task that exists may be left out.
         exact = [pattern for pattern in patterns if not set("*?") & set(pattern)]
         found = locks.tasks(*exact) if exact else []
     check_names(patterns, [task.name for task in found])
     return tasks
+
+
+def _left_out(
+    options: argparse.Namespace, locks: TaskLocks, tasks: Sequence[TaskStatus]
+) -> str | None:
+    """Return how many tasks are left out because there are too many, by their states."""
+    if options.limit is not None or len(tasks) < MOST_LISTED:
+        return None
+    counts = Counter(locks.overview(*patterns_of(options, options.patterns), limit=0).counts)
+    counts.subtract(task.state for task in tasks)
+    more = {
+        state.value: number
+        for state, number in counts.items()
+        if number > 0 and options.state in (None, state)
+    }
+    if not more:
+        return None
+    told = ", ".join(f"{number:,} {state}" for state, number in more.items())
+    return f"{sum(more.values()):,} more tasks are left out: {told} (--limit N shows more)"
 
 
 def _usual_durations(
@@ -278,11 +315,12 @@ def _usual_durations(
     if not tasks:
         return {}
     patterns = patterns_of(options, options.patterns)
-    if options.limit is not None:  # so that not the whole history is read for a few tasks
+    # So that not the whole history is read for a few tasks.
+    if options.limit is not None or len(tasks) >= MOST_LISTED:
         patterns = [task.name for task in tasks]
     try:
         return locks.usual_durations(*patterns)
-    except (TaskLockSchemaError, TaskLockDatabaseError):
+    except TaskLockError:
         return {}  # because the states, which need no history, can still be shown
 
 

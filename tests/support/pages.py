@@ -165,8 +165,9 @@ class Known:
         order: str = "name",
         limit: int | None = None,
         offset: int = 0,
+        one_offs: bool = True,
     ) -> list[TaskStatus]:
-        """Return the tasks in an order."""
+        """Return the tasks in an order. None of them is a one-off job's."""
         found = sorted(_chosen(self.tasks_, patterns, _name), key=_name)
         found = [task for task in found if not states or task.state in states]
         if order == "due":

@@ -66,6 +66,7 @@ from apscheduler_tasklock._lock.protocol_messages import (
 )
 from apscheduler_tasklock._lock.replica import LockSettings
 from apscheduler_tasklock._lock.test_doubles import LockProtocol, standing_in
+from apscheduler_tasklock._lock.words import printable
 from apscheduler_tasklock._words.findings import (
     KINDS,
     NO_REPLICA_AFTER,
@@ -140,6 +141,7 @@ __all__ = [
     "is_takeover",
     "lane_in_words",
     "method_of",
+    "printable",
     "protocol_of",
     "reset_of",
     "rows_of",

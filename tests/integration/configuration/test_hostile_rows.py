@@ -31,7 +31,6 @@ from apscheduler_tasklock import (
     TaskLockOptionError,
     TaskLocks,
 )
-from apscheduler_tasklock._lock.words import printable
 from apscheduler_tasklock._words.gauges import rows_of, text_of
 from apscheduler_tasklock._words.json_text import as_json
 from apscheduler_tasklock.cli.check import line_of, message_of_findings, numbers_of
@@ -59,7 +58,7 @@ from tests.support.pages import Known, Reader
 from tests.support.polling import eventually
 from tests.support.schedulers import Replica
 from tests.support.stored_jobs import StoreReplica, note, ran
-from tests.support.waist import severity_of
+from tests.support.waist import printable, severity_of
 
 Connection = psycopg.Connection[Any]
 

@@ -18,6 +18,8 @@ from apscheduler_tasklock import (
     Overview,
     Pause,
     Run,
+    TaskLockDatabaseError,
+    TaskLockError,
     TaskLockNotFoundError,
     TaskLocks,
     TaskLockStateError,
@@ -58,6 +60,14 @@ RETRYING = {
     "retry_at": "now() + interval '4 h'",
 }
 UNREADABLE = {"schedule": "'no JSON'"}
+ENDED_ONE_OFF = {
+    "one_off": "true",
+    "is_last": "true",
+    "schedule": """'{"run":null,"type":"date"}'""",
+    "last_outcome": "'ok'",
+    "due_at": "NULL",
+    "overdue_at": "NULL",
+}
 
 # One task of each state, by its name, with the worst one first.
 EACH_STATE: dict[str, dict[str, str]] = {
@@ -171,6 +181,27 @@ def test_the_run_that_began_last_comes_first(operator: TaskLocks, connection: Co
     assert names(operator.tasks(order="started")) == ["c", "d", "b", "a-new"]
 
 
+def test_status_of_very_many_tasks_says_what_it_leaves_out(
+    command: Command, connection: Connection
+) -> None:
+    for name in ("z1", "z2"):
+        add_task(connection, name, **FAILING)
+    add_task(connection, "z3", **STAYS_OK)
+    connection.execute("""
+        CREATE TEMPORARY TABLE many AS SELECT task_lock.* FROM task_lock
+            CROSS JOIN generate_series(1, 999) WHERE task_name = 'z3';
+        UPDATE many SET task_name = 'a' || ctid;
+        INSERT INTO task_lock SELECT * FROM many
+    """)
+    answer = command("status", "--json")
+    found = [task["name"] for task in answer.json]
+    assert len(found) == 1000
+    assert found[:2] == ["z1", "z2"]
+    assert "2 more tasks are left out: 2 ok (--limit N shows more)" in answer.err
+    assert command("status", "--limit", "2000").out.count("\n") > 1002
+    assert "left out" not in command("status", "z*").err
+
+
 @pytest.mark.usefixtures("each_state")
 class TestCommand:
     def test_status_orders_and_limits(self, command: Command) -> None:
@@ -249,6 +280,31 @@ class TestOverview:
                 same.options,
                 same.gone,
             )
+
+    @pytest.mark.parametrize("paused", [None, "", "mails:"])
+    def test_one_off_jobs_that_ended_well_are_counted_by_their_states(
+        self, operator: TaskLocks, connection: Connection, paused: str | None
+    ) -> None:
+        """They are counted apart, since there may be very many."""
+        ended = {**ENDED_ONE_OFF, "paused_until": "NULL"}
+        add_task(connection, "mails:ended", **ended)
+        add_task(connection, "other", **ended)
+        add_task(connection, "failed", **{**ended, "failures": "1", "failed_at": "now()"})
+        add_task(connection, "stuck", **ended, token="5")
+        run = '[{"task": "stuck", "token": 4, "since": 1767225600, "lost": true}]'
+        add_replica(connection, "one", [], running=f"'{run}'", seen_at=ahead(hours=1))
+        if paused is not None:
+            operator.pause_all(duration=3600, by="ann", namespace=paused)
+        states = {task.name: task.state for task in operator.tasks()}
+        assert states["stuck"] is TaskState.TOO_LONG
+        assert {task.name: task.state for task in operator.tasks(order="urgency")} == states
+        overview = operator.overview("*")
+        assert {state: n for state, n in overview.counts.items() if n} == Counter(states.values())
+        for state in TaskState:
+            found = names(operator.tasks(states=[state]))
+            assert found == [name for name in sorted(states) if states[name] is state]
+        assert names(operator.tasks(order="urgency", one_offs=False)) == []
+        assert names(operator.tasks(one_offs=False)) == []
 
     def test_the_oldest_run_comes_first(self, operator: TaskLocks, connection: Connection) -> None:
         for name, minutes in (("a", 1), ("b", 3), ("c", 2)):
@@ -811,3 +867,30 @@ class TestArgumentsOfJobs:
         for job_id in ("none", "jo*", "\0"):
             with pytest.raises(TaskLockNotFoundError, match="no such job"):
                 operator.job_arguments(job_id)
+
+
+class TestSlowReads:
+    """The server sleeps in them, as it does over a table that is too large for it."""
+
+    @pytest.fixture
+    def slow(self, make_task_locks: Callable[..., TaskLocks], connection: Connection) -> TaskLocks:
+        add_task(connection, "task")
+        locks = make_task_locks()
+        assert names(locks.tasks()) == ["task"]
+        connection.execute("""
+            ALTER TABLE task_lock RENAME TO as_it_was;
+            CREATE VIEW task_lock AS
+                SELECT as_it_was.* FROM as_it_was, (SELECT pg_sleep(600) OFFSET 0) AS slept
+        """)
+        return locks
+
+    def test_a_slow_read_is_told_as_slow_and_ended_in_the_server(
+        self, slow: TaskLocks, connection: Connection, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        for read in (slow.tasks, slow.overview, lambda: slow.why("task")):
+            with pytest.raises(TaskLockError, match="the read is too slow: the server") as raised:
+                read()
+            assert not isinstance(raised.value, TaskLockDatabaseError), "no outage"
+        assert not [r for r in caplog.records if "unavailable" in r.getMessage()]
+        sleeping = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep'"
+        assert connection.execute(sleeping).fetchone() == (0,)

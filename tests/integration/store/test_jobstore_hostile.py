@@ -26,12 +26,12 @@ from apscheduler.triggers.cron import CronTrigger
 from apscheduler_tasklock import TaskLockOptionError
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.replica import LockSettings
-from apscheduler_tasklock._lock.words import printable
 from apscheduler_tasklock.jobstore.stored_triggers import encode_trigger
 from tests.support import claims
 from tests.support.hostile_json import hostile_trigger, hostile_value
 from tests.support.polling import eventually
 from tests.support.stored_jobs import StoreReplica, note, ran, store_replicas
+from tests.support.waist import printable
 
 Connection = psycopg.Connection[Any]
 Make = Callable[..., StoreReplica]
