@@ -1522,7 +1522,7 @@ class Operations:
         """
         cursor.row_factory = dict_row
         like = like_of(pattern) if set("*?") & set(pattern) else None
-        rows = self._all(cursor, self._forget_replicas, pattern=pattern, like=like)
+        rows = self._run(cursor, self._forget_replicas, pattern=pattern, like=like).fetchall()
         if not rows:
             raise TaskLockNotFoundError([pattern], "replica")
         forgotten = [row["replica_id"] for row in rows if row["forgotten"]]
