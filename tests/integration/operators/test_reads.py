@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -27,6 +28,7 @@ from apscheduler_tasklock import (
     TaskStatus,
 )
 from tests.support.commands import Command
+from tests.support.polling import eventually
 from tests.support.roles import role
 from tests.support.rows import (
     CUT,
@@ -870,27 +872,32 @@ class TestArgumentsOfJobs:
 
 
 class TestSlowReads:
-    """The server sleeps in them, as it does over a table that is too large for it."""
-
-    @pytest.fixture
-    def slow(self, make_task_locks: Callable[..., TaskLocks], connection: Connection) -> TaskLocks:
+    def test_each_read_has_a_limit_in_the_server(
+        self, operator: TaskLocks, connection: Connection
+    ) -> None:
         add_task(connection, "task")
-        locks = make_task_locks()
-        assert names(locks.tasks()) == ["task"]
+        connection.execute("ALTER TABLE task_lock RENAME TO as_it_was")
+        connection.execute("""
+            CREATE VIEW task_lock AS
+                SELECT * FROM as_it_was WHERE current_setting('statement_timeout') <> '0'
+        """)
+        assert names(operator.tasks()) == ["task"]
+        assert sum(operator.overview().counts.values()) == 1
+
+    def test_one_that_the_server_ends_is_told_as_slow_and_is_no_outage(
+        self, operator: TaskLocks, connection: Connection, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        add_task(connection, "task")
         connection.execute("""
             ALTER TABLE task_lock RENAME TO as_it_was;
             CREATE VIEW task_lock AS
                 SELECT as_it_was.* FROM as_it_was, (SELECT pg_sleep(600) OFFSET 0) AS slept
         """)
-        return locks
-
-    def test_a_slow_read_is_told_as_slow_and_ended_in_the_server(
-        self, slow: TaskLocks, connection: Connection, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        for read in (slow.tasks, slow.overview, lambda: slow.why("task")):
+        end = "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event = 'PgSleep'"
+        with ThreadPoolExecutor() as pool:
+            read = pool.submit(operator.tasks)
+            eventually(lambda: connection.execute(end).fetchone())
             with pytest.raises(TaskLockError, match="the read is too slow: the server") as raised:
-                read()
-            assert not isinstance(raised.value, TaskLockDatabaseError), "no outage"
+                read.result(60)
+        assert not isinstance(raised.value, TaskLockDatabaseError), "no outage"
         assert not [r for r in caplog.records if "unavailable" in r.getMessage()]
-        sleeping = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep'"
-        assert connection.execute(sleeping).fetchone() == (0,)
