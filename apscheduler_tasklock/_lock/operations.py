@@ -1653,8 +1653,10 @@ def _misses(name: str, runs: str, matching: str) -> str:
     :param matching: whether a row is that of a task that is asked for
     """
     of_task = f"{runs} AS run WHERE run.task_name = missing.task_name"
-    was_run = f"""EXISTS (SELECT FROM {of_task} AND run.ring IN ('runs', 'failures')
-                          AND run.scheduled_at = miss.scheduled_at)"""
+    # Misses that were among the last ten run times long ago are left out before the history is
+    # read: 30 periods, and 2 days because a schedule may have few run times at night.
+    is_recent = f"""lock.missed_at > now() - GREATEST(
+        interval '2 days', 30 * (lock.due_at - GREATEST(lock.window_start, {NEVER})))"""
     return f"""
         WITH {all_pauses(name)}, missing AS MATERIALIZED (
             SELECT lock.task_name, lock.acknowledged_at,
@@ -1662,10 +1664,14 @@ def _misses(name: str, runs: str, matching: str) -> str:
                         THEN lock.window_start END AS window_start
             FROM {name} AS lock
             WHERE lock.missed_at > COALESCE(lock.acknowledged_at, {NEVER}) AND NOT lock.one_off
-                  AND lock.due_at IS NOT NULL AND {matching} AND NOT {IS_PAUSED_IN_ANY_WAY}
+                  AND lock.due_at IS NOT NULL AND {is_recent} AND {matching}
+                  AND NOT {IS_PAUSED_IN_ANY_WAY}
         ), counted AS (
             SELECT missing.task_name, missing.acknowledged_at, each.*
             FROM missing, LATERAL (
+                SELECT pg_catalog.array_agg(run.scheduled_at) AS run_times
+                FROM {of_task} AND run.ring IN ('runs', 'failures')
+            ) AS begun, LATERAL (
                 SELECT COALESCE(sum(number) FILTER (WHERE is_missed AND runs_since = 0), 0)::bigint
                            AS in_a_row,
                        sum(LEAST(number, 10 - since)) FILTER (WHERE is_missed AND since < 10)
@@ -1681,17 +1687,19 @@ def _misses(name: str, runs: str, matching: str) -> str:
                     FROM (
                         SELECT scheduled_at AS first_at,
                                COALESCE(last_scheduled_at, scheduled_at) AS last_at,
-                               COALESCE(run_times, 1)::bigint AS number, true AS is_missed, reason
+                               COALESCE(miss.run_times, 1)::bigint AS number,
+                               true AS is_missed, reason
                         FROM (SELECT run.* FROM {of_task} AND run.ring = 'misses') AS miss
                         WHERE scheduled_at IS NOT NULL
                               AND COALESCE(cause, '') NOT IN ('paused', 'moved', 'refused')
-                              AND NOT (COALESCE(run_times, 1) = 1 AND {was_run})
+                              AND NOT (COALESCE(miss.run_times, 1) = 1
+                                       AND COALESCE(scheduled_at = ANY (begun.run_times), false))
                         UNION ALL
                         SELECT at, at, 1, false, NULL
-                        FROM (SELECT run.scheduled_at AS at FROM {of_task}
-                                     AND run.ring IN ('runs', 'failures')
-                              UNION SELECT missing.window_start) AS begun
-                        WHERE at > {NEVER}
+                        FROM (SELECT DISTINCT at
+                              FROM pg_catalog.unnest(
+                                  begun.run_times || missing.window_start) AS each_run (at)
+                              WHERE at > {NEVER} ORDER BY at DESC LIMIT 10) AS newest
                     ) AS told
                     WINDOW earlier AS (ORDER BY last_at DESC, is_missed
                                        ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)

@@ -224,6 +224,8 @@ def add_history(connection: Connection, task: str, run_times: str) -> None:
         ({}, True),
         ({"one_off": "true"}, False),
         ({"due_at": "NULL"}, False),  # it was removed
+        ({"missed_at": minutes_ago(47 * 60), "window_start": minutes_ago(6)}, True),
+        ({"missed_at": minutes_ago(49 * 60), "window_start": minutes_ago(6)}, False),  # long ago
         ({"missed_at": "NULL"}, False),
         ({"acknowledged_at": "now()"}, False),
         ({"acknowledged_at": minutes_ago(6)}, True),  # one was missed since
