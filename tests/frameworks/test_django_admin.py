@@ -270,7 +270,7 @@ def test_replicas_and_stored_jobs_are_listed(
     site: DjangoProject, add: Callable[..., None], connection: psycopg.Connection[Any]
 ) -> None:
     add("sync", **{**rows.RUNNING, "locked_by": "'replica of sync'"})
-    rows.add_replica(connection, "silent", seen_at="now() - interval '1 h'")
+    rows.add_replica(connection, "silent", seen_at="now() - interval '1 h'", release="'1.4'")
     rows.add_job(connection, "invoice-*", arguments="""'{"args": ["hunter2"]}'::jsonb""")
     replicas, jobs, job, replica = site.browse(
         ("get", REPLICAS, {}),
@@ -280,9 +280,9 @@ def test_replicas_and_stored_jobs_are_listed(
     )
     of_sync = cells(replicas[1], "replica of sync").split(" | ")
     assert of_sync[:4] == ["replica of sync", "alive", "host", "1.0"]
-    assert of_sync[6] == "1"
-    assert of_sync[7].startswith("sync since 2")
-    assert cells(replicas[1], "silent").startswith("silent | silent | ")
+    assert of_sync[7] == "1"
+    assert of_sync[8].startswith("sync since 2")
+    assert cells(replicas[1], "silent").startswith("silent | silent | host | 1.0 | 1.4 | ")
     told = "invoice-* | waiting | tests.support.stored_jobs:note | every 1 h | 2"
     assert cells(jobs[1], "invoice-*").startswith(told)
     assert [page[0] for page in (job, replica)] == [200, 200]
