@@ -94,6 +94,13 @@ class TestOverview:
         assert "All is well" not in ill
         assert "Needs attention" in ill
 
+    def test_releases_are_beside_their_replicas_if_any_is_known(self) -> None:
+        known = [replica_status("web-1", release="build-77"), replica_status("web-2")]
+        assert "release" not in reader(replicas_=known[1:]).words("/replicas")
+        words = reader(replicas_=known).words("/replicas")
+        assert "library release started" in words
+        assert "1.0 build-77" in words
+
     def test_regular_misses_are_acknowledged_on_their_tasks_page(self) -> None:
         missed = Misses("a", 3, 3, NOW + ago(3), NOW + ago(1), None)
         known = Known([task_status("a"), task_status("b")], misses=[missed])
