@@ -158,6 +158,10 @@ class TaskLockDatabaseError(TaskLockError):
     """The database could not be reached, or did not answer in time."""
 
 
+class TaskLockUnknownError(TaskLockDatabaseError):
+    """It is not known whether an operator's action was done: it was sent, and no answer came."""
+
+
 def raised_at_the_call(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
     """Let a public function raise this library's errors without the frames below it: a decorator.
 

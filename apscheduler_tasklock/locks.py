@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import datetime, timedelta, timezone
 from functools import partial
 from inspect import isclass, iscoroutinefunction
 from typing import Any, ClassVar, TypeVar
@@ -38,6 +38,7 @@ from apscheduler_tasklock._lock.settings import lock_settings
 from apscheduler_tasklock._returned import check_returned, why_no_call_runs
 from apscheduler_tasklock._values import logger_of
 from apscheduler_tasklock._words.findings import NO_REPLICA_AFTER, WatchedRows, with_findings
+from apscheduler_tasklock._words.next_run_times import next_run_times
 from apscheduler_tasklock._words.stories import story_of
 from apscheduler_tasklock.errors import (
     TaskLockDatabaseError,
@@ -67,12 +68,15 @@ from apscheduler_tasklock.status import (
     OUTCOMES,
     RUN_ORDERS,
     Finding,
+    Freed,
+    JobMoved,
     JobState,
     JobStatus,
     Lanes,
     Misses,
     Overview,
     Pause,
+    PauseChange,
     ReplicaStatus,
     Run,
     RunRequest,
@@ -648,7 +652,7 @@ class TaskLocks:
         duration: float | timedelta | None = None,
         by: str | None = None,
         reason: str | None = None,
-    ) -> list[str]:
+    ) -> list[PauseChange]:
         """Pause tasks on all replicas. When the call returns, the tasks are paused.
 
         No claim of a paused task is granted, except for a manual run. A run that has begun is not
@@ -664,7 +668,7 @@ class TaskLocks:
         :param duration: seconds or ``timedelta``; ``None``: until :meth:`resume`
         :param by: the operator's name, shown to others; by default this process's user and host
         :param reason: the reason, shown to others
-        :return: the names of the paused tasks, in order
+        :return: what has become of each task's pauses, in the order of the names
         :raises TaskLockOptionError: ``by`` or ``reason`` has more than 4,000 characters, or a
             pattern is no text
         :raises TaskLockNotFoundError: a pattern matches no task; in that case no task is paused
@@ -676,35 +680,37 @@ class TaskLocks:
             seconds = parse_positive_seconds(duration, "duration", "pause()")
         check_lengths("pause()", by=by, reason=reason)
         _check_patterns("pause()", patterns)
-        pause_id = uuid4()  # the statement is sent again if its answer is lost
-        return self._operate(
-            lambda operations, cursor: operations.pause(
-                cursor, patterns, seconds, by or operator_here(), reason or None, pause_id
-            )
+        action_id, name = uuid4(), by or operator_here()
+        return self._act(
+            "the pause was made",
+            lambda cursor: self._operations.pause(
+                cursor, patterns, seconds, name, reason or None, action_id
+            ),
         )
 
-    def resume(self, *patterns: str, by: str | None = None, force: bool = False) -> list[str]:
+    def resume(
+        self, *patterns: str, by: str | None = None, force: bool = False
+    ) -> list[PauseChange]:
         """Take the operator's own pauses of tasks out. The pauses of others stay.
 
-        A task is resumed when no pause is left, of it alone or of all tasks. ``TaskStatus.pauses``
-        has those that are left.
+        A task is resumed when no pause is left, of it alone or of all tasks.
 
         :param patterns: names, in which ``*`` and ``?`` stand for characters if no task has
             exactly that name
         :param by: the operator's name, as :meth:`pause` was given it; by default this process's
             user and host
         :param force: whether the pauses of all others are taken out, too
-        :return: the names of the tasks that were paused and are not paused any more, in order
+        :return: what has become of each task's pauses, in the order of the names
         :raises TaskLockOptionError: ``by`` has more than 4,000 characters, or a pattern is no text
         :raises TaskLockNotFoundError: a pattern matches no task; in that case no task is resumed
         :raises TaskLockError: the database is unavailable, or rejects the statement
         """
         check_lengths("resume()", by=by)
         _check_patterns("resume()", patterns)
-        return self._operate(
-            lambda operations, cursor: operations.resume(
-                cursor, patterns, by or operator_here(), force=force
-            )
+        action_id, name = uuid4(), by or operator_here()
+        return self._act(
+            "the pauses were ended",
+            lambda cursor: self._operations.resume(cursor, patterns, name, action_id, force=force),
         )
 
     def pause_all(
@@ -751,16 +757,24 @@ class TaskLocks:
                     f"{where}: namespace must end with an ASCII character, such as a colon, not "
                     f"{namespace!r}"
                 )
-        pause_id, name = uuid4(), by or operator_here()
+        action_id, name = uuid4(), by or operator_here()
         limit = min(LONGEST_TABLE_WAIT, self._client.settings.claim_timeout / 5)
         is_written = False
         for attempt in range(TABLE_ATTEMPTS):
             if attempt:
                 _wait_for_table(attempt)
-            made = self._operate(
-                lambda operations, cursor: operations.pause_all(
-                    cursor, namespace, seconds, name, reason or None, pause_id, limit
-                )
+            made = client_now(self._client).act(
+                lambda cursor, in_doubt: self._operations.pause_all(
+                    cursor,
+                    namespace,
+                    seconds,
+                    name,
+                    reason or None,
+                    action_id,
+                    limit,
+                    is_in_doubt=in_doubt,
+                ),
+                "the pause was made",
             )
             if isinstance(made, Pause):
                 return made
@@ -775,14 +789,15 @@ class TaskLocks:
 
     def resume_all(
         self, *, namespace: str = "", by: str | None = None, force: bool = False
-    ) -> list[Pause]:
+    ) -> PauseChange:
         """Take the operator's own pauses of all tasks out. The pauses of single tasks stay.
 
         :param namespace: the namespace that :meth:`pause_all` was given
         :param by: the operator's name, as :meth:`pause_all` was given it; by default this process's
             user and host
         :param force: whether the pauses of all others are taken out, too
-        :return: the pauses of all tasks that are left and apply to some tasks of that namespace
+        :return: which of these pauses have ended, and which pauses of all tasks are left that apply
+            to some tasks of that namespace
         :raises TaskLockOptionError: ``by`` has more than 4,000 characters, or the namespace is
             invalid
         :raises TaskLockError: the database is unavailable, or rejects the statement
@@ -790,18 +805,20 @@ class TaskLocks:
         check_lengths("resume_all()", by=by)
         if namespace:
             check_name(namespace, "resume_all()")
-        name = by or operator_here()
-
-        def resume(operations: Operations, cursor: Any) -> list[Pause]:
-            operations.resume_all(cursor, namespace, name, force=force)
-            return operations.pauses_of_all(cursor)
-
-        return [
+        action_id, name = uuid4(), by or operator_here()
+        change = self._act(
+            "the pauses were ended",
+            lambda cursor: self._operations.resume_all(
+                cursor, namespace, name, action_id, force=force
+            ),
+        )
+        left = tuple(
             each
-            for each in self._operate(resume)
+            for each in change.left
             if namespace.startswith(each.namespace or "")
             or (each.namespace or "").startswith(namespace)
-        ]
+        )
+        return replace(change, left=left, is_paused=bool(left))
 
     def pauses_of_all(self) -> list[Pause]:
         """Return the pauses of all tasks that have not ended; see :meth:`pause_all`.
@@ -832,10 +849,12 @@ class TaskLocks:
         """
         seconds = parse_positive_seconds(expires, "expires", "request_run()")
         check_lengths("request_run()", by=by)
-        return self._operate(
-            lambda operations, cursor: operations.request_run(
-                cursor, name, by or operator_here(), seconds
-            )
+        action_id, operator = uuid4(), by or operator_here()
+        return self._act(
+            "a run was asked for",
+            lambda cursor: self._operations.request_run(
+                cursor, name, operator, seconds, action_id=action_id
+            ),
         )
 
     def free(
@@ -846,12 +865,15 @@ class TaskLocks:
         force: bool = False,
         run_again: bool = False,
         by: str | None = None,
-    ) -> None:
+    ) -> Freed:
         """Finish a run in place of its holder, which is dead or hangs.
 
         A holder that is alive finds at its next renewal that its lock is lost. The next renewal may
         come only after a third of the lease, and until it comes the holder's run may overlap with
         the next run.
+
+        The run's window stays, unless ``run_again`` is set. If the next run time has passed
+        meanwhile, it is skipped, and the task is due at the one after it.
 
         :param token: the run's fencing token, as a number or a string. With another token nothing
             is done, so that no newer run is finished.
@@ -860,6 +882,7 @@ class TaskLocks:
         :param run_again: whether to open the run's window again, so that its run time can be run
             again. A job of the job store becomes due again at once, for that run time.
         :param by: the operator's name, shown to others; by default this process's user and host
+        :return: the run, and what the task's row has been left with
         :raises TaskLockOptionError: the token is no whole number, or ``by`` has more than 4,000
             characters
         :raises TaskLockNotFoundError: the task has no row
@@ -869,10 +892,25 @@ class TaskLocks:
         """
         parsed = parse_token(token, f"free({name!r:.200})")
         check_lengths("free()", by=by)
-        self._operate(
-            lambda operations, cursor: operations.free(
-                cursor, name, parsed, by or operator_here(), force=force, run_again=run_again
-            )
+        action_id, operator = uuid4(), by or operator_here()
+        was_due_at = due_at = None
+        for task in self.tasks(name):
+            if task.name == name and not run_again:
+                now = datetime.now(timezone.utc)
+                was_due_at, due_at = task.due_at, next(iter(next_run_times(task, now)), None)
+        return self._act(
+            "the task was freed",
+            lambda cursor: self._operations.free(
+                cursor,
+                name,
+                parsed,
+                operator,
+                action_id,
+                force=force,
+                run_again=run_again,
+                was_due_at=was_due_at,
+                due_at=due_at,
+            ),
         )
 
     def ack(
@@ -882,7 +920,7 @@ class TaskLocks:
         *,
         by: str | None = None,
         until: datetime | None = None,
-    ) -> None:
+    ) -> bool:
         """Acknowledge a failure, a cut or misses, so that they alarm no more.
 
         A later one alarms again, unless ``until`` is given. What was acknowledged already is not
@@ -893,6 +931,7 @@ class TaskLocks:
         :param by: the operator's name, shown to others; by default this process's user and host
         :param until: a time until which later failures, cuts and misses alarm no more, either, also
             if there is none so far; aware
+        :return: whether it was not acknowledged before
         :raises TaskLockOptionError: ``by`` has more than 4,000 characters, ``token`` is invalid, or
             ``until`` has no zone
         :raises TaskLockNotFoundError: the task has no row
@@ -903,22 +942,29 @@ class TaskLocks:
         parsed = parse_token(token, f"ack({name!r:.200})")
         check_lengths("ack()", by=by)
         _check_zone("ack()", until=until)
-        self._operate(
-            lambda operations, cursor: operations.acknowledge(
-                cursor, name, parsed, by or operator_here(), until
-            )
+        action_id, operator = uuid4(), by or operator_here()
+        return self._act(
+            "the failure was acknowledged",
+            lambda cursor: self._operations.acknowledge(
+                cursor, name, parsed, operator, until, action_id
+            ),
         )
 
-    def forget(self, name: str) -> None:
+    def forget(self, name: str) -> bool:
         """Delete the row and the history of a task that no longer exists.
 
         The database's role needs the right ``DELETE``.
 
+        :return: whether the call has deleted the row. Otherwise the answer of its first statement
+            was lost, the row is not there any more, and nothing tells who has deleted it.
         :raises TaskLockNotFoundError: the task has no row
         :raises TaskLockStateError: the task runs, or a live replica has it
         :raises TaskLockError: the database is unavailable, or rejects the statement
         """
-        self._operate(lambda operations, cursor: operations.forget(cursor, name))
+        return client_now(self._client).act(
+            lambda cursor, in_doubt: self._operations.forget(cursor, name, is_in_doubt=in_doubt),
+            "the task was forgotten",
+        )
 
     def forget_replicas(self, pattern: str) -> list[str]:
         """Delete the rows of replicas that will not come back, such as those in a copied database.
@@ -935,7 +981,7 @@ class TaskLocks:
         _check_patterns("forget_replicas", [pattern])
         return self._operate(lambda operations, cursor: operations.forget_replicas(cursor, pattern))
 
-    def pause_job(self, job_id: str, *, by: str | None = None) -> None:
+    def pause_job(self, job_id: str, *, by: str | None = None) -> JobMoved:
         """Pause a job of the job store, as APScheduler's ``pause_job`` does, on all replicas.
 
         When the call returns, no run time of the job is claimed until somebody resumes the job. A
@@ -947,9 +993,9 @@ class TaskLocks:
         :raises TaskLockStateError: the job has ended, and is kept until its last run is over
         :raises TaskLockError: the database is unavailable, or rejects the statement
         """
-        self._job_changes(by).pause(job_id)
+        return self._job_changes(by).pause(job_id)
 
-    def resume_job(self, job_id: str, *, by: str | None = None) -> datetime:
+    def resume_job(self, job_id: str, *, by: str | None = None) -> JobMoved:
         """Resume a job of the job store. A job that is not paused is not changed.
 
         Its next run time is the trigger's first run time from now on, by the database's clock. A
@@ -957,7 +1003,7 @@ class TaskLocks:
         row's signature is not checked. This call needs APScheduler.
 
         :param by: the operator's name, shown to others; by default this process's user and host
-        :return: the job's next run time
+        :return: the job as it has been left
         :raises TaskLockOptionError: ``by`` has more than 4,000 characters
         :raises TaskLockNotFoundError: there is no such job
         :raises TaskLockStateError: the job has ended; or its trigger is pickled, cannot be read, or
@@ -987,32 +1033,25 @@ class TaskLocks:
         :raises TaskLockOptionError: ``by`` has more than 4,000 characters
         :raises TaskLockNotFoundError: there is no such job
         :raises TaskLockStateError: the job has ended, its row cannot be read, or no live replica
-            has the job's task
+            has it or can import its function. The message says which; see
+            ``JobStatus.why_not_run``
         :raises TaskLockError: the database is unavailable, or rejects the statement
         """
         found = () if "\0" in job_id else self.jobs(job_id)  # PostgreSQL's texts have no NUL
         job = next((job for job in found if job.id == job_id), None)
         if job is None:
             raise TaskLockNotFoundError([job_id], "job")
-        if job.state is JobState.UNREADABLE:
-            raise TaskLockStateError(
-                f"job {job_id!r} cannot run, because its row cannot be read; it can be paused and "
-                "removed"
-            )
+        if job.why_not_run is not None:
+            raise _not_run(job)
         if job.is_one_off or job.state in (JobState.RETRYING, JobState.ENDED):
             self._job_changes(by).make_due(job_id)
             return None
-        if job.task is not None:
-            with suppress(TaskLockNotFoundError):  # no replica has registered the task
-                return self.request_run(job.task, by=by, expires=expires)
-        raise TaskLockStateError(
-            f"job {job_id!r} cannot have a manual run: no replica has registered its task",
-            remedy="`apscheduler-tasklock jobs move ID --to now` makes it due, and moves its "
-            "schedule",
-            on_page="move the job to make it due, which moves its schedule",
-        )
+        try:
+            return self.request_run(job.task or "", by=by, expires=expires)
+        except TaskLockNotFoundError:  # the task's row was deleted meanwhile
+            raise _not_run(replace(job, task=None)) from None
 
-    def move_job(self, job_id: str, to: datetime, *, by: str | None = None) -> None:
+    def move_job(self, job_id: str, to: datetime, *, by: str | None = None) -> JobMoved:
         """Set the next run time of a job of the job store. A paused job is resumed.
 
         As after APScheduler's ``modify_job(job_id, next_run_time=to)``, the following run times
@@ -1026,18 +1065,20 @@ class TaskLocks:
         :raises TaskLockError: the database is unavailable, or rejects the statement
         """
         _check_zone("move_job", to=to)
-        self._job_changes(by).move(job_id, to)
+        return self._job_changes(by).move(job_id, to)
 
-    def remove_job(self, job_id: str, *, by: str | None = None) -> None:
+    def remove_job(self, job_id: str, *, by: str | None = None) -> bool:
         """Remove a job of the job store. No run time of the job is claimed after this call.
 
         :param by: the operator's name, shown to others; by default this process's user and host
+        :return: whether the call has removed the job. Otherwise the answer of its first statement
+            was lost, the job is not there any more, and nothing tells who has removed it.
         :raises TaskLockOptionError: ``by`` has more than 4,000 characters
         :raises TaskLockNotFoundError: there is no such job
         :raises TaskLockStateError: the job has ended, and is kept until its last run is over
         :raises TaskLockError: the database is unavailable, or rejects the statement
         """
-        self._job_changes(by).remove(job_id)
+        return self._job_changes(by).remove(job_id)
 
     def _job_changes(self, by: str | None) -> JobChanges:
         check_lengths("a change of a job", by=by)
@@ -1046,6 +1087,15 @@ class TaskLocks:
     def _operate(self, operation: Callable[[Operations, Any], Result]) -> Result:
         client = client_now(self._client)
         return client.ask(lambda cursor: operation(self._operations, cursor), goes_first=True)
+
+    def _act(self, whether: str, action: Callable[[Any], Result]) -> Result:
+        """Carry out an action, which has an id of its own, so that it can be sent again.
+
+        :param whether: what may have been done, in words
+        """
+        client = client_now(self._client)
+        # Its own entries tell whether it was done before.
+        return client.act(lambda cursor, in_doubt: action(cursor), whether)
 
     def close(self) -> None:
         """Stop claiming, send the pending releases, and close the connection.
@@ -1291,6 +1341,19 @@ class Hold:
     def _log_lost(held: HeldLock, released: Released | None, *, is_unknown: bool) -> None:
         if released is None and is_unknown:
             logger.warning(LOST, held.name, held.token)
+
+
+def _not_run(job: JobStatus) -> TaskLockStateError:
+    """Return the error that says why a stored job is not run now."""
+    remedy = on_page = ""
+    if not job.is_one_off and job.task is None:
+        remedy = "`apscheduler-tasklock jobs move ID --to now` makes it due, and moves its schedule"
+        on_page = "move the job to make it due, which moves its schedule"
+    elif job.state is not JobState.UNREADABLE:
+        remedy = "see `apscheduler-tasklock replicas`, and their logs"
+        on_page = "the page Replicas has those that are alive; their logs say what is missing"
+    why = f"job {job.id!r} cannot be run now: {job.why_not_run}"
+    return TaskLockStateError(why, remedy=remedy, on_page=on_page)
 
 
 def _check_zone(where: str, **moments: datetime | None) -> None:

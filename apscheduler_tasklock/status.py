@@ -108,6 +108,60 @@ class Pause:
 
 
 @dataclass(frozen=True)
+class PauseChange:
+    """What has become of a task's pauses, by its row as a pause or a resume has left it.
+
+    :ivar task: the task's name; for all tasks of a namespace, the pattern of their names
+    :ivar ended: the pauses that were taken out
+    :ivar left: the pauses that are left, those of all tasks last
+    :ivar was_paused: whether the task was paused before
+    :ivar is_paused: whether the task is paused now
+    """
+
+    task: str
+    ended: tuple[Pause, ...]
+    left: tuple[Pause, ...]
+    was_paused: bool
+    is_paused: bool
+
+    @property
+    def is_resumed(self) -> bool:
+        """Whether the task was paused and is not paused any more."""
+        return self.was_paused and not self.is_paused
+
+    @property
+    def paused_until(self) -> datetime | None:
+        """When the last pause ends; ``None``: it has no end, or there is none."""
+        ends = [pause.until for pause in self.left]
+        return None if None in ends else max(filter(None, ends), default=None)
+
+
+@dataclass(frozen=True)
+class Freed:
+    """A run that an operator has finished in place of its holder, and its task's row after that.
+
+    :ivar task: the task's name
+    :ivar token: the run's fencing token
+    :ivar holder: the replica that ran it
+    :ivar since: when the run began
+    :ivar window_until: when the run's window ends, before which no run time is run; ``None`` if the
+        task had only manual runs
+    :ivar due_at: when the task is due next; ``None`` if it is not known, or no run follows
+    :ivar overdue_at: from when that run counts as overdue
+    :ivar run_again: whether the window is open again, so that its run time can be run again
+    """
+
+    task: str
+    token: int
+    holder: str
+    since: datetime
+    window_until: datetime | None
+    due_at: datetime | None
+    overdue_at: datetime | None
+    run_again: bool
+
+
+@dataclass(frozen=True)
 class OptionSource:
     """The value of a task's option, and where it is set.
 
@@ -262,6 +316,10 @@ class Overview:
     silent: int | None
 
 
+_NO_REPLICA = "no live replica has it, or can import its function"
+_OVERDUE = "it is due, and no live replica takes it, or can import its function"
+
+
 class JobState(str, Enum):
     """The state of a stored job: the first member of this list that is true of the job."""
 
@@ -301,6 +359,8 @@ class JobStatus:
     :ivar unreadable: columns of its row that cannot be read. An unreadable trigger is ``None``.
     :ivar argument_names: the names of its arguments: ``"args[0]"`` and so on for positional ones,
         and then the names of the keyword arguments, sorted. Empty if its arguments are pickled.
+    :ivar has_replica: whether a live replica has its task, and so can import its function; ``None``
+        if that is not known
     """
 
     id: str
@@ -317,6 +377,23 @@ class JobStatus:
     task_paused_until: datetime | None
     unreadable: tuple[str, ...] = ()
     argument_names: tuple[str, ...] = ()
+    has_replica: bool | None = None
+
+    @property
+    def why_not_run(self) -> str | None:
+        """Why the job cannot be run now, in words; ``None``: it can, as far as its row tells.
+
+        A one-off job that is overdue would have been run by a replica that can import its function.
+        """
+        if self.state is JobState.UNREADABLE:
+            return "its row cannot be read; it can be paused and removed"
+        if self.state in (JobState.RETRYING, JobState.ENDED):
+            return None
+        if self.is_one_off:
+            return _OVERDUE if self.state is JobState.OVERDUE else None
+        if self.task is None:
+            return "no replica has registered its task"
+        return _NO_REPLICA if self.has_replica is False else None
 
     @property
     def is_one_off(self) -> bool:
@@ -332,6 +409,22 @@ OUTCOMES = (
 )
 # The kinds of a run; see :class:`Run`.
 KINDS = ("schedule", "takeover", "retry", "manual", "hold", "operator")
+
+
+@dataclass(frozen=True)
+class JobMoved:
+    """A stored job whose next run time an operator has set, as its row has been left.
+
+    :ivar job_id: the job's id
+    :ivar next_run_time: its next run time; ``None``: it is paused
+    :ivar was_paused: whether it was paused before
+    :ivar is_changed: whether the call has changed it; otherwise it had that next run time already
+    """
+
+    job_id: str
+    next_run_time: datetime | None
+    was_paused: bool
+    is_changed: bool
 
 
 class MissCause(str, Enum):
@@ -772,6 +865,7 @@ class RunRequest:
     :ivar requested_by: who asked first
     :ivar requested_at: when it was asked for first
     :ivar until: when it expires, if no replica begins it before
+    :ivar is_new: whether this call has asked first; otherwise the run was asked for before
     """
 
     request_id: UUID
@@ -780,3 +874,4 @@ class RunRequest:
     requested_by: str
     requested_at: datetime
     until: datetime
+    is_new: bool = True

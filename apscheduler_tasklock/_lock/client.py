@@ -18,6 +18,7 @@ from psycopg.errors import InsufficientPrivilege, InvalidSchemaName, UndefinedTa
 from sqlalchemy import Engine
 
 from apscheduler_tasklock._application import flush_application
+from apscheduler_tasklock._database.actions import ActionTicket
 from apscheduler_tasklock._database.awaited_ticket import AwaitedTicket
 from apscheduler_tasklock._database.connection import attempt_limit, turn_limit
 from apscheduler_tasklock._database.deadline import Deadline
@@ -94,7 +95,14 @@ from apscheduler_tasklock._shutdown import (
     off_the_loop,
 )
 from apscheduler_tasklock._values import logger_of
-from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError, TaskLockSchemaError
+from apscheduler_tasklock.errors import (
+    TaskLockDatabaseError,
+    TaskLockError,
+    TaskLockNotFoundError,
+    TaskLockSchemaError,
+    TaskLockStateError,
+    TaskLockUnknownError,
+)
 from apscheduler_tasklock.lock import HeldLock
 from apscheduler_tasklock.schema.check import (
     check_tables,
@@ -995,6 +1003,34 @@ class LockClient:
             raise TaskLockDatabaseError("no time was left to send the statement")
         request = Call(self._explaining(statement), goes_first=goes_first)
         return self._ask(request, Deadline(self._closing, until))
+
+    def act(self, action: Callable[..., Answer], whether: str) -> Answer:
+        """Carry out an operator's action. After a doubt, send it again for ``claim_timeout``.
+
+        :param action: called with a cursor, and with whether it may have been done before
+        :param whether: what may have been done, in words
+        :raises TaskLockUnknownError: it is not known whether the action was done
+        :raises TaskLockDatabaseError: the database is unavailable, and nothing was done
+        :raises TaskLockError: nothing was done; the message says why
+        """
+        now = time.monotonic()
+        ticket = ActionTicket(
+            lambda cursor, in_doubt: self._explaining(partial(action, in_doubt=in_doubt))(cursor),
+            Deadline(self._closing),
+            came=now,
+            turn_until=now + self._turn_limit,
+            answer_within=self._attempt,
+            tried_until=now + self._timeout,
+        )
+        try:
+            return self._database.get(ticket)
+        except (TaskLockStateError, TaskLockNotFoundError):
+            raise  # the answer of an action that was sent again, too
+        except TaskLockError as error:
+            if not ticket.in_doubt:
+                raise
+            why = f"it is not known whether {whether}: {error}"
+            raise TaskLockUnknownError(why) from (error.__cause__ or error)
 
     def _explaining(self, statement: Callable[[Any], Answer]) -> Callable[[Any], Answer]:
         """Return the statement in a form whose errors name missing rights, or where tables are."""

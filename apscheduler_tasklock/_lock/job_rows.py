@@ -35,10 +35,12 @@ from apscheduler_tasklock._lock.protocol import (
 from apscheduler_tasklock._lock.protocol_messages import JobMove
 from apscheduler_tasklock._lock.statements import (
     CHANGE_ID,
+    IS_FIRST,
     IS_RETRY_PENDING,
     MAY_BE_CLAIMED,
     History,
     Statement,
+    again,
     for_template,
     many,
     move_on,
@@ -252,17 +254,19 @@ class JobAction:
 
     :ivar outcome: what it is; one of ``OUTCOMES``
     :ivar by: the operator's name
+    :ivar action_id: the id under which it is sent
     :ivar reason: more about it, in words for operators
     """
 
     outcome: str
     by: str
+    action_id: UUID
     reason: str | None = None
 
     @property
     def parameters(self) -> dict[str, object]:
         """The parameters of the statement."""
-        return {"outcome": self.outcome, "by": self.by, "reason": self.reason}
+        return vars(self)
 
 
 @dataclass(frozen=True)
@@ -388,17 +392,27 @@ class JobRows:
             ) AS job LEFT JOIN {lock} AS lock USING (task_name)
         """)
         self._add = Statement(_add(jobs))
-        self._added_id = Statement(f"SELECT added_id FROM {jobs} WHERE id = %(job_id)s")
+        # The row of a call that is sent again is written anew, so that its commit is confirmed.
+        self._was_added = Statement(
+            f"UPDATE {jobs} SET added_id = added_id"
+            " WHERE id = %(job_id)s AND added_id = %(added_id)s RETURNING id"
+        )
         self._change = Statement(_change(jobs))
         which = "id = %(job_id)s"
         self._remove = Statement(_remove(jobs, lock, which))
         # The entries of what operators do.
-        entry = _action(lock, runs)
-        self._change_noted = Statement(_change(jobs, entry)) if entry else None
-        self._remove_noted = (
-            Statement(_remove(jobs, lock, "id = %(job_id)s", entry)) if entry else None
+        self._change_noted = self._remove_noted = None
+        if runs is not None:
+            entry = _action(lock, runs)
+            of_job = f"= (SELECT task_name FROM {jobs} WHERE id = %(job_id)s)"
+            before = again(runs, of_job)
+            self._change_noted = Statement(_change(jobs, entry, before))
+            before = again(runs, "= %(task_name)s::text")
+            self._remove_noted = Statement(_remove(jobs, lock, which, entry, before))
+        self._was_changed = Statement(
+            f"UPDATE {jobs} SET changed_id = changed_id"
+            " WHERE id = %(job_id)s AND changed_id = %(changed_id)s RETURNING id"
         )
-        self._changed_id = Statement(f"SELECT changed_id FROM {jobs} WHERE id = %(job_id)s")
         self._remove_all = Statement(_remove(jobs, lock, "true"))
 
     def due(
@@ -557,8 +571,7 @@ class JobRows:
         parameters = {**change.parameters, "job_id": job_id, "added_id": added_id}
         if self._execute(cursor, self._add, parameters).rowcount:
             return True
-        found = self._rows(cursor, self._added_id, {"job_id": job_id})
-        return bool(found) and found[0]["added_id"] == added_id
+        return bool(self._rows(cursor, self._was_added, parameters))
 
     def change(
         self,
@@ -597,15 +610,21 @@ class JobRows:
             noted, parameters = self._change_noted, {**parameters, **action.parameters}
         if self._noting(cursor, self._change, noted, parameters):
             return True
-        rows = self._rows(cursor, self._changed_id, {"job_id": job_id})
-        return bool(rows) and rows[0]["changed_id"] == changed_id
+        return bool(self._rows(cursor, self._was_changed, parameters))
 
-    def remove(self, cursor: Any, job_id: str, action: JobAction | None = None) -> bool:
+    def remove(
+        self,
+        cursor: Any,
+        job_id: str,
+        action: JobAction | None = None,
+        task_name: str | None = None,
+    ) -> bool:
         """Remove a job; return whether there was one.
 
         :param action: as in :meth:`change`
+        :param task_name: the job's task, whose history tells whether the action was done before
         """
-        wanted: dict[str, object] = {"job_id": job_id}
+        wanted: dict[str, object] = {"job_id": job_id, "task_name": task_name}
         if action is None:
             return bool(self._rows(cursor, self._remove, wanted))
         wanted.update(action.parameters)
@@ -634,23 +653,17 @@ def unsaved(job_id: str) -> TaskLockError:
     )
 
 
-def is_removed(
-    ask: Callable[[Callable[[Any], bool]], bool],
-    jobs: JobRows,
-    job_id: str,
-    action: JobAction | None = None,
-) -> bool:
+def is_removed(ask: Callable[[Callable[[Any], bool]], bool], jobs: JobRows, job_id: str) -> bool:
     """Remove a job; return whether there was one.
 
     :param ask: sends a statement, perhaps several times, because an answer can be lost
-    :param action: as in :meth:`JobRows.change`
     """
     attempts = 0
 
     def remove(cursor: Any) -> bool:
         nonlocal attempts
         attempts += 1
-        return jobs.remove(cursor, job_id, action)
+        return jobs.remove(cursor, job_id)
 
     # No row has an id with NUL, because PostgreSQL's texts have no NUL. If the row is missing after
     # a second attempt, the first attempt may have removed the row although its answer was lost.
@@ -826,10 +839,11 @@ def _action(lock: str, history: History | None) -> str:
         ), entry AS ({entry})"""
 
 
-def _change(jobs: str, action: str = "") -> str:
+def _change(jobs: str, action: str = "", before: str = "") -> str:
     """Return the statement that changes a job if the job still has the given version.
 
     :param action: notes what an operator does; from :func:`_action`
+    :param before: finds the entry of an action that was done before; from ``again``
     """
     defined = ", ".join(
         f"""{name} = CASE WHEN %(defines)s::boolean
@@ -837,7 +851,7 @@ def _change(jobs: str, action: str = "") -> str:
         for name, kind in _DEFINITION.items()
     )
     return f"""
-        WITH done AS (
+        WITH {before}{", " if before else ""}done AS (
             UPDATE {jobs} SET {defined}, version = {next_version("version")},
                 task_name = COALESCE(%(task_name)s::text, task_name),
                 changed_id = %(changed_id)s::uuid, changed_at = now(),
@@ -846,28 +860,36 @@ def _change(jobs: str, action: str = "") -> str:
             WHERE id = %(job_id)s AND version = %(version)s::bigint AND NOT ended
                   AND (NOT %(is_computed)s::boolean
                        OR next_run_time IS NOT DISTINCT FROM %(found_time)s::timestamptz)
-                  AND {BRIEFLY}
+                  AND {BRIEFLY}{f" AND {IS_FIRST}" if before else ""}
             RETURNING id, task_name
         ){action}
-        SELECT id, {_IS_NOTED if action else "false"} AS is_noted FROM done WHERE {_NOTIFIES}
+        {_what_is_done(action, before)}
     """
 
 
-def _remove(jobs: str, lock: str, which: str, action: str = "") -> str:
+def _what_is_done(action: str, before: str) -> str:
+    """Return the query of the jobs that are changed, or were when the action was sent before."""
+    done = f"SELECT id, {_IS_NOTED if action else 'false'} AS is_noted FROM done WHERE {_NOTIFIES}"
+    return f"{done} UNION ALL SELECT %(job_id)s::text, true FROM again" if before else done
+
+
+def _remove(jobs: str, lock: str, which: str, action: str = "", before: str = "") -> str:
     """Return the statement that removes jobs.
 
     Ended jobs stay until their last run is over. A job whose last run is to be retried is removed,
     so that no replica finds the job for the retry.
 
     :param action: as in :func:`_change`
+    :param before: as in :func:`_change`
     """
     is_retried = f"""EXISTS (SELECT FROM {lock} AS lock
                              WHERE lock.task_name = job.task_name AND {IS_RETRY_PENDING})"""
     return f"""
-        WITH done AS (
+        WITH {before}{", " if before else ""}done AS (
             DELETE FROM {jobs} AS job
             WHERE {which} AND (NOT ended OR {is_retried}) AND {BRIEFLY}
+                  {f"AND {IS_FIRST}" if before else ""}
             RETURNING id, task_name
         ){action}
-        SELECT id, {_IS_NOTED if action else "false"} AS is_noted FROM done WHERE {_NOTIFIES}
+        {_what_is_done(action, before)}
     """

@@ -42,6 +42,7 @@ from apscheduler_tasklock._lock.statements import (
     DUE_IN_PAUSE,
     HAS_STOPPED,
     IS_ALIVE,
+    IS_FIRST,
     IS_HEARD,
     IS_LEADER,
     IS_PAUSED,
@@ -58,6 +59,7 @@ from apscheduler_tasklock._lock.statements import (
     History,
     RecordingStatement,
     Statement,
+    again,
     all_pauses,
     for_template,
     lanes,
@@ -81,6 +83,7 @@ from apscheduler_tasklock.schema.table import (
 )
 from apscheduler_tasklock.status import (
     URGENCY,
+    Freed,
     JobState,
     JobStatus,
     Lane,
@@ -90,6 +93,7 @@ from apscheduler_tasklock.status import (
     OptionSource,
     Overview,
     Pause,
+    PauseChange,
     ReplicaState,
     ReplicaStatus,
     Run,
@@ -313,9 +317,26 @@ _IN_ORDER = ", ".join(
     f"pg_catalog.array_agg({name} ORDER BY namespace NULLS FIRST, place) AS {name}"
     for name in _PAUSE_COLUMNS
 )
+
+
+def _cut(text: str) -> str:
+    """Return the SQL of a text, cut to what replicas and operators write at most."""
+    return f"pg_catalog.left({text}, {LONGEST_MESSAGE})"
+
+
 # Limits the bytes of a row's pauses that are looked at, and of its details that are read. Replicas
 # and operators write fewer.
 _LARGEST_PAUSES, _LARGEST_DETAILS = 200_000, 40_000
+_LISTED_PAUSES = f"""LATERAL (
+    SELECT {_IN_ORDER}
+    FROM (SELECT NULL AS namespace, {_cut("pause ->> 'by'::text")} AS by, {_PAUSE_SINCE} AS since,
+                 {_PAUSE_UNTIL} AS until, {_cut("pause ->> 'why'::text")} AS why, place
+          FROM {_PAUSES} AND pg_catalog.pg_column_size(lock.pauses) <= {_LARGEST_PAUSES}
+          UNION ALL
+          SELECT namespace, by, since, until, why, place FROM listed_pauses
+          WHERE COALESCE(until > now(), true) AND lock.runs <> ''
+                AND starts_with(lock.task_name, namespace)) AS pause
+) AS pauses"""
 _HAS_BAD_PAUSES = f"""(lock.pauses IS NOT NULL AND (
     CASE WHEN pg_catalog.pg_column_size(lock.pauses) > {_LARGEST_PAUSES} THEN true
          WHEN jsonb_typeof(lock.pauses) <> 'array' THEN true
@@ -543,8 +564,11 @@ class Operations:
                   OR lock.last_outcome IN ('died', 'overran', 'freed')
             ORDER BY task, token
         """)
-        self._jobs = Statement(f"""
-            WITH {all_pauses(name)}, {listed_pauses(name)}
+        # Whether a live replica has the job's task, which says that it can import the function.
+        has_replica = "job.task_name IN (SELECT pg_catalog.unnest(tasks) FROM lists)"
+        jobs = f"""
+            WITH {all_pauses(name)}, {listed_pauses(name)}, replicas AS ({replicas}),
+            lists AS (SELECT DISTINCT tasks FROM replicas WHERE alive)
             SELECT job.id, {_JOB_STATE} AS state, job.options ->> 'name'::text AS name,
                    job.func AS function, job.trigger::text AS trigger, job.executor,
                    job.next_run_time, job.last_run_time,
@@ -554,14 +578,17 @@ class Operations:
                              AND NOT lock.handed_over THEN lock.locked_by END AS holder,
                    lock.task_name IS NOT NULL AND {IS_PAUSED_IN_ANY_WAY} AS task_paused,
                    CASE WHEN {_LAST_PAUSE_UNTIL} > now() AND NOT {_HAS_ENDLESS_PAUSE}
-                        THEN {_LAST_PAUSE_UNTIL} END AS task_paused_until
+                        THEN {_LAST_PAUSE_UNTIL} END AS task_paused_until,
+                   {has_replica} AS has_replica
             FROM {self._jobs_name} AS job LEFT JOIN {name} AS lock USING (task_name)
             WHERE (%(like)s::text[] IS NULL OR job.id LIKE ANY (%(like)s::text[]))
                   AND NOT (%(overdue)s::boolean AND {_JOB_STATE} <> 'overdue')
             ORDER BY CASE WHEN %(order)s::text = 'due' THEN job.next_run_time END NULLS LAST,
                      job.id
             LIMIT %(limit)s OFFSET %(offset)s
-        """)
+        """
+        without_replicas = jobs.replace(replicas, _NO_REPLICAS).replace(has_replica, "NULL")
+        self._jobs = Statement(jobs), Statement(without_replicas)
         self._job_arguments = Statement(f"""
             SELECT job.arguments::text AS arguments,
                    jsonb_typeof({_ARGS}) = 'array' AND jsonb_typeof({_KWARGS}) = 'object'
@@ -688,17 +715,7 @@ class Operations:
                 FROM lost WHERE lost.task = lock.task_name AND {_IS_STUCK}
             ) AS stuck
         """
-        listed = f"""{judgement}, LATERAL (
-            SELECT {_IN_ORDER}
-            FROM (SELECT NULL AS namespace, {_cut("pause ->> 'by'::text")} AS by,
-                         {_PAUSE_SINCE} AS since, {_PAUSE_UNTIL} AS until,
-                         {_cut("pause ->> 'why'::text")} AS why, place
-                  FROM {_PAUSES} AND pg_catalog.pg_column_size(lock.pauses) <= {_LARGEST_PAUSES}
-                  UNION ALL
-                  SELECT namespace, by, since, until, why, place FROM listed_pauses
-                  WHERE COALESCE(until > now(), true) AND lock.runs <> ''
-                        AND starts_with(lock.task_name, namespace)) AS pause
-        ) AS pauses"""
+        listed = f"{judgement}, {_LISTED_PAUSES}"
         self._tasks = self._with_and_without_replicas(
             f"""WITH {queries}
                 SELECT {task_columns}
@@ -1264,7 +1281,8 @@ class Operations:
         asked = {"like": _list(like), "limit": limit, "offset": offset, "order": order}
         # As for a database that has answered for a while, so that a dead run is in the way.
         asked |= {"overdue": overdue, "stable": True}
-        return [_job_status(row) for row in self._all(cursor, self._jobs, **asked)]
+        rows, _ = self._task_rows(cursor, self._jobs, asked)
+        return [_job_status(row) for row in rows]
 
     def job_arguments(self, cursor: Any, job_id: str) -> dict[str, Any]:
         """Return the arguments of a job of the job store by their names, as they are stored.
@@ -1298,39 +1316,45 @@ class Operations:
         seconds: float | None,
         by: str,
         reason: str | None,
-        pause_id: UUID | None = None,
-    ) -> list[str]:
+        action_id: UUID | None = None,
+    ) -> list[PauseChange]:
         """Pause tasks. When the call returns, the tasks are paused.
 
         :param patterns: names, or globs if no task has exactly that name
-        :param pause_id: the pause's id. A pause that is sent again with it changes nothing.
-        :return: the names of the paused tasks
+        :param action_id: the action's id. If it is sent again with the same id, it is not done
+            again. By default it is a new one, as in the other methods
+        :return: what has become of each task's pauses
         :raises TaskLockNotFoundError: a pattern matches no task; in that case no task is paused
         :raises TaskLockStateError: a task has too many pauses; in that case no task is paused
         """
-        own_id = str(pause_id or uuid4())
-        wanted = {"seconds": seconds, "by": by, "reason": reason, "pause_id": own_id}
-        rows = self._change_many(cursor, self._pause, patterns, wanted)
+        wanted = {"seconds": seconds, "by": by, "reason": reason}
+        rows = self._change_many(cursor, self._pause, patterns, wanted, action_id)
         full = [row["name"] for row in rows if row["is_full"]]
         if full:
             raise TaskLockStateError(
                 f"task {full[0]!r} is not paused again: it has {_MOST_PAUSES} pauses, which are "
                 "the most that a task can have; resume it first"
             )
-        return [row["name"] for row in rows]
+        return _pause_changes(rows)
 
     def resume(
-        self, cursor: Any, patterns: Sequence[str], by: str, *, force: bool = False
-    ) -> list[str]:
+        self,
+        cursor: Any,
+        patterns: Sequence[str],
+        by: str,
+        action_id: UUID | None = None,
+        *,
+        force: bool = False,
+    ) -> list[PauseChange]:
         """Take out one's own pauses of tasks.
 
         :param patterns: names, or globs if no task has exactly that name
         :param force: whether the pauses of all others are taken out, too
-        :return: the names of the tasks that were paused, and are not paused any more
+        :return: what has become of each task's pauses
         :raises TaskLockNotFoundError: a pattern matches no task; in that case no task is resumed
         """
-        rows = self._change_many(cursor, self._resume, patterns, {"by": by, "force": force})
-        return [row["name"] for row in rows if row["was_paused"] and not row["is_paused"]]
+        wanted = {"by": by, "force": force}
+        return _pause_changes(self._change_many(cursor, self._resume, patterns, wanted, action_id))
 
     def pause_all(
         self,
@@ -1339,8 +1363,10 @@ class Operations:
         seconds: float | None,
         by: str,
         reason: str | None,
-        pause_id: UUID,
+        action_id: UUID,
         lock_timeout: float,
+        *,
+        is_in_doubt: bool = False,
     ) -> Pause | bool:
         """Pause all tasks whose names begin with ``namespace``.
 
@@ -1351,6 +1377,7 @@ class Operations:
         see the pause, either. The second lock waits until such claims are over.
 
         :param lock_timeout: limits the seconds of the wait for the lock. All claims wait meanwhile.
+        :param is_in_doubt: whether the call was sent before, and its answer was lost
         :return: the pause; or, if other sessions have kept the table locked, whether the pause is
             written all the same
         :raises TaskLockStateError: there are too many pauses of all tasks
@@ -1361,7 +1388,8 @@ class Operations:
             "seconds": seconds,
             "by": by,
             "reason": reason,
-            "pause_id": str(pause_id),
+            "pause_id": str(action_id),
+            "action_id": action_id,
         }
         cursor.row_factory = dict_row
         is_written = False
@@ -1373,6 +1401,8 @@ class Operations:
             with self._locked_table(cursor, lock_timeout):
                 pass
         except LockNotAvailable:
+            if is_in_doubt and not is_written:
+                raise  # because the pause may be written all the same
             return is_written
         if not row["has_room"]:
             raise TaskLockStateError(
@@ -1390,14 +1420,29 @@ class Operations:
             cursor.execute(f"LOCK TABLE {table} IN SHARE ROW EXCLUSIVE MODE")
             yield
 
-    def resume_all(self, cursor: Any, namespace: str, by: str, *, force: bool = False) -> None:
+    def resume_all(
+        self,
+        cursor: Any,
+        namespace: str,
+        by: str,
+        action_id: UUID | None = None,
+        *,
+        force: bool = False,
+    ) -> PauseChange:
         """Take out one's own pauses of all tasks of a namespace.
 
         :param force: whether the pauses of all others are taken out, too
+        :return: which pauses have ended, and which are left, also those of other namespaces
         """
         cursor.row_factory = dict_row
         wanted = {"namespace": namespace, "by": by, "force": force}
-        self._run_recording(cursor, self._resume_all, **wanted).fetchall()
+        wanted["action_id"] = action_id or uuid4()
+        rows = self._run_recording(cursor, self._resume_all, **wanted).fetchall()
+        ended: list[Pause] = []
+        left: list[Pause] = []
+        for row in rows:
+            (ended if row.pop("ends") else left).append(Pause(**row))
+        return PauseChange(f"{namespace}*", tuple(ended), tuple(left), bool(rows), bool(left))
 
     def pauses_of_all(self, cursor: Any) -> list[Pause]:
         """Return the pauses of all tasks that have not ended."""
@@ -1412,12 +1457,12 @@ class Operations:
         by: str,
         seconds: float,
         *,
-        request_id: UUID | None = None,
+        action_id: UUID | None = None,
         is_here: bool = False,
     ) -> RunRequest:
         """Ask for a manual run, unless one was asked for and has not begun; return the request.
 
-        :param request_id: the id of a new request; by default a random one
+        :param action_id: the id of a new request
         :param is_here: whether the caller's own replica has the task. So it can begin the run, also
             if it has not yet reported in its row that it has the task.
         :raises TaskLockNotFoundError: the task has no row
@@ -1428,7 +1473,7 @@ class Operations:
             "task": task,
             "by": by,
             "seconds": seconds,
-            "request_id": request_id or uuid4(),
+            "action_id": action_id or uuid4(),
             "is_here": is_here,
         }
         found = self._run_recording(cursor, self._request_run, **wanted)
@@ -1444,10 +1489,27 @@ class Operations:
         return request
 
     def free(
-        self, cursor: Any, task: str, token: int, by: str, *, force: bool, run_again: bool
-    ) -> None:
+        self,
+        cursor: Any,
+        task: str,
+        token: int,
+        by: str,
+        action_id: UUID | None = None,
+        *,
+        force: bool,
+        run_again: bool,
+        was_due_at: datetime | None = None,
+        due_at: datetime | None = None,
+    ) -> Freed:
         """Finish a run in place of its holder, or see to it that a failed run is not retried.
 
+        If the task's due time has passed, the next one is written, because the run of that time
+        is skipped. If ``run_again`` is set, the task stays due.
+
+        :param was_due_at: the due time from which ``due_at`` was computed
+        :param due_at: the next due time by the task's schedule; ``None``: it is not known, so that
+            the task is due after a period
+        :return: the freed run, and what the task's row has been left with
         :raises TaskLockNotFoundError: the task has no row
         :raises TaskLockStateError: the task's last run has another token, is finished, or may be
             alive and ``force`` is not set; or ``run_again`` is set, and the run is a manual run
@@ -1460,40 +1522,52 @@ class Operations:
             "force": force,
             "run_again": run_again,
             "channel": self._channel,
+            "action_id": action_id or uuid4(),
+            "was_due_at": was_due_at,
+            "due_at": due_at,
         }
         statements = (self._free, self._end_retry)
         if run_again and self._has_jobs(cursor):
             statements = (self._free_and_move, self._end_retry_and_move)
         for each in statements:
-            if self._run_recording(cursor, each, **wanted).fetchone() is not None:
-                break
-        else:
-            self._check_there(cursor, [task])
-            [now] = self.tasks(cursor, [escaped(task)], 1)
-            raise _not_freed(now, token, run_again=run_again)
+            row = self._run_recording(cursor, each, **wanted).fetchone()
+            if row is not None:
+                return Freed(**row, run_again=run_again)
+        self._check_there(cursor, [task])
+        [now] = self.tasks(cursor, [escaped(task)], 1)
+        raise _not_freed(now, token, run_again=run_again)
 
     def acknowledge(
-        self, cursor: Any, task: str, token: int, by: str, until: datetime | None = None
-    ) -> None:
+        self,
+        cursor: Any,
+        task: str,
+        token: int,
+        by: str,
+        until: datetime | None = None,
+        action_id: UUID | None = None,
+    ) -> bool:
         """Note that an operator knows of a failure, a cut or a miss, so that it alarms no more.
 
         :param token: the token of the last run that the operator was shown
         :param until: until when later ones alarm no more, either; ``None``: they alarm
+        :return: whether it was not acknowledged before
         :raises TaskLockNotFoundError: the task has no row
         :raises TaskLockStateError: the task's last run has another token, or there is nothing to
             acknowledge
         """
         cursor.row_factory = dict_row
         wanted = {"task": task, "token": token, "by": by, "until": until}
+        wanted["action_id"] = action_id or uuid4()
         if self._run_recording(cursor, self._acknowledge, **wanted).fetchone() is None:
             self._check_there(cursor, [task])
             [now] = self.tasks(cursor, [escaped(task)], 1)
             if now.acknowledged and now.token == token:
-                return
+                return False
             why = "it has no failure, no cut, and no miss"
             if now.failures or now.cut_for is not None or now.missed_at is not None:
                 why = f"its last run has the token {now.token}"
             raise TaskLockStateError(f"nothing of task {task!r} is acknowledged: {why}")
+        return True
 
     def _has_jobs(self, cursor: Any) -> bool:
         """Return whether there is a table of stored jobs."""
@@ -1501,17 +1575,32 @@ class Operations:
         [row] = self._all(cursor, there, jobs=self._jobs_name.replace("%%", "%"))
         return bool(row["there"])
 
-    def forget(self, cursor: Any, task: str) -> None:
+    def forget(self, cursor: Any, task: str, *, is_in_doubt: bool = False) -> bool:
         """Delete a task's row and its history.
 
+        :param is_in_doubt: whether the call was sent before, and its answer was lost
+        :return: whether this call has deleted the row. Otherwise the row is not there, and nothing
+            tells whether the call has deleted it that was sent before.
         :raises TaskLockNotFoundError: the task has no row
         :raises TaskLockStateError: the task runs, or a live replica has it
         """
         if self._run(cursor, self._forget, task=task).fetchone() is None:
-            self._check_there(cursor, [task])
+            try:
+                self._check_there(cursor, [task])
+            except TaskLockNotFoundError:
+                if not is_in_doubt:
+                    raise
+                # So that the deletion is confirmed, of whomever it is.
+                self.confirm(cursor)
+                return False
             raise TaskLockStateError(
                 f"task {task!r} is not forgotten: it is running, or a replica that is alive has it"
             )
+        return True
+
+    def confirm(self, cursor: Any) -> None:
+        """Send a write, after which all is confirmed that the connection has read before."""
+        cursor.execute(probe(self._table))
 
     def forget_replicas(self, cursor: Any, pattern: str) -> list[str]:
         """Delete the rows of the replicas that match a pattern, unless they are alive.
@@ -1539,8 +1628,14 @@ class Operations:
         statement: RecordingStatement,
         patterns: Sequence[str],
         wanted: dict[str, Any],
+        action_id: UUID | None,
     ) -> list[dict[str, Any]]:
-        """Change the tasks that match patterns; return their rows, in the order of their names."""
+        """Change the tasks that match patterns; return their rows, in the order of their names.
+
+        Each task has a row from before the change, and one from after it if it was changed.
+        """
+        action_id = action_id or uuid4()
+        wanted = {**wanted, "action_id": action_id, "pause_id": str(action_id)}
         cursor.row_factory = dict_row
         # A name without * and ? matches only itself.
         likes = [like_of(each) if set("*?") & set(each) else None for each in patterns]
@@ -1752,7 +1847,7 @@ def _pause(name: str, history: History | None = None) -> str:
     rows = "changed AS run WHERE run.is_written"
     written = {"until": "run.until", "reason": "%(reason)s::text"}
     entry = history.action("paused", rows, **written) if history else ""
-    return _change_of_many(name, found, assignments, entry)
+    return _change_of_many(name, found, assignments, entry, history)
 
 
 def _resume(name: str, history: History | None = None) -> str:
@@ -1783,7 +1878,7 @@ def _resume(name: str, history: History | None = None) -> str:
     """
     rows = "changed AS run WHERE run.is_written"
     entry = history.action("resumed", rows, reason=_WITH_OTHERS) if history else ""
-    return _change_of_many(name, found, assignments, entry)
+    return _change_of_many(name, found, assignments, entry, history)
 
 
 def _acknowledge(name: str, history: History | None = None) -> str:
@@ -1798,7 +1893,7 @@ def _acknowledge(name: str, history: History | None = None) -> str:
     missed_at = "CASE WHEN NOT lock.one_off THEN lock.missed_at END"
     entry = history.action("acknowledged", "known AS run", until) if history else ""
     return f"""
-        WITH {all_pauses(name)}, {listed_pauses(name)}, known AS (
+        WITH {all_pauses(name)}, {listed_pauses(name)}, {again(history, _IS_OF_TASK)}, known AS (
             UPDATE {name} AS lock SET
                 acknowledged_at = GREATEST({_ALARMS_SINCE}, {missed_at}, {until}),
                 recorded_actions = recorded_actions + {int(history is not None)}
@@ -1806,12 +1901,15 @@ def _acknowledge(name: str, history: History | None = None) -> str:
                   AND ({until} > now()
                        OR (NOT {_NO_LONGER_ALARMS} AND {_ALARMS_SINCE} IS NOT NULL)
                        OR {missed_at} > COALESCE(lock.acknowledged_at, {NEVER}))
-                  AND token = %(token)s::bigint
+                  AND token = %(token)s::bigint AND {IS_FIRST}
             RETURNING *
         ){f", entry AS ({entry})" if entry else ""}
-        SELECT task_name FROM known
+        SELECT task_name FROM known UNION ALL SELECT task_name FROM again
     """
 
+
+# The task of an action's entry.
+_IS_OF_TASK = "= %(task)s::text"
 
 # The pauses of all tasks that have not ended, or have ended less than a day ago. Ended ones are
 # kept, so that no run makes up for the run times in them.
@@ -1851,7 +1949,7 @@ def _pause_all(name: str, history: History | None = None) -> str:
         'why', %(reason)s::text, 'namespace', %(namespace)s::text, 'before', %(before)s::text,
         'since', extract(epoch FROM since), 'until', extract(epoch FROM until))"""
     return f"""
-        WITH found AS (
+        WITH {again(history, _IS_OF_ALL)}, found AS (
             SELECT own.*, is_again OR lasting < {_MOST_PAUSES} AS has_room,
                    CASE WHEN NOT is_endless THEN GREATEST(own_until, {end}) END AS until
             FROM {name} AS lock, LATERAL (
@@ -1864,7 +1962,7 @@ def _pause_all(name: str, history: History | None = None) -> str:
                            bool_or({_PAUSE_UNTIL} IS NULL) FILTER (WHERE {is_own}), false)
                            AS is_endless,
                        COALESCE(bool_or(pause ->> 'id'::text = %(pause_id)s::text), false)
-                           AS is_again
+                           OR NOT {IS_FIRST} AS is_again
                 FROM {_KEPT_PAUSES}) AS own
             WHERE lock.task_name = {ALL_TASKS}
         ), changed AS (
@@ -1888,7 +1986,7 @@ def _resume_all(name: str, history: History | None = None) -> str:
     ended = """pause OPERATOR(pg_catalog.||)
                pg_catalog.jsonb_build_object('until', extract(epoch FROM now()))"""
     return f"""
-        WITH locked AS (
+        WITH {again(history, _IS_OF_ALL)}, locked AS (
             SELECT lock.* FROM {name} AS lock WHERE task_name = {ALL_TASKS} FOR NO KEY UPDATE
         ), found AS (
             SELECT own.* FROM locked AS lock, LATERAL (
@@ -1901,18 +1999,26 @@ def _resume_all(name: str, history: History | None = None) -> str:
             UPDATE {name} AS lock SET
                 pauses = found.pauses,
                 recorded_actions = recorded_actions + {int(history is not None)}
-            FROM found WHERE lock.task_name = {ALL_TASKS} AND has_own
+            FROM found WHERE lock.task_name = {ALL_TASKS} AND has_own AND {IS_FIRST}
             RETURNING lock.*
         ){_action_of_all(history, "resumed", reason=_WITH_OTHERS)}
-        SELECT task_name FROM changed
+        SELECT pause ->> 'namespace'::text AS namespace, pause ->> 'by'::text AS by,
+               {_PAUSE_SINCE} AS since, {_PAUSE_UNTIL} AS until, pause ->> 'why'::text AS reason,
+               {is_own} AND {IS_FIRST} AS ends
+        FROM locked AS lock, {_KEPT_PAUSES} AND {_PAUSE_LASTS} ORDER BY 1, place
     """
+
+
+# The name in the entry of an action with all tasks of a namespace.
+_NAME_OF_ALL = f"{ALL_TASKS} || %(namespace)s::text"
+_IS_OF_ALL = f"= {_NAME_OF_ALL}"
 
 
 def _action_of_all(history: History | None, what: str, **more: str) -> str:
     """Return the part of a WITH clause that writes what was done with all tasks of a namespace."""
     if history is None:
         return ""
-    name = f"{ALL_TASKS} || %(namespace)s::text"
+    name = _NAME_OF_ALL
     return f", entry AS ({history.action(what, 'changed AS run', task_name=name, **more)})"
 
 
@@ -1921,14 +2027,26 @@ def _request_run(name: str, history: History | None = None, *, replicas: str) ->
 
     :param replicas: the quoted name of the replicas' table, for a template
     """
-    entry, entries = "", int(history is not None)
+    entry, entries, requested_before = "", int(history is not None), ""
     if history is not None:
-        asked = "requested AS run WHERE run.request_id = %(request_id)s"
+        # The run may have begun since, and have a token of its own, which is later than that of
+        # the request. A token is at least the time of its claim.
+        requested_before = f"""
+        UNION ALL
+        SELECT again.action_id, again.task_name,
+               CASE WHEN lock.started_at <= again.started_at THEN lock.token
+                    ELSE (extract(epoch FROM again.started_at) * 1000.0)::bigint - 1 END,
+               again.by, again.started_at, again.until, true
+        FROM again JOIN {name} AS lock USING (task_name)"""
+        # An open request of before keeps its time.
+        asked = """requested AS run
+                   WHERE run.request_id = %(action_id)s::uuid AND run.requested_at = now()"""
         entry = f", entry AS ({history.action('run', asked, until='run.request_until')})"
     return f"""
-        WITH requested AS (
+        WITH {again(history, _IS_OF_TASK)}, requested AS (
             UPDATE {name} AS lock SET
-                request_id = CASE WHEN {_IS_OPEN} THEN lock.request_id ELSE %(request_id)s END,
+                request_id = CASE WHEN {_IS_OPEN} THEN lock.request_id
+                                  ELSE %(action_id)s::uuid END,
                 requested_by = CASE WHEN {_IS_OPEN} THEN lock.requested_by ELSE %(by)s END,
                 requested_at = CASE WHEN {_IS_OPEN} THEN lock.requested_at ELSE now() END,
                 request_until = CASE WHEN {_IS_OPEN} THEN lock.request_until
@@ -1937,11 +2055,12 @@ def _request_run(name: str, history: History | None = None, *, replicas: str) ->
                     + CASE WHEN {_IS_OPEN} THEN 0 ELSE {entries} END
             WHERE task_name = %(task)s AND runs <> '' AND (%(is_here)s::boolean OR EXISTS (
                 SELECT FROM {replicas} WHERE {IS_ALIVE} AND {_HAS_TASK}))
+                AND {IS_FIRST}
             RETURNING *
         ){entry}
         SELECT request_id, task_name AS task, token, requested_by, requested_at,
-               request_until AS until
-        FROM requested
+               request_until AS until, request_id = %(action_id)s::uuid AS is_new
+        FROM requested{requested_before}
     """
 
 
@@ -1957,23 +2076,53 @@ def _free(name: str, history: History | None = None, *, jobs: str | None = None)
         more += [f"entry AS ({freed})", f"action AS ({history.action('freed', 'freed AS run')})"]
     if jobs is not None:
         more.append(_moved(jobs))
+    # When the task is due, whose due time has passed.
+    due_at = f"""LEAST({LATEST}, CASE
+        WHEN %(run_again)s::boolean OR lock.due_at > now() THEN lock.due_at
+        WHEN lock.due_at = %(was_due_at)s::timestamptz AND %(due_at)s::timestamptz > now()
+             THEN %(due_at)s::timestamptz
+        WHEN lock.due_at IS NOT NULL
+             THEN now() + GREATEST(lock.due_at - lock.window_start, interval '0') END)"""
+    is_due = "lock.due_at IS NOT NULL"
     return f"""
-        WITH freed AS (
+        WITH {again(history, _IS_OF_TASK)}, freed AS (
             UPDATE {name} AS lock SET
                 finished_at = now(), claim_id = gen_random_uuid(), handed_over = false,
                 last_outcome = 'freed', locked_until = now(),
                 recorded_failures = recorded_failures + {entries},
                 recorded_actions = recorded_actions + {entries},
                 deaths = 0, handovers = 0,
+                due_at = CASE WHEN {is_due} THEN {due_at} END,
+                overdue_at = CASE WHEN {is_due} THEN LEAST(
+                    {LATEST}, {due_at} + (lock.overdue_at - lock.due_at)) END,
                 window_until = CASE WHEN %(run_again)s::boolean
                                     THEN window_start - {JUST_BEFORE} ELSE window_until END
             WHERE task_name = %(task)s AND token = %(token)s AND finished_at IS NULL
                   AND (locked_until <= now() OR %(force)s::boolean)
                   AND NOT (%(run_again)s::boolean AND kind IS NOT DISTINCT FROM 'manual')
+                  AND {IS_FIRST}
             RETURNING *
         ){"".join(f", {part}" for part in more)}
-        SELECT task_name{", pg_notify(%(channel)s, '')" if jobs else ""} FROM freed
+        {_what_is_freed(name, history, notifies=jobs is not None)}
     """
+
+
+def _what_is_freed(name: str, history: History | None, *, notifies: bool) -> str:
+    """Return the query of a run that a statement has freed, now or when it was sent before.
+
+    :param notifies: whether replicas are notified, because a stored job is due again
+    """
+    columns = f"""task_name AS task, token, locked_by AS holder, started_at AS since,
+               CASE WHEN window_start <> {NEVER} THEN GREATEST(window_until, window_start) END
+                   AS window_until, due_at, overdue_at"""
+    if history is None:
+        before = ""
+    else:
+        before = f"""
+        UNION ALL SELECT {columns} FROM {name} AS lock
+        WHERE task_name IN (SELECT task_name FROM again)"""
+    notified = " WHERE pg_notify(%(channel)s, '') IS NOT NULL" if notifies else ""
+    return f"SELECT {columns} FROM freed{notified}{before}"
 
 
 def _moved(jobs: str) -> str:
@@ -2004,20 +2153,23 @@ def _end_retry(name: str, history: History | None = None, *, jobs: str | None = 
     if jobs is not None:
         more.append(_moved(jobs))
     return f"""
-        WITH freed AS (
+        WITH {again(history, _IS_OF_TASK)}, freed AS (
             UPDATE {name} AS lock SET
                 claim_id = gen_random_uuid(), deaths = 0, handovers = 0,
                 recorded_actions = recorded_actions + {int(history is not None)},
                 window_until = CASE WHEN %(run_again)s::boolean
                                     THEN window_start - {JUST_BEFORE} ELSE window_until END
             WHERE task_name = %(task)s AND token = %(token)s AND {IS_RETRY_PENDING}
+                  AND {IS_FIRST}
             RETURNING *
         ){"".join(f", {part}" for part in more)}
-        SELECT task_name{", pg_notify(%(channel)s, '')" if jobs else ""} FROM freed
+        {_what_is_freed(name, history, notifies=jobs is not None)}
     """
 
 
-def _change_of_many(name: str, found: str, assignments: str, entry: str) -> str:
+def _change_of_many(
+    name: str, found: str, assignments: str, entry: str, history: History | None
+) -> str:
     """Return a statement that changes all tasks that match patterns, or none.
 
     If a task has exactly the name that a pattern spells, the pattern matches only that task. A
@@ -2031,9 +2183,11 @@ def _change_of_many(name: str, found: str, assignments: str, entry: str) -> str:
         ``is_written`` says whether the run history gets an entry, and ``until`` is the entry's.
     :param assignments: the assignments of the UPDATE
     :param entry: the INSERT of the entries of ``changed`` in the run history; ``""``: none
+    :param history: the run history; ``None``: there are no entries
     """
+    columns = "task_name, runs, paused_at, paused_until, pauses"
     return f"""
-        WITH {all_pauses(name)}, given AS (
+        WITH {all_pauses(name)}, {listed_pauses(name)}, given AS (
             SELECT DISTINCT pattern, alike
             FROM unnest(%(patterns)s::text[], %(likes)s::text[]) AS given (pattern, alike)
         ), chosen AS (
@@ -2042,7 +2196,7 @@ def _change_of_many(name: str, found: str, assignments: str, entry: str) -> str:
                OR ({IS_TASK} AND lock.task_name LIKE given.alike
                    AND NOT EXISTS (SELECT FROM {name} AS exact
                                    WHERE exact.task_name = given.pattern))
-        ), missing AS (
+        ), {again(history, "IN (SELECT chosen.task_name FROM chosen)")}, missing AS (
             SELECT pattern FROM given WHERE pattern NOT IN (SELECT pattern FROM chosen)
         ), locked AS (
             SELECT lock.* FROM {name} AS lock
@@ -2050,27 +2204,27 @@ def _change_of_many(name: str, found: str, assignments: str, entry: str) -> str:
                   AND NOT EXISTS (SELECT FROM missing)
             ORDER BY lock.task_name FOR NO KEY UPDATE OF lock
         ), found AS (
-            SELECT lock.task_name, {IS_PAUSED} AS was_paused, found.*
+            SELECT lock.task_name, found.*
             FROM locked AS lock, LATERAL ({found}) AS found
         ), full_ones AS (
             SELECT task_name FROM found WHERE NOT has_room
         ), changed AS (
             UPDATE {name} AS lock SET {assignments}
             FROM found WHERE lock.task_name = found.task_name
-                AND NOT EXISTS (SELECT FROM full_ones)
-            RETURNING lock.*, found.was_paused, {IS_PAUSED_IN_ANY_WAY} AS is_paused,
-                      found.is_written, found.until
-        ){f", entry AS ({entry})" if entry else ""}
-        SELECT task_name AS name, was_paused, is_paused, true AS is_there, false AS is_full
-        FROM changed
-        UNION ALL SELECT task_name, true, true, true, true FROM full_ones
-        UNION ALL SELECT pattern, false, false, false, false FROM missing
+                AND NOT EXISTS (SELECT FROM full_ones) AND {IS_FIRST}
+            RETURNING lock.*, found.is_written, found.until
+        ){f", entry AS ({entry})" if entry else ""}, told AS (
+            SELECT false AS is_after, {columns} FROM locked
+            UNION ALL SELECT true, {columns} FROM changed
+        )
+        SELECT lock.task_name AS name, is_after, {IS_PAUSED_IN_ANY_WAY} AS is_paused, pauses.*,
+               true AS is_there, lock.task_name IN (SELECT task_name FROM full_ones) AS is_full,
+               lock.task_name IN (SELECT task_name FROM again) AS is_again
+        FROM told AS lock, {_LISTED_PAUSES}
+        UNION ALL
+        SELECT pattern, false, false, {", ".join(["NULL"] * len(_PAUSE_COLUMNS))},
+               false, false, false FROM missing
     """
-
-
-def _cut(text: str) -> str:
-    """Return the SQL of a text, cut to what replicas and operators write at most."""
-    return f"pg_catalog.left({text}, {LONGEST_MESSAGE})"
 
 
 def check_lengths(where: str, **texts: str | None) -> None:
@@ -2198,6 +2352,26 @@ def _lanes_of(rows: Sequence[dict[str, Any]], by: str) -> Lanes:
         tuple(pauses[::-1]),
         tuple(outages),
     )
+
+
+def _pause_changes(rows: Sequence[dict[str, Any]]) -> list[PauseChange]:
+    """Return what has become of the pauses of tasks, by their rows before and after the change."""
+    before, after = (
+        {row["name"]: row for row in rows if row["is_after"] == is_after}
+        for is_after in (False, True)
+    )
+    changes = []
+    for name, row in before.items():
+        there, left = _pauses_of(row), _pauses_of(after.get(name, row))
+        ended = tuple(pause for pause in there if pause not in left)
+        was_paused, is_paused = row["is_paused"], after.get(name, row)["is_paused"]
+        changes.append(PauseChange(name, ended, left, was_paused or row["is_again"], is_paused))
+    return changes
+
+
+def _pauses_of(row: dict[str, Any]) -> tuple[Pause, ...]:
+    columns = (row[name] or () for name in _PAUSE_COLUMNS)
+    return tuple(Pause(*each) for each in zip(*columns, strict=True))
 
 
 def _listed_task(row: dict[str, Any], totals: Sequence[str] = ()) -> TaskStatus:

@@ -169,7 +169,7 @@ class ManualRuns:
         locks = self._locks
         operations = Operations(locks.table, locks.rejections, locks.settings.history)
         return lambda cursor: operations.request_run(
-            cursor, task_name, asked.by, EXPIRES, request_id=asked.request_id, is_here=is_here
+            cursor, task_name, asked.by, EXPIRES, action_id=asked.request_id, is_here=is_here
         )
 
     def _begin_here(self, key: JobKey, task_name: str) -> Steps[None]:

@@ -15,6 +15,7 @@ from apscheduler_tasklock._words.next_run_times import end_of, next_run_times
 from apscheduler_tasklock.status import (
     OptionSource,
     Pause,
+    ReplicaState,
     ReplicaStatus,
     Run,
     TaskState,
@@ -55,6 +56,20 @@ def notes_of(task: TaskStatus, formats: Formats) -> str:
     if task.requested_by is not None:
         notes.append(f"run asked for by {task.requested_by}")
     return "; ".join(notes)
+
+
+def why_not_run(task: TaskStatus, replicas: Sequence[ReplicaStatus] | None) -> str | None:
+    """Return why a task cannot be run now; ``None``: it can, as far as is known.
+
+    :param replicas: the replicas that have the task; ``None``: not known
+    """
+    if task.function is None:
+        return "only `hold` uses it, so no replica can begin a run"
+    # A silent replica may be alive, and a request waits for it.
+    may_live = (ReplicaState.ALIVE, ReplicaState.SILENT, ReplicaState.UNREADABLE)
+    if replicas is not None and not any(each.state in may_live for each in replicas):
+        return "no live replica has it"
+    return None
 
 
 def pauses_of(task: TaskStatus, formats: Formats) -> list[str]:

@@ -19,6 +19,7 @@ from apscheduler_tasklock.errors import (
     TaskLockNotFoundError,
     TaskLockOptionError,
     TaskLockStateError,
+    TaskLockUnknownError,
 )
 
 OK = 0
@@ -31,6 +32,8 @@ WAIT_OVER = 5
 """The awaited run did not end within the time of ``--wait``."""
 RUN_FAILED = 6
 """The awaited run failed."""
+NOT_KNOWN = 7
+"""It is not known whether the change was made, because no answer came within ``--timeout``."""
 INTERRUPTED = 130
 """Ctrl-C. Shells use the same number."""
 
@@ -41,6 +44,7 @@ _STATUSES: tuple[tuple[type[TaskLockError], int], ...] = (
     (TaskLockNotFoundError, NOT_FOUND),
     (TaskLockStateError, FORBIDDEN),
     (TaskLockOptionError, USAGE),
+    (TaskLockUnknownError, NOT_KNOWN),
 )
 
 
@@ -51,6 +55,8 @@ def status_of(error: TaskLockError) -> int:
 
 def message_of(error: TaskLockError) -> str:
     """Return the message of an error."""
+    if isinstance(error, TaskLockUnknownError):
+        return f"{error}{remedy_after(error)}"
     if isinstance(error, TaskLockDatabaseError):
         return f"the database is unavailable: {error}{remedy_after(error)}"
     return str(error)

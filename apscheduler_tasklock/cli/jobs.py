@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from apscheduler_tasklock._lock.schedules import trigger_in_words
 from apscheduler_tasklock._lock.words import unreadable_in_words
+from apscheduler_tasklock._words.actions import gone_in_words, job_in_words, requested_in_words
 from apscheduler_tasklock.cli.exits import OK, message_of, say, status_of
 from apscheduler_tasklock.cli.output import Cell, Output, Table, output, print_json
 from apscheduler_tasklock.cli.steering import tell
 from apscheduler_tasklock.cli.target import check_names, task_locks
 from apscheduler_tasklock.errors import TaskLockNotFoundError, TaskLockStateError
 from apscheduler_tasklock.locks import TaskLocks
-from apscheduler_tasklock.status import JobState, JobStatus
+from apscheduler_tasklock.status import JobMoved, JobState, JobStatus
 
 # What may follow `jobs` directly, as a part of the command's name.
 ACTIONS = ("pause", "resume", "run", "move", "remove")
@@ -90,9 +90,8 @@ def _notes(job: JobStatus, shown: Output) -> str:
 def pause(options: argparse.Namespace) -> int:
     """Pause jobs."""
 
-    def paused(locks: TaskLocks, job: JobStatus) -> str:
-        locks.pause_job(job.id, by=options.name)
-        return "paused until it is resumed"
+    def paused(locks: TaskLocks, job: JobStatus) -> JobMoved:
+        return locks.pause_job(job.id, by=options.name)
 
     return _change_each(options, "paused", paused)
 
@@ -100,20 +99,17 @@ def pause(options: argparse.Namespace) -> int:
 def resume(options: argparse.Namespace) -> int:
     """Resume jobs."""
 
-    def resumed(locks: TaskLocks, job: JobStatus) -> str | None:
-        due = locks.resume_job(job.id, by=options.name)
-        is_resumed = job.state is JobState.PAUSED
-        return f"resumed, due {output().moment(due)}" if is_resumed else None
+    def resumed(locks: TaskLocks, job: JobStatus) -> JobMoved:
+        return locks.resume_job(job.id, by=options.name)
 
-    return _change_each(options, "resumed", resumed, otherwise="was not paused")
+    return _change_each(options, "resumed", resumed)
 
 
 def remove(options: argparse.Namespace) -> int:
     """Remove jobs."""
 
-    def removed(locks: TaskLocks, job: JobStatus) -> str:
-        locks.remove_job(job.id, by=options.name)
-        return "removed"
+    def removed(locks: TaskLocks, job: JobStatus) -> bool:
+        return locks.remove_job(job.id, by=options.name)
 
     return _change_each(options, "removed", removed)
 
@@ -123,7 +119,9 @@ def run(options: argparse.Namespace) -> int:
     with task_locks(options) as locks:
         [job] = _chosen(options, locks)
         request = locks.run_job(job.id, by=options.name)
-    what = "due now" if request is None else f"a run of its task {request.task} is asked for"
+    what = "due now"
+    if request is not None:
+        what = requested_in_words(request, output(), f"a run of its task {request.task}")
     tell(options, {"run": job.id, "request": request}, what, [job.id])
     return OK
 
@@ -132,29 +130,25 @@ def move(options: argparse.Namespace) -> int:
     """Move the next run time of a job."""
     with task_locks(options) as locks:
         [job] = _chosen(options, locks)
-        locks.move_job(job.id, options.to, by=options.name)
-    what = f"moved to {output().moment(options.to)}"
-    if job.state is JobState.PAUSED:
-        what += ", and no longer paused"
-    tell(options, {"moved": job.id, "next_run_time": options.to}, what, [job.id])
+        moved = locks.move_job(job.id, options.to, by=options.name)
+    told = {"moved": job.id, "next_run_time": moved.next_run_time}
+    tell(options, told, job_in_words("moved", moved, output()), [job.id])
     return OK
 
 
 def _change_each(
     options: argparse.Namespace,
     key: str,
-    change: Callable[[TaskLocks, JobStatus], str | None],
-    otherwise: str = "",
+    change: Callable[[TaskLocks, JobStatus], JobMoved | bool],
 ) -> int:
     """Change each chosen job, and print the changes.
 
     If a job's state forbids the change, the other jobs are changed nevertheless.
 
-    :param key: the key of the changed jobs' ids in the JSON document
-    :param change: changes a job; returns what was done, or ``None`` if the job needed no change
-    :param otherwise: what is printed of a job that needed no change
+    :param key: what becomes of the jobs; the key of the changed jobs' ids in the JSON document
+    :param change: changes a job; returns what has become of it
     """
-    status, done = OK, dict[str, str | None]()
+    status, done = OK, dict[str, JobMoved | bool]()
     with task_locks(options) as locks:
         chosen = _chosen(options, locks)
         try:
@@ -165,13 +159,22 @@ def _change_each(
                     say(message_of(error))
                     status = max(status, status_of(error))
         finally:  # also after an outage has begun, because some jobs may be changed already
-            told: dict[str, Any] = {key: [name for name, what in done.items() if what]}
             if options.json:
-                print_json(told)
+                print_json({key: [name for name, what in done.items() if _is_done(what)]})
             else:
                 for name, what in done.items():
-                    output().print(f"{name}: {what or otherwise}")
+                    output().print(f"{name}: {_in_words(key, what)}")
     return status
+
+
+def _is_done(what: JobMoved | bool) -> bool:
+    return what if isinstance(what, bool) else what.is_changed
+
+
+def _in_words(key: str, what: JobMoved | bool) -> str:
+    if isinstance(what, bool):
+        return gone_in_words(key, is_done=what)
+    return job_in_words(key, what, output())
 
 
 def _chosen(options: argparse.Namespace, locks: TaskLocks) -> list[JobStatus]:

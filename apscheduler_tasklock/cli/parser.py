@@ -30,6 +30,7 @@ from apscheduler_tasklock.cli.exits import (
     FORBIDDEN,
     INTERRUPTED,
     NOT_FOUND,
+    NOT_KNOWN,
     RUN_FAILED,
     USAGE,
     WAIT_OVER,
@@ -51,12 +52,13 @@ _MEANINGS = {
     FORBIDDEN: "its state forbids it",
     WAIT_OVER: "the wait ran out",
     RUN_FAILED: "the awaited run failed",
+    NOT_KNOWN: "not known whether it was done: no answer came",
     INTERRUPTED: "interrupted",
 }
 # Those of any command, of a command that is given names, and of one that changes what has a name.
 _ANY = (FAILED, USAGE, INTERRUPTED)
 _NAMED = (FAILED, USAGE, NOT_FOUND, INTERRUPTED)
-_CHANGING = (FAILED, USAGE, NOT_FOUND, FORBIDDEN, INTERRUPTED)
+_CHANGING = (FAILED, USAGE, NOT_FOUND, FORBIDDEN, NOT_KNOWN, INTERRUPTED)
 
 _TIMES = """
 A time T is written as 02:00, yesterday, 'yesterday 22:00', today, 2026-01-31,
@@ -117,6 +119,8 @@ exit status: 0; 1 failed, or a job could not be taken over; 2 wrong usage; 130 i
 Default = str | Callable[[], str]
 """An option's default. For ``--database`` it may be a function that returns the default."""
 
+# Limits the seconds for which a change is sent again by default.
+_TIMEOUT = 30.0
 # Limits the seconds that `run --wait` waits by default: until the request for the run expires.
 _WAIT = 3600.0
 
@@ -473,7 +477,7 @@ def _add_changes(commands: _Commands) -> None:
         steering.run,
         "let one replica run a task now; its schedule does not change",
         ["run sync-prices", "run sync-prices --wait 10m"],
-        exits=(*_CHANGING[:-1], WAIT_OVER, RUN_FAILED, INTERRUPTED),
+        exits=(*_CHANGING[:-2], WAIT_OVER, RUN_FAILED, *_CHANGING[-2:]),
     )
     _add_name(command)
     command.add_argument(
@@ -612,6 +616,7 @@ def _add_jobs(commands: _Commands) -> None:
         ["jobs move nightly --to 04:00", "jobs move nightly --to 'in 2h'"],
         "The run times after it come from the trigger.",
         f"{_TIMES_AHEAD}{_statuses(_CHANGING, 'jobs move')}",
+        exits=_CHANGING,
     )
     command.add_argument(
         "--to", type=values.moment_ahead, metavar="T", required=True, help="the time"
@@ -787,6 +792,15 @@ def _add(
     )
     _add_json(command)
     command.set_defaults(run=run)
+    if FORBIDDEN in exits:
+        command.add_argument(
+            "--timeout",
+            type=values.duration,
+            default=_TIMEOUT,
+            metavar="D",
+            help="for how long a change without an answer is sent again (default: 30s); it is not "
+            "made twice",
+        )
     return command
 
 

@@ -10,13 +10,16 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
-from apscheduler_tasklock._words.runs import error_in_words
-from apscheduler_tasklock._words.tasks import (
-    of_all_and_pause_in_words,
-    of_all_in_words,
-    pause_in_words,
-    pauses_of,
+from apscheduler_tasklock._words.actions import (
+    acknowledged_in_words,
+    freed_in_words,
+    gone_in_words,
+    paused_in_words,
+    requested_in_words,
+    resumed_in_words,
 )
+from apscheduler_tasklock._words.runs import error_in_words
+from apscheduler_tasklock._words.tasks import of_all_and_pause_in_words, of_all_in_words
 from apscheduler_tasklock.cli.exits import (
     FAILED,
     FORBIDDEN,
@@ -28,12 +31,11 @@ from apscheduler_tasklock.cli.exits import (
     message_of,
     say,
 )
-from apscheduler_tasklock.cli.output import Output, output, print_json
+from apscheduler_tasklock.cli.output import output, print_json
 from apscheduler_tasklock.cli.runs import runs_of
 from apscheduler_tasklock.cli.target import find_task, name_of, task_locks
 from apscheduler_tasklock.errors import (
     TaskLockDatabaseError,
-    TaskLockError,
     TaskLockNotFoundError,
     TaskLockOptionError,
 )
@@ -60,17 +62,18 @@ def pause(options: argparse.Namespace) -> int:
     """Pause tasks."""
     if _is_of_all(options):
         return _pause_all(options)
-    given = _names(options)
+    given, shown = _names(options), output()
     with task_locks(options) as locks:
-        names = locks.pause(
+        changes = locks.pause(
             *given, duration=options.duration, reason=options.reason, by=options.name
         )
-        ends = _paused_until(locks, names)
+    names = [change.task for change in changes]
     if options.json:
+        ends = {change.task: change.paused_until for change in changes}
         print_json({"paused": names, "paused_until": ends})
     else:
-        for name in names:
-            output().print(f"{name}: paused {_until_in_words(ends, name, options.duration)}")
+        for change in changes:
+            shown.print(f"{change.task}: {paused_in_words(change, shown)}")
     patterns = [pattern for pattern in given if pattern not in names]
     if patterns:
         told = ", ".join(map(repr, patterns))
@@ -78,71 +81,26 @@ def pause(options: argparse.Namespace) -> int:
     return OK
 
 
-def _paused_until(locks: TaskLocks, names: Sequence[str]) -> dict[str, datetime | None]:
-    """Return when the last pause of each task ends; ``None`` if it has no end.
-
-    A task may have an older pause that ends later than the one that was just made. The answer is
-    empty if the tasks could not be read.
-    """
-    try:
-        return {task.name: task.paused_until for task in locks.tasks(*names) if task.name in names}
-    except TaskLockError as error:
-        say(f"the end of the pause could not be read: {message_of(error)}")
-        return {}
-
-
-def _until_in_words(ends: Mapping[str, datetime | None], name: str, duration: float | None) -> str:
-    """Return until when a task is paused, in words.
-
-    :param ends: from :func:`_paused_until`
-    :param duration: for how many seconds it was paused, for a task that could not be read
-    """
-    shown = output()
-    if name not in ends:
-        return "until it is resumed" if duration is None else f"for {shown.seconds(duration)}"
-    until = ends[name]
-    return f"until {shown.moment(until)}" if until else "until it is resumed"
-
-
 def resume(options: argparse.Namespace) -> int:
     """Take one's own pauses of tasks out; with ``--force``, all pauses."""
     if _is_of_all(options):
         return _resume_all(options)
-    given = _names(options)
+    given, shown = _names(options), output()
     with task_locks(options) as locks:
-        before = {task.name: task.pauses for task in locks.tasks(*given)}
-        names = locks.resume(*given, by=options.name, force=options.force)
-        tasks = locks.tasks(*given)
-    exact = {task.name for task in tasks}.intersection(given)
-    are_names = not set(given) - exact
-    left = [
-        task
-        for task in tasks
-        if task.paused and task.name not in names and (task.name in exact or not are_names)
-    ]
-    ended = {
-        task.name: [pause for pause in before.get(task.name, ()) if pause not in task.pauses]
-        for task in left
-    }
-    shown = output()
+        changes = locks.resume(*given, by=options.name, force=options.force)
+    names = [change.task for change in changes if change.is_resumed]
+    left = [change for change in changes if change.is_paused]
     if options.json:
-        paused = {task.name: task.pauses for task in left}
+        paused = {change.task: change.left for change in left}
+        ended = {change.task: change.ended for change in left}
         print_json({"resumed": names, "still_paused": paused, "ended": ended})
     else:
-        words = dict.fromkeys(exact, "was not paused")
-        words.update((task.name, _partly_resumed(task, ended[task.name], shown)) for task in left)
-        words.update(dict.fromkeys(names, "resumed"))
-        for name in sorted(words):
-            shown.print(f"{name}: {words[name]}")
-    if set(given) - exact:
+        for change in changes:
+            if change.was_paused or change.task in given:
+                shown.print(f"{change.task}: {resumed_in_words(change, shown)}")
+    if not {change.task for change in changes}.issuperset(given):
         say(f"{_count(names)} resumed")
-    return _told_of_others([pause for task in left for pause in task.pauses])
-
-
-def _partly_resumed(task: TaskStatus, ended: Sequence[Pause], shown: Output) -> str:
-    """Return which of a task's pauses have ended, and which are left."""
-    words = [f"no longer {pause_in_words(pause, shown)}" for pause in ended]
-    return "; ".join([*words, f"still {'; '.join(pauses_of(task, shown))}"])
+    return _told_of_others([pause for change in left for pause in change.left])
 
 
 def _told_of_others(left: Sequence[Pause], resumed: str | None = None) -> int:
@@ -192,13 +150,12 @@ def _pause_all(options: argparse.Namespace) -> int:
 def _resume_all(options: argparse.Namespace) -> int:
     namespace, shown = options.namespace, output()
     with task_locks(options) as locks:
-        before = [pause for pause in locks.pauses_of_all() if pause.namespace == namespace]
-        left = locks.resume_all(namespace=namespace, by=options.name, force=options.force)
-    ended = [pause for pause in before if pause not in left]
+        change = locks.resume_all(namespace=namespace, by=options.name, force=options.force)
+    ended, left = change.ended, change.left
     if options.json:
         print_json({"still_paused": left, "ended": ended})
     elif not left:
-        words = "resumed" if ended else "were not paused with --all"
+        words = "resumed" if change.was_paused else "were not paused with --all"
         shown.print(f"{of_all_in_words(namespace)}: {words}")
     else:
         for what, pauses in (("no longer ", ended), ("still ", left)):
@@ -214,9 +171,9 @@ def ack(options: argparse.Namespace) -> int:
         token = options.token
         if token is None:
             token = find_task(locks, name).token
-        locks.ack(name, token, by=options.name, until=options.until)
-    told = {"acknowledged": [name], "token": token, "until": options.until}
-    tell(options, told, f"acknowledged (token {token})", [name])
+        is_new = locks.ack(name, token, by=options.name, until=options.until)
+    told = {"acknowledged": [name], "token": token, "until": options.until, "is_new": is_new}
+    tell(options, told, acknowledged_in_words(token, is_new=is_new), [name])
     return OK
 
 
@@ -230,8 +187,9 @@ def forget(options: argparse.Namespace) -> int:
             tell(options, {"forgotten_replicas": found}, "forgotten, as a replica", found)
             return OK
         name = _one_name(options, locks)
-        locks.forget(name)
-    tell(options, {"forgotten": [name]}, "forgotten", [name])
+        is_done = locks.forget(name)
+    told = {"forgotten": [name] if is_done else [], "gone": [name]}
+    tell(options, told, gone_in_words("forgotten", is_done=is_done), [name])
     return OK
 
 
@@ -242,16 +200,16 @@ def free(options: argparse.Namespace) -> int:
         if not options.yes and is_asked() and not _is_confirmed(find_task(locks, name), options):
             say(f"task {name!r} is not freed")
             return FAILED
-        locks.free(
+        freed = locks.free(
             name,
             options.token,
             force=options.force,
             run_again=options.run_again,
             by=options.name,
         )
-    told = {"freed": [name], "token": options.token, "run_again": options.run_again}
-    what = "freed" + (", and its window is open again" if options.run_again else "")
-    tell(options, told, what, [name])
+    # The other fields as they are in the run.
+    told = {"freed": [name], **{key: value for key, value in vars(freed).items() if key != "task"}}
+    tell(options, told, freed_in_words(freed, output()), [name])
     return OK
 
 
@@ -261,7 +219,7 @@ def run(options: argparse.Namespace) -> int:
         name = _one_name(options, locks)
         request = locks.request_run(name, by=options.name)
         if not options.wait:
-            tell(options, {"request": request}, "a run is asked for", [name])
+            tell(options, {"request": request}, requested_in_words(request, output()), [name])
             return OK
         awaited = AwaitedRun(request)
         ended = _wait(locks, awaited, options.wait)
@@ -459,13 +417,14 @@ def tell(
 
 def _is_confirmed(task: TaskStatus, options: argparse.Namespace) -> bool:
     """Ask whether to free a task."""
-    lease = _until(task.locked_until)
+    shown = output()
+    window = "is open again after that, so that its run time can be run again"
+    if not options.run_again:
+        window = "stays, so that the next run is that of the next due time"
     say(
-        f"task {task.name!r} (token {options.token}) is held by {task.holder!r} {lease}. If this "
-        "holder is alive, its run may overlap with the next run for a third of its lease."
+        f"task {task.name!r} (token {task.token}) is held by {task.holder!r} since "
+        f"{shown.moment(task.started_at)}, locked until {shown.moment(task.locked_until)}. Its "
+        f"window {window}. If this holder is alive, its run may overlap with the next run for a "
+        "third of its lease."
     )
     return confirms("Free it?")
-
-
-def _until(moment: datetime) -> str:
-    return f"until {output().moment(moment)}"

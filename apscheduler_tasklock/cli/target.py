@@ -46,7 +46,7 @@ def task_locks(options: argparse.Namespace, claim_timeout: float = _TIMEOUT) -> 
     logging.getLogger("apscheduler_tasklock").addHandler(logging.NullHandler())
     locks = TaskLocks(
         database_of(options),
-        claim_timeout=claim_timeout,
+        claim_timeout=getattr(options, "timeout", claim_timeout),
         schema=options.schema,
         table=options.table,
     )

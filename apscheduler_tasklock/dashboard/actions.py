@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import tzinfo
@@ -11,6 +13,7 @@ from apscheduler_tasklock.dashboard.matching import MOST_MATCHING, Shown, TaskFi
 from apscheduler_tasklock.dashboard.queries import Query, is_pattern
 from apscheduler_tasklock.errors import TaskLockNotFoundError, TaskLockOptionError
 from apscheduler_tasklock.locks import TaskLocks
+from apscheduler_tasklock.status import PauseChange
 
 # How long a pause may last, by what the forms send.
 DURATIONS = {
@@ -24,6 +27,9 @@ DURATIONS = {
 
 # The actions that can be about all tasks that match a filter.
 OF_MATCHING = ("pause", "resume")
+
+# Stands for what was done in a page's address, if that is not known.
+IN_DOUBT = "unknown"
 
 # Limits the tasks that are chosen in a form.
 _MOST_NAMES = 1_000
@@ -116,8 +122,10 @@ class Action:
     :ivar title: what it is called on its button
     :ivar question: what the operator is asked; ``{names}`` stands for the tasks or jobs
     :ivar effect: what it does, in words
-    :ivar done: what is said afterwards
-    :ivar carry_out: does it
+    :ivar whether: what may have been done if no answer came, in words
+    :ivar done: what is said afterwards, by what was done
+    :ivar carry_out: does it; returns what was done with each task or job, which are keys of
+        ``done``
     :ivar page: the page that is shown afterwards
     :ivar is_of_all: whether it is about all tasks, and goes without a name
     :ivar fields: the fields that the operator can fill in while confirming
@@ -127,8 +135,9 @@ class Action:
     title: str
     question: str
     effect: str
-    done: str
-    carry_out: Callable[[TaskLocks, Asked], object]
+    whether: str
+    done: Mapping[str, str]
+    carry_out: Callable[[TaskLocks, Asked], Sequence[str]]
     page: str = "task"
     is_of_all: bool = False
     fields: tuple[str, ...] = ()
@@ -145,54 +154,93 @@ def _exactly(names: Sequence[str], locks: TaskLocks) -> None:
             raise TaskLockNotFoundError([name])
 
 
-def _pause(locks: TaskLocks, asked: Asked) -> None:
+def _pause(locks: TaskLocks, asked: Asked) -> Sequence[str]:
     _exactly(asked.names, locks)
-    locks.pause(
+    made = locks.pause(
         *asked.names, duration=asked.duration(), by=asked.by, reason=asked.fields.text("reason")
     )
+    return ["paused"] * len(made)
 
 
-def _resume(locks: TaskLocks, asked: Asked) -> None:
+def _resume(locks: TaskLocks, asked: Asked) -> Sequence[str]:
     _exactly(asked.names, locks)
-    locks.resume(*asked.names, by=asked.by, force=asked.is_forced)
+    made = locks.resume(*asked.names, by=asked.by, force=asked.is_forced)
+    return [_resumed(change) for change in made]
 
 
-def _pause_all(locks: TaskLocks, asked: Asked) -> None:
+def _resumed(change: PauseChange) -> str:
+    """Return what a resume has done."""
+    if not change.is_paused:
+        return "resumed" if change.was_paused else "not-paused"
+    return "partly" if change.ended else "others"
+
+
+def _pause_all(locks: TaskLocks, asked: Asked) -> Sequence[str]:
     locks.pause_all(
         duration=asked.duration(),
         namespace=asked.namespace,
         by=asked.by,
         reason=asked.fields.text("reason"),
     )
+    return ["paused"]
 
 
-def _resume_all(locks: TaskLocks, asked: Asked) -> None:
-    locks.resume_all(namespace=asked.namespace, by=asked.by, force=asked.is_forced)
+def _resume_all(locks: TaskLocks, asked: Asked) -> Sequence[str]:
+    change = locks.resume_all(namespace=asked.namespace, by=asked.by, force=asked.is_forced)
+    return [_resumed(change)]
 
 
-def _run(locks: TaskLocks, asked: Asked) -> None:
-    locks.request_run(asked.name, by=asked.by)
+def _run(locks: TaskLocks, asked: Asked) -> Sequence[str]:
+    return ["asked" if locks.request_run(asked.name, by=asked.by).is_new else "already"]
 
 
-def _free(locks: TaskLocks, asked: Asked) -> None:
-    locks.free(
+def _free(locks: TaskLocks, asked: Asked) -> Sequence[str]:
+    freed = locks.free(
         asked.name,
         asked.token(),
         force=asked.is_forced,
         run_again=asked.runs_again,
         by=asked.by,
     )
+    return ["open" if freed.run_again else "freed"]
 
 
-def _ack(locks: TaskLocks, asked: Asked) -> None:
-    locks.ack(asked.name, asked.token(), by=asked.by)
+def _ack(locks: TaskLocks, asked: Asked) -> Sequence[str]:
+    return ["new" if locks.ack(asked.name, asked.token(), by=asked.by) else "already"]
 
 
-def _move_job(locks: TaskLocks, asked: Asked) -> None:
+def _pause_job(locks: TaskLocks, asked: Asked) -> Sequence[str]:
+    return ["paused" if locks.pause_job(asked.name, by=asked.by).is_changed else "already"]
+
+
+def _resume_job(locks: TaskLocks, asked: Asked) -> Sequence[str]:
+    return ["resumed" if locks.resume_job(asked.name, by=asked.by).is_changed else "not-paused"]
+
+
+def _run_job(locks: TaskLocks, asked: Asked) -> Sequence[str]:
+    request = locks.run_job(asked.name, by=asked.by)
+    if request is None:
+        return ["due"]
+    return ["asked" if request.is_new else "already"]
+
+
+def _move_job(locks: TaskLocks, asked: Asked) -> Sequence[str]:
     to = asked.fields.moment("to", asked.zone)
     if to is None:
         raise TaskLockOptionError("the time to which the job is moved is missing")
-    locks.move_job(asked.name, to, by=asked.by)
+    moved = locks.move_job(asked.name, to, by=asked.by)
+    if not moved.is_changed:
+        return ["already"]
+    return ["resumed" if moved.was_paused else "moved"]
+
+
+def _remove_job(locks: TaskLocks, asked: Asked) -> Sequence[str]:
+    return ["removed" if locks.remove_job(asked.name, by=asked.by) else "gone"]
+
+
+# What is said of tasks that are already as somebody wants them.
+_ASKED_BEFORE = "A run was asked for before, and has not begun. It is not asked for a second time."
+_OTHERS = "It is still paused by somebody else."
 
 
 ACTIONS: Mapping[str, Action] = {
@@ -201,7 +249,8 @@ ACTIONS: Mapping[str, Action] = {
         "Pause {names}?",
         "No replica begins a run until the pause has ended, except for a manual run. A run that "
         "goes on is not stopped. Run times in the pause are not made up for.",
-        "Paused.",
+        "the pause was made",
+        {"paused": "Paused."},
         _pause,
         fields=("duration", "reason"),
     ),
@@ -210,7 +259,13 @@ ACTIONS: Mapping[str, Action] = {
         "Resume {names}?",
         "Your own pauses end now. The task stays paused as long as a pause of somebody else is in "
         "force, unless you end these, too.",
-        "Your pauses have ended. A task that is still paused has a pause of somebody else.",
+        "the pauses were ended",
+        {
+            "resumed": "Resumed.",
+            "partly": f"Your pauses have ended. {_OTHERS}",
+            "others": f"Nothing was changed, because you have no pause of it. {_OTHERS}",
+            "not-paused": "It was not paused.",
+        },
         _resume,
         fields=("others",),
     ),
@@ -219,7 +274,8 @@ ACTIONS: Mapping[str, Action] = {
         "Pause all tasks?",
         "No replica begins a run of any task until the pause has ended, except for manual runs. "
         "Runs that go on are not stopped. Run times in the pause are not made up for.",
-        "All tasks are paused.",
+        "the pause was made",
+        {"paused": "All tasks are paused."},
         _pause_all,
         "tasks",
         is_of_all=True,
@@ -230,7 +286,15 @@ ACTIONS: Mapping[str, Action] = {
         "Resume all tasks?",
         "Your own pauses of all tasks end now. Pauses of single tasks, and those of somebody else, "
         "stay in force, unless you end the latter, too.",
-        "Your pauses of all tasks have ended. Those of somebody else stay in force.",
+        "the pauses were ended",
+        {
+            "resumed": "All pauses of all tasks have ended.",
+            "partly": "Your pauses of all tasks have ended. All tasks are still paused by somebody "
+            "else.",
+            "others": "Nothing was changed, because you have no pause of all tasks. They are "
+            "still paused by somebody else.",
+            "not-paused": "They were not paused all together.",
+        },
         _resume_all,
         "tasks",
         is_of_all=True,
@@ -241,16 +305,25 @@ ACTIONS: Mapping[str, Action] = {
         "Run {names} now?",
         "One of the replicas that have it runs it once, after a run that goes on. The schedule "
         "does not change. If no replica begins it within an hour, it is dropped.",
-        "The run is asked for. A live replica begins it within seconds if it has a free worker, or "
-        "else later.",
+        "a run was asked for",
+        {
+            "asked": "The run is asked for. A live replica begins it within seconds if it has a "
+            "free worker, or else later.",
+            "already": _ASKED_BEFORE,
+        },
         _run,
     ),
     "free": Action(
         "Free",
         "Free {names}?",
         "Its run is ended in the place of its holder, which is dead or hangs. A holder that is "
-        "alive may go on for a third of its lease. If a retry is pending, it is not begun.",
-        "Freed.",
+        "alive may go on for a third of its lease. If a retry is pending, it is not begun. The "
+        "run's window stays, and the next run is that of the next due time, unless you open it.",
+        "the task was freed",
+        {
+            "freed": "Freed. The run's window stays, and the task is due as shown below.",
+            "open": "Freed. The run's window is open again.",
+        },
         _free,
         fields=("run_again", "force"),
         kept=("token",),
@@ -259,7 +332,8 @@ ACTIONS: Mapping[str, Action] = {
         "Acknowledge",
         "Acknowledge the last failure of {names}?",
         "Monitors do not alarm because of it any more. A later failure alarms again.",
-        "Acknowledged.",
+        "the failure was acknowledged",
+        {"new": "Acknowledged.", "already": "It was acknowledged before."},
         _ack,
         kept=("token",),
     ),
@@ -267,8 +341,9 @@ ACTIONS: Mapping[str, Action] = {
         "Pause job",
         "Pause the job {names}?",
         "It has no next run time until somebody resumes it. A run that goes on is not stopped.",
-        "The job is paused.",
-        lambda locks, asked: locks.pause_job(asked.name, by=asked.by),
+        "the job was paused",
+        {"paused": "The job is paused.", "already": "The job was paused before."},
+        _pause_job,
         "jobs",
     ),
     "job-resume": Action(
@@ -276,8 +351,9 @@ ACTIONS: Mapping[str, Action] = {
         "Resume the job {names}?",
         "It is run at the first time of its trigger from now on. A one-off job whose date has "
         "passed runs at once.",
-        "The job is resumed.",
-        lambda locks, asked: locks.resume_job(asked.name, by=asked.by),
+        "the job was resumed",
+        {"resumed": "The job is resumed.", "not-paused": "The job was not paused."},
+        _resume_job,
         "jobs",
     ),
     "job-run": Action(
@@ -285,8 +361,13 @@ ACTIONS: Mapping[str, Action] = {
         "Run the job {names} now?",
         "One replica runs it once. Its schedule does not change. A one-off job runs in place of "
         "its date.",
-        "The run is asked for. A replica begins it within seconds.",
-        lambda locks, asked: locks.run_job(asked.name, by=asked.by),
+        "a run was asked for",
+        {
+            "asked": "The run is asked for. A replica begins it within seconds.",
+            "due": "The job is due now. A replica that has its function runs it within seconds.",
+            "already": _ASKED_BEFORE,
+        },
+        _run_job,
         "jobs",
     ),
     "job-move": Action(
@@ -294,7 +375,12 @@ ACTIONS: Mapping[str, Action] = {
         "Move the next run time of the job {names}?",
         "The run times after it come from the trigger. A time that has passed makes it due at "
         "once. A paused job is resumed.",
-        "The job is moved.",
+        "the job was moved",
+        {
+            "moved": "The job is moved.",
+            "resumed": "The job is moved, and no longer paused.",
+            "already": "The job was due at that time before.",
+        },
         _move_job,
         "jobs",
         fields=("to",),
@@ -304,8 +390,12 @@ ACTIONS: Mapping[str, Action] = {
         "Remove the job {names}?",
         "It is deleted from the job store, and not run any more. A run that goes on is not "
         "stopped.",
-        "The job is removed.",
-        lambda locks, asked: locks.remove_job(asked.name, by=asked.by),
+        "the job was removed",
+        {
+            "removed": "The job is removed.",
+            "gone": "The job is not there any more. It is not known who has removed it.",
+        },
+        _remove_job,
         "jobs",
     ),
 }
@@ -329,12 +419,39 @@ def check_asked(action: Action, asked: Asked) -> None:
         raise TaskLockNotFoundError(others)
 
 
-def page_of(action: Action, asked: Asked, done: str | None = None) -> str:
+def what_was_done(code: str, counts: str) -> str:
+    """Return what is said after an action; ``""`` if there is no such action.
+
+    :param code: the action's code
+    :param counts: what was done, as :func:`page_of` writes it
+    """
+    action = ACTIONS.get(code)
+    if action is None:
+        return ""
+    if counts == IN_DOUBT:
+        return (
+            f"It is not known whether {action.whether}, because no answer came. This page shows "
+            "what the database tells now, and is read anew all the time."
+        )
+    found = [re.fullmatch(r"([a-z-]+)\*(\d{1,4})", each) for each in counts.split(",")]
+    done = {each[1]: int(each[2]) for each in found if each and each[1] in action.done}
+    if done and sum(done.values()) == 1:
+        return action.done[next(iter(done))]
+    return " ".join(f"{number}: {action.done[what]}" for what, number in done.items())
+
+
+def page_of(
+    action: Action, asked: Asked, code: str | None = None, done: Sequence[str] | None = None
+) -> str:
     """Return the address, relative to the dashboard, of the page that an action belongs to.
 
-    :param done: the action's code, if the page is to say that the action was carried out
+    :param code: the action's code, if the page is to say what has become of it
+    :param done: what was done with each task or job; ``None``: this is not known
     """
-    parameters = {} if done is None else {"done": done}
+    parameters = {}
+    if code is not None:
+        counts = ",".join(f"{what}*{number}" for what, number in Counter(done).items())
+        parameters = {"done": code, "counts": IN_DOUBT if done is None else counts}
     page = action.page
     if page == "task" and len(asked.names) == 1:
         parameters["name"] = asked.name

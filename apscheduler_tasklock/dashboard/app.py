@@ -34,11 +34,13 @@ from apscheduler_tasklock.dashboard.access import (
 from apscheduler_tasklock.dashboard.actions import (
     ACTIONS,
     DURATIONS,
+    IN_DOUBT,
     OF_MATCHING,
     Action,
     Asked,
     check_asked,
     page_of,
+    what_was_done,
 )
 from apscheduler_tasklock.dashboard.formats import Formats
 from apscheduler_tasklock.dashboard.health import metrics_of, verdict_of
@@ -53,6 +55,7 @@ from apscheduler_tasklock.errors import (
     TaskLockNotFoundError,
     TaskLockOptionError,
     TaskLockStateError,
+    TaskLockUnknownError,
 )
 from apscheduler_tasklock.locks import TaskLocks
 from apscheduler_tasklock.metrics import CONTENT_TYPE
@@ -229,7 +232,7 @@ class Dashboard:
 
     async def _screen(self, name: str, request: Request, access: Access) -> Screen:
         query = Query.of(parse(request.scope["query_string"]))
-        if access.may_operate and _done(request):
+        if access.may_operate and "done" in request.query_params:
             # What was done shows on the page after it, also if another process has done it.
             self._reads.forget()
         context = Context(
@@ -276,13 +279,16 @@ class Dashboard:
         if asked.is_of_others:
             status = HTTPStatus.CONFLICT
             return await self._question(request, access, code, action, asked, status)
+        done = None
         try:
-            await run_in_threadpool(action.carry_out, self._locks, asked)
+            done = await run_in_threadpool(action.carry_out, self._locks, asked)
+        except TaskLockUnknownError:
+            pass  # the next page says so
         except TaskLockError as error:
             return await self._error(request, error, back=page_of(action, asked))
         self._reads.forget()
         # A relative address, because a proxy may have put a prefix before the dashboard's path.
-        page = page_of(action, asked, done=code)
+        page = page_of(action, asked, code, done)
         return RedirectResponse(page, HTTPStatus.SEE_OTHER)
 
     def _asked(self, given: dict[str, list[str]], access: Access) -> tuple[str, Action, Asked]:
@@ -329,7 +335,8 @@ class Dashboard:
             request.query_params,
             self._namespace,
             access.may_operate,
-            _done(request),
+            what_was_done(*(request.query_params.get(name, "") for name in ("done", "counts"))),
+            request.query_params.get("counts") == IN_DOUBT,
             is_framed=frame is not None,
         )
         text = await run_in_threadpool(page_of_screen, screen, visit)
@@ -391,12 +398,6 @@ def _status_of(screen: Screen) -> HTTPStatus:
     """Return the status of a page or twin, which depends on whether its values were ever read."""
     no_data = screen.read.outage is not None and not screen.read.is_known
     return HTTPStatus.SERVICE_UNAVAILABLE if no_data else HTTPStatus.OK
-
-
-def _done(request: Request) -> str:
-    """Return what is said after an action; ``""`` for nothing."""
-    action = ACTIONS.get(request.query_params.get("done", ""))
-    return action.done if action else ""
 
 
 async def _form(request: Request) -> bytes:

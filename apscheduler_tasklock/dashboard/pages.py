@@ -56,6 +56,7 @@ class Visit:
     :ivar namespace: what the names of all shown tasks begin with
     :ivar may_operate: whether the reader has the right to operate
     :ivar done: what is said of an action that was carried out; ``""`` for nothing
+    :ivar is_doubtful: whether it is not known if that action was carried out
     :ivar is_framed: whether a framework draws the frame around the page
     """
 
@@ -64,6 +65,7 @@ class Visit:
     namespace: str
     may_operate: bool
     done: str = ""
+    is_doubtful: bool = False
     is_framed: bool = False
 
 
@@ -87,6 +89,7 @@ def page_of_screen(screen: Screen, visit: Visit) -> str:
         "may_operate": visit.may_operate,
         "actions": ACTIONS,
         "done": visit.done,
+        "is_doubtful": visit.is_doubtful,
         "layout": "frame.html" if visit.is_framed else "layout.html",
         "is_refreshed": visit.here in SCREENS,
         "version": library_version(),

@@ -22,7 +22,7 @@ from apscheduler_tasklock._words.lanes import (
     not_kept_in_words,
 )
 from apscheduler_tasklock._words.stories import story_lines
-from apscheduler_tasklock._words.tasks import facts_of, notes_of
+from apscheduler_tasklock._words.tasks import facts_of, notes_of, why_not_run
 from apscheduler_tasklock.dashboard.drawings import (
     PARTS,
     Shade,
@@ -384,7 +384,10 @@ def task(context: Context) -> Screen:
     if status is not None:
         facts = facts_of(status, ended, formats, usual, having, context.now)
         screen.drawn["facts"] = facts
+        screen.drawn["why_not_run"] = why_not_run(status, having if fleet else None)
         screen.drawn["can"] = _possible_actions(status, found.findings if found else ())
+        if screen.drawn["why_not_run"]:
+            screen.drawn["can"].discard("run")
     return screen
 
 

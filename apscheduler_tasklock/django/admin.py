@@ -24,6 +24,14 @@ from django.utils.http import urlencode
 from apscheduler_tasklock._lock.operations import shown_name
 from apscheduler_tasklock._lock.schedules import schedule_of, trigger_in_words
 from apscheduler_tasklock._lock.words import seconds_in_words, unreadable_in_words
+from apscheduler_tasklock._words.actions import (
+    freed_in_words,
+    gone_in_words,
+    job_in_words,
+    paused_in_words,
+    requested_in_words,
+    resumed_in_words,
+)
 from apscheduler_tasklock._words.runs import (
     action_in_words,
     error_in_words,
@@ -39,9 +47,10 @@ from apscheduler_tasklock.errors import (
     TaskLockError,
     TaskLockSchemaError,
     TaskLockStateError,
+    TaskLockUnknownError,
 )
 from apscheduler_tasklock.locks import TaskLocks
-from apscheduler_tasklock.status import JobState, TaskState, TaskStatus
+from apscheduler_tasklock.status import JobMoved, TaskState, TaskStatus
 
 # Limits the runs on the page of one task.
 SHOWN_RUNS = 20
@@ -173,12 +182,13 @@ class SteeredAdmin(StatusAdmin):
         request: Any,
         queryset: Any,
         done: str,
-        operation: Callable[[TaskLocks, str], object],
+        operation: Callable[[TaskLocks, str], str],
     ) -> None:
         """Carry out an operation on each row, and report each outcome.
 
-        :param done: what was done, for the message and the admin's log
-        :param operation: gets the task locks, and the row's name
+        :param done: what is to be done, for the message of what was left out
+        :param operation: gets the task locks, and the row's name; returns what was done, for the
+            message and the admin's log
         """
         rows = list(queryset)
         self._report_left_out(request, [getattr(row, self.name_of) for row in rows])
@@ -186,19 +196,23 @@ class SteeredAdmin(StatusAdmin):
             for place, row in enumerate(rows):
                 name = getattr(row, self.name_of)
                 try:
-                    operation(locks, name)
+                    what = operation(locks, name)
                 except TaskLockDatabaseError as error:
-                    self.message_user(request, str(error), messages.ERROR)
+                    is_unknown = isinstance(error, TaskLockUnknownError)
+                    about = f"{self.called.capitalize()} {name!r}: " if is_unknown else ""
+                    self.message_user(request, f"{about}{error}", messages.ERROR)
                     # The others are left out, because each of them would wait as long.
-                    left = ", ".join(repr(getattr(each, self.name_of)) for each in rows[place:])
-                    self.message_user(request, f"Not {done}: {left}", messages.ERROR)
+                    others = rows[place + is_unknown :]
+                    left = ", ".join(repr(getattr(each, self.name_of)) for each in others)
+                    if left:
+                        self.message_user(request, f"Not {done}: {left}", messages.ERROR)
                     return
                 except TaskLockError as error:
                     self.message_user(request, error.for_page(), messages.ERROR)
                     continue
-                self.log_change(request, row, done)
+                self.log_change(request, row, what)
                 # The name is not the first word, because the admin's pages capitalize each message.
-                message = f"{self.called.capitalize()} {name!r}: {done}"
+                message = f"{self.called.capitalize()} {name!r}: {what}"
                 self.message_user(request, message, messages.SUCCESS)
 
     def _report_left_out(self, request: Any, names: Sequence[str]) -> None:
@@ -418,7 +432,7 @@ class TaskAdmin(SteeredAdmin):
     def pause(self, request: Any, queryset: Any) -> None:
         """Pause tasks until a resume."""
         by = request.user.get_username()
-        self.for_each(request, queryset, "paused", lambda locks, name: locks.pause(name, by=by))
+        self.for_each(request, queryset, "paused", lambda locks, name: _pause(locks, name, by))
 
     @admin.action(description="Resume selected tasks", permissions=["operate"])
     def resume(self, request: Any, queryset: Any) -> None:
@@ -445,7 +459,7 @@ class TaskAdmin(SteeredAdmin):
             request,
             queryset,
             "asked for a run",
-            lambda locks, name: locks.request_run(name, by=by),
+            lambda locks, name: requested_in_words(locks.request_run(name, by=by), _FORMATS),
         )
 
     @admin.action(description="Free selected tasks", permissions=["operate"])
@@ -461,8 +475,9 @@ class TaskAdmin(SteeredAdmin):
                 request,
                 queryset.filter(task_name__in=tokens),
                 "freed",
-                lambda locks, name: locks.free(
-                    name, tokens[name], force=force, run_again=run_again, by=by
+                lambda locks, name: freed_in_words(
+                    locks.free(name, tokens[name], force=force, run_again=run_again, by=by),
+                    _FORMATS,
                 ),
             )
             return None
@@ -646,20 +661,30 @@ class JobAdmin(SteeredAdmin):
     def pause(self, request: Any, queryset: Any) -> None:
         """Pause jobs until a resume."""
         by = request.user.get_username()
-        self.for_each(request, queryset, "paused", lambda locks, job: locks.pause_job(job, by=by))
+        self.for_each(
+            request,
+            queryset,
+            "paused",
+            lambda locks, job: _steered("paused", locks.pause_job(job, by=by)),
+        )
 
     @admin.action(description="Resume selected jobs", permissions=["operate"])
     def resume(self, request: Any, queryset: Any) -> None:
         """Resume jobs from now on."""
         by = request.user.get_username()
-        self.for_each(request, queryset, "resumed", lambda locks, job: _resume_job(locks, job, by))
+        self.for_each(
+            request,
+            queryset,
+            "resumed",
+            lambda locks, job: _steered("resumed", locks.resume_job(job, by=by)),
+        )
 
     @admin.action(description="Run selected jobs now", permissions=["operate"])
     def run_now(self, request: Any, queryset: Any) -> None:
         """Let one replica run each job once, now."""
         by = request.user.get_username()
         self.for_each(
-            request, queryset, "asked for a run", lambda locks, job: locks.run_job(job, by=by)
+            request, queryset, "asked for a run", lambda locks, job: _run_job(locks, job, by)
         )
 
     @admin.action(description="Move selected jobs", permissions=["operate"])
@@ -676,7 +701,7 @@ class JobAdmin(SteeredAdmin):
             request,
             queryset,
             f"moved to {_time(to)}",
-            lambda locks, job: locks.move_job(job, to, by=by),
+            lambda locks, job: _steered("moved", locks.move_job(job, to, by=by)),
         )
         return None
 
@@ -686,7 +711,12 @@ class JobAdmin(SteeredAdmin):
         if "confirmed" not in request.POST:
             return self._ask_first(request, queryset, "Remove jobs", "remove")
         by = request.user.get_username()
-        self.for_each(request, queryset, "removed", lambda locks, job: locks.remove_job(job, by=by))
+        self.for_each(
+            request,
+            queryset,
+            "removed",
+            lambda locks, job: gone_in_words("removed", is_done=locks.remove_job(job, by=by)),
+        )
         return None
 
     def _ask_first(self, request: Any, queryset: Any, title: str, page: str) -> Any:
@@ -782,29 +812,40 @@ def _error(run: Any) -> Any:
     )
 
 
-def _resume(locks: TaskLocks, name: str, by: str, *, force: bool = False) -> None:
-    """Take a user's pauses of a task out.
+def _pause(locks: TaskLocks, name: str, by: str) -> str:
+    """Pause a task; return what was done."""
+    return "; ".join(paused_in_words(each, _FORMATS) for each in locks.pause(name, by=by))
+
+
+def _resume(locks: TaskLocks, name: str, by: str, *, force: bool = False) -> str:
+    """Take a user's pauses of a task out; return what was done.
 
     :param force: whether the pauses of all others are taken out, too
-    :raises TaskLockStateError: the task was not paused, or it stays paused because of other pauses
+    :raises TaskLockStateError: no pause was taken out
     """
-    if locks.resume(name, by=by, force=force):
-        return
-    left = [task for task in locks.tasks(name) if task.name == name and task.paused]
-    for task in left:
-        raise TaskLockStateError(f"Task {name!r} stays {'; '.join(pauses_of(task, _FORMATS))}")
-    raise TaskLockStateError(f"Task {name!r} was not paused")
+    [change] = locks.resume(name, by=by, force=force)
+    words = resumed_in_words(change, _FORMATS)
+    if not (change.is_resumed or change.ended):
+        raise TaskLockStateError(f"Task {name!r}: {words}")
+    return words
 
 
-def _resume_job(locks: TaskLocks, job_id: str, by: str) -> None:
-    """Resume a stored job.
+def _steered(outcome: str, moved: JobMoved) -> str:
+    """Return what was done with a stored job.
 
-    :raises TaskLockStateError: the job was not paused
+    :param outcome: as in ``job_in_words``
+    :raises TaskLockStateError: it was so before
     """
-    state = {job.id: job.state for job in locks.jobs(job_id)}.get(job_id)
-    locks.resume_job(job_id, by=by)
-    if state is not JobState.PAUSED:
-        raise TaskLockStateError(f"Job {job_id!r} was not paused")
+    words = job_in_words(outcome, moved, _FORMATS)
+    if not moved.is_changed:
+        raise TaskLockStateError(f"Job {moved.job_id!r}: {words}")
+    return words
+
+
+def _run_job(locks: TaskLocks, job_id: str, by: str) -> str:
+    """Let a replica run a job once; return what was done."""
+    request = locks.run_job(job_id, by=by)
+    return "due now" if request is None else requested_in_words(request, _FORMATS)
 
 
 def _moment(text: str) -> datetime | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from typing import Any
 from uuid import UUID, uuid4
@@ -15,8 +16,9 @@ from apscheduler_tasklock._database.connection import raw_cursor
 from apscheduler_tasklock._lock.operations import Operations, like_of
 from apscheduler_tasklock._lock.outcomes import WindowAfter
 from apscheduler_tasklock.schema.table import task_lock_table
-from apscheduler_tasklock.status import Pause, ReplicaState, RunningRun
+from apscheduler_tasklock.status import Freed, Pause, ReplicaState, RunningRun
 from tests.contract.conftest import database_now, row
+from tests.support.rows import resumed, tasks_of
 from tests.support.waist import ReleaseRequest, Replica, RunOutcome
 
 # Operators ask by SQL.
@@ -56,8 +58,11 @@ class Operator:
     def state(self, name: str = "task") -> TaskState:
         return self.task(name).state
 
-    def freed(self, token: int, task: str = "task", **options: Any) -> None:
-        self.free(task, token, "me", **{"force": False, "run_again": False, **options})
+    def freed(self, token: int, task: str = "task", **options: Any) -> Freed:
+        freed: Freed = self.free(
+            task, token, "me", **{"force": False, "run_again": False, **options}
+        )
+        return freed
 
     def has_replica(self, *tasks: str, replica: str = "one", seen: float = 0) -> None:
         """Let a replica have said so many seconds ago that it has these tasks."""
@@ -448,10 +453,10 @@ class TestPause:
         task = operator.task()
         assert (task.pauses, task.paused_until) == ((anns, bobs), anns.until)
         travel(5)
-        assert operator.resume(["task"], "ann") == []
+        assert resumed(operator.resume(["task"], "ann")) == []
         task = operator.task()
         assert (task.pauses, task.paused_until) == ((bobs,), bobs.until)
-        assert operator.resume(["task"], "ann") == []
+        assert resumed(operator.resume(["task"], "ann")) == []
         done = [(each.outcome, each.by) for each in operator.runs(kind="operator")][::-1]
         assert done == [("paused", "ann"), ("paused", "bob"), ("resumed", "ann")]
         assert not one.granted(**JOB)
@@ -466,7 +471,7 @@ class TestPause:
         operator.pause(["task"], 60.0, "me", "why", UUID(int=1))
         before = row(operator.connection)
         travel(1)
-        assert operator.pause(["task"], 60.0, "me", "why", UUID(int=1)) == ["task"]
+        assert tasks_of(operator.pause(["task"], 60.0, "me", "why", UUID(int=1))) == ["task"]
         assert row(operator.connection) == before
         assert len(operator.runs(kind="operator")) == 1
 
@@ -474,7 +479,7 @@ class TestPause:
         run(one)
         for by in ("ann", "bob", "carl"):
             operator.pause(["task"], None, by, None)
-        assert operator.resume(["task"], "ann", force=True) == ["task"]
+        assert resumed(operator.resume(["task"], "ann", force=True)) == ["task"]
         assert (operator.task().paused, operator.task().pauses) == (False, ())
         done = [(each.outcome, each.by) for each in operator.runs(kind="operator")]
         assert done.count(("resumed", "ann")) == 1
@@ -483,7 +488,7 @@ class TestPause:
         run(one)
         operator.connection.execute("UPDATE task_lock SET paused_at = now()")
         assert operator.state() is TaskState.PAUSED
-        assert operator.resume(["task"], "me") == ["task"]
+        assert resumed(operator.resume(["task"], "me")) == ["task"]
         assert operator.state() is TaskState.OK
 
     def test_a_task_has_20_at_most(self, one: Replica, operator: Operator, travel: Travel) -> None:
@@ -529,7 +534,7 @@ class TestRequests:
         operator.has_replica("task")
         first = operator.request_run("task", "me", 3600.0)
         travel(10)
-        assert operator.request_run("task", "you", 3600.0) == first
+        assert operator.request_run("task", "you", 3600.0) == replace(first, is_new=False)
         assert operator.task().requested_by == "me"
         travel(3600)
         assert operator.task().requested_by is None
@@ -856,8 +861,8 @@ class TestActions:
         operator.has_replica("task")
         answer = one.claim(**JOB, runs="job")[1]
         operator.connection.execute("ALTER TABLE task_lock_run RENAME TO elsewhere")
-        assert operator.pause(["task"], None, "me", None) == ["task"]
-        assert operator.resume(["task"], "me") == ["task"]
+        assert tasks_of(operator.pause(["task"], None, "me", None)) == ["task"]
+        assert resumed(operator.resume(["task"], "me")) == ["task"]
         assert operator.request_run("task", "me", 3600.0).requested_by == "me"
         operator.freed(answer.token, force=True)
         assert operator.task().outcome == "freed"
@@ -975,3 +980,165 @@ def test_of_very_many_tasks_a_replica_tells_as_many_as_its_row_takes(
     assert found == (4000,)
     [warning] = [each for each in caplog.records if "of this replica" in each.getMessage()]
     assert "Of 10001 tasks of this replica, operators see only 4000" in warning.getMessage()
+
+
+class TestSentTwice:
+    """An action that is sent again under its id, because its answer was lost."""
+
+    def test_is_not_done_again_if_somebody_has_undone_it(
+        self, one: Replica, operator: Operator, travel: Travel
+    ) -> None:
+        run(one)
+        pause, resume = UUID(int=1), UUID(int=2)
+        operator.pause(["task"], None, "me", None, pause)
+        travel(1)
+        operator.resume(["task"], "me", resume)
+        travel(1)
+        operator.pause(["task"], None, "me", None, pause)
+        assert not operator.task().paused
+        operator.pause(["task"], None, "me", None)
+        operator.resume(["task"], "me", resume)
+        assert operator.task().paused
+
+    @pytest.mark.parametrize(
+        ("before", "act"),
+        [
+            (
+                "finished_at = now()",
+                lambda it: it.pause(["task"], None, "me", None, UUID(int=1))[0].left,
+            ),
+            ("paused_at = now()", lambda it: it.resume(["task"], "me", UUID(int=1))),
+            (
+                "finished_at = now()",
+                lambda it: it.request_run("task", "me", 60.0, action_id=UUID(int=1)),
+            ),
+            ("finished_at = NULL", lambda it: it.freed(7, force=True, action_id=UUID(int=1))),
+            (
+                "failures = 1, failed_at = now()",
+                lambda it: it.acknowledge("task", 7, "me", None, UUID(int=1)),
+            ),
+        ],
+        ids=["pause", "resume", "run", "free", "ack"],
+    )
+    def test_writes_its_entry_anew_so_that_the_entry_is_confirmed(
+        self,
+        one: Replica,
+        operator: Operator,
+        travel: Travel,
+        before: str,
+        act: Callable[[Operator], object],
+    ) -> None:
+        """A read would also find an entry whose commit waits for a synchronous standby."""
+        found = "SELECT xmin::text, started_at FROM task_lock_run WHERE ring = 'actions'"
+        run(one)
+        operator.has_replica("task")
+        operator.connection.execute(f"UPDATE task_lock SET token = 7, {before}")
+        first = act(operator)
+        [(version, at)] = operator.connection.execute(found).fetchall()
+        travel(1)
+        assert act(operator) == first
+        [(later, still)] = operator.connection.execute(found).fetchall()
+        assert (later != version, still) == (True, at)
+
+    def test_says_what_the_first_one_has_done(
+        self, one: Replica, operator: Operator, travel: Travel
+    ) -> None:
+        run(one)
+        operator.pause(["task"], None, "me", None)
+        for _ in range(2):
+            [change] = operator.resume(["task"], "me", UUID(int=1))
+            assert change.is_resumed
+            travel(1)
+        assert not operator.resume(["task"], "me")[0].was_paused
+
+    def test_a_request_whose_run_has_begun_is_no_second_one(
+        self, one: Replica, operator: Operator, travel: Travel
+    ) -> None:
+        run(one)
+        operator.has_replica("task")
+        travel(1)
+        first = operator.request_run("task", "me", 3600.0, action_id=UUID(int=1))
+        travel(1)
+        assert one.run_by_hand(first.request_id)[1].granted
+        travel(1)
+        again = operator.request_run("task", "me", 3600.0, action_id=UUID(int=1))
+        assert operator.task().requested_by is None
+        assert (again.request_id, again.is_new) == (first.request_id, True)
+        assert first.token <= again.token < operator.task().token
+        assert len(operator.runs(kind="operator")) == 1
+
+    def test_what_is_freed_is_told_also_if_another_run_has_begun(
+        self, one: Replica, operator: Operator, travel: Travel
+    ) -> None:
+        _, answer = one.claim(**JOB)
+        travel(31)
+        first = operator.freed(answer.token, action_id=UUID(int=1))
+        assert operator.freed(answer.token, action_id=UUID(int=1)) == first
+        with pytest.raises(TaskLockStateError, match="its run has ended"):
+            operator.freed(answer.token)
+        assert len(operator.runs(kind="operator")) == 1
+
+    def test_without_a_history_the_row_tells_of_a_pause(
+        self, one: Replica, operator: Operator
+    ) -> None:
+        operator.operations = Operations(task_lock_table(), history=0)
+        run(one)
+        for _ in range(2):
+            operator.pause(["task"], None, "me", None, UUID(int=1))
+        assert len(operator.task().pauses) == 1
+
+
+class TestFreed:
+    """When a freed task is due, and what is told of it."""
+
+    def freed(self, one: Replica, operator: Operator, travel: Travel, **options: Any) -> Any:
+        """Return what is told of a run whose holder died and that is freed after 31 s."""
+        _, answer = one.claim(**JOB)
+        began = operator.task()
+        travel(31)
+        freed = operator.freed(answer.token, **options)
+        assert (freed.token, freed.holder, freed.since) == (
+            answer.token,
+            began.holder,
+            began.started_at,
+        )
+        task = operator.task()
+        assert (freed.due_at, freed.overdue_at) == (task.due_at, task.overdue_at)
+        assert freed.window_until == task.window_until
+        return freed
+
+    def test_a_time_that_has_passed_is_skipped_and_the_next_one_counts(
+        self, one: Replica, operator: Operator, travel: Travel
+    ) -> None:
+        freed = self.freed(one, operator, travel)
+        now = database_now(operator.connection)
+        assert freed.due_at == now + timedelta(seconds=10)  # a period
+        assert freed.overdue_at == now + timedelta(seconds=30)
+        assert operator.state() is not TaskState.OVERDUE
+        travel(31)
+        assert operator.state() is TaskState.OVERDUE
+
+    def test_an_exact_schedule_says_when(
+        self, one: Replica, operator: Operator, travel: Travel
+    ) -> None:
+        was_due_at = database_now(operator.connection) + timedelta(seconds=10)
+        due_at = was_due_at + timedelta(seconds=25)
+        known = {"was_due_at": was_due_at, "due_at": due_at}
+        freed = self.freed(one, operator, travel, **known)
+        assert (freed.due_at, freed.overdue_at) == (due_at, due_at + timedelta(seconds=20))
+
+    def test_of_a_schedule_that_has_changed_meanwhile_nothing_is_believed(
+        self, one: Replica, operator: Operator, travel: Travel
+    ) -> None:
+        now = database_now(operator.connection)
+        known = {"was_due_at": now, "due_at": now + timedelta(hours=1)}
+        freed = self.freed(one, operator, travel, **known)
+        assert freed.due_at == now + timedelta(seconds=41)
+
+    def test_to_be_run_again_it_stays_due(
+        self, one: Replica, operator: Operator, travel: Travel
+    ) -> None:
+        due_at = database_now(operator.connection) + timedelta(seconds=10)
+        freed = self.freed(one, operator, travel, run_again=True)
+        assert (freed.due_at, freed.run_again) == (due_at, True)
+        assert operator.state() is TaskState.OVERDUE

@@ -18,6 +18,7 @@ from apscheduler_tasklock.status import Pause
 from tests.contract.conftest import database_now
 from tests.contract.store_replica import StoreReplica
 from tests.contract.test_operations import JOB, Operator, run
+from tests.support.rows import resumed, tasks_of
 from tests.support.waist import ClaimAnswer, ClaimRequest, Registration, Replica
 
 # Operators ask by SQL.
@@ -261,7 +262,7 @@ class TestStatus:
         assert operator.task("shop:a").pauses == (mine, anns, bobs)
         assert operator.task("shop:a").paused_until is None
         assert (operator.task("b").pauses, operator.task("b").paused_until) == ((anns,), anns.until)
-        assert operator.resume(["b"], "me", force=True) == []
+        assert resumed(operator.resume(["b"], "me", force=True)) == []
         assert operator.left() == [("ann", ""), ("bob", "shop:")]
         travel(61)
         assert (operator.task("b").paused, operator.task("shop:a").paused) == (False, True)
@@ -274,7 +275,7 @@ class TestStatus:
         run(one)
         operator.pause_all()
         assert [task.name for task in operator.tasks()] == ["task"]
-        assert operator.pause(["*"], None, "me", None) == ["task"]
+        assert tasks_of(operator.pause(["*"], None, "me", None)) == ["task"]
         assert one.prune(0.0) == 0
         assert operator.left() == [("me", "")]
 

@@ -299,24 +299,27 @@ def test_the_actions_pause_resume_and_request_a_run_in_the_users_name(
     state = """SELECT task_name, pauses -> 0 ->> 'by', requested_by FROM task_lock
                ORDER BY task_name"""
     _, _, told = site.browse(action("pause", "one", "other"))[0]
-    assert told == [["success", "Task 'one': paused"], ["success", "Task 'other': paused"]]
+    assert told == [
+        ["success", "Task 'one': paused until it is resumed"],
+        ["success", "Task 'other': paused until it is resumed"],
+    ]
     assert connection.execute(state).fetchall() == [
         ("one", "alice", None),
         ("other", "alice", None),
     ]
     resumed, requested = site.browse(action("resume", "one"), action("run_now", "other"))
     assert resumed[2] == [["success", "Task 'one': resumed"]]
-    assert requested[2] == [["success", "Task 'other': asked for a run"]]
+    assert requested[2] == [["success", "Task 'other': a run is asked for"]]
     assert connection.execute(state).fetchall() == [
         ("one", None, None),
         ("other", "alice", "alice"),
     ]
     logged = "SELECT object_id, change_message FROM django_admin_log ORDER BY id"
     assert connection.execute(logged).fetchall() == [
-        ("one", "paused"),
-        ("other", "paused"),
+        ("one", "paused until it is resumed"),
+        ("other", "paused until it is resumed"),
         ("one", "resumed"),
-        ("other", "asked for a run"),
+        ("other", "a run is asked for"),
     ]
     [page] = site.browse(("get", RUNS, {"kind": "operator"}))
     assert "4 runs" in page[1]
@@ -332,7 +335,7 @@ def test_what_the_library_refuses_is_shown(
     [wrong] = [text for level, text in told if level == "error"]
     assert "orphan" in wrong
     assert "the page Replicas has those that are alive" in wrong
-    assert ["success", "Task 'one': asked for a run"] in told
+    assert ["success", "Task 'one': a run is asked for"] in told
     connection.execute("ALTER TABLE task_lock RENAME COLUMN overdue_at TO too_late_at")
     status, page, told = site.browse(("get", TASKS, {}))[0]
     assert status == 200
@@ -351,7 +354,10 @@ def test_freeing_asks_first_and_frees_the_run_that_was_shown(
     assert connection.execute(finished).fetchall() == []
     confirmed = {"name": ["alive", "dead"], "token": ["7", "7"], "confirmed": "Free"}
     _, _, told = site.browse(action("free", "dead", "alive", **confirmed))[0]
-    assert ["success", "Task 'dead': freed"] in told
+    assert any(
+        level == "success" and text.startswith("Task 'dead': freed: token 7, held by one since ")
+        for level, text in told
+    )
     [refused] = [text for level, text in told if level == "error"]
     box = "also if the holder may be alive"
     assert box in page
@@ -365,7 +371,8 @@ def test_freeing_asks_first_and_frees_the_run_that_was_shown(
         action("free", "alive", **stale), action("free", "alive", **newest)
     )
     assert [level for level, _ in refused_stale[2]] == ["error"]
-    assert freed[2] == [["success", "Task 'alive': freed"]]
+    [[level, text]] = freed[2]
+    assert (level, text.partition(", ")[0]) == ("success", "Task 'alive': freed: token 7")
 
 
 def test_permissions_decide_who_sees_and_who_operates(
@@ -428,7 +435,7 @@ def test_the_lists_are_of_the_database_of_the_task_locks(
     add("elsewhere")
     listed, paused = project.browse(("get", TASKS, {}), action("pause", "elsewhere"))
     assert cells(listed[1], "elsewhere").startswith("elsewhere | ok | ")
-    assert paused[2] == [["success", "Task 'elsewhere': paused"]]
+    assert paused[2] == [["success", "Task 'elsewhere': paused until it is resumed"]]
 
 
 def test_the_page_of_a_task_that_is_never_due_again_is_shown(
@@ -562,10 +569,11 @@ def test_stored_jobs_are_paused_resumed_and_moved(
     rows.add_job(connection, "invoices")
     others = next_runs()["invoices"]
     [(_, _, told)] = site.browse(job_action("pause", "invoice*"), user="ann")
-    assert told == [["success", "Job 'invoice*': paused"]]
+    assert told == [["success", "Job 'invoice*': paused until it is resumed"]]
     assert next_runs() == {"invoice*": None, "invoices": others}
     [(_, _, told)] = site.browse(job_action("resume", "invoice*"), user="ann")
-    assert told == [["success", "Job 'invoice*': resumed"]]
+    [[level, text]] = told
+    assert (level, text.partition(", ")[0]) == ("success", "Job 'invoice*': resumed")
     assert next_runs()["invoice*"] is not None
     asked, wrong, beyond, moved = site.browse(
         job_action("move", "invoice*"),
@@ -624,18 +632,19 @@ def test_what_is_not_done_is_told(
             user="bob",
         )
         locks.resume_all(by="ann")
-    of_all = "Task 'paused' stays paused with all tasks by ann until resumed (a move)"
-    of_ann = of_all.replace("stays", "stays paused by ann until resumed;")
-    assert (left[2], not_all[2]) == ([["error", of_ann]], [["error", of_all]])
+    of_all = "Task 'paused': still paused with all tasks by ann until resumed (a move)"
+    of_ann = of_all.replace("still", "still paused by ann until resumed;")
+    ended = of_all.replace("still", "no longer paused by ann until resumed; still")
+    assert (left[2], not_all[2]) == ([["error", of_ann]], [["success", ended]])
     assert gone[2] == [["error", "Task 'gone' is not in the list any more"]]
     assert asked[2] == [["error", "Job 'gone' is not in the list any more"]]
     resumed, job = site.browse(
         action("resume", "running"), job_action("resume", "waiting"), user="bob"
     )
-    assert resumed[2] == [["error", "Task 'running' was not paused"]]
-    assert job[2] == [["error", "Job 'waiting' was not paused"]]
+    assert resumed[2] == [["error", "Task 'running': was not paused"]]
+    assert job[2] == [["error", "Job 'waiting': was not paused"]]
     logged = connection.execute("SELECT object_id, change_message FROM django_admin_log")
-    assert logged.fetchall() == []
+    assert logged.fetchall() == [("paused", ended.partition(": ")[2])]
 
 
 def test_what_an_action_leaves_out_after_an_error_is_told(
@@ -647,7 +656,7 @@ def test_what_an_action_leaves_out_after_an_error_is_told(
         connection.execute("SELECT FROM task_lock_job WHERE id = 'b' FOR UPDATE")
         [(_, _, told)] = site.browse(job_action("pause", "a", "b", "c"))
     done, error, left = told
-    assert done == ["success", "Job 'a': paused"]
+    assert done == ["success", "Job 'a': paused until it is resumed"]
     assert (error[0], "locked" in error[1]) == ("error", True)
     assert left == ["error", "Not paused: 'b', 'c'"]
 
@@ -675,11 +684,11 @@ def test_who_may_only_view_stored_jobs_has_no_actions(
     )
     assert "Pause selected jobs" not in viewed[1]
     assert next_runs() == before
-    assert paused[2] != [["success", "Job 'invoice': paused"]]
+    assert paused[2] != [["success", "Job 'invoice': paused until it is resumed"]]
     [(_, _, told)] = site.browse(
         job_action("pause", "invoice"), user="bob", permissions=["change_job"]
     )
-    assert told == [["success", "Job 'invoice': paused"]]
+    assert told == [["success", "Job 'invoice': paused until it is resumed"]]
 
 
 def test_a_recurring_stored_job_is_run_now(
@@ -688,6 +697,6 @@ def test_a_recurring_stored_job_is_run_now(
     rows.add_job(connection, "invoice", task_name="'invoice'")
     add("invoice")
     [(_, _, told)] = site.browse(job_action("run_now", "invoice"), user="ann")
-    assert told == [["success", "Job 'invoice': asked for a run"]]
+    assert told == [["success", "Job 'invoice': a run is asked for"]]
     asked = connection.execute("SELECT requested_by FROM task_lock WHERE task_name = 'invoice'")
     assert asked.fetchone() == ("ann",)

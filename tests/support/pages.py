@@ -25,6 +25,8 @@ from apscheduler_tasklock.errors import TaskLockNotFoundError
 from apscheduler_tasklock.status import (
     URGENCY,
     Finding,
+    Freed,
+    JobMoved,
     JobState,
     JobStatus,
     Lane,
@@ -34,6 +36,7 @@ from apscheduler_tasklock.status import (
     Misses,
     Overview,
     Pause,
+    PauseChange,
     ReplicaStatus,
     Run,
     Story,
@@ -89,10 +92,31 @@ class Known:
 
     def _change(self, name: str, names: tuple[Any, ...], options: dict[str, Any]) -> Any:
         self.changes.append((name, names, options))
-        answer = self.answers.get(name)
+        answer = self.answers.get(name, self._done)
+        if answer == self._done:
+            return self._done(name, names, options)
         if isinstance(answer, Exception):
             raise answer
         return answer(*names, **options) if callable(answer) else answer
+
+    def _done(self, name: str, names: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        """Return what a method that changes something returns, by the rows."""
+        if name == "pause":
+            return [
+                PauseChange(task.name, (), task.pauses, task.paused, is_paused=True)
+                for task in self.tasks(*names)
+            ]
+        if name == "free":
+            task = self.tasks(names[0])[0]
+            began = task.started_at or self.now
+            rest = (task.holder, began, task.window_until, task.due_at, task.overdue_at)
+            return Freed(task.name, names[1], *rest, options["run_again"])
+        if name in ("pause_job", "resume_job", "move_job"):
+            was_paused = self.jobs(names[0])[0].state is JobState.PAUSED
+            until = {"pause_job": None, "resume_job": self.now}.get(name, names[-1])
+            changed = name == "move_job" or was_paused == (name == "resume_job")
+            return JobMoved(names[0], until, was_paused, changed)
+        return None if name == "run_job" else True
 
     def close(self) -> None:
         """There is no connection."""

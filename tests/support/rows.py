@@ -19,6 +19,7 @@ from apscheduler_tasklock.status import (
     JobState,
     JobStatus,
     Pause,
+    PauseChange,
     ReplicaState,
     ReplicaStatus,
     Run,
@@ -142,6 +143,16 @@ def paused(
 
 PAUSED = paused()
 NEW = {"token": "0", "started_at": "'epoch'", "finished_at": "'epoch'", "succeeded_at": "NULL"}
+
+
+def tasks_of(changes: Sequence[PauseChange]) -> list[str]:
+    """Return the tasks that a pause or a resume was about."""
+    return [change.task for change in changes]
+
+
+def resumed(changes: Sequence[PauseChange]) -> list[str]:
+    """Return the tasks that a resume has resumed."""
+    return [change.task for change in changes if change.is_resumed]
 
 
 def add_task(connection: Connection, name: str, **changes: str) -> None:

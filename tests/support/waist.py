@@ -676,8 +676,8 @@ class Pauser:
             before = rows[task]
             rows[task] = rule.resume(before, now, by, force=force)
             return before.is_paused(now) and not rows[task].is_paused(now)
-        resumed = self._operations.resume(raw_cursor(self.connection), [task], by, force=force)
-        return resumed == [task]
+        [change] = self._operations.resume(raw_cursor(self.connection), [task], by, force=force)
+        return change.is_resumed
 
     def shown(self, task: str = "task") -> tuple[tuple[Pause, ...], datetime | None]:
         """Return the pauses of a task that have not ended, and until when it is paused."""

@@ -238,8 +238,9 @@ def why_it_did_not_run() -> str | None:
 
 def steer_a_job() -> None:
     locks.pause_job("nightly")
-    due: datetime = locks.resume_job("nightly")
+    due: datetime | None = locks.resume_job("nightly").next_run_time
     asked: RunRequest | None = locks.run_job("nightly", by="alice", expires=60)
+    assert due is not None
     locks.move_job("nightly", due + timedelta(hours=1))
     locks.move_job("nightly", "02:00")  # type: ignore[arg-type]
     locks.remove_job("nightly")

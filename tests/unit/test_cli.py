@@ -250,9 +250,9 @@ def test_the_overview_has_the_commands_in_groups(command: Command) -> None:
         ("replicas", "0 1 2 130"),
         ("upgrade", "0 1 2 130"),
         ("status", "0 1 2 3 130"),
-        ("free", "0 1 2 3 4 130"),
-        ("run", "0 1 2 3 4 5 6 130"),
-        ("jobs move", "0 1 2 3 4 130"),
+        ("free", "0 1 2 3 4 7 130"),
+        ("run", "0 1 2 3 4 5 6 7 130"),
+        ("jobs move", "0 1 2 3 4 7 130"),
         ("check", "0 1 2 3"),
     ],
 )

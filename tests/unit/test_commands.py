@@ -17,8 +17,10 @@ import pytest
 from apscheduler_tasklock.cli.steering import AwaitedRun, End
 from apscheduler_tasklock.errors import TaskLockNotFoundError, TaskLockStateError
 from apscheduler_tasklock.status import (
+    JobMoved,
     JobState,
     Pause,
+    PauseChange,
     ReplicaState,
     Run,
     RunRequest,
@@ -137,7 +139,7 @@ def test_a_name_cannot_steer_the_terminal(on: On, form: Sequence[str]) -> None:
                 executor="\x9b31m",
             )
         ],
-        answers={"pause": [ODD], "free": TaskLockStateError(f"task {ODD!r} has ended")},
+        answers={"free": TaskLockStateError(f"task {ODD!r} has ended")},
     )
     answers = [command("status", *form), command("show", ODD, *form), command("runs", *form)]
     answers += [command("pause", ODD, *form), command("jobs", *form)]
@@ -385,7 +387,7 @@ class TestWhy:
 class TestAck:
     def test_it_is_of_the_last_run_unless_a_token_is_given(self, on: On) -> None:
         command = on(task_status(token=41))
-        told = {"acknowledged": ["sync"], "token": 41, "until": None}
+        told = {"acknowledged": ["sync"], "token": 41, "until": None, "is_new": True}
         assert command("ack", "sync", "--json").json == told
         assert command("ack", "sync", "--token", "40").out == "sync: acknowledged (token 40)\n"
 
@@ -420,22 +422,27 @@ class Resuming(Known):
 
     after: Sequence[TaskStatus] = ()
 
-    def resume(self, *names: str, **options: Any) -> list[str]:
-        """Resume tasks: return those that are no longer paused."""
-        before = {task.name for task in self.tasks(*names) if task.paused}
+    def resume(self, *names: str, **_: Any) -> list[PauseChange]:
+        """Resume tasks: return what has become of their pauses."""
+        was = {task.name: task for task in self.tasks(*names)}
         self.tasks_ = self.after
-        return [task.name for task in self.tasks(*names) if task.name in before - _paused(self)]
-
-
-def _paused(known: Known) -> set[str]:
-    return {task.name for task in known.tasks_ if task.paused}
+        return [
+            PauseChange(
+                task.name,
+                tuple(each for each in was[task.name].pauses if each not in task.pauses),
+                task.pauses,
+                was[task.name].paused,
+                task.paused,
+            )
+            for task in self.tasks(*names)
+        ]
 
 
 class TestPause:
     @FORMS
     def test_it_is_said_what_patterns_do_not_cover(self, on: On, form: Sequence[str]) -> None:
         names = ["rapport", "report-1", "report-2"]
-        command = on(*(in_pause(name, ANN) for name in names), answers={"pause": names})
+        command = on(*(in_pause(name, ANN) for name in names))
         answer = command("pause", "rep*", "r?pport", *form)
         assert answer.status == 0
         if form:
@@ -448,7 +455,7 @@ class TestPause:
         )
 
     def test_each_task_is_told_with_the_end_of_its_own_pauses(self, on: On) -> None:
-        command = on(in_pause("a", ANN, BOB), in_pause("b", BOB), answers={"pause": ["a", "b"]})
+        command = on(in_pause("a", ANN, BOB), in_pause("b", BOB))
         assert command("pause", "a", "b", "--for", "2h").out.splitlines() == [
             "a: paused until it is resumed",  # because of ann's
             "b: paused until 2026-01-31T14:00:00Z",
@@ -497,7 +504,7 @@ class TestPause:
     def test_what_is_changed_is_what_the_words_say(
         self, on: On, arguments: Sequence[str], change: Any
     ) -> None:
-        known = Known([task_status("shop:b")], answers={"pause": [], "resume": []})
+        known = Known([task_status("shop:b")], answers={"resume": [], "request_run": REQUEST})
         command = on()
         command.known = known
         assert command(*arguments).status == 0
@@ -672,7 +679,14 @@ class TestOfAll:
         ended: int,
         err: str,
     ) -> None:
-        command = on(pauses=tuple(before), answers={"resume_all": left})
+        change = PauseChange(
+            f"{namespace}*",
+            tuple(pause for pause in before if pause not in left and pause.namespace == namespace),
+            tuple(left),
+            was_paused=any(pause.namespace == namespace for pause in before),
+            is_paused=bool(left),
+        )
+        command = on(pauses=tuple(before), answers={"resume_all": change})
         given = ("--all", "--as", "bob", "--namespace", namespace)
         answer = command("resume", *given)
         assert (answer.status, answer.out.splitlines(), answer.err) == (status, lines, err)
@@ -931,7 +945,8 @@ class TestJobs:
         ("words", "told", "status", "ids"),
         [
             ("pause r-? a r-1", {"paused": ["r-1", "r-2", "a"]}, 0, ["r-1", "r-2", "a"]),
-            ("pause *", {"paused": ["a", "p", "r-1", "r-2"]}, 0, ["a", "p", "r-1", "r-2"]),
+            # What was paused before is not told as done.
+            ("pause *", {"paused": ["a", "r-1", "r-2"]}, 0, ["a", "p", "r-1", "r-2"]),
             # What was not paused is asked for all the same: it may be paused meanwhile.
             ("resume a p", {"resumed": ["p"]}, 0, ["a", "p"]),
             ("remove a p", {"removed": ["a", "p"]}, 0, ["a", "p"]),
@@ -967,7 +982,6 @@ class TestJobs:
                 job_status(name, state=states.get(name, JobState.WAITING))
                 for name in ("r-2", "r-1", "p", "a", "ended")
             ],
-            answers={"resume_job": NOW},
         )
         action, *arguments = words.split()
         answer = command(f"jobs {action}", *arguments, "--json")
@@ -996,7 +1010,6 @@ class TestJobs:
     def test_in_words(self, on: On, words: str, lines: Sequence[str]) -> None:
         command = on(
             jobs_=[job_status("a"), job_status("p", state=JobState.PAUSED)],
-            answers={"resume_job": NOW},
         )
         action, *arguments = words.split()
         answer = command(f"jobs {action}", *arguments)
@@ -1010,10 +1023,10 @@ class TestJobs:
         assert command.known.changes[0] == ("run_job", ("every",), {"by": "ann"})
 
     def test_a_state_that_forbids_it_is_4_and_keeps_no_other_job_from_it(self, on: On) -> None:
-        def resumed(job_id: str, **_: Any) -> datetime:
+        def resumed(job_id: str, **_: Any) -> JobMoved:
             if job_id == "b":
                 raise TaskLockStateError("job 'b' is not resumed")
-            return NOW
+            return JobMoved(job_id, NOW, was_paused=True, is_changed=True)
 
         command = on(
             jobs_=[job_status(each, state=JobState.PAUSED) for each in "abc"],
@@ -1054,7 +1067,10 @@ class TestOnATerminal:
         assert command("free", "sync", "--token", "7").status == status
         assert [name for name, *_ in command.known.changes] == ["free"] * (status == 0)
         told = asked.getvalue()
-        assert "task 'sync' (token 7) is held by 'one' until 2026-01-31T11:59:02Z." in told
+        assert (
+            "task 'sync' (token 7) is held by 'one' since 2026-01-31T11:59:00Z, locked until "
+            "2026-01-31T11:59:02Z. Its window stays" in told
+        )
         assert "may overlap with the next run for a third of its lease" in told
         assert "Free it? [y/N]" in told
         assert ("task 'sync' is not freed" in told) == (status == 1)
@@ -1064,7 +1080,11 @@ class TestOnATerminal:
         monkeypatch.setattr(sys, "stdin", Terminal("n\n"))
         monkeypatch.setattr(sys, "stderr", asked)
         command = on(task_status(**READ["dead"]))
-        assert command("free", "sync", "--token", "7", "--yes").out == "sync: freed\n"
+        assert command("free", "sync", "--token", "7", "--yes").out == (
+            "sync: freed: token 7, held by one since 2026-01-31T11:59:00Z; its window stays until "
+            "2026-01-31T12:03:20Z; it is skipped until it is due at 2026-01-31T12:04:00Z; overdue "
+            "after 2026-01-31T12:05:00Z\n"
+        )
         assert asked.getvalue() == ""
 
 

@@ -35,7 +35,7 @@ from apscheduler_tasklock._lock.statements.conditions import (
     many,
 )
 from apscheduler_tasklock._lock.statements.deaths import NOT_RUNNING, end_lease, give_up
-from apscheduler_tasklock._lock.statements.history import ACTIONS, History
+from apscheduler_tasklock._lock.statements.history import ACTIONS, IS_FIRST, History, again
 from apscheduler_tasklock._lock.statements.lanes import lanes
 from apscheduler_tasklock._lock.statements.leaders import (
     IS_LEADER,
@@ -101,6 +101,7 @@ __all__ = [
     "DUE_IN_PAUSE",
     "HAS_STOPPED",
     "IS_ALIVE",
+    "IS_FIRST",
     "IS_HEARD",
     "IS_LEADER",
     "IS_PAUSED",
@@ -123,6 +124,7 @@ __all__ = [
     "RecordingStatement",
     "Statement",
     "add_one_offs",
+    "again",
     "all_pauses",
     "claim",
     "claim_and_move",

@@ -79,7 +79,13 @@ class History:
                           AND replica.started_at <= run.started_at)"""
 
     def action(
-        self, what: str, rows: str, until: str = "NULL", reason: str = "NULL", **more: str
+        self,
+        what: str,
+        rows: str,
+        until: str = "NULL",
+        reason: str = "NULL",
+        action_id: str = "%(action_id)s::uuid",
+        **more: str,
     ) -> str:
         """Return the INSERT of entries of what the operator ``by`` did with tasks.
 
@@ -87,6 +93,7 @@ class History:
         :param rows: a FROM clause, where ``run`` is the task's row, which has counted the entry
         :param until: the SQL of the time until which the action holds
         :param reason: the SQL of the operator's reason
+        :param action_id: the SQL of the id under which the action was sent
         :param more: the SQL of further columns
         """
         columns = {
@@ -103,6 +110,7 @@ class History:
             "by": "%(by)s::text",
             "until": until,
             "reason": reason,
+            "action_id": action_id,
             **more,
         }
         return self.entry(rows, **columns)
@@ -115,6 +123,29 @@ class History:
             ended_at="run.locked_until",
             outcome="claimed.new_outcome",
         )
+
+
+def again(history: History | None, task_name: str) -> str:
+    """Return the part of a WITH clause with the entries of an action that was done before.
+
+    An action whose answer was lost is sent again under its id. If it finds its own entries, it
+    must do nothing. It writes the entries anew, so that its commit is confirmed only after the
+    commit that has made them. A read would also see a commit that no standby has confirmed.
+
+    :param task_name: the SQL of the name of the entries' task; may use ``entry``
+    """
+    if history is None:
+        return "again AS (SELECT NULL::text AS task_name, now() AS started_at WHERE false)"
+    return f"""again AS (
+            UPDATE {history.table} AS entry SET action_id = entry.action_id
+            WHERE entry.task_name {task_name} AND entry.ring = 'actions'
+                  AND entry.action_id = %(action_id)s::uuid
+            RETURNING entry.*
+        )"""
+
+
+# Whether the action was not done before.
+IS_FIRST = "NOT EXISTS (SELECT FROM again)"
 
 
 def death_entry(history: History | None, table: str) -> str:

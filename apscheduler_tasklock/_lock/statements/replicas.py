@@ -153,7 +153,11 @@ def note_reschedulings(table: str, history: History) -> str:
                       AND run.outcome = 'rescheduled'
                       AND run.started_at > now() - interval '1 day'"""
     entry = history.action(
-        "rescheduled", "noted AS run", reason="run.words", by="%(replica_id)s::text"
+        "rescheduled",
+        "noted AS run",
+        reason="run.words",
+        by="%(replica_id)s::text",
+        action_id="NULL",
     )
     return f"""
         WITH known AS (

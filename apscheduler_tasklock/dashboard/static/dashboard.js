@@ -106,6 +106,7 @@
   const address = new URL(location.href);
   if (address.searchParams.has("done")) {
     address.searchParams.delete("done");
+    address.searchParams.delete("counts");
     history.replaceState(null, "", address);
   }
   if (document.querySelector("[data-refresh]")) setTimeout(again, INTERVAL);

@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from apscheduler_tasklock import TaskLockError, TaskLocks
+from apscheduler_tasklock import TaskLockError, TaskLocks, TaskLockStateError
 from tests.support import rows
 from tests.support.asgi_client import TestClient
 
@@ -40,7 +40,7 @@ def tasks(connection: psycopg.Connection[Any]) -> None:
         ),
         ({"action": "run", "name": "dead"}, "the page Replicas has those that are alive"),
         ({"action": "run", "name": "gone"}, "no such task: 'gone'"),
-        ({"action": "job-run", "name": "recurring"}, "move the job to make it due"),
+        ({"action": "job-run", "name": "recurring"}, "no live replica has it, or can import"),
         (
             {"action": "job-resume", "name": "over"},
             "move the job to give it a run time, or remove it",
@@ -94,3 +94,120 @@ def test_all_that_match_are_paused_and_no_others(
     assert answer.status_code == 303
     paused = connection.execute("SELECT task_name FROM task_lock WHERE pauses IS NOT NULL")
     assert sorted(name for (name,) in paused) == ["dea*", "dead"]
+
+
+ONE_OFF = (
+    """'{"type": "date", "run_date": "2026-01-01T00:00:00+00:00", "timezone": "UTC"}'::jsonb"""
+)
+OVERDUE = {"next_run_time": "now() - interval '1 h'", "changed_at": "now() - interval '1 h'"}
+
+
+@pytest.mark.parametrize(
+    ("job", "why"),
+    [
+        ({"trigger": ONE_OFF, **OVERDUE}, "it is due, and no live replica takes it"),
+        ({"task_name": "'dead'"}, "no live replica has it, or can import its function"),
+        ({"task_name": "NULL"}, "no replica has registered its task"),
+    ],
+    ids=["an overdue one-off job", "of no live replica", "of no replica"],
+)
+def test_a_job_that_nobody_can_run_is_not_offered_to_be_run_and_not_changed(
+    operator: TestClient,
+    connection: psycopg.Connection[Any],
+    database_url: str,
+    job: dict[str, str],
+    why: str,
+) -> None:
+    """To make it due once more would set its alarm back."""
+    rows.add_job(connection, "job", **job)
+    version = "SELECT xmin::text FROM task_lock_job WHERE id = 'job'"
+    before = connection.execute(version).fetchall()
+    page = operator.get("/job", params={"id": "job"}).text
+    assert f"It cannot be run now: {why}" in html.unescape(page)
+    assert "action=job-run" not in page
+    with TaskLocks(database_url) as locks, pytest.raises(TaskLockStateError, match=why):
+        locks.run_job("job")
+    assert connection.execute(version).fetchall() == before
+
+
+def test_a_job_of_a_live_replica_is_offered_to_be_run(
+    operator: TestClient, connection: psycopg.Connection[Any]
+) -> None:
+    rows.add_replica(connection, "one", ["dead"])
+    rows.add_job(connection, "job", task_name="'dead'")
+    assert "action=job-run" in operator.get("/job", params={"id": "job"}).text
+
+
+@pytest.mark.parametrize(("known", "is_offered"), [(["dead"], True), ([], False)])
+def test_a_task_is_offered_to_be_run_if_a_live_replica_has_it(
+    operator: TestClient,
+    connection: psycopg.Connection[Any],
+    known: list[str],
+    is_offered: bool,
+) -> None:
+    rows.add_replica(connection, "one", known)
+    page = operator.get("/task", params={"name": "dead"}).text
+    assert ("action=run&amp;" in page) is is_offered
+    assert ("It cannot be run now: no live replica has it." in page) is not is_offered
+
+
+@pytest.mark.parametrize(
+    ("row", "form", "says"),
+    [
+        ({}, {"action": "pause", "duration": ""}, "Paused."),
+        (rows.paused("'ann'"), {"action": "resume"}, "Resumed."),
+        (rows.paused("'bob'"), {"action": "resume"}, "because you have no pause of it."),
+        (rows.paused("'bob'"), {"action": "resume", "force": "on"}, "Resumed."),
+        ({}, {"action": "resume"}, "It was not paused."),
+        ({}, {"action": "run"}, "The run is asked for."),
+        (
+            {
+                "request_id": "gen_random_uuid()",
+                "requested_by": "'bob'",
+                "requested_at": "now()",
+                "request_until": "now() + interval '1 h'",
+            },
+            {"action": "run"},
+            "A run was asked for before",
+        ),
+        (rows.DEAD, {"action": "free", "token": "7"}, "The run's window stays"),
+        (
+            rows.DEAD,
+            {"action": "free", "token": "7", "run_again": "on"},
+            "The run's window is open again.",
+        ),
+        (rows.FAILING, {"action": "ack", "token": "7"}, "Acknowledged."),
+        (
+            {**rows.FAILING, "acknowledged_at": "now() + interval '1 h'"},
+            {"action": "ack", "token": "7"},
+            "It was acknowledged before.",
+        ),
+    ],
+)
+def test_the_page_after_an_action_says_what_it_has_done(
+    operator: TestClient,
+    connection: psycopg.Connection[Any],
+    row: Mapping[str, str],
+    form: Mapping[str, str],
+    says: str,
+) -> None:
+    rows.add_task(connection, "task", **row)
+    rows.add_replica(connection, "one", ["task"])
+    answer = operator.post("/act", data={"name": "task", **form}, headers=SAME)
+    assert answer.status_code == 303, answer.text
+    assert says in html.unescape(notice(operator.get(f"/{answer.headers['location']}").text))
+
+
+def notice(page: str) -> str:
+    """Return what a page says of the action before it."""
+    return "".join(re.findall(r'<p class="notice \w+" role="status">(.*)</p>', page))
+
+
+def test_what_an_address_says_of_an_action_is_no_text_of_the_addresss_own(
+    operator: TestClient,
+) -> None:
+    """Else a link could make a page say anything."""
+    for counts in ("<b>hello*1", "hello", "paused*x", "paused*1,hello*1"):
+        page = operator.get("/tasks", params={"done": "pause", "counts": counts}).text
+        assert "hello" not in notice(page)
+    assert notice(page) == "Paused."

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from typing import Any
 from uuid import uuid4
@@ -149,7 +150,7 @@ class TestReplicasSeeItAtOnce:
         past = datetime.now(UTC) - timedelta(hours=1)
         add(replica, key, run_date=past, next_run_time=None)
         eventually(lambda: has_read(connection))
-        assert operator.resume_job(key) == past
+        assert operator.resume_job(key).next_run_time == past
         replica.runs(key)
 
     def test_a_one_off_job_that_is_run(
@@ -213,7 +214,7 @@ class TestResume:
         replica.scheduler.add_job(note, BERLIN, args=[key], id=key, next_run_time=None)
         set_columns(connection, key, func="gone.away:send")  # no function is imported
         now = datetime.now(UTC)
-        first = operator.resume_job(key)
+        first = operator.resume_job(key).next_run_time
         assert first in {BERLIN.get_next_fire_time(None, at) for at in (now, datetime.now(UTC))}
         assert one(operator, key).next_run_time == first
 
@@ -222,7 +223,7 @@ class TestResume:
     ) -> None:
         moved = LATER + timedelta(days=1)
         add(replica, key, next_run_time=moved)
-        assert operator.resume_job(key) == moved
+        assert operator.resume_job(key).next_run_time == moved
         assert one(operator, key).next_run_time == moved
 
     def test_a_job_without_a_further_run_time_stays_paused(
@@ -255,7 +256,7 @@ class TestResume:
             replica.scheduler.modify_job(key, next_run_time=moved)
             return LATER
 
-        assert JobChanges(make_locks(), "ann").resume(key, computed) == moved
+        assert JobChanges(make_locks(), "ann").resume(key, computed).next_run_time == moved
 
     def test_an_other_change_meanwhile_stays(
         self, replica: StoreReplica, make_locks: Callable[..., LockClient], key: str
@@ -267,7 +268,7 @@ class TestResume:
                 replica.scheduler.modify_job(key, name="another")
             return LATER
 
-        assert JobChanges(make_locks(), "ann").resume(key, computed) == LATER
+        assert JobChanges(make_locks(), "ann").resume(key, computed).next_run_time == LATER
         job = replica.scheduler.get_job(key)
         assert (job.name, job.next_run_time) == ("another", LATER)
 
@@ -285,7 +286,7 @@ class TestRun:
         assert (request.task, request.requested_by) == (before.task, "alice")
         assert len(replica.runs(key)) == 1
         eventually(lambda: [run.kind for run in ended_runs(operator, before.task)] == ["manual"])
-        assert one(operator, key) == before
+        assert one(operator, key) == replace(before, has_replica=True)
 
     @pytest.mark.nightly
     def test_a_paused_recurring_job_runs_and_stays_paused(
@@ -305,7 +306,7 @@ class TestRun:
         replica.scheduler.add_job(note, BERLIN, **elsewhere)
         for task in (None, "elsewhere"):
             set_columns(connection, key, task_name=task)
-            with pytest.raises(TaskLockStateError, match="no replica has registered its task"):
+            with pytest.raises(TaskLockStateError, match=r"no (live )?replica has "):
                 operator.run_job(key)
         set_columns(connection, key, trigger=TOO_MANY_DIGITS)
         with pytest.raises(TaskLockStateError, match="its row cannot be read"):
@@ -394,7 +395,7 @@ def test_signed_and_pickled_jobs_run_after_they_were_steered(
     add(replica, key, next_run_time=None)
     replica.scheduler.add_job(note, own, args=[f"{key}-own"], id=f"{key}-own")
     operator.pause_job(f"{key}-own")
-    assert operator.resume_job(key) == LATER
+    assert operator.resume_job(key).next_run_time == LATER
     for name in (key, f"{key}-own"):
         operator.move_job(name, datetime.now(UTC))
         replica.runs(name)
@@ -431,7 +432,8 @@ class TestHistory:
         task = one(operator, key).task
         operator.pause_job(key, by="ann")
         operator.pause_job(key, by="bob")  # which changes nothing
-        first = operator.resume_job(key, by="bob")
+        first = operator.resume_job(key, by="bob").next_run_time
+        assert first is not None
         operator.move_job(key, LATER, by="carl")
         operator.run_job(key, by="dan")
         operator.remove_job(key, by="eve")

@@ -38,7 +38,7 @@ from tests.support.claims import RENEWS_OFTEN, ended_runs
 from tests.support.internals import kept_run_times
 from tests.support.polling import eventually
 from tests.support.roles import role
-from tests.support.rows import add_action, add_run
+from tests.support.rows import add_action, add_run, resumed, tasks_of
 from tests.support.schedulers import DAILY, DAILY_LATER, NO_DATABASE, Replica
 from tests.support.waist import MemoryTaskLocks
 
@@ -387,7 +387,7 @@ class TestPause:
             replica = make_replica(jobs={"job": {"min_lock": 0}}, **FAST)
             replica.scheduler.add_job(job, "interval", seconds=0.05, id="job", max_instances=5)
         eventually(lambda: len(runs) > 10)
-        assert operator.pause(given, by="me", reason="why") == ["job"]
+        assert tasks_of(operator.pause(given, by="me", reason="why")) == ["job"]
         found = connection.execute("SELECT clock_timestamp()").fetchone()
         assert found is not None
         eventually(lambda: task(operator).state is TaskState.PAUSED)
@@ -396,9 +396,9 @@ class TestPause:
             operator.hold("job", min_lock=0, max_lock=600).__enter__()
         assert len(runs) <= before + 1
         assert all(run < found[0] for run in runs)
-        assert operator.resume(given, by="you") == []
-        assert operator.resume(given, by="me") == ["job"]
-        assert operator.resume(given, by="me") == []
+        assert resumed(operator.resume(given, by="you")) == []
+        assert resumed(operator.resume(given, by="me")) == ["job"]
+        assert resumed(operator.resume(given, by="me")) == []
         eventually(lambda: len(runs) > before + 3)
 
     def test_a_refused_claim_says_so(self, make_replica: MakeReplica, operator: TaskLocks) -> None:

@@ -70,7 +70,7 @@ class TestReplicas:
             assert found is not None
             assert found[0] < paused_at
             assert pause.reason == "a move"
-            assert operator.resume_all() == []
+            assert operator.resume_all().left == ()
 
     def test_a_task_that_appears_later_is_paused(
         self, make_replica: MakeReplica, operator: TaskLocks

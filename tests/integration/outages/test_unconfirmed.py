@@ -12,7 +12,13 @@ import psycopg
 import pytest
 from sqlalchemy.engine import make_url
 
-from apscheduler_tasklock import TaskLockDatabaseError, TaskLockError, TaskLocks, upgrade
+from apscheduler_tasklock import (
+    TaskLockDatabaseError,
+    TaskLockError,
+    TaskLocks,
+    TaskLockUnknownError,
+    upgrade,
+)
 from apscheduler_tasklock.demo.server import EmbeddedServer
 from apscheduler_tasklock.lock import HeldLock
 from tests.support.claims import claim, held
@@ -160,11 +166,6 @@ def _lead(locks: LockClient, _url: str) -> object:
     return locks.ask(locks.leading("\x01leader:", "one", 600.0))
 
 
-def _pause(_locks: LockClient, url: str) -> object:
-    with TaskLocks(url) as locks:
-        return locks.pause("warm-up of replica")
-
-
 def test_the_releases_of_a_shutdown_are_sent_although_commits_hang(
     lonely: LonelyServer, make: Make, aside: Callable[..., Future[Any]]
 ) -> None:
@@ -183,18 +184,45 @@ def test_the_releases_of_a_shutdown_are_sent_although_commits_hang(
     closed.result(60)
 
 
-@pytest.mark.parametrize("write", [_lead, _pause])
 def test_what_is_sent_once_fails_if_it_is_not_confirmed(
-    lonely: LonelyServer,
-    make: Make,
-    aside: Callable[..., Future[Any]],
-    write: Callable[[LockClient, str], object],
+    lonely: LonelyServer, make: Make, aside: Callable[..., Future[Any]]
 ) -> None:
     locks = make()
     with lonely.hanging():
-        asked = aside(write, locks, lonely.url)
+        asked = aside(_lead, locks, lonely.url)
         lonely.cancel(lonely.one_waiting())
         with pytest.raises(TaskLockDatabaseError, match="none confirms them"):
+            asked.result(60)
+
+
+def test_an_operators_action_is_done_once_a_write_is_confirmed(
+    lonely: LonelyServer, make: Make, aside: Callable[..., Future[Any]]
+) -> None:
+    """The server has committed it, so pages show it; nobody says that it was done."""
+    make()
+    shown = "SELECT count(*) FROM task_lock WHERE paused_at IS NOT NULL"
+    noted = "SELECT count(*) FROM task_lock_run WHERE outcome = 'paused'"
+    with TaskLocks(lonely.url, claim_timeout=600.0) as locks:
+        with lonely.hanging():
+            asked = aside(locks.pause, "warm-up of replica")
+            lonely.cancel_first()
+            assert lonely.run(shown) == [(1,)]
+            assert not asked.done()
+        [change] = asked.result(60)
+    assert change.is_paused
+    assert lonely.run(noted) == [(1,)]
+
+
+def test_of_an_action_that_is_given_up_before_that_nothing_is_known(
+    lonely: LonelyServer, make: Make, aside: Callable[..., Future[Any]]
+) -> None:
+    make()
+    with lonely.hanging():
+        locks = TaskLocks(lonely.url, claim_timeout=600.0)
+        asked = aside(locks.pause, "warm-up of replica")
+        lonely.cancel_first()
+        aside(locks.close)
+        with pytest.raises(TaskLockUnknownError, match="whether the pause was made: "):
             asked.result(60)
 
 
@@ -267,7 +295,7 @@ def test_an_outage_is_over_for_who_only_reads_once_a_probe_was_confirmed(
     make()
     with TaskLocks(lonely.url) as locks:
         with lonely.hanging():
-            asked = aside(locks.pause, "warm-up of replica")
+            asked = aside(locks.check_writes)
             lonely.cancel(lonely.one_waiting())
             with pytest.raises(TaskLockDatabaseError):
                 asked.result(60)

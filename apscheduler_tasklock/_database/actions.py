@@ -1,0 +1,66 @@
+"""Operators' actions on their way to the database: an action is sent again after a doubt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf
+from typing import Any, TypeVar
+
+from apscheduler_tasklock._database.awaited_ticket import AwaitedTicket
+from apscheduler_tasklock._database.deadline import Deadline
+from apscheduler_tasklock._database.requests import Outcome, Request
+from apscheduler_tasklock._database.sqlstates import is_rolled_back
+from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
+
+Answer = TypeVar("Answer")
+
+
+class _Action(Request[Answer]):
+    """The request of an action, which always has statements of its own."""
+
+    def __init__(self, function: Callable[[Any, bool], Answer]) -> None:
+        self._function = function
+
+    def send(self, cursor: Any) -> Answer:
+        """Call the function."""
+        return self._function(cursor, self.in_doubt)
+
+    def note_failure(self, error: BaseException) -> None:
+        """Note whether the action may have been done. An answer of the action's own is no doubt."""
+        is_answer = isinstance(error, TaskLockError) and not isinstance(
+            error, TaskLockDatabaseError
+        )
+        self.in_doubt = self.in_doubt or not (is_answer or is_rolled_back(error))
+
+
+class ActionTicket(AwaitedTicket[Answer, Answer]):
+    """The ticket of an operator's action.
+
+    The action is sent once. If it is not known whether it was done, it is sent again for some time,
+    until an answer says what has become of it.
+
+    :param function: sends the action's statements. It gets a cursor, and whether the action may
+        have been done before.
+    :param times: as in :class:`Ticket`
+    """
+
+    def __init__(
+        self, function: Callable[[Any, bool], Answer], deadline: Deadline, **times: float
+    ) -> None:
+        request: Request[Answer] = _Action(function)
+        super().__init__(request, deadline, Outcome.result, None, **times)
+
+    @property
+    def in_doubt(self) -> bool:
+        """Whether the action may have been done, although no answer says so."""
+        is_on_its_way = self.future.cancelled() and self.sent_at > -inf
+        return self.request.in_doubt or is_on_its_way
+
+    @property
+    def tried_until(self) -> float:
+        """Until when the action is sent again after a failure, on the monotonic clock."""
+        return self._tried_until if self.request.in_doubt else -inf
+
+    @tried_until.setter
+    def tried_until(self, moment: float) -> None:
+        self._tried_until = moment
