@@ -110,7 +110,7 @@ def test_a_night_is_chosen_by_its_date_and_looked_at_closer(
     show(page)
     span = page.get_by_role("heading", level=2)
     expect(span).to_have_text(re.compile(f"{evening} 20:00:00 to .*08:00:00"))
-    newsletter = page.get_by_role("img", name=re.compile("^shared:newsletter: 1 run$"))
+    newsletter = page.get_by_role("group", name=re.compile("^shared:newsletter: 1 run$"))
     expect(newsletter).to_be_visible()
     page.get_by_role("link", name="closer").click()
     expect(span).to_have_text(re.compile(f"{evening} 23:00:00 to .*05:00:00"))
