@@ -21,6 +21,7 @@ from apscheduler_tasklock.errors import (
 from apscheduler_tasklock.lock import HeldLock, current_lock
 from apscheduler_tasklock.status import (
     DueTimes,
+    Durations,
     Finding,
     Freed,
     Health,
@@ -40,6 +41,7 @@ from apscheduler_tasklock.status import (
     Run,
     RunningRun,
     RunRequest,
+    Spread,
     Story,
     TaskState,
     TaskStatus,
@@ -69,6 +71,7 @@ __all__ = [
     "EVENT_TASK_LOCK_REFUSED",
     "EVENT_TASK_LOCK_RELEASED",
     "DueTimes",
+    "Durations",
     "Finding",
     "Freed",
     "Health",
@@ -89,6 +92,7 @@ __all__ = [
     "Run",
     "RunRequest",
     "RunningRun",
+    "Spread",
     "Story",
     "TaskLockDatabaseError",
     "TaskLockError",

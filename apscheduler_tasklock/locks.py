@@ -67,6 +67,7 @@ from apscheduler_tasklock.status import (
     ORDERS,
     OUTCOMES,
     RUN_ORDERS,
+    Durations,
     Finding,
     Freed,
     JobMoved,
@@ -575,6 +576,16 @@ class TaskLocks:
         return self._operate(
             lambda operations, cursor: operations.usual_durations(cursor, patterns)
         )
+
+    def durations(self, name: str) -> Durations:
+        """Return how long a task's runs took in the last day, and in the week before.
+
+        These are the runs in the history that ended well. How far back the history reaches depends
+        on the option ``history`` and on how often the task runs.
+
+        :raises TaskLockError: the database is unavailable, or rejects the statement
+        """
+        return self._operate(lambda operations, cursor: operations.durations(cursor, name))
 
     def why(self, name: str, at: datetime | None = None) -> Story:
         """Return what is known of a task around a moment, such as why it did not run.

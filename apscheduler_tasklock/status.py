@@ -29,6 +29,7 @@ class TaskState(str, Enum):
     """
     RUNNING = "running"
     PAUSED = "paused"
+    """The task is paused, or its stored job is, and no run of it is going on or dead."""
     DEAD = "dead"
     """The last run's lease has ended: its holder was killed, or cannot reach the database."""
     OVERDUE = "overdue"
@@ -92,12 +93,14 @@ class RunningRun:
 class Pause:
     """A pause that has not ended.
 
-    :ivar by: who has paused
-    :ivar since: when it was made
+    :ivar by: who has paused; ``""``: not known, because an application has paused its stored job
+    :ivar since: when it was made; of a stored job, when the job was changed last
     :ivar until: its end; ``None``: until it is resumed
     :ivar reason: the reason
     :ivar namespace: the text with which the names of the paused tasks begin; ``""``: all tasks are
         paused; ``None``: one task is paused
+    :ivar job: the id of the stored job that is paused, by ``TaskLocks.pause_job`` or by the
+        application; ``None``: no job is paused, but tasks
     """
 
     by: str
@@ -105,6 +108,7 @@ class Pause:
     until: datetime | None
     reason: str | None
     namespace: str | None = None
+    job: str | None = None
 
 
 @dataclass(frozen=True)
@@ -212,10 +216,10 @@ class TaskStatus:
     :ivar failures: how many run times in a row have failed, without one whose retry is to come or
         goes on
     :ivar error_type: class of the last run's exception
-    :ivar paused: whether the task is paused
+    :ivar paused: whether the task is paused, so that no claim of it is granted
     :ivar paused_until: end of its last pause; ``None``: until somebody resumes the task
-    :ivar pauses: its pauses that have not ended, in the order in which they were made, and then
-        those of all tasks
+    :ivar pauses: its pauses that have not ended, in the order in which they were made, then those
+        of all tasks, and then that of its stored job, which also stands here if ``paused`` is false
     :ivar requested_by: who has asked for a manual run that has not begun yet
     :ivar requested_at: when that manual run was asked for
     :ivar gone: whether the task was removed: there are live replicas, and none of them has it
@@ -295,8 +299,8 @@ class Overview:
         ``apscheduler-tasklock check`` tells, and no list limits them.
     :ivar running: tasks with the states running and too long, the run that began first first
     :ivar due_next: tasks that are due in the future and not paused, the soonest first
-    :ivar paused: tasks that are paused, also those whose state is running or too long. Tasks with
-        pauses of their own come first, and those that are only paused with all tasks come last.
+    :ivar paused: tasks that are paused or whose stored job is, also those whose state is running
+        or too long. Tasks with pauses of their own come first.
     :ivar pauses_of_all: the pauses of all tasks that have not ended
     :ivar alive: how many replicas are alive; ``None``: the replicas cannot be read
     :ivar silent: how many replicas have given a sign of life in the last day, and are now silent or
@@ -361,6 +365,9 @@ class JobStatus:
         and then the names of the keyword arguments, sorted. Empty if its arguments are pickled.
     :ivar has_replica: whether a live replica has its task, and so can import its function; ``None``
         if that is not known
+    :ivar paused_since: when it was paused; if it was changed since, when it was changed last;
+        ``None``: it is not paused
+    :ivar paused_by: who has paused it; ``None``: not known, or it is not paused
     """
 
     id: str
@@ -394,6 +401,9 @@ class JobStatus:
         if self.task is None:
             return "no replica has registered its task"
         return _NO_REPLICA if self.has_replica is False else None
+
+    paused_since: datetime | None = None
+    paused_by: str | None = None
 
     @property
     def is_one_off(self) -> bool:
@@ -590,6 +600,35 @@ class Lanes:
     known_since: datetime | None = None
     pauses: tuple[Run, ...] = ()
     outages: tuple[tuple[datetime, datetime], ...] = ()
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How long the runs of a span took that ended well.
+
+    :ivar runs: how many they are
+    :ivar median: seconds that half of them took at most
+    :ivar most: seconds that 95 of 100 of them took at most
+    """
+
+    runs: int
+    median: float
+    most: float
+
+
+@dataclass(frozen=True)
+class Durations:
+    """How long the runs of a task took that ended well, as far as the run history reaches.
+
+    :ivar last_day: the runs that began in the last 24 hours; ``None``: there are none
+    :ivar week_before: those that began in the seven days before; ``None``: there are none, or the
+        history does not reach so far back
+    :ivar kept_since: when the oldest run began that the history has; ``None``: it has none
+    """
+
+    last_day: Spread | None
+    week_before: Spread | None
+    kept_since: datetime | None
 
 
 class ReplicaState(str, Enum):

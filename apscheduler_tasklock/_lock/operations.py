@@ -83,6 +83,7 @@ from apscheduler_tasklock.schema.table import (
 )
 from apscheduler_tasklock.status import (
     URGENCY,
+    Durations,
     Freed,
     JobState,
     JobStatus,
@@ -100,6 +101,7 @@ from apscheduler_tasklock.status import (
     RunningRun,
     RunRequest,
     Silence,
+    Spread,
     TaskState,
     TaskStatus,
 )
@@ -199,6 +201,7 @@ _STATE = f"""
          WHEN {_OVERRUNS} THEN 'too long'
          WHEN in_pause.now THEN 'paused'
          WHEN lock.finished_at IS NULL AND NOT lock.handed_over THEN 'dead'
+         WHEN job.paused_since IS NOT NULL THEN 'paused'
          WHEN lock.window_start < due.at AND {_OVERDUE} < now() THEN 'overdue'
          WHEN lock.window_start < due.at AND due.at < now() THEN 'late'
          WHEN {_MISSED_AT} IS NOT NULL THEN 'missed'
@@ -241,6 +244,9 @@ _LOST = f"""
     FROM replicas, {REPORTED_RUNS} AS run
     WHERE heard AND {IS_RUN} AND run -> 'lost'::text = 'true'
 """
+# No stored jobs, where their table cannot be read.
+_NO_PAUSED_JOBS = """SELECT NULL::text AS task_name, NULL::text AS job_id,
+                            NULL::timestamptz AS paused_since WHERE false"""
 # An empty table, which is used if the replicas' table cannot be read.
 _NO_REPLICAS = """
     SELECT '' AS replica_id, NULL::text[] AS tasks, '[]'::jsonb AS running, false AS alive,
@@ -383,7 +389,8 @@ _RUN_ORDERS = {
 }
 # The tasks that a finding can be about. What is left out is well, known to an operator, or history,
 # so that few rows are read although there may be hundreds of thousands.
-_IS_WATCHED = """CASE WHEN state IN ('unreadable', 'too long') THEN true
+_IS_WATCHED = """CASE WHEN state = 'paused' THEN false
+    WHEN state IN ('unreadable', 'too long') THEN true
     WHEN gone OR paused THEN false
     WHEN state IN ('dead', 'overdue', 'late') THEN true
     ELSE has_ended_badly AND NOT acknowledged END"""
@@ -397,9 +404,12 @@ _LISTS = {
         f"state NOT IN ('too long', 'dead', 'overdue'), {_PLACE_BY_URGENCY}, task_name",
     ),
     "running": ("state IN ('running', 'too long')", "begun_at, task_name"),
-    "due_next": ("due_at > now() AND NOT paused", "due_at, task_name"),
+    "due_next": ("due_at > now() AND NOT paused AND state <> 'paused'", "due_at, task_name"),
     # Tasks with own pauses come first, because a pause of all tasks may apply to thousands.
-    "paused": ("paused", "NOT is_paused_itself, task_name"),
+    "paused": (
+        "paused OR has_paused_job",
+        "NOT is_paused_itself AND NOT has_paused_job, task_name",
+    ),
 }
 
 # Whether a pause of a task has no end: one of its own, or one of all tasks.
@@ -472,6 +482,17 @@ class Operations:
                        FROM {self._replicas} AS replica"""
         matching = f"""{IS_TASK} AND (%(like)s::text[] IS NULL
                                       OR lock.task_name LIKE ANY (%(like)s::text[]))"""
+        # The tasks whose stored jobs are all paused, with one of these, and with the time of its
+        # last change, which is when it was paused unless somebody has changed it since.
+        self._paused_jobs = f"""
+            SELECT task_name, min(id) AS job_id, max(changed_at) AS paused_since
+            FROM {self._jobs_name} WHERE NOT ended AND task_name IS NOT NULL
+            GROUP BY task_name HAVING pg_catalog.bool_and(next_run_time IS NULL)"""
+        self._job_pausers = Statement(f"""
+            SELECT task_name AS task, started_at AS since, by FROM {self._runs}
+            WHERE task_name = ANY (%(names)s::text[]) AND ring = 'actions'
+                  AND outcome = 'job-paused'
+        """)
         self._prepare_tasks(name, replicas, matching)
         self._prepare_runs(name, replicas)
         # Only of tasks that have failed since a replica was last seen, so few are read.
@@ -579,7 +600,9 @@ class Operations:
                    lock.task_name IS NOT NULL AND {IS_PAUSED_IN_ANY_WAY} AS task_paused,
                    CASE WHEN {_LAST_PAUSE_UNTIL} > now() AND NOT {_HAS_ENDLESS_PAUSE}
                         THEN {_LAST_PAUSE_UNTIL} END AS task_paused_until,
-                   {has_replica} AS has_replica
+                   {has_replica} AS has_replica,
+                   CASE WHEN job.next_run_time IS NULL AND NOT job.ended
+                        THEN job.changed_at END AS paused_since
             FROM {self._jobs_name} AS job LEFT JOIN {name} AS lock USING (task_name)
             WHERE (%(like)s::text[] IS NULL OR job.id LIKE ANY (%(like)s::text[]))
                   AND NOT (%(overdue)s::boolean AND {_JOB_STATE} <> 'overdue')
@@ -666,6 +689,7 @@ class Operations:
             alive AS (SELECT tasks FROM replicas WHERE alive),
             unheard AS (SELECT replica_id FROM replicas WHERE NOT heard),
             lost AS ({_LOST}),
+            paused_jobs AS ({self._paused_jobs}),
             known AS (SELECT task_name FROM (
                           SELECT pg_catalog.unnest(tasks) AS task_name
                           FROM (SELECT DISTINCT tasks FROM alive) AS list) AS each_task
@@ -705,8 +729,10 @@ class Operations:
             {_cut("NULLIF(lock.runs, '')")} AS function,
             CASE WHEN pg_catalog.octet_length(lock.details) <= {_LARGEST_DETAILS}
                  THEN lock.details END AS details,
-            lock.started_at = {NEVER} AS is_new
+            lock.started_at = {NEVER} AS is_new,
+            job.job_id AS paused_job, job.paused_since AS job_paused_since
         """
+        paused_job = "LEFT JOIN paused_jobs AS job USING (task_name)"
         judgement = f"""
             LATERAL {_IN_PAUSE} AS in_pause, LATERAL {_DUE} AS due, LATERAL (
                 SELECT pg_catalog.array_agg(token ORDER BY lost.token) AS tokens,
@@ -716,10 +742,10 @@ class Operations:
             ) AS stuck
         """
         listed = f"{judgement}, {_LISTED_PAUSES}"
-        self._tasks = self._with_and_without_replicas(
+        self._tasks = self._with_what_can_be_read(
             f"""WITH {queries}
                 SELECT {task_columns}
-                FROM {name} AS lock, {listed}
+                FROM {name} AS lock {paused_job}, {listed}
                 WHERE {matching} AND (%(one_offs)s::boolean OR NOT lock.one_off)
                 ORDER BY lock.task_name LIMIT %(limit)s OFFSET %(offset)s""",
             replicas,
@@ -729,17 +755,18 @@ class Operations:
             SELECT lock.task_name,{_ORDERED_BY}
                    CASE WHEN {_LOOKS_UNREADABLE} THEN 'unreadable' ELSE {_STATE} END AS state,
                    due.at AS due_at, in_pause.now AS paused, {IS_PAUSED} AS is_paused_itself,
+                   job.paused_since IS NOT NULL AS has_paused_job,
                    NULLIF(lock.started_at, {NEVER}) AS started_at,
                    LEAST(lock.started_at, stuck.since[1]) AS begun_at,
                    {_NO_LONGER_ALARMS} AS acknowledged, {_GONE} AS gone,
                    COALESCE(lock.failures > 0 OR {_CUT_AT} IS NOT NULL
                             OR {_MISSED_AT} IS NOT NULL, false) AS has_ended_badly,
                    lock.one_off
-            FROM {name} AS lock, {judgement}
+            FROM {name} AS lock {paused_job}, {judgement}
             WHERE {matching} AND NOT {_IS_SETTLED}"""
         settled = f"""
             SELECT lock.task_name, extract(epoch FROM lock.finished_at - lock.started_at)::float8,
-                   0, {_STATE_OF_SETTLED}, NULL, {_IS_SETTLED_PAUSED}, false,
+                   0, {_STATE_OF_SETTLED}, NULL, {_IS_SETTLED_PAUSED}, false, false,
                    lock.started_at, lock.started_at, false, false, false, true
             FROM {name} AS lock
             WHERE {matching} AND {_IS_SETTLED} AND %(one_offs)s::boolean
@@ -750,9 +777,9 @@ class Operations:
             FROM chosen JOIN {name} AS lock USING (task_name)
         ), listing AS (
             SELECT lock.list, lock.place, {task_columns}
-            FROM picked AS lock, {listed}
+            FROM picked AS lock {paused_job}, {listed}
         )"""
-        self._ordered_tasks = self._with_and_without_replicas(
+        self._ordered_tasks = self._with_what_can_be_read(
             f"""WITH {queries}, judged AS ({judged} UNION ALL {settled}), chosen AS (
                     SELECT '' AS list, task_name,
                            pg_catalog.row_number() OVER (ORDER BY {_ORDER}) AS place
@@ -777,7 +804,7 @@ class Operations:
             for each in _PAUSE_COLUMNS
         )
         # The first row has what is told of all tasks together.
-        self._overview = self._with_and_without_replicas(
+        self._overview = self._with_what_can_be_read(
             f"""WITH {queries}, judged AS MATERIALIZED ({judged.replace(_ORDERED_BY, "")}),
                 chosen AS ({lists}), {rows},
                 settled AS (
@@ -788,10 +815,11 @@ class Operations:
                            ELSE 0 END AS paused
                     FROM {name} AS lock WHERE {matching}
                 ), each AS (
-                    SELECT 1 AS tasks, state, due_at, paused, gone, acknowledged, has_ended_badly
+                    SELECT 1 AS tasks, state, due_at, paused, has_paused_job, gone, acknowledged,
+                           has_ended_badly
                     FROM judged
                     UNION ALL
-                    SELECT tasks, state, NULL, state = 'paused', false, false, false
+                    SELECT tasks, state, NULL, state = 'paused', false, false, false, false
                     FROM settled, LATERAL (
                         VALUES ('ok', settled.number - settled.paused), ('paused', settled.paused)
                     ) AS of_state (state, tasks) WHERE tasks > 0
@@ -803,7 +831,7 @@ class Operations:
                            COALESCE(sum(watched_number), 0)::bigint AS watched_count,
                            pg_catalog.bool_and(are_paused) AS all_paused
                     FROM (SELECT state, sum(tasks)::bigint AS number,
-                                 pg_catalog.bool_and(paused) AS are_paused,
+                                 pg_catalog.bool_and(paused OR has_paused_job) AS are_paused,
                                  count(*) FILTER (WHERE gone) AS gone_number,
                                  count(*) FILTER (WHERE {_IS_WATCHED}) AS watched_number,
                                  max(extract(epoch FROM now() - due_at)::float8) FILTER (
@@ -912,7 +940,7 @@ class Operations:
         queries = f"""replicas AS ({replicas}), lost AS ({_LOST}),
                       unheard AS (SELECT replica_id FROM replicas WHERE NOT heard)"""
         self._lanes = {
-            by: self._with_and_without_replicas(
+            by: self._with_what_can_be_read(
                 lanes(
                     name,
                     self._runs,
@@ -935,13 +963,34 @@ class Operations:
             _usual_durations(self._runs, "run.task_name = ANY (%(names)s::text[])")
         )
 
-    @staticmethod
-    def _with_and_without_replicas(template: str, replicas: str) -> tuple[Statement, Statement]:
-        """Return a statement, and its form for a role that cannot read the replicas.
+        took = "extract(epoch FROM run.ended_at - run.started_at)::float8"
+        spreads = ", ".join(
+            f"""count(*) FILTER (WHERE {when}) AS {span}_runs,
+                pg_catalog.percentile_cont(ARRAY[0.5, 0.95]::float8[]) WITHIN GROUP (
+                    ORDER BY {took}) FILTER (WHERE {when}) AS {span}"""
+            for span, when in (
+                ("last_day", "run.started_at > now() - interval '1 day'"),
+                (
+                    "week_before",
+                    """run.started_at > now() - interval '8 days'
+                       AND run.started_at <= now() - interval '1 day'""",
+                ),
+            )
+        )
+        self._durations = Statement(f"""
+            SELECT {spreads}, min(run.started_at) AS kept_since FROM {self._runs} AS run
+            WHERE run.task_name = %(task)s AND run.ring = 'runs' AND run.outcome = 'ok'
+        """)
+
+    def _with_what_can_be_read(self, template: str, replicas: str) -> tuple[Statement, ...]:
+        """Return a statement, and its forms for roles that cannot read the tables beside it.
 
         :param replicas: the query of the replicas in the template
+        :return: the statement; without the stored jobs; and without the replicas, too
         """
-        return Statement(template), Statement(template.replace(replicas, _NO_REPLICAS))
+        without_jobs = template.replace(self._paused_jobs, _NO_PAUSED_JOBS)
+        without_replicas = without_jobs.replace(replicas, _NO_REPLICAS)
+        return Statement(template), Statement(without_jobs), Statement(without_replicas)
 
     def tasks(
         self,
@@ -969,9 +1018,9 @@ class Operations:
             "one_offs": one_offs,
         }
         if states is None and order == "name":
-            return [_task_status(row) for row in self._task_rows(cursor, self._tasks, wanted)[0]]
+            return [_task_status(row) for row in self._task_rows(cursor, self._tasks, wanted)]
         wanted |= {"states": _list(states), "order": order}
-        rows, _ = self._task_rows(cursor, self._ordered_tasks, wanted)
+        rows = self._task_rows(cursor, self._ordered_tasks, wanted)
         return [_listed_task(row) for row in rows]
 
     def overview(self, cursor: Any, like: Sequence[str] | None, limit: int) -> OverviewRead:
@@ -982,7 +1031,7 @@ class Operations:
         """
         cursor.row_factory = dict_row
         wanted = {"like": _list(like), "limit": limit}
-        (totals, *rows), _ = self._task_rows(cursor, self._overview, wanted)
+        totals, *rows = self._task_rows(cursor, self._overview, wanted)
         states = [TaskState(state) for state in totals["states"] or ()]
         pauses = [
             Pause(*each)
@@ -1020,29 +1069,58 @@ class Operations:
         )
 
     def _task_rows(
-        self, cursor: Any, statements: tuple[Statement, Statement], wanted: dict[str, Any]
-    ) -> tuple[list[dict[str, Any]], bool]:
-        """Return the rows of tasks, and whether the replicas could be read, too.
+        self, cursor: Any, statements: tuple[Statement, ...], wanted: dict[str, Any]
+    ) -> list[dict[str, Any]]:
+        """Return the rows of tasks, with those who have paused their stored jobs.
 
-        :param statements: a statement, and its form without the replicas
+        A monitor's role may lack the right on the stored jobs, and then no job's pause is told.
         """
-        complete, without_replicas = statements
+        rows = self._readable_rows(cursor, statements, wanted)
+        paused = [row for row in rows if row["paused_job"] is not None]
+        pausers = self._pausers(cursor, [row["name"] for row in paused])
+        for row in paused:
+            row["job_paused_by"] = pausers.get((row["name"], row["job_paused_since"]), "")
+        return rows
+
+    def _readable_rows(
+        self, cursor: Any, statements: tuple[Statement, ...], wanted: dict[str, Any]
+    ) -> list[dict[str, Any]]:
+        """Return the rows of a statement, or of the first of its forms that the role may read.
+
+        :param statements: a statement, and its forms without other tables
+        """
+        *with_replicas, without_replicas = statements
         if not self._rejections.is_left_out(REPLICAS):
-            try:
-                rows = self._all(cursor, complete, **wanted)
-            except (UndefinedTable, InsufficientPrivilege) as error:
-                rows = self._all(cursor, without_replicas, **wanted)
-                self._rejections.begin(
-                    REPLICAS,
-                    "the replicas cannot be read, so it is not known which tasks no live replica "
-                    f"has: {one_line(error)}",
-                    quiet=True,
-                )
-            else:
-                self._rejections.end(REPLICAS)
-                return rows, True
-            return rows, False
-        return self._all(cursor, without_replicas, **wanted), False
+            why = ""
+            for statement in with_replicas:
+                try:
+                    rows = self._all(cursor, statement, **wanted)
+                except (UndefinedTable, InsufficientPrivilege) as error:
+                    why = one_line(error)
+                else:
+                    self._rejections.end(REPLICAS)
+                    return rows
+            rows = self._all(cursor, without_replicas, **wanted)
+            self._rejections.begin(
+                REPLICAS,
+                "the replicas cannot be read, so it is not known which tasks no live replica "
+                f"has: {why}",
+                quiet=True,
+            )
+            return rows
+        return self._all(cursor, without_replicas, **wanted)
+
+    def _pausers(self, cursor: Any, names: Sequence[str]) -> dict[tuple[str, datetime], str]:
+        """Return who has paused stored jobs, by the names of their tasks, and by when.
+
+        A job that an application has paused has no entry in the history.
+        """
+        if not names:
+            return {}
+        with suppress(UndefinedTable, InsufficientPrivilege):
+            rows = self._all(cursor, self._job_pausers, names=list(names))
+            return {(row["task"], row["since"]): row["by"] for row in rows}
+        return {}
 
     def runs(
         self,
@@ -1117,7 +1195,7 @@ class Operations:
             "most": MOST_ALONE,
             "shapes": MOST_SHAPES,
         }
-        rows, _ = self._task_rows(cursor, self._lanes[by], wanted)
+        rows = self._readable_rows(cursor, self._lanes[by], wanted)
         return _lanes_of(rows, by)
 
     def usual_durations(self, cursor: Any, patterns: Sequence[str]) -> dict[str, float]:
@@ -1132,6 +1210,16 @@ class Operations:
             like = [like_of(pattern) for pattern in patterns] or None
             rows = self._all(cursor, self._usual_durations, like=like)
         return {row["task"]: row["seconds"] for row in rows}
+
+    def durations(self, cursor: Any, task: str) -> Durations:
+        """Return how long a task's runs took that ended well, as far as the history reaches."""
+        cursor.row_factory = dict_row
+        [row] = self._all(cursor, self._durations, task=task)
+        spreads = {
+            span: Spread(row[f"{span}_runs"], *row[span]) if row[span] else None
+            for span in ("last_day", "week_before")
+        }
+        return Durations(**spreads, kept_since=row["kept_since"])
 
     def why(
         self, cursor: Any, task: str, at: datetime | None
@@ -1281,7 +1369,11 @@ class Operations:
         asked = {"like": _list(like), "limit": limit, "offset": offset, "order": order}
         # As for a database that has answered for a while, so that a dead run is in the way.
         asked |= {"overdue": overdue, "stable": True}
-        rows, _ = self._task_rows(cursor, self._jobs, asked)
+        rows = self._readable_rows(cursor, self._jobs, asked)
+        names = [row["task"] for row in rows if row["paused_since"] and row["task"]]
+        pausers = self._pausers(cursor, names)
+        for row in rows:
+            row["paused_by"] = pausers.get((row["task"], row["paused_since"]))
         return [_job_status(row) for row in rows]
 
     def job_arguments(self, cursor: Any, job_id: str) -> dict[str, Any]:
@@ -2401,6 +2493,13 @@ def _task_status(row: dict[str, Any]) -> TaskStatus:
     columns = [row.pop(name) or () for name in ("stuck_tokens", "stuck_on", "stuck_since")]
     found = tuple(Pause(*each) for each in zip(*pauses, strict=True))
     ends += [pause.until for pause in found if pause.namespace is not None]
+    job, since, by = (
+        row.pop("paused_job"),
+        row.pop("job_paused_since"),
+        row.pop("job_paused_by", ""),
+    )
+    if job is not None:
+        found += (Pause(by, since, None, None, job=job),)
     return TaskStatus(
         **{
             **row,

@@ -210,6 +210,8 @@ def finding_of_task(task: TaskStatus, now: datetime) -> Finding | None:
         return _of_task(task, TaskState.UNREADABLE, WARNING, ", ".join(task.unreadable), None)
     if task.gone or (task.paused and task.state is not TaskState.TOO_LONG):
         return None
+    if task.state is TaskState.PAUSED:  # its stored job is
+        return None
     return (
         _of_what_runs(task, now)
         or _of_what_is_overdue(task)
@@ -384,7 +386,8 @@ def _of_pauses(rows: WatchedRows) -> Iterator[Finding]:
     for pause in dict.fromkeys(pauses):
         which = f" of {pause.namespace!r}" * bool(pause.namespace)
         until = rfc3339(pause.until, "seconds") if pause.until else "resumed"
-        says = f"all tasks{which} paused by {pause.by} since {rfc3339(pause.since, 'seconds')}"
+        by = pause.by or "an application"  # which has paused stored jobs
+        says = f"all tasks{which} paused by {by} since {rfc3339(pause.since, 'seconds')}"
         says += f" until {until}" + (f" ({pause.reason})" if pause.reason else "")
         is_long = pause.namespace is not None and rows.now - pause.since > _A_DAY
         yield Finding(

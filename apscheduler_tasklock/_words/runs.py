@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta
+
 from apscheduler_tasklock._lock import outcomes
 from apscheduler_tasklock._lock.protocol_messages import MOST_COUNTED
 from apscheduler_tasklock._words.formats import Formats
-from apscheduler_tasklock.status import Run
+from apscheduler_tasklock.status import Durations, Run, Spread
 
 # What operators do, in words. Other outcomes are shown as they are.
 _DID = {
@@ -74,3 +76,28 @@ def _attempt_in_words(run: Run, formats: Formats) -> str:
     if run.release is not None:
         words.append(f"release {run.release}")
     return ", ".join(words)
+
+
+def durations_in_words(durations: Durations, formats: Formats, now: datetime) -> list[str]:
+    """Return how long runs took in the last day and in the week before, a line for each.
+
+    :param now: the database's time
+    """
+    spans = (
+        ("in the last day", durations.last_day, now - timedelta(days=1)),
+        ("in the week before", durations.week_before, now - timedelta(days=8)),
+    )
+    return [_spread_in_words(*span, durations.kept_since, formats) for span in spans]
+
+
+def _spread_in_words(
+    when: str, spread: Spread | None, since: datetime, kept_since: datetime | None, formats: Formats
+) -> str:
+    # A history that begins within the span may have had older runs, or may have none.
+    is_whole = kept_since is None or kept_since <= since
+    if spread is None:
+        return f"{when}: no run that ended well" + ("" if is_whole else " is kept")
+    begins = "" if is_whole else f", kept since {formats.moment(kept_since)}"
+    runs = "1 run" if spread.runs == 1 else f"{spread.runs} runs"
+    median, most = formats.seconds(spread.median), formats.seconds(spread.most)
+    return f"{when}: median {median}, 95th percentile {most} ({runs} that ended well{begins})"

@@ -33,7 +33,7 @@ from apscheduler_tasklock.status import (
 )
 
 # The words for the outcomes of runs. Other outcomes are shown by their own names.
-_ENDED = {
+ENDED = {
     "ok": "ended well",
     "error": "failed",
     "cancelled": "was cancelled",
@@ -345,7 +345,7 @@ def _became(runs: Sequence[Run], at: datetime) -> str:
     if not begun:
         return "began later"
     last = begun[-1]
-    return "was still going on" if last.ended_at >= at else _ENDED.get(last.outcome, last.outcome)
+    return "was still going on" if last.ended_at >= at else ENDED.get(last.outcome, last.outcome)
 
 
 def _pauses_now(story: Story) -> list[Pause]:
@@ -444,7 +444,7 @@ def _runs(runs: Iterable[Run | None], formats: Formats) -> list[str]:
 def _run(run: Run, formats: Formats) -> str:
     error = error_in_words(run)
     began = f"began at {formats.moment(run.started_at)} on {run.replica}"
-    ended = f"{_ENDED.get(run.outcome, run.outcome)} after {formats.seconds(run.took)}"
+    ended = f"{ENDED.get(run.outcome, run.outcome)} after {formats.seconds(run.took)}"
     words = f"{_what(run.kind, run.scheduled_at, formats)} {began}, {ended} (token {run.token})"
     if run.retry_at is not None:
         words += f", to be retried at {formats.moment(run.retry_at)}"

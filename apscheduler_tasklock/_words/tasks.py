@@ -38,10 +38,10 @@ _PLACES = {
 }
 
 
-def notes_of(task: TaskStatus, formats: Formats) -> str:
+def notes_of(task: TaskStatus, formats: Formats, *, with_pauses: bool = True) -> str:
     """Return notes on a task: pauses, requests, and whether it is gone."""
     notes = [unreadable_in_words(task.unreadable)] if task.unreadable else []
-    if task.paused:
+    if with_pauses:
         notes += pauses_of(task, formats)
     if task.delay is not None and task.delay > _LONG_DELAY:
         notes.append(f"its last run began {formats.seconds(task.delay)} after its run time")
@@ -73,18 +73,32 @@ def why_not_run(task: TaskStatus, replicas: Sequence[ReplicaStatus] | None) -> s
 
 
 def pauses_of(task: TaskStatus, formats: Formats) -> list[str]:
-    """Return the pauses of a paused task, in words."""
-    pauses = [pause_in_words(pause, formats) for pause in task.pauses]
-    return pauses or [f"paused until {formats.moment(task.paused_until) or 'resumed'}"]
+    """Return the pauses of a task in words: by whom, since when, until when and why."""
+    pauses = [pause_in_words(pause, formats, with_since=True) for pause in task.pauses]
+    if task.paused and not pauses:
+        pauses.append(f"paused until {formats.moment(task.paused_until) or 'resumed'}")
+    return pauses
 
 
 def pause_in_words(pause: Pause, formats: Formats, *, with_since: bool = False) -> str:
     """Return a pause in words: by whom, until when, and why; also since when if asked."""
+    if pause.job is not None:
+        return f"its stored job {pause.job!r} {pauser_in_words(pause.by, pause.since, formats)}"
     what = "" if pause.namespace is None else f" with {of_all_in_words(pause.namespace)}"
     why = f" ({pause.reason})" if pause.reason else ""
     since = f" since {formats.moment(pause.since)}" if with_since else ""
     until = formats.moment(pause.until) or "resumed"
     return f"paused{what} by {pause.by}{since} until {until}{why}"
+
+
+def pauser_in_words(by: str | None, since: datetime, formats: Formats) -> str:
+    """Return who has paused a stored job, and when, as far as it is known.
+
+    :param since: when the job was changed last
+    """
+    if by:
+        return f"paused by {by} since {formats.moment(since)} until resumed"
+    return f"paused until resumed, by whom is not known, changed last at {formats.moment(since)}"
 
 
 def of_all_in_words(namespace: str) -> str:
@@ -132,6 +146,7 @@ def facts_of(
     facts = {
         "task": task.name,
         "state": _state_in_words(task, formats, schema, table),
+        "paused": "; ".join(pauses_of(task, formats)),
         "function": task.function or "",
         "schedule": schedule_of(task),
         "replicas": _replicas_in_words(task, replicas),
@@ -144,7 +159,7 @@ def facts_of(
         "last success": formats.moment(task.succeeded_at),
         "last failure": formats.moment(task.failed_at),
         "failures": _failures_in_words(task, runs),
-        "notes": notes_of(task, formats),
+        "notes": notes_of(task, formats, with_pauses=False),
     }
     return {name: text for name, text in facts.items() if text}
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from apscheduler_tasklock._lock.schedules import trigger_in_words
 from apscheduler_tasklock._lock.words import unreadable_in_words
 from apscheduler_tasklock._words.actions import gone_in_words, job_in_words, requested_in_words
+from apscheduler_tasklock._words.tasks import pauser_in_words
 from apscheduler_tasklock.cli.exits import OK, message_of, say, status_of
 from apscheduler_tasklock.cli.output import Cell, Output, Table, output, print_json
 from apscheduler_tasklock.cli.steering import tell
@@ -79,6 +80,8 @@ def _row(job: JobStatus, shown: Output) -> list[Cell | str]:
 def _notes(job: JobStatus, shown: Output) -> str:
     """Return which replica runs the job, and what keeps the job from running."""
     notes = [unreadable_in_words(job.unreadable)] if job.unreadable else []
+    if job.paused_since is not None:
+        notes.append(pauser_in_words(job.paused_by, job.paused_since, shown))
     if job.holder is not None:
         notes.append(f"its task runs on {job.holder}")
     if job.task_paused:

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone, tzinfo
-from statistics import quantiles
 
 from apscheduler_tasklock.status import Lane, LaneEntry, Run
 
@@ -23,8 +22,13 @@ _CLASSES = {"ok": "ok", "error": "bad", "died": "bad", "overran": "bad", "missed
 BAR, STEP, STRIP_HEIGHT = 2, 3, 20
 _LOWEST_BAR = 3
 
-# A chart's width and height, in the units of its SVG element.
-CHART_WIDTH, CHART_HEIGHT = 720, 160
+# A chart's height in pixels, and the seconds that its upper edge may stand for: round ones, whose
+# halves are round, too.
+CHART_HEIGHT = 160
+_ROUND = (
+    *(1, 2, 4, 6, 10, 20, 30, 60, 120, 240, 360, 600, 1200, 1800, 3600),
+    *(7200, 14400, 21600, 43200, 86400),
+)
 
 # How many rows a lane with runs at the same time may have.
 _MOST_ROWS = 4
@@ -145,66 +149,127 @@ def _summary(names: Sequence[str]) -> str:
 
 
 @dataclass(frozen=True)
+class Column:
+    """What the chart of durations shows of a run.
+
+    :ivar took: its duration in seconds; so far, if it goes on
+    :ivar name: the class of its bar
+    :ivar title: what it is, in words
+    :ivar is_known: whether it took so long. Of a run that died only the end of its lease is known,
+        and of one that overran only that it took longer than its maximum lock.
+    """
+
+    since: datetime
+    took: float
+    name: str
+    title: str
+    is_known: bool = True
+
+
+@dataclass(frozen=True)
 class Bar:
     """A run in the chart of durations.
 
-    :ivar run: the run
-    :ivar name: the class of its bar
+    :ivar x: its left edge, in percent of the chart's width, as ``width``
+    :ivar height: its height, in pixels
+    :ivar is_cut: whether it would be higher than the chart
     """
 
-    run: Run
-    name: str
+    column: Column
     x: float
-    y: float
     width: float
     height: float
+    is_cut: bool
+
+
+@dataclass(frozen=True)
+class Change:
+    """Where the schedule or the release of a task has changed, between two bars.
+
+    :ivar x: its place, in percent of the chart's width
+    """
+
+    x: float
+    title: str
 
 
 @dataclass(frozen=True)
 class Chart:
     """The durations of a task's last runs, the newest at the right.
 
-    :ivar longest: the seconds at the chart's upper edge
-    :ivar usual: the range in which eight of ten runs lie that ended well, in seconds; ``None``:
-        fewer than five ended well
-    :ivar band: where that range is drawn: its upper edge and its height
+    :ivar top: the seconds at the chart's upper edge
+    :ivar times: when the first, the middle and the last of the bars began; of few bars, the first
+        and the last
+    :ivar levels: the usual durations: the class of each line, and its height in pixels
     """
 
     bars: tuple[Bar, ...]
-    longest: float
-    usual: tuple[float, float] | None
-    band: tuple[float, float] | None
+    top: float
+    times: tuple[datetime, ...]
+    levels: tuple[tuple[str, float], ...]
+    changes: tuple[Change, ...]
 
 
-def chart_of(runs: Sequence[Run], room: int = 100) -> Chart | None:
+def chart_of(
+    columns: Sequence[Column],
+    levels: Mapping[str, float],
+    changes: Sequence[tuple[datetime, str]],
+    room: int = 100,
+) -> Chart | None:
     """Return the chart of a task's last runs; ``None`` without runs.
 
-    :param runs: the runs, the newest first
+    :param columns: the runs, the newest first
+    :param levels: usual durations in seconds, by the classes of their lines
+    :param changes: when the schedule or the release has changed, and how, in words
     :param room: how many bars a chart has room for
     """
-    shown = list(runs[:room])[::-1]
+    shown = list(columns[:room])[::-1]
     if not shown:
         return None
-    longest = _longest(shown) or 1.0
-    width = CHART_WIDTH / room
+    top = _top([*(each.took for each in _scaling(shown)), *levels.values()])
+    # Few runs are not drawn in a corner of a chart that has room for many.
+    room = min(room, max(len(shown), 20))
+    width = 100 / room
     bars = []
-    for place, run in enumerate(shown, room - len(shown)):
-        height = min(CHART_HEIGHT, max(2.0, run.took / longest * CHART_HEIGHT))
-        x, y = place * width, CHART_HEIGHT - height
-        bars.append(Bar(run, class_of(run), _short(x), _short(y), _short(width * 0.8), height))
-    usual = _usual_range([run.took for run in shown if run.outcome == "ok"])
-    band = None
-    if usual is not None:
-        upper, lower = (CHART_HEIGHT * (1 - seconds / longest) for seconds in usual[::-1])
-        band = _short(upper), _short(max(1.0, lower - upper))
-    return Chart(tuple(bars), longest, usual, band)
+    for place, column in enumerate(shown, room - len(shown)):
+        height = max(2.0, column.took / top * CHART_HEIGHT)
+        is_cut = height > CHART_HEIGHT
+        height = min(height, CHART_HEIGHT)
+        bars.append(Bar(column, _short(place * width), _short(width * 0.8), height, is_cut))
+    places = sorted({0, len(shown) // 2, len(shown) - 1} if len(shown) > 9 else {0, len(shown) - 1})
+    marks = []
+    for at, title in changes:
+        later = next((bar for bar in bars if bar.column.since >= at), None)
+        if at >= shown[0].since:
+            x = 100.0 if later is None else later.x
+            marks.append(Change(_short(max(0.0, x - width * 0.1)), title))
+    return Chart(
+        tuple(bars),
+        top,
+        tuple(shown[place].since for place in places),
+        tuple((name, seconds / top * CHART_HEIGHT) for name, seconds in levels.items()),
+        tuple(marks),
+    )
 
 
-def _usual_range(seconds: Sequence[float]) -> tuple[float, float] | None:
-    if len(seconds) < 5:
-        return None
-    tenths = quantiles(seconds, n=10, method="inclusive")
-    return tenths[0], tenths[-1]
+def _scaling(columns: Sequence[Column]) -> list[Column]:
+    """Return the runs that decide how many seconds a chart is high.
+
+    A run that hangs, or whose end is not known, must not make the others too low to be read.
+    """
+    known = [each for each in columns if each.is_known]
+    return known or list(columns)
+
+
+def _top(seconds: Sequence[float]) -> float:
+    """Return a round number of seconds that is not below any of these."""
+    longest = max(seconds, default=0.0)
+    if longest > _ROUND[-1]:
+        return _ROUND[-1] * math.ceil(longest / _ROUND[-1])
+    if longest >= 1:
+        return next(each for each in _ROUND if each >= longest)
+    size = 10.0 ** math.floor(math.log10(max(longest, 0.001)))
+    return next(each * size for each in (1, 2, 4, 6, 10) if each * size >= longest)
 
 
 @dataclass(frozen=True)

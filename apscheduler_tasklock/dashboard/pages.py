@@ -23,11 +23,10 @@ from apscheduler_tasklock._words.runs import (
     miss_in_words,
     run_notes,
 )
-from apscheduler_tasklock._words.tasks import notes_of, pause_in_words
+from apscheduler_tasklock._words.tasks import notes_of, pause_in_words, pauser_in_words
 from apscheduler_tasklock.dashboard.actions import ACTIONS
 from apscheduler_tasklock.dashboard.drawings import (
     CHART_HEIGHT,
-    CHART_WIDTH,
     LEGEND,
     ROW,
     STRIP_HEIGHT,
@@ -142,7 +141,6 @@ def _templates() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     environment.globals.update(
-        CHART_WIDTH=CHART_WIDTH,
         CHART_HEIGHT=CHART_HEIGHT,
         STRIP_HEIGHT=STRIP_HEIGHT,
         schedule_of=schedule_of,
@@ -161,5 +159,6 @@ def _templates() -> jinja2.Environment:
         lane_in_words=lane_in_words,
         LEGEND=LEGEND,
         ROW=ROW,
+        pauser_in_words=pauser_in_words,
     )
     return environment

@@ -10,24 +10,30 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date, datetime, timedelta, timezone, tzinfo
+from itertools import pairwise
 from typing import Any, TypeVar
 
 from apscheduler_tasklock._lock.operations import unmatched
 from apscheduler_tasklock._values import cut
-from apscheduler_tasklock._words.findings import PAUSED, severity_of
+from apscheduler_tasklock._words.findings import PAUSED, finding_of_task, severity_of
+from apscheduler_tasklock._words.headlines import OpenRun, headline_of, open_runs
 from apscheduler_tasklock._words.json_text import as_json
 from apscheduler_tasklock._words.lanes import (
     LONGEST_TITLE,
     left_out_in_words,
     not_kept_in_words,
 )
+from apscheduler_tasklock._words.replicas import fate_of, replica_headline, tasks_of_one
+from apscheduler_tasklock._words.runs import durations_in_words
 from apscheduler_tasklock._words.stories import story_lines
 from apscheduler_tasklock._words.tasks import facts_of, notes_of, why_not_run
 from apscheduler_tasklock.dashboard.drawings import (
     PARTS,
+    Column,
     Shade,
     Span,
     chart_of,
+    class_of,
     drawn_lane,
     marks_of,
     strip_of,
@@ -73,6 +79,8 @@ _LONGEST_ERROR = 300
 CHART_RUNS, LISTED_RUNS = 100, 50
 # The replicas, failures and misses that a page shows.
 _MOST_REPLICAS = 200
+# The tasks of which a replica's page reads what becomes of their runs.
+_MOST_RUNNING = 100
 _MOST_TROUBLES = 300
 
 # The outcomes of runs that did not end well, and of run times that no replica has run.
@@ -366,29 +374,99 @@ def task(context: Context) -> Screen:
     status = collector.read(("task", name), lambda locks: _task(locks, name))
     runs = collector.read(("runs of", name), lambda locks: _entries(locks, name))
     usual = collector.read(("usual", name), lambda locks: locks.usual_durations(name).get(name))
+    durations = collector.read(("durations", name), lambda locks: locks.durations(name))
     fleet = collector.read("replicas", lambda locks: locks.replicas())
     entries = runs or []
     ended = [run for run in entries if run.kind != "operator" and run.outcome != "missed"]
-    having = [each for each in fleet or () if name in each.tasks]
+    having = None if fleet is None else [each for each in fleet if name in each.tasks]
     screen = collector.screen("task.html", name, found)
+    now = screen.formats.now
+    going_on = [] if status is None else open_runs(status, now)
     screen.data = {
         "task": status,
         "usual": usual,
+        "durations": durations,
+        "going_on": going_on,
         "runs": ended[:CHART_RUNS],
         "misses": [run for run in entries if run.outcome == "missed"],
         "actions": [run for run in entries if run.kind == "operator"],
-        "replicas": [each.replica_id for each in having],
+        "replicas": [each.replica_id for each in having or ()],
     }
     formats = screen.formats
-    screen.drawn = {"chart": chart_of(ended), "listed": LISTED_RUNS}
+    levels: dict[str, float] = {}
+    for span in ("last_day", "week_before"):
+        spread = durations and getattr(durations, span)
+        if spread:
+            levels |= {f"median {span}": spread.median, f"most {span}": spread.most}
+    screen.drawn = {
+        "chart": chart_of(
+            [*_columns_going_on(going_on, formats), *_columns(ended, formats)],
+            levels,
+            _changes(entries, formats),
+        ),
+        "durations_in_words": durations_in_words(durations, formats, now) if durations else (),
+        "listed": LISTED_RUNS,
+    }
     if status is not None:
+        of_task = [each for each in (found.findings if found else ()) if each.task == name]
+        finding = of_task[0] if of_task else finding_of_task(status, now)
+        headline = headline_of(status, entries, formats, usual, having, finding, now)
         facts = facts_of(status, ended, formats, usual, having, context.now)
+        screen.data["headline"] = headline
         screen.drawn["facts"] = facts
         screen.drawn["why_not_run"] = why_not_run(status, having if fleet else None)
         screen.drawn["can"] = _possible_actions(status, found.findings if found else ())
         if screen.drawn["why_not_run"]:
             screen.drawn["can"].discard("run")
     return screen
+
+
+def _columns_going_on(runs: Sequence[OpenRun], formats: Formats) -> list[Column]:
+    """Return what the chart shows of runs that are not over."""
+    return [
+        Column(
+            each.run.since,
+            each.took,
+            "bad" if each.state is TaskState.DEAD else "running",
+            f"{formats.moment(each.run.since)}, {each.state.value} on {each.run.replica} for "
+            f"{formats.seconds(each.took)} so far",
+            is_known=False,
+        )
+        for each in runs
+    ]
+
+
+def _columns(runs: Sequence[Run], formats: Formats) -> list[Column]:
+    """Return what the chart shows of runs that are over."""
+    return [
+        Column(
+            run.started_at,
+            run.took,
+            class_of(run),
+            f"{formats.moment(run.started_at)}, {run.outcome} after {formats.took(run)}",
+            is_known=run.outcome not in ("died", "overran"),
+        )
+        for run in runs
+    ]
+
+
+def _changes(entries: Sequence[Run], formats: Formats) -> list[tuple[datetime, str]]:
+    """Return when the task's schedule or release has changed, and how, in words.
+
+    :param entries: the newest first
+    """
+    changes = [
+        (run.started_at, f"schedule changed at {formats.moment(run.started_at)}: {run.reason}")
+        for run in entries
+        if run.outcome == "rescheduled"
+    ]
+    runs = [run for run in reversed(entries) if run.release is not None]
+    for before, run in pairwise(runs):
+        if before.release != run.release:
+            at = formats.moment(run.started_at)
+            words = f"release changed at {at}: {before.release} to {run.release}"
+            changes.append((run.started_at, words))
+    return sorted(changes, key=lambda change: change[0])
 
 
 def _task(locks: TaskLocks, name: str) -> TaskStatus:
@@ -592,6 +670,41 @@ def replicas(context: Context) -> Screen:
     return screen
 
 
+def replica(context: Context) -> Screen:
+    """Show one replica: how it is, what it runs, and what only it can run."""
+    replica_id = context.query.text("id") or ""
+    collector = Collector(context)
+    found = collector.overview()
+    fleet = collector.read("replicas", lambda locks: locks.replicas())
+    status = next((each for each in fleet or () if each.replica_id == replica_id), None)
+    running = () if status is None else status.running
+    names = tuple(dict.fromkeys(run.task for run in running))[:_MOST_RUNNING]
+    tasks = collector.read(("tasks of", names), lambda locks: _exact(locks, names)) or {}
+    screen = collector.screen("replica.html", replica_id, found)
+    formats = screen.formats
+    screen.data = {
+        "replica": status,
+        "runs": [
+            {"run": run, "if_killed": fate_of(run, tasks.get(run.task), fleet, formats)}
+            for run in running
+        ],
+        "only_here": [] if status is None else tasks_of_one(status, fleet or ()),
+    }
+    screen.drawn = {
+        "id": replica_id,
+        "headline": "" if status is None else replica_headline(status, formats),
+        "listed": _MOST_REPLICAS,
+    }
+    return screen
+
+
+def _exact(locks: TaskLocks, names: Sequence[str]) -> dict[str, TaskStatus]:
+    """Return the tasks of these names, in which ``*`` and ``?`` stand for themselves."""
+    if not names:
+        return {}
+    return {task.name: task for task in locks.tasks(*names) if task.name in names}
+
+
 def setup(context: Context) -> Screen:
     """Show what the doctor finds."""
     # Nothing else is read, because a missing table is what the findings are about.
@@ -773,6 +886,7 @@ SCREENS: Mapping[str, Callable[[Context], Screen]] = {
     "runs": runs,
     "timeline": timeline,
     "replicas": replicas,
+    "replica": replica,
     "setup": setup,
     "jobs": jobs,
     "job": job,

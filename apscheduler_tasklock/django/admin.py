@@ -636,6 +636,8 @@ class JobAdmin(SteeredAdmin):
         if status is None:
             return "-"
         texts = [status.state.value]
+        if status.paused_by:
+            texts.append(f"by {status.paused_by}")
         if status.holder:
             texts.append(f"runs on {status.holder}")
         if status.task_paused:

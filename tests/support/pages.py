@@ -24,6 +24,7 @@ from apscheduler_tasklock.dashboard.screens import SCREENS, Context, Screen
 from apscheduler_tasklock.errors import TaskLockNotFoundError
 from apscheduler_tasklock.status import (
     URGENCY,
+    Durations,
     Finding,
     Freed,
     JobMoved,
@@ -64,6 +65,7 @@ class Known:
 
     :ivar usual: how long tasks usually run
     :ivar known_since: when the kept history of tasks begins
+    :ivar spreads: how long they ran in the last day, and in the week before
     :ivar arguments: those of stored jobs
     :ivar changes: what would have been changed: the method and its arguments
     :ivar answers: what methods that change something return or raise, or what is called for it;
@@ -78,6 +80,7 @@ class Known:
     misses: Sequence[Misses] = ()
     usual: dict[str, float] = field(default_factory=dict)
     known_since: dict[str, datetime] = field(default_factory=dict)
+    spreads: dict[str, Durations] = field(default_factory=dict)
     arguments: dict[str, dict[str, Any]] = field(default_factory=dict)
     findings: Sequence[Finding] = ()
     now: datetime = NOW
@@ -139,8 +142,9 @@ class Known:
         tasks = sorted(_chosen(self.tasks_, patterns, _name), key=_name)
         counts = Counter(task.state for task in tasks)
         running = [task for task in tasks if task.state in _RUNNING]
-        due = [task for task in tasks if not task.paused and task.due_at and task.due_at > self.now]
-        paused = sorted((task for task in tasks if task.paused), key=_is_paused_with_all)
+        paused = sorted((task for task in tasks if _is_paused(task)), key=_is_paused_with_all)
+        due = [task for task in tasks if task not in paused and task.due_at]
+        due = [task for task in due if task.due_at and task.due_at > self.now]
         late = [task.late_by or 0.0 for task in tasks if not task.gone]
         found = Overview(
             self.now,
@@ -174,7 +178,7 @@ class Known:
             jobs=jobs,
             misses=[each for each in self.misses if _chosen([each.task], patterns, str)],
             pauses_of_all=pauses,
-            all_paused=found.paused if all(task.paused for task in tasks) else (),
+            all_paused=found.paused if all(_is_paused(task) for task in tasks) else (),
             is_empty=is_empty,
             unmatched=missing,
             no_replica_after=no_replica_after,
@@ -323,6 +327,10 @@ class Known:
         """Return how long tasks usually run."""
         return {name: self.usual[name] for name in _chosen(self.usual, patterns, str)}
 
+    def durations(self, name: str) -> Durations:
+        """Return how long a task's runs took."""
+        return self.spreads.get(name, Durations(None, None, None))
+
     def why(self, name: str, at: datetime | None = None) -> Story:
         """Return what is known of a task around a moment."""
         [task] = [task for task in self.tasks_ if task.name == name] or [None]
@@ -436,6 +444,10 @@ def _began(task: TaskStatus) -> datetime:
 
 def _first_began(task: TaskStatus) -> datetime:
     return min([_began(task), *(run.since for run in task.stuck)])
+
+
+def _is_paused(task: TaskStatus) -> bool:
+    return task.paused or bool(task.pauses)
 
 
 def _is_paused_with_all(task: TaskStatus) -> bool:

@@ -77,7 +77,9 @@ from apscheduler_tasklock._words.findings import (
     with_findings,
 )
 from apscheduler_tasklock._words.gauges import rows_of, text_of
+from apscheduler_tasklock._words.headlines import headline_of, open_runs
 from apscheduler_tasklock._words.lanes import entries_in_words, lane_in_words
+from apscheduler_tasklock._words.replicas import fate_of, replica_headline, tasks_of_one
 from apscheduler_tasklock._words.stories import story_of
 from apscheduler_tasklock.schema.table import DEFAULT_TABLE, task_lock_table
 from apscheduler_tasklock.status import Pause, RunningRun
@@ -135,14 +137,18 @@ __all__ = [
     "believing",
     "end_of",
     "entries_in_words",
+    "fate_of",
     "findings_of",
+    "headline_of",
     "hear_of_probes",
     "intercept_claims",
     "is_takeover",
     "lane_in_words",
     "method_of",
+    "open_runs",
     "printable",
     "protocol_of",
+    "replica_headline",
     "reset_of",
     "rows_of",
     "send_together",
@@ -151,6 +157,7 @@ __all__ = [
     "standing_in",
     "statements_of",
     "story_of",
+    "tasks_of_one",
     "text_of",
     "with_findings",
     "with_late_takeovers",

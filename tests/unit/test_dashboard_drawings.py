@@ -13,8 +13,8 @@ import pytest
 from apscheduler_tasklock import Lane, LaneEntry, Run, dashboard
 from apscheduler_tasklock.dashboard.drawings import (
     CHART_HEIGHT,
-    CHART_WIDTH,
     LEGEND,
+    Column,
     DrawnLane,
     Span,
     chart_of,
@@ -102,47 +102,72 @@ class TestStrip:
         assert strip_of([run()] * 70, room=60).summary == "60 runs"
 
 
+def column(took: float, minutes_ago: float = 0, *, is_known: bool = True) -> Column:
+    since = END - timedelta(minutes=minutes_ago)
+    return Column(since, took, "ok", f"{took} s", is_known=is_known)
+
+
 class TestChart:
-    def test_the_highest_bar_reaches_the_upper_edge(self) -> None:
-        chart = chart_of([run(2.0), run(8.0, "error")], room=4)
-        assert chart is not None
-        [failed, newest] = chart.bars
-        assert (failed.name, failed.height, failed.y) == ("bad", CHART_HEIGHT, 0)
-        assert newest.height == CHART_HEIGHT / 4
-        assert newest.x + newest.width <= CHART_WIDTH
-        assert newest.x == CHART_WIDTH * 3 / 4
-        assert (chart.longest, chart.usual, chart.band) == (8.0, None, None)
+    def test_the_upper_edge_is_the_next_round_duration(self) -> None:
+        edges = {0.003: 0.004, 0.7: 1.0, 8.0: 10, 61.0: 120, 5000.0: 7200, 200_000.0: 259_200}
+        for took, top in edges.items():
+            chart = chart_of([column(took), column(took / 2)], {}, [])
+            assert chart is not None
+            assert chart.top == pytest.approx(top)
+            assert chart.bars[1].height == pytest.approx(took / top * CHART_HEIGHT)
 
-    def test_the_usual_range_leaves_out_the_longest_and_the_failed(self) -> None:
-        chart = chart_of([run(100.0), *[run(10.0 + n) for n in range(10)], run(500.0, "error")])
-        assert chart is not None
-        assert chart.usual == (11.0, 19.0)
-        assert chart.band is not None
-        upper, height = chart.band
-        assert upper == pytest.approx(CHART_HEIGHT * (1 - 19 / 500), abs=0.01)
-        assert height == pytest.approx(CHART_HEIGHT * 8 / 500, abs=0.01)
+    def test_the_newest_run_is_at_the_right(self) -> None:
+        for number in (1, 40, 130):
+            columns = [column(place + 1.0, place) for place in range(number)]
+            chart = chart_of(columns, {}, [])
+            assert chart is not None
+            newest = chart.bars[-1]
+            assert (newest.column.took, len(chart.bars)) == (1.0, min(number, 100))
+            assert 90 < newest.x + newest.width <= 100
+            assert chart.bars[0].x >= 0
 
-    def test_a_run_that_died_does_not_make_the_others_low(self) -> None:
-        chart = chart_of([run(60.0, "died"), run(4.0), run(900.0, "overran"), run(2.0)])
+    @pytest.mark.parametrize("took", [3600.0, 11.0])
+    def test_a_run_without_a_known_end_does_not_make_the_others_low(self, took: float) -> None:
+        chart = chart_of([column(took, is_known=False), column(8.0, 1)], {}, [])
         assert chart is not None
-        assert chart.longest == 4.0
-        assert [bar.height for bar in chart.bars] == [
-            CHART_HEIGHT / 2,
-            CHART_HEIGHT,
-            CHART_HEIGHT,
-            CHART_HEIGHT,
-        ]
+        usual, hangs = chart.bars
+        assert (chart.top, usual.height, usual.is_cut) == (10, CHART_HEIGHT * 0.8, False)
+        assert (hangs.height, hangs.is_cut) == (CHART_HEIGHT, True)
 
-    def test_of_dead_runs_alone_the_longest_lease_is_the_highest(self) -> None:
-        chart = chart_of([run(60.0, "died"), run(30.0, "died")])
+    def test_if_no_end_is_known_the_longest_is_the_highest(self) -> None:
+        chart = chart_of([column(60.0, is_known=False), column(30.0, 1, is_known=False)], {}, [])
         assert chart is not None
-        assert chart.longest == 60.0
+        assert (chart.top, chart.bars[-1].is_cut) == (60, False)
+
+    def test_usual_durations_are_within_it(self) -> None:
+        chart = chart_of([column(5.0)], {"median": 15.0}, [])
+        assert chart is not None
+        assert (chart.top, chart.levels) == (20, (("median", CHART_HEIGHT * 0.75),))
+
+    def test_changes_lie_before_the_first_run_after_them(self) -> None:
+        def at(minutes_ago: float) -> tuple[datetime, str]:
+            return END - timedelta(minutes=minutes_ago), f"{minutes_ago}"
+
+        columns = [column(1.0, place) for place in range(10)]
+        chart = chart_of(columns, {}, [at(4.5), at(-1), at(30)])
+        assert chart is not None
+        before, after = chart.bars[4:6]
+        [change, last] = chart.changes
+        assert before.x + before.width <= change.x <= after.x
+        assert (change.title, last.title) == ("4.5", "-1")
+        assert last.x > chart.bars[-1].x
+
+    def test_its_axis_tells_when_the_first_and_the_last_runs_began(self) -> None:
+        chart = chart_of([column(1.0, place) for place in range(30)], {}, [])
+        assert chart is not None
+        minutes = [round((END - each).total_seconds() / 60) for each in chart.times]
+        assert minutes == [29, 14, 0]
 
     def test_there_is_none_without_runs(self) -> None:
-        assert chart_of([]) is None
+        assert chart_of([], {"median": 1.0}, []) is None
 
     def test_runs_that_took_no_time_are_seen(self) -> None:
-        chart = chart_of([run(0.0)])
+        chart = chart_of([column(0.0)], {}, [])
         assert chart is not None
         assert chart.bars[0].height == 2
 

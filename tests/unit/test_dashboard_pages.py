@@ -18,6 +18,7 @@ from apscheduler.triggers.interval import IntervalTrigger
 from apscheduler_tasklock._runs.task_names import canonical_schedule
 from apscheduler_tasklock.errors import TaskLockNotFoundError
 from apscheduler_tasklock.status import (
+    Durations,
     Finding,
     JobState,
     Lane,
@@ -26,6 +27,7 @@ from apscheduler_tasklock.status import (
     Pause,
     ReplicaState,
     RunningRun,
+    Spread,
     TaskState,
 )
 from tests.support.pages import Known, Reader, lanes
@@ -367,13 +369,54 @@ class TestTask:
         words = shown.words("/task?name=a%2Fb%20%3F%23")
         assert "a/b ?# failing" in words
         assert "replicas web-1" in words
-        assert "The last 8 runs, the newest at the right. The upper edge is 1 min." in words
-        assert "Eight of ten runs that ended well took 1 min to 1 min, the band." in words
+        assert "The last 8 runs, the newest at the right." in words
         assert "traceback File &#34;a.py&#34;" in words
         assert ": the task was paused why?" in words
         assert "paused by ann@ops" in words
         twin = shown.twin("/task?name=a%2Fb%20%3F%23")
         assert [len(twin[each]) for each in ("runs", "misses", "actions")] == [8, 1, 1]
+
+    def test_of_a_run_that_hangs_it_begins_with_the_run(self) -> None:
+        """Also if the task has no other run: in the sentence, in the chart and in the list."""
+        hangs = {**READ["too long"], "holder": "web-2", "started_at": ago(90), "took": 5400.0}
+        alone = reader(tasks_=[task_status("a", **hangs)], usual={"a": 35.0})
+        words = alone.words("/task?name=a")
+        says = "Running too long: since 10:30:00 on web-2, for 1 h 30 min (usually 35 s). "
+        assert f"{says}What to do: if it hangs, restart the replica." in words
+        assert "The only run; what goes on is green." in words
+        assert "10:30:00 1 h 30 min so far too long web-2 goes on, token 7" in words
+        [run] = alone.twin("/task?name=a")["going_on"]
+        assert (run["run"]["replica"], run["state"]) == ("web-2", "too long")
+
+    def test_its_chart_has_axes_usual_durations_and_changes(self) -> None:
+        runs = [
+            run_read(task="a", token=n, release="1.1" if n < 3 else "1.0", **span(10 * n, 9 * n))
+            for n in range(1, 8)
+        ]
+        change = action_read(task="a", outcome="rescheduled", reason="x to y", started_at=ago(35))
+        spreads = {"a": Durations(Spread(7, 240.0, 400.0), None, NOW + ago(70))}
+        shown = reader(tasks_=[task_status("a")], runs_=[*runs, change], spreads=spreads)
+        words = shown.words("/task?name=a")
+        assert "How long it took 10 min 5 min 0 10:50:00 11:50:00" in words
+        kept = "7 runs that ended well, kept since 10:50:00"
+        assert f"In the last day: median 4 min, 95th percentile 6 min 40 s ({kept})" in words
+        assert "In the week before: no run that ended well is kept" in words
+        assert (
+            "schedule changed at 11:25:00: x to y release changed at 11:40:00: 1.0 to 1.1" in words
+        )
+        text = shown.html("/task?name=a")
+        assert re.findall('class="level ([a-z_ ]+)"', text) == ["median last_day", "most last_day"]
+        assert text.count('class="change"') == 2
+
+    def test_the_pause_of_its_stored_job_is_in_the_sentence(self) -> None:
+        pause = Pause("ann", NOW + ago(5), None, None, job="mail")
+        paused = {"state": TaskState.PAUSED, "pauses": (pause,), "due_at": None, "overdue_at": None}
+        shown = reader(tasks_=[task_status("a", **paused)])
+        said = "stored job 'mail' paused by ann since 11:55:00 until resumed"
+        for path in ("/", "/tasks", "/task?name=a"):
+            assert said in shown.words(path).replace("&#39;", "'")
+        operator = Reader(Known(tasks_=[task_status("a", **paused)]), may_operate=True)
+        assert "confirm?action=job-resume&amp;name=mail" in operator.html("/task?name=a")
 
     def test_a_name_is_no_pattern(self) -> None:
         names = ("a*", "ab")

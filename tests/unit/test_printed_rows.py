@@ -134,7 +134,8 @@ class TestStatus:
             task_status("a", **{**READ["paused"], **in_time}),
             task_status("b", **{**READ["paused for a day"], **in_time}),
         )
-        assert first[-1] == "paused by me@here until resumed (closed)"
+        since = "2026-01-31T12:00:00Z"
+        assert first[-1] == f"paused by me@here since {since} until resumed (closed)"
         assert second[-1] == "paused by me@here until 2026-02-01T12:00:00Z (closed)"
 
     def test_a_name_cannot_steer_the_terminal(self) -> None:

@@ -86,7 +86,7 @@ def test_facts_are_in_the_readers_formats_and_empty_ones_are_left_out() -> None:
         "ended after [60], token 7",
         "usual": "[42]",
         "lock times": "minimum [3600], for the window until [04:00]; maximum [3600]",
-        "notes": "paused by ann until [12:00] (move)",
+        "paused": "paused by ann since [03:00] until [12:00] (move)",
     }
 
 

@@ -14,11 +14,13 @@ import pytest
 from psycopg import sql
 
 from apscheduler_tasklock import (
+    Durations,
     Lane,
     Lanes,
     Overview,
     Pause,
     Run,
+    Spread,
     TaskLockDatabaseError,
     TaskLockError,
     TaskLockNotFoundError,
@@ -352,6 +354,38 @@ class TestOverview:
         assert found.counts[TaskState.PAUSED] == 2
         assert found.due_next == ()
 
+    def test_a_paused_stored_job_is_not_well(
+        self, operator: TaskLocks, connection: Connection
+    ) -> None:
+        """Who has paused it is known, unless an application has, or has changed it since."""
+        at = "timestamptz '2026-01-01Z'"
+        paused = {"next_run_time": "NULL", "changed_at": at}
+        for name in ("by ann", "by the application", "waits"):
+            add_task(connection, name, **FAILING, due_at="NULL", overdue_at="NULL")
+            columns = {} if name == "waits" else paused
+            add_job(connection, name, task_name=f"'{name}'", **columns)
+        add_job(connection, "another", task_name="'waits'", **paused)
+        entry = {"outcome": "'job-paused'", "by": "'ann'"}
+        add_action(connection, "by ann", 0, started_at=at, **entry)
+        add_action(connection, "by the application", 0, **entry)
+        found = operator.overview()
+        assert (found.counts[TaskState.PAUSED], found.counts[TaskState.FAILING]) == (2, 1)
+        assert [each.task for each in found.findings] == ["waits"]
+        assert names(found.paused) == ["by ann", "by the application"]
+        by_ann, by_application = operator.tasks(states=[TaskState.PAUSED])
+        assert (by_ann.paused, [(each.job, each.by) for each in by_ann.pauses]) == (
+            False,
+            [("by ann", "ann")],
+        )
+        assert [(each.job, each.by) for each in by_application.pauses] == [
+            ("by the application", "")
+        ]
+        jobs = {job.id: job for job in operator.jobs()}
+        since = by_ann.pauses[0].since
+        assert (jobs["by ann"].paused_by, jobs["by ann"].paused_since) == ("ann", since)
+        assert jobs["by the application"].paused_by is None
+        assert jobs["waits"].paused_since is None
+
     def test_patterns_choose_tasks(self, operator: TaskLocks, connection: Connection) -> None:
         for name in ("web:a", "web:b", "shop:a"):
             add_task(connection, name, **FAILING)
@@ -390,6 +424,29 @@ class TestOverview:
 
 def tokens(runs: Sequence[Run]) -> list[int | None]:
     return [run.token for run in runs]
+
+
+def test_durations_of_the_last_day_and_of_the_week_before(
+    operator: TaskLocks, connection: Connection
+) -> None:
+    assert operator.durations("a") == Durations(None, None, None)
+    runs = [(1, 10, 2), (2, 20, 4), (3, 23 * 60, 6), (4, 25 * 60, 10), (5, 7.9 * 1440, 20)]
+    runs.append((6, 8.1 * 1440, 500))
+    for token, minutes, took in runs:
+        began = ago(minutes=minutes)
+        add_run(
+            connection,
+            "a",
+            token,
+            started_at=began,
+            ended_at=f"{began} + interval '{took} s'",
+        )
+    add_run(connection, "a", 7, outcome="'error'", started_at=ago(minutes=5), ended_at="now()")
+    add_run(connection, "b", 1)
+    found = operator.durations("a")
+    assert found.last_day == Spread(3, 4.0, pytest.approx(5.8))
+    assert found.week_before == Spread(2, 15.0, pytest.approx(19.5))
+    assert found.kept_since == operator.runs("a")[-1].started_at
 
 
 class TestRecentRuns:

@@ -1,0 +1,91 @@
+"""Replicas in words: how one is, what becomes of its runs if it is killed, and its own tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from apscheduler_tasklock._words.formats import Formats
+from apscheduler_tasklock.status import ReplicaState, ReplicaStatus, RunningRun, TaskStatus
+
+# Limits the replicas that are named, because a fleet may have hundreds.
+_MOST_REPLICAS = 5
+
+
+def replica_headline(replica: ReplicaStatus, formats: Formats) -> str:
+    """Return how a replica is, since when, whether it leads, and for what it stops."""
+    state, seen = replica.state, formats.moment(replica.seen_at)
+    if replica.alive:
+        words = f"alive since {formats.moment(replica.started_at)}, seen last at {seen}"
+    elif state is ReplicaState.STOPPED:
+        words = f"stopped in good order at {seen}"
+    elif state is ReplicaState.DIED:
+        words = f"died: a run of it was found dead, and it was seen last at {seen}"
+    elif state is ReplicaState.SILENT:
+        words = f"silent since {seen}: it is dead, hangs, or cannot reach the database"
+    else:
+        words = f"unreadable: its row has values that no replica writes, seen last at {seen}"
+    if replica.leader_namespace is not None:
+        of = f" {replica.leader_namespace}" if replica.leader_namespace else ""
+        words += f"; it {'leads' if replica.leads and replica.alive else 'does not lead'}{of}"
+    if replica.stopping_since is not None:
+        tasks = ", ".join(dict.fromkeys(run.task for run in replica.running))
+        since = formats.moment(replica.stopping_since)
+        if replica.alive:
+            words += f"; it is stopping since {since}, and waits for {tasks or 'its last runs'}"
+        else:
+            words += f"; its stop had begun at {since}, and was not over"
+    return f"{words[:1].upper()}{words[1:]}."
+
+
+def fate_of(
+    run: RunningRun,
+    task: TaskStatus | None,
+    replicas: Sequence[ReplicaStatus] | None,
+    formats: Formats,
+) -> str:
+    """Return what becomes of a run if its replica is killed now, as far as rows tell.
+
+    :param task: the run's task; ``None``: not known
+    :param replicas: all replicas; ``None``: not known
+    """
+    if run.lost:
+        return "nothing changes for others: its lock is lost, so they may run the task already"
+    is_other = task is not None and (task.token != run.token or task.finished_at is not None)
+    if task is None or task.unreadable or is_other or replicas is None:
+        return "not known"
+    until = formats.moment(task.locked_until)
+    if task.kind == "hold":
+        return f"nobody runs it again; its name is free from {until} on"
+    others = [
+        each.replica_id
+        for each in replicas
+        if each.alive
+        and each.stopping_since is None
+        and each.replica_id != run.replica
+        and task.name in each.tasks
+    ]
+    more = len(others) - _MOST_REPLICAS
+    names = ", ".join(others[:_MOST_REPLICAS]) + (f" and {more} more" if more > 0 else "")
+    if not task.failover:
+        due = f", due at {formats.moment(task.due_at)}" if task.due_at else ""
+        goes_on = f"{names} can run its next run time{due}, when the lease has ended at {until}"
+        if not others:
+            goes_on = "no other live replica has the task for its next run time"
+        return f"it is not run again, because it has no failover; {goes_on}"
+    if not others:
+        return "nobody runs it again, because no other live replica has the task"
+    after = f"soon after {until}, when its lease ends"
+    if task.paused:
+        after = "when the task is no longer paused"
+    return f"it is run again {after}, by {names}"
+
+
+def tasks_of_one(replica: ReplicaStatus, replicas: Sequence[ReplicaStatus]) -> list[str]:
+    """Return the tasks that a replica has, and no other live replica that is not stopping."""
+    others = {
+        name
+        for each in replicas
+        if each.alive and each.stopping_since is None and each.replica_id != replica.replica_id
+        for name in each.tasks
+    }
+    return [name for name in replica.tasks if name not in others]

@@ -1,0 +1,115 @@
+"""A replica in words, and what becomes of its runs if it is killed."""
+
+from __future__ import annotations
+
+from datetime import timezone
+from typing import Any
+
+import pytest
+
+from apscheduler_tasklock.dashboard.formats import Formats
+from apscheduler_tasklock.status import ReplicaState, RunningRun
+from tests.support.rows import NOW, READ, replica_status, seconds, task_status
+from tests.support.waist import fate_of, replica_headline, tasks_of_one
+
+FORMATS = Formats(timezone.utc, NOW)
+RUN = RunningRun("sync", 7, "one", NOW - seconds(60))
+STOPPING = {"stopping_since": seconds(-20), "running": (RUN,)}
+
+
+@pytest.mark.parametrize(
+    ("columns", "says"),
+    [
+        ({}, "Alive since 11:00:00, seen last at 12:00:00."),
+        (
+            {"leader_namespace": "", "leads": True},
+            "Alive since 11:00:00, seen last at 12:00:00; it leads.",
+        ),
+        (
+            {"leader_namespace": "shop:"},
+            "Alive since 11:00:00, seen last at 12:00:00; it does not lead shop:.",
+        ),
+        (
+            STOPPING,
+            "Alive since 11:00:00, seen last at 12:00:00; it is stopping since 11:59:40, and waits "
+            "for sync.",
+        ),
+        (
+            {**STOPPING, "state": ReplicaState.DIED, "seen_at": seconds(-90)},
+            "Died: a run of it was found dead, and it was seen last at 11:58:30; its stop had "
+            "begun at 11:59:40, and was not over.",
+        ),
+        ({"state": ReplicaState.STOPPED}, "Stopped in good order at 12:00:00."),
+        (
+            {"state": ReplicaState.SILENT, "seen_at": seconds(-90)},
+            "Silent since 11:58:30: it is dead, hangs, or cannot reach the database.",
+        ),
+    ],
+)
+def test_a_replica_in_one_sentence(columns: dict[str, Any], says: str) -> None:
+    assert replica_headline(replica_status(**columns), FORMATS) == says
+
+
+OTHERS = [replica_status(name, tasks=("sync",)) for name in ("one", "two", "three")]
+RUNS = READ["running"]
+FAILOVER = {**RUNS, "failover": True}
+FATES: dict[str, tuple[dict[str, Any], str]] = {
+    "with failover": (
+        {"task": FAILOVER},
+        "it is run again soon after 12:01:00, when its lease ends, by two, three",
+    ),
+    "with failover, paused": (
+        {"task": {**FAILOVER, "paused": True}},
+        "it is run again when the task is no longer paused, by two, three",
+    ),
+    "with failover, and nobody else has it": (
+        {"task": FAILOVER, "replicas": [*OTHERS[:1], replica_status("two")]},
+        "nobody runs it again, because no other live replica has the task",
+    ),
+    "with failover, and the others stop or are dead": (
+        {
+            "task": FAILOVER,
+            "replicas": [
+                replica_status("two", tasks=("sync",), **STOPPING),
+                replica_status("three", tasks=("sync",), state=ReplicaState.SILENT),
+            ],
+        },
+        "nobody runs it again, because no other live replica has the task",
+    ),
+    "without failover": (
+        {"task": RUNS},
+        "it is not run again, because it has no failover; two, three can run its next run time, "
+        "due at 12:04:00, when the lease has ended at 12:01:00",
+    ),
+    "a hold": (
+        {"task": {**RUNS, "kind": "hold"}},
+        "nobody runs it again; its name is free from 12:01:00 on",
+    ),
+    "its lock is lost": (
+        {"task": RUNS, "run": RunningRun("sync", 7, "one", NOW, lost=True)},
+        "nothing changes for others: its lock is lost, so they may run the task already",
+    ),
+    "another run has the row": ({"task": {**RUNS, "token": 8}}, "not known"),
+    "the run has ended": ({"task": READ["ok"]}, "not known"),
+    "the row cannot be read": ({"task": {**RUNS, "unreadable": ("schedule",)}}, "not known"),
+    "the replicas are not known": ({"task": RUNS, "replicas": None}, "not known"),
+    "the task is not known": ({"task": None}, "not known"),
+}
+
+
+@pytest.mark.parametrize("case", FATES)
+def test_what_becomes_of_a_run_if_its_replica_is_killed(case: str) -> None:
+    given, fate = FATES[case]
+    task = None if given["task"] is None else task_status(**given["task"])
+    run, replicas = given.get("run", RUN), given.get("replicas", OTHERS)
+    assert fate_of(run, task, replicas, FORMATS) == fate
+
+
+def test_tasks_that_only_one_replica_has() -> None:
+    one = replica_status("one", tasks=("a", "b", "c", "d"))
+    others = [
+        replica_status("two", tasks=("a",)),
+        replica_status("three", tasks=("b",), state=ReplicaState.STOPPED),
+        replica_status("four", tasks=("c",), **STOPPING),
+    ]
+    assert tasks_of_one(one, [one, *others]) == ["b", "c", "d"]
