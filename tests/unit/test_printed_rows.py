@@ -136,7 +136,7 @@ class TestStatus:
         )
         since = "2026-01-31T12:00:00Z"
         assert first[-1] == f"paused by me@here since {since} until resumed (closed)"
-        assert second[-1] == "paused by me@here until 2026-02-01T12:00:00Z (closed)"
+        assert second[-1] == f"paused by me@here since {since} until 2026-02-01T12:00:00Z (closed)"
 
     def test_a_name_cannot_steer_the_terminal(self) -> None:
         lines = plain_lines(task_table([task_status(ODD)], {}, PlainOutput()))

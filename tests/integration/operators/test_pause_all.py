@@ -194,7 +194,7 @@ class TestCommands:
         answer = command("resume", "task", "--as", "bob")
         assert answer.status == 4
         assert answer.out.startswith(
-            "task: no longer paused by bob until resumed; still paused with all tasks by ann until"
+            "task: no longer paused by bob until resumed; still paused with all tasks by ann since"
         )
         assert "`resume --all` ends that" in answer.err
         answer = command("resume", "--all")
