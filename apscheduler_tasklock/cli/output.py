@@ -147,6 +147,10 @@ class PlainOutput:
         """Print a line."""
         print(printable(cut(line, _LONGEST_LINE)), flush=True)
 
+    def print_beside(self, left: str, text: str, style: str = "") -> None:
+        """Print a text of a row beside what stands at the left."""
+        self.print(left + text)
+
     def print_table(self, table: Table) -> None:
         """Print a table."""
         for line in plain_lines(table):
@@ -180,6 +184,21 @@ class TerminalOutput:
     def print(self, line: str = "", style: str = "") -> None:
         """Print a line."""
         self.console.print(_text(Cell(cut(line, _LONGEST_LINE), style)))
+
+    def print_beside(self, left: str, text: str, style: str = "") -> None:
+        """Print a text of a row beside what stands at the left.
+
+        Its further lines begin farther to the right than any line of a command's own, so that a
+        long text cannot look like these.
+        """
+        from rich.text import Text
+
+        indent = " " * max(len(left), _GAP)
+        told = _text(Cell(cut(text, _LONGEST_LINE), style))
+        width = max(1, self.console.width - len(indent))
+        for place, line in enumerate(told.wrap(self.console, width, overflow="fold")):
+            before = indent if place else left
+            self.console.print(Text(before, style), line, sep="", overflow="fold")
 
     def print_table(self, table: Table) -> None:
         """Print a table."""

@@ -163,7 +163,8 @@ def print_task(
     """
     facts = facts_of(task, history.runs, shown, history.usual, replicas, now, schema, table)
     for name, text in facts.items():
-        shown.print(f"{name:<13}{text}", STATE_STYLES[task.state] if name == "state" else "")
+        style = STATE_STYLES[task.state] if name == "state" else ""
+        shown.print_beside(f"{name:<13}", text, style)
     shown.print()
     _print_history(history, shown)
 
@@ -214,12 +215,12 @@ def _print_history(history: History, shown: Output) -> None:
         shown.print("what operators did:")
         for action in actions:
             words = f"{did_in_words(action)} {action_in_words(action, shown)}"
-            shown.print(f"{shown.moment(action.started_at)}  {words}")
+            shown.print_beside(f"{shown.moment(action.started_at)}  ", words)
     if misses:
         shown.print()
         shown.print("missed run times:")
         for miss in misses:
-            shown.print(miss_in_words(miss, shown))
+            shown.print_beside("", miss_in_words(miss, shown))
 
 
 def _print_traceback(runs: Sequence[Run], shown: Output) -> None:
@@ -234,7 +235,8 @@ def _print_traceback(runs: Sequence[Run], shown: Output) -> None:
     # A mark at each line, because a traceback has messages, whose lines could pass for those of
     # this command.
     for line in cut(failed.traceback, LONGEST_TRACEBACK).splitlines():
-        shown.print(f"| {line}")
+        # The bar tells the lines of the text from those of this command.
+        shown.print_beside("  | ", line)
 
 
 def task_table(tasks: Sequence[TaskStatus], usual: Mapping[str, float], shown: Output) -> Table:

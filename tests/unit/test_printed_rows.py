@@ -273,7 +273,7 @@ class TestShow:
         told = show(task_status(), [well, *failed])
         head, *lines = told.partition("\ntraceback of the last failure (")[2].splitlines()
         assert head == "2026-01-31T11:59:00Z, token 2):"
-        assert lines == ['|   File "jobs.py", line 2, in sync', "| ValueError"]
+        assert lines == ['  |   File "jobs.py", line 2, in sync', "  | ValueError"]
         assert "traceback" not in show(task_status(), [well])
 
     def test_a_traceback_forges_no_lines(self, show: Show) -> None:
@@ -281,8 +281,33 @@ class TestShow:
         told = show(task_status(), [run_read(outcome="error", traceback=forged)])
         lines = told.partition("\ntraceback of the last failure (")[2].splitlines()[1:]
         assert len(lines) == 5
-        assert all(line.startswith("| ") for line in lines)
+        assert all(line.startswith("  | ") for line in lines)
         assert "\nwhat operators did" not in told
+
+    @pytest.mark.parametrize("width", [0, 40], ids=["plain", "a terminal"])
+    def test_texts_of_rows_cannot_forge_its_lines(
+        self, capsys: pytest.CaptureFixture[str], width: int
+    ) -> None:
+        """Whether by a line of a traceback, by a break, or by the width of the terminal."""
+        forged = "state        ok"
+        text = "\n".join(["x", forged, "x".ljust(40 - 13) + forged, "x".ljust(40 - 4) + forged])
+        error = {"outcome": "error", "error_type": "E", "error": text, "traceback": text}
+        failed = task_status(**{**READ["failing"], "error_type": text}, function=text)
+        entries = History(
+            [run_read(token=1, **error)],
+            [action_read(reason="x".ljust(40 - 22) + forged)],
+            [miss_read(reason="x".ljust(40) + forged + "\x1b[2J")],
+        )
+        drawn = StringIO()
+        shown: Any = PlainOutput()
+        if width:
+            shown = TerminalOutput(Console(file=drawn, width=width, force_terminal=True))
+        print_task(failed, entries, [], NOW, shown, None, "task_lock")
+        told = capsys.readouterr().out + drawn.getvalue()
+        lines = re.sub(r"\x1b\[[0-9;]*m", "", told).splitlines()
+        states = [line for line in lines if re.match(r"state\b", line)]
+        assert [line.split()[:2] for line in states] == [["state", "failing"]]
+        assert "\x1b[2J" not in told
 
     def test_what_operators_did_is_told_apart_from_the_runs(self, show: Show) -> None:
         begin = datetime(2026, 1, 1, 1, tzinfo=timezone.utc)
