@@ -235,7 +235,6 @@ def _print_traceback(runs: Sequence[Run], shown: Output) -> None:
     # A mark at each line, because a traceback has messages, whose lines could pass for those of
     # this command.
     for line in cut(failed.traceback, LONGEST_TRACEBACK).splitlines():
-        # The bar tells the lines of the text from those of this command.
         shown.print_beside("  | ", line)
 
 
