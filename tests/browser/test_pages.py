@@ -102,6 +102,7 @@ PAGES = {
     "runs": "runs",
     "timeline": "timeline?hours=12&by=task",
     "replicas": "replicas",
+    "replica": "replica?id=one",
     "jobs": "jobs",
     "setup": "setup",
     "confirm a pause": "confirm?action=pause&name={task}",
