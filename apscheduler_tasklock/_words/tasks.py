@@ -111,15 +111,17 @@ def paused_with_all(tasks: Iterable[TaskStatus], formats: Formats) -> list[str]:
     found = dict.fromkeys(
         pause for task in tasks for pause in task.pauses if pause.namespace is not None
     )
-    return [of_all_and_pause_in_words(pause, formats) for pause in found]
+    return [of_all_and_pause_in_words(pause, formats, with_since=True) for pause in found]
 
 
-def of_all_and_pause_in_words(pause: Pause, formats: Formats, before: str = "") -> str:
+def of_all_and_pause_in_words(
+    pause: Pause, formats: Formats, before: str = "", *, with_since: bool = False
+) -> str:
     """Return a pause of all tasks in words, with the tasks first.
 
     :param before: what comes before the words of the pause, such as ``"still "``
     """
-    own = pause_in_words(replace(pause, namespace=None), formats)
+    own = pause_in_words(replace(pause, namespace=None), formats, with_since=with_since)
     return f"{of_all_in_words(pause.namespace or '')}: {before}{own}"
 
 

@@ -176,7 +176,10 @@ class TestShow:
         assert len(shown.partition("\ntask  when")[2].splitlines()[1:]) == 20
         assert "ann@ops" not in shown
         traceback, _, rest = rest.partition("\nwhat operators did:\n")
-        assert traceback.splitlines()[1:] == ['|   File "jobs.py", line 7, in sync', "| ValueError"]
+        assert traceback.splitlines()[1:] == [
+            '  |   File "jobs.py", line 7, in sync',
+            "  | ValueError",
+        ]
         did, _, missed = rest.partition("\nmissed run times:\n")
         assert (len(did.splitlines()), len(missed.splitlines())) == (20, 1)
         told = command("show", "sync", "--json").json
@@ -404,6 +407,8 @@ ANN = Pause("ann", NOW, None, "closed")
 BOB = Pause("bob", NOW, NOW + timedelta(hours=2), "tired")
 ANN_IN_WORDS = "paused by ann until resumed (closed)"
 BOB_IN_WORDS = "paused by bob until 2026-01-31T14:00:00Z (tired)"
+SINCE = "since 2026-01-31T12:00:00Z"
+STILL_ANN = ANN_IN_WORDS.replace("ann", f"ann {SINCE}")
 
 
 def in_pause(name: str, *pauses: Pause) -> TaskStatus:
@@ -466,7 +471,7 @@ class TestPause:
     def test_all_pauses_of_a_task_are_shown(self, on: On) -> None:
         command = on(in_pause("a", ANN, BOB))
         [row] = command("status").cells
-        assert row[-1].split("; ")[:2] == [ANN_IN_WORDS, BOB_IN_WORDS]
+        assert row[-1].split("; ")[:2] == [STILL_ANN, BOB_IN_WORDS.replace("bob", f"bob {SINCE}")]
         [told] = command("status", "--json").json
         assert [pause["reason"] for pause in told["pauses"]] == ["closed", "tired"]
 
@@ -564,7 +569,7 @@ class TestResume:
                 (in_pause("a", ANN, BOB), in_pause("b", BOB)),
                 (in_pause("a", ANN), in_pause("b")),
                 4,
-                [f"a: no longer {BOB_IN_WORDS}; still {ANN_IN_WORDS}", "b: resumed"],
+                [f"a: no longer {BOB_IN_WORDS}; still {STILL_ANN}", "b: resumed"],
                 {
                     "resumed": ["b"],
                     "still_paused": {"a": ["closed"]},
@@ -577,7 +582,7 @@ class TestResume:
                 (in_pause("a", ANN),),
                 (in_pause("a", ANN),),
                 4,
-                [f"a: still {ANN_IN_WORDS}"],
+                [f"a: still {STILL_ANN}"],
                 {"resumed": [], "still_paused": {"a": ["closed"]}, "ended": {"a": []}},
                 OTHERS_STAY,
             ),
@@ -716,13 +721,13 @@ class TestOfAll:
     def test_the_pause_of_all_is_told_with_the_tasks(self, on: On) -> None:
         task = in_pause("task", ALL_BY_ANN)
         listed = on(task)("status")
-        assert listed.err == f"{PREFIX}all tasks: paused by ann until resumed\n"
+        assert listed.err == f"{PREFIX}all tasks: paused by ann {SINCE} until resumed\n"
         command = on()
         command.known = Resuming([task])
         command.known.after = [task]
         answer = command("resume", "task")
         assert answer.status == 4
-        assert answer.out == "task: still paused with all tasks by ann until resumed\n"
+        assert answer.out == f"task: still paused with all tasks by ann {SINCE} until resumed\n"
         assert answer.err == f"{PREFIX}all tasks are paused; `resume --all` ends that\n"
 
 

@@ -184,7 +184,7 @@ class TestCommands:
         assert answer.out.endswith("(a move)\n")
         assert "not paused are code under `hold`" in answer.err
         listed = command("status")
-        assert listed.err.startswith("apscheduler-tasklock: all tasks: paused by ann until 2")
+        assert listed.err.startswith("apscheduler-tasklock: all tasks: paused by ann since 2")
         assert listed.cells[0][1].strip() == "paused"
         assert "paused with all tasks by ann" in command("show", "task").out
         answer = command("resume", "task")
