@@ -222,6 +222,33 @@ IS_RUNNING = "its run of 2026-01-31 00:20:00 UTC on one (token 7) is in the way"
             [f"due 00:40:00, begun by nobody: {IS_RUNNING}; {NONE}"],
         ),
         ("00:40:30", {"has_history": False}, [f"due 00:40:00, begun by nobody; {NONE}"]),
+        # The lock of a dead run is over, and its run is in the way no more.
+        (
+            "00:40:30",
+            {**RUNS_ON, "state": TaskState.DEAD, "locked_until": at("00:30")},
+            [f"due 00:40:00, begun by nobody; {WHY}"],
+        ),
+        # Of replicas that were not seen for an hour nothing is known.
+        (
+            "01:55",
+            {"replicas": (replica_status("web-9", tasks=("job",), started_at=at("01:54")),)},
+            [
+                f"due 00:40:00, begun by nobody; {NONE}",
+                "due 3 run times from 01:00:00 to 01:40:00, begun by nobody: no live replica had "
+                f"it (web-9 started at 2026-01-31 01:54:00 UTC); {NONE}",
+            ],
+        ),
+        # Jitter: that of an interval moves all later run times.
+        (
+            "01:25",
+            {"trigger": CronTrigger(minute="*/20", jitter=9, timezone=UTC)},
+            [f"due 3 run times from 00:40:00 to 01:20:00, begun by nobody; {NONE}"],
+        ),
+        (
+            "01:25",
+            {"trigger": IntervalTrigger(minutes=20, start_date=DAY, jitter=9, timezone=UTC)},
+            [f"due about 3 run times from 00:40:00 to 01:20:00, begun by nobody; {NONE}"],
+        ),
         # A job that was moved, and one that was removed.
         ("00:50", {"due_at": at("09:00")}, [f"by its schedule 00:40:00, begun by nobody; {NONE}"]),
         ("00:50", {"due_at": None}, []),
@@ -295,14 +322,15 @@ def test_a_run_that_goes_on_is_told_before_run_times_that_were_missed_by_it() ->
 
 
 @pytest.mark.parametrize(
-    ("entry", "of"), [(ran("00:20", token=7, outcome="overtaken"), None), (None, "00:10")]
+    ("outcome", "of", "goes_on"),
+    [("overtaken", None, True), ("ok", None, False), ("overtaken", "00:10", False)],
 )
 def test_a_run_that_has_ended_or_began_later_does_not_go_on(
-    entry: Run | None, of: str | None
+    outcome: str, of: str | None, goes_on: bool
 ) -> None:
-    entries = [ran("00:00", token=5), ran("00:20", token=7) if entry is None else entry]
-    found = story("00:39", *entries, of=of, **RUNS_ON)
-    assert bool(found.running) is (of is None and entry is not None)
+    """The history is read after the row, so a run may have ended between."""
+    entries = [ran("00:00", token=5), ran("00:20", token=7, outcome=outcome)]
+    assert bool(story("00:39", *entries, of=of, **RUNS_ON).running) is goes_on
 
 
 BY_ANN = "paused by ann since 2026-01-31 00:30:00 UTC"
@@ -338,6 +366,12 @@ BY_ANN = "paused by ann since 2026-01-31 00:30:00 UTC"
             [f"due 01:20:00, begun by nobody; {NONE}"],
         ),
         ([ran("00:20"), did("01:05", "job-moved")], {"due_at": at("01:40")}, []),
+        # Nor before the oldest of many actions, which may have overwritten such a change.
+        (
+            [ran("00:20"), *(did(f"01:{n}", "acknowledged") for n in range(2, 22))],
+            {"due_at": at("01:40")},
+            [],
+        ),
         # Nor if the last run time is not one of the schedule: it had another time zone then.
         ([ran("00:25")], {"due_at": at("01:40"), "scheduled_at": at("00:25")}, []),
         # A missed run time that is told, and those after it.
@@ -411,6 +445,14 @@ def test_of_a_moment_in_the_past(
 ) -> None:
     row = {"scheduled_at": at("02:00"), "started_at": at("02:00"), "due_at": at("02:20")}
     assert told("02:01", *entries, ran("02:00"), of=of, **{**row, **more}) == expected
+
+
+def test_of_a_moment_before_the_last_change_of_the_schedule_nothing_is_known() -> None:
+    entries = [ran("00:20"), did("00:55", "rescheduled")]
+    assert told("00:56", *entries, of="00:50", due_at=at("01:20")) == [
+        "its run times after 00:20:00 are not known, because its schedule is not that of then, or "
+        "has no common times"
+    ]
 
 
 def test_a_task_that_has_never_run_is_due_from_its_first_run_time_on() -> None:
