@@ -336,7 +336,7 @@ class Known:
         [task] = [task for task in self.tasks_ if task.name == name] or [None]
         if task is None:
             raise TaskLockNotFoundError([name])
-        return story_of(task, self.runs(name, limit=1000), self.replicas_, at or self.now)
+        return story_of(task, self.runs(name, limit=1000), self.replicas_, at or self.now, self.now)
 
     def replicas(self) -> list[ReplicaStatus]:
         """Return the replicas."""

@@ -19,6 +19,7 @@ from apscheduler_tasklock._lock.schedules import with_exact_times
 from apscheduler_tasklock._runs.task_names import canonical_schedule, exact_schedule
 from apscheduler_tasklock._runs.trigger_times import zone_of
 from apscheduler_tasklock._words.due_times import MOST_DUE
+from apscheduler_tasklock._words.json_text import as_json
 from apscheduler_tasklock._words.stories import StoryLines, story_lines, story_of
 from apscheduler_tasklock.status import OptionSource, ReplicaState, Run, RunningRun, TaskState
 from tests.support.rows import action_read, miss_read, replica_status, run_read, task_status
@@ -488,6 +489,7 @@ def test_for_programs_a_cause_has_the_words_of_misses() -> None:
     found = story("00:40:30")
     assert (found.verdict, found.scheduled_at, found.miss) == (Verdict.DUE, at("00:40"), None)
     assert found.due[0].noted_from == at("00:41")
+    assert '"noted_from": "2026-01-31T00:41:00Z"' in as_json(found)
     assert (found.before and found.before.scheduled_at, found.read_at) == (
         at("00:20"),
         at("00:40:30"),
