@@ -13,6 +13,7 @@ from psycopg import Cursor
 
 from apscheduler_tasklock._database.connection import raw_cursor
 from apscheduler_tasklock._lock.operations import Operations
+from apscheduler_tasklock._words.stories import story_of
 from apscheduler_tasklock.dashboard.screens import BAD_OUTCOMES
 from apscheduler_tasklock.schema.table import task_lock_table
 from apscheduler_tasklock.status import ORDERS, Lane, TaskState
