@@ -80,7 +80,6 @@ from apscheduler_tasklock._words.gauges import rows_of, text_of
 from apscheduler_tasklock._words.headlines import headline_of, open_runs
 from apscheduler_tasklock._words.lanes import entries_in_words, lane_in_words
 from apscheduler_tasklock._words.replicas import fate_of, replica_headline, tasks_of_one
-from apscheduler_tasklock._words.stories import story_of
 from apscheduler_tasklock.schema.table import DEFAULT_TABLE, task_lock_table
 from apscheduler_tasklock.status import Pause, RunningRun
 from apscheduler_tasklock.testing import rule
@@ -156,7 +155,6 @@ __all__ = [
     "severity_of",
     "standing_in",
     "statements_of",
-    "story_of",
     "tasks_of_one",
     "text_of",
     "with_findings",

@@ -19,7 +19,7 @@ from apscheduler_tasklock.schema.table import task_lock_table
 from apscheduler_tasklock.status import ORDERS, Lane, TaskState
 from tests.support import rows
 from tests.support.pages import Known
-from tests.support.waist import WatchedRows, story_of, with_findings
+from tests.support.waist import WatchedRows, with_findings
 
 Connection = psycopg.Connection[Any]
 
