@@ -122,7 +122,7 @@ def test_tasks_lanes_show_the_whole_night(
     assert taken_over.left >= died.right - 0.005
     # A run time that nobody ran lies in the shade of its reason.
     missed = looks(page, "clean-up", "nobody ran")
-    pause = looks(page, "clean-up", "paused by ann@ops")
+    pause = looks(page, "clean-up", "(migration of orders)")
     assert missed.is_hollow
     assert pause.is_shade
     assert pause.left < missed.left

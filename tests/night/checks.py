@@ -16,7 +16,7 @@ from datetime import datetime
 from math import inf
 from typing import Any
 
-from tests.night.plan import BATCH, BY_TASK, GRACE, NAMESPACE
+from tests.night.plan import BATCH, BY_TASK, GRACE, LEASE, NAMESPACE
 from tests.night.said import Said, SaidLive
 from tests.night.truth import TrueRun, Truth
 
@@ -153,7 +153,7 @@ def what_runs_is_said_to_run(said: Said, truth: Truth) -> Iterator[Finding]:
     """A run that goes on is the row's, or it has lost its lock and is told as stuck."""
     for run in truth.runs.values():
         task = said.tasks.get(run.task)
-        if not run.goes_on(said.at):
+        if not run.goes_on(said.at) or run.over <= said.until:
             continue
         if task is None:
             yield f"there is no task {run.task}", true_of(run)
@@ -663,7 +663,8 @@ def why_tells_what_became_of_the_last_run_time(said: Said, truth: Truth) -> Iter
         verdict = story["verdict"]
         if verdict == "ran" and not at_it and story["runs"][-1]["kind"] != "manual":
             yield told, f"nobody has run {story['scheduled_at']}"
-        if verdict == "running" and not any(run.over > said.at - CLOSE for run in at_it):
+        # A killed replica is not missed before its lease has ended.
+        if verdict == "running" and not any(run.over > said.at - LEASE - CLOSE for run in at_it):
             task = said.tasks[name]
             if task["state"] != "dead":
                 yield told, "; ".join(map(true_of, at_it)) or "no such run"

@@ -38,12 +38,14 @@ class _At:
 class Said:
     """What is told at a moment. Its rows are in the database, whose clock stands still.
 
+    :ivar at: the time in seconds
+    :ivar until: when all of it was told
     :ivar texts: all texts that were told, by who told them
     """
 
     def __init__(self, locks: TaskLocks, moment: Moment) -> None:
         self.moment = moment
-        self.at = moment.at
+        self.at = self.until = moment.at
         self._locks = locks
         self._reader = Reader(cast(Known, _At(locks, moment)), zone=timezone.utc)
         self.texts: dict[str, str] = {}
@@ -147,7 +149,7 @@ class SaidLive(Said):
 
     def __init__(self, moment: Moment) -> None:
         self.moment = moment
-        self.at = moment.told["since"]
+        self.at, self.until = moment.told["since"], moment.told["until"]
         self.texts = {}
 
     def _json(self, *given: str) -> Any:

@@ -146,7 +146,9 @@ CHANGES = {
     ),
     "who leads leads": (
         "its run is taken over",
-        "UPDATE task_lock SET locked_by = 'batch-1:721' WHERE task_name LIKE e'\\x01%'",
+        "UPDATE task_lock SET locked_by = (SELECT replica_id FROM task_lock_replica"
+        " WHERE leader_namespace IS NOT NULL AND replica_id <> locked_by)"
+        " WHERE task_name LIKE e'\\x01leader%'",
     ),
     "what is due next is a run time": (
         "its run is taken over",
