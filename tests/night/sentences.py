@@ -22,6 +22,8 @@ SOURCES = (
     *("dashboard/screens.py", "dashboard/drawings.py"),
 )
 
+PAGES = "dashboard/templates"
+
 # Stands for what varies.
 _HOLE = "{}"
 
@@ -46,12 +48,25 @@ class Kind:
 
 def kinds() -> list[Kind]:
     """Return the kinds of sentences that the package has."""
-    return [
+    found = [
         Kind(source, template)
         for source in SOURCES
         if (PACKAGE / source).exists()
         for template in dict.fromkeys(_templates(ast.parse((PACKAGE / source).read_text())))
     ]
+    for path in sorted((PACKAGE / PAGES).glob("*.html")):
+        found += [Kind(f"{PAGES}/{path.name}", text) for text in _of_page(path.read_text())]
+    return found
+
+
+def _of_page(text: str) -> Iterator[str]:
+    """Yield what a page's template says of what it shows: hints, and that there is nothing."""
+    for first, second in re.findall(r"""empty\((?:"([^"]+)"|'([^']+)')""", text):
+        yield first or second
+    for hint in re.findall(r'<p class="(?:hint|well)">(.*?)</p>', text):
+        said = re.sub(r"\{\{.*?\}\}", _HOLE, re.sub(r"<[^>]*>|\{%.*?%\}", "", hint))
+        if _is_sentence(said):
+            yield said.strip()
 
 
 def _templates(module: ast.Module) -> Iterator[str]:

@@ -141,7 +141,7 @@ CHANGES = {
         "UPDATE task_lock_replica SET seen_at = now() - interval '5 min'",
     ),
     "who is stopped has stopped in good order": (
-        "all have been gone for long",
+        "its run is taken over",
         "UPDATE task_lock_replica SET stopped_at = now()",
     ),
     "who leads leads": (
@@ -197,6 +197,10 @@ CHANGES = {
     "why tells how the last run ended": (
         "its run is taken over",
         "UPDATE task_lock_run SET outcome = 'overtaken' WHERE task_name = 'daily-report'",
+    ),
+    "why names replicas that were there": (
+        "some seconds after the outage",
+        "UPDATE task_lock_replica SET seen_at = now(), stopped_at = NULL",
     ),
     "show tells the state as it is": (
         "its run is taken over",

@@ -456,6 +456,18 @@ def nothing_runs_is_said_only_if_nothing_does(said: Said, truth: Truth) -> Itera
 
 
 @check
+def nothing_is_due_is_said_only_if_nothing_is(said: Said, truth: Truth) -> Iterator[Finding]:
+    """While replicas live and not all is paused, the next run times of their jobs are known."""
+    lives = any(
+        each.lives(said.at) and each.ready < said.at - 3 for each in truth.replicas.values()
+    )
+    is_paused = any(each.task == "*" and each.may_hold(said.at) for each in truth.pauses)
+    is_known = lives and not is_paused and not truth.in_outage(said.at - 40, said.at)
+    if is_known and "No task that is not paused or late is due" in said.html("/"):
+        yield "overview: no task is due", "replicas live, and all have jobs of every second"
+
+
+@check
 def a_task_page_tells_the_run_that_goes_on(said: Said, truth: Truth) -> Iterator[Finding]:
     for run in truth.runs.values():
         task = said.tasks.get(run.task)
