@@ -446,8 +446,7 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
         for job, jobstore in self._adapter.pending_jobs(alias):
             self._jobs.note(job, jobstore, self._jobs.resolve(job, jobstore))
         self._notifiers = {}  # the notifiers of a failed start belong to another wrapped executor
-        runs = self._runs = self._make_runs()
-        assert runs is not None
+        self._runs = self._make_runs()
         self._join(scheduler)
         try:
             if self._enabled:
@@ -461,6 +460,8 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
             self._started_in = None
             raise
         wrap(self, self._inner)
+        runs = self._runs  # read now, because the locks of a test may have replaced it
+        assert runs is not None
         report_runs(self._inner, runs.events_of, runs.failed, runs.ended)
         self._add_listeners(scheduler)
         if self._enabled and not is_again:

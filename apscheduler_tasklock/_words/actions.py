@@ -19,8 +19,8 @@ def resumed_in_words(change: PauseChange, formats: Formats) -> str:
     if not change.is_paused:
         return "resumed" if change.was_paused else NOT_PAUSED
     words = [f"no longer {pause_in_words(pause, formats)}" for pause in change.ended]
-    left = "; ".join(pause_in_words(pause, formats) for pause in change.left) or "paused"
-    return "; ".join([*words, f"still {left}"])
+    left = "; ".join(pause_in_words(pause, formats, with_since=True) for pause in change.left)
+    return "; ".join([*words, f"still {left or 'paused'}"])
 
 
 def requested_in_words(request: RunRequest, formats: Formats, what: str = "a run") -> str:

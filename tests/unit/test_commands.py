@@ -354,7 +354,7 @@ class TestCheck:
         other = command("check", "w*")
         assert (other.status, "overdue" in other.out.partition("|")[0]) == (3, False)
         said = (
-            r"1 overdue \(imports by \d+ s, the stored job 'one' that no replica claims, because "
+            r"1 overdue \(imports by \d+ s, the stored job 'one' that no replica claims: "
         )
         assert re.search(said, command("check", "imports").out)
         assert "a job 'one', which is overdue" in command("why", "imports").err
@@ -379,11 +379,11 @@ class TestWhy:
             for token, at in ((6, -3600), (7, -100))
         ]
         command = on(task_status(), runs_=runs)
-        headline = command("why", "sync", "--at", "2026-01-31T11:30Z").out.splitlines()[0]
+        headline = command("why", "sync", "--at", "2026-01-31T11:00:30Z").out.splitlines()[0]
         assert headline.endswith(
             "run time until then was 2026-01-31T11:00:00Z, whose run ended well"
         )
-        told = command("why", "sync", "--at", "2026-01-31T11:30Z", "--json").json
+        told = command("why", "sync", "--at", "2026-01-31T11:00:30Z", "--json").json
         assert (told["verdict"], [run["token"] for run in told["runs"]]) == ("ran", [6])
 
 

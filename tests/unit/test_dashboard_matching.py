@@ -59,7 +59,7 @@ def test_the_list_leads_to_all_that_match_its_filter(operator: TestClient, known
     answer = operator.post("/act", data=sent, headers=SAME)
     assert (answer.status_code, answer.headers["location"]) == (
         303,
-        "tasks?done=pause&q=shop%3A&state=overdue%2Cfailing",
+        "tasks?done=pause&counts=paused%2A2&q=shop%3A&state=overdue%2Cfailing",
     )
     asked = {"duration": 3600.0, "by": "ann", "reason": "a move"}
     assert known.changes == [("pause", ("shop:a", "shop:b"), asked)]

@@ -136,7 +136,7 @@ SENTENCES: dict[str, tuple[dict[str, Any], str]] = {
     "a stored job that nobody claims": (
         {"jobs": {"sync": job_status("a", state=JobState.OVERDUE, next_run_time=seconds(-400))}},
         "Its last run, at 11:59:00 on one, ended well after 2 s; due next at 12:04:00; overdue: by "
-        "400 s, the stored job 'a' that no replica claims, because none is alive.",
+        "400 s, the stored job 'a' that no replica claims: none is alive.",
     ),
 }
 

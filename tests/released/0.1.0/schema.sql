@@ -85,8 +85,9 @@ CREATE TABLE task_lock_run (
     attempt INTEGER, 
     retry_at TIMESTAMP WITH TIME ZONE, 
     action_id UUID, 
+    release TEXT, 
     PRIMARY KEY (task_name, ring, slot), 
-    CONSTRAINT task_lock_run_texts CHECK (GREATEST(pg_catalog.length(task_name), pg_catalog.length(ring), pg_catalog.length(replica), pg_catalog.length(kind), pg_catalog.length(outcome), pg_catalog.length(error_type), pg_catalog.length(by), pg_catalog.length(reason), pg_catalog.length(cause)) <= 10000 AND GREATEST(pg_catalog.length(error)) <= 2000 AND GREATEST(pg_catalog.length(traceback)) <= 8000), 
+    CONSTRAINT task_lock_run_texts CHECK (GREATEST(pg_catalog.length(task_name), pg_catalog.length(ring), pg_catalog.length(replica), pg_catalog.length(kind), pg_catalog.length(outcome), pg_catalog.length(error_type), pg_catalog.length(by), pg_catalog.length(reason), pg_catalog.length(cause), pg_catalog.length(release)) <= 10000 AND GREATEST(pg_catalog.length(error)) <= 2000 AND GREATEST(pg_catalog.length(traceback)) <= 8000), 
     CONSTRAINT task_lock_run_times CHECK (LEAST(scheduled_at, started_at, ended_at, until, last_scheduled_at, retry_at) >= timestamptz '0001-01-02Z' AND GREATEST(scheduled_at, started_at, ended_at, until, last_scheduled_at, retry_at) <= timestamptz '9999-12-30Z')
 );
 
@@ -103,8 +104,9 @@ CREATE TABLE task_lock_replica (
     rejected TEXT[] DEFAULT '{}' NOT NULL, 
     running JSONB DEFAULT '[]' NOT NULL, 
     leader_namespace TEXT, 
+    release TEXT, 
     PRIMARY KEY (replica_id), 
-    CONSTRAINT task_lock_replica_texts CHECK (GREATEST(pg_catalog.length(replica_id), pg_catalog.length(host), pg_catalog.length(version), pg_catalog.length(leader_namespace)) <= 10000), 
+    CONSTRAINT task_lock_replica_texts CHECK (GREATEST(pg_catalog.length(replica_id), pg_catalog.length(host), pg_catalog.length(version), pg_catalog.length(leader_namespace), pg_catalog.length(release)) <= 10000), 
     CONSTRAINT task_lock_replica_times CHECK (LEAST(started_at, seen_at, stopped_at) >= timestamptz '0001-01-02Z' AND GREATEST(started_at, seen_at, stopped_at) <= timestamptz '9999-12-30Z'), 
     CONSTRAINT task_lock_replica_lists CHECK (pg_catalog.octet_length(CAST(tasks AS text)) + pg_catalog.octet_length(CAST(rejected AS text)) + pg_catalog.octet_length(CAST(running AS text)) <= 10000000)
 );
