@@ -353,9 +353,7 @@ class TestCheck:
         assert command("check", "sent").status == 2
         other = command("check", "w*")
         assert (other.status, "overdue" in other.out.partition("|")[0]) == (3, False)
-        said = (
-            r"1 overdue \(imports by \d+ s, the stored job 'one' that no replica claims: "
-        )
+        said = r"1 overdue \(imports by \d+ s, the stored job 'one' that no replica claims: "
         assert re.search(said, command("check", "imports").out)
         assert "a job 'one', which is overdue" in command("why", "imports").err
         why = command("why", "sent")
