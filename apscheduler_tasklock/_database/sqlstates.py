@@ -92,6 +92,8 @@ def is_rolled_back(error: BaseException) -> bool:
     """Return whether the statement that failed with this error has certainly changed nothing."""
     if isinstance(error, (UnicodeError, UnstorableNameError)):
         return True  # the statement was not sent
+    if isinstance(error, psycopg.DataError) and error.sqlstate is None:
+        return True  # a value that psycopg cannot send
     if isinstance(error, RowLockedError):
         return True
     state = error.sqlstate if isinstance(error, psycopg.Error) else None

@@ -1094,7 +1094,8 @@ class Operations:
             why = ""
             for statement in with_replicas:
                 try:
-                    rows = self._all(cursor, statement, **wanted)
+                    with _part_of_transaction(cursor):
+                        rows = self._all(cursor, statement, **wanted)
                 except (UndefinedTable, InsufficientPrivilege) as error:
                     why = one_line(error)
                 else:
@@ -1117,7 +1118,7 @@ class Operations:
         """
         if not names:
             return {}
-        with suppress(UndefinedTable, InsufficientPrivilege):
+        with suppress(UndefinedTable, InsufficientPrivilege), _part_of_transaction(cursor):
             rows = self._all(cursor, self._job_pausers, names=list(names))
             return {(row["task"], row["since"]): row["by"] for row in rows}
         return {}
@@ -1283,7 +1284,8 @@ class Operations:
         """
         complete, without_runs = statements
         try:
-            return self._all(cursor, complete, **wanted)
+            with _part_of_transaction(cursor):
+                return self._all(cursor, complete, **wanted)
         except (UndefinedTable, InsufficientPrivilege):
             # If another table was the reason, this read raises, too.
             return self._all(cursor, without_runs, **wanted)

@@ -91,7 +91,7 @@ def history_beside(table: Table, runs: int) -> History | None:
     """
     if not runs:
         return None
-    return History(for_template(run_table(table)), for_template(replica_table(table)), runs)
+    return History(for_template(run_table(table)), runs)
 
 
 class TaskLockProtocol:

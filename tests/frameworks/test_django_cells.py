@@ -74,7 +74,7 @@ STATES = {
     "ok": "ok",
     "running": "running",
     "dead": "dead",
-    "paused": "paused; paused by me@here until resumed (closed)",
+    "paused": "paused; paused by me@here since 2026-01-31 12:00:00 until resumed (closed)",
     "failing": "failing",
     "retrying": "retrying: attempt 2 failed; its retry is due at 2026-01-31 12:02:00",
     "new": "new",

@@ -21,12 +21,10 @@ class History:
     ring ``actions``, and the run times that no replica has run are in the ring ``misses``.
 
     :ivar table: the table's name, quoted
-    :ivar replicas: the name of the replicas' table, quoted
     :ivar slots: how many slots each of the runs' two rings has; 1 or more
     """
 
     table: str
-    replicas: str
     slots: int
 
     def entry(self, rows: str, **columns: str) -> str:
@@ -56,7 +54,7 @@ class History:
             "traceback": "NULL",
             "attempt": "run.attempt",
             "retry_at": "NULL",
-            "release": self._release,
+            "release": "NULL",
             **columns,
         }
         key = ("task_name", "ring", "slot")
@@ -67,16 +65,6 @@ class History:
             SELECT {", ".join(values.values())} FROM {rows}
             ON CONFLICT ({", ".join(key)}) DO UPDATE SET {overwritten}
         """
-
-    @property
-    def _release(self) -> str:
-        """The release of the replica that held ``run``, in an entry that another replica writes.
-
-        A later process may have the same replica id and another release, so it is not known then.
-        """
-        return f"""(SELECT replica.release FROM {self.replicas} AS replica
-                    WHERE replica.replica_id = run.locked_by
-                          AND replica.started_at <= run.started_at)"""
 
     def action(
         self,

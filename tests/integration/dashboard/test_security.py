@@ -49,7 +49,7 @@ def test_operators_act_and_are_named(
     check_markup(asked.text)
     done = operator.post("/act", data=PAUSE, headers=SAME)
     assert done.status_code == 303
-    assert done.headers["location"] == "task?done=pause&name=price+sync"
+    assert done.headers["location"] == "task?done=pause&counts=paused%2A1&name=price+sync"
     with TaskLocks(database_url) as locks:
         [pause] = locks.tasks("price sync")[0].pauses
     assert (pause.by, pause.reason) == ("ann", "closed")
@@ -64,7 +64,7 @@ def test_a_resumed_task_that_stays_paused_is_not_told_as_resumed(
     form = {"action": "resume", "name": "price sync"}
     done = operator.post("/act", data=form, headers=SAME)
     text = operator.get(f"/{done.headers['location']}").text
-    assert "still paused has a pause of somebody else" in text
+    assert "because you have no pause of it" in text
     assert "bob" in text
 
 

@@ -525,7 +525,7 @@ class TestHistory:
         getattr(operator, change)(key)
         [task] = operator.tasks(name)
         assert (task.due_at, task.overdue_at) == (None, None)
-        assert task.state is TaskState.NEW
+        assert task.state is (TaskState.PAUSED if change == "pause_job" else TaskState.NEW)
 
     def test_a_change_without_an_entry_does_not_end_its_rejection(
         self,

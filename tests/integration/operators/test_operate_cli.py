@@ -346,7 +346,7 @@ class TestPauseAndResume:
         first, last = answer.out.splitlines()
         own, left = first.removeprefix("a: ").split("; ")
         assert re.fullmatch(r"no longer paused by \S+ until resumed \(tired\)", own)
-        assert left == "still paused by ann until resumed (closed)"
+        assert re.fullmatch(r"still paused by ann since \S+ until resumed \(closed\)", left)
         assert last == "b: resumed"
         for own in ("--force", "--as=ann"):
             answer = command("resume", "a", own)

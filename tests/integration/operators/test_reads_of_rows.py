@@ -90,7 +90,7 @@ def test_a_stored_job_is_read_as_the_tests_of_words_have_it(
     connection: Connection, now: datetime
 ) -> None:
     add_job(connection, "job")
-    assert OPERATIONS.jobs(raw_cursor(connection)) == [job_status("job", now)]
+    assert OPERATIONS.jobs(raw_cursor(connection)) == [job_status("job", now, has_replica=False)]
 
 
 # Its row is older than its run time.

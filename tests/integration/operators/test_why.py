@@ -103,7 +103,7 @@ class TestStories:
         connection.execute(
             "UPDATE task_lock SET details = %s, schedule = %s, window_start = date_trunc('minute',"
             " now()) - interval '2 min', due_at = date_trunc('minute', now()), overdue_at = now()"
-            " + interval '1 h', window_until = now() - interval '90 s'",
+            " + interval '1 h', window_until = date_trunc('minute', now()) - interval '90 s'",
             [
                 '{"options": {}, "zone": "Europe/Berlin"}',
                 '{"type": "cron", "fields": {"minute": "*", "second": "0"}, "start": null, '

@@ -206,7 +206,8 @@ def test_a_job_that_is_paused_is_not_retried_after_its_next_run_time(
         connection.execute("UPDATE task_lock SET due_at = now()")
         locks.pause_job(key, by="me")
         connection.execute("UPDATE task_lock SET retry_at = now() - interval '1 min'")
-        assert locks.tasks()[0].state is TaskState.FAILING
+        [task] = locks.tasks()
+        assert (task.state, task.failures, task.retry_at) == (TaskState.PAUSED, 1, None)
         locks.resume_job(key, by="me")
     until_looked(count_looks(replica, monkeypatch))
     eventually(lambda: row(connection, key)["due_at"] is not None)
