@@ -69,6 +69,7 @@ class TestLease:
             },
         }
 
+    @ON_BOTH
     def test_a_renewal_never_shortens_a_claim(self, one: Replica, travel: Travel) -> None:
         claim_id, answer = one.claim(**LEASED)
         travel(1)
@@ -850,6 +851,7 @@ def pause(connection: Any) -> None:
 
 
 class TestRetriesAndDeaths:
+    @ON_BOTH
     def test_a_failed_run_that_is_retried_does_not_end_the_count_of_deaths(
         self, one: Replica, other: Replica, travel: Travel, replicas_connection: Any
     ) -> None:
