@@ -213,16 +213,18 @@ _STATE = f"""
          ELSE 'ok' END
 """
 # A replica has died if one of its runs was found dead, in the task's row or in the history, and the
-# replica has given no sign of life since the run's end. A replica of which only a worker process
-# has died gives a sign of life at once, so it does not count as dead. A replica that was killed
-# while its shutdown waited for a run has died, too.
+# replica has given no sign of life since the run's end. The row tells of a death only if some
+# replica was heard since the end of the lease: in an outage, no replica can renew one. A replica of
+# which only a worker process has died gives a sign of life at once, so it does not count as dead. A
+# replica that was killed while its shutdown waited for a run has died, too.
 _REPLICA_STATE = f"""
     CASE WHEN {HAS_STOPPED} THEN 'stopped'
          WHEN died_at > seen_at OR EXISTS (
              SELECT FROM {{table}} AS lock
              WHERE {{is_task}} AND locked_by = replica_id AND finished_at IS NULL
                    AND NOT handed_over AND NOT overran
-                   AND locked_until <= now() AND locked_until > seen_at)
+                   AND locked_until <= now() AND locked_until > seen_at
+                   AND locked_until < (SELECT max(seen_at) FROM replicas))
              THEN 'died'
          WHEN heard THEN 'alive' ELSE 'silent' END
 """

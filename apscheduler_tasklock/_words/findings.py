@@ -236,7 +236,9 @@ def _of_what_runs(task: TaskStatus, now: datetime) -> Finding | None:
     if dead_for >= _TWO_POLLS + (_grace(task) if task.failover else 0.0):
         return _of_task(task, TaskState.DEAD, CRITICAL, says, task.locked_until)
     if task.failover:
-        return _of_healing(task, f"its run died {says}, and failover runs it again")
+        # After an outage it may go on, or may have ended: its replica could report neither.
+        says = f"the lease of its run {says} has ended, and failover runs it again unless that run"
+        return _of_healing(task, f"{says} is reported to be over")
     return None
 
 

@@ -238,6 +238,9 @@ def _end_in_words(task: TaskStatus, formats: Formats) -> str:
     }
     if task.outcome is None and task.finished_at is None:
         return f"so far {took}"
+    if task.outcome == "died" and task.finished_at is None:
+        # After an outage it may go on: its replica could not renew the lease.
+        return f"its lease ended after {took}, and it has not reported its end"
     return ended.get(task.outcome or "", f"took {took}")
 
 

@@ -905,6 +905,9 @@ class TestReplicas:
         job = {**JOB, "lease": 3}
         one.claim(**job)
         travel(4)
+        # In an outage, no replica is heard, and none can renew its lease.
+        assert operator.replicas()[0].state is ReplicaState.ALIVE
+        report(other, "task")
         assert operator.replicas()[0].state is ReplicaState.DIED
         other.claim(**{**job, "lag": -10})
         assert operator.runs("task")[0].outcome == "died"
@@ -936,6 +939,7 @@ class TestReplicas:
         one.statements.stops([RunningRun("task", granted.token, "one", since)])
         assert operator.replicas()[0].state_in_words == "alive, stopping"
         travel(46)
+        report(other, "task")
         assert operator.replicas()[0].state_in_words == "died while it was stopping"
         other.claim(**{**JOB, "lag": -10})
         for found in (operator.replicas(), operator.fleet(None)):

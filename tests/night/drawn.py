@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from html import unescape
 from typing import Any
 
-from tests.night.checks import Finding, check, clock, seconds, true_of
+from tests.night.checks import Finding, check, seconds, true_of
 from tests.night.said import Said
 from tests.night.truth import Truth
 
@@ -16,30 +16,61 @@ from tests.night.truth import Truth
 NARROW = 0.35
 
 _LANE = re.compile(r'<svg[^>]*aria-label="([^"]*?): ([^"]*)"[^>]*>(.*?)</svg>', re.DOTALL)
-_SHAPE = re.compile(
-    r'<rect class="([^"]*)" x="([\d.]+)%" width="([\d.]+)%"[^>]*>\s*<title>(.*?)</title>', re.DOTALL
-)
+_RECT = r'<rect class="([^"]*)" x="([\d.]+)%" width="([\d.]+)%"'
+# A shape is a link with a title and one bar or two; what lies behind shapes has its title inside.
+_SHAPE = re.compile(rf"<a [^>]*><title>(.*?)</title>{_RECT}", re.DOTALL)
+_SHADE = re.compile(rf"{_RECT}[^>]*><title>(.*?)</title>", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A shape of a lane, in percent of the lane."""
+    """A shape of a lane, or what lies behind shapes, in percent of the lane.
 
-    names: frozenset[str]
+    :ivar name: its class; that of the worst entry, if it stands for several
+    """
+
+    name: str
     left: float
     right: float
     title: str
 
 
-def lanes_of(html: str) -> dict[str, list[Shape]]:
-    """Return the shapes of each lane of a page."""
+@dataclass(frozen=True)
+class Drawn:
+    """A lane as it is drawn.
+
+    :ivar says: what lies on it, in words
+    """
+
+    says: str
+    shapes: list[Shape]
+    shades: list[Shape]
+
+    def is_unknown(self, at: float) -> bool:
+        """Return whether a place is hatched, because not all of its runs are kept."""
+        return any(
+            shade.name == "unknown" and shade.left - NARROW <= at <= shade.right + NARROW
+            for shade in self.shades
+        )
+
+
+def lanes_of(html: str) -> dict[str, Drawn]:
+    """Return the lanes of a page by their names."""
     return {
-        unescape(name): [
-            Shape(frozenset(names.split()), float(x), float(x) + float(width), unescape(title))
-            for names, x, width, title in _SHAPE.findall(svg)
-        ]
-        for name, _, svg in _LANE.findall(html)
+        unescape(name): Drawn(
+            unescape(says),
+            [_shape(*found[1:], found[0]) for found in _SHAPE.findall(svg)],
+            [_shape(*found) for found in _SHADE.findall(svg)],
+        )
+        for name, says, svg in _LANE.findall(html)
     }
+
+
+def _shape(name: str, x: str, width: str, title: str) -> Shape:
+    return Shape(name, float(x), float(x) + float(width), unescape(title))
+
+
+_NO_LANE = Drawn("", [], [])
 
 
 class Span:
@@ -71,11 +102,11 @@ def _spans(said: Said, truth: Truth) -> Iterator[tuple[str, Span]]:
 def what_is_drawn_red_did_not_end_well(said: Said, truth: Truth) -> Iterator[Finding]:
     """A red shape has no more than its runs that did not end well."""
     for by, span in _spans(said, truth):
-        for name, shapes in span.lanes.items():
+        for name, lane in span.lanes.items():
             entries = [each for each in said.entries if each[by] == name]
             bad = [span.of(e) for e in entries if e["outcome"] not in ("ok", "cancelled")]
-            for shape in shapes:
-                if "bad" not in shape.names:
+            for shape in lane.shapes:
+                if shape.name != "bad":
                     continue
                 wrong = shape.right - shape.left - _covered(shape, bad)
                 if wrong > 2 * NARROW:
@@ -103,11 +134,12 @@ def each_wide_run_is_drawn_as_wide_as_it_was(said: Said, truth: Truth) -> Iterat
             left, right = span.of(entry)
             if right - left < 4 * NARROW or left <= 0:
                 continue
-            shapes = span.lanes.get(entry[by], [])
-            if not any(
+            lane = span.lanes.get(entry[by], _NO_LANE)
+            is_drawn = any(
                 abs(shape.left - left) < NARROW and abs(shape.right - right) < NARROW
-                for shape in shapes
-            ):
+                for shape in lane.shapes
+            )
+            if not is_drawn and not lane.is_unknown(left):
                 yield (
                     f"lane of {entry[by]}: no shape from {left:.2f} to {right:.2f} %",
                     f"{entry['task']} token {entry['token']} {entry['outcome']}",
@@ -123,11 +155,13 @@ def what_goes_on_is_drawn_to_the_right_edge(said: Said, truth: Truth) -> Iterato
                 continue
             if task["state"] not in ("running", "too long", "paused"):
                 continue
-            shapes = span.lanes.get(run.task if by == "task" else run.replica, [])
+            lane = span.lanes.get(run.task if by == "task" else run.replica, _NO_LANE)
             left = span.percent(run.claimed or run.begun or 0)
             if not any(
-                "running" in shape.names and shape.right > 99 and abs(shape.left - left) < 1
-                for shape in shapes
+                shape.name in ("running", "stuck")
+                and shape.right > 99
+                and abs(shape.left - left) < 1
+                for shape in lane.shapes
             ):
                 yield f"lane of {run.task if by == 'task' else run.replica}", true_of(run)
 
@@ -135,19 +169,15 @@ def what_goes_on_is_drawn_to_the_right_edge(said: Said, truth: Truth) -> Iterato
 @check
 def what_is_not_kept_is_not_drawn_as_nothing(said: Said, truth: Truth) -> Iterator[Finding]:
     for by, span in _spans(said, truth):
-        if by == "replica":
-            continue
-        for name in span.lanes:
-            kept = [
-                seconds(each["started_at"]) or 0 for each in said.entries if each["task"] == name
-            ]
-            before = [
+        for name, lane in span.lanes.items() if by == "task" else ():
+            tokens = {each["token"] for each in said.entries if each["task"] == name}
+            lost = [
                 run
                 for run in truth.of_task(name)
-                if kept and run.over < min(kept) - 3 and run.begun and run.released
+                if run.released and run.released < said.at - 3 and run.lost is None
+                if run.token not in tokens and not lane.is_unknown(span.percent(run.over))
             ]
-            if len(before) > 2 and "not kept" not in span.html:
-                yield (
-                    f"lane of {name}: nothing before {clock(min(kept))}",
-                    f"{len(before)} runs since {true_of(before[0])}",
-                )
+            if lost or ("not kept" in lane.says) != any(
+                shade.name == "unknown" for shade in lane.shades
+            ):
+                yield f"lane of {name}: {lane.says}", f"not drawn: {'; '.join(map(true_of, lost))}"

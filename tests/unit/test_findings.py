@@ -141,6 +141,14 @@ def test_a_failure_that_is_being_healed_is_a_note(
         assert severity_of(findings) == OK
 
 
+def test_a_run_whose_lease_has_ended_may_have_ended_or_go_on() -> None:
+    """In an outage its replica can neither renew the lease nor report the end."""
+    columns = {**READ["dead"], "failover": True, "locked_until": seconds(-0.1)}
+    says = "the lease of its run on one has ended, and failover runs it again unless that run is "
+    expected = [("healing", "note", f"{says}reported to be over")]
+    assert told(found(task_status("sync", **columns))) == expected
+
+
 def test_replicas_that_stop_and_several_versions_are_notes() -> None:
     stops = replica_status("web-1", stopping_since=seconds(-5), version="1.1")
     stopped = replica_status("web-0", state=ReplicaState.STOPPED, version="0.9")

@@ -363,7 +363,7 @@ class TestShow:
         ("row", "told"),
         [
             ("running", "so far 60s, token 7"),
-            ("dead", "died with its holder, whose lease ended after 2s, token 7"),
+            ("dead", "its lease ended after 2s, and it has not reported its end, token 7"),
             ("cut", "cut by a stop after 2s, token 7"),
             ("handed over", "cut by a stop after 2s, token 7"),
             ("overruns", "so far 60s, token 7"),

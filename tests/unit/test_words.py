@@ -82,8 +82,8 @@ def test_facts_are_in_the_readers_formats_and_empty_ones_are_left_out() -> None:
         "replica takes the run over, free it: apscheduler-tasklock free --schema jobs --table "
         "locks --token 7 report",
         "schedule": "-",
-        "last run": "[03:00] on web-2, schedule, for [03:00], died with its holder, whose lease "
-        "ended after [60], token 7",
+        "last run": "[03:00] on web-2, schedule, for [03:00], its lease ended after [60], and it "
+        "has not reported its end, token 7",
         "usual": "[42]",
         "lock times": "minimum [3600], for the window until [04:00]; maximum [3600]",
         "paused": "paused by ann since [03:00] until [12:00] (move)",
