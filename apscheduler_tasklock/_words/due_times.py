@@ -20,7 +20,6 @@ from apscheduler_tasklock.status import (
     Pause,
     ReplicaStatus,
     Run,
-    TaskState,
     TaskStatus,
 )
 
@@ -326,11 +325,11 @@ def _cause(
 
 def _run_in_the_way(known: Known, run_time: datetime) -> str | None:
     task = known.task
-    if task.started_at is not None and task.finished_at is None and task.started_at <= run_time:
-        is_dead = task.state is TaskState.DEAD
-        if not is_dead or run_time < task.locked_until:
-            what = _what(task.kind, task.scheduled_at)
-            return f"{what} on {task.holder} (token {task.token}) is in the way"
+    # By the outcome, because the state of a dead run may be that of a pause.
+    is_open = task.finished_at is None and (task.outcome is None or run_time < task.locked_until)
+    if task.started_at is not None and is_open and task.started_at <= run_time:
+        what = _what(task.kind, task.scheduled_at)
+        return f"{what} on {task.holder} (token {task.token}) is in the way"
     for run in known.runs:
         if run.started_at <= run_time < run.ended_at:
             what = _what(run.kind, run.scheduled_at)

@@ -73,14 +73,15 @@ def open_runs(task: TaskStatus, now: datetime) -> list[OpenRun]:
     found = [
         OpenRun(run, (now - run.since).total_seconds(), TaskState.TOO_LONG) for run in task.stuck
     ]
-    is_open = task.outcome is None or task.state is TaskState.DEAD
+    # By the outcome, because the state may tell of a pause, or of a run that has lost its lock.
+    is_dead = task.outcome in ("died", "overran")
+    is_open = task.outcome is None or is_dead
     is_told = task.token in [run.token for run in task.stuck]
     if task.started_at is not None and task.finished_at is None and is_open and not is_told:
         run = RunningRun(task.name, task.token, task.holder, task.started_at)
-        state = task.state if task.state in (TaskState.TOO_LONG, TaskState.DEAD) else None
-        if found:  # the state is that of the run that has lost its lock
-            state = None
-        found.append(OpenRun(run, task.took or 0.0, state or TaskState.RUNNING))
+        is_too_long = task.state is TaskState.TOO_LONG and not found
+        state = TaskState.TOO_LONG if is_too_long else TaskState.RUNNING
+        found.append(OpenRun(run, task.took or 0.0, TaskState.DEAD if is_dead else state))
     return sorted(found, key=lambda each: each.run.since, reverse=True)
 
 

@@ -27,7 +27,6 @@ from apscheduler_tasklock.status import (
     Run,
     RunningRun,
     Story,
-    TaskState,
     TaskStatus,
     Verdict,
 )
@@ -42,6 +41,11 @@ ENDED = {
     "freed": "was freed by an operator",
     "overtaken": "was taken for dead, and ended later",
 }
+
+# What became of a run that nobody has closed, by its outcome. After an outage, one whose lease has
+# ended may go on, or may have ended: its replica could report neither.
+_OPEN = {None: "goes on", "cut": "was cut by a stop"}
+_LEASE_ENDED = "has not renewed its lease"
 
 # The runs that have no run time, by their kinds.
 _WITHOUT_RUN_TIME = {"manual": "a manual run", "hold": "a hold"}
@@ -125,7 +129,8 @@ def _running_at(
             found.update(
                 {run.token: run for run in replica.running if run.task == task.name and run.lost}
             )
-    is_over = task.finished_at is not None or task.state is TaskState.DEAD
+    # The outcome of a run that goes on is not known. The state may tell of a pause instead.
+    is_over = task.finished_at is not None or task.outcome is not None
     # The history is read after the row.
     is_over |= any(run.token == task.token and run.outcome != "overtaken" for run in runs)
     if task.started_at is not None and not is_over:
@@ -309,7 +314,7 @@ def _last_run_time(story: Story, formats: Formats) -> str:
         became = _became(story.runs, story.at)
     else:
         kind = task.kind or ""
-        became = "is dead" if task.state is TaskState.DEAD else "goes on"
+        became = _OPEN.get(task.outcome, _LEASE_ENDED)
     if kind in _WITHOUT_RUN_TIME:
         return f"{last} until then was {_WITHOUT_RUN_TIME[kind]}, which {became}"
     return f"{was}, whose run {became}"
@@ -425,8 +430,10 @@ def _told_in_words(miss: Run, formats: Formats) -> str:
 
 def _running(task: TaskStatus, formats: Formats) -> str:
     words = f"{_what(task.kind, task.scheduled_at, formats)} began at "
-    words += f"{formats.moment(task.started_at)} on {task.holder}, and goes on (token {task.token}"
-    return f"{words}, {task.state.value})"
+    ended = f"{_LEASE_ENDED}, which ended at {formats.moment(task.locked_until)}"
+    became = _OPEN.get(task.outcome, ended)
+    words += f"{formats.moment(task.started_at)} on {task.holder}, and {became}"
+    return f"{words} (token {task.token}, {task.state.value})"
 
 
 def _what(kind: str | None, scheduled_at: datetime | None, formats: Formats) -> str:

@@ -114,12 +114,14 @@ def true_of(run: TrueRun | None) -> str:
 
 
 def living(said: Said, truth: Truth, namespace: str | None = None) -> list[str]:
-    """Return the replicas that surely live."""
+    """Return the replicas that surely live, and had the time to report themselves."""
     is_of = {True: NAMESPACE[BATCH], False: ""}
     return [
         name
         for name, replica in truth.replicas.items()
-        if replica.lives(said.at) and namespace in (None, is_of[name.startswith(BATCH)])
+        if replica.lives(said.at)
+        and replica.ready < said.at - CLOSE
+        and namespace in (None, is_of[name.startswith(BATCH)])
     ]
 
 
@@ -539,6 +541,7 @@ def what_nobody_runs_is_overdue(said: Said, truth: Truth) -> Iterator[Finding]:
 
 @live_check
 def what_is_said_to_be_missed_was_not_run(said: Said, truth: Truth) -> Iterator[Finding]:
+    fleet = [each for each in truth.replicas.values() if each.started < said.at]
     for miss in said.misses:
         first, last = seconds(miss["scheduled_at"]), seconds(miss["last_scheduled_at"])
         told = f"{miss['task']}: missed {miss['run_times']} from {miss['scheduled_at']} to "
@@ -557,7 +560,9 @@ def what_is_said_to_be_missed_was_not_run(said: Said, truth: Truth) -> Iterator[
         if inside and (miss["run_times"] == 1 or len(inside) > 1):
             yield told, "; ".join(map(true_of, inside))
         replica = truth.replicas.get(miss["replica"])
-        if replica is None or replica.started > (seconds(miss["started_at"]) or 0):
+        is_known = replica is not None and replica.started < (seconds(miss["started_at"]) or 0)
+        # What no replica could note in time is noted by one that started later.
+        if not is_known and (miss["replica"] or not any(last < each.started for each in fleet)):
             yield told, f"that replica: {replica}"
 
 
@@ -664,10 +669,9 @@ def why_tells_what_became_of_the_last_run_time(said: Said, truth: Truth) -> Iter
         if verdict == "ran" and not at_it and story["runs"][-1]["kind"] != "manual":
             yield told, f"nobody has run {story['scheduled_at']}"
         # A killed replica is not missed before its lease has ended.
-        if verdict == "running" and not any(run.over > said.at - LEASE - CLOSE for run in at_it):
-            task = said.tasks[name]
-            if task["state"] != "dead":
-                yield told, "; ".join(map(true_of, at_it)) or "no such run"
+        goes_on = verdict == "running" and said.tasks[name]["outcome"] is None
+        if goes_on and not any(run.over > said.at - LEASE - CLOSE for run in at_it):
+            yield told, "; ".join(map(true_of, at_it)) or "no such run"
         if verdict in ("missed", "due"):
             ended = [run for run in at_it if run.first_sign < said.at - CLOSE]
             if ended and not (verdict == "missed" and story["miss"]["run_times"] > 1):

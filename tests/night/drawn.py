@@ -106,7 +106,7 @@ def what_is_drawn_red_did_not_end_well(said: Said, truth: Truth) -> Iterator[Fin
             entries = [each for each in said.entries if each[by] == name]
             bad = [span.of(e) for e in entries if e["outcome"] not in ("ok", "cancelled")]
             for shape in lane.shapes:
-                if shape.name != "bad":
+                if shape.name != "bad" or _is_open(shape, truth, said.at):
                     continue
                 wrong = shape.right - shape.left - _covered(shape, bad)
                 if wrong > 2 * NARROW:
@@ -115,6 +115,13 @@ def what_is_drawn_red_did_not_end_well(said: Said, truth: Truth) -> Iterator[Fin
                         f"{shape.title}",
                         f"{wrong:.2f} % of it are no failed run",
                     )
+
+
+def _is_open(shape: Shape, truth: Truth, at: float) -> bool:
+    """Return whether a shape is of a run whose end is said not to be reported, as is true."""
+    runs = truth.of_task(shape.title.partition(" ")[0])
+    is_open = any((run.released or at) > at - 1 for run in runs)
+    return "has not reported its end" in shape.title and is_open
 
 
 def _covered(shape: Shape, spans: list[tuple[float, float]]) -> float:

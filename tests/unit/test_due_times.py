@@ -226,7 +226,7 @@ IS_RUNNING = "its run of 2026-01-31 00:20:00 UTC on one (token 7) is in the way"
         # The lock of a dead run is over, and its run is in the way no more.
         (
             "00:40:30",
-            {**RUNS_ON, "state": TaskState.DEAD, "locked_until": at("00:30")},
+            {**RUNS_ON, "state": TaskState.DEAD, "outcome": "died", "locked_until": at("00:30")},
             [f"due 00:40:00, begun by nobody; {WHY}"],
         ),
         # Of replicas that were not seen for an hour nothing is known.

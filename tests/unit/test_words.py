@@ -147,11 +147,17 @@ PAUSE = Pause("ann", AT, None, "move")
             HAS_RUN | {"runs": (replace(WELL, kind="manual"),)},
             "its last run until then was a manual run, which ended well",
         ),
-        (60, {"state": TaskState.RUNNING}, RUNS_ON, f"{OF_03}, whose run goes on"),
-        (60, {"state": TaskState.DEAD}, RUNS_ON, f"{OF_03}, whose run is dead"),
+        (60, {"state": TaskState.RUNNING, "outcome": None}, RUNS_ON, f"{OF_03}, whose run goes on"),
+        (
+            60,  # the state is that of a pause, or dead
+            {"state": TaskState.PAUSED, "outcome": "died"},
+            RUNS_ON,
+            f"{OF_03}, whose run has not renewed its lease",
+        ),
+        (60, {"outcome": "cut"}, RUNS_ON, f"{OF_03}, whose run was cut by a stop"),
         (
             60,
-            {"state": TaskState.RUNNING, "kind": "hold"},
+            {"state": TaskState.RUNNING, "outcome": None, "kind": "hold"},
             RUNS_ON,
             "its last run until then was a hold, which goes on",
         ),
