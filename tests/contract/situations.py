@@ -34,6 +34,7 @@ EXPECTED = {
     "refused: old only because of the bound",
     "refused: the run time is not believed",
     "refused: paused",
+    "not paused: sent again after the pause has ended",
     "refused: the run time was in a pause",
     "waits: the rows are not believed",
     "waits: a dead run comes first",

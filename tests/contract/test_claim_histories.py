@@ -28,6 +28,7 @@ from hypothesis.stateful import (
 from apscheduler_tasklock._database.connection import raw_cursor
 from apscheduler_tasklock._lock.operations import Operations
 from apscheduler_tasklock._lock.outcomes import RunOutcome, WindowAfter
+from apscheduler_tasklock._lock.statements.history import ACTIONS as ACTION_SLOTS
 from apscheduler_tasklock.schema.table import task_lock_table
 from apscheduler_tasklock.testing import rule as the_rule
 from apscheduler_tasklock.testing.rule import Claim, Decision, Row
@@ -116,7 +117,7 @@ class Table:
         if isinstance(self.connection, Memory):
             self.connection.locks.rows.clear()
         else:
-            self.connection.execute("DELETE FROM task_lock")
+            self.connection.execute("DELETE FROM task_lock; DELETE FROM task_lock_run")
         self.set_clock(0.0)
         self.read()
 
@@ -136,10 +137,11 @@ class Table:
             row = Row(*columns)
             self.rows[row.task_name], self.versions[row.task_name] = row, (xmin, ctid)
 
-    def pause(self, task: str, seconds: float | None, by: str, pause_id: UUID) -> None:
+    def pause(
+        self, task: str, seconds: float | None, by: str, pause_id: UUID, by_rule: Row
+    ) -> None:
         if isinstance(self.connection, Memory):
-            rows, now = self.connection.locks.rows, self.connection.time
-            rows[task] = the_rule.pause(rows[task], seconds, now, by, None, str(pause_id))
+            self.connection.locks.rows[task] = by_rule
             return
         cursor = raw_cursor(self.connection)
         OPERATIONS.pause(cursor, [task], seconds, by, None, pause_id)
@@ -199,6 +201,8 @@ class ClaimHistory(RuleBasedStateMachine):
         self.nothing_written = False
         self.numbers = count(1)
         self.pause_id = UUID(int=0)
+        # The pauses in the run history, by the slots of its ring of actions.
+        self.actions: dict[str, dict[int, UUID | None]] = {"first": {}, "second": {}}
 
     @property
     def time(self) -> datetime:
@@ -611,16 +615,20 @@ class ClaimHistory(RuleBasedStateMachine):
         if row is not None:
             if not is_sent_again:
                 self.pause_id = UUID(int=self.pause_id.int + 1)
-            self.table.pause(task, seconds, by, self.pause_id)
             paused = the_rule.pause(row, seconds, self.time, by, None, str(self.pause_id))
-            self.happened(task, paused)
+            if self.pause_id in self.actions[task].values():  # it was done, and is not done again
+                if paused != row:
+                    self.note("not paused: sent again after the pause has ended")
+                paused = row
+            self.table.pause(task, seconds, by, self.pause_id, paused)
+            self.operated(task, paused, self.pause_id)
 
     @action(task=tasks, by=operators, force=st.booleans())
     def resume(self, task: str, by: str, force: bool) -> None:
         row = self.expected.get(task)
         if row is not None:
             self.table.resume(task, by, force=force)
-            self.happened(task, the_rule.resume(row, self.time, by, force=force))
+            self.operated(task, the_rule.resume(row, self.time, by, force=force))
 
     @action(
         task=tasks,
@@ -667,6 +675,7 @@ class ClaimHistory(RuleBasedStateMachine):
         assert self.statements.prune(age) == len(pruned)
         for task in pruned:
             del self.expected[task]
+            self.actions[task].clear()
         self.nothing_written = not pruned
 
     @action(always=st.sampled_from([[], ["first"], ["first", "second", "third"]]))
@@ -737,6 +746,11 @@ class ClaimHistory(RuleBasedStateMachine):
         if after is not None:
             self.expected[task] = after
         self.nothing_written = not wrote
+
+    def operated(self, task: str, after: Row, pause_id: UUID | None = None) -> None:
+        if after.recorded_actions > self.expected[task].recorded_actions:
+            self.actions[task][after.recorded_actions % ACTION_SLOTS] = pause_id
+        self.happened(task, after)
 
     def note(self, situation: str) -> None:
         self.seen[situation] += 1

@@ -840,7 +840,7 @@ ROW = f"SELECT {', '.join(each.name for each in fields(Row))} FROM task_lock"
 ENTRY = """
     SELECT task_name AS task, token, scheduled_at, started_at, ended_at, replica, kind, outcome,
            error_type, error, traceback, by, until, reason, cause, last_scheduled_at, run_times,
-           attempt, retry_at
+           attempt, retry_at, release
     FROM task_lock_run WHERE kind <> 'operator'
 """
 
