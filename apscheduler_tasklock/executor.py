@@ -107,6 +107,7 @@ from apscheduler_tasklock.options import (
     Default,
     LockOptions,
     check_stored_options,
+    parse_keep_one_offs,
     parse_leader_lease,
     parse_positive_seconds,
     parse_seconds,
@@ -180,6 +181,9 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
     :param release: the application's release, such as a version or the hash of a commit, shown to
         operators with its replica and its runs; 100 characters at most. By default the
         environment's ``TASKLOCK_RELEASE``.
+    :param keep_one_offs: how long rows of ended one-off jobs are kept; a ``timedelta`` or seconds,
+        an hour or more. The longest value of the live replicas holds, and a row stays at least for
+        its maximum lock and the job's ``grace``.
     :param leader: whether one replica, the leader, asks for each run time first, and the other
         replicas ask for it some seconds later if nobody has run it. So a run time costs one claim,
         however many replicas there are. All replicas of a namespace elect one leader.
@@ -222,6 +226,7 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
         redact: Callable[[BaseException], str | None] | None = None,
         tracebacks: bool | str = False,
         release: str | None = None,
+        keep_one_offs: timedelta | float | str = timedelta(days=7),
         leader: bool | str = False,
         leader_lease: timedelta | float | str = 15,
         replica_id: str | None = None,
@@ -271,6 +276,7 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
             redact=redact,
             tracebacks=tracebacks,
             release=release,
+            keep_one_offs=parse_keep_one_offs(keep_one_offs, "keep_one_offs", where),
         )
         self._namespace, self._leader = namespace, parse_switch(leader, "leader", where)
         self._leader_lease = parse_leader_lease(leader_lease, "leader_lease", where)

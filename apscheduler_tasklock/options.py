@@ -220,6 +220,11 @@ DEFAULT_MIN_FACTOR = 0.9
 # seconds run the job once. A new job that gets the same id after these seconds is run, too.
 ONE_OFF_MIN_LOCK = 60.0
 
+# How long rows of ended one-off jobs are kept, by default and at least, in seconds. Replicas delete
+# such rows once an hour.
+KEEP_ONE_OFFS = 7 * 24 * 3600.0
+SHORTEST_KEPT = 3600.0
+
 # Limits the retries of a run, so that a mistyped number does not keep a job busy for days.
 MOST_RETRIES = 20
 # The seconds until the first retry, and the factor for each further one.
@@ -270,6 +275,17 @@ def parse_leader_lease(value: Any, option: str, where: str) -> float:
         raise TaskLockOptionError(
             f"{where}: {option} must be {SHORTEST_LEASE:g} s or more, and at most an hour, not "
             f"{value!r}"
+        )
+    return seconds
+
+
+def parse_keep_one_offs(value: Any, option: str, where: str) -> float:
+    """Return how long rows of ended one-off jobs are kept, in seconds: an hour or more."""
+    seconds = parse_seconds(value, option, where)
+    if seconds < SHORTEST_KEPT:
+        raise TaskLockOptionError(
+            f"{where}: {option} must be an hour or more, because until then a replica may still "
+            f"ask for the run time of such a job, not {value!r}"
         )
     return seconds
 

@@ -238,6 +238,7 @@ def _create_replicas(op: Operations, table: str, schema: str | None) -> None:
         sa.Column("running", JSONB, nullable=False, server_default=sa.text("'[]'")),
         sa.Column("leader_namespace", sa.Text, nullable=True),
         sa.Column("release", sa.Text, nullable=True),
+        sa.Column("keep_one_offs", sa.BigInteger, nullable=True),
         _texts(table, "replica_id", "host", "version", "leader_namespace", "release"),
         _times(table, "started_at", "seen_at", "stopped_at"),
         _sum(table, "lists", ("tasks", "rejected", "running"), 10_000_000),

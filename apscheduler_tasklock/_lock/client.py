@@ -901,14 +901,12 @@ class LockClient:
         self._database.submit(ticket)
         return ticket
 
-    def pruning(self, age: float) -> Statement:
+    def pruning(self) -> Statement:
         """Return a statement that deletes the rows of one-off jobs that ended long ago.
 
         The statement returns how many rows it has deleted.
-
-        :param age: a row is deleted only if its job ended at least so many seconds ago
         """
-        return partial(self._protocol.prune, age=age)
+        return partial(self._protocol.prune, age=self.settings.keep_one_offs)
 
     def command_line(self, command: str, *options: str, task: str) -> str:
         """Return the command line of an operator's command for a task."""

@@ -8,6 +8,7 @@ from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from itertools import accumulate, product
+from math import ceil
 from typing import Any
 from uuid import UUID
 
@@ -49,6 +50,7 @@ from apscheduler_tasklock._lock.statements import (
 )
 from apscheduler_tasklock._values import logger_of
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError, TaskLockSchemaError
+from apscheduler_tasklock.options import KEEP_ONE_OFFS
 from apscheduler_tasklock.schema.check import explain_missing_rights, find_problem
 from apscheduler_tasklock.schema.table import LARGEST_REPLICA, job_table, replica_table, run_table
 from apscheduler_tasklock.status import RunningRun
@@ -102,6 +104,8 @@ class TaskLockProtocol:
     :param history: how many runs of each task the run history keeps; 0: none
     :param rejections: notes a rejected run history
     :param release: the release of the application that runs here; ``None``: it is not known
+    :param keep_one_offs: how long rows of ended one-off jobs are kept, in seconds; reported with
+        the signs of life
     """
 
     def __init__(
@@ -112,6 +116,7 @@ class TaskLockProtocol:
         history: int = HISTORY,
         rejections: Rejections | None = None,
         release: str | None = None,
+        keep_one_offs: float = KEEP_ONE_OFFS,
     ) -> None:
         # SQLAlchemy only quotes the names. SQLAlchemy does not send the statements, because its
         # Core alone takes about as long as a whole refused claim.
@@ -122,6 +127,7 @@ class TaskLockProtocol:
         self._own: dict[str, object] = {
             "replica_id": replica_id,
             "release": release,
+            "keep_one_offs": ceil(keep_one_offs),
             "lock_timeout": f"{max(1, round(lock_timeout * 1000))}ms",
         }
         self._claim = RecordingStatement(statements.claim, name, runs, ClaimAnswer)
@@ -150,7 +156,6 @@ class TaskLockProtocol:
         self._extend = Statement(statements.extend(name))
         self._renew = Statement(statements.renew(name))
         self._read = Statement(statements.read(name))
-        self._prune = RecordingStatement(statements.prune, name, runs)
         self._shorten_history = Statement(statements.shorten_history(runs)) if runs else None
         self._note_misses = Statement(statements.note_misses(name, runs)) if runs else None
         self._note_reschedulings = (
@@ -170,6 +175,7 @@ class TaskLockProtocol:
         self._resign = Statement(statements.resign(name))
         self._retire = Statement(statements.retire(name, replicas))
         self._remove_replicas = Statement(statements.remove_replicas(replicas))
+        self._prune = RecordingStatement(partial(statements.prune, replicas=replicas), name, runs)
 
     def claim(
         self,
@@ -645,7 +651,8 @@ class TaskLockProtocol:
     def prune(self, cursor: Any, age: float) -> int:
         """Delete the rows of one-off jobs that ended long ago; return how many were deleted.
 
-        :param age: a row is deleted only if its job ended at least so many seconds ago
+        :param age: a row is deleted only if its job ended at least so many seconds ago; a live
+            replica, the row's maximum lock and its job's grace may ask for more
         """
         return int(self._execute(cursor, self._prune, {"age": age}).rowcount)
 

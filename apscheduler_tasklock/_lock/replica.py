@@ -33,6 +33,7 @@ from apscheduler_tasklock._lock.test_doubles import LockProtocol, StandIn
 from apscheduler_tasklock._shutdown import Closing
 from apscheduler_tasklock.errors import TaskLockError, TaskLockOptionError
 from apscheduler_tasklock.lock import HeldLock
+from apscheduler_tasklock.options import KEEP_ONE_OFFS
 from apscheduler_tasklock.schema.check import explain_rejection, lock_query
 from apscheduler_tasklock.schema.table import DEFAULT_TABLE, task_lock_table
 
@@ -62,6 +63,7 @@ class LockSettings:
         keeps, or ``None``
     :ivar tracebacks: whether the run history keeps the tracebacks of failed runs
     :ivar release: the release of the application that runs here; ``None``: it is not known
+    :ivar keep_one_offs: how long rows of ended one-off jobs are kept, in seconds
     :ivar stand_in: stands in for the database in an application's tests
     :ivar is_named: whether the application has given the replica's id
     """
@@ -75,6 +77,7 @@ class LockSettings:
     redact: Callable[[BaseException], str | None] = str
     tracebacks: bool = False
     release: str | None = None
+    keep_one_offs: float = KEEP_ONE_OFFS
     timings: Timings = field(default_factory=Timings)
     stand_in: StandIn | None = None
     is_named: bool = True
@@ -153,6 +156,7 @@ class Replica:
             history=settings.history,
             rejections=self.rejections,
             release=settings.release,
+            keep_one_offs=settings.keep_one_offs,
         )
 
     def explain(self, error: Any) -> TaskLockError:

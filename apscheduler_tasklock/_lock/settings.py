@@ -14,7 +14,7 @@ from apscheduler_tasklock._database.url import given_database
 from apscheduler_tasklock._lock.replica import LockSettings
 from apscheduler_tasklock._values import cut
 from apscheduler_tasklock.errors import TaskLockOptionError
-from apscheduler_tasklock.options import check_name, parse_count, parse_switch
+from apscheduler_tasklock.options import KEEP_ONE_OFFS, check_name, parse_count, parse_switch
 from apscheduler_tasklock.schema.table import DEFAULT_TABLE
 
 # Limits ``claim_timeout``, in seconds, because a larger number was hardly meant in seconds.
@@ -40,6 +40,7 @@ def lock_settings(
     redact: Callable[[BaseException], str | None] | None = None,
     tracebacks: bool | str = False,
     release: str | None = None,
+    keep_one_offs: float = KEEP_ONE_OFFS,
 ) -> LockSettings:
     """Return checked settings; for the parameters see ``TaskLocks``.
 
@@ -66,6 +67,7 @@ def lock_settings(
         redact or str,
         parse_switch(tracebacks, "tracebacks", "the run history"),
         _parse_release(release),
+        keep_one_offs,
         is_named=is_named,
     )
 

@@ -33,7 +33,6 @@ from apscheduler_tasklock._lock.protocol_messages import (
     ScheduleNote,
 )
 from apscheduler_tasklock._lock.schedules import schedule_text_in_words
-from apscheduler_tasklock._lock.statements.retention import RETENTION
 from apscheduler_tasklock._values import cut, logger_of
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError, TaskLockSchemaError
 from apscheduler_tasklock.status import MissCause
@@ -49,9 +48,10 @@ MOST_COMPARED = 200_000
 MOST_RUN_TIMES = 256
 # Limits the tasks whose missed run times are remembered.
 MOST_TASKS = 10_000
-# Limits the age of a one-off job's run time, in seconds. Of an older one, the row that tells that
-# the job ran may have been deleted. That a stored job ran is seen in its own row.
-ONE_OFF_AGE = RETENTION - 24 * 3600.0
+# Limits the age of a one-off job's run time, as a share of `keep_one_offs`. Of an older one, the
+# row that tells that the job ran may have been deleted. That a stored job ran is seen in its own
+# row.
+ONE_OFF_AGE = 6 / 7
 # A run within so many seconds before the old schedule's run time counts as its run, because a
 # registered due time has the difference of the replicas' clocks.
 MOVED_SLACK = 60.0
@@ -169,8 +169,8 @@ class MissedRuns:
         if not self._locks.settings.history or request.schedule is None:
             return
         assert request.run_time is not None
-        now = time.monotonic()
-        is_old = request.run_time.timestamp() < time.time() - ONE_OFF_AGE
+        now, longest = time.monotonic(), ONE_OFF_AGE * self._locks.settings.keep_one_offs
+        is_old = request.run_time.timestamp() < time.time() - longest
         if request.one_off and request.move is None and is_old:
             return
         overdue_in = request.run_time.timestamp() + request.grace - time.time()

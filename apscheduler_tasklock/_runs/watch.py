@@ -22,7 +22,7 @@ from apscheduler_tasklock._database.sqlstates import ConflictError
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.protocol_messages import ClaimRequest, ClosedRun, RunState
-from apscheduler_tasklock._lock.statements.retention import PRUNE_INTERVAL, RETENTION
+from apscheduler_tasklock._lock.statements.retention import PRUNE_INTERVAL
 from apscheduler_tasklock._runs.kept_runs import KeptRuns, LastRun
 from apscheduler_tasklock._runs.known_tasks import KnownTasks
 from apscheduler_tasklock._runs.leadership import Leadership
@@ -556,7 +556,7 @@ class Watch:
     def _prune(self) -> Steps[None]:
         """Delete old rows of one-off jobs, if the database role has the right."""
         try:
-            while (yield self._locks.pruning(RETENTION)):
+            while (yield self._locks.pruning()):
                 pass  # each statement deletes a limited number of rows
         except TaskLockDatabaseError:
             raise

@@ -163,6 +163,7 @@ class Replica(models.Model):
     started_at = models.DateTimeField("started")
     seen_at = models.DateTimeField("last seen")
     release = models.TextField(null=True)
+    keep_one_offs = models.BigIntegerField(null=True)
 
     dumped = _DumpManager()
     objects = _TaskLockManager()

@@ -162,6 +162,7 @@ def _defined(name: str, schema: str | None) -> Table:
         Column("running", JSONB, nullable=False, server_default=text("'[]'")),
         Column("leader_namespace", Text, nullable=True),
         Column("release", Text, nullable=True),
+        Column("keep_one_offs", BigInteger, nullable=True),
         schema=schema,
     )
     _limit_texts(replicas)

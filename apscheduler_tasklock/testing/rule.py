@@ -369,6 +369,7 @@ def claim(
         row, ended = _followed(row, now)
     fired, run_until = asked.fired, later(now, request.max_lock)
     due_at = None if request.is_last else _due(fired, request.next_in)
+    graced = fired if due_at is None and request.one_off else due_at
     row = replace(
         row,
         started_at=now,
@@ -390,7 +391,7 @@ def claim(
         window_schedule=None,
         schedule_since=asked.schedule_since_after(row),
         due_at=due_at,
-        overdue_at=None if due_at is None else later(due_at, request.grace),
+        overdue_at=None if graced is None else later(graced, request.grace),
         is_last=request.is_last,
         overrun_at=_leased(now, request.max_runtime, run_until),
     )
@@ -816,8 +817,14 @@ def resign(row: Row | None, replica_id: str, now: datetime) -> Decision[None]:
 
 
 def is_over(row: Row, age: float, now: datetime) -> bool:
-    """Return whether the row belongs to a one-off job that has been over for ``age`` seconds."""
-    return row.one_off and max(row.times) < later(now, -age)
+    """Return whether the row is of a one-off job, and has been over for long enough.
+
+    :param age: how long it is to be over, in seconds. From the end of its run, it stays at least
+        for its maximum lock and its grace.
+    """
+    grace = timedelta(0) if row.overdue_at is None else row.overdue_at - row.window_start
+    least = (row.finished_at or row.run_until) + (row.run_until - row.started_at) + grace
+    return row.one_off and max(row.times) < later(now, -age) and least < now
 
 
 def pause(

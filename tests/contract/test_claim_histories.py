@@ -258,6 +258,7 @@ class ClaimHistory(RuleBasedStateMachine):
             run_time=None if exact is None else as_time(run_time + exact),
             exact=exact is not None,
             claim_id=UUID(int=next(self.numbers)),
+            grace=1.0,
             **wish,
         )
         self.wishes[task].append(Wish(replica, run_time, request))

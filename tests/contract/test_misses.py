@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from apscheduler_tasklock._lock.operations import Operations
-from apscheduler_tasklock._lock.statements.retention import RETENTION
+from apscheduler_tasklock.options import KEEP_ONE_OFFS
 from apscheduler_tasklock.schema.table import LONGEST_TEXT, task_lock_table
 from apscheduler_tasklock.status import TaskState, TaskStatus
 from tests.contract.conftest import database_now, row
@@ -558,9 +558,9 @@ def test_the_row_of_a_missed_one_off_job_is_deleted_some_days_after_it_was_noted
     assert not status(one).acknowledged
     travel(2 * 3600)
     assert status(one).acknowledged
-    assert (status(one).state, one.prune(RETENTION)) == (TaskState.MISSED, 0)
-    travel(RETENTION)
-    assert one.prune(RETENTION) == 1
+    assert (status(one).state, one.prune(KEEP_ONE_OFFS)) == (TaskState.MISSED, 0)
+    travel(KEEP_ONE_OFFS)
+    assert one.prune(KEEP_ONE_OFFS) == 1
     assert told(connection) == []
 
 
@@ -570,11 +570,11 @@ def test_an_earlier_run_of_a_missed_one_off_job_does_not_let_its_row_be_deleted_
     start = database_now(connection)
     claim_id, _ = one.claim(run_time=start, **ONE_OFF)
     one.end(claim_id, outcome="ok")
-    travel(RETENTION - 60)
+    travel(KEEP_ONE_OFFS - 60)
     missed = database_now(connection) - timedelta(seconds=30)
     tell_one_off(one, missed, schedule='"once more"')
     travel(120)
-    assert one.prune(RETENTION) == 0
+    assert one.prune(KEEP_ONE_OFFS) == 0
     assert status(one).missed_at == missed
-    travel(RETENTION)
-    assert one.prune(RETENTION) == 1
+    travel(KEEP_ONE_OFFS)
+    assert one.prune(KEEP_ONE_OFFS) == 1

@@ -12,7 +12,9 @@ import pytest
 
 from apscheduler_tasklock import TaskLockError, upgrade
 from apscheduler_tasklock._lock.statements import RecordingStatement, Statement
+from apscheduler_tasklock.options import LONGEST_SECONDS
 from tests.contract.conftest import database_now, row, token_at
+from tests.support.rows import add_replica
 from tests.support.waist import (
     ClaimAnswer,
     ClaimRequest,
@@ -135,6 +137,7 @@ class TestClaim:
             "one_off": True,
             **NOTHING_ELSE,
             "kind": "schedule",
+            "overdue_at": now + timedelta(seconds=59),
             "overrun_at": now + timedelta(seconds=30),
             "recorded_failures": 1,
             "failed_at": failed_at,
@@ -631,6 +634,52 @@ class TestRetention:
         travel(self.AGE + 21)
         assert one.prune(self.AGE) == 0
         assert one.renewed(claim_id)
+
+    def test_a_row_stays_for_its_maximum_lock_and_its_grace(
+        self, one: Replica, travel: Travel
+    ) -> None:
+        """Until then, a replica that was suspended may still ask for its run time."""
+        claim_id, _ = one.claim(one_off=True, max_lock=1000, grace=5000)
+        travel(10)
+        one.release(claim_id)
+        travel(6000)
+        assert one.prune(self.AGE) == 0
+        travel(0.1)
+        assert one.prune(self.AGE) == 1
+
+    @pytest.mark.postgresql
+    @pytest.mark.parametrize(
+        ("others", "age"),
+        [
+            ([], 100),
+            ([(99, "0 s")], 100),
+            ([(5000, "0 s"), (3000, "0 s")], 5000),
+            ([(5000, "2 minutes"), (3000, "0 s")], 3000),
+            ([(None, "0 s"), (-1, "0 s")], 100),
+            ([(2**63 - 1, "0 s")], LONGEST_SECONDS),
+        ],
+    )
+    def test_the_longest_time_of_the_live_replicas_holds(
+        self,
+        one: Replica,
+        connection: psycopg.Connection[Any],
+        travel: Travel,
+        others: list[tuple[int | None, str]],
+        age: float,
+    ) -> None:
+        one.release(one.claim(one_off=True, max_lock=20)[0])
+        for passed, is_over in ((20 + age, 0), (0.1, 1)):
+            travel(passed)
+            connection.execute("DELETE FROM task_lock_replica")
+            for number, (kept, silent_for) in enumerate(others):
+                add_replica(
+                    connection,
+                    f"web-{number}",
+                    [],
+                    keep_one_offs="NULL" if kept is None else f"{kept}",
+                    seen_at=f"now() - interval '{silent_for}'",
+                )
+            assert one.prune(self.AGE) == is_over
 
     @pytest.mark.postgresql
     def test_a_row_that_somebody_has_locked_is_passed_over(

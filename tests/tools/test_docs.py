@@ -84,6 +84,7 @@ TOLD = {
     "min_factor": f"{DEFAULT_MIN_FACTOR}; of one-off jobs {ONE_OFF_MIN_LOCK:g} s instead",
     "lease": f"{DEFAULT_LEASE:g} s, or a third of the maximum lock if that is shorter",
     "period": "1 hour",
+    "keep_one_offs": "7 days",
     "replica_id": "host, process, random",
     # One row with the table.
     "schema": f"`{DEFAULT_TABLE}`",

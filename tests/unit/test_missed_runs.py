@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
@@ -26,6 +27,7 @@ from apscheduler_tasklock.errors import (
     TaskLockError,
     TaskLockSchemaError,
 )
+from apscheduler_tasklock.options import KEEP_ONE_OFFS
 from apscheduler_tasklock.status import MissCause
 from tests.support.waist import (
     ClaimRequest,
@@ -45,7 +47,9 @@ class Client:
     """A client whose statements answer which tasks are to be told again, or raise an error."""
 
     def __init__(self) -> None:
-        self.settings = SimpleNamespace(history=100, timings=Timings(unasked_after=0.0))
+        self.settings = SimpleNamespace(
+            history=100, keep_one_offs=KEEP_ONE_OFFS, timings=Timings(unasked_after=0.0)
+        )
         self.rejections = Rejections()
         self.longest_doubt = 3600.0
         self.replica_id = "web-2"
@@ -196,6 +200,19 @@ def test_many_run_times_of_a_task_are_counted(missed: MissedRuns, client: Client
     [note] = tell(missed, client)
     assert (len(note.run_times), note.more) == (MOST_RUN_TIMES, 50)
     assert offsets(note)[-1] == MOST_RUN_TIMES + 49
+
+
+@pytest.mark.parametrize(
+    ("kept", "hours", "noted"),
+    [(7 * 24, 143, 1), (7 * 24, 145, 0), (70, 59, 1), (70, 61, 0)],
+)
+def test_a_one_off_job_whose_row_may_be_deleted_is_not_told_as_missed(
+    missed: MissedRuns, client: Client, kept: float, hours: float, noted: int
+) -> None:
+    client.settings.keep_one_offs = kept * 3600
+    now = time.time() - T.timestamp()
+    missed.note(request(now - hours * 3600, one_off=True), MissCause.PAUSED, "paused")
+    assert len(tell(missed, client)) == noted
 
 
 def test_a_run_time_that_is_told_late_does_not_take_the_place_of_the_last_one(

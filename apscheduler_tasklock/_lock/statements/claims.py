@@ -132,6 +132,8 @@ class Claim:
                       AND NOT {IS_PAUSED_OR_WAS_AT_FIRED} AND NOT {self.paused_with_all}"""
         self.may_claim = f"{NOT_RUNNING} AND {is_free} AND {IS_WANTED}"
         due = due_after(asked, "asked.fired")
+        # A one-off job's grace is kept, because its row stays for that long after the run time.
+        graced = f"COALESCE({due}, CASE WHEN {asked['one_off']} THEN asked.fired END)"
         # `schedule_since` is when the claim's replica got the schedule, or the row's time, if that
         # is later and the row's window has the same schedule. So an older schedule is recognized,
         # whichever replica has claimed. GREATEST ignores a null.
@@ -143,7 +145,7 @@ class Claim:
             "schedule": asked["schedule"],
             "due_at": due,
             "is_last": asked["is_last"],
-            "overdue_at": f"{due} + {asked['grace']} * interval '1 second'",
+            "overdue_at": f"{graced} + {asked['grace']} * interval '1 second'",
             "overrun_at": f"now() + LEAST({asked['max_runtime']}, {asked['max_lock']})"
             " * interval '1 second'",
         }

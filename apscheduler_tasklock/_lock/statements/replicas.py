@@ -195,11 +195,12 @@ def report_replica(replicas: str) -> str:
     """
     return f"""
         INSERT INTO {replicas} AS replica (replica_id, host, version, started_at, seen_at, tasks,
-                                           rejected, running, leader_namespace, release)
+                                           rejected, running, leader_namespace, release,
+                                           keep_one_offs)
         SELECT %(replica_id)s, %(host)s, %(version)s,
                COALESCE(%(started_at)s::timestamptz, now()), now(), %(tasks)s::text[],
                %(rejected)s::text[], %(running)s::jsonb, %(leader_namespace)s::text,
-               %(release)s::text
+               %(release)s::text, %(keep_one_offs)s::bigint
         WHERE {BRIEFLY}
         ON CONFLICT (replica_id) DO UPDATE SET
             host = excluded.host, version = excluded.version, seen_at = now(),
@@ -211,7 +212,7 @@ def report_replica(replicas: str) -> str:
             tasks = CASE WHEN replica.tasks OPERATOR(pg_catalog.=) excluded.tasks THEN replica.tasks
                          ELSE excluded.tasks END,
             rejected = excluded.rejected, leader_namespace = excluded.leader_namespace,
-            release = excluded.release
+            release = excluded.release, keep_one_offs = excluded.keep_one_offs
         RETURNING started_at, (SELECT count(*) FROM {replicas} WHERE {IS_ALIVE}) AS live
     """
 

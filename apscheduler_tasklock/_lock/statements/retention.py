@@ -6,10 +6,10 @@ from apscheduler_tasklock._lock.statements.conditions import (
     BRIEFLY,
 )
 from apscheduler_tasklock._lock.statements.history import History
+from apscheduler_tasklock._lock.statements.replicas import IS_ALIVE
+from apscheduler_tasklock.options import LONGEST_SECONDS
 
-# Limits how long rows of one-off jobs stay after their last run, and the time between two deletions
-# of such rows. In seconds.
-RETENTION = 7 * 24 * 3600.0
+# Limits the time between two deletions of rows of one-off jobs, in seconds.
 PRUNE_INTERVAL = 3600.0
 # Limits how long the row of a replica stays after its last sign of life, in seconds.
 REPLICA_RETENTION = 3600.0
@@ -32,8 +32,12 @@ def shorten_history(history: History) -> str:
     """
 
 
-def prune(table: str, history: History | None = None) -> str:
-    """Return the statement that deletes old rows of one-off jobs, with their history."""
+def prune(table: str, history: History | None = None, *, replicas: str) -> str:
+    """Return the statement that deletes old rows of one-off jobs, with their history.
+
+    A row stays for the longest ``keep_one_offs`` of the live replicas, and at least for its maximum
+    lock and its job's grace, because until then a replica may still ask for its run time.
+    """
     runs = ""
     if history is not None:
         runs = f""", runs AS (
@@ -41,11 +45,17 @@ def prune(table: str, history: History | None = None) -> str:
             WHERE task_name IN (SELECT task_name FROM pruned) AND {BRIEFLY}
         )"""
     return f"""
-        WITH pruned AS (
+        WITH kept AS (
+            SELECT LEAST({LONGEST_SECONDS}, GREATEST(%(age)s::float8, max(keep_one_offs)))
+                   * interval '1 second' AS age
+            FROM {replicas} WHERE {IS_ALIVE}
+        ), pruned AS (
             DELETE FROM {table} WHERE task_name IN (
                 SELECT task_name FROM {table}
                 WHERE one_off AND GREATEST(finished_at, window_until, run_until, missed_at)
-                                  < now() - %(age)s::float8 * interval '1 second'
+                                  < now() - (SELECT age FROM kept)
+                      AND COALESCE(finished_at, run_until) + (run_until - started_at)
+                          + COALESCE(overdue_at - window_start, interval '0') < now()
                 LIMIT 1000 FOR UPDATE SKIP LOCKED
             ) RETURNING task_name
         ){runs}

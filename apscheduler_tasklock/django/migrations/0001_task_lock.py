@@ -84,6 +84,7 @@ class Migration(migrations.Migration):
                 ("started_at", models.DateTimeField()),
                 ("seen_at", models.DateTimeField()),
                 ("release", models.TextField(null=True)),
+                ("keep_one_offs", models.BigIntegerField(null=True)),
             ],
             options={
                 "db_table": replica_table_name(),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 from collections.abc import Callable
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 import psycopg
@@ -398,6 +398,12 @@ def test_run_times_and_a_grace_time_of_thousands_of_years_are_no_more_than_the_t
     replica.one(EVENT_JOB_EXECUTED, "now")
     due = "SELECT count(*) FROM task_lock WHERE overdue_at > now() + interval '190 years'"
     eventually(lambda: connection.execute(due).fetchone() == (2,))
+
+
+@pytest.mark.parametrize("kept", [0, 3599, timedelta(minutes=59), "a week", -1, float("nan")])
+def test_rows_of_one_off_jobs_are_kept_for_an_hour_or_more(database_url: str, kept: Any) -> None:
+    with pytest.raises(TaskLockOptionError, match="TaskLockExecutor: keep_one_offs must be"):
+        TaskLockExecutor(database_url, keep_one_offs=kept)
 
 
 @pytest.mark.parametrize("release", ["x" * 101, "1.4\n", "gr\xfcn", 14])

@@ -1088,10 +1088,22 @@ class TestRetention:
 
         return make
 
-    def test_rows_of_one_off_jobs_are_deleted_a_week_after_they_are_over(
-        self, pruning: Callable[..., Replica], connection: Connection
+    @pytest.mark.parametrize(
+        ("options", "old", "young"),
+        [
+            ({}, "7 days 1 minute", "6 days"),
+            ({"keep_one_offs": timedelta(hours=20)}, "1201 minutes", "1 hour"),
+        ],
+    )
+    def test_rows_of_one_off_jobs_are_kept_for_a_week_or_as_an_option_says(
+        self,
+        pruning: Callable[..., Replica],
+        connection: Connection,
+        options: dict[str, Any],
+        old: str,
+        young: str,
     ) -> None:
-        replica = pruning()
+        replica = pruning(**options)
         jobs: dict[str, dict[str, Any]] = {
             "old": {"trigger": "date"},
             "young": {"trigger": "date"},
@@ -1107,13 +1119,16 @@ class TestRetention:
         replica.idle()
         over = "finished_at = {0}, window_until = {0}, run_until = {0}, locked_until = {0}"
         ago = "now() - interval '{}'"
-        for name, days in (("old", "7 days 1 minute"), ("young", "6 days"), ("hourly", "1 year")):
+        for name, days in (("old", old), ("young", young), ("hourly", "1 year")):
             connection.execute(
                 f"UPDATE task_lock SET {over.format(ago.format(days))} WHERE task_name = '{name}'"
             )
         names = "SELECT task_name FROM task_lock ORDER BY 1"
         eventually(lambda: ("old",) not in connection.execute(names).fetchall())
         assert connection.execute(names).fetchall() == [("hourly",), ("young",)]
+        kept = options.get("keep_one_offs", timedelta(days=7)).total_seconds()
+        reported = "SELECT keep_one_offs FROM task_lock_replica"
+        eventually(lambda: connection.execute(reported).fetchall() == [(kept,)])
         replica.events.clear()
         replica.scheduler.add_job(token_and_takeover, id="old", misfire_grace_time=None)
         assert replica.one(EVENT_JOB_EXECUTED, "old").retval[0] > tokens["old"]

@@ -105,6 +105,7 @@ CREATE TABLE task_lock_replica (
     running JSONB DEFAULT '[]' NOT NULL, 
     leader_namespace TEXT, 
     release TEXT, 
+    keep_one_offs BIGINT, 
     PRIMARY KEY (replica_id), 
     CONSTRAINT task_lock_replica_texts CHECK (GREATEST(pg_catalog.length(replica_id), pg_catalog.length(host), pg_catalog.length(version), pg_catalog.length(leader_namespace), pg_catalog.length(release)) <= 10000), 
     CONSTRAINT task_lock_replica_times CHECK (LEAST(started_at, seen_at, stopped_at) >= timestamptz '0001-01-02Z' AND GREATEST(started_at, seen_at, stopped_at) <= timestamptz '9999-12-30Z'), 
