@@ -899,7 +899,8 @@ class Operations:
               AND (%(since)s::timestamptz IS NULL OR run.started_at >= %(since)s)
               AND (%(until)s::timestamptz IS NULL OR run.started_at < %(until)s)
               AND (%(error)s::text IS NULL OR strpos(
-                  lower(concat_ws(': ', run.error_type, run.error)), lower(%(error)s)) > 0)"""
+                  lower(pg_catalog.concat_ws(': ', run.error_type, run.error)),
+                  lower(%(error)s)) > 0)"""
         matches = f"""(%(like)s::text[] IS NULL OR run.task_name LIKE ANY (%(like)s::text[]))
               AND {is_wanted}"""
         # OFFSET 0 keeps the subqueries as they are. So whether a missed run time was run after all,
@@ -1847,7 +1848,7 @@ def _misses(name: str, runs: str, matching: str) -> str:
     # Misses that were among the last ten run times long ago are left out before the history is
     # read: 30 periods, and 2 days because a schedule may have few run times at night.
     is_recent = f"""lock.missed_at > now() - GREATEST(
-        interval '2 days', 30 * (lock.due_at - GREATEST(lock.window_start, {NEVER})))"""
+        interval '2 days', 30::float8 * (lock.due_at - GREATEST(lock.window_start, {NEVER})))"""
     return f"""
         WITH {all_pauses(name)}, missing AS MATERIALIZED (
             SELECT lock.task_name, lock.acknowledged_at,
@@ -1873,7 +1874,7 @@ def _misses(name: str, runs: str, matching: str) -> str:
                            FILTER (WHERE is_missed))[1] AS reason
                 FROM (
                     SELECT told.*,
-                           COALESCE(sum(number) OVER earlier, 0) AS since,
+                           COALESCE(sum(number) OVER earlier, 0)::bigint AS since,
                            count(*) FILTER (WHERE NOT is_missed) OVER earlier AS runs_since
                     FROM (
                         SELECT scheduled_at AS first_at,
@@ -1889,7 +1890,8 @@ def _misses(name: str, runs: str, matching: str) -> str:
                         SELECT at, at, 1, false, NULL
                         FROM (SELECT DISTINCT at
                               FROM pg_catalog.unnest(
-                                  begun.run_times || missing.window_start) AS each_run (at)
+                                  begun.run_times OPERATOR(pg_catalog.||) missing.window_start)
+                                  AS each_run (at)
                               WHERE at > {NEVER} ORDER BY at DESC LIMIT 10) AS newest
                     ) AS told
                     WINDOW earlier AS (ORDER BY last_at DESC, is_missed

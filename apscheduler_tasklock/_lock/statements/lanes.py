@@ -120,7 +120,7 @@ def lanes(table: str, runs: str, by: str, *, queries: str, overruns: str, is_las
                 FROM (SELECT lane, place, LEAST(entries, {_MOST} + {_PARTS}) AS entries
                       FROM placed ORDER BY place
                       LIMIT %(limit)s::bigint OFFSET %(offset)s::bigint) AS page) AS page
-            WHERE place = %(offset)s::bigint + 1 OR all_entries <= %(shapes)s::bigint
+            WHERE place = %(offset)s::bigint + 1 OR all_entries <= %(shapes)s::numeric
         )
     """
     namespace = f"substr(run.task_name, length({ALL_TASKS}) + 1)"

@@ -21,7 +21,8 @@ _IS_OWN = "lock.locked_by = %(leader_id)s::text"
 # Whether a leader's lease goes on. A longer one than any option allows counts as over, because a
 # row that somebody has written until the year 9999 would keep all replicas from leading.
 LEADS = f"""(lock.finished_at IS NULL AND lock.locked_until > now()
-             AND lock.locked_until <= now() + {LONGEST_LEADER_LEASE} * interval '1 second')"""
+             AND lock.locked_until
+                 <= now() + {LONGEST_LEADER_LEASE}::float8 * interval '1 second')"""
 _IS_OVER = f"(NOT {LEADS})"
 
 
