@@ -281,8 +281,8 @@ def lock_query(tables: Sequence[Table]) -> bytes:
                       CASE WHEN granted THEN 'has' ELSE 'waits for' END, mode, relation::regclass,
                       ', in a transaction since ' || date_trunc('second', xact_start)::text,
                       'let it end its transaction, or run: SELECT pg_terminate_backend('
-                      || lock.pid || ')' || CASE WHEN state IS NULL THEN
-                          ' FROM pg_stat_activity WHERE pid = ' || lock.pid ||
+                      || lock.pid::text || ')' || CASE WHEN state IS NULL THEN
+                          ' FROM pg_stat_activity WHERE pid = ' || lock.pid::text ||
                           ' AND state IS NOT NULL'
                           ' AND wait_event IS DISTINCT FROM ''{WAITS_FOR_STANDBY}'''
                       ELSE '' END) END

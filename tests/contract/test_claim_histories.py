@@ -28,12 +28,12 @@ from hypothesis.stateful import (
 from apscheduler_tasklock._database.connection import raw_cursor
 from apscheduler_tasklock._lock.operations import Operations
 from apscheduler_tasklock._lock.outcomes import RunOutcome, WindowAfter
-from apscheduler_tasklock._lock.statements.history import ACTIONS as ACTION_SLOTS
 from apscheduler_tasklock.schema.table import task_lock_table
 from apscheduler_tasklock.testing import rule as the_rule
 from apscheduler_tasklock.testing.rule import Claim, Decision, Row
 from tests.contract import situations
 from tests.support.waist import (
+    ACTION_SLOTS,
     ClaimAnswer,
     ClaimRequest,
     Memory,

@@ -65,6 +65,7 @@ from apscheduler_tasklock._lock.protocol_messages import (
     TakeoverRequest,
 )
 from apscheduler_tasklock._lock.replica import LockSettings
+from apscheduler_tasklock._lock.statements.history import ACTIONS as ACTION_SLOTS
 from apscheduler_tasklock._lock.test_doubles import LockProtocol, standing_in
 from apscheduler_tasklock._lock.words import printable
 from apscheduler_tasklock._words.findings import (
@@ -86,6 +87,7 @@ from apscheduler_tasklock.testing import rule
 from apscheduler_tasklock.testing.in_memory import MemoryProtocol, MemoryTaskLocks
 
 __all__ = [
+    "ACTION_SLOTS",
     "HISTORY",
     "IN_TIME",
     "KINDS",
