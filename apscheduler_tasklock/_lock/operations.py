@@ -1537,9 +1537,14 @@ class Operations:
         rows = self._run_recording(cursor, self._resume_all, **wanted).fetchall()
         ended: list[Pause] = []
         left: list[Pause] = []
+        is_again = False
         for row in rows:
-            (ended if row.pop("ends") else left).append(Pause(**row))
-        return PauseChange(f"{namespace}*", tuple(ended), tuple(left), bool(rows), bool(left))
+            is_again = row.pop("is_again")
+            ends = row.pop("ends")
+            if row.pop("is_there"):
+                (ended if ends else left).append(Pause(**row))
+        was_paused = is_again or bool(ended or left)
+        return PauseChange(f"{namespace}*", tuple(ended), tuple(left), was_paused, bool(left))
 
     def pauses_of_all(self, cursor: Any) -> list[Pause]:
         """Return the pauses of all tasks that have not ended."""
@@ -2100,10 +2105,14 @@ def _resume_all(name: str, history: History | None = None) -> str:
             FROM found WHERE lock.task_name = {ALL_TASKS} AND has_own AND {IS_FIRST}
             RETURNING lock.*
         ){_action_of_all(history, "resumed", reason=_WITH_OTHERS)}
-        SELECT pause ->> 'namespace'::text AS namespace, pause ->> 'by'::text AS by,
-               {_PAUSE_SINCE} AS since, {_PAUSE_UNTIL} AS until, pause ->> 'why'::text AS reason,
-               {is_own} AND {IS_FIRST} AS ends
-        FROM locked AS lock, {_KEPT_PAUSES} AND {_PAUSE_LASTS} ORDER BY 1, place
+        SELECT NOT {IS_FIRST} AS is_again, there.namespace, there.by, there.since, there.until,
+               there.reason, there.is_own AND {IS_FIRST} AS ends, there.place IS NOT NULL AS is_there
+        FROM (VALUES (true)) AS one LEFT JOIN (
+            SELECT pause ->> 'namespace'::text AS namespace, pause ->> 'by'::text AS by,
+                   {_PAUSE_SINCE} AS since, {_PAUSE_UNTIL} AS until,
+                   pause ->> 'why'::text AS reason, {is_own} AS is_own, place
+            FROM locked AS lock, {_KEPT_PAUSES} AND {_PAUSE_LASTS}
+        ) AS there ON true ORDER BY there.namespace, there.place
     """
 
 

@@ -14,7 +14,7 @@ from apscheduler_tasklock import TaskLockStateError, TaskState
 from apscheduler_tasklock._database.connection import raw_cursor
 from apscheduler_tasklock._lock.operations import Operations
 from apscheduler_tasklock.schema.table import task_lock_table
-from apscheduler_tasklock.status import Pause
+from apscheduler_tasklock.status import Pause, PauseChange
 from tests.contract.conftest import database_now
 from tests.contract.store_replica import StoreReplica
 from tests.contract.test_operations import JOB, Operator, run
@@ -42,8 +42,11 @@ class AllPauses(Operator):
         cursor, pause_id = raw_cursor(self.connection), pause_id or uuid4()
         return self.operations.pause_all(cursor, namespace, seconds, by, reason, pause_id, 1.0)
 
-    def resume_all(self, namespace: str = "", by: str = "me", *, force: bool = False) -> None:
-        self.operations.resume_all(raw_cursor(self.connection), namespace, by, force=force)
+    def resume_all(
+        self, namespace: str = "", by: str = "me", action_id: Any = None, *, force: bool = False
+    ) -> PauseChange:
+        cursor = raw_cursor(self.connection)
+        return self.operations.resume_all(cursor, namespace, by, action_id, force=force)
 
     def left(self) -> list[tuple[str, str | None]]:
         found = self.operations.pauses_of_all(raw_cursor(self.connection))
@@ -295,6 +298,19 @@ class TestStatus:
             ("*", "paused", "bob", None, None),
             ("*", "resumed", "me", None, "with the pauses of others"),
         ]
+
+    def test_a_resumption_that_is_sent_again_tells_that_they_were_paused(
+        self, operator: AllPauses
+    ) -> None:
+        again = uuid4()
+        operator.pause_all()
+        first, second = (operator.resume_all(action_id=again) for _ in range(2))
+        assert (len(first.ended), first.is_resumed) == (1, True)
+        assert (second.ended, second.is_resumed) == ((), True)
+        assert not operator.resume_all().was_paused
+        operator.pause_all()
+        operator.resume_all(action_id=again)  # changes nothing
+        assert operator.left() == [("me", "")]
 
     def test_without_the_history_it_works(self, one: Replica, operator: AllPauses) -> None:
         operator.connection.execute("ALTER TABLE task_lock_run RENAME TO elsewhere")
