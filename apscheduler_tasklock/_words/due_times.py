@@ -308,6 +308,9 @@ def _cause(
     for pause in pauses:
         if pause.since <= run_time and (pause.until is None or run_time < pause.until):
             why = f": {pause.reason}" if pause.reason else ""
+            if not pause.by:  # of a stored job, such as one that its application has paused
+                says = f"its stored job is paused, changed last at {_moment(pause.since)}"
+                return MissCause.PAUSED, says
             return MissCause.PAUSED, f"paused by {pause.by} since {_moment(pause.since)}{why}"
     in_the_way = _run_in_the_way(known, run_time)
     if in_the_way is not None:

@@ -239,6 +239,17 @@ IS_RUNNING = "its run of 2026-01-31 00:20:00 UTC on one (token 7) is in the way"
                 f"it (web-9 started at 2026-01-31 01:54:00 UTC); {NONE}",
             ],
         ),
+        # A stored job that an application has paused.
+        (
+            "00:50",
+            {"pauses": (Pause("", at("00:30"), None, None, job="job"),)},
+            [
+                "due 00:40:00, begun by nobody: its stored job is paused, changed last at "
+                f"2026-01-31 00:30:00 UTC; {NONE}",
+                "its stored job 'job' paused until resumed, by whom is not known, changed last at "
+                "00:30:00",
+            ],
+        ),
         # Jitter: that of an interval moves all later run times.
         (
             "01:25",
