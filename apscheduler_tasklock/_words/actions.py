@@ -44,8 +44,9 @@ def freed_in_words(freed: Freed, formats: Formats) -> str:
         words.append(f"its window stays until {formats.moment(freed.window_until)}")
     if freed.due_at is not None:
         words.append(f"it is skipped until it is due at {formats.moment(freed.due_at)}")
-    if freed.overdue_at is not None:
-        words.append(f"overdue after {formats.moment(freed.overdue_at)}")
+        # Of a one-off job whose retry is dropped, the row has only this time.
+        if freed.overdue_at is not None:
+            words.append(f"overdue after {formats.moment(freed.overdue_at)}")
     return "; ".join(words)
 
 
