@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from datetime import datetime, timezone
@@ -711,15 +710,14 @@ def _rejected(entry: str, replicas: Sequence[str]) -> Finding:
 
 def _of_replicas(rows: WatchedRows) -> Iterator[Finding]:
     """Yield how many replicas are alive, and whether they differ, as the verdict says it."""
-    alive = Counter(replica.version for replica in rows.replicas or () if replica.alive)
+    alive = [replica.version for replica in rows.replicas or () if replica.alive]
     differ = [each for each in findings_of(rows) if each.what in (VERSIONS, RELEASES)]
     for finding in differ:
         yield Finding("replicas", "note", finding.says, finding.remedy)
     if not alive:
         yield Finding("replicas", "note", "none is alive", "start a scheduler, or see its log")
     elif not differ:
-        [(version, count)] = alive.items()
-        yield Finding("replicas", "ok", f"{count} with version {version}")
+        yield Finding("replicas", "ok", f"{len(alive)} with version {cut(alive[0], 50)}")
 
 
 def _overdue_jobs(rows: WatchedRows) -> Iterator[Finding]:
