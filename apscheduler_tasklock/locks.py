@@ -984,13 +984,19 @@ class TaskLocks:
         Replicas that are alive stay. The database's role needs the right ``DELETE``.
 
         :param pattern: a replica's id, in which ``*`` and ``?`` stand for characters
-        :return: the ids of the forgotten replicas
+        :return: the ids of the forgotten replicas. There are none if the answer of the first
+            statement was lost, no replica matches any more, and nothing tells who has deleted them.
         :raises TaskLockNotFoundError: no replica matches
         :raises TaskLockStateError: each one that matches is alive
         :raises TaskLockError: the database is unavailable, or rejects the statement
         """
         _check_patterns("forget_replicas", [pattern])
-        return self._operate(lambda operations, cursor: operations.forget_replicas(cursor, pattern))
+        return client_now(self._client).act(
+            lambda cursor, in_doubt: self._operations.forget_replicas(
+                cursor, pattern, is_in_doubt=in_doubt
+            ),
+            "the replicas were forgotten",
+        )
 
     def pause_job(self, job_id: str, *, by: str | None = None) -> JobMoved:
         """Pause a job of the job store, as APScheduler's ``pause_job`` does, on all replicas.

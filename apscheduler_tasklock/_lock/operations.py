@@ -653,7 +653,7 @@ class Operations:
         """)
         self._forget_replicas = Statement(f"""
             WITH matching AS (
-                SELECT replica_id, {IS_ALIVE} AS alive FROM {self._replicas}
+                SELECT replica_id, {IS_ALIVE} OR {IS_HEARD} AS alive FROM {self._replicas}
                 WHERE replica_id = %(pattern)s OR replica_id LIKE %(like)s
             ), forgotten AS (
                 DELETE FROM {self._replicas}
@@ -1704,10 +1704,12 @@ class Operations:
         """Send a write, after which all is confirmed that the connection has read before."""
         cursor.execute(probe(self._table))
 
-    def forget_replicas(self, cursor: Any, pattern: str) -> list[str]:
+    def forget_replicas(self, cursor: Any, pattern: str, *, is_in_doubt: bool = False) -> list[str]:
         """Delete the rows of the replicas that match a pattern, unless they are alive.
 
-        :return: the ids of the forgotten replicas
+        :param is_in_doubt: whether the call was sent before, and its answer was lost
+        :return: the ids of the forgotten replicas; none if the call was sent before, no other
+            replica matches, and nothing tells whether it has deleted some
         :raises TaskLockNotFoundError: no replica matches
         :raises TaskLockStateError: each one that matches is alive
         """
@@ -1715,7 +1717,10 @@ class Operations:
         like = like_of(pattern) if set("*?") & set(pattern) else None
         rows = self._run(cursor, self._forget_replicas, pattern=pattern, like=like).fetchall()
         if not rows:
-            raise TaskLockNotFoundError([pattern], "replica")
+            if not is_in_doubt:
+                raise TaskLockNotFoundError([pattern], "replica")
+            self.confirm(cursor)
+            return []
         forgotten = [row["replica_id"] for row in rows if row["forgotten"]]
         if not forgotten:
             raise TaskLockStateError(
@@ -2106,7 +2111,8 @@ def _resume_all(name: str, history: History | None = None) -> str:
             RETURNING lock.*
         ){_action_of_all(history, "resumed", reason=_WITH_OTHERS)}
         SELECT NOT {IS_FIRST} AS is_again, there.namespace, there.by, there.since, there.until,
-               there.reason, there.is_own AND {IS_FIRST} AS ends, there.place IS NOT NULL AS is_there
+               there.reason, there.is_own AND {IS_FIRST} AS ends,
+               there.place IS NOT NULL AS is_there
         FROM (VALUES (true)) AS one LEFT JOIN (
             SELECT pause ->> 'namespace'::text AS namespace, pause ->> 'by'::text AS by,
                    {_PAUSE_SINCE} AS since, {_PAUSE_UNTIL} AS until,

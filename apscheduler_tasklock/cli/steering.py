@@ -184,7 +184,9 @@ def forget(options: argparse.Namespace) -> int:
     with task_locks(options) as locks:
         if options.replica is not None:
             found = locks.forget_replicas(options.replica)
-            tell(options, {"forgotten_replicas": found}, "forgotten, as a replica", found)
+            what = gone_in_words("forgotten", is_done=bool(found))
+            what += ", as a replica" if found else ""
+            tell(options, {"forgotten_replicas": found}, what, found or [options.replica])
             return OK
         name = _one_name(options, locks)
         is_done = locks.forget(name)

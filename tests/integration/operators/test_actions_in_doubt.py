@@ -26,7 +26,7 @@ Connection = psycopg.Connection[Any]
 
 SAME = {"sec-fetch-site": "same-origin"}
 # What only the statements of actions have in them.
-_OF_ACTIONS = (b"action_id", b"WITH forgotten")
+_OF_ACTIONS = (b"action_id", b"forgotten AS (")
 
 
 class LosesAnswers:
@@ -84,6 +84,12 @@ ACTIONS: Mapping[str, tuple[Row, str, str, int]] = {
         1,
     ),
     "forget old": ({}, f"old: {GONE.format('forgotten')}", "the task was forgotten", 0),
+    "forget --replica gone": (
+        {},
+        f"gone: {GONE.format('forgotten')}",
+        "the replicas were forgotten",
+        0,
+    ),
     "jobs pause job": ({}, "job: paused until it is resumed", "the job was paused", 1),
     "jobs resume paused": ({}, f"paused: resumed, due {TIME}", "the job was resumed", 1),
     "jobs run job": ({}, "job: a run of its task task is asked for", "a run was asked for", 1),
@@ -106,6 +112,7 @@ def add_rows(connection: Connection, row: Row) -> None:
     rows.add_task(connection, "task", **row)
     rows.add_task(connection, "old")
     rows.add_replica(connection, "one", ["task"], **rows.STAYS_ALIVE)
+    rows.add_replica(connection, "gone", seen_at="now() - interval '10 min'")
     rows.add_job(connection, "job", task_name="'task'")
     rows.add_job(connection, "paused", task_name="'task'", next_run_time="NULL")
     rows.add_job(connection, "unknown")

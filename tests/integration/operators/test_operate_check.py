@@ -172,8 +172,10 @@ def test_a_live_replica_is_not_forgotten(command: Command, connection: Connectio
     says = "replica 'web-1' is not forgotten: it has given a sign of life in the last 90 s"
     assert says in told.err
     add_replica(connection, "web-2", **SILENT)
+    stops = {**STAYS_ALIVE, "stopped_at": "now()", "running": STOPS_FOR}
+    add_replica(connection, "web-3", **stops)
     assert command("forget", "--replica", "*").out == "web-2: forgotten, as a replica\n"
-    assert [each["replica_id"] for each in command("replicas", "--json").json] == ["web-1"]
+    assert [each["replica_id"] for each in command("replicas", "--json").json] == ["web-1", "web-3"]
 
 
 @pytest.mark.parametrize("given", [(), ("sync", "--replica", "web-1"), ("sync", "other")])
