@@ -385,6 +385,8 @@ class JobStatus:
     unreadable: tuple[str, ...] = ()
     argument_names: tuple[str, ...] = ()
     has_replica: bool | None = None
+    paused_since: datetime | None = None
+    paused_by: str | None = None
 
     @property
     def why_not_run(self) -> str | None:
@@ -401,9 +403,6 @@ class JobStatus:
         if self.task is None:
             return "no replica has registered its task"
         return _NO_REPLICA if self.has_replica is False else None
-
-    paused_since: datetime | None = None
-    paused_by: str | None = None
 
     @property
     def is_one_off(self) -> bool:
