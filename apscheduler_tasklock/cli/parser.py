@@ -346,6 +346,7 @@ def _add_reads(commands: _Commands) -> None:
     command.add_argument(
         "--outcome",
         type=values.outcomes,
+        action="extend",  # given twice, it asks for both
         metavar="OUTCOME,..",
         help=f"only runs with one of these outcomes: {', '.join(OUTCOMES)}",
     )

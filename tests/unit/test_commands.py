@@ -251,6 +251,7 @@ class TestRuns:
             (("--since", "2026-01-31", "--until", "2026-01-31 03:00:01"), set()),
             (("--outcome", "error"), {3}),
             (("--outcome", "error, ok", "--kind", "schedule"), {1, 3, 4}),
+            (("--outcome", "error", "--outcome", "ok", "--kind", "schedule"), {1, 3, 4}),
             (("--kind", "manual"), {2}),
             (("--replica", "web-2"), {1}),
             (("--error", "NO PRICE"), {3}),
