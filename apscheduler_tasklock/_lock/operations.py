@@ -2365,10 +2365,11 @@ def operator_here() -> str:
 @contextmanager
 def _part_of_transaction(cursor: Any) -> Iterator[None]:
     """Let an error in the context leave the transaction usable, if one has begun."""
-    if cursor.connection.info.transaction_status is TransactionStatus.IDLE:
+    connection = cursor.connection  # none where there is no database
+    if connection is None or connection.info.transaction_status is TransactionStatus.IDLE:
         yield
         return
-    with cursor.connection.transaction():
+    with connection.transaction():
         yield
 
 

@@ -782,8 +782,9 @@ def test_without_the_right_to_delete_one_line_says_so_and_it_is_tried_again(
 ) -> None:
     caplog.set_level(logging.INFO, "apscheduler_tasklock")
     role = f"no_delete_{uuid4().hex}"
+    tables = "task_lock, task_lock_run, task_lock_replica"
     connection.execute(f"CREATE ROLE {role} LOGIN")
-    connection.execute(f"GRANT SELECT, INSERT, UPDATE ON task_lock, task_lock_run TO {role}")
+    connection.execute(f"GRANT SELECT, INSERT, UPDATE ON {tables} TO {role}")
     url = make_url(direct_url).set(username=role)
     try:
         with closing(LockClient(LockSettings(url, "replica"))) as locks:
