@@ -18,6 +18,7 @@ from apscheduler_tasklock.status import (
     DueTimes,
     MissCause,
     Pause,
+    ReplicaState,
     ReplicaStatus,
     Run,
     TaskStatus,
@@ -372,12 +373,16 @@ def ends_pause(action: Run, pause: Run) -> bool:
     return is_later and takes_it and action.task == pause.task
 
 
+_HOW = {ReplicaState.DIED: "has died", ReplicaState.STOPPED: "has stopped"}
+
+
 def _named(replicas: Sequence[ReplicaStatus]) -> str:
     newest = sorted(replicas, key=lambda each: each.seen_at, reverse=True)
     words = [
         f"{each.replica_id} started at {_moment(each.started_at)}"
         if each.alive
-        else f"{each.replica_id} is {each.state.value}, last seen at {_moment(each.seen_at)}"
+        else f"{each.replica_id} {_HOW.get(each.state, 'is silent')}, last seen at "
+        f"{_moment(each.seen_at)}"
         for each in newest[:_MOST_NAMED]
     ]
     more = len(newest) - _MOST_NAMED

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from datetime import date, datetime, timedelta, timezone
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -205,6 +206,14 @@ IS_RUNNING = "its run of 2026-01-31 00:20:00 UTC on one (token 7) is in the way"
             {"replicas": (SILENT,)},
             [
                 "due 00:40:00, begun by nobody: no live replica had it (web-1 is silent, last seen "
+                f"at 2026-01-31 00:39:50 UTC); {NONE}"
+            ],
+        ),
+        (
+            "00:40:30",
+            {"replicas": (replace(SILENT, state=ReplicaState.DIED),)},
+            [
+                "due 00:40:00, begun by nobody: no live replica had it (web-1 has died, last seen "
                 f"at 2026-01-31 00:39:50 UTC); {NONE}"
             ],
         ),
