@@ -37,7 +37,13 @@ from apscheduler_tasklock._lock.protocol_messages import ClaimRequest, Refusal
 from apscheduler_tasklock._lock.settings import lock_settings
 from apscheduler_tasklock._returned import check_returned, why_no_call_runs
 from apscheduler_tasklock._values import logger_of
-from apscheduler_tasklock._words.findings import NO_REPLICA_AFTER, WatchedRows, with_findings
+from apscheduler_tasklock._words.findings import (
+    NO_REPLICA_AFTER,
+    UNKNOWN,
+    UNREAD,
+    WatchedRows,
+    with_findings,
+)
 from apscheduler_tasklock._words.next_run_times import next_run_times
 from apscheduler_tasklock._words.stories import story_of
 from apscheduler_tasklock.errors import (
@@ -208,6 +214,13 @@ class TaskLocks:
         :raises TaskLockDatabaseError: the database is unavailable
         """
         client_now(self._client).check()
+
+    def database_time(self) -> datetime:
+        """Return the time by the database's clock, by which all rows are to be judged.
+
+        :raises TaskLockError: the database is unavailable, or rejects the statement
+        """
+        return self._operate(lambda operations, cursor: operations.database_time(cursor))
 
     def check_writes(self) -> None:
         """Check that a write is confirmed now, by a statement that changes no row.
@@ -1443,3 +1456,26 @@ def _check_patterns(where: str, patterns: Sequence[str]) -> None:
 def _call_of(function: Callable[..., Any]) -> Any:
     """Return the function that a call of an object runs."""
     return getattr(function, "__call__", None)  # noqa: B004  # needed itself, not only its existence
+
+
+def read_findings(
+    locks: TaskLocks, *patterns: str, in_words: Callable[[TaskLockError], str], **options: Any
+) -> tuple[Overview, list[Finding]]:
+    """Return what ``check`` tells: an overview, and its findings with that of a refused write.
+
+    :param patterns: names of tasks, as for :meth:`TaskLocks.overview`
+    :param in_words: returns the words of an error for whoever is told
+    :param options: further arguments of :meth:`TaskLocks.overview`
+    :raises TaskLockError: the tables are missing, or cannot be read
+    """
+    overview = locks.overview(*patterns, limit=1, **options)
+    if not any(overview.counts.values()):
+        locks.check()  # because a policy may hide the rows
+    findings = list(overview.findings)
+    # At last, because what was read is told all the same.
+    try:
+        locks.check_writes()
+    except TaskLockDatabaseError as error:
+        says = f"the database takes no writes: {in_words(error)}"
+        findings.append(Finding(UNREAD, UNKNOWN, says))
+    return overview, findings

@@ -31,7 +31,7 @@ def next_run_times(task: TaskStatus, now: datetime) -> list[datetime]:
     of APScheduler's own triggers, if its time zone is not known here, or if APScheduler is not
     installed. The times of a schedule with several time zones are in UTC.
 
-    :param now: this machine's time
+    :param now: the time by the database's clock
     """
     if task.due_at is None or not isinstance(task.schedule, Mapping):
         return []

@@ -140,7 +140,7 @@ def facts_of(
     :param runs: the task's last runs, the newest first
     :param usual: how long the task usually runs, in seconds; ``None``: not known
     :param replicas: the replicas that have the task; ``None``: not known
-    :param now: this machine's time
+    :param now: the time by the database's clock
     :param schema: the schema of the task lock table, for the command lines in the words
     :param table: the name of the task lock table, for the same; ``None``: the words are for a page,
         which has buttons in place of commands

@@ -13,14 +13,13 @@ from apscheduler_tasklock._words.findings import (
     EMPTY,
     PAUSED,
     SEVERITIES,
-    UNREAD,
     severity_of,
 )
 from apscheduler_tasklock.cli.exits import message_of, remedy_after, without_passwords
 from apscheduler_tasklock.cli.output import print_json
 from apscheduler_tasklock.cli.target import patterns_of, task_locks
-from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
-from apscheduler_tasklock.locks import TaskLocks
+from apscheduler_tasklock.errors import TaskLockError
+from apscheduler_tasklock.locks import read_findings
 from apscheduler_tasklock.status import Finding, Overview, TaskState
 
 UNKNOWN = SEVERITIES["unknown"]
@@ -39,17 +38,14 @@ def check(options: argparse.Namespace) -> int:
     """Print one line on the tasks, and return 0 to 3."""
     patterns = patterns_of(options, options.patterns)
     with task_locks(options) as locks:
-        overview = locks.overview(
+        overview, findings = read_findings(
+            locks,
             *patterns,
-            limit=1,
+            in_words=lambda error: f"{error}{remedy_after(error)}",
             namespace=options.namespace,
             no_replica_after=options.no_replica_after,
             expect_replicas=options.expect_replicas,
         )
-        if not any(overview.counts.values()):
-            locks.check()  # because a policy may hide the rows
-        # At last, because what was read is told all the same.
-        findings = [*overview.findings, *_without_writes(locks)]
     if options.allow_empty:
         findings = [finding for finding in findings if finding.what != EMPTY]
     numbers = numbers_of(overview)
@@ -60,16 +56,6 @@ def check(options: argparse.Namespace) -> int:
         numbers,
         as_json=options.json,
     )
-
-
-def _without_writes(locks: TaskLocks) -> list[Finding]:
-    """Return why the database takes no writes, so that no task can run, although reads work."""
-    try:
-        locks.check_writes()
-    except TaskLockDatabaseError as error:
-        says = f"the database takes no writes: {error}{remedy_after(error)}"
-        return [Finding(UNREAD, "unknown", says)]
-    return []
 
 
 def answer_monitor(answer: Callable[[], int], *, as_json: bool) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from datetime import datetime, timezone
+from datetime import datetime
 
 from apscheduler_tasklock._lock.words import unreadable_in_words
 from apscheduler_tasklock.cli.exits import OK, say
@@ -32,18 +32,18 @@ _DROPPED = ("host", "version", "started", "release", "tasks", "running", "seen")
 def replicas(options: argparse.Namespace) -> int:
     """Show the replicas."""
     with task_locks(options) as locks:
-        found = locks.replicas()
+        found, now = locks.replicas(), locks.database_time()
     if options.json:
         print_json(found)
         return OK
-    print_replicas(found, datetime.now(timezone.utc), output())
+    print_replicas(found, now, output())
     return OK
 
 
 def print_replicas(found: Sequence[ReplicaStatus], now: datetime, shown: Output) -> None:
     """Print a table of replicas, and what the database rejects of their work.
 
-    :param now: this machine's time
+    :param now: the time by the database's clock
     """
     shown.print_table(replica_table(found, now, shown))
     for replica in found:
@@ -60,7 +60,7 @@ def print_replicas(found: Sequence[ReplicaStatus], now: datetime, shown: Output)
 def replica_table(found: Sequence[ReplicaStatus], now: datetime, shown: Output) -> Table:
     """Return a table of replicas.
 
-    :param now: this machine's time
+    :param now: the time by the database's clock
     """
     rows = [_row(replica, now, shown) for replica in found]
     return Table(

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from datetime import datetime, timezone
+from datetime import datetime
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -126,8 +126,7 @@ def show(options: argparse.Namespace) -> int:
     with task_locks(options) as locks:
         task = find_task(locks, name_of(options, options.task))
         replicas = _replicas_with(locks, task)
-        history = _history_of(locks, task.name)
-    now = datetime.now(timezone.utc)
+        history, now = _history_of(locks, task.name), locks.database_time()
     if options.json:
         print_json(
             {
@@ -157,7 +156,7 @@ def print_task(
     """Print what is known of a task, and how its last runs went.
 
     :param replicas: the replicas that have the task; ``None``: not known
-    :param now: this machine's time
+    :param now: the time by the database's clock
     :param schema: the schema of the task lock table, for the command lines in the words
     :param table: the name of the task lock table, for the same
     """

@@ -7,8 +7,8 @@ from typing import Any
 
 from apscheduler_tasklock._words.findings import CRITICAL, SEVERITIES, UNKNOWN, UNREAD, severity_of
 from apscheduler_tasklock.dashboard.reads import Reads, in_words_of_a_page
-from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
-from apscheduler_tasklock.locks import TaskLocks
+from apscheduler_tasklock.errors import TaskLockError
+from apscheduler_tasklock.locks import TaskLocks, read_findings
 from apscheduler_tasklock.metrics import prometheus_text
 from apscheduler_tasklock.status import Finding
 
@@ -24,7 +24,7 @@ def verdict_of(reads: Reads, namespace: str) -> tuple[HTTPStatus, dict[str, Any]
         said, age = reading.error, reading.age
     except TaskLockError as error:
         said = in_words_of_a_page(error)
-    findings = [_unknown(said)] if said else list(reading.value or ())
+    findings = [Finding(UNREAD, UNKNOWN, said)] if said else list(reading.value or ())
     severity = severity_of(findings)
     is_up = severity < SEVERITIES[CRITICAL]
     status = HTTPStatus.OK if is_up else HTTPStatus.SERVICE_UNAVAILABLE
@@ -34,19 +34,8 @@ def verdict_of(reads: Reads, namespace: str) -> tuple[HTTPStatus, dict[str, Any]
 def _findings(locks: TaskLocks, namespace: str) -> list[Finding]:
     """Return the findings that the command ``check`` would tell."""
     patterns = (f"{namespace}*",) if namespace else ()
-    found = locks.overview(*patterns, limit=1, namespace=namespace)
-    if not any(found.counts.values()):
-        locks.check()  # because a policy may hide the rows
-    findings = list(found.findings)
-    try:
-        locks.check_writes()
-    except TaskLockDatabaseError as error:
-        findings.append(_unknown(f"the database takes no writes: {in_words_of_a_page(error)}"))
+    _, findings = read_findings(locks, *patterns, namespace=namespace, in_words=in_words_of_a_page)
     return findings
-
-
-def _unknown(says: str) -> Finding:
-    return Finding(UNREAD, UNKNOWN, says)
 
 
 def metrics_of(reads: Reads, namespace: str) -> tuple[HTTPStatus, str]:

@@ -411,7 +411,7 @@ def task(context: Context) -> Screen:
         of_task = [each for each in (found.findings if found else ()) if each.task == name]
         finding = of_task[0] if of_task else finding_of_task(status, now)
         headline = headline_of(status, entries, formats, usual, having, finding, now)
-        facts = facts_of(status, ended, formats, usual, having, context.now)
+        facts = facts_of(status, ended, formats, usual, having, now)
         screen.data["headline"] = headline
         screen.drawn["facts"] = facts
         screen.drawn["why_not_run"] = why_not_run(status, having if fleet else None)

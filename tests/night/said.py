@@ -114,25 +114,25 @@ class Said:
     def why(self, task: str) -> Any:
         return self._json("why", task)
 
-    @cache  # noqa: B019
+    @cache  # noqa: B019  # a moment lives as long as what is told of it
     def show(self, task: str) -> dict[str, str]:
         """Return the facts that ``show`` prints, by their names."""
         lines = self.command("show", task)[1].partition("\n\n")[0].splitlines()
         return {line[:13].strip(): line[13:] for line in lines if line[:13].strip()}
 
-    @cache  # noqa: B019
+    @cache  # noqa: B019  # a moment lives as long as what is told of it
     def why_text(self, task: str) -> str:
         return self.command("why", task)[1]
 
-    @cache  # noqa: B019
+    @cache  # noqa: B019  # a moment lives as long as what is told of it
     def screen(self, path: str) -> Screen:
         return self._reader.screen(path)[1]
 
-    @cache  # noqa: B019
+    @cache  # noqa: B019  # a moment lives as long as what is told of it
     def twin(self, path: str) -> Any:
         return self._reader.twin(path)
 
-    @cache  # noqa: B019
+    @cache  # noqa: B019  # a moment lives as long as what is told of it
     def html(self, path: str) -> str:
         html = self._reader.html(path)
         titles = " ".join(map(unescape, re.findall(r"<title>(.*?)</title>", html, re.DOTALL)))

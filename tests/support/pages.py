@@ -127,6 +127,10 @@ class Known:
     def check(self) -> None:
         """There are no tables that could be missing."""
 
+    def database_time(self) -> datetime:
+        """Return when the rows were read."""
+        return self.now
+
     def check_writes(self) -> None:
         """Nothing keeps the rows from being written."""
 

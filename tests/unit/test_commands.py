@@ -23,6 +23,7 @@ from apscheduler_tasklock.status import (
     PauseChange,
     ReplicaState,
     Run,
+    RunningRun,
     RunRequest,
     TaskStatus,
 )
@@ -207,6 +208,11 @@ class TestShow:
         assert told["usual"] == 3.0
         assert [each["replica_id"] for each in told["replicas"]] == ["old", "new"]
 
+    def test_its_next_run_times_are_after_the_databases_time(self, on: On) -> None:
+        command = on(task_status(zone="UTC", due_at=seconds(60)))
+        told = command("show", "sync", "--json").json["next_run_times"]
+        assert datetime.fromisoformat(told[0]) == command.known.now + timedelta(seconds=60)
+
     def test_a_namespace_is_put_before_the_name(self, on: On) -> None:
         command = on(*named("app:b"))
         assert "app:b" in command("show", "b", "--namespace", "app:").out
@@ -217,6 +223,13 @@ class TestShow:
         runs = [run_read(task=task, replica=f"of {task}") for task in ("*", "a")]
         told = on(*named("a", "*"), runs_=runs)("show", "*", "--json").json
         assert [run["replica"] for run in told["runs"]] == ["of *"]
+
+
+def test_a_run_goes_on_for_the_time_by_the_databases_clock(on: On) -> None:
+    """The rows are of another day than this machine's."""
+    running: Any = RunningRun("sync", 7, "one", seconds(-5))
+    told = on(replicas_=[replica_status("one", running=(running,))])("replicas")
+    assert "sync for 5s" in told.out
 
 
 @pytest.fixture
