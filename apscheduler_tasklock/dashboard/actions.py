@@ -263,7 +263,8 @@ ACTIONS: Mapping[str, Action] = {
         {
             "resumed": "Resumed.",
             "partly": f"Your pauses have ended. {_OTHERS}",
-            "others": f"Nothing was changed, because you have no pause of it. {_OTHERS}",
+            # Also where the pauses ended whose answer was lost.
+            "others": f"You have no pause of it now. {_OTHERS}",
             "not-paused": "It was not paused.",
         },
         _resume,
@@ -291,8 +292,8 @@ ACTIONS: Mapping[str, Action] = {
             "resumed": "All pauses of all tasks have ended.",
             "partly": "Your pauses of all tasks have ended. All tasks are still paused by somebody "
             "else.",
-            "others": "Nothing was changed, because you have no pause of all tasks. They are "
-            "still paused by somebody else.",
+            "others": "You have no pause of all tasks now. All tasks are still paused by somebody "
+            "else.",
             "not-paused": "They were not paused all together.",
         },
         _resume_all,

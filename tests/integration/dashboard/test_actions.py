@@ -159,7 +159,7 @@ def test_a_task_is_offered_to_be_run_if_a_live_replica_has_it(
     [
         ({}, {"action": "pause", "duration": ""}, "Paused."),
         (rows.paused("'ann'"), {"action": "resume"}, "Resumed."),
-        (rows.paused("'bob'"), {"action": "resume"}, "because you have no pause of it."),
+        (rows.paused("'bob'"), {"action": "resume"}, "You have no pause of it now."),
         (rows.paused("'bob'"), {"action": "resume", "force": "on"}, "Resumed."),
         ({}, {"action": "resume"}, "It was not paused."),
         ({}, {"action": "run"}, "The run is asked for."),

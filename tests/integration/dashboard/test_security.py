@@ -64,7 +64,7 @@ def test_a_resumed_task_that_stays_paused_is_not_told_as_resumed(
     form = {"action": "resume", "name": "price sync"}
     done = operator.post("/act", data=form, headers=SAME)
     text = operator.get(f"/{done.headers['location']}").text
-    assert "because you have no pause of it" in text
+    assert "You have no pause of it now" in text
     assert "bob" in text
 
 
