@@ -91,7 +91,7 @@ def test_one_task_is_paused_for_a_time_with_a_reason_and_resumed(
     expect_entry(page, "sync", "paused", ANN, "the shop is <closed>")
     follow(page, "Resume")
     press(page, "Resume")
-    expect(page.get_by_role("status")).to_contain_text("Your pauses have ended")
+    expect(page.get_by_role("status")).to_contain_text("Resumed")
     assert not task_of(locks, "sync").paused
     assert [run.outcome for run in done_to(locks, "sync")] == ["resumed", "paused"]
     expect_entry(page, "sync", "resumed", ANN)
@@ -297,7 +297,7 @@ def test_who_may_only_read_is_offered_no_action(
     for address in ("./", "tasks", "task?name=sync", "jobs", "runs", "replicas", "setup"):
         page.goto(address)
         main = page.get_by_role("main")
-        expect(main.locator("form[method=post], input[type=checkbox]")).to_have_count(0)
+        expect(main.locator("form[method=post], td input[type=checkbox]")).to_have_count(0)
         expect(main.locator("a[href*='confirm'], form[action*='confirm']")).to_have_count(0)
     answer = page.goto("confirm?action=pause&name=sync")
     assert answer is not None

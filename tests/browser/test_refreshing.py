@@ -45,7 +45,7 @@ def test_a_job_that_begins_on_a_replica_appears_without_a_reload(
     [task] = locks.tasks("*long")
     running = page.get_by_role("heading", name="Runs now").locator("..")
     expect(running.get_by_role("link", name=task.name)).to_be_visible()
-    expect(page.locator("svg rect.running")).to_have_count(1)
+    expect(page.locator(".lane a rect.running")).to_have_count(1)
     assert page.evaluate("window.isTheSamePage")
 
 
