@@ -139,7 +139,7 @@ def test_without_leader_mode_nobody_leads(make_replica: MakeReplica) -> None:
     assert not off.executor.is_leader
 
 
-@pytest.mark.parametrize("lease", [0, 0.5, "no"])
+@pytest.mark.parametrize("lease", [0, 0.5, 3601, "no"])
 def test_an_impossible_lease_of_a_leader_is_refused(lease: Any) -> None:
     with pytest.raises(TaskLockOptionError, match="leader_lease must be"):
         TaskLockExecutor("postgresql://nowhere/app", leader=True, leader_lease=lease)

@@ -430,6 +430,18 @@ def test_what_cannot_be_pickled_has_failed_once(
     assert replica.one(EVENT_JOB_EXECUTED, "next").retval == 1
 
 
+def test_an_id_forges_no_line_of_apschedulers_log(
+    make_pooled: MakeReplica, caplog: pytest.LogCaptureFixture
+) -> None:
+    replica = make_pooled()
+    replica.run_once(pool_jobs.return_a_lock, job_id="a\x1b[2J\nINFO: all is well")
+    eventually(lambda: "Error running job" in caplog.text)
+    replica.idle()
+    told = [record.getMessage() for record in caplog.records]
+    [line] = [each for each in told if each.startswith("Error running job")]
+    assert line.isprintable()
+
+
 def test_a_result_that_cannot_be_pickled_is_a_run_that_has_failed(
     make_pooled: MakeReplica, connection: psycopg.Connection[Any], caplog: pytest.LogCaptureFixture
 ) -> None:
