@@ -28,6 +28,7 @@ from apscheduler_tasklock._lock.operations import (
     MOST_WATCHED,
     Operations,
     check_lengths,
+    is_pattern,
     like_of,
     operator_here,
     unmatched,
@@ -489,7 +490,7 @@ class TaskLocks:
         _check_word("runs", "order", order, RUN_ORDERS)
         _check_zone("runs", since=since, until=until)
         _check_numbers("runs", limit=limit, offset=offset)
-        is_name = len(patterns) == 1 and not set("*?") & set(patterns[0])
+        is_name = len(patterns) == 1 and not is_pattern(patterns[0])
         like = [like_of(pattern) for pattern in patterns] or None
 
         def read(operations: Operations, cursor: Any) -> list[Run]:

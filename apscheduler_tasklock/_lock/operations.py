@@ -942,20 +942,18 @@ class Operations:
         """)
         queries = f"""replicas AS ({replicas}), lost AS ({_LOST}),
                       unheard AS (SELECT replica_id FROM replicas WHERE NOT heard)"""
-        self._lanes = {
-            by: self._with_what_can_be_read(
-                lanes(
-                    name,
-                    self._runs,
-                    by,
-                    queries=queries,
-                    overruns=_OVERRUNS,
-                    is_last_run=is_last_run,
-                ),
-                replicas,
+        self._lanes = {}
+        for by in ("task", "replica"):
+            told = lanes(
+                name,
+                self._runs,
+                by,
+                queries=queries,
+                overruns=_OVERRUNS,
+                is_last_run=is_last_run,
             )
-            for by in ("task", "replica")
-        }
+            without_replicas = told.replace(replicas, _NO_REPLICAS)
+            self._lanes[by] = Statement(told), Statement(without_replicas)
         self._usual_durations = Statement(
             _usual_durations(
                 self._runs, "%(like)s::text[] IS NULL OR run.task_name LIKE ANY (%(like)s::text[])"
@@ -1208,7 +1206,7 @@ class Operations:
         :param patterns: names or globs; empty: all tasks
         """
         cursor.row_factory = dict_row
-        if patterns and not any(set("*?") & set(pattern) for pattern in patterns):
+        if patterns and not any(map(is_pattern, patterns)):
             rows = self._all(cursor, self._usual_durations_of, names=list(patterns))
         else:
             like = [like_of(pattern) for pattern in patterns] or None
@@ -1714,7 +1712,7 @@ class Operations:
         :raises TaskLockStateError: each one that matches is alive
         """
         cursor.row_factory = dict_row
-        like = like_of(pattern) if set("*?") & set(pattern) else None
+        like = like_of(pattern) if is_pattern(pattern) else None
         rows = self._run(cursor, self._forget_replicas, pattern=pattern, like=like).fetchall()
         if not rows:
             if not is_in_doubt:
@@ -1745,7 +1743,7 @@ class Operations:
         wanted = {**wanted, "action_id": action_id, "pause_id": str(action_id)}
         cursor.row_factory = dict_row
         # A name without * and ? matches only itself.
-        likes = [like_of(each) if set("*?") & set(each) else None for each in patterns]
+        likes = [like_of(each) if is_pattern(each) else None for each in patterns]
         chosen = {"patterns": list(patterns), "likes": likes}
         rows = self._run_recording(cursor, statement, **chosen, **wanted).fetchall()
         missing = [row["name"] for row in rows if not row["is_there"]]
@@ -2371,6 +2369,11 @@ def _part_of_transaction(cursor: Any) -> Iterator[None]:
         return
     with connection.transaction():
         yield
+
+
+def is_pattern(text: str) -> bool:
+    """Return whether ``*`` or ``?`` stand for characters in a text."""
+    return bool(set("*?") & set(text))
 
 
 def like_of(pattern: str) -> str:

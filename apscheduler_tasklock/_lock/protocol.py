@@ -91,9 +91,7 @@ def history_beside(table: Table, runs: int) -> History | None:
 
     :param runs: how many runs of each task the history keeps; 0: there is no history
     """
-    if not runs:
-        return None
-    return History(for_template(run_table(table)), runs)
+    return History(for_template(run_table(table)), runs) if runs else None
 
 
 class TaskLockProtocol:

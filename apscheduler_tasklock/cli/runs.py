@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
+from apscheduler_tasklock._lock.operations import is_pattern
 from apscheduler_tasklock._lock.statements import ACTIONS, MISSES
 from apscheduler_tasklock._lock.words import rfc3339
 from apscheduler_tasklock._words.json_text import as_json
@@ -112,8 +113,7 @@ def _entries_of(
     kind: str | None = None,
     outcome: str | None = None,
 ) -> list[Run]:
-    is_pattern = set("*?") & set(task)
-    limit = 1000 if is_pattern else limit
+    limit = 1000 if is_pattern(task) else limit
     found = locks.runs(task, kind=kind, outcome=outcome, limit=limit)
     return [run for run in found if run.task == task]
 

@@ -11,6 +11,7 @@ from datetime import datetime
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from apscheduler_tasklock._lock.operations import is_pattern
 from apscheduler_tasklock._lock.schedules import schedule_of
 from apscheduler_tasklock._lock.tracebacks import LONGEST_TRACEBACK
 from apscheduler_tasklock._values import cut
@@ -283,7 +284,7 @@ def _tasks(options: argparse.Namespace, locks: TaskLocks) -> list[TaskStatus]:
     found = tasks
     if options.state is not None or len(tasks) >= limit:
         # A task that exists may be left out.
-        exact = [pattern for pattern in patterns if not set("*?") & set(pattern)]
+        exact = [pattern for pattern in patterns if not is_pattern(pattern)]
         found = locks.tasks(*exact) if exact else []
     check_names(patterns, [task.name for task in found])
     return tasks

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
+from apscheduler_tasklock._lock.operations import is_pattern
 from apscheduler_tasklock._words.actions import (
     acknowledged_in_words,
     freed_in_words,
@@ -391,7 +392,7 @@ def _one_name(options: argparse.Namespace, locks: TaskLocks) -> str:
     :raises TaskLockNotFoundError: the name looks like a pattern, and no task has that name
     """
     [name] = _names(options)
-    if set("*?") & set(name):
+    if is_pattern(name):
         try:
             find_task(locks, name)
         except TaskLockNotFoundError:

@@ -13,7 +13,7 @@ from sqlalchemy.exc import DBAPIError
 
 from apscheduler_tasklock._database import rejections
 from apscheduler_tasklock._database.url import given_database
-from apscheduler_tasklock._lock.operations import unmatched
+from apscheduler_tasklock._lock.operations import is_pattern, unmatched
 from apscheduler_tasklock.cli.exits import say
 from apscheduler_tasklock.cli.text import did_you_mean
 from apscheduler_tasklock.errors import TaskLockError, TaskLockNotFoundError
@@ -111,6 +111,6 @@ def check_names(
 
     :raises TaskLockNotFoundError: a pattern is no such name, perhaps because it was mistyped
     """
-    missing = [name for name in unmatched(patterns, names) if not set("*?") & set(name)]
+    missing = [name for name in unmatched(patterns, names) if not is_pattern(name)]
     if missing:
         raise TaskLockNotFoundError(missing, kind)

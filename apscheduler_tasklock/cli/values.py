@@ -9,6 +9,7 @@ import time
 from datetime import date, datetime, timedelta, timezone
 from datetime import time as day_time
 
+from apscheduler_tasklock._lock.operations import is_pattern
 from apscheduler_tasklock.status import OUTCOMES, TaskState
 
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -297,7 +298,7 @@ def namespace(text: str) -> str:
 
     :raises argparse.ArgumentTypeError: the text has ``*`` or ``?``, which patterns use
     """
-    if set("*?") & set(text):
+    if is_pattern(text):
         raise argparse.ArgumentTypeError(f"must be without * and ?, not {text!r}")
     return text
 

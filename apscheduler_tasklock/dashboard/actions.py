@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from datetime import tzinfo
 from urllib.parse import urlencode
 
+from apscheduler_tasklock._lock.operations import is_pattern
 from apscheduler_tasklock.dashboard.matching import MOST_MATCHING, Shown, TaskFilter
-from apscheduler_tasklock.dashboard.queries import Query, is_pattern
+from apscheduler_tasklock.dashboard.queries import Query
 from apscheduler_tasklock.errors import TaskLockNotFoundError, TaskLockOptionError
 from apscheduler_tasklock.locks import TaskLocks
 from apscheduler_tasklock.status import PauseChange

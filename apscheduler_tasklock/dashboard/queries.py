@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import date, datetime, timezone, tzinfo
 from urllib.parse import parse_qs
 
+from apscheduler_tasklock._lock.operations import is_pattern
 from apscheduler_tasklock.errors import TaskLockOptionError
 
 # Limits the characters of a parameter. A task's name may have 4,000.
@@ -27,11 +28,6 @@ def check_text(name: str, text: str) -> None:
     """
     if len(text) > _LONGEST or "\0" in text:
         raise TaskLockOptionError(f"{name} is invalid: it is too long or has a NUL in it")
-
-
-def is_pattern(text: str) -> bool:
-    """Return whether ``*`` or ``?`` stand for characters in a text."""
-    return bool(set("*?") & set(text))
 
 
 def pattern_of(text: str) -> str:
