@@ -58,7 +58,7 @@ def told(findings: Sequence[Finding]) -> list[tuple[str, str, str]]:
             ("failing", "warning", "3 times, the last with ValueError", seconds(0)),
         ),
         ("died", ("failing", "warning", "2 times, the last died with its holder", seconds(0))),
-        ("overran", ("failing", "warning", "the last has overrun its maximum lock", seconds(0))),
+        ("overran", ("failing", "warning", "has overrun its maximum lock", seconds(0))),
         ("overdue", ("overdue", "critical", "by 95 s", seconds(-95))),
         ("dead", ("dead", "critical", "on one", seconds(-58))),
         ("just dead", None),
