@@ -313,11 +313,7 @@ def _of_failure(task: TaskStatus, now: datetime) -> Finding | None:
         heals_until = task.failed_at + timedelta(seconds=_TWO_POLLS + _grace(task))
         if now < heals_until:
             return _of_healing(task, f"{says}, and {task.holder} runs it again")
-    # Of several failures, the words are those of the last one.
-    if task.failures > 1:
-        says = f"{task.failures} times, {says}"
-    else:
-        says = says.removeprefix("the last ")
+    says = f"{task.failures} times, {says}" if task.failures > 1 else says.removeprefix("the last ")
     return _of_task(task, TaskState.FAILING, WARNING, says, task.failed_at)
 
 

@@ -211,7 +211,7 @@ class TestShow:
     def test_its_next_run_times_are_after_the_databases_time(self, on: On) -> None:
         command = on(task_status(zone="UTC", due_at=seconds(60)))
         told = command("show", "sync", "--json").json["next_run_times"]
-        assert datetime.fromisoformat(told[0].replace("Z", "+00:00")) == command.known.now + timedelta(seconds=60)
+        assert told[0] == "2026-01-31T12:01:00Z"
 
     def test_a_namespace_is_put_before_the_name(self, on: On) -> None:
         command = on(*named("app:b"))
