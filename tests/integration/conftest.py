@@ -19,15 +19,13 @@ from apscheduler_tasklock._lock.settings import lock_settings
 from apscheduler_tasklock._shutdown import Closing
 from apscheduler_tasklock.executor import TaskLockExecutor
 from apscheduler_tasklock.locks import TaskLocks
+from tests.support.commands import PATIENT, Command
 from tests.support.exchanges import Setup
 from tests.support.interrupting import hearing_ctrl_c
 from tests.support.outages import Job
 from tests.support.proxy import Gate, Proxy, proxy_to
 from tests.support.schedulers import NO_DATABASE, Replica
 from tests.support.waist import MemoryTaskLocks, standing_in
-
-# No machine is so slow that an answer takes longer.
-PATIENT = Timings(longest_answer=60.0)
 
 
 @pytest.fixture
@@ -124,6 +122,12 @@ def make_task_locks(database_url: str) -> Iterator[Callable[..., TaskLocks]]:
             return locks
 
         yield make
+
+
+@pytest.fixture
+def command(database_url: str, capsys: pytest.CaptureFixture[str]) -> Command:
+    """The command line on the test's database."""
+    return Command(database_url, capsys)
 
 
 @pytest.fixture

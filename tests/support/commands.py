@@ -13,16 +13,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import patch
 
 import pytest
 
 from apscheduler_tasklock import TaskLocks
+from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock.cli import main
 from tests.support.pages import Known
 from tests.support.polling import eventually
 
 ROOT = Path(__file__).parent.parent.parent
 
+# No machine is so slow that an answer takes longer.
+PATIENT = Timings(longest_answer=60.0)
 
 # Starts the command line in its own process. The process restores the handler of SIGINT, because
 # background processes of a shell and their children ignore the signal.
@@ -70,6 +74,8 @@ class Answer:
 class Command:
     """Runs the command line on a database.
 
+    On its own database, which nobody breaks, it waits for each answer with patience.
+
     :ivar known: what is read of rows, in place of a database
     """
 
@@ -85,12 +91,13 @@ class Command:
 
         :param command: ``status``, or with the action as ``jobs pause``
         """
-        url = database or self.database_url
-        try:
-            words = [*command.split(), "--database", url, *arguments]
-            status = main(words, locks=cast("TaskLocks | None", self.known))
-        except SystemExit as ended:
-            status = int(ended.code or 0)
+        words = [*command.split(), "--database", database or self.database_url, *arguments]
+        timings = TaskLocks.timings if database else PATIENT
+        with patch.object(TaskLocks, "timings", timings):
+            try:
+                status = main(words, locks=cast("TaskLocks | None", self.known))
+            except SystemExit as ended:
+                status = int(ended.code or 0)
         printed = self._capsys.readouterr()
         return Answer(status, printed.out, printed.err)
 

@@ -59,11 +59,6 @@ def victim(database_url: str, connection: Connection) -> Iterator[tuple[str, str
         yield name, url
 
 
-@pytest.fixture
-def command(database_url: str, capsys: pytest.CaptureFixture[str]) -> Command:
-    return Command(database_url, capsys)
-
-
 def test_each_statement_calls_what_postgresql_has(
     victim: tuple[str, str], connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:

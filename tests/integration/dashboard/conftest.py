@@ -5,22 +5,34 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
+from apscheduler_tasklock import TaskLocks
 from apscheduler_tasklock.dashboard import Access, dashboard
 from tests.support.asgi_client import TestClient
+from tests.support.commands import PATIENT
+
+APP = "apscheduler_tasklock.dashboard.app"
 
 Open = Callable[..., TestClient]
 
 
 @pytest.fixture
 def open_dashboard(database_url: str) -> Iterator[Open]:
-    """Open a dashboard as a browser that follows no redirects; by default anybody may read."""
+    """Open a dashboard as a browser that follows no redirects; by default anybody may read.
+
+    On the test's own database, which nobody breaks, it waits for each answer with patience.
+    """
     with ExitStack() as stack:
 
         def open_(url: str = database_url, **options: Any) -> TestClient:
-            app = dashboard(url, **options)
+            if url != database_url:
+                app = dashboard(url, **options)
+            else:
+                with patch.object(TaskLocks, "timings", PATIENT), patch(f"{APP}.TIMEOUT", 60.0):
+                    app = dashboard(url, **options)
             return stack.enter_context(
                 TestClient(app, raise_server_exceptions=False, follow_redirects=False)
             )

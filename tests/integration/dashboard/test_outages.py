@@ -41,7 +41,7 @@ def test_an_outage_shows_what_was_read_before_and_passes(
 ) -> None:
     browser = open_dashboard(proxy.url)
     for page in PAGES[:-3]:
-        assert not says_outage(browser.get(page))
+        eventually(lambda page=page: not says_outage(browser.get(page)))
     fail(proxy)
     shown = eventually(lambda: (found := browser.get("/tasks")) and says_outage(found) and found)
     assert shown.status_code == 200

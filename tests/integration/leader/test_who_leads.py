@@ -23,11 +23,6 @@ MakeReplica = Callable[..., Replica]
 
 
 @pytest.fixture
-def command(database_url: str, capsys: pytest.CaptureFixture[str]) -> Command:
-    return Command(database_url, capsys)
-
-
-@pytest.fixture
 def leader(make_replica: MakeReplica) -> Replica:
     replica = make_replica(leader=True, namespace="shop:", replica_id="web-1")
     replica.scheduler.add_job(print, "interval", hours=1, id="sync")

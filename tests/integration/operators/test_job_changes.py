@@ -52,11 +52,6 @@ TOO_MANY_DIGITS = '{"type": ' + "9" * 5000 + "}"
 
 
 @pytest.fixture
-def command(database_url: str, capsys: pytest.CaptureFixture[str]) -> Command:
-    return Command(database_url, capsys)
-
-
-@pytest.fixture
 def operator(make_task_locks: Callable[..., TaskLocks]) -> TaskLocks:
     return make_task_locks(replica_id="operator")
 

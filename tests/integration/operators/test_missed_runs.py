@@ -67,11 +67,6 @@ def operator(database_url: str) -> Iterator[TaskLocks]:
     locks.close()
 
 
-@pytest.fixture
-def command(database_url: str, capsys: pytest.CaptureFixture[str]) -> Command:
-    return Command(database_url, capsys)
-
-
 class NotingProtocol(MemoryProtocol):
     """A replica's protocol, whose notes are kept."""
 

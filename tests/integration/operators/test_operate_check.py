@@ -25,11 +25,6 @@ from tests.support.rows import (
 Connection = psycopg.Connection[Any]
 
 
-@pytest.fixture
-def command(database_url: str, capsys: pytest.CaptureFixture[str]) -> Command:
-    return Command(database_url, capsys)
-
-
 def test_the_line_and_the_exit_status_tell_the_worst_task(
     command: Command, connection: Connection
 ) -> None:

@@ -38,11 +38,6 @@ GRANTS = {
 }
 
 
-@pytest.fixture
-def command(database_url: str, capsys: pytest.CaptureFixture[str]) -> Command:
-    return Command(database_url, capsys)
-
-
 def wrong(answer: Answer) -> list[Finding]:
     """Return what was found wrong; the exit status has to say so, too."""
     found = [finding for finding in answer.json["findings"] if finding["level"] == "wrong"]

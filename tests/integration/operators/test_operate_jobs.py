@@ -29,11 +29,6 @@ LATER = datetime(2100, 1, 1, tzinfo=timezone.utc)
 
 
 @pytest.fixture
-def command(database_url: str, capsys: pytest.CaptureFixture[str]) -> Command:
-    return Command(database_url, capsys)
-
-
-@pytest.fixture
 def operator(make_task_locks: Callable[..., TaskLocks]) -> TaskLocks:
     return make_task_locks(replica_id="operator")
 

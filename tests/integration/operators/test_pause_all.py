@@ -29,11 +29,6 @@ def operator(database_url: str) -> Any:
         yield locks
 
 
-@pytest.fixture
-def command(database_url: str, capsys: pytest.CaptureFixture[str]) -> Command:
-    return Command(database_url, capsys)
-
-
 class TestReplicas:
     def test_no_claim_is_granted_once_it_has_been_committed(
         self, make_replica: MakeReplica, operator: TaskLocks, connection: Connection

@@ -31,11 +31,6 @@ def operator(database_url: str) -> Iterator[TaskLocks]:
     locks.close()
 
 
-@pytest.fixture
-def command(database_url: str, capsys: pytest.CaptureFixture[str]) -> Command:
-    return Command(database_url, capsys)
-
-
 def ago(minutes: float) -> datetime:
     return datetime.now(timezone.utc) - timedelta(minutes=minutes)
 

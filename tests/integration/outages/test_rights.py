@@ -72,11 +72,6 @@ def operator(database_url: str) -> Iterator[TaskLocks]:
     locks.close()
 
 
-@pytest.fixture
-def command(database_url: str, capsys: pytest.CaptureFixture[str]) -> Command:
-    return Command(database_url, capsys)
-
-
 @pytest.fixture(autouse=True)
 def _log(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "apscheduler_tasklock")

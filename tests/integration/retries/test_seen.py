@@ -33,11 +33,6 @@ def sdk() -> Telemetry:
     return sdk
 
 
-@pytest.fixture
-def command(database_url: str, capsys: pytest.CaptureFixture[str]) -> Command:
-    return Command(database_url, capsys)
-
-
 @pytest.mark.parametrize(
     ("failures", "paths"),
     [(1, ["start", "start", ""]), (9, ["start", "start", "fail"])],

@@ -19,7 +19,7 @@ from apscheduler_tasklock._database.requests import Call
 from apscheduler_tasklock._database.url import parse_url
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._shutdown import Closing
-from tests.integration.conftest import PATIENT
+from tests.support.commands import PATIENT
 from tests.support.exchanges import NAME, Setup
 from tests.support.polling import eventually
 from tests.support.proxy import Gate, Proxy

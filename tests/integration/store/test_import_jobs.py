@@ -57,11 +57,6 @@ def old(direct_url: str) -> Iterator[Old]:
 
 
 @pytest.fixture
-def command(database_url: str, capsys: pytest.CaptureFixture[str]) -> Command:
-    return Command(database_url, capsys)
-
-
-@pytest.fixture
 def operator(make_task_locks: Callable[..., TaskLocks]) -> TaskLocks:
     return make_task_locks(replica_id="operator")
 
