@@ -25,7 +25,14 @@ from tests.support.interrupting import hearing_ctrl_c
 from tests.support.outages import Job
 from tests.support.proxy import Gate, Proxy, proxy_to
 from tests.support.schedulers import NO_DATABASE, Replica
-from tests.support.waist import MemoryTaskLocks, standing_in
+from tests.support.waist import MemoryTaskLocks, standing_in, with_late_takeovers
+
+
+@pytest.fixture(autouse=True)
+def late_takeovers() -> Iterator[None]:
+    """Takeovers are granted on a slow machine, too. `tests/contract` has those that come late."""
+    with with_late_takeovers():
+        yield
 
 
 @pytest.fixture

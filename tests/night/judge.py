@@ -16,6 +16,7 @@ from tests.night.checks import Untrue, untrue_of
 from tests.night.recording import Moment, Night, show_moment, stop_clock
 from tests.night.said import Said, SaidLive
 from tests.night.truth import Truth
+from tests.support.commands import PATIENT
 
 
 @dataclass
@@ -51,13 +52,19 @@ def known_untrue() -> list[str]:
     return [line.partition(" | ")[0] for line in lines]
 
 
+class _PatientLocks(TaskLocks):
+    """No machine is so slow that a read of the night's rows fails."""
+
+    timings = PATIENT
+
+
 @contextmanager
 def moments_shown(url: str) -> Iterator[Callable[[Moment], Said]]:
     """Give a function that shows a moment in a database, and returns what is told of it.
 
     :param url: the URL of a database with the tables, whose clock stands still
     """
-    with psycopg.connect(url, autocommit=True) as connection, TaskLocks(url) as locks:
+    with psycopg.connect(url, autocommit=True) as connection, _PatientLocks(url) as locks:
 
         def shown(moment: Moment) -> Said:
             show_moment(connection, moment)

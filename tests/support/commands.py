@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 from unittest.mock import patch
@@ -18,7 +18,6 @@ from unittest.mock import patch
 import pytest
 
 from apscheduler_tasklock import TaskLocks
-from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock.cli import main
 from tests.support.pages import Known
 from tests.support.polling import eventually
@@ -26,7 +25,7 @@ from tests.support.polling import eventually
 ROOT = Path(__file__).parent.parent.parent
 
 # No machine is so slow that an answer takes longer.
-PATIENT = Timings(longest_answer=60.0)
+PATIENT = replace(TaskLocks.timings, longest_answer=60.0)
 
 # Starts the command line in its own process. The process restores the handler of SIGINT, because
 # background processes of a shell and their children ignore the signal.
