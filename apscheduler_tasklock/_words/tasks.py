@@ -58,6 +58,19 @@ def notes_of(task: TaskStatus, formats: Formats, *, with_pauses: bool = True) ->
     return "; ".join(notes)
 
 
+def as_listed(task: TaskStatus, now: datetime) -> TaskStatus:
+    """Return a task with the run that a list shows: one that hangs comes before newer ones.
+
+    :param now: the database's time
+    """
+    if not task.stuck:
+        return task
+    run = task.stuck[0]
+    took = (now - run.since).total_seconds()
+    listed = replace(task, started_at=run.since, took=took, holder=run.replica)
+    return replace(listed, finished_at=None, outcome=None)
+
+
 def why_not_run(task: TaskStatus, replicas: Sequence[ReplicaStatus] | None) -> str | None:
     """Return why a task cannot be run now; ``None``: it can, as far as is known.
 

@@ -26,7 +26,7 @@ from apscheduler_tasklock._words.lanes import (
 from apscheduler_tasklock._words.replicas import fate_of, replica_headline, tasks_of_one
 from apscheduler_tasklock._words.runs import durations_in_words
 from apscheduler_tasklock._words.stories import story_lines
-from apscheduler_tasklock._words.tasks import facts_of, notes_of, why_not_run
+from apscheduler_tasklock._words.tasks import as_listed, facts_of, notes_of, why_not_run
 from apscheduler_tasklock.dashboard.drawings import (
     PARTS,
     Column,
@@ -356,6 +356,7 @@ def tasks(context: Context) -> Screen:
     screen.drawn = {
         "strips": {task.name: strip_of(recent.get(task.name, ())) for task in rows},
         "notes": {task.name: notes_of(task, screen.formats) for task in rows},
+        "listed": {task.name: as_listed(task, screen.formats.now) for task in rows},
         "states": [each.value for each in TaskState],
         "counts": {each.value: count for each, count in found.counts.items()} if found else {},
         "chosen": [each.value for each in wanted.states],

@@ -276,6 +276,12 @@ class TestTasks:
         assert re.search("a failing [0-9: -]+ 2 s [0-9: -]* 3 every 5 min", words)
         assert 'aria-label="2 runs, 1 failed"' in shown.html("/tasks")
 
+    def test_a_run_that_hangs_is_shown_in_place_of_newer_ones(self) -> None:
+        stuck = RunningRun("a", 7, "web-3", NOW + ago(15), lost=True)
+        newer = {**READ["too long"], "token": 9, "took": 2.0, "finished_at": ago(1)}
+        words = reader(tasks_=[task_status("a", **{**newer, "stuck": (stuck,)})]).words("/tasks")
+        assert re.search("a too long 11:45:00 15 min 12:04:00", words)
+
     @pytest.mark.parametrize(
         ("query", "names"),
         [
