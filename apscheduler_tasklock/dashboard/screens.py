@@ -6,7 +6,6 @@ Each screen is a function of the reads, the request's query and a time. What it 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date, datetime, timedelta, timezone, tzinfo
@@ -304,13 +303,14 @@ def _unlisted(found: Overview | None) -> dict[str, int]:
 
 
 def _last_of_each(runs: Sequence[Run]) -> list[tuple[Run, int]]:
-    """Return the newest entry of each task, and how many the task has.
+    """Return the newest entry of each task and outcome, and how many of that outcome it has.
 
     :param runs: the entries, the newest first
     """
-    counts = Counter(run.task for run in runs)
-    last = {run.task: run for run in reversed(runs)}
-    return [(run, counts[run.task]) for run in runs if last[run.task] is run]
+    of_each: dict[tuple[str, str], list[Run]] = {}
+    for run in runs:
+        of_each.setdefault((run.task, run.outcome), []).append(run)
+    return [(each[0], len(each)) for each in of_each.values()]
 
 
 def state_lines(found: Overview | None) -> list[tuple[str, str, str]]:

@@ -189,6 +189,7 @@ class TestOverview:
                 run_read(task="a", token=1, **error, **span(600, 599)),
                 run_read(task="a", token=2, outcome="error", error="long ago", **span(3000, 2999)),
                 run_read(task="a", token=3, outcome="died", **span(700, 699)),
+                run_read(task="a", token=4, **error, **span(800, 799)),
                 run_read(task="b", token=1, outcome="died", **span(800, 799)),
                 miss_read(task="c", **late),
                 miss_read(task="paused"),
@@ -200,9 +201,13 @@ class TestOverview:
         assert "at most 1 min" in words
         assert ": late by 3 s why?" in words
         assert "long ago" not in words
+        # A death is not hidden by what came after it.
+        assert words.count("its replica died, or could not reach the database") == 2
         # Operators know of their pauses, which the lanes show.
         assert "the task was paused" not in words
-        assert [each["task"] for each in shown.twin("/")["troubles"]] == [*("c", "a", "a", "b")]
+        assert [each["task"] for each in shown.twin("/")["troubles"]] == [
+            *("c", "a", "a", "a", "b")
+        ]
 
     def test_a_run_that_has_outlived_its_lock_is_told_with_its_own_replica(self) -> None:
         stuck = RunningRun("a", 7, "web-3", NOW + ago(15), lost=True)
