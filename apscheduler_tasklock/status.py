@@ -639,7 +639,8 @@ class ReplicaState(str, Enum):
     """The replica has reported its shutdown, and that no run of it goes on any more."""
     DIED = "died"
     """A run of the replica has died, and the replica has sent no sign of life since then. A replica
-    that was killed while its shutdown waited for a run has died, too. Before a takeover, a lease
+    that was killed while its shutdown waited for a run has died, too, also if an operator has freed
+    that run. Before a takeover, a lease
     that has ended counts once another replica has sent a sign of life since its end, because in an
     outage of the database no replica can renew a lease."""
     ALIVE = "alive"

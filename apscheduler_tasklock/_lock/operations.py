@@ -216,7 +216,8 @@ _STATE = f"""
 # replica has given no sign of life since the run's end. The row tells of a death only if some
 # replica was heard since the end of the lease: in an outage, no replica can renew one. A replica of
 # which only a worker process has died gives a sign of life at once, so it does not count as dead. A
-# replica that was killed while its shutdown waited for a run has died, too.
+# replica that was killed while its shutdown waited for a run has died, too: also if an operator has
+# freed that run, so that no row tells of its death. It is silent until none of its leases stands.
 _REPLICA_STATE = f"""
     CASE WHEN {HAS_STOPPED} THEN 'stopped'
          WHEN died_at > seen_at OR EXISTS (
@@ -225,6 +226,13 @@ _REPLICA_STATE = f"""
                    AND NOT handed_over AND NOT overran
                    AND locked_until <= now() AND locked_until > seen_at
                    AND locked_until < (SELECT max(seen_at) FROM replicas))
+             THEN 'died'
+         WHEN stopped_at IS NOT NULL AND NOT heard
+              AND (SELECT pg_catalog.bool_or(heard) FROM replicas)
+              AND NOT EXISTS (
+                  SELECT FROM {{table}} AS lock
+                  WHERE {{is_task}} AND locked_by = replica_id AND finished_at IS NULL
+                        AND locked_until > now())
              THEN 'died'
          WHEN heard THEN 'alive' ELSE 'silent' END
 """

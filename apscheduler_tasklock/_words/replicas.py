@@ -18,6 +18,9 @@ def replica_headline(replica: ReplicaStatus, formats: Formats) -> str:
         words = f"alive since {formats.moment(replica.started_at)}, seen last at {seen}"
     elif state is ReplicaState.STOPPED:
         words = f"stopped in good order at {seen}"
+    elif state is ReplicaState.DIED and replica.stopping_since is not None:
+        # An operator may have freed its run, so that no run was found dead.
+        words = f"died while it was stopping, and was seen last at {seen}"
     elif state is ReplicaState.DIED:
         words = f"died: a run of it was found dead, and it was seen last at {seen}"
     elif state is ReplicaState.SILENT:

@@ -246,7 +246,7 @@ def story_lines(story: Story, formats: Formats) -> StoryLines:
         "after": _runs([story.after], formats),
         "operators": [_action(each, story.task, formats) for each in story.actions],
         "replicas": [
-            f"{each.replica_id} {each.state.value}, started {formats.moment(each.started_at)}"
+            f"{each.replica_id} {each.state_in_words}, started {formats.moment(each.started_at)}"
             for each in story.replicas
         ],
         "history": _history(story, formats),

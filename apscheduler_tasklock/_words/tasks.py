@@ -219,7 +219,11 @@ def _replicas_in_words(task: TaskStatus, replicas: Sequence[ReplicaStatus] | Non
         return ""
     if not replicas:
         return "none has reported this task" if task.function else ""
-    told = [each.replica_id for each in replicas if each.alive]
+    told = [
+        f"{each.replica_id}{' (stopping)' if each.stopping_since else ''}"
+        for each in replicas
+        if each.alive
+    ]
     told += [f"{each.replica_id} ({each.state.value})" for each in replicas if not each.alive]
     more = len(told) - _MOST_REPLICAS
     return ", ".join(told[:_MOST_REPLICAS]) + (f" and {more} more" if more > 0 else "")
