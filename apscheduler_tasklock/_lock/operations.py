@@ -274,14 +274,24 @@ _CAN_BE_CLAIMED = f"""((lock.task_name IS NULL OR {MAY_BE_CLAIMED})
 # The job's own grace time in seconds; null if it has none, or in a form that no replica writes.
 _MISFIRE_GRACE = """CASE WHEN jsonb_typeof(job.options -> 'misfire_grace_time'::text) = 'number'
     THEN LEAST((job.options ->> 'misfire_grace_time'::text)::numeric, 1e9)::float8 END"""
-# Whether a due job could have been claimed for longer than its grace time. It could not before a
-# user's last change, the end of its task's last run, and the end of the last pause.
+# The grace time of a due job.
+_JOB_GRACE = f"""GREATEST(lock.overdue_at - lock.due_at, {_MISFIRE_GRACE} * interval '1 second',
+                          interval '1 minute')"""
+# From when on a due job could be claimed, if no pause had been in the way: not before a user's last
+# change, and the end of its task's last run.
+_CLAIMABLE_FROM = """GREATEST(job.next_run_time, job.changed_at,
+                              COALESCE(lock.finished_at, lock.locked_until))"""
+# Whether a due job could have been claimed for longer than its grace time. It could not before the
+# end of the last pause, if there was a pause within its grace time. A later pause does not end the
+# alarm for a further grace time, because nobody had claimed the job without it either.
 _IS_OVERDUE_JOB = f"""({_CAN_BE_CLAIMED}
     AND now() - GREATEST(
-            job.next_run_time, job.changed_at, COALESCE(lock.finished_at, lock.locked_until),
-            lock.paused_until, (SELECT max(until) FROM {_PAUSES_OF_JOB}))
-        > GREATEST(lock.overdue_at - lock.due_at, {_MISFIRE_GRACE} * interval '1 second',
-                   interval '1 minute'))"""
+            {_CLAIMABLE_FROM},
+            CASE WHEN lock.paused_at <= {_CLAIMABLE_FROM} + {_JOB_GRACE} THEN lock.paused_until END,
+            (SELECT max(until) FROM {_PAUSES_OF_JOB}
+             HAVING pg_catalog.bool_or(since <= {_CLAIMABLE_FROM} + {_JOB_GRACE}
+                                       AND until > {_CLAIMABLE_FROM})))
+        > {_JOB_GRACE})"""
 _JOB_STATE = f"""
     CASE WHEN job.ended AND {IS_RETRY_PENDING} THEN 'retrying'
          WHEN job.ended THEN 'ended' WHEN job.next_run_time IS NULL THEN 'paused'

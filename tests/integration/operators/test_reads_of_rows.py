@@ -95,6 +95,10 @@ def test_a_stored_job_is_read_as_the_tests_of_words_have_it(
 
 # Its row is older than its run time.
 DUE = {"next_run_time": "now() - interval '5 min'", "changed_at": "now() - interval '1 h'"}
+# When pauses began: a minute after the run time, but for a second.
+LONG_AGO = {"finished_at": "now() - interval '1 h'"}
+PAUSED_BEFORE = {**LONG_AGO, "paused_at": "now() - interval '4 min' - interval '1 s'"}
+PAUSED_AFTER = {**LONG_AGO, "paused_at": "now() - interval '4 min' + interval '1 s'"}
 # What keeps a job that is due from being claimed makes it not overdue.
 TASKS_OF_DUE_JOBS: tuple[tuple[dict[str, str], JobState], ...] = (
     ({}, JobState.OVERDUE),
@@ -117,8 +121,10 @@ TASKS_OF_DUE_JOBS: tuple[tuple[dict[str, str], JobState], ...] = (
     # Before the end of the last run, or of the last pause, it could not be claimed.
     ({"finished_at": "now() - interval '59 s'"}, JobState.DUE),
     ({"finished_at": "now() - interval '61 s'"}, JobState.OVERDUE),
-    ({"paused_until": "now() - interval '59 s'"}, JobState.DUE),
-    ({"paused_until": "now() - interval '61 s'"}, JobState.OVERDUE),
+    ({**PAUSED_BEFORE, "paused_until": "now() - interval '59 s'"}, JobState.DUE),
+    ({**PAUSED_BEFORE, "paused_until": "now() - interval '61 s'"}, JobState.OVERDUE),
+    # It was overdue when the pause began.
+    ({**PAUSED_AFTER, "paused_until": "now() - interval '59 s'"}, JobState.OVERDUE),
     # The grace time of the task is longer.
     ({"overdue_at": "now() + interval '4 min' + interval '79 s'"}, JobState.OVERDUE),
     ({"overdue_at": "now() + interval '4 min' + interval '81 s'"}, JobState.DUE),
