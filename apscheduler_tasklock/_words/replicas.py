@@ -13,20 +13,21 @@ _MOST_REPLICAS = 5
 
 def replica_headline(replica: ReplicaStatus, formats: Formats) -> str:
     """Return how a replica is, since when, whether it leads, and for what it stops."""
-    state, seen = replica.state, formats.moment(replica.seen_at)
-    if replica.alive:
-        words = f"alive since {formats.moment(replica.started_at)}, seen last at {seen}"
-    elif state is ReplicaState.STOPPED:
-        words = f"stopped in good order at {seen}"
-    elif state is ReplicaState.DIED and replica.stopping_since is not None:
+    seen = formats.moment(replica.seen_at)
+    died = f"died: a run of it was found dead, and it was seen last at {seen}"
+    if replica.stopping_since is not None:
         # An operator may have freed its run, so that no run was found dead.
-        words = f"died while it was stopping, and was seen last at {seen}"
-    elif state is ReplicaState.DIED:
-        words = f"died: a run of it was found dead, and it was seen last at {seen}"
-    elif state is ReplicaState.SILENT:
-        words = f"silent since {seen}: it is dead, hangs, or cannot reach the database"
-    else:
-        words = f"unreadable: its row has values that no replica writes, seen last at {seen}"
+        died = f"died while it was stopping, and was seen last at {seen}"
+    words = {
+        ReplicaState.ALIVE: f"alive since {formats.moment(replica.started_at)}, seen last at "
+        f"{seen}",
+        ReplicaState.STOPPED: f"stopped in good order at {seen}",
+        ReplicaState.DIED: died,
+        ReplicaState.SILENT: f"silent since {seen}: it is dead, hangs, or cannot reach the "
+        "database",
+        ReplicaState.UNREADABLE: "unreadable: its row has values that no replica writes, seen "
+        f"last at {seen}",
+    }[replica.state]
     if replica.leader_namespace is not None:
         of = f" {replica.leader_namespace}" if replica.leader_namespace else ""
         words += f"; it {'leads' if replica.leads and replica.alive else 'does not lead'}{of}"

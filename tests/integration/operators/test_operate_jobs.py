@@ -151,8 +151,8 @@ MINUTES_AGO = {
     "changed_at": "now() - interval '1 h'",
 }
 # Another pause of all tasks, in which the run time fell, came before the one that there is.
-PAUSED_BEFORE = """UPDATE task_lock SET pauses = jsonb_build_array(pauses -> 0 || jsonb_build_object(
-    'since', extract(epoch FROM now() - interval '1 day'),
+PAUSED_BEFORE = """UPDATE task_lock SET pauses = jsonb_build_array(
+    pauses -> 0 || jsonb_build_object('since', extract(epoch FROM now() - interval '1 day'),
     'until', extract(epoch FROM now() - interval '3 min')), pauses -> 0)"""
 
 
