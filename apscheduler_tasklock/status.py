@@ -320,7 +320,7 @@ class Overview:
     silent: int | None
 
 
-_NO_REPLICA = "no live replica has it, or can import its function"
+_NO_REPLICA = "no live replica has it, or can import its function, not counting those that stop"
 _OVERDUE = "it is due, and no live replica takes it, or can import its function"
 
 
@@ -363,8 +363,8 @@ class JobStatus:
     :ivar unreadable: columns of its row that cannot be read. An unreadable trigger is ``None``.
     :ivar argument_names: the names of its arguments: ``"args[0]"`` and so on for positional ones,
         and then the names of the keyword arguments, sorted. Empty if its arguments are pickled.
-    :ivar has_replica: whether a live replica has its task, and so can import its function; ``None``
-        if that is not known
+    :ivar has_replica: whether a live replica that is not stopping has its task, and so can import
+        its function; ``None`` if that is not known
     :ivar paused_since: when it was paused; if it was changed since, when it was changed last;
         ``None``: it is not paused
     :ivar paused_by: who has paused it; ``None``: not known, or it is not paused

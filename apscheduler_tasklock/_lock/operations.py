@@ -263,6 +263,8 @@ _NO_REPLICAS = """
            false AS heard, NULL::timestamptz AS stopped_at, NULL::timestamptz AS seen_at WHERE false
 """
 
+# Whether a replica begins runs, as operators see it.
+_BEGINS_RUNS = "(heard AND stopped_at IS NULL)"
 # The pauses of all tasks that concern a stored job. Before its first claim, its namespace may be
 # unknown, so each pause concerns it.
 _PAUSES_OF_JOB = """listed_pauses
@@ -609,7 +611,7 @@ class Operations:
         has_replica = "job.task_name IN (SELECT pg_catalog.unnest(tasks) FROM lists)"
         jobs = f"""
             WITH {all_pauses(name)}, {listed_pauses(name)}, replicas AS ({replicas}),
-            lists AS (SELECT DISTINCT tasks FROM replicas WHERE alive)
+            lists AS (SELECT DISTINCT tasks FROM replicas WHERE {_BEGINS_RUNS})
             SELECT job.id, {_JOB_STATE} AS state, job.options ->> 'name'::text AS name,
                    job.func AS function, job.trigger::text AS trigger, job.executor,
                    job.next_run_time, job.last_run_time,
@@ -665,7 +667,7 @@ class Operations:
         self._having = Statement(f"""
             SELECT asked.task, ARRAY(
                 SELECT replica_id FROM ({replicas}) AS replica
-                WHERE heard AND tasks OPERATOR(pg_catalog.@>) ARRAY[asked.task]
+                WHERE {_BEGINS_RUNS} AND tasks OPERATOR(pg_catalog.@>) ARRAY[asked.task]
                 ORDER BY replica_id LIMIT {_MOST_HAVING}) AS replicas
             FROM pg_catalog.unnest(%(tasks)s::text[]) AS asked (task)
         """)
@@ -1599,8 +1601,8 @@ class Operations:
         if request is None:
             self._check_there(cursor, [task])
             raise TaskLockStateError(
-                f"task {task!r} cannot have a manual run: no live replica has it (a task that only "
-                "`hold` uses has no replica)",
+                f"task {task!r} cannot have a manual run: no live replica has it, not "
+                "counting those that stop (a task that only `hold` uses has no replica)",
                 remedy="see `apscheduler-tasklock replicas`",
                 on_page="the page Replicas has those that are alive",
             )

@@ -11,6 +11,22 @@ from apscheduler_tasklock.status import ReplicaState, ReplicaStatus, RunningRun,
 _MOST_REPLICAS = 5
 
 
+def begins_runs(replica: ReplicaStatus) -> bool:
+    """Return whether a replica begins runs, as far as its row shows: those that stop do not."""
+    return replica.alive and replica.stopping_since is None
+
+
+def none_begins(having: Sequence[ReplicaStatus]) -> str:
+    """Return that no replica begins runs of a task, in words; ``""`` if one does.
+
+    :param having: the replicas that have the task
+    """
+    if any(map(begins_runs, having)):
+        return ""
+    stops = any(each.alive for each in having)
+    return "each live replica that has it is stopping" if stops else "no live replica has it"
+
+
 def replica_headline(replica: ReplicaStatus, formats: Formats) -> str:
     """Return how a replica is, since when, whether it leads, and for what it stops."""
     seen = formats.moment(replica.seen_at)
@@ -63,10 +79,7 @@ def fate_of(
     others = [
         each.replica_id
         for each in replicas
-        if each.alive
-        and each.stopping_since is None
-        and each.replica_id != run.replica
-        and task.name in each.tasks
+        if begins_runs(each) and each.replica_id != run.replica and task.name in each.tasks
     ]
     more = len(others) - _MOST_REPLICAS
     names = ", ".join(others[:_MOST_REPLICAS]) + (f" and {more} more" if more > 0 else "")
@@ -89,7 +102,7 @@ def tasks_of_one(replica: ReplicaStatus, replicas: Sequence[ReplicaStatus]) -> l
     others = {
         name
         for each in replicas
-        if each.alive and each.stopping_since is None and each.replica_id != replica.replica_id
+        if begins_runs(each) and each.replica_id != replica.replica_id
         for name in each.tasks
     }
     return [name for name in replica.tasks if name not in others]

@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 from apscheduler_tasklock._lock.statements.misses import MISSES
 from apscheduler_tasklock._words.due_times import SCHEDULED, Known, due_times, ends_pause
 from apscheduler_tasklock._words.formats import Formats
+from apscheduler_tasklock._words.replicas import none_begins
 from apscheduler_tasklock._words.runs import (
     action_in_words,
     did_in_words,
@@ -274,7 +275,9 @@ def _headline(story: Story, formats: Formats) -> str:
         words, last = [last, *words], ""
     if _pauses_now(story):
         words.append("it is paused now")
-    if story.after is None and _has_no_live_replica(story):
+    if story.after is None and story.replicas and (none := none_begins(story.replicas)):
+        words.append(f"{none} now")
+    elif story.after is None and story.task.gone:
         words.append("no live replica has it now")
     return ", and ".join(filter(None, [*words, last]))
 
@@ -308,13 +311,6 @@ def _goes_on(run: RunningRun, task: TaskStatus, formats: Formats) -> str:
         )
     began = f"begun at {formats.moment(run.since)} on {run.replica}"
     return f"{_its_run(task, formats)} goes on, {began}"
-
-
-def _has_no_live_replica(story: Story) -> bool:
-    """Return whether it is known that no live replica has the task."""
-    return story.task.gone or (
-        bool(story.replicas) and not any(each.alive for each in story.replicas)
-    )
 
 
 def _last_run_time(story: Story, formats: Formats) -> str:

@@ -12,6 +12,7 @@ from apscheduler_tasklock._lock.schedules import schedule_of, shown_zone
 from apscheduler_tasklock._lock.words import unreadable_in_words
 from apscheduler_tasklock._words.formats import Formats
 from apscheduler_tasklock._words.next_run_times import end_of, next_run_times
+from apscheduler_tasklock._words.replicas import none_begins
 from apscheduler_tasklock.status import (
     OptionSource,
     Pause,
@@ -52,7 +53,7 @@ def notes_of(task: TaskStatus, formats: Formats, *, with_pauses: bool = True) ->
     elif task.acknowledged:
         notes.append("its cut alarms no more")
     if task.gone:
-        notes.append("gone: no live replica has it")
+        notes.append("gone: no live replica has it, not counting those that stop")
     if task.requested_by is not None:
         notes.append(f"run asked for by {task.requested_by}")
     return "; ".join(notes)
@@ -79,10 +80,10 @@ def why_not_run(task: TaskStatus, replicas: Sequence[ReplicaStatus] | None) -> s
     if task.function is None:
         return "only `hold` uses it, so no replica can begin a run"
     # A silent replica may be alive, and a request waits for it.
-    may_live = (ReplicaState.ALIVE, ReplicaState.SILENT, ReplicaState.UNREADABLE)
-    if replicas is not None and not any(each.state in may_live for each in replicas):
-        return "no live replica has it"
-    return None
+    may_live = (ReplicaState.SILENT, ReplicaState.UNREADABLE)
+    if replicas is None or any(each.state in may_live for each in replicas):
+        return None
+    return none_begins(replicas) or None
 
 
 def pauses_of(task: TaskStatus, formats: Formats) -> list[str]:

@@ -415,7 +415,7 @@ def task(context: Context) -> Screen:
         facts = facts_of(status, ended, formats, usual, having, now)
         screen.data["headline"] = headline
         screen.drawn["facts"] = facts
-        screen.drawn["why_not_run"] = why_not_run(status, having if fleet else None)
+        screen.drawn["why_not_run"] = why_not_run(status, having)
         screen.drawn["can"] = _possible_actions(status, found.findings if found else ())
         if screen.drawn["why_not_run"]:
             screen.drawn["can"].discard("run")

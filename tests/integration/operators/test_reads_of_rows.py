@@ -254,9 +254,19 @@ def test_misses_are_told_of_a_recurring_task_unless_an_operator_knows_them(
 
 
 def test_the_live_replicas_that_list_a_task_are_returned(connection: Connection) -> None:
+    """Those that can run its stored job: neither silent nor stopping."""
     add_replica(connection, "two", ["sent", "other"])
     add_replica(connection, "one", ["sent"])
-    add_replica(connection, "silent", ["sent", "lost"], seen_at="now() - interval '2 min'")
+    add_replica(connection, "silent", ["sent", "lost"], seen_at="now() - interval '46 s'")
     add_replica(connection, "stopped", ["lost"], stopped_at="now()")
+    stops = {
+        "stopped_at": "now()",
+        "running": """'[{"task": "a", "token": 1, "since": 0, "lost": false}]'""",
+    }
+    add_replica(connection, "stops", ["sent", "lost"], **stops)
     found = OPERATIONS.having(raw_cursor(connection), ["sent", "lost"])
     assert found == {"sent": ["one", "two"], "lost": []}
+    for name in found:
+        add_job(connection, name, task_name=f"'{name}'")
+    jobs = OPERATIONS.jobs(raw_cursor(connection))
+    assert {job.id: job.has_replica for job in jobs} == {"sent": True, "lost": False}
