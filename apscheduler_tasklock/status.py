@@ -365,6 +365,7 @@ class JobStatus:
         and then the names of the keyword arguments, sorted. Empty if its arguments are pickled.
     :ivar has_replica: whether a live replica that is not stopping has its task, and so can import
         its function; ``None`` if that is not known
+    :ivar has_task: whether its task has a row, and so a page and a status: from its first claim on
     :ivar paused_since: when it was paused; if it was changed since, when it was changed last;
         ``None``: it is not paused
     :ivar paused_by: who has paused it; ``None``: not known, or it is not paused
@@ -385,6 +386,7 @@ class JobStatus:
     unreadable: tuple[str, ...] = ()
     argument_names: tuple[str, ...] = ()
     has_replica: bool | None = None
+    has_task: bool = False
     paused_since: datetime | None = None
     paused_by: str | None = None
 

@@ -622,7 +622,7 @@ class Operations:
                    lock.task_name IS NOT NULL AND {IS_PAUSED_IN_ANY_WAY} AS task_paused,
                    CASE WHEN {_LAST_PAUSE_UNTIL} > now() AND NOT {_HAS_ENDLESS_PAUSE}
                         THEN {_LAST_PAUSE_UNTIL} END AS task_paused_until,
-                   {has_replica} AS has_replica,
+                   {has_replica} AS has_replica, lock.task_name IS NOT NULL AS has_task,
                    CASE WHEN job.next_run_time IS NULL AND NOT job.ended
                         THEN job.changed_at END AS paused_since
             FROM {self._jobs_name} AS job LEFT JOIN {name} AS lock USING (task_name)

@@ -17,6 +17,7 @@ from urllib.parse import urlencode
 from apscheduler_tasklock._database.rejections import CLAIMS, JOB_STORE, LIST_OF_JOBS, LOOKS
 from apscheduler_tasklock._lock.words import rfc3339, seconds_in_words
 from apscheduler_tasklock._values import cut
+from apscheduler_tasklock._words.replicas import begins_runs
 from apscheduler_tasklock._words.tasks import last_failure_in_words
 from apscheduler_tasklock.status import (
     Finding,
@@ -333,7 +334,8 @@ def _of_task(
 
 def _of_job(name: str, job: JobStatus, rows: WatchedRows) -> Finding:
     late_by = 0.0 if job.next_run_time is None else (rows.now - job.next_run_time).total_seconds()
-    why = _why_unclaimed(job, rows)
+    having = None if rows.having is None else rows.having.get(job.task or "", ())
+    why = _why_unclaimed(job, rows.replicas, having)
     which = "a stored job" if name.endswith(job.id) else f"the stored job {job.id!r}"
     return Finding(
         JobState.OVERDUE.value,
@@ -347,18 +349,42 @@ def _of_job(name: str, job: JobStatus, rows: WatchedRows) -> Finding:
     )
 
 
-def _why_unclaimed(job: JobStatus, rows: WatchedRows) -> str:
-    """Return why no replica claims an overdue job, as far as rows tell; ``""`` if they do not."""
+def why_unclaimed(job: JobStatus, replicas: Sequence[ReplicaStatus] | None) -> str:
+    """Return that no replica claims a stored job, and why; ``""`` if the job is not overdue.
+
+    :param replicas: the replicas, each with its tasks; ``None``: they cannot be read
+    """
+    if job.state is not JobState.OVERDUE:
+        return ""
+    having = None
+    if replicas is not None:
+        having = [
+            each.replica_id for each in replicas if begins_runs(each) and job.task in each.tasks
+        ]
+    why = _why_unclaimed(job, replicas, having)
+    return f"no replica claims it{why and ': '}{why}"
+
+
+def _why_unclaimed(
+    job: JobStatus, replicas: Sequence[ReplicaStatus] | None, having: Sequence[str] | None
+) -> str:
+    """Return why no replica claims an overdue job, as far as rows tell; ``""`` if they do not.
+
+    :param having: the replicas that begin runs and list its task; ``None``: it is not known
+    """
     if job.unreadable:
         return f"its row has in {', '.join(job.unreadable)} what no replica writes"
-    why = "" if rows.replicas is None else _why_none_claims(rows.replicas)
-    if why or job.task is None or job.is_one_off or rows.having is None:
+    why = "" if replicas is None else _why_none_claims(replicas)
+    if why or job.task is None or job.is_one_off or having is None:
         return why
-    having = rows.having.get(job.task, ())
     if not having:
-        return "no live one lists it, so that none has both its executor and its job store"
+        return "no live one lists it: none has both its executor and its job store"
     listed = ", ".join(having[:_MOST_HAVING]) + (" and others" if having[_MOST_HAVING:] else "")
-    return f"{listed} list it, so that what it needs to run is missing there, or a free worker"
+    lists = "lists it, but does" if len(having) == 1 else "list it, but do"
+    return (
+        f"{listed} {lists} not claim it, because something that it needs is missing there, such as "
+        "its function, or because no worker is free"
+    )
 
 
 def _why_none_claims(replicas: Sequence[ReplicaStatus]) -> str:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from apscheduler_tasklock._lock.operations import unmatched
 from apscheduler_tasklock._values import cut
-from apscheduler_tasklock._words.findings import PAUSED, finding_of_task, severity_of
+from apscheduler_tasklock._words.findings import PAUSED, finding_of_task, severity_of, why_unclaimed
 from apscheduler_tasklock._words.headlines import OpenRun, headline_of, open_runs
 from apscheduler_tasklock._words.json_text import as_json
 from apscheduler_tasklock._words.lanes import (
@@ -53,6 +53,7 @@ from apscheduler_tasklock.status import (
     OUTCOMES,
     RUN_ORDERS,
     Finding,
+    JobState,
     JobStatus,
     Lane,
     Lanes,
@@ -735,7 +736,8 @@ def jobs(context: Context) -> Screen:
     screen = collector.screen("jobs.html", "Jobs", found)
     rows = listed or []
     screen.data = {"jobs": rows[:ROWS], "page": page, "more": len(rows) > ROWS}
-    screen.drawn = {"orders": _JOB_ORDERS, "order": order}
+    whys = {job.id: _why_unclaimed(collector, job) for job in rows[:ROWS]}
+    screen.drawn = {"orders": _JOB_ORDERS, "order": order, "whys": whys}
     return screen
 
 
@@ -754,7 +756,15 @@ def job(context: Context) -> Screen:
         screen.drawn = {"values": {name: as_json(value) for name, value in arguments.items()}}
     else:
         screen.drawn = {"values": {"": arguments} if arguments else {}}
+    screen.drawn["why_unclaimed"] = "" if status is None else _why_unclaimed(collector, status)
     return screen
+
+
+def _why_unclaimed(collector: Collector, job: JobStatus) -> str:
+    """Return why no replica claims an overdue job. The replicas are read only for such a one."""
+    if job.state is not JobState.OVERDUE:
+        return ""
+    return why_unclaimed(job, collector.read("replicas", lambda locks: locks.replicas()))
 
 
 def _job(locks: TaskLocks, job_id: str) -> JobStatus:

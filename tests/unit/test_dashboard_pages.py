@@ -26,6 +26,7 @@ from apscheduler_tasklock.status import (
     Misses,
     Pause,
     ReplicaState,
+    ReplicaStatus,
     RunningRun,
     Spread,
     TaskState,
@@ -862,6 +863,31 @@ class TestJobs:
         operator = Reader(known, may_operate=True)
         assert "args[0] &#34;x&lt;y&#34; k 7" in operator.words("/job?id=job-1")
         assert operator.twin("/job?id=job-1")["arguments"] == arguments
+
+    @pytest.mark.parametrize(
+        ("replicas", "why"),
+        [
+            ([], "none is alive"),
+            ([replica_status("web-1", stopping_since=ago(1))], "each live one stops"),
+            ([replica_status("web-1")], "no live one lists it"),
+            ([replica_status("web-1", tasks=("sent",))], "web-1 lists it, but does not claim it"),
+        ],
+    )
+    def test_why_no_replica_claims_an_overdue_one_is_told_as_on_the_overview(
+        self, replicas: list[ReplicaStatus], why: str
+    ) -> None:
+        overdue = {"state": JobState.OVERDUE, "next_run_time": ago(5), "task": "sent"}
+        shown = reader(jobs_=[job_status("job-1", **overdue)], replicas_=replicas)
+        for page in ("/jobs", "/job?id=job-1"):
+            assert f"no replica claims it: {why}" in shown.words(page)
+        assert f"that no replica claims: {why}" in shown.words("/")
+
+    @pytest.mark.parametrize("has_task", [False, True])
+    def test_a_task_that_has_no_page_yet_is_no_link(self, has_task: bool) -> None:
+        shown = reader(jobs_=[job_status("job-1", task="sent", has_task=has_task)])
+        for page in ("/jobs", "/job?id=job-1"):
+            assert "sent" in shown.words(page)
+            assert ('href="task?name=sent"' in shown.html(page)) is has_task
 
     def test_they_are_ordered_and_come_in_parts(self) -> None:
         jobs = [job_status(f"job-{n:03}", next_run_time=ago(-200 + n)) for n in range(60)]

@@ -303,14 +303,14 @@ WEB, JOBS = replica_status("web-1"), replica_status("jobs-1")
             {},
             [replace(WEB, rejected=("history: x",))],
             [],
-            "no live one lists it, so that none has both its executor and its job store",
+            "no live one lists it: none has both its executor and its job store",
         ),
         (
             {},
             [WEB, JOBS],
             ["a", "b", "c", "d"],
-            "a, b, c and others list it, so that what it needs to run is missing there, or a free"
-            " worker",
+            "a, b, c and others list it, but do not claim it, because something that it needs is "
+            "missing there, such as its function, or because no worker is free",
         ),
         ({"task": None}, [WEB], [], ""),
         ({"trigger": {"type": "date"}}, [WEB], [], ""),  # tasks of such jobs are not listed

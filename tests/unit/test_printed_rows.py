@@ -658,10 +658,12 @@ class TestJobs:
                 job_status("stays", task_paused=True),
                 job_status("waits", task_paused=True, task_paused_until=due),
                 job_status("odd", unreadable=("trigger",), trigger=None, state=JobState.UNREADABLE),
+                job_status("unclaimed", state=JobState.OVERDUE),
             ],
+            [],
             PlainOutput(),
         )
-        nightly, held, stays, waits, odd = cells(table)
+        nightly, held, stays, waits, odd, unclaimed = cells(table)
         assert nightly[:2] == ["nightly", "waiting"]
         function = "tests.support.stored_jobs:note"
         assert nightly[3:] == [
@@ -672,6 +674,7 @@ class TestJobs:
         assert waits[-1] == "its task is paused until 2100-01-01T00:00:00Z"
         assert odd[1] == "unreadable"
         assert "trigger" in odd[-1]
+        assert unclaimed[-1] == "no replica claims it: none is alive"
 
     @pytest.mark.parametrize("columns", [60, 80, 120])
     @pytest.mark.parametrize(
@@ -680,7 +683,7 @@ class TestJobs:
     def test_on_a_narrow_terminal_an_id_is_in_one_piece(self, columns: int, job_id: str) -> None:
         due = datetime(2100, 1, 1, 3, tzinfo=timezone.utc)
         jobs = [job_status(each, next_run_time=due, trigger=WEEKLY) for each in (job_id, "other")]
-        lines = on_terminal(lambda shown: job_table(jobs, shown), columns)
+        lines = on_terminal(lambda shown: job_table(jobs, None, shown), columns)
         assert any(job_id in line and "waiting" in line for line in lines)
         if columns == 80 and len(job_id) == 36:
             assert any(job_id in line and "2100-01-01 0" in line for line in lines)

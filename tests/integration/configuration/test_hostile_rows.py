@@ -315,7 +315,7 @@ class Shown:
 
     def jobs_command(self) -> Told:
         jobs = self._known.jobs()
-        return self._listed(job_table(jobs, PlainOutput()), jobs, "id")
+        return self._listed(job_table(jobs, None, PlainOutput()), jobs, "id")
 
     def check(self) -> Told:
         tasks = self._known.tasks()
@@ -423,7 +423,7 @@ def test_a_terminal_draws_hostile_rows(
         elif command == "replicas":
             print_replicas(known.replicas(), known.now, shown)
         else:
-            shown.print_table(job_table(known.jobs(), shown))
+            shown.print_table(job_table(known.jobs(), None, shown))
     finally:
         monkeypatch.undo()
         time.tzset()
