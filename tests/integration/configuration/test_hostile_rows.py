@@ -288,7 +288,7 @@ class Shown:
 
     def status(self) -> Told:
         tasks, usual = self._known.tasks(), self._known.usual
-        table = task_table(tasks, usual, PlainOutput())
+        table = task_table(tasks, usual, self._known.now, PlainOutput())
         rows = [{**asdict(task), "usual": usual.get(task.name)} for task in tasks]
         return self._listed(table, rows, "name")
 
@@ -417,7 +417,7 @@ def test_a_terminal_draws_hostile_rows(
     time.tzset()
     try:
         if command == "status":
-            shown.print_table(task_table(known.tasks(), known.usual, shown))
+            shown.print_table(task_table(known.tasks(), known.usual, known.now, shown))
         elif command == "runs":
             shown.print_table(run_rows(known.runs(limit=10_000), shown))
         elif command == "replicas":
