@@ -8,7 +8,12 @@ from contextlib import suppress
 
 from apscheduler_tasklock._lock.schedules import trigger_in_words
 from apscheduler_tasklock._lock.words import unreadable_in_words
-from apscheduler_tasklock._words.actions import gone_in_words, job_in_words, requested_in_words
+from apscheduler_tasklock._words.actions import (
+    UNNOTED,
+    gone_in_words,
+    job_in_words,
+    requested_in_words,
+)
 from apscheduler_tasklock._words.findings import why_unclaimed
 from apscheduler_tasklock._words.tasks import pauser_in_words
 from apscheduler_tasklock.cli.exits import OK, message_of, say, status_of
@@ -158,7 +163,7 @@ def move(options: argparse.Namespace) -> int:
         [job] = _chosen(options, locks)
         moved = locks.move_job(job.id, options.to, by=options.name)
     told = {"moved": job.id, "next_run_time": moved.next_run_time}
-    tell(options, told, job_in_words("moved", moved, output()), [job.id])
+    tell(options, told, _in_words("moved", moved, job), [job.id])
     return OK
 
 
@@ -188,8 +193,9 @@ def _change_each(
             if options.json:
                 print_json({key: [name for name, what in done.items() if _is_done(what)]})
             else:
-                for name, what in done.items():
-                    output().print(f"{name}: {_in_words(key, what)}")
+                for job in chosen:
+                    if job.id in done:
+                        output().print(f"{job.id}: {_in_words(key, done[job.id], job)}")
     return status
 
 
@@ -197,10 +203,12 @@ def _is_done(what: JobMoved | bool) -> bool:
     return what if isinstance(what, bool) else what.is_changed
 
 
-def _in_words(key: str, what: JobMoved | bool) -> str:
+def _in_words(key: str, what: JobMoved | bool, job: JobStatus) -> str:
     if isinstance(what, bool):
-        return gone_in_words(key, is_done=what)
-    return job_in_words(key, what, output())
+        words = gone_in_words(key, is_done=what)
+    else:
+        words = job_in_words(key, what, output())
+    return f"{words} ({UNNOTED})" if _is_done(what) and not job.has_task else words
 
 
 def _chosen(options: argparse.Namespace, locks: TaskLocks) -> list[JobStatus]:
