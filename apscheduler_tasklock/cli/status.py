@@ -36,7 +36,6 @@ from apscheduler_tasklock.cli.runs import (
 )
 from apscheduler_tasklock.cli.target import (
     check_names,
-    find_task,
     name_of,
     patterns_of,
     task_locks,
@@ -47,7 +46,7 @@ from apscheduler_tasklock.errors import (
     TaskLockOptionError,
     TaskLockSchemaError,
 )
-from apscheduler_tasklock.locks import TaskLocks
+from apscheduler_tasklock.locks import TaskLocks, find_task
 from apscheduler_tasklock.status import (
     ReplicaStatus,
     Run,

@@ -13,7 +13,7 @@ from apscheduler_tasklock._lock.operations import is_pattern
 from apscheduler_tasklock.dashboard.matching import MOST_MATCHING, Shown, TaskFilter
 from apscheduler_tasklock.dashboard.queries import Query
 from apscheduler_tasklock.errors import TaskLockNotFoundError, TaskLockOptionError
-from apscheduler_tasklock.locks import TaskLocks
+from apscheduler_tasklock.locks import TaskLocks, find_task
 from apscheduler_tasklock.status import PauseChange
 
 # How long a pause may last, by what the forms send.
@@ -151,8 +151,8 @@ def _exactly(names: Sequence[str], locks: TaskLocks) -> None:
     :raises TaskLockNotFoundError: a task does not exist
     """
     for name in names:
-        if is_pattern(name) and name not in {task.name for task in locks.tasks(name)}:
-            raise TaskLockNotFoundError([name])
+        if is_pattern(name):
+            find_task(locks, name)
 
 
 def _pause(locks: TaskLocks, asked: Asked) -> Sequence[str]:

@@ -25,7 +25,13 @@ from apscheduler_tasklock._words.lanes import (
 from apscheduler_tasklock._words.replicas import fate_of, replica_headline, tasks_of_one
 from apscheduler_tasklock._words.runs import durations_in_words
 from apscheduler_tasklock._words.stories import story_lines
-from apscheduler_tasklock._words.tasks import as_listed, facts_of, notes_of, why_not_run
+from apscheduler_tasklock._words.tasks import (
+    as_listed,
+    facts_of,
+    notes_of,
+    pause_in_words,
+    why_not_run,
+)
 from apscheduler_tasklock.dashboard.drawings import (
     PARTS,
     Column,
@@ -45,7 +51,7 @@ from apscheduler_tasklock.errors import (
     TaskLockNotFoundError,
     TaskLockStateError,
 )
-from apscheduler_tasklock.locks import TaskLocks
+from apscheduler_tasklock.locks import TaskLocks, find_task
 from apscheduler_tasklock.status import (
     JOB_ORDERS,
     KINDS,
@@ -59,6 +65,7 @@ from apscheduler_tasklock.status import (
     Lanes,
     MissCause,
     Overview,
+    Pause,
     ReplicaState,
     Run,
     TaskState,
@@ -278,7 +285,7 @@ def overview(context: Context) -> Screen:
     screen.drawn = {
         "last_of_each": _last_of_each(bad),
         "day_ago": screen.formats.field(day_ago),
-        "lines": state_lines(found),
+        "lines": state_lines(found, screen.formats),
         "is_well": found is not None and not severity and found.alive is not None,
         "severity": severity,
         "listed": MOST_LISTED,
@@ -314,7 +321,7 @@ def _last_of_each(runs: Sequence[Run]) -> list[tuple[Run, int]]:
     return [(each[0], len(each)) for each in of_each.values()]
 
 
-def state_lines(found: Overview | None) -> list[tuple[str, str, str]]:
+def state_lines(found: Overview | None, formats: Formats) -> list[tuple[str, str, str]]:
     """Return what the first line says: for each thing its class, its words, and its link."""
     if found is None:
         return []
@@ -330,7 +337,9 @@ def state_lines(found: Overview | None) -> list[tuple[str, str, str]]:
             words = _SAID[kind][len(findings) > 1]
             lines.append((name, f"{len(findings)} {words}", link))
         else:
-            lines += [(name, each.says, each.link or "#findings") for each in findings]
+            lines += [
+                (name, formats.words(each.says), each.link or "#findings") for each in findings
+            ]
     return lines
 
 
@@ -373,7 +382,7 @@ def task(context: Context) -> Screen:
     name = context.task()
     collector = Collector(context)
     found = collector.overview()
-    status = collector.read(("task", name), lambda locks: _task(locks, name))
+    status = collector.read(("task", name), lambda locks: find_task(locks, name))
     runs = collector.read(("runs of", name), lambda locks: _entries(locks, name))
     usual = collector.read(("usual", name), lambda locks: locks.usual_durations(name).get(name))
     durations = collector.read(("durations", name), lambda locks: locks.durations(name))
@@ -412,6 +421,8 @@ def task(context: Context) -> Screen:
     if status is not None:
         of_task = [each for each in (found.findings if found else ()) if each.task == name]
         finding = of_task[0] if of_task else finding_of_task(status, now)
+        if finding is not None:
+            finding = replace(finding, says=formats.words(finding.says))
         headline = headline_of(status, entries, formats, usual, having, finding, now)
         facts = facts_of(status, ended, formats, usual, having, now)
         screen.data["headline"] = headline
@@ -469,13 +480,6 @@ def _changes(entries: Sequence[Run], formats: Formats) -> list[tuple[datetime, s
             words = f"release changed at {at}: {before.release} to {run.release}"
             changes.append((run.started_at, words))
     return sorted(changes, key=lambda change: change[0])
-
-
-def _task(locks: TaskLocks, name: str) -> TaskStatus:
-    for found in locks.tasks(name):
-        if found.name == name:
-            return found
-    raise TaskLockNotFoundError([name])
 
 
 def _entries(locks: TaskLocks, name: str) -> list[Run]:
@@ -854,10 +858,9 @@ def _shades(found: Lanes, formats: Formats, span: Span, by: str) -> Callable[[st
         end = min(filter(None, (resumed.get(run.task), run.until)), default=None)
         if end is not None and end < span.since:
             continue
-        title = f"{cut(run.task, LONGEST_TITLE)}: paused by {run.by} at "
-        title += formats.moment(run.started_at)
-        if run.reason:
-            title += f" ({cut(run.reason, LONGEST_TITLE)})"
+        pause = Pause(run.by or "nobody", run.started_at, end, run.reason)
+        title = f"{cut(run.task, LONGEST_TITLE)}: "
+        title += cut(pause_in_words(pause, formats, with_since=True), 2 * LONGEST_TITLE)
         shade = span.shade(run.started_at, end, "pause", title)
         is_of_many = run.task.endswith("*")
         shades.append((run.task[:-1] if is_of_many else run.task, is_of_many, shade))

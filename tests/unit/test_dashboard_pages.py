@@ -154,7 +154,7 @@ class TestOverview:
     def test_a_pause_of_all_tasks_is_in_the_first_line(self) -> None:
         pause = pause_of_all(until=NOW + timedelta(hours=1), reason="the database moves")
         words = reader(tasks_=[task_status("a")], pauses=(pause,)).words("/")
-        says = "all tasks paused by ann since 2026-01-31T12:00:00Z until 2026-01-31T13:00:00Z"
+        says = "all tasks paused by ann since 12:00:00 until 13:00:00"
         assert f"All is well. 1 task, 0 replicas alive. {says} (the database moves)" in words
 
     def test_the_last_hour_has_a_lane_for_each_replica_and_one_for_nobody(self) -> None:
@@ -215,7 +215,7 @@ class TestOverview:
         too_long = {**READ["too long"], "holder": "web-4", "token": 9, "stuck": (stuck,)}
         words = reader(tasks_=[task_status("a", **too_long)]).words("/")
         assert "1 task runs too long" in words
-        assert "since 2026-01-31T11:45:00Z on web-3" in words
+        assert "since 11:45:00 on web-3" in words  # as all times of a page
         assert "Runs now task for on a too long 15 min web-3 a 1 min web-4" in words
 
     def test_what_runs_and_what_is_due(self) -> None:
