@@ -88,7 +88,7 @@ _GONE_SILENT = (ReplicaState.SILENT, ReplicaState.DIED)
 # What to do, by what a finding is about.
 _REMEDIES = {
     TaskState.OVERDUE: "start a replica that has the task; `why` tells more",
-    TaskState.DEAD: "if it cannot wait for its next run time: free it, and run it now",
+    TaskState.DEAD: "if it cannot wait for its next run time: run it now",
     TaskState.TOO_LONG: "if it hangs, restart the replica",
     TaskState.UNREADABLE: "its next run may mend the row, or else an UPDATE",
     TaskState.LATE: "wait for the end of its grace time",

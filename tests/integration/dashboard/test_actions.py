@@ -74,7 +74,7 @@ def test_outside_a_page_an_error_names_commands(database_url: str) -> None:
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("dead", "if it cannot wait for its next run time: free it, and run it now."),
+        ("dead", "if it cannot wait for its next run time: run it now."),
         ("missed", "add the job again, or acknowledge it."),
     ],
 )
