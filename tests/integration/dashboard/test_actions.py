@@ -163,8 +163,8 @@ def test_a_task_is_offered_to_be_run_if_a_live_replica_has_it(
     known: list[tuple[str, list[str], dict[str, str]]],
     why: str | None,
 ) -> None:
-    for name, tasks, columns in known:
-        rows.add_replica(connection, name, tasks, **columns)
+    for name, listed, columns in known:
+        rows.add_replica(connection, name, listed, **columns)
     page = operator.get("/task", params={"name": "dead"}).text
     assert ("action=run&amp;" in page) is (why is None)
     assert (f"It cannot be run now: {why}" in page) is (why is not None)

@@ -257,7 +257,7 @@ def test_the_live_replicas_that_list_a_task_are_returned(connection: Connection)
     """Those that can run its stored job: neither silent nor stopping."""
     add_replica(connection, "two", ["sent", "other"])
     add_replica(connection, "one", ["sent"])
-    add_replica(connection, "silent", ["sent", "lost"], seen_at="now() - interval '46 s'")
+    add_replica(connection, "silent", ["sent", "lost"], seen_at="now() - interval '1 min'")
     add_replica(connection, "stopped", ["lost"], stopped_at="now()")
     stops = {
         "stopped_at": "now()",
