@@ -394,9 +394,11 @@ _ORDER = f"""
     CASE WHEN %(order)s::text = 'duration' THEN took END DESC NULLS LAST,
     CASE WHEN %(order)s::text = 'failures' THEN failures END DESC, task_name
 """
-# What only these orders need of each row.
+# What only these orders need of each row. A run that hangs is listed in place of newer ones.
 _ORDERED_BY = f"""
-    CASE WHEN lock.started_at <> {NEVER} THEN {_TOOK} END AS took, {_FAILURES} AS failures,"""
+    COALESCE(extract(epoch FROM now() - stuck.since[1])::float8,
+             CASE WHEN lock.started_at <> {NEVER} THEN {_TOOK} END) AS took,
+    {_FAILURES} AS failures,"""
 # The orders of entries of the history, each with the value that comes first, whether the larger one
 # does, and how two values compare then.
 _RUN_ORDERS = {

@@ -97,6 +97,17 @@ class TestOverview:
         assert "All is well" not in ill
         assert "Needs attention" in ill
 
+    def test_a_replica_that_stops_is_listed_as_that(self) -> None:
+        gone = {"state": ReplicaState.DIED, "stopping_since": ago(3), "seen_at": ago(2)}
+        known = [
+            replica_status("web-1", stopping_since=ago(1)),
+            replica_status("web-2"),
+            replica_status("web-3", **gone),
+        ]
+        words = reader(replicas_=known).words("/replicas")
+        assert re.search("web-1 host alive stopping .* web-2 host alive 1.0", words)
+        assert re.search("web-3 host died while it was stopping", words)
+
     def test_releases_are_beside_their_replicas_if_any_is_known(self) -> None:
         known = [replica_status("web-1", release="build-77"), replica_status("web-2")]
         assert "release" not in reader(replicas_=known[1:]).words("/replicas")
