@@ -87,7 +87,7 @@ _GONE_SILENT = (ReplicaState.SILENT, ReplicaState.DIED)
 
 # What to do, by what a finding is about.
 _REMEDIES = {
-    TaskState.OVERDUE: "start a replica that has the task; `why` tells more",
+    TaskState.OVERDUE: "if no live replica has the task, start one; `why` tells more",
     TaskState.DEAD: "if it cannot wait for its next run time: run it now",
     TaskState.TOO_LONG: "if it hangs, restart the replica",
     TaskState.UNREADABLE: "its next run may mend the row, or else an UPDATE",

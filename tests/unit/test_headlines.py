@@ -173,7 +173,7 @@ def test_each_state_has_a_sentence(state: TaskState) -> None:
         ("paused", "resume it if the pause was forgotten"),
         ("failing", "see its error; acknowledge the failure if it can wait"),
         ("retrying", ""),
-        ("overdue", "start a replica that has the task; `why` tells more"),
+        ("overdue", "if no live replica has the task, start one; `why` tells more"),
     ],
 )
 def test_what_to_do_is_that_of_the_finding(row: str, remedy: str) -> None:
