@@ -1459,6 +1459,17 @@ def _call_of(function: Callable[..., Any]) -> Any:
     return getattr(function, "__call__", None)  # noqa: B004  # needed itself, not only its existence
 
 
+def find_task(locks: TaskLocks, name: str) -> TaskStatus:
+    """Return the task of exactly this name, in which ``*`` and ``?`` are ordinary characters.
+
+    :raises TaskLockNotFoundError: there is no such task
+    """
+    for task in locks.tasks(name):
+        if task.name == name:
+            return task
+    raise TaskLockNotFoundError([name])
+
+
 def read_findings(
     locks: TaskLocks, *patterns: str, in_words: Callable[[TaskLockError], str], **options: Any
 ) -> tuple[Overview, list[Finding]]:

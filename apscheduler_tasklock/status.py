@@ -320,7 +320,7 @@ class Overview:
     silent: int | None
 
 
-_NO_REPLICA = "no live replica has it, or can import its function"
+_NO_REPLICA = "no live replica has it, or can import its function, not counting those that stop"
 _OVERDUE = "it is due, and no live replica takes it, or can import its function"
 
 
@@ -363,8 +363,9 @@ class JobStatus:
     :ivar unreadable: columns of its row that cannot be read. An unreadable trigger is ``None``.
     :ivar argument_names: the names of its arguments: ``"args[0]"`` and so on for positional ones,
         and then the names of the keyword arguments, sorted. Empty if its arguments are pickled.
-    :ivar has_replica: whether a live replica has its task, and so can import its function; ``None``
-        if that is not known
+    :ivar has_replica: whether a live replica that is not stopping has its task, and so can import
+        its function; ``None`` if that is not known
+    :ivar has_task: whether its task has a row, and so a page and a status: from its first claim on
     :ivar paused_since: when it was paused; if it was changed since, when it was changed last;
         ``None``: it is not paused
     :ivar paused_by: who has paused it; ``None``: not known, or it is not paused
@@ -385,6 +386,7 @@ class JobStatus:
     unreadable: tuple[str, ...] = ()
     argument_names: tuple[str, ...] = ()
     has_replica: bool | None = None
+    has_task: bool = False
     paused_since: datetime | None = None
     paused_by: str | None = None
 
@@ -639,7 +641,8 @@ class ReplicaState(str, Enum):
     """The replica has reported its shutdown, and that no run of it goes on any more."""
     DIED = "died"
     """A run of the replica has died, and the replica has sent no sign of life since then. A replica
-    that was killed while its shutdown waited for a run has died, too. Before a takeover, a lease
+    that was killed while its shutdown waited for a run has died, too, also if an operator has freed
+    that run. Before a takeover, a lease
     that has ended counts once another replica has sent a sign of life since its end, because in an
     outage of the database no replica can renew a lease."""
     ALIVE = "alive"

@@ -216,7 +216,8 @@ _STATE = f"""
 # replica has given no sign of life since the run's end. The row tells of a death only if some
 # replica was heard since the end of the lease: in an outage, no replica can renew one. A replica of
 # which only a worker process has died gives a sign of life at once, so it does not count as dead. A
-# replica that was killed while its shutdown waited for a run has died, too.
+# replica that was killed while its shutdown waited for a run has died, too: also if an operator has
+# freed that run, so that no row tells of its death. It is silent until none of its leases stands.
 _REPLICA_STATE = f"""
     CASE WHEN {HAS_STOPPED} THEN 'stopped'
          WHEN died_at > seen_at OR EXISTS (
@@ -225,6 +226,13 @@ _REPLICA_STATE = f"""
                    AND NOT handed_over AND NOT overran
                    AND locked_until <= now() AND locked_until > seen_at
                    AND locked_until < (SELECT max(seen_at) FROM replicas))
+             THEN 'died'
+         WHEN stopped_at IS NOT NULL AND NOT heard
+              AND (SELECT pg_catalog.bool_or(heard) FROM replicas)
+              AND NOT EXISTS (
+                  SELECT FROM {{table}} AS lock
+                  WHERE {{is_task}} AND locked_by = replica_id AND finished_at IS NULL
+                        AND locked_until > now())
              THEN 'died'
          WHEN heard THEN 'alive' ELSE 'silent' END
 """
@@ -255,6 +263,8 @@ _NO_REPLICAS = """
            false AS heard, NULL::timestamptz AS stopped_at, NULL::timestamptz AS seen_at WHERE false
 """
 
+# Whether a replica begins runs, as operators see it.
+_BEGINS_RUNS = "(heard AND stopped_at IS NULL)"
 # The pauses of all tasks that concern a stored job. Before its first claim, its namespace may be
 # unknown, so each pause concerns it.
 _PAUSES_OF_JOB = """listed_pauses
@@ -266,14 +276,24 @@ _CAN_BE_CLAIMED = f"""((lock.task_name IS NULL OR {MAY_BE_CLAIMED})
 # The job's own grace time in seconds; null if it has none, or in a form that no replica writes.
 _MISFIRE_GRACE = """CASE WHEN jsonb_typeof(job.options -> 'misfire_grace_time'::text) = 'number'
     THEN LEAST((job.options ->> 'misfire_grace_time'::text)::numeric, 1e9)::float8 END"""
-# Whether a due job could have been claimed for longer than its grace time. It could not before a
-# user's last change, the end of its task's last run, and the end of the last pause.
+# The grace time of a due job.
+_JOB_GRACE = f"""GREATEST(lock.overdue_at - lock.due_at, {_MISFIRE_GRACE} * interval '1 second',
+                          interval '1 minute')"""
+# From when on a due job could be claimed, if no pause had been in the way: not before a user's last
+# change, and the end of its task's last run.
+_CLAIMABLE_FROM = """GREATEST(job.next_run_time, job.changed_at,
+                              COALESCE(lock.finished_at, lock.locked_until))"""
+# Whether a due job could have been claimed for longer than its grace time. It could not before the
+# end of the last pause, if there was a pause within its grace time. A later pause does not end the
+# alarm for a further grace time, because nobody had claimed the job without it either.
 _IS_OVERDUE_JOB = f"""({_CAN_BE_CLAIMED}
     AND now() - GREATEST(
-            job.next_run_time, job.changed_at, COALESCE(lock.finished_at, lock.locked_until),
-            lock.paused_until, (SELECT max(until) FROM {_PAUSES_OF_JOB}))
-        > GREATEST(lock.overdue_at - lock.due_at, {_MISFIRE_GRACE} * interval '1 second',
-                   interval '1 minute'))"""
+            {_CLAIMABLE_FROM},
+            CASE WHEN lock.paused_at <= {_CLAIMABLE_FROM} + {_JOB_GRACE} THEN lock.paused_until END,
+            (SELECT max(until) FROM {_PAUSES_OF_JOB}
+             HAVING pg_catalog.bool_or(since <= {_CLAIMABLE_FROM} + {_JOB_GRACE}
+                                       AND until > {_CLAIMABLE_FROM})))
+        > {_JOB_GRACE})"""
 _JOB_STATE = f"""
     CASE WHEN job.ended AND {IS_RETRY_PENDING} THEN 'retrying'
          WHEN job.ended THEN 'ended' WHEN job.next_run_time IS NULL THEN 'paused'
@@ -374,9 +394,11 @@ _ORDER = f"""
     CASE WHEN %(order)s::text = 'duration' THEN took END DESC NULLS LAST,
     CASE WHEN %(order)s::text = 'failures' THEN failures END DESC, task_name
 """
-# What only these orders need of each row.
+# What only these orders need of each row. A run that hangs is listed in place of newer ones.
 _ORDERED_BY = f"""
-    CASE WHEN lock.started_at <> {NEVER} THEN {_TOOK} END AS took, {_FAILURES} AS failures,"""
+    COALESCE(extract(epoch FROM now() - stuck.since[1])::float8,
+             CASE WHEN lock.started_at <> {NEVER} THEN {_TOOK} END) AS took,
+    {_FAILURES} AS failures,"""
 # The orders of entries of the history, each with the value that comes first, whether the larger one
 # does, and how two values compare then.
 _RUN_ORDERS = {
@@ -591,7 +613,7 @@ class Operations:
         has_replica = "job.task_name IN (SELECT pg_catalog.unnest(tasks) FROM lists)"
         jobs = f"""
             WITH {all_pauses(name)}, {listed_pauses(name)}, replicas AS ({replicas}),
-            lists AS (SELECT DISTINCT tasks FROM replicas WHERE alive)
+            lists AS (SELECT DISTINCT tasks FROM replicas WHERE {_BEGINS_RUNS})
             SELECT job.id, {_JOB_STATE} AS state, job.options ->> 'name'::text AS name,
                    job.func AS function, job.trigger::text AS trigger, job.executor,
                    job.next_run_time, job.last_run_time,
@@ -602,7 +624,7 @@ class Operations:
                    lock.task_name IS NOT NULL AND {IS_PAUSED_IN_ANY_WAY} AS task_paused,
                    CASE WHEN {_LAST_PAUSE_UNTIL} > now() AND NOT {_HAS_ENDLESS_PAUSE}
                         THEN {_LAST_PAUSE_UNTIL} END AS task_paused_until,
-                   {has_replica} AS has_replica,
+                   {has_replica} AS has_replica, lock.task_name IS NOT NULL AS has_task,
                    CASE WHEN job.next_run_time IS NULL AND NOT job.ended
                         THEN job.changed_at END AS paused_since
             FROM {self._jobs_name} AS job LEFT JOIN {name} AS lock USING (task_name)
@@ -647,7 +669,7 @@ class Operations:
         self._having = Statement(f"""
             SELECT asked.task, ARRAY(
                 SELECT replica_id FROM ({replicas}) AS replica
-                WHERE heard AND tasks OPERATOR(pg_catalog.@>) ARRAY[asked.task]
+                WHERE {_BEGINS_RUNS} AND tasks OPERATOR(pg_catalog.@>) ARRAY[asked.task]
                 ORDER BY replica_id LIMIT {_MOST_HAVING}) AS replicas
             FROM pg_catalog.unnest(%(tasks)s::text[]) AS asked (task)
         """)
@@ -1581,8 +1603,8 @@ class Operations:
         if request is None:
             self._check_there(cursor, [task])
             raise TaskLockStateError(
-                f"task {task!r} cannot have a manual run: no live replica has it (a task that only "
-                "`hold` uses has no replica)",
+                f"task {task!r} cannot have a manual run: no live replica has it, not "
+                "counting those that stop (a task that only `hold` uses has no replica)",
                 remedy="see `apscheduler-tasklock replicas`",
                 on_page="the page Replicas has those that are alive",
             )

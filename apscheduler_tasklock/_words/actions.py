@@ -7,6 +7,8 @@ from apscheduler_tasklock._words.tasks import pause_in_words
 from apscheduler_tasklock.status import Freed, JobMoved, PauseChange, RunRequest
 
 NOT_PAUSED = "was not paused"
+# What operators do with a stored job is in the history of its task.
+UNNOTED = "not in the run history, which its task has from the job's first run on"
 
 
 def paused_in_words(change: PauseChange, formats: Formats) -> str:

@@ -17,7 +17,8 @@ from urllib.parse import urlencode
 from apscheduler_tasklock._database.rejections import CLAIMS, JOB_STORE, LIST_OF_JOBS, LOOKS
 from apscheduler_tasklock._lock.words import rfc3339, seconds_in_words
 from apscheduler_tasklock._values import cut
-from apscheduler_tasklock._words.tasks import last_failure_in_words
+from apscheduler_tasklock._words.replicas import begins_runs
+from apscheduler_tasklock._words.tasks import last_failure_in_words, pause_in_words
 from apscheduler_tasklock.status import (
     Finding,
     JobState,
@@ -54,6 +55,8 @@ SHORTEST_GRACE = 60.0
 # Limits how long a pause of all tasks is no problem, and how long ago a replica may have died to be
 # told.
 _A_DAY = timedelta(days=1)
+# The seconds from which durations are told in hours and days.
+_AN_HOUR = 3600.0
 
 # Limits the seconds without a leader that are no problem. After a start of all replicas it takes 10
 # to 12 s until one of them leads, and with hundreds of replicas three looks, which come less often
@@ -84,8 +87,8 @@ _GONE_SILENT = (ReplicaState.SILENT, ReplicaState.DIED)
 
 # What to do, by what a finding is about.
 _REMEDIES = {
-    TaskState.OVERDUE: "start a replica that has the task; `why` tells more",
-    TaskState.DEAD: "if it cannot wait for its next run time: free it, and run it now",
+    TaskState.OVERDUE: "if no live replica has the task, start one; `why` tells more",
+    TaskState.DEAD: "if it cannot wait for its next run time: run it now",
     TaskState.TOO_LONG: "if it hangs, restart the replica",
     TaskState.UNREADABLE: "its next run may mend the row, or else an UPDATE",
     TaskState.LATE: "wait for the end of its grace time",
@@ -93,6 +96,19 @@ _REMEDIES = {
     TaskState.CUT: "if it cannot wait for its next run time: run it now",
     TaskState.FAILING: "see its error; acknowledge the failure if it can wait",
 }
+
+
+class _Plain:
+    """Writes times for findings, which programs read."""
+
+    def moment(self, moment: datetime | None) -> str:
+        return "" if moment is None else rfc3339(moment, "seconds")
+
+    def seconds(self, seconds: float | None) -> str:
+        return "" if seconds is None else _lasting(seconds)
+
+
+_PLAIN = _Plain()
 
 
 @dataclass(frozen=True)
@@ -225,7 +241,7 @@ def finding_of_task(task: TaskStatus, now: datetime) -> Finding | None:
 def _of_what_runs(task: TaskStatus, now: datetime) -> Finding | None:
     """Return the finding of a run that takes too long or is dead."""
     if task.state is TaskState.TOO_LONG:
-        since, says = task.started_at, f"for {task.took or 0:.0f} s on {task.holder}"
+        since, says = task.started_at, f"for {_lasting(task.took or 0)} on {task.holder}"
         if task.stuck:
             since = task.stuck[0].since
             says = f"since {rfc3339(since, 'seconds')} on {task.stuck[0].replica}"
@@ -245,7 +261,9 @@ def _of_what_runs(task: TaskStatus, now: datetime) -> Finding | None:
 def _of_what_is_overdue(task: TaskStatus) -> Finding | None:
     if task.state is not TaskState.OVERDUE:
         return None
-    return _of_task(task, TaskState.OVERDUE, CRITICAL, f"by {task.late_by or 0:.0f} s", task.due_at)
+    return _of_task(
+        task, TaskState.OVERDUE, CRITICAL, f"by {_lasting(task.late_by or 0)}", task.due_at
+    )
 
 
 def _of_miss(task: TaskStatus) -> Finding | None:
@@ -281,13 +299,13 @@ def _of_cut(task: TaskStatus) -> Finding | None:
     if task.cut_for is None or task.acknowledged or task.cut_for <= _grace(task) / 2:
         return None
     at = task.locked_until if task.finished_at is None else task.finished_at
-    return _of_task(task, TaskState.CUT, WARNING, f"{task.cut_for:.0f} s ago", at)
+    return _of_task(task, TaskState.CUT, WARNING, f"{_lasting(task.cut_for)} ago", at)
 
 
 def _of_lateness(task: TaskStatus) -> Finding | None:
     if task.late_by is None or task.late_by <= _grace(task) / 2:
         return None
-    return _of_task(task, TaskState.LATE, WARNING, f"by {task.late_by:.0f} s", task.due_at)
+    return _of_task(task, TaskState.LATE, WARNING, f"by {_lasting(task.late_by)}", task.due_at)
 
 
 def _of_healing(task: TaskStatus, says: str) -> Finding:
@@ -333,12 +351,13 @@ def _of_task(
 
 def _of_job(name: str, job: JobStatus, rows: WatchedRows) -> Finding:
     late_by = 0.0 if job.next_run_time is None else (rows.now - job.next_run_time).total_seconds()
-    why = _why_unclaimed(job, rows)
+    having = None if rows.having is None else rows.having.get(job.task or "", ())
+    why = _why_unclaimed(job, rows.replicas, having)
     which = "a stored job" if name.endswith(job.id) else f"the stored job {job.id!r}"
     return Finding(
         JobState.OVERDUE.value,
         CRITICAL,
-        cut(f"by {late_by:.0f} s, {which} that no replica claims{why and ': '}{why}", _LONGEST),
+        cut(f"by {_lasting(late_by)}, {which} that no replica claims{why and ': '}{why}", _LONGEST),
         f"see whether a live replica has its executor {cut(job.executor, 50)!r} and its function; "
         "the replicas' logs say why they do not run it",
         task=name,
@@ -347,18 +366,42 @@ def _of_job(name: str, job: JobStatus, rows: WatchedRows) -> Finding:
     )
 
 
-def _why_unclaimed(job: JobStatus, rows: WatchedRows) -> str:
-    """Return why no replica claims an overdue job, as far as rows tell; ``""`` if they do not."""
+def why_unclaimed(job: JobStatus, replicas: Sequence[ReplicaStatus] | None) -> str:
+    """Return that no replica claims a stored job, and why; ``""`` if the job is not overdue.
+
+    :param replicas: the replicas, each with its tasks; ``None``: they cannot be read
+    """
+    if job.state is not JobState.OVERDUE:
+        return ""
+    having = None
+    if replicas is not None:
+        having = [
+            each.replica_id for each in replicas if begins_runs(each) and job.task in each.tasks
+        ]
+    why = _why_unclaimed(job, replicas, having)
+    return f"no replica claims it{why and ': '}{why}"
+
+
+def _why_unclaimed(
+    job: JobStatus, replicas: Sequence[ReplicaStatus] | None, having: Sequence[str] | None
+) -> str:
+    """Return why no replica claims an overdue job, as far as rows tell; ``""`` if they do not.
+
+    :param having: the replicas that begin runs and list its task; ``None``: it is not known
+    """
     if job.unreadable:
         return f"its row has in {', '.join(job.unreadable)} what no replica writes"
-    why = "" if rows.replicas is None else _why_none_claims(rows.replicas)
-    if why or job.task is None or job.is_one_off or rows.having is None:
+    why = "" if replicas is None else _why_none_claims(replicas)
+    if why or job.task is None or job.is_one_off or having is None:
         return why
-    having = rows.having.get(job.task, ())
     if not having:
-        return "no live one lists it, so that none has both its executor and its job store"
+        return "no live one lists it: none has both its executor and its job store"
     listed = ", ".join(having[:_MOST_HAVING]) + (" and others" if having[_MOST_HAVING:] else "")
-    return f"{listed} list it, so that what it needs to run is missing there, or a free worker"
+    lists = "lists it, but does" if len(having) == 1 else "list it, but do"
+    return (
+        f"{listed} {lists} not claim it, because something that it needs is missing there, such as "
+        "its function, or because no worker is free"
+    )
 
 
 def _why_none_claims(replicas: Sequence[ReplicaStatus]) -> str:
@@ -386,10 +429,8 @@ def _of_pauses(rows: WatchedRows) -> Iterator[Finding]:
         pauses = rows.all_paused[0].pauses
     for pause in dict.fromkeys(pauses):
         which = f" of {pause.namespace!r}" * bool(pause.namespace)
-        until = rfc3339(pause.until, "seconds") if pause.until else "resumed"
-        by = pause.by or "an application"  # which has paused stored jobs
-        says = f"all tasks{which} paused by {by} since {rfc3339(pause.since, 'seconds')}"
-        says += f" until {until}" + (f" ({pause.reason})" if pause.reason else "")
+        of_all = replace(pause, namespace=None, job=None)
+        says = f"all tasks{which} {pause_in_words(of_all, _PLAIN, with_since=True)}"
         is_long = pause.namespace is not None and rows.now - pause.since > _A_DAY
         yield Finding(
             PAUSED_LONG if is_long else PAUSED,
@@ -416,7 +457,10 @@ def _without_leader(rows: WatchedRows) -> Iterator[Finding]:
         yield Finding(
             NO_LEADER,
             WARNING,
-            cut(f"nobody leads{f' {namespace!r}' * bool(namespace)} for {seconds:.0f} s", _LONGEST),
+            cut(
+                f"nobody leads{f' {namespace!r}' * bool(namespace)} for {_lasting(seconds)}",
+                _LONGEST,
+            ),
             "see the replicas' logs",
             since=rows.now - timedelta(seconds=seconds),
             link="replicas",
@@ -435,7 +479,7 @@ def _without_replica(rows: WatchedRows) -> Iterator[Finding]:
         seconds = (rows.now - since).total_seconds()
         critical_after = inf if rows.no_replica_after is None else rows.no_replica_after
         level, last = WARNING, silence.replica
-        says = f"no replica{of} is alive for {seconds:.0f} s, since {last}"
+        says = f"no replica{of} is alive for {_lasting(seconds)}, since {last}"
         if silence.is_stopped:
             level, says = NOTE, f"all replicas{of} have stopped in good order, last {last}"
         elif seconds < LONGEST_SILENCE:
@@ -497,11 +541,18 @@ def _of_deployments(rows: WatchedRows) -> Iterator[Finding]:
 
 
 def _differing(what: str, values: Iterable[str]) -> Iterator[Finding]:
-    numbers = Counter(cut(value, 50) for value in values)
+    numbers = Counter(values)
     if len(numbers) > 1:
-        told = ", ".join(f"{number} with {value}" for value, number in sorted(numbers.items()))
+        told = ", ".join(
+            f"{number} with {cut(value, 50)}" for value, number in sorted(numbers.items())
+        )
         says = f"live replicas have several {what}: {told}"
         yield Finding(what, NOTE, cut(says, _LONGEST), "finish the deployment", link="replicas")
+
+
+def _lasting(seconds: float) -> str:
+    """Return a duration: in seconds below an hour, else in its two largest units."""
+    return f"{seconds:.0f} s" if seconds < _AN_HOUR else seconds_in_words(seconds)
 
 
 def _grace(task: TaskStatus) -> float:

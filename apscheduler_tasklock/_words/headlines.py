@@ -9,6 +9,7 @@ from datetime import datetime
 from apscheduler_tasklock._values import cut
 from apscheduler_tasklock._words.findings import HEALING
 from apscheduler_tasklock._words.formats import Formats
+from apscheduler_tasklock._words.replicas import begins_runs, none_begins
 from apscheduler_tasklock._words.runs import error_in_words, miss_in_words
 from apscheduler_tasklock._words.stories import ENDED
 from apscheduler_tasklock._words.tasks import last_failure_in_words, pauses_of
@@ -147,6 +148,9 @@ def _dead(task: TaskStatus, known: _Known) -> str:
     words = f"dead since {moment(task.locked_until)}: its run, begun at {moment(task.started_at)} "
     words += f"on {task.holder}, has not renewed its lease"
     if task.failover:
+        why = "" if known.replicas is None else none_begins(known.replicas)
+        if why:
+            return f"{words}; failover cannot run it again, because {why}"
         return f"{words}; failover runs it again on a replica that has the task"
     due = f", which is due at {moment(task.due_at)}" if task.due_at else ""
     return f"{words}; nobody runs it again before its next run time{due}"
@@ -157,9 +161,9 @@ def _due(task: TaskStatus, known: _Known) -> str:
     words += f"{known.formats.seconds(task.late_by)}: no replica has begun it"
     if known.replicas is None:
         return words
-    alive = [each.replica_id for each in known.replicas if each.alive]
+    alive = [each.replica_id for each in known.replicas if begins_runs(each)]
     if not alive:
-        return f"{words}, and no live replica has the task"
+        return f"{words}, and {none_begins(known.replicas)}"
     more = len(alive) - _MOST_REPLICAS
     names = ", ".join(alive[:_MOST_REPLICAS]) + (f" and {more} more" if more > 0 else "")
     return f"{words}, although {names} {'has' if len(alive) == 1 else 'have'} the task"
@@ -197,7 +201,8 @@ def _failing(task: TaskStatus, known: _Known) -> str:
 
 
 def _gone(task: TaskStatus, known: _Known) -> str:
-    return f"gone: no live replica has it any more; {_last_run(task, known)}"
+    words = "gone: no live replica has it any more, not counting those that stop"
+    return f"{words}; {_last_run(task, known)}"
 
 
 def _new(task: TaskStatus, known: _Known) -> str:

@@ -11,19 +11,39 @@ from apscheduler_tasklock.status import ReplicaState, ReplicaStatus, RunningRun,
 _MOST_REPLICAS = 5
 
 
+def begins_runs(replica: ReplicaStatus) -> bool:
+    """Return whether a replica begins runs, as far as its row shows: those that stop do not."""
+    return replica.alive and replica.stopping_since is None
+
+
+def none_begins(having: Sequence[ReplicaStatus]) -> str:
+    """Return that no replica begins runs of a task, in words; ``""`` if one does.
+
+    :param having: the replicas that have the task
+    """
+    if any(map(begins_runs, having)):
+        return ""
+    stops = any(each.alive for each in having)
+    return "each live replica that has it is stopping" if stops else "no live replica has it"
+
+
 def replica_headline(replica: ReplicaStatus, formats: Formats) -> str:
     """Return how a replica is, since when, whether it leads, and for what it stops."""
-    state, seen = replica.state, formats.moment(replica.seen_at)
-    if replica.alive:
-        words = f"alive since {formats.moment(replica.started_at)}, seen last at {seen}"
-    elif state is ReplicaState.STOPPED:
-        words = f"stopped in good order at {seen}"
-    elif state is ReplicaState.DIED:
-        words = f"died: a run of it was found dead, and it was seen last at {seen}"
-    elif state is ReplicaState.SILENT:
-        words = f"silent since {seen}: it is dead, hangs, or cannot reach the database"
-    else:
-        words = f"unreadable: its row has values that no replica writes, seen last at {seen}"
+    seen = formats.moment(replica.seen_at)
+    died = f"died: a run of it was found dead, and it was seen last at {seen}"
+    if replica.stopping_since is not None:
+        # An operator may have freed its run, so that no run was found dead.
+        died = f"died while it was stopping, and was seen last at {seen}"
+    words = {
+        ReplicaState.ALIVE: f"alive since {formats.moment(replica.started_at)}, seen last at "
+        f"{seen}",
+        ReplicaState.STOPPED: f"stopped in good order at {seen}",
+        ReplicaState.DIED: died,
+        ReplicaState.SILENT: f"silent since {seen}: it is dead, hangs, or cannot reach the "
+        "database",
+        ReplicaState.UNREADABLE: "unreadable: its row has values that no replica writes, seen "
+        f"last at {seen}",
+    }[replica.state]
     if replica.leader_namespace is not None:
         of = f" {replica.leader_namespace}" if replica.leader_namespace else ""
         words += f"; it {'leads' if replica.leads and replica.alive else 'does not lead'}{of}"
@@ -59,10 +79,7 @@ def fate_of(
     others = [
         each.replica_id
         for each in replicas
-        if each.alive
-        and each.stopping_since is None
-        and each.replica_id != run.replica
-        and task.name in each.tasks
+        if begins_runs(each) and each.replica_id != run.replica and task.name in each.tasks
     ]
     more = len(others) - _MOST_REPLICAS
     names = ", ".join(others[:_MOST_REPLICAS]) + (f" and {more} more" if more > 0 else "")
@@ -85,7 +102,7 @@ def tasks_of_one(replica: ReplicaStatus, replicas: Sequence[ReplicaStatus]) -> l
     others = {
         name
         for each in replicas
-        if each.alive and each.stopping_since is None and each.replica_id != replica.replica_id
+        if begins_runs(each) and each.replica_id != replica.replica_id
         for name in each.tasks
     }
     return [name for name in replica.tasks if name not in others]

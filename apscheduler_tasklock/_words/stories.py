@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 from apscheduler_tasklock._lock.statements.misses import MISSES
 from apscheduler_tasklock._words.due_times import SCHEDULED, Known, due_times, ends_pause
 from apscheduler_tasklock._words.formats import Formats
+from apscheduler_tasklock._words.replicas import none_begins
 from apscheduler_tasklock._words.runs import (
     action_in_words,
     did_in_words,
@@ -45,6 +46,8 @@ ENDED = {
 # What became of a run that nobody has closed, by its outcome. After an outage, one whose lease has
 # ended may go on, or may have ended: its replica could report neither.
 _OPEN = {None: "goes on", "cut": "was cut by a stop"}
+_SECOND, _INSTANT = timedelta(seconds=1), timedelta(microseconds=1)
+
 _LEASE_ENDED = "has not renewed its lease"
 
 # The runs that have no run time, by their kinds.
@@ -65,6 +68,8 @@ def story_of(
     :param now: the time of the read; ``None``: it is the moment
     """
     now = now or at
+    # Moments are written in seconds, and a run time may be later by what a statement took.
+    until = max(at, min(now, at.replace(microsecond=0) + _SECOND - _INSTANT))
     actions = _in_order(each for each in entries if each.kind == "operator")
     misses = _in_order(each for each in entries if each.outcome == "missed")
     runs = _in_order(
@@ -73,20 +78,20 @@ def story_of(
     having = tuple(each for each in replicas if task.name in each.tasks)
     complete_since = _complete_since(runs)
     due, not_known_after = due_times(
-        Known(task, runs, misses, actions, having, at, now, complete_since)
+        Known(task, runs, misses, actions, having, until, now, complete_since)
     )
-    miss = _miss_until(misses, at)
-    run = _last_until(runs, at)
+    miss = _miss_until(misses, until)
+    run = _last_until(runs, until)
     known = [(time_of(run), Verdict.RAN)] if run is not None else []
     if miss is not None:
-        known.append((min(at, miss.last_scheduled_at or time_of(miss)), Verdict.MISSED))
+        known.append((min(until, miss.last_scheduled_at or time_of(miss)), Verdict.MISSED))
     begun_at = _begun_at(task)
     if begun_at is not None:
         known.append((begun_at, Verdict.RUNNING))
     # A dead run in the history may have the same run time as the current run, which has taken it
     # over. Then the story is about the current run.
     order = list(Verdict)
-    known = [(time, verdict) for time, verdict in known if time <= at]
+    known = [(time, verdict) for time, verdict in known if time <= until]
     when, verdict = max(
         known, key=lambda each: (each[0], -order.index(each[1])), default=(at, Verdict.UNKNOWN)
     )
@@ -109,7 +114,7 @@ def story_of(
         replicas=having,
         history_begins_at=complete_since or min(map(time_of, misses), default=None),
         read_at=now,
-        running=tuple(_running_at(task, runs, replicas, at)),
+        running=tuple(_running_at(task, runs, replicas, until)),
         due=due,
         not_known_after=not_known_after,
         misses_begin_at=min(map(time_of, misses)) if len(misses) >= MISSES else None,
@@ -246,7 +251,7 @@ def story_lines(story: Story, formats: Formats) -> StoryLines:
         "after": _runs([story.after], formats),
         "operators": [_action(each, story.task, formats) for each in story.actions],
         "replicas": [
-            f"{each.replica_id} {each.state.value}, started {formats.moment(each.started_at)}"
+            f"{each.replica_id} {each.state_in_words}, started {formats.moment(each.started_at)}"
             for each in story.replicas
         ],
         "history": _history(story, formats),
@@ -262,12 +267,17 @@ def _headline(story: Story, formats: Formats) -> str:
     """Return a sentence on what goes on, and on the last run time until the moment."""
     others = [run for run in story.running if not _is_told(run, story)]
     words = [_goes_on(run, story.task, formats) for run in others]
+    if _is_dead_before(story):
+        became = _OPEN.get(story.task.outcome, _LEASE_ENDED)
+        words.append(f"{_its_run(story.task, formats)} {became}")
     last = _last_run_time(story, formats)
     if story.verdict is Verdict.RUNNING:
         words, last = [last, *words], ""
     if _pauses_now(story):
         words.append("it is paused now")
-    if story.after is None and _has_no_live_replica(story):
+    if story.after is None and story.replicas and (none := none_begins(story.replicas)):
+        words.append(f"{none} now")
+    elif story.after is None and story.task.gone:
         words.append("no live replica has it now")
     return ", and ".join(filter(None, [*words, last]))
 
@@ -277,21 +287,30 @@ def _is_told(run: RunningRun, story: Story) -> bool:
     return story.verdict is Verdict.RUNNING and run.token == story.task.token
 
 
+def _is_dead_before(story: Story) -> bool:
+    """Return whether the story is about a run time that nobody ran after a run that is dead."""
+    task = story.task
+    if task.started_at is None or task.finished_at is not None:
+        return False
+    is_later = story.verdict in (Verdict.DUE, Verdict.MISSED)
+    has_begun = task.started_at < story.at + _SECOND
+    # The history is read after the row, and may have its entry.
+    tokens = [run.token for run in (*story.running, story.before, story.after) if run]
+    return is_later and has_begun and task.token not in tokens
+
+
+def _its_run(task: TaskStatus, formats: Formats) -> str:
+    return _WITHOUT_RUN_TIME.get(task.kind or "", f"its run of {formats.moment(task.scheduled_at)}")
+
+
 def _goes_on(run: RunningRun, task: TaskStatus, formats: Formats) -> str:
     if run.lost:
         return (
             f"a run that began at {formats.moment(run.since)} on {run.replica} goes on although "
             "its lock is lost"
         )
-    what = _WITHOUT_RUN_TIME.get(task.kind or "", f"its run of {formats.moment(task.scheduled_at)}")
-    return f"{what} goes on, begun at {formats.moment(run.since)} on {run.replica}"
-
-
-def _has_no_live_replica(story: Story) -> bool:
-    """Return whether it is known that no live replica has the task."""
-    return story.task.gone or (
-        bool(story.replicas) and not any(each.alive for each in story.replicas)
-    )
+    began = f"begun at {formats.moment(run.since)} on {run.replica}"
+    return f"{_its_run(task, formats)} goes on, {began}"
 
 
 def _last_run_time(story: Story, formats: Formats) -> str:
@@ -346,7 +365,7 @@ def _is_refused(miss: Run) -> bool:
 def _became(runs: Sequence[Run], at: datetime) -> str:
     """Return how far the runs of a run time had come at a moment."""
     # Moments are shown in seconds, so a run that began in the second of the moment has begun.
-    begun = [run for run in runs if run.started_at < at + timedelta(seconds=1)]
+    begun = [run for run in runs if run.started_at < at + _SECOND]
     if not begun:
         return "began later"
     last = begun[-1]
@@ -362,7 +381,8 @@ def _verdict(story: Story, formats: Formats) -> list[str]:
     """Return what became of the run time that the story is about."""
     task = story.task
     lines = []
-    if story.verdict is Verdict.RUNNING or any(not run.lost for run in story.running):
+    is_running = story.verdict is Verdict.RUNNING or any(not run.lost for run in story.running)
+    if is_running or _is_dead_before(story):
         lines.append(_running(task, formats))
     lines += [
         f"{_goes_on(run, task, formats)} (token {run.token})" for run in story.running if run.lost

@@ -12,6 +12,7 @@ from apscheduler_tasklock._lock.schedules import schedule_of, shown_zone
 from apscheduler_tasklock._lock.words import unreadable_in_words
 from apscheduler_tasklock._words.formats import Formats
 from apscheduler_tasklock._words.next_run_times import end_of, next_run_times
+from apscheduler_tasklock._words.replicas import none_begins
 from apscheduler_tasklock.status import (
     OptionSource,
     Pause,
@@ -52,10 +53,23 @@ def notes_of(task: TaskStatus, formats: Formats, *, with_pauses: bool = True) ->
     elif task.acknowledged:
         notes.append("its cut alarms no more")
     if task.gone:
-        notes.append("gone: no live replica has it")
+        notes.append("gone: no live replica has it, not counting those that stop")
     if task.requested_by is not None:
         notes.append(f"run asked for by {task.requested_by}")
     return "; ".join(notes)
+
+
+def as_listed(task: TaskStatus, now: datetime) -> TaskStatus:
+    """Return a task with the run that a list shows: one that hangs comes before newer ones.
+
+    :param now: the database's time
+    """
+    if not task.stuck:
+        return task
+    run = task.stuck[0]
+    took = (now - run.since).total_seconds()
+    listed = replace(task, started_at=run.since, took=took, holder=run.replica)
+    return replace(listed, finished_at=None, outcome=None)
 
 
 def why_not_run(task: TaskStatus, replicas: Sequence[ReplicaStatus] | None) -> str | None:
@@ -66,10 +80,10 @@ def why_not_run(task: TaskStatus, replicas: Sequence[ReplicaStatus] | None) -> s
     if task.function is None:
         return "only `hold` uses it, so no replica can begin a run"
     # A silent replica may be alive, and a request waits for it.
-    may_live = (ReplicaState.ALIVE, ReplicaState.SILENT, ReplicaState.UNREADABLE)
-    if replicas is not None and not any(each.state in may_live for each in replicas):
-        return "no live replica has it"
-    return None
+    may_live = (ReplicaState.SILENT, ReplicaState.UNREADABLE)
+    if replicas is None or any(each.state in may_live for each in replicas):
+        return None
+    return none_begins(replicas) or None
 
 
 def pauses_of(task: TaskStatus, formats: Formats) -> list[str]:
@@ -82,8 +96,9 @@ def pauses_of(task: TaskStatus, formats: Formats) -> list[str]:
 
 def pause_in_words(pause: Pause, formats: Formats, *, with_since: bool = False) -> str:
     """Return a pause in words: by whom, until when, and why; also since when if asked."""
-    if pause.job is not None:
-        return f"its stored job {pause.job!r} {pauser_in_words(pause.by, pause.since, formats)}"
+    if pause.job is not None or not pause.by:  # of a job, or of all tasks of which each job is
+        what = "" if pause.job is None else f"its stored job {pause.job!r} "
+        return f"{what}{pauser_in_words(pause.by, pause.since, formats)}"
     what = "" if pause.namespace is None else f" with {of_all_in_words(pause.namespace)}"
     why = f" ({pause.reason})" if pause.reason else ""
     since = f" since {formats.moment(pause.since)}" if with_since else ""
@@ -206,7 +221,11 @@ def _replicas_in_words(task: TaskStatus, replicas: Sequence[ReplicaStatus] | Non
         return ""
     if not replicas:
         return "none has reported this task" if task.function else ""
-    told = [each.replica_id for each in replicas if each.alive]
+    told = [
+        f"{each.replica_id}{' (stopping)' if each.stopping_since else ''}"
+        for each in replicas
+        if each.alive
+    ]
     told += [f"{each.replica_id} ({each.state.value})" for each in replicas if not each.alive]
     more = len(told) - _MOST_REPLICAS
     return ", ".join(told[:_MOST_REPLICAS]) + (f" and {more} more" if more > 0 else "")

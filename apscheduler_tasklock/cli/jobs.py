@@ -4,18 +4,29 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from apscheduler_tasklock._lock.schedules import trigger_in_words
 from apscheduler_tasklock._lock.words import unreadable_in_words
-from apscheduler_tasklock._words.actions import gone_in_words, job_in_words, requested_in_words
+from apscheduler_tasklock._words.actions import (
+    UNNOTED,
+    gone_in_words,
+    job_in_words,
+    requested_in_words,
+)
+from apscheduler_tasklock._words.findings import why_unclaimed
 from apscheduler_tasklock._words.tasks import pauser_in_words
 from apscheduler_tasklock.cli.exits import OK, message_of, say, status_of
 from apscheduler_tasklock.cli.output import Cell, Output, Table, output, print_json
 from apscheduler_tasklock.cli.steering import tell
 from apscheduler_tasklock.cli.target import check_names, task_locks
-from apscheduler_tasklock.errors import TaskLockNotFoundError, TaskLockStateError
+from apscheduler_tasklock.errors import (
+    TaskLockNotFoundError,
+    TaskLockSchemaError,
+    TaskLockStateError,
+)
 from apscheduler_tasklock.locks import TaskLocks
-from apscheduler_tasklock.status import JobMoved, JobState, JobStatus
+from apscheduler_tasklock.status import JobMoved, JobState, JobStatus, ReplicaStatus
 
 # What may follow `jobs` directly, as a part of the command's name.
 ACTIONS = ("pause", "resume", "run", "move", "remove")
@@ -40,6 +51,7 @@ def jobs(options: argparse.Namespace) -> int:
     """Show the jobs of the job store."""
     with task_locks(options) as locks:
         found = locks.jobs(*options.patterns)
+        replicas = _replicas(locks, found)
     if options.namespace:
         found = [job for job in found if _is_within(options.namespace, job)]
     ids = [job.id for job in found]
@@ -50,21 +62,36 @@ def jobs(options: argparse.Namespace) -> int:
         print_json(found)
         return OK
     shown = output()
-    shown.print_table(job_table(found, shown))
+    shown.print_table(job_table(found, replicas, shown))
     if not found:
         say("no jobs")
     return OK
 
 
-def job_table(found: Sequence[JobStatus], shown: Output) -> Table:
-    """Return a table of stored jobs."""
-    rows = [_row(job, shown) for job in found]
+def _replicas(locks: TaskLocks, found: Sequence[JobStatus]) -> list[ReplicaStatus] | None:
+    """Return the replicas if a job is overdue; ``None`` also if they cannot be read."""
+    with suppress(TaskLockSchemaError):
+        if any(job.state is JobState.OVERDUE for job in found):
+            return locks.replicas()
+    return None
+
+
+def job_table(
+    found: Sequence[JobStatus], replicas: Sequence[ReplicaStatus] | None, shown: Output
+) -> Table:
+    """Return a table of stored jobs.
+
+    :param replicas: the replicas, for overdue jobs; ``None``: they are not known
+    """
+    rows = [_row(job, replicas, shown) for job in found]
     return Table(
         _COLUMNS, rows, dispensable=frozenset({"notes"}), dropped=_DROPPED, first_share=1.0
     )
 
 
-def _row(job: JobStatus, shown: Output) -> list[Cell | str]:
+def _row(
+    job: JobStatus, replicas: Sequence[ReplicaStatus] | None, shown: Output
+) -> list[Cell | str]:
     return [
         job.id,
         Cell(job.state.value, _STYLES[job.state]),
@@ -73,11 +100,11 @@ def _row(job: JobStatus, shown: Output) -> list[Cell | str]:
         shown.cell(job.last_run_time),
         job.function,
         job.executor,
-        _notes(job, shown),
+        _notes(job, replicas, shown),
     ]
 
 
-def _notes(job: JobStatus, shown: Output) -> str:
+def _notes(job: JobStatus, replicas: Sequence[ReplicaStatus] | None, shown: Output) -> str:
     """Return which replica runs the job, and what keeps the job from running."""
     notes = [unreadable_in_words(job.unreadable)] if job.unreadable else []
     if job.paused_since is not None:
@@ -87,7 +114,8 @@ def _notes(job: JobStatus, shown: Output) -> str:
     if job.task_paused:
         until = shown.moment(job.task_paused_until) or "resumed"
         notes.append(f"its task is paused until {until}")
-    return "; ".join(notes)
+    notes.append(why_unclaimed(job, replicas))
+    return "; ".join(filter(None, notes))
 
 
 def pause(options: argparse.Namespace) -> int:
@@ -135,7 +163,7 @@ def move(options: argparse.Namespace) -> int:
         [job] = _chosen(options, locks)
         moved = locks.move_job(job.id, options.to, by=options.name)
     told = {"moved": job.id, "next_run_time": moved.next_run_time}
-    tell(options, told, job_in_words("moved", moved, output()), [job.id])
+    tell(options, told, _in_words("moved", moved, job), [job.id])
     return OK
 
 
@@ -165,8 +193,9 @@ def _change_each(
             if options.json:
                 print_json({key: [name for name, what in done.items() if _is_done(what)]})
             else:
-                for name, what in done.items():
-                    output().print(f"{name}: {_in_words(key, what)}")
+                for job in chosen:
+                    if job.id in done:
+                        output().print(f"{job.id}: {_in_words(key, done[job.id], job)}")
     return status
 
 
@@ -174,10 +203,12 @@ def _is_done(what: JobMoved | bool) -> bool:
     return what if isinstance(what, bool) else what.is_changed
 
 
-def _in_words(key: str, what: JobMoved | bool) -> str:
+def _in_words(key: str, what: JobMoved | bool, job: JobStatus) -> str:
     if isinstance(what, bool):
-        return gone_in_words(key, is_done=what)
-    return job_in_words(key, what, output())
+        words = gone_in_words(key, is_done=what)
+    else:
+        words = job_in_words(key, what, output())
+    return f"{words} ({UNNOTED})" if _is_done(what) and not job.has_task else words
 
 
 def _chosen(options: argparse.Namespace, locks: TaskLocks) -> list[JobStatus]:

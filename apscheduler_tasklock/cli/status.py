@@ -17,7 +17,7 @@ from apscheduler_tasklock._lock.tracebacks import LONGEST_TRACEBACK
 from apscheduler_tasklock._values import cut
 from apscheduler_tasklock._words.next_run_times import next_run_times
 from apscheduler_tasklock._words.runs import action_in_words, did_in_words, miss_in_words
-from apscheduler_tasklock._words.tasks import facts_of, notes_of, paused_with_all
+from apscheduler_tasklock._words.tasks import as_listed, facts_of, notes_of, paused_with_all
 from apscheduler_tasklock.cli.exits import OK, say
 from apscheduler_tasklock.cli.output import (
     STATE_STYLES,
@@ -36,7 +36,6 @@ from apscheduler_tasklock.cli.runs import (
 )
 from apscheduler_tasklock.cli.target import (
     check_names,
-    find_task,
     name_of,
     patterns_of,
     task_locks,
@@ -47,7 +46,7 @@ from apscheduler_tasklock.errors import (
     TaskLockOptionError,
     TaskLockSchemaError,
 )
-from apscheduler_tasklock.locks import TaskLocks
+from apscheduler_tasklock.locks import TaskLocks, find_task
 from apscheduler_tasklock.status import (
     ReplicaStatus,
     Run,
@@ -109,6 +108,7 @@ def status(options: argparse.Namespace) -> int:
         tasks = _tasks(options, locks)
         usual = _usual_durations(options, locks, tasks)
         left_out = _left_out(options, locks, tasks)
+        now = locks.database_time()
     if left_out:
         say(left_out)
     if options.json:
@@ -116,7 +116,7 @@ def status(options: argparse.Namespace) -> int:
         return OK
     for line in paused_with_all(tasks, shown):
         say(line)  # on standard error, because standard output has the table alone
-    shown.print_table(task_table(tasks, usual, shown))
+    shown.print_table(task_table(tasks, usual, now, shown))
     if not tasks:
         say("no tasks")
     return OK
@@ -238,31 +238,35 @@ def _print_traceback(runs: Sequence[Run], shown: Output) -> None:
         shown.print_beside("  | ", line)
 
 
-def task_table(tasks: Sequence[TaskStatus], usual: Mapping[str, float], shown: Output) -> Table:
+def task_table(
+    tasks: Sequence[TaskStatus], usual: Mapping[str, float], now: datetime, shown: Output
+) -> Table:
     """Return a table of tasks.
 
     :param usual: how long each task usually runs, in seconds
+    :param now: the time by the database's clock
     """
     return Table(
         _COLUMNS,
-        [_row(task, usual.get(task.name), shown) for task in tasks],
+        [_row(task, usual.get(task.name), now, shown) for task in tasks],
         numbers=frozenset({"took", "usual", "late by", "failures"}),
         dispensable=frozenset({"usual", "late by", "notes", "failures"}),
         dropped=_DROPPED,
     )
 
 
-def _row(task: TaskStatus, usual: float | None, shown: Output) -> list[Cell | str]:
+def _row(task: TaskStatus, usual: float | None, now: datetime, shown: Output) -> list[Cell | str]:
+    listed = as_listed(task, now)
     return [
         task.name,
         Cell(task.state.value, STATE_STYLES[task.state]),
         schedule_of(task),
-        shown.cell(task.started_at),
-        shown.seconds(task.took),
+        shown.cell(listed.started_at),
+        shown.seconds(listed.took),
         shown.seconds(usual),
         shown.cell(task.due_at),
         Cell(shown.seconds(task.late_by), "yellow"),
-        task.holder if task.started_at else "",
+        listed.holder if task.started_at else "",
         Cell(str(task.failures), "red" if task.failures else ""),
         notes_of(task, shown),
     ]
@@ -353,6 +357,7 @@ class _View:
         # Read once without a limit, because this reads the whole history, and a median hardly
         # changes.
         self._usual: dict[str, float] = {}
+        self._table = Table(_COLUMNS, ())
 
     def look(self) -> RenderableType:
         """Read the tasks; return them as a table, with a line that says how old the table is."""
@@ -366,6 +371,8 @@ class _View:
             self._tasks = _tasks(self._options, self._locks)
             if not self._usual or self._options.limit is not None:
                 self._usual = _usual_durations(self._options, self._locks, self._tasks)
+            now = self._locks.database_time()
+            self._table = task_table(self._tasks, self._usual, now, self._shown)
         except TaskLockDatabaseError as error:
             message = f"the database is unavailable, these are the tasks of the last read: {error}"
             line = Text(printable(message), style="bold red")
@@ -373,10 +380,7 @@ class _View:
             Text(printable(each), style="bold yellow")
             for each in paused_with_all(self._tasks, self._shown)
         ]
-        return Group(line, *paused, self._shown.drawn(self._table()))
-
-    def _table(self) -> Table:
-        return task_table(self._tasks, self._usual, self._shown)
+        return Group(line, *paused, self._shown.drawn(self._table))
 
 
 def _replicas_with(locks: TaskLocks, task: TaskStatus) -> list[ReplicaStatus] | None:

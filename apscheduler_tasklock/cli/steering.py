@@ -34,13 +34,13 @@ from apscheduler_tasklock.cli.exits import (
 )
 from apscheduler_tasklock.cli.output import output, print_json
 from apscheduler_tasklock.cli.runs import runs_of
-from apscheduler_tasklock.cli.target import find_task, name_of, task_locks
+from apscheduler_tasklock.cli.target import name_of, task_locks
 from apscheduler_tasklock.errors import (
     TaskLockDatabaseError,
     TaskLockNotFoundError,
     TaskLockOptionError,
 )
-from apscheduler_tasklock.locks import TaskLocks
+from apscheduler_tasklock.locks import TaskLocks, find_task
 from apscheduler_tasklock.status import Pause, Run, RunRequest, TaskState, TaskStatus
 
 # Limits the seconds between two reads of the awaited run's row.

@@ -18,7 +18,6 @@ from apscheduler_tasklock.cli.exits import say
 from apscheduler_tasklock.cli.text import did_you_mean
 from apscheduler_tasklock.errors import TaskLockError, TaskLockNotFoundError
 from apscheduler_tasklock.locks import TaskLocks
-from apscheduler_tasklock.status import TaskStatus
 
 # Limits the seconds that a command waits for the database.
 _TIMEOUT = 15.0
@@ -79,17 +78,6 @@ def patterns_of(options: argparse.Namespace, given: Sequence[str]) -> list[str]:
     if not given and options.namespace:
         return [name_of(options, "*")]
     return [name_of(options, pattern) for pattern in given]
-
-
-def find_task(locks: TaskLocks, name: str) -> TaskStatus:
-    """Return the task of exactly this name, in which ``*`` and ``?`` are ordinary characters.
-
-    :raises TaskLockNotFoundError: there is no such task
-    """
-    for task in locks.tasks(name):
-        if task.name == name:
-            return task
-    raise TaskLockNotFoundError([name])
 
 
 def with_hint(options: argparse.Namespace, error: TaskLockNotFoundError) -> TaskLockNotFoundError:

@@ -13,7 +13,7 @@ from apscheduler_tasklock._lock.operations import is_pattern
 from apscheduler_tasklock.dashboard.matching import MOST_MATCHING, Shown, TaskFilter
 from apscheduler_tasklock.dashboard.queries import Query
 from apscheduler_tasklock.errors import TaskLockNotFoundError, TaskLockOptionError
-from apscheduler_tasklock.locks import TaskLocks
+from apscheduler_tasklock.locks import TaskLocks, find_task
 from apscheduler_tasklock.status import PauseChange
 
 # How long a pause may last, by what the forms send.
@@ -151,8 +151,8 @@ def _exactly(names: Sequence[str], locks: TaskLocks) -> None:
     :raises TaskLockNotFoundError: a task does not exist
     """
     for name in names:
-        if is_pattern(name) and name not in {task.name for task in locks.tasks(name)}:
-            raise TaskLockNotFoundError([name])
+        if is_pattern(name):
+            find_task(locks, name)
 
 
 def _pause(locks: TaskLocks, asked: Asked) -> Sequence[str]:
@@ -242,6 +242,8 @@ def _remove_job(locks: TaskLocks, asked: Asked) -> Sequence[str]:
 # What is said of tasks that are already as somebody wants them.
 _ASKED_BEFORE = "A run was asked for before, and has not begun. It is not asked for a second time."
 _OTHERS = "It is still paused by somebody else."
+# What is said of jobs that have no task, and so no history, so far.
+_UNNOTED = "The run history has it if the job has run before."
 
 
 ACTIONS: Mapping[str, Action] = {
@@ -342,7 +344,8 @@ ACTIONS: Mapping[str, Action] = {
     "job-pause": Action(
         "Pause job",
         "Pause the job {names}?",
-        "It has no next run time until somebody resumes it. A run that goes on is not stopped.",
+        "It has no next run time until somebody resumes it. A run that goes on is not stopped. "
+        f"{_UNNOTED}",
         "the job was paused",
         {"paused": "The job is paused.", "already": "The job was paused before."},
         _pause_job,
@@ -352,7 +355,7 @@ ACTIONS: Mapping[str, Action] = {
         "Resume job",
         "Resume the job {names}?",
         "It is run at the first time of its trigger from now on. A one-off job whose date has "
-        "passed runs at once.",
+        f"passed runs at once. {_UNNOTED}",
         "the job was resumed",
         {"resumed": "The job is resumed.", "not-paused": "The job was not paused."},
         _resume_job,
@@ -376,7 +379,7 @@ ACTIONS: Mapping[str, Action] = {
         "Move job",
         "Move the next run time of the job {names}?",
         "The run times after it come from the trigger. A time that has passed makes it due at "
-        "once. A paused job is resumed.",
+        f"once. A paused job is resumed. {_UNNOTED}",
         "the job was moved",
         {
             "moved": "The job is moved.",
@@ -391,7 +394,7 @@ ACTIONS: Mapping[str, Action] = {
         "Remove job",
         "Remove the job {names}?",
         "It is deleted from the job store, and not run any more. A run that goes on is not "
-        "stopped.",
+        f"stopped. {_UNNOTED}",
         "the job was removed",
         {
             "removed": "The job is removed.",

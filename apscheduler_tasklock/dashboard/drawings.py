@@ -52,7 +52,7 @@ LEGEND = [
         ("ok", "ended well"),
         ("again", "takeover or retry"),
         ("bad", "failed or died"),
-        ("other", "otherwise ended"),
+        ("other", "otherwise ended, or end not known"),
         ("missed", "nobody ran it"),
         ("running", "goes on"),
         ("stuck", "goes on for too long"),
@@ -438,6 +438,8 @@ def _class_of_entry(entry: LaneEntry) -> str:
         return "stuck" if entry.outcome == "too long" else "running"
     if entry.outcome == "ok" and entry.kind in ("takeover", "retry"):
         return "again"
+    if entry.run is None and entry.count == 1 and entry.outcome in ("died", "overran"):
+        return "other"  # its lease has ended, and nobody knows whether the run has
     return _CLASSES.get(entry.outcome, "other")
 
 

@@ -6,7 +6,6 @@ Each screen is a function of the reads, the request's query and a time. What it 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date, datetime, timedelta, timezone, tzinfo
@@ -15,7 +14,7 @@ from typing import Any, TypeVar
 
 from apscheduler_tasklock._lock.operations import unmatched
 from apscheduler_tasklock._values import cut
-from apscheduler_tasklock._words.findings import PAUSED, finding_of_task, severity_of
+from apscheduler_tasklock._words.findings import PAUSED, finding_of_task, severity_of, why_unclaimed
 from apscheduler_tasklock._words.headlines import OpenRun, headline_of, open_runs
 from apscheduler_tasklock._words.json_text import as_json
 from apscheduler_tasklock._words.lanes import (
@@ -26,7 +25,13 @@ from apscheduler_tasklock._words.lanes import (
 from apscheduler_tasklock._words.replicas import fate_of, replica_headline, tasks_of_one
 from apscheduler_tasklock._words.runs import durations_in_words
 from apscheduler_tasklock._words.stories import story_lines
-from apscheduler_tasklock._words.tasks import facts_of, notes_of, why_not_run
+from apscheduler_tasklock._words.tasks import (
+    as_listed,
+    facts_of,
+    notes_of,
+    pause_in_words,
+    why_not_run,
+)
 from apscheduler_tasklock.dashboard.drawings import (
     PARTS,
     Column,
@@ -46,7 +51,7 @@ from apscheduler_tasklock.errors import (
     TaskLockNotFoundError,
     TaskLockStateError,
 )
-from apscheduler_tasklock.locks import TaskLocks
+from apscheduler_tasklock.locks import TaskLocks, find_task
 from apscheduler_tasklock.status import (
     JOB_ORDERS,
     KINDS,
@@ -54,11 +59,13 @@ from apscheduler_tasklock.status import (
     OUTCOMES,
     RUN_ORDERS,
     Finding,
+    JobState,
     JobStatus,
     Lane,
     Lanes,
     MissCause,
     Overview,
+    Pause,
     ReplicaState,
     Run,
     TaskState,
@@ -278,7 +285,7 @@ def overview(context: Context) -> Screen:
     screen.drawn = {
         "last_of_each": _last_of_each(bad),
         "day_ago": screen.formats.field(day_ago),
-        "lines": state_lines(found),
+        "lines": state_lines(found, screen.formats),
         "is_well": found is not None and not severity and found.alive is not None,
         "severity": severity,
         "listed": MOST_LISTED,
@@ -304,16 +311,17 @@ def _unlisted(found: Overview | None) -> dict[str, int]:
 
 
 def _last_of_each(runs: Sequence[Run]) -> list[tuple[Run, int]]:
-    """Return the newest entry of each task, and how many the task has.
+    """Return the newest entry of each task and outcome, and how many of that outcome it has.
 
     :param runs: the entries, the newest first
     """
-    counts = Counter(run.task for run in runs)
-    last = {run.task: run for run in reversed(runs)}
-    return [(run, counts[run.task]) for run in runs if last[run.task] is run]
+    of_each: dict[tuple[str, str], list[Run]] = {}
+    for run in runs:
+        of_each.setdefault((run.task, run.outcome), []).append(run)
+    return [(each[0], len(each)) for each in of_each.values()]
 
 
-def state_lines(found: Overview | None) -> list[tuple[str, str, str]]:
+def state_lines(found: Overview | None, formats: Formats) -> list[tuple[str, str, str]]:
     """Return what the first line says: for each thing its class, its words, and its link."""
     if found is None:
         return []
@@ -329,7 +337,9 @@ def state_lines(found: Overview | None) -> list[tuple[str, str, str]]:
             words = _SAID[kind][len(findings) > 1]
             lines.append((name, f"{len(findings)} {words}", link))
         else:
-            lines += [(name, each.says, each.link or "#findings") for each in findings]
+            lines += [
+                (name, formats.words(each.says), each.link or "#findings") for each in findings
+            ]
     return lines
 
 
@@ -356,6 +366,7 @@ def tasks(context: Context) -> Screen:
     screen.drawn = {
         "strips": {task.name: strip_of(recent.get(task.name, ())) for task in rows},
         "notes": {task.name: notes_of(task, screen.formats) for task in rows},
+        "listed": {task.name: as_listed(task, screen.formats.now) for task in rows},
         "states": [each.value for each in TaskState],
         "counts": {each.value: count for each, count in found.counts.items()} if found else {},
         "chosen": [each.value for each in wanted.states],
@@ -371,7 +382,7 @@ def task(context: Context) -> Screen:
     name = context.task()
     collector = Collector(context)
     found = collector.overview()
-    status = collector.read(("task", name), lambda locks: _task(locks, name))
+    status = collector.read(("task", name), lambda locks: find_task(locks, name))
     runs = collector.read(("runs of", name), lambda locks: _entries(locks, name))
     usual = collector.read(("usual", name), lambda locks: locks.usual_durations(name).get(name))
     durations = collector.read(("durations", name), lambda locks: locks.durations(name))
@@ -410,11 +421,13 @@ def task(context: Context) -> Screen:
     if status is not None:
         of_task = [each for each in (found.findings if found else ()) if each.task == name]
         finding = of_task[0] if of_task else finding_of_task(status, now)
+        if finding is not None:
+            finding = replace(finding, says=formats.words(finding.says))
         headline = headline_of(status, entries, formats, usual, having, finding, now)
         facts = facts_of(status, ended, formats, usual, having, now)
         screen.data["headline"] = headline
         screen.drawn["facts"] = facts
-        screen.drawn["why_not_run"] = why_not_run(status, having if fleet else None)
+        screen.drawn["why_not_run"] = why_not_run(status, having)
         screen.drawn["can"] = _possible_actions(status, found.findings if found else ())
         if screen.drawn["why_not_run"]:
             screen.drawn["can"].discard("run")
@@ -467,13 +480,6 @@ def _changes(entries: Sequence[Run], formats: Formats) -> list[tuple[datetime, s
             words = f"release changed at {at}: {before.release} to {run.release}"
             changes.append((run.started_at, words))
     return sorted(changes, key=lambda change: change[0])
-
-
-def _task(locks: TaskLocks, name: str) -> TaskStatus:
-    for found in locks.tasks(name):
-        if found.name == name:
-            return found
-    raise TaskLockNotFoundError([name])
 
 
 def _entries(locks: TaskLocks, name: str) -> list[Run]:
@@ -734,7 +740,8 @@ def jobs(context: Context) -> Screen:
     screen = collector.screen("jobs.html", "Jobs", found)
     rows = listed or []
     screen.data = {"jobs": rows[:ROWS], "page": page, "more": len(rows) > ROWS}
-    screen.drawn = {"orders": _JOB_ORDERS, "order": order}
+    whys = {job.id: _why_unclaimed(collector, job) for job in rows[:ROWS]}
+    screen.drawn = {"orders": _JOB_ORDERS, "order": order, "whys": whys}
     return screen
 
 
@@ -753,7 +760,15 @@ def job(context: Context) -> Screen:
         screen.drawn = {"values": {name: as_json(value) for name, value in arguments.items()}}
     else:
         screen.drawn = {"values": {"": arguments} if arguments else {}}
+    screen.drawn["why_unclaimed"] = "" if status is None else _why_unclaimed(collector, status)
     return screen
+
+
+def _why_unclaimed(collector: Collector, job: JobStatus) -> str:
+    """Return why no replica claims an overdue job. The replicas are read only for such a one."""
+    if job.state is not JobState.OVERDUE:
+        return ""
+    return why_unclaimed(job, collector.read("replicas", lambda locks: locks.replicas()))
 
 
 def _job(locks: TaskLocks, job_id: str) -> JobStatus:
@@ -843,10 +858,9 @@ def _shades(found: Lanes, formats: Formats, span: Span, by: str) -> Callable[[st
         end = min(filter(None, (resumed.get(run.task), run.until)), default=None)
         if end is not None and end < span.since:
             continue
-        title = f"{cut(run.task, LONGEST_TITLE)}: paused by {run.by} at "
-        title += formats.moment(run.started_at)
-        if run.reason:
-            title += f" ({cut(run.reason, LONGEST_TITLE)})"
+        pause = Pause(run.by or "nobody", run.started_at, end, run.reason)
+        title = f"{cut(run.task, LONGEST_TITLE)}: "
+        title += cut(pause_in_words(pause, formats, with_since=True), 2 * LONGEST_TITLE)
         shade = span.shade(run.started_at, end, "pause", title)
         is_of_many = run.task.endswith("*")
         shades.append((run.task[:-1] if is_of_many else run.task, is_of_many, shade))

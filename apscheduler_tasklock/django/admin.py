@@ -38,7 +38,7 @@ from apscheduler_tasklock._words.runs import (
     miss_in_words,
     run_notes,
 )
-from apscheduler_tasklock._words.tasks import pauses_of
+from apscheduler_tasklock._words.tasks import as_listed, pauses_of
 from apscheduler_tasklock.django.configuration import configuration
 from apscheduler_tasklock.django.database import task_locks
 from apscheduler_tasklock.django.models import Job, Replica, Run, Task
@@ -302,12 +302,14 @@ class TaskAdmin(SteeredAdmin):
     def read_statuses(self, locks: TaskLocks, rows: Sequence[Any]) -> None:
         """Set the status and the usual duration of each task."""
         found = {status.name: status for status in _statuses(locks, rows)}
+        now = locks.database_time()
         try:
             usual = locks.usual_durations(*found) if found else {}
         except TaskLockSchemaError:  # because the states, which need no history, can still be shown
             usual = {}
         for row in rows:
             row.status = found.get(row.task_name)
+            row.listed = row.status and as_listed(row.status, now)
             row.usual = usual.get(row.task_name)
 
     def change_view(
@@ -368,10 +370,7 @@ class TaskAdmin(SteeredAdmin):
     @admin.display(description="took")
     def took(self, task: Any) -> str:
         """Return how long the last run took, and how long a run usually takes."""
-        if task.status is None or task.status.took is None:
-            return "-"
-        usual = f" (usually {seconds_in_words(task.usual)})" if task.usual is not None else ""
-        return f"{seconds_in_words(task.status.took)}{usual}"
+        return _took_with_usual(task.status, task.usual) if task.status else "-"
 
     @admin.display(description="next due", ordering="due_at")
     def due(self, task: Any) -> str:
@@ -405,18 +404,21 @@ class TaskAdmin(SteeredAdmin):
 
     @admin.display(description="last run", ordering="started_at")
     def last_run(self, task: Any) -> str:
-        """Return when the task's last run began, and on which replica."""
+        """Return when the task's last run began, and on which replica; one that hangs first."""
         if task.status is None or task.status.started_at is None:
             return "-"
-        return f"{_time(task.status.started_at)} on {task.status.holder}"
+        return f"{_time(task.listed.started_at)} on {task.listed.holder}"
 
     @admin.display(description="last outcome")
     def outcome_and_runs(self, task: Any) -> Any:
-        """Return the last run's outcome and duration, as a link to the task's runs."""
-        told = self.outcome(task)
-        if task.status is not None and task.status.took is not None:
-            is_over = task.status.finished_at or task.status.outcome
-            told = f"{told}, {'took' if is_over else 'so far'} {self.took(task)}"
+        """Return that run's outcome and duration, as a link to the task's runs."""
+        if task.status is None:
+            told = "-"
+        else:
+            told, is_over = _outcome(task.listed), task.listed.finished_at or task.listed.outcome
+            if task.listed.took is not None:
+                took = _took_with_usual(task.listed, task.usual)
+                told = f"{told}, {'took' if is_over else 'so far'} {took}"
         return format_html('<a href="{}">{}</a>', self._url_of_runs(task), told)
 
     @admin.display(description="runs")
@@ -752,6 +754,13 @@ def _statuses(locks: TaskLocks, tasks: Sequence[Any]) -> list[TaskStatus]:
     names = {task.task_name for task in tasks}
     # The answer is filtered, because a name may contain a wildcard of a pattern.
     return [status for status in locks.tasks(*names) if status.name in names] if names else []
+
+
+def _took_with_usual(status: TaskStatus, usual: float | None) -> str:
+    if status.took is None:
+        return "-"
+    told = f" (usually {seconds_in_words(usual)})" if usual is not None else ""
+    return f"{seconds_in_words(status.took)}{told}"
 
 
 def _outcome(status: TaskStatus) -> str:

@@ -945,6 +945,22 @@ class TestReplicas:
         for found in (operator.replicas(), operator.fleet(None)):
             assert (found[0].state, found[0].stopping_since) == (ReplicaState.DIED, since)
 
+    def test_one_that_was_killed_while_it_stopped_has_died_also_if_its_run_was_freed(
+        self, one: Replica, other: Replica, operator: Operator, travel: Travel
+    ) -> None:
+        report(one, "task")
+        _, granted = one.claim(**{**JOB, "lease": 60})
+        since = database_now(operator.connection)
+        one.statements.stops([RunningRun("task", granted.token, "one", since)])
+        travel(46)
+        # In an outage, no replica is heard.
+        assert operator.replicas()[0].state is ReplicaState.SILENT
+        report(other, "task")
+        # Until its lease is over, it may go on without a connection.
+        assert operator.replicas()[0].state is ReplicaState.SILENT
+        operator.freed(granted.token, force=True)
+        assert operator.replicas()[0].state_in_words == "died while it was stopping"
+
 
 @pytest.mark.parametrize(
     ("pattern", "matches"),

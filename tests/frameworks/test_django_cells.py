@@ -16,6 +16,7 @@ from apscheduler_tasklock.django.models import Replica, Run, Task
 from tests.support.rows import (
     NOW, READ, action_read, miss_read, replica_status, run_read, seconds, task_status
 )
+from apscheduler_tasklock._words.tasks import as_listed
 from apscheduler_tasklock.status import RunningRun
 
 def cells_of(model, row, columns):
@@ -23,7 +24,9 @@ def cells_of(model, row, columns):
     return {name: str(getattr(shown, name)(row)) for name in columns}
 
 def task(usual=None, **columns):
-    row = SimpleNamespace(task_name="sync", status=task_status("sync", **columns), usual=usual)
+    status = task_status("sync", **columns)
+    listed = as_listed(status, NOW)
+    row = SimpleNamespace(task_name="sync", status=status, listed=listed, usual=usual)
     return cells_of(Task, row, ["state", "schedule", "last_run", "outcome_and_runs", "due"])
 
 def run(entry):
@@ -35,7 +38,7 @@ def replica(**columns):
     row = SimpleNamespace(**vars(status), status=status)
     return cells_of(Replica, row, ["state", "started", "seen", "running"])
 
-stuck = RunningRun("sync", 7, "web-1", NOW, True)
+stuck = RunningRun("sync", 7, "web-1", NOW + seconds(-600), True)
 moved = {"due_at": seconds(240)}
 answer({
     **{kind: task(**columns) for kind, columns in READ.items()},
@@ -69,6 +72,7 @@ OUTCOMES = {
     "handed over": "cut, took 2 s",
     "overran": "overran, took 2 s",
     "died": "died, took 2 s",
+    "stuck": "not over, so far 10 min",
 }
 STATES = {
     "ok": "ok",
@@ -91,6 +95,7 @@ OTHERS = {
     ("ok", "last_run"): "2026-01-31 11:59:00 on one",
     ("ok", "due"): "2026-01-31 12:04:00",
     ("new", "last_run"): "-",
+    ("stuck", "last_run"): "2026-01-31 11:50:00 on web-1",
     ("the last", "due"): "-",
     ("not read", "due"): "-",
     ("a run", "took"): "2 s",

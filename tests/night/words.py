@@ -441,10 +441,10 @@ def an_outage_is_drawn_where_it_was(said: Said, truth: Truth) -> Iterator[Findin
 @check
 def a_pause_is_drawn_where_it_was(said: Said, truth: Truth) -> Iterator[Finding]:
     html = said.html("/?by=task")
-    for task, by, at in re.findall(rf"<title>([^<:]*): paused by (\S+) at {_TIME}", html):
+    for task, by, at in re.findall(rf"<title>([^<:]*): paused by (\S+) since {_TIME}", html):
         pauses = [each for each in truth.pauses if each.task == task and each.by == by]
         if not any(_is_about(each.since, at, said.at) for each in pauses):
-            yield f"overview: {task}: paused by {by} at {at}", str(pauses)
+            yield f"overview: {task}: paused by {by} since {at}", str(pauses)
 
 
 @check

@@ -180,6 +180,15 @@ class Known:
             tasks,
             replicas=self.replicas_,
             jobs=jobs,
+            having={
+                job.task: [
+                    each.replica_id
+                    for each in self.replicas_
+                    if each.alive and not each.stopping_since and job.task in each.tasks
+                ]
+                for job in jobs.values()
+                if job.task is not None
+            },
             misses=[each for each in self.misses if _chosen([each.task], patterns, str)],
             pauses_of_all=pauses,
             all_paused=found.paused if all(_is_paused(task) for task in tasks) else (),

@@ -66,6 +66,9 @@ def named(*names: str, **columns: Any) -> list[TaskStatus]:
     return [task_status(name, **columns) for name in names]
 
 
+UNNOTED = "not in the run history, which its task has from the job's first run on"
+
+
 class Terminal(StringIO):
     """A standard stream that is a terminal."""
 
@@ -1022,12 +1025,17 @@ class TestJobs:
                 "move p --to 2100-01-02T00:00:00Z",
                 ["p: moved to 2100-01-02T00:00:00Z, and no longer paused"],
             ),
+            (
+                "move new --to 2100-01-02T00:00:00Z",
+                [f"new: moved to 2100-01-02T00:00:00Z ({UNNOTED})"],
+            ),
+            ("remove new", [f"new: removed ({UNNOTED})"]),
+            ("resume new", ["new: was not paused"]),
         ],
     )
     def test_in_words(self, on: On, words: str, lines: Sequence[str]) -> None:
-        command = on(
-            jobs_=[job_status("a"), job_status("p", state=JobState.PAUSED)],
-        )
+        paused = job_status("p", state=JobState.PAUSED, has_task=True)
+        command = on(jobs_=[job_status("a", has_task=True), paused, job_status("new")])
         action, *arguments = words.split()
         answer = command(f"jobs {action}", *arguments)
         assert (answer.status, answer.err, answer.out.splitlines()) == (0, "", lines)

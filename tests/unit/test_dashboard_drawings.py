@@ -302,8 +302,10 @@ def test_what_a_shape_says(entries: list[LaneEntry], words: str) -> None:
     assert entries_in_words(entries, FORMATS).startswith(words)
 
 
-def test_a_run_whose_lease_has_ended_is_not_said_to_go_on() -> None:
+def test_a_run_whose_lease_has_ended_is_not_said_to_go_on_or_to_have_failed() -> None:
     dead = LaneEntry("a", "web-1", "schedule", "died", BEGIN, BEGIN + timedelta(minutes=1))
+    [shape] = drawn(dead).shapes
+    assert shape.name == "other"
     assert entries_in_words([dead], FORMATS) == (
         "a 00:00:00, its lease ended at 00:01:00, and it has not reported its end"
     )

@@ -26,6 +26,7 @@ from apscheduler_tasklock.status import (
     Misses,
     Pause,
     ReplicaState,
+    ReplicaStatus,
     RunningRun,
     Spread,
     TaskState,
@@ -96,6 +97,17 @@ class TestOverview:
         assert "All is well" not in ill
         assert "Needs attention" in ill
 
+    def test_a_replica_that_stops_is_listed_as_that(self) -> None:
+        gone = {"state": ReplicaState.DIED, "stopping_since": ago(3), "seen_at": ago(2)}
+        known = [
+            replica_status("web-1", stopping_since=ago(1)),
+            replica_status("web-2"),
+            replica_status("web-3", **gone),
+        ]
+        words = reader(replicas_=known).words("/replicas")
+        assert re.search("web-1 host alive stopping .* web-2 host alive 1.0", words)
+        assert re.search("web-3 host died while it was stopping", words)
+
     def test_releases_are_beside_their_replicas_if_any_is_known(self) -> None:
         known = [replica_status("web-1", release="build-77"), replica_status("web-2")]
         assert "release" not in reader(replicas_=known[1:]).words("/replicas")
@@ -153,7 +165,7 @@ class TestOverview:
     def test_a_pause_of_all_tasks_is_in_the_first_line(self) -> None:
         pause = pause_of_all(until=NOW + timedelta(hours=1), reason="the database moves")
         words = reader(tasks_=[task_status("a")], pauses=(pause,)).words("/")
-        says = "all tasks paused by ann since 2026-01-31T12:00:00Z until 2026-01-31T13:00:00Z"
+        says = "all tasks paused by ann since 12:00:00 until 13:00:00"
         assert f"All is well. 1 task, 0 replicas alive. {says} (the database moves)" in words
 
     def test_the_last_hour_has_a_lane_for_each_replica_and_one_for_nobody(self) -> None:
@@ -189,6 +201,7 @@ class TestOverview:
                 run_read(task="a", token=1, **error, **span(600, 599)),
                 run_read(task="a", token=2, outcome="error", error="long ago", **span(3000, 2999)),
                 run_read(task="a", token=3, outcome="died", **span(700, 699)),
+                run_read(task="a", token=4, **error, **span(800, 799)),
                 run_read(task="b", token=1, outcome="died", **span(800, 799)),
                 miss_read(task="c", **late),
                 miss_read(task="paused"),
@@ -200,16 +213,20 @@ class TestOverview:
         assert "at most 1 min" in words
         assert ": late by 3 s why?" in words
         assert "long ago" not in words
+        # A death is not hidden by what came after it.
+        assert words.count("its replica died, or could not reach the database") == 2
         # Operators know of their pauses, which the lanes show.
         assert "the task was paused" not in words
-        assert [each["task"] for each in shown.twin("/")["troubles"]] == [*("c", "a", "a", "b")]
+        assert [each["task"] for each in shown.twin("/")["troubles"]] == [
+            *("c", "a", "a", "a", "b")
+        ]
 
     def test_a_run_that_has_outlived_its_lock_is_told_with_its_own_replica(self) -> None:
         stuck = RunningRun("a", 7, "web-3", NOW + ago(15), lost=True)
         too_long = {**READ["too long"], "holder": "web-4", "token": 9, "stuck": (stuck,)}
         words = reader(tasks_=[task_status("a", **too_long)]).words("/")
         assert "1 task runs too long" in words
-        assert "since 2026-01-31T11:45:00Z on web-3" in words
+        assert "since 11:45:00 on web-3" in words  # as all times of a page
         assert "Runs now task for on a too long 15 min web-3 a 1 min web-4" in words
 
     def test_what_runs_and_what_is_due(self) -> None:
@@ -275,6 +292,12 @@ class TestTasks:
         words = shown.words("/tasks")
         assert re.search("a failing [0-9: -]+ 2 s [0-9: -]* 3 every 5 min", words)
         assert 'aria-label="2 runs, 1 failed"' in shown.html("/tasks")
+
+    def test_a_run_that_hangs_is_shown_in_place_of_newer_ones(self) -> None:
+        stuck = RunningRun("a", 7, "web-3", NOW + ago(15), lost=True)
+        newer = {**READ["too long"], "token": 9, "took": 2.0, "finished_at": ago(1)}
+        words = reader(tasks_=[task_status("a", **{**newer, "stuck": (stuck,)})]).words("/tasks")
+        assert re.search("a too long 11:45:00 15 min 12:04:00", words)
 
     @pytest.mark.parametrize(
         ("query", "names"),
@@ -851,6 +874,31 @@ class TestJobs:
         operator = Reader(known, may_operate=True)
         assert "args[0] &#34;x&lt;y&#34; k 7" in operator.words("/job?id=job-1")
         assert operator.twin("/job?id=job-1")["arguments"] == arguments
+
+    @pytest.mark.parametrize(
+        ("replicas", "why"),
+        [
+            ([], "none is alive"),
+            ([replica_status("web-1", stopping_since=ago(1))], "each live one stops"),
+            ([replica_status("web-1")], "no live one lists it"),
+            ([replica_status("web-1", tasks=("sent",))], "web-1 lists it, but does not claim it"),
+        ],
+    )
+    def test_why_no_replica_claims_an_overdue_one_is_told_as_on_the_overview(
+        self, replicas: list[ReplicaStatus], why: str
+    ) -> None:
+        overdue = {"state": JobState.OVERDUE, "next_run_time": ago(5), "task": "sent"}
+        shown = reader(jobs_=[job_status("job-1", **overdue)], replicas_=replicas)
+        for page in ("/jobs", "/job?id=job-1"):
+            assert f"no replica claims it: {why}" in shown.words(page)
+        assert f"that no replica claims: {why}" in shown.words("/")
+
+    @pytest.mark.parametrize("has_task", [False, True])
+    def test_a_task_that_has_no_page_yet_is_no_link(self, has_task: bool) -> None:
+        shown = reader(jobs_=[job_status("job-1", task="sent", has_task=has_task)])
+        for page in ("/jobs", "/job?id=job-1"):
+            assert "sent" in shown.words(page)
+            assert ('href="task?name=sent"' in shown.html(page)) is has_task
 
     def test_they_are_ordered_and_come_in_parts(self) -> None:
         jobs = [job_status(f"job-{n:03}", next_run_time=ago(-200 + n)) for n in range(60)]

@@ -71,6 +71,13 @@ ROW: dict[str, Any] = {
     "overdue_at": at("00:41"),
 }
 RUNS_ON = {"finished_at": None, "state": TaskState.RUNNING, "locked_until": at("23:00")}
+DIED = {
+    "finished_at": None,
+    "state": TaskState.DEAD,
+    "outcome": "died",
+    "locked_until": at("00:21"),
+}
+MOMENT = timedelta(milliseconds=16)
 LIVE = replica_status("web-1", tasks=("job",), started_at=at("00:00"), seen_at=at("23:00"))
 SILENT = replica_status(
     "web-1",
@@ -333,6 +340,36 @@ def test_a_run_that_was_overtaken_and_goes_on_is_told_first(is_stuck: bool) -> N
         "ended well"
     )
     assert found.verdict[0] == f"{goes_on} (token 5)"
+
+
+def test_a_dead_run_is_told_with_a_later_run_time_that_nobody_has_begun() -> None:
+    found = lines("00:45", **{**DIED, "due_at": at("00:40") + MOMENT})
+    assert found.headline == (
+        "job at 00:45:00: its run of 00:20:00 has not renewed its lease, and its last run time "
+        "until then was 00:40:00, which nobody has begun"
+    )
+    assert found.verdict[0] == (
+        "00:20:00 began at 00:20:00 on one, and has not renewed its lease, which ended at 00:21:00 "
+        "(token 7, dead)"
+    )
+    closed = lines("00:45", ran("00:20", token=7, outcome="died"), **DIED)
+    assert closed.headline.startswith("job at 00:45:00: its last run time")
+
+
+@pytest.mark.parametrize("row", [{}, {"finished_at": at("00:20:02"), "state": TaskState.LATE}])
+@pytest.mark.parametrize("trigger", [EVERY_20, STARTED, OWN_START])
+def test_a_run_time_that_is_a_moment_later_than_asked_for_is_the_one(
+    trigger: Any, row: dict[str, Any]
+) -> None:
+    """A run time by the database's clock is off the schedule's by what a statement took."""
+    off = {"scheduled_at": at("00:20") + MOMENT, "started_at": at("00:20") + MOMENT}
+    entries = [ran("00:10", token=6), ran("00:00", token=5, outcome="died")]
+    if row:
+        entries.append(ran("00:20", token=7, **off))
+    found = lines("00:45", *entries, trigger=trigger, of="00:20", **{**DIED, **row, **off})
+    assert "its last run time until then was 00:20:00, whose run" in found.headline
+    assert found.verdict[0].startswith("00:20:00 began at 00:20:00 on ")
+    assert not [each for each in found.verdict if "not known" in each or "nobody" in each]
 
 
 def test_a_run_that_goes_on_is_told_before_run_times_that_were_missed_by_it() -> None:

@@ -159,6 +159,15 @@ def test_replicas_that_stop_and_several_versions_are_notes() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("seconds_late", "says"),
+    [(3599.0, "by 3599 s"), (3600.0, "by 1 h"), (100_000.0, "by 1 d 3 h")],
+)
+def test_from_an_hour_on_durations_are_told_in_hours(seconds_late: float, says: str) -> None:
+    overdue = {**READ["overdue"], "late_by": seconds_late}
+    assert told(found(task_status("sync", **overdue))) == [("overdue", "critical", says)]
+
+
 def misses(in_a_row: int, of_ten: int, reason: str | None = None) -> Misses:
     return Misses("sync", in_a_row, of_ten, NOW - 3 * EVERY, NOW - EVERY, reason)
 
@@ -219,6 +228,10 @@ def test_two_releases_of_live_replicas_are_a_note() -> None:
     says = "live replicas have several releases: 1 with 1.9, 2 with 2.0"
     assert told(found(replicas=replicas)) == [("releases", "note", says)]
     assert found(replicas=[replicas[0], *replicas[2:]]) == []
+    long = [replica_status(name, release="a" * 50 + name) for name in "xy"]
+    cut_there = "a" * 50 + "... (51 characters)"
+    says = f"live replicas have several releases: 1 with {cut_there}, 1 with {cut_there}"
+    assert told(found(replicas=long)) == [("releases", "note", says)]
 
 
 def test_a_task_that_is_gone_is_no_finding() -> None:
@@ -303,14 +316,14 @@ WEB, JOBS = replica_status("web-1"), replica_status("jobs-1")
             {},
             [replace(WEB, rejected=("history: x",))],
             [],
-            "no live one lists it, so that none has both its executor and its job store",
+            "no live one lists it: none has both its executor and its job store",
         ),
         (
             {},
             [WEB, JOBS],
             ["a", "b", "c", "d"],
-            "a, b, c and others list it, so that what it needs to run is missing there, or a free"
-            " worker",
+            "a, b, c and others list it, but do not claim it, because something that it needs is "
+            "missing there, such as its function, or because no worker is free",
         ),
         ({"task": None}, [WEB], [], ""),
         ({"trigger": {"type": "date"}}, [WEB], [], ""),  # tasks of such jobs are not listed
@@ -372,6 +385,22 @@ def test_that_all_tasks_are_paused_one_by_one_is_told() -> None:
 
 
 @pytest.mark.parametrize(
+    ("by", "says"),
+    [
+        ("ann", "all tasks paused by ann since 2026-01-31T12:00:00Z until resumed"),
+        (
+            "",
+            "all tasks paused until resumed, by whom is not known, changed last at "
+            "2026-01-31T12:00:00Z",
+        ),
+    ],
+)
+def test_that_the_stored_jobs_of_all_tasks_are_paused_is_told(by: str, says: str) -> None:
+    task = task_status("a", pauses=(Pause(by, NOW, None, None, job="a"),))
+    assert told(found(all_paused=[task])) == [("paused", "note", says)]
+
+
+@pytest.mark.parametrize(
     ("replica", "says"),
     [
         ({"leaderless_for": 30.0}, None),
@@ -427,8 +456,8 @@ def test_a_namespace_without_a_live_replica(
         [finding] = findings
         last = seen if sign is None else sign
         assert finding.since == NOW + seconds(last)
-        says = f"no replica of 'shop:' is alive for {-last} s, since web-1"
-        assert finding.says == says
+        lasting = "2 h 46 min" if last < -3600 else f"{-last} s"
+        assert finding.says == f"no replica of 'shop:' is alive for {lasting}, since web-1"
 
 
 @pytest.mark.parametrize(("expected", "level"), [(0, None), (2, None), (3, "warning")])

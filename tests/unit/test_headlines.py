@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timezone
+from datetime import datetime, timezone
 from typing import Any
 
 import pytest
@@ -33,11 +33,14 @@ def said(
     usual: float | None = None,
     alive: list[str] | None = None,
     jobs: Any = (),
+    stopping_since: datetime | None = None,
     **columns: Any,
 ) -> tuple[str, str]:
     """Return the sentence, and what to do."""
     task = task_status(**columns)
-    replicas = None if alive is None else [replica_status(name) for name in alive]
+    replicas = None
+    if alive is not None:
+        replicas = [replica_status(name, stopping_since=stopping_since) for name in alive]
     found = findings_of(WatchedRows(NOW, [task], jobs=dict(jobs)))
     finding = next((each for each in found if each.task == task.name), None)
     headline = headline_of(task, entries or [], FORMATS, usual, replicas, finding, NOW)
@@ -100,7 +103,17 @@ SENTENCES: dict[str, tuple[dict[str, Any], str]] = {
     "overdue, alone": (
         {**READ["overdue"], "alive": []},
         "Overdue since 11:58:25, for 1 min 35 s: no replica has begun it, and no live replica has "
-        "the task.",
+        "it.",
+    ),
+    "overdue, and the only replica stops": (
+        {**READ["overdue"], "alive": ["web-1"], "stopping_since": NOW},
+        "Overdue since 11:58:25, for 1 min 35 s: no replica has begun it, and each live replica "
+        "that has it is stopping.",
+    ),
+    "dead, with failover, and the only replica stops": (
+        {**READ["just dead"], "failover": True, "alive": ["web-1"], "stopping_since": NOW},
+        "Dead since 11:59:59: its run, begun at 11:59:00 on one, has not renewed its lease; "
+        "failover cannot run it again, because each live replica that has it is stopping.",
     ),
     "late": (READ["late"], "Late since 11:59:10, for 50 s: no replica has begun it."),
     "missed": (
@@ -126,8 +139,8 @@ SENTENCES: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "gone": (
         {"state": TaskState.GONE, "gone": True},
-        "Gone: no live replica has it any more; its last run, at 11:59:00 on one, ended well after "
-        "2 s.",
+        "Gone: no live replica has it any more, not counting those that stop; its last run, at "
+        "11:59:00 on one, ended well after 2 s.",
     ),
     "asked for": (
         {**READ["new"], "requested_by": "ann", "requested_at": seconds(-30)},
@@ -160,7 +173,7 @@ def test_each_state_has_a_sentence(state: TaskState) -> None:
         ("paused", "resume it if the pause was forgotten"),
         ("failing", "see its error; acknowledge the failure if it can wait"),
         ("retrying", ""),
-        ("overdue", "start a replica that has the task; `why` tells more"),
+        ("overdue", "if no live replica has the task, start one; `why` tells more"),
     ],
 )
 def test_what_to_do_is_that_of_the_finding(row: str, remedy: str) -> None:

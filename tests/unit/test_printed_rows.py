@@ -62,7 +62,7 @@ def cells(table: Table) -> list[list[str]]:
 
 def status(*tasks: TaskStatus, **usual: float) -> list[list[str]]:
     """Return the cells that `status` prints of tasks."""
-    return cells(task_table(tasks, usual, PlainOutput()))
+    return cells(task_table(tasks, usual, NOW, PlainOutput()))
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ class TestStatus:
 
     def test_a_row_has_what_an_operator_asks_for(self) -> None:
         task = task_status("sync", **READ["overdue"], failures=2)
-        names, row = plain_lines(task_table([task], {"sync": 5.0}, PlainOutput()))
+        names, row = plain_lines(task_table([task], {"sync": 5.0}, NOW, PlainOutput()))
         assert re.split("  +", names) == [
             *("task", "state", "schedule", "last run", "took", "usual", "due", "late by"),
             *("holder", "failures", "notes"),
@@ -138,8 +138,18 @@ class TestStatus:
         assert first[-1] == f"paused by me@here since {since} until resumed (closed)"
         assert second[-1] == f"paused by me@here since {since} until 2026-02-01T12:00:00Z (closed)"
 
+    def test_a_run_that_hangs_is_shown_in_place_of_newer_ones(self) -> None:
+        stuck = RunningRun("sync", 4, "web-1", NOW + seconds(-600), lost=True)
+        hangs = {"state": TaskState.TOO_LONG, "stuck": (stuck,), "holder": "web-2"}
+        [row] = status(task_status("sync", **hangs))
+        assert row[1:8] == [
+            *("too long", "every 5 min", "2026-01-31T11:50:00Z", "600s", "-"),
+            *("2026-01-31T12:04:00Z", "-"),
+        ]
+        assert row[8] == "web-1"
+
     def test_a_name_cannot_steer_the_terminal(self) -> None:
-        lines = plain_lines(task_table([task_status(ODD)], {}, PlainOutput()))
+        lines = plain_lines(task_table([task_status(ODD)], {}, NOW, PlainOutput()))
         assert len(lines) == 2
         assert lines[1].startswith(f"{ODD_SHOWN}  ok  ")
         assert lines[1].isprintable()
@@ -409,7 +419,7 @@ class TestShow:
         message = message_of_findings(overview.findings, overview)
         printed = [
             show(task, runs, [replica]),
-            *plain_lines(task_table([task], {}, PlainOutput())),
+            *plain_lines(task_table([task], {}, NOW, PlainOutput())),
             *plain_lines(run_rows(runs, PlainOutput())),
             line_of(0, message, numbers_of(overview)),
             *map(as_json, (task, runs, replica)),
@@ -546,7 +556,7 @@ class TestTerminal:
         holder = "web-7d9f8-abcde:1:1a2b3c4d"
         prices = task_status(name, **READ["paused"] | {"schedule": schedule, "holder": holder})
         report = task_status("report", **READ["overdue"] | {"holder": holder})
-        tasks = on_terminal(lambda shown: task_table([report, prices], {}, shown), columns)
+        tasks = on_terminal(lambda shown: task_table([report, prices], {}, NOW, shown), columns)
         assert first_column(tasks) == "report" + name
         assert "overdue" in tasks[2]
         assert "1 min" in tasks[2]
@@ -600,7 +610,7 @@ class TestTerminal:
         screen = standard_output(monkeypatch)
         columns = READ["overdue"] | {"kind": "takeover"}
         shown = output()
-        shown.print_table(task_table([task_status(ODD, **columns)], {}, shown))
+        shown.print_table(task_table([task_status(ODD, **columns)], {}, NOW, shown))
         text = screen.getvalue()
         assert "\x1b[1;31moverdue" in text
         assert "\x1b[2J" not in text
@@ -611,7 +621,7 @@ class TestTerminal:
     def test_its_width_is_respected(self, monkeypatch: pytest.MonkeyPatch) -> None:
         screen = standard_output(monkeypatch, COLUMNS="40", NO_COLOR="1")
         shown = output()
-        shown.print_table(task_table([task_status(**READ["overdue"])], {}, shown))
+        shown.print_table(task_table([task_status(**READ["overdue"])], {}, NOW, shown))
         lines = re.sub(r"\x1b\[[0-9;]*m", "", screen.getvalue()).splitlines()
         assert "overdue" in lines[2]
         assert max(map(len, lines)) <= 40
@@ -619,14 +629,14 @@ class TestTerminal:
     def test_no_color_is_respected(self, monkeypatch: pytest.MonkeyPatch) -> None:
         screen = standard_output(monkeypatch, NO_COLOR="1")
         shown = output()
-        shown.print_table(task_table([task_status(**READ["overdue"])], {}, shown))
+        shown.print_table(task_table([task_status(**READ["overdue"])], {}, NOW, shown))
         assert "overdue" in screen.getvalue()
         assert "31m" not in screen.getvalue()
 
     def test_a_dumb_one_gets_plain_columns(self, monkeypatch: pytest.MonkeyPatch) -> None:
         screen = standard_output(monkeypatch, TERM="dumb")
         shown = output()
-        shown.print_table(task_table([task_status()], {}, shown))
+        shown.print_table(task_table([task_status()], {}, NOW, shown))
         assert screen.getvalue().startswith("task  state  schedule ")
         assert "\x1b" not in screen.getvalue()
 
@@ -648,10 +658,12 @@ class TestJobs:
                 job_status("stays", task_paused=True),
                 job_status("waits", task_paused=True, task_paused_until=due),
                 job_status("odd", unreadable=("trigger",), trigger=None, state=JobState.UNREADABLE),
+                job_status("unclaimed", state=JobState.OVERDUE),
             ],
+            [],
             PlainOutput(),
         )
-        nightly, held, stays, waits, odd = cells(table)
+        nightly, held, stays, waits, odd, unclaimed = cells(table)
         assert nightly[:2] == ["nightly", "waiting"]
         function = "tests.support.stored_jobs:note"
         assert nightly[3:] == [
@@ -662,6 +674,7 @@ class TestJobs:
         assert waits[-1] == "its task is paused until 2100-01-01T00:00:00Z"
         assert odd[1] == "unreadable"
         assert "trigger" in odd[-1]
+        assert unclaimed[-1] == "no replica claims it: none is alive"
 
     @pytest.mark.parametrize("columns", [60, 80, 120])
     @pytest.mark.parametrize(
@@ -670,7 +683,7 @@ class TestJobs:
     def test_on_a_narrow_terminal_an_id_is_in_one_piece(self, columns: int, job_id: str) -> None:
         due = datetime(2100, 1, 1, 3, tzinfo=timezone.utc)
         jobs = [job_status(each, next_run_time=due, trigger=WEEKLY) for each in (job_id, "other")]
-        lines = on_terminal(lambda shown: job_table(jobs, shown), columns)
+        lines = on_terminal(lambda shown: job_table(jobs, None, shown), columns)
         assert any(job_id in line and "waiting" in line for line in lines)
         if columns == 80 and len(job_id) == 36:
             assert any(job_id in line and "2100-01-01 0" in line for line in lines)

@@ -36,8 +36,12 @@ STOPPING = {"stopping_since": seconds(-20), "running": (RUN,)}
         ),
         (
             {**STOPPING, "state": ReplicaState.DIED, "seen_at": seconds(-90)},
-            "Died: a run of it was found dead, and it was seen last at 11:58:30; its stop had "
-            "begun at 11:59:40, and was not over.",
+            "Died while it was stopping, and was seen last at 11:58:30; its stop had begun at "
+            "11:59:40, and was not over.",
+        ),
+        (
+            {"state": ReplicaState.DIED, "seen_at": seconds(-90)},
+            "Died: a run of it was found dead, and it was seen last at 11:58:30.",
         ),
         ({"state": ReplicaState.STOPPED}, "Stopped in good order at 12:00:00."),
         (

@@ -48,6 +48,7 @@ TASK = TaskStatus(
     gone=False,
     failover=False,
 )
+OVER = replace(TASK, state=TaskState.OK, finished_at=AT + timedelta(minutes=1), outcome=None)
 FAILED = Run(
     task="report",
     token=6,
@@ -92,7 +93,7 @@ def test_facts_are_in_the_readers_formats_and_empty_ones_are_left_out() -> None:
 
 def test_a_story_is_in_the_readers_formats_and_empty_sections_are_left_out() -> None:
     story = Story(
-        task=TASK,
+        task=OVER,
         at=AT + timedelta(hours=2),
         verdict=Verdict.RAN,
         scheduled_at=AT,
@@ -215,7 +216,7 @@ def test_the_headline_of_a_story_is_a_sentence(
     }
     at = AT + timedelta(minutes=minutes)
     told = Story(
-        task=replace(TASK, **task),
+        task=replace(TASK if story is RUNS_ON else OVER, **task),
         at=at,
         actions=(),
         history_begins_at=AT - timedelta(hours=1),
@@ -240,7 +241,7 @@ def test_a_miss_is_told_by_a_replica_that_lived_then(miss: dict[str, Any], words
     noted_at = AT + timedelta(minutes=5)
     told = replace(MISSED, started_at=noted_at, ended_at=noted_at, reason="late")
     story = Story(
-        task=TASK,
+        task=OVER,
         at=AT,
         verdict=Verdict.MISSED,
         scheduled_at=AT,

@@ -288,7 +288,7 @@ class Shown:
 
     def status(self) -> Told:
         tasks, usual = self._known.tasks(), self._known.usual
-        table = task_table(tasks, usual, PlainOutput())
+        table = task_table(tasks, usual, self._known.now, PlainOutput())
         rows = [{**asdict(task), "usual": usual.get(task.name)} for task in tasks]
         return self._listed(table, rows, "name")
 
@@ -315,7 +315,7 @@ class Shown:
 
     def jobs_command(self) -> Told:
         jobs = self._known.jobs()
-        return self._listed(job_table(jobs, PlainOutput()), jobs, "id")
+        return self._listed(job_table(jobs, None, PlainOutput()), jobs, "id")
 
     def check(self) -> Told:
         tasks = self._known.tasks()
@@ -417,13 +417,13 @@ def test_a_terminal_draws_hostile_rows(
     time.tzset()
     try:
         if command == "status":
-            shown.print_table(task_table(known.tasks(), known.usual, shown))
+            shown.print_table(task_table(known.tasks(), known.usual, known.now, shown))
         elif command == "runs":
             shown.print_table(run_rows(known.runs(limit=10_000), shown))
         elif command == "replicas":
             print_replicas(known.replicas(), known.now, shown)
         else:
-            shown.print_table(job_table(known.jobs(), shown))
+            shown.print_table(job_table(known.jobs(), None, shown))
     finally:
         monkeypatch.undo()
         time.tzset()

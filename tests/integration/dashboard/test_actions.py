@@ -74,7 +74,7 @@ def test_outside_a_page_an_error_names_commands(database_url: str) -> None:
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("dead", "if it cannot wait for its next run time: free it, and run it now."),
+        ("dead", "if it cannot wait for its next run time: run it now."),
         ("missed", "add the job again, or acknowledge it."),
     ],
 )
@@ -141,17 +141,33 @@ def test_a_job_of_a_live_replica_is_offered_to_be_run(
     assert "action=job-run" in operator.get("/job", params={"id": "job"}).text
 
 
-@pytest.mark.parametrize(("known", "is_offered"), [(["dead"], True), ([], False)])
+STOPS = {
+    "stopped_at": "now()",
+    "running": """'[{"task": "a", "token": 1, "since": 0, "lost": false}]'""",
+}
+
+
+@pytest.mark.parametrize(
+    ("known", "why"),
+    [
+        ([("one", ["dead"], {})], None),
+        ([("one", [], {})], "no live replica has it."),
+        ([], "no live replica has it."),
+        ([("one", ["dead"], STOPS)], "each live replica that has it is stopping."),
+        ([("one", ["dead"], STOPS), ("two", ["dead"], {})], None),
+    ],
+)
 def test_a_task_is_offered_to_be_run_if_a_live_replica_has_it(
     operator: TestClient,
     connection: psycopg.Connection[Any],
-    known: list[str],
-    is_offered: bool,
+    known: list[tuple[str, list[str], dict[str, str]]],
+    why: str | None,
 ) -> None:
-    rows.add_replica(connection, "one", known)
+    for name, listed, columns in known:
+        rows.add_replica(connection, name, listed, **columns)
     page = operator.get("/task", params={"name": "dead"}).text
-    assert ("action=run&amp;" in page) is is_offered
-    assert ("It cannot be run now: no live replica has it." in page) is not is_offered
+    assert ("action=run&amp;" in page) is (why is None)
+    assert (f"It cannot be run now: {why}" in page) is (why is not None)
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ PAGES: dict[str, tuple[str, ...]] = {
         "paused by ann since",
         "web-1",
         "no price",
-        "and 1 more",
+        "it came late",
     ),
     "/tasks": ("fails failing", "a/b ?# running", "every 5 min"),
     "/tasks?state=running": ("a/b ?# running",),

@@ -281,7 +281,7 @@ class TestRun:
         assert (request.task, request.requested_by) == (before.task, "alice")
         assert len(replica.runs(key)) == 1
         eventually(lambda: [run.kind for run in ended_runs(operator, before.task)] == ["manual"])
-        assert one(operator, key) == replace(before, has_replica=True)
+        assert one(operator, key) == replace(before, has_replica=True, has_task=True)
 
     @pytest.mark.nightly
     def test_a_paused_recurring_job_runs_and_stays_paused(
@@ -606,6 +606,10 @@ def test_all_but_resuming_works_without_apscheduler(
     assert operator.jobs(key) == []
 
 
+# What is said of what is done with a job that has never run.
+UNNOTED = " (not in the run history, which its task has from the job's first run on)"
+
+
 class TestCommand:
     def test_pause_and_resume_take_ids_and_patterns(
         self, command: Command, replica: StoreReplica, operator: TaskLocks
@@ -614,14 +618,14 @@ class TestCommand:
         answer = command("jobs pause", "other", "r-*", "r-1")
         assert (answer.status, answer.err) == (0, "")
         assert answer.out.splitlines() == [
-            f"{name}: paused until it is resumed" for name in ("other", "r-1", "r-2")
+            f"{name}: paused until it is resumed{UNNOTED}" for name in ("other", "r-1", "r-2")
         ]
         assert [name for name, state in states(operator).items() if state != "paused"] == ["left"]
         answer = command("jobs resume", "r-?", "left")
         assert answer.status == 0
         assert answer.out.splitlines() == [
-            "r-1: resumed, due 2100-01-01T00:00:00Z",
-            "r-2: resumed, due 2100-01-01T00:00:00Z",
+            f"r-1: resumed, due 2100-01-01T00:00:00Z{UNNOTED}",
+            f"r-2: resumed, due 2100-01-01T00:00:00Z{UNNOTED}",
             "left: was not paused",
         ]
         assert [name for name, state in states(operator).items() if state == "paused"] == ["other"]
@@ -636,8 +640,9 @@ class TestCommand:
         task = one(operator, "every").task
         assert command("jobs run", "every").out == f"every: a run of its task {task} is asked for\n"
         moved = command("jobs move", "a", "--to", "2100-01-02T00:00:00Z").out
-        assert moved == "a: moved to 2100-01-02T00:00:00Z, and no longer paused\n"
+        assert moved == f"a: moved to 2100-01-02T00:00:00Z, and no longer paused{UNNOTED}\n"
         moved = command("jobs move", "a", "--to", "2100-01-03T00:00:00Z").out
-        assert moved == "a: moved to 2100-01-03T00:00:00Z\n"
-        assert command("jobs remove", "a", "b").out == "a: removed\nb: removed\n"
+        assert moved == f"a: moved to 2100-01-03T00:00:00Z{UNNOTED}\n"
+        removed = f"a: removed{UNNOTED}\nb: removed{UNNOTED}\n"
+        assert command("jobs remove", "a", "b").out == removed
         assert list(states(operator)) == ["every"]

@@ -150,6 +150,10 @@ MINUTES_AGO = {
     "next_run_time": "now() - interval '5 min'",
     "changed_at": "now() - interval '1 h'",
 }
+# Another pause of all tasks, in which the run time fell, came before the one that there is.
+PAUSED_BEFORE = """UPDATE task_lock SET pauses = jsonb_build_array(
+    pauses -> 0 || jsonb_build_object('since', extract(epoch FROM now() - interval '1 day'),
+    'until', extract(epoch FROM now() - interval '3 min')), pauses -> 0)"""
 
 
 ENDED = {"finished_at": "now() - interval '80 s'"}
@@ -203,6 +207,9 @@ class TestOverdue:
             operator.pause_all(duration=None, namespace=namespace, by="ann")
             assert [job.state for job in operator.jobs()] == [state]
             operator.resume_all(namespace=namespace, by="ann")
+            # Nobody has claimed it before the pause either.
+            assert [job.state for job in operator.jobs()] == [JobState.OVERDUE]
+            connection.execute(PAUSED_BEFORE)
             # Nobody could claim it a moment ago.
             assert [job.state for job in operator.jobs()] == [state]
             connection.execute("DELETE FROM task_lock_job")

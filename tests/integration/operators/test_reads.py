@@ -180,6 +180,20 @@ def test_the_run_that_began_last_comes_first(operator: TaskLocks, connection: Co
     assert names(operator.tasks(order="started")) == ["c", "d", "b", "a-new"]
 
 
+def test_the_longest_run_comes_first_also_if_it_hangs_beside_newer_ones(
+    operator: TaskLocks, connection: Connection
+) -> None:
+    hour = {"started_at": ago(hours=2), "finished_at": ago(hours=1)}
+    add_task(connection, "an hour", **hour)
+    add_task(connection, "hangs", **STAYS_OK)  # its newest run took two seconds
+    add_task(connection, "seconds", **STAYS_OK)
+    since = "extract(epoch FROM now() - interval '3 h')"
+    run = f"jsonb_build_object('task', 'hangs', 'token', 4, 'since', {since}, 'lost', true)"
+    running = f"jsonb_build_array({run})"
+    add_replica(connection, "one", ["hangs"], running=running, seen_at=ahead(hours=1))
+    assert names(operator.tasks(order="duration")) == ["hangs", "an hour", "seconds"]
+
+
 def test_status_of_very_many_tasks_says_what_it_leaves_out(
     command: Command, connection: Connection
 ) -> None:

@@ -95,6 +95,10 @@ def test_a_stored_job_is_read_as_the_tests_of_words_have_it(
 
 # Its row is older than its run time.
 DUE = {"next_run_time": "now() - interval '5 min'", "changed_at": "now() - interval '1 h'"}
+# When pauses began: a minute after the run time, but for a second.
+LONG_AGO = {"finished_at": "now() - interval '1 h'"}
+PAUSED_BEFORE = {**LONG_AGO, "paused_at": "now() - interval '4 min' - interval '1 s'"}
+PAUSED_AFTER = {**LONG_AGO, "paused_at": "now() - interval '4 min' + interval '1 s'"}
 # What keeps a job that is due from being claimed makes it not overdue.
 TASKS_OF_DUE_JOBS: tuple[tuple[dict[str, str], JobState], ...] = (
     ({}, JobState.OVERDUE),
@@ -117,8 +121,10 @@ TASKS_OF_DUE_JOBS: tuple[tuple[dict[str, str], JobState], ...] = (
     # Before the end of the last run, or of the last pause, it could not be claimed.
     ({"finished_at": "now() - interval '59 s'"}, JobState.DUE),
     ({"finished_at": "now() - interval '61 s'"}, JobState.OVERDUE),
-    ({"paused_until": "now() - interval '59 s'"}, JobState.DUE),
-    ({"paused_until": "now() - interval '61 s'"}, JobState.OVERDUE),
+    ({**PAUSED_BEFORE, "paused_until": "now() - interval '59 s'"}, JobState.DUE),
+    ({**PAUSED_BEFORE, "paused_until": "now() - interval '61 s'"}, JobState.OVERDUE),
+    # It was overdue when the pause began.
+    ({**PAUSED_AFTER, "paused_until": "now() - interval '59 s'"}, JobState.OVERDUE),
     # The grace time of the task is longer.
     ({"overdue_at": "now() + interval '4 min' + interval '79 s'"}, JobState.OVERDUE),
     ({"overdue_at": "now() + interval '4 min' + interval '81 s'"}, JobState.DUE),
@@ -248,9 +254,19 @@ def test_misses_are_told_of_a_recurring_task_unless_an_operator_knows_them(
 
 
 def test_the_live_replicas_that_list_a_task_are_returned(connection: Connection) -> None:
+    """Those that can run its stored job: neither silent nor stopping."""
     add_replica(connection, "two", ["sent", "other"])
     add_replica(connection, "one", ["sent"])
-    add_replica(connection, "silent", ["sent", "lost"], seen_at="now() - interval '2 min'")
+    add_replica(connection, "silent", ["sent", "lost"], seen_at="now() - interval '1 min'")
     add_replica(connection, "stopped", ["lost"], stopped_at="now()")
+    stops = {
+        "stopped_at": "now()",
+        "running": """'[{"task": "a", "token": 1, "since": 0, "lost": false}]'""",
+    }
+    add_replica(connection, "stops", ["sent", "lost"], **stops)
     found = OPERATIONS.having(raw_cursor(connection), ["sent", "lost"])
     assert found == {"sent": ["one", "two"], "lost": []}
+    for name in found:
+        add_job(connection, name, task_name=f"'{name}'")
+    jobs = OPERATIONS.jobs(raw_cursor(connection))
+    assert {job.id: job.has_replica for job in jobs} == {"sent": True, "lost": False}
