@@ -220,11 +220,11 @@ _STATE = f"""
 # replica that was killed while its shutdown waited for a run has died, too.
 _REPLICA_STATE = f"""
     CASE WHEN {HAS_STOPPED} THEN 'stopped'
-         WHEN died_at > seen_at OR EXISTS (
-             SELECT FROM {{table}} AS lock
-             WHERE {{is_task}} AND locked_by = replica_id AND finished_at IS NULL
-                   AND NOT handed_over AND NOT overran
-                   AND locked_until <= now() AND locked_until > seen_at
+         WHEN died_at > seen_at OR replica_id IN (
+             SELECT holder.replica_id
+             FROM {{table}} AS lock JOIN replicas AS holder ON holder.replica_id = locked_by
+             WHERE {{is_task}} AND finished_at IS NULL AND NOT handed_over AND NOT overran
+                   AND locked_until <= now() AND locked_until > holder.seen_at
                    AND locked_until < (SELECT max(seen_at) FROM replicas))
              THEN 'died'
          WHEN heard THEN 'alive' ELSE 'silent' END
@@ -514,7 +514,8 @@ class Operations:
                       AS lock (task_name) WHERE {matching} LIMIT 1)""",
             f"""CASE WHEN leader_namespace IN (
                 SELECT namespace
-                FROM (SELECT DISTINCT leader_namespace AS namespace FROM replicas) AS each
+                FROM (SELECT DISTINCT leader_namespace AS namespace FROM replicas
+                      WHERE leader_namespace IS NOT NULL) AS each
                 WHERE EXISTS (SELECT FROM {name} AS lock
                               WHERE {matching} AND starts_with(task_name, namespace)))
                 THEN leader_namespace END""",
