@@ -147,7 +147,7 @@ class Dashboard:
         self, locks: TaskLocks, namespace: str, authorize: Authorize, zone: tzinfo | None
     ) -> None:
         self._locks = locks
-        self._reads = Reads(locks)
+        self._reads = Reads(locks, page_limit=locks.timings.longest_answer)
         self._namespace = namespace
         self._authorize = authorize
         self._zone = zone

@@ -67,6 +67,10 @@ from apscheduler_tasklock.status import (
 
 Value = TypeVar("Value")
 
+_NOT_READ = (
+    "The other reads of this page have taken too long, so it was not read. It is when the page is "
+    "refreshed."
+)
 # The rows of a page of tasks, runs and jobs.
 ROWS = 50
 # The findings that the overview lists.
@@ -214,6 +218,7 @@ class Collector:
         self._context = context
         self._state = ReadState(context.now)
         self._overview_age = 0.0
+        self._began = context.reads.clock()
 
     def overview(self) -> Overview | None:
         """Return the overview of all tasks, which each page reads first.
@@ -232,10 +237,15 @@ class Collector:
         return found
 
     def read(self, key: Hashable, read: Callable[[TaskLocks], Value]) -> Value | None:
-        """Return a value; ``None`` if it cannot be read, and never could be."""
-        state = self._state
-        reading = self._context.reads.read(key, read, is_outage=state.outage is not None)
-        state.gap = state.gap or reading.error
+        """Return a value; ``None`` if it cannot be read, and never could be.
+
+        If the page's other reads have taken too long, the value is the one that was read last.
+        """
+        state, reads = self._state, self._context.reads
+        is_late = reads.clock() - self._began > reads.page_limit
+        reading = reads.read(key, read, from_before=is_late or state.outage is not None)
+        error = _NOT_READ if is_late and not reading.is_known else None
+        state.gap = state.gap or reading.error or error
         state.is_known = state.is_known and reading.is_known
         state.age = max(state.age, reading.age)
         state.took += reading.took

@@ -891,6 +891,27 @@ def test_a_page_tells_when_it_was_read() -> None:
     assert "read at 12:00:00, which took" in reader().words("/")
 
 
+def test_a_page_whose_reads_take_too_long_reads_the_rest_when_it_is_refreshed() -> None:
+    class Slow(Known):
+        def overview(self, *patterns: str, **options: Any) -> Any:
+            seen_by.seconds += 30
+            return super().overview(*patterns, **options)
+
+    runs = [run_read(task="mail", outcome="error", error_type="OSError", **span(5, 4))]
+    seen_by = Reader(Slow(tasks_=[task_status("mail")], runs_=runs))  # type: ignore[arg-type]
+    page = seen_by.words("/")
+    assert "A part of this page could not be read. The other reads of this page have" in page
+    assert "OSError" not in page
+    seen_by.seconds += 10
+    page = seen_by.words("/")
+    assert "could not be read" not in page
+    assert "OSError" in page
+    seen_by.seconds += 3600  # what was read before is shown, and no gap
+    page = seen_by.words("/")
+    assert "could not be read" not in page
+    assert "OSError" in page
+
+
 def test_the_state_of_a_task_is_in_each_list() -> None:
     """Which state a task has is read of the database; here, that a page shows that one."""
     for kind, columns in READ.items():
