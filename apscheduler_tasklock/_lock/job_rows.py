@@ -330,7 +330,10 @@ class JobRows:
             "channel": self.channel,
             "lock_timeout": f"{round(LOCK_TIMEOUT * 1000)}ms",
         }
-        self._read_due = Statement(_read_due(jobs, lock))
+        self._read_due = {
+            newest_first: Statement(_read_due(jobs, lock, "DESC" if newest_first else "ASC"))
+            for newest_first in (False, True)
+        }
         runs = history_beside(table, history)
         self._move_on = Statement(move_on(jobs=jobs))
         self._due = Statement(_due(jobs, lock))
@@ -453,6 +456,7 @@ class JobRows:
         not_these: Sequence[str] = (),
         since: datetime | None = None,
         among: Sequence[str] = (),
+        newest_first: bool = False,
     ) -> DueRows:
         """Read due jobs that may be claimed. The read locks nothing, and writes nothing.
 
@@ -462,6 +466,8 @@ class JobRows:
         :param not_these: the ids of jobs that are left out
         :param since: only jobs that became due after this time; ``None``: all
         :param among: the ids of jobs that are read although they became due before ``since``
+        :param newest_first: whether to begin with the jobs that became due last. Otherwise the read
+            begins with those that became due first.
         """
         executors = [{"executor": alias, "most": count} for alias, count in most.items()]
         parameters = {
@@ -472,7 +478,7 @@ class JobRows:
             "since": since,
             "among": list(among),
         }
-        rows = self._rows(cursor, self._read_due, parameters)
+        rows = self._rows(cursor, self._read_due[newest_first], parameters)
         jobs = [_due_row(row) for row in rows if row["id"] is not None]
         return DueRows(jobs, rows[0]["next_in"], rows[0]["database_time"])
 
@@ -721,12 +727,14 @@ def _due(jobs: str, lock: str) -> str:
     """
 
 
-def _read_due(jobs: str, lock: str) -> str:
+def _read_due(jobs: str, lock: str, direction: str) -> str:
     """Return the statement that reads due jobs that may be claimed, in the order of their index.
 
     The statement returns at most ``_PAGE_SIZE`` bytes of JSON, and one row more.
+
+    :param direction: ``ASC`` or ``DESC``
     """
-    order = "next_run_time, id ROWS UNBOUNDED PRECEDING"
+    order = f"job.next_run_time {direction}, job.id {direction}"
     return f"""
         WITH here AS (
             SELECT * FROM json_to_recordset(%(executors)s::json) AS _ (executor text, most integer)
@@ -750,10 +758,12 @@ def _read_due(jobs: str, lock: str) -> str:
                            OR job.next_run_time > %(since)s::timestamptz
                            OR job.id = ANY(%(among)s::text[]))
                       AND (lock.task_name IS NULL OR {MAY_BE_CLAIMED}) AND NOT {_PAUSED_WITH_ALL}
-                ORDER BY job.next_run_time, job.id LIMIT here.most
+                ORDER BY {order} LIMIT here.most
             ) AS due
         ), page AS (
-            SELECT due.*, sum(size) OVER (ORDER BY {order}) - size AS size_before FROM due
+            SELECT job.*,
+                   sum(size) OVER (ORDER BY {order} ROWS UNBOUNDED PRECEDING) - size AS size_before
+            FROM due AS job
         ), next AS (
             SELECT min(first.next_run_time) AS run_time FROM here, LATERAL (
                 SELECT next_run_time FROM {jobs} AS job
@@ -765,7 +775,7 @@ def _read_due(jobs: str, lock: str) -> str:
                extract(epoch FROM next.run_time - now())::float8 AS next_in,
                {_columns(jobs)}, {", ".join(f"job.{name}" for name in _DUE)}
         FROM next LEFT JOIN page AS job ON size_before < {_PAGE_SIZE}
-        ORDER BY job.next_run_time, job.id
+        ORDER BY {order}
     """
 
 

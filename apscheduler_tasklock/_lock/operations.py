@@ -6,7 +6,7 @@ import getpass
 import re
 import socket
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, fields
 from datetime import datetime
 from functools import partial
@@ -19,6 +19,7 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import class_row, dict_row
 from sqlalchemy import Table
 
+from apscheduler_tasklock._database.connection import raw_cursor
 from apscheduler_tasklock._database.outage import as_unavailable
 from apscheduler_tasklock._database.rejections import REPLICAS, Rejections
 from apscheduler_tasklock._database.sqlstates import SlowReadError, one_line
@@ -220,11 +221,11 @@ _STATE = f"""
 # freed that run, so that no row tells of its death. It is silent until none of its leases stands.
 _REPLICA_STATE = f"""
     CASE WHEN {HAS_STOPPED} THEN 'stopped'
-         WHEN died_at > seen_at OR EXISTS (
-             SELECT FROM {{table}} AS lock
-             WHERE {{is_task}} AND locked_by = replica_id AND finished_at IS NULL
-                   AND NOT handed_over AND NOT overran
-                   AND locked_until <= now() AND locked_until > seen_at
+         WHEN died_at > seen_at OR replica_id IN (
+             SELECT holder.replica_id
+             FROM {{table}} AS lock JOIN replicas AS holder ON holder.replica_id = locked_by
+             WHERE {{is_task}} AND finished_at IS NULL AND NOT handed_over AND NOT overran
+                   AND locked_until <= now() AND locked_until > holder.seen_at
                    AND locked_until < (SELECT max(seen_at) FROM replicas))
              THEN 'died'
          WHEN stopped_at IS NOT NULL AND NOT heard
@@ -535,7 +536,8 @@ class Operations:
                       AS lock (task_name) WHERE {matching} LIMIT 1)""",
             f"""CASE WHEN leader_namespace IN (
                 SELECT namespace
-                FROM (SELECT DISTINCT leader_namespace AS namespace FROM replicas) AS each
+                FROM (SELECT DISTINCT leader_namespace AS namespace FROM replicas
+                      WHERE leader_namespace IS NOT NULL) AS each
                 WHERE EXISTS (SELECT FROM {name} AS lock
                               WHERE {matching} AND starts_with(task_name, namespace)))
                 THEN leader_namespace END""",
@@ -1511,12 +1513,10 @@ class Operations:
         cursor.row_factory = dict_row
         is_written = False
         try:
-            with self._locked_table(cursor, lock_timeout):
-                self._run(cursor, self._add_all)
-                [row] = self._run_recording(cursor, self._pause_all, **wanted).fetchall()
+            self._pause_under_lock(cursor, lock_timeout, wanted)
+            [row] = cursor.fetchall()
             is_written = True
-            with self._locked_table(cursor, lock_timeout):
-                pass
+            self._run_under_lock(cursor, lock_timeout)
         except LockNotAvailable:
             if is_in_doubt and not is_written:
                 raise  # because the pause may be written all the same
@@ -1528,14 +1528,48 @@ class Operations:
             )
         return Pause(by, row["since"], row["until"], reason, namespace)
 
-    @contextmanager
-    def _locked_table(self, cursor: Any, lock_timeout: float) -> Iterator[None]:
-        """Lock the task lock table in a transaction. No claim is under way in the context."""
-        with cursor.connection.transaction():
-            cursor.execute(f"SET LOCAL lock_timeout = {max(1, round(1000 * lock_timeout))}")
-            table = self._name.replace("%%", "%")
-            cursor.execute(f"LOCK TABLE {table} IN SHARE ROW EXCLUSIVE MODE")
-            yield
+    def _pause_under_lock(self, cursor: Any, lock_timeout: float, wanted: dict[str, Any]) -> None:
+        """Write a pause of all tasks, without an entry in the run history if that is rejected."""
+        recording = self._pause_all.recording
+        if recording is not None:
+            try:
+                self._run_under_lock(cursor, lock_timeout, recording, wanted)
+            except LockNotAvailable:
+                raise
+            except psycopg.DatabaseError as error:
+                if as_unavailable(error) is not None:
+                    raise
+            else:
+                return
+        self._run_under_lock(cursor, lock_timeout, self._pause_all, wanted)
+
+    def _run_under_lock(
+        self,
+        cursor: Any,
+        lock_timeout: float,
+        statement: Statement | None = None,
+        wanted: dict[str, Any] | None = None,
+    ) -> None:
+        """Lock the task lock table, and run a statement while no claim is under way.
+
+        The transaction is sent as a whole. Otherwise its session would keep the table locked as
+        long as it waits for a client that is slow, or away.
+        """
+        connection, table = cursor.connection, self._name.replace("%%", "%")
+        other = raw_cursor(connection)
+        try:
+            # Before version 14, libpq sends each statement by itself.
+            with connection.pipeline() if psycopg.Pipeline.is_supported() else nullcontext():
+                other.execute("BEGIN")
+                other.execute(f"SET LOCAL lock_timeout = {max(1, round(1000 * lock_timeout))}")
+                other.execute(f"LOCK TABLE {table} IN SHARE ROW EXCLUSIVE MODE")
+                if statement is not None:
+                    self._run(other, self._add_all)
+                    self._run(cursor, statement, **(wanted or {}))
+                other.execute("COMMIT")
+        finally:
+            if connection.info.transaction_status in _IN_TRANSACTION:
+                connection.rollback()
 
     def resume_all(
         self,

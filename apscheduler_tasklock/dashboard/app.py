@@ -98,6 +98,9 @@ _HEADINGS = {
     HTTPStatus.SERVICE_UNAVAILABLE: "The database could not be asked",
 }
 
+# The heading if the database has answered, but not with what was asked for.
+_NOT_GIVEN = "The database has rejected this, or took too long"
+
 _STATUSES: tuple[tuple[type[TaskLockError], HTTPStatus], ...] = (
     (TaskLockNotFoundError, HTTPStatus.NOT_FOUND),
     (TaskLockOptionError, HTTPStatus.BAD_REQUEST),
@@ -147,7 +150,7 @@ class Dashboard:
         self, locks: TaskLocks, namespace: str, authorize: Authorize, zone: tzinfo | None
     ) -> None:
         self._locks = locks
-        self._reads = Reads(locks)
+        self._reads = Reads(locks, page_limit=locks.timings.longest_answer)
         self._namespace = namespace
         self._authorize = authorize
         self._zone = zone
@@ -351,11 +354,10 @@ class Dashboard:
 
         :param back: the address of the page from which it came
         """
-        status = next(
-            (status for kind, status in _STATUSES if isinstance(error, kind)),
-            HTTPStatus.SERVICE_UNAVAILABLE,
-        )
-        return await self._told(request, status, in_words_of_a_page(error), back)
+        status = next((status for kind, status in _STATUSES if isinstance(error, kind)), None)
+        heading = None if status else _NOT_GIVEN
+        status = status or HTTPStatus.SERVICE_UNAVAILABLE
+        return await self._told(request, status, in_words_of_a_page(error), back, heading)
 
     async def _http_error(self, request: Request, error: HTTPException) -> Response:
         try:
@@ -377,14 +379,19 @@ class Dashboard:
         return answer
 
     async def _told(
-        self, request: Request, status: HTTPStatus, message: str, back: str | None = None
+        self,
+        request: Request,
+        status: HTTPStatus,
+        message: str,
+        back: str | None = None,
+        heading: str | None = None,
     ) -> Response:
         path = request.scope[_PATH]
         if path.endswith(".json"):
             return Response(as_json({"error": message}), status, media_type="application/json")
         if path.count("/") != 1:  # where a page's links would not lead to the other pages
             return PlainTextResponse(message, status)
-        screen = self._blank("error.html", _HEADINGS.get(status, status.phrase))
+        screen = self._blank("error.html", heading or _HEADINGS.get(status, status.phrase))
         screen.drawn = {"message": message, "back": back}
         # The page has nothing but the message, so it needs no right.
         return await self._drawn(screen, "error", request, Access("read"), status)

@@ -69,6 +69,8 @@ class Reads:
     :param locks: what is read from
     :param clock: returns the seconds of a clock that is never put back
     :param shared_for: the seconds for which a value is not read again
+    :param page_limit: limits the seconds after which a page begins no more reads; each of them may
+        take as long
     """
 
     def __init__(
@@ -76,16 +78,18 @@ class Reads:
         locks: TaskLocks,
         clock: Callable[[], float] = time.monotonic,
         shared_for: float = SHARED_FOR,
+        page_limit: float = 3.0,
     ) -> None:
         self._locks = locks
         self._shared_for = shared_for
-        self._clock = clock
+        self.clock = clock
+        self.page_limit = page_limit
         self._lock = threading.Lock()
         self._changes = 0
         self._kept: OrderedDict[Hashable, _Kept] = OrderedDict()
 
     def read(
-        self, key: Hashable, read: Callable[[TaskLocks], Value], *, is_outage: bool = False
+        self, key: Hashable, read: Callable[[TaskLocks], Value], *, from_before: bool = False
     ) -> Reading[Value]:
         """Return a value, which is read again if the last read is too old.
 
@@ -94,8 +98,8 @@ class Reads:
 
         :param key: what tells the value from all others
         :param read: reads the value
-        :param is_outage: whether the database is known to be unavailable, so that the last value is
-            returned at once
+        :param from_before: whether the last value is returned at once, although it is old or there
+            is none
         :raises TaskLockError: the database rejects the read, for example because a right is missing
         """
         kept = self._slot(key)
@@ -105,20 +109,20 @@ class Reads:
         if not kept.lock.acquire(blocking=not kept.is_current):
             return self._reading(kept, kept.failure)
         try:
-            now = self._clock()
+            now = self.clock()
             lasts = max(self._shared_for, kept.took / _SHARE)
             error = None
             if not kept.is_current or kept.read_at is None or now - kept.read_at >= lasts:
                 if now - kept.failed_at < self._shared_for:
                     error = kept.failure
-                elif not is_outage:
+                elif not from_before:
                     error = self._read_anew(kept, read)
             return self._reading(kept, error)
         finally:
             kept.lock.release()
 
     def _reading(self, kept: _Kept, error: str | None) -> Reading[Any]:
-        age = 0.0 if kept.read_at is None else self._clock() - kept.read_at
+        age = 0.0 if kept.read_at is None else self.clock() - kept.read_at
         return Reading(kept.value, age, kept.took, error, kept.read_at is not None)
 
     def forget(self) -> None:
@@ -139,18 +143,17 @@ class Reads:
             return kept
 
     def _read_anew(self, kept: _Kept, read: Callable[[TaskLocks], Any]) -> str | None:
-        began, changes = self._clock(), self._changes
+        began, changes = self.clock(), self._changes
         try:
             kept.value = read(self._locks)
         except TaskLockDatabaseError as error:
-            kept.failed_at, kept.failure = self._clock(), in_words_of_a_page(error)
+            kept.failed_at, kept.failure = self.clock(), in_words_of_a_page(error)
             return kept.failure
-        kept.read_at = self._clock()
+        kept.read_at = self.clock()
         kept.took = kept.read_at - began
         with self._lock:
             # A read that began before a change may have missed it.
             kept.is_current = changes == self._changes
-        kept.failure = None
         kept.failure = None
         kept.rows = _rows_of(kept.value)
         return None

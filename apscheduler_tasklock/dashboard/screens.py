@@ -46,8 +46,9 @@ from apscheduler_tasklock.dashboard.drawings import (
 from apscheduler_tasklock.dashboard.formats import Formats
 from apscheduler_tasklock.dashboard.matching import TaskFilter
 from apscheduler_tasklock.dashboard.queries import Query, pattern_of, patterns_of
-from apscheduler_tasklock.dashboard.reads import Reads
+from apscheduler_tasklock.dashboard.reads import Reads, in_words_of_a_page
 from apscheduler_tasklock.errors import (
+    TaskLockError,
     TaskLockNotFoundError,
     TaskLockStateError,
 )
@@ -74,6 +75,10 @@ from apscheduler_tasklock.status import (
 
 Value = TypeVar("Value")
 
+_NOT_READ = (
+    "The other reads of this page have taken too long, so it was not read. It is when the page is "
+    "refreshed."
+)
 # The rows of a page of tasks, runs and jobs.
 ROWS = 50
 # The findings that the overview lists.
@@ -221,6 +226,8 @@ class Collector:
         self._context = context
         self._state = ReadState(context.now)
         self._overview_age = 0.0
+        self._has_overview = False
+        self._began = context.reads.clock()
 
     def overview(self) -> Overview | None:
         """Return the overview of all tasks, which each page reads first.
@@ -233,16 +240,28 @@ class Collector:
             lambda locks: locks.overview(*patterns, namespace=self._context.namespace),
         )
         state = self._state
-        self._overview_age = state.age
+        self._overview_age, self._has_overview = state.age, True
         state.outage = state.gap
         state.gap = None
         return found
 
     def read(self, key: Hashable, read: Callable[[TaskLocks], Value]) -> Value | None:
-        """Return a value; ``None`` if it cannot be read, and never could be."""
-        state = self._state
-        reading = self._context.reads.read(key, read, is_outage=state.outage is not None)
-        state.gap = state.gap or reading.error
+        """Return a value; ``None`` if it cannot be read, and never could be.
+
+        If the page's other reads have taken too long, the value is the one that was read last.
+        """
+        state, reads = self._state, self._context.reads
+        is_late = reads.clock() - self._began > reads.page_limit
+        try:
+            reading = reads.read(key, read, from_before=is_late or state.outage is not None)
+        except TaskLockError as error:
+            # A part that is too slow leaves a gap. Without the overview there is no page.
+            if not self._has_overview or type(error) is not TaskLockError:
+                raise
+            state.gap, state.is_known = in_words_of_a_page(error), False
+            return None
+        is_left_out = is_late and not reading.is_known
+        state.gap = state.gap or reading.error or (_NOT_READ if is_left_out else None)
         state.is_known = state.is_known and reading.is_known
         state.age = max(state.age, reading.age)
         state.took += reading.took

@@ -26,15 +26,23 @@ MOST_REMEMBERED = 1000
 MOST_SKIPPED = 100
 # More bad rows and functions than this are a flood.
 FLOOD = 50
-# Limits the seconds in which a look reads pages of a flood. A look whose bad rows take longer than
-# that begins a flood.
-SIFT_FOR = 1.0
+# Limits the seconds in which a look handles rows, so that a thousand rows that take long hold up
+# no rows that come due meanwhile. A look that lasts longer and has found a bad row begins a flood.
+LOOK_FOR = 1.0
 # Limits the good jobs that are remembered in a flood.
 MOST_GOOD = 500
 # The rest until the pages of a flood are read again is AGAIN_AFTER times as long as the read was,
 # but at least SHORTEST_REST and at most LONGEST_REST seconds. The pause of a single bad row is at
 # least AGAIN_AFTER times as long as its failed try was, up to LONGEST_BACKOFF.
 AGAIN_AFTER, SHORTEST_REST, LONGEST_REST = 10, 1.0, 60.0
+
+
+def is_slow(began: float) -> bool:
+    """Return whether a look has lasted so long that it is to end.
+
+    :param began: when it began to handle rows, on the monotonic clock
+    """
+    return time.monotonic() - began > LOOK_FOR
 
 
 class Backoff:
@@ -92,8 +100,8 @@ class Flood:
     @property
     def is_over(self) -> bool:
         """Whether all pages were read quickly, and looks can leave out the few bad rows by name."""
-        is_slow = self._took > SIFT_FOR
-        return self._is_read and not is_slow and self._bad + self._bad_since <= FLOOD
+        was_quick = self._took <= LOOK_FOR
+        return self._is_read and was_quick and self._bad + self._bad_since <= FLOOD
 
     @property
     def rest(self) -> float:
@@ -126,10 +134,10 @@ class Flood:
         began = time.monotonic()
         self._begin(now)
         was_read = self._is_read
-        while not self._is_read and self.rest == 0 and time.monotonic() - began < SIFT_FOR:
+        while not self._is_read and self.rest == 0 and not is_slow(began):
             page = read(self.since, self._after)
             for row in page:
-                if self._is_full or time.monotonic() - began > SIFT_FOR:
+                if self._is_full or is_slow(began):
                     break
                 if is_good(row):
                     self.good[row.id] = None

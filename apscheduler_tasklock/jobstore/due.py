@@ -43,9 +43,9 @@ from apscheduler_tasklock.executor import StoredRuns
 from apscheduler_tasklock.jobstore.bad_rows import (
     FLOOD,
     MOST_SKIPPED,
-    SIFT_FOR,
     Backoff,
     Flood,
+    is_slow,
 )
 from apscheduler_tasklock.jobstore.definition import Definition, JobCodec
 from apscheduler_tasklock.jobstore.next_run_time import (
@@ -146,6 +146,11 @@ class _Look:
         self.moving: list[_Prepared] = []
         self.has_bad = False
 
+    @property
+    def is_slow(self) -> bool:
+        """Whether the look has lasted so long since its read that it is to end."""
+        return is_slow(self.received)
+
     def monotonic(self, moment: datetime) -> float:
         """Convert a moment of the database's clock to the monotonic clock."""
         # Timestamps are used, because Python subtracts two datetimes of one zone by local times.
@@ -210,6 +215,7 @@ class DueJobs:
         self._running_since: float | None = None
         self._rejected: TaskLockError | None = None  # why the database rejects claims
         self._has_more = False  # whether more jobs may be due than were read
+        self._newest_first = False  # whether the next read begins with the jobs that came due last
         self._growth = 1  # multiplies the next read's size while no job that is read is run
         self._queued: dict[str, DueRun] = {}  # by job id
         self._refused: dict[str, tuple[float, float]] = {}  # end and length of each job's pause
@@ -443,13 +449,16 @@ class DueJobs:
                 ],
                 since=flood.since if flood else None,
                 among=list(flood.good) if flood else [],
+                newest_first=self._newest_first,
             )
         )
         look = _Look(executors, found.database_time, time.monotonic())
         got = Counter(each.row.executor for each in found.jobs)
         self._has_more = any(got[alias] >= count for alias, count in most.items())
         self._sort_out(found.jobs, look)
-        is_slow = look.has_bad and time.monotonic() - look.received > SIFT_FOR
+        is_cut = look.is_slow
+        # Any number of rows that take long may have come due before the others, or after them.
+        self._newest_first = is_cut and not self._newest_first
         self._plan(found.next_in, look)
         has_moved = self._move_on(look.moving)
         is_in_vain = self._has_more and look.moving and not look.again_at
@@ -457,10 +466,11 @@ class DueJobs:
         if self._rejected is not None:
             self._look_in(self._locks.settings.timings.rejected_interval)
             return
-        if look.has_bad or has_moved:  # because the read may have left out other due jobs
+        # The read may have left out other due jobs, and a slow look leaves some that were read.
+        if look.has_bad or has_moved or is_cut:
             self._look_in(0)
         names = len(self._missing.names()) + len(self._bad.names())
-        if flood is None and (is_slow or names > FLOOD):
+        if flood is None and ((is_cut and look.has_bad) or names > FLOOD):
             self._flood = Flood(found.database_time)
             self._look_in(0)
         elif not look.has_bad and (flood is None or flood.rest):
@@ -514,8 +524,6 @@ class DueJobs:
         for row in found:
             if self._closed.is_set():  # because a job's import may last longer than the shutdown
                 return
-            if look.has_bad and time.monotonic() - look.received > SIFT_FOR:
-                return  # so that good jobs do not wait for more bad ones
             executor = look.executors[row.row.executor]
             if executor.begins_nothing:  # the executor was removed or drained meanwhile
                 continue
@@ -526,6 +534,8 @@ class DueJobs:
                 look.has_bad = True
                 if self._flood is not None:
                     self._flood.note(row.row.id, is_bad=True)
+            if look.is_slow:
+                return  # so that jobs that have come due meanwhile do not wait for all of these
 
     def _run_own_code(self, job_id: str, do: Callable[[], Answer]) -> Answer | None:
         """Return what a job's own code returns; ``None`` if it does not return in time."""

@@ -62,6 +62,7 @@ class TestRead:
         assert [each.row.id for each in found.jobs] == ["first", "a", "b"]
         assert (found.next_in, found.database_time) == (30, one.now)
         assert one.ids(most=2) == ["first", "a"]
+        assert one.ids(most=2, newest_first=True) == ["b", "a"]
         assert one.ids(most=0) == []
 
     def test_leaves_out_what_cannot_run_here(self, one: StoreReplica) -> None:
@@ -93,6 +94,7 @@ class TestRead:
         for number in range(5):
             one.add(f"job {number}", due_in=number - 5, arguments={"args": ["x" * 490_000]})
         assert one.ids() == ["job 0", "job 1", "job 2"]
+        assert one.ids(newest_first=True) == ["job 4", "job 3", "job 2"]
 
 
 class TestClaim:

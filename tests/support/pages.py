@@ -72,6 +72,7 @@ class Known:
         ``lanes`` may be here as well
     """
 
+    timings = TaskLocks.timings
     tasks_: Sequence[TaskStatus] = ()
     runs_: Sequence[Run] = ()
     replicas_: Sequence[ReplicaStatus] = ()
@@ -478,7 +479,8 @@ class Reader:
         *,
         may_operate: bool = False,
     ) -> None:
-        self._reads = Reads(cast(TaskLocks, known), clock=lambda: 0.0)
+        self._reads = Reads(cast(TaskLocks, known), clock=lambda: self.seconds)
+        self.seconds = 0.0
         self._namespace = namespace
         self._may_operate = may_operate
         self._seen_by = (namespace, zone, may_operate, getattr(known, "now", NOW))

@@ -16,7 +16,7 @@ import pytest
 from apscheduler.triggers.interval import IntervalTrigger
 
 from apscheduler_tasklock._runs.task_names import canonical_schedule
-from apscheduler_tasklock.errors import TaskLockNotFoundError
+from apscheduler_tasklock.errors import TaskLockError, TaskLockNotFoundError
 from apscheduler_tasklock.status import (
     Durations,
     Finding,
@@ -31,7 +31,8 @@ from apscheduler_tasklock.status import (
     Spread,
     TaskState,
 )
-from tests.support.pages import Known, Reader, lanes
+from tests.support.asgi_client import TestClient
+from tests.support.pages import Known, Reader, app, lanes
 from tests.support.rows import (
     NOW,
     READ,
@@ -937,6 +938,53 @@ def test_only_the_tasks_of_the_namespace_are_shown() -> None:
 
 def test_a_page_tells_when_it_was_read() -> None:
     assert "read at 12:00:00, which took" in reader().words("/")
+
+
+def test_a_page_whose_reads_take_too_long_reads_the_rest_when_it_is_refreshed() -> None:
+    class Slow(Known):
+        def overview(self, *patterns: str, **options: Any) -> Any:
+            seen_by.seconds += 30
+            return super().overview(*patterns, **options)
+
+    runs = [run_read(task="mail", outcome="error", error_type="OSError", **span(5, 4))]
+    seen_by = Reader(Slow(tasks_=[task_status("mail")], runs_=runs))  # type: ignore[arg-type]
+    page = seen_by.words("/")
+    assert "A part of this page could not be read. The other reads of this page have" in page
+    assert "OSError" not in page
+    seen_by.seconds += 10
+    page = seen_by.words("/")
+    assert "could not be read" not in page
+    assert "OSError" in page
+    seen_by.seconds += 3600  # what was read before is shown, and no gap
+    page = seen_by.words("/")
+    assert "could not be read" not in page
+    assert "OSError" in page
+
+
+TOO_SLOW = TaskLockError("the read is too slow: the server has ended it after 3.0 s")
+
+
+def test_a_part_that_is_too_slow_leaves_a_gap() -> None:
+    class Slow(Known):
+        def lanes(self, *_patterns: str, **_options: Any) -> Any:
+            raise TOO_SLOW
+
+    runs = [run_read(task="mail", outcome="error", error_type="OSError", **span(5, 4))]
+    page = Reader(Slow(tasks_=[task_status("mail")], runs_=runs)).words("/")
+    assert "A part of this page could not be read. the read is too slow: the server has" in page
+    assert "OSError" in page
+
+
+def test_an_overview_that_is_too_slow_is_told_as_that() -> None:
+    class Slow(Known):
+        def overview(self, *_patterns: str, **_options: Any) -> Any:
+            raise TOO_SLOW
+
+    answer = TestClient(app(Slow())).get("/")
+    assert answer.status_code == 503
+    assert "The database has rejected this, or took too long" in answer.text
+    assert "the read is too slow" in answer.text
+    assert "could not be asked" not in answer.text
 
 
 def test_the_state_of_a_task_is_in_each_list() -> None:

@@ -191,7 +191,7 @@ class TestOutage:
     def test_nothing_is_read_in_a_known_outage(self, reads: Reads, source: Source) -> None:
         reads.read("a", source.read)
         source.now += 60
-        reading = reads.read("a", source.read, is_outage=True)
+        reading = reads.read("a", source.read, from_before=True)
         assert (reading.value, reading.age, reading.error, source.count) == (1, 60, None, 1)
 
     def test_a_value_is_kept_through_a_change(self, reads: Reads, source: Source) -> None:

@@ -82,6 +82,12 @@ def lanes(table: str, runs: str, by: str, *, queries: str, overruns: str, is_las
             FROM {entries} WHERE NOT {_IS_SHORT}
         )
     """
+    # A single grouping, because there may be hundreds of thousands of tasks with an entry each.
+    kept_of_rings = ", ".join(
+        f"""count(*) FILTER (WHERE run.ring = '{ring}') AS {ring}_kept,
+            min(run.ended_at) FILTER (WHERE run.ring = '{ring}') AS {ring}_from"""
+        for ring in ("runs", "failures", "misses")
+    )
     trouble = f"""CASE WHEN {_HAS_FAILED} THEN 2
                        WHEN outcome = 'missed' AND cause IS DISTINCT FROM 'paused' THEN 1
                        ELSE 0 END"""
@@ -94,7 +100,7 @@ def lanes(table: str, runs: str, by: str, *, queries: str, overruns: str, is_las
         of_lanes = f"""{running}
             UNION ALL
             SELECT task_name, CASE WHEN has_failed THEN 2 ELSE 0 END, in_span
-            FROM kept WHERE ring <> 'misses' AND in_span > 0
+            FROM kept WHERE in_span > 0
             UNION ALL
             SELECT task_name, max({trouble}), count(*) FROM misses GROUP BY 1
             UNION ALL
@@ -133,14 +139,15 @@ def lanes(table: str, runs: str, by: str, *, queries: str, overruns: str, is_las
     )
     task, replica = ("lane", "other") if is_by_task else ("other", "lane")
     return f"""
-        WITH {queries}, kept AS MATERIALIZED (
-            SELECT run.task_name, run.ring, count(*) AS entries, min(run.ended_at) AS oldest,
-                   max(run.ended_at) AS newest, count(*) FILTER (WHERE {_IS_IN_SPAN}) AS in_span,
+        WITH {queries}, kept AS (
+            SELECT run.task_name, {kept_of_rings},
+                   max(run.ended_at) FILTER (WHERE run.ring = 'runs') AS newest_run,
+                   count(*) FILTER (WHERE {_IS_RUN} AND {_IS_IN_SPAN}) AS in_span,
                    COALESCE(pg_catalog.bool_or({_HAS_FAILED} AND {_IS_IN_SPAN}), false)
                        AS has_failed
             FROM {runs} AS run
             WHERE run.ring <> 'actions' AND {_matches("run.task_name")}
-            GROUP BY 1, 2
+            GROUP BY 1
         ), misses AS MATERIALIZED (
             SELECT run.task_name, run.replica, run.ring, run.slot, run.kind, run.outcome, run.cause,
                    run.run_times, run.scheduled_at, run.last_scheduled_at
@@ -174,19 +181,19 @@ def lanes(table: str, runs: str, by: str, *, queries: str, overruns: str, is_las
                        OR (lock.finished_at IS NOT NULL
                            AND lock.last_outcome IN ('died', 'overran', 'freed')))
         ), reached AS MATERIALIZED (
-            SELECT task_name,
-                   GREATEST(
-                       max(oldest) FILTER (WHERE entries < CASE ring
-                           WHEN 'runs' THEN recorded WHEN 'failures' THEN recorded_failures END),
-                       CASE WHEN succeeded_at > COALESCE(
-                                max(newest) FILTER (WHERE ring = 'runs'), '-infinity')
-                                + interval '1 second'
-                            THEN succeeded_at END) AS runs_since,
-                   max(oldest) FILTER (WHERE ring = 'misses' AND entries < recorded_misses)
-                       AS misses_since
-            FROM {table} AS lock LEFT JOIN kept USING (task_name)
-            WHERE {IS_TASK} AND {_matches("lock.task_name")}
-            GROUP BY task_name, recorded, recorded_failures, recorded_misses, succeeded_at
+            SELECT * FROM (
+                SELECT task_name,
+                       GREATEST(
+                           CASE WHEN runs_kept < recorded THEN runs_from END,
+                           CASE WHEN failures_kept < recorded_failures THEN failures_from END,
+                           CASE WHEN succeeded_at > COALESCE(newest_run, '-infinity')
+                                    + interval '1 second'
+                                THEN succeeded_at END) AS runs_since,
+                       CASE WHEN misses_kept < recorded_misses THEN misses_from END AS misses_since
+                FROM {table} AS lock LEFT JOIN kept USING (task_name)
+                WHERE {IS_TASK} AND {_matches("lock.task_name")}
+            ) AS each
+            WHERE runs_since IS NOT NULL OR misses_since IS NOT NULL
         ), {", ".join((chosen, spanned) if is_by_task else (spanned, chosen))}, pieces AS (
             SELECT 'total' AS piece, 0::bigint AS place, NULL AS lane,
                    (SELECT count(*) FROM placed) AS number, 0::bigint AS entries, NULL AS of_task,

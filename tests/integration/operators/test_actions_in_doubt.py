@@ -201,6 +201,7 @@ def test_a_command_without_an_answer_says_that_nothing_is_known(
     ("form", "whether"),
     [
         ({"action": "pause", "name": "task", "duration": ""}, "the pause was made"),
+        ({"action": "pause-all", "duration": "3600"}, "the pause was made"),
         ({"action": "resume", "name": "task"}, "the pauses were ended"),
         ({"action": "run", "name": "task"}, "a run was asked for"),
         ({"action": "free", "name": "task", "token": "7"}, "the task was freed"),
@@ -248,10 +249,9 @@ def test_an_action_that_was_certainly_not_sent_is_no_doubt(
     assert entries(connection) == 0
 
 
-# The frozen session of `pause --all` has the whole table locked, so all wait for it.
 @pytest.mark.nightly
 @pytest.mark.own_server
-@pytest.mark.parametrize("words", [words for words in ACTIONS if "--all" not in words])
+@pytest.mark.parametrize("words", ACTIONS)
 def test_an_action_is_done_once_although_the_server_is_frozen_before_it_answers(
     words: str,
     own_server: EmbeddedServer,

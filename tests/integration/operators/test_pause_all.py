@@ -6,6 +6,8 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timezone
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import psycopg
@@ -16,6 +18,7 @@ from apscheduler_tasklock import TaskLockError, TaskLocks, locks
 from apscheduler_tasklock.events import EVENT_TASK_LOCK_REFUSED
 from tests.support.commands import Command
 from tests.support.polling import eventually
+from tests.support.proxy import Proxy
 from tests.support.rows import add_task
 
 Connection = psycopg.Connection[Any]
@@ -132,6 +135,28 @@ class TestCalls:
             assert "to pause all tasks is tried again" in caplog.text
             other.rollback()
             assert locks.pauses_of_all() == []
+
+    def test_the_table_is_never_locked_while_its_session_waits_for_the_client(
+        self, proxy: Proxy
+    ) -> None:
+        """The server answers a transaction when it has got all of it."""
+        sent: list[tuple[bool, bytes]] = []
+
+        def tap(_number: int, to_server: bool, data: bytes) -> bytes:
+            sent.append((to_server, data))
+            return data
+
+        with TaskLocks(proxy.url, claim_timeout=600.0) as operator:
+            operator.tasks()
+            proxy.tap = tap
+            operator.pause_all(duration=None)
+        turns = [
+            b"".join(data for _, data in turn)
+            for to_server, turn in groupby(sent, key=itemgetter(0))
+            if to_server
+        ]
+        ends = [b"COMMIT" in turn for turn in turns if b"LOCK TABLE" in turn]
+        assert ends == [True, True]
 
     @pytest.mark.nightly
     def test_one_that_is_in_force_although_it_could_not_wait_says_so(

@@ -29,6 +29,10 @@ from apscheduler_tasklock import (
     TaskState,
     TaskStatus,
 )
+from apscheduler_tasklock.cli import main
+from apscheduler_tasklock.dashboard.access import Access
+from apscheduler_tasklock.dashboard.app import Dashboard
+from tests.support.asgi_client import TestClient
 from tests.support.commands import Command
 from tests.support.polling import eventually
 from tests.support.roles import role
@@ -64,6 +68,14 @@ RETRYING = {
     "retry_at": "now() + interval '4 h'",
 }
 UNREADABLE = {"schedule": "'no JSON'"}
+# Copies of the rows of a table, each of a task of its own, over a week.
+COPY = """
+    CREATE TEMP TABLE copied AS SELECT row.*, n FROM {0} AS row, generate_series(1, 300000) AS n;
+    UPDATE copied SET task_name = 'mail ' || n, started_at = started_at - n * interval '2 s',
+                      {1} = {1} - n * interval '2 s';
+    ALTER TABLE copied DROP COLUMN n;
+    INSERT INTO {0} SELECT * FROM copied; DROP TABLE copied;
+"""
 ENDED_ONE_OFF = {
     "one_off": "true",
     "is_last": "true",
@@ -967,3 +979,32 @@ class TestSlowReads:
                 read.result(60)
         assert not isinstance(raised.value, TaskLockDatabaseError), "no outage"
         assert not [r for r in caplog.records if "unavailable" in r.getMessage()]
+
+    @pytest.mark.nightly
+    @pytest.mark.timeout(600)
+    def test_none_is_too_slow_with_300_000_one_off_jobs(
+        self, database_url: str, connection: Connection, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """The server ends each read after 3 s, and a page begins none after its first 3 s."""
+        add_task(connection, "one", **ENDED_ONE_OFF)
+        add_run(connection, "one", 1)
+        connection.execute(COPY.format("task_lock", "finished_at"))
+        connection.execute(COPY.format("task_lock_run", "ended_at"))
+        failing = [f"sync {number:02}" for number in range(20)]
+        for number, name in enumerate(failing):
+            add_task(connection, name, **{**STAYS_OK, **FAILING})
+            follows = {**STAYS_ALIVE, "leader_namespace": "'z'"}
+            add_replica(connection, f"web-{number}", failing, **follows)
+        connection.execute("ANALYZE")
+        with TaskLocks(database_url) as locks:
+            found = locks.overview()
+            assert found.counts[TaskState.OK] == 300_001
+            assert [each.task for each in found.findings] == failing
+            dashboard = Dashboard(locks, "", lambda _request: Access("read"), None)
+            for path in ("/", "/tasks", "/runs", "/timeline", "/replicas", "/task?name=one"):
+                page = TestClient(dashboard.app()).get(path)
+                assert page.status_code == 200, path
+                assert "could not be read" not in page.text, path
+            for words in ("check", "status", "metrics", "runs", "replicas"):
+                assert main(words.split(), locks=locks) in (0, 1), words
+        assert "too slow" not in capsys.readouterr().err

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
+from itertools import pairwise
 from typing import Any
 from uuid import uuid4
 
 import psycopg
 import pytest
 from apscheduler.jobstores.memory import MemoryJobStore
-from apscheduler.triggers.combining import AndTrigger
+from apscheduler.triggers.combining import AndTrigger, OrTrigger
 from apscheduler.triggers.cron import CronTrigger
 
 from apscheduler_tasklock import TaskLockOptionError
 from apscheduler_tasklock._lock.client import LockClient
-from apscheduler_tasklock.jobstore import store
+from apscheduler_tasklock.jobstore import bad_rows, store
 from apscheduler_tasklock.jobstore.bad_rows import MOST_GOOD
 from apscheduler_tasklock.jobstore.stored_triggers import encode_trigger
 from apscheduler_tasklock.schema.table import LARGEST_DEFINITION, LARGEST_VALUE
@@ -259,6 +261,53 @@ def test_many_good_jobs_among_bad_rows_run(
     eventually(lambda: "And " in caplog.text)
     assert len(ran[key]) == MOST_GOOD + 300
     assert len(lines(caplog)) <= MOST_LINES
+
+
+def test_a_good_job_waits_for_no_backlog_of_rows_that_take_long(
+    make: Make, key: str, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each look is over after a single row, as if that row had taken a second."""
+    monkeypatch.setattr(bad_rows, "LOOK_FOR", 0.0)
+    replica = make(max_workers=1)
+    replica.run_at(note, key, after=3600, misfire_grace_time=None)
+    of_each = "arguments = jsonb_set(arguments, '{args,1}', to_jsonb(n), true)"
+    write_rows(connection, key, 100, of_each)
+    replica.run_at(note, f"{key}-good", args=[key, "good"], misfire_grace_time=None)
+    replica.scheduler.resume()
+    replica.runs(key, 101)
+    order = [value for _, _, value in ran[key]]
+    # One worker runs what is read in the order of the reads, but for the few that wait for it.
+    assert order.index("good") < 10
+    assert set(order) == {"good", *range(1, 101)}
+
+
+def nested(depth: int) -> Any:
+    """Return a trigger of nested combinations, which has a run time each hour."""
+    trigger: Any = CronTrigger(minute=0, timezone="Europe/Berlin")
+    for _ in range(depth):
+        parts = [CronTrigger(minute=f"*/{n % 5 + 1}", timezone="Europe/Berlin") for n in range(50)]
+        trigger = AndTrigger([trigger, OrTrigger(parts), *parts[:40]])
+    return trigger
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(700)
+def test_a_thousand_due_rows_with_nested_triggers_leave_a_good_job_its_turn(
+    make: Make, key: str, connection: Connection
+) -> None:
+    """The rows are no bad ones, and each takes a second or more."""
+    costly = json.dumps(encode_trigger(nested(9)))
+    replica = make()
+    replica.run_at(note, key, after=3600, args=["other"])
+    write_rows(connection, key, 1000, f"trigger = '{costly}'")
+    good = {"args": [f"{key}-good"], "id": f"{key}-good", "misfire_grace_time": None}
+    replica.scheduler.add_job(note, "interval", seconds=10, **good)
+    seen = [time.monotonic()]
+    replica.scheduler.resume()
+    for count in range(1, 10):
+        eventually(lambda number=count: len(ran[f"{key}-good"]) >= number, 120)
+        seen.append(time.monotonic())
+    assert max(later - earlier for earlier, later in pairwise(seen)) < 60
 
 
 @pytest.mark.nightly
