@@ -67,7 +67,7 @@ def test_the_row_of_the_leader_is_in_no_list_of_tasks(
 
 
 @pytest.mark.parametrize(
-    ("ended", "status"), [("interval '29 s'", 0), ("interval '35 s'", 1)], ids=["just", "for long"]
+    ("ended", "status"), [("interval '5 s'", 0), ("interval '35 s'", 1)], ids=["just", "for long"]
 )
 def test_check_warns_if_replicas_follow_and_nobody_leads(
     command: Command, connection: Connection, ended: str, status: int

@@ -976,7 +976,7 @@ class TestMovedSchedules:
         self, make_replica: MakeReplica, operator: TaskLocks, command: Command
     ) -> None:
         old = make_replica(replica_id="web-1", **OFTEN)
-        due = last_second() + timedelta(seconds=3)
+        due = last_second() + timedelta(seconds=10)
         add(old, nothing, due)
         eventually(lambda: operator.tasks("job"))
         old.shutdown()
