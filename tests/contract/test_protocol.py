@@ -639,7 +639,7 @@ class TestRetention:
         self, one: Replica, travel: Travel
     ) -> None:
         """Until then, a replica that was suspended may still ask for its run time."""
-        claim_id, _ = one.claim(one_off=True, max_lock=1000, grace=5000)
+        claim_id, _ = one.claim(one_off=True, is_last=True, max_lock=1000, grace=5000)
         travel(10)
         one.release(claim_id)
         travel(6000)
