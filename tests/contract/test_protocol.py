@@ -635,6 +635,7 @@ class TestRetention:
         assert one.prune(self.AGE) == 0
         assert one.renewed(claim_id)
 
+    @pytest.mark.postgresql
     def test_a_row_stays_for_its_maximum_lock_and_its_grace(
         self, one: Replica, travel: Travel
     ) -> None:
