@@ -625,7 +625,8 @@ def what_is_gone_is_in_no_live_replica(said: Said, truth: Truth) -> Iterator[Fin
 def a_stored_job_is_what_it_is_said_to_be(said: Said, truth: Truth) -> Iterator[Finding]:
     changes: dict[str, str] = {}
     for event in truth.events:
-        if event.kind in ("job-paused", "job-resumed", "job-removed") and event.at < said.at:
+        kinds = ("job-paused", "job-resumed", "job-moved", "job-removed")
+        if event.kind in kinds and event.at < said.at:
             changes[event.task] = event.kind
     for name, job in said.jobs.items():
         told = f"{name}: {job['state']}, next {job['next_run_time']}"

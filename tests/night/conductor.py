@@ -23,7 +23,7 @@ from apscheduler_tasklock.demo import history
 from apscheduler_tasklock.demo.history import Event
 from apscheduler_tasklock.demo.server import EmbeddedServer, die_with_parent
 from apscheduler_tasklock.status import TaskState, TaskStatus
-from tests.night.plan import BATCH, NEW, OLD, SHOP, UNKNOWN_FUNCTION
+from tests.night.plan import BATCH, NEW, OLD, SHOP, STORE, UNKNOWN_FUNCTION
 from tests.night.recording import Moment, Night, read_rows
 from tests.night.replica import Settings
 from tests.night.tellers import Tellers
@@ -40,6 +40,9 @@ ANN, BEN = "ann@ops", "ben@ops"
 
 # The control files of jobs: a run of the task hangs, fails, or goes on.
 HANG, FAIL, WAKE = "hang", "fail", "wake"
+
+# The kind of an operator's command that finds nothing to do.
+NOTHING = "nothing"
 
 
 class Member:
@@ -218,12 +221,17 @@ class Conductor:
         path.touch()
         return path
 
-    def act(self, kind: str, task: str, do: Callable[[], object], **details: Any) -> None:
-        """Do what an operator does. The ledger has when it began and when it was done."""
+    def act(self, kind: str, task: str, *command: str, by: str, **details: Any) -> None:
+        """Let an operator give a command. The ledger has when it began and was done, and its words.
+
+        :param kind: what is done; :data:`NOTHING` if the command finds nothing to do
+        """
         self._say(f"{kind} {task}".strip())
+        details["detail"] = f"{by}{details.get('detail', '')}"
         self.note(f"{kind} asked", task=task, **details)
-        do()
+        answer = self._tellers.do(*command, "--as", by)
         self.note(kind, task=task, **details)
+        self.note("answered", task=task, detail=answer)
 
     def ask(self, command: str) -> Any:
         """Return what a command tells as JSON."""
@@ -300,16 +308,17 @@ class _Script:
         on.at(3)
         on.moment("the first seconds")
         on.at(11)
-        on.act(
-            "paused",
-            "clean-up",
-            lambda: on.locks.pause("clean-up", duration=40, by=ANN, reason="migration of orders"),
-            until=40,
-            detail=f"{ANN}: migration of orders",
-        )
-        on.act("job-paused", "feed", lambda: on.locks.pause_job("feed", by=BEN), detail=BEN)
+        reason = "migration of orders"
+        self._pause("clean-up", 40, reason, ANN)
+        on.act("job-paused", "feed", "jobs", "pause", "feed", by=BEN)
         on.at(16)
         on.moment("a task and a stored job are paused")
+
+    def _pause(self, task: str, seconds: int, reason: str, by: str) -> None:
+        """Pause a task, or all of them, for a while."""
+        named = "--all" if task == "*" else task
+        command = ("pause", named, "--for", f"{seconds}s", "--reason", reason)
+        self.on.act("paused", task, *command, by=by, until=seconds, detail=f": {reason}")
 
     def deaths(self) -> None:
         """Kill two replicas in their runs: one with failover, and one without."""
@@ -326,6 +335,7 @@ class _Script:
         on.start(again)
         time.sleep(7)
         on.moment("a run without failover is dead")
+        self._free("nightly-backup")
         on.start(on.prepare("web-5:5231", SHOP, OLD))
 
     def failures(self) -> None:
@@ -346,13 +356,9 @@ class _Script:
             path.unlink()
         time.sleep(max(0.0, self.hangs.at + 18 - time.time()))
         on.moment("a run hangs beyond its maximum lock")
-        on.act("acked", "thumbnails", lambda: self._ack("thumbnails"), detail=ANN)
+        on.act("acked", "thumbnails", "ack", "thumbnails", by=ANN)
         on.moment("a failure is acknowledged")
         fails[0].unlink()
-
-    def _ack(self, task: str) -> None:
-        [found] = self.on.locks.tasks(task)
-        self.on.locks.ack(task, token=found.token, by=ANN)
 
     def outage(self) -> None:
         """Stop the database's server for a while."""
@@ -385,16 +391,10 @@ class _Script:
     def pause_of_all(self) -> None:
         """Pause all tasks for a while."""
         on = self.on
-        on.act(
-            "paused",
-            "*",
-            lambda: on.locks.pause_all(duration=600, by=ANN, reason=f"deploy of {NEW}"),
-            until=600,
-            detail=f"{ANN}: deploy of {NEW}",
-        )
+        self._pause("*", 600, f"deploy of {NEW}", ANN)
         time.sleep(7)
         on.moment("all tasks are paused")
-        on.act("resumed", "*", lambda: on.locks.resume_all(by=ANN), detail=ANN)
+        on.act("resumed", "*", "resume", "--all", by=ANN)
         time.sleep(2)
         on.moment("all tasks are resumed")
 
@@ -437,7 +437,7 @@ class _Script:
         time.sleep(3)
         on.moment("the new release runs alone")
 
-    def _free(self, task: str) -> None:
+    def _free(self, task: str, *options: str) -> None:
         """Free a task whose run is dead, once that is seen, unless it runs again before."""
 
         def found() -> TaskStatus | None:
@@ -447,8 +447,8 @@ class _Script:
 
         dead: TaskStatus = eventually(found, PATIENCE)
         if dead.state is TaskState.DEAD:
-            free = self.on.locks.free
-            self.on.act("freed", task, lambda: free(task, token=dead.token, by=ANN), detail=ANN)
+            command = ("free", task, "--token", str(dead.token), "--yes", *options)
+            self.on.act("freed", task, *command, by=ANN)
 
     def _wake(self) -> None:
         """Let the run that hangs go on."""
@@ -457,20 +457,27 @@ class _Script:
     def operators(self) -> None:
         """Do what operators do."""
         on = self.on
-        locks = on.locks
-        on.act(
-            "run asked for", "invoices", lambda: locks.request_run("invoices", by=BEN), detail=BEN
-        )
+        on.act("run asked for", "invoices", "run", "invoices", by=BEN)
         on.until("end", task="invoices")
-        on.act("job-resumed", "feed", lambda: locks.resume_job("feed", by=BEN), detail=BEN)
-        on.act("paused", "year-end", lambda: locks.pause("year-end", by=BEN), detail=BEN)
-        later = datetime.now(timezone.utc) + timedelta(hours=5)
+        on.act("job-resumed", "feed", "jobs", "resume", "feed", by=BEN)
+        on.act(NOTHING, "feed", "jobs", "resume", "feed", by=BEN)
+        on.act("paused", "year-end", "pause", "year-end", by=BEN)
+        self._pause("year-end", 600, "audit of the year", ANN)
+        on.act("resumed", "year-end", "resume", "year-end", by=ANN)
+        on.act(NOTHING, "invoices", "resume", "invoices", by=ANN)
         moved = "invoice-4711"
-        on.act("job-moved", moved, lambda: locks.move_job(moved, later, by=BEN), detail=BEN)
-        removed = "loyalty-points"
-        on.act("job-removed", removed, lambda: locks.remove_job(removed, by=BEN), detail=BEN)
+        on.act("job-paused", moved, "jobs", "pause", moved, by=BEN)
+        on.act(NOTHING, moved, "jobs", "pause", moved, by=BEN)
+        later = datetime.now(timezone.utc) + timedelta(hours=5)
+        self._move(moved, later, BEN)
+        on.act(NOTHING, moved, "jobs", "move", moved, "--to", later.isoformat(), by=BEN)
+        on.act("job-removed", "loyalty-points", "jobs", "remove", "loyalty-points", by=BEN)
         time.sleep(2)
         on.moment("operators have been at work")
+
+    def _move(self, job: str, to: datetime, by: str) -> None:
+        moved = ("jobs", "move", job, "--to", to.isoformat())
+        self.on.act("job-moved", job, *moved, by=by, due=to.timestamp())
 
     def leaders(self) -> None:
         """Kill the leader of the batch application, and then stop a replica in its run."""
@@ -489,6 +496,10 @@ class _Script:
         on.wait_for_end(begun.replica)
         time.sleep(4)
         on.moment("a stop has cut a run")
+        cut = "batch/big-copy"
+        on.act("acked", cut, "ack", cut, by=BEN)
+        on.act(NOTHING, cut, "ack", cut, by=BEN)
+        on.moment("a cut is acknowledged")
 
     def darkness(self) -> None:
         """Stop the batch application in good order, and kill the shop."""
@@ -501,6 +512,11 @@ class _Script:
         died = time.time()
         time.sleep(10)
         on.moment("all replicas are gone")
+        self._free("archive", "--run-again")
+        on.act("run asked for", "audit", "run", "audit", by=BEN)
+        on.act(NOTHING, "audit", "run", "audit", by=ANN)
+        # It is run until five seconds later, which nobody can.
+        self._move("invoice-4711", datetime.now(timezone.utc) + timedelta(seconds=20), ANN)
         time.sleep(max(0.0, died + 50 - time.time()))
         on.moment("all have been gone for a while")
         time.sleep(max(0.0, died + 100 - time.time()))
@@ -512,3 +528,6 @@ class _Script:
         on.start(on.prepare("web-9:811", SHOP, NEW), on.prepare("batch-4:744", BATCH, "1.0"))
         time.sleep(12)
         on.moment("it is morning")
+        missed = f"{STORE}:invoice-4711"
+        on.act("acked", missed, "ack", missed, by=ANN)
+        on.moment("a miss is acknowledged")

@@ -11,7 +11,14 @@ import psycopg
 
 from apscheduler_tasklock import TaskLocks, upgrade
 from apscheduler_tasklock.demo.server import EmbeddedServer
-from tests.night import drawn, words  # noqa: F401  # they add their checks
+from tests.night import (  # noqa: F401  # they add their checks
+    drawn,
+    sayings_of_answers,
+    sayings_of_replicas,
+    sayings_of_tasks,
+    sayings_of_why,
+    words,
+)
 from tests.night.checks import Untrue, untrue_of
 from tests.night.recording import Moment, Night, show_moment, stop_clock
 from tests.night.said import Said, SaidLive

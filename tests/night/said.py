@@ -12,8 +12,10 @@ from io import StringIO
 from typing import Any, cast
 
 from apscheduler_tasklock import TaskLocks
+from apscheduler_tasklock.cli.exits import status_of
 from apscheduler_tasklock.cli.parser import build_parser
 from apscheduler_tasklock.dashboard.screens import Screen
+from apscheduler_tasklock.errors import TaskLockError
 from tests.night.recording import Moment
 from tests.support.pages import Known, Reader, words
 
@@ -59,7 +61,10 @@ class Said:
         options = _parser().parse_args(given)
         options.locks = self._locks
         with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as err:
-            status = options.run(options)
+            try:
+                status = options.run(options)
+            except TaskLockError as error:
+                status = status_of(error)
         if "--json" not in given:
             self.texts[" ".join(given)] = out.getvalue() + err.getvalue()
         return status, out.getvalue()

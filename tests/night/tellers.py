@@ -41,6 +41,12 @@ class Tellers:
             told["overview"] = json.load(answer)
         return told
 
+    def do(self, *words: str) -> str:
+        """Return what a command that changes something prints."""
+        with redirect_stdout(StringIO()) as out, redirect_stderr(out):
+            main([*words, "--database", self._url])
+        return out.getvalue()
+
     def ask(self, *words: str) -> Any:
         """Return what a command tells as JSON."""
         with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()):

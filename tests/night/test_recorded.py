@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import psycopg
@@ -12,6 +13,7 @@ from tests.night.checks import CHECKS, untrue_of
 from tests.night.judge import known_untrue
 from tests.night.recording import FILE, LARGEST, Moment, Night
 from tests.night.said import Said
+from tests.night.sayings import MOMENT, REPLICA, Told, untrue_in
 from tests.night.sentences import table
 from tests.night.truth import Truth
 
@@ -26,6 +28,7 @@ GATE = (
     "some seconds after the outage",
     "it was killed while it was stopping",
     "a stop has cut a run",
+    "a miss is acknowledged",
     "all have been gone for long",
 )
 NIGHTLY = (
@@ -47,6 +50,7 @@ NIGHTLY = (
     "all replicas are gone",
     "all have been gone for a while",
     "it is morning",
+    "a cut is acknowledged",
 )
 
 
@@ -80,7 +84,7 @@ CHANGES = {
     "what is said to run runs": (
         "its run is taken over",
         "UPDATE task_lock SET finished_at = NULL, locked_until = now() + interval '1 h'"
-        " WHERE task_name = 'audit'",
+        " WHERE task_name = 'thumbnails'",
     ),
     "what runs is said to run": (
         "its run is taken over",
@@ -118,11 +122,6 @@ CHANGES = {
     "check names each failing task and no other": (
         "its run is taken over",
         "UPDATE task_lock SET failures = 2, failed_at = now() WHERE task_name = 'thumbnails'",
-    ),
-    "show tells how often it failed": (
-        "its run is taken over",
-        "UPDATE task_lock SET failures = 2, error_type = 'UpstreamError'"
-        " WHERE task_name = 'thumbnails'",
     ),
     "what is paused is told and nothing else": (
         "a task and a stored job are paused",
@@ -162,7 +161,7 @@ CHANGES = {
         "all have been gone for long",
         "UPDATE task_lock SET due_at = window_start, window_start = '2026-01-01Z',"
         " overdue_at = now() - interval '1 h'"
-        " WHERE task_name = 'audit'",
+        " WHERE task_name = 'thumbnails'",
     ),
     "what nobody runs is overdue": (
         "all have been gone for long",
@@ -194,17 +193,40 @@ CHANGES = {
         "its run is taken over",
         "DELETE FROM task_lock_run WHERE task_name = 'thumbnails'",
     ),
-    "why tells how the last run ended": (
+    "the headline of a task is true": (
+        "its run is taken over",
+        "UPDATE task_lock SET started_at = started_at - interval '1 min'"
+        " WHERE task_name = 'thumbnails'",
+    ),
+    "the facts of show are true": (
+        "its run is taken over",
+        "UPDATE task_lock SET last_outcome = 'cut' WHERE task_name = 'thumbnails'",
+    ),
+    "the words of each finding are true": (
+        "a stop has cut a run",
+        "UPDATE task_lock SET finished_at = finished_at - interval '30 s'"
+        " WHERE task_name = 'batch/big-copy'",
+    ),
+    "the durations of runs are true": (
+        "its run is taken over",
+        "UPDATE task_lock_run SET ended_at = ended_at + interval '5 s'"
+        " WHERE task_name = 'thumbnails'",
+    ),
+    "the page of a replica is true": (
+        "its run is taken over",
+        "UPDATE task_lock_replica SET started_at = started_at - interval '1 h'",
+    ),
+    "the words of why are true": (
         "its run is taken over",
         "UPDATE task_lock_run SET outcome = 'overtaken' WHERE task_name = 'daily-report'",
     ),
-    "why names replicas that were there": (
+    "what why tells of an earlier moment is true": (
         "some seconds after the outage",
-        "UPDATE task_lock_replica SET seen_at = now(), stopped_at = NULL",
+        "UPDATE task_lock_run SET outcome = 'error' WHERE outcome = 'ok'",
     ),
-    "show tells the state as it is": (
-        "its run is taken over",
-        "UPDATE task_lock SET last_outcome = 'cut' WHERE task_name = 'thumbnails'",
+    "what why tells of a job without a task is true": (
+        "a task and a stored job are paused",
+        "UPDATE task_lock_job SET next_run_time = next_run_time + interval '1 h'",
     ),
 }
 
@@ -222,3 +244,50 @@ def test_a_check_finds_what_is_untrue(
     assert list(CHECKS[check](said, truth)) == []
     connection.execute(change)
     assert list(CHECKS[check](said.again(), truth)) != []
+
+
+# What is changed in a sentence that is true: another time, another replica, another operator.
+WRONG = {
+    MOMENT: "2026-01-02T03:04:05Z",
+    REPLICA: "web-8:608",
+    r"\w+@ops": "eve@ops",
+}
+
+
+def _sentences(said: Said, truth: Truth) -> Iterator[tuple[str, str, Told]]:
+    """Yield headlines of tasks and replicas, and answers to operators, with what reads them."""
+    for name in said.tasks:
+        headline = said.screen(f"/task?name={name}").data["headline"].says
+        yield "headline", headline, Told(said, truth, name)
+        told = said.show(name)["last run"]
+        yield "last run", told, Told(said, truth, name)
+    for name in said.replicas:
+        headline = said.screen(f"/replica?id={name}").drawn["headline"]
+        yield "replica", headline, Told(said, truth, name)
+    for event in truth.events:
+        if event.kind == "answered" and event.at < said.at and event.task != "*":
+            [words, *_] = event.detail.splitlines()
+            words = words.removeprefix(f"{event.task}: ")
+            yield "answer", words, Told(said, truth, event.task, {"then": event.at})
+
+
+def test_a_sentence_with_another_value_is_untrue(
+    recorded: Night, truth: Truth, shown: Shown
+) -> None:
+    said = shown(recorded.moment("operators have been at work"))
+    changed = set()
+    for source, words, told in _sentences(said, truth):
+        assert list(untrue_in(source, words, told)) == []
+        for pattern, value in WRONG.items():
+            wrong = re.sub(pattern, value, words)
+            if wrong != words and value != told.about:
+                changed.add((source, pattern))
+                assert list(untrue_in(source, wrong, told)) != [], wrong
+    assert {source for source, _ in changed} == {"headline", "last run", "replica", "answer"}
+
+
+def test_a_sentence_that_no_pattern_reads_is_untrue(
+    recorded: Night, truth: Truth, shown: Shown
+) -> None:
+    told = Told(shown(recorded.moment("it is morning")), truth, "thumbnails")
+    assert list(untrue_in("headline", "its last run was a success", told)) != []

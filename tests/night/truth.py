@@ -27,6 +27,7 @@ class TrueRun:
     :ivar told: the outcome that the release reported
     :ivar hung: when it was told to hang
     :ivar lost: when its replica was told that its lock is lost
+    :ivar freed: when an operator had freed it
     """
 
     task: str
@@ -44,6 +45,7 @@ class TrueRun:
     attempt: int = 1
     hung: float | None = None
     lost: float | None = None
+    freed: float | None = None
 
     @property
     def cut_off(self) -> bool:
@@ -175,10 +177,16 @@ class Truth:
                 asked, lasts = self._asked(event), inf if event.until is None else event.until
                 ends = asked + lasts, event.at + lasts
                 self.pauses.append(TruePause(event.task, by, reason, asked, event.at, *ends))
+            case "freed":
+                self.of_task(event.task)[-1].freed = event.at
             case "resumed":
-                for pause in self.pauses:
-                    if pause.task == event.task and pause.end_asked > event.at:
-                        pause.end_asked, pause.until = self._asked(event), event.at
+                self._end_pauses(event)
+
+    def _end_pauses(self, event: Event) -> None:
+        for pause in self.pauses:
+            is_its = (pause.task, pause.by) == (event.task, event.detail)
+            if is_its and pause.end_asked > event.at:
+                pause.end_asked, pause.until = self._asked(event), event.at
 
     def _asked(self, event: Event) -> float:
         """Return when something was asked for that was done."""
@@ -253,7 +261,7 @@ class Truth:
         for run in self.known_until(task, token):
             if run.how == "ok" and run.released is not None:
                 count, failed = 0, set()
-            elif run.how == "error" or (run.died is not None and not run.how):
+            elif run.how == "error" or (run.died is not None and not run.how and not run.freed):
                 count += run.due not in failed
                 failed.add(run.due)
         return count

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import datetime, timezone
 from math import inf
-from typing import Any
 
-from tests.night.checks import CLOSE, Finding, check, clock, run_of, seconds, told_of, true_of
-from tests.night.plan import BY_TASK, UNKNOWN_FUNCTION
+from apscheduler_tasklock.demo.history import Event
+from tests.night.checks import CLOSE, Finding, check, clock, seconds, true_of
+from tests.night.plan import BY_TASK, STORE
 from tests.night.said import Said
-from tests.night.truth import TrueReplica, Truth
+from tests.night.truth import Truth
 
 _TIME = r"(\d{4}-\d\d-\d\dT[\d:.]+Z|\d\d:\d\d:\d\d(?:\.\d+)?)"
 _REPLICA = r"((?:web|batch)-\d:\d+)"
@@ -42,104 +42,6 @@ def _is_about(at: float | None, text: str, near: float, within: float = 2.0) -> 
 
 
 # ---- show ----------------------------------------------------------------------------------------
-
-
-def _runs(said: Said, truth: Truth, task: dict[str, Any], words: str) -> bool:
-    run = run_of(truth, task)
-    return run is None or run.replica in words
-
-
-def _is_dead(said: Said, truth: Truth, task: dict[str, Any], words: str) -> bool:
-    replica = truth.replicas[task["holder"]]
-    is_away = replica.dying < said.at or truth.in_outage(said.at - 15, said.at)
-    return is_away and task["holder"] in words
-
-
-def _is_cut(said: Said, truth: Truth, task: dict[str, Any], words: str) -> bool:
-    run = run_of(truth, task)
-    return run is not None and run.how == "cut" and run.replica in words
-
-
-def _is_new(said: Said, truth: Truth, task: dict[str, Any], _words: str) -> bool:
-    return not any(run.first_sign < said.at - CLOSE for run in truth.of_task(task["name"]))
-
-
-def _is_retrying(said: Said, truth: Truth, task: dict[str, Any], words: str) -> bool:
-    run = run_of(truth, task)
-    return (
-        run is not None and run.how == "error" and "UpstreamError" in words and "attempt 1" in words
-    )
-
-
-def _hangs(said: Said, truth: Truth, task: dict[str, Any], words: str) -> bool:
-    runs = [run for run in truth.of_task(task["name"]) if run.begun and run.begun < said.at]
-    return any(run.over > said.at - 2 and run.replica in words for run in runs)
-
-
-_STATES: dict[str, Callable[[Said, Truth, dict[str, Any], str], bool]] = {
-    "running": _runs,
-    "dead": _is_dead,
-    "cut": _is_cut,
-    "new": _is_new,
-    "retrying": _is_retrying,
-    "too long": _hangs,
-}
-
-
-@check
-def show_tells_the_state_as_it_is(said: Said, truth: Truth) -> Iterator[Finding]:
-    for name, task in said.tasks.items():
-        words = said.show(name)["state"]
-        is_true = _STATES.get(task["state"])
-        if not words.startswith(task["state"]):
-            yield f"show {name}: {words}", f"status: {task['state']}"
-        if is_true is not None and not is_true(said, truth, task, words):
-            yield f"show {name}: {words}", true_of(run_of(truth, task))
-
-
-@check
-def show_tells_the_last_run_as_it_was(said: Said, truth: Truth) -> Iterator[Finding]:
-    for name, task in said.tasks.items():
-        words = said.show(name)["last run"]
-        run = run_of(truth, task)
-        if words == "never":
-            if not _is_new(said, truth, task, words):
-                yield f"show {name}: last run {words}", "it has run"
-            continue
-        if run is None:
-            continue
-        is_true = run.replica in words and f"token {run.token}" in words
-        is_true &= ("takeover" in words) == run.takeover
-        is_true &= ("attempt" in words) == (run.attempt > 1)
-        is_true &= _ended_so(words, run.how, has_died=run.died is not None, is_lost=run.cut_off)
-        if "has not reported its end" in words:
-            is_true &= (run.released or inf) > said.at - CLOSE
-        if not is_true:
-            yield f"show {name}: last run {words}", true_of(run)
-
-
-def _ended_so(words: str, how: str, *, has_died: bool, is_lost: bool) -> bool:
-    """Return whether words tell how a run ended."""
-    if "cut by a stop" in words or "cancelled" in words:
-        return how == "cut"
-    if "died with its holder" in words:
-        return has_died or is_lost
-    if "overran" in words:
-        return is_lost
-    return True
-
-
-@check
-def show_tells_how_often_it_failed(said: Said, truth: Truth) -> Iterator[Finding]:
-    for name, task in said.tasks.items():
-        words = said.show(name).get("failures", "")
-        if bool(words) != bool(task["failures"]):
-            yield f"show {name}: failures {words}", told_of(task)
-        if words and not words.startswith(f"{task['failures']} in a row"):
-            yield f"show {name}: failures {words}", told_of(task)
-        run = run_of(truth, task)
-        if "UpstreamError" in words and run is not None and run.how == "ok" and run.released:
-            yield f"show {name}: failures {words}", true_of(run)
 
 
 @check
@@ -176,99 +78,13 @@ def show_tells_the_next_run_times(said: Said, truth: Truth) -> Iterator[Finding]
 # ---- findings ------------------------------------------------------------------------------------
 
 
-def _silent(said: Said, truth: Truth, found: dict[str, Any]) -> bool:
-    replica = truth.replicas[found["replica"]]
-    state = found["says"].partition(",")[0]
-    has_died = replica.dying < said.at
-    return has_died if state == "died" else has_died or truth.in_outage(said.at - 60, said.at)
-
-
-def _stopping(said: Said, truth: Truth, found: dict[str, Any]) -> bool:
-    replica = truth.replicas[found["replica"]]
-    return replica.terminated < said.at and _is_about(replica.stopping, found["says"], said.at, 5.0)
-
-
-def _no_replica(said: Said, truth: Truth, found: dict[str, Any]) -> bool:
-    fleet: list[TrueReplica] = [
-        each for each in truth.replicas.values() if each.ready < said.at - CLOSE
-    ]
-    of = "batch" if "'batch/'" in found["says"] else "web" if "of ''" in found["says"] else ""
-    fleet = [each for each in fleet if each.name.startswith(of)]
-    if "good order" in found["says"]:
-        last = max(fleet, key=lambda each: each.over)
-        return last.stopped < inf and last.killed == inf
-    seen = replicas_in(found["says"])
-    return all(truth.replicas[name].over < said.at for name in seen) and bool(seen)
-
-
-def _too_long(said: Said, truth: Truth, found: dict[str, Any]) -> bool:
-    task = said.tasks[found["task"]]
-    return _hangs(said, truth, task, found["says"])
-
-
-def _healing(said: Said, truth: Truth, found: dict[str, Any]) -> bool:
-    runs = truth.of_task(found["task"])
-    if "has ended" in found["says"]:
-        run = run_of(truth, said.tasks[found["task"]])
-        return run is not None and (run.released or inf) > said.at - CLOSE
-    failed = [run for run in runs if run.how == "error" or run.died is not None]
-    return bool(failed) and any(run.first_sign < said.at for run in failed)
-
-
-def _cut(said: Said, truth: Truth, found: dict[str, Any]) -> bool:
-    run = run_of(truth, said.tasks[found["task"]])
-    return run is not None and run.how == "cut"
-
-
-def _dead(said: Said, truth: Truth, found: dict[str, Any]) -> bool:
-    return _is_dead(said, truth, said.tasks[found["task"]], found["says"])
-
-
-def _overdue(said: Said, truth: Truth, found: dict[str, Any]) -> bool:
-    if "stored job" not in found["says"]:
-        return True  # compared by itself
-    has_live = any(each.lives(said.at) for each in truth.replicas.values())
-    if "none is alive" in found["says"] and has_live:
-        return False
-    return found["task"].endswith(UNKNOWN_FUNCTION) or not has_live
-
-
-def _versions(said: Said, truth: Truth, found: dict[str, Any]) -> bool:
-    releases = {
-        each.release for each in truth.replicas.values() if each.ready < said.at < each.over + 50
-    }
-    return len(releases) > 1
-
-
-_FINDINGS: dict[str, Callable[[Said, Truth, dict[str, Any]], bool]] = {
-    "silent": _silent,
-    "stopping": _stopping,
-    "no replica": _no_replica,
-    "too long": _too_long,
-    "healing": _healing,
-    "cut": _cut,
-    "dead": _dead,
-    "overdue": _overdue,
-    "versions": _versions,
-}
-
-
-@check
-def each_finding_is_true(said: Said, truth: Truth) -> Iterator[Finding]:
-    for found in said.check["findings"]:
-        is_true = _FINDINGS.get(found["what"])
-        if is_true is not None and not is_true(said, truth, found):
-            who = found["task"] or found["replica"] or ""
-            known = truth.replicas.get(who) or "; ".join(map(true_of, truth.of_task(who)[-2:]))
-            yield f"{found['level']} {found['what']} {who}: {found['says']}", str(known)
-
-
 # What the first line of the overview says, without the number, by what the findings are about.
 _FIRST_LINE = {
     "too long": r"tasks? runs? too long",
     "dead": r"tasks? (?:is|are) dead",
     "overdue": r"tasks? (?:is|are) overdue",
     "late": r"tasks? (?:is|are) late",
+    "missed": r"tasks? missed (?:a run time|run times)",
     "cut": r"tasks? (?:was|were) cut",
     "failing": r"tasks? (?:is|are) failing",
     "healing": r"failures? (?:is|are) being healed",
@@ -306,26 +122,29 @@ _ACTIONS = {
 }
 
 
+def _had_run(truth: Truth, event: Event) -> bool:
+    """Return whether the stored job that an event is about had run before."""
+    return any(run.first_sign < event.at for run in truth.of_task(f"{STORE}:{event.task}"))
+
+
 @check
 def what_operators_did_is_in_the_history(said: Said, truth: Truth) -> Iterator[Finding]:
     """With by whom, and nothing else is. A pause of all has its pattern as the task's name.
 
-    A stored job that has never run may have no task's row, and then it has no history.
+    A stored job that had never run may have had no task's row then, and so no history.
     """
     told = {
         (each["outcome"], each["task"].rpartition(":")[2], each["by"])
         for each in said.history
         if each["kind"] == "operator" and each["outcome"] != "rescheduled"
     }
-    done = {
-        (_ACTIONS[each.kind], each.task, each.detail.partition(":")[0])
-        for each in truth.events
-        if each.kind in _ACTIONS and not each.replica and each.at < said.at
-    }
-    rows = {name.rpartition(":")[2] for name in said.tasks}
-    done = {
-        each for each in done if each[1] in rows or not each[0].startswith("job-")
-    } | told & done
+    done = set()
+    for event in truth.events:
+        if event.kind in _ACTIONS and not event.replica and event.at < said.at:
+            by = event.detail.partition(":")[0]
+            action = (_ACTIONS[event.kind], event.task.rpartition(":")[2], by)
+            if not event.kind.startswith("job-") or _had_run(truth, event) or action in told:
+                done.add(action)
     for each in sorted(told ^ done):
         yield f"runs: {sorted(told)}", f"the ledger differs in {each}"
 
@@ -379,51 +198,6 @@ def why_tells_where_the_history_begins(said: Said, truth: Truth) -> Iterator[Fin
             ]
             if lost:
                 yield f"why {name}: history begins at {clock(at)}", true_of(lost[0])
-
-
-@check
-def why_names_replicas_that_were_there(said: Said, truth: Truth) -> Iterator[Finding]:
-    for name in said.tasks:
-        for line in said.why_text(name).splitlines():
-            for replica, state in re.findall(rf"{_REPLICA} (alive|died|silent|stopped)", line):
-                known = truth.replicas[replica]
-                if state == "alive" and known.killed < said.at - 46:
-                    yield f"why {name}: {line}", str(known)
-                if state == "stopped" and known.killed < inf:
-                    yield f"why {name}: {line}", str(known)
-
-
-# How a run ended, in the words of `why`.
-_ENDINGS = {
-    "ended well": ("ok",),
-    "failed": ("error",),
-    "was cancelled": ("cut",),
-    "died with its holder": ("", "ok", "error", "cut"),
-    "overran its maximum lock": ("", "ok", "error"),
-    "was freed by an operator": ("", "ok", "error", "cut"),
-    "was taken for dead, and ended later": ("ok", "error", "cut"),
-}
-_STORY_OF_RUN = re.compile(
-    rf"began at {_TIME} on {_REPLICA}, ({'|'.join(_ENDINGS)}) after .*?\(token (\d+)"
-)
-
-
-@check
-def why_tells_how_the_last_run_ended(said: Said, truth: Truth) -> Iterator[Finding]:
-    for name in said.tasks:
-        for began, replica, how, token in _STORY_OF_RUN.findall(said.why_text(name)):
-            run = truth.runs.get((name, int(token)))
-            if run is None:
-                continue
-            is_true = run.replica == replica and run.how in _ENDINGS[how]
-            is_true &= _is_about(run.begun, began, said.at)
-            if how == "died with its holder":
-                is_true &= run.died is not None or run.cut_off or bool(truth.outages)
-            if not is_true:
-                yield (
-                    f"why {name}: began at {began} on {replica}, {how} (token {token})",
-                    true_of(run),
-                )
 
 
 # ---- pages ---------------------------------------------------------------------------------------
