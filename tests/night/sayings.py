@@ -240,7 +240,7 @@ def lease_ended(told: Told, run: TrueRun | None) -> bool:
     if run is None:
         return False
     ends = [run.died] if run.died is not None else [begin for begin, _ in told.truth.outages]
-    return any(-CLOSE - 1 < told.lease - end < LEASE + CLOSE for end in ends)
+    return any(0 < told.lease - end < LEASE + CLOSE for end in ends)
 
 
 def alive_with(told: Told, job: NightJob, *, but: str = "") -> list[TrueReplica]:
