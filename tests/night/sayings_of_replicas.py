@@ -40,6 +40,7 @@ def _(told: Told) -> bool:
 
 
 @saying("replica", "(?P<state>died): a run of it was found dead, and it was seen last at {seen}")
+@saying("replica", "(?P<state>died) while it was stopping, and was seen last at {seen}")
 @saying(
     "replica", "(?P<state>silent) since {seen}: it is dead, hangs, or cannot reach the database"
 )

@@ -142,10 +142,10 @@ def _(told: Told) -> bool:
     return is_late and is_due(told, told.due) and nobody_ran(told, told.due)
 
 
-@saying("headline", ", and no live replica has the task")
-@saying("headline", "gone: no live replica has it any more; ")
+@saying("headline", ", and no live replica has it")
+@saying("headline", "gone: no live replica has it any more, not counting those that stop; ")
 @saying("why", "no live replica has it now")
-@saying("notes", "gone: no live replica has it")
+@saying("notes", "gone: no live replica has it, not counting those that stop")
 def _(told: Told) -> bool:
     return not alive_with(told, told.job)
 
@@ -485,7 +485,8 @@ def _(told: Told) -> bool:
 @saying(
     "overdue",
     r"^by {late}, (?:a stored job|the stored job '{task}') that no replica claims(?:: none is "
-    r"alive|: {names} list it, so that what it needs to run is missing there, or a free worker)?$",
+    r"alive|: {names} (?:lists it, but does|list it, but do) not claim it, because something that "
+    r"it needs is missing there, such as its function, or because no worker is free)?$",
 )
 def _(told: Told) -> bool:
     has_live = any(each.lives(told.now) for each in told.truth.replicas.values())

@@ -216,11 +216,24 @@ def _has_run_at(told: Told, at: float) -> bool:
     return any(is_close(at, time) for run in told.runs for time in (run.due, run.first_sign))
 
 
-@saying("why", "^{replica} (?P<state>alive|died|silent|stopped), started {at}$")
+@saying(
+    "why",
+    "^{replica} (?P<state>alive|died|silent|stopped)"
+    "(?P<stopping>, stopping| while it was stopping)?(?P<leads>, leads)?, started {at}$",
+)
 def _(told: Told) -> bool:
     replica = told.truth.replicas[told.replica]
-    is_known = told.said.replicas[told.replica]["state"] == told.state
+    shown = told.said.replicas[told.replica]
+    is_known = shown["state"] == told.state and bool(told.leads) == shown["leads"]
+    if told.stopping and not replica.terminated < told.now:
+        return False
     return is_known and is_how(told, replica, "started", told.at) and _has(told, replica)
+
+
+@saying("why", "its run of {at} has not renewed its lease")
+def _(told: Told) -> bool:
+    runs = [run for run in told.runs if is_close(told.at, run.due)]
+    return any(not told.truth.replicas[run.replica].lives(told.now) for run in runs)
 
 
 def _has(told: Told, replica: TrueReplica) -> bool:
