@@ -107,7 +107,7 @@ class Run:
     :ivar overtakes: whether the run needs no claim, and was given before runs that came earlier and
         are being claimed
     :ivar is_missed: whether the run is given only so that APScheduler reports it as missed
-    :ivar late_by: for a missed run, its lateness in seconds
+    :ivar late_by: its lateness in seconds, as it was judged last
     """
 
     kind: Kind

@@ -100,7 +100,9 @@ class Workers:
             heapq.heapify(self._free_at)
         elif self._free_at:
             free_at = heapq.heappop(self._free_at)
-        run.at = max(run.came, run.earliest, free_at)
+        # The run was judged to be in time when it was asked for. It does not begin later than that,
+        # because another virtual worker may have been free for it by now.
+        run.at = min(max(run.came, run.earliest, free_at), run.due_at + run.excused + run.late_by)
         self._busy.add(run)
 
     def leave(self, run: Run, took: float) -> float:

@@ -414,6 +414,20 @@ class TestLateness:
         assert asked(steps.step()) == [(["b"], 1)]
         assert not second.is_missed
 
+    def test_a_backlog_is_not_late_for_those_that_the_database_has_let_begin_beside_it(self) -> None:
+        # A worker of a plain pool would have begun it after the short run before it.
+        steps = Steps(workers=2)
+        short, long = run_of("short", 100.0), run_of("long", 100.0)
+        steps.begin([short, long])
+        before, (first, second) = run_of("a", 101.0), backlog_of(2, "b", came=101.0, grace=1.0)
+        steps.now = 110.0
+        step = steps.step(came=[before, first], freed=[(short, 0.5), (long, 4.0)])
+        given = steps.grant(step).given
+        assert given == [before, first]
+        steps.step(begun=given)
+        assert asked(steps.free(*given, took=0.1)) == [(["b"], 1)]
+        assert not second.is_missed
+
     def test_who_waits_for_the_database_is_not_late_for_those_without_a_lock_that_go_meanwhile(
         self,
     ) -> None:
