@@ -414,7 +414,9 @@ class TestLateness:
         assert asked(steps.step()) == [(["b"], 1)]
         assert not second.is_missed
 
-    def test_a_backlog_is_not_late_for_those_that_the_database_has_let_begin_beside_it(self) -> None:
+    def test_a_backlog_is_not_late_for_those_that_the_database_has_let_begin_beside_it(
+        self,
+    ) -> None:
         # A worker of a plain pool would have begun it after the short run before it.
         steps = Steps(workers=2)
         short, long = run_of("short", 100.0), run_of("long", 100.0)
