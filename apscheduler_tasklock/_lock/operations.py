@@ -5,7 +5,7 @@ from __future__ import annotations
 import getpass
 import re
 import socket
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, fields
 from datetime import datetime
@@ -1513,7 +1513,10 @@ class Operations:
         cursor.row_factory = dict_row
         is_written = False
         try:
-            self._pause_under_lock(cursor, lock_timeout, wanted)
+            _with_entries(
+                self._pause_all,
+                lambda each: self._run_under_lock(cursor, lock_timeout, each, wanted),
+            )
             [row] = cursor.fetchall()
             is_written = True
             self._run_under_lock(cursor, lock_timeout)
@@ -1527,21 +1530,6 @@ class Operations:
                 "which are the most that there can be; resume them first"
             )
         return Pause(by, row["since"], row["until"], reason, namespace)
-
-    def _pause_under_lock(self, cursor: Any, lock_timeout: float, wanted: dict[str, Any]) -> None:
-        """Write a pause of all tasks, without an entry in the run history if that is rejected."""
-        recording = self._pause_all.recording
-        if recording is not None:
-            try:
-                self._run_under_lock(cursor, lock_timeout, recording, wanted)
-            except LockNotAvailable:
-                raise
-            except psycopg.DatabaseError as error:
-                if as_unavailable(error) is not None:
-                    raise
-            else:
-                return
-        self._run_under_lock(cursor, lock_timeout, self._pause_all, wanted)
 
     def _run_under_lock(
         self,
@@ -1844,15 +1832,13 @@ class Operations:
 
     def _run_recording(self, cursor: Any, statement: RecordingStatement, **wanted: object) -> Any:
         """Run a statement with its history entries, or without them if they are rejected."""
-        if statement.recording is not None:
-            try:
-                # If the caller has begun a transaction, it goes on after an error.
-                with _part_of_transaction(cursor):
-                    return self._run(cursor, statement.recording, **wanted)
-            except psycopg.DatabaseError as error:
-                if as_unavailable(error) is not None:
-                    raise
-        return self._run(cursor, statement, **wanted)
+
+        def run(each: Statement) -> Any:
+            # If the caller has begun a transaction, it goes on after an error.
+            with _part_of_transaction(cursor):
+                return self._run(cursor, each, **wanted)
+
+        return _with_entries(statement, run)
 
     @staticmethod
     def _run(cursor: Any, statement: Statement, **wanted: object) -> Any:
@@ -2414,6 +2400,17 @@ def operator_here() -> str:
     except (OSError, KeyError):  # in a container the user may have no name
         user = "somebody"
     return f"{user}@{socket.gethostname()}"
+
+
+def _with_entries(statement: RecordingStatement, run: Callable[[Statement], Any]) -> Any:
+    """Run a statement with its history entries, or without them if the database rejects them."""
+    if statement.recording is not None:
+        try:
+            return run(statement.recording)
+        except psycopg.DatabaseError as error:
+            if as_unavailable(error) is not None:
+                raise
+    return run(statement)
 
 
 @contextmanager

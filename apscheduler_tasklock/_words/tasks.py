@@ -96,7 +96,7 @@ def pauses_of(task: TaskStatus, formats: Formats) -> list[str]:
 
 def pause_in_words(pause: Pause, formats: Formats, *, with_since: bool = False) -> str:
     """Return a pause in words: by whom, until when, and why; also since when if asked."""
-    if pause.job is not None or not pause.by:  # of a job, or of all tasks of which each job is
+    if pause.job is not None or not pause.by:  # of stored jobs, which their application may pause
         what = "" if pause.job is None else f"its stored job {pause.job!r} "
         return f"{what}{pauser_in_words(pause.by, pause.since, formats)}"
     what = "" if pause.namespace is None else f" with {of_all_in_words(pause.namespace)}"

@@ -14,7 +14,7 @@ from tests.night.judge import known_untrue
 from tests.night.recording import FILE, LARGEST, Moment, Night
 from tests.night.said import Said
 from tests.night.sayings import MOMENT, REPLICA, Told, untrue_in
-from tests.night.sentences import table
+from tests.night.sentences import kinds, table
 from tests.night.truth import Truth
 
 Shown = Callable[[Moment], Said]
@@ -77,6 +77,13 @@ def test_each_known_kind_of_sentence_has_a_check_that_exists() -> None:
 
 def test_each_kind_that_no_check_compares_has_a_reason() -> None:
     assert all(table().reasons.values())
+
+
+def test_the_table_has_the_kinds_of_the_source_and_no_others() -> None:
+    listed = {template.strip() for template in (*table().checked, *table().reasons)}
+    there = {kind.template.strip() for kind in kinds()}
+    gone, new = sorted(listed - there), sorted(there - listed)
+    assert (gone, new) == ([], []), "take the gone ones out of sentences.txt, and add the new ones"
 
 
 # A check, a moment at which it finds nothing, and a change of the rows that makes something untrue.
