@@ -14,7 +14,13 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import psycopg
-from psycopg.errors import InsufficientPrivilege, LockNotAvailable, QueryCanceled, UndefinedTable
+from psycopg.errors import (
+    InsufficientPrivilege,
+    LockNotAvailable,
+    PipelineAborted,
+    QueryCanceled,
+    UndefinedTable,
+)
 from psycopg.pq import TransactionStatus
 from psycopg.rows import class_row, dict_row
 from sqlalchemy import Table
@@ -1545,16 +1551,24 @@ class Operations:
         """
         connection, table = cursor.connection, self._name.replace("%%", "%")
         other = raw_cursor(connection)
+        # Before version 14, libpq sends each statement by itself.
+        pipeline = connection.pipeline() if psycopg.Pipeline.is_supported() else nullcontext()
+        refused: psycopg.Error | None = None
         try:
-            # Before version 14, libpq sends each statement by itself.
-            with connection.pipeline() if psycopg.Pipeline.is_supported() else nullcontext():
-                other.execute("BEGIN")
-                other.execute(f"SET LOCAL lock_timeout = {max(1, round(1000 * lock_timeout))}")
-                other.execute(f"LOCK TABLE {table} IN SHARE ROW EXCLUSIVE MODE")
-                if statement is not None:
-                    self._run(other, self._add_all)
-                    self._run(cursor, statement, **(wanted or {}))
-                other.execute("COMMIT")
+            with suppress(PipelineAborted), pipeline:
+                try:
+                    other.execute("BEGIN")
+                    other.execute(f"SET LOCAL lock_timeout = {max(1, round(1000 * lock_timeout))}")
+                    other.execute(f"LOCK TABLE {table} IN SHARE ROW EXCLUSIVE MODE")
+                    if statement is not None:
+                        self._run(other, self._add_all)
+                        self._run(cursor, statement, **(wanted or {}))
+                    other.execute("COMMIT")
+                except psycopg.Error as error:
+                    # The answer came before all was sent. psycopg would warn of it in its own log.
+                    refused = error
+            if refused is not None:
+                raise refused
         finally:
             if connection.info.transaction_status in _IN_TRANSACTION:
                 connection.rollback()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,7 @@ import pytest
 from apscheduler.events import EVENT_JOB_EXECUTED
 
 from apscheduler_tasklock import TaskLockError, TaskLocks, locks
+from apscheduler_tasklock._lock.operations import Operations
 from apscheduler_tasklock.events import EVENT_TASK_LOCK_REFUSED
 from tests.support.commands import Command
 from tests.support.polling import eventually
@@ -135,6 +137,28 @@ class TestCalls:
             assert "to pause all tasks is tried again" in caplog.text
             other.rollback()
             assert locks.pauses_of_all() == []
+
+    def test_a_refusal_that_comes_before_all_is_sent_is_told_once(
+        self,
+        operator: TaskLocks,
+        direct_url: str,
+        caplog: pytest.LogCaptureFixture,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """The client is slower here than the limit of its wait for the table."""
+        run = Operations._run
+
+        def run_late(cursor: Any, *given: Any, **wanted: Any) -> Any:
+            if cursor.connection.pgconn.pipeline_status:
+                assert select.select([cursor.connection], [], [], 60)[0]
+            return run(cursor, *given, **wanted)
+
+        monkeypatch.setattr(Operations, "_run", staticmethod(run_late))
+        with psycopg.connect(direct_url) as other:
+            other.execute("LOCK TABLE task_lock IN ROW EXCLUSIVE MODE")
+            with pytest.raises(TaskLockError, match="doctor` names them"):
+                operator.pause_all(duration=None)
+        assert [record.name for record in caplog.records] == ["apscheduler_tasklock.locks"]
 
     def test_the_table_is_never_locked_while_its_session_waits_for_the_client(
         self, proxy: Proxy
