@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from math import inf
 from statistics import median
 
+from apscheduler_tasklock._words.actions import UNNOTED
 from apscheduler_tasklock.demo.history import Event
 from tests.night.checks import CLOSE, Finding, check
 from tests.night.plan import BY_TASK, GRACE, STORE
@@ -168,6 +169,12 @@ def _(told: Told) -> bool:
     return is_window and is_due(told, told.next) and abs(told.overdue - told.next - GRACE) < CLOSE
 
 
+def _has_history(told: Told) -> bool:
+    """Return whether a stored job had run by then, so that what is done with it is noted."""
+    runs = told.truth.of_task(f"{STORE}:{told.about.removeprefix(f'{STORE}:')}")
+    return any(run.first_sign < told.then - NOTED for run in runs)
+
+
 @check
 def the_answers_to_operators_are_true(said: Said, truth: Truth) -> Iterator[Finding]:
     for event in truth.events:
@@ -176,9 +183,10 @@ def the_answers_to_operators_are_true(said: Said, truth: Truth) -> Iterator[Find
         for line in event.detail.splitlines():
             if not line.startswith("apscheduler-tasklock: "):  # a hint
                 words = line if event.task == "*" else line.removeprefix(f"{event.task}: ")
-                yield from untrue_in(
-                    "answer", words, Told(said, truth, event.task, {"then": event.at})
-                )
+                told = Told(said, truth, event.task, {"then": event.at})
+                if words.endswith(f" ({UNNOTED})") and _has_history(told):
+                    yield words, "its task has a history by then"
+                yield from untrue_in("answer", words.removesuffix(f" ({UNNOTED})"), told)
 
 
 # ---- what is asked with options ----

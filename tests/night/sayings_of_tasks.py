@@ -150,6 +150,18 @@ def _(told: Told) -> bool:
     return not alive_with(told, told.job)
 
 
+@saying("headline", ", and each live replica that has it is stopping")
+@saying("why", "each live replica that has it is stopping now")
+def _(told: Told) -> bool:
+    stop = [
+        each
+        for each in told.truth.replicas.values()
+        if each.terminated <= told.now < each.over + SEEN_DEAD
+        if told.job.in_store or told.job.is_in(each.release)
+    ]
+    return bool(stop) and not alive_with(told, told.job)
+
+
 @saying("headline", ", although {names}(?: and {count} more)? ha(?:s|ve) the task")
 def _(told: Told) -> bool:
     return all_may_have(told)
