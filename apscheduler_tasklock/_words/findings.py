@@ -526,7 +526,8 @@ def _of_deployments(rows: WatchedRows) -> Iterator[Finding]:
     alive = [replica for replica in rows.replicas or () if replica.alive]
     for replica in alive:
         if replica.stopping_since is not None:
-            says = f"it stops since {rfc3339(replica.stopping_since, 'seconds')}, and waits for "
+            since = rfc3339(replica.stopping_since, "seconds")
+            says = f"it has been stopping since {since}, and waits for "
             says += ", ".join(run.task for run in replica.running) or "its runs"
             yield Finding(
                 STOPPING,

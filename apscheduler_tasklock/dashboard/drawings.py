@@ -30,6 +30,9 @@ _ROUND = (
     *(7200, 14400, 21600, 43200, 86400),
 )
 
+# Where the first bar's time begins at the latest, in percent, so that it is not over the last one.
+_LAST_PLACE_OF_A_TIME = 65
+
 # How many rows a lane with runs at the same time may have.
 _MOST_ROWS = 4
 
@@ -198,14 +201,14 @@ class Chart:
     """The durations of a task's last runs, the newest at the right.
 
     :ivar top: the seconds at the chart's upper edge
-    :ivar times: when the first, the middle and the last of the bars began; of few bars, the first
-        and the last
+    :ivar times: when the first, the middle and the last of the bars began, each with its place in
+        percent of the chart's width; of few bars, the last and, if there is room, the first
     :ivar levels: the usual durations: the class of each line, and its height in pixels
     """
 
     bars: tuple[Bar, ...]
     top: float
-    times: tuple[datetime, ...]
+    times: tuple[tuple[float, datetime], ...]
     levels: tuple[tuple[str, float], ...]
     changes: tuple[Change, ...]
 
@@ -236,7 +239,11 @@ def chart_of(
         is_cut = height > CHART_HEIGHT
         height = min(height, CHART_HEIGHT)
         bars.append(Bar(column, _short(place * width), _short(width * 0.8), height, is_cut))
-    places = sorted({0, len(shown) // 2, len(shown) - 1} if len(shown) > 9 else {0, len(shown) - 1})
+    times = [(100.0, shown[-1].since)]
+    if len(shown) > 9:
+        times.insert(0, (bars[len(shown) // 2].x, shown[len(shown) // 2].since))
+    if bars[0].x <= _LAST_PLACE_OF_A_TIME:
+        times.insert(0, (bars[0].x, shown[0].since))
     marks = []
     for at, title in changes:
         later = next((bar for bar in bars if bar.column.since >= at), None)
@@ -246,7 +253,7 @@ def chart_of(
     return Chart(
         tuple(bars),
         top,
-        tuple(shown[place].since for place in places),
+        tuple(times),
         tuple((name, seconds / top * CHART_HEIGHT) for name, seconds in levels.items()),
         tuple(marks),
     )

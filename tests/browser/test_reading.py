@@ -12,7 +12,7 @@ from playwright.sync_api import Page, expect
 from apscheduler_tasklock import TaskLocks
 from tests.support.chromium import violations
 from tests.support.dashboards import DashboardProcess
-from tests.support.rows import FAILING, add_job, add_replica, add_run, add_task
+from tests.support.rows import FAILING, STAYS_RUNNING, add_job, add_replica, add_run, add_task
 
 pytestmark = pytest.mark.nightly  # because of the browser
 
@@ -180,3 +180,16 @@ def test_paper_has_what_was_read_and_nothing_to_click(
         back = page.evaluate("getComputedStyle(document.body).backgroundColor")
         assert back == "rgb(255, 255, 255)"
         assert violations(page, axe) == []
+
+
+def test_the_run_that_goes_on_is_painted_in_the_chart(
+    start_dashboard: Start, connection: Connection, new_page: NewPage
+) -> None:
+    """A pattern that the page does not have would paint nothing."""
+    add_task(connection, "sync", **STAYS_RUNNING)
+    page = new_page(start_dashboard().url)
+    page.goto("task?name=sync")
+    bar = page.locator(".chart rect.running")
+    expect(bar).to_have_count(1)
+    fill = bar.evaluate("bar => getComputedStyle(bar).fill")
+    assert fill.startswith("rgb("), fill

@@ -63,7 +63,7 @@ def _(told: Told) -> bool:
 
 @saying(
     "replica",
-    "; it is stopping since {since}, and waits for (?P<tasks>[^.]*)",
+    "; it has been stopping since {since}, and waits for (?P<tasks>[^.]*)",
     "; its stop had begun at {since}, and was not over",
 )
 def _(told: Told) -> bool:

@@ -521,7 +521,7 @@ def _(told: Told) -> bool:
     return is_right and (told.state == "silent" or replica.dying < told.now)
 
 
-@saying("stopping", "^it stops since {since}, and waits for (?P<tasks>.*)$")
+@saying("stopping", "^it has been stopping since {since}, and waits for (?P<tasks>.*)$")
 def _(told: Told) -> bool:
     replica = told.truth.replicas[told.about]
     is_since = is_within(told.since, replica.terminated, replica.stopping + NOTED)

@@ -160,8 +160,19 @@ class TestChart:
     def test_its_axis_tells_when_the_first_and_the_last_runs_began(self) -> None:
         chart = chart_of([column(1.0, place) for place in range(30)], {}, [])
         assert chart is not None
-        minutes = [round((END - each).total_seconds() / 60) for each in chart.times]
-        assert minutes == [29, 14, 0]
+        minutes = [(x, round((END - each).total_seconds() / 60)) for x, each in chart.times]
+        middle = chart.bars[15]
+        assert minutes == [(0.0, 29), (middle.x, 14), (100.0, 0)]
+
+    @pytest.mark.parametrize(("number", "told"), [(1, [0]), (6, [0]), (7, [6, 0])])
+    def test_the_time_of_the_first_of_a_few_runs_is_below_its_bar(
+        self, number: int, told: list[int]
+    ) -> None:
+        """At the left edge it would tell that nothing ran since then."""
+        chart = chart_of([column(1.0, place) for place in range(number)], {}, [])
+        assert chart is not None
+        assert [round((END - each).total_seconds() / 60) for _, each in chart.times] == told
+        assert chart.times[0][0] == (chart.bars[0].x if len(told) > 1 else 100.0)
 
     def test_there_is_none_without_runs(self) -> None:
         assert chart_of([], {"median": 1.0}, []) is None

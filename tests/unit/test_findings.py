@@ -154,7 +154,11 @@ def test_replicas_that_stop_and_several_versions_are_notes() -> None:
     stopped = replica_status("web-0", state=ReplicaState.STOPPED, version="0.9")
     findings = found(replicas=[stops, replica_status("web-2"), stopped])
     assert told(findings) == [
-        ("stopping", "note", "it stops since 2026-01-31T11:59:55Z, and waits for its runs"),
+        (
+            "stopping",
+            "note",
+            "it has been stopping since 2026-01-31T11:59:55Z, and waits for its runs",
+        ),
         ("versions", "note", "live replicas have several versions: 1 with 1.0, 1 with 1.1"),
     ]
 

@@ -31,8 +31,8 @@ STOPPING = {"stopping_since": seconds(-20), "running": (RUN,)}
         ),
         (
             STOPPING,
-            "Alive since 11:00:00, seen last at 12:00:00; it is stopping since 11:59:40, and waits "
-            "for sync.",
+            "Alive since 11:00:00, seen last at 12:00:00; it has been stopping since 11:59:40, and "
+            "waits for sync.",
         ),
         (
             {**STOPPING, "state": ReplicaState.DIED, "seen_at": seconds(-90)},
