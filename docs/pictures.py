@@ -138,8 +138,8 @@ def draw_status(nowhere: TextIO) -> None:
                 connection, name, **{**row, "schedule": schedule, "locked_by": "'web-1:68:4f'"}
             )
         with closing(TaskLocks(server.url)) as locks:
-            shown = TerminalOutput(console)
-            shown.print_table(task_table(locks.tasks(), locks.usual_durations(), shown))
+            shown, now = TerminalOutput(console), locks.overview().now
+            shown.print_table(task_table(locks.tasks(), locks.usual_durations(), now, shown))
     save(console, "status", "apscheduler-tasklock status")
 
 

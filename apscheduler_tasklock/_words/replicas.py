@@ -51,8 +51,9 @@ def replica_headline(replica: ReplicaStatus, formats: Formats) -> str:
         tasks = ", ".join(dict.fromkeys(run.task for run in replica.running))
         since = formats.moment(replica.stopping_since)
         if replica.alive:
-            waits = tasks or "its last runs"
-            words += f"; it has been stopping since {since}, and waits for {waits}"
+            words += (
+                f"; it has been stopping since {since}, and waits for {tasks or 'its last runs'}"
+            )
         else:
             words += f"; its stop had begun at {since}, and was not over"
     return f"{words[:1].upper()}{words[1:]}."
