@@ -141,7 +141,7 @@ def test_replicas_lanes_show_shades_behind_them(
     [replica] = {
         row["locked_by"]
         for row in pictured().rows["task_lock"]
-        if row["task_name"] == "mail-queue" and row["finished_at"] is None
+        if row["task_name"] == "batch/big-copy" and row["finished_at"] is None
     }
     for text in ("deploy of 2.8", OUTAGE):
         assert looks(page, replica, text).is_shade
