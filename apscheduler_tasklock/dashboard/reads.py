@@ -22,8 +22,9 @@ Value = TypeVar("Value")
 SHARED_FOR = 5.0
 
 # Limits the share of time that the repeated reads of one value take. A read of a large history may
-# take 200 ms, and is repeated every 10 s at most.
-_SHARE = 0.02
+# take 200 ms, and is repeated every 10 s at most. A page that is older than half a minute helps
+# nobody, and one slow answer must not hide an outage for minutes.
+_SHARE, _LONGEST_SHARED = 0.02, 30.0
 
 # Limit the values that are kept to be shared, and to be shown during an outage, and their rows.
 # The drawing of one span has up to 8,000 rows, which take 8 MB.
@@ -110,7 +111,7 @@ class Reads:
             return self._reading(kept, kept.failure)
         try:
             now = self.clock()
-            lasts = max(self._shared_for, kept.took / _SHARE)
+            lasts = max(self._shared_for, min(kept.took / _SHARE, _LONGEST_SHARED))
             error = None
             if not kept.is_current or kept.read_at is None or now - kept.read_at >= lasts:
                 if now - kept.failed_at < self._shared_for:

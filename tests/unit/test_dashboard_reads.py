@@ -66,6 +66,18 @@ def test_a_read_that_takes_long_is_repeated_less_often(reads: Reads, source: Sou
     assert reads.read("a", source.read).value == 2
 
 
+def test_one_slow_read_hides_an_outage_for_half_a_minute_at_most(
+    reads: Reads, source: Source
+) -> None:
+    source.takes = 3.0
+    reads.read("a", source.read)
+    source.error = TaskLockDatabaseError("away")
+    source.now += 29.9
+    assert reads.read("a", source.read).error is None
+    source.now += 0.2
+    assert reads.read("a", source.read).error is not None
+
+
 def test_viewers_at_the_same_time_wait_for_one_read(reads: Reads, source: Source) -> None:
     begun, answered = threading.Event(), threading.Event()
 
