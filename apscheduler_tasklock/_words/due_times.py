@@ -329,8 +329,8 @@ def _cause(
 
 def _run_in_the_way(known: Known, run_time: datetime) -> str | None:
     task = known.task
-    # By the outcome, because the state of a dead run may be that of a pause.
-    is_open = task.finished_at is None and (task.outcome is None or run_time < task.locked_until)
+    # Also of a run that still goes on, because a lock that has ended is in nobody's way.
+    is_open = task.finished_at is None and run_time < task.locked_until
     if task.started_at is not None and is_open and task.started_at <= run_time:
         what = _what(task.kind, task.scheduled_at)
         return f"{what} on {task.holder} (token {task.token}) is in the way"

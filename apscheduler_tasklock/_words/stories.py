@@ -453,7 +453,7 @@ def _running(task: TaskStatus, formats: Formats) -> str:
     ended = f"{_LEASE_ENDED}, which ended at {formats.moment(task.locked_until)}"
     became = _OPEN.get(task.outcome, ended)
     words += f"{formats.moment(task.started_at)} on {task.holder}, and {became}"
-    return f"{words} (token {task.token}, {task.state.value})"
+    return f"{words} (token {task.token})"
 
 
 def _what(kind: str | None, scheduled_at: datetime | None, formats: Formats) -> str:

@@ -58,7 +58,7 @@ def _(told: Told) -> bool:
     "why",
     rf"^(?P<again>run again: |retried: )?(?:{{due}}|a manual run) began at {{begun}} on "
     rf"{{replica}}, and "
-    rf"{HOW}(?:, which ended at {{lease}})? \(token {{token}}, [a-z ]+\)$",
+    rf"{HOW}(?:, which ended at {{lease}})? \(token {{token}}\)$",
 )
 def _(told: Told) -> bool:
     run = told.run

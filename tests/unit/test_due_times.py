@@ -245,6 +245,15 @@ IS_RUNNING = "its run of 2026-01-31 00:20:00 UTC on one (token 7) is in the way"
             {**RUNS_ON, "state": TaskState.DEAD, "outcome": "died", "locked_until": at("00:30")},
             [f"due 00:40:00, begun by nobody; {WHY}"],
         ),
+        # Also of one that still goes on after its maximum lock.
+        (
+            "01:25",
+            {**RUNS_ON, "state": TaskState.TOO_LONG, "locked_until": at("00:50")},
+            [
+                f"due 00:40:00, begun by nobody: {IS_RUNNING}; {NONE}",
+                f"due 2 run times from 01:00:00 to 01:20:00, begun by nobody; {NONE}",
+            ],
+        ),
         # Of replicas that were not seen for an hour nothing is known.
         (
             "01:55",
@@ -350,7 +359,7 @@ def test_a_dead_run_is_told_with_a_later_run_time_that_nobody_has_begun() -> Non
     )
     assert found.verdict[0] == (
         "00:20:00 began at 00:20:00 on one, and has not renewed its lease, which ended at 00:21:00 "
-        "(token 7, dead)"
+        "(token 7)"
     )
     closed = lines("00:45", ran("00:20", token=7, outcome="died"), **DIED)
     assert closed.headline.startswith("job at 00:45:00: its last run time")

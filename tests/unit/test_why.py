@@ -181,7 +181,7 @@ class TestStories:
         story = why(task=runs, runs=())
         assert story.verdict is Verdict.RUNNING
         assert why(5, task=runs, runs=()).verdict is Verdict.UNKNOWN
-        assert "on one, and goes on (token 7, running)" in "\n".join(words(story, capsys))
+        assert "on one, and goes on (token 7)" in "\n".join(words(story, capsys))
 
     def test_of_a_run_that_goes_on_after_its_holder_died(self) -> None:
         begun = {"scheduled_at": seconds(-61), "kind": "takeover"}
