@@ -69,7 +69,9 @@ def _times_of(trigger: Any, due_at: datetime, now: datetime) -> Sequence[datetim
         first = nominal_time_due(trigger, due_at, _SLACK)
         if first is not None:
             return [first, *run_times_after(trigger, first, _END, COUNT - 1)]
-    return run_times_between(trigger, due_at - _SLACK, _END, COUNT)
+    # By way of UTC, because that moment may be in an hour that clocks skip.
+    since = (due_at.astimezone(timezone.utc) - _SLACK).astimezone(due_at.tzinfo)
+    return run_times_between(trigger, since, _END, COUNT)
 
 
 def run_times_between(

@@ -263,6 +263,13 @@ def test_of_a_task_that_is_late_they_are_still_to_come() -> None:
     assert found == [due_at + timedelta(hours=hours) for hours in range(2, 7)]
 
 
+def test_one_that_is_due_when_clocks_skip_an_hour_is_not_left_out() -> None:
+    skip = datetime(2099, 3, 29, 1, tzinfo=timezone.utc)
+    every = IntervalTrigger(minutes=30, start_date=NOW, timezone=BERLIN)
+    found = in_utc(next_run_times(task(every, skip)))
+    assert found == [skip + number * timedelta(minutes=30) for number in range(5)]
+
+
 def test_of_a_one_off_job_there_is_one() -> None:
     assert next_run_times(task(DateTrigger(NOW), NOW, "UTC")) == [NOW]
 
