@@ -423,6 +423,9 @@ def task(context: Context) -> Screen:
         "replicas": [each.replica_id for each in having or ()],
     }
     formats = screen.formats
+    # The entry of a run that has lost its lock is there before the run is over.
+    open_tokens = {each.run.token for each in going_on}
+    over = [run for run in ended if run.token not in open_tokens]
     levels: dict[str, float] = {}
     for span in ("last_day", "week_before"):
         spread = durations and getattr(durations, span)
@@ -430,7 +433,7 @@ def task(context: Context) -> Screen:
             levels |= {f"median {span}": spread.median, f"most {span}": spread.most}
     screen.drawn = {
         "chart": chart_of(
-            [*_columns_going_on(going_on, formats), *_columns(ended, formats)],
+            [*_columns_going_on(going_on, formats), *_columns(over, formats)],
             levels,
             _changes(entries, formats),
         ),

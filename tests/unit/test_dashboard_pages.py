@@ -413,6 +413,14 @@ class TestTask:
         [run] = alone.twin("/task?name=a")["going_on"]
         assert (run["run"]["replica"], run["state"]) == ("web-2", "too long")
 
+    def test_a_run_that_goes_on_without_its_lock_is_one_run_in_the_chart(self) -> None:
+        """The history has its entry already, because another replica has run the task since."""
+        hangs = RunningRun("a", 6, "web-2", NOW + ago(90), lost=True)
+        stuck = task_status("a", **READ["too long"], stuck=(hangs,))
+        overran = run_read(task="a", token=6, outcome="overran", **span(90, 80))
+        shown = reader(tasks_=[stuck], runs_=[overran])
+        assert "The last 2 runs, the newest at the right" in shown.words("/task?name=a")
+
     def test_its_chart_has_axes_usual_durations_and_changes(self) -> None:
         runs = [
             run_read(task="a", token=n, release="1.1" if n < 3 else "1.0", **span(10 * n, 9 * n))
