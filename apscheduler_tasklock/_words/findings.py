@@ -479,7 +479,7 @@ def _without_replica(rows: WatchedRows) -> Iterator[Finding]:
         seconds = (rows.now - since).total_seconds()
         critical_after = inf if rows.no_replica_after is None else rows.no_replica_after
         level, last = WARNING, silence.replica
-        says = f"no replica{of} is alive for {_lasting(seconds)}, since {last}"
+        says = f"no replica{of} is alive for {_lasting(seconds)}, the last seen was {last}"
         if silence.is_stopped:
             level, says = NOTE, f"all replicas{of} have stopped in good order, last {last}"
         elif seconds < LONGEST_SILENCE:

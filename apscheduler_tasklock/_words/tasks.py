@@ -272,7 +272,7 @@ def _too_long_in_words(task: TaskStatus, formats: Formats) -> str:
     ]
     return (
         f"a run that has outlived its maximum lock still goes on: {', '.join(stuck)}; other "
-        "replicas run the task meanwhile. If it hangs, restart that replica"
+        "replicas may run the task meanwhile. If it hangs, restart that replica"
     )
 
 

@@ -28,6 +28,7 @@ from tests.night.sayings import (
     is_unnoted,
     is_within,
     lease_ended,
+    may_have,
     nobody_ran,
     saying,
     took_so,
@@ -84,7 +85,8 @@ def is_usual(told: Told) -> bool:
     "state",
     r"^too long: a run that has outlived its maximum lock still goes on: on {replica} since "
     r"{begun} "
-    r"\(token {token}\); other replicas run the task meanwhile. If it hangs, restart that replica$",
+    r"\(token {token}\); other replicas may run the task meanwhile. If it hangs, "
+    r"restart that replica$",
 )
 @saying("too long", r"^since {begun} on {replica}$", r"^for {took} on {replica}$")
 def _(told: Told) -> bool:
@@ -153,13 +155,9 @@ def _(told: Told) -> bool:
 @saying("headline", ", and each live replica that has it is stopping")
 @saying("why", "each live replica that has it is stopping now")
 def _(told: Told) -> bool:
-    stop = [
-        each
-        for each in told.truth.replicas.values()
-        if each.terminated <= told.now < each.over + SEEN_DEAD
-        if told.job.in_store or told.job.is_in(each.release)
-    ]
-    return bool(stop) and not alive_with(told, told.job)
+    of_job = [name for name in told.truth.replicas if may_have(told, name, told.job)]
+    stops = [name for name in of_job if told.truth.replicas[name].terminated < told.now]
+    return bool(stops) and not alive_with(told, told.job)
 
 
 @saying("headline", ", although {names}(?: and {count} more)? ha(?:s|ve) the task")
@@ -551,7 +549,10 @@ def _(told: Told) -> bool:
     return all(sure[value] <= number <= may[value] for value, number in numbers.items())
 
 
-@saying("no replica", "^no replica(?: of '(?P<space>[^']*)')? is alive for {age}, since {replica}$")
+@saying(
+    "no replica",
+    "^no replica(?: of '(?P<space>[^']*)')? is alive for {age}, the last seen was {replica}$",
+)
 @saying(
     "no replica",
     "^all replicas(?: of '(?P<space>[^']*)')? have stopped in good order, last {replica}$",

@@ -436,8 +436,8 @@ class TestShow:
         task = task_status(**READ["too long"], stuck=(hangs,))
         assert line("state", show(task)) == (
             "too long: a run that has outlived its maximum lock still goes on: on web-2 since "
-            "2026-01-31T11:00:00Z (token 6); other replicas run the task meanwhile. If it hangs, "
-            "restart that replica"
+            "2026-01-31T11:00:00Z (token 6); other replicas may run the task meanwhile. If it "
+            "hangs, restart that replica"
         )
         replica = replica_status("web-2", tasks=("sync",), running=(hangs,))
         print_replicas([replica], NOW, PlainOutput())
