@@ -53,7 +53,7 @@ def ending_in_words(run: Run) -> str:
         "died": "its replica died, or could not reach the database",
         "overran": "it took longer than its maximum lock",
         "freed": "an operator freed the task",
-        "overtaken": "it was taken for dead, and ended later",
+        "overtaken": "it had lost its lock, and ended later",
     }.get(run.outcome, "")
 
 

@@ -40,7 +40,7 @@ ENDED = {
     "died": "died with its holder",
     "overran": "overran its maximum lock",
     "freed": "was freed by an operator",
-    "overtaken": "was taken for dead, and ended later",
+    "overtaken": "lost its lock, and ended later",
 }
 
 # What became of a run that nobody has closed, by its outcome. After an outage, one whose lease has

@@ -230,7 +230,7 @@ ENDINGS: dict[str, Callable[[Told, TrueRun], bool]] = {
     "died with its holder": is_away,
     "was freed by an operator": lambda _t, run: run.freed is not None,
     "overran its maximum lock": lambda _t, run: run.cut_off,
-    "was taken for dead, and ended later": lambda _t, run: bool(run.how) and run.cut_off,
+    "lost its lock, and ended later": lambda _t, run: bool(run.how) and run.cut_off,
 }
 HOW = f"(?P<how>{'|'.join(ENDINGS)})"
 

@@ -270,7 +270,7 @@ STUCK = RunningRun("report", 5, "web-1", AT, lost=True)
         ("died", "its replica died"),
         ("overran", "longer than its maximum lock"),
         ("freed", "an operator freed"),
-        ("overtaken", "taken for dead"),
+        ("overtaken", "had lost its lock"),
     ],
 )
 def test_how_a_run_ended_that_has_no_exception(outcome: str, words: str) -> None:
