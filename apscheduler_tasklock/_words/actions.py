@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 from apscheduler_tasklock._words.formats import Formats
 from apscheduler_tasklock._words.tasks import pause_in_words
 from apscheduler_tasklock.status import Freed, JobMoved, PauseChange, RunRequest
@@ -52,9 +54,14 @@ def freed_in_words(freed: Freed, formats: Formats) -> str:
     return "; ".join(words)
 
 
-def acknowledged_in_words(token: int | str, *, is_new: bool) -> str:
-    """Return whether a failure was acknowledged now, or before."""
-    return f"{'' if is_new else 'was already '}acknowledged (token {token})"
+def acknowledged_in_words(
+    token: int | str, until: datetime | None, formats: Formats, *, is_new: bool
+) -> str:
+    """Return whether a failure was acknowledged now, or before, and until when later ones are."""
+    words = f"{'' if is_new else 'was already '}acknowledged (token {token})"
+    if until is None or not is_new:
+        return words
+    return f"{words}; later failures and misses alarm no more until {formats.moment(until)}"
 
 
 def gone_in_words(what: str, *, is_done: bool) -> str:

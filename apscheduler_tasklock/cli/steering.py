@@ -174,7 +174,8 @@ def ack(options: argparse.Namespace) -> int:
             token = find_task(locks, name).token
         is_new = locks.ack(name, token, by=options.name, until=options.until)
     told = {"acknowledged": [name], "token": token, "until": options.until, "is_new": is_new}
-    tell(options, told, acknowledged_in_words(token, is_new=is_new), [name])
+    words = acknowledged_in_words(token, options.until, output(), is_new=is_new)
+    tell(options, told, words, [name])
     return OK
 
 

@@ -409,6 +409,13 @@ class TestAck:
         assert command("ack", "sync", "--json").json == told
         assert command("ack", "sync", "--token", "40").out == "sync: acknowledged (token 40)\n"
 
+    def test_until_when_later_failures_are_silent_is_told(self, on: On) -> None:
+        answer = on(task_status(token=41))("ack", "sync", "--until", "2999-01-31T04:00:00Z")
+        assert answer.out == (
+            "sync: acknowledged (token 41); later failures and misses alarm no more until "
+            "2999-01-31T04:00:00Z\n"
+        )
+
     def test_a_state_that_forbids_it_is_4(self, on: On) -> None:
         told = "it has no failure, no cut, and no miss"
         answer = on(task_status(), answers={"ack": TaskLockStateError(told)})("ack", "sync")
