@@ -72,6 +72,7 @@ from apscheduler_tasklock._lock.statements import (
     lanes,
     listed_pauses,
     probe,
+    runs_kept_since,
 )
 from apscheduler_tasklock._values import LONGEST_MESSAGE
 from apscheduler_tasklock.errors import (
@@ -984,6 +985,7 @@ class Operations:
             )
             without_replicas = told.replace(replicas, _NO_REPLICAS)
             self._lanes[by] = Statement(told), Statement(without_replicas)
+        self._runs_kept_since = Statement(runs_kept_since(name, self._runs))
         self._usual_durations = Statement(
             _usual_durations(
                 self._runs, "%(like)s::text[] IS NULL OR run.task_name LIKE ANY (%(like)s::text[])"
@@ -1255,11 +1257,10 @@ class Operations:
 
     def why(
         self, cursor: Any, task: str, at: datetime | None
-    ) -> tuple[TaskStatus, list[Run], list[ReplicaStatus], datetime, datetime]:
-        """Return what a task's story is made of: its row, its entries, the replicas, and two times.
+    ) -> tuple[TaskStatus, list[Run], list[ReplicaStatus], datetime, datetime, datetime | None]:
+        """Return what a task's story is made of, in the order of the arguments of ``story_of``.
 
         :param at: the moment; ``None``: now
-        :return: the times are the moment and the time before the reads
         :raises TaskLockNotFoundError: the task has no row
         :raises TaskLockOptionError: the moment is in the future
         """
@@ -1281,11 +1282,14 @@ class Operations:
             **wanted,
         )
         entries = [_run_of(row) for row in rows]
+        # After the entries, because further ones may be overwritten between the two reads.
+        kept = self._all(cursor, self._runs_kept_since, task=task)
+        kept_since = kept[0]["kept_since"] if kept else None
         replicas: list[ReplicaStatus] = []
         # Without this right, the read of the task has reported that the replicas cannot be read.
         with suppress(UndefinedTable, InsufficientPrivilege):
             replicas = self.replicas(cursor)
-        return found[0], entries, replicas, at, now
+        return found[0], entries, replicas, at, now, kept_since
 
     def replicas(self, cursor: Any) -> list[ReplicaStatus]:
         """Return the replicas, in the order of their starts."""

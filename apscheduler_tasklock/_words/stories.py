@@ -60,12 +60,15 @@ def story_of(
     replicas: Sequence[ReplicaStatus],
     at: datetime,
     now: datetime | None = None,
+    kept_since: datetime | None = None,
 ) -> Story:
     """Return what is known of a task around a moment.
 
     :param entries: the task's entries in the run history, in any order
     :param replicas: all replicas
     :param now: the time of the read; ``None``: it is the moment
+    :param kept_since: the run time since which all of its runs are kept; ``None``: none was
+        overwritten
     """
     now = now or at
     # Moments are written in seconds, and a run time may be later by what a statement took.
@@ -76,7 +79,7 @@ def story_of(
         each for each in entries if each.kind != "operator" and each.outcome != "missed"
     )
     having = tuple(each for each in replicas if task.name in each.tasks)
-    complete_since = _complete_since(runs)
+    complete_since = (kept_since or min(map(time_of, runs))) if runs else None
     due, not_known_after = due_times(
         Known(task, runs, misses, actions, having, until, now, complete_since)
     )
@@ -213,20 +216,6 @@ def _around(actions: Sequence[Run], begin: datetime | None, end: datetime | None
     ]
     later = [each for each in actions if each.started_at >= begin]
     return in_force + [each for each in later if end is None or each.started_at < end]
-
-
-def _complete_since(runs: Sequence[Run]) -> datetime | None:
-    """Return the time from which the entries of runs are complete, as far as they show.
-
-    The runs that ended well have as many slots as the others. So the fewer ones of the two have
-    empty slots, and none of them has been overwritten.
-    """
-    well = [time_of(each) for each in runs if each.outcome == "ok"]
-    others = [time_of(each) for each in runs if each.outcome != "ok"]
-    most = max(len(well), len(others))
-    if not most:
-        return None
-    return max(min(each) for each in (well, others) if len(each) == most)
 
 
 @dataclass(frozen=True)

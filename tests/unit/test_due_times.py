@@ -116,15 +116,18 @@ def story(
     of: str | None = None,
     replicas: tuple[Any, ...] = (LIVE,),
     has_history: bool = True,
+    kept_since: str | None = None,
     **row: Any,
 ) -> Story:
     """Return the story of the job, whose run of 00:20 is in the history, if nothing else is.
 
     :param of: the moment that the story is about; ``None``: now
+    :param kept_since: since when all of its runs are kept; ``None``: none was overwritten
     """
     task = task_status("job", **{**ROW, **schedule(trigger), **row})
     entries = entries or (ran("00:20"),) * has_history
-    return story_of(task, entries, replicas, at(of or now), at(now))
+    kept = None if kept_since is None else at(kept_since)
+    return story_of(task, entries, replicas, at(of or now), at(now), kept)
 
 
 def lines(*args: Any, **more: Any) -> StoryLines:
@@ -489,11 +492,12 @@ def test_times_without_an_entry_are_told_piece_by_piece(
                 "then, or has no common times"
             ],
         ),
-        # Other runs may have been overwritten: the oldest failure is older than what is kept.
+        # Other runs may have been overwritten: an entry of the other ring is older than what is
+        # kept, for example that of a run that was taken for dead, and has ended well since.
         (
             "00:50",
-            [ran("00:20", outcome="error"), *(ran(f"01:{n}") for n in ("00", "20", "40"))],
-            {},
+            [ran("00:20"), *(ran(f"01:{n}") for n in ("00", "20", "40"))],
+            {"kept_since": "01:00"},
             [
                 "its run times after 00:20:00 are not known, because its schedule is not that of "
                 "then, or has no common times"

@@ -160,21 +160,21 @@ class TestStories:
     def test_of_a_time_before_the_history_begins(self, capsys: pytest.CaptureFixture[str]) -> None:
         story = why(90)
         assert (story.verdict, story.scheduled_at) == (Verdict.UNKNOWN, None)
-        assert story.history_begins_at == ago(50)
+        assert story.history_begins_at == ago(60)
         told = "\n".join(words(story, capsys))
         assert "before it nothing is known" in told
         assert "nobody" not in told
         assert "no replica" not in told
 
-    @pytest.mark.parametrize(("first", "number"), [(0, 50), (2, 10), (4, 10)])
-    def test_it_begins_with_the_oldest_of_the_runs_that_may_have_overwritten_others(
-        self, first: int, number: float
+    @pytest.mark.parametrize(
+        ("kept", "runs", "begins"), [(None, RUNS, 60), (10, RUNS, 10), (10, (), None)]
+    )
+    def test_it_begins_with_the_oldest_run_since_which_none_was_overwritten(
+        self, kept: float | None, runs: Sequence[Run], begins: float | None
     ) -> None:
-        """Runs that ended well and others have equally many slots: the fewer ones have free ones.
-
-        Of equally many, both may have overwritten others.
-        """
-        assert why(runs=RUNS[first:]).history_begins_at == ago(number)
+        kept_since = None if kept is None else ago(kept)
+        story = story_of(TASK, runs, REPLICAS, NOW, NOW, kept_since)
+        assert story.history_begins_at == (None if begins is None else ago(begins))
 
     def test_of_a_run_that_goes_on(self, capsys: pytest.CaptureFixture[str]) -> None:
         runs = task_status("job", **READ["running"] | {"scheduled_at": seconds(-61)})
@@ -231,7 +231,7 @@ class TestWords:
             "operators  2026-01-31T11:25:00Z paused by ann@ops until resumed (the shop is closed)",
             "           2026-01-31T11:45:00Z resumed by ann@ops",
             "replicas   one alive, started 2026-01-31T11:00:00Z",
-            "history    begins at 2026-01-31T11:10:00Z",
+            "history    begins at 2026-01-31T11:00:00Z",
         ]
 
     @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ from apscheduler_tasklock._lock.statements.conditions import (
 )
 from apscheduler_tasklock._lock.statements.deaths import NOT_RUNNING, end_lease, give_up
 from apscheduler_tasklock._lock.statements.history import ACTIONS, IS_FIRST, History, again
-from apscheduler_tasklock._lock.statements.lanes import lanes
+from apscheduler_tasklock._lock.statements.lanes import lanes, runs_kept_since
 from apscheduler_tasklock._lock.statements.leaders import (
     IS_LEADER,
     LEADER,
@@ -156,6 +156,7 @@ __all__ = [
     "resign",
     "retire",
     "retry_many",
+    "runs_kept_since",
     "shorten_history",
     "stop_replica",
     "take_over_many",

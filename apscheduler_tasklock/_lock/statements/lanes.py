@@ -33,6 +33,42 @@ def _matches(name: str) -> str:
     return f"(%(like)s::text[] IS NULL OR {name} LIKE ANY (%(like)s::text[]))"
 
 
+def _kept(time: str) -> str:
+    """Return the columns that tell how many entries each ring has, and the first ``time`` of them.
+
+    A single grouping, because there may be hundreds of thousands of tasks with an entry each.
+    """
+    of_rings = ", ".join(
+        f"""count(*) FILTER (WHERE run.ring = '{ring}') AS {ring}_kept,
+            min({time}) FILTER (WHERE run.ring = '{ring}') AS {ring}_from"""
+        for ring in ("runs", "failures", "misses")
+    )
+    return f"{of_rings}, max(run.ended_at) FILTER (WHERE run.outcome = 'ok') AS newest_run"
+
+
+# Since when all runs of a task are kept; null if none was overwritten. A ring that has fewer
+# entries than the row has counted begins with its oldest one. By the ring, because an entry of the
+# ring `failures` may tell of a run that ended well: that of a run that was taken for dead.
+_RUNS_SINCE = """GREATEST(
+    CASE WHEN runs_kept < recorded THEN runs_from END,
+    CASE WHEN failures_kept < recorded_failures THEN failures_from END,
+    CASE WHEN succeeded_at > COALESCE(newest_run, '-infinity') + interval '1 second'
+         THEN succeeded_at END)"""
+
+
+def runs_kept_since(table: str, runs: str) -> str:
+    """Return the statement that reads the run time since which all runs of a task are kept.
+
+    The time is null if no run was overwritten.
+    """
+    return f"""
+        SELECT {_RUNS_SINCE} AS kept_since FROM {table} AS lock CROSS JOIN (
+            SELECT {_kept("COALESCE(run.scheduled_at, run.started_at)")}
+            FROM {runs} AS run WHERE run.task_name = %(task)s AND run.ring <> 'actions'
+        ) AS kept WHERE lock.task_name = %(task)s
+    """
+
+
 def lanes(table: str, runs: str, by: str, *, queries: str, overruns: str, is_last_run: str) -> str:
     """Return the statement that reads the lanes of a span, and what lies on them.
 
@@ -82,12 +118,6 @@ def lanes(table: str, runs: str, by: str, *, queries: str, overruns: str, is_las
             FROM {entries} WHERE NOT {_IS_SHORT}
         )
     """
-    # A single grouping, because there may be hundreds of thousands of tasks with an entry each.
-    kept_of_rings = ", ".join(
-        f"""count(*) FILTER (WHERE run.ring = '{ring}') AS {ring}_kept,
-            min(run.ended_at) FILTER (WHERE run.ring = '{ring}') AS {ring}_from"""
-        for ring in ("runs", "failures", "misses")
-    )
     trouble = f"""CASE WHEN {_HAS_FAILED} THEN 2
                        WHEN outcome = 'missed' AND cause IS DISTINCT FROM 'paused' THEN 1
                        ELSE 0 END"""
@@ -140,8 +170,7 @@ def lanes(table: str, runs: str, by: str, *, queries: str, overruns: str, is_las
     task, replica = ("lane", "other") if is_by_task else ("other", "lane")
     return f"""
         WITH {queries}, kept AS (
-            SELECT run.task_name, {kept_of_rings},
-                   max(run.ended_at) FILTER (WHERE run.ring = 'runs') AS newest_run,
+            SELECT run.task_name, {_kept("run.ended_at")},
                    count(*) FILTER (WHERE {_IS_RUN} AND {_IS_IN_SPAN}) AS in_span,
                    COALESCE(pg_catalog.bool_or({_HAS_FAILED} AND {_IS_IN_SPAN}), false)
                        AS has_failed
@@ -183,12 +212,7 @@ def lanes(table: str, runs: str, by: str, *, queries: str, overruns: str, is_las
         ), reached AS MATERIALIZED (
             SELECT * FROM (
                 SELECT task_name,
-                       GREATEST(
-                           CASE WHEN runs_kept < recorded THEN runs_from END,
-                           CASE WHEN failures_kept < recorded_failures THEN failures_from END,
-                           CASE WHEN succeeded_at > COALESCE(newest_run, '-infinity')
-                                    + interval '1 second'
-                                THEN succeeded_at END) AS runs_since,
+                       {_RUNS_SINCE} AS runs_since,
                        CASE WHEN misses_kept < recorded_misses THEN misses_from END AS misses_since
                 FROM {table} AS lock LEFT JOIN kept USING (task_name)
                 WHERE {IS_TASK} AND {_matches("lock.task_name")}

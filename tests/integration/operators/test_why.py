@@ -110,6 +110,21 @@ class TestStories:
         assert (story.verdict, before.is_due, due.is_due) == (Verdict.DUE, False, True)
         assert (before.run_times, before.last + timedelta(minutes=1)) == (1, due.first)
 
+    @pytest.mark.parametrize(("recorded", "oldest"), [(1, 2), (2, 4)])
+    def test_the_history_begins_with_the_oldest_entry_of_a_ring_that_has_overwritten_others(
+        self, operator: TaskLocks, connection: Connection, recorded: int, oldest: int
+    ) -> None:
+        """The entry of a run that was taken for dead and ended well is in the ring of failures.
+
+        That ring has overwritten nothing, so it does not tell which runs that ended well are kept.
+        """
+        connection.execute("UPDATE task_lock_run SET outcome = 'ok' WHERE token = 2")
+        connection.execute("DELETE FROM task_lock_run WHERE token = 1")
+        connection.execute(f"UPDATE task_lock SET recorded = {recorded}, recorded_failures = 2")
+        begins_at = operator.why("job").history_begins_at
+        [run] = [each for each in operator.runs("job") if each.token == oldest]
+        assert begins_at == run.scheduled_at
+
     def test_a_miss_that_was_run_after_it_was_told_is_left_out(
         self, operator: TaskLocks, connection: Connection
     ) -> None:
