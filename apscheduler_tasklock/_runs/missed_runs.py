@@ -404,13 +404,13 @@ def not_claimed(error: TaskLockError, asked_at: float | None) -> str:
 
 
 def still_running(refusal: Refusal) -> str:
-    """Return which run was in the way."""
+    """Return which run was in the way: it went on, or had died and its lease had not ended."""
     what = f"its run of {_moment(refusal.window_start)}"
     if refusal.is_manual:
         what = "its manual run"
     elif not refusal.runs:
         what = "a hold of its lock"
-    return f"{what} on {refusal.holder} (token {refusal.token}) was still going on"
+    return f"{what} on {refusal.holder} (token {refusal.token}) was not known to be over"
 
 
 def inside_window(refusal: Refusal) -> str:
@@ -423,7 +423,7 @@ def inside_window(refusal: Refusal) -> str:
 
 def went_on(since: datetime) -> str:
     """Return that a run was in the way, of which only its begin is known."""
-    return f"a run that began at {_moment(since)} was still going on"
+    return f"a run that began at {_moment(since)} was not known to be over"
 
 
 def unclaimed(since: datetime, until: datetime) -> str:

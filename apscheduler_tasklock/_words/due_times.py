@@ -316,15 +316,30 @@ def _cause(
     in_the_way = _run_in_the_way(known, run_time)
     if in_the_way is not None:
         return MissCause.RUNNING, in_the_way
-    if known.replicas and run_time > known.now - _REPLICAS_KEPT:
-        lived = [
-            each
-            for each in known.replicas
-            if each.started_at <= run_time and (each.alive or run_time <= each.seen_at)
-        ]
-        if not lived:
-            return MissCause.UNASKED, f"no live replica had it ({_named(known.replicas)})"
-    return None, None
+    absent = absent_in_words(known.replicas, run_time, run_time, known.now)
+    return (MissCause.UNASKED, absent) if absent else (None, None)
+
+
+def absent_in_words(
+    having: Sequence[ReplicaStatus], first: datetime, last: datetime, now: datetime
+) -> str:
+    """Return that no replica could begin runs of a task between two times; ``""`` if one could.
+
+    :param having: the replicas that have the task; those that died long ago have no row
+    """
+    if first <= now - _REPLICAS_KEPT:
+        return ""
+    began = [each for each in having if each.started_at <= last]
+    lived = [each for each in began if each.alive or first <= each.seen_at]
+    if not having or any(not _stopped_by(each, first) for each in lived):
+        return ""
+    if lived:
+        return f"each live replica that had it was stopping ({_named(lived)})"
+    return f"no live replica had it ({_named(began or having)})"
+
+
+def _stopped_by(replica: ReplicaStatus, moment: datetime) -> bool:
+    return replica.stopping_since is not None and replica.stopping_since <= moment
 
 
 def _run_in_the_way(known: Known, run_time: datetime) -> str | None:
@@ -378,15 +393,18 @@ _HOW = {ReplicaState.DIED: "has died", ReplicaState.STOPPED: "has stopped"}
 
 def _named(replicas: Sequence[ReplicaStatus]) -> str:
     newest = sorted(replicas, key=lambda each: each.seen_at, reverse=True)
-    words = [
-        f"{each.replica_id} started at {_moment(each.started_at)}"
-        if each.alive
-        else f"{each.replica_id} {_HOW.get(each.state, 'is silent')}, last seen at "
-        f"{_moment(each.seen_at)}"
-        for each in newest[:_MOST_NAMED]
-    ]
     more = len(newest) - _MOST_NAMED
-    return ", ".join(words) + (f" and {more} more" if more > 0 else "")
+    words = ", ".join(map(_named_one, newest[:_MOST_NAMED]))
+    return words + (f" and {more} more" if more > 0 else "")
+
+
+def _named_one(replica: ReplicaStatus) -> str:
+    name, since = replica.replica_id, replica.stopping_since
+    stops = "" if since is None else f", stopping since {_moment(since)}"
+    if replica.alive:
+        return f"{name} started at {_moment(replica.started_at)}{stops}"
+    how = _HOW.get(replica.state, "is silent")
+    return f"{name} {how}{stops}, last seen at {_moment(replica.seen_at)}"
 
 
 def _moment(moment: datetime) -> str:

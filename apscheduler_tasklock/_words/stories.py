@@ -10,7 +10,13 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from apscheduler_tasklock._lock.statements.misses import MISSES
-from apscheduler_tasklock._words.due_times import SCHEDULED, Known, due_times, ends_pause
+from apscheduler_tasklock._words.due_times import (
+    SCHEDULED,
+    Known,
+    absent_in_words,
+    due_times,
+    ends_pause,
+)
 from apscheduler_tasklock._words.formats import Formats
 from apscheduler_tasklock._words.replicas import none_begins
 from apscheduler_tasklock._words.runs import (
@@ -48,7 +54,12 @@ ENDED = {
 _OPEN = {None: "goes on", "cut": "was cut by a stop"}
 _SECOND, _INSTANT = timedelta(seconds=1), timedelta(microseconds=1)
 
+# A run whose lease has ended may have ended, too: after an outage its release may still wait.
 _LEASE_ENDED = "has not renewed its lease"
+_DEAD = f"{_LEASE_ENDED} (it died, or its end has not been written yet)"
+
+_NOT_NOTED = "no reason is noted so far"
+_NO_LONGER_KEPT = "the reasons of that time are no longer kept"
 
 # The runs that have no run time, by their kinds.
 _WITHOUT_RUN_TIME = {"manual": "a manual run", "hold": "a hold"}
@@ -257,11 +268,13 @@ def _headline(story: Story, formats: Formats) -> str:
     others = [run for run in story.running if not _is_told(run, story)]
     words = [_goes_on(run, story.task, formats) for run in others]
     if _is_dead_before(story):
-        became = _OPEN.get(story.task.outcome, _LEASE_ENDED)
+        became = _OPEN.get(story.task.outcome, _DEAD)
         words.append(f"{_its_run(story.task, formats)} {became}")
     last = _last_run_time(story, formats)
     if story.verdict is Verdict.RUNNING:
         words, last = [last, *words], ""
+    if (waits := _waiting_run(story, formats)) is not None:
+        words.insert(0, waits)
     if _pauses_now(story):
         words.append("it is paused now")
     if story.after is None and story.replicas and (none := none_begins(story.replicas)):
@@ -269,6 +282,17 @@ def _headline(story: Story, formats: Formats) -> str:
     elif story.after is None and story.task.gone:
         words.append("no live replica has it now")
     return ", and ".join(filter(None, [*words, last]))
+
+
+def _waiting_run(story: Story, formats: Formats) -> str | None:
+    """Return that a manual run which was asked for by the moment has not begun."""
+    task = story.task
+    if task.requested_by is None or task.requested_at is None:
+        return None
+    if task.requested_at >= story.at + _SECOND:
+        return None
+    asked_at = formats.moment(task.requested_at)
+    return f"the run that {task.requested_by} asked for at {asked_at} still waits"
 
 
 def _is_told(run: RunningRun, story: Story) -> bool:
@@ -322,7 +346,7 @@ def _last_run_time(story: Story, formats: Formats) -> str:
         became = _became(story.runs, story.at)
     else:
         kind = task.kind or ""
-        became = _OPEN.get(task.outcome, _LEASE_ENDED)
+        became = _OPEN.get(task.outcome, _DEAD)
     if kind in _WITHOUT_RUN_TIME:
         return f"{last} until then was {_WITHOUT_RUN_TIME[kind]}, which {became}"
     return f"{was}, whose run {became}"
@@ -358,7 +382,11 @@ def _became(runs: Sequence[Run], at: datetime) -> str:
     if not begun:
         return "began later"
     last = begun[-1]
-    return "was still going on" if last.ended_at >= at else ENDED.get(last.outcome, last.outcome)
+    if last.ended_at < at:
+        return ENDED.get(last.outcome, last.outcome)
+    # The entry of a run whose holder has not told its end has the end of its lease.
+    is_known = last.outcome not in ("died", "freed")
+    return "was still going on" if is_known else "was not known to be over"
 
 
 def _pauses_now(story: Story) -> list[Pause]:
@@ -380,7 +408,7 @@ def _verdict(story: Story, formats: Formats) -> list[str]:
     if story.miss is not None:
         refused = "refused" if _is_refused(story.miss) else "no replica ran"
         told = _told_in_words(story.miss, formats)
-        lines.append(f"{refused} {miss_in_words(story.miss, formats)} ({told})")
+        lines.append(f"{refused} {miss_in_words(story.miss, formats)}{_absent(story)} ({told})")
     lines += [_due_in_words(each, story, formats) for each in story.due]
     if story.not_known_after is not None:
         lines.append(_not_known_in_words(story, formats))
@@ -388,6 +416,17 @@ def _verdict(story: Story, formats: Formats) -> list[str]:
     if story.after is None and task.due_at is not None and task.due_at > story.at:
         lines.append(f"due next at {formats.moment(task.due_at)}")
     return lines
+
+
+def _absent(story: Story) -> str:
+    """Return that no replica could ask for the missed run times that nobody asked for."""
+    miss = story.miss
+    if miss is None or miss.cause != MissCause.UNASKED.value:
+        return ""
+    first = time_of(miss)
+    now = story.read_at or story.at
+    absent = absent_in_words(story.replicas, first, miss.last_scheduled_at or first, now)
+    return f"; {absent}" if absent else ""
 
 
 def _due_in_words(due: DueTimes, story: Story, formats: Formats) -> str:
@@ -401,25 +440,29 @@ def _due_in_words(due: DueTimes, story: Story, formats: Formats) -> str:
     else:
         times = f"{about}{due.run_times} run times from {first} to {last}"
     words = f"due {times}" if due.is_due else f"by its schedule {times}"
-    words += f", begun by nobody{f': {due.reason}' if due.reason else ''}"
-    return f"{words}; {_noted_in_words(due, story, formats)}"
+    reason = f": {due.reason}" if due.reason else ""
+    return f"{words}, begun by nobody{reason}{_noted_in_words(due, story, formats)}"
 
 
 def _noted_in_words(due: DueTimes, story: Story, formats: Formats) -> str:
-    """Return from when on the reason of due times is noted, or that none is."""
+    """Return from when on the reason of due times is noted, or that none is and none is known."""
     kept_since, read_at = story.misses_begin_at, story.read_at or story.at
-    if kept_since is not None and due.last < kept_since:
-        return "the reasons of that time are no longer kept"
-    if due.noted_from is not None and due.noted_from > read_at:
-        return f"a reason is noted from {formats.moment(due.noted_from)} on"
-    return "no reason is noted so far"
+    is_kept = kept_since is None or due.last >= kept_since
+    if is_kept and due.noted_from is not None and due.noted_from > read_at:
+        return f"; a reason is noted from {formats.moment(due.noted_from)} on"
+    if due.reason:
+        return ""
+    return f"; {_NOT_NOTED if is_kept else _NO_LONGER_KEPT}"
 
 
 def _not_known_in_words(story: Story, formats: Formats) -> str:
+    assert story.not_known_after is not None
     words = f"its run times after {formats.moment(story.not_known_after)} are not known"
-    schedule = story.task.schedule
+    schedule, begins_at = story.task.schedule, story.history_begins_at
     if isinstance(schedule, Mapping) and "class" in schedule:
         return f"{words}, because its trigger is the application's own"
+    if begins_at is not None and story.not_known_after < begins_at:
+        return f"{words}, because its history begins later"
     return f"{words}, because its schedule is not that of then, or has no common times"
 
 
@@ -439,7 +482,8 @@ def _told_in_words(miss: Run, formats: Formats) -> str:
 
 def _running(task: TaskStatus, formats: Formats) -> str:
     words = f"{_what(task.kind, task.scheduled_at, formats)} began at "
-    ended = f"{_LEASE_ENDED}, which ended at {formats.moment(task.locked_until)}"
+    until = formats.moment(task.locked_until)
+    ended = f"{_LEASE_ENDED}, which ended at {until}: it died, or its end has not been written yet"
     became = _OPEN.get(task.outcome, ended)
     words += f"{formats.moment(task.started_at)} on {task.holder}, and {became}"
     return f"{words} (token {task.token})"

@@ -232,7 +232,9 @@ ENDINGS: dict[str, Callable[[Told, TrueRun], bool]] = {
     "overran its maximum lock": lambda _t, run: run.cut_off,
     "lost its lock, and ended later": lambda _t, run: bool(run.how) and run.cut_off,
 }
-HOW = f"(?P<how>{'|'.join(ENDINGS)})"
+# What may have become of a run that has not renewed its lease.
+EITHER = "it died, or its end has not been written yet"
+HOW = rf"(?P<how>{'|'.join(ENDINGS)})(?: \({EITHER}\))?"
 
 
 def lease_ended(told: Told, run: TrueRun | None) -> bool:

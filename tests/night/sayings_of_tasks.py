@@ -144,9 +144,9 @@ def _(told: Told) -> bool:
     return is_late and is_due(told, told.due) and nobody_ran(told, told.due)
 
 
-@saying("headline", ", and no live replica has it")
+@saying("headline", ", and (?:no live replica has it|each live replica that has it is stopping)")
 @saying("headline", "gone: no live replica has it any more, not counting those that stop; ")
-@saying("why", "no live replica has it now")
+@saying("why", "(?:no live replica has it|each live replica that has it is stopping) now")
 @saying("notes", "gone: no live replica has it, not counting those that stop")
 def _(told: Told) -> bool:
     return not alive_with(told, told.job)

@@ -10,6 +10,7 @@ from tests.night.checks import CLOSE, Finding, check, seconds
 from tests.night.plan import BATCH, GRACE, LEASE, NEW
 from tests.night.said import Said
 from tests.night.sayings import (
+    EITHER,
     ENDINGS,
     HOW,
     MOMENT,
@@ -18,6 +19,7 @@ from tests.night.sayings import (
     Told,
     events_of,
     has_begun,
+    is_away,
     is_close,
     is_due,
     is_how,
@@ -58,7 +60,7 @@ def _(told: Told) -> bool:
     "why",
     rf"^(?P<again>run again: |retried: )?(?:{{due}}|a manual run) began at {{begun}} on "
     rf"{{replica}}, and "
-    rf"{HOW}(?:, which ended at {{lease}})? \(token {{token}}\)$",
+    rf"{HOW}(?:, which ended at {{lease}}: {EITHER})? \(token {{token}}\)$",
 )
 def _(told: Told) -> bool:
     run = told.run
@@ -142,7 +144,7 @@ def _(told: Told) -> bool:
     )
 
 
-@saying("why", ": paused by {by} since {since}(?:: (?P<why>[^;]+))?(?=;)")
+@saying("why", ": paused by {by} since {since}(?:: (?P<why>[^;]+))?(?=;|$)")
 def _(told: Told) -> bool:
     jobs = [e for e in events_of(told, "job-paused") if e.detail == told.by]
     is_jobs = any(is_within(told.since, e.at - NOTED, e.at) for e in jobs)
@@ -157,21 +159,35 @@ def _(told: Told) -> bool:
     )
 
 
-@saying("why", r": no live replica had it \((?P<list>[^)]*?)(?: and {count} more)?\)")
+_ABSENT = (
+    r"(?:no live replica had it|each live replica that had it was stopping) "
+    r"\((?P<list>[^)]*?)(?: and {count} more)?\)"
+)
+
+
+@saying("why", f": {_ABSENT}")
 def _(told: Told) -> bool:
+    return _are_absent(told)
+
+
+def _are_absent(told: Told) -> bool:
+    """Return whether the replicas that are said to have been there no more are named truly."""
     named = re.findall(
-        rf"({REPLICA}) (has stopped|has died|is silent|started)(?:,? last seen)? at ({MOMENT})",
+        rf"({REPLICA}) (has stopped|has died|is silent|started)(, stopping since {MOMENT})?"
+        rf"(?:,? last seen)? at ({MOMENT})(, stopping since {MOMENT})?",
         told.list,
     )
     return bool(named) and all(
         is_how(told, told.truth.replicas[name], how, value_of("at", at, told.now))
-        for name, how, at in named
+        and (not (before or after) or told.truth.replicas[name].terminated < told.now)
+        for name, how, before, at, after in named
     )
 
 
 @saying(
     "why",
-    r"^no replica ran {due}: (?P<why>.*?) \((?:told by {replica} at {at}|noted at {noted} by a "
+    rf"^no replica ran {{due}}: (?P<why>.*?)(?:; {_ABSENT})? "
+    r"\((?:told by {replica} at {at}|noted at {noted} by a "
     r"replica that started after it|"
     r"first told by {names} at {first}, and added to until {last})\)$",
 )
@@ -181,20 +197,23 @@ def _(told: Told) -> bool:
     replica = told.truth.replicas.get(name) if name else None
     is_its = not name or name.startswith(BATCH) == (told.job.application == BATCH)
     is_told = is_its and (replica is None or replica.started < at < replica.over + CLOSE)
+    is_told &= told.list is None or _are_absent(told)
     return is_told and told.due <= at <= told.now and nobody_ran(told, told.due)
 
 
 @saying(
     "why",
-    r"^no replica ran {count} run times from {due} to {until}: (?P<why>.*) \((?:told by {replica} "
-    r"at {at}|noted at {noted} by a replica that started after it|"
+    rf"^no replica ran (?P<many>\d+) run times from {{due}} to {{until}}: (?P<why>.*?)"
+    rf"(?:; {_ABSENT})? "
+    r"\((?:told by {replica} at {at}|noted at {noted} by a replica that started after it|"
     r"first told by {names} at {first}, and added to until {last})\)$",
 )
 def _(told: Told) -> bool:
     inside = [
         run for run in told.runs if run.due and told.due - CLOSE < run.due < told.until + CLOSE
     ]
-    return len(inside) <= 1 and told.due < told.until
+    is_absent = told.list is None or _are_absent(told)
+    return is_absent and len(inside) <= 1 and told.due < told.until
 
 
 @saying("why", r"its run times around then were missed")
@@ -204,8 +223,8 @@ def _(told: Told) -> bool:
 
 @saying(
     "why",
-    "^its run times after {at} are not known, because its schedule is not that of then, or has no "
-    "common times$",
+    "^its run times after {at} are not known, because its (?:schedule is not that of then, or has "
+    "no common times|history begins later)$",
 )
 def _(told: Told) -> bool:
     """After one of its run times."""
@@ -230,10 +249,21 @@ def _(told: Told) -> bool:
     return is_known and is_how(told, replica, "started", told.at) and _has(told, replica)
 
 
-@saying("why", "its run of {at} has not renewed its lease")
+@saying("why", rf"its run of {{at}} has not renewed its lease \({EITHER}\)")
 def _(told: Told) -> bool:
+    """After an outage a run may have ended, whose release still waits."""
     runs = [run for run in told.runs if is_close(told.at, run.due)]
-    return any(not told.truth.replicas[run.replica].lives(told.now) for run in runs)
+    return any(
+        not told.truth.replicas[run.replica].lives(told.now)
+        or told.truth.in_outage(told.now - 2 * LEASE, told.now)
+        for run in runs
+    )
+
+
+@saying("why", "the run that {by} asked for at {at} still waits")
+def _(told: Told) -> bool:
+    asked = [e for e in events_of(told, "run asked for") if e.detail == told.by]
+    return bool(asked) and is_within(told.at, asked[-1].at - NOTED, asked[-1].at)
 
 
 def _has(told: Told, replica: TrueReplica) -> bool:
@@ -310,7 +340,7 @@ _EARLIER = 20.0
 @saying(
     "why at",
     rf"its last (?:known )?run time until then was {{due}}, whose run (?:(?P<later>began later)|"
-    rf"(?P<going>was still going on)|{HOW})",
+    rf"(?P<going>was still going on)|(?P<unsure>was not known to be over)|{HOW})",
 )
 def _(told: Told) -> bool:
     at_it = [run for run in told.runs if run.due is not None and abs(run.due - told.due) < CLOSE]
@@ -321,6 +351,8 @@ def _(told: Told) -> bool:
     if told.going:
         begun = [run for run in at_it if run.first_sign < told.then + 1 + CLOSE]
         return any(run.over > told.then - NOTED or run.cut_off for run in begun)
+    if told.unsure:
+        return any(run.freed is not None or is_away(told, run) for run in at_it)
     return any(ENDINGS[told.how](told, run) for run in at_it)
 
 
@@ -350,8 +382,8 @@ def what_why_tells_of_an_earlier_moment_is_true(said: Said, truth: Truth) -> Ite
         text = said.command("why", name, "--at", at)[1]
         told = Told(said, truth, name, {"then": then})
         for sentence in re.findall(
-            r"its last (?:known )?run time until then was [^,]*, whose run [^,\n]*|it has never "
-            r"run|"
+            r"its last (?:known )?run time until then was [^,]*, whose run "
+            r"(?:\([^)\n]*\)|[^,(\n])*|it has never run|"
             r"the history has no run time before that|begins at .*",
             text,
         ):

@@ -86,7 +86,9 @@ SILENT = replica_status(
     seen_at=at("00:39:50"),
     state=ReplicaState.SILENT,
 )
+STOPPING = replace(LIVE, replica_id="web-2", stopping_since=at("00:39:55"))
 LATER = replica_status("web-9", tasks=("job",), started_at=at("00:50"), seen_at=at("23:00"))
+NEW = replace(LATER, started_at=at("01:05"))
 PAUSED = {"pauses": (Pause("ann", at("00:30"), None, "move"),), "paused": True, "due_at": None}
 
 
@@ -207,7 +209,7 @@ IS_RUNNING = "its run of 2026-01-31 00:20:00 UTC on one (token 7) is in the way"
             PAUSED,
             [
                 "by its schedule 00:40:00, begun by nobody: paused by ann since 2026-01-31 "
-                f"00:30:00 UTC: move; {NONE}"
+                "00:30:00 UTC: move"
             ],
         ),
         # Nobody is there.
@@ -216,7 +218,7 @@ IS_RUNNING = "its run of 2026-01-31 00:20:00 UTC on one (token 7) is in the way"
             {"replicas": (SILENT,)},
             [
                 "due 00:40:00, begun by nobody: no live replica had it (web-1 is silent, last seen "
-                f"at 2026-01-31 00:39:50 UTC); {NONE}"
+                "at 2026-01-31 00:39:50 UTC)"
             ],
         ),
         (
@@ -224,7 +226,7 @@ IS_RUNNING = "its run of 2026-01-31 00:20:00 UTC on one (token 7) is in the way"
             {"replicas": (replace(SILENT, state=ReplicaState.DIED),)},
             [
                 "due 00:40:00, begun by nobody: no live replica had it (web-1 has died, last seen "
-                f"at 2026-01-31 00:39:50 UTC); {NONE}"
+                "at 2026-01-31 00:39:50 UTC)"
             ],
         ),
         (
@@ -232,14 +234,37 @@ IS_RUNNING = "its run of 2026-01-31 00:20:00 UTC on one (token 7) is in the way"
             {"replicas": (LATER,)},
             [
                 "due 00:40:00, begun by nobody: no live replica had it (web-9 started at "
-                f"2026-01-31 00:50:00 UTC); {NONE}"
+                "2026-01-31 00:50:00 UTC)"
             ],
+        ),
+        (
+            "00:51",
+            {"replicas": (LATER, SILENT)},
+            [
+                "due 00:40:00, begun by nobody: no live replica had it (web-1 is silent, last seen "
+                "at 2026-01-31 00:39:50 UTC)"
+            ],
+        ),
+        # A replica that stops begins no run. Before its stop it does.
+        (
+            "00:40:30",
+            {"replicas": (STOPPING, SILENT)},
+            [
+                "due 00:40:00, begun by nobody: each live replica that had it was stopping (web-2 "
+                "started at 2026-01-31 00:00:00 UTC, stopping since 2026-01-31 00:39:55 UTC); "
+                f"{WHY}"
+            ],
+        ),
+        (
+            "00:40:30",
+            {"replicas": (replace(STOPPING, stopping_since=at("00:40:10")),)},
+            [f"due 00:40:00, begun by nobody; {WHY}"],
         ),
         # The replica that knows the reason has stopped, or there is no history.
         (
             "00:40:30",
             {**RUNS_ON, "replicas": (SILENT,)},
-            [f"due 00:40:00, begun by nobody: {IS_RUNNING}; {NONE}"],
+            [f"due 00:40:00, begun by nobody: {IS_RUNNING}"],
         ),
         ("00:40:30", {"has_history": False}, [f"due 00:40:00, begun by nobody; {NONE}"]),
         # The lock of a dead run is over, and its run is in the way no more.
@@ -264,7 +289,7 @@ IS_RUNNING = "its run of 2026-01-31 00:20:00 UTC on one (token 7) is in the way"
             [
                 f"due 00:40:00, begun by nobody; {NONE}",
                 "due 3 run times from 01:00:00 to 01:40:00, begun by nobody: no live replica had "
-                f"it (web-9 started at 2026-01-31 01:54:00 UTC); {NONE}",
+                "it (web-9 started at 2026-01-31 01:54:00 UTC)",
             ],
         ),
         # A stored job that an application has paused.
@@ -273,7 +298,7 @@ IS_RUNNING = "its run of 2026-01-31 00:20:00 UTC on one (token 7) is in the way"
             {"pauses": (Pause("", at("00:30"), None, None, job="job"),)},
             [
                 "due 00:40:00, begun by nobody: its stored job is paused, changed last at "
-                f"2026-01-31 00:30:00 UTC; {NONE}",
+                "2026-01-31 00:30:00 UTC",
                 "its stored job 'job' paused until resumed, by whom is not known, changed last at "
                 "00:30:00",
             ],
@@ -357,12 +382,13 @@ def test_a_run_that_was_overtaken_and_goes_on_is_told_first(is_stuck: bool) -> N
 def test_a_dead_run_is_told_with_a_later_run_time_that_nobody_has_begun() -> None:
     found = lines("00:45", **{**DIED, "due_at": at("00:40") + MOMENT})
     assert found.headline == (
-        "job at 00:45:00: its run of 00:20:00 has not renewed its lease, and its last run time "
-        "until then was 00:40:00, which nobody has begun"
+        "job at 00:45:00: its run of 00:20:00 has not renewed its lease (it died, or its end has "
+        "not been written yet), and its last run time until then was 00:40:00, which nobody has "
+        "begun"
     )
     assert found.verdict[0] == (
-        "00:20:00 began at 00:20:00 on one, and has not renewed its lease, which ended at 00:21:00 "
-        "(token 7)"
+        "00:20:00 began at 00:20:00 on one, and has not renewed its lease, which ended at 00:21:00"
+        ": it died, or its end has not been written yet (token 7)"
     )
     closed = lines("00:45", ran("00:20", token=7, outcome="died"), **DIED)
     assert closed.headline.startswith("job at 00:45:00: its last run time")
@@ -414,8 +440,7 @@ BY_ANN = "paused by ann since 2026-01-31 00:30:00 UTC"
             [ran("00:20"), did("00:30", "paused"), did("01:10", "resumed")],
             {"due_at": at("01:40")},
             [
-                f"by its schedule 2 run times from 00:40:00 to 01:00:00, begun by nobody: {BY_ANN}"
-                "; " + NONE,
+                f"by its schedule 2 run times from 00:40:00 to 01:00:00, begun by nobody: {BY_ANN}",
                 f"by its schedule 01:20:00, begun by nobody; {NONE}",
             ],
         ),
@@ -425,7 +450,7 @@ BY_ANN = "paused by ann since 2026-01-31 00:30:00 UTC"
             {"due_at": at("01:40"), "overdue_at": at("01:41"), "finished_at": at("01:25")},
             [
                 "by its schedule 3 run times from 00:40:00 to 01:20:00, begun by nobody: its run "
-                f"of 2026-01-31 00:20:00 UTC on web-1 (token 6) was in the way; {NONE}"
+                "of 2026-01-31 00:20:00 UTC on web-1 (token 6) was in the way"
             ],
         ),
         # After a change of the schedule nothing before the due time is told.
@@ -498,10 +523,7 @@ def test_times_without_an_entry_are_told_piece_by_piece(
             "00:50",
             [ran("00:20"), *(ran(f"01:{n}") for n in ("00", "20", "40"))],
             {"kept_since": "01:00"},
-            [
-                "its run times after 00:20:00 are not known, because its schedule is not that of "
-                "then, or has no common times"
-            ],
+            ["its run times after 00:20:00 are not known, because its history begins later"],
         ),
         (
             "00:50",
@@ -564,6 +586,57 @@ def test_for_programs_a_cause_has_the_words_of_misses() -> None:
         at("00:20"),
         at("00:40:30"),
     )
+
+
+@pytest.mark.parametrize(
+    ("cause", "replicas", "more"),
+    [
+        (
+            "unasked",
+            (NEW, SILENT),
+            "; no live replica had it (web-1 is silent, last seen at 2026-01-31 00:39:50 UTC)",
+        ),
+        (
+            "unasked",
+            (NEW, STOPPING),
+            "; each live replica that had it was stopping (web-2 started at 2026-01-31 00:00:00 "
+            "UTC, stopping since 2026-01-31 00:39:55 UTC)",
+        ),
+        ("unasked", (NEW, LIVE), ""),
+        # A replica that started within the missed run times could have asked for the last ones.
+        ("unasked", (replace(NEW, started_at=at("00:55")),), ""),
+        ("unasked", (), ""),
+        ("misfire", (NEW, SILENT), ""),
+    ],
+)
+def test_of_run_times_that_nobody_asked_for_it_is_told_that_no_replica_could(
+    cause: str, replicas: tuple[Any, ...], more: str
+) -> None:
+    """The replica that has noted them started later, so its reason cannot tell that."""
+    miss = missed("00:40", "01:00", cause=cause, reason="nobody", replica="")
+    found = lines("01:10", ran("00:20"), miss, replicas=replicas, due_at=at("01:20"))
+    [line] = [each for each in found.verdict if each.startswith("no replica ran")]
+    assert line.startswith(
+        f"no replica ran 2 run times from 00:40:00 to 01:00:00: nobody{more} (noted at "
+    )
+
+
+@pytest.mark.parametrize(
+    ("of", "row", "waits"),
+    [
+        ("00:45", {}, True),
+        ("00:45", RUNS_ON, True),
+        ("00:45", {"requested_by": None}, False),
+        ("00:40", {}, False),
+    ],
+)
+def test_a_run_that_was_asked_for_and_waits_is_told_first(
+    of: str, row: dict[str, Any], waits: bool
+) -> None:
+    asked = {"requested_by": "ann@ops", "requested_at": at("00:44:10"), **row}
+    headline = lines("00:45", of=of, replicas=(SILENT,), **asked).headline
+    first = f"job at {of}:00: the run that ann@ops asked for at 00:44:10 still waits, and "
+    assert headline.startswith(first) is waits
 
 
 def test_where_the_kept_misses_end_is_told() -> None:

@@ -140,6 +140,20 @@ PAUSE = Pause("ann", AT, None, "move")
             HAS_RUN | {"runs": (replace(WELL, started_at=AT + timedelta(seconds=0.2)),)},
             f"{OF_03}, whose run was still going on",
         ),
+        # Its holder has not told its end, so it may have died right after its begin.
+        *(
+            (
+                1,
+                {},
+                HAS_RUN | {"runs": (replace(WELL, outcome=outcome),)},
+                f"{OF_03}, whose run {how}",
+            )
+            for outcome, how in (
+                ("died", "was not known to be over"),
+                ("freed", "was not known to be over"),
+                ("overran", "was still going on"),
+            )
+        ),
         (-1, {}, HAS_RUN, f"{OF_03}, whose run began later"),
         (60, {}, HAS_RUN | {"runs": (replace(WELL, outcome="died"), FAILED)}, ", whose run failed"),
         (
@@ -153,7 +167,8 @@ PAUSE = Pause("ann", AT, None, "move")
             60,  # the state is that of a pause, or dead
             {"state": TaskState.PAUSED, "outcome": "died"},
             RUNS_ON,
-            f"{OF_03}, whose run has not renewed its lease",
+            f"{OF_03}, whose run has not renewed its lease (it died, or its end has not been "
+            "written yet)",
         ),
         (60, {"outcome": "cut"}, RUNS_ON, f"{OF_03}, whose run was cut by a stop"),
         (

@@ -313,7 +313,7 @@ class TestReasons:
         eventually(lambda: memory.misses)
         row = memory.rows["job"]
         began = f"{row.window_start.astimezone(timezone.utc):%Y-%m-%d %H:%M:%S UTC}"
-        told = f"its run of {began} on one (token {row.token}) was still going on"
+        told = f"its run of {began} on one (token {row.token}) was not known to be over"
         notes = {(replica_id, each.cause, each.reason) for replica_id, each in memory.misses}
         assert notes == {("other", "running", told)}
 
@@ -329,7 +329,7 @@ class TestReasons:
             due = last_second() + timedelta(seconds=1)
             add(replica, lambda: None, due)
             eventually(lambda: kept_run_times(replica.executor) or memory.misses)
-        reason = f"a hold of its lock on holder (token {held.token}) was still going on"
+        reason = f"a hold of its lock on holder (token {held.token}) was not known to be over"
         assert memory.one_miss()[:3] == (due, "running", reason)
 
     def test_apscheduler_has_skipped_it_because_of_max_instances(
@@ -562,7 +562,7 @@ class TestStretchesOfStoredJobs:
             replica.shutdown()
         last = first + timedelta(minutes=8)
         assert (miss.scheduled_at, miss.last_scheduled_at, miss.run_times) == (first, last, 9)
-        began = f"a run that began at {first:%Y-%m-%d %H:%M:%S} UTC was still going on"
+        began = f"a run that began at {first:%Y-%m-%d %H:%M:%S} UTC was not known to be over"
         assert (miss.cause, miss.reason) == ("running", began)
 
     def test_of_a_job_that_ends_with_them_they_are_told_with_the_last(
