@@ -73,7 +73,6 @@ from apscheduler_tasklock._runs.leadership import Leadership
 from apscheduler_tasklock._runs.manual_runs import ManualRuns
 from apscheduler_tasklock._runs.misfires import ALWAYS_MISSED, SchedulerPasses
 from apscheduler_tasklock._runs.missed_runs import (
-    RUN_BEFORE_NOT_ANSWERED,
     MissedRuns,
     too_many_instances,
 )
@@ -796,12 +795,11 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
         job, runs = submission.job, self._runs
         if not isinstance(runs, ExecutorRuns):
             return  # because without locks nothing is noted
-        is_running = runs.is_running(job.id)
-        if not is_running and not runs.waits_for_worker(job.id):
-            self._note_missed(submission, MissCause.DATABASE, RUN_BEFORE_NOT_ANSWERED)
-            return
-        reason = too_many_instances(job.max_instances, self.locks.replica_id, is_running=is_running)
-        self._note_missed(submission, MissCause.RUNNING, reason)
+        is_running, waits = runs.is_running(job.id), runs.waits_for_worker(job.id)
+        cause, reason = too_many_instances(
+            job.max_instances, self.locks, is_running=is_running, waits_for_worker=waits
+        )
+        self._note_missed(submission, cause, reason)
 
     def _note_missed(self, submission: Submission, cause: MissCause, reason: str) -> None:
         """Note that this replica has missed the run times of a submission."""

@@ -441,17 +441,18 @@ class JobMoved:
 class MissCause(str, Enum):
     """Why no replica has run a run time: the values of ``Run.cause``.
 
-    If a replica knows two causes of one run time, it tells the cause that comes first here.
+    If a replica knows two causes of one run time, it tells the cause that comes first here: what
+    is true for all replicas before what is so on one of them.
     """
 
-    MISFIRE = "misfire"
-    """No worker was free within the job's grace time, or the scheduler came too late."""
-    DATABASE = "database"
-    """The database did not answer the claim, or rejected it."""
     PAUSED = "paused"
     """An operator had paused the task."""
+    DATABASE = "database"
+    """The database did not answer the claim, or rejected it."""
     RUNNING = "running"
-    """An earlier run of the task was still going on."""
+    """An earlier run of the task was not known to be over."""
+    MISFIRE = "misfire"
+    """No worker was free within the job's grace time, or the scheduler came too late."""
     UNASKED = "unasked"
     """No replica asked for it."""
     MOVED = "moved"

@@ -59,6 +59,8 @@ MOVED_SLACK = 60.0
 MOST_NAMED = 5
 # The reason in a pause, if the run history does not tell who has paused the task.
 IN_PAUSE = "the task was paused"
+# The reason in an outage that is known.
+NOT_ANSWERED = "the database did not answer"
 # The reason if the last run of the job on this replica still waits for the answer to its claim.
 RUN_BEFORE_NOT_ANSWERED = "the database did not answer, and the run before it still waited for that"
 _Note = TypeVar("_Note", MissNote, ScheduleNote)
@@ -431,14 +433,26 @@ def unclaimed(since: datetime, until: datetime) -> str:
     return f"no replica claimed it between {_moment(since)} and {_moment(until)}"
 
 
-def too_many_instances(most: int, replica: str, *, is_running: bool) -> str:
-    """Return in words that a job has ``max_instances`` runs on this replica already.
+def too_many_instances(
+    most: int, locks: LockClient, *, is_running: bool, waits_for_worker: bool
+) -> tuple[MissCause, str]:
+    """Return why a run time is missed if its job has ``max_instances`` runs on this replica.
+
+    That is so on this replica alone, so an outage of the database, which keeps all replicas from
+    running it, comes before it.
 
     :param most: the job's ``max_instances``
+    :param locks: the task locks of this replica
     :param is_running: whether one of these runs has begun
+    :param waits_for_worker: whether one of these runs waits for a worker, and not for the database
     """
+    if not is_running and not waits_for_worker:
+        return MissCause.DATABASE, RUN_BEFORE_NOT_ANSWERED
+    if locks.outage.reason is not None:
+        return MissCause.DATABASE, NOT_ANSWERED
     what = "still going on" if is_running else "still waiting for a worker"
-    return f"its last run on {replica} was {what} (max_instances {most})"
+    words = f"its last run on {locks.replica_id} was {what} (max_instances {most})"
+    return MissCause.RUNNING, words
 
 
 def _moment(moment: datetime) -> str:

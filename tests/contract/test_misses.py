@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any
+from uuid import UUID
 
 import psycopg
 import pytest
 
+from apscheduler_tasklock._database.connection import raw_cursor
 from apscheduler_tasklock._lock.operations import Operations
 from apscheduler_tasklock.options import KEEP_ONE_OFFS
 from apscheduler_tasklock.schema.table import LONGEST_TEXT, task_lock_table
@@ -348,6 +350,56 @@ def test_a_miss_in_a_pause_tells_who_has_paused_the_task_and_why(
         (1, "paused by bob"),
     ]
     assert all(entry[4].endswith(" UTC: move") for entry in told(connection))
+
+
+@pytest.mark.parametrize("cause", ["running", "misfire", "unasked"])
+def test_a_pause_explains_its_run_times_for_all_whatever_one_replica_tells(
+    one: Replica, other: Replica, connection: Connection, started: datetime, cause: str
+) -> None:
+    """For example a run that hangs on one replica, while the others are refused by the pause."""
+    pause(connection, after(started, 15), resumed_at=after(started, 35))
+    run_times = [after(started, n) for n in (10, 20, 30, 40)]
+    for replica in (one, other, one, other):
+        tell(replica, *run_times, cause=cause, reason="it hangs here")
+    since = f"{after(started, 15):%Y-%m-%d %H:%M:%S} UTC"
+    assert [entry[:5] for entry in told(connection)] == [
+        (after(started, 10), after(started, 10), 1, cause, "it hangs here"),
+        (
+            after(started, 20),
+            after(started, 30),
+            2,
+            "paused",
+            f"paused by ann since {since}: move",
+        ),
+        (after(started, 40), after(started, 40), 1, cause, "it hangs here"),
+    ]
+
+
+def test_a_pause_of_all_tasks_explains_its_run_times_too_also_in_an_outage(
+    one: Replica, connection: Connection, started: datetime
+) -> None:
+    operations = Operations(task_lock_table())
+    operations.pause_all(raw_cursor(connection), "", None, "ann", "deploy", UUID(int=1), 1.0)
+    later = database_now(connection) + timedelta(seconds=1)
+    tell(one, later, cause="database", reason="no answer")
+    [(_, _, _, cause, reason, _)] = told(connection)
+    assert cause == "paused"
+    assert reason.startswith("paused with all tasks by ann since ")
+
+
+@pytest.mark.parametrize(
+    "changes", [{"cause": "refused"}, {"cause": "running", "more": 3}, {"one_off": True}]
+)
+def test_a_pause_does_not_explain_a_refused_run_time_a_one_off_job_or_counted_ones(
+    one: Replica, connection: Connection, started: datetime, changes: dict[str, Any]
+) -> None:
+    """A one-off job that is due in a pause is run after it."""
+    if changes.get("one_off"):
+        connection.execute("UPDATE task_lock SET one_off = true")
+    pause(connection, after(started, 15))
+    tell(one, after(started, 20), **changes)
+    [entry] = told(connection)
+    assert entry[3] == changes.get("cause", "misfire")
 
 
 def test_run_times_over_which_no_single_pause_held_tell_of_each_pause(

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
+from itertools import permutations
 from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
@@ -20,6 +21,7 @@ from apscheduler_tasklock._runs.missed_runs import (
     MOST_RUN_TIMES,
     MissedRuns,
     all_busy,
+    too_many_instances,
 )
 from apscheduler_tasklock._runs.submission import DueRun
 from apscheduler_tasklock.errors import (
@@ -161,18 +163,45 @@ def test_a_replica_that_started_after_a_run_time_is_no_witness_of_it(
     assert (offsets(note), note.is_witness) == ([0, 10], is_witness)
 
 
-def test_of_two_causes_of_a_run_time_the_better_one_is_told(
+def test_of_the_causes_of_a_run_time_the_one_that_holds_for_all_replicas_is_told(
     missed: MissedRuns, client: Client
 ) -> None:
-    causes = [MissCause.RUNNING, MissCause.DATABASE, MissCause.PAUSED]
-    for cause in causes:
+    """A pause, an outage, a run in the way, what is so on this replica, and what it only infers."""
+    causes = ("paused", "database", "running", "misfire", "unasked")
+    client.longest_doubt = 0.0
+    for number, pair in enumerate(permutations(causes, 2)):
+        for cause in pair:
+            missed.note(request(task=f"{number}"), MissCause(cause), cause)
+    told = [note.cause for note in tell(missed, client)]
+    assert told == [min(pair, key=causes.index) for pair in permutations(causes, 2)]
+
+
+def test_an_outage_is_not_told_before_the_doubt_is_over(missed: MissedRuns, client: Client) -> None:
+    for cause in (MissCause.RUNNING, MissCause.DATABASE):
         missed.note(request(), cause, cause.value)
     missed.note(request(10), MissCause.RUNNING, "running")
-    assert tell(missed, client) == []  # of the database, not before the doubt is over
-    client.longest_doubt = 0.0
-    missed.note(request(), MissCause.MISFIRE, "misfire")
-    [note] = tell(missed, client)
-    assert (note.cause, offsets(note)) == ("misfire", [0])
+    assert tell(missed, client) == []
+
+
+@pytest.mark.parametrize(
+    ("is_running", "waits", "is_away", "told"),
+    [
+        (True, False, False, ("running", "its last run on web-2 was still going on (max_inst")),
+        (False, True, False, ("running", "its last run on web-2 was still waiting for a worker")),
+        # An outage keeps all replicas from running it, and not only this one.
+        (True, False, True, ("database", "the database did not answer")),
+        (False, True, True, ("database", "the database did not answer")),
+        (False, False, True, ("database", "the database did not answer, and the run before it")),
+        (False, False, False, ("database", "the database did not answer, and the run before it")),
+    ],
+)
+def test_a_job_with_max_instances_runs_here_is_the_cause_only_while_the_database_answers(
+    *, is_running: bool, waits: bool, is_away: bool, told: tuple[str, str]
+) -> None:
+    outage = SimpleNamespace(reason="refused" if is_away else None)
+    locks: Any = SimpleNamespace(outage=outage, replica_id="web-2")
+    cause, reason = too_many_instances(1, locks, is_running=is_running, waits_for_worker=waits)
+    assert (cause.value, reason[: len(told[1])]) == told
 
 
 def test_runs_in_the_way_that_differ_are_told_apart(missed: MissedRuns, client: Client) -> None:

@@ -93,6 +93,29 @@ def add_one_offs(table: str) -> str:
     """
 
 
+def _pauses_of(task_name: str, history: History) -> str:
+    """Return the query of a task's pauses and of those of all tasks, also of those that are over.
+
+    The statement has the query :func:`listed_pauses`.
+    """
+    return f"""
+        SELECT '' AS what, action.by, action.reason AS why, action.started_at AS since,
+               LEAST(action.until, (
+                   SELECT min(resumed.started_at) FROM {history.table} AS resumed
+                   WHERE resumed.task_name = {task_name} AND resumed.ring = 'actions'
+                         AND resumed.outcome = 'resumed'
+                         AND (resumed.by = action.by OR resumed.reason IS NOT NULL)
+                         AND resumed.started_at >= action.started_at)) AS until
+        FROM {history.table} AS action
+        WHERE action.task_name = {task_name} AND action.ring = 'actions'
+              AND action.outcome = 'paused'
+        UNION ALL SELECT 'with all tasks '
+            || CASE WHEN namespace <> '' THEN 'of ' || namespace || ' ' ELSE '' END,
+            by, why, since, until FROM listed_pauses
+        WHERE starts_with({task_name}, namespace)
+    """
+
+
 def _missed_in_words(history: History) -> str:
     """Return the query of the missed run times of ``missed``, with why in ``words``.
 
@@ -104,12 +127,6 @@ def _missed_in_words(history: History) -> str:
 
     A pause that its operator has made longer is one pause, although each change has an entry.
     """
-    resumed_at = f"""(
-        SELECT min(resumed.started_at) FROM {history.table} AS resumed
-        WHERE resumed.task_name = missed.task_name AND resumed.ring = 'actions'
-              AND resumed.outcome = 'resumed'
-              AND (resumed.by = action.by OR resumed.reason IS NOT NULL)
-              AND resumed.started_at >= action.started_at)"""
     return f"""
         SELECT missed.*,
                pg_catalog.left(COALESCE(pause.words, missed.reason), {LONGEST_TEXT}) AS words
@@ -121,18 +138,7 @@ def _missed_in_words(history: History) -> str:
                 FROM (
                     SELECT what, by, why, unnest(pg_catalog.range_agg(
                                pg_catalog.tstzrange(since, until))) AS held
-                    FROM (
-                        SELECT '' AS what, action.by, action.reason AS why,
-                               action.started_at AS since,
-                               LEAST(action.until, {resumed_at}) AS until
-                        FROM {history.table} AS action
-                        WHERE action.task_name = missed.task_name AND action.ring = 'actions'
-                              AND action.outcome = 'paused'
-                        UNION ALL SELECT 'with all tasks '
-                            || CASE WHEN namespace <> '' THEN 'of ' || namespace || ' ' ELSE '' END,
-                            by, why, since, until FROM listed_pauses
-                        WHERE starts_with(missed.task_name, namespace)
-                    ) AS told
+                    FROM ({_pauses_of("missed.task_name", history)}) AS told
                     WHERE COALESCE(since <= until, true)
                     GROUP BY what, by, why
                 ) AS held_by
@@ -162,6 +168,9 @@ def note_misses(table: str, history: History) -> str:
     replica has written its entry. A task gets no entry if none of its run times is left, or if it
     has another schedule by now. A refused run time of the application is never left out, and is not
     noted in ``missed_at``: it falls into the window of a run, and one replica alone has it.
+
+    A pause explains a run time for all replicas, whatever cause one of them tells: a run time of a
+    recurring job that fell into a pause is noted with the cause ``paused``.
 
     If a run time between them was run, only those before that run get an entry, and the note is to
     be sent again for the others.
@@ -215,7 +224,8 @@ def note_misses(table: str, history: History) -> str:
                          AND run.scheduled_at < explained.first_at))"""
     return f"""
         WITH {listed_pauses(table)}, asked AS (SELECT * FROM {json_rows(_NOTE_TYPES)}), parts AS (
-            SELECT asked.task_name, lock.schedule, asked.cause, asked.reason, asked.is_witness,
+            SELECT asked.task_name, lock.schedule, asked.reason, asked.is_witness,
+                   CASE WHEN pause.holds THEN 'paused' ELSE asked.cause END AS cause,
                    lock.token, lock.missed_at, lock.window_start, lock.recorded_misses,
                    min(given.at) AS first_at, max(given.at) AS last_at,
                    count(*) + asked.more AS run_times
@@ -223,7 +233,13 @@ def note_misses(table: str, history: History) -> str:
                 SELECT CASE WHEN asked.exact THEN run_time
                             ELSE now() - (%(sent_at)s::timestamptz - run_time) END AS at
                 FROM unnest(asked.run_times) AS listed (run_time)
-            ) AS given, LATERAL (SELECT {run_before} AS at) AS run_before
+            ) AS given, LATERAL (SELECT {run_before} AS at) AS run_before, LATERAL (
+                SELECT pg_catalog.bool_or(COALESCE(given.at < until, true)) AS holds,
+                       max(CASE WHEN until <= given.at THEN until ELSE since END) AS began
+                FROM ({_pauses_of("asked.task_name", history)}) AS each
+                WHERE since <= given.at AND asked.more = 0 AND NOT asked.one_off
+                      AND asked.cause NOT IN ('paused', 'refused')
+            ) AS pause
             WHERE (lock.schedule = asked.schedule OR (asked.one_off AND lock.one_off))
                   AND (asked.cause = 'refused' OR NOT {window}
                   AND (lock.missed_at IS NULL OR given.at > lock.missed_at
@@ -234,7 +250,7 @@ def note_misses(table: str, history: History) -> str:
                                   AND {_was_run("run.scheduled_at")}))
             GROUP BY asked.task_name, lock.schedule, asked.cause, asked.reason, asked.more,
                      asked.is_witness, lock.token, lock.missed_at, lock.window_start,
-                     lock.recorded_misses, run_before.at
+                     lock.recorded_misses, run_before.at, pause.holds, pause.began
         ), missed AS (
             SELECT DISTINCT ON (task_name) parts.*,
                    count(*) OVER (PARTITION BY task_name) > 1 AS has_more

@@ -487,9 +487,9 @@ class TestStretchesOfStoredJobs:
             eventually(lambda: operator.tasks("job"))
             operator.pause("job", by="ann")
             first = now()
-            connection.execute(
-                "UPDATE task_lock SET paused_at = %s", [first + timedelta(milliseconds=100)]
-            )
+            later = [first + timedelta(milliseconds=100)]
+            connection.execute("UPDATE task_lock SET paused_at = %s", later)
+            connection.execute("UPDATE task_lock_run SET started_at = %s", later)
             replica.scheduler.modify_job("job", next_run_time=first)
             eventually(lambda: now() > first + timedelta(seconds=3.5))
             replica.run_at(note, "after it")
