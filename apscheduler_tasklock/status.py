@@ -43,7 +43,7 @@ class TaskState(str, Enum):
     RETRYING = "retrying"
     """The last run failed, and is run again soon; see ``TaskStatus.retry_at``."""
     FAILING = "failing"
-    """The last run failed."""
+    """The last run failed, or an operator has freed it."""
     GONE = "gone"
     """The task was removed: there are live replicas, and none of them has it."""
     NEW = "new"
@@ -232,6 +232,9 @@ class TaskStatus:
     :ivar zone: the name of its trigger's time zone; ``None`` if it is not known
     :ivar attempt: which attempt at its run time the last run is: 1, or more for a retry
     :ivar retry_at: when the failed last run is run again; ``None``: it is not
+    :ivar failure: how the last failure came about, also while the next run goes on: ``"error"``,
+        ``"died"``, ``"overran"`` or ``"freed"``; ``None`` if it is not known, and if ``failures``
+        is 0
     """
 
     name: str
@@ -272,6 +275,7 @@ class TaskStatus:
     zone: str | None = None
     attempt: int = 1
     retry_at: datetime | None = None
+    failure: str | None = None
 
     @property
     def delay(self) -> float | None:
@@ -664,6 +668,8 @@ class ReplicaStatus:
     :ivar state: the state
     :ivar tasks: the names of its tasks, sorted
     :ivar running: its running runs, sorted by task
+    :ivar unfinished: its other runs that are not over, sorted by task: their leases have ended, so
+        that they are dead, or could not be renewed
     :ivar rejected: what the database rejects of its work, each as ``"history: <why, and what to
         do>"``; empty if nothing
     :ivar unreadable: columns of its row that cannot be read completely. ``tasks``, ``rejected`` and
@@ -709,6 +715,7 @@ class ReplicaStatus:
     leaderless_for: float | None = None
     stopping_since: datetime | None = None
     release: str | None = None
+    unfinished: tuple[RunningRun, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from datetime import datetime, timezone
@@ -717,7 +718,9 @@ def _of_replicas(rows: WatchedRows) -> Iterator[Finding]:
     if not alive:
         yield Finding("replicas", "note", "none is alive", "start a scheduler, or see its log")
     elif not differ:
-        yield Finding("replicas", "ok", f"{len(alive)} with version {cut(alive[0], 50)}")
+        numbers = sorted(Counter(alive).items())
+        told = ", ".join(f"{number} with version {cut(each, 50)}" for each, number in numbers)
+        yield Finding("replicas", "ok", told)
 
 
 def _overdue_jobs(rows: WatchedRows) -> Iterator[Finding]:

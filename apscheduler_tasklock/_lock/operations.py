@@ -63,6 +63,7 @@ from apscheduler_tasklock._lock.statements import (
     NEVER,
     ROW_COLUMNS,
     SHORTEST_WAIT,
+    SILENT_AFTER,
     History,
     RecordingStatement,
     Statement,
@@ -74,6 +75,7 @@ from apscheduler_tasklock._lock.statements import (
     probe,
     runs_kept_since,
 )
+from apscheduler_tasklock._lock.statements.deaths import IS_FIRST_FAILURE
 from apscheduler_tasklock._values import LONGEST_MESSAGE
 from apscheduler_tasklock.errors import (
     TaskLockNotFoundError,
@@ -201,6 +203,13 @@ _TOOK = f"""extract(epoch FROM CASE
         WHEN {_OVERRUNS} THEN now() ELSE LEAST(now(), lock.locked_until) END
     - lock.started_at)::float8"""
 _FAILURES = f"CASE WHEN {_IS_RETRIED} THEN 0 ELSE lock.failures END"
+# How the last failure came about. It stands beside the next run until that one is over.
+_FAILURE = f"""
+    CASE WHEN {_FAILURES} > 0 THEN
+        CASE WHEN lock.error_type IS NOT NULL THEN 'error'
+             WHEN lock.last_outcome IN ('died', 'overran', 'freed') THEN lock.last_outcome END
+    END
+"""
 _STATE = f"""
     CASE WHEN stuck.tokens IS NOT NULL THEN 'too long'
          WHEN lock.finished_at IS NULL AND lock.locked_until > now() AND NOT lock.handed_over
@@ -225,7 +234,8 @@ _STATE = f"""
 # replica was heard since the end of the lease: in an outage, no replica can renew one. A replica of
 # which only a worker process has died gives a sign of life at once, so it does not count as dead. A
 # replica that was killed while its shutdown waited for a run has died, too: also if an operator has
-# freed that run, so that no row tells of its death. It is silent until none of its leases stands.
+# freed that run, so that no row tells of its death. It is silent until none of its leases stands,
+# and until another replica was heard when this one was silent. That stays true if all fall silent.
 _REPLICA_STATE = f"""
     CASE WHEN {HAS_STOPPED} THEN 'stopped'
          WHEN died_at > seen_at OR replica_id IN (
@@ -235,8 +245,9 @@ _REPLICA_STATE = f"""
                    AND locked_until <= now() AND locked_until > holder.seen_at
                    AND locked_until < (SELECT max(seen_at) FROM replicas))
              THEN 'died'
-         WHEN stopped_at IS NOT NULL AND NOT heard
-              AND (SELECT pg_catalog.bool_or(heard) FROM replicas)
+         WHEN stopped_at IS NOT NULL
+              AND seen_at + {SILENT_AFTER}::float8 * interval '1 second'
+                  < (SELECT max(seen_at) FROM replicas)
               AND NOT EXISTS (
                   SELECT FROM {{table}} AS lock
                   WHERE {{is_task}} AND locked_by = replica_id AND finished_at IS NULL
@@ -536,11 +547,24 @@ class Operations:
             GROUP BY 1
         """
         none_dead = "SELECT '' AS replica_id, NULL::timestamptz AS died_at WHERE false"
-        # One task tells that there are some that are asked for. A namespace is left out if no task
-        # that is asked for is in it.
+        # One task tells that there are some that are asked for. It is the one that is in most lists
+        # of live replicas, so that replicas of one application tell the same one, also if some have
+        # new tasks. Equal lists are looked at once, because all replicas of a deployment have the
+        # same. A namespace is left out if no task that is asked for is in it.
+        common = f"""
+            SELECT list, (pg_catalog.array_agg(task_name ORDER BY number DESC, task_name))[1:1]
+                       AS tasks
+            FROM (SELECT list, lock.task_name, count(*) FILTER (WHERE is_live)
+                             OVER (PARTITION BY lock.task_name) AS number
+                  FROM (SELECT tasks AS list, pg_catalog.bool_or(heard) AS is_live
+                        FROM replicas GROUP BY tasks) AS lists,
+                       LATERAL pg_catalog.unnest(list) AS lock (task_name)
+                  WHERE {matching}) AS each_task
+            GROUP BY list"""
         of_fleet = (
-            f"""ARRAY(SELECT lock.task_name FROM pg_catalog.unnest(tasks)
-                      AS lock (task_name) WHERE {matching} LIMIT 1)""",
+            f", common AS MATERIALIZED ({common})",
+            """COALESCE((SELECT common.tasks FROM common
+                         WHERE list OPERATOR(pg_catalog.=) replicas.tasks), '{}')""",
             f"""CASE WHEN leader_namespace IN (
                 SELECT namespace
                 FROM (SELECT DISTINCT leader_namespace AS namespace FROM replicas
@@ -555,7 +579,7 @@ class Operations:
                 Statement(_list_replicas(name, replicas, found_dead, *columns)),
                 Statement(_list_replicas(name, replicas, none_dead, *columns)),
             )
-            for columns in (("tasks", "leader_namespace"), of_fleet)
+            for columns in (("", "tasks", "leader_namespace"), of_fleet)
         )
         # A namespace is told by what a replica registered of its tasks, as a text of JSON. Equal
         # lists of tasks are looked at once, because all replicas of a deployment have the same.
@@ -607,12 +631,13 @@ class Operations:
         self._list_running = Statement(f"""
             WITH replicas AS ({replicas}), lost AS ({_LOST})
             SELECT lock.task_name AS task, lock.token, replica_id AS replica,
-                   lock.started_at AS since, lock.locked_until <= now() AS lost
+                   lock.started_at AS since,
+                   lock.locked_until <= now() AND overran AND heard AS lost,
+                   locked_until > now() OR (overran AND heard) AS goes_on
             FROM {name} AS lock JOIN replicas ON locked_by = replica_id
             WHERE {IS_TASK} AND finished_at IS NULL AND NOT handed_over
-                  AND (locked_until > now() OR (overran AND heard))
             UNION ALL
-            SELECT task, lost.token, replica_id, since, true
+            SELECT task, lost.token, replica_id, since, true, true
             FROM lost LEFT JOIN {name} AS lock ON lock.task_name = lost.task
             WHERE lock.task_name IS NULL OR lost.token < lock.token
                   OR lock.last_outcome IN ('died', 'overran', 'freed')
@@ -744,7 +769,7 @@ class Operations:
             stuck.tokens AS stuck_tokens, stuck.replica_ids AS stuck_on,
             stuck.since AS stuck_since,
             lock.succeeded_at, lock.failed_at, {_cut("lock.error_type")} AS error_type,
-            {_FAILURES} AS failures,
+            {_FAILURES} AS failures, {_FAILURE} AS failure,
             lock.attempt,
             CASE WHEN {IS_RETRY_PENDING} THEN lock.retry_at END AS retry_at,
             in_pause.now AS paused,
@@ -1308,7 +1333,7 @@ class Operations:
         # The runs are read only if a replica stops, because only then a finding tells of them.
         if any(row["stopping_since"] for row in rows):
             return self._with_running(cursor, rows)
-        return [_replica_status(row, ()) for row in rows]
+        return [_replica_status(row) for row in rows]
 
     def _replica_rows(
         self, cursor: Any, statements: tuple[Statement, Statement], **wanted: object
@@ -1362,11 +1387,21 @@ class Operations:
 
     def _with_running(self, cursor: Any, rows: Sequence[dict[str, Any]]) -> list[ReplicaStatus]:
         running: dict[str, dict[tuple[str, int], RunningRun]] = {}
+        unfinished: dict[str, list[RunningRun]] = {}
         for found in self._all(cursor, self._list_running):
+            goes_on = found.pop("goes_on")
             run = RunningRun(**found)
-            running.setdefault(run.replica, {}).setdefault((run.task, run.token), run)
+            if goes_on:
+                running.setdefault(run.replica, {}).setdefault((run.task, run.token), run)
+            else:
+                unfinished.setdefault(run.replica, []).append(run)
         return [
-            _replica_status(row, tuple(running.get(row["replica_id"], {}).values())) for row in rows
+            _replica_status(
+                row,
+                tuple(running.get(row["replica_id"], {}).values()),
+                tuple(unfinished.get(row["replica_id"], ())),
+            )
+            for row in rows
         ]
 
     def check_writes(self, cursor: Any) -> None:
@@ -1863,16 +1898,19 @@ class Operations:
         return cursor.execute(statement.query, statement.arguments(wanted))
 
 
-def _list_replicas(name: str, replicas: str, dead: str, tasks: str, namespace: str) -> str:
+def _list_replicas(
+    name: str, replicas: str, dead: str, more: str, tasks: str, namespace: str
+) -> str:
     """Return the query of the replicas.
 
     :param replicas: the query of their rows
     :param dead: the query of those of which the history knows that a run died
+    :param more: more parts of the WITH clause
     :param tasks: the tasks that are returned
     :param namespace: the namespace in which a replica leads or follows
     """
     return f"""
-        WITH replicas AS ({replicas}), dead AS ({dead}), leaders AS ({_leaders(name)})
+        WITH replicas AS ({replicas}), dead AS ({dead}), leaders AS ({_leaders(name)}){more}
         SELECT replica_id, host, version, release, started_at, seen_at, {tasks} AS tasks, rejected,
                jsonb_typeof(running) = 'array' AND NOT EXISTS (
                    SELECT FROM {REPORTED_RUNS} AS run WHERE NOT {IS_RUN}) AS tells_runs,
@@ -2238,6 +2276,8 @@ def _request_run(name: str, history: History | None = None, *, replicas: str) ->
 def _free(name: str, history: History | None = None, *, jobs: str | None = None) -> str:
     """Return the statement that finishes a run in place of its holder.
 
+    The run counts as a failure, because nobody knows that it ended well.
+
     :param jobs: the quoted name of the jobs' table, for a template, if the run's stored job becomes
         due again at the same run time
     """
@@ -2260,6 +2300,8 @@ def _free(name: str, history: History | None = None, *, jobs: str | None = None)
             UPDATE {name} AS lock SET
                 finished_at = now(), claim_id = gen_random_uuid(), handed_over = false,
                 last_outcome = 'freed', locked_until = now(),
+                failures = failures + CASE WHEN {IS_FIRST_FAILURE} THEN 1 ELSE 0 END,
+                failed_at = LEAST(lock.locked_until, now()), error_type = NULL,
                 recorded_failures = recorded_failures + {entries},
                 recorded_actions = recorded_actions + {entries},
                 deaths = 0, handovers = 0,
@@ -2629,13 +2671,18 @@ def _details(details: Any) -> tuple[dict[str, OptionSource], str | None]:
     return options, zone if isinstance(zone, str) else None
 
 
-def _replica_status(row: dict[str, Any], running: tuple[RunningRun, ...]) -> ReplicaStatus:
+def _replica_status(
+    row: dict[str, Any],
+    running: tuple[RunningRun, ...] = (),
+    unfinished: tuple[RunningRun, ...] = (),
+) -> ReplicaStatus:
     lists = {name: texts(row[name]) for name in ("tasks", "rejected")}
     bad = [name for name, found in lists.items() if len(found) < len(row[name])]
     if not row.pop("tells_runs"):
         bad.append("running")
     state = ReplicaState.UNREADABLE if bad else ReplicaState(row["state"])
     more = {"state": state, "running": running, "unreadable": tuple(bad)}
+    more["unfinished"] = unfinished
     return ReplicaStatus(**{**row, **lists, **more})
 
 

@@ -17,7 +17,7 @@ from urllib.parse import urlencode
 from apscheduler_tasklock._database.rejections import CLAIMS, JOB_STORE, LIST_OF_JOBS, LOOKS
 from apscheduler_tasklock._lock.words import rfc3339, seconds_in_words
 from apscheduler_tasklock._values import cut
-from apscheduler_tasklock._words.replicas import begins_runs
+from apscheduler_tasklock._words.replicas import begins_runs, of_each_application
 from apscheduler_tasklock._words.tasks import last_failure_in_words, pause_in_words
 from apscheduler_tasklock.status import (
     Finding,
@@ -41,7 +41,7 @@ NOTE, WARNING, CRITICAL, UNKNOWN = SEVERITIES
 
 # What findings are about besides the states of tasks.
 PAUSED, PAUSED_LONG, NO_LEADER = "paused", "paused for long", "no leader"
-NO_MATCH, UNREAD, NOT_LISTED, SILENT = "no match", "not read", "not listed", "silent"
+NO_MATCH, UNREAD, NOT_LISTED = "no match", "not read", "not listed"
 HEALING, STOPPING, VERSIONS, RELEASES = "healing", "stopping", "versions", "releases"
 EMPTY, NO_REPLICA, FEW_REPLICAS = "empty", "no replica", "few replicas"
 
@@ -77,13 +77,15 @@ MISSED_OF_TEN = 5
 # Limits the characters of a finding's words.
 _LONGEST = 300
 
+# Why no replica claims any stored job, if there is none.
+_NONE_ALIVE = "none is alive"
 # The rejected work without which a replica claims no stored job.
 _KEEP_FROM_CLAIMING = (CLAIMS, LOOKS, JOB_STORE, LIST_OF_JOBS)
 # Limits the replicas that are named as having a task.
 _MOST_HAVING = 3
 
 # The states of replicas that have stopped without a word.
-_GONE_SILENT = (ReplicaState.SILENT, ReplicaState.DIED)
+GONE_SILENT = (ReplicaState.DIED.value, ReplicaState.SILENT.value)
 
 # What to do, by what a finding is about.
 _REMEDIES = {
@@ -95,6 +97,12 @@ _REMEDIES = {
     TaskState.MISSED: "`why` tells the reason; add the job again, or acknowledge it",
     TaskState.CUT: "if it cannot wait for its next run time: run it now",
     TaskState.FAILING: "see its error; acknowledge the failure if it can wait",
+}
+# What to do about a failure that has no error.
+_REMEDIES_OF_FAILURES = {
+    "died": "see why its replica died; acknowledge the death if it can wait",
+    "overran": "see why it took so long; acknowledge that if it can wait",
+    "freed": "if it cannot wait for its next run time: run it now; else acknowledge it",
 }
 
 
@@ -195,13 +203,19 @@ def _each_once(findings: Iterable[Finding]) -> list[Finding]:
 def with_findings(overview: Overview, rows: WatchedRows) -> Overview:
     """Return an overview with its findings and the numbers of its replicas."""
     findings = tuple(findings_of(rows))
+    # Of a stored job that lacks a task, too.
+    late = [
+        (rows.now - each.since).total_seconds()
+        for each in findings
+        if each.what == TaskState.OVERDUE.value and each.since is not None
+    ]
+    overview = replace(overview, findings=findings, late_by=max(overview.late_by, *late, 0.0))
     if rows.replicas is None:
-        return replace(overview, findings=findings, alive=None, silent=None)
+        return replace(overview, alive=None, silent=None)
     return replace(
         overview,
-        findings=findings,
         alive=sum(replica.alive for replica in rows.replicas),
-        silent=sum(finding.what == SILENT for finding in findings),
+        silent=sum(finding.what in GONE_SILENT for finding in findings),
     )
 
 
@@ -332,7 +346,9 @@ def _of_failure(task: TaskStatus, now: datetime) -> Finding | None:
         if now < heals_until:
             return _of_healing(task, f"{says}, and {task.holder} runs it again")
     says = f"{task.failures} times, {says}" if task.failures > 1 else says.removeprefix("the last ")
-    return _of_task(task, TaskState.FAILING, WARNING, says, task.failed_at)
+    found = _of_task(task, TaskState.FAILING, WARNING, says, task.failed_at)
+    how = task.outcome if task.failure is None else task.failure
+    return replace(found, remedy=_REMEDIES_OF_FAILURES.get(how or "", found.remedy))
 
 
 def _of_task(
@@ -354,12 +370,15 @@ def _of_job(name: str, job: JobStatus, rows: WatchedRows) -> Finding:
     having = None if rows.having is None else rows.having.get(job.task or "", ())
     why = _why_unclaimed(job, rows.replicas, having)
     which = "a stored job" if name.endswith(job.id) else f"the stored job {job.id!r}"
+    remedy = (
+        f"see whether a live replica has its executor {cut(job.executor, 50)!r} and its function; "
+        "the replicas' logs say why they do not run it"
+    )
     return Finding(
         JobState.OVERDUE.value,
         CRITICAL,
         cut(f"by {_lasting(late_by)}, {which} that no replica claims{why and ': '}{why}", _LONGEST),
-        f"see whether a live replica has its executor {cut(job.executor, 50)!r} and its function; "
-        "the replicas' logs say why they do not run it",
+        "start a replica" if why == _NONE_ALIVE else remedy,
         task=name,
         since=job.next_run_time,
         link=f"job?{urlencode({'id': job.id})}",
@@ -408,7 +427,7 @@ def _why_none_claims(replicas: Sequence[ReplicaStatus]) -> str:
     """Return why no replica claims any stored job; ``""`` if rows do not tell."""
     alive = [replica for replica in replicas if replica.alive]
     if not alive:
-        return "none is alive"
+        return _NONE_ALIVE
     if all(replica.stopping_since is not None for replica in alive):
         return "each live one stops"
     for replica in alive:
@@ -479,7 +498,7 @@ def _without_replica(rows: WatchedRows) -> Iterator[Finding]:
         seconds = (rows.now - since).total_seconds()
         critical_after = inf if rows.no_replica_after is None else rows.no_replica_after
         level, last = WARNING, silence.replica
-        says = f"no replica{of} is alive for {_lasting(seconds)}, the last seen was {last}"
+        says = f"no replica{of} is alive for {_lasting(seconds)}; last seen: {last}"
         if silence.is_stopped:
             level, says = NOTE, f"all replicas{of} have stopped in good order, last {last}"
         elif seconds < LONGEST_SILENCE:
@@ -505,10 +524,10 @@ def _of_replicas(rows: WatchedRows) -> Iterator[Finding]:
         yield Finding(UNREAD, NOTE, says, "`doctor` names the missing right", link="replicas")
     for replica in rows.replicas or ():
         unseen = rows.now - replica.seen_at
-        if replica.state in _GONE_SILENT and unseen < _A_DAY:
+        if replica.state.value in GONE_SILENT and unseen < _A_DAY:
             ago = seconds_in_words(unseen.total_seconds())
             yield Finding(
-                SILENT,
+                replica.state.value,
                 NOTE,
                 f"{replica.state_in_words}, seen last {ago} ago",
                 replica=replica.replica_id,
@@ -520,8 +539,8 @@ def _of_replicas(rows: WatchedRows) -> Iterator[Finding]:
 def _of_deployments(rows: WatchedRows) -> Iterator[Finding]:
     """Yield a note of each replica that stops, and one if live replicas differ.
 
-    They may differ in the version of this library, and in the release of the application. Replicas
-    whose release is not known do not count.
+    Replicas of one application may differ in the version of this library, and in the release of the
+    application. Replicas whose release is not known do not count.
     """
     alive = [replica for replica in rows.replicas or () if replica.alive]
     for replica in alive:
@@ -537,8 +556,10 @@ def _of_deployments(rows: WatchedRows) -> Iterator[Finding]:
                 since=replica.stopping_since,
                 link="replicas",
             )
-    yield from _differing(VERSIONS, [replica.version for replica in alive])
-    yield from _differing(RELEASES, [each.release for each in alive if each.release is not None])
+    for fleet in of_each_application(alive):
+        yield from _differing(VERSIONS, [each.version for each in fleet])
+        releases = (each.release for each in fleet)
+        yield from _differing(RELEASES, [each for each in releases if each is not None])
 
 
 def _differing(what: str, values: Iterable[str]) -> Iterator[Finding]:
@@ -547,7 +568,7 @@ def _differing(what: str, values: Iterable[str]) -> Iterator[Finding]:
         told = ", ".join(
             f"{number} with {cut(value, 50)}" for value, number in sorted(numbers.items())
         )
-        says = f"live replicas have several {what}: {told}"
+        says = f"live replicas with common tasks have several {what}: {told}"
         yield Finding(what, NOTE, cut(says, _LONGEST), "finish the deployment", link="replicas")
 
 
@@ -586,7 +607,7 @@ KINDS = (
     STOPPING,
     VERSIONS,
     RELEASES,
-    SILENT,
+    *GONE_SILENT,
     PAUSED,
 )
 # The levels in the order in which they are told.

@@ -22,6 +22,8 @@ from apscheduler_tasklock.status import (
     TaskStatus,
 )
 
+# The outcomes of runs that have failed.
+_BAD_ENDS = ("error", "died", "overran", "freed")
 # Limits the characters of an error in a headline, and the replicas that it names.
 _LONGEST_ERROR, _MOST_REPLICAS = 200, 3
 
@@ -193,7 +195,7 @@ def _retrying(task: TaskStatus, known: _Known) -> str:
 def _failing(task: TaskStatus, known: _Known) -> str:
     runs = [each for each in known.entries if each.kind != "operator" and each.outcome != "missed"]
     words = f"failed at {known.formats.moment(task.failed_at)}"
-    failed = next((each for each in runs if each.outcome in ("error", "died", "overran")), None)
+    failed = next((each for each in runs if each.outcome in _BAD_ENDS), None)
     words += f" on {failed.replica}" if failed is not None else ""
     words += f", {task.failures} times in a row" if task.failures > 1 else ""
     error = "" if failed is None else cut(error_in_words(failed), _LONGEST_ERROR)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from apscheduler_tasklock._words.formats import Formats
 from apscheduler_tasklock.status import ReplicaState, ReplicaStatus, RunningRun, TaskStatus
@@ -59,25 +59,54 @@ def replica_headline(replica: ReplicaStatus, formats: Formats) -> str:
     return f"{words[:1].upper()}{words[1:]}."
 
 
+def runs_nothing_in_words(replica: ReplicaStatus) -> str:
+    """Return what is known of a replica of which no row tells a run that is not over."""
+    if "running" in replica.unreadable:
+        return "What it runs cannot be read."
+    if replica.alive or replica.state is ReplicaState.STOPPED:
+        return "It runs nothing."
+    return "No row tells of a run of it that is not over."
+
+
 def fate_of(
     run: RunningRun,
     task: TaskStatus | None,
     replicas: Sequence[ReplicaStatus] | None,
     formats: Formats,
+    *,
+    has_ended: bool = False,
 ) -> str:
-    """Return what becomes of a run if its replica is killed now, as far as rows tell.
+    """Return what becomes of a run if its replica is killed now, or is dead, as far as rows tell.
 
     :param task: the run's task; ``None``: not known
     :param replicas: all replicas; ``None``: not known
+    :param has_ended: whether the run's lease has ended
     """
     if run.lost:
         return "nothing changes for others: its lock is lost, so they may run the task already"
     is_other = task is not None and (task.token != run.token or task.finished_at is not None)
     if task is None or task.unreadable or is_other or replicas is None:
         return "not known"
-    until = formats.moment(task.locked_until)
+    if not has_ended:
+        return _what_follows(run, task, replicas, formats, formats.moment(task.locked_until))
+    # After an outage it may go on: its replica could not renew the lease.
+    ended = f"its lease ended at {formats.moment(task.locked_until)}, and its end is not reported"
+    return f"{ended}; {_what_follows(run, task, replicas, formats, '')}"
+
+
+def _what_follows(
+    run: RunningRun,
+    task: TaskStatus,
+    replicas: Sequence[ReplicaStatus],
+    formats: Formats,
+    until: str,
+) -> str:
+    """Return what follows the death of a run.
+
+    :param until: when the run's lease ends; ``""``: it has ended
+    """
     if task.kind == "hold":
-        return f"nobody runs it again; its name is free from {until} on"
+        return f"nobody runs it again; its name is free{f' from {until} on' if until else ''}"
     others = [
         each.replica_id
         for each in replicas
@@ -87,16 +116,32 @@ def fate_of(
     names = ", ".join(others[:_MOST_REPLICAS]) + (f" and {more} more" if more > 0 else "")
     if not task.failover:
         due = f", due at {formats.moment(task.due_at)}" if task.due_at else ""
-        goes_on = f"{names} can run its next run time{due}, when the lease has ended at {until}"
+        goes_on = f"{names} can run its next run time{due}"
+        goes_on += f", when the lease has ended at {until}" if until else ""
         if not others:
             goes_on = "no other live replica has the task for its next run time"
         return f"it is not run again, because it has no failover; {goes_on}"
     if not others:
         return "nobody runs it again, because no other live replica has the task"
-    after = f"soon after {until}, when its lease ends"
+    after = f"soon after {until}, when its lease ends" if until else "soon"
     if task.paused:
         after = "when the task is no longer paused"
     return f"it is run again {after}, by {names}"
+
+
+def of_each_application(replicas: Iterable[ReplicaStatus]) -> list[list[ReplicaStatus]]:
+    """Return replicas by their applications. Replicas with a common task are of one application."""
+    applications: list[tuple[set[str], list[ReplicaStatus]]] = []
+    for each in replicas:
+        tasks, of_one = set(each.tasks), [each]
+        others = []
+        for known in applications:
+            if tasks.isdisjoint(known[0]):
+                others.append(known)
+            else:
+                tasks, of_one = tasks | known[0], [*known[1], *of_one]
+        applications = [*others, (tasks, of_one)]
+    return [of_one for _, of_one in applications]
 
 
 def tasks_of_one(replica: ReplicaStatus, replicas: Sequence[ReplicaStatus]) -> list[str]:

@@ -30,6 +30,13 @@ _LONG_DELAY = 1.0
 # Limits the replicas that are named, because a fleet may have hundreds.
 _MOST_REPLICAS = 5
 
+# How a run failed that has not raised.
+_FAILED = {
+    "died": "the last died with its holder",
+    "overran": "the last has overrun its maximum lock",
+    "freed": "the last was freed",
+}
+
 # The places where options are set, in words.
 _PLACES = {
     "job": "in the job",
@@ -283,14 +290,14 @@ def _failures_in_words(task: TaskStatus, runs: Sequence[Run]) -> str:
 
 
 def last_failure_in_words(task: TaskStatus, runs: Sequence[Run]) -> str:
-    """Return how the last run failed. A run that died or overran has no exception."""
+    """Return how the last run failed. One that has not raised has no exception."""
     if task.error_type:
         return f"the last with {task.error_type}"
-    outcomes = [task.outcome, *(run.outcome for run in runs)]
-    last = next((outcome for outcome in outcomes if outcome in ("died", "overran")), None)
-    if last == "overran":
-        return "the last has overrun its maximum lock"
-    return "the last died with its holder" if last else "the last died or overran its maximum lock"
+    outcomes = [task.failure, task.outcome, *(run.outcome for run in runs)]
+    return next(
+        (_FAILED[outcome] for outcome in outcomes if outcome in _FAILED),
+        "the last died, overran its maximum lock or was freed",
+    )
 
 
 def _lock_times_in_words(task: TaskStatus, formats: Formats) -> str:

@@ -23,7 +23,8 @@ def dashboard(options: argparse.Namespace) -> int:
         from apscheduler_tasklock.dashboard.server import Login, is_loopback, serve
     except ImportError as error:
         raise TaskLockOptionError(
-            f"the dashboard needs {error.name}: pip install a2wsgi jinja2 starlette uvicorn"
+            f"the dashboard needs {error.name}, which the extra apscheduler-tasklock[dashboard] "
+            "installs: pip install a2wsgi jinja2 starlette uvicorn"
         ) from error
     password = os.environ.get(PASSWORD_VARIABLE) or None
     if password is None and not is_loopback(options.host):

@@ -82,7 +82,10 @@ def _row(replica: ReplicaStatus, now: datetime, shown: Output) -> list[Cell | st
         shown.cell(replica.seen_at),
         Cell(replica.state_in_words, _STYLES[replica.state]),
         str(len(replica.tasks)),
-        ", ".join(_run(run, now, shown) for run in replica.running),
+        ", ".join(
+            [_run(run, now, shown) for run in replica.running]
+            + [f"{_run(run, now, shown)} (lease ended)" for run in replica.unfinished]
+        ),
     ]
 
 

@@ -202,9 +202,8 @@ def _print_history(history: History, shown: Output) -> None:
     if runs:
         shown.print_bars(runs[::-1])
         longest = shown.seconds(max(run.took for run in runs))
-        shown.print(
-            f"the last {len(runs)} runs, the newest at the right; the highest took {longest}"
-        )
+        told = f"the last {len(runs)} runs, the newest at the right; the highest took {longest}"
+        shown.print(told if len(runs) > 1 else f"the only run in the history, which took {longest}")
         shown.print()
         shown.print_table(run_rows(runs, shown))
     elif history.is_read:

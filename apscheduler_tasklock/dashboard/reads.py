@@ -90,7 +90,12 @@ class Reads:
         self._kept: OrderedDict[Hashable, _Kept] = OrderedDict()
 
     def read(
-        self, key: Hashable, read: Callable[[TaskLocks], Value], *, from_before: bool = False
+        self,
+        key: Hashable,
+        read: Callable[[TaskLocks], Value],
+        *,
+        from_before: bool = False,
+        not_before: float = float("-inf"),
     ) -> Reading[Value]:
         """Return a value, which is read again if the last read is too old.
 
@@ -101,6 +106,8 @@ class Reads:
         :param read: reads the value
         :param from_before: whether the last value is returned at once, although it is old or there
             is none
+        :param not_before: by the clock, the time from which on the value has to be read, unless its
+            read takes long
         :raises TaskLockError: the database rejects the read, for example because a right is missing
         """
         kept = self._slot(key)
@@ -113,7 +120,10 @@ class Reads:
             now = self.clock()
             lasts = max(self._shared_for, min(kept.took / _SHARE, _LONGEST_SHARED))
             error = None
-            if not kept.is_current or kept.read_at is None or now - kept.read_at >= lasts:
+            is_old = kept.read_at is None or now - kept.read_at >= lasts
+            if kept.read_at is not None and lasts <= self._shared_for:
+                is_old |= kept.read_at < not_before
+            if not kept.is_current or is_old:
                 if now - kept.failed_at < self._shared_for:
                     error = kept.failure
                 elif not from_before:

@@ -22,7 +22,12 @@ from apscheduler_tasklock._words.lanes import (
     left_out_in_words,
     not_kept_in_words,
 )
-from apscheduler_tasklock._words.replicas import fate_of, replica_headline, tasks_of_one
+from apscheduler_tasklock._words.replicas import (
+    fate_of,
+    replica_headline,
+    runs_nothing_in_words,
+    tasks_of_one,
+)
 from apscheduler_tasklock._words.runs import durations_in_words
 from apscheduler_tasklock._words.stories import story_lines
 from apscheduler_tasklock._words.tasks import (
@@ -128,10 +133,8 @@ _SAID = {
     "late": ("task is late", "tasks are late"),
     "healing": ("failure is being healed", "failures are being healed"),
     "stopping": ("replica stops", "replicas stop"),
-    "silent": (
-        "replica has died or fallen silent",
-        "replicas have died or fallen silent",
-    ),
+    "died": ("replica has died", "replicas have died"),
+    "silent": ("replica is silent", "replicas are silent"),
 }
 
 _RUNNING = (TaskState.RUNNING, TaskState.TOO_LONG)
@@ -225,7 +228,7 @@ class Collector:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._state = ReadState(context.now)
-        self._overview_age = 0.0
+        self._not_before = float("-inf")
         self._has_overview = False
         self._began = context.reads.clock()
 
@@ -240,7 +243,9 @@ class Collector:
             lambda locks: locks.overview(*patterns, namespace=self._context.namespace),
         )
         state = self._state
-        self._overview_age, self._has_overview = state.age, True
+        # A page tells one moment: what it lists is not older than what it sums up.
+        self._not_before = self._context.reads.clock() - state.age
+        self._has_overview = True
         state.outage = state.gap
         state.gap = None
         return found
@@ -253,7 +258,12 @@ class Collector:
         state, reads = self._state, self._context.reads
         is_late = reads.clock() - self._began > reads.page_limit
         try:
-            reading = reads.read(key, read, from_before=is_late or state.outage is not None)
+            reading = reads.read(
+                key,
+                read,
+                from_before=is_late or state.outage is not None,
+                not_before=self._not_before,
+            )
         except TaskLockError as error:
             # A part that is too slow leaves a gap. Without the overview there is no page.
             if not self._has_overview or type(error) is not TaskLockError:
@@ -268,10 +278,11 @@ class Collector:
         return reading.value
 
     def screen(self, template: str, title: str, overview: Overview | None) -> Screen:
-        """Return the screen, without its data."""
-        now = self._context.now
-        if overview is not None:
-            now = overview.now + timedelta(seconds=self._overview_age)
+        """Return the screen, without its data.
+
+        Its present is the time of the read, because what is due later than that may have run since.
+        """
+        now = self._context.now if overview is None else overview.now
         return Screen(template, title, Formats(self._context.zone, now), self._state)
 
 
@@ -305,6 +316,7 @@ def overview(context: Context) -> Screen:
         "last_of_each": _last_of_each(bad),
         "day_ago": screen.formats.field(day_ago),
         "lines": state_lines(found, screen.formats),
+        "said": _SAID.keys() & {each.what for each in (found.findings if found else ())},
         "is_well": found is not None and not severity and found.alive is not None,
         "severity": severity,
         "listed": MOST_LISTED,
@@ -320,10 +332,12 @@ def _lane_for_each(context: Context) -> str:
 
 
 def _unlisted(found: Overview | None) -> dict[str, int]:
-    """Return how many more tasks run, and findings there are, than the overview lists."""
+    """Return how many more tasks run or are paused, and findings there are, than it lists."""
     if found is None:
-        return {"running": 0, "findings": 0}
+        return {"running": 0, "findings": 0, "paused": 0}
+    paused = [each for each in found.paused if each.state is TaskState.PAUSED]
     return {
+        "paused": found.counts[TaskState.PAUSED] - len(paused),
         "running": sum(found.counts[state] for state in _RUNNING) - len(found.running),
         "findings": len(found.findings) - MOST_LISTED,
     }
@@ -705,15 +719,21 @@ def replica(context: Context) -> Screen:
     found = collector.overview()
     fleet = collector.read("replicas", lambda locks: locks.replicas())
     status = next((each for each in fleet or () if each.replica_id == replica_id), None)
-    running = () if status is None else status.running
+    running = () if status is None else (*status.running, *status.unfinished)
     names = tuple(dict.fromkeys(run.task for run in running))[:_MOST_RUNNING]
     tasks = collector.read(("tasks of", names), lambda locks: _exact(locks, names)) or {}
     screen = collector.screen("replica.html", replica_id, found)
     formats = screen.formats
+    unfinished = () if status is None else status.unfinished
     screen.data = {
         "replica": status,
         "runs": [
-            {"run": run, "if_killed": fate_of(run, tasks.get(run.task), fleet, formats)}
+            {
+                "run": run,
+                "if_killed": fate_of(
+                    run, tasks.get(run.task), fleet, formats, has_ended=run in unfinished
+                ),
+            }
             for run in running
         ],
         "only_here": [] if status is None else tasks_of_one(status, fleet or ()),
@@ -721,6 +741,7 @@ def replica(context: Context) -> Screen:
     screen.drawn = {
         "id": replica_id,
         "headline": "" if status is None else replica_headline(status, formats),
+        "runs_nothing": "" if status is None else runs_nothing_in_words(status),
         "listed": _MOST_REPLICAS,
     }
     return screen

@@ -590,12 +590,12 @@ class ReplicaAdmin(StatusAdmin):
 
     @admin.display(description="running")
     def running(self, replica: Any) -> str:
-        """Return what runs on the replica, and since when."""
-        runs = replica.status.running if replica.status else ()
-        return ", ".join(
-            f"{run.task} since {_time(run.since)}{' (lock lost)' if run.lost else ''}"
-            for run in runs
-        )
+        """Return what runs on the replica, and since when, as far as rows tell."""
+        if not replica.status:
+            return ""
+        told = [(run, " (lock lost)" if run.lost else "") for run in replica.status.running]
+        told += [(run, " (lease ended)") for run in replica.status.unfinished]
+        return ", ".join(f"{run.task} since {_time(run.since)}{how}" for run, how in told)
 
 
 class JobAdmin(SteeredAdmin):

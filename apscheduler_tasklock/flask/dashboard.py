@@ -122,7 +122,8 @@ def _check_installed() -> None:
         import apscheduler_tasklock.dashboard  # noqa: F401  # only whether what it needs is there
     except ImportError as error:
         raise TaskLockOptionError(
-            f"the dashboard needs {error.name}: pip install a2wsgi jinja2 starlette uvicorn"
+            f"the dashboard needs {error.name}, which the extra apscheduler-tasklock[dashboard] "
+            "installs: pip install a2wsgi jinja2 starlette uvicorn"
         ) from error
 
 

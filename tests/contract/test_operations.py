@@ -130,6 +130,7 @@ class TestStates:
         assert (operator.state(), operator.task().late_by) == (TaskState.LATE, 5.0)
         travel(16)
         assert (operator.state(), operator.task().late_by) == (TaskState.OVERDUE, 21.0)
+        travel(20)
         run(one)
         assert (operator.state(), operator.task().late_by) == (TaskState.OK, None)
 
@@ -578,6 +579,21 @@ class TestFreeing:
         [entry] = operator.runs("task", kind="schedule")
         assert (entry.outcome, entry.ended_at) == ("ok", ended_at)
 
+    @pytest.mark.parametrize("lease", [30, 90], ids=["dead", "may be alive"])
+    def test_a_freed_run_is_a_failure_until_a_run_ends_well(
+        self, one: Replica, operator: Operator, travel: Travel, lease: float
+    ) -> None:
+        answer = one.claim(**{**JOB, "lease": lease})[1]
+        travel(31)
+        failed_at = min(operator.task().locked_until, database_now(operator.connection))
+        operator.freed(answer.token, force=True)
+        task = operator.task()
+        assert (task.state, task.failures, task.failure) == (TaskState.FAILING, 1, "freed")
+        assert task.failed_at == failed_at
+        travel(20)
+        run(one)
+        assert (operator.state(), operator.task().failures) == (TaskState.OK, 0)
+
     def test_its_window_can_be_opened(
         self, one: Replica, operator: Operator, travel: Travel
     ) -> None:
@@ -960,6 +976,38 @@ class TestReplicas:
         assert operator.replicas()[0].state is ReplicaState.SILENT
         operator.freed(granted.token, force=True)
         assert operator.replicas()[0].state_in_words == "died while it was stopping"
+        travel(100)  # all others fall silent, too, which is no sign of life of this one
+        assert operator.replicas()[0].state_in_words == "died while it was stopping"
+
+    def test_a_run_whose_lease_has_ended_is_told_as_unfinished(
+        self, one: Replica, operator: Operator, travel: Travel
+    ) -> None:
+        report(one, "task")
+        _, granted = one.claim(**{**JOB, "lease": 30})
+        travel(31)
+        [found] = operator.replicas()
+        assert (found.alive, found.running) == (True, ())
+        [run] = found.unfinished
+        assert (run.task, run.token, run.lost) == ("task", granted.token, False)
+        travel(31)
+        [found] = operator.replicas()
+        assert (found.state, found.unfinished) == (ReplicaState.SILENT, (run,))
+        operator.freed(granted.token)
+        assert operator.replicas()[0].unfinished == ()
+
+    @pytest.mark.parametrize(
+        ("like", "tells"),
+        [(None, ["all", "all", "other/a", "a-old"]), (["other/%"], ["", "", "other/a", ""])],
+    )
+    def test_each_of_a_fleet_tells_the_task_that_is_most_common(
+        self, operator: Operator, like: list[str] | None, tells: list[str]
+    ) -> None:
+        operator.has_replica("a-old", "all", replica="1")
+        operator.has_replica("a-new", "all", replica="2")
+        operator.has_replica("other/b", "other/a", replica="3")
+        operator.has_replica("old", "a-old", replica="4", seen=100)
+        found = sorted(operator.fleet(like), key=lambda each: each.replica_id)
+        assert ["".join(each.tasks) for each in found] == tells
 
 
 @pytest.mark.parametrize(

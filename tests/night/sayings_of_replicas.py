@@ -113,6 +113,17 @@ def _(told: Told) -> bool:
     )
 
 
+@saying("fate", "its lease ended at {lease}, and its end is not reported")
+def _(told: Told) -> bool:
+    run = told.truth.runs.get((told.of, told.of_token))
+    return run is not None and told.lease < told.now + 1 and run.over > told.lease - LEASE - NOTED
+
+
+@saying("fate", "it is run again soon(?=, by)")
+def _(told: Told) -> bool:
+    return bool(BY_TASK[told.of].lock.get("failover"))
+
+
 @saying("fate", "it is run again when the task is no longer paused")
 def _(told: Told) -> bool:
     is_paused = any(pause.may_hold(told.now) for pause in told.truth.pauses_of(told.of))
@@ -129,7 +140,7 @@ def the_page_of_a_replica_is_true(said: Said, truth: Truth) -> Iterator[Finding]
             one = Told(said, truth, name, of)
             yield from untrue_in("fate", each["if_killed"], one)
         if not screen.data["runs"] and (on := _surely_runs(said, truth, name)):
-            yield f"page of {name}: It runs nothing.", true_of(on)
+            yield f"page of {name}: {screen.drawn['runs_nothing']}", true_of(on)
         tasks = said.replicas[name]["tasks"]
         for task in set(tasks) - set(screen.data["only_here"]):
             others = [each for each in truth.replicas if each != name]

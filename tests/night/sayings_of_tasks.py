@@ -290,7 +290,10 @@ def _(told: Told) -> bool:
     return is_due(told, told.last) and nobody_ran(told, told.last) and told.last < told.now
 
 
-_DIED = "died with its holder|has overrun its maximum lock|died or overran its maximum lock"
+_DIED = (
+    "died with its holder|has overrun its maximum lock|was freed|"
+    "died, overran its maximum lock or was freed"
+)
 _LAST = f"(?:the last )?(?:{_DIED})"
 
 
@@ -334,6 +337,8 @@ def _failed(told: Told, count: int) -> bool:
     if told.error:
         return any(run.how == "error" for run in failed)
     has_died = "died" in told.how and any(run.hung is None and is_away(told, run) for run in failed)
+    if "was freed" in told.how and any(run.freed is not None for run in told.runs):
+        return True
     return has_died or ("overra" in told.how and any(run.cut_off for run in failed))
 
 
@@ -506,9 +511,8 @@ def _(told: Told) -> bool:
     return is_its and (told.names is None or all_may_have(told))
 
 
-@saying(
-    "silent", "^(?P<state>died|silent)(?P<stopping> while it was stopping)?, seen last {age} ago$"
-)
+@saying("died", "^(?P<state>died)(?P<stopping> while it was stopping)?, seen last {age} ago$")
+@saying("silent", "^(?P<state>silent)(?P<stopping> while it was stopping)?, seen last {age} ago$")
 def _(told: Told) -> bool:
     replica = told.truth.replicas[told.about]
     how = "has died" if told.state == "died" else "is silent"
@@ -532,12 +536,13 @@ def _(told: Told) -> bool:
     return is_since and set(named) <= begun
 
 
-@saying("releases", "^live replicas have several releases: (?P<list>.*)$")
+@saying("releases", "^live replicas with common tasks have several releases: (?P<list>.*)$")
 def _(told: Told) -> bool:
     numbers = {
         value: int(number) for number, value in re.findall(r"(\d+) with ([\d.]+)", told.list)
     }
-    everybody = told.truth.replicas.values()
+    # The other application has one release.
+    everybody = [each for name, each in told.truth.replicas.items() if not name.startswith(BATCH)]
     sure = Counter(
         each.release for each in everybody if each.lives(told.now) and each.ready < told.now - 3
     )
@@ -551,7 +556,7 @@ def _(told: Told) -> bool:
 
 @saying(
     "no replica",
-    "^no replica(?: of '(?P<space>[^']*)')? is alive for {age}, the last seen was {replica}$",
+    "^no replica(?: of '(?P<space>[^']*)')? is alive for {age}; last seen: {replica}$",
 )
 @saying(
     "no replica",

@@ -89,7 +89,8 @@ _FIRST_LINE = {
     "failing": r"tasks? (?:is|are) failing",
     "healing": r"failures? (?:is|are) being healed",
     "stopping": r"replicas? stops?\b",
-    "silent": r"replicas? (?:has|have) died or fallen silent",
+    "died": r"replicas? (?:has|have) died",
+    "silent": r"replicas? (?:is|are) silent",
 }
 
 

@@ -471,9 +471,14 @@ _IS_OVERDUE: dict[str, Any] = {
     "late_by": 95.0,
 }
 _WAS_OVERDUE: dict[str, Any] = {**_IS_OVERDUE, "late_by": None}
-_HAS_FAILED: dict[str, Any] = {"failures": 3, "error_type": "ValueError", "failed_at": seconds(0)}
+_HAS_FAILED: dict[str, Any] = {
+    "failures": 3,
+    "failure": "error",
+    "error_type": "ValueError",
+    "failed_at": seconds(0),
+}
 _IS_FAILING: dict[str, Any] = {"state": TaskState.FAILING, **_HAS_FAILED}
-_HAS_DIED: dict[str, Any] = {"failures": 2, "failed_at": seconds(0)}
+_HAS_DIED: dict[str, Any] = {"failures": 2, "failure": "died", "failed_at": seconds(0)}
 _IS_CUT: dict[str, Any] = {
     "state": TaskState.CUT,
     "outcome": "cut",
@@ -532,6 +537,7 @@ READ: dict[str, dict[str, Any]] = {
         **_HAS_FAILED,
         "state": TaskState.RETRYING,
         "failures": 0,
+        "failure": None,
         "outcome": "error",
         "attempt": 2,
         "retry_at": seconds(120),
@@ -551,10 +557,22 @@ READ: dict[str, dict[str, Any]] = {
     "too long": _RUNS_TOO_LONG,
     "too long, paused": {**_RUNS_TOO_LONG, **_HAS_PAUSE, **_HAS_NO_NEXT},
     "overruns": _OVERRUNS,
-    "overran": {**_HAS_DIED, "state": TaskState.FAILING, "failures": 1, "outcome": "overran"},
+    "overran": {
+        **_HAS_DIED,
+        "state": TaskState.FAILING,
+        "failures": 1,
+        "failure": "overran",
+        "outcome": "overran",
+    },
     "died": {**_HAS_DIED, "state": TaskState.FAILING, "outcome": "died"},
     "died, running": {**_HAS_DIED, **_RUNS},
-    "died, cut": {**_HAS_DIED, "state": TaskState.CUT, "outcome": "cut", "cut_for": 58.0},
+    "died, cut": {
+        **_HAS_DIED,
+        "state": TaskState.CUT,
+        "failure": None,
+        "outcome": "cut",
+        "cut_for": 58.0,
+    },
     "given up": {"run_until": seconds(-58), "outcome": "overran"},
     "freed": {"outcome": "freed"},
     "cancelled": {"outcome": "cancelled"},

@@ -80,7 +80,13 @@ from apscheduler_tasklock._words.findings import (
 from apscheduler_tasklock._words.gauges import rows_of, text_of
 from apscheduler_tasklock._words.headlines import headline_of, open_runs
 from apscheduler_tasklock._words.lanes import entries_in_words, lane_in_words
-from apscheduler_tasklock._words.replicas import fate_of, replica_headline, tasks_of_one
+from apscheduler_tasklock._words.replicas import (
+    fate_of,
+    of_each_application,
+    replica_headline,
+    runs_nothing_in_words,
+    tasks_of_one,
+)
 from apscheduler_tasklock.schema.table import DEFAULT_TABLE, task_lock_table
 from apscheduler_tasklock.status import Pause, RunningRun
 from apscheduler_tasklock.testing import rule
@@ -146,12 +152,14 @@ __all__ = [
     "is_takeover",
     "lane_in_words",
     "method_of",
+    "of_each_application",
     "open_runs",
     "printable",
     "protocol_of",
     "replica_headline",
     "reset_of",
     "rows_of",
+    "runs_nothing_in_words",
     "send_together",
     "set_by",
     "severity_of",

@@ -78,6 +78,17 @@ def test_one_slow_read_hides_an_outage_for_half_a_minute_at_most(
     assert reads.read("a", source.read).error is not None
 
 
+@pytest.mark.parametrize(("takes", "value"), [(0.0, 2), (0.5, 1)])
+def test_a_value_that_is_older_than_the_page_is_read_anew_unless_that_takes_long(
+    reads: Reads, source: Source, takes: float, value: int
+) -> None:
+    source.takes = takes
+    reads.read("a", source.read)
+    source.now += 1
+    assert reads.read("a", source.read, not_before=source.now).value == value
+    assert reads.read("a", source.read, not_before=source.now).value == value
+
+
 def test_viewers_at_the_same_time_wait_for_one_read(reads: Reads, source: Source) -> None:
     begun, answered = threading.Event(), threading.Event()
 

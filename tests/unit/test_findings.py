@@ -150,16 +150,21 @@ def test_a_run_whose_lease_has_ended_may_have_ended_or_go_on() -> None:
 
 
 def test_replicas_that_stop_and_several_versions_are_notes() -> None:
-    stops = replica_status("web-1", stopping_since=seconds(-5), version="1.1")
-    stopped = replica_status("web-0", state=ReplicaState.STOPPED, version="0.9")
-    findings = found(replicas=[stops, replica_status("web-2"), stopped])
+    has = {"tasks": ("sync",)}
+    stops = replica_status("web-1", stopping_since=seconds(-5), version="1.1", **has)
+    stopped = replica_status("web-0", state=ReplicaState.STOPPED, version="0.9", **has)
+    findings = found(replicas=[stops, replica_status("web-2", **has), stopped])
     assert told(findings) == [
         (
             "stopping",
             "note",
             "it has been stopping since 2026-01-31T11:59:55Z, and waits for its runs",
         ),
-        ("versions", "note", "live replicas have several versions: 1 with 1.0, 1 with 1.1"),
+        (
+            "versions",
+            "note",
+            "live replicas with common tasks have several versions: 1 with 1.0, 1 with 1.1",
+        ),
     ]
 
 
@@ -223,18 +228,21 @@ def test_without_a_right_on_the_history_it_is_said_that_misses_are_not_known() -
 
 def test_two_releases_of_live_replicas_are_a_note() -> None:
     replicas = [
-        replica_status("web-1", release="2.0"),
-        replica_status("web-2", release="1.9"),
-        replica_status("web-3", release="2.0"),
-        replica_status("web-4"),  # nobody knows its release
-        replica_status("web-0", release="1.8", state=ReplicaState.STOPPED),
+        replica_status("web-1", release="2.0", tasks=("sync",)),
+        replica_status("web-2", release="1.9", tasks=("sync", "old")),
+        replica_status("web-3", release="2.0", tasks=("new", "sync")),
+        replica_status("web-4", tasks=("sync",)),  # nobody knows its release
+        replica_status("web-0", release="1.8", tasks=("sync",), state=ReplicaState.STOPPED),
+        replica_status("batch-1", release="7", tasks=("batch/sum",)),  # of another application
+        replica_status("none", release="8"),  # has none of the tasks that were asked for
     ]
-    says = "live replicas have several releases: 1 with 1.9, 2 with 2.0"
+    says = "live replicas with common tasks have several releases: 1 with 1.9, 2 with 2.0"
     assert told(found(replicas=replicas)) == [("releases", "note", says)]
     assert found(replicas=[replicas[0], *replicas[2:]]) == []
-    long = [replica_status(name, release="a" * 50 + name) for name in "xy"]
+    long = [replica_status(name, release="a" * 50 + name, tasks=("sync",)) for name in "xy"]
     cut_there = "a" * 50 + "... (51 characters)"
-    says = f"live replicas have several releases: 1 with {cut_there}, 1 with {cut_there}"
+    says = "live replicas with common tasks have several releases: "
+    says += f"1 with {cut_there}, 1 with {cut_there}"
     assert told(found(replicas=long)) == [("releases", "note", says)]
 
 
@@ -461,9 +469,7 @@ def test_a_namespace_without_a_live_replica(
         last = seen if sign is None else sign
         assert finding.since == NOW + seconds(last)
         lasting = "2 h 46 min" if last < -3600 else f"{-last} s"
-        # A sign of life may be that of another replica than the one that was seen last.
-        words = f"no replica of 'shop:' is alive for {lasting}, the last seen was web-1"
-        assert finding.says == words
+        assert finding.says == f"no replica of 'shop:' is alive for {lasting}; last seen: web-1"
 
 
 @pytest.mark.parametrize(("expected", "level"), [(0, None), (2, None), (3, "warning")])
@@ -486,7 +492,7 @@ def test_replicas_that_died_or_fell_silent_in_the_last_day_are_notes() -> None:
     ]
     findings = found(replicas=replicas)
     assert [(each.replica, each.what, each.level) for each in findings] == [
-        ("died", "silent", "note"),
+        ("died", "died", "note"),
         ("silent", "silent", "note"),
     ]
     assert findings[0].says == "died, seen last 1 min ago"

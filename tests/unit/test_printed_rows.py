@@ -393,7 +393,7 @@ class TestShow:
             ("failing", "3 in a row, the last with ValueError"),
             ("died", "2 in a row, the last died with its holder"),
             ("overran", "1 in a row, the last has overrun its maximum lock"),
-            ("died, running", "2 in a row, the last has overrun its maximum lock"),
+            ("died, running", "2 in a row, the last died with its holder"),
             ("died, cut", "2 in a row, the last has overrun its maximum lock"),
         ],
     )

@@ -10,7 +10,13 @@ import pytest
 from apscheduler_tasklock.dashboard.formats import Formats
 from apscheduler_tasklock.status import ReplicaState, RunningRun
 from tests.support.rows import NOW, READ, replica_status, seconds, task_status
-from tests.support.waist import fate_of, replica_headline, tasks_of_one
+from tests.support.waist import (
+    fate_of,
+    of_each_application,
+    replica_headline,
+    runs_nothing_in_words,
+    tasks_of_one,
+)
 
 FORMATS = Formats(timezone.utc, NOW)
 RUN = RunningRun("sync", 7, "one", NOW - seconds(60))
@@ -89,6 +95,21 @@ FATES: dict[str, tuple[dict[str, Any], str]] = {
         {"task": {**RUNS, "kind": "hold"}},
         "nobody runs it again; its name is free from 12:01:00 on",
     ),
+    "with failover, dead": (
+        {"task": FAILOVER, "has_ended": True},
+        "its lease ended at 12:01:00, and its end is not reported; it is run again soon, by two, "
+        "three",
+    ),
+    "without failover, dead": (
+        {"task": RUNS, "has_ended": True, "replicas": OTHERS[:1]},
+        "its lease ended at 12:01:00, and its end is not reported; it is not run again, because it "
+        "has no failover; no other live replica has the task for its next run time",
+    ),
+    "a hold, dead": (
+        {"task": {**RUNS, "kind": "hold"}, "has_ended": True},
+        "its lease ended at 12:01:00, and its end is not reported; nobody runs it again; its name "
+        "is free",
+    ),
     "its lock is lost": (
         {"task": RUNS, "run": RunningRun("sync", 7, "one", NOW, lost=True)},
         "nothing changes for others: its lock is lost, so they may run the task already",
@@ -106,7 +127,46 @@ def test_what_becomes_of_a_run_if_its_replica_is_killed(case: str) -> None:
     given, fate = FATES[case]
     task = None if given["task"] is None else task_status(**given["task"])
     run, replicas = given.get("run", RUN), given.get("replicas", OTHERS)
-    assert fate_of(run, task, replicas, FORMATS) == fate
+    has_ended = given.get("has_ended", False)
+    assert fate_of(run, task, replicas, FORMATS, has_ended=has_ended) == fate
+
+
+@pytest.mark.parametrize(
+    ("columns", "says"),
+    [
+        ({}, "It runs nothing."),
+        ({"state": ReplicaState.STOPPED}, "It runs nothing."),
+        ({"state": ReplicaState.SILENT}, "No row tells of a run of it that is not over."),
+        ({"state": ReplicaState.DIED}, "No row tells of a run of it that is not over."),
+        (
+            {"state": ReplicaState.UNREADABLE, "unreadable": ("running",)},
+            "What it runs cannot be read.",
+        ),
+    ],
+)
+def test_only_of_a_replica_that_tells_its_runs_it_is_said_that_it_runs_nothing(
+    columns: dict[str, Any], says: str
+) -> None:
+    assert runs_nothing_in_words(replica_status(**columns)) == says
+
+
+@pytest.mark.parametrize(
+    ("tasks", "applications"),
+    [
+        ({"a": ("x",), "b": ("x", "y"), "c": ("z",)}, ["ab", "c"]),
+        ({"a": ("x",), "b": ("z",), "c": ("x", "y"), "d": ("y", "z")}, ["abcd"]),
+        ({"a": (), "b": ()}, ["a", "b"]),
+    ],
+)
+def test_replicas_with_a_common_task_are_of_one_application(
+    tasks: dict[str, tuple[str, ...]], applications: list[str]
+) -> None:
+    replicas = [replica_status(name, tasks=has) for name, has in tasks.items()]
+    found = [
+        "".join(sorted(each.replica_id for each in of_one))
+        for of_one in of_each_application(replicas)
+    ]
+    assert sorted(found) == applications
 
 
 def test_tasks_that_only_one_replica_has() -> None:

@@ -567,15 +567,18 @@ def while_it_waits(connection: Connection, statement: str) -> None:
 
 def test_replicas_of_different_versions(command: Command, connection: Connection) -> None:
     assert finding(command("doctor", "--json"), "replicas")["level"] == "note"
-    add_replica(connection, "one")
-    add_replica(connection, "dead", version="'0.1'", seen_at="now() - interval '2 min'")
+    add_replica(connection, "one", ["sync"])
+    add_replica(connection, "dead", ["sync"], version="'0.1'", seen_at="now() - interval '2 min'")
     assert wrong(command("doctor", "--json")) == []
-    add_replica(connection, "silent", version="'0.2'", seen_at="now() - interval '50 s'")
+    add_replica(connection, "silent", ["sync"], version="'0.2'", seen_at="now() - interval '50 s'")
     connection.execute("UPDATE task_lock_replica SET rejected = '{x: y}' WHERE version = '0.2'")
     assert wrong(command("doctor", "--json")) == []
-    add_replica(connection, "two", version="'1.1'")
+    add_replica(connection, "batch", ["batch/sum"], version="'1.2'")  # of another application
     found = finding(command("doctor", "--json"), "replicas")
-    says = "live replicas have several versions: 1 with 1.0, 1 with 1.1"
+    assert (found["level"], found["says"]) == ("ok", "1 with version 1.0, 1 with version 1.2")
+    add_replica(connection, "two", ["new", "sync"], version="'1.1'")
+    found = finding(command("doctor", "--json"), "replicas")
+    says = "live replicas with common tasks have several versions: 1 with 1.0, 1 with 1.1"
     assert (found["level"], found["says"]) == ("note", says)
 
 
