@@ -16,7 +16,6 @@ import pytest
 from apscheduler.events import EVENT_JOB_EXECUTED
 
 from apscheduler_tasklock import TaskLockError, TaskLocks, locks
-from apscheduler_tasklock._lock.operations import Operations
 from apscheduler_tasklock.events import EVENT_TASK_LOCK_REFUSED
 from tests.support.commands import Command
 from tests.support.polling import eventually
@@ -146,14 +145,15 @@ class TestCalls:
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         """The client is slower here than the limit of its wait for the table."""
-        run = Operations._run
+        execute = psycopg.Cursor.execute
 
-        def run_late(cursor: Any, *given: Any, **wanted: Any) -> Any:
-            if cursor.connection.pgconn.pipeline_status:
+        def execute_late(cursor: Any, query: Any, *given: Any, **wanted: Any) -> Any:
+            is_begun = not str(query).startswith(("BEGIN", "SET", "LOCK"))
+            if cursor.connection.pgconn.pipeline_status and is_begun:
                 assert select.select([cursor.connection], [], [], 60)[0]
-            return run(cursor, *given, **wanted)
+            return execute(cursor, query, *given, **wanted)
 
-        monkeypatch.setattr(Operations, "_run", staticmethod(run_late))
+        monkeypatch.setattr(psycopg.Cursor, "execute", execute_late)
         with psycopg.connect(direct_url) as other:
             other.execute("LOCK TABLE task_lock IN ROW EXCLUSIVE MODE")
             with pytest.raises(TaskLockError, match="doctor` names them"):
