@@ -786,7 +786,7 @@ class DueTimes:
     :ivar is_due: whether the task's row says that it is due. If not, only its schedule says so: the
         job may have been moved, or was not there.
     :ivar cause: why, as far as it is known by now: ``"paused"``, ``"running"``, or ``"unasked"`` if
-        no replica with the task was alive; ``None``: it is not known
+        no replica with the task was alive, or each one was stopping; ``None``: it is not known
     :ivar reason: the cause in words
     :ivar noted_from: from when on a replica that lived at the first one notes the reason; ``None``:
         it is not known, or there is no such replica

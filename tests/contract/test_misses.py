@@ -10,7 +10,6 @@ from uuid import UUID
 import psycopg
 import pytest
 
-from apscheduler_tasklock._database.connection import raw_cursor
 from apscheduler_tasklock._lock.operations import Operations
 from apscheduler_tasklock.options import KEEP_ONE_OFFS
 from apscheduler_tasklock.schema.table import LONGEST_TEXT, task_lock_table
@@ -379,7 +378,7 @@ def test_a_pause_of_all_tasks_explains_its_run_times_too_also_in_an_outage(
     one: Replica, connection: Connection, started: datetime
 ) -> None:
     operations = Operations(task_lock_table())
-    operations.pause_all(raw_cursor(connection), "", None, "ann", "deploy", UUID(int=1), 1.0)
+    operations.pause_all(one.cursor, "", None, "ann", "deploy", UUID(int=1), 1.0)
     later = database_now(connection) + timedelta(seconds=1)
     tell(one, later, cause="database", reason="no answer")
     [(_, _, _, cause, reason, _)] = told(connection)
