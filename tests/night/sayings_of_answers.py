@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from math import inf
 from statistics import median
 
-from apscheduler_tasklock._words.actions import UNNOTED
 from apscheduler_tasklock.demo.history import Event
 from tests.night.checks import CLOSE, Finding, check
 from tests.night.plan import BY_TASK, GRACE, STORE
@@ -23,6 +22,7 @@ from tests.night.sayings import (
     untrue_in,
 )
 from tests.night.truth import TruePause, Truth
+from tests.support.waist import UNNOTED
 
 
 def _before(told: Told, *kinds: str) -> list[Event]:

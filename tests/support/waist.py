@@ -68,6 +68,7 @@ from apscheduler_tasklock._lock.replica import LockSettings
 from apscheduler_tasklock._lock.statements.history import ACTIONS as ACTION_SLOTS
 from apscheduler_tasklock._lock.test_doubles import LockProtocol, standing_in
 from apscheduler_tasklock._lock.words import printable
+from apscheduler_tasklock._words.actions import UNNOTED
 from apscheduler_tasklock._words.findings import (
     KINDS,
     NO_REPLICA_AFTER,
@@ -101,6 +102,7 @@ __all__ = [
     "NOT_BEGUN",
     "NO_REPLICA_AFTER",
     "SEVERITIES",
+    "UNNOTED",
     "AnyAttempt",
     "Ask",
     "BeyondLimitError",

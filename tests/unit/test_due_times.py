@@ -278,7 +278,7 @@ IS_RUNNING = "its run of 2026-01-31 00:20:00 UTC on one (token 7) is in the way"
             "01:25",
             {**RUNS_ON, "state": TaskState.TOO_LONG, "locked_until": at("00:50")},
             [
-                f"due 00:40:00, begun by nobody: {IS_RUNNING}; {NONE}",
+                f"due 00:40:00, begun by nobody: {IS_RUNNING}",
                 f"due 2 run times from 01:00:00 to 01:20:00, begun by nobody; {NONE}",
             ],
         ),
