@@ -547,24 +547,13 @@ class Operations:
             GROUP BY 1
         """
         none_dead = "SELECT '' AS replica_id, NULL::timestamptz AS died_at WHERE false"
-        # One task tells that there are some that are asked for. It is the one that is in most lists
-        # of live replicas, so that replicas of one application tell the same one, also if some have
-        # new tasks. Equal lists are looked at once, because all replicas of a deployment have the
-        # same. A namespace is left out if no task that is asked for is in it.
-        common = f"""
-            SELECT list, (pg_catalog.array_agg(task_name ORDER BY number DESC, task_name))[1:1]
-                       AS tasks
-            FROM (SELECT list, lock.task_name, count(*) FILTER (WHERE is_live)
-                             OVER (PARTITION BY lock.task_name) AS number
-                  FROM (SELECT tasks AS list, pg_catalog.bool_or(heard) AS is_live
-                        FROM replicas GROUP BY tasks) AS lists,
-                       LATERAL pg_catalog.unnest(list) AS lock (task_name)
-                  WHERE {matching}) AS each_task
-            GROUP BY list"""
+        # One task tells that there are some that are asked for. It is the first of a list that is
+        # sorted, so that replicas of one application tell the same one, unless its first task is
+        # new. The task that most lists have would take minutes of many long lists. A namespace is
+        # left out if no task that is asked for is in it.
         of_fleet = (
-            f", common AS MATERIALIZED ({common})",
-            """COALESCE((SELECT common.tasks FROM common
-                         WHERE list OPERATOR(pg_catalog.=) replicas.tasks), '{}')""",
+            f"""ARRAY(SELECT lock.task_name FROM pg_catalog.unnest(tasks)
+                      AS lock (task_name) WHERE {matching} LIMIT 1)""",
             f"""CASE WHEN leader_namespace IN (
                 SELECT namespace
                 FROM (SELECT DISTINCT leader_namespace AS namespace FROM replicas
@@ -579,7 +568,7 @@ class Operations:
                 Statement(_list_replicas(name, replicas, found_dead, *columns)),
                 Statement(_list_replicas(name, replicas, none_dead, *columns)),
             )
-            for columns in (("", "tasks", "leader_namespace"), of_fleet)
+            for columns in (("tasks", "leader_namespace"), of_fleet)
         )
         # A namespace is told by what a replica registered of its tasks, as a text of JSON. Equal
         # lists of tasks are looked at once, because all replicas of a deployment have the same.
@@ -1898,19 +1887,16 @@ class Operations:
         return cursor.execute(statement.query, statement.arguments(wanted))
 
 
-def _list_replicas(
-    name: str, replicas: str, dead: str, more: str, tasks: str, namespace: str
-) -> str:
+def _list_replicas(name: str, replicas: str, dead: str, tasks: str, namespace: str) -> str:
     """Return the query of the replicas.
 
     :param replicas: the query of their rows
     :param dead: the query of those of which the history knows that a run died
-    :param more: more parts of the WITH clause
     :param tasks: the tasks that are returned
     :param namespace: the namespace in which a replica leads or follows
     """
     return f"""
-        WITH replicas AS ({replicas}), dead AS ({dead}), leaders AS ({_leaders(name)}){more}
+        WITH replicas AS ({replicas}), dead AS ({dead}), leaders AS ({_leaders(name)})
         SELECT replica_id, host, version, release, started_at, seen_at, {tasks} AS tasks, rejected,
                jsonb_typeof(running) = 'array' AND NOT EXISTS (
                    SELECT FROM {REPORTED_RUNS} AS run WHERE NOT {IS_RUN}) AS tells_runs,

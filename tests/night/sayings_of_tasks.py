@@ -219,6 +219,15 @@ def _(told: Told) -> bool:
     )
 
 
+@saying("headline", "failed at {at} on {replica}: the last (?P<how>died with its holder|was freed)")
+def _(told: Told) -> bool:
+    run = told.run
+    if run is None or run.died is None or run.replica != told.replica:
+        return False
+    ended = run.freed if told.how == "was freed" else run.died
+    return ended is not None and is_within(told.at, run.died - NOTED, told.now)
+
+
 @saying("headline", "new: it has never run", "; it has never run")
 @saying("why", "it has never run")
 @saying("state", "^new: a replica has the task, and the task has never run$")

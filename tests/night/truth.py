@@ -261,7 +261,7 @@ class Truth:
         for run in self.known_until(task, token):
             if run.how == "ok" and run.released is not None:
                 count, failed = 0, set()
-            elif run.how == "error" or (run.died is not None and not run.how and not run.freed):
+            elif run.how == "error" or (run.died is not None and not run.how):
                 count += run.due not in failed
                 failed.add(run.due)
         return count
