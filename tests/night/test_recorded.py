@@ -16,6 +16,7 @@ from tests.night.said import Said
 from tests.night.sayings import MOMENT, REPLICA, Told, untrue_in
 from tests.night.sentences import kinds, table
 from tests.night.truth import Truth
+from tests.support.waist import UNNOTED
 
 Shown = Callable[[Moment], Said]
 
@@ -274,7 +275,7 @@ def _sentences(said: Said, truth: Truth) -> Iterator[tuple[str, str, Told]]:
     for event in truth.events:
         if event.kind == "answered" and event.at < said.at and event.task != "*":
             [words, *_] = event.detail.splitlines()
-            words = words.removeprefix(f"{event.task}: ")
+            words = words.removeprefix(f"{event.task}: ").removesuffix(f" ({UNNOTED})")
             yield "answer", words, Told(said, truth, event.task, {"then": event.at})
 
 
