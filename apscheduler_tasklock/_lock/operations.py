@@ -1581,9 +1581,9 @@ class Operations:
         other = raw_cursor(connection)
         # Before version 14, libpq sends each statement by itself.
         pipeline = connection.pipeline() if psycopg.Pipeline.is_supported() else nullcontext()
-        refused: psycopg.Error | None = None
+        refused: BaseException | None = None
         try:
-            with suppress(PipelineAborted), pipeline:
+            with pipeline:
                 try:
                     other.execute("BEGIN")
                     other.execute(f"SET LOCAL lock_timeout = {max(1, round(1000 * lock_timeout))}")
@@ -1595,11 +1595,15 @@ class Operations:
                 except psycopg.Error as error:
                     # The answer came before all was sent. psycopg would warn of it in its own log.
                     refused = error
-            if refused is not None:
-                raise refused
+        except PipelineAborted as error:
+            # What follows from the refusal. psycopg raises it in its place if the answer comes in
+            # pieces.
+            refused = refused or error.__context__ or error
         finally:
             if connection.info.transaction_status in _IN_TRANSACTION:
                 connection.rollback()
+        if refused is not None:
+            raise refused
 
     def resume_all(
         self,

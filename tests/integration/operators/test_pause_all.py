@@ -160,6 +160,24 @@ class TestCalls:
                 operator.pause_all(duration=None)
         assert [record.name for record in caplog.records] == ["apscheduler_tasklock.locks"]
 
+    def test_a_refusal_whose_answer_comes_in_pieces_is_a_refusal(
+        self, operator: TaskLocks, direct_url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The pieces are a mock, because no proxy can tell where a client's read ends."""
+        leave = psycopg.Pipeline.__exit__
+
+        def leave_in_pieces(pipeline: Any, *given: Any) -> None:
+            try:
+                leave(pipeline, *given)
+            except psycopg.errors.LockNotAvailable:
+                raise psycopg.errors.PipelineAborted  # noqa: B904  # as psycopg does
+
+        monkeypatch.setattr(psycopg.Pipeline, "__exit__", leave_in_pieces)
+        with psycopg.connect(direct_url) as other:
+            other.execute("LOCK TABLE task_lock IN ROW EXCLUSIVE MODE")
+            with pytest.raises(TaskLockError, match="doctor` names them"):
+                operator.pause_all(duration=None)
+
     def test_the_table_is_never_locked_while_its_session_waits_for_the_client(
         self, proxy: Proxy
     ) -> None:
