@@ -63,7 +63,6 @@ from apscheduler_tasklock._lock.statements import (
     NEVER,
     ROW_COLUMNS,
     SHORTEST_WAIT,
-    SILENT_AFTER,
     History,
     RecordingStatement,
     Statement,
@@ -229,30 +228,12 @@ _STATE = f"""
          WHEN lock.started_at = {NEVER} THEN 'new'
          ELSE 'ok' END
 """
-# A replica has died if one of its runs was found dead, in the task's row or in the history, and the
-# replica has given no sign of life since the run's end. The row tells of a death only if some
-# replica was heard since the end of the lease: in an outage, no replica can renew one. A replica of
-# which only a worker process has died gives a sign of life at once, so it does not count as dead. A
-# replica that was killed while its shutdown waited for a run has died, too: also if an operator has
-# freed that run, so that no row tells of its death. It is silent until none of its leases stands,
-# and until another replica was heard when this one was silent. That stays true if all fall silent.
+# A replica has died if the history has the death of one of its runs, and the replica has given no
+# sign of life since the run's end. A lease that has ended tells of no death: in an outage, no
+# replica can renew one. A replica of which only a worker process has died gives a sign of life at
+# once.
 _REPLICA_STATE = f"""
-    CASE WHEN {HAS_STOPPED} THEN 'stopped'
-         WHEN died_at > seen_at OR replica_id IN (
-             SELECT holder.replica_id
-             FROM {{table}} AS lock JOIN replicas AS holder ON holder.replica_id = locked_by
-             WHERE {{is_task}} AND finished_at IS NULL AND NOT handed_over AND NOT overran
-                   AND locked_until <= now() AND locked_until > holder.seen_at
-                   AND locked_until < (SELECT max(seen_at) FROM replicas))
-             THEN 'died'
-         WHEN stopped_at IS NOT NULL
-              AND seen_at + {SILENT_AFTER}::float8 * interval '1 second'
-                  < (SELECT max(seen_at) FROM replicas)
-              AND NOT EXISTS (
-                  SELECT FROM {{table}} AS lock
-                  WHERE {{is_task}} AND locked_by = replica_id AND finished_at IS NULL
-                        AND locked_until > now())
-             THEN 'died'
+    CASE WHEN {HAS_STOPPED} THEN 'stopped' WHEN died_at > seen_at THEN 'died'
          WHEN heard THEN 'alive' ELSE 'silent' END
 """
 # A task's lease: by its registered options, or else the longest that it has by default. It is null
@@ -1904,7 +1885,7 @@ def _list_replicas(name: str, replicas: str, dead: str, tasks: str, namespace: s
         SELECT replica_id, host, version, release, started_at, seen_at, {tasks} AS tasks, rejected,
                jsonb_typeof(running) = 'array' AND NOT EXISTS (
                    SELECT FROM {REPORTED_RUNS} AS run WHERE NOT {IS_RUN}) AS tells_runs,
-               {_REPLICA_STATE.format(table=name, is_task=IS_TASK)} AS state,
+               {_REPLICA_STATE} AS state,
                {namespace} AS leader_namespace,
                CASE WHEN NOT {HAS_STOPPED} THEN stopped_at END AS stopping_since,
                COALESCE(is_led AND locked_by = replica_id, false) AS leads,

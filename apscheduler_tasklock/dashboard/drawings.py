@@ -16,7 +16,11 @@ from apscheduler_tasklock.status import Lane, LaneEntry, Run
 # The classes of shapes, by which the style sheet draws them, each with a form of its own. The worse
 # one is drawn over the other, and names shapes that are drawn as one.
 SEVERITY = ("ok", "again", "other", "missed", "bad", "running", "stuck")
-_CLASSES = {"ok": "ok", "error": "bad", "died": "bad", "overran": "bad", "missed": "missed"}
+_CLASSES = {
+    "ok": "ok",
+    **dict.fromkeys(("error", "died", "overran", "freed"), "bad"),
+    "missed": "missed",
+}
 
 # A strip's bars: their width, their distance, and the height of the highest.
 BAR, STEP, STRIP_HEIGHT = 2, 3, 20
@@ -54,7 +58,7 @@ LEGEND = [
     for name, words in (
         ("ok", "ended well"),
         ("again", "takeover or retry"),
-        ("bad", "failed or died"),
+        ("bad", "failed, died or freed"),
         ("other", "otherwise ended, or end not known"),
         ("missed", "nobody ran it"),
         ("running", "goes on"),

@@ -101,7 +101,7 @@ _MOST_RUNNING = 100
 _MOST_TROUBLES = 300
 
 # The outcomes of runs that did not end well, and of run times that no replica has run.
-BAD_OUTCOMES = ("error", "died", "overran", "missed")
+BAD_OUTCOMES = ("error", "died", "overran", "freed", "missed")
 
 _DAY = timedelta(days=1)
 # Limits the time between two run times that were missed in the same outage.

@@ -139,6 +139,8 @@ def each_wide_run_is_drawn_as_wide_as_it_was(said: Said, truth: Truth) -> Iterat
     for by, span in _spans(said, truth):
         for entry in said.entries:
             left, right = span.of(entry)
+            if _goes_on(entry, truth, said.at):
+                right = 100.0
             if right - left < 4 * NARROW or left <= 0:
                 continue
             lane = span.lanes.get(entry[by], _NO_LANE)
@@ -151,6 +153,12 @@ def each_wide_run_is_drawn_as_wide_as_it_was(said: Said, truth: Truth) -> Iterat
                     f"lane of {entry[by]}: no shape from {left:.2f} to {right:.2f} %",
                     f"{entry['task']} token {entry['token']} {entry['outcome']}",
                 )
+
+
+def _goes_on(entry: dict[str, Any], truth: Truth, at: float) -> bool:
+    """Return whether a run goes on whose lock is lost, so that it has an entry already."""
+    runs = truth.of_task(entry["task"])
+    return any(run.token == entry["token"] and run.goes_on(at) for run in runs)
 
 
 @check

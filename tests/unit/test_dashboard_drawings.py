@@ -73,7 +73,7 @@ def places(lane: DrawnLane) -> list[tuple[str, float, float, int]]:
         ("overran", "schedule", "bad"),
         ("missed", "schedule", "missed"),
         ("cancelled", "schedule", "other"),
-        ("freed", "schedule", "other"),
+        ("freed", "schedule", "bad"),
     ],
 )
 def test_the_class_of_a_shape(outcome: str, kind: str, name: str) -> None:

@@ -26,7 +26,7 @@ _IS_SHORT = f"(LEAST(ended, {_UNTIL}) - GREATEST(began, {_SINCE}) < {_PART})"
 
 _IS_RUN = "run.ring IN ('runs', 'failures')"
 _IS_IN_SPAN = f"(run.ended_at >= {_SINCE} AND run.started_at < {_UNTIL})"
-_HAS_FAILED = "outcome IN ('error', 'died', 'overran')"
+_HAS_FAILED = "outcome IN ('error', 'died', 'overran', 'freed')"
 
 
 def _matches(name: str) -> str:
@@ -99,10 +99,13 @@ def lanes(table: str, runs: str, by: str, *, queries: str, overruns: str, is_las
     # With a lane for each task, only the entries of the chosen lanes are read closely.
     those = "run.task_name IN (SELECT lane FROM chosen) AND" if is_by_task else ""
     those_misses = "WHERE task_name IN (SELECT lane FROM chosen)" if is_by_task else ""
+    # A run that goes on without its lock is in the history already, but it is not over.
     # As one query of runs and misses, because PostgreSQL would sort the runs alone to group them.
     entries = f"""(
         SELECT {run_columns} FROM {runs} AS run
         WHERE {those} {_IS_RUN} AND {_IS_IN_SPAN} AND {_matches("run.task_name")}
+              AND NOT EXISTS (SELECT FROM running WHERE running.task_name = run.task_name
+                                                        AND running.token = run.token)
         UNION ALL
         SELECT {miss_columns} FROM misses {those_misses}) AS entry"""
     spanned = f"""
@@ -190,7 +193,7 @@ def lanes(table: str, runs: str, by: str, *, queries: str, overruns: str, is_las
                                        AND later.ring IN ('runs', 'failures')
                                        AND later.scheduled_at = run.scheduled_at)))
         ), running AS MATERIALIZED (
-            SELECT lock.task_name, lock.locked_by AS replica,
+            SELECT lock.task_name, lock.token, lock.locked_by AS replica,
                    COALESCE(lock.kind, 'schedule') AS kind,
                    CASE WHEN NOT {goes_on} THEN CASE WHEN lock.overran THEN 'overran'
                                                      ELSE 'died' END
@@ -203,7 +206,7 @@ def lanes(table: str, runs: str, by: str, *, queries: str, overruns: str, is_las
                   AND NOT lock.handed_over AND lock.started_at < {_UNTIL}
                   AND (lock.locked_until >= {_SINCE} OR {overruns})
             UNION ALL
-            SELECT lost.task, lost.replica_id, 'schedule', 'too long', lost.since, NULL
+            SELECT lost.task, lost.token, lost.replica_id, 'schedule', 'too long', lost.since, NULL
             FROM lost LEFT JOIN {table} AS lock ON lock.task_name = lost.task
             WHERE {_matches("lost.task")} AND lost.since < {_UNTIL}
                   AND (lock.task_name IS NULL OR lost.token < lock.token
