@@ -72,9 +72,7 @@ class Place:
 
     def pause(self, seconds: float) -> None:
         """Pause the process for so many seconds."""
-        now = self.world.now
-        self.process.paused_until = max(self.process.paused_until, now + seconds)
-        self.process.lose_touch(now, seconds)
+        self.process.pause(self.world.now, seconds)
         self.world.sleep(0.0)
 
     def kill(self) -> None:

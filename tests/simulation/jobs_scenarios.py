@@ -142,7 +142,7 @@ class JobsStory(Story):
         plain = {
             (job, round(run_time, 6)): at
             for (job, run_time), at in missed_by_plain(
-                replica.submitted, self.jobs_scenario.workers
+                replica.submitted, self.jobs_scenario.workers, replica.process.pauses
             ).items()
         }
         missed = {
@@ -320,8 +320,7 @@ def _begins_late(story: Any) -> None:
     process = story.replicas[0].process
 
     def pause() -> None:
-        process.paused_until = story.world.now + 12.0
-        process.lose_touch(story.world.now, 12.0)
+        process.pause(story.world.now, 12.0)
 
     story.world.call_at(BEGIN + 10.003, pause)
 

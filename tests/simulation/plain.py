@@ -24,12 +24,16 @@ class Submitted:
 
 
 def missed_by_plain(
-    submitted: Sequence[Submitted], workers: int | None
+    submitted: Sequence[Submitted],
+    workers: int | None,
+    pauses: Sequence[tuple[float, float]] = (),
 ) -> dict[tuple[str, float], float]:
     """Return the missed run times, each with the time at which it was found to be missed.
 
     A free worker begins the oldest submission, and goes through its run times one after the other,
     as ``run_job`` does. A run time is missed if it is later by then than the grace time allows.
+
+    :param pauses: the times in which the process is paused, so that no run is noticed to be over
     """
     free_at = [0.0] * (len(submitted) if workers is None else workers)
     missed = {}
@@ -39,6 +43,11 @@ def missed_by_plain(
             if each.grace is not None and at - run_time > each.grace:
                 missed[each.job, run_time] = at
             else:
-                at += each.takes
+                at = _noticed(at + each.takes, pauses)
         heapq.heappush(free_at, at)
     return missed
+
+
+def _noticed(at: float, pauses: Sequence[tuple[float, float]]) -> float:
+    """Return when the end of a run is noticed."""
+    return max([at, *(until for since, until in pauses if since <= at < until)])

@@ -476,9 +476,7 @@ def _lost(story: Story) -> None:
     process = story.replicas[0].process
 
     def pause() -> None:
-        now = story.world.now
-        process.paused_until = max(process.paused_until, now + 40.0)
-        process.lose_touch(now, 40.0)
+        process.pause(story.world.now, 40.0)
         story.world.note(process.name, "   is stopped for 40 s")
 
     story.world.call_at(BEGIN + 17.0, pause)

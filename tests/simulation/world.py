@@ -40,7 +40,7 @@ class Process:
     """A replica's process.
 
     :ivar skew: seconds by which its wall clock is ahead
-    :ivar paused_until: until when the process is paused
+    :ivar pauses: the times in which the process is paused, each with begin and end
     :ivar killed_at: when the process was killed
     :ivar cut_until: until when the process is cut off from the database
     :ivar out_of_touch: the times in which the process was cut off while others may have reached the
@@ -51,12 +51,22 @@ class Process:
 
     name: str
     skew: float = 0.0
-    paused_until: float = -inf
+    pauses: list[tuple[float, float]] = field(default_factory=list)
     killed_at: float | None = None
     cut_until: float = -inf
     out_of_touch: list[tuple[float, float]] = field(default_factory=list)
     silent: list[tuple[float, float]] = field(default_factory=list)
     connection: Any = None
+
+    @property
+    def paused_until(self) -> float:
+        """Until when the process is paused."""
+        return max((until for _, until in self.pauses), default=-inf)
+
+    def pause(self, since: float, seconds: float) -> None:
+        """Pause the process. It loses touch with the database, too."""
+        self.pauses.append((since, since + seconds))
+        self.lose_touch(since, seconds)
 
     def lose_touch(self, since: float, seconds: float, *, alone: bool = True) -> None:
         """Note that the process is cut off: alone, or together with all others in an outage."""
