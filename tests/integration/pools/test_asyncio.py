@@ -624,6 +624,7 @@ def test_a_coroutine_that_was_submitted_right_before_the_shutdown_is_not_begun(
     assert number_handed_over(connection) == claimed
 
 
+@pytest.mark.usefixtures("unhurried_stop")
 def test_a_shutdown_sends_pending_releases_before_the_loop_may_end(
     proxy: Proxy, connection: psycopg.Connection[Any]
 ) -> None:
