@@ -50,7 +50,6 @@ from apscheduler_tasklock._lock.command_lines import command_line
 from apscheduler_tasklock._lock.job_rows import JobRows
 from apscheduler_tasklock._lock.limited_claims import (
     Claimed,
-    LimitedAttempt,
     LimitedClaims,
     LimitedTicket,
     LoneTicket,
@@ -448,9 +447,11 @@ class LockClient:
             self.claiming.end()
 
     def begin_claims(
-        self, attempts: Sequence[LimitedAttempt], most: int | None, report: Report
+        self, attempts: Sequence[AnyAttempt], most: int | None, report: Report
     ) -> None:
-        """Begin several claims, of which a limited number is granted. Does not wait.
+        """Begin claims, of which a limited number is granted. Does not wait.
+
+        A lone claim has a cheaper statement of its own, except that of a stored job.
 
         While the database is unavailable, the claims are sent again for ``LONGEST_ASK``. Then each
         claim without a usable answer that has been wanted for longer than ``claim_timeout`` fails.
@@ -458,18 +459,19 @@ class LockClient:
         :attr:`NotNow.UNANSWERED`.
 
         :param attempts: the claims in the order in which they are to be granted, each for another
-            task, and all of one kind. An attempt whose result is a :class:`NotNow` has to be passed
-            to this method again, or to :meth:`withdraw`.
+            task, and all of one kind; takeovers, retries and manual runs alone. An attempt whose
+            result is a :class:`NotNow` has to be passed to this method again, or to
+            :meth:`withdraw`.
         :param most: limits how many claims are granted; ``None``: no limit
         :param report: called in the database's thread with the result of each claim. It has to make
             sure that granted locks are released.
         """
-        wanted_at = min(self._want(attempt) for attempt in attempts)
-        self._begin(LimitedTicket, LimitedClaims(attempts, most), wanted_at, report)
-
-    def begin_lone_claim(self, attempt: AnyAttempt, report: Report) -> None:
-        """Begin one claim of any kind. Does not wait; see :meth:`begin_claims`."""
-        self._begin(LoneTicket, attempt, self._want(attempt), report)
+        wanted_at = min(map(self._want, attempts))
+        if len(attempts) == 1 and not isinstance(attempts[0], StoredAttempt):
+            self._begin(LoneTicket, attempts[0], wanted_at, report)
+        else:
+            claims = LimitedClaims(attempts, most)  # type: ignore[arg-type]  # of one kind
+            self._begin(LimitedTicket, claims, wanted_at, report)
 
     @staticmethod
     def _want(attempt: AnyAttempt) -> float:

@@ -294,12 +294,9 @@ class ExecutorRuns:
         if self._is_to_follow(submission):
             line.post(partial(self._follow, runs[0]))
         else:
-            self._come(runs[0])
+            line.post(lambda inputs: inputs.came.append(runs[0]))
         if self._is_inline:
             self._run_inline(runs[0])
-
-    def _come(self, run: Run) -> None:
-        run.what.line.post(lambda inputs: inputs.came.append(run))
 
     def _only_locked_if_follower(self, submission: Submission) -> Submission:
         """Return a submission that is not run without a lock, unless this replica has led.
@@ -315,11 +312,10 @@ class ExecutorRuns:
         """Return whether another replica asks first for the run times of a submission."""
         leadership = self._owner.leadership
         is_scheduled = _kind_of(submission) is Kind.SCHEDULE and submission.options is not None
-        if not is_scheduled or leadership is None or not leadership.follows:
-            return False
+        follows = leadership is not None and leadership.follows
         # The scheduler has dropped the job of a last run time, so that nothing would know of this
         # run time any more if this replica stopped, or if the leader died in its run.
-        return not submission.is_last
+        return is_scheduled and follows and not submission.is_last
 
     def _run_inline(self, first: Run) -> None:
         """Wait for the decision on each run of a submission, and give granted runs in this thread.
@@ -391,11 +387,9 @@ class ExecutorRuns:
             self._answer(line, [(asked[attempt], claimed) for attempt, claimed in decided])
 
         self._answer(line, answers)
-        if asked and together:
-            locks.begin_claims(list(asked), ask.most, note)  # type: ignore[arg-type]  # of one kind
-            return
-        for attempt in asked:
-            locks.begin_lone_claim(attempt, note)
+        claims = [list(asked)] if asked and together else [[attempt] for attempt in asked]
+        for attempts in claims:
+            locks.begin_claims(attempts, ask.most, note)
 
     def _skip(self, run: Run) -> None:
         """Skip the run of a stored job, because its job store does not want it claimed any more."""
@@ -412,7 +406,8 @@ class ExecutorRuns:
                     due.rejected = claimed
                 inputs.answers.append((run, self._verdict(run, claimed)))
 
-        line.post(take_in)
+        if answers:
+            line.post(take_in)
 
     def _verdict(self, run: Run, claimed: Claimed | Exception) -> Verdict:
         """Note the outcome of a run's claim, and return the verdict for the queue."""

@@ -87,7 +87,7 @@ class Line:
         self.carrier = carrier
         self.came: list[Message] = []
         self.wakes_at = inf
-        self.has_room: Callable[[], object] = _do_nothing
+        self.has_room: Callable[[], object] = lambda: None
         self._room: float | None = None
 
     @property
@@ -238,8 +238,11 @@ class JobsThread:
                 line, message = self._inbox.get_nowait()
                 line.came.append(message)
         done: list[threading.Event] = []
+        # Without a message or a due time, all queues are stepped, because a pool may have got more
+        # workers.
+        lines = [line for line in self._lines if line.came or line.wakes_at <= time.monotonic()]
         try:
-            for line in self._lines:
+            for line in lines or self._lines:
                 try:
                     self._step_line(line)
                 except Exception:  # so that an error is logged and does not end this thread
@@ -279,7 +282,3 @@ def _carry_out(step: Step, carrier: Carrier) -> None:
         carrier.wake_look()
     if step.full is not None:
         carrier.report_full(step.full)
-
-
-def _do_nothing() -> None:
-    pass

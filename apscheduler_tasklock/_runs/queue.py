@@ -20,9 +20,10 @@ from apscheduler_tasklock._runs.misfires import is_misfire, lateness
 from apscheduler_tasklock._runs.run import JobKey, Kind, Run, State, Verdict
 from apscheduler_tasklock._runs.workers import Workers
 
-# Limit the runs that are asked for at once: `ASKED_PER_WORKER` for each free worker, but at least
-# `FEWEST_ASKED` and at most `MOST_ASKED`. More runs are asked for than workers are free, because
-# other replicas claim the same runs, so that most claims are refused.
+# Limit the runs that are asked for at once. While none is refused, as many are asked for as workers
+# are free. After a refusal, more are asked for, because other replicas claim the same runs, so that
+# most claims are refused: `ASKED_PER_WORKER` for each free worker, but at least `FEWEST_ASKED` and
+# at most `MOST_ASKED`.
 FEWEST_ASKED = 16
 ASKED_PER_WORKER = 4
 MOST_ASKED = 256
@@ -128,7 +129,9 @@ class RunQueue:
         self._reserved = 0  # workers that stay free for the runs of the current ask
         self._free_since = inf  # since when a worker is free; `inf`: none is free
         self._unbegun: set[Run] = set()
-        self._growth = 1  # multiplies the size of an ask; doubled while all runs are refused
+        # Multiplies the size of an ask. It is doubled while all runs are refused, and 0 while none
+        # is.
+        self._growth = 0
         self._not_before = -inf
         self._no_ask_before = -inf
         self._unanswered = 0  # how many asks in a row had no answer
@@ -211,15 +214,18 @@ class RunQueue:
         """
         if Verdict.UNANSWERED in verdicts:
             # These claims may be granted, and count toward the limit only of an ask that has them.
-            # So nothing else is asked for until all of them are asked for again, in an ask of the
-            # same size.
+            # So nothing else is asked for until all of them are asked for again, in an ask that is
+            # not smaller.
+            self._growth = max(1, self._growth)
             pause = LOCKED_BACKOFF[min(self._unanswered, len(LOCKED_BACKOFF) - 1)]
             self._no_ask_before = now + self._jitter(pause)
             self._unanswered += 1
         elif verdicts:
             self._unanswered = 0
-            all_refused = verdicts <= {Verdict.REFUSED, Verdict.KEPT}
-            self._growth = min(MOST_ASKED, self._growth * 2) if all_refused else 1
+            if verdicts <= {Verdict.REFUSED, Verdict.KEPT}:
+                self._growth = min(MOST_ASKED, max(1, self._growth * 2))
+            else:
+                self._growth = 0 if verdicts <= {Verdict.GRANTED, Verdict.BEYOND} else 1
 
     def _wait_again(self, run: Run, now: float, verdict: Verdict) -> None:
         """Put a run back at its place among the waiting runs."""
@@ -406,13 +412,13 @@ class _Asking:
     """Collects the runs to ask for, in one ask for each kind of run.
 
     :param free: how many workers are free for these runs
-    :param growth: multiplies the size of the asks
+    :param growth: multiplies the size of the asks; 0: only as many are asked for as are free
     """
 
     def __init__(self, free: float, growth: int) -> None:
         self._has_limit = free < inf
-        size = max(FEWEST_ASKED, ASKED_PER_WORKER * free) * growth if free >= 1 else 0
-        self._size = min(MOST_ASKED, size)
+        size = max(FEWEST_ASKED, ASKED_PER_WORKER * free) * growth if growth else free
+        self._size = min(MOST_ASKED, size if free >= 1 else 0)
         self._asks: dict[Kind, Ask] = {}
         self._tasks: set[str] = set()
 

@@ -215,12 +215,8 @@ class JobsReplica(Replica):
             self._answer([(asked[claim], claimed) for claim, claimed in decided])
 
         self._answer(answers)
-        if asked and is_together:
-            claims: Any = list(asked)
+        for claims in [list(asked)] if asked and is_together else [[claim] for claim in asked]:
             self._client.begin_claims(claims, ask.most, tell)
-            return
-        for claim in asked:
-            self._client.begin_lone_claim(claim, tell)
 
     def _check_ask(self, ask: Ask) -> None:
         """Note what is wrong with an ask, before its answer."""

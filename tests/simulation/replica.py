@@ -277,10 +277,6 @@ class SimulatedClient(LockClient):
                 self._renew_later(claimed, last_renewal(claimed))
         tell(decided)
 
-    def begin_lone_claim(self, attempt: AnyAttempt, tell: Report) -> None:
-        """Begin a claim of any kind."""
-        self.begin_claims([attempt], None, tell)
-
     def _decide_all(
         self, attempts: Sequence[AnyAttempt], most: int | None
     ) -> Iterator[tuple[AnyAttempt, Claimed]]:

@@ -667,7 +667,7 @@ class TestBatches:
             told.append(stage.now)
             results.extend(result for _, result in claimed)
 
-        stage.faults.plan("claim_many", "lost before")
+        stage.faults.plan("claim t", "lost before")
         attempts = [client.attempt(claim_of("t"))]
         stage.call(client, lambda: client.begin_claims(attempts, 2, report))
         stage.go_to(12)
@@ -690,7 +690,7 @@ class TestBatches:
         self, stage: Stage
     ) -> None:
         client = stage.replica()
-        stage.faults.plan("claim_many", "lost before")
+        stage.faults.plan("claim t", "lost before")
         attempt = client.attempt(claim_of("t"))
         results: list[Any] = []
         ended: list[float] = []
@@ -716,7 +716,7 @@ class TestBatches:
         stage.faults.plan("claim t", "locked")
         results: list[Any] = []
         attempt = client.attempt(claim_of("t"))
-        stage.call(client, lambda: client.begin_lone_claim(attempt, results.extend))
+        stage.call(client, lambda: client.begin_claims([attempt], 1, results.extend))
         stage.go_to(1)
         assert results == [(attempt, NotNow.LOCKED)]
         assert len(stage.sent("claim t")) == 1

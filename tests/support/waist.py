@@ -570,15 +570,9 @@ def intercept_claims(locks: Any, intercept: Callable[[Ask], Ask]) -> Callable[[]
     :param intercept: gets what sends an ask, and returns what is called in its place
     :return: undoes it
     """
-    begin_claims, begin_lone_claim = locks.begin_claims, locks.begin_lone_claim
-    lone = intercept(lambda attempts, _most, tell: begin_lone_claim(attempts[0], tell))
+    begin_claims = locks.begin_claims
     locks.begin_claims = intercept(begin_claims)
-    locks.begin_lone_claim = lambda claim, tell: lone([claim], None, tell)
-
-    def undo() -> None:
-        locks.begin_claims, locks.begin_lone_claim = begin_claims, begin_lone_claim
-
-    return undo
+    return lambda: setattr(locks, "begin_claims", begin_claims)
 
 
 # The statements in which a claim, a release and so on can be met: by the verbs of this page.

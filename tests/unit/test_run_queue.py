@@ -37,12 +37,17 @@ def backlog_of(count: int, name: str = "a", **more: Any) -> list[Run]:
 
 
 class Steps:
-    """A queue with so many workers."""
+    """A queue with so many workers.
 
-    def __init__(self, workers: int | None = 10) -> None:
+    :param in_a_fleet: whether a claim was refused, because other replicas claim the same runs
+    """
+
+    def __init__(self, workers: int | None = 10, *, in_a_fleet: bool = False) -> None:
         self.queue = RunQueue(lambda pause: pause)
         self.workers = workers
         self.now = 100.0
+        if in_a_fleet:
+            self.answer(self.step(came=[run_of("of another replica")]), lambda _run: REFUSED)
 
     def step(self, **inputs: Any) -> Step:
         return self.queue.step(self.now, Inputs(workers=self.workers, **inputs))
@@ -95,8 +100,16 @@ class TestAsking:
         assert steps.step(came=[run_of("b")]).asks == []
         assert asked(steps.answer(first, lambda _run: REFUSED)) == [(["b"], 1)]
 
-    def test_more_are_asked_for_than_there_are_workers_and_no_more_are_granted(self) -> None:
-        steps = Steps(workers=2)
+    def test_as_many_are_asked_for_as_workers_are_free_while_none_is_refused(self) -> None:
+        steps = Steps(workers=3)
+        step = steps.begin(runs(20))
+        assert names(step.given) == names(runs(3))
+        assert asked(steps.free(*step.given[:2])) == [(names(runs(5)[3:]), 2)]
+
+    def test_in_a_fleet_more_are_asked_for_than_there_are_workers_and_no_more_are_granted(
+        self,
+    ) -> None:
+        steps = Steps(workers=2, in_a_fleet=True)
         step = steps.step(came=runs(20))
         assert asked(step) == [(names(runs(16)), 2)]
         step = steps.grant(step)
@@ -110,16 +123,17 @@ class TestAsking:
         while step.asks:
             sizes.append(len(step.asks[0].runs))
             step = steps.answer(step, lambda _run: REFUSED)
-        assert sizes[:6] == [16, 32, 64, 128, 256, 256]
+        assert sizes[:7] == [1, 16, 32, 64, 128, 256, 256]
         assert max(sizes) == MOST_ASKED
         assert sum(sizes) == 2000
 
     def test_after_a_grant_fewer_are_asked_for_again(self) -> None:
         steps = Steps(workers=1)
         step = steps.answer(steps.step(came=runs(200)), lambda _run: REFUSED)
+        assert len(step.asks[0].runs) == 16
         step = steps.grant(step)
         steps.step(begun=step.given)
-        assert len(steps.free(*step.given).asks[0].runs) == 16
+        assert len(steps.free(*step.given).asks[0].runs) == 1
 
     def test_a_later_run_time_does_not_overtake_its_jobs_backlog(self) -> None:
         steps, (first, second) = Steps(workers=3), backlog_of(2)
@@ -137,16 +151,16 @@ class TestAsking:
         assert steps.step(came=[later]).given == [later]
 
     def test_what_was_beyond_the_limit_keeps_its_place(self) -> None:
-        steps = Steps(workers=1)
+        steps = Steps(workers=1, in_a_fleet=True)
         step = steps.begin([run_of("a", 1.0), run_of("b", 2.0)])
         step = steps.step(came=[run_of("c", 3.0)], freed=[(step.given[0], 0.0)])
-        assert asked(step) == [(["b", "c"], 1)]
+        assert asked(step) == [(["b"], 1)]
 
     def test_what_was_beyond_the_limit_goes_before_those_that_came_with_it_after_it(self) -> None:
-        steps = Steps(workers=1)
+        steps = Steps(workers=1, in_a_fleet=True)
         step = steps.begin(runs(20))
         step = steps.free(*step.given)
-        assert names(step.asks[0].runs) == names(runs(20))[1:17]
+        assert names(step.asks[0].runs) == ["task 001"]
 
     def test_a_backlog_goes_before_those_that_came_with_it_after_it(self) -> None:
         # As in a plain pool, whose worker goes through all of it.
@@ -227,7 +241,7 @@ class TestAsking:
         assert round(step.wakes_at - steps.now, 3) == 0.01
 
     def test_a_locked_row_holds_up_nobody_else(self) -> None:
-        steps = Steps(workers=1)
+        steps = Steps(workers=1, in_a_fleet=True)
         step = steps.step(came=[run_of("a", 1.0), run_of("b", 2.0)])
         step = steps.answer(
             step, lambda run: Verdict.LOCKED if run.task_name == "a" else Verdict.GRANTED
@@ -313,7 +327,7 @@ class TestShares:
     def test_stored_and_scheduled_runs_share_by_the_time_when_they_came(self) -> None:
         stored = [run_of(f"s{number}", number, Kind.STORED) for number in (1.0, 2.0, 9.0)]
         scheduled = [run_of(f"t{number}", number) for number in (3.0, 4.0)]
-        step = Steps(workers=3).step(came=[*stored, *scheduled])
+        step = Steps(workers=3, in_a_fleet=True).step(came=[*stored, *scheduled])
         assert asked(step) == [(["s1.0", "s2.0", "s9.0"], 2), (["t3.0", "t4.0"], 1)]
 
 
@@ -343,7 +357,7 @@ class TestUnlockedRuns:
         assert asked(steps.free(unlocked, waits)) == [(["b"], 1)]
 
     def test_what_is_to_run_all_the_same_without_an_answer_is_given_in_its_turn(self) -> None:
-        steps, some = Steps(workers=1), runs(2)
+        steps, some = Steps(workers=1, in_a_fleet=True), runs(2)
         step = steps.answer(steps.step(came=some), lambda _run: Verdict.UNLOCKED)
         assert (step.given, step.asks) == (some[:1], [])
         assert steps.free(some[0]).given == some[1:]
@@ -407,8 +421,9 @@ class TestLateness:
         assert asked(steps.step(freed=[(first, 0.1)], came=[y])) == []
         steps.step(answers=[(x, GRANTED)])
         step = steps.step(begun=[x])
-        assert asked(step) == [(["b", "y"], 1)]
-        steps.answer(step, lambda run: GRANTED if run is y else Verdict.LOCKED)
+        assert asked(step) == [(["b"], 1)]
+        step = steps.answer(step, lambda _run: Verdict.LOCKED)
+        steps.answer(step, lambda _run: GRANTED)
         steps.step(begun=[y], freed=[(y, 0.0)])
         steps.now = 111.0
         assert asked(steps.step()) == [(["b"], 1)]
@@ -433,7 +448,7 @@ class TestLateness:
     def test_who_waits_for_the_database_is_not_late_for_those_without_a_lock_that_go_meanwhile(
         self,
     ) -> None:
-        steps = Steps(workers=3)
+        steps = Steps(workers=3, in_a_fleet=True)
         waiting = [run_of(f"t{n}", 100.0, grace=2.0) for n in range(10)]
         step = steps.step(came=waiting)
         for second in range(101, 107):  # the database does not answer
@@ -446,7 +461,7 @@ class TestLateness:
         step = steps.answer(step, lambda run: GRANTED if run in waiting[:3] else Verdict.BEYOND)
         assert step.given == waiting[:3]
         steps.step(begun=step.given)
-        assert asked(steps.free(*step.given, took=0.1)) == [(names(waiting[3:]), 3)]
+        assert asked(steps.free(*step.given, took=0.1)) == [(names(waiting[3:6]), 3)]
 
     def test_who_waits_for_a_locked_row_is_not_late_for_those_that_go_meanwhile(self) -> None:
         steps = Steps(workers=1)
@@ -599,7 +614,7 @@ def test_workers_may_become_more_and_fewer() -> None:
     assert len(step.given) == 2
     steps.workers = 1
     assert steps.step(begun=step.given, freed=[(first, 0.0)]).asks == []
-    assert len(steps.free(*step.given).asks[0].runs) == 2
+    assert len(steps.free(*step.given).asks[0].runs) == 1
 
 
 # ---- against a plain pool ------------------------------------------------------------------------
