@@ -635,6 +635,8 @@ class OnTheWay:
 
     def _send(self, name: str, cursor: Any, *arguments: Any, **options: Any) -> Any:
         def carry_out() -> Any:
+            if name == "claim" and self._is_locked(arguments[0].task_name):
+                raise psycopg.errors.LockNotAvailable
             asked = self._pass_over(arguments) if name in _PASSING_OVER else arguments
             return getattr(self._protocol, name)(cursor, *asked, **options)
 
