@@ -235,6 +235,8 @@ class TaskStatus:
     :ivar failure: how the last failure came about, also while the next run goes on: ``"error"``,
         ``"died"``, ``"overran"`` or ``"freed"``; ``None`` if it is not known, and if ``failures``
         is 0
+    :ivar silent_until: until when its failures, cuts and misses raise no alarm, because an operator
+        wants it so; ``None``: they do
     """
 
     name: str
@@ -276,6 +278,7 @@ class TaskStatus:
     attempt: int = 1
     retry_at: datetime | None = None
     failure: str | None = None
+    silent_until: datetime | None = None
 
     @property
     def delay(self) -> float | None:

@@ -736,6 +736,7 @@ class Operations:
             {_cut(_OUTCOME)} AS outcome,
             extract(epoch FROM now() - {_CUT_AT})::float8 AS cut_for,
             {_MISSED_AT} AS missed_at, {_NO_LONGER_ALARMS} AS acknowledged,
+            CASE WHEN lock.acknowledged_at > now() THEN lock.acknowledged_at END AS silent_until,
             stuck.tokens AS stuck_tokens, stuck.replica_ids AS stuck_on,
             stuck.since AS stuck_since,
             lock.succeeded_at, lock.failed_at, {_cut("lock.error_type")} AS error_type,

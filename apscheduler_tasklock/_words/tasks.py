@@ -53,17 +53,23 @@ def notes_of(task: TaskStatus, formats: Formats, *, with_pauses: bool = True) ->
         notes += pauses_of(task, formats)
     if task.delay is not None and task.delay > _LONG_DELAY:
         notes.append(f"its last run began {formats.seconds(task.delay)} after its run time")
-    if task.acknowledged and task.missed_at is not None:
-        notes.append("its miss alarms no more")
-    elif task.acknowledged and task.failures:
-        notes.append("its failure alarms no more")
-    elif task.acknowledged:
-        notes.append("its cut alarms no more")
+    if task.silent_until is not None or task.acknowledged:
+        notes.append(_silence_of(task, formats))
     if task.gone:
         notes.append("gone: no live replica has it, not counting those that stop")
     if task.requested_by is not None:
         notes.append(f"run asked for by {task.requested_by}")
     return "; ".join(notes)
+
+
+def _silence_of(task: TaskStatus, formats: Formats) -> str:
+    """Return what of a task alarms no more."""
+    if task.silent_until is not None:
+        until = formats.moment(task.silent_until)
+        return f"its failures and misses alarm no more until {until}"
+    if task.missed_at is not None:
+        return "its miss alarms no more"
+    return "its failure alarms no more" if task.failures else "its cut alarms no more"
 
 
 def as_listed(task: TaskStatus, now: datetime) -> TaskStatus:

@@ -330,6 +330,12 @@ class TestMetrics:
         assert "tasklock_finding{" not in command("metrics").out
         assert "alarms no more" in command("show", "sync").out
 
+    @pytest.mark.parametrize("row", ["ok", "failing"])
+    def test_what_is_silent_is_told_also_if_all_is_well(self, on: On, row: str) -> None:
+        until = datetime(2999, 1, 31, 4, tzinfo=timezone.utc)
+        told = on(task_status(**READ.get(row, {}) | {"silent_until": until}))("show", "sync").out
+        assert "its failures and misses alarm no more until 2999-01-31T04:00:00Z" in told
+
 
 class TestCheck:
     @pytest.mark.parametrize(

@@ -199,6 +199,7 @@ def test_failures_are_silenced_until_a_time_and_nothing_else_is(
 ) -> None:
     add_task(connection, "sync", **STAYS_OK)
     assert command("ack", "sync", "--until", "2h").status == 0
+    assert "its failures and misses alarm no more until" in command("show", "sync").out
     connection.execute("UPDATE task_lock SET failures = 1, failed_at = now(), token = token + 1")
     assert command("check").status == 0
     connection.execute("UPDATE task_lock SET failed_at = now() + interval '3 h'")
