@@ -50,9 +50,11 @@ def proxy(database_url: str) -> Iterator[Proxy]:
 
 
 @pytest.fixture
-def gate(proxy: Proxy) -> Gate:
-    """Holds up the answers that go through the proxy."""
-    return Gate(proxy)
+def gate(proxy: Proxy) -> Iterator[Gate]:
+    """Holds up the answers that go through the proxy, until the test's end at the latest."""
+    gate = Gate(proxy)
+    yield gate
+    gate.open()
 
 
 @pytest.fixture

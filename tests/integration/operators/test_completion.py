@@ -13,6 +13,14 @@ import pytest
 from tests.support.commands import environment
 from tests.support.rows import add_job, add_replica, add_task
 
+# The command. A shell waits for names for two seconds, in which a busy machine may give no answer.
+PATIENT = """
+import runpy
+from apscheduler_tasklock.cli import completion
+completion._TIMEOUT = 60.0
+runpy.run_module("apscheduler_tasklock", run_name="__main__")
+"""
+
 
 @pytest.mark.parametrize(
     ("line", "found"),
@@ -49,7 +57,7 @@ def test_a_shell_is_told_what_can_stand_at_the_cursor(
         "COMP_POINT": str(len(typed)),
     }
     subprocess.run(
-        [sys.executable, "-m", "apscheduler_tasklock"],
+        [sys.executable, "-c", PATIENT],
         env=environment(database_url, **asks),
         timeout=60,
         check=False,

@@ -64,7 +64,7 @@ def test_a_connection_that_is_opened_too_late_is_closed(
     pool: ThreadPoolExecutor,
     connection: psycopg.Connection[Any],
 ) -> None:
-    setup = make_setup(proxy.url)
+    setup = make_setup(proxy.url, 180.0, timings=PATIENT)
     gate.shut()
     opening = [pool.submit(answered, setup) for _ in range(3)]
     assert gate.reached.wait(60)
