@@ -435,8 +435,8 @@ def what_was_done(code: str, counts: str) -> str:
         return ""
     if counts == IN_DOUBT:
         return (
-            f"It is not known whether {action.whether}, because no answer came. This page shows "
-            "what the database tells now, and is read anew all the time."
+            f"It is not known whether {action.whether}, because no answer came. This page is read "
+            "anew all the time, and shows it as soon as the database answers."
         )
     found = [re.fullmatch(r"([a-z-]+)\*(\d{1,4})", each) for each in counts.split(",")]
     done = {each[1]: int(each[2]) for each in found if each and each[1] in action.done}

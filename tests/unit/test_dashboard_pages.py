@@ -16,7 +16,7 @@ import pytest
 from apscheduler.triggers.interval import IntervalTrigger
 
 from apscheduler_tasklock._runs.task_names import canonical_schedule
-from apscheduler_tasklock.errors import TaskLockError, TaskLockNotFoundError
+from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError, TaskLockNotFoundError
 from apscheduler_tasklock.status import (
     Durations,
     Finding,
@@ -992,6 +992,28 @@ def test_a_page_whose_reads_take_too_long_reads_the_rest_when_it_is_refreshed() 
     page = seen_by.words("/")
     assert "could not be read" not in page
     assert "OSError" in page
+
+
+def test_a_page_tells_how_old_it_is_in_the_first_moments_of_an_outage() -> None:
+    """What was read a moment ago is not read again yet, and the rest cannot be."""
+
+    class Away(Known):
+        away = False
+
+        def runs(self, *patterns: str, **options: Any) -> Any:
+            if self.away:
+                raise TaskLockDatabaseError("the server closed the connection")
+            return super().runs(*patterns, **options)
+
+    known = Away(tasks_=[task_status("mail")])
+    seen_by = Reader(known)  # type: ignore[arg-type]
+    seen_by.words("/runs")
+    seen_by.seconds += 60
+    seen_by.words("/tasks")
+    known.away = True
+    page = seen_by.words("/runs")
+    assert "could not be read. the server closed the connection. Some of what it shows was " in page
+    assert "was read 1 min ago." in page
 
 
 TOO_SLOW = TaskLockError("the read is too slow: the server has ended it after 3.0 s")
