@@ -691,7 +691,8 @@ def why_is_about_the_last_run_time_that_is_due(said: Said, truth: Truth) -> Iter
         if job.every is not None and not job.in_store and not job.every_anew and about is not None:
             passed = [at for at in job.due_times(truth.begin, said.at - 3) if at > about + CLOSE]
             is_told = any(
-                word in text for word in ("goes on", "paused", "no live replica", "about")
+                word in text
+                for word in ("goes on", "paused", "no live replica", "is stopping now", "about")
             )
             noted = story["miss"] and story["miss"]["run_times"] > 1
             if passed and not is_told and not noted and len(passed) > 1:

@@ -144,6 +144,7 @@ def _(told: Told) -> bool:
     return is_late and is_due(told, told.due) and nobody_ran(told, told.due)
 
 
+@saying("headline", "; failover cannot run it again, because no live replica has it")
 @saying("headline", ", and (?:no live replica has it|each live replica that has it is stopping)")
 @saying("headline", "gone: no live replica has it any more, not counting those that stop; ")
 @saying("why", "(?:no live replica has it|each live replica that has it is stopping) now")
@@ -435,9 +436,11 @@ def _(told: Told) -> bool:
 def _(told: Told) -> bool:
     run, most = told.run, told.job.lock.get("max_lock")
     every = {told.job.every or 3600, told.job.every_anew or told.job.every or 3600}
-    # It is counted from the run time on, so that a later begin has less of it.
+    # It is counted from the run time on, so that a later begin has less of it: a takeover has what
+    # the dead run has left.
     wanted = [most] if most else [5 * each for each in every]
-    is_right = any(0 <= each - told.most < LEASE + NOTED for each in wanted)
+    late = 0.0 if run is None or run.due is None else run.first_sign - run.due
+    is_right = any(0 <= each - told.most < max(LEASE, late) + NOTED for each in wanted)
     is_manual = told.row["kind"] == "manual"  # the window is that of the last run time
     if run is None or run.due is None or told.least is None or is_manual:
         return is_right
