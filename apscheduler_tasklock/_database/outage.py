@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from math import inf
 
 import psycopg
@@ -14,11 +15,11 @@ from apscheduler_tasklock._database.sqlstates import (
     RESOURCE_STATES,
     TRANSIENT_STATES,
     ConflictError,
-    RowLockedError,
     ServerFullError,
     TableLockedError,
     UnconfirmedError,
     one_line,
+    row_locked,
 )
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._values import logger_of
@@ -319,9 +320,9 @@ def as_unavailable(error: BaseException) -> TaskLockDatabaseError | None:
     return _kind(cause)(one_line(cause))
 
 
-def _kind(error: psycopg.Error) -> type[TaskLockDatabaseError]:
+def _kind(error: psycopg.Error) -> Callable[[str], TaskLockDatabaseError]:
     if isinstance(error, psycopg.errors.LockNotAvailable):
-        return RowLockedError
+        return row_locked
     if (error.sqlstate or "").startswith(CONFLICT_STATES):
         return ConflictError
     if _is_full(error):

@@ -88,6 +88,14 @@ class NotSentError(TaskLockDatabaseError):
     """The request was not sent, because its turn did not come in time."""
 
 
+def row_locked(said: str = "") -> RowLockedError:
+    """Return the error of a statement that has found its row locked.
+
+    :param said: what the server has said
+    """
+    return RowLockedError(f"another session has the task's row locked{said and f' ({said})'}")
+
+
 def is_rolled_back(error: BaseException) -> bool:
     """Return whether the statement that failed with this error has certainly changed nothing."""
     if isinstance(error, (UnicodeError, UnstorableNameError)):

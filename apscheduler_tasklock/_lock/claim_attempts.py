@@ -15,7 +15,12 @@ from uuid import UUID, uuid4
 from apscheduler_tasklock._database.encoding import unstorable
 from apscheduler_tasklock._database.outage import Outage
 from apscheduler_tasklock._database.requests import Request
-from apscheduler_tasklock._database.sqlstates import ConflictError, RowLockedError, is_rolled_back
+from apscheduler_tasklock._database.sqlstates import (
+    ConflictError,
+    RowLockedError,
+    is_rolled_back,
+    row_locked,
+)
 from apscheduler_tasklock._lock.database_clock import DatabaseClock, later
 from apscheduler_tasklock._lock.outcomes import RunOutcome, WindowAfter
 from apscheduler_tasklock._lock.protocol_messages import (
@@ -575,7 +580,7 @@ def _granted(answers: Mapping[UUID, ClaimAnswer]) -> int:
 
 
 def _locked() -> RowLockedError:
-    return RowLockedError("another session has the task's row locked")
+    return row_locked()
 
 
 def is_over(answer: ClaimAnswer, sent: float) -> bool:
