@@ -27,6 +27,9 @@ DEFAULT_LEASE_SHARE = 1 / 3
 # shorter, claims have no lease, because the end of the maximum lock frees the task soon enough.
 SHORTEST_DEFAULT_LEASE = 15.0
 
+# The options for one limit, of which a place gives one at most: as a factor, or in seconds.
+_EITHER = (("min_factor", "min_lock"), ("max_factor", "max_lock"))
+
 
 class Default(Enum):
     """The type of ``DEFAULT``, the value of an option that was not given.
@@ -124,18 +127,11 @@ class LockOptions:
 
         :raises TaskLockOptionError: the merged options are impossible together
         """
-        merged = {
-            field.name: getattr(weaker if getattr(self, field.name) is None else self, field.name)
-            for field in fields(self)
-        }
-        for factor, time in (("min_factor", "min_lock"), ("max_factor", "max_lock")):
-            if getattr(self, factor) is not None:
-                merged[time] = None
-            if getattr(self, time) is not None:
-                merged[factor] = None
-        options = LockOptions(**merged)
-        options._check_pairs(where)
-        return options
+        given = set(self.given)
+        replaced = given.union(*(pair for pair in _EITHER if not given.isdisjoint(pair)))
+        merged = replace(weaker, **{name: getattr(self, name) for name in replaced})
+        merged._check_pairs(where)
+        return merged
 
     def _check_pairs(self, where: str) -> None:
         for smaller, larger in (("min_factor", "max_factor"), ("min_lock", "max_lock")):
@@ -144,7 +140,7 @@ class LockOptions:
                 raise TaskLockOptionError(
                     f"{where}: {smaller} ({low:g}) must not be above {larger} ({high:g})"
                 )
-        for factor, time in (("min_factor", "min_lock"), ("max_factor", "max_lock")):
+        for factor, time in _EITHER:
             if getattr(self, factor) is not None and getattr(self, time) is not None:
                 raise TaskLockOptionError(f"{where}: give {factor} or {time}, not both")
 

@@ -329,6 +329,20 @@ def test_options_that_are_impossible_together_are_refused(
     assert str(refused.value) == f"{WHERE}: {message}"
 
 
+@pytest.mark.parametrize(
+    "both", [{"min_factor": 1, "min_lock": 3}, {"max_factor": 2, "max_lock": 9}]
+)
+def test_a_factor_and_a_time_in_one_place_are_refused_and_not_both_dropped(
+    both: dict[str, Any],
+) -> None:
+    for stronger, weaker in [
+        (LockOptions(**both), DEFAULTS),
+        (LockOptions(), LockOptions(**both)),
+    ]:
+        with pytest.raises(TaskLockOptionError, match=f"give {' or '.join(both)}, not both"):
+            stronger.over(weaker, WHERE)
+
+
 def test_strongest_place_wins_option_by_option() -> None:
     options = resolve(
         {"max_factor": 2},
