@@ -79,7 +79,9 @@ def test_a_lease_that_is_not_given_is_left_to_the_next_place() -> None:
 
 @pytest.mark.parametrize("given", [0, 0.5, "0.9", timedelta(milliseconds=999)])
 def test_a_lease_too_short_to_renew_in_is_refused(given: Any) -> None:
-    with pytest.raises(TaskLockOptionError, match="lease must be 1 s or more") as refused:
+    with pytest.raises(
+        TaskLockOptionError, match="lease must be seconds or a timedelta, 1 s or more"
+    ) as refused:
         parse(lease=given)
     assert "or None for the maximum lock" in str(refused.value)
 
@@ -198,22 +200,25 @@ NO_NUMBERS = [
 ]
 
 
-def allowed_for(option: str) -> str:
-    if option in TIMES:
-        return "seconds or a timedelta, 0 or more"
-    return "a number, 0 or more" if option == "min_factor" else "a number above 0"
+ALLOWED = {
+    "min_factor": "a number, 0 or more",
+    "max_factor": "a number above 0",
+    "min_lock": "seconds or a timedelta, from 0 to 100 years",
+    "max_lock": "seconds or a timedelta, above 0 and at most 100 years",
+    "period": "seconds or a timedelta, above 0 and at most 100 years",
+}
 
 
 @pytest.mark.parametrize(
     ("option", "value", "allowed"),
     [
-        *((option, value, allowed_for(option)) for option in NUMBERS for value in NO_NUMBERS),
-        *((option, zero, "above 0") for option in ABOVE_0 for zero in (0, "0", 0.0)),
-        *((option, timedelta(0), "above 0") for option in ABOVE_0 if option in TIMES),
-        *((option, timedelta(seconds=-1), "seconds or a timedelta, 0 or more") for option in TIMES),
-        *((option, timedelta(seconds=1), allowed_for(option)) for option in FACTORS),
-        *((option, timedelta(days=36501), "at most 100 years") for option in TIMES),
-        *((option, 1e300, "at most 100 years") for option in TIMES),
+        *((option, value, ALLOWED[option]) for option in NUMBERS for value in NO_NUMBERS),
+        *((option, zero, ALLOWED[option]) for option in ABOVE_0 for zero in (0, "0", 0.0)),
+        *((option, timedelta(0), ALLOWED[option]) for option in ABOVE_0 if option in TIMES),
+        *((option, timedelta(seconds=-1), ALLOWED[option]) for option in TIMES),
+        *((option, timedelta(seconds=1), ALLOWED[option]) for option in FACTORS),
+        *((option, timedelta(days=36501), ALLOWED[option]) for option in TIMES),
+        *((option, 1e300, ALLOWED[option]) for option in TIMES),
         *(("name", value, "a text that is not empty") for value in ("", 5, b"sync", True, ["a"])),
         *(
             ("on_failure", value, "'keep' or 'release'")
