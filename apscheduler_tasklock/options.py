@@ -67,6 +67,12 @@ ONE_OFF_MIN_LOCK = 60.0
 KEEP_ONE_OFFS = 7 * 24 * 3600.0
 SHORTEST_KEPT = 3600.0
 
+# The default of the option `grace` is this share of the period.
+GRACE_SHARE = 0.1
+# The shortest and the longest default of the option `grace`, in seconds.
+SHORTEST_GRACE = 60.0
+LONGEST_GRACE = 600.0
+
 # The smallest number above 0: the least value of an option that must be above 0.
 ABOVE_0 = math.ulp(0.0)
 
