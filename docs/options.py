@@ -87,7 +87,8 @@ def value(default: Any, *, is_time: bool = False) -> str:
     :param is_time: whether a number is seconds
     """
     if isinstance(default, timedelta):
-        return f"{default.days} days" if default.days else f"{default.seconds / 3600:g} hour"
+        number, unit = (default.days, "day") if default.days else (default.seconds / 3600, "hour")
+        return f"{number:g} {unit}{'s' * (number != 1)}"
     if isinstance(default, bool):
         return f"`{default}`"
     if isinstance(default, (int, float)):
