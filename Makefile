@@ -200,8 +200,8 @@ docs: $(VENV)/.docs ## Build the documentation into build/docs; a warning is an 
 	@echo "The documentation is in build/docs/index.html"
 
 reference: $(VENV)/.dev ## Write anew what the documentation has from the code
-	$(BIN)/python -m docs.commands
 	$(BIN)/python -m docs.numbers
+	$(BIN)/python -m docs.commands
 	$(BIN)/python -m docs.options
 
 pictures: $(VENV)/.dev ## Draw the pictures of the documentation

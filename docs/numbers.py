@@ -17,7 +17,6 @@ from apscheduler_tasklock.options import (
     DEFAULT_LEASE,
     DEFAULT_LEASE_SHARE,
     DEFAULT_MIN_FACTOR,
-    DEFAULTS,
     LONGEST_GRACE,
     ONE_OFF_MIN_LOCK,
     SHORTEST_DEFAULT_LEASE,
@@ -38,14 +37,15 @@ def _at(seconds: float) -> str:
 
 
 _EXECUTOR, _TIMINGS = _defaults(TaskLockExecutor), TaskLockExecutor.timings
-_LOOK, _DELAY, _BACKOFF = (
-    _EXECUTOR[name] for name in ("poll_interval", "retry_delay", "retry_backoff")
-)
-_FAILOVER = DEFAULT_LEASE + _LOOK + 1
+_PERIOD, _LOOK = _EXECUTOR["period"].total_seconds(), _EXECUTOR["poll_interval"]
+_DELAY, _BACKOFF = _EXECUTOR["retry_delay"], _EXECUTOR["retry_backoff"]
+_FAILOVER = (
+    DEFAULT_LEASE + _LOOK + 1
+)  # a takeover begins so many seconds after a kill at the latest
 
 # What stands in the sentences for the names of `TOLD`: words, or a number, of seconds if of a time.
 NUMBERS: dict[str, Any] = {
-    **DEFAULTS.__dict__,
+    **_EXECUTOR,
     "lease": DEFAULT_LEASE,
     "lease_in_words": "a minute" if DEFAULT_LEASE == 60 else f"{DEFAULT_LEASE:g} seconds",
     "lease_at": _at(DEFAULT_LEASE),
@@ -58,21 +58,17 @@ NUMBERS: dict[str, Any] = {
     "min_of_300": DEFAULT_MIN_FACTOR * 300,
     "room_of_300": 300 - DEFAULT_MIN_FACTOR * 300,
     "max_of_300": _EXECUTOR["max_factor"] * 300,
-    "period": "an hour" if _EXECUTOR["period"] == timedelta(hours=1) else _EXECUTOR["period"],
+    "period": "an hour" if _PERIOD == 3600 else f"{_PERIOD:g} seconds",
     "one_off": ONE_OFF_MIN_LOCK,
-    "minutes_of_period": DEFAULT_MIN_FACTOR * _EXECUTOR["period"].total_seconds() / 60,
+    "minutes_of_period": DEFAULT_MIN_FACTOR * _PERIOD / 60,
     "second_delay": _DELAY * _BACKOFF,
     "third_delay": _DELAY * _BACKOFF**2,
     "shortest_grace": SHORTEST_GRACE,
     "grace_minutes": LONGEST_GRACE / 60,
-    "poll_interval": _LOOK,
     "looks": 3 * _LOOK,
     "late_without_leader": 2 + _LOOK,
     "store_poll_interval": _defaults(TaskLockJobStore)["poll_interval"],
-    "claim_timeout": _EXECUTOR["claim_timeout"],
-    "history": _EXECUTOR["history"],
     "days_of_one_offs": _EXECUTOR["keep_one_offs"].days,
-    "leader_lease": _EXECUTOR["leader_lease"],
     "answer": _TIMINGS.longest_answer,
     "recovery": _TIMINGS.recovery_grace,
     "answer_and_recovery": _TIMINGS.longest_answer + _TIMINGS.recovery_grace,
