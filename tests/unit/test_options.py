@@ -13,6 +13,7 @@ from apscheduler_tasklock import TaskLockExecutor
 from apscheduler_tasklock.errors import TaskLockOptionError
 from apscheduler_tasklock.options import (
     DEFAULT,
+    DEFAULT_LEASE,
     DEFAULTS,
     LONGEST_SECONDS,
     LockOptions,
@@ -96,10 +97,10 @@ def test_a_lease_that_is_no_time_is_refused(given: Any) -> None:
 @pytest.mark.parametrize(
     ("options", "max_lock", "lease"),
     [
-        # Unset: 60 s or a third of the maximum lock, whichever is shorter.
-        ({}, 1500, 60),
-        ({}, 180, 60),
-        ({}, 90, 30),
+        # Unset: the default or a third of the maximum lock, whichever is shorter.
+        ({}, 1500, DEFAULT_LEASE),
+        ({}, 3 * DEFAULT_LEASE, DEFAULT_LEASE),
+        ({}, 1.5 * DEFAULT_LEASE, DEFAULT_LEASE / 2),
         ({}, 45, 15),
         ({}, 44, None),  # the maximum lock frees the task soon enough
         ({"failover": True}, 42, 14),
