@@ -199,8 +199,10 @@ docs: $(VENV)/.docs ## Build the documentation into build/docs; a warning is an 
 	$(BIN)/sphinx-build -W --keep-going -n -q docs build/docs
 	@echo "The documentation is in build/docs/index.html"
 
-reference: $(VENV)/.dev ## Write the page of the command line's options anew
+reference: $(VENV)/.dev ## Write anew what the documentation has from the code
+	$(BIN)/python -m docs.numbers
 	$(BIN)/python -m docs.commands
+	$(BIN)/python -m docs.options
 
 pictures: $(VENV)/.dev ## Draw the pictures of the documentation
 	$(BIN)/python -m docs.pictures

@@ -100,14 +100,14 @@ from apscheduler_tasklock.events import (
 )
 from apscheduler_tasklock.options import (
     DEFAULT,
-    DEFAULT_RETRY_BACKOFF,
-    DEFAULT_RETRY_DELAY,
     DEFAULTS,
+    LONGEST_LEADER_LEASE,
+    OF_EXECUTOR,
+    SHORTEST_LEASE,
     Default,
     LockOptions,
     check_stored_options,
-    parse_keep_one_offs,
-    parse_leader_lease,
+    parse_choice,
     parse_positive_seconds,
     parse_seconds,
     parse_switch,
@@ -130,69 +130,63 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
 
     Plugin alias: ``tasklock``
 
-    :param database: PostgreSQL URL, or an SQLAlchemy ``Engine`` with the psycopg driver. The lock
-        opens a connection of its own as the engine would, and does not use the engine's pool. By
-        default the URL in the environment's ``TASKLOCK_DATABASE_URL``.
+    The parameters from ``min_factor`` to ``retry_backoff``, and ``period``, are lock options of all
+    jobs; see :class:`~apscheduler_tasklock.options.LockOptions`. Times are seconds or a
+    ``timedelta``.
+
+    :param database: PostgreSQL URL with libpq's options, such as
+        ``postgresql://app:secret@localhost/app?sslmode=require``, or an SQLAlchemy ``Engine`` of
+        ``create_engine("postgresql+psycopg://...")``. A folder of a socket as the host is
+        ``%2Fvar%2Frun%2Fpostgresql``, or ``?host=/var/run/postgresql`` without a host before it. Of
+        several hosts in the URL, the one that takes writes is used. The lock opens a connection of
+        its own as the engine would, and does not use the engine's pool. By default
+        ``TASKLOCK_DATABASE_URL`` of the environment.
     :param executor: executor to wrap: an instance, a plugin alias such as ``"processpool"``, or a
-        mapping as in a scheduler's configuration, ``{"type": "processpool", "max_workers": 2}``;
-        by default the scheduler's own default executor
+        mapping as in a scheduler's configuration, ``{"type": "processpool", "max_workers": 2}``. By
+        default the scheduler's own default.
     :param lock: which jobs have a lock: ``"all"`` of them, except those with ``False`` in place of
         options; or only those that are ``"marked"``, by ``@task_lock``, by options in their kwargs
         or in ``jobs``, and jobs of a ``TaskLockJobStore``. A job without a lock runs on every
         replica.
-    :param min_factor: minimum lock, as a multiple of the job's period; 0 or more. By default 0.9;
-        one-off jobs have a minimum lock of 60 s instead.
-    :param max_factor: maximum lock, as a multiple of the job's period; above 0
-    :param lease: how long after its last renewal a holder counts as dead; a ``timedelta`` or
-        seconds, 1 or more. A living holder renews its claim after each third of the lease. By
-        default 60 s, or a third of the maximum lock if that is shorter; no lease if that third is
-        below 15 s, or with failover below 1 s. ``None``: no lease. Without a lease, a holder counts
-        as dead when its maximum lock ends.
-    :param failover: whether another replica runs the window of a dead holder again. Without
-        failover, no replica runs that window again. With failover, the window may be run twice. The
-        run is given up after ``max_takeovers`` takeovers, or when its maximum lock ends.
-    :param max_takeovers: how many times in a row a task's dead runs are taken over; the next dead
-        run is given up
-    :param retries: how many times a job that raises an exception is run again, on any replica; 0 to
-        20. A retry begins before the job's next run time is due, or never. So one run time may be
-        begun more than once.
-    :param retry_delay: the delay until the first retry, a ``timedelta`` or seconds; a day at most
-    :param retry_backoff: by how much the delay of each further retry is multiplied; 1 to 100
-    :param poll_interval: longest time between two looks; a ``timedelta`` or seconds. A look reads
-        the tasks' rows, and finds dead runs. A job with failover causes three looks in each lease.
-        If there are very many replicas, looks come less often.
-    :param period: period of a run time that no other run time follows, as with a date trigger; a
-        ``timedelta`` or seconds
+    :param poll_interval: longest time between two looks, which read the tasks' rows, and find dead
+        holders, overdue tasks, retries and requests for a run. A job with ``failover`` causes three
+        looks in each lease. In a fleet of more than 100 replicas it is longer, at least 50 ms for
+        each live one.
     :param jobs: options of single jobs, such as ``{"job-id": {"max_factor": 2}}``, for jobs whose
         kwargs or function cannot carry options
-    :param namespace: put before every task name, for applications that share a database
-    :param on_database_error: what becomes of a job whose claim fails because the database stays
-        unavailable: ``"skip"`` it, or ``"run"`` it without a lock
-    :param claim_timeout: for how long a claim is tried while the database is unavailable; a
-        ``timedelta`` or seconds
-    :param schema: schema of the task lock table; by default the ``search_path`` decides
+    :param namespace: put before every task name as it is (``"shop:"``), for applications that share
+        a database
+    :param on_database_error: what becomes of a run time while the database stays unavailable:
+        ``"skip"`` it, or ``"run"`` it without a lock, in leader mode by who led last
+    :param claim_timeout: for how long a claim is tried while the database is unavailable, a day at
+        most
+    :param schema: schema of the task lock table. By default the ``search_path`` decides.
     :param table: name of the task lock table
-    :param history: how many runs of each task the run history keeps, up to 10,000; 0: none
-    :param redact: gets a job's exception, and returns the message that the run history keeps, or
+    :param history: how many runs of each task the run history keeps of those that ended well, and
+        of those that did not, up to 10,000 each; 0: none
+    :param redact: gets a job's exception, and returns what the run history keeps of its message, or
         ``None`` to keep no message
-    :param tracebacks: whether the run history keeps the tracebacks of failed runs: files, lines and
-        functions, and what ``redact`` returns for each exception in the chain
-    :param release: the application's release, such as a version or the hash of a commit, shown to
-        operators with its replica and its runs; 100 characters at most. By default the
-        environment's ``TASKLOCK_RELEASE``.
-    :param keep_one_offs: how long rows of ended one-off jobs are kept; a ``timedelta`` or seconds,
-        an hour or more. The longest value of the live replicas holds, and a row stays at least for
-        its maximum lock and the job's ``grace``.
+    :param tracebacks: whether the run history keeps the tracebacks of failed runs: file, line and
+        function of each frame, and what ``redact`` returns for each exception in the chain
+    :param release: the application's release, such as a version or the hash of a commit, 100
+        printable ASCII characters at most. It is shown with the replica and with each run, so that
+        a change of release can be seen beside what changed with it. By default
+        ``TASKLOCK_RELEASE`` of the environment.
+    :param keep_one_offs: how long rows of ended one-off jobs are kept, an hour at least. The
+        longest value of the live replicas holds, and a row stays at least for its maximum lock and
+        the job's ``grace``. They are deleted once an hour, with their history. A short time is for
+        an application with very many one-off jobs.
     :param leader: whether one replica, the leader, asks for each run time first, and the other
         replicas ask for it some seconds later if nobody has run it. So a run time costs one claim,
         however many replicas there are. All replicas of a namespace elect one leader.
-    :param leader_lease: how long after its last look a leader is replaced; a ``timedelta`` or
-        seconds, 1 or more. In a large fleet it is longer, at least three looks.
-    :param replica_id: this replica's id, as the holder of locks and in logs; by default host,
-        process and a random part
+    :param leader_lease: how long after its last look a leader is replaced, 1 s to an hour. At least
+        three looks, which are further apart in a large fleet. A short one makes looks come more
+        often, three in each lease.
+    :param replica_id: this replica's id, as the holder of locks and in logs; another one on each
+        replica, and on each executor of a scheduler. By default host, process and a random part.
     :param enabled: ``False`` runs every job here, without a lock and without a database, for
         development and tests
-    :param executor_options: passed on to the wrapped executor, such as ``max_workers=20``
+    :param executor_options: goes to the wrapped executor, such as ``max_workers=20``
     :raises TaskLockOptionError: an option is unknown or impossible
     """
 
@@ -211,8 +205,8 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
         failover: bool | str = False,
         max_takeovers: int | str = 3,
         retries: int | str = 0,
-        retry_delay: timedelta | float | str = DEFAULT_RETRY_DELAY,
-        retry_backoff: float | str = DEFAULT_RETRY_BACKOFF,
+        retry_delay: timedelta | float | str = 30.0,
+        retry_backoff: float | str = 2.0,
         poll_interval: timedelta | float | str = 5,
         period: timedelta | float | str = timedelta(hours=1),
         jobs: Mapping[str, Any] | None = None,
@@ -232,28 +226,16 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
         enabled: bool | str = True,
         **executor_options: Any,
     ) -> None:
+        # The parameters that are lock options.
+        options = {name: value for name, value in locals().items() if name in OF_EXECUTOR}
         super().__init__()
         where = type(self).__name__
         if not isinstance(namespace, str):
             raise TaskLockOptionError(f"{where}: namespace must be a text, not {namespace!r}")
-        options = {
-            "min_factor": min_factor,
-            "max_factor": max_factor,
-            "lease": lease,
-            "failover": failover,
-            "max_takeovers": max_takeovers,
-            "retries": retries,
-            "retry_delay": retry_delay,
-            "retry_backoff": retry_backoff,
-            "period": period,
-        }
         self._defaults = LockOptions.parse(options, where).over(DEFAULTS, where)
         self._defaults.check_default_minimum(where)
         tasks = Tasks(self._defaults, jobs or {}, namespace, where, lock)
-        if on_database_error not in ("skip", "run"):
-            raise TaskLockOptionError(
-                f"{where}: on_database_error must be 'skip' or 'run', not {on_database_error!r}"
-            )
+        in_outage = parse_choice(on_database_error, "on_database_error", where, ("skip", "run"))
         if isinstance(executor, BaseExecutor) and executor_options:
             raise TaskLockOptionError(
                 f"{where}: unknown options {', '.join(executor_options)}; the executor to wrap is "
@@ -261,24 +243,32 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
             )
         self._executor = executor
         self._executor_options = executor_options
-        self._run_unlocked = on_database_error == "run"
+        self._run_unlocked = in_outage == "run"
         self._inner: Any = None
         self._started_in: int | None = None  # the id of the process that started this executor
         self._enabled = parse_switch(enabled, "enabled", where)
         settings = lock_settings(
             database or (None if self._enabled else UNUSED),
+            where,
             replica_id=replica_id,
-            claim_timeout=parse_positive_seconds(claim_timeout, "claim_timeout", where),
+            claim_timeout=claim_timeout,
             schema=schema or None,  # a configuration file has '' for no schema
             table=table,
             history=history,
             redact=redact,
             tracebacks=tracebacks,
             release=release,
-            keep_one_offs=parse_keep_one_offs(keep_one_offs, "keep_one_offs", where),
+            keep_one_offs=keep_one_offs,
         )
         self._namespace, self._leader = namespace, parse_switch(leader, "leader", where)
-        self._leader_lease = parse_leader_lease(leader_lease, "leader_lease", where)
+        self._leader_lease = parse_seconds(
+            leader_lease,
+            "leader_lease",
+            where,
+            SHORTEST_LEASE,
+            LONGEST_LEADER_LEASE,
+            allowed="from 1 s to an hour",
+        )
         self._poll_interval = parse_positive_seconds(poll_interval, "poll_interval", where)
         self._adapter = SchedulerAdapter(self)
         self._jobs = ExecutorJobs(

@@ -126,23 +126,8 @@ class TaskLocks:
 
     It is a context manager, sync or async, which closes the task locks when it is left.
 
-    :param database: a URL, or an SQLAlchemy engine with the psycopg driver. The engine opens one
-        connection outside its pool. By default the URL in the environment's
-        ``TASKLOCK_DATABASE_URL``.
-    :param schema: the schema of the task lock table; ``None``: the ``search_path`` decides
-    :param table: the name of the task lock table
-    :param replica_id: the replica's id, shown in logs; by default host, process and a random part
-    :param claim_timeout: limits how long a claim is tried while the database is unavailable, in
-        seconds
-    :param history: how many runs of each task that ended well the run history keeps, and as many
-        that did not, up to 10,000; 0: none
-    :param redact: called with a failed run's exception; returns the message that the run history
-        keeps, or ``None`` to keep none. By default the history keeps the exception's own message.
-    :param tracebacks: whether the run history keeps the tracebacks of failed runs: files, lines and
-        functions, and what ``redact`` returns of each exception of the chain
-    :param release: the application's release, such as a version or the hash of a commit, shown to
-        operators with its replica and its runs; 100 characters at most. By default the
-        environment's ``TASKLOCK_RELEASE``.
+    Each parameter means the same as that of :class:`TaskLockExecutor`.
+
     :raises TaskLockOptionError: the task lock cannot use ``database``, or another parameter is
         invalid
     """
@@ -165,6 +150,7 @@ class TaskLocks:
     ) -> None:
         settings = lock_settings(
             database,
+            type(self).__name__,
             replica_id=replica_id,
             claim_timeout=claim_timeout,
             schema=schema,
@@ -179,7 +165,7 @@ class TaskLocks:
             self._client.table,
             self._client.rejections,
             settings.history,
-            attempt_limit(claim_timeout, self.timings.longest_answer),
+            attempt_limit(settings.claim_timeout, self.timings.longest_answer),
         )
         replace_in_each_child(self)
 

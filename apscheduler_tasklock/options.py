@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
 from enum import Enum
+from functools import partial
 from typing import Any, Final, Literal
 
 from apscheduler_tasklock._values import LONGEST_NAME
@@ -27,6 +28,9 @@ DEFAULT_LEASE_SHARE = 1 / 3
 # shorter, claims have no lease, because the end of the maximum lock frees the task soon enough.
 SHORTEST_DEFAULT_LEASE = 15.0
 
+# The options for one limit, of which a place gives one at most: as a factor, or in seconds.
+_EITHER = (("min_factor", "min_lock"), ("max_factor", "max_lock"))
+
 
 class Default(Enum):
     """The type of ``DEFAULT``, the value of an option that was not given.
@@ -42,55 +46,219 @@ class Default(Enum):
 
 DEFAULT: Final = Default.DEFAULT
 
+# A lease must not be shorter than so many seconds, because a claim is renewed three times in each
+# lease, and a renewal needs time in a busy process and on the network.
+SHORTEST_LEASE = 1.0
+# A lease below so many seconds is logged as a WARNING, because a job may lose its lock in a short
+# stall of the database or the process.
+SHORT_LEASE = 5.0
+# Limits a leader's lease. A longer one, which no replica writes, counts as over.
+LONGEST_LEADER_LEASE = 3600.0
+
+# The default minimum lock, as a multiple of the period: 0.9 and not 1.0, because with 1.0 the next
+# run time could be a few milliseconds before the end of the last window, and would be skipped.
+DEFAULT_MIN_FACTOR = 0.9
+# The default minimum lock of a one-off job, in seconds. Replicas that add the same job within these
+# seconds run the job once. A new job that gets the same id after these seconds is run, too.
+ONE_OFF_MIN_LOCK = 60.0
+
+# How long rows of ended one-off jobs are kept, by default and at least, in seconds. Replicas delete
+# such rows once an hour.
+KEEP_ONE_OFFS = 7 * 24 * 3600.0
+SHORTEST_KEPT = 3600.0
+
+# The default of the option `grace` is this share of the period.
+GRACE_SHARE = 0.1
+# The shortest and the longest default of the option `grace`, in seconds.
+SHORTEST_GRACE = 60.0
+LONGEST_GRACE = 600.0
+
+# The smallest number above 0: the least value of an option that must be above 0.
+ABOVE_0 = math.ulp(0.0)
+
+
+def parse_number(
+    value: Any,
+    option: str,
+    where: str,
+    least: float = 0.0,
+    most: float = math.inf,
+    *,
+    allowed: str = "a number, 0 or more",
+) -> float:
+    """Return a number within a range, given as a number or as a string.
+
+    :param option: names the value in the message
+    :param where: names the owner of the value in the message
+    :param allowed: says in the message what the value may be
+    :raises TaskLockOptionError: the value is no number, or outside the range
+    """
+    try:
+        number = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not (math.isfinite(number) and least <= number <= most):
+        raise TaskLockOptionError(f"{where}: {option} must be {allowed}, not {value!r}")
+    return number
+
+
+def parse_count(
+    value: Any,
+    option: str,
+    where: str,
+    most: float = math.inf,
+    *,
+    allowed: str = "a whole number, 0 or more",
+) -> int:
+    """Return a whole number, 0 or more, given as a number or as a string."""
+    number = parse_number(value, option, where, most=most, allowed=allowed)
+    if number != int(number):
+        raise TaskLockOptionError(f"{where}: {option} must be {allowed}, not {value!r}")
+    return int(number)
+
+
+def parse_seconds(
+    value: Any,
+    option: str,
+    where: str,
+    least: float = 0.0,
+    most: float = LONGEST_SECONDS,
+    *,
+    allowed: str = "from 0 to 100 years",
+) -> float:
+    """Return a time in seconds, which is a ``timedelta``, or seconds as a number or as a string."""
+    seconds = value.total_seconds() if isinstance(value, timedelta) else value
+    allowed = f"seconds or a timedelta, {allowed}"
+    return parse_number(seconds, option, where, least, most, allowed=allowed)
+
+
+def parse_positive_seconds(value: Any, option: str, where: str) -> float:
+    """Return a time in seconds, above 0."""
+    allowed = "above 0 and at most 100 years"
+    return parse_seconds(value, option, where, ABOVE_0, allowed=allowed)
+
+
+def parse_switch(value: Any, option: str, where: str, hint: str = "") -> bool:
+    """Return a ``bool``, given as a ``bool`` or as the text ``"true"`` or ``"false"``."""
+    switches = {"true": True, "false": False}
+    switched = switches.get(str(value).lower())
+    if switched is None:
+        raise TaskLockOptionError(f"{where}: {option} must be True or False, not {value!r}{hint}")
+    return switched
+
+
+def parse_choice(value: Any, option: str, where: str, choices: Sequence[str]) -> str:
+    """Return a word that is one of the choices."""
+    if value not in choices:
+        known = " or ".join(map(repr, choices))
+        raise TaskLockOptionError(f"{where}: {option} must be {known}, not {value!r}")
+    return str(value)
+
+
+def _parse_text(value: Any, option: str, where: str) -> str:
+    if not isinstance(value, str) or not value:
+        raise TaskLockOptionError(
+            f"{where}: {option} must be a text that is not empty, not {value!r}"
+        )
+    return value
+
+
+def _parse_lease(value: Any, option: str, where: str) -> float:
+    if value is None or (isinstance(value, str) and value.lower() == "none"):
+        return math.inf
+    allowed = "1 s or more, so that renewals have time to arrive, or None for the maximum lock"
+    return parse_seconds(value, option, where, SHORTEST_LEASE, allowed=allowed)
+
+
+def _option(
+    parse: Callable[..., Any], default: Any = None, *, of_executor: bool = False, **checks: Any
+) -> Any:
+    """Return the row of an option in ``LockOptions``, which is the table of all lock options.
+
+    :param parse: called with a given value, the option's name and the name of its owner; returns
+        the value as it is stored, or raises
+    :param default: the value if no place gives one; ``None``: it depends on the job
+    :param of_executor: whether the executor takes the option for all of its jobs, too
+    :param checks: further arguments for ``parse``, such as the range
+    """
+    parse_value = partial(parse, **checks)
+    row = {"parse": parse_value, "default": default, "of_executor": of_executor}
+    return field(default=None, metadata=row)
+
 
 @dataclass(frozen=True)
 class LockOptions:
     """The lock options that one place gives, such as a job's kwargs, its function or the executor.
 
-    If an option is ``None``, this place does not give it, and the next weaker place decides.
+    If an option is ``None``, this place does not give it, and the next weaker place decides. Times
+    are seconds here, and are given as a ``timedelta`` or seconds.
 
-    :ivar name: the task's name, instead of the job's id
-    :ivar min_factor: minimum lock, as a multiple of the period; 0 or more. If no minimum lock is
-        given, the factor is 0.9, and a one-off job has a minimum lock of 60 s.
+    :ivar name: the task's name. Two jobs with the same name are one task. By default the job's id.
+    :ivar min_factor: minimum lock, as a multiple of the period; 0 or more. By default 0.9; of
+        one-off jobs 60 s instead.
     :ivar max_factor: maximum lock, as a multiple of the period; above 0
-    :ivar min_lock: minimum lock in seconds, instead of a factor
-    :ivar max_lock: maximum lock in seconds, instead of a factor
-    :ivar period: period in seconds of a run time that no other follows
-    :ivar lease: seconds after which a holder that does not renew its claim counts as dead. For no
-        lease, users give ``None``, which is stored as infinity. Then a holder counts as dead when
-        its maximum lock ends.
-    :ivar failover: whether another replica runs the window of a dead holder again
-    :ivar max_takeovers: how many dead runs in a row are taken over, 0 or more; the next dead run is
-        given up
+    :ivar min_lock: minimum lock, in place of ``min_factor``; 0 or more
+    :ivar max_lock: maximum lock, in place of ``max_factor``; above 0
+    :ivar period: period of a run time that no other follows, as of a date trigger. The maximum lock
+        of one-off jobs comes from it.
+    :ivar lease: how long after its last renewal a holder counts as dead, 1 s or more; below 5 s is
+        a WARNING. A living holder renews its claim after each third of the lease. ``None``, which
+        is stored as infinity: no lease, and a holder counts as dead when its maximum lock ends. By
+        default 60 s, or a third of the maximum lock if that is shorter; none where that is below
+        15 s, or with ``failover`` below 1 s.
+    :ivar failover: whether another replica runs the window of a dead holder again. Without
+        failover, no replica runs that window again. With failover, the window may be run twice. The
+        run is given up after ``max_takeovers`` takeovers, or when its maximum lock ends.
+    :ivar max_takeovers: how many dead runs of a task in a row are taken over, 0 or more; the next
+        dead run is given up
     :ivar cancel_on_lost: whether a coroutine job is cancelled when its lock is lost
     :ivar on_failure: what becomes of the window if the job raises: ``"keep"`` it, or ``"release"``
-        it, so that it can be run again
-    :ivar grace: seconds after which a due run time counts as overdue; ``None``: a tenth of the
-        period, but at least 60 s and at most 10 min; or the job's ``misfire_grace_time`` if that is
-        longer; in both cases plus the trigger's jitter
-    :ivar max_runtime: seconds after which a run is reported as too long; ``None``: the maximum lock
-    :ivar retries: how many times a run that raises an exception is run again, on any replica, if
-        the next run time is not due before; 0 to 20
-    :ivar retry_delay: seconds until the first retry, at most a day
+        it, so that it is open again at once, or with ``retries`` after the last attempt
+    :ivar grace: how long after a run time was due it counts as overdue. By default a tenth of the
+        period, at least 60 s and at most 10 min, never below the job's own
+        ``misfire_grace_time``; in each case plus the trigger's jitter.
+    :ivar max_runtime: after this a run is reported as too long. Nothing ends it. By default the
+        maximum lock.
+    :ivar retries: how many times a job that raises an exception is run again, on any replica; 0 to
+        20. A retry begins before the job's next run time is due, or never. **One run time may then
+        be begun more than once**, also without ``failover``: once per attempt.
+    :ivar retry_delay: the delay from the end of a failed run until its first retry, a day at most.
+        Up to a tenth is added at random.
     :ivar retry_backoff: by how much the delay of each further retry is multiplied; 1 to 100
     """
 
-    name: str | None = None
-    min_factor: float | None = None
-    max_factor: float | None = None
-    min_lock: float | None = None
-    max_lock: float | None = None
-    period: float | None = None
-    lease: float | None = None
-    failover: bool | None = None
-    max_takeovers: int | None = None
-    cancel_on_lost: bool | None = None
-    on_failure: Literal["keep", "release"] | None = None
-    grace: float | None = None
-    max_runtime: float | None = None
-    retries: int | None = None
-    retry_delay: float | None = None
-    retry_backoff: float | None = None
+    name: str | None = _option(_parse_text)
+    min_factor: float | None = _option(parse_number, of_executor=True)
+    max_factor: float | None = _option(
+        parse_number, 5.0, of_executor=True, least=ABOVE_0, allowed="a number above 0"
+    )
+    min_lock: float | None = _option(parse_seconds)
+    max_lock: float | None = _option(parse_positive_seconds)
+    period: float | None = _option(parse_positive_seconds, 3600.0, of_executor=True)
+    lease: float | None = _option(_parse_lease, of_executor=True)
+    failover: bool | None = _option(
+        parse_switch,
+        False,
+        of_executor=True,
+        hint="; after how many seconds a holder counts as dead is the option 'lease'",
+    )
+    max_takeovers: int | None = _option(parse_count, 3, of_executor=True)
+    cancel_on_lost: bool | None = _option(parse_switch, False)
+    on_failure: Literal["keep", "release"] | None = _option(
+        parse_choice, "keep", choices=("keep", "release")
+    )
+    grace: float | None = _option(parse_seconds)
+    max_runtime: float | None = _option(parse_positive_seconds)
+    # Limited, so that a mistyped number does not keep a job busy for days.
+    retries: int | None = _option(
+        parse_count, 0, of_executor=True, most=20, allowed="a whole number from 0 to 20"
+    )
+    retry_delay: float | None = _option(
+        parse_seconds, 30.0, of_executor=True, most=LONGEST_RETRY_DELAY, allowed="from 0 to a day"
+    )
+    retry_backoff: float | None = _option(
+        parse_number, 2.0, of_executor=True, least=1, most=100, allowed="a number from 1 to 100"
+    )
 
     @classmethod
     def parse(cls, options: Mapping[str, Any], where: str) -> LockOptions:
@@ -100,19 +268,18 @@ class LockOptions:
         :param where: names the owner of the options in messages, as in ``job "clean-up"``
         :raises TaskLockOptionError: an option is unknown or impossible
         """
-        allowed = [field.name for field in fields(cls)]
+        rows = {row.name: row.metadata for row in fields(cls)}
         for option in options:
-            if option not in allowed:
+            if option not in rows:
                 raise TaskLockOptionError(
-                    f"{where}: unknown task lock option {option!r}; allowed are "
-                    f"{', '.join(allowed)}"
+                    f"{where}: unknown task lock option {option!r}; allowed are {', '.join(rows)}"
                 )
         given = {
             key: value
             for key, value in options.items()
             if value is not DEFAULT and (value is not None or key == "lease")
         }
-        parsed = cls(**{key: _PARSERS[key](value, key, where) for key, value in given.items()})
+        parsed = cls(**{key: rows[key]["parse"](value, key, where) for key, value in given.items()})
         parsed._check_pairs(where)
         return parsed
 
@@ -124,18 +291,11 @@ class LockOptions:
 
         :raises TaskLockOptionError: the merged options are impossible together
         """
-        merged = {
-            field.name: getattr(weaker if getattr(self, field.name) is None else self, field.name)
-            for field in fields(self)
-        }
-        for factor, time in (("min_factor", "min_lock"), ("max_factor", "max_lock")):
-            if getattr(self, factor) is not None:
-                merged[time] = None
-            if getattr(self, time) is not None:
-                merged[factor] = None
-        options = LockOptions(**merged)
-        options._check_pairs(where)
-        return options
+        given = set(self.given)
+        replaced = given.union(*(pair for pair in _EITHER if not given.isdisjoint(pair)))
+        merged = replace(weaker, **{name: getattr(self, name) for name in replaced})
+        merged._check_pairs(where)
+        return merged
 
     def _check_pairs(self, where: str) -> None:
         for smaller, larger in (("min_factor", "max_factor"), ("min_lock", "max_lock")):
@@ -144,7 +304,7 @@ class LockOptions:
                 raise TaskLockOptionError(
                     f"{where}: {smaller} ({low:g}) must not be above {larger} ({high:g})"
                 )
-        for factor, time in (("min_factor", "min_lock"), ("max_factor", "max_lock")):
+        for factor, time in _EITHER:
             if getattr(self, factor) is not None and getattr(self, time) is not None:
                 raise TaskLockOptionError(f"{where}: give {factor} or {time}, not both")
 
@@ -199,186 +359,15 @@ class LockOptions:
         """
         if attempt > (self.retries or 0):
             return None
-        delay = self.retry_delay if self.retry_delay is not None else DEFAULT_RETRY_DELAY
-        backoff = self.retry_backoff or DEFAULT_RETRY_BACKOFF
-        return min(delay * backoff ** (attempt - 1), LONGEST_RETRY_DELAY)
+        assert self.retry_delay is not None
+        assert self.retry_backoff is not None
+        return min(self.retry_delay * self.retry_backoff ** (attempt - 1), LONGEST_RETRY_DELAY)
 
 
-# A lease must not be shorter than so many seconds, because a claim is renewed three times in each
-# lease, and a renewal needs time in a busy process and on the network.
-SHORTEST_LEASE = 1.0
-# Limits a leader's lease. A longer one, which no replica writes, counts as over.
-LONGEST_LEADER_LEASE = 3600.0
-# A lease below so many seconds is logged as a WARNING, because a job may lose its lock in a short
-# stall of the database or the process.
-SHORT_LEASE = 5.0
-
-# The default minimum lock, as a multiple of the period: 0.9 and not 1.0, because with 1.0 the next
-# run time could be a few milliseconds before the end of the last window, and would be skipped.
-DEFAULT_MIN_FACTOR = 0.9
-# The default minimum lock of a one-off job, in seconds. Replicas that add the same job within these
-# seconds run the job once. A new job that gets the same id after these seconds is run, too.
-ONE_OFF_MIN_LOCK = 60.0
-
-# How long rows of ended one-off jobs are kept, by default and at least, in seconds. Replicas delete
-# such rows once an hour.
-KEEP_ONE_OFFS = 7 * 24 * 3600.0
-SHORTEST_KEPT = 3600.0
-
-# Limits the retries of a run, so that a mistyped number does not keep a job busy for days.
-MOST_RETRIES = 20
-# The seconds until the first retry, and the factor for each further one.
-DEFAULT_RETRY_DELAY = 30.0
-DEFAULT_RETRY_BACKOFF = 2.0
-# Limits the factor.
-LARGEST_RETRY_BACKOFF = 100.0
-
-# The defaults of the other options.
-DEFAULTS = LockOptions(
-    max_factor=5.0,
-    period=3600.0,
-    failover=False,
-    max_takeovers=3,
-    cancel_on_lost=False,
-    on_failure="keep",
-    retries=0,
-    retry_delay=DEFAULT_RETRY_DELAY,
-    retry_backoff=DEFAULT_RETRY_BACKOFF,
-)
-
-
-def parse_seconds(value: Any, option: str, where: str) -> float:
-    """Return a time in seconds, 0 or more.
-
-    :param value: a ``timedelta``, or seconds as a number or as a string
-    """
-    if isinstance(value, timedelta):
-        value = value.total_seconds()
-    seconds = parse_number(value, option, where, "seconds or a timedelta, 0 or more")
-    if seconds > LONGEST_SECONDS:
-        raise TaskLockOptionError(f"{where}: {option} must be at most 100 years, not {value!r}")
-    return seconds
-
-
-def parse_positive_seconds(value: Any, option: str, where: str) -> float:
-    """Return a time in seconds, above 0."""
-    seconds = parse_seconds(value, option, where)
-    if seconds == 0:
-        raise TaskLockOptionError(f"{where}: {option} must be above 0, not {value!r}")
-    return seconds
-
-
-def parse_leader_lease(value: Any, option: str, where: str) -> float:
-    """Return the lease of a leader in seconds, which is a second to an hour."""
-    seconds = parse_seconds(value, option, where)
-    if not SHORTEST_LEASE <= seconds <= LONGEST_LEADER_LEASE:
-        raise TaskLockOptionError(
-            f"{where}: {option} must be {SHORTEST_LEASE:g} s or more, and at most an hour, not "
-            f"{value!r}"
-        )
-    return seconds
-
-
-def parse_keep_one_offs(value: Any, option: str, where: str) -> float:
-    """Return how long rows of ended one-off jobs are kept, in seconds: an hour or more."""
-    seconds = parse_seconds(value, option, where)
-    if seconds < SHORTEST_KEPT:
-        raise TaskLockOptionError(
-            f"{where}: {option} must be an hour or more, because until then a replica may still "
-            f"ask for the run time of such a job, not {value!r}"
-        )
-    return seconds
-
-
-def parse_retry_delay(value: Any, option: str, where: str) -> float:
-    """Return the seconds until a retry: 0 or more, and a day at most."""
-    seconds = parse_seconds(value, option, where)
-    if seconds > LONGEST_RETRY_DELAY:
-        raise TaskLockOptionError(f"{where}: {option} must be at most a day, not {value!r}")
-    return seconds
-
-
-def parse_number(
-    value: Any, option: str, where: str, allowed: str = "a number, 0 or more"
-) -> float:
-    """Return a number, 0 or more, given as a number or as a string."""
-    try:
-        number = math.nan if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError, OverflowError):
-        number = math.nan
-    if not (math.isfinite(number) and number >= 0):
-        raise TaskLockOptionError(f"{where}: {option} must be {allowed}, not {value!r}")
-    return number
-
-
-def _parse_positive_number(value: Any, option: str, where: str) -> float:
-    number = parse_number(value, option, where, "a number above 0")
-    if number == 0:
-        raise TaskLockOptionError(f"{where}: {option} must be a number above 0, not {value!r}")
-    return number
-
-
-def _parse_text(value: Any, option: str, where: str) -> str:
-    if not isinstance(value, str) or not value:
-        raise TaskLockOptionError(
-            f"{where}: {option} must be a text that is not empty, not {value!r}"
-        )
-    return value
-
-
-def _parse_on_failure(value: Any, option: str, where: str) -> str:
-    if value not in ("keep", "release"):
-        raise TaskLockOptionError(f"{where}: {option} must be 'keep' or 'release', not {value!r}")
-    return str(value)
-
-
-def _parse_lease(value: Any, option: str, where: str) -> float:
-    if value is None or (isinstance(value, str) and value.lower() == "none"):
-        return math.inf
-    seconds = parse_seconds(value, option, where)
-    if seconds < SHORTEST_LEASE:
-        raise TaskLockOptionError(
-            f"{where}: {option} must be {SHORTEST_LEASE:g} s or more, so that renewals have "
-            f"time to arrive, or None for the maximum lock, not {value!r}"
-        )
-    return seconds
-
-
-def _parse_failover(value: Any, option: str, where: str) -> bool:
-    try:
-        return parse_switch(value, option, where)
-    except TaskLockOptionError:
-        raise TaskLockOptionError(
-            f"{where}: {option} must be True or False, not {value!r}; after how many seconds a "
-            "holder counts as dead is the option 'lease'"
-        ) from None
-
-
-def parse_count(value: Any, option: str, where: str) -> int:
-    """Return a whole number, 0 or more, given as a number or as a string."""
-    number = parse_number(value, option, where, "a whole number, 0 or more")
-    if number != int(number):
-        raise TaskLockOptionError(
-            f"{where}: {option} must be a whole number, 0 or more, not {value!r}"
-        )
-    return int(number)
-
-
-def _parse_retries(value: Any, option: str, where: str) -> int:
-    count = parse_count(value, option, where)
-    if count > MOST_RETRIES:
-        raise TaskLockOptionError(
-            f"{where}: {option} must be at most {MOST_RETRIES}, not {value!r}"
-        )
-    return count
-
-
-def _parse_backoff(value: Any, option: str, where: str) -> float:
-    allowed = f"a number from 1 to {LARGEST_RETRY_BACKOFF:g}"
-    number = parse_number(value, option, where, allowed)
-    if not 1 <= number <= LARGEST_RETRY_BACKOFF:
-        raise TaskLockOptionError(f"{where}: {option} must be {allowed}, not {value!r}")
-    return number
+# The default of each option that is the same for all jobs.
+DEFAULTS = LockOptions(**{row.name: row.metadata["default"] for row in fields(LockOptions)})
+# The options that the executor takes for all of its jobs.
+OF_EXECUTOR = [row.name for row in fields(LockOptions) if row.metadata["of_executor"]]
 
 
 def parse_token(value: Any, where: str) -> int:
@@ -393,35 +382,6 @@ def parse_token(value: Any, where: str) -> int:
             f"{value!r:.100}"
         )
     return token
-
-
-def parse_switch(value: Any, option: str, where: str) -> bool:
-    """Return a ``bool``, given as a ``bool`` or as the text ``"true"`` or ``"false"``."""
-    switches = {"true": True, "false": False}
-    switched = switches.get(str(value).lower())
-    if switched is None:
-        raise TaskLockOptionError(f"{where}: {option} must be True or False, not {value!r}")
-    return switched
-
-
-_PARSERS: dict[str, Callable[[Any, str, str], Any]] = {
-    "name": _parse_text,
-    "min_factor": parse_number,
-    "max_factor": _parse_positive_number,
-    "min_lock": parse_seconds,
-    "max_lock": parse_positive_seconds,
-    "period": parse_positive_seconds,
-    "lease": _parse_lease,
-    "failover": _parse_failover,
-    "max_takeovers": parse_count,
-    "cancel_on_lost": parse_switch,
-    "on_failure": _parse_on_failure,
-    "grace": parse_seconds,
-    "max_runtime": parse_positive_seconds,
-    "retries": _parse_retries,
-    "retry_delay": parse_retry_delay,
-    "retry_backoff": _parse_backoff,
-}
 
 
 def parse_job_options(options: Any, where: str) -> LockOptions | Literal[False]:

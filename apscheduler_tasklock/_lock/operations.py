@@ -81,7 +81,7 @@ from apscheduler_tasklock.errors import (
     TaskLockOptionError,
     TaskLockStateError,
 )
-from apscheduler_tasklock.options import RESERVED_KEY
+from apscheduler_tasklock.options import DEFAULT_LEASE, RESERVED_KEY
 from apscheduler_tasklock.schema.check import check_writable
 from apscheduler_tasklock.schema.table import (
     EARLIEST,
@@ -238,8 +238,8 @@ _REPLICA_STATE = f"""
 """
 # A task's lease: by its registered options, or else the longest that it has by default. It is null
 # if its claims have none. Only whole seconds are read, because a cast of another text may fail.
-_LEASE = """(NULLIF(COALESCE(substring(lock.details FROM '"lease": [[]([0-9]{1,9}|null)'), '60'),
-                    'null')::float8 * interval '1 second')"""
+_LEASE = f"""(NULLIF(COALESCE(substring(lock.details FROM '"lease": [[]([0-9]{{1,9}}|null)'),
+                              '{DEFAULT_LEASE}'), 'null')::float8 * interval '1 second')"""
 # When a run that goes on was renewed last, or earlier.
 _RENEWED_AT = f"(lock.locked_until - {_LEASE})"
 # Limits how long a lease counts as a sign of life after its renewal, so that a long one does not

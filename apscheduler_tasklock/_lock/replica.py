@@ -50,20 +50,9 @@ class ReleaseLimit:
 
 @dataclass(frozen=True)
 class LockSettings:
-    """The settings of a client.
+    """The settings of a client: the checked parameters of ``TaskLockExecutor``, times in seconds.
 
     :ivar database: a URL, which may have a password, or an application's engine
-    :ivar replica_id: the replica's id, shown in logs
-    :ivar claim_timeout: limits how long a claim is tried while the database is unavailable, in
-        seconds
-    :ivar schema: the schema of the task lock table; ``None``: the ``search_path`` decides
-    :ivar table: the name of the task lock table
-    :ivar history: how many runs of each task the run history keeps; 0: none
-    :ivar redact: called with a failed run's exception; returns the message that the run history
-        keeps, or ``None``
-    :ivar tracebacks: whether the run history keeps the tracebacks of failed runs
-    :ivar release: the release of the application that runs here; ``None``: it is not known
-    :ivar keep_one_offs: how long rows of ended one-off jobs are kept, in seconds
     :ivar stand_in: stands in for the database in an application's tests
     :ivar is_named: whether the application has given the replica's id
     """

@@ -6,6 +6,7 @@ import os
 import secrets
 import socket
 from collections.abc import Callable
+from datetime import timedelta
 
 from sqlalchemy import Engine
 from sqlalchemy.engine import URL
@@ -14,7 +15,14 @@ from apscheduler_tasklock._database.url import given_database
 from apscheduler_tasklock._lock.replica import LockSettings
 from apscheduler_tasklock._values import cut
 from apscheduler_tasklock.errors import TaskLockOptionError
-from apscheduler_tasklock.options import KEEP_ONE_OFFS, check_name, parse_count, parse_switch
+from apscheduler_tasklock.options import (
+    ABOVE_0,
+    SHORTEST_KEPT,
+    check_name,
+    parse_count,
+    parse_seconds,
+    parse_switch,
+)
 from apscheduler_tasklock.schema.table import DEFAULT_TABLE
 
 # Limits ``claim_timeout``, in seconds, because a larger number was hardly meant in seconds.
@@ -31,43 +39,48 @@ LONGEST_RELEASE = 100
 
 def lock_settings(
     database: str | URL | Engine | None,
+    where: str,
     *,
     replica_id: str | None = None,
-    claim_timeout: float = 10.0,
+    claim_timeout: timedelta | float | str = LockSettings.claim_timeout,
     schema: str | None = None,
     table: str = DEFAULT_TABLE,
-    history: int | str = 100,
+    history: int | str = LockSettings.history,
     redact: Callable[[BaseException], str | None] | None = None,
     tracebacks: bool | str = False,
     release: str | None = None,
-    keep_one_offs: float = KEEP_ONE_OFFS,
+    keep_one_offs: timedelta | float | str = LockSettings.keep_one_offs,
 ) -> LockSettings:
-    """Return checked settings; for the parameters see ``TaskLocks``.
+    """Return checked settings; for the other parameters see ``TaskLockExecutor``.
 
+    :param where: names the owner of the settings in messages
     :raises TaskLockOptionError: a parameter is invalid
     """
     is_named = bool(replica_id)
     replica_id = check_name(replica_id or make_replica_id(), "replica_id")
-    if not 0 < claim_timeout <= LONGEST_CLAIM:
-        raise TaskLockOptionError(
-            f"claim_timeout must be above 0 and at most a day, not {claim_timeout!r} seconds"
-        )
     if redact is not None and not callable(redact):
         raise TaskLockOptionError(f"redact must be a function of an exception, not {redact!r}")
-    kept = parse_count(history, "history", "the run history")
-    if kept > LONGEST_HISTORY:
-        raise TaskLockOptionError(f"history must be at most {LONGEST_HISTORY}, not {history!r}")
+    allowed = "above 0 and at most a day"
+    tried_for = parse_seconds(
+        claim_timeout, "claim_timeout", where, ABOVE_0, LONGEST_CLAIM, allowed=allowed
+    )
+    allowed = f"a whole number from 0 to {LONGEST_HISTORY}"
+    runs = parse_count(history, "history", where, LONGEST_HISTORY, allowed=allowed)
+    allowed = (
+        "an hour or more, because until then a replica may still ask for the run time of such a job"
+    )
+    kept = parse_seconds(keep_one_offs, "keep_one_offs", where, SHORTEST_KEPT, allowed=allowed)
     return LockSettings(
         given_database(database),
         replica_id,
-        claim_timeout,
+        tried_for,
         schema,
         table,
-        kept,
+        runs,
         redact or str,
-        parse_switch(tracebacks, "tracebacks", "the run history"),
+        parse_switch(tracebacks, "tracebacks", where),
         _parse_release(release),
-        keep_one_offs,
+        kept,
         is_named=is_named,
     )
 

@@ -26,19 +26,19 @@ from apscheduler_tasklock._runs.trigger_times import (
 )
 from apscheduler_tasklock._values import logger_of
 from apscheduler_tasklock.errors import TaskLockSchemaError
-from apscheduler_tasklock.options import LONGEST_SECONDS, LockOptions
+from apscheduler_tasklock.options import (
+    GRACE_SHARE,
+    LONGEST_GRACE,
+    LONGEST_SECONDS,
+    SHORTEST_GRACE,
+    LockOptions,
+)
 from apscheduler_tasklock.status import MissCause
 
 logger = logger_of(__name__)
 
 # A job's id, and the alias of its store.
 JobKey = tuple[str, str]
-
-# The default of the option `grace` is this share of the period.
-GRACE_SHARE = 0.1
-# The shortest and the longest default of the option `grace`, in seconds.
-SHORTEST_GRACE = 60.0
-LONGEST_GRACE = 600.0
 
 # The value of `DueRun.refused` if the claim was not refused but failed.
 FAILED = "failed"

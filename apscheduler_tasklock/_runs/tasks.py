@@ -23,6 +23,7 @@ from apscheduler_tasklock.options import (
     RESERVED_KEY,
     LockOptions,
     check_name,
+    parse_choice,
     parse_job_options,
     resolve,
 )
@@ -66,9 +67,7 @@ class Tasks:
         where: str,
         lock: str = "all",
     ) -> None:
-        if lock not in ("all", "marked"):
-            raise TaskLockOptionError(f"{where}: lock must be 'all' or 'marked', not {lock!r}")
-        self._only_marked = lock == "marked"
+        self._only_marked = parse_choice(lock, "lock", where, ("all", "marked")) == "marked"
         self._defaults = defaults
         self._jobs = {
             job_id: parse_job_options(options, f"{where}, jobs[{job_id!r}]")

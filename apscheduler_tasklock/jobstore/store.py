@@ -64,7 +64,7 @@ from apscheduler_tasklock.jobstore.scheduler_inside import SchedulerInside, Stor
 from apscheduler_tasklock.jobstore.stored_triggers import starts_from_now
 from apscheduler_tasklock.jobstore.stored_values import UnreadableError
 from apscheduler_tasklock.jobstore.trust import AllowedFunctions, Signer, UntrustedError
-from apscheduler_tasklock.options import parse_positive_seconds
+from apscheduler_tasklock.options import parse_choice, parse_positive_seconds
 from apscheduler_tasklock.schema.table import DEFAULT_TABLE, job_table
 
 logger = logger_of(__name__)
@@ -91,19 +91,22 @@ class TaskLockJobStore(BaseJobStore, ShutDownTogether):  # type: ignore[misc]  #
 
     Plugin alias: ``tasklock``
 
-    :param database: PostgreSQL URL, or an SQLAlchemy ``Engine`` with psycopg. The job store opens
-        its connections as the engine does, and does not use the engine's pool. By default the URL
-        in the environment's ``TASKLOCK_DATABASE_URL``.
+    :param database: PostgreSQL URL, or an SQLAlchemy ``Engine`` with psycopg; the same as the
+        executor's. The job store opens its connections as the engine does, and does not use the
+        engine's pool. By default ``TASKLOCK_DATABASE_URL`` of the environment.
     :param functions: which functions jobs may call: packages, modules or functions by their dotted
-        names, such as ``["myapp."]``
+        names, such as ``["myapp."]``. Each goes by its own name only.
     :param secret: the key that signs the rows: a text or bytes of at least 16 bytes, or a list of
         keys. The first key signs, each key verifies. ``functions``, ``secret`` or both are needed.
     :param serializer: ``"json"``, or ``"pickle"`` for triggers and arguments that JSON cannot
         store, which needs a ``secret``
-    :param schema: schema of the task lock table; by default the ``search_path`` decides
-    :param table: name of the task lock table. The jobs' table is in the same schema.
-    :param poll_interval: longest time between two looks for due jobs, a ``timedelta`` or seconds
-    :param replica_id: id of this replica, for operators
+    :param schema: schema of the task lock table; the same as the executor's. By default the
+        ``search_path`` decides.
+    :param table: name of the task lock table; the same as the executor's
+    :param poll_interval: longest time between two looks for due jobs. In a fleet of more than 20
+        replicas it is longer, 50 ms for each live one.
+    :param replica_id: who reads the jobs, shown to operators. By default host, process and a random
+        part.
     :raises TaskLockOptionError: an option is invalid, or both ``functions`` and ``secret`` are
         missing
     """
@@ -133,13 +136,11 @@ class TaskLockJobStore(BaseJobStore, ShutDownTogether):  # type: ignore[misc]  #
                 "secret='...', which signs the rows. Without either, anybody who can write the "
                 "table could run any code"
             )
-        if serializer not in ("json", "pickle"):
-            raise TaskLockOptionError(
-                f"{where}: serializer must be 'json' or 'pickle', not {serializer!r}"
-            )
+        pickles = parse_choice(serializer, "serializer", where, ("json", "pickle")) == "pickle"
         self._interval = parse_positive_seconds(poll_interval, "poll_interval", where)
         settings = lock_settings(
             database,
+            where,
             replica_id=replica_id,
             claim_timeout=_TIMEOUT,
             schema=schema or None,  # because a configuration file can only say '' for None
@@ -147,7 +148,6 @@ class TaskLockJobStore(BaseJobStore, ShutDownTogether):  # type: ignore[misc]  #
         )
         self.locks = LockClient(replace(settings, timings=self.timings))
         signer = None if secret is None else Signer(secret)
-        pickles = serializer == "pickle"
         self._codec = JobCodec(AllowedFunctions(functions or None), signer, pickles=pickles)
         if pickles:
             logger.warning(

@@ -101,7 +101,7 @@ def make_locks(database_url: str) -> Iterator[Callable[..., LockClient]]:
         def make(
             database: Any = database_url, timings: Timings | None = None, **options: Any
         ) -> LockClient:
-            settings = lock_settings(database, **{"replica_id": "replica", **options})
+            settings = lock_settings(database, "test", **{"replica_id": "replica", **options})
             locks = LockClient(replace(settings, timings=timings or Timings()))
             closing.callback(locks.close)
             return locks

@@ -15,6 +15,7 @@ from apscheduler_tasklock import (
     current_lock,
     task_lock,
 )
+from apscheduler_tasklock.options import DEFAULT_LEASE
 from tests.simulation.replicas import SimulatedReplicas
 
 MIDNIGHT = datetime(2026, 3, 1, tzinfo=timezone.utc)
@@ -144,9 +145,7 @@ class TestLeases:
             ({"max_lock": 600, "lease": 599}, 599.0),
             ({"max_lock": 600, "lease": 600}, None),
             ({"max_lock": 600, "lease": None}, None),
-            ({"max_lock": 180}, 60.0),
-            ({"max_lock": 1500}, 60.0),
-            ({"max_lock": 90}, 30.0),
+            ({"max_lock": 1500}, DEFAULT_LEASE),
             ({"max_lock": 45}, 15.0),
             ({"max_lock": 44}, None),
             ({"max_lock": 44, "failover": True}, 44 / 3),

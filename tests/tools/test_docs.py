@@ -6,8 +6,6 @@ import ast
 import inspect
 import re
 from collections.abc import Iterator
-from dataclasses import fields
-from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
 
@@ -16,27 +14,10 @@ import pytest
 import apscheduler_tasklock
 from apscheduler_tasklock import (
     TaskLockEvent,
-    TaskLockExecutor,
-    TaskLockJobStore,
     TaskLocks,
     testing,
 )
-from apscheduler_tasklock._runs.submission import (
-    GRACE_SHARE,
-    LONGEST_GRACE,
-    SHORTEST_GRACE,
-)
-from apscheduler_tasklock.options import (
-    DEFAULT,
-    DEFAULT_LEASE,
-    DEFAULT_LEASE_SHARE,
-    DEFAULT_MIN_FACTOR,
-    DEFAULTS,
-    ONE_OFF_MIN_LOCK,
-    LockOptions,
-)
 from apscheduler_tasklock.schema.table import (
-    DEFAULT_TABLE,
     job_table,
     replica_table,
     run_table,
@@ -78,81 +59,11 @@ def rows(text: str) -> dict[str, list[str]]:
     return found
 
 
-# What the page says of a default that is not simply the value in the signature.
-TOLD = {
-    "executor": "the scheduler's own default",
-    "min_factor": f"{DEFAULT_MIN_FACTOR}; of one-off jobs {ONE_OFF_MIN_LOCK:g} s instead",
-    "lease": f"{DEFAULT_LEASE:g} s, or a third of the maximum lock if that is shorter",
-    "period": "1 hour",
-    "keep_one_offs": "7 days",
-    "replica_id": "host, process, random",
-    # One row with the table.
-    "schema": f"`{DEFAULT_TABLE}`",
-    "table": f"`{DEFAULT_TABLE}`",
-}
-IN_SECONDS = {"poll_interval", "claim_timeout", "leader_lease", "retry_delay"}
-
-
-def told_default(name: str, parameter: inspect.Parameter) -> str:
-    """Return what the table of options is to say of a parameter's default."""
-    default = parameter.default
-    if name in TOLD:
-        return TOLD[name]
-    if name == "database":
-        return "`TASKLOCK_DATABASE_URL` of the environment"
-    if default in (None, "", inspect.Parameter.empty):
-        return ""
-    if isinstance(default, bool):
-        return f"`{default}`"
-    if isinstance(default, str):
-        return f'`"{default}"`'
-    return f"{default:g} s" if name in IN_SECONDS else str(default)
-
-
-@pytest.mark.parametrize(
-    ("documented", "heading"),
-    [(TaskLockExecutor, "The executor"), (TaskLockJobStore, "The job store")],
-)
-def test_each_option_has_a_row_with_its_default(
-    checkout: Path, documented: type, heading: str
-) -> None:
-    table = rows(section(page(checkout, "reference/options"), heading))
-    parameters = dict(inspect.signature(documented).parameters)
-    parameters.pop("executor_options", None)
-    told = {name: cells[0] for name, cells in table.items()}
-    assert told == {name: told_default(name, one) for name, one in parameters.items()}
-
-
-def test_the_defaults_that_are_told_in_words_hold() -> None:
-    parameters = inspect.signature(TaskLockExecutor).parameters
-    assert parameters["period"].default == timedelta(hours=1)
-    assert parameters["lease"].default is DEFAULT
-    assert parameters["min_factor"].default is DEFAULT
-    assert pytest.approx(1 / 3) == DEFAULT_LEASE_SHARE
-    assert parameters["schema"].default is None
-    assert parameters["table"].default == DEFAULT_TABLE
-    for name in ("max_factor", "failover", "max_takeovers"):
-        assert parameters[name].default == getattr(DEFAULTS, name)
-    assert DEFAULTS.period == timedelta(hours=1).total_seconds()
-
-
 def test_each_argument_of_task_locks_is_named(checkout: Path) -> None:
     text = section(page(checkout, "reference/options"), "`TaskLocks`")
     [arguments] = re.findall(r"^`TaskLocks\((.*)\)`", text, re.MULTILINE)
     names = [name for name in arguments.split(", ") if name != "*"]
     assert names == list(inspect.signature(TaskLocks).parameters)
-
-
-def test_each_option_of_a_job_has_a_row_with_its_default(checkout: Path) -> None:
-    table = rows(section(page(checkout, "reference/options"), "One job"))
-    table.pop("False")
-    assert set(table) == {field.name for field in fields(LockOptions)}
-    assert table["cancel_on_lost"][0] == f"`{DEFAULTS.cancel_on_lost}`"
-    assert table["on_failure"][0] == f'`"{DEFAULTS.on_failure}"`'
-    grace = table["grace"][0]
-    assert grace.startswith(f"a tenth of the period, at least {SHORTEST_GRACE:g} s ")
-    assert f" and at most {LONGEST_GRACE / 60:g} min," in grace
-    assert pytest.approx(0.1) == GRACE_SHARE
 
 
 @pytest.mark.parametrize(

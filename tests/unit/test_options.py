@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from math import inf
 from typing import Any
@@ -12,6 +13,7 @@ from apscheduler_tasklock import TaskLockExecutor
 from apscheduler_tasklock.errors import TaskLockOptionError
 from apscheduler_tasklock.options import (
     DEFAULT,
+    DEFAULT_LEASE,
     DEFAULTS,
     LONGEST_SECONDS,
     LockOptions,
@@ -79,7 +81,9 @@ def test_a_lease_that_is_not_given_is_left_to_the_next_place() -> None:
 
 @pytest.mark.parametrize("given", [0, 0.5, "0.9", timedelta(milliseconds=999)])
 def test_a_lease_too_short_to_renew_in_is_refused(given: Any) -> None:
-    with pytest.raises(TaskLockOptionError, match="lease must be 1 s or more") as refused:
+    with pytest.raises(
+        TaskLockOptionError, match="lease must be seconds or a timedelta, 1 s or more"
+    ) as refused:
         parse(lease=given)
     assert "or None for the maximum lock" in str(refused.value)
 
@@ -93,10 +97,10 @@ def test_a_lease_that_is_no_time_is_refused(given: Any) -> None:
 @pytest.mark.parametrize(
     ("options", "max_lock", "lease"),
     [
-        # Unset: 60 s or a third of the maximum lock, whichever is shorter.
-        ({}, 1500, 60),
-        ({}, 180, 60),
-        ({}, 90, 30),
+        # Unset: the default or a third of the maximum lock, whichever is shorter.
+        ({}, 1500, DEFAULT_LEASE),
+        ({}, 3 * DEFAULT_LEASE, DEFAULT_LEASE),
+        ({}, 1.5 * DEFAULT_LEASE, DEFAULT_LEASE / 2),
         ({}, 45, 15),
         ({}, 44, None),  # the maximum lock frees the task soon enough
         ({"failover": True}, 42, 14),
@@ -198,22 +202,25 @@ NO_NUMBERS = [
 ]
 
 
-def allowed_for(option: str) -> str:
-    if option in TIMES:
-        return "seconds or a timedelta, 0 or more"
-    return "a number, 0 or more" if option == "min_factor" else "a number above 0"
+ALLOWED = {
+    "min_factor": "a number, 0 or more",
+    "max_factor": "a number above 0",
+    "min_lock": "seconds or a timedelta, from 0 to 100 years",
+    "max_lock": "seconds or a timedelta, above 0 and at most 100 years",
+    "period": "seconds or a timedelta, above 0 and at most 100 years",
+}
 
 
 @pytest.mark.parametrize(
     ("option", "value", "allowed"),
     [
-        *((option, value, allowed_for(option)) for option in NUMBERS for value in NO_NUMBERS),
-        *((option, zero, "above 0") for option in ABOVE_0 for zero in (0, "0", 0.0)),
-        *((option, timedelta(0), "above 0") for option in ABOVE_0 if option in TIMES),
-        *((option, timedelta(seconds=-1), "seconds or a timedelta, 0 or more") for option in TIMES),
-        *((option, timedelta(seconds=1), allowed_for(option)) for option in FACTORS),
-        *((option, timedelta(days=36501), "at most 100 years") for option in TIMES),
-        *((option, 1e300, "at most 100 years") for option in TIMES),
+        *((option, value, ALLOWED[option]) for option in NUMBERS for value in NO_NUMBERS),
+        *((option, zero, ALLOWED[option]) for option in ABOVE_0 for zero in (0, "0", 0.0)),
+        *((option, timedelta(0), ALLOWED[option]) for option in ABOVE_0 if option in TIMES),
+        *((option, timedelta(seconds=-1), ALLOWED[option]) for option in TIMES),
+        *((option, timedelta(seconds=1), ALLOWED[option]) for option in FACTORS),
+        *((option, timedelta(days=36501), ALLOWED[option]) for option in TIMES),
+        *((option, 1e300, ALLOWED[option]) for option in TIMES),
         *(("name", value, "a text that is not empty") for value in ("", 5, b"sync", True, ["a"])),
         *(
             ("on_failure", value, "'keep' or 'release'")
@@ -329,6 +336,20 @@ def test_options_that_are_impossible_together_are_refused(
     assert str(refused.value) == f"{WHERE}: {message}"
 
 
+@pytest.mark.parametrize(
+    "both", [{"min_factor": 1, "min_lock": 3}, {"max_factor": 2, "max_lock": 9}]
+)
+def test_a_factor_and_a_time_in_one_place_are_refused_and_not_both_dropped(
+    both: dict[str, Any],
+) -> None:
+    for stronger, weaker in [
+        (LockOptions(**both), DEFAULTS),
+        (LockOptions(), LockOptions(**both)),
+    ]:
+        with pytest.raises(TaskLockOptionError, match=f"give {' or '.join(both)}, not both"):
+            stronger.over(weaker, WHERE)
+
+
 def test_strongest_place_wins_option_by_option() -> None:
     options = resolve(
         {"max_factor": 2},
@@ -337,19 +358,7 @@ def test_strongest_place_wins_option_by_option() -> None:
         DEFAULTS,
         where=WHERE,
     )
-    assert options == LockOptions(
-        name="from-jobs",
-        min_lock=3,
-        max_factor=2,
-        period=3600,
-        failover=False,
-        max_takeovers=3,
-        cancel_on_lost=False,
-        on_failure="keep",
-        retries=0,
-        retry_delay=30,
-        retry_backoff=2,
-    )
+    assert options == replace(DEFAULTS, name="from-jobs", min_lock=3, max_factor=2)
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,7 @@ from apscheduler_tasklock import (
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._runs.watch import Watch
+from apscheduler_tasklock.options import DEFAULT_LEASE
 from tests.support import claims, outages
 from tests.support.claims import AHEAD, LaterThan, end_lease, row
 from tests.support.faults import CLAIM
@@ -888,7 +889,7 @@ class TestOwnWindows:
         replica.idle()
         assert replica.codes() == [EVENT_TASK_LOCK_REFUSED]
 
-    def test_of_a_daily_job_wait_for_a_minute_at_most_by_default(
+    def test_of_a_daily_job_wait_for_a_default_lease_at_most(
         self, make_replica: MakeReplica, connection: Connection
     ) -> None:
         """A killed holder would otherwise silence it for five days."""
@@ -897,7 +898,7 @@ class TestOwnWindows:
         granted = replica.one(EVENT_TASK_LOCK_GRANTED)
         replica.one(EVENT_JOB_EXECUTED)
         claimed = row(connection)
-        assert granted.locked_until - claimed["started_at"] == timedelta(minutes=1)
+        assert granted.locked_until - claimed["started_at"] == timedelta(seconds=DEFAULT_LEASE)
         assert claimed["run_until"] - claimed["started_at"] == timedelta(days=5)
 
 

@@ -735,8 +735,8 @@ class TestHistoryOptions:
         ("options", "told"),
         [
             ({"history": -1}, "history must be"),
-            ({"history": 1.5}, "history must be a whole number"),
-            ({"history": 10_001}, "history must be at most 10000"),
+            ({"history": 1.5}, "history must be a whole number from 0"),
+            ({"history": 10_001}, "history must be a whole number from 0 to 10000"),
             ({"redact": "no function"}, "redact must be a function"),
             ({"tracebacks": "perhaps"}, "tracebacks must be True or False"),
         ],
