@@ -493,8 +493,7 @@ def _paused(story: Any, at: float, seconds: float) -> None:
     process = story.replicas[0].process
 
     def pause() -> None:
-        process.paused_until = max(process.paused_until, story.world.now + seconds)
-        process.lose_touch(story.world.now, seconds)
+        process.pause(story.world.now, seconds)
         story.world.note(process.name, f"   is stopped for {seconds:g} s")
 
     story.world.call_at(BEGIN + at, pause)

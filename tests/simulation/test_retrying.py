@@ -91,7 +91,7 @@ def test_the_attempts_of_a_scenario_are_those_that_it_is_about(scenario: str) ->
 def test_a_retry_whose_lease_is_over_when_its_answer_comes_is_handed_over_at_once() -> None:
     """Else its claim is sent again and again, and finds itself each time."""
     [scenario] = [each for each in SCENARIOS if each.name == "every attempt fails"]
-    planned = Planned(44, "no answer"), Planned(47, "step ahead")
+    planned = Planned(43, "no answer"), Planned(46, "step ahead")
     story = story_of(scenario, planned)
     # If this fails, the scenario has changed, and the pair has to be found again.
     assert [story.plan.places[each.at].what for each in planned] == ["retry_many r"] * 2, story
