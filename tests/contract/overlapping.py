@@ -23,18 +23,19 @@ from apscheduler_tasklock.schema.table import task_lock_table
 from tests.support.rows import DEAD, HANDED_OVER, add_job, add_replica, add_run, add_task
 from tests.support.waist import (
     LOCK_TIMEOUT,
+    AgainRequest,
     ClaimRequest,
     JobMove,
-    ManualRequest,
     Registration,
     ReleaseRequest,
     Renewal,
     Statements,
-    TakeoverRequest,
     attempt,
     believing,
+    manual_run_of,
     protocol_of,
     send_together,
+    takeover_of,
 )
 
 # By the database's clock, which stands still. It is ahead of this machine's, so that no run time is
@@ -153,13 +154,13 @@ def _decided(decision: Any) -> Any:
     return decision.answer
 
 
-def _takeover(side: Side, task: str) -> TakeoverRequest:
-    return TakeoverRequest(task, last_claim(task), "before", 30, claim_id=side.claim_id(task))
+def _takeover(side: Side, task: str) -> AgainRequest:
+    return takeover_of(task, last_claim(task), "before", 30, claim_id=side.claim_id(task))
 
 
-def _manual(side: Side, task: str) -> ManualRequest:
+def _manual(side: Side, task: str) -> AgainRequest:
     request = requested(task)
-    return ManualRequest(task, request, 300, 30, runs="job", claim_id=side.claim_id(task))
+    return manual_run_of(task, request, 300, 30, runs="job", claim_id=side.claim_id(task))
 
 
 def _due(side: Side, task: str) -> ClaimRequest:

@@ -20,14 +20,14 @@ from tests.support.waist import (
     AnyAttempt,
     ClaimRequest,
     Decision,
-    ManualRequest,
     Replica,
-    RetryRequest,
     RowLockedError,
-    TakeoverRequest,
     attempt,
     believing,
+    manual_run_of,
+    retry_of,
     send_together,
+    takeover_of,
 )
 
 # The versions of rows and the locks of sessions are PostgreSQL's.
@@ -44,13 +44,13 @@ def claim(_one: Replica) -> Any:
 
 def takeover(one: Replica) -> Any:
     dead, _ = one.claim(failover=True, lease=0.0, max_lock=600.0)
-    return TakeoverRequest("task", dead, "one", LEASE)
+    return takeover_of("task", dead, "one", LEASE)
 
 
 def retry(one: Replica) -> Any:
     failed, _ = one.claim(max_lock=600.0)
     one.end(failed, outcome="failed", retry_in=0.0)
-    return RetryRequest("task", failed, 600.0, LEASE)
+    return retry_of("task", failed, 600.0, LEASE)
 
 
 def manual(one: Replica) -> Any:
@@ -59,7 +59,7 @@ def manual(one: Replica) -> Any:
     one.connection.execute(
         "UPDATE task_lock SET request_id = %s, request_until = now() + interval '1 hour'", [asked]
     )
-    return ManualRequest("task", asked, 600.0, LEASE, runs="jobs:job")
+    return manual_run_of("task", asked, 600.0, LEASE, runs="jobs:job")
 
 
 KINDS = pytest.mark.parametrize("kind", [claim, takeover, retry, manual])

@@ -14,14 +14,7 @@ from apscheduler_tasklock._lock.outcomes import RunOutcome
 from apscheduler_tasklock.errors import TaskLockDatabaseError
 from apscheduler_tasklock.testing import rule as the_rule
 from tests.contract.conftest import ON_BOTH, database_now, row, token_at
-from tests.support.waist import (
-    Memory,
-    ReleaseAnswer,
-    ReleaseRequest,
-    Renewal,
-    Replica,
-    RetryRequest,
-)
+from tests.support.waist import Memory, ReleaseAnswer, ReleaseRequest, Renewal, Replica, retry_of
 
 Travel = Callable[[float], None]
 Connection = psycopg.Connection[Any]
@@ -765,7 +758,7 @@ class TestReleasesAndRetries:
         failing, _ = one.claim(**LEASED, next_in=20.0, grace=60.0)
         one.end(failing, outcome="error", retry_in=5.0)
         travel(6)
-        retry = RetryRequest("task", failing, 60.0, 30.0, failover=True)
+        retry = retry_of("task", failing, 60.0, 30.0, failover=True)
         answer = one.statements.again(retry)
         assert answer is not None
         assert answer.granted
@@ -784,7 +777,7 @@ class TestReleasesAndRetries:
         first = release(one, request, many=many)
         assert first is not None
         travel(6)
-        retry = RetryRequest("task", failing, 60.0, 30.0, failover=True)
+        retry = retry_of("task", failing, 60.0, 30.0, failover=True)
         [answer] = other.statements.again_many([retry]).values()
         assert answer.granted
 
@@ -836,7 +829,7 @@ def test_a_retry_begins_from_its_time_until_the_next_run_time_and_in_no_pause(
     if when == "in a pause":
         pause(connection)
     failed = uuid4() if when == "of another run" else failing
-    retry = RetryRequest("task", failed, 60.0, 30.0, failover=True)
+    retry = retry_of("task", failed, 60.0, 30.0, failover=True)
     answer = one.statements.again(retry)
     assert answer is not None
     assert answer.granted == begins

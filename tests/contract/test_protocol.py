@@ -18,11 +18,12 @@ from tests.support.rows import add_replica
 from tests.support.waist import (
     ClaimAnswer,
     ClaimRequest,
-    ManualRequest,
     ReadTimes,
     Replica,
-    TakeoverRequest,
+    cause_of,
+    manual_run_of,
     protocol_of,
+    takeover_of,
 )
 
 Travel = Callable[[float], None]
@@ -775,7 +776,7 @@ class TestWhenNobodyWaits:
         travel(6)
 
         def answer(seconds: float) -> ClaimAnswer:
-            request = TakeoverRequest("task", dead, "dead")
+            request = takeover_of("task", dead, "dead")
             times = ReadTimes(not_after=in_seconds(seconds))
             [found] = one.statements.again_many([request], times).values()
             return found
@@ -793,10 +794,10 @@ class TestWhenNobodyWaits:
     ) -> None:
         claim_id, _ = one.claim()
         one.release(claim_id)
-        asked = ManualRequest("task", uuid4(), 50.0)
+        asked = manual_run_of("task", uuid4(), 50.0)
         connection.execute(
             "UPDATE task_lock SET request_id = %s, request_until = now() + interval '1 h'",
-            [asked.request_id],
+            [cause_of(asked)],
         )
 
         def granted(seconds: float) -> bool:

@@ -34,19 +34,21 @@ from tests.contract.signs_of_life import SIGNS, Fleet, Sign
 from tests.support.waist import (
     HISTORY,
     IN_TIME,
+    AgainRequest,
     ClaimRequest,
-    ManualRequest,
     Memory,
     ReadTimes,
     Registration,
     ReleaseRequest,
     Renewal,
     Replica,
-    RetryRequest,
     RunOutcome,
     Statements,
-    TakeoverRequest,
     WindowAfter,
+    caused_by,
+    manual_run_of,
+    retry_of,
+    takeover_of,
 )
 
 STEPS = 600
@@ -461,14 +463,14 @@ class Requests:
 
         return ask
 
-    def takeover_request(self, task: str) -> TakeoverRequest:
+    def takeover_request(self, task: str) -> AgainRequest:
         dead, lease = self.claim_of(task), self.rng.choice([None, 1.0, 5.0])
-        return TakeoverRequest(task, dead, "", lease, self.chance(0.7), self.new_claim(task))
+        return takeover_of(task, dead, "", lease, self.chance(0.7), self.new_claim(task))
 
     def take_over(self, task: str | None = None) -> Ask:
         request, times = self.takeover_request(task or self.task()), self.takeover_times()
         if task is not None:
-            request, times = replace(request, dead_claim_id=self.last_claim_of(task)), IN_TIME
+            request, times = caused_by(request, self.last_claim_of(task)), IN_TIME
         return lambda replica: replica.statements.again(request, times)
 
     def take_over_many(self) -> Ask:
@@ -478,8 +480,8 @@ class Requests:
     def takeover_times(self) -> ReadTimes:
         return ReadTimes(stable=self.chance(0.8), not_after=self.not_after())
 
-    def retry_request(self, task: str) -> RetryRequest:
-        return RetryRequest(
+    def retry_request(self, task: str) -> AgainRequest:
+        return retry_of(
             task,
             self.claim_of(task),
             self.rng.choice([2.0, 10.0, 300.0]),
@@ -492,7 +494,7 @@ class Requests:
     def retry(self, task: str | None = None, *, is_to_die: bool = False) -> Ask:
         request, not_after = self.retry_request(task or self.task()), self.not_after()
         if task is not None:
-            request, not_after = replace(request, failed_claim_id=self.last_claim_of(task)), None
+            request, not_after = caused_by(request, self.last_claim_of(task)), None
         if is_to_die:
             request = replace(request, max_lock=300.0, lease=3.0, failover=True)
         times = ReadTimes(not_after=not_after)
@@ -502,7 +504,7 @@ class Requests:
         task, stable = task or self.task(), self.chance(0.8)
         row = self.memory.locks.rows.get(task)
         asked_for = None if row is None else row.request_id
-        request = ManualRequest(
+        request = manual_run_of(
             task,
             asked_for if asked_for and (surely or self.chance(0.9)) else uuid4(),
             self.rng.choice([2.0, 10.0, 50.0, 300.0]),

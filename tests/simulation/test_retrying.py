@@ -94,7 +94,7 @@ def test_a_retry_whose_lease_is_over_when_its_answer_comes_is_handed_over_at_onc
     planned = Planned(43, "no answer"), Planned(46, "step ahead")
     story = story_of(scenario, planned)
     # If this fails, the scenario has changed, and the pair has to be found again.
-    assert [story.plan.places[each.at].what for each in planned] == ["retry_many r"] * 2, story
+    assert [story.plan.places[each.at].what for each in planned] == ["again r"] * 2, story
     assert not story.found, story
 
 

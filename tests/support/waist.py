@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from functools import partial
 from math import inf
@@ -103,6 +103,7 @@ __all__ = [
     "NO_REPLICA_AFTER",
     "SEVERITIES",
     "UNNOTED",
+    "AgainRequest",
     "AnyAttempt",
     "Ask",
     "BeyondLimitError",
@@ -114,7 +115,6 @@ __all__ = [
     "LockProtocol",
     "LockSettings",
     "LockTimes",
-    "ManualRequest",
     "Memory",
     "MemoryProtocol",
     "MemoryTaskLocks",
@@ -130,7 +130,6 @@ __all__ = [
     "ReleaseRequest",
     "Renewal",
     "Replica",
-    "RetryRequest",
     "RowLockedError",
     "Rows",
     "RunOutcome",
@@ -138,12 +137,13 @@ __all__ = [
     "ScheduleNote",
     "Sent",
     "Statements",
-    "TakeoverRequest",
     "Timings",
     "WatchedRows",
     "WindowAfter",
     "attempt",
     "believing",
+    "cause_of",
+    "caused_by",
     "end_of",
     "entries_in_words",
     "fate_of",
@@ -153,6 +153,7 @@ __all__ = [
     "intercept_claims",
     "is_takeover",
     "lane_in_words",
+    "manual_run_of",
     "method_of",
     "of_each_application",
     "open_runs",
@@ -160,13 +161,16 @@ __all__ = [
     "protocol_of",
     "replica_headline",
     "reset_of",
+    "retry_of",
     "rows_of",
+    "ruled_again",
     "runs_nothing_in_words",
     "send_together",
     "set_by",
     "severity_of",
     "standing_in",
     "statements_of",
+    "takeover_of",
     "tasks_of_one",
     "text_of",
     "with_findings",
@@ -175,6 +179,36 @@ __all__ = [
 
 # A claim of a run that a row shows: a dead run, a failed run, or a manual run that was asked for.
 AgainRequest = TakeoverRequest | RetryRequest | ManualRequest
+takeover_of = TakeoverRequest
+retry_of = RetryRequest
+manual_run_of = ManualRequest
+
+
+def cause_of(request: AgainRequest) -> UUID:
+    """Return the id of the dead or failed run's claim, or of what an operator has asked for."""
+    if isinstance(request, TakeoverRequest):
+        return request.dead_claim_id
+    return request.failed_claim_id if isinstance(request, RetryRequest) else request.request_id
+
+
+def caused_by(request: AgainRequest, cause: UUID) -> AgainRequest:
+    """Return the request with another cause."""
+    if isinstance(request, TakeoverRequest):
+        return replace(request, dead_claim_id=cause)
+    if isinstance(request, RetryRequest):
+        return replace(request, failed_claim_id=cause)
+    return replace(request, request_id=cause)
+
+
+def ruled_again(
+    row: rule.Row | None, request: AgainRequest, replica_id: str, now: datetime
+) -> rule.Decision[ClaimAnswer | None]:
+    """Decide on a request by the rule in Python."""
+    if isinstance(request, TakeoverRequest):
+        return rule.take_over(row, request, replica_id, now)
+    if isinstance(request, RetryRequest):
+        return rule.retry(row, request, replica_id, now)
+    return rule.claim_manual(row, request, replica_id, now, stable=True)
 
 
 @dataclass
@@ -260,7 +294,7 @@ class Statements:
 
     def again_many(
         self,
-        requests: Sequence[TakeoverRequest | RetryRequest],
+        requests: Sequence[Any],
         times: ReadTimes = IN_TIME,
     ) -> dict[UUID, ClaimAnswer]:
         """Claim runs of one kind together."""
@@ -433,7 +467,7 @@ class Replica:
         stable: bool = True,
     ) -> tuple[UUID, ClaimAnswer | None]:
         claim_id = claim_id or uuid4()
-        request = TakeoverRequest(task, dead_claim_id, "dead", lease, failover, claim_id)
+        request = takeover_of(task, dead_claim_id, "dead", lease, failover, claim_id)
         return claim_id, self.statements.again(request, ReadTimes(stable=stable))
 
     def takes_over(self, dead_claim_id: UUID, task: str = "task", **request: Any) -> bool:
@@ -450,7 +484,7 @@ class Replica:
         **request: Any,
     ) -> tuple[UUID, ClaimAnswer | None]:
         """Claim a run that was asked for by hand."""
-        asked = ManualRequest(task, request_id, max_lock, **{"runs": "jobs:job", **request})
+        asked = manual_run_of(task, request_id, max_lock, **{"runs": "jobs:job", **request})
         return asked.claim_id, self.statements.again(asked, ReadTimes(stable=stable))
 
     def release(
@@ -471,7 +505,7 @@ class Replica:
     ) -> dict[UUID, ClaimAnswer]:
         return self.statements.claim_many(requests, most=most)
 
-    def take_over_many(self, *requests: TakeoverRequest) -> dict[UUID, ClaimAnswer]:
+    def take_over_many(self, *requests: AgainRequest) -> dict[UUID, ClaimAnswer]:
         return self.statements.again_many(requests)
 
     def release_many(self, requests: Sequence[ReleaseRequest]) -> dict[UUID, ReleaseAnswer | None]:
@@ -609,6 +643,7 @@ class Sent:
 
 _CLAIMS = ("claim", "claim_many", "first_claim_many", "claim_and_move")
 _RELEASES = ("release", "release_many")
+_AGAIN = ("take_over_many", "retry_many", "claim_manual")
 # Statements that pass over locked rows.
 _PASSING_OVER = ("claim_many", "first_claim_many")
 
@@ -640,9 +675,10 @@ class OnTheWay:
             asked = self._pass_over(arguments) if name in _PASSING_OVER else arguments
             return getattr(self._protocol, name)(cursor, *asked, **options)
 
-        group = "claim" if name in _CLAIMS else "release" if name in _RELEASES else name
+        verb = "again" if name in _AGAIN else name
+        group = "claim" if name in _CLAIMS else "release" if name in _RELEASES else verb
         tasks = _tasks_of(arguments or [options.get("tasks", "")])
-        return self._through(Sent(name, group, tasks, carry_out, cursor))
+        return self._through(Sent(verb, group, tasks, carry_out, cursor))
 
     def _pass_over(self, arguments: Sequence[Any]) -> Sequence[Any]:
         """Return the arguments of a batch of claims without the claims whose rows are locked."""
