@@ -346,7 +346,7 @@ class TaskLockRule(Rule):
         """Run the window of a dead holder again, unless somebody else does."""
         lease = self._lease(period)
         request = takeover_of(TASK, dead.claim_id, dead.holder, lease, self.failover)
-        answer = Statements(self.protocol_of(replica), self.cursor).again(request)
+        answer = Statements(self.protocol_of(replica), self.cursor).rerun(request)
         if answer is None or not answer.granted:
             return None
         run_time = seconds(answer.window_start)

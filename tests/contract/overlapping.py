@@ -23,12 +23,12 @@ from apscheduler_tasklock.schema.table import task_lock_table
 from tests.support.rows import DEAD, HANDED_OVER, add_job, add_replica, add_run, add_task
 from tests.support.waist import (
     LOCK_TIMEOUT,
-    AgainRequest,
     ClaimRequest,
     JobMove,
     Registration,
     ReleaseRequest,
     Renewal,
+    RerunRequest,
     Statements,
     attempt,
     believing,
@@ -154,11 +154,11 @@ def _decided(decision: Any) -> Any:
     return decision.answer
 
 
-def _takeover(side: Side, task: str) -> AgainRequest:
+def _takeover(side: Side, task: str) -> RerunRequest:
     return takeover_of(task, last_claim(task), "before", 30, claim_id=side.claim_id(task))
 
 
-def _manual(side: Side, task: str) -> AgainRequest:
+def _manual(side: Side, task: str) -> RerunRequest:
     request = requested(task)
     return manual_run_of(task, request, 300, 30, runs="job", claim_id=side.claim_id(task))
 
@@ -314,7 +314,7 @@ STATEMENTS = {
         _attempts(_claim_of, most=len(TASKS)), ("no row", "over"), **MANY
     ),
     "takeover": Statement(_attempts(_takeover), ("dead", "handed over"), **MANY),
-    "manual run": Statement(_attempt(_manual), ("requested",)),
+    "manual run": Statement(_attempts(_manual), ("requested",), **MANY),
     "stored runs": Statement(
         _attempts(_due, most=len(TASKS)), ("no row", "over", "died for good"), **MANY
     ),

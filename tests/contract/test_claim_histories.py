@@ -34,7 +34,7 @@ from apscheduler_tasklock.testing.rule import Claim, Decision, Row
 from tests.contract import situations
 from tests.support.waist import (
     ACTION_SLOTS,
-    AgainRequest,
+    IN_TIME,
     ClaimAnswer,
     ClaimRequest,
     Memory,
@@ -42,9 +42,8 @@ from tests.support.waist import (
     ReleaseAnswer,
     ReleaseRequest,
     Renewal,
+    RerunRequest,
     Rows,
-    cause_of,
-    ruled_again,
     statements_of,
     takeover_of,
 )
@@ -105,7 +104,7 @@ class Wish:
 @dataclass(frozen=True)
 class Takeover:
     replica: str
-    request: AgainRequest
+    request: RerunRequest
 
 
 @dataclass
@@ -480,14 +479,14 @@ class ClaimHistory(RuleBasedStateMachine):
         if fate == "never sent":
             return
         before, request = self.expected.get(task), ask.request
-        decision = ruled_again(before, request, ask.replica, self.time)
+        decision = the_rule.rerun(before, request, IN_TIME, ask.replica, self.time)
         replica = self.replicas[ask.replica]
         if self.together:
             # One of a task that has no row travels with it.
-            requests = [takeover_of("nobody's", cause_of(request), "dead"), request]
-            answer = replica.again_many(requests).get(request.claim_id)
+            requests = [takeover_of("nobody's", request.cause, "dead"), request]
+            answer = replica.rerun_many(requests).get(request.claim_id)
         else:
-            answer = replica.again(request)
+            answer = replica.rerun(request)
         after = decision.row
         self.note(situations.of_takeover(before, after, request, self.time))
         self.happened(task, after, wrote=after is not before)

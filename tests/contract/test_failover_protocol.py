@@ -654,7 +654,7 @@ class TestClaimAfterADeadRun:
         before = row(connection)
         _, answer = other.take_over(silent, stable=False)
         assert answer is not None
-        assert (answer.granted, answer.waits, answer.looks_dead(silent)) == (False, True, False)
+        assert (answer.granted, answer.waits, answer.looks_free) == (False, True, False)
         assert row(connection) == before
         assert other.takes_over(cut, "cut", stable=False)
         assert other.takes_over(silent)
@@ -759,7 +759,7 @@ class TestReleasesAndRetries:
         one.end(failing, outcome="error", retry_in=5.0)
         travel(6)
         retry = retry_of("task", failing, 60.0, 30.0, failover=True)
-        answer = one.statements.again(retry)
+        answer = one.statements.rerun(retry)
         assert answer is not None
         assert answer.granted
         travel(20)
@@ -778,7 +778,7 @@ class TestReleasesAndRetries:
         assert first is not None
         travel(6)
         retry = retry_of("task", failing, 60.0, 30.0, failover=True)
-        [answer] = other.statements.again_many([retry]).values()
+        [answer] = other.statements.rerun_many([retry]).values()
         assert answer.granted
 
         again = release(one, request, many=many)
@@ -830,7 +830,7 @@ def test_a_retry_begins_from_its_time_until_the_next_run_time_and_in_no_pause(
         pause(connection)
     failed = uuid4() if when == "of another run" else failing
     retry = retry_of("task", failed, 60.0, 30.0, failover=True)
-    answer = one.statements.again(retry)
+    answer = one.statements.rerun(retry)
     assert answer is not None
     assert answer.granted == begins
 

@@ -26,6 +26,7 @@ from apscheduler_tasklock._runs.run import Kind, Run, State, Verdict
 from apscheduler_tasklock.testing import rule
 from tests.simulation.world import START
 from tests.support.waist import (
+    IN_TIME,
     ClaimAnswer,
     ClaimRequest,
     ReadTimes,
@@ -33,7 +34,6 @@ from tests.support.waist import (
     ReleaseRequest,
     RunState,
     manual_run_of,
-    ruled_again,
     takeover_of,
 )
 
@@ -392,7 +392,7 @@ class Fleet:
         request = run.what.request
         decision: rule.Decision[Any]
         if run.kind in (Kind.MANUAL, Kind.TAKEOVER):
-            decision = ruled_again(self.row, request, replica.name, self.now)
+            decision = rule.rerun(self.row, request, IN_TIME, replica.name, self.now)
         else:
             times = ReadTimes((self.now - request.run_time).total_seconds())
             decision = rule.claim(self.row, request, times, replica.name, self.now)

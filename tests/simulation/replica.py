@@ -57,7 +57,6 @@ from tests.simulation.workers import Pool
 from tests.simulation.world import BEGIN, CLOCK, Process, World, replaced
 from tests.support.internals import safe_look
 from tests.support.waist import (
-    AgainRequest,
     AnyAttempt,
     ClaimAnswer,
     ClaimRequest,
@@ -67,6 +66,7 @@ from tests.support.waist import (
     Refusal,
     ReleaseRequest,
     Renewal,
+    RerunRequest,
     Statements,
 )
 
@@ -297,11 +297,11 @@ class SimulatedClient(LockClient):
 
     def _answer(self, request: Any) -> ClaimAnswer | None:
         if not isinstance(request, ClaimRequest):
-            return self._statements.again(request, ReadTimes(stable=self.stable))
+            return self._statements.rerun(request, ReadTimes(stable=self.stable))
         times = ReadTimes(self.lag_of(request.run_time), None, self.stable)
         return self._statements.claim(request, times)
 
-    def _held(self, request: ClaimRequest | AgainRequest, answer: ClaimAnswer) -> HeldLock:
+    def _held(self, request: ClaimRequest | RerunRequest, answer: ClaimAnswer) -> HeldLock:
         run_time: datetime | None = None if answer.manual else answer.window_start
         if isinstance(request, ClaimRequest):
             run_time = request.run_time

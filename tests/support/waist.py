@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from functools import partial
 from math import inf
@@ -32,10 +32,8 @@ from apscheduler_tasklock._lock.claim_attempts import (
     ClaimAttempt,
     ClaimContext,
     Decision,
-    ManualAttempt,
-    RetryAttempt,
+    RerunAttempt,
     StoredAttempt,
-    TakeoverAttempt,
 )
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.database_clock import DatabaseClock
@@ -49,7 +47,6 @@ from apscheduler_tasklock._lock.protocol_messages import (
     ClosedRun,
     JobMove,
     LockTimes,
-    ManualRequest,
     MissedTimes,
     MissNote,
     ReadTimes,
@@ -59,10 +56,9 @@ from apscheduler_tasklock._lock.protocol_messages import (
     ReleaseAnswer,
     ReleaseRequest,
     Renewal,
-    RetryRequest,
+    RerunRequest,
     RunState,
     ScheduleNote,
-    TakeoverRequest,
 )
 from apscheduler_tasklock._lock.replica import LockSettings
 from apscheduler_tasklock._lock.statements.history import ACTIONS as ACTION_SLOTS
@@ -103,7 +99,6 @@ __all__ = [
     "NO_REPLICA_AFTER",
     "SEVERITIES",
     "UNNOTED",
-    "AgainRequest",
     "AnyAttempt",
     "Ask",
     "BeyondLimitError",
@@ -130,6 +125,7 @@ __all__ = [
     "ReleaseRequest",
     "Renewal",
     "Replica",
+    "RerunRequest",
     "RowLockedError",
     "Rows",
     "RunOutcome",
@@ -142,8 +138,6 @@ __all__ = [
     "WindowAfter",
     "attempt",
     "believing",
-    "cause_of",
-    "caused_by",
     "end_of",
     "entries_in_words",
     "fate_of",
@@ -163,7 +157,6 @@ __all__ = [
     "reset_of",
     "retry_of",
     "rows_of",
-    "ruled_again",
     "runs_nothing_in_words",
     "send_together",
     "set_by",
@@ -177,38 +170,31 @@ __all__ = [
     "with_late_takeovers",
 ]
 
-# A claim of a run that a row shows: a dead run, a failed run, or a manual run that was asked for.
-AgainRequest = TakeoverRequest | RetryRequest | ManualRequest
-takeover_of = TakeoverRequest
-retry_of = RetryRequest
-manual_run_of = ManualRequest
+
+def takeover_of(
+    task: str,
+    dead_claim_id: UUID,
+    dead_holder: str = "dead",
+    lease: float | None = None,
+    failover: bool = True,
+    claim_id: UUID | None = None,
+) -> RerunRequest:
+    """Return the request to run a dead run again."""
+    return RerunRequest(
+        "takeover",
+        task,
+        dead_claim_id,
+        600.0,
+        lease,
+        failover,
+        claim_id=claim_id or uuid4(),
+        dead_holder=dead_holder,
+    )
 
 
-def cause_of(request: AgainRequest) -> UUID:
-    """Return the id of the dead or failed run's claim, or of what an operator has asked for."""
-    if isinstance(request, TakeoverRequest):
-        return request.dead_claim_id
-    return request.failed_claim_id if isinstance(request, RetryRequest) else request.request_id
-
-
-def caused_by(request: AgainRequest, cause: UUID) -> AgainRequest:
-    """Return the request with another cause."""
-    if isinstance(request, TakeoverRequest):
-        return replace(request, dead_claim_id=cause)
-    if isinstance(request, RetryRequest):
-        return replace(request, failed_claim_id=cause)
-    return replace(request, request_id=cause)
-
-
-def ruled_again(
-    row: rule.Row | None, request: AgainRequest, replica_id: str, now: datetime
-) -> rule.Decision[ClaimAnswer | None]:
-    """Decide on a request by the rule in Python."""
-    if isinstance(request, TakeoverRequest):
-        return rule.take_over(row, request, replica_id, now)
-    if isinstance(request, RetryRequest):
-        return rule.retry(row, request, replica_id, now)
-    return rule.claim_manual(row, request, replica_id, now, stable=True)
+# The requests to run a failed run again, and to begin what an operator has asked for.
+retry_of = partial(RerunRequest, "retry")
+manual_run_of = partial(RerunRequest, "manual")
 
 
 @dataclass
@@ -283,24 +269,14 @@ class Statements:
         answers: dict[UUID, ClaimAnswer] = send(self.cursor, requests, lags, times, most)
         return answers
 
-    def again(self, request: AgainRequest, times: ReadTimes = IN_TIME) -> ClaimAnswer | None:
-        """Claim the run that the request names, if the task's row still shows that run."""
-        if not isinstance(request, ManualRequest):
-            return self.again_many([request], times).get(request.claim_id)
-        answer: ClaimAnswer | None = self.protocol.claim_manual(
-            self.cursor, request, stable=times.stable, not_after=times.not_after
-        )
-        return answer
+    def rerun(self, request: RerunRequest, times: ReadTimes = IN_TIME) -> ClaimAnswer | None:
+        """Claim the run that a task's row shows, if the row still shows it."""
+        return self.rerun_many([request], times).get(request.claim_id)
 
-    def again_many(
-        self,
-        requests: Sequence[Any],
-        times: ReadTimes = IN_TIME,
+    def rerun_many(
+        self, requests: Sequence[RerunRequest], times: ReadTimes = IN_TIME
     ) -> dict[UUID, ClaimAnswer]:
-        """Claim runs of one kind together."""
-        retries = any(isinstance(request, RetryRequest) for request in requests)
-        send = self.protocol.retry_many if retries else self.protocol.take_over_many
-        answers: dict[UUID, ClaimAnswer] = send(self.cursor, requests, times)
+        answers: dict[UUID, ClaimAnswer] = self.protocol.rerun(self.cursor, requests, times)
         return answers
 
     def move(
@@ -468,7 +444,7 @@ class Replica:
     ) -> tuple[UUID, ClaimAnswer | None]:
         claim_id = claim_id or uuid4()
         request = takeover_of(task, dead_claim_id, "dead", lease, failover, claim_id)
-        return claim_id, self.statements.again(request, ReadTimes(stable=stable))
+        return claim_id, self.statements.rerun(request, ReadTimes(stable=stable))
 
     def takes_over(self, dead_claim_id: UUID, task: str = "task", **request: Any) -> bool:
         _, answer = self.take_over(dead_claim_id, task, **request)
@@ -485,7 +461,7 @@ class Replica:
     ) -> tuple[UUID, ClaimAnswer | None]:
         """Claim a run that was asked for by hand."""
         asked = manual_run_of(task, request_id, max_lock, **{"runs": "jobs:job", **request})
-        return asked.claim_id, self.statements.again(asked, ReadTimes(stable=stable))
+        return asked.claim_id, self.statements.rerun(asked, ReadTimes(stable=stable))
 
     def release(
         self, claim_id: UUID, task: str = "task", *, keep_window: bool = True
@@ -505,8 +481,8 @@ class Replica:
     ) -> dict[UUID, ClaimAnswer]:
         return self.statements.claim_many(requests, most=most)
 
-    def take_over_many(self, *requests: AgainRequest) -> dict[UUID, ClaimAnswer]:
-        return self.statements.again_many(requests)
+    def take_over_many(self, *requests: RerunRequest) -> dict[UUID, ClaimAnswer]:
+        return self.statements.rerun_many(requests)
 
     def release_many(self, requests: Sequence[ReleaseRequest]) -> dict[UUID, ReleaseAnswer | None]:
         return self.statements.release_many(requests)
@@ -556,14 +532,10 @@ def believing(protocol: Any) -> ClaimContext:
     return ClaimContext(protocol, DatabaseClock(), outage, 10.0)
 
 
-def attempt(request: ClaimRequest | AgainRequest, context: ClaimContext) -> AnyAttempt:
+def attempt(request: ClaimRequest | RerunRequest, context: ClaimContext) -> AnyAttempt:
     """Return a claim that is sent until its answer can be used."""
-    if isinstance(request, TakeoverRequest):
-        return TakeoverAttempt(request, context)
-    if isinstance(request, RetryRequest):
-        return RetryAttempt(request, context)
-    if isinstance(request, ManualRequest):
-        return ManualAttempt(request, context)
+    if isinstance(request, RerunRequest):
+        return RerunAttempt(request, context)
     return (StoredAttempt if request.move else ClaimAttempt)(request, context)
 
 
@@ -577,7 +549,7 @@ def send_together(cursor: Any, attempts: Sequence[Any], **more: Any) -> list[Any
 
 def is_takeover(wanted: object) -> bool:
     """Return whether a claim is to take over a dead run."""
-    return isinstance(wanted, TakeoverAttempt)
+    return isinstance(wanted, RerunAttempt) and wanted.request.kind == "takeover"
 
 
 def hear_of_probes(heard: Callable[[], object]) -> Callable[[], None]:
@@ -611,7 +583,7 @@ def intercept_claims(locks: Any, intercept: Callable[[Ask], Ask]) -> Callable[[]
 
 # The statements in which a claim, a release and so on can be met: by the verbs of this page.
 _METHODS = {
-    "again": "take_over_many",
+    "rerun": "rerun",
     "move": "claim_and_move",
     "release": "release_many",
     "renew": "renew",
@@ -643,7 +615,6 @@ class Sent:
 
 _CLAIMS = ("claim", "claim_many", "first_claim_many", "claim_and_move")
 _RELEASES = ("release", "release_many")
-_AGAIN = ("take_over_many", "retry_many", "claim_manual")
 # Statements that pass over locked rows.
 _PASSING_OVER = ("claim_many", "first_claim_many")
 
@@ -675,10 +646,9 @@ class OnTheWay:
             asked = self._pass_over(arguments) if name in _PASSING_OVER else arguments
             return getattr(self._protocol, name)(cursor, *asked, **options)
 
-        verb = "again" if name in _AGAIN else name
-        group = "claim" if name in _CLAIMS else "release" if name in _RELEASES else verb
+        group = "claim" if name in _CLAIMS else "release" if name in _RELEASES else name
         tasks = _tasks_of(arguments or [options.get("tasks", "")])
-        return self._through(Sent(verb, group, tasks, carry_out, cursor))
+        return self._through(Sent(name, group, tasks, carry_out, cursor))
 
     def _pass_over(self, arguments: Sequence[Any]) -> Sequence[Any]:
         """Return the arguments of a batch of claims without the claims whose rows are locked."""
