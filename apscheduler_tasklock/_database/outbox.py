@@ -286,7 +286,7 @@ class Outbox:
                 if request.goes_alone:
                     break
             elif (
-                request.kind is batch[0].request.kind
+                request.kind == batch[0].request.kind
                 and request.sender is batch[0].request.sender
                 and ticket.together is batch[0].together
                 and request.task_name not in tasks

@@ -23,7 +23,7 @@ class Request(Generic[Answer]):
     :ivar in_doubt: whether the database may have carried out the request although no answer came
     """
 
-    kind: type[Request[Any]] | None = None
+    kind: type[Request[Any]] | str | None = None
     sender: object = None
     task_name: str = ""
     goes_first: bool = False

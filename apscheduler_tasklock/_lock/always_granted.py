@@ -18,7 +18,6 @@ from apscheduler_tasklock._lock.protocol_messages import (
     ClaimRequest,
     ClosedRun,
     LockTimes,
-    ManualRequest,
     MissNote,
     ReadTimes,
     Registered,
@@ -26,10 +25,9 @@ from apscheduler_tasklock._lock.protocol_messages import (
     ReleaseAnswer,
     ReleaseRequest,
     Renewal,
-    RetryRequest,
+    RerunRequest,
     RunState,
     ScheduleNote,
-    TakeoverRequest,
 )
 from apscheduler_tasklock.status import RunningRun
 
@@ -166,32 +164,10 @@ class UnlockedProtocol:
         """Grant the first ``most`` claims."""
         return self.claim_many(cursor, requests, lags, times, most)
 
-    def claim_manual(
-        self,
-        cursor: Any,
-        request: ManualRequest,
-        *,
-        stable: bool,
-        not_after: datetime | None = None,
-    ) -> ClaimAnswer | None:
-        """Return nothing, because there are no manual runs."""
-
-    def take_over_many(
-        self,
-        cursor: Any,
-        requests: Sequence[TakeoverRequest],
-        times: ReadTimes = _AT_ONCE,
+    def rerun(
+        self, cursor: Any, requests: Sequence[RerunRequest], times: ReadTimes = _AT_ONCE
     ) -> dict[UUID, ClaimAnswer]:
-        """Return nothing, because there are no dead runs."""
-        return {}
-
-    def retry_many(
-        self,
-        cursor: Any,
-        requests: Sequence[RetryRequest],
-        times: ReadTimes = _AT_ONCE,
-    ) -> dict[UUID, ClaimAnswer]:
-        """Return nothing, because no failed run is run again."""
+        """Return nothing, because there are no rows with dead, failed or manual runs."""
         return {}
 
     def release(self, cursor: Any, request: ReleaseRequest) -> ReleaseAnswer | None:

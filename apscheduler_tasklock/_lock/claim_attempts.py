@@ -27,18 +27,16 @@ from apscheduler_tasklock._lock.protocol_messages import (
     ClaimAnswer,
     ClaimRequest,
     ClosedRun,
-    ManualRequest,
     ReadTimes,
     ReleaseRequest,
     Renewal,
-    RetryRequest,
-    TakeoverRequest,
+    RerunRequest,
 )
 from apscheduler_tasklock._lock.test_doubles import LockProtocol
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
 
 # A request for a claim of any kind.
-AnyRequest: TypeAlias = ClaimRequest | TakeoverRequest | ManualRequest | RetryRequest
+AnyRequest: TypeAlias = ClaimRequest | RerunRequest
 Wanted = TypeVar("Wanted", bound=AnyRequest)
 
 # Limits how often a claim is sent while its answers cannot be used, for example because the bound
@@ -167,19 +165,10 @@ class Attempt(Request[Decision], Generic[Wanted]):
         """Note whether the claim may have been granted although its statement failed."""
         self.in_doubt = self.in_doubt or not is_rolled_back(error)
 
-    def _confirmed(self, cursor: Any, answer: ClaimAnswer) -> ClaimAnswer:
-        """Return the answer to this claim, which was sent alone.
-
-        :raises RowLockedError: the claim is in doubt, and cannot be written now
-        """
-        claim_id = self.request.claim_id
-        report_closed_runs([self], {claim_id: answer})
-        if not self.in_doubt:
-            return answer
-        confirmed = self._context.confirmed(cursor, [self], {claim_id: answer})
-        if claim_id not in confirmed:
-            raise _locked()
-        return confirmed[claim_id]
+    def send(self, cursor: Any) -> Decision | TaskLockError:
+        """Send this claim alone."""
+        [decided] = self.send_together(cursor, [self])
+        return decided
 
     @staticmethod
     def _all_confirmed(
@@ -220,7 +209,7 @@ class ClaimAttempt(Attempt[ClaimRequest]):
         """Send the claim, and send it again if its answer cannot be used.
 
         :return: the decision; or an error if the task's name cannot be stored, in which case
-            nothing was sent
+            nothing was sent, or if a grant in doubt cannot be written now
         :raises TaskLockDatabaseError: the clocks jump from one answer to the next, or answers take
             longer than the lease that they grant
         """
@@ -234,7 +223,13 @@ class ClaimAttempt(Attempt[ClaimRequest]):
             sent, lag = time.monotonic(), self._lag()
             times = context.read_times(sent, lag)
             answer = context.protocol.claim(cursor, self.request, times)
-            answer = self._confirmed(cursor, answer)
+            answers = {self.request.claim_id: answer}
+            report_closed_runs([self], answers)
+            if self.in_doubt:
+                answers = context.confirmed(cursor, [self], answers)
+                if not answers:
+                    return row_locked()
+                [answer] = answers.values()
             is_bound = context.learn([answer], sent, times.latest)
             if self._is_usable(answer, sent, is_bound=is_bound):
                 if error := self._why_again(answer, times):
@@ -307,7 +302,7 @@ class ClaimAttempt(Attempt[ClaimRequest]):
         self, answer: ClaimAnswer | None, sent: float, times: ReadTimes, *, is_bound: bool
     ) -> Decision | TaskLockDatabaseError:
         if answer is None:
-            return _locked()
+            return row_locked()
         if error := self._why_again(answer, times):
             return error
         if not self._is_usable(answer, sent, is_bound=is_bound):
@@ -324,7 +319,7 @@ class ClaimAttempt(Attempt[ClaimRequest]):
             return None
         if answer.stays_refused(self.request, times):
             return ConflictError(CAME_LATE)
-        return _locked()
+        return row_locked()
 
     def _is_usable(self, answer: ClaimAnswer, sent: float, *, is_bound: bool) -> bool:
         """Return whether an answer can be used; if not, note that its grant is to be undone.
@@ -352,152 +347,47 @@ class ClaimAttempt(Attempt[ClaimRequest]):
             self._to_undo, self.in_doubt = None, False
 
 
-class _AttemptAgain(Attempt[Wanted]):
-    """A claim of a run that another run gave rise to: a takeover, or a retry.
+class RerunAttempt(Attempt[RerunRequest]):
+    """A claim of a takeover, a retry or a manual run. One statement can have several of a kind.
 
-    One statement can have several of these claims.
+    A grant that came too late is sent again, so that its lease begins anew. If that fails, it ends
+    as any claim in doubt.
     """
 
-    def send(self, cursor: Any) -> Decision:
-        """Send the claim; the answer is ``None`` if the row is gone.
-
-        :raises TaskLockDatabaseError: the claim is to be sent again: the row is locked, the claim
-            came after its ``not_after``, or the answer to a takeover took longer than the lease
-            that it grants
-        """
-        [decided] = self.send_together(cursor, [self])
-        if isinstance(decided, TaskLockError):
-            raise decided
-        return decided
-
-
-class TakeoverAttempt(_AttemptAgain[TakeoverRequest]):
-    """A takeover of a dead run."""
-
-    def __init__(self, request: TakeoverRequest, context: ClaimContext) -> None:
+    def __init__(self, request: RerunRequest, context: ClaimContext) -> None:
         super().__init__(request, context)
-        self.kind = TakeoverAttempt
-        self._is_over = False  # whether a granted lease was over when its answer came
+        self.kind = request.kind
 
     @classmethod
     def send_together(
-        cls, cursor: Any, requests: Sequence[TakeoverAttempt]
-    ) -> list[Decision | TaskLockDatabaseError]:
-        """Send several takeovers in one statement."""
-        for each in requests:
-            each._follow_own()
+        cls, cursor: Any, requests: Sequence[RerunAttempt]
+    ) -> list[Decision | TaskLockError]:
+        """Send several claims in one statement; the answer is ``None`` if a row is gone."""
         context, sent = requests[0]._context, time.monotonic()
         times = context.read_times(sent)
-        asked = [each.request for each in requests]
-        answers = context.protocol.take_over_many(cursor, asked, times)
+        answers = context.protocol.rerun(cursor, [each.request for each in requests], times)
         answers = cls._all_confirmed(cursor, requests, answers)
         context.learn(answers.values(), sent, times.latest)
         return [each._decided(answers.get(each.request.claim_id), sent, times) for each in requests]
 
     def _decided(
         self, answer: ClaimAnswer | None, sent: float, times: ReadTimes
-    ) -> Decision | TaskLockDatabaseError:
-        if answer is not None and answer.looks_dead(self.request.dead_claim_id):
-            return _locked() if answer.is_in_time(times.not_after) else ConflictError(CAME_LATE)
-        if not self._is_usable(answer, sent):
+    ) -> Decision | TaskLockError:
+        if answer is None:
+            return row_locked() if self.in_doubt else Decision(None, sent)
+        if not answer.granted:
+            if not answer.looks_free:
+                return Decision(answer, sent)
+            return row_locked() if answer.is_in_time(times.not_after) else ConflictError(CAME_LATE)
+        if is_over(answer, sent):
+            self.in_doubt = True
             return ConflictError(TOO_LATE)
         is_late = time.monotonic() > sent + LONGEST_TAKEOVER
-        if answer is not None and answer.granted and is_late and not self.request.handed_over:
+        if is_late and self.request.kind == "takeover" and not self.request.handed_over:
             # It ends as refused, and is handed over, since it is in doubt.
             self.in_doubt = True
             self._context.outage.doubt()
             return Decision(answer._replace(granted=False), sent)
-        return Decision(answer, sent)
-
-    def _is_usable(self, answer: ClaimAnswer | None, sent: float) -> bool:
-        """Return whether an answer can be used; if not, note that the granted lease is over."""
-        if answer is None or not (answer.granted and is_over(answer, sent)):
-            return True
-        self._is_over = self.in_doubt = True
-        return False
-
-    def _follow_own(self) -> None:
-        """Let the request take over this attempt's own earlier grant, if the grant's lease is over.
-
-        Called before the request is sent again. The request then gets a new claim id. If it is not
-        sent again, the earlier grant is handed over.
-        """
-        if self._is_over:
-            dead = self.request.claim_id
-            self.request = replace(self.request, dead_claim_id=dead, claim_id=uuid4())
-            self._is_over = False
-
-
-class RetryAttempt(_AttemptAgain[RetryRequest]):
-    """A claim of a failed run's retry.
-
-    A grant that came too late is handed over, so that the retry is begun once.
-    """
-
-    def __init__(self, request: RetryRequest, context: ClaimContext) -> None:
-        super().__init__(request, context)
-        self.kind = RetryAttempt
-
-    @classmethod
-    def send_together(
-        cls, cursor: Any, requests: Sequence[RetryAttempt]
-    ) -> list[Decision | TaskLockDatabaseError]:
-        """Send several retries in one statement."""
-        context, sent = requests[0]._context, time.monotonic()
-        times = context.read_times(sent)
-        answers = context.protocol.retry_many(cursor, [each.request for each in requests], times)
-        answers = cls._all_confirmed(cursor, requests, answers)
-        context.learn(answers.values(), sent, times.latest)
-        return [each._decided(answers.get(each.request.claim_id), sent, times) for each in requests]
-
-    def _decided(
-        self, answer: ClaimAnswer | None, sent: float, times: ReadTimes
-    ) -> Decision | TaskLockDatabaseError:
-        if answer is not None and answer.granted and is_over(answer, sent):
-            # Sent again, the claim would find the same grant. So it ends as refused, and is
-            # released, since it is in doubt. The next look takes the retry over.
-            self.in_doubt = True
-            return Decision(answer._replace(granted=False), sent)
-        if answer is None or not answer.looks_free:
-            return Decision(answer, sent)
-        return _locked() if answer.is_in_time(times.not_after) else ConflictError(CAME_LATE)
-
-
-class ManualAttempt(Attempt[ManualRequest]):
-    """A claim of a manual run. Each claim has a statement of its own.
-
-    If a manual run's grant came too late, the run counts as dead until it is released. No replica
-    claims it again, because the grant has cleared the operator's request.
-    """
-
-    def __init__(self, request: ManualRequest, context: ClaimContext) -> None:
-        super().__init__(request, context)
-        self.kind = ManualAttempt
-
-    @property
-    def goes_alone(self) -> bool:
-        """``True``, because the claim of a manual run has a statement of its own."""
-        return True
-
-    def send(self, cursor: Any) -> Decision:
-        """Send the claim; the answer is ``None`` if there is no manual run to claim any more.
-
-        :raises TaskLockDatabaseError: the answer took longer than the lease that it grants; or the
-            claim came after its ``not_after``, and is to be sent again
-        """
-        context, sent = self._context, time.monotonic()
-        times = context.read_times(sent)
-        answer = context.protocol.claim_manual(
-            cursor, self.request, stable=times.stable, not_after=times.not_after
-        )
-        if answer is not None:
-            answer = self._confirmed(cursor, answer)
-            context.learn([answer], sent, times.latest)
-            if answer.granted and is_over(answer, sent):
-                self.in_doubt = True
-                raise TaskLockDatabaseError(TOO_LATE)
-            if not (answer.granted or answer.is_in_time(times.not_after)):
-                raise ConflictError(CAME_LATE)
         return Decision(answer, sent)
 
 
@@ -511,11 +401,6 @@ class StoredAttempt(Attempt[ClaimRequest]):
     def __init__(self, request: ClaimRequest, context: ClaimContext) -> None:
         super().__init__(request, context)
         self.kind = StoredAttempt
-
-    def send(self, cursor: Any) -> Decision | TaskLockError:
-        """Send this claim alone."""
-        [decided] = self.send_together(cursor, [self])
-        return decided
 
     @classmethod
     def send_together(
@@ -548,7 +433,7 @@ class StoredAttempt(Attempt[ClaimRequest]):
         self, answer: ClaimAnswer | None, sent: float, times: ReadTimes, is_limited: bool
     ) -> Decision | TaskLockDatabaseError:
         if answer is None:
-            return _locked()
+            return row_locked()
         if answer.granted and is_over(answer, sent):
             self.in_doubt = True
             return TaskLockDatabaseError(TOO_LATE)
@@ -556,13 +441,11 @@ class StoredAttempt(Attempt[ClaimRequest]):
             return Decision(answer, sent)
         if not answer.is_in_time(times.not_after):
             return ConflictError(CAME_LATE)
-        return BeyondLimitError() if is_limited else _locked()
+        return BeyondLimitError() if is_limited else row_locked()
 
 
 # An attempt at a claim of any kind.
-AnyAttempt: TypeAlias = (
-    ClaimAttempt | TakeoverAttempt | RetryAttempt | ManualAttempt | StoredAttempt
-)
+AnyAttempt: TypeAlias = ClaimAttempt | RerunAttempt | StoredAttempt
 
 
 def report_closed_runs(
@@ -577,10 +460,6 @@ def report_closed_runs(
 
 def _granted(answers: Mapping[UUID, ClaimAnswer]) -> int:
     return sum(answer.granted for answer in answers.values())
-
-
-def _locked() -> RowLockedError:
-    return row_locked()
 
 
 def is_over(answer: ClaimAnswer, sent: float) -> bool:

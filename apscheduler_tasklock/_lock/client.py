@@ -41,10 +41,8 @@ from apscheduler_tasklock._lock.claim_attempts import (
     ClaimAttempt,
     ClaimContext,
     Decision,
-    ManualAttempt,
-    RetryAttempt,
+    RerunAttempt,
     StoredAttempt,
-    TakeoverAttempt,
 )
 from apscheduler_tasklock._lock.command_lines import command_line
 from apscheduler_tasklock._lock.job_rows import JobRows
@@ -62,17 +60,15 @@ from apscheduler_tasklock._lock.protocol_messages import (
     ClaimRequest,
     JobMove,
     LockTimes,
-    ManualRequest,
     MissNote,
     Refusal,
     Registered,
     Registration,
     ReleaseAnswer,
     ReleaseRequest,
-    RetryRequest,
+    RerunRequest,
     RunState,
     ScheduleNote,
-    TakeoverRequest,
 )
 from apscheduler_tasklock._lock.releases import ArrivedLate, LeaseEnd, Release, ReleaseTicket
 from apscheduler_tasklock._lock.replica import (
@@ -343,12 +339,8 @@ class LockClient:
         """
         if self.closed or self._pid != os.getpid():
             raise TaskLockError(f"task {request.task_name!r} is not claimed: {CLOSED}")
-        if isinstance(request, TakeoverRequest):
-            return TakeoverAttempt(request, self._context)
-        if isinstance(request, RetryRequest):
-            return RetryAttempt(request, self._context)
-        if isinstance(request, ManualRequest):
-            return ManualAttempt(request, self._context)
+        if isinstance(request, RerunRequest):
+            return RerunAttempt(request, self._context)
         if request.move is not None:
             return StoredAttempt(request, self._context)
         return ClaimAttempt(request, self._context)
@@ -366,7 +358,7 @@ class LockClient:
         :raises TaskLockError: the database rejects the statement, and the message names the
             remedy; or the client is closed
         """
-        if isinstance(wanted, (ClaimRequest, TakeoverRequest, RetryRequest, ManualRequest)):
+        if isinstance(wanted, (ClaimRequest, RerunRequest)):
             wanted = self.attempt(wanted)
         return self._database.get(self._asked(wanted))
 
@@ -544,13 +536,8 @@ class LockClient:
         request = attempt.request
         if not attempt.in_doubt:
             return
-        if isinstance(request, (TakeoverRequest, RetryRequest)):
-            window = WindowAfter.HAND_OVER
-        elif isinstance(request, ManualRequest):
-            window = WindowAfter.KEEP
-        else:
-            window = request.window_in_doubt
-        in_doubt = ReleaseRequest(request.task_name, request.claim_id, RunOutcome(window))
+        end = RunOutcome(request.window_in_doubt)
+        in_doubt = ReleaseRequest(request.task_name, request.claim_id, end)
         # Send the release again until no earlier try of the claim can be granted any more: until
         # the claim's `not_after` and the longest wait for an answer have passed.
         until = time.monotonic() + self.longest_doubt
@@ -561,14 +548,12 @@ class LockClient:
         if answer is None or not answer.granted:
             return None if answer is None else Refusal.of(answer)
         run_time, dead_holder, was_due_at = None, None, None
-        if isinstance(request, TakeoverRequest):
+        if isinstance(request, ClaimRequest):
+            run_time, was_due_at = request.run_time, answer.due_at
+        else:
+            dead_holder = request.dead_holder
             if not answer.manual:  # a manual run has no run time
                 run_time = _run_time_here(answer)
-            dead_holder = request.dead_holder
-        elif isinstance(request, RetryRequest):
-            run_time = _run_time_here(answer)
-        elif isinstance(request, ClaimRequest):
-            run_time, was_due_at = request.run_time, answer.due_at
         held = HeldLock(
             name=request.task_name,
             token=answer.token,

@@ -17,10 +17,8 @@ from apscheduler_tasklock._lock.claim_attempts import (
     BeyondLimitError,
     ClaimAttempt,
     Decision,
-    ManualAttempt,
-    RetryAttempt,
+    RerunAttempt,
     StoredAttempt,
-    TakeoverAttempt,
 )
 from apscheduler_tasklock._lock.protocol_messages import Refusal
 from apscheduler_tasklock._values import logger_of
@@ -204,6 +202,5 @@ class LoneTicket(_QueueTicket):
     locked_backoff = ()
 
     def _outcomes(self, outcome: Outcome[Any]) -> Sequence[tuple[AnyAttempt, Outcome[Decision]]]:
-        lone = (ClaimAttempt, TakeoverAttempt, RetryAttempt, ManualAttempt, StoredAttempt)
-        assert isinstance(self.request, lone)
+        assert isinstance(self.request, (ClaimAttempt, RerunAttempt, StoredAttempt))
         return [(self.request, outcome)]

@@ -29,7 +29,6 @@ from apscheduler_tasklock._lock.protocol_messages import (
     ClaimRequest,
     ClosedRun,
     LockTimes,
-    ManualRequest,
     MissNote,
     ReadTimes,
     Registered,
@@ -37,10 +36,9 @@ from apscheduler_tasklock._lock.protocol_messages import (
     ReleaseAnswer,
     ReleaseRequest,
     Renewal,
-    RetryRequest,
+    RerunRequest,
     RunState,
     ScheduleNote,
-    TakeoverRequest,
 )
 from apscheduler_tasklock._lock.statements import (
     History,
@@ -139,10 +137,12 @@ class TaskLockProtocol:
         self._first_claim_some = Statement(
             statements.first_claim_many(name, limited=True), ClaimAnswer
         )
-        self._take_over_many = RecordingStatement(
-            statements.take_over_many, name, runs, ClaimAnswer, is_batch=True
-        )
-        self._retry_many = Statement(statements.retry_many(name), ClaimAnswer)
+        self._reruns = {
+            kind: RecordingStatement(
+                partial(statements.rerun, kind=kind), name, runs, ClaimAnswer, is_batch=True
+            )
+            for kind in ("takeover", "retry", "manual")
+        }
         self._release = RecordingStatement(statements.release, name, runs, ReleaseAnswer)
         self._hand_over = RecordingStatement(statements.hand_over, name, runs, ReleaseAnswer)
         self._release_many = RecordingStatement(
@@ -160,7 +160,6 @@ class TaskLockProtocol:
             Statement(statements.note_reschedulings(name, runs)) if runs else None
         )
         self._add_one_offs = Statement(statements.add_one_offs(name))
-        self._claim_manual = RecordingStatement(statements.claim_manual, name, runs, ClaimAnswer)
         self._register = Statement(statements.register(name))
         jobs = for_template(job_table(table))
         self._claim_and_move = RecordingStatement(
@@ -298,36 +297,17 @@ class TaskLockProtocol:
         parameters = {**statements.many(asked), **times.parameters, **limits}
         return self._answers(cursor, self._claim_and_move, parameters)
 
-    def take_over_many(
-        self,
-        cursor: Any,
-        requests: Sequence[TakeoverRequest],
-        times: ReadTimes = IN_TIME,
+    def rerun(
+        self, cursor: Any, requests: Sequence[RerunRequest], times: ReadTimes = IN_TIME
     ) -> dict[UUID, ClaimAnswer]:
-        """Take over several dead runs, each of another task.
+        """Claim several takeovers, or retries, or manual runs, each of another task.
 
-        :return: the answers by the claim ids of the requests. A takeover of a task without a row
-            has no answer. If a run still looks dead, the takeover is to be sent again: another
-            session has the row locked, or the takeover came after its ``not_after``.
+        :return: the answers by the claim ids of the requests. A task without a row has no answer.
+            If a row looks free, the claim is to be sent again: another session has the row locked,
+            or the claim came after its ``not_after``.
         """
-        asked = statements.many(request.parameters for request in requests)
-        parameters = {**asked, "stable": times.stable, "not_after": times.not_after}
-        return self._answers(cursor, self._take_over_many, parameters)
-
-    def retry_many(
-        self,
-        cursor: Any,
-        requests: Sequence[RetryRequest],
-        times: ReadTimes = IN_TIME,
-    ) -> dict[UUID, ClaimAnswer]:
-        """Run several failed runs again, each of another task.
-
-        :return: the answers by the claim ids of the requests. A retry of a task without a row has
-            no answer. If a row looks free, the retry is to be sent again: another session has the
-            row locked, or the retry came after its ``not_after``.
-        """
-        asked = statements.many(request.parameters for request in requests)
-        return self._answers(cursor, self._retry_many, {**asked, "not_after": times.not_after})
+        parameters = {**statements.many(map(vars, requests)), **times.parameters}
+        return self._answers(cursor, self._reruns[requests[0].kind], parameters)
 
     def release(self, cursor: Any, request: ReleaseRequest) -> ReleaseAnswer | None:
         """Release a claim. Return ``None`` if the claim no longer stood.
@@ -469,30 +449,6 @@ class TaskLockProtocol:
             half = len(task_names) // 2
             rows = self._read_rows(cursor, task_names[:half], always)
             return rows + self._read_rows(cursor, task_names[half:], always)
-
-    def claim_manual(
-        self,
-        cursor: Any,
-        request: ManualRequest,
-        *,
-        stable: bool,
-        not_after: datetime | None = None,
-    ) -> ClaimAnswer | None:
-        """Claim a manual run. Return ``None`` if the task has no row any more.
-
-        :param stable: as in :class:`ReadTimes`
-        :param not_after: as in :class:`ReadTimes`
-        """
-        parameters = {**request.parameters(stable=stable), "not_after": not_after}
-        answer: ClaimAnswer | None = None
-        for _ in range(MOST_LOOKS):
-            cursor.row_factory = tuple_row
-            self._execute(cursor, self._claim_manual, parameters)
-            answer = self._claim_manual.one(cursor)
-            if answer is None or not answer.looks_free:
-                break
-            # The row looks free, because another claim was granted while this statement waited.
-        return answer
 
     def register(self, cursor: Any, tasks: Sequence[Registration]) -> list[Registered]:
         """Register the tasks of a replica, each once; return an answer for each.

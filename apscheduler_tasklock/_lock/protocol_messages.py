@@ -181,58 +181,40 @@ class ClaimRequest:
 
 
 @dataclass(frozen=True)
-class TakeoverRequest:
-    """A request to take over a dead run.
+class RerunRequest:
+    """A request to claim the run that a task's row shows, if the row still shows it.
 
-    :ivar task_name: the task's name
-    :ivar dead_claim_id: the id of the dead run's claim; no other run is taken over
-    :ivar dead_holder: the dead run's holder, shown in logs
-    :ivar lease: seconds after which a holder that does not renew counts as dead; ``None``: the
-        lease lasts until the dead run's maximum lock ends, which a takeover does not change
-    :ivar failover: whether the window is run again if the new holder dies, too
-    :ivar handed_over: whether the holder has handed the run over, so that it is certainly not alive
-    :ivar claim_id: the takeover's claim id; a request that is sent twice with one id claims once
+    Other attributes are as in :class:`ClaimRequest`.
+
+    :ivar kind: ``"takeover"``: a dead run is run again; ``"retry"``: a failed run is run again;
+        ``"manual"``: an operator has asked for a run
+    :ivar cause: the id of the dead or failed run's claim, or of the operator's request
+    :ivar max_lock: as in :class:`ClaimRequest`; a takeover keeps the maximum lock of the dead run
+    :ivar runs: the function of a manual run; takeovers and retries run the function of the row
+    :ivar dead_holder: the dead run's holder, shown in logs; ``None`` if this is no takeover
+    :ivar handed_over: whether the dead run's holder has handed the run over, so that it is
+        certainly not alive
     """
 
+    kind: str
     task_name: str
-    dead_claim_id: UUID
-    dead_holder: str
-    lease: float | None = None
-    failover: bool = True
-    claim_id: UUID = field(default_factory=uuid4)
-    handed_over: bool = False
-
-    @property
-    def parameters(self) -> dict[str, object]:
-        """The parameters of the takeover's statement."""
-        return {
-            "task_name": self.task_name,
-            "claim_id": self.claim_id,
-            "dead_claim_id": self.dead_claim_id,
-            "lease": None if self.lease is None else float(self.lease),
-            "failover": self.failover,
-        }
-
-
-@dataclass(frozen=True)
-class RetryRequest:
-    """A request to run a failed run again. Other attributes are as in :class:`ClaimRequest`.
-
-    :ivar failed_claim_id: the id of the failed run's claim; no other run is run again
-    """
-
-    task_name: str
-    failed_claim_id: UUID
+    cause: UUID
     max_lock: float
     lease: float | None = None
     failover: bool = False
+    runs: str = ""
     max_runtime: float | None = None
     claim_id: UUID = field(default_factory=uuid4)
+    dead_holder: str | None = None
+    handed_over: bool = False
 
     @property
-    def parameters(self) -> dict[str, object]:
-        """The parameters of the statement."""
-        return dict(vars(self))
+    def window_in_doubt(self) -> WindowAfter:
+        """What becomes of the window if the claim remains in doubt.
+
+        A manual run has no window of its own, so it is not handed over.
+        """
+        return WindowAfter.KEEP if self.kind == "manual" else WindowAfter.HAND_OVER
 
 
 @dataclass(frozen=True)
@@ -344,17 +326,6 @@ class ClaimAnswer(NamedTuple):
     def is_in_time(self, not_after: datetime | None) -> bool:
         """Return whether somebody still waited for the claim when it was decided."""
         return is_wanted(not_after, self.database_time)
-
-    def looks_dead(self, claim_id: UUID) -> bool:
-        """Return whether the dead run could still be taken over, but was not.
-
-        The possible reasons are those of :attr:`looks_free`.
-
-        :param claim_id: the id of the dead run's claim
-        """
-        stands_against = self.granted or self.running or self.waits or self.paused
-        is_dead = self.unfinished and not stands_against
-        return is_dead and self.claim_id == claim_id and self.database_time < self.run_until
 
 
 @dataclass(frozen=True)
@@ -570,27 +541,6 @@ class RunState:
         if max_takeovers is None or self.deaths < max_takeovers:
             return None
         return f"{self.deaths + 1} runs of the task in a row have died with their holders"
-
-
-@dataclass(frozen=True)
-class ManualRequest:
-    """A request to claim a manual run. Other attributes are as in :class:`ClaimRequest`.
-
-    :ivar request_id: the id of the manual run, from the task's row
-    """
-
-    task_name: str
-    request_id: UUID
-    max_lock: float
-    lease: float | None = None
-    failover: bool = False
-    runs: str = ""
-    max_runtime: float | None = None
-    claim_id: UUID = field(default_factory=uuid4)
-
-    def parameters(self, *, stable: bool) -> dict[str, object]:
-        """Return the parameters of the statement."""
-        return {**vars(self), "stable": stable}
 
 
 # Limits the missed run times that are counted one by one, because each takes a trigger some 50 µs.

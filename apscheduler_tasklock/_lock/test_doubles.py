@@ -19,7 +19,6 @@ from apscheduler_tasklock._lock.protocol_messages import (
     ClaimRequest,
     ClosedRun,
     LockTimes,
-    ManualRequest,
     MissNote,
     ReadTimes,
     Registered,
@@ -27,10 +26,9 @@ from apscheduler_tasklock._lock.protocol_messages import (
     ReleaseAnswer,
     ReleaseRequest,
     Renewal,
-    RetryRequest,
+    RerunRequest,
     RunState,
     ScheduleNote,
-    TakeoverRequest,
 )
 from apscheduler_tasklock.status import RunningRun
 
@@ -70,28 +68,10 @@ class LockProtocol(Protocol):
     ) -> dict[UUID, ClaimAnswer]:
         """Claim several tasks without a row. A task with a row has no answer, or looks free."""
 
-    def claim_manual(
-        self,
-        cursor: Any,
-        request: ManualRequest,
-        *,
-        stable: bool,
-        not_after: datetime | None = None,
-    ) -> ClaimAnswer | None:
-        """Claim a manual run."""
-
-    def take_over_many(
-        self,
-        cursor: Any,
-        requests: Sequence[TakeoverRequest],
-        times: ReadTimes = ...,
+    def rerun(
+        self, cursor: Any, requests: Sequence[RerunRequest], times: ReadTimes = ...
     ) -> dict[UUID, ClaimAnswer]:
-        """Take over several dead runs."""
-
-    def retry_many(
-        self, cursor: Any, requests: Sequence[RetryRequest], times: ReadTimes = ...
-    ) -> dict[UUID, ClaimAnswer]:
-        """Run several failed runs again."""
+        """Claim several takeovers, retries and manual runs."""
 
     def release(self, cursor: Any, request: ReleaseRequest) -> ReleaseAnswer | None:
         """Release a claim."""

@@ -9,10 +9,7 @@ from apscheduler_tasklock._lock.claim_attempts import AnyRequest
 from apscheduler_tasklock._lock.protocol_messages import (
     ClaimRequest,
     JobMove,
-    ManualRequest,
-    RetryRequest,
-    RunState,
-    TakeoverRequest,
+    RerunRequest,
 )
 from apscheduler_tasklock._runs.submission import Submission
 from apscheduler_tasklock._runs.trigger_times import has_shared_times, nominal_time
@@ -24,65 +21,30 @@ def request_of(submission: Submission, run_time: datetime, claim_id: UUID) -> An
 
     Calls the job's trigger, which may be the application's own code.
     """
-    if submission.dead_run is not None:
-        return _takeover(submission, submission.dead_run, run_time, claim_id)
-    if submission.failed_run is not None:
-        return _retry(submission, submission.failed_run, run_time, claim_id)
-    if submission.request_id is not None:
-        return _run_manual(submission, submission.request_id, run_time, claim_id)
+    if submission.dead_run or submission.failed_run or submission.request_id:
+        return _rerun(submission, run_time, claim_id)
     if submission.due is not None:
         return _run_of_store(submission, submission.due.move, run_time, claim_id)
     return _run_of_schedule(submission, run_time, claim_id)
 
 
-def _takeover(
-    submission: Submission, dead_run: RunState, run_time: datetime, claim_id: UUID
-) -> TakeoverRequest:
+def _rerun(submission: Submission, run_time: datetime, claim_id: UUID) -> RerunRequest:
     assert submission.options is not None
-    # The maximum lock is needed for the lease only, because a takeover keeps the maximum lock of
-    # the dead run.
+    assert submission.cause is not None
     _, max_lock = submission.lock_times(submission.period_of_moment(run_time))
-    return TakeoverRequest(
+    dead_run = submission.dead_run
+    return RerunRequest(
+        submission.kind.value,
         submission.task_name,
-        dead_run.claim_id,
-        dead_run.holder,
-        lease=submission.options.lease_within(max_lock),
-        failover=submission.failover,
-        claim_id=claim_id,
-        handed_over=dead_run.handed_over,
-    )
-
-
-def _retry(
-    submission: Submission, failed_run: RunState, run_time: datetime, claim_id: UUID
-) -> RetryRequest:
-    assert submission.options is not None
-    _, max_lock = submission.lock_times(submission.period_of_moment(run_time))
-    return RetryRequest(
-        submission.task_name,
-        failed_run.claim_id,
-        max_lock,
-        lease=submission.options.lease_within(max_lock),
-        failover=submission.failover,
-        max_runtime=submission.options.max_runtime,
-        claim_id=claim_id,
-    )
-
-
-def _run_manual(
-    submission: Submission, request_id: UUID, run_time: datetime, claim_id: UUID
-) -> ManualRequest:
-    assert submission.options is not None
-    _, max_lock = submission.lock_times(submission.period_of_moment(run_time))
-    return ManualRequest(
-        submission.task_name,
-        request_id,
+        submission.cause,
         max_lock,
         lease=submission.options.lease_within(max_lock),
         failover=submission.failover,
         runs=submission.runs,
         max_runtime=submission.options.max_runtime,
         claim_id=claim_id,
+        dead_holder=None if dead_run is None else dead_run.holder,
+        handed_over=dead_run is not None and dead_run.handed_over,
     )
 
 

@@ -311,7 +311,7 @@ class ExecutorRuns:
     def _is_to_follow(self, submission: Submission) -> bool:
         """Return whether another replica asks first for the run times of a submission."""
         leadership = self._owner.leadership
-        is_scheduled = _kind_of(submission) is Kind.SCHEDULE and submission.options is not None
+        is_scheduled = submission.kind is Kind.SCHEDULE and submission.options is not None
         follows = leadership is not None and leadership.follows
         # The scheduler has dropped the job of a last run time, so that nothing would know of this
         # run time any more if this replica stopped, or if the leader died in its run.
@@ -1060,7 +1060,7 @@ def _run_of(submission: Submission, work: _Work) -> Run:
     if failed is not None and failed.retry_at is not None:
         retry_at = came - (failed.database_time - failed.retry_at).total_seconds()
     return Run(
-        _kind_of(submission),
+        submission.kind,
         submission.task_name,
         submission.key,
         due_at,
@@ -1070,18 +1070,6 @@ def _run_of(submission: Submission, work: _Work) -> Run:
         retry_at=retry_at,
         what=work,
     )
-
-
-def _kind_of(submission: Submission) -> Kind:
-    if submission.dead_run is not None:
-        return Kind.TAKEOVER
-    if submission.failed_run is not None:
-        return Kind.RETRY
-    if submission.request_id is not None:
-        return Kind.MANUAL
-    if submission.due is not None:
-        return Kind.STORED
-    return Kind.STANDBY if submission.is_standby else Kind.SCHEDULE
 
 
 def _why_not_claimed(work: _Work) -> Exception | None:

@@ -16,6 +16,7 @@ from apscheduler.util import iscoroutinefunction_partial
 
 from apscheduler_tasklock._lock.protocol_messages import JobMove, MissedTimes, RunState
 from apscheduler_tasklock._runs.misfires import SchedulerPass
+from apscheduler_tasklock._runs.run import Kind
 from apscheduler_tasklock._runs.trigger_times import (
     ends_after,
     has_next_run,
@@ -224,6 +225,19 @@ class Submission:
         return replace(
             self, failed_run=failed, dead_run=None, exempt_from_misfire=True, is_stored=is_stored
         )
+
+    @property
+    def kind(self) -> Kind:
+        """Why the run is due."""
+        if self.dead_run is not None:
+            return Kind.TAKEOVER
+        if self.failed_run is not None:
+            return Kind.RETRY
+        if self.request_id is not None:
+            return Kind.MANUAL
+        if self.due is not None:
+            return Kind.STORED
+        return Kind.STANDBY if self.is_standby else Kind.SCHEDULE
 
     @property
     def cause(self) -> UUID | None:

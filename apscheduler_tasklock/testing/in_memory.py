@@ -18,7 +18,6 @@ from apscheduler_tasklock._lock.protocol_messages import (
     ClaimRequest,
     ClosedRun,
     LockTimes,
-    ManualRequest,
     MissNote,
     ReadTimes,
     Registered,
@@ -26,10 +25,9 @@ from apscheduler_tasklock._lock.protocol_messages import (
     ReleaseAnswer,
     ReleaseRequest,
     Renewal,
-    RetryRequest,
+    RerunRequest,
     RunState,
     ScheduleNote,
-    TakeoverRequest,
 )
 from apscheduler_tasklock.status import Run, RunningRun
 from apscheduler_tasklock.testing import rule
@@ -179,52 +177,17 @@ class MemoryProtocol:
                         granted.add(request.claim_id)
             return answers
 
-    def claim_manual(
-        self,
-        cursor: Any,
-        request: ManualRequest,
-        *,
-        stable: bool,
-        not_after: datetime | None = None,
-    ) -> ClaimAnswer | None:
-        """Claim a manual run; return ``None`` if the task has no row."""
-        return self._locks.decide(
-            request.task_name,
-            lambda row, now: rule.claim_manual(
-                row, request, self._replica_id, now, stable=stable, not_after=not_after
-            ),
-        )
-
-    def take_over_many(
-        self,
-        cursor: Any,
-        requests: Sequence[TakeoverRequest],
-        times: ReadTimes = _READ_NOW,
+    def rerun(
+        self, cursor: Any, requests: Sequence[RerunRequest], times: ReadTimes = _READ_NOW
     ) -> dict[UUID, ClaimAnswer]:
-        """Take over many dead runs. A task without a row has no answer."""
-        answers = {each.claim_id: self._take_over(each, times) for each in requests}
+        """Claim takeovers, retries and manual runs. A task without a row has no answer."""
+        answers = {each.claim_id: self._rerun(each, times) for each in requests}
         return {claim_id: each for claim_id, each in answers.items() if each is not None}
 
-    def _take_over(self, request: TakeoverRequest, times: ReadTimes) -> ClaimAnswer | None:
+    def _rerun(self, request: RerunRequest, times: ReadTimes) -> ClaimAnswer | None:
         return self._locks.decide(
             request.task_name,
-            lambda row, now: rule.take_over(row, request, self._replica_id, now, times),
-        )
-
-    def retry_many(
-        self,
-        cursor: Any,
-        requests: Sequence[RetryRequest],
-        times: ReadTimes = _READ_NOW,
-    ) -> dict[UUID, ClaimAnswer]:
-        """Run many failed runs again. A task without a row has no answer."""
-        answers = {each.claim_id: self._retry(each, times) for each in requests}
-        return {claim_id: each for claim_id, each in answers.items() if each is not None}
-
-    def _retry(self, request: RetryRequest, times: ReadTimes) -> ClaimAnswer | None:
-        return self._locks.decide(
-            request.task_name,
-            lambda row, now: rule.retry(row, request, self._replica_id, now, times),
+            lambda row, now: rule.rerun(row, request, times, self._replica_id, now),
         )
 
     def release(self, cursor: Any, request: ReleaseRequest) -> ReleaseAnswer | None:

@@ -20,21 +20,18 @@ from uuid import UUID
 from apscheduler_tasklock._lock.database_clock import later
 from apscheduler_tasklock._lock.outcomes import RunOutcome, WindowAfter
 from apscheduler_tasklock._lock.protocol_messages import (
-    IN_TIME,
     ClaimAnswer,
     ClaimRequest,
     ClosedRun,
     LockTimes,
-    ManualRequest,
     ReadTimes,
     Registered,
     Registration,
     ReleaseAnswer,
     ReleaseRequest,
     Renewal,
-    RetryRequest,
+    RerunRequest,
     RunState,
-    TakeoverRequest,
     is_wanted,
 )
 from apscheduler_tasklock.options import LONGEST_LEADER_LEASE
@@ -398,113 +395,42 @@ def claim(
     return Decision(row, _granted(row, now, ended)._replace(runs=ran, due_at=was_due_at), ended)
 
 
-def take_over(
-    row: Row | None,
-    request: TakeoverRequest,
-    replica_id: str,
-    now: datetime,
-    times: ReadTimes = IN_TIME,
+def rerun(
+    row: Row | None, request: RerunRequest, times: ReadTimes, replica_id: str, now: datetime
 ) -> Decision[ClaimAnswer | None]:
-    """Decide on a takeover of a dead run. The row keeps its window and its maximum lock."""
-    if row is None:
-        return Decision(None, None)
-    # After an outage the holder may be alive although its lease has ended, because its renewals
-    # failed in the outage, too.
-    is_doubted = not (row.finished or row.handed_over or times.stable)
-    may_take_over = (
-        row.claim_id == request.dead_claim_id
-        and row.is_dead(now)
-        and row.run_until > now
-        and not row.is_paused(now)
-        and not is_doubted
-        and is_wanted(times.not_after, now)
-    )
-    if not may_take_over:
-        found = _found(row, request.claim_id, now, paused=row.is_paused(now))
-        return Decision(row, found._replace(waits=is_doubted))
-    dead = row
-    row, ended = _followed(dead, now)
-    overrun_at = None
-    if dead.overrun_at is not None:
-        overrun_at = min(now + (dead.overrun_at - dead.started_at), dead.run_until)
-    row = replace(
-        row,
-        started_at=now,
-        locked_until=_leased(now, request.lease, dead.run_until),
-        locked_by=replica_id,
-        claim_id=request.claim_id,
-        # A takeover of a manual run counts as a manual run, because a manual run has no window of
-        # the schedule.
-        kind="manual" if dead.kind == "manual" else "takeover",
-        overrun_at=overrun_at,
-        # A hand-over of a run that never began is not counted.
-        handovers=dead.handovers + (dead.handed_over and dead.last_outcome is not None),
-        handed_over=False,
-        failover=request.failover,
-    )
-    return Decision(row, _granted(row, now, ended), ended)
+    """Decide on a takeover, a retry or a manual run.
 
-
-def retry(
-    row: Row | None,
-    request: RetryRequest,
-    replica_id: str,
-    now: datetime,
-    times: ReadTimes = IN_TIME,
-) -> Decision[ClaimAnswer | None]:
-    """Decide on a retry of a failed run. The row keeps its window and its next due time."""
-    if row is None:
-        return Decision(None, None)
-    is_due = row.claim_id == request.failed_claim_id and row.is_retry_due(now)
-    if not is_due or not is_wanted(times.not_after, now):
-        found = _found(row, request.claim_id, now, paused=row.is_paused(now))
-        return Decision(row, found._replace(new_window=is_due))
-    row, ended = _followed(row, now)
-    row = _begun(row, request, replica_id, now)
-    row = replace(row, kind="retry", attempt=row.attempt + 1)
-    return Decision(row, _granted(row, now), ended)
-
-
-def claim_manual(
-    row: Row | None,
-    request: ManualRequest,
-    replica_id: str,
-    now: datetime,
-    *,
-    stable: bool,
-    not_after: datetime | None = None,
-) -> Decision[ClaimAnswer | None]:
-    """Decide on a claim of a manual run. The row keeps its window and its next due time.
-
-    :param stable: as in ``ReadTimes``
-    :param not_after: as in ``ReadTimes``
+    The row keeps its window and its next due time.
     """
     if row is None:
         return Decision(None, None)
-    is_asked_for = row.request_id == request.request_id and row.is_requested(now)
-    is_free = is_asked_for and (row.finished or _gives_way(row, now, stable=stable))
-    if not is_free or not is_wanted(not_after, now):
-        found = _found(row, request.claim_id, now, paused=False)
-        return Decision(row, found._replace(new_window=is_free))
-    ran = row.runs
-    row, ended = _followed(row, now)
+    kind, is_takeover = request.kind, request.kind == "takeover"
+    # After an outage the holder may be alive although its lease has ended, because its renewals
+    # failed in the outage, too.
+    is_doubted = is_takeover and not (row.finished or row.handed_over or times.stable)
+    if is_takeover:
+        may_run = (
+            row.claim_id == request.cause
+            and row.is_dead(now)
+            and row.run_until > now
+            and not (row.is_paused(now) or is_doubted)
+        )
+    elif kind == "retry":
+        may_run = row.claim_id == request.cause and row.is_retry_due(now)
+    else:
+        is_asked_for = row.request_id == request.cause and row.is_requested(now)
+        may_run = is_asked_for and (row.finished or _gives_way(row, now, stable=times.stable))
+    if not (may_run and is_wanted(times.not_after, now)):
+        found = _answer(row, now)._replace(
+            granted=row.is_granted(request.claim_id, now),
+            new_window=may_run,
+            waits=is_doubted,
+            paused=kind != "manual" and row.is_paused(now),
+        )
+        return Decision(row, found)
+    before, (row, ended) = row, _followed(row, now)
+    run_until = before.run_until if is_takeover else later(now, request.max_lock)
     row = replace(
-        _begun(row, request, replica_id, now),
-        runs=request.runs,
-        attempt=1,
-        kind="manual",
-        request_id=None,
-        requested_by=None,
-        requested_at=None,
-        request_until=None,
-    )
-    return Decision(row, _granted(row, now, ended)._replace(runs=ran), ended)
-
-
-def _begun(row: Row, request: RetryRequest | ManualRequest, replica_id: str, now: datetime) -> Row:
-    """Return the row with a run that keeps the window, and has a lease and a maximum lock anew."""
-    run_until = later(now, request.max_lock)
-    return replace(
         row,
         started_at=now,
         run_until=run_until,
@@ -512,10 +438,42 @@ def _begun(row: Row, request: RetryRequest | ManualRequest, replica_id: str, now
         overrun_at=_leased(now, request.max_runtime, run_until),
         locked_by=replica_id,
         claim_id=request.claim_id,
+        kind=kind,
         handovers=0,
         handed_over=False,
         failover=request.failover,
         finished_at=None,
+    )
+    if is_takeover:
+        row = _taken_over(row, before, now)
+    elif kind == "retry":
+        row = replace(row, attempt=row.attempt + 1)
+    else:
+        row = replace(
+            row,
+            runs=request.runs,
+            attempt=1,
+            request_id=None,
+            requested_by=None,
+            requested_at=None,
+            request_until=None,
+        )
+    return Decision(row, _granted(row, now, ended)._replace(runs=before.runs), ended)
+
+
+def _taken_over(row: Row, dead: Row, now: datetime) -> Row:
+    """Return the row after a takeover with what it keeps of the dead run."""
+    overrun_at = None
+    if dead.overrun_at is not None:
+        overrun_at = min(now + (dead.overrun_at - dead.started_at), dead.run_until)
+    return replace(
+        row,
+        # A takeover of a manual run counts as a manual run, because a manual run has no window of
+        # the schedule.
+        kind="manual" if dead.kind == "manual" else "takeover",
+        overrun_at=overrun_at,
+        # A hand-over of a run that never began is not counted.
+        handovers=dead.handovers + (dead.handed_over and dead.last_outcome is not None),
     )
 
 
@@ -1103,11 +1061,6 @@ def _missing(now: datetime) -> ClaimAnswer:
 def _granted(row: Row, now: datetime, ended: Sequence[Run] = ()) -> ClaimAnswer:
     closed = asdict(_closed(ended[0])) if ended else None
     return _answer(row, now)._replace(granted=True, running=True, closed=closed)
-
-
-def _found(row: Row, claim_id: UUID, now: datetime, *, paused: bool) -> ClaimAnswer:
-    """Return the answer to a takeover or manual run that does not change the row."""
-    return _answer(row, now)._replace(granted=row.is_granted(claim_id, now), paused=paused)
 
 
 def _leased(now: datetime, seconds: float | None, most: datetime) -> datetime:

@@ -31,8 +31,9 @@ from tests.support.waist import (
     ReleaseRequest,
     Renewal,
     RunState,
-    TakeoverRequest,
+    Statements,
     protocol_of,
+    takeover_of,
 )
 
 TASK = "task"
@@ -344,10 +345,8 @@ class TaskLockRule(Rule):
     def take_over(self, replica: str, dead: RunState, period: float) -> Granted | None:
         """Run the window of a dead holder again, unless somebody else does."""
         lease = self._lease(period)
-        request = TakeoverRequest(TASK, dead.claim_id, dead.holder, lease, self.failover)
-        answer = (
-            self.protocol_of(replica).take_over_many(self.cursor(), [request]).get(request.claim_id)
-        )
+        request = takeover_of(TASK, dead.claim_id, dead.holder, lease, self.failover)
+        answer = Statements(self.protocol_of(replica), self.cursor).rerun(request)
         if answer is None or not answer.granted:
             return None
         run_time = seconds(answer.window_start)

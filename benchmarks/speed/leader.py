@@ -14,7 +14,7 @@ from benchmarks.speed.effort import Effort, progress
 from benchmarks.speed.leader_replica import PERIOD, TASKS
 from benchmarks.speed.report import Goal, Section, table
 from benchmarks.speed.store_replica import processes
-from tests.support.faults import CLAIM, FIRST_CLAIM, READ, RELEASE, TAKEOVER
+from tests.support.faults import CLAIM, FIRST_CLAIM, READ, RELEASE, RERUN
 
 # Processes, and replicas in each.
 FLEETS = ((3, 1), (4, 15))
@@ -27,9 +27,9 @@ _SETTINGS = {**LOGGED, "max_connections": "200", "log_line_prefix": "at %n by %a
 _STATEMENT = re.compile(
     r"^at ([0-9.]+) by .*?: LOG:  (?:statement|execute [^:]+): (.*(?:\n[ \t].*)*)", re.MULTILINE
 )
-# Texts of statements, and what they are. Takeovers come first, because they are claims as well.
+# Texts of statements, and what they are. Reruns come first, because they are claims as well.
 _KINDS = {
-    TAKEOVER: "takeover",
+    RERUN: "rerun",
     FIRST_CLAIM: "claim",
     CLAIM: "claim",
     RELEASE: "release",

@@ -25,16 +25,17 @@ from tests.support.waist import (
     LOCK_TIMEOUT,
     ClaimRequest,
     JobMove,
-    ManualRequest,
     Registration,
     ReleaseRequest,
     Renewal,
+    RerunRequest,
     Statements,
-    TakeoverRequest,
     attempt,
     believing,
+    manual_run_of,
     protocol_of,
     send_together,
+    takeover_of,
 )
 
 # By the database's clock, which stands still. It is ahead of this machine's, so that no run time is
@@ -153,13 +154,13 @@ def _decided(decision: Any) -> Any:
     return decision.answer
 
 
-def _takeover(side: Side, task: str) -> TakeoverRequest:
-    return TakeoverRequest(task, last_claim(task), "before", 30, claim_id=side.claim_id(task))
+def _takeover(side: Side, task: str) -> RerunRequest:
+    return takeover_of(task, last_claim(task), "before", 30, claim_id=side.claim_id(task))
 
 
-def _manual(side: Side, task: str) -> ManualRequest:
+def _manual(side: Side, task: str) -> RerunRequest:
     request = requested(task)
-    return ManualRequest(task, request, 300, 30, runs="job", claim_id=side.claim_id(task))
+    return manual_run_of(task, request, 300, 30, runs="job", claim_id=side.claim_id(task))
 
 
 def _due(side: Side, task: str) -> ClaimRequest:
@@ -313,7 +314,7 @@ STATEMENTS = {
         _attempts(_claim_of, most=len(TASKS)), ("no row", "over"), **MANY
     ),
     "takeover": Statement(_attempts(_takeover), ("dead", "handed over"), **MANY),
-    "manual run": Statement(_attempt(_manual), ("requested",)),
+    "manual run": Statement(_attempts(_manual), ("requested",), **MANY),
     "stored runs": Statement(
         _attempts(_due, most=len(TASKS)), ("no row", "over", "died for good"), **MANY
     ),

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from uuid import UUID
 
 from apscheduler_tasklock.testing.rule import TOLERANCE, Claim, Row
-from tests.support.waist import Renewal, RunState, TakeoverRequest
+from tests.support.waist import Renewal, RerunRequest, RunState
 
 # What a run must have come across, or it has shown nothing.
 EXPECTED = {
@@ -159,9 +159,7 @@ def why_old(before: Row, claim: Claim, unbound: datetime) -> str:
     return "refused: window"
 
 
-def of_takeover(
-    before: Row | None, after: Row | None, request: TakeoverRequest, now: datetime
-) -> str:
+def of_takeover(before: Row | None, after: Row | None, request: RerunRequest, now: datetime) -> str:
     if before is None or after is None:
         return "not taken over: no row"
     if after is before:
@@ -173,10 +171,10 @@ def of_takeover(
     return "taken over" + (": up to the maximum lock" if short else "")
 
 
-def why_not_taken_over(before: Row, request: TakeoverRequest, now: datetime) -> str:
+def why_not_taken_over(before: Row, request: RerunRequest, now: datetime) -> str:
     if before.is_granted(request.claim_id, now):
         return "taken over before"
-    if before.claim_id != request.dead_claim_id:
+    if before.claim_id != request.cause:
         return "not taken over: another claim"
     if before.finished:
         return "not taken over: finished"

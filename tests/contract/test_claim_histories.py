@@ -34,6 +34,7 @@ from apscheduler_tasklock.testing.rule import Claim, Decision, Row
 from tests.contract import situations
 from tests.support.waist import (
     ACTION_SLOTS,
+    IN_TIME,
     ClaimAnswer,
     ClaimRequest,
     Memory,
@@ -41,9 +42,10 @@ from tests.support.waist import (
     ReleaseAnswer,
     ReleaseRequest,
     Renewal,
+    RerunRequest,
     Rows,
-    TakeoverRequest,
     statements_of,
+    takeover_of,
 )
 
 START = datetime(2026, 1, 1, tzinfo=timezone.utc)
@@ -102,7 +104,7 @@ class Wish:
 @dataclass(frozen=True)
 class Takeover:
     replica: str
-    request: TakeoverRequest
+    request: RerunRequest
 
 
 @dataclass
@@ -324,7 +326,7 @@ class ClaimHistory(RuleBasedStateMachine):
     @action(task=tasks, back=back, replica=replicas, lease=leases, failover=mostly, fate=fates)
     def take_over(self, task: str, back: int, replica: str, fate: str, **wish: Any) -> None:
         claim_id = UUID(int=next(self.numbers))
-        request = TakeoverRequest(task, self.id_of(task, back), "dead", claim_id=claim_id, **wish)
+        request = takeover_of(task, self.id_of(task, back), "dead", claim_id=claim_id, **wish)
         self.takeovers[task].append(Takeover(replica, request))
         self.ask_to_take_over(task, self.takeovers[task][-1], fate)
 
@@ -477,14 +479,14 @@ class ClaimHistory(RuleBasedStateMachine):
         if fate == "never sent":
             return
         before, request = self.expected.get(task), ask.request
-        decision = the_rule.take_over(before, request, ask.replica, self.time)
+        decision = the_rule.rerun(before, request, IN_TIME, ask.replica, self.time)
         replica = self.replicas[ask.replica]
         if self.together:
             # One of a task that has no row travels with it.
-            requests = [TakeoverRequest("nobody's", request.dead_claim_id, "dead"), request]
-            answer = replica.again_many(requests).get(request.claim_id)
+            requests = [takeover_of("nobody's", request.cause, "dead"), request]
+            answer = replica.rerun_many(requests).get(request.claim_id)
         else:
-            answer = replica.again(request)
+            answer = replica.rerun(request)
         after = decision.row
         self.note(situations.of_takeover(before, after, request, self.time))
         self.happened(task, after, wrote=after is not before)

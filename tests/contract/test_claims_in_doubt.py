@@ -20,14 +20,14 @@ from tests.support.waist import (
     AnyAttempt,
     ClaimRequest,
     Decision,
-    ManualRequest,
     Replica,
-    RetryRequest,
     RowLockedError,
-    TakeoverRequest,
     attempt,
     believing,
+    manual_run_of,
+    retry_of,
     send_together,
+    takeover_of,
 )
 
 # The versions of rows and the locks of sessions are PostgreSQL's.
@@ -44,13 +44,13 @@ def claim(_one: Replica) -> Any:
 
 def takeover(one: Replica) -> Any:
     dead, _ = one.claim(failover=True, lease=0.0, max_lock=600.0)
-    return TakeoverRequest("task", dead, "one", LEASE)
+    return takeover_of("task", dead, "one", LEASE)
 
 
 def retry(one: Replica) -> Any:
     failed, _ = one.claim(max_lock=600.0)
     one.end(failed, outcome="failed", retry_in=0.0)
-    return RetryRequest("task", failed, 600.0, LEASE)
+    return retry_of("task", failed, 600.0, LEASE)
 
 
 def manual(one: Replica) -> Any:
@@ -59,7 +59,7 @@ def manual(one: Replica) -> Any:
     one.connection.execute(
         "UPDATE task_lock SET request_id = %s, request_until = now() + interval '1 hour'", [asked]
     )
-    return ManualRequest("task", asked, 600.0, LEASE, runs="jobs:job")
+    return manual_run_of("task", asked, 600.0, LEASE, runs="jobs:job")
 
 
 KINDS = pytest.mark.parametrize("kind", [claim, takeover, retry, manual])
@@ -102,7 +102,7 @@ def test_a_grant_that_is_found_is_written_again_with_a_new_lease(
 
 
 @KINDS
-def test_a_grant_that_cannot_be_written_again_is_none(
+def test_a_claim_whose_grant_cannot_be_written_again_is_sent_again(
     one: Replica, connection: Connection, direct_url: str, kind: Callable[[Replica], Any]
 ) -> None:
     wanted = attempt(kind(one), believing(one.statements.protocol))
@@ -110,13 +110,28 @@ def test_a_grant_that_cannot_be_written_again_is_none(
     wanted.note_failure(psycopg.OperationalError("the answer was lost"))
     with psycopg.connect(direct_url) as blocker:
         blocker.execute("SELECT FROM task_lock FOR UPDATE")
-        try:
-            decided: Any = wanted.send(one.cursor)
-        except RowLockedError:
-            decided = None
-    granted = isinstance(decided, Decision) and decided.answer and decided.answer.granted
-    assert not granted
+        assert isinstance(wanted.send(one.cursor), RowLockedError)
     assert wanted.in_doubt
+
+
+@pytest.mark.parametrize("kind", [takeover, retry, manual])
+def test_a_rerun_whose_lease_is_over_when_its_answer_comes_gets_a_new_one(
+    one: Replica,
+    monkeypatch: pytest.MonkeyPatch,
+    travel: Callable[[float], None],
+    kind: Callable[[Replica], Any],
+) -> None:
+    wanted = attempt(kind(one), believing(one.statements.protocol))
+    began = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", Clock([began, began + LEASE + 1]))
+    assert isinstance(wanted.send(one.cursor), Exception)
+    assert wanted.in_doubt
+    granted = row(one.connection)
+    travel(LEASE + 1)
+    answer = sent(one, wanted).answer
+    assert answer is not None
+    assert (answer.granted, answer.claim_id) == (True, granted["claim_id"])
+    assert row(one.connection)["locked_until"] > granted["locked_until"]
 
 
 def test_of_claims_that_are_sent_together_those_in_doubt_are_written_again(

@@ -14,14 +14,7 @@ from apscheduler_tasklock._lock.outcomes import RunOutcome
 from apscheduler_tasklock.errors import TaskLockDatabaseError
 from apscheduler_tasklock.testing import rule as the_rule
 from tests.contract.conftest import ON_BOTH, database_now, row, token_at
-from tests.support.waist import (
-    Memory,
-    ReleaseAnswer,
-    ReleaseRequest,
-    Renewal,
-    Replica,
-    RetryRequest,
-)
+from tests.support.waist import Memory, ReleaseAnswer, ReleaseRequest, Renewal, Replica, retry_of
 
 Travel = Callable[[float], None]
 Connection = psycopg.Connection[Any]
@@ -661,7 +654,7 @@ class TestClaimAfterADeadRun:
         before = row(connection)
         _, answer = other.take_over(silent, stable=False)
         assert answer is not None
-        assert (answer.granted, answer.waits, answer.looks_dead(silent)) == (False, True, False)
+        assert (answer.granted, answer.waits, answer.looks_free) == (False, True, False)
         assert row(connection) == before
         assert other.takes_over(cut, "cut", stable=False)
         assert other.takes_over(silent)
@@ -765,8 +758,8 @@ class TestReleasesAndRetries:
         failing, _ = one.claim(**LEASED, next_in=20.0, grace=60.0)
         one.end(failing, outcome="error", retry_in=5.0)
         travel(6)
-        retry = RetryRequest("task", failing, 60.0, 30.0, failover=True)
-        answer = one.statements.again(retry)
+        retry = retry_of("task", failing, 60.0, 30.0, failover=True)
+        answer = one.statements.rerun(retry)
         assert answer is not None
         assert answer.granted
         travel(20)
@@ -784,8 +777,8 @@ class TestReleasesAndRetries:
         first = release(one, request, many=many)
         assert first is not None
         travel(6)
-        retry = RetryRequest("task", failing, 60.0, 30.0, failover=True)
-        [answer] = other.statements.again_many([retry]).values()
+        retry = retry_of("task", failing, 60.0, 30.0, failover=True)
+        [answer] = other.statements.rerun_many([retry]).values()
         assert answer.granted
 
         again = release(one, request, many=many)
@@ -836,8 +829,8 @@ def test_a_retry_begins_from_its_time_until_the_next_run_time_and_in_no_pause(
     if when == "in a pause":
         pause(connection)
     failed = uuid4() if when == "of another run" else failing
-    retry = RetryRequest("task", failed, 60.0, 30.0, failover=True)
-    answer = one.statements.again(retry)
+    retry = retry_of("task", failed, 60.0, 30.0, failover=True)
+    answer = one.statements.rerun(retry)
     assert answer is not None
     assert answer.granted == begins
 

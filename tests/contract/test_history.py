@@ -22,8 +22,8 @@ from tests.support.waist import (
     ReleaseAnswer,
     ReleaseRequest,
     Replica,
-    TakeoverRequest,
     statements_of,
+    takeover_of,
 )
 
 Travel = Callable[[float], None]
@@ -228,7 +228,7 @@ class TestDeaths:
         elif by == "takeover":
             assert other.takes_over(dead)
         else:
-            assert other.take_over_many(TakeoverRequest("task", dead, "one"))
+            assert other.take_over_many(takeover_of("task", dead, "one"))
         assert entries(connection)[-1] == {
             "token": first.token,
             "scheduled_at": began,

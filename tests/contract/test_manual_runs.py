@@ -15,7 +15,7 @@ from apscheduler_tasklock._lock.outcomes import WindowAfter
 from apscheduler_tasklock.schema.table import task_lock_table
 from apscheduler_tasklock.status import Run, TaskState
 from tests.contract.conftest import row
-from tests.support.waist import ClaimAnswer, Replica, TakeoverRequest
+from tests.support.waist import ClaimAnswer, Replica, takeover_of
 
 # Operators ask by SQL.
 pytestmark = pytest.mark.postgresql
@@ -259,7 +259,7 @@ class TestTakeover:
                 one.end(claim_id, window=WindowAfter.HAND_OVER, outcome="cancelled")
             assert other.read("task")["task"].manual
             if together:
-                request = TakeoverRequest("task", claim_id, "dead", lease=30)
+                request = takeover_of("task", claim_id, "dead", lease=30)
                 [answer] = other.take_over_many(request).values()
                 claim_id = request.claim_id
             else:

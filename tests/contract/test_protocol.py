@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
+from itertools import chain
 from typing import Any
 from uuid import uuid4
 
@@ -18,11 +19,11 @@ from tests.support.rows import add_replica
 from tests.support.waist import (
     ClaimAnswer,
     ClaimRequest,
-    ManualRequest,
     ReadTimes,
     Replica,
-    TakeoverRequest,
+    manual_run_of,
     protocol_of,
+    takeover_of,
 )
 
 Travel = Callable[[float], None]
@@ -775,13 +776,13 @@ class TestWhenNobodyWaits:
         travel(6)
 
         def answer(seconds: float) -> ClaimAnswer:
-            request = TakeoverRequest("task", dead, "dead")
+            request = takeover_of("task", dead, "dead")
             times = ReadTimes(not_after=in_seconds(seconds))
-            [found] = one.statements.again_many([request], times).values()
+            [found] = one.statements.rerun_many([request], times).values()
             return found
 
         late = answer(-0.001)
-        assert (late.granted, late.looks_dead(dead)) == (False, True)
+        assert (late.granted, late.looks_free) == (False, True)
         assert answer(60).granted
 
     @pytest.mark.postgresql
@@ -793,14 +794,14 @@ class TestWhenNobodyWaits:
     ) -> None:
         claim_id, _ = one.claim()
         one.release(claim_id)
-        asked = ManualRequest("task", uuid4(), 50.0)
+        asked = manual_run_of("task", uuid4(), 50.0)
         connection.execute(
             "UPDATE task_lock SET request_id = %s, request_until = now() + interval '1 h'",
-            [asked.request_id],
+            [asked.cause],
         )
 
         def granted(seconds: float) -> bool:
-            answer = one.statements.again(asked, ReadTimes(not_after=in_seconds(seconds)))
+            answer = one.statements.rerun(asked, ReadTimes(not_after=in_seconds(seconds)))
             assert answer is not None
             return answer.granted
 
@@ -838,7 +839,8 @@ def test_each_row_has_the_columns_of_its_answer_with_and_without_history(
 ) -> None:
     """The columns are looked up with the first row, of whichever of the two it is."""
     seen = 0
-    for statement in vars(protocol_of("one")).values():
+    parts = vars(protocol_of("one")).values()
+    for statement in chain(parts, *(part.values() for part in parts if isinstance(part, dict))):
         if not isinstance(statement, Statement) or statement.answers is None:
             continue
         seen += 1

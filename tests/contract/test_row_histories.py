@@ -35,18 +35,19 @@ from tests.support.waist import (
     HISTORY,
     IN_TIME,
     ClaimRequest,
-    ManualRequest,
     Memory,
     ReadTimes,
     Registration,
     ReleaseRequest,
     Renewal,
     Replica,
-    RetryRequest,
+    RerunRequest,
     RunOutcome,
     Statements,
-    TakeoverRequest,
     WindowAfter,
+    manual_run_of,
+    retry_of,
+    takeover_of,
 )
 
 STEPS = 600
@@ -461,25 +462,25 @@ class Requests:
 
         return ask
 
-    def takeover_request(self, task: str) -> TakeoverRequest:
+    def takeover_request(self, task: str) -> RerunRequest:
         dead, lease = self.claim_of(task), self.rng.choice([None, 1.0, 5.0])
-        return TakeoverRequest(task, dead, "", lease, self.chance(0.7), self.new_claim(task))
+        return takeover_of(task, dead, "", lease, self.chance(0.7), self.new_claim(task))
 
     def take_over(self, task: str | None = None) -> Ask:
         request, times = self.takeover_request(task or self.task()), self.takeover_times()
         if task is not None:
-            request, times = replace(request, dead_claim_id=self.last_claim_of(task)), IN_TIME
-        return lambda replica: replica.statements.again(request, times)
+            request, times = replace(request, cause=self.last_claim_of(task)), IN_TIME
+        return lambda replica: replica.statements.rerun(request, times)
 
     def take_over_many(self) -> Ask:
         requests, times = [self.takeover_request(task) for task in TASKS], self.takeover_times()
-        return lambda replica: replica.statements.again_many(requests, times)
+        return lambda replica: replica.statements.rerun_many(requests, times)
 
     def takeover_times(self) -> ReadTimes:
         return ReadTimes(stable=self.chance(0.8), not_after=self.not_after())
 
-    def retry_request(self, task: str) -> RetryRequest:
-        return RetryRequest(
+    def retry_request(self, task: str) -> RerunRequest:
+        return retry_of(
             task,
             self.claim_of(task),
             self.rng.choice([2.0, 10.0, 300.0]),
@@ -492,17 +493,17 @@ class Requests:
     def retry(self, task: str | None = None, *, is_to_die: bool = False) -> Ask:
         request, not_after = self.retry_request(task or self.task()), self.not_after()
         if task is not None:
-            request, not_after = replace(request, failed_claim_id=self.last_claim_of(task)), None
+            request, not_after = replace(request, cause=self.last_claim_of(task)), None
         if is_to_die:
             request = replace(request, max_lock=300.0, lease=3.0, failover=True)
         times = ReadTimes(not_after=not_after)
-        return lambda replica: replica.statements.again_many([request], times)
+        return lambda replica: replica.statements.rerun_many([request], times)
 
     def claim_manual(self, task: str | None = None, *, surely: bool = False) -> Ask:
         task, stable = task or self.task(), self.chance(0.8)
         row = self.memory.locks.rows.get(task)
         asked_for = None if row is None else row.request_id
-        request = ManualRequest(
+        request = manual_run_of(
             task,
             asked_for if asked_for and (surely or self.chance(0.9)) else uuid4(),
             self.rng.choice([2.0, 10.0, 50.0, 300.0]),
@@ -516,7 +517,7 @@ class Requests:
             request = replace(request, max_lock=300.0, lease=10.0, failover=True)
             stable = True
         times = ReadTimes(stable=stable, not_after=None if surely else self.not_after())
-        return lambda replica: replica.statements.again(request, times)
+        return lambda replica: replica.statements.rerun(request, times)
 
     def release_request(self, task: str) -> ReleaseRequest:
         row, window = self.memory.locks.rows.get(task), self.rng.choice(list(WindowAfter))

@@ -74,7 +74,7 @@ def test_one_of_many_takes_over_and_the_others_are_told_who_runs_it(
         [closed] = [answer.closed for answer in answers if answer.closed]
         assert (closed["outcome"], closed["holder"] == "dead") == ("died", turn == 1)
         # Who met the winner at its work passed the row over, and asks again.
-        answers = [crowd[0].take_over(old)[1] if a.looks_dead(old) else a for a in answers]
+        answers = [crowd[0].take_over(old)[1] if a.looks_free else a for a in answers]
         assert {(a.claim_id, a.token, a.running, a.waits) for a in answers} == {
             (dead, token, True, False)
         }
@@ -138,7 +138,7 @@ def test_a_taker_passes_over_a_row_that_the_winner_has_and_is_told_who_runs_it_w
 
     assert won is not None
     assert passed_over is not None
-    assert passed_over.looks_dead(dead)
+    assert passed_over.looks_free
     assert lost is not None
     assert (won.granted, lost.granted) == (True, False)
     assert (lost.running, lost.holder, lost.token) == (True, "one", won.token)
@@ -193,7 +193,7 @@ def test_a_takeover_that_comes_while_the_claim_is_renewed_is_refused(
     _, answer = other.take_over(claim_id, lease=2)
 
     assert passed_over is not None
-    assert passed_over.looks_dead(claim_id)
+    assert passed_over.looks_free
     assert answer is not None
     assert (answer.granted, answer.running, answer.holder) == (False, True, "late")
 

@@ -18,7 +18,7 @@ from psycopg import sql
 from tests.contract.conftest import ON_BOTH, database_now, row, token_at
 from tests.contract.store_replica import StoreReplica
 from tests.support.claims import AHEAD
-from tests.support.waist import ClaimAnswer, ClaimRequest, Replica, RetryRequest, Rows
+from tests.support.waist import ClaimAnswer, ClaimRequest, Replica, Rows, retry_of
 
 Connection = psycopg.Connection[Any]
 Travel = Callable[[float], None]
@@ -113,8 +113,8 @@ def retries(one: StoreReplica, travel: Travel) -> Ask:
     failed, _ = one.claim()
     one.end(failed, outcome="error", retry_in=5.0)
     travel(20)
-    retry = RetryRequest("task", failed, 60.0, 30.0, failover=True)
-    return lambda: one.statements.again(retry)
+    retry = retry_of("task", failed, 60.0, 30.0, failover=True)
+    return lambda: one.statements.rerun(retry)
 
 
 def runs_by_hand(one: StoreReplica, travel: Travel) -> Ask:

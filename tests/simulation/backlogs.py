@@ -26,14 +26,15 @@ from apscheduler_tasklock._runs.run import Kind, Run, State, Verdict
 from apscheduler_tasklock.testing import rule
 from tests.simulation.world import START
 from tests.support.waist import (
+    IN_TIME,
     ClaimAnswer,
     ClaimRequest,
-    ManualRequest,
     ReadTimes,
     Refusal,
     ReleaseRequest,
     RunState,
-    TakeoverRequest,
+    manual_run_of,
+    takeover_of,
 )
 
 # Seconds from one run time to the next.
@@ -390,10 +391,8 @@ class Fleet:
     def _decided(self, replica: Simulated, run: Run) -> ClaimAnswer | None:
         request = run.what.request
         decision: rule.Decision[Any]
-        if run.kind is Kind.MANUAL:
-            decision = rule.claim_manual(self.row, request, replica.name, self.now, stable=True)
-        elif run.kind is Kind.TAKEOVER:
-            decision = rule.take_over(self.row, request, replica.name, self.now)
+        if run.kind in (Kind.MANUAL, Kind.TAKEOVER):
+            decision = rule.rerun(self.row, request, IN_TIME, replica.name, self.now)
         else:
             times = ReadTimes((self.now - request.run_time).total_seconds())
             decision = rule.claim(self.row, request, times, replica.name, self.now)
@@ -423,14 +422,14 @@ class Fleet:
         assert row is not None
         state = rule.state_of(row, self.now)
         if state.request_id is not None and not replica.is_going_to(Kind.MANUAL):
-            asked = ManualRequest(
+            asked = manual_run_of(
                 TASK, state.request_id, MAX_LOCK, runs="job", claim_id=self._new_id()
             )
             self._come_extra(replica, Kind.MANUAL, None, asked)
         elif state.dead and state.is_run_again(failover=self.backlogs.failover):
             seconds = (state.window_start - START).total_seconds()
             window = None if state.manual else round(seconds / PERIOD)
-            takeover = TakeoverRequest(
+            takeover = takeover_of(
                 TASK, state.claim_id, state.holder, None, self.backlogs.failover, self._new_id()
             )
             self._come_extra(replica, Kind.TAKEOVER, window, takeover)

@@ -33,10 +33,10 @@ from tests.simulation.world import BEGIN, CLOCK, START, Process
 from tests.support.waist import (
     AnyAttempt,
     ClaimRequest,
-    ManualRequest,
     Refusal,
     RunState,
-    TakeoverRequest,
+    manual_run_of,
+    takeover_of,
 )
 
 
@@ -464,7 +464,7 @@ class JobsReplica(Replica):
             self._kept_runs.decide(task.name, job, last)
 
     def _ask_for_manual_run(self, job: Job, state: RunState, request_id: UUID) -> None:
-        request = ManualRequest(
+        request = manual_run_of(
             job.name, request_id, MAX_LOCK, job.lease, job.failover, f"job of {job.name}"
         )
         window = max(each for each in job.windows if each <= self.world.now - BEGIN)
@@ -473,9 +473,7 @@ class JobsReplica(Replica):
     def _take_over(self, task: Task, state: RunState) -> None:
         assert isinstance(task, Job)
         window = window_of(task, state.window_start)
-        request = TakeoverRequest(
-            task.name, state.claim_id, state.holder, task.lease, task.failover
-        )
+        request = takeover_of(task.name, state.claim_id, state.holder, task.lease, task.failover)
         self._come_extra(task, Kind.TAKEOVER, window, request, self._taking, state.claim_id)
 
     def _come_extra(

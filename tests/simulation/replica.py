@@ -60,16 +60,14 @@ from tests.support.waist import (
     AnyAttempt,
     ClaimAnswer,
     ClaimRequest,
-    ManualRequest,
     MemoryTaskLocks,
     MissNote,
     ReadTimes,
     Refusal,
     ReleaseRequest,
     Renewal,
-    RetryRequest,
+    RerunRequest,
     Statements,
-    TakeoverRequest,
 )
 
 try:
@@ -298,22 +296,16 @@ class SimulatedClient(LockClient):
         return self._held(request, answer)
 
     def _answer(self, request: Any) -> ClaimAnswer | None:
-        if isinstance(request, ManualRequest):
-            return self._statements.again(request, ReadTimes(stable=self.stable))
         if not isinstance(request, ClaimRequest):
-            return self._statements.again(request)
+            return self._statements.rerun(request, ReadTimes(stable=self.stable))
         times = ReadTimes(self.lag_of(request.run_time), None, self.stable)
         return self._statements.claim(request, times)
 
-    def _held(
-        self,
-        request: ClaimRequest | TakeoverRequest | RetryRequest | ManualRequest,
-        answer: ClaimAnswer,
-    ) -> HeldLock:
+    def _held(self, request: ClaimRequest | RerunRequest, answer: ClaimAnswer) -> HeldLock:
         run_time: datetime | None = None if answer.manual else answer.window_start
         if isinstance(request, ClaimRequest):
             run_time = request.run_time
-        dead_holder = request.dead_holder if isinstance(request, TakeoverRequest) else None
+        dead_holder = getattr(request, "dead_holder", None)
         return HeldLock(
             name=request.task_name,
             token=answer.token,

@@ -36,7 +36,7 @@ from tests.simulation.scenarios import (
 )
 from tests.simulation.world import BEGIN, START, Process, replaced
 from tests.support.internals import retry_in
-from tests.support.waist import ClaimRequest, Refusal, RetryRequest, RunState
+from tests.support.waist import ClaimRequest, Refusal, RunState, retry_of
 
 # The largest factor by which a retry's delay is longer than the options say.
 JITTER = 1.1
@@ -221,7 +221,7 @@ class RetryReplica(JobsReplica):
         is_left = task.options_on(self.process).delay_after(state.attempt) is not None
         is_new = state.claim_id not in self._retrying
         if state.retry_at is not None and self.stopped_at == inf and is_left and is_new:
-            request = RetryRequest(task.name, state.claim_id, MAX_LOCK, task.lease, task.failover)
+            request = retry_of(task.name, state.claim_id, MAX_LOCK, task.lease, task.failover)
             window = window_of(task, state.window_start)
             self._come_extra(task, Kind.RETRY, window, request, self._retrying, state.claim_id)
 

@@ -23,7 +23,7 @@ from tests.simulation.faults import FAULTS, PAUSE, SLOW, STEPS, Plan, Planned
 from tests.simulation.ledger import Ledger, Promise, Question, Run, Wanted, violations
 from tests.simulation.side import Database, make_client
 from tests.simulation.world import BEGIN, CLOCK, START, Process, World
-from tests.support.waist import ClaimRequest, Refusal, Registration, RunState, TakeoverRequest
+from tests.support.waist import ClaimRequest, Refusal, Registration, RunState, takeover_of
 
 LEASE = 15.0
 MAX_LOCK = 1_000.0
@@ -260,9 +260,7 @@ class Replica:
             self.world.note(self.process.name, f"   giving up: {error}")
 
     def _take_over(self, task: Task, state: RunState) -> None:
-        request = TakeoverRequest(
-            task.name, state.claim_id, state.holder, task.lease, task.failover
-        )
+        request = takeover_of(task.name, state.claim_id, state.holder, task.lease, task.failover)
         claimed = self._claim(request, "takeover")
         self._taking.discard(state.claim_id)
         if isinstance(claimed, HeldLock):

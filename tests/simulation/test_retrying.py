@@ -88,13 +88,13 @@ def test_the_attempts_of_a_scenario_are_those_that_it_is_about(scenario: str) ->
     assert [run.attempt for run in story_of(found).ledger.runs] == ATTEMPTS[scenario]
 
 
-def test_a_retry_whose_lease_is_over_when_its_answer_comes_is_handed_over_at_once() -> None:
-    """Else its claim is sent again and again, and finds itself each time."""
+def test_a_retry_whose_lease_is_over_when_its_answer_comes_gets_a_new_one() -> None:
+    """Its claim is sent again, finds itself, and is not sent again and again."""
     [scenario] = [each for each in SCENARIOS if each.name == "every attempt fails"]
     planned = Planned(43, "no answer"), Planned(46, "step ahead")
     story = story_of(scenario, planned)
     # If this fails, the scenario has changed, and the pair has to be found again.
-    assert [story.plan.places[each.at].what for each in planned] == ["retry_many r"] * 2, story
+    assert [story.plan.places[each.at].what for each in planned] == ["rerun r"] * 2, story
     assert not story.found, story
 
 

@@ -42,7 +42,7 @@ MENDED = {
     "a takeover that was granted too late, and is not asked for again, is handed over": (
         "overrun",
         ("claim o", Planned(28, "short pause, then worse")),
-        ("take_over_many o", Planned(39, "pause after")),
+        ("rerun o", Planned(39, "pause after")),
     ),
     "a lease that was renewed before the run has ended when the answer is seen": (
         "short lease",

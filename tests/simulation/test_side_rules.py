@@ -38,8 +38,8 @@ from tests.support.waist import (
     Refusal,
     Registration,
     RowLockedError,
-    TakeoverRequest,
     rule,
+    takeover_of,
 )
 
 pytestmark = pytest.mark.usefixtures("simulation")
@@ -824,7 +824,7 @@ class TestReleases:
         for second in range(60, 80):
             stage.go_to(second + 0.01)
             # Both as soon as the database answers, which may be before the release arrives.
-            dead = TakeoverRequest("t", held.claim_id, "A", 1.5, failover=True)
+            dead = takeover_of("t", held.claim_id, "A", 1.5, failover=True)
             takeovers.append(stage.call(other, other.claim, dead))
             claims.append(stage.call(other, other.claim, claim_of("t", **runs)))
         stage.go_on(5)

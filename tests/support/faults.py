@@ -11,8 +11,7 @@ from tests.support.proxy import Last, Proxy
 # Texts that mark the library's statements. A statement's text goes over the wire until psycopg
 # prepares the statement, so in its first five executions on a connection.
 CLAIM = b"), claimed AS ("
-TAKEOVER = b"dead_claim_id uuid"
-RETRY = b"failed_claim_id uuid"
+RERUN = b"cause uuid"
 FIRST_CLAIM = b"FROM asked LEFT JOIN first ON first.claim_id = asked.claim_id"
 RELEASE = b"finished_at = COALESCE("
 RENEWAL = b"AS renewal ("

@@ -47,18 +47,19 @@ def _in_pauses(row: Row, now: datetime) -> bool:
 def _by_the_number() -> Iterator[None]:
     """Let a retry's claim name the number of the attempt that has failed, and not its claim."""
     attempts: dict[UUID, int] = {}
-    state_of, retry = rule.state_of, rule.retry
+    state_of, rerun = rule.state_of, rule.rerun
 
     def noting(row: Row, now: datetime) -> Any:
         attempts[row.claim_id] = row.attempt
         return state_of(row, now)
 
     def by_the_number(row: Row | None, request: Any, *arguments: Any) -> Any:
-        if row is not None and attempts.get(request.failed_claim_id) == row.attempt:
-            request = replace(request, failed_claim_id=row.claim_id)
-        return retry(row, request, *arguments)
+        is_retry = row is not None and request.kind == "retry"
+        if is_retry and attempts.get(request.cause) == row.attempt:
+            request = replace(request, cause=row.claim_id)
+        return rerun(row, request, *arguments)
 
-    with replaced((rule, "state_of", noting), (rule, "retry", by_the_number)):
+    with replaced((rule, "state_of", noting), (rule, "rerun", by_the_number)):
         yield
 
 
@@ -102,9 +103,11 @@ def _of_any_run(original: Callable[..., Refusal], answer: Any) -> Refusal:
     return replace(original(answer), came_first=answer.came_first and not answer.manual)
 
 
-def _begun_anew(original: Callable[..., Any], row: Row | None, *arguments: Any) -> Any:
-    decision = original(row, *arguments)
-    if decision.row is None or decision.row is row:
+def _begun_anew(
+    original: Callable[..., Any], row: Row | None, request: Any, *arguments: Any
+) -> Any:
+    decision = original(row, request, *arguments)
+    if request.kind != "takeover" or decision.row is None or decision.row is row:
         return decision
     return replace(
         decision,
@@ -146,7 +149,7 @@ RETRY_MUTATIONS: dict[str, tuple[str, Callable[[], Mutated]]] = {
     ),
     "a takeover of a retry is a first attempt": (
         "killed in the retry",
-        lambda: replaced((rule, "take_over", _method(_begun_anew, rule, "take_over"))),
+        lambda: replaced((rule, "rerun", _method(_begun_anew, rule, "rerun"))),
     ),
 }
 

@@ -32,10 +32,8 @@ from apscheduler_tasklock._lock.claim_attempts import (
     ClaimAttempt,
     ClaimContext,
     Decision,
-    ManualAttempt,
-    RetryAttempt,
+    RerunAttempt,
     StoredAttempt,
-    TakeoverAttempt,
 )
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.database_clock import DatabaseClock
@@ -49,7 +47,6 @@ from apscheduler_tasklock._lock.protocol_messages import (
     ClosedRun,
     JobMove,
     LockTimes,
-    ManualRequest,
     MissedTimes,
     MissNote,
     ReadTimes,
@@ -59,10 +56,9 @@ from apscheduler_tasklock._lock.protocol_messages import (
     ReleaseAnswer,
     ReleaseRequest,
     Renewal,
-    RetryRequest,
+    RerunRequest,
     RunState,
     ScheduleNote,
-    TakeoverRequest,
 )
 from apscheduler_tasklock._lock.replica import LockSettings
 from apscheduler_tasklock._lock.statements.history import ACTIONS as ACTION_SLOTS
@@ -114,7 +110,6 @@ __all__ = [
     "LockProtocol",
     "LockSettings",
     "LockTimes",
-    "ManualRequest",
     "Memory",
     "MemoryProtocol",
     "MemoryTaskLocks",
@@ -130,7 +125,7 @@ __all__ = [
     "ReleaseRequest",
     "Renewal",
     "Replica",
-    "RetryRequest",
+    "RerunRequest",
     "RowLockedError",
     "Rows",
     "RunOutcome",
@@ -138,7 +133,6 @@ __all__ = [
     "ScheduleNote",
     "Sent",
     "Statements",
-    "TakeoverRequest",
     "Timings",
     "WatchedRows",
     "WindowAfter",
@@ -153,6 +147,7 @@ __all__ = [
     "intercept_claims",
     "is_takeover",
     "lane_in_words",
+    "manual_run_of",
     "method_of",
     "of_each_application",
     "open_runs",
@@ -160,6 +155,7 @@ __all__ = [
     "protocol_of",
     "replica_headline",
     "reset_of",
+    "retry_of",
     "rows_of",
     "runs_nothing_in_words",
     "send_together",
@@ -167,14 +163,38 @@ __all__ = [
     "severity_of",
     "standing_in",
     "statements_of",
+    "takeover_of",
     "tasks_of_one",
     "text_of",
     "with_findings",
     "with_late_takeovers",
 ]
 
-# A claim of a run that a row shows: a dead run, a failed run, or a manual run that was asked for.
-AgainRequest = TakeoverRequest | RetryRequest | ManualRequest
+
+def takeover_of(
+    task: str,
+    dead_claim_id: UUID,
+    dead_holder: str = "dead",
+    lease: float | None = None,
+    failover: bool = True,
+    claim_id: UUID | None = None,
+) -> RerunRequest:
+    """Return the request to run a dead run again."""
+    return RerunRequest(
+        "takeover",
+        task,
+        dead_claim_id,
+        600.0,
+        lease,
+        failover,
+        claim_id=claim_id or uuid4(),
+        dead_holder=dead_holder,
+    )
+
+
+# The requests to run a failed run again, and to begin what an operator has asked for.
+retry_of = partial(RerunRequest, "retry")
+manual_run_of = partial(RerunRequest, "manual")
 
 
 @dataclass
@@ -249,24 +269,14 @@ class Statements:
         answers: dict[UUID, ClaimAnswer] = send(self.cursor, requests, lags, times, most)
         return answers
 
-    def again(self, request: AgainRequest, times: ReadTimes = IN_TIME) -> ClaimAnswer | None:
-        """Claim the run that the request names, if the task's row still shows that run."""
-        if not isinstance(request, ManualRequest):
-            return self.again_many([request], times).get(request.claim_id)
-        answer: ClaimAnswer | None = self.protocol.claim_manual(
-            self.cursor, request, stable=times.stable, not_after=times.not_after
-        )
-        return answer
+    def rerun(self, request: RerunRequest, times: ReadTimes = IN_TIME) -> ClaimAnswer | None:
+        """Claim the run that a task's row shows, if the row still shows it."""
+        return self.rerun_many([request], times).get(request.claim_id)
 
-    def again_many(
-        self,
-        requests: Sequence[TakeoverRequest | RetryRequest],
-        times: ReadTimes = IN_TIME,
+    def rerun_many(
+        self, requests: Sequence[RerunRequest], times: ReadTimes = IN_TIME
     ) -> dict[UUID, ClaimAnswer]:
-        """Claim runs of one kind together."""
-        retries = any(isinstance(request, RetryRequest) for request in requests)
-        send = self.protocol.retry_many if retries else self.protocol.take_over_many
-        answers: dict[UUID, ClaimAnswer] = send(self.cursor, requests, times)
+        answers: dict[UUID, ClaimAnswer] = self.protocol.rerun(self.cursor, requests, times)
         return answers
 
     def move(
@@ -433,8 +443,8 @@ class Replica:
         stable: bool = True,
     ) -> tuple[UUID, ClaimAnswer | None]:
         claim_id = claim_id or uuid4()
-        request = TakeoverRequest(task, dead_claim_id, "dead", lease, failover, claim_id)
-        return claim_id, self.statements.again(request, ReadTimes(stable=stable))
+        request = takeover_of(task, dead_claim_id, "dead", lease, failover, claim_id)
+        return claim_id, self.statements.rerun(request, ReadTimes(stable=stable))
 
     def takes_over(self, dead_claim_id: UUID, task: str = "task", **request: Any) -> bool:
         _, answer = self.take_over(dead_claim_id, task, **request)
@@ -450,8 +460,8 @@ class Replica:
         **request: Any,
     ) -> tuple[UUID, ClaimAnswer | None]:
         """Claim a run that was asked for by hand."""
-        asked = ManualRequest(task, request_id, max_lock, **{"runs": "jobs:job", **request})
-        return asked.claim_id, self.statements.again(asked, ReadTimes(stable=stable))
+        asked = manual_run_of(task, request_id, max_lock, **{"runs": "jobs:job", **request})
+        return asked.claim_id, self.statements.rerun(asked, ReadTimes(stable=stable))
 
     def release(
         self, claim_id: UUID, task: str = "task", *, keep_window: bool = True
@@ -471,8 +481,8 @@ class Replica:
     ) -> dict[UUID, ClaimAnswer]:
         return self.statements.claim_many(requests, most=most)
 
-    def take_over_many(self, *requests: TakeoverRequest) -> dict[UUID, ClaimAnswer]:
-        return self.statements.again_many(requests)
+    def take_over_many(self, *requests: RerunRequest) -> dict[UUID, ClaimAnswer]:
+        return self.statements.rerun_many(requests)
 
     def release_many(self, requests: Sequence[ReleaseRequest]) -> dict[UUID, ReleaseAnswer | None]:
         return self.statements.release_many(requests)
@@ -522,14 +532,10 @@ def believing(protocol: Any) -> ClaimContext:
     return ClaimContext(protocol, DatabaseClock(), outage, 10.0)
 
 
-def attempt(request: ClaimRequest | AgainRequest, context: ClaimContext) -> AnyAttempt:
+def attempt(request: ClaimRequest | RerunRequest, context: ClaimContext) -> AnyAttempt:
     """Return a claim that is sent until its answer can be used."""
-    if isinstance(request, TakeoverRequest):
-        return TakeoverAttempt(request, context)
-    if isinstance(request, RetryRequest):
-        return RetryAttempt(request, context)
-    if isinstance(request, ManualRequest):
-        return ManualAttempt(request, context)
+    if isinstance(request, RerunRequest):
+        return RerunAttempt(request, context)
     return (StoredAttempt if request.move else ClaimAttempt)(request, context)
 
 
@@ -543,7 +549,7 @@ def send_together(cursor: Any, attempts: Sequence[Any], **more: Any) -> list[Any
 
 def is_takeover(wanted: object) -> bool:
     """Return whether a claim is to take over a dead run."""
-    return isinstance(wanted, TakeoverAttempt)
+    return isinstance(wanted, RerunAttempt) and wanted.request.kind == "takeover"
 
 
 def hear_of_probes(heard: Callable[[], object]) -> Callable[[], None]:
@@ -577,7 +583,7 @@ def intercept_claims(locks: Any, intercept: Callable[[Ask], Ask]) -> Callable[[]
 
 # The statements in which a claim, a release and so on can be met: by the verbs of this page.
 _METHODS = {
-    "again": "take_over_many",
+    "rerun": "rerun",
     "move": "claim_and_move",
     "release": "release_many",
     "renew": "renew",

@@ -45,7 +45,6 @@ from apscheduler_tasklock._lock.statements.leaders import (
     lead,
     resign,
 )
-from apscheduler_tasklock._lock.statements.manual_runs import claim_manual
 from apscheduler_tasklock._lock.statements.misses import (
     MISSES,
     add_one_offs,
@@ -64,11 +63,9 @@ from apscheduler_tasklock._lock.statements.replicas import (
     retire,
     stop_replica,
 )
+from apscheduler_tasklock._lock.statements.reruns import rerun
 from apscheduler_tasklock._lock.statements.retention import prune, remove_replicas, shorten_history
-from apscheduler_tasklock._lock.statements.retries import (
-    IS_RETRY_PENDING,
-    retry_many,
-)
+from apscheduler_tasklock._lock.statements.retries import IS_RETRY_PENDING
 from apscheduler_tasklock._lock.statements.runs import (
     correct_history,
     extend,
@@ -89,7 +86,6 @@ from apscheduler_tasklock._lock.statements.stored_jobs import (
     claim_and_move,
     move_on,
 )
-from apscheduler_tasklock._lock.statements.takeovers import take_over_many
 
 __all__ = [
     "ACTIONS",
@@ -128,7 +124,6 @@ __all__ = [
     "all_pauses",
     "claim",
     "claim_and_move",
-    "claim_manual",
     "claim_many",
     "correct_history",
     "end_lease",
@@ -153,11 +148,10 @@ __all__ = [
     "remove_replicas",
     "renew",
     "report_replica",
+    "rerun",
     "resign",
     "retire",
-    "retry_many",
     "runs_kept_since",
     "shorten_history",
     "stop_replica",
-    "take_over_many",
 ]

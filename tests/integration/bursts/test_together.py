@@ -26,7 +26,7 @@ from tests.support.claims import AHEAD, LaterThan, claim, die, held, row
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy, counted, proxy_to
 from tests.support.schedulers import Replica
-from tests.support.waist import Refusal, RetryRequest, TakeoverRequest
+from tests.support.waist import Refusal, RerunRequest, retry_of, takeover_of
 
 MakeLocks = Callable[..., LockClient]
 Connection = psycopg.Connection[Any]
@@ -135,25 +135,25 @@ def test_releases_that_an_outage_held_up_arrive_in_one_statement(
 
 def dead_ones(
     make_locks: MakeLocks, connection: Connection, pool: ThreadPoolExecutor, tasks: Sequence[str]
-) -> list[TakeoverRequest]:
+) -> list[RerunRequest]:
     """Let a holder of all these tasks die; return what takes them over."""
     dying = make_locks(replica_id="dying")
     dead = results(together(dying, pool, claims(dying, tasks, runs="app:job", failover=True)))
     for lock in dead:
         die(dying, lock)
     connection.execute("UPDATE task_lock SET locked_until = now()")
-    return [TakeoverRequest(lock.name, lock.claim_id, "dying", lease=600) for lock in dead]
+    return [takeover_of(lock.name, lock.claim_id, "dying", lease=600) for lock in dead]
 
 
 def failed_ones(
     make_locks: MakeLocks, _connection: Connection, pool: ThreadPoolExecutor, tasks: Sequence[str]
-) -> list[RetryRequest]:
+) -> list[RerunRequest]:
     """Let a run of each of these tasks fail; return what runs them again."""
     failing = make_locks(replica_id="failing")
     failed = results(together(failing, pool, claims(failing, tasks, runs="app:job")))
     for lock in failed:
         failing.release(lock, RunOutcome(outcome="error", retry_in=0.0))
-    return [RetryRequest(lock.name, lock.claim_id, 600.0, 600.0) for lock in failed]
+    return [retry_of(lock.name, lock.claim_id, 600.0, 600.0) for lock in failed]
 
 
 @pytest.mark.parametrize("token", [2**63 - 2, 2**63 - 1])
@@ -237,7 +237,7 @@ def test_replicas_that_take_the_same_runs_over_together_share_them(
     start = threading.Barrier(2)
 
     def race(
-        locks: LockClient, requests: Sequence[TakeoverRequest]
+        locks: LockClient, requests: Sequence[RerunRequest]
     ) -> list[tuple[LockClient, HeldLock]]:
         calls = [
             lambda each=each: locks.claim(replace(each, claim_id=uuid4())) for each in requests

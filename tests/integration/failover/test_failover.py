@@ -49,7 +49,7 @@ from tests.support.polling import eventually
 from tests.support.proxy import SYNC, Proxy
 from tests.support.roles import role
 from tests.support.schedulers import Replica
-from tests.support.waist import Ask, TakeoverRequest, intercept_claims, is_takeover
+from tests.support.waist import Ask, intercept_claims, is_takeover, takeover_of
 
 MakeReplica = Callable[..., Replica]
 MakeLocks = Callable[..., LockClient]
@@ -910,7 +910,7 @@ class TestGivingUp:
         dying.believe()
         for _ in range(2):
             end_lease(connection)
-            dead = TakeoverRequest("job", held.claim_id, "dead", 1, failover=True)
+            dead = takeover_of("job", held.claim_id, "dead", 1, failover=True)
             taken_over = dying.claim(dead)
             assert isinstance(taken_over, HeldLock)
             held = taken_over

@@ -31,7 +31,7 @@ from apscheduler_tasklock.locks import TaskLocks
 from tests.support.claims import AHEAD, claim, die, held, pids, row
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy, pass_on
-from tests.support.waist import Refusal, TakeoverRequest
+from tests.support.waist import Refusal, takeover_of
 
 MakeLocks = Callable[..., LockClient]
 KnownTask = Callable[[str], None]
@@ -366,7 +366,7 @@ class TestLostAnswers:
             assert row(connection, "task")["finished_at"] is None
             assert isinstance(claimed, Refusal)
             assert (claimed.reason, claimed.waits) == ("running", True)
-            dead = TakeoverRequest("task", granted["claim_id"], "replica", None, failover=True)
+            dead = takeover_of("task", granted["claim_id"], "replica", None, failover=True)
             claimed = other.claim(dead)
         assert isinstance(claimed, Refusal if then == "taken" else HeldLock)
         assert claimed is not None
@@ -435,10 +435,10 @@ class TestClockJumps:
         connection.execute("UPDATE task_lock SET locked_until = now()")
         locks.believe()
         self.behind(locks)
-        doubted = locks.claim(TakeoverRequest("task", dead.claim_id, "dying"))
+        doubted = locks.claim(takeover_of("task", dead.claim_id, "dying"))
         assert isinstance(doubted, Refusal)  # its lease may have ended by the jump alone
         locks.believe()
-        taken = locks.claim(TakeoverRequest("task", dead.claim_id, "dying"))
+        taken = locks.claim(takeover_of("task", dead.claim_id, "dying"))
         assert isinstance(taken, HeldLock)
         assert taken.is_takeover
 

@@ -22,7 +22,7 @@ from tests.support.claims import claim, held
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy
 from tests.support.roles import role
-from tests.support.waist import Refusal, RetryRequest
+from tests.support.waist import Refusal, retry_of
 
 MakeLocks = Callable[..., LockClient]
 
@@ -278,7 +278,7 @@ def test_one_whose_answer_was_lost_tells_of_the_retry_that_it_has_noted(
     def lose(data: bytes) -> bytes | None:
         if retries:
             return data
-        retries.append(other.claim(RetryRequest("task", lock.claim_id, 5000.0)))
+        retries.append(other.claim(retry_of("task", lock.claim_id, 5000.0)))
         eventually(lambda: lock.lease_left == 0)
         return None
 

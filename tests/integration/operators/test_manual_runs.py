@@ -29,7 +29,7 @@ from tests.support.internals import wake_poll
 from tests.support.polling import eventually
 from tests.support.rows import add_task
 from tests.support.schedulers import Replica
-from tests.support.waist import ManualRequest
+from tests.support.waist import manual_run_of
 
 MakeReplica = Callable[..., Replica]
 MakeLocks = Callable[..., LockClient]
@@ -77,7 +77,7 @@ def die_by_hand(connection: Connection, make_locks: MakeLocks) -> Callable[..., 
         add_task(connection, "job", request_until="now() + interval '1 hour'", **columns)
         request_id: UUID = row(connection)["request_id"]
         asked = {"lease": 600, "failover": True, "runs": name_of(function)}
-        held = dying.claim(ManualRequest("job", request_id, max_lock, **asked))
+        held = dying.claim(manual_run_of("job", request_id, max_lock, **asked))
         assert isinstance(held, HeldLock)
         claims.die(dying, held)
         claims.end_lease(connection)

@@ -26,8 +26,7 @@ from tests.support.faults import (
     READ,
     RELEASE,
     RENEWAL,
-    RETRY,
-    TAKEOVER,
+    RERUN,
     Fault,
     Kind,
     Point,
@@ -252,7 +251,7 @@ class TestEachStatement:
         assert not is_takeover
 
     @pytest.mark.nightly
-    @pytest.mark.parametrize("statement", [RELEASE, READ, RETRY], ids=["release", "read", "retry"])
+    @pytest.mark.parametrize("statement", [RELEASE, READ, RERUN], ids=["release", "read", "retry"])
     def test_a_retry(
         self,
         make_hit_replica: MakeReplica,
@@ -283,7 +282,7 @@ class TestEachStatement:
         assert (attempts, row(connection)["attempt"]) == ([1, 2], 2)
 
     @pytest.mark.nightly
-    @pytest.mark.parametrize("statement", [READ, TAKEOVER], ids=["read", "takeover"])
+    @pytest.mark.parametrize("statement", [READ, RERUN], ids=["read", "takeover"])
     def test_a_takeover(
         self,
         make_hit_replica: MakeReplica,

@@ -16,7 +16,7 @@ from apscheduler_tasklock import (
 )
 from apscheduler_tasklock._lock.client import LockClient
 from tests.support.claims import LaterThan, die, held, row
-from tests.support.faults import TAKEOVER
+from tests.support.faults import RERUN
 from tests.support.outages import (
     HOURLY,
     RUNS,
@@ -49,7 +49,7 @@ def test_a_takeover_that_was_granted_and_never_answered_is_made_again(
     claimed = threading.Event()
 
     def cut_from_the_claim_on(_number: int, to_server: bool, data: bytes) -> bytes | None:
-        if to_server and TAKEOVER in data:
+        if to_server and RERUN in data:
             claimed.set()
         return None if claimed.is_set() and not to_server else data
 

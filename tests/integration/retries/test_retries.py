@@ -33,7 +33,7 @@ from tests.support.internals import kept_run_times
 from tests.support.outages import count_looks, until_looked
 from tests.support.polling import eventually
 from tests.support.schedulers import Replica
-from tests.support.waist import RetryRequest
+from tests.support.waist import retry_of
 
 MakeReplica = Callable[..., Replica]
 Connection = psycopg.Connection[Any]
@@ -561,7 +561,7 @@ def test_a_dead_holder_of_a_retry_is_followed_by_the_same_attempt(
     add_hourly(replica, job)
     eventually(lambda: finished(connection, 1))
     dying = make_locks(replica_id="dead")
-    request = RetryRequest("job", row(connection)["claim_id"], 300, lease=1, failover=True)
+    request = retry_of("job", row(connection)["claim_id"], 300, lease=1, failover=True)
     connection.execute("UPDATE task_lock SET retry_at = now()")
     held = dying.claim(request)
     assert isinstance(held, HeldLock)
