@@ -33,7 +33,7 @@ from apscheduler_tasklock._lock.operations import (
     operator_here,
     unmatched,
 )
-from apscheduler_tasklock._lock.outcomes import RunOutcome
+from apscheduler_tasklock._lock.outcomes import OUTCOMES, RunOutcome
 from apscheduler_tasklock._lock.protocol_messages import ClaimRequest, Refusal
 from apscheduler_tasklock._lock.settings import lock_settings
 from apscheduler_tasklock._returned import check_returned, why_no_call_runs
@@ -72,7 +72,6 @@ from apscheduler_tasklock.status import (
     JOB_ORDERS,
     KINDS,
     ORDERS,
-    OUTCOMES,
     RUN_ORDERS,
     Durations,
     Finding,

@@ -40,6 +40,7 @@ from apscheduler_tasklock._lock.json_columns import (
     read_json,
     texts,
 )
+from apscheduler_tasklock._lock.outcomes import UNRELEASED, in_sql
 from apscheduler_tasklock._lock.protocol import HISTORY, history_beside
 from apscheduler_tasklock._lock.schedules import with_exact_times
 from apscheduler_tasklock._lock.statements import (
@@ -148,8 +149,8 @@ _GONE = """(lock.due_at IS NULL AND NOT lock.is_last AND EXISTS (SELECT FROM ali
 _OVERRUNS = """(lock.finished_at IS NULL AND NOT lock.handed_over AND lock.overran
                 AND NOT EXISTS (SELECT FROM unheard WHERE replica_id = lock.locked_by))"""
 # A run that goes on although its lock is lost, and takes longer than it may.
-_IS_STUCK = """((lost.token < lock.token OR lock.finished_at IS NULL
-                 OR lock.last_outcome IN ('died', 'overran', 'freed'))
+_IS_STUCK = f"""((lost.token < lock.token OR lock.finished_at IS NULL
+                 OR lock.last_outcome IN {in_sql(UNRELEASED)})
                 AND lost.since + COALESCE(lock.overrun_at - lock.started_at, '0') < now())"""
 # When a shutdown has cut the run, if no replica has run the window again. A handed-over run counts
 # as cut only after the time that a takeover needs.
@@ -206,7 +207,7 @@ _FAILURES = f"CASE WHEN {_IS_RETRIED} THEN 0 ELSE lock.failures END"
 _FAILURE = f"""
     CASE WHEN {_FAILURES} > 0 THEN
         CASE WHEN lock.error_type IS NOT NULL THEN 'error'
-             WHEN lock.last_outcome IN ('died', 'overran', 'freed') THEN lock.last_outcome END
+             WHEN lock.last_outcome IN {in_sql(UNRELEASED)} THEN lock.last_outcome END
     END
 """
 _STATE = f"""
@@ -610,7 +611,7 @@ class Operations:
             SELECT task, lost.token, replica_id, since, true, true
             FROM lost LEFT JOIN {name} AS lock ON lock.task_name = lost.task
             WHERE lock.task_name IS NULL OR lost.token < lock.token
-                  OR lock.last_outcome IN ('died', 'overran', 'freed')
+                  OR lock.last_outcome IN {in_sql(UNRELEASED)}
             ORDER BY task, token
         """)
         # Whether a live replica has the job's task, which says that it can import the function.

@@ -15,6 +15,7 @@ from types import MappingProxyType
 from urllib.parse import urlencode
 
 from apscheduler_tasklock._database.rejections import CLAIMS, JOB_STORE, LIST_OF_JOBS, LOOKS
+from apscheduler_tasklock._lock.outcomes import outcome_named
 from apscheduler_tasklock._lock.words import rfc3339, seconds_in_words
 from apscheduler_tasklock._values import cut
 from apscheduler_tasklock._words.replicas import begins_runs, of_each_application
@@ -97,12 +98,6 @@ _REMEDIES = {
     TaskState.MISSED: "`why` tells the reason; add the job again, or acknowledge it",
     TaskState.CUT: "if it cannot wait for its next run time: run it now",
     TaskState.FAILING: "see its error; acknowledge the failure if it can wait",
-}
-# What to do about a failure that has no error.
-_REMEDIES_OF_FAILURES = {
-    "died": "see why its replica died; acknowledge the death if it can wait",
-    "overran": "see why it took so long; acknowledge that if it can wait",
-    "freed": "if it cannot wait for its next run time: run it now; else acknowledge it",
 }
 
 
@@ -348,7 +343,7 @@ def _of_failure(task: TaskStatus, now: datetime) -> Finding | None:
     says = f"{task.failures} times, {says}" if task.failures > 1 else says.removeprefix("the last ")
     found = _of_task(task, TaskState.FAILING, WARNING, says, task.failed_at)
     how = task.outcome if task.failure is None else task.failure
-    return replace(found, remedy=_REMEDIES_OF_FAILURES.get(how or "", found.remedy))
+    return replace(found, remedy=outcome_named(how or "").remedy or found.remedy)
 
 
 def _of_task(

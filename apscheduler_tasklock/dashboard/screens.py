@@ -13,6 +13,7 @@ from itertools import pairwise
 from typing import Any, TypeVar
 
 from apscheduler_tasklock._lock.operations import unmatched
+from apscheduler_tasklock._lock.outcomes import BAD_OUTCOMES, OUTCOMES, UNTIMED
 from apscheduler_tasklock._values import cut
 from apscheduler_tasklock._words.findings import PAUSED, finding_of_task, severity_of, why_unclaimed
 from apscheduler_tasklock._words.headlines import OpenRun, headline_of, open_runs
@@ -62,7 +63,6 @@ from apscheduler_tasklock.status import (
     JOB_ORDERS,
     KINDS,
     ORDERS,
-    OUTCOMES,
     RUN_ORDERS,
     Finding,
     JobState,
@@ -99,9 +99,6 @@ _MOST_REPLICAS = 200
 # The tasks of which a replica's page reads what becomes of their runs.
 _MOST_RUNNING = 100
 _MOST_TROUBLES = 300
-
-# The outcomes of runs that did not end well, and of run times that no replica has run.
-BAD_OUTCOMES = ("error", "died", "overran", "freed", "missed")
 
 _DAY = timedelta(days=1)
 # Limits the time between two run times that were missed in the same outage.
@@ -493,7 +490,7 @@ def _columns(runs: Sequence[Run], formats: Formats) -> list[Column]:
             run.took,
             class_of(run),
             f"{formats.moment(run.started_at)}, {run.outcome} after {formats.took(run)}",
-            is_known=run.outcome not in ("died", "overran"),
+            is_known=run.outcome not in UNTIMED,
         )
         for run in runs
     ]

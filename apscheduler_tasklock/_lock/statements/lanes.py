@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from apscheduler_tasklock._lock.outcomes import FAILED, UNRELEASED, in_sql
 from apscheduler_tasklock._lock.statements.conditions import ALL_TASKS, IS_TASK
 
 # Limits the characters of an entry's texts, because thousands of entries are read at once.
@@ -26,7 +27,7 @@ _IS_SHORT = f"(LEAST(ended, {_UNTIL}) - GREATEST(began, {_SINCE}) < {_PART})"
 
 _IS_RUN = "run.ring IN ('runs', 'failures')"
 _IS_IN_SPAN = f"(run.ended_at >= {_SINCE} AND run.started_at < {_UNTIL})"
-_HAS_FAILED = "outcome IN ('error', 'died', 'overran', 'freed')"
+_HAS_FAILED = f"outcome IN {in_sql(FAILED)}"
 
 
 def _matches(name: str) -> str:
@@ -211,7 +212,7 @@ def lanes(table: str, runs: str, by: str, *, queries: str, overruns: str, is_las
             WHERE {_matches("lost.task")} AND lost.since < {_UNTIL}
                   AND (lock.task_name IS NULL OR lost.token < lock.token
                        OR (lock.finished_at IS NOT NULL
-                           AND lock.last_outcome IN ('died', 'overran', 'freed')))
+                           AND lock.last_outcome IN {in_sql(UNRELEASED)}))
         ), reached AS MATERIALIZED (
             SELECT * FROM (
                 SELECT task_name,

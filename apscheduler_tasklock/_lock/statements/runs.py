@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from apscheduler_tasklock._lock.outcomes import RAISED_OR_OVERRAN, UNKNOWN_END, in_sql
 from apscheduler_tasklock._lock.statements.conditions import (
     AUDIBLY,
     DUE_IN_ANY_PAUSE,
@@ -88,7 +89,7 @@ class _Release:
                             OR (lock.overdue_at <= lock.started_at AND {outcome} = 'ok')))"""
         due = due_after(asked, ended)
         is_first = "(lock.finished_at IS NULL)"
-        failed = f"{outcome} IN ('error', 'overran')"
+        failed = f"{outcome} IN {in_sql(RAISED_OR_OVERRAN)}"
         due_at = f"""CASE WHEN {follows} THEN now() WHEN {is_past} THEN {due}
                           ELSE lock.due_at END"""
         # Whether the failed run is run again: only if the retry can begin before the next run time
@@ -298,7 +299,7 @@ def correct_history(table: str, history: History | None = None) -> str:
          WHERE later.task_name = run.task_name AND later.token > run.token))"""
     is_overtaken = f"""{ended_at} >= CASE WHEN run.outcome = 'freed' THEN run.ended_at
                                           ELSE {followed_at} END"""
-    is_wrong = "run.ring = 'failures' AND run.outcome IN ('died', 'freed')"
+    is_wrong = f"run.ring = 'failures' AND run.outcome IN {in_sql(UNKNOWN_END)}"
     is_own = "late.told = late.outcome"
     return f"""
         WITH asked AS (SELECT * FROM {json_rows(_CORRECTION_TYPES)}), late AS (
