@@ -76,6 +76,7 @@ from apscheduler_tasklock._lock.statements import (
     runs_kept_since,
 )
 from apscheduler_tasklock._lock.statements.deaths import IS_FIRST_FAILURE
+from apscheduler_tasklock._lock.statements.misses import EXPECTED
 from apscheduler_tasklock._values import LONGEST_MESSAGE
 from apscheduler_tasklock.errors import (
     TaskLockNotFoundError,
@@ -1961,7 +1962,7 @@ def _misses(name: str, runs: str, matching: str) -> str:
                                true AS is_missed, reason
                         FROM (SELECT run.* FROM {of_task} AND run.ring = 'misses') AS miss
                         WHERE scheduled_at IS NOT NULL
-                              AND COALESCE(cause, '') NOT IN ('paused', 'moved', 'refused')
+                              AND COALESCE(cause, '') NOT IN {in_sql(EXPECTED)}
                               AND NOT (COALESCE(miss.run_times, 1) = 1
                                        AND COALESCE(scheduled_at = ANY (begun.run_times), false))
                         UNION ALL

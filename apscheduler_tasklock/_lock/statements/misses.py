@@ -6,6 +6,7 @@ none.
 
 from __future__ import annotations
 
+from apscheduler_tasklock._lock.outcomes import in_sql
 from apscheduler_tasklock._lock.statements.conditions import (
     BRIEFLY,
     MILLISECONDS,
@@ -17,9 +18,21 @@ from apscheduler_tasklock._lock.statements.conditions import (
 )
 from apscheduler_tasklock._lock.statements.history import History
 from apscheduler_tasklock.schema.table import LONGEST_TEXT
+from apscheduler_tasklock.status import MissCause
 
 # Limits the entries of the run times that each task has missed.
 MISSES = 20
+# What follows from a cause, besides its place in ``MissCause``. Operators expect some causes, which
+# are no regular misses of a task.
+EXPECTED = (MissCause.PAUSED, MissCause.MOVED, MissCause.REFUSED)
+# Notes have run times of one reason, because the reason names a run or a change; and so have
+# entries, because the reason names who has paused the task, or a change.
+NOTED_APART = (MissCause.RUNNING, MissCause.MOVED)
+_KEPT_APART = (MissCause.PAUSED, MissCause.MOVED)
+# Entries grow over entries of other causes, because replicas may differ in what they tell.
+_GROWING = (MissCause.PAUSED, MissCause.DATABASE, MissCause.REFUSED)
+# No pause explains the run times better.
+_BEYOND_PAUSES = (MissCause.PAUSED, MissCause.REFUSED)
 # Limits the seconds between the dates of two one-off jobs of one task that count as one job. Two
 # replicas that add the same job at their starts may give it slightly different dates.
 TOGETHER = 5.0
@@ -238,7 +251,7 @@ def note_misses(table: str, history: History) -> str:
                        max(CASE WHEN until <= given.at THEN until ELSE since END) AS began
                 FROM ({_pauses_of("asked.task_name", history)}) AS each
                 WHERE since <= given.at AND asked.more = 0 AND NOT asked.one_off
-                      AND asked.cause NOT IN ('paused', 'refused')
+                      AND asked.cause NOT IN {in_sql(_BEYOND_PAUSES)}
             ) AS pause
             WHERE (lock.schedule = asked.schedule OR (asked.one_off AND lock.one_off))
                   AND (asked.cause = 'refused' OR NOT {window}
@@ -266,8 +279,8 @@ def note_misses(table: str, history: History) -> str:
                 SELECT run.* FROM {history.table} AS run
                 WHERE run.task_name = explained.task_name AND run.ring = 'misses'
                       AND run.cause = explained.cause
-                      AND (run.cause NOT IN ('paused', 'moved') OR run.reason = explained.words)
-                      AND (run.cause IN ('paused', 'database', 'refused')
+                      AND (run.cause NOT IN {in_sql(_KEPT_APART)} OR run.reason = explained.words)
+                      AND (run.cause IN {in_sql(_GROWING)}
                            OR run.last_scheduled_at = explained.missed_at)
                       AND run.last_scheduled_at < explained.first_at
                 ORDER BY run.last_scheduled_at DESC LIMIT 1
