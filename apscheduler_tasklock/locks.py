@@ -40,9 +40,8 @@ from apscheduler_tasklock._returned import check_returned, why_no_call_runs
 from apscheduler_tasklock._values import logger_of
 from apscheduler_tasklock._words.findings import (
     NO_REPLICA_AFTER,
-    UNKNOWN,
-    UNREAD,
     WatchedRows,
+    unread,
     with_findings,
 )
 from apscheduler_tasklock._words.next_run_times import next_run_times
@@ -1488,5 +1487,5 @@ def read_findings(
         locks.check_writes()
     except TaskLockDatabaseError as error:
         says = f"the database takes no writes: {in_words(error)}"
-        findings.append(Finding(UNREAD, UNKNOWN, says))
+        findings.append(unread(says))
     return overview, findings
