@@ -76,6 +76,7 @@ from apscheduler_tasklock._lock.statements import (
     runs_kept_since,
 )
 from apscheduler_tasklock._lock.statements.deaths import IS_FIRST_FAILURE
+from apscheduler_tasklock._lock.statements.history import run_columns
 from apscheduler_tasklock._lock.statements.misses import EXPECTED
 from apscheduler_tasklock._values import LONGEST_MESSAGE
 from apscheduler_tasklock.errors import (
@@ -895,11 +896,7 @@ class Operations:
         :param name: the quoted name of the task lock table, for a template
         :param replicas: the query of the replicas
         """
-        columns = """run.task_name AS task, run.token, run.scheduled_at, run.started_at,
-                     run.ended_at, run.replica, run.kind, run.outcome, run.error_type, run.error,
-                     run.traceback, run.by, run.until, run.reason, run.cause,
-                     run.last_scheduled_at, run.run_times, run.attempt, run.retry_at,
-                     run.release"""
+        columns = run_columns()
         # A replica may run a run time after another replica has noted it as missed. The run date of
         # a one-off job may differ between replicas, if its schedule has none.
         is_last_run = f"""EXISTS (

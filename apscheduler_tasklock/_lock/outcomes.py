@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from operator import attrgetter
 
 from apscheduler_tasklock._lock.tracebacks import (
     LONGEST_TRACEBACK,
@@ -212,6 +213,12 @@ class RunOutcome:
             traceback = _traceback_of(exception, message, redact, in_worker)
         return cls(window, "error", kind, message, traceback=traceback)
 
+
+# What a release tells of the end of its run for the run history alone: texts of the application,
+# which may have characters that the database's encoding lacks.
+END_TEXTS = ("error_type", "error", "traceback")
+# Returns them, of a ``RunOutcome``.
+texts_of = attrgetter(*END_TEXTS)
 
 # The outcome of a claim whose run never began.
 NOT_BEGUN = RunOutcome()
