@@ -31,26 +31,23 @@ MOST_HANDOVERS = 10
 class EntryOutcome:
     """An outcome in the run history: what follows from it, and all that is said of it.
 
-    Texts that end with a duration have ``{}`` in its place.
-
     :ivar ended: what the run did
     :ivar is_failure: whether the run has failed
-    :ivar by_holder: whether the release of the run writes it
-    :ivar by_others: whether a claim or an operator writes it, without a release of the run
-    :ivar did: what an operator did; ``""``: it is an outcome of runs alone
-    :ivar after: how and after how long the run of a task ended
-    :ivar took: how long the run took, as far as it is known
+    :ivar is_corrected: whether a release that comes later corrects it
+    :ivar did: what an operator did, unless its name says it
+    :ivar after: how and after how long, ``{}``, the run of a task ended
+    :ivar took: how long, ``{}``, the run took, as far as it is known
     :ivar why: why the run ended so, unless it raised or ended as it should
-    :ivar failure: how the last failure of a task came about, unless by an exception
-    :ivar remedy: what to do about a task that failed so, unless it raised
+    :ivar failure: how the last failure of a task came about, of a run that another replica or an
+        operator may have closed
+    :ivar remedy: what to do about such a failure
     :ivar style: rich's style for it
     """
 
     name: str
     ended: str
     is_failure: bool = False
-    by_holder: bool = False
-    by_others: bool = False
+    is_corrected: bool = False
     did: str = ""
     after: str = "took {}"
     took: str = "{}"
@@ -61,15 +58,13 @@ class EntryOutcome:
 
 
 _OUTCOMES = (
-    EntryOutcome("ok", "ended well", by_holder=True, style="green"),
-    EntryOutcome("error", "failed", is_failure=True, by_holder=True),
-    EntryOutcome(
-        *("cancelled", "was cancelled"), by_holder=True, after="cancelled after {}", style="yellow"
-    ),
+    EntryOutcome("ok", "ended well", style="green"),
+    EntryOutcome("error", "failed", is_failure=True),
+    EntryOutcome("cancelled", "was cancelled", after="cancelled after {}", style="yellow"),
     EntryOutcome(
         *("died", "died with its holder"),
         is_failure=True,
-        by_others=True,
+        is_corrected=True,
         # The moment of the death is not known, only the end of the lease.
         after="died with its holder, whose lease ended after {}",
         took="at most {}",
@@ -80,8 +75,6 @@ _OUTCOMES = (
     EntryOutcome(
         *("overran", "overran its maximum lock"),
         is_failure=True,
-        by_holder=True,
-        by_others=True,
         after="overran its maximum lock after {}",
         took="over {}",
         why="it took longer than its maximum lock",
@@ -89,14 +82,12 @@ _OUTCOMES = (
         remedy="see why it took so long; acknowledge that if it can wait",
     ),
     EntryOutcome(
-        *("overtaken", "lost its lock, and ended later"),
-        why="it had lost its lock, and ended later",
+        "overtaken", "lost its lock, and ended later", why="it had lost its lock, and ended later"
     ),
     EntryOutcome(
         *("freed", "was freed by an operator"),
         is_failure=True,
-        by_others=True,
-        did="freed",
+        is_corrected=True,
         after="freed after {}",
         why="an operator freed the task",
         failure="the last was freed",
@@ -105,7 +96,7 @@ _OUTCOMES = (
     ),
     EntryOutcome("missed", "missed"),
     *(
-        EntryOutcome(name, name, did=did or name, style="magenta")
+        EntryOutcome(name, name, did=did, style="magenta")
         for name, did in (
             *(("paused", ""), ("resumed", ""), ("run", "a run asked for")),
             *(("acknowledged", ""), ("rescheduled", ""), ("job-paused", "its job paused")),
@@ -114,19 +105,18 @@ _OUTCOMES = (
         )
     ),
 )
+_CUT = EntryOutcome("cut", "was cut by a stop", after="cut by a stop after {}")
+_BY_NAME = {each.name: each for each in (*_OUTCOMES, _CUT)}
 # The outcomes of the entries in the run history, and those that tell of a failure or a miss.
 OUTCOMES = tuple(each.name for each in _OUTCOMES)
 FAILED = tuple(each.name for each in _OUTCOMES if each.is_failure)
 BAD_OUTCOMES = (*FAILED, "missed")
-# Failures that a release tells; what others write of a run whose release they lack; that of which a
-# late release can tell more; and that of which only the end of the lease is known.
-RAISED_OR_OVERRAN = tuple(each.name for each in _OUTCOMES if each.is_failure and each.by_holder)
-UNRELEASED = tuple(each.name for each in _OUTCOMES if each.by_others)
-UNKNOWN_END = tuple(each.name for each in _OUTCOMES if each.by_others and not each.by_holder)
+# Failures that a release tells, those that are written without one, those of these that a late
+# release corrects, and those of which only the end of the lease is known.
+RELEASED_FAILURES = tuple(each for each in FAILED if not _BY_NAME[each].is_corrected)
+UNRELEASED = tuple(each.name for each in _OUTCOMES if each.failure)
+CORRECTED = tuple(each.name for each in _OUTCOMES if each.is_corrected)
 UNTIMED = tuple(each.name for each in _OUTCOMES if each.took != "{}")
-
-_CUT = EntryOutcome("cut", "was cut by a stop", after="cut by a stop after {}")
-_BY_NAME = {each.name: each for each in (*_OUTCOMES, _CUT)}
 
 
 def outcome_named(name: str) -> EntryOutcome:

@@ -142,8 +142,7 @@ _KINDS = (
         said=("task missed a run time", "tasks missed run times"),
     ),
     FindingKind(
-        *("cut", WARNING, _RUN_IT_NOW),
-        said=("task was cut by a stop", "tasks were cut by a stop"),
+        *("cut", WARNING, _RUN_IT_NOW), said=("task was cut by a stop", "tasks were cut by a stop")
     ),
     FindingKind(
         *("failing", WARNING, "see its error; acknowledge the failure if it can wait"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from apscheduler_tasklock._lock.outcomes import outcome_named
+from apscheduler_tasklock._lock.outcomes import FAILED
 from apscheduler_tasklock._lock.protocol_messages import MOST_COUNTED
 from apscheduler_tasklock._values import cut
 from apscheduler_tasklock._words.formats import Formats
@@ -14,6 +14,9 @@ from apscheduler_tasklock.status import Lane, LaneEntry
 
 # Limits the characters of a name or an error in a title.
 LONGEST_TITLE = 120
+
+# The outcomes that are told first.
+_FIRST = {*FAILED, "too long", "running"} - {"freed"}
 
 
 def entries_in_words(entries: Sequence[LaneEntry], formats: Formats) -> str:
@@ -76,12 +79,7 @@ def _counted(entries: Sequence[LaneEntry]) -> str:
 
 
 def _told(counts: Counter[str]) -> str:
-    def place(name: str) -> tuple[bool, bool, str]:
-        outcome = outcome_named(name)
-        is_first = name in ("too long", "running") or (outcome.is_failure and not outcome.did)
-        return not is_first, name == "ok", name
-
-    names = sorted(counts, key=place)
+    names = sorted(counts, key=lambda name: (name not in _FIRST, name == "ok", name))
     return ", ".join(f"{counts[name]:,} {name}" for name in names)
 
 

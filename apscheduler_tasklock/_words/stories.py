@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from apscheduler_tasklock._lock.outcomes import UNKNOWN_END, outcome_named
+from apscheduler_tasklock._lock.outcomes import CORRECTED, outcome_named
 from apscheduler_tasklock._lock.statements.misses import MISSES
 from apscheduler_tasklock._words.due_times import (
     SCHEDULED,
@@ -375,7 +375,7 @@ def _became(runs: Sequence[Run], at: datetime) -> str:
     if last.ended_at < at:
         return outcome_named(last.outcome).ended
     # The entry of a run whose holder has not told its end has the end of its lease.
-    is_known = last.outcome not in UNKNOWN_END
+    is_known = last.outcome not in CORRECTED
     return "was still going on" if is_known else "was not known to be over"
 
 

@@ -22,16 +22,14 @@ from apscheduler_tasklock.status import MissCause
 
 # Limits the entries of the run times that each task has missed.
 MISSES = 20
-# What follows from a cause, besides its place in ``MissCause``. Operators expect some causes, which
-# are no regular misses of a task.
+# What follows from a cause, besides its place in ``MissCause``. Expected misses do not count as
+# regular ones. A note, or an entry, has run times of one reason where that names a run, a change or
+# who has paused the task. Other entries grow over those of other causes, because replicas may
+# differ in what they tell. And some causes are told although there was a pause.
 EXPECTED = (MissCause.PAUSED, MissCause.MOVED, MissCause.REFUSED)
-# Notes have run times of one reason, because the reason names a run or a change; and so have
-# entries, because the reason names who has paused the task, or a change.
 NOTED_APART = (MissCause.RUNNING, MissCause.MOVED)
 _KEPT_APART = (MissCause.PAUSED, MissCause.MOVED)
-# Entries grow over entries of other causes, because replicas may differ in what they tell.
 _GROWING = (MissCause.PAUSED, MissCause.DATABASE, MissCause.REFUSED)
-# No pause explains the run times better.
 _BEYOND_PAUSES = (MissCause.PAUSED, MissCause.REFUSED)
 # Limits the seconds between the dates of two one-off jobs of one task that count as one job. Two
 # replicas that add the same job at their starts may give it slightly different dates.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from apscheduler_tasklock._lock.outcomes import END_TEXTS, RAISED_OR_OVERRAN, UNKNOWN_END, in_sql
+from apscheduler_tasklock._lock.outcomes import CORRECTED, END_TEXTS, RELEASED_FAILURES, in_sql
 from apscheduler_tasklock._lock.statements.columns import select_list
 from apscheduler_tasklock._lock.statements.conditions import (
     AUDIBLY,
@@ -86,7 +86,7 @@ class _Release:
                             OR (lock.overdue_at <= lock.started_at AND {outcome} = 'ok')))"""
         due = due_after(asked, ended)
         is_first = "(lock.finished_at IS NULL)"
-        failed = f"{outcome} IN {in_sql(RAISED_OR_OVERRAN)}"
+        failed = f"{outcome} IN {in_sql(RELEASED_FAILURES)}"
         due_at = f"""CASE WHEN {follows} THEN now() WHEN {is_past} THEN {due}
                           ELSE lock.due_at END"""
         # Whether the failed run is run again: only if the retry can begin before the next run time
@@ -294,7 +294,7 @@ def correct_history(table: str, history: History | None = None) -> str:
          WHERE later.task_name = run.task_name AND later.token > run.token))"""
     is_overtaken = f"""{ended_at} >= CASE WHEN run.outcome = 'freed' THEN run.ended_at
                                           ELSE {followed_at} END"""
-    is_wrong = f"run.ring = 'failures' AND run.outcome IN {in_sql(UNKNOWN_END)}"
+    is_wrong = f"run.ring = 'failures' AND run.outcome IN {in_sql(CORRECTED)}"
     is_own = "late.told = late.outcome"
     texts = ", ".join(f"{name} = CASE WHEN {is_own} THEN late.{name} END" for name in END_TEXTS)
     return f"""
