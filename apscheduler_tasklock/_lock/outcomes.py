@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import Enum
 from operator import attrgetter
 
@@ -15,7 +15,7 @@ from apscheduler_tasklock._lock.tracebacks import (
     traceback_of,
 )
 from apscheduler_tasklock._values import logger_of
-from apscheduler_tasklock.schema.table import LONGEST_TEXTS, literal
+from apscheduler_tasklock.schema.table import LONGEST_TEXTS, literal, run_table, task_lock_table
 
 logger = logger_of(__name__)
 
@@ -204,9 +204,10 @@ class RunOutcome:
         return cls(window, "error", kind, message, traceback=traceback)
 
 
-# What a release tells of the end of its run for the run history alone: texts of the application,
-# which may have characters that the database's encoding lacks.
-END_TEXTS = ("error_type", "error", "traceback")
+# What a ``RunOutcome`` has for the run history alone, by the names of the columns: texts of the
+# application, which may have characters that the database's encoding lacks.
+_COLUMNS = {each.name for each in run_table(task_lock_table()).columns} - {"outcome"}
+END_TEXTS = tuple(each.name for each in fields(RunOutcome) if each.name in _COLUMNS)
 # Returns them, of a ``RunOutcome``.
 texts_of = attrgetter(*END_TEXTS)
 
