@@ -33,16 +33,15 @@ from apscheduler_tasklock._lock.operations import (
     operator_here,
     unmatched,
 )
-from apscheduler_tasklock._lock.outcomes import RunOutcome
+from apscheduler_tasklock._lock.outcomes import OUTCOMES, RunOutcome
 from apscheduler_tasklock._lock.protocol_messages import ClaimRequest, Refusal
 from apscheduler_tasklock._lock.settings import lock_settings
 from apscheduler_tasklock._returned import check_returned, why_no_call_runs
 from apscheduler_tasklock._values import logger_of
 from apscheduler_tasklock._words.findings import (
     NO_REPLICA_AFTER,
-    UNKNOWN,
-    UNREAD,
     WatchedRows,
+    unread,
     with_findings,
 )
 from apscheduler_tasklock._words.next_run_times import next_run_times
@@ -72,7 +71,6 @@ from apscheduler_tasklock.status import (
     JOB_ORDERS,
     KINDS,
     ORDERS,
-    OUTCOMES,
     RUN_ORDERS,
     Durations,
     Finding,
@@ -1475,5 +1473,5 @@ def read_findings(
         locks.check_writes()
     except TaskLockDatabaseError as error:
         says = f"the database takes no writes: {in_words(error)}"
-        findings.append(Finding(UNREAD, UNKNOWN, says))
+        findings.append(unread(says))
     return overview, findings

@@ -419,12 +419,6 @@ class JobStatus:
         return isinstance(self.trigger, dict) and self.trigger.get("type") == "date"
 
 
-# The outcomes of a run; see :class:`Run`.
-OUTCOMES = (
-    *("ok", "error", "cancelled", "died", "overran", "overtaken", "freed", "missed"),
-    *("paused", "resumed", "run", "acknowledged", "rescheduled"),
-    *("job-paused", "job-resumed", "job-moved", "job-removed"),
-)
 # The kinds of a run; see :class:`Run`.
 KINDS = ("schedule", "takeover", "retry", "manual", "hold", "operator")
 

@@ -48,8 +48,12 @@ def _moment(name: str, *, nullable: bool, **options: Any) -> sa.Column[datetime]
     return sa.Column(name, sa.DateTime(timezone=True), nullable=nullable, **options)
 
 
-def _texts(table: str, *columns: str, **limits: int) -> sa.CheckConstraint:
-    most = {10_000: columns} | {limit: (column,) for column, limit in limits.items()}
+def _texts(
+    table: str, columns: Sequence[sa.Column[Any]], but: Sequence[str] = (), **limits: int
+) -> sa.CheckConstraint:
+    texts = [each.name for each in columns if isinstance(each.type, sa.Text)]
+    most = {10_000: [name for name in texts if name not in (*but, *limits)]}
+    most |= {limit: [column] for column, limit in limits.items()}
     lengths = {
         limit: ", ".join(f"pg_catalog.length({column})" for column in names)
         for limit, names in most.items()
@@ -58,13 +62,14 @@ def _texts(table: str, *columns: str, **limits: int) -> sa.CheckConstraint:
     return sa.CheckConstraint(condition, name=f"{table}_texts")
 
 
-def _bytes(table: str, *columns: str) -> sa.CheckConstraint:
-    lengths = ", ".join(f"pg_catalog.octet_length({column})" for column in columns)
+def _bytes(table: str, columns: Sequence[sa.Column[Any]]) -> sa.CheckConstraint:
+    texts = [each.name for each in columns if isinstance(each.type, sa.Text)]
+    lengths = ", ".join(f"pg_catalog.octet_length({name})" for name in texts)
     return sa.CheckConstraint(f"GREATEST({lengths}) <= 1000000", name=f"{table}_texts")
 
 
-def _times(table: str, *columns: str) -> sa.CheckConstraint:
-    times = ", ".join(columns)
+def _times(table: str, columns: Sequence[sa.Column[Any]]) -> sa.CheckConstraint:
+    times = ", ".join(each.name for each in columns if isinstance(each.type, sa.DateTime))
     return sa.CheckConstraint(
         f"LEAST({times}) >= timestamptz '0001-01-02Z'"
         f" AND GREATEST({times}) <= timestamptz '9999-12-30Z'",
@@ -78,8 +83,7 @@ def _sum(table: str, what: str, columns: Sequence[str], most: int) -> sa.CheckCo
 
 
 def _create_task_lock(op: Operations, table: str, schema: str | None) -> None:
-    op.create_table(
-        table,
+    columns: list[sa.Column[Any]] = [
         sa.Column("task_name", sa.Text, primary_key=True),
         _moment("started_at", nullable=False),
         _moment("locked_until", nullable=False),
@@ -127,40 +131,12 @@ def _create_task_lock(op: Operations, table: str, schema: str | None) -> None:
         sa.Column("attempt", sa.Integer, nullable=False, server_default=sa.text("1")),
         _moment("retry_at", nullable=True),
         sa.Column("retry_of", sa.Uuid, nullable=True),
-        _texts(
-            table,
-            "task_name",
-            "locked_by",
-            "runs",
-            "kind",
-            "schedule",
-            "error_type",
-            "requested_by",
-            "last_outcome",
-            "window_schedule",
-        ),
-        _times(
-            table,
-            "started_at",
-            "locked_until",
-            "window_start",
-            "window_until",
-            "finished_at",
-            "run_until",
-            "due_at",
-            "overdue_at",
-            "overrun_at",
-            "missed_at",
-            "succeeded_at",
-            "failed_at",
-            "paused_at",
-            "paused_until",
-            "requested_at",
-            "request_until",
-            "acknowledged_at",
-            "schedule_since",
-            "retry_at",
-        ),
+    ]
+    op.create_table(
+        table,
+        *columns,
+        _texts(table, columns, but=["details"]),
+        _times(table, columns),
         _sum(table, "pauses", ("pauses",), 1_000_000),
         _sum(table, "details", ("details",), 1_000_000),
         schema=schema,
@@ -170,8 +146,7 @@ def _create_task_lock(op: Operations, table: str, schema: str | None) -> None:
 
 
 def _create_runs(op: Operations, table: str, schema: str | None) -> None:
-    op.create_table(
-        table,
+    columns: list[sa.Column[Any]] = [
         sa.Column("task_name", sa.Text, primary_key=True),
         sa.Column("ring", sa.Text, primary_key=True),
         sa.Column("slot", sa.Integer, primary_key=True, autoincrement=False),
@@ -195,38 +170,19 @@ def _create_runs(op: Operations, table: str, schema: str | None) -> None:
         _moment("retry_at", nullable=True),
         sa.Column("action_id", sa.Uuid, nullable=True),
         sa.Column("release", sa.Text, nullable=True),
-        _texts(
-            table,
-            "task_name",
-            "ring",
-            "replica",
-            "kind",
-            "outcome",
-            "error_type",
-            "by",
-            "reason",
-            "cause",
-            "release",
-            error=2_000,
-            traceback=8_000,
-        ),
-        _times(
-            table,
-            "scheduled_at",
-            "started_at",
-            "ended_at",
-            "until",
-            "last_scheduled_at",
-            "retry_at",
-        ),
+    ]
+    op.create_table(
+        table,
+        *columns,
+        _texts(table, columns, error=2_000, traceback=8_000),
+        _times(table, columns),
         schema=schema,
     )
     _set_storage(op, table, schema, fillfactor=80, scale_factor=0.02)
 
 
 def _create_replicas(op: Operations, table: str, schema: str | None) -> None:
-    op.create_table(
-        table,
+    columns: list[sa.Column[Any]] = [
         sa.Column("replica_id", sa.Text, primary_key=True),
         sa.Column("host", sa.Text, nullable=False),
         sa.Column("version", sa.Text, nullable=False),
@@ -239,16 +195,19 @@ def _create_replicas(op: Operations, table: str, schema: str | None) -> None:
         sa.Column("leader_namespace", sa.Text, nullable=True),
         sa.Column("release", sa.Text, nullable=True),
         sa.Column("keep_one_offs", sa.BigInteger, nullable=True),
-        _texts(table, "replica_id", "host", "version", "leader_namespace", "release"),
-        _times(table, "started_at", "seen_at", "stopped_at"),
+    ]
+    op.create_table(
+        table,
+        *columns,
+        _texts(table, columns),
+        _times(table, columns),
         _sum(table, "lists", ("tasks", "rejected", "running"), 10_000_000),
         schema=schema,
     )
 
 
 def _create_jobs(op: Operations, table: str, schema: str | None) -> None:
-    op.create_table(
-        table,
+    columns: list[sa.Column[Any]] = [
         sa.Column("id", sa.Text, primary_key=True),
         sa.Column("func", sa.Text, nullable=False),
         sa.Column("trigger", JSONB, nullable=False),
@@ -265,18 +224,22 @@ def _create_jobs(op: Operations, table: str, schema: str | None) -> None:
         _moment("last_run_time", nullable=True),
         sa.Column("ended", sa.Boolean, nullable=False),
         sa.Column("task_name", sa.Text, nullable=True),
-        _bytes(table, "id", "func", "executor", "signature", "task_name"),
-        _times(table, "changed_at", "next_run_time", "last_run_time"),
+    ]
+    op.create_table(
+        table,
+        *columns,
+        _bytes(table, columns),
+        _times(table, columns),
         _sum(table, "definition", ("trigger", "options", "arguments"), 500_000),
         schema=schema,
     )
     _set_storage(op, table, schema, fillfactor=70, scale_factor=0.02)
-    for suffix, columns, where in (
+    for suffix, indexed, where in (
         ("due", ["executor", "next_run_time", "id"], "next_run_time IS NOT NULL"),
         ("ended", ["id"], "ended"),
     ):
         op.create_index(
-            f"{table}_{suffix}", table, columns, schema=schema, postgresql_where=sa.text(where)
+            f"{table}_{suffix}", table, indexed, schema=schema, postgresql_where=sa.text(where)
         )
 
 

@@ -622,7 +622,7 @@ class _Examination:
         if found is None or found.lacks_columns or found.without_policy:
             return
         with self._in_transaction(undone=True):
-            is_seen = try_to_write(self._cursor, table, self._task_lock, self._prefix)
+            is_seen = try_to_write(self._cursor, table, self._prefix)
         what = f"writing to {table.fullname}"
         if is_seen:
             yield Finding(what, "ok", "a row was written and rolled back")

@@ -40,6 +40,7 @@ from apscheduler_tasklock._lock.json_columns import (
     read_json,
     texts,
 )
+from apscheduler_tasklock._lock.outcomes import UNRELEASED, in_sql
 from apscheduler_tasklock._lock.protocol import HISTORY, history_beside
 from apscheduler_tasklock._lock.schedules import with_exact_times
 from apscheduler_tasklock._lock.statements import (
@@ -75,6 +76,8 @@ from apscheduler_tasklock._lock.statements import (
     runs_kept_since,
 )
 from apscheduler_tasklock._lock.statements.deaths import IS_FIRST_FAILURE
+from apscheduler_tasklock._lock.statements.history import run_columns
+from apscheduler_tasklock._lock.statements.misses import EXPECTED
 from apscheduler_tasklock._values import LONGEST_MESSAGE
 from apscheduler_tasklock.errors import (
     TaskLockNotFoundError,
@@ -148,8 +151,8 @@ _GONE = """(lock.due_at IS NULL AND NOT lock.is_last AND EXISTS (SELECT FROM ali
 _OVERRUNS = """(lock.finished_at IS NULL AND NOT lock.handed_over AND lock.overran
                 AND NOT EXISTS (SELECT FROM unheard WHERE replica_id = lock.locked_by))"""
 # A run that goes on although its lock is lost, and takes longer than it may.
-_IS_STUCK = """((lost.token < lock.token OR lock.finished_at IS NULL
-                 OR lock.last_outcome IN ('died', 'overran', 'freed'))
+_IS_STUCK = f"""((lost.token < lock.token OR lock.finished_at IS NULL
+                 OR lock.last_outcome IN {in_sql(UNRELEASED)})
                 AND lost.since + COALESCE(lock.overrun_at - lock.started_at, '0') < now())"""
 # When a shutdown has cut the run, if no replica has run the window again. A handed-over run counts
 # as cut only after the time that a takeover needs.
@@ -206,7 +209,7 @@ _FAILURES = f"CASE WHEN {_IS_RETRIED} THEN 0 ELSE lock.failures END"
 _FAILURE = f"""
     CASE WHEN {_FAILURES} > 0 THEN
         CASE WHEN lock.error_type IS NOT NULL THEN 'error'
-             WHEN lock.last_outcome IN ('died', 'overran', 'freed') THEN lock.last_outcome END
+             WHEN lock.last_outcome IN {in_sql(UNRELEASED)} THEN lock.last_outcome END
     END
 """
 _STATE = f"""
@@ -610,7 +613,7 @@ class Operations:
             SELECT task, lost.token, replica_id, since, true, true
             FROM lost LEFT JOIN {name} AS lock ON lock.task_name = lost.task
             WHERE lock.task_name IS NULL OR lost.token < lock.token
-                  OR lock.last_outcome IN ('died', 'overran', 'freed')
+                  OR lock.last_outcome IN {in_sql(UNRELEASED)}
             ORDER BY task, token
         """)
         # Whether a live replica has the job's task, which says that it can import the function.
@@ -894,11 +897,7 @@ class Operations:
         :param name: the quoted name of the task lock table, for a template
         :param replicas: the query of the replicas
         """
-        columns = """run.task_name AS task, run.token, run.scheduled_at, run.started_at,
-                     run.ended_at, run.replica, run.kind, run.outcome, run.error_type, run.error,
-                     run.traceback, run.by, run.until, run.reason, run.cause,
-                     run.last_scheduled_at, run.run_times, run.attempt, run.retry_at,
-                     run.release"""
+        columns = run_columns()
         # A replica may run a run time after another replica has noted it as missed. The run date of
         # a one-off job may differ between replicas, if its schedule has none.
         is_last_run = f"""EXISTS (
@@ -1961,7 +1960,7 @@ def _misses(name: str, runs: str, matching: str) -> str:
                                true AS is_missed, reason
                         FROM (SELECT run.* FROM {of_task} AND run.ring = 'misses') AS miss
                         WHERE scheduled_at IS NOT NULL
-                              AND COALESCE(cause, '') NOT IN ('paused', 'moved', 'refused')
+                              AND COALESCE(cause, '') NOT IN {in_sql(EXPECTED)}
                               AND NOT (COALESCE(miss.run_times, 1) = 1
                                        AND COALESCE(scheduled_at = ANY (begun.run_times), false))
                         UNION ALL

@@ -1,11 +1,12 @@
-"""Outcomes of runs, which a release writes into the row and the run history."""
+"""Outcomes: what a release writes of its run, and what is said of each outcome in the history."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields
 from enum import Enum
+from operator import attrgetter
 
 from apscheduler_tasklock._lock.tracebacks import (
     LONGEST_TRACEBACK,
@@ -14,7 +15,7 @@ from apscheduler_tasklock._lock.tracebacks import (
     traceback_of,
 )
 from apscheduler_tasklock._values import logger_of
-from apscheduler_tasklock.schema.table import LONGEST_TEXTS
+from apscheduler_tasklock.schema.table import LONGEST_TEXTS, literal, run_table, task_lock_table
 
 logger = logger_of(__name__)
 
@@ -24,6 +25,108 @@ LONGEST_ERROR = 500
 # Limits how often a window is begun and handed over before it is given up, because a fleet that
 # stops again and again would hand it over for ever.
 MOST_HANDOVERS = 10
+
+
+@dataclass(frozen=True)
+class EntryOutcome:
+    """An outcome in the run history: what follows from it, and all that is said of it.
+
+    :ivar ended: what the run did
+    :ivar is_failure: whether the run has failed
+    :ivar is_corrected: whether a release that comes later corrects it
+    :ivar did: what an operator did, unless its name says it
+    :ivar after: how and after how long, ``{}``, the run of a task ended
+    :ivar took: how long, ``{}``, the run took, as far as it is known
+    :ivar why: why the run ended so, unless it raised or ended as it should
+    :ivar failure: how the last failure of a task came about, of a run that another replica or an
+        operator may have closed
+    :ivar remedy: what to do about such a failure
+    :ivar style: rich's style for it
+    """
+
+    name: str
+    ended: str
+    is_failure: bool = False
+    is_corrected: bool = False
+    did: str = ""
+    after: str = "took {}"
+    took: str = "{}"
+    why: str = ""
+    failure: str = ""
+    remedy: str = ""
+    style: str = "bold red"
+
+
+_OUTCOMES = (
+    EntryOutcome("ok", "ended well", style="green"),
+    EntryOutcome("error", "failed", is_failure=True),
+    EntryOutcome("cancelled", "was cancelled", after="cancelled after {}", style="yellow"),
+    EntryOutcome(
+        *("died", "died with its holder"),
+        is_failure=True,
+        is_corrected=True,
+        # The moment of the death is not known, only the end of the lease.
+        after="died with its holder, whose lease ended after {}",
+        took="at most {}",
+        why="its replica died, or could not reach the database",
+        failure="the last died with its holder",
+        remedy="see why its replica died; acknowledge the death if it can wait",
+    ),
+    EntryOutcome(
+        *("overran", "overran its maximum lock"),
+        is_failure=True,
+        after="overran its maximum lock after {}",
+        took="over {}",
+        why="it took longer than its maximum lock",
+        failure="the last has overrun its maximum lock",
+        remedy="see why it took so long; acknowledge that if it can wait",
+    ),
+    EntryOutcome(
+        "overtaken", "lost its lock, and ended later", why="it had lost its lock, and ended later"
+    ),
+    EntryOutcome(
+        *("freed", "was freed by an operator"),
+        is_failure=True,
+        is_corrected=True,
+        after="freed after {}",
+        why="an operator freed the task",
+        failure="the last was freed",
+        remedy="if it cannot wait for its next run time: run it now; else acknowledge it",
+        style="yellow",
+    ),
+    EntryOutcome("missed", "missed"),
+    *(
+        EntryOutcome(name, name, did=did, style="magenta")
+        for name, did in (
+            *(("paused", ""), ("resumed", ""), ("run", "a run asked for")),
+            *(("acknowledged", ""), ("rescheduled", ""), ("job-paused", "its job paused")),
+            *(("job-resumed", "its job resumed"), ("job-moved", "its job moved")),
+            ("job-removed", "its job removed"),
+        )
+    ),
+)
+_CUT = EntryOutcome("cut", "was cut by a stop", after="cut by a stop after {}")
+_BY_NAME = {each.name: each for each in (*_OUTCOMES, _CUT)}
+# The outcomes of the entries in the run history, and those that tell of a failure or a miss.
+OUTCOMES = tuple(each.name for each in _OUTCOMES)
+FAILED = tuple(each.name for each in _OUTCOMES if each.is_failure)
+BAD_OUTCOMES = (*FAILED, "missed")
+# Failures that a release tells, those that are written without one, those of these that a late
+# release corrects, and those of which only the end of the lease is known.
+RELEASED_FAILURES = tuple(each for each in FAILED if not _BY_NAME[each].is_corrected)
+UNRELEASED = tuple(each.name for each in _OUTCOMES if each.failure)
+CORRECTED = tuple(each.name for each in _OUTCOMES if each.is_corrected)
+UNTIMED = tuple(each.name for each in _OUTCOMES if each.took != "{}")
+
+
+def outcome_named(name: str) -> EntryOutcome:
+    """Return an outcome of a run or a task, also one that this version does not know."""
+    return _BY_NAME.get(name) or EntryOutcome(name, name)
+
+
+def in_sql(names: Iterable[str]) -> str:
+    """Return names as a list for ``IN``."""
+    return f"({', '.join(map(literal, names))})"
 
 
 class WindowAfter(Enum):
@@ -100,6 +203,13 @@ class RunOutcome:
             traceback = _traceback_of(exception, message, redact, in_worker)
         return cls(window, "error", kind, message, traceback=traceback)
 
+
+# What a ``RunOutcome`` has for the run history alone, by the names of the columns: texts of the
+# application, which may have characters that the database's encoding lacks.
+_COLUMNS = {each.name for each in run_table(task_lock_table()).columns} - {"outcome"}
+END_TEXTS = tuple(each.name for each in fields(RunOutcome) if each.name in _COLUMNS)
+# Returns them, of a ``RunOutcome``.
+texts_of = attrgetter(*END_TEXTS)
 
 # The outcome of a claim whose run never began.
 NOT_BEGUN = RunOutcome()

@@ -22,7 +22,7 @@ from apscheduler_tasklock._database.outage import as_unavailable
 from apscheduler_tasklock._database.rejections import OLD_HISTORY, RUN_HISTORY, Rejections
 from apscheduler_tasklock._database.sqlstates import one_line
 from apscheduler_tasklock._lock import statements
-from apscheduler_tasklock._lock.outcomes import WindowAfter
+from apscheduler_tasklock._lock.outcomes import END_TEXTS, WindowAfter
 from apscheduler_tasklock._lock.protocol_messages import (
     IN_TIME,
     ClaimAnswer,
@@ -74,10 +74,6 @@ LONGEST_TASK_LIST = LARGEST_REPLICA * 2 // 5
 
 # Limits the runs of each task in the run history, unless the option `history` does.
 HISTORY = 100
-
-
-# The values of a release that have texts of an exception.
-_TEXTS = ("error_type", "error", "traceback")
 
 
 def _reported(running: Sequence[RunningRun]) -> str:
@@ -361,7 +357,7 @@ class TaskLockProtocol:
             for request in late
             if request.token is not None
         ]
-        for each, name in product(asked, _TEXTS):
+        for each, name in product(asked, END_TEXTS):
             if each[name] is not None:
                 each[name] = storable_reason(cursor.connection, str(each[name]))
         if asked and self._correct_history.recording:
@@ -668,9 +664,8 @@ class TaskLockProtocol:
         ):
             raise error
         if isinstance(error, (UnicodeError, psycopg.DataError)) and "error" in parameters:
-            # An exception's message may have characters that the database's encoding lacks.
             parameters = {
-                name: _ascii(value) if name in _TEXTS else value
+                name: _ascii(value) if name in END_TEXTS else value
                 for name, value in parameters.items()
             }
             with suppress(psycopg.DatabaseError, UnicodeError):

@@ -10,10 +10,12 @@ from uuid import UUID, uuid4
 
 from apscheduler_tasklock._lock.database_clock import storable
 from apscheduler_tasklock._lock.outcomes import (
+    END_TEXTS,
     MOST_HANDOVERS,
     NOT_BEGUN,
     RunOutcome,
     WindowAfter,
+    texts_of,
 )
 from apscheduler_tasklock._values import logger_of
 from apscheduler_tasklock.status import MissCause
@@ -53,9 +55,7 @@ class ReleaseRequest:
             "hand_over": end.window is WindowAfter.HAND_OVER,
             "token": self.token,
             "outcome": end.outcome,
-            "error_type": end.error_type,
-            "error": end.error,
-            "traceback": end.traceback,
+            **dict(zip(END_TEXTS, texts_of(end), strict=True)),
             "last_outcome": end.last_outcome,
             "next_in": end.next_in,
             "is_last": end.is_last,

@@ -33,6 +33,7 @@ from apscheduler_tasklock._lock.protocol_messages import (
     ScheduleNote,
 )
 from apscheduler_tasklock._lock.schedules import schedule_text_in_words
+from apscheduler_tasklock._lock.statements.misses import NOTED_APART
 from apscheduler_tasklock._values import cut, logger_of
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError, TaskLockSchemaError
 from apscheduler_tasklock.status import MissCause
@@ -89,12 +90,9 @@ class _Miss:
         """The key of the missed run times that are noted together.
 
         Run times with the same cause are noted together, with the reason of the last one. Their
-        reasons may differ in figures, such as the seconds of a misfire. Only if an earlier run was
-        still going on, or the schedule was moved, the reason is a part of the key, because it names
-        that run or that change.
+        reasons may differ in figures, such as the seconds of a misfire.
         """
-        is_of_one = self.cause in (MissCause.RUNNING, MissCause.MOVED)
-        return self.cause, self.reason if is_of_one else ""
+        return self.cause, self.reason if self.cause in NOTED_APART else ""
 
 
 @dataclass

@@ -12,9 +12,11 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from math import inf
 from types import MappingProxyType
+from typing import Any
 from urllib.parse import urlencode
 
 from apscheduler_tasklock._database.rejections import CLAIMS, JOB_STORE, LIST_OF_JOBS, LOOKS
+from apscheduler_tasklock._lock.outcomes import outcome_named
 from apscheduler_tasklock._lock.words import rfc3339, seconds_in_words
 from apscheduler_tasklock._values import cut
 from apscheduler_tasklock._words.replicas import begins_runs, of_each_application
@@ -87,23 +89,84 @@ _MOST_HAVING = 3
 # The states of replicas that have stopped without a word.
 GONE_SILENT = (ReplicaState.DIED.value, ReplicaState.SILENT.value)
 
-# What to do, by what a finding is about.
-_REMEDIES = {
-    TaskState.OVERDUE: "if no live replica has the task, start one; `why` tells more",
-    TaskState.DEAD: "if it cannot wait for its next run time: run it now",
-    TaskState.TOO_LONG: "if it hangs, restart the replica",
-    TaskState.UNREADABLE: "its next run may mend the row, or else an UPDATE",
-    TaskState.LATE: "wait for the end of its grace time",
-    TaskState.MISSED: "`why` tells the reason; add the job again, or acknowledge it",
-    TaskState.CUT: "if it cannot wait for its next run time: run it now",
-    TaskState.FAILING: "see its error; acknowledge the failure if it can wait",
-}
-# What to do about a failure that has no error.
-_REMEDIES_OF_FAILURES = {
-    "died": "see why its replica died; acknowledge the death if it can wait",
-    "overran": "see why it took so long; acknowledge that if it can wait",
-    "freed": "if it cannot wait for its next run time: run it now; else acknowledge it",
-}
+_MISSING_RIGHT = "`doctor` names the missing right"
+_RUN_IT_NOW = "if it cannot wait for its next run time: run it now"
+_RESUME, _PAUSED_TASKS = "resume them if the pause was forgotten", "tasks?state=paused"
+
+
+@dataclass(frozen=True)
+class FindingKind:
+    """What findings are about, and what they say unless a case tells more.
+
+    :ivar level: the level of the worst case
+    :ivar remedy: what to do; ``""`` for nothing
+    :ivar link: the address of the page, as in :class:`Finding`
+    :ivar said: how the overview's first line counts them, of one and of several; ``()``: each of
+        them is told in its own words
+    """
+
+    name: str
+    level: str
+    remedy: str = ""
+    link: str = ""
+    said: tuple[str, ...] = ()
+
+
+# The kinds in the order in which they are told within a level.
+_KINDS = (
+    FindingKind(
+        *(NO_REPLICA, CRITICAL),
+        "start a replica, and see its log if it does not stay alive; if none is to come, as in a "
+        "copy of the database: `forget --replica`",
+        "replicas",
+    ),
+    FindingKind(
+        *("overdue", CRITICAL, "if no live replica has the task, start one; `why` tells more"),
+        said=("task is overdue", "tasks are overdue"),
+    ),
+    FindingKind("dead", CRITICAL, _RUN_IT_NOW, said=("task is dead", "tasks are dead")),
+    FindingKind(
+        *("too long", CRITICAL, "if it hangs, restart the replica"),
+        said=("task runs too long", "tasks run too long"),
+    ),
+    FindingKind(
+        *("unreadable", WARNING, "its next run may mend the row, or else an UPDATE"),
+        said=("task is unreadable", "tasks are unreadable"),
+    ),
+    FindingKind(
+        *("late", WARNING, "wait for the end of its grace time"),
+        said=("task is late", "tasks are late"),
+    ),
+    FindingKind(
+        *("missed", WARNING, "`why` tells the reason; add the job again, or acknowledge it"),
+        said=("task missed a run time", "tasks missed run times"),
+    ),
+    FindingKind(
+        *("cut", WARNING, _RUN_IT_NOW), said=("task was cut by a stop", "tasks were cut by a stop")
+    ),
+    FindingKind(
+        *("failing", WARNING, "see its error; acknowledge the failure if it can wait"),
+        said=("task is failing", "tasks are failing"),
+    ),
+    FindingKind(FEW_REPLICAS, WARNING, "see `replicas`", "replicas"),
+    FindingKind(PAUSED_LONG, WARNING, _RESUME, _PAUSED_TASKS),
+    FindingKind(NO_LEADER, WARNING, "see the replicas' logs", "replicas"),
+    FindingKind(NOT_LISTED, WARNING, link="tasks?order=urgency"),
+    FindingKind(EMPTY, UNKNOWN, "start a scheduler, or see its log"),
+    FindingKind(NO_MATCH, UNKNOWN),
+    FindingKind(UNREAD, UNKNOWN),
+    FindingKind(HEALING, NOTE, said=("failure is being healed", "failures are being healed")),
+    FindingKind(STOPPING, NOTE, "", "replicas", ("replica stops", "replicas stop")),
+    FindingKind(VERSIONS, NOTE, "finish the deployment", "replicas"),
+    FindingKind(RELEASES, NOTE, "finish the deployment", "replicas"),
+    FindingKind("died", NOTE, "", "replicas", ("replica has died", "replicas have died")),
+    FindingKind("silent", NOTE, "", "replicas", ("replica is silent", "replicas are silent")),
+    FindingKind(PAUSED, NOTE, _RESUME, _PAUSED_TASKS),
+)
+FINDING_KINDS: Mapping[str, FindingKind] = {each.name: each for each in _KINDS}
+# The kinds of what is not well with a task.
+_STATES = {state.value for state in TaskState}
+COUNTED = tuple(each.name for each in _KINDS if each.name in _STATES and each.level != NOTE)
 
 
 class _Plain:
@@ -176,18 +239,37 @@ def findings_of(rows: WatchedRows) -> list[Finding]:
     found += _without_replica(rows)
     if rows.misses is None:
         says = "the run history cannot be read, so that it is not known which run times were missed"
-        found.append(Finding(UNREAD, NOTE, says, "`doctor` names the missing right"))
+        found.append(_found(UNREAD, says, level=NOTE, remedy=_MISSING_RIGHT))
     if rows.more:
         says = f"{rows.more} more tasks are not well or were not looked at"
-        found.append(Finding(NOT_LISTED, WARNING, says, link="tasks?order=urgency"))
+        found.append(_found(NOT_LISTED, says))
     if rows.is_empty:
         says = "no task was ever registered here: is this the right database?"
-        found.append(Finding(EMPTY, UNKNOWN, says, "start a scheduler, or see its log"))
+        found.append(_found(EMPTY, says))
     elif rows.unmatched:
         names = ", ".join(map(repr, rows.unmatched))
-        found.append(Finding(NO_MATCH, UNKNOWN, f"no task matches {names}"))
-    found += [Finding(UNREAD, UNKNOWN, why) for why in rows.unread]
+        found.append(_found(NO_MATCH, says=f"no task matches {names}"))
+    found += map(unread, rows.unread)
     return sorted(found, key=_place)
+
+
+def unread(why: str) -> Finding:
+    """Return the finding of what cannot be read, or not be written.
+
+    :param why: why, in words
+    """
+    return _found(UNREAD, says=why)
+
+
+def _found(what: str, short: str = "", **case: Any) -> Finding:
+    """Return a finding of a kind.
+
+    :param short: its words, which are cut if they are long
+    :param case: what the case has otherwise than the kind
+    """
+    kind = FINDING_KINDS[what]
+    found = Finding(what, kind.level, cut(short, _LONGEST), kind.remedy, link=kind.link)
+    return replace(found, **case)
 
 
 def _each_once(findings: Iterable[Finding]) -> list[Finding]:
@@ -237,7 +319,7 @@ def finding_of_task(task: TaskStatus, now: datetime) -> Finding | None:
     whether the task is gone. Of a paused task, only a run that takes too long is a finding.
     """
     if task.unreadable:
-        return _of_task(task, TaskState.UNREADABLE, WARNING, ", ".join(task.unreadable), None)
+        return _of_task(task, TaskState.UNREADABLE.value, ", ".join(task.unreadable), None)
     if task.gone or (task.paused and task.state is not TaskState.TOO_LONG):
         return None
     if task.state is TaskState.PAUSED:  # its stored job is
@@ -259,12 +341,12 @@ def _of_what_runs(task: TaskStatus, now: datetime) -> Finding | None:
         if task.stuck:
             since = task.stuck[0].since
             says = f"since {rfc3339(since, 'seconds')} on {task.stuck[0].replica}"
-        return _of_task(task, TaskState.TOO_LONG, CRITICAL, says, since)
+        return _of_task(task, TaskState.TOO_LONG.value, says, since)
     if task.state is not TaskState.DEAD:
         return None
     says, dead_for = f"on {task.holder}", (now - task.locked_until).total_seconds()
     if dead_for >= _TWO_POLLS + (_grace(task) if task.failover else 0.0):
-        return _of_task(task, TaskState.DEAD, CRITICAL, says, task.locked_until)
+        return _of_task(task, TaskState.DEAD.value, says, task.locked_until)
     if task.failover:
         # After an outage it may go on, or may have ended: its replica could report neither.
         says = f"the lease of its run {says} has ended, and failover runs it again unless that run"
@@ -275,16 +357,14 @@ def _of_what_runs(task: TaskStatus, now: datetime) -> Finding | None:
 def _of_what_is_overdue(task: TaskStatus) -> Finding | None:
     if task.state is not TaskState.OVERDUE:
         return None
-    return _of_task(
-        task, TaskState.OVERDUE, CRITICAL, f"by {_lasting(task.late_by or 0)}", task.due_at
-    )
+    return _of_task(task, TaskState.OVERDUE.value, f"by {_lasting(task.late_by or 0)}", task.due_at)
 
 
 def _of_miss(task: TaskStatus) -> Finding | None:
     if task.missed_at is None or task.acknowledged:
         return None
     says = f"at {rfc3339(task.missed_at, 'seconds')}"
-    return _of_task(task, TaskState.MISSED, WARNING, says, task.missed_at)
+    return _of_task(task, TaskState.MISSED.value, says, task.missed_at)
 
 
 def _of_misses(rows: WatchedRows) -> Iterator[Finding]:
@@ -298,11 +378,10 @@ def _of_misses(rows: WatchedRows) -> Iterator[Finding]:
             continue
         says += f", the last at {rfc3339(missed.last_at, 'seconds')}"
         says += f": {missed.reason}" if missed.reason else ""
-        yield Finding(
+        yield _found(
             TaskState.MISSED.value,
-            WARNING,
-            cut(says, _LONGEST),
-            "`why` tells more; acknowledge them if they can wait",
+            says,
+            remedy="`why` tells more; acknowledge them if they can wait",
             task=missed.task,
             since=missed.since,
             link=f"task?{urlencode({'name': missed.task})}",
@@ -313,19 +392,18 @@ def _of_cut(task: TaskStatus) -> Finding | None:
     if task.cut_for is None or task.acknowledged or task.cut_for <= _grace(task) / 2:
         return None
     at = task.locked_until if task.finished_at is None else task.finished_at
-    return _of_task(task, TaskState.CUT, WARNING, f"{_lasting(task.cut_for)} ago", at)
+    return _of_task(task, TaskState.CUT.value, f"{_lasting(task.cut_for)} ago", at)
 
 
 def _of_lateness(task: TaskStatus) -> Finding | None:
     if task.late_by is None or task.late_by <= _grace(task) / 2:
         return None
-    return _of_task(task, TaskState.LATE, WARNING, f"by {_lasting(task.late_by)}", task.due_at)
+    return _of_task(task, TaskState.LATE.value, f"by {_lasting(task.late_by)}", task.due_at)
 
 
 def _of_healing(task: TaskStatus, says: str) -> Finding:
     """Return the note of a failure that failover or a retry is healing."""
-    found = _of_task(task, TaskState.FAILING, NOTE, says, task.failed_at)
-    return replace(found, what=HEALING, remedy="")
+    return _of_task(task, HEALING, says, task.failed_at)
 
 
 def _of_failure(task: TaskStatus, now: datetime) -> Finding | None:
@@ -346,23 +424,14 @@ def _of_failure(task: TaskStatus, now: datetime) -> Finding | None:
         if now < heals_until:
             return _of_healing(task, f"{says}, and {task.holder} runs it again")
     says = f"{task.failures} times, {says}" if task.failures > 1 else says.removeprefix("the last ")
-    found = _of_task(task, TaskState.FAILING, WARNING, says, task.failed_at)
+    found = _of_task(task, TaskState.FAILING.value, says, task.failed_at)
     how = task.outcome if task.failure is None else task.failure
-    return replace(found, remedy=_REMEDIES_OF_FAILURES.get(how or "", found.remedy))
+    return replace(found, remedy=outcome_named(how or "").remedy or found.remedy)
 
 
-def _of_task(
-    task: TaskStatus, state: TaskState, level: str, says: str, since: datetime | None
-) -> Finding:
-    return Finding(
-        state.value,
-        level,
-        cut(says, _LONGEST),
-        _REMEDIES[state],
-        task=task.name,
-        since=since,
-        link=f"task?{urlencode({'name': task.name})}",
-    )
+def _of_task(task: TaskStatus, what: str, says: str, since: datetime | None) -> Finding:
+    link = f"task?{urlencode({'name': task.name})}"
+    return _found(what, says, task=task.name, since=since, link=link)
 
 
 def _of_job(name: str, job: JobStatus, rows: WatchedRows) -> Finding:
@@ -374,11 +443,10 @@ def _of_job(name: str, job: JobStatus, rows: WatchedRows) -> Finding:
         f"see whether a live replica has its executor {cut(job.executor, 50)!r} and its function; "
         "the replicas' logs say why they do not run it"
     )
-    return Finding(
+    return _found(
         JobState.OVERDUE.value,
-        CRITICAL,
-        cut(f"by {_lasting(late_by)}, {which} that no replica claims{why and ': '}{why}", _LONGEST),
-        "start a replica" if why == _NONE_ALIVE else remedy,
+        f"by {_lasting(late_by)}, {which} that no replica claims{why and ': '}{why}",
+        remedy="start a replica" if why == _NONE_ALIVE else remedy,
         task=name,
         since=job.next_run_time,
         link=f"job?{urlencode({'id': job.id})}",
@@ -451,14 +519,7 @@ def _of_pauses(rows: WatchedRows) -> Iterator[Finding]:
         of_all = replace(pause, namespace=None, job=None)
         says = f"all tasks{which} {pause_in_words(of_all, _PLAIN, with_since=True)}"
         is_long = pause.namespace is not None and rows.now - pause.since > _A_DAY
-        yield Finding(
-            PAUSED_LONG if is_long else PAUSED,
-            WARNING if is_long else NOTE,
-            cut(says, _LONGEST),
-            "resume them if the pause was forgotten",
-            since=pause.since,
-            link="tasks?state=paused",
-        )
+        yield _found(PAUSED_LONG if is_long else PAUSED, says, since=pause.since)
 
 
 def _without_leader(rows: WatchedRows) -> Iterator[Finding]:
@@ -473,17 +534,8 @@ def _without_leader(rows: WatchedRows) -> Iterator[Finding]:
         if namespace is not None and asks:
             leaderless[namespace] = max(seconds, leaderless.get(namespace, 0.0))
     for namespace, seconds in sorted(leaderless.items()):
-        yield Finding(
-            NO_LEADER,
-            WARNING,
-            cut(
-                f"nobody leads{f' {namespace!r}' * bool(namespace)} for {_lasting(seconds)}",
-                _LONGEST,
-            ),
-            "see the replicas' logs",
-            since=rows.now - timedelta(seconds=seconds),
-            link="replicas",
-        )
+        says = f"nobody leads{f' {namespace!r}' * bool(namespace)} for {_lasting(seconds)}"
+        yield _found(NO_LEADER, says, since=rows.now - timedelta(seconds=seconds))
 
 
 def _without_replica(rows: WatchedRows) -> Iterator[Finding]:
@@ -505,35 +557,25 @@ def _without_replica(rows: WatchedRows) -> Iterator[Finding]:
             continue
         elif seconds >= critical_after:
             level = CRITICAL
-        remedy = (
-            "start a replica, and see its log if it does not stay alive; if none is to come, as in "
-            "a copy of the database: `forget --replica`"
-        )
-        yield Finding(NO_REPLICA, level, cut(says, _LONGEST), remedy, since=since, link="replicas")
+        yield _found(NO_REPLICA, says, level=level, since=since)
     if rows.expect_replicas:
         alive = sum(replica.alive and bool(replica.tasks) for replica in rows.replicas or ())
         if alive < rows.expect_replicas:
             says = f"{alive} of {rows.expect_replicas} expected replicas are alive"
-            yield Finding(FEW_REPLICAS, WARNING, says, "see `replicas`", link="replicas")
+            yield _found(FEW_REPLICAS, says)
 
 
 def _of_replicas(rows: WatchedRows) -> Iterator[Finding]:
     """Yield a note of each replica that has died or fallen silent in the last day."""
     if rows.replicas is None:
         says = "the replicas cannot be read, so that it is not known which are alive"
-        yield Finding(UNREAD, NOTE, says, "`doctor` names the missing right", link="replicas")
+        yield _found(UNREAD, says, level=NOTE, remedy=_MISSING_RIGHT, link="replicas")
     for replica in rows.replicas or ():
         unseen = rows.now - replica.seen_at
         if replica.state.value in GONE_SILENT and unseen < _A_DAY:
             ago = seconds_in_words(unseen.total_seconds())
-            yield Finding(
-                replica.state.value,
-                NOTE,
-                f"{replica.state_in_words}, seen last {ago} ago",
-                replica=replica.replica_id,
-                since=replica.seen_at,
-                link="replicas",
-            )
+            says, name = f"{replica.state_in_words}, seen last {ago} ago", replica.replica_id
+            yield _found(replica.state.value, says, replica=name, since=replica.seen_at)
 
 
 def _of_deployments(rows: WatchedRows) -> Iterator[Finding]:
@@ -548,14 +590,8 @@ def _of_deployments(rows: WatchedRows) -> Iterator[Finding]:
             since = rfc3339(replica.stopping_since, "seconds")
             says = f"it has been stopping since {since}, and waits for "
             says += ", ".join(run.task for run in replica.running) or "its runs"
-            yield Finding(
-                STOPPING,
-                NOTE,
-                cut(says, _LONGEST),
-                replica=replica.replica_id,
-                since=replica.stopping_since,
-                link="replicas",
-            )
+            name = replica.replica_id
+            yield _found(STOPPING, says, replica=name, since=replica.stopping_since)
     for fleet in of_each_application(alive):
         yield from _differing(VERSIONS, [each.version for each in fleet])
         releases = (each.release for each in fleet)
@@ -569,7 +605,7 @@ def _differing(what: str, values: Iterable[str]) -> Iterator[Finding]:
             f"{number} with {cut(value, 50)}" for value, number in sorted(numbers.items())
         )
         says = f"live replicas with common tasks have several {what}: {told}"
-        yield Finding(what, NOTE, cut(says, _LONGEST), "finish the deployment", link="replicas")
+        yield _found(what, says)
 
 
 def _lasting(seconds: float) -> str:
@@ -584,32 +620,6 @@ def _grace(task: TaskStatus) -> float:
     return (task.overdue_at - task.due_at).total_seconds()
 
 
-# What findings of tasks are about, in the order in which they are told within a level.
-COUNTED = tuple(
-    state.value
-    for state in (
-        *(TaskState.OVERDUE, TaskState.DEAD, TaskState.TOO_LONG, TaskState.UNREADABLE),
-        *(TaskState.LATE, TaskState.MISSED, TaskState.CUT, TaskState.FAILING),
-    )
-)
-# What all findings are about, in that order.
-KINDS = (
-    NO_REPLICA,
-    *COUNTED,
-    FEW_REPLICAS,
-    PAUSED_LONG,
-    NO_LEADER,
-    NOT_LISTED,
-    EMPTY,
-    NO_MATCH,
-    UNREAD,
-    HEALING,
-    STOPPING,
-    VERSIONS,
-    RELEASES,
-    *GONE_SILENT,
-    PAUSED,
-)
 # The levels in the order in which they are told.
 _LEVELS = (CRITICAL, UNKNOWN, WARNING, NOTE)
 
@@ -618,5 +628,5 @@ def _place(finding: Finding) -> tuple[int, int, bool, float, str]:
     """Return the place of a finding: by its level, its kind, since when it is so, and its name."""
     since = 0.0 if finding.since is None else finding.since.timestamp()
     name = finding.task or finding.replica or finding.says
-    place = _LEVELS.index(finding.level), KINDS.index(finding.what)
+    place = _LEVELS.index(finding.level), list(FINDING_KINDS).index(finding.what)
     return *place, finding.since is None, since, name

@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from apscheduler_tasklock._lock.outcomes import FAILED, UNTIMED, outcome_named
 from apscheduler_tasklock._values import cut
 from apscheduler_tasklock._words.findings import HEALING
 from apscheduler_tasklock._words.formats import Formats
 from apscheduler_tasklock._words.replicas import begins_runs, none_begins
 from apscheduler_tasklock._words.runs import error_in_words, miss_in_words
-from apscheduler_tasklock._words.stories import ENDED
 from apscheduler_tasklock._words.tasks import last_failure_in_words, pauses_of
 from apscheduler_tasklock.status import (
     Finding,
@@ -22,8 +22,6 @@ from apscheduler_tasklock.status import (
     TaskStatus,
 )
 
-# The outcomes of runs that have failed.
-_BAD_ENDS = ("error", "died", "overran", "freed")
 # Limits the characters of an error in a headline, and the replicas that it names.
 _LONGEST_ERROR, _MOST_REPLICAS = 200, 3
 
@@ -77,7 +75,7 @@ def open_runs(task: TaskStatus, now: datetime) -> list[OpenRun]:
         OpenRun(run, (now - run.since).total_seconds(), TaskState.TOO_LONG) for run in task.stuck
     ]
     # By the outcome, because the state may tell of a pause, or of a run that has lost its lock.
-    is_dead = task.outcome in ("died", "overran")
+    is_dead = task.outcome in UNTIMED
     is_open = task.outcome is None or is_dead
     is_told = task.token in [run.token for run in task.stuck]
     if task.started_at is not None and task.finished_at is None and is_open and not is_told:
@@ -195,7 +193,7 @@ def _retrying(task: TaskStatus, known: _Known) -> str:
 def _failing(task: TaskStatus, known: _Known) -> str:
     runs = [each for each in known.entries if each.kind != "operator" and each.outcome != "missed"]
     words = f"failed at {known.formats.moment(task.failed_at)}"
-    failed = next((each for each in runs if each.outcome in _BAD_ENDS), None)
+    failed = next((each for each in runs if each.outcome in FAILED), None)
     words += f" on {failed.replica}" if failed is not None else ""
     words += f", {task.failures} times in a row" if task.failures > 1 else ""
     error = "" if failed is None else cut(error_in_words(failed), _LONGEST_ERROR)
@@ -224,9 +222,7 @@ def _ok(task: TaskStatus, known: _Known) -> str:
 def _last_run(task: TaskStatus, known: _Known) -> str:
     if task.started_at is None:
         return "it has never run"
-    ended = ENDED.get(task.outcome or "ok", task.outcome)
-    if task.outcome == "cut":
-        ended = "was cut by a stop"
+    ended = outcome_named(task.outcome or "ok").ended
     words = f"its last run, at {known.formats.moment(task.started_at)} on {task.holder}, {ended} "
     return f"{words}after {known.formats.seconds(task.took)}"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from apscheduler_tasklock._lock.outcomes import FAILED
 from apscheduler_tasklock._lock.protocol_messages import MOST_COUNTED
 from apscheduler_tasklock._values import cut
 from apscheduler_tasklock._words.formats import Formats
@@ -14,8 +15,8 @@ from apscheduler_tasklock.status import Lane, LaneEntry
 # Limits the characters of a name or an error in a title.
 LONGEST_TITLE = 120
 
-# Outcomes in the order in which they are told.
-_FAILED = ("error", "died", "overran")
+# The outcomes that are told first.
+_FIRST = {*FAILED, "too long", "running"} - {"freed"}
 
 
 def entries_in_words(entries: Sequence[LaneEntry], formats: Formats) -> str:
@@ -78,8 +79,7 @@ def _counted(entries: Sequence[LaneEntry]) -> str:
 
 
 def _told(counts: Counter[str]) -> str:
-    order = (*_FAILED, "too long", "running")
-    names = sorted(counts, key=lambda name: (name not in order, name == "ok", name))
+    names = sorted(counts, key=lambda name: (name not in _FIRST, name == "ok", name))
     return ", ".join(f"{counts[name]:,} {name}" for name in names)
 
 

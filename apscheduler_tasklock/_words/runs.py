@@ -9,19 +9,10 @@ from apscheduler_tasklock._lock.protocol_messages import MOST_COUNTED
 from apscheduler_tasklock._words.formats import Formats
 from apscheduler_tasklock.status import Durations, Run, Spread
 
-# What operators do, in words. Other outcomes are shown as they are.
-_DID = {
-    "run": "a run asked for",
-    "job-paused": "its job paused",
-    "job-resumed": "its job resumed",
-    "job-moved": "its job moved",
-    "job-removed": "its job removed",
-}
-
 
 def did_in_words(action: Run) -> str:
     """Return what an operator did."""
-    return _DID.get(action.outcome, action.outcome)
+    return outcomes.outcome_named(action.outcome).did or action.outcome
 
 
 def action_in_words(action: Run, formats: Formats) -> str:
@@ -49,12 +40,7 @@ def error_in_words(run: Run) -> str:
 
 def ending_in_words(run: Run) -> str:
     """Return how a run ended that has no exception; ``""`` for one that ended as it should."""
-    return {
-        "died": "its replica died, or could not reach the database",
-        "overran": "it took longer than its maximum lock",
-        "freed": "an operator freed the task",
-        "overtaken": "it had lost its lock, and ended later",
-    }.get(run.outcome, "")
+    return outcomes.outcome_named(run.outcome).why
 
 
 def run_notes(run: Run, formats: Formats) -> str:

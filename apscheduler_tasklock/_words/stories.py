@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from apscheduler_tasklock._lock.outcomes import CORRECTED, outcome_named
 from apscheduler_tasklock._lock.statements.misses import MISSES
 from apscheduler_tasklock._words.due_times import (
     SCHEDULED,
@@ -38,20 +39,9 @@ from apscheduler_tasklock.status import (
     Verdict,
 )
 
-# The words for the outcomes of runs. Other outcomes are shown by their own names.
-ENDED = {
-    "ok": "ended well",
-    "error": "failed",
-    "cancelled": "was cancelled",
-    "died": "died with its holder",
-    "overran": "overran its maximum lock",
-    "freed": "was freed by an operator",
-    "overtaken": "lost its lock, and ended later",
-}
-
 # What became of a run that nobody has closed, by its outcome. After an outage, one whose lease has
 # ended may go on, or may have ended: its replica could report neither.
-_OPEN = {None: "goes on", "cut": "was cut by a stop"}
+_OPEN = {None: "goes on", "cut": outcome_named("cut").ended}
 _SECOND, _INSTANT = timedelta(seconds=1), timedelta(microseconds=1)
 
 # A run whose lease has ended may have ended, too: after an outage its release may still wait.
@@ -383,9 +373,9 @@ def _became(runs: Sequence[Run], at: datetime) -> str:
         return "began later"
     last = begun[-1]
     if last.ended_at < at:
-        return ENDED.get(last.outcome, last.outcome)
+        return outcome_named(last.outcome).ended
     # The entry of a run whose holder has not told its end has the end of its lease.
-    is_known = last.outcome not in ("died", "freed")
+    is_known = last.outcome not in CORRECTED
     return "was still going on" if is_known else "was not known to be over"
 
 
@@ -504,7 +494,7 @@ def _runs(runs: Iterable[Run | None], formats: Formats) -> list[str]:
 def _run(run: Run, formats: Formats) -> str:
     error = error_in_words(run)
     began = f"began at {formats.moment(run.started_at)} on {run.replica}"
-    ended = f"{ENDED.get(run.outcome, run.outcome)} after {formats.seconds(run.took)}"
+    ended = f"{outcome_named(run.outcome).ended} after {formats.seconds(run.took)}"
     words = f"{_what(run.kind, run.scheduled_at, formats)} {began}, {ended} (token {run.token})"
     if run.retry_at is not None:
         words += f", to be retried at {formats.moment(run.retry_at)}"

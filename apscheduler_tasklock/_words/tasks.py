@@ -8,6 +8,7 @@ from datetime import datetime, timedelta, timezone
 from itertools import pairwise
 
 from apscheduler_tasklock._lock.command_lines import command_line
+from apscheduler_tasklock._lock.outcomes import outcome_named
 from apscheduler_tasklock._lock.schedules import schedule_of, shown_zone
 from apscheduler_tasklock._lock.words import unreadable_in_words
 from apscheduler_tasklock._words.formats import Formats
@@ -29,13 +30,6 @@ _LONG_DELAY = 1.0
 
 # Limits the replicas that are named, because a fleet may have hundreds.
 _MOST_REPLICAS = 5
-
-# How a run failed that has not raised.
-_FAILED = {
-    "died": "the last died with its holder",
-    "overran": "the last has overrun its maximum lock",
-    "freed": "the last was freed",
-}
 
 # The places where options are set, in words.
 _PLACES = {
@@ -260,20 +254,12 @@ def _last_run_in_words(task: TaskStatus, formats: Formats) -> str:
 def _end_in_words(task: TaskStatus, formats: Formats) -> str:
     """Return how the last run ended, and for how long it ran."""
     took = formats.seconds(task.took)
-    ended = {
-        "cut": f"cut by a stop after {took}",
-        "freed": f"freed after {took}",
-        "cancelled": f"cancelled after {took}",
-        # The moment of the death is not known, only the end of the lease.
-        "died": f"died with its holder, whose lease ended after {took}",
-        "overran": f"overran its maximum lock after {took}",
-    }
     if task.outcome is None and task.finished_at is None:
         return f"so far {took}"
     if task.outcome == "died" and task.finished_at is None:
         # After an outage it may go on: its replica could not renew the lease.
         return f"its lease ended after {took}, and it has not reported its end"
-    return ended.get(task.outcome or "", f"took {took}")
+    return outcome_named(task.outcome or "").after.format(took)
 
 
 def _too_long_in_words(task: TaskStatus, formats: Formats) -> str:
@@ -301,7 +287,7 @@ def last_failure_in_words(task: TaskStatus, runs: Sequence[Run]) -> str:
         return f"the last with {task.error_type}"
     outcomes = [task.failure, task.outcome, *(run.outcome for run in runs)]
     return next(
-        (_FAILED[outcome] for outcome in outcomes if outcome in _FAILED),
+        filter(None, (outcome_named(each or "").failure for each in outcomes)),
         "the last died, overran its maximum lock or was freed",
     )
 

@@ -10,10 +10,11 @@ import os
 from contextlib import suppress
 from typing import Any
 
+from apscheduler_tasklock._lock.outcomes import OUTCOMES
 from apscheduler_tasklock.cli.jobs import ACTIONS
 from apscheduler_tasklock.cli.parser import CommandParser
 from apscheduler_tasklock.cli.target import task_locks
-from apscheduler_tasklock.status import OUTCOMES, TaskState
+from apscheduler_tasklock.status import TaskState
 
 # Limits the seconds that a shell waits for names, and how many it is given.
 _TIMEOUT = 2.0

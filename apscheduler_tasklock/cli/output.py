@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from apscheduler_tasklock._lock.outcomes import outcome_named
 from apscheduler_tasklock._lock.words import printable, seconds_in_words
 from apscheduler_tasklock._values import cut
 from apscheduler_tasklock._words.json_text import as_json
@@ -44,14 +45,6 @@ STATE_STYLES = {
     TaskState.TOO_LONG: "bold red",
     TaskState.UNREADABLE: "bold red",
 }
-OUTCOME_STYLES = {
-    "ok": "green",
-    "cancelled": "yellow",
-    "freed": "yellow",
-    **dict.fromkeys(("paused", "resumed", "run", "acknowledged", "rescheduled"), "magenta"),
-    **dict.fromkeys(("job-paused", "job-resumed", "job-moved", "job-removed"), "magenta"),
-}
-FAILED_STYLE = "bold red"
 
 # The columns whose texts may be broken into lines on a terminal, and their least widths.
 _LONG_COLUMNS = {
@@ -229,9 +222,9 @@ class TerminalOutput:
         """Print runs as bars, whose height is the duration, with a mark below failed runs."""
         from rich.text import Text
 
-        bars, marks = Text(), Text(_marks(runs, " ", "✗"), style=FAILED_STYLE)
+        bars, marks = Text(), Text(_marks(runs, " ", "✗"), style=outcome_named("error").style)
         for run, height in zip(runs, _heights(runs), strict=True):
-            bars.append(_BARS[height], style=OUTCOME_STYLES.get(run.outcome, FAILED_STYLE))
+            bars.append(_BARS[height], style=outcome_named(run.outcome).style)
         self.console.print(bars)
         if marks.plain.strip():
             self.console.print(marks)

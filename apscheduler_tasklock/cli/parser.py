@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 from apscheduler_tasklock._database.url import DATABASE_VARIABLE
 from apscheduler_tasklock._lock.command_lines import PROGRAM, library_version
+from apscheduler_tasklock._lock.outcomes import OUTCOMES
 from apscheduler_tasklock._words.findings import NO_REPLICA_AFTER
 from apscheduler_tasklock.cli import (
     check,
@@ -39,7 +40,7 @@ from apscheduler_tasklock.cli.exits import (
 from apscheduler_tasklock.cli.text import did_you_mean, wrapped
 from apscheduler_tasklock.errors import TaskLockOptionError
 from apscheduler_tasklock.schema.table import DEFAULT_TABLE
-from apscheduler_tasklock.status import KINDS, ORDERS, OUTCOMES
+from apscheduler_tasklock.status import KINDS, ORDERS
 
 # Limits the columns of help, also where the terminal is wider.
 _WIDEST = 100

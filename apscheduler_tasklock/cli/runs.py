@@ -9,14 +9,13 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from apscheduler_tasklock._lock.operations import is_pattern
+from apscheduler_tasklock._lock.outcomes import outcome_named
 from apscheduler_tasklock._lock.statements import ACTIONS, MISSES
 from apscheduler_tasklock._lock.words import rfc3339
 from apscheduler_tasklock._words.json_text import as_json
 from apscheduler_tasklock._words.runs import error_in_words, run_notes
 from apscheduler_tasklock.cli.exits import OK, message_of, say
 from apscheduler_tasklock.cli.output import (
-    FAILED_STYLE,
-    OUTCOME_STYLES,
     Cell,
     Output,
     Table,
@@ -136,7 +135,7 @@ def _row(run: Run, shown: Output) -> list[Cell | str]:
         run.task,
         shown.cell(run.started_at),
         "" if is_action or is_miss else shown.seconds(run.took),
-        Cell(run.outcome, OUTCOME_STYLES.get(run.outcome, FAILED_STYLE)),
+        Cell(run.outcome, outcome_named(run.outcome).style),
         run.kind,
         run.replica,
         "" if run.token is None else str(run.token),
@@ -265,4 +264,4 @@ class _Printer:
             self._shown.print(names)
         for run, line in zip(runs, lines, strict=True):
             is_well = run.outcome == "ok" or run.kind == "operator"
-            self._shown.print(line, "" if is_well else FAILED_STYLE)
+            self._shown.print(line, "" if is_well else outcome_named("error").style)

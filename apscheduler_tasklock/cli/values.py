@@ -10,7 +10,8 @@ from datetime import date, datetime, timedelta, timezone
 from datetime import time as day_time
 
 from apscheduler_tasklock._lock.operations import is_pattern
-from apscheduler_tasklock.status import OUTCOMES, TaskState
+from apscheduler_tasklock._lock.outcomes import OUTCOMES
+from apscheduler_tasklock.status import TaskState
 
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 

@@ -11,16 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone, tzinfo
 
+from apscheduler_tasklock._lock.outcomes import FAILED, UNTIMED
 from apscheduler_tasklock.status import Lane, LaneEntry, Run
 
 # The classes of shapes, by which the style sheet draws them, each with a form of its own. The worse
 # one is drawn over the other, and names shapes that are drawn as one.
 SEVERITY = ("ok", "again", "other", "missed", "bad", "running", "stuck")
-_CLASSES = {
-    "ok": "ok",
-    **dict.fromkeys(("error", "died", "overran", "freed"), "bad"),
-    "missed": "missed",
-}
+_CLASSES = {"ok": "ok", "missed": "missed", **dict.fromkeys(FAILED, "bad")}
 
 # A strip's bars: their width, their distance, and the height of the highest.
 BAR, STEP, STRIP_HEIGHT = 2, 3, 20
@@ -134,7 +131,7 @@ def _longest(runs: Sequence[Run]) -> float:
     Of a run that died only the end of its lease is known, and of one that overran only that it took
     longer than its maximum lock. Their bars must not make those of the others too low to be read.
     """
-    known = [run.took for run in runs if run.outcome not in ("died", "overran", "missed")]
+    known = [run.took for run in runs if run.outcome not in (*UNTIMED, "missed")]
     return max(known or [run.took for run in runs if run.outcome != "missed"], default=0.0)
 
 
@@ -449,7 +446,7 @@ def _class_of_entry(entry: LaneEntry) -> str:
         return "stuck" if entry.outcome == "too long" else "running"
     if entry.outcome == "ok" and entry.kind in ("takeover", "retry"):
         return "again"
-    if entry.run is None and entry.count == 1 and entry.outcome in ("died", "overran"):
+    if entry.run is None and entry.count == 1 and entry.outcome in UNTIMED:
         return "other"  # its lease has ended, and nobody knows whether the run has
     return _CLASSES.get(entry.outcome, "other")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from datetime import datetime, tzinfo
 
+from apscheduler_tasklock._lock.outcomes import outcome_named
 from apscheduler_tasklock._lock.words import seconds_in_words
 from apscheduler_tasklock.status import Run
 
@@ -66,8 +67,7 @@ class Formats:
         The end of a run that died is the end of its lease. A run that outlived its maximum lock may
         have gone on.
         """
-        words = self.seconds(run.took)
-        return {"died": f"at most {words}", "overran": f"over {words}"}.get(run.outcome, words)
+        return outcome_named(run.outcome).took.format(self.seconds(run.took))
 
     def ago(self, moment: datetime | None) -> str:
         """Return how long ago a time was, or how long it is until it comes."""

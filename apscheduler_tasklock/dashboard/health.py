@@ -5,7 +5,7 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import Any
 
-from apscheduler_tasklock._words.findings import CRITICAL, SEVERITIES, UNKNOWN, UNREAD, severity_of
+from apscheduler_tasklock._words.findings import CRITICAL, SEVERITIES, severity_of, unread
 from apscheduler_tasklock.dashboard.reads import Reads, in_words_of_a_page
 from apscheduler_tasklock.errors import TaskLockError
 from apscheduler_tasklock.locks import TaskLocks, read_findings
@@ -24,7 +24,7 @@ def verdict_of(reads: Reads, namespace: str) -> tuple[HTTPStatus, dict[str, Any]
         said, age = reading.error, reading.age
     except TaskLockError as error:
         said = in_words_of_a_page(error)
-    findings = [Finding(UNREAD, UNKNOWN, said)] if said else list(reading.value or ())
+    findings = [unread(said)] if said else list(reading.value or ())
     severity = severity_of(findings)
     is_up = severity < SEVERITIES[CRITICAL]
     status = HTTPStatus.OK if is_up else HTTPStatus.SERVICE_UNAVAILABLE

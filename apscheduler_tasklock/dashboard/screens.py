@@ -13,8 +13,15 @@ from itertools import pairwise
 from typing import Any, TypeVar
 
 from apscheduler_tasklock._lock.operations import unmatched
+from apscheduler_tasklock._lock.outcomes import BAD_OUTCOMES, OUTCOMES, UNTIMED
 from apscheduler_tasklock._values import cut
-from apscheduler_tasklock._words.findings import PAUSED, finding_of_task, severity_of, why_unclaimed
+from apscheduler_tasklock._words.findings import (
+    FINDING_KINDS,
+    PAUSED,
+    finding_of_task,
+    severity_of,
+    why_unclaimed,
+)
 from apscheduler_tasklock._words.headlines import OpenRun, headline_of, open_runs
 from apscheduler_tasklock._words.json_text import as_json
 from apscheduler_tasklock._words.lanes import (
@@ -62,7 +69,6 @@ from apscheduler_tasklock.status import (
     JOB_ORDERS,
     KINDS,
     ORDERS,
-    OUTCOMES,
     RUN_ORDERS,
     Finding,
     JobState,
@@ -100,9 +106,6 @@ _MOST_REPLICAS = 200
 _MOST_RUNNING = 100
 _MOST_TROUBLES = 300
 
-# The outcomes of runs that did not end well, and of run times that no replica has run.
-BAD_OUTCOMES = ("error", "died", "overran", "freed", "missed")
-
 _DAY = timedelta(days=1)
 # Limits the time between two run times that were missed in the same outage.
 _SAME_OUTAGE = timedelta(seconds=60)
@@ -119,23 +122,6 @@ _ORDERS = {
 _RUN_ORDERS = {"newest": "newest first", "name": "by task", "duration": "longest first"}
 _JOB_ORDERS = {"due": "due first", "name": "by id"}
 _REPLICA_ORDERS = {"state": "alive first", "name": "by id"}
-
-# How the first line of the overview says what findings are about, for one task and for several.
-# Other findings are told in their own words.
-_SAID = {
-    "unreadable": ("task is unreadable", "tasks are unreadable"),
-    "too long": ("task runs too long", "tasks run too long"),
-    "dead": ("task is dead", "tasks are dead"),
-    "overdue": ("task is overdue", "tasks are overdue"),
-    "missed": ("task missed a run time", "tasks missed run times"),
-    "cut": ("task was cut by a stop", "tasks were cut by a stop"),
-    "failing": ("task is failing", "tasks are failing"),
-    "late": ("task is late", "tasks are late"),
-    "healing": ("failure is being healed", "failures are being healed"),
-    "stopping": ("replica stops", "replicas stop"),
-    "died": ("replica has died", "replicas have died"),
-    "silent": ("replica is silent", "replicas are silent"),
-}
 
 _RUNNING = (TaskState.RUNNING, TaskState.TOO_LONG)
 
@@ -309,14 +295,15 @@ def overview(context: Context) -> Screen:
             hour_ago, now, *patterns, by=by, parts=PARTS, limit=MOST_LANES[by]
         ),
     )
-    severity = severity_of(found.findings) if found else 0
+    findings = found.findings if found else ()
+    severity = severity_of(findings)
     screen = collector.screen("overview.html", "Overview", found)
     screen.data = {"overview": found, "troubles": bad}
     screen.drawn = {
         "last_of_each": _last_of_each(bad),
         "day_ago": screen.formats.field(day_ago),
         "lines": state_lines(found, screen.formats),
-        "said": _SAID.keys() & {each.what for each in (found.findings if found else ())},
+        "said": {each.what for each in findings if FINDING_KINDS[each.what].said},
         "is_well": found is not None and not severity and found.alive is not None,
         "severity": severity,
         "listed": MOST_LISTED,
@@ -365,9 +352,9 @@ def state_lines(found: Overview | None, formats: Formats) -> list[tuple[str, str
     for kind, findings in by_kind.items():
         name = "note" if all(each.level == "note" for each in findings) else "bad"
         name = "paused" if kind == PAUSED else name
-        if kind in _SAID:
+        if said := FINDING_KINDS[kind].said:
             link = findings[0].link if len(findings) == 1 else "#findings"
-            words = _SAID[kind][len(findings) > 1]
+            words = said[len(findings) > 1]
             lines.append((name, f"{len(findings)} {words}", link))
         else:
             lines += [
@@ -493,7 +480,7 @@ def _columns(runs: Sequence[Run], formats: Formats) -> list[Column]:
             run.took,
             class_of(run),
             f"{formats.moment(run.started_at)}, {run.outcome} after {formats.took(run)}",
-            is_known=run.outcome not in ("died", "overran"),
+            is_known=run.outcome not in UNTIMED,
         )
         for run in runs
     ]

@@ -5,9 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from django.db import models
+from sqlalchemy import Table
 
 from apscheduler_tasklock.django.configuration import configuration, table_settings
-from apscheduler_tasklock.schema.table import JOB_SUFFIX, REPLICA_SUFFIX, RUN_SUFFIX
+from apscheduler_tasklock.schema.table import (
+    JOB_SUFFIX,
+    REPLICA_SUFFIX,
+    RUN_SUFFIX,
+    run_table,
+    task_lock_table,
+)
 
 
 def task_table_name() -> str:
@@ -35,6 +42,22 @@ def _db_table(suffix: str) -> str:
     name = f"{table}{suffix}"
     # The quotes let the name contain a schema, because Django leaves a quoted name as it is.
     return f'"{schema}"."{name}"' if schema else name
+
+
+def _fields_of(table: Table, **titles: str) -> dict[str, Any]:
+    """Return a field for each column of a table.
+
+    Django needs a single column as the key, which is the first one. Several rows may have the same
+    value there, so no row is looked up by it.
+
+    :param titles: how columns are called, unless by their names
+    """
+    fields: dict[str, Any] = {}
+    for name, column in table.columns.items():
+        kind = type(column.type).__name__.replace("Uuid", "UUID")  # as Django calls it
+        make = getattr(models, f"{kind}Field")
+        fields[name] = make(titles.get(name), primary_key=not fields, null=column.nullable)
+    return fields
 
 
 class _TaskLockManager(models.Manager):
@@ -114,31 +137,17 @@ class Task(models.Model):
 class Run(models.Model):
     """A row of the run history: a run, missed run times, or what an operator did."""
 
-    # Django needs a single column as the key. Several rows have the same name, so no row is looked
-    # up by its name.
-    task_name = models.TextField("task", primary_key=True)
-    ring = models.TextField()
-    slot = models.IntegerField()
-    token = models.BigIntegerField(null=True)
-    scheduled_at = models.DateTimeField("run time", null=True)
-    started_at = models.DateTimeField("started")
-    ended_at = models.DateTimeField("ended")
-    replica = models.TextField()
-    kind = models.TextField()
-    outcome = models.TextField()
-    error_type = models.TextField("error", null=True)
-    error = models.TextField("message", null=True)
-    traceback = models.TextField(null=True)
-    by = models.TextField(null=True)
-    until = models.DateTimeField(null=True)
-    reason = models.TextField(null=True)
-    cause = models.TextField(null=True)
-    last_scheduled_at = models.DateTimeField(null=True)
-    run_times = models.IntegerField(null=True)
-    attempt = models.IntegerField(null=True)
-    retry_at = models.DateTimeField(null=True)
-    action_id = models.UUIDField(null=True)
-    release = models.TextField(null=True)
+    vars().update(
+        _fields_of(
+            run_table(task_lock_table()),
+            task_name="task",
+            scheduled_at="run time",
+            started_at="started",
+            ended_at="ended",
+            error_type="error",
+            error="message",
+        )
+    )
 
     dumped = _DumpManager()
     objects = _RunManager()

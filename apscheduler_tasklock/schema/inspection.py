@@ -15,7 +15,7 @@ from sqlalchemy import MetaData, Table
 from apscheduler_tasklock._database.sqlstates import WAITS_FOR_STANDBY
 from apscheduler_tasklock.schema.check import STRONG_LOCKS
 from apscheduler_tasklock.schema.migrations import scripts_folder, version_table
-from apscheduler_tasklock.schema.table import job_table, quoted_name, replica_table, run_table
+from apscheduler_tasklock.schema.table import DIALECT, quoted, quoted_name, replica_table
 
 # The `application_name` of each connection that this library opens itself begins with this.
 OUR_SESSIONS = "tasklock "
@@ -122,28 +122,9 @@ _CONNECTIONS = """
           AND NOT (SELECT rolsuper FROM pg_catalog.pg_roles WHERE rolname = current_user)
 """
 
-_NEW_ROW = {
-    "task_lock": """
-        INSERT INTO {name} (task_name, started_at, locked_until, window_start, window_until,
-            locked_by, claim_id, token, finished_at, run_until, failover, deaths, handovers,
-            handed_over, runs, one_off)
-        VALUES ($1, now(), now(), now(), now(), 'doctor', gen_random_uuid(), 0, now(), now(), false,
-                0, 0, false, '', true)
-    """,
-    "run": """
-        INSERT INTO {name} (task_name, ring, slot, started_at, ended_at, replica, kind, outcome)
-        VALUES ($1, 'runs', 0, now(), now(), 'doctor', 'hold', 'ok')
-    """,
-    "replica": """
-        INSERT INTO {name} (replica_id, host, version, started_at, seen_at, tasks)
-        VALUES ($1, '', '', now(), 'epoch', '{{}}')
-    """,
-    "job": """
-        INSERT INTO {name} (id, func, trigger, options, arguments, executor, version, added_id,
-            ended)
-        VALUES ($1, '', '{{}}', '{{}}', '{{}}', '', 1, gen_random_uuid(), true)
-    """,
-}
+# A value of a new row's column that cannot be null, by its type.
+_NEW = {"TEXT": "''", "JSONB": "'{}'", "TEXT[]": "'{}'", "UUID": "gen_random_uuid()"}
+_NEW |= {"TIMESTAMP WITH TIME ZONE": "now()", "BOOLEAN": "false"}
 
 
 @dataclass(frozen=True)
@@ -433,7 +414,7 @@ def limit_locks(cursor: Any) -> None:
     cursor.execute("SELECT set_config('lock_timeout', '3s', true)")
 
 
-def try_to_write(cursor: Any, table: Table, task_lock: Table, prefix: str) -> bool:
+def try_to_write(cursor: Any, table: Table, prefix: str) -> bool:
     """Insert a row into one of our tables and update it. The caller rolls back.
 
     :param table: the task lock table, or a table beside it
@@ -441,12 +422,11 @@ def try_to_write(cursor: Any, table: Table, task_lock: Table, prefix: str) -> bo
     :return: whether the inserted row was visible to the update
     :raises psycopg.Error: a policy, a trigger or a constraint rejects the row
     """
-    kind, key = {
-        run_table(task_lock).name: ("run", "task_name"),
-        replica_table(task_lock).name: ("replica", "replica_id"),
-        job_table(task_lock).name: ("job", "id"),
-    }.get(table.name, ("task_lock", "task_name"))
+    needed = [each for each in table.columns if not each.nullable and each.server_default is None]
+    key, *others = [quoted(each.name) for each in needed]
+    values = [_NEW.get(each.type.compile(DIALECT), "0") for each in needed[1:]]
     name, row = quoted_name(table), f"{prefix}doctor {uuid4()}"
-    cursor.execute(_NEW_ROW[kind].format(name=name), [row])
+    columns, given = ", ".join((key, *others)), ", ".join(("$1", *values))
+    cursor.execute(f"INSERT INTO {name} ({columns}) VALUES ({given})", [row])
     updated = cursor.execute(f"UPDATE {name} SET {key} = {key} WHERE {key} = $1", [row])
     return bool(updated.rowcount == 1)

@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar
 from uuid import UUID
 
 from apscheduler_tasklock._lock.database_clock import later
-from apscheduler_tasklock._lock.outcomes import RunOutcome, WindowAfter
+from apscheduler_tasklock._lock.outcomes import END_TEXTS, RunOutcome, WindowAfter, texts_of
 from apscheduler_tasklock._lock.protocol_messages import (
     ClaimAnswer,
     ClaimRequest,
@@ -935,13 +935,7 @@ def correction(
             return replace(run, outcome="cancelled")  # because the run never began
         if over_at is not None and ended_at >= over_at:
             return replace(run, outcome="overtaken")
-        return replace(
-            run,
-            outcome=end.outcome,
-            error_type=end.error_type,
-            error=end.error,
-            traceback=end.traceback,
-        )
+        return replace(run, outcome=end.outcome, **dict(zip(END_TEXTS, texts_of(end), strict=True)))
 
     return correct
 
@@ -1000,11 +994,9 @@ def _recorded(
         replica=row.locked_by,
         kind=kind,
         outcome=end.outcome,
-        error_type=end.error_type,
-        error=end.error,
-        traceback=end.traceback,
         attempt=row.attempt,
         retry_at=retry_at,
+        **dict(zip(END_TEXTS, texts_of(end), strict=True)),
     )
     if ended_well(run):
         return replace(row, recorded=row.recorded + 1), (run,)

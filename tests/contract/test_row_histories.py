@@ -24,6 +24,7 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 
+from apscheduler_tasklock import Run
 from apscheduler_tasklock._lock.operations import Operations
 from apscheduler_tasklock._lock.statements import LEADER
 from apscheduler_tasklock.errors import TaskLockStateError
@@ -838,11 +839,9 @@ class Requests:
 
 
 ROW = f"SELECT {', '.join(each.name for each in fields(Row))} FROM task_lock"
-ENTRY = """
-    SELECT task_name AS task, token, scheduled_at, started_at, ended_at, replica, kind, outcome,
-           error_type, error, traceback, by, until, reason, cause, last_scheduled_at, run_times,
-           attempt, retry_at, release
-    FROM task_lock_run WHERE kind <> 'operator'
+ENTRY = f"""
+    SELECT {", ".join(each.name for each in fields(Run))}
+    FROM (SELECT *, task_name AS task FROM task_lock_run) AS run WHERE kind <> 'operator'
 """
 
 

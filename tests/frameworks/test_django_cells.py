@@ -12,7 +12,8 @@ from tests.support.django_project import DjangoProject
 CELLS = """
 from types import SimpleNamespace
 from django.contrib import admin
-from apscheduler_tasklock.django.models import Replica, Run, Task
+from django.db.migrations.loader import MigrationLoader
+from apscheduler_tasklock.django.models import Job, Replica, Run, Task
 from tests.support.rows import (
     NOW, READ, action_read, miss_read, replica_status, run_read, seconds, task_status
 )
@@ -38,9 +39,21 @@ def replica(**columns):
     row = SimpleNamespace(**vars(status), status=status)
     return cells_of(Replica, row, ["state", "started", "seen", "running"])
 
+# Their fields as they are and as the migrations have them, without what they are called.
+def fields_of(fields):
+    made = [(name, *field.deconstruct()[1:]) for name, field in fields]
+    return {name: [kind, {**options, "verbose_name": ""}] for name, kind, _, options in made}
+
+def declared_and_migrated(model):
+    models = MigrationLoader(None).project_state().models
+    migrated = models["apscheduler_tasklock", model._meta.model_name]
+    fields = [(field.name, field) for field in model._meta.fields]
+    return [fields_of(fields), fields_of(migrated.fields.items())]
+
 stuck = RunningRun("sync", 7, "web-1", NOW + seconds(-600), True)
 moved = {"due_at": seconds(240)}
 answer({
+    "fields": [declared_and_migrated(model) for model in (Task, Run, Replica, Job)],
     **{kind: task(**columns) for kind, columns in READ.items()},
     "usual": task(5.0),
     "asked for": task(requested_by="ann", requested_at=NOW),
@@ -114,6 +127,9 @@ def test_each_cell_says_what_was_read_of_its_row(tmp_path: Path, checkout: Path)
     project = DjangoProject(tmp_path / "site", checkout)
     project.configure(f'{APP}\nTIME_ZONE = "UTC"')
     cells = project.ask(CELLS)
+    # Django itself compares no fields of tables that it does not manage.
+    for declared, migrated in cells["fields"]:
+        assert declared == migrated
     outcomes = {kind: cells[kind]["outcome_and_runs"] for kind in OUTCOMES}
     assert outcomes == {kind: RUNS.format(said) for kind, said in OUTCOMES.items()}
     assert {kind: cells[kind]["state"] for kind in STATES} == STATES

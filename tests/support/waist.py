@@ -66,7 +66,7 @@ from apscheduler_tasklock._lock.test_doubles import LockProtocol, standing_in
 from apscheduler_tasklock._lock.words import printable
 from apscheduler_tasklock._words.actions import UNNOTED
 from apscheduler_tasklock._words.findings import (
-    KINDS,
+    FINDING_KINDS,
     NO_REPLICA_AFTER,
     SEVERITIES,
     WatchedRows,
@@ -91,9 +91,9 @@ from apscheduler_tasklock.testing.in_memory import MemoryProtocol, MemoryTaskLoc
 
 __all__ = [
     "ACTION_SLOTS",
+    "FINDING_KINDS",
     "HISTORY",
     "IN_TIME",
-    "KINDS",
     "LOCK_TIMEOUT",
     "NOT_BEGUN",
     "NO_REPLICA_AFTER",

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from apscheduler_tasklock._lock.statements.columns import closed_here
+from apscheduler_tasklock._lock.statements.columns import closed_here, select_list
+from apscheduler_tasklock.schema.table import run_table, task_lock_table
 
+_COLUMNS = run_table(task_lock_table()).columns
+# The columns that the class ``Run`` lacks, or has by another name.
+_PLACE = ("task_name", "ring", "slot", "action_id")
+# The columns that are always null in the rings of runs.
+_NOT_OF_RUNS = ("by", "until", "reason", "action_id", "cause", "last_scheduled_at", "run_times")
 # Limits the entries of what operators did with each task.
 ACTIONS = 20
 
@@ -37,7 +43,10 @@ class History:
         """
         ended_well = f"{columns.get('outcome', 'run.outcome')} = 'ok'"
         count = f"CASE WHEN {ended_well} THEN run.recorded ELSE run.recorded_failures END"
+        # Whatever the entry lacks is null, because the older entry in the slot may have it.
+        can_be_null = [each.name for each in _COLUMNS if each.nullable]
         values = {
+            **{name: "NULL" for name in can_be_null if name not in _NOT_OF_RUNS},
             "task_name": "run.task_name",
             "ring": f"CASE WHEN {ended_well} THEN 'runs' ELSE 'failures' END",
             "slot": f"({columns.pop('recorded', count)} - 1) % {self.slots}",
@@ -49,12 +58,7 @@ class History:
             "replica": "run.locked_by",
             "kind": "COALESCE(run.kind, 'schedule')",
             "outcome": "run.outcome",
-            "error_type": "NULL",
-            "error": "NULL",
-            "traceback": "NULL",
             "attempt": "run.attempt",
-            "retry_at": "NULL",
-            "release": "NULL",
             **columns,
         }
         key = ("task_name", "ring", "slot")
@@ -111,6 +115,16 @@ class History:
             ended_at="run.locked_until",
             outcome="claimed.new_outcome",
         )
+
+
+def run_columns(**instead: str) -> str:
+    """Return the columns of an entry ``run``, by the names that the class ``Run`` has for them.
+
+    :param instead: the SQL of columns that are not read as they are
+    """
+    names = [each.name for each in _COLUMNS if each.name not in _PLACE]
+    columns = {name: instead.get(name, f"run.{name}") for name in names}
+    return select_list({"task": "run.task_name", **columns})
 
 
 def again(history: History | None, task_name: str) -> str:

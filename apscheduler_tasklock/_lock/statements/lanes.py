@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from apscheduler_tasklock._lock.outcomes import FAILED, UNRELEASED, in_sql
 from apscheduler_tasklock._lock.statements.conditions import ALL_TASKS, IS_TASK
+from apscheduler_tasklock._lock.statements.history import run_columns
 
 # Limits the characters of an entry's texts, because thousands of entries are read at once.
 _LONGEST = 300
 
 # The columns of an entry that stands alone.
-_ENTRY = f"""run.task_name AS task, run.token, run.scheduled_at, run.started_at, run.ended_at,
-             run.replica, run.kind, run.outcome, run.error_type,
-             left(run.error, {_LONGEST}) AS error, NULL::text AS traceback, run.by, run.until,
-             left(run.reason, {_LONGEST}) AS reason, run.cause, run.last_scheduled_at,
-             run.run_times, run.attempt, run.retry_at, run.release"""
+_ENTRY = run_columns(
+    error=f"left(run.error, {_LONGEST})",
+    traceback="NULL::text",
+    reason=f"left(run.reason, {_LONGEST})",
+)
 
 _SINCE, _UNTIL = "%(since)s::timestamptz", "%(until)s::timestamptz"
 _MOST = "%(most)s::bigint"
@@ -26,7 +28,7 @@ _IS_SHORT = f"(LEAST(ended, {_UNTIL}) - GREATEST(began, {_SINCE}) < {_PART})"
 
 _IS_RUN = "run.ring IN ('runs', 'failures')"
 _IS_IN_SPAN = f"(run.ended_at >= {_SINCE} AND run.started_at < {_UNTIL})"
-_HAS_FAILED = "outcome IN ('error', 'died', 'overran', 'freed')"
+_HAS_FAILED = f"outcome IN {in_sql(FAILED)}"
 
 
 def _matches(name: str) -> str:
@@ -211,7 +213,7 @@ def lanes(table: str, runs: str, by: str, *, queries: str, overruns: str, is_las
             WHERE {_matches("lost.task")} AND lost.since < {_UNTIL}
                   AND (lock.task_name IS NULL OR lost.token < lock.token
                        OR (lock.finished_at IS NOT NULL
-                           AND lock.last_outcome IN ('died', 'overran', 'freed')))
+                           AND lock.last_outcome IN {in_sql(UNRELEASED)}))
         ), reached AS MATERIALIZED (
             SELECT * FROM (
                 SELECT task_name,

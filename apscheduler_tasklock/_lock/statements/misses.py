@@ -6,6 +6,7 @@ none.
 
 from __future__ import annotations
 
+from apscheduler_tasklock._lock.outcomes import in_sql
 from apscheduler_tasklock._lock.statements.conditions import (
     BRIEFLY,
     MILLISECONDS,
@@ -17,9 +18,19 @@ from apscheduler_tasklock._lock.statements.conditions import (
 )
 from apscheduler_tasklock._lock.statements.history import History
 from apscheduler_tasklock.schema.table import LONGEST_TEXT
+from apscheduler_tasklock.status import MissCause
 
 # Limits the entries of the run times that each task has missed.
 MISSES = 20
+# What follows from a cause, besides its place in ``MissCause``. Expected misses do not count as
+# regular ones. A note, or an entry, has run times of one reason where that names a run, a change or
+# who has paused the task. Other entries grow over those of other causes, because replicas may
+# differ in what they tell. And some causes are told although there was a pause.
+EXPECTED = (MissCause.PAUSED, MissCause.MOVED, MissCause.REFUSED)
+NOTED_APART = (MissCause.RUNNING, MissCause.MOVED)
+_KEPT_APART = (MissCause.PAUSED, MissCause.MOVED)
+_GROWING = (MissCause.PAUSED, MissCause.DATABASE, MissCause.REFUSED)
+_BEYOND_PAUSES = (MissCause.PAUSED, MissCause.REFUSED)
 # Limits the seconds between the dates of two one-off jobs of one task that count as one job. Two
 # replicas that add the same job at their starts may give it slightly different dates.
 TOGETHER = 5.0
@@ -238,7 +249,7 @@ def note_misses(table: str, history: History) -> str:
                        max(CASE WHEN until <= given.at THEN until ELSE since END) AS began
                 FROM ({_pauses_of("asked.task_name", history)}) AS each
                 WHERE since <= given.at AND asked.more = 0 AND NOT asked.one_off
-                      AND asked.cause NOT IN ('paused', 'refused')
+                      AND asked.cause NOT IN {in_sql(_BEYOND_PAUSES)}
             ) AS pause
             WHERE (lock.schedule = asked.schedule OR (asked.one_off AND lock.one_off))
                   AND (asked.cause = 'refused' OR NOT {window}
@@ -266,8 +277,8 @@ def note_misses(table: str, history: History) -> str:
                 SELECT run.* FROM {history.table} AS run
                 WHERE run.task_name = explained.task_name AND run.ring = 'misses'
                       AND run.cause = explained.cause
-                      AND (run.cause NOT IN ('paused', 'moved') OR run.reason = explained.words)
-                      AND (run.cause IN ('paused', 'database', 'refused')
+                      AND (run.cause NOT IN {in_sql(_KEPT_APART)} OR run.reason = explained.words)
+                      AND (run.cause IN {in_sql(_GROWING)}
                            OR run.last_scheduled_at = explained.missed_at)
                       AND run.last_scheduled_at < explained.first_at
                 ORDER BY run.last_scheduled_at DESC LIMIT 1

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from apscheduler_tasklock._lock.outcomes import CORRECTED, END_TEXTS, RELEASED_FAILURES, in_sql
+from apscheduler_tasklock._lock.statements.columns import select_list
 from apscheduler_tasklock._lock.statements.conditions import (
     AUDIBLY,
     DUE_IN_ANY_PAUSE,
@@ -37,9 +39,7 @@ _RELEASE_TYPES = {
     "hand_over": "boolean",
     "token": "bigint",
     "outcome": "text",
-    "error_type": "text",
-    "error": "text",
-    "traceback": "text",
+    **dict.fromkeys(END_TEXTS, "text"),
     "last_outcome": "text",
     "next_in": "float8",
     "is_last": "boolean",
@@ -51,9 +51,7 @@ _CORRECTION_TYPES = {
     "task_name": "text",
     "token": "bigint",
     "outcome": "text",
-    "error_type": "text",
-    "error": "text",
-    "traceback": "text",
+    **dict.fromkeys(END_TEXTS, "text"),
     "ended_at": "timestamptz",
     "ended_ago": "float8",
 }
@@ -88,7 +86,7 @@ class _Release:
                             OR (lock.overdue_at <= lock.started_at AND {outcome} = 'ok')))"""
         due = due_after(asked, ended)
         is_first = "(lock.finished_at IS NULL)"
-        failed = f"{outcome} IN ('error', 'overran')"
+        failed = f"{outcome} IN {in_sql(RELEASED_FAILURES)}"
         due_at = f"""CASE WHEN {follows} THEN now() WHEN {is_past} THEN {due}
                           ELSE lock.due_at END"""
         # Whether the failed run is run again: only if the retry can begin before the next run time
@@ -168,8 +166,8 @@ class _Release:
                          (lock.finished_at IS NULL OR lock.finished_at = {ended}) AS is_first,
                          {ended} AS ended_at, lock.attempt,
                          CASE WHEN lock.retry_of = lock.claim_id THEN lock.retry_at END AS retry_at,
-                         {outcome} AS outcome, {asked["error_type"]} AS error_type,
-                         {asked["error"]} AS error, {asked["traceback"]} AS traceback"""
+                         {outcome} AS outcome,
+                         {select_list({name: asked[name] for name in END_TEXTS})}"""
 
     @property
     def entry(self) -> str:
@@ -181,11 +179,9 @@ class _Release:
         entry = self._history.entry(
             "ended AS run WHERE run.outcome <> '' AND run.is_first",
             ended_at="run.ended_at",
-            error_type="run.error_type",
-            error="run.error",
-            traceback="run.traceback",
             retry_at="run.retry_at",
             release="%(release)s::text",
+            **{name: f"run.{name}" for name in END_TEXTS},
         )
         return f", entry AS ({entry})"
 
@@ -298,8 +294,9 @@ def correct_history(table: str, history: History | None = None) -> str:
          WHERE later.task_name = run.task_name AND later.token > run.token))"""
     is_overtaken = f"""{ended_at} >= CASE WHEN run.outcome = 'freed' THEN run.ended_at
                                           ELSE {followed_at} END"""
-    is_wrong = "run.ring = 'failures' AND run.outcome IN ('died', 'freed')"
+    is_wrong = f"run.ring = 'failures' AND run.outcome IN {in_sql(CORRECTED)}"
     is_own = "late.told = late.outcome"
+    texts = ", ".join(f"{name} = CASE WHEN {is_own} THEN late.{name} END" for name in END_TEXTS)
     return f"""
         WITH asked AS (SELECT * FROM {json_rows(_CORRECTION_TYPES)}), late AS (
             SELECT asked.*,
@@ -311,9 +308,7 @@ def correct_history(table: str, history: History | None = None) -> str:
         )
         UPDATE {history.table} AS run SET
             outcome = late.told, ended_at = late.run_ended_at,
-            error_type = CASE WHEN {is_own} THEN late.error_type END,
-            error = CASE WHEN {is_own} THEN late.error END,
-            traceback = CASE WHEN {is_own} THEN late.traceback END
+            {texts}
         FROM late
         WHERE run.task_name = late.task_name AND run.token = late.token AND {is_wrong} AND {SAFELY}
     """
