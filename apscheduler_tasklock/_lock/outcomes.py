@@ -95,14 +95,12 @@ _OUTCOMES = (
         style="yellow",
     ),
     EntryOutcome("missed", "missed"),
+    *(EntryOutcome(name, name, style="magenta") for name in ("paused", "resumed")),
+    EntryOutcome("run", "run", did="a run asked for", style="magenta"),
+    *(EntryOutcome(name, name, style="magenta") for name in ("acknowledged", "rescheduled")),
     *(
-        EntryOutcome(name, name, did=did, style="magenta")
-        for name, did in (
-            *(("paused", ""), ("resumed", ""), ("run", "a run asked for")),
-            *(("acknowledged", ""), ("rescheduled", ""), ("job-paused", "its job paused")),
-            *(("job-resumed", "its job resumed"), ("job-moved", "its job moved")),
-            ("job-removed", "its job removed"),
-        )
+        EntryOutcome(f"job-{done}", f"job-{done}", did=f"its job {done}", style="magenta")
+        for done in ("paused", "resumed", "moved", "removed")
     ),
 )
 _CUT = EntryOutcome("cut", "was cut by a stop", after="cut by a stop after {}")

@@ -254,19 +254,12 @@ def findings_of(rows: WatchedRows) -> list[Finding]:
 
 
 def unread(why: str) -> Finding:
-    """Return the finding of what cannot be read, or not be written.
-
-    :param why: why, in words
-    """
+    """Return the finding of what cannot be read or written, with why in words."""
     return _found(UNREAD, says=why)
 
 
 def _found(what: str, short: str = "", **case: Any) -> Finding:
-    """Return a finding of a kind.
-
-    :param short: its words, which are cut if they are long
-    :param case: what the case has otherwise than the kind
-    """
+    """Return a finding as its kind is, but for the ``case``. The words ``short`` are cut."""
     kind = FINDING_KINDS[what]
     found = Finding(what, kind.level, cut(short, _LONGEST), kind.remedy, link=kind.link)
     return replace(found, **case)

@@ -45,12 +45,10 @@ def _db_table(suffix: str) -> str:
 
 
 def _fields_of(table: Table, **titles: str) -> dict[str, Any]:
-    """Return a field for each column of a table.
+    """Return a field for each column of a table, called by its title or else by its name.
 
     Django needs a single column as the key, which is the first one. Several rows may have the same
     value there, so no row is looked up by it.
-
-    :param titles: how columns are called, unless by their names
     """
     fields: dict[str, Any] = {}
     for name, column in table.columns.items():
