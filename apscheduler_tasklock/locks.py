@@ -24,17 +24,11 @@ from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.client import LockClient, Released, client_now
 from apscheduler_tasklock._lock.forking import replace_in_each_child
 from apscheduler_tasklock._lock.job_changes import JobChanges
-from apscheduler_tasklock._lock.operations import (
-    MOST_WATCHED,
-    Operations,
-    check_lengths,
-    is_pattern,
-    like_of,
-    operator_here,
-    unmatched,
-)
+from apscheduler_tasklock._lock.operations import Operations, check_lengths, operator_here
 from apscheduler_tasklock._lock.outcomes import OUTCOMES, RunOutcome
+from apscheduler_tasklock._lock.patterns import is_pattern, like_of, unmatched
 from apscheduler_tasklock._lock.protocol_messages import ClaimRequest, Refusal
+from apscheduler_tasklock._lock.reads import MOST_WATCHED
 from apscheduler_tasklock._lock.settings import lock_settings
 from apscheduler_tasklock._returned import check_returned, why_no_call_runs
 from apscheduler_tasklock._values import logger_of

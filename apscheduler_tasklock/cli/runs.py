@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from apscheduler_tasklock._lock.operations import is_pattern
 from apscheduler_tasklock._lock.outcomes import outcome_named
+from apscheduler_tasklock._lock.patterns import is_pattern
 from apscheduler_tasklock._lock.statements import ACTIONS, MISSES
 from apscheduler_tasklock._lock.words import rfc3339
 from apscheduler_tasklock._words.json_text import as_json

@@ -11,7 +11,7 @@ from datetime import datetime
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from apscheduler_tasklock._lock.operations import is_pattern
+from apscheduler_tasklock._lock.patterns import is_pattern
 from apscheduler_tasklock._lock.schedules import schedule_of
 from apscheduler_tasklock._lock.tracebacks import LONGEST_TRACEBACK
 from apscheduler_tasklock._values import cut

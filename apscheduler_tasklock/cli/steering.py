@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
-from apscheduler_tasklock._lock.operations import is_pattern
+from apscheduler_tasklock._lock.patterns import is_pattern
 from apscheduler_tasklock._words.actions import (
     acknowledged_in_words,
     freed_in_words,

@@ -13,7 +13,7 @@ from sqlalchemy.exc import DBAPIError
 
 from apscheduler_tasklock._database import rejections
 from apscheduler_tasklock._database.url import given_database
-from apscheduler_tasklock._lock.operations import is_pattern, unmatched
+from apscheduler_tasklock._lock.patterns import is_pattern, unmatched
 from apscheduler_tasklock.cli.exits import say
 from apscheduler_tasklock.cli.text import did_you_mean
 from apscheduler_tasklock.errors import TaskLockError, TaskLockNotFoundError

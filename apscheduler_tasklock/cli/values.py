@@ -9,8 +9,8 @@ import time
 from datetime import date, datetime, timedelta, timezone
 from datetime import time as day_time
 
-from apscheduler_tasklock._lock.operations import is_pattern
 from apscheduler_tasklock._lock.outcomes import OUTCOMES
+from apscheduler_tasklock._lock.patterns import is_pattern
 from apscheduler_tasklock.status import TaskState
 
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import tzinfo
 from urllib.parse import urlencode
 
-from apscheduler_tasklock._lock.operations import is_pattern
+from apscheduler_tasklock._lock.patterns import is_pattern
 from apscheduler_tasklock.dashboard.matching import MOST_MATCHING, Shown, TaskFilter
 from apscheduler_tasklock.dashboard.queries import Query
 from apscheduler_tasklock.errors import TaskLockNotFoundError, TaskLockOptionError

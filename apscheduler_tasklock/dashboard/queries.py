@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import date, datetime, timezone, tzinfo
 from urllib.parse import parse_qs
 
-from apscheduler_tasklock._lock.operations import is_pattern
+from apscheduler_tasklock._lock.patterns import is_pattern
 from apscheduler_tasklock.errors import TaskLockOptionError
 
 # Limits the characters of a parameter. A task's name may have 4,000.

@@ -12,8 +12,8 @@ from datetime import date, datetime, timedelta, timezone, tzinfo
 from itertools import pairwise
 from typing import Any, TypeVar
 
-from apscheduler_tasklock._lock.operations import unmatched
 from apscheduler_tasklock._lock.outcomes import BAD_OUTCOMES, OUTCOMES, UNTIMED
+from apscheduler_tasklock._lock.patterns import unmatched
 from apscheduler_tasklock._values import cut
 from apscheduler_tasklock._words.findings import (
     FINDING_KINDS,

@@ -21,7 +21,7 @@ from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.http import urlencode
 
-from apscheduler_tasklock._lock.operations import shown_name
+from apscheduler_tasklock._lock.patterns import shown_name
 from apscheduler_tasklock._lock.schedules import schedule_of, trigger_in_words
 from apscheduler_tasklock._lock.words import seconds_in_words, unreadable_in_words
 from apscheduler_tasklock._words.actions import (

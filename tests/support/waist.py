@@ -37,8 +37,9 @@ from apscheduler_tasklock._lock.claim_attempts import (
 )
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.database_clock import DatabaseClock
-from apscheduler_tasklock._lock.operations import Operations, like_of
+from apscheduler_tasklock._lock.operations import Operations
 from apscheduler_tasklock._lock.outcomes import NOT_BEGUN, RunOutcome, WindowAfter
+from apscheduler_tasklock._lock.patterns import like_of
 from apscheduler_tasklock._lock.protocol import HISTORY, LOCK_TIMEOUT, TaskLockProtocol
 from apscheduler_tasklock._lock.protocol_messages import (
     IN_TIME,
