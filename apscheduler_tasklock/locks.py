@@ -1257,17 +1257,17 @@ class Hold:
 
     def _claim(self) -> HeldLock:
         """Claim the lock, and return it. Claim again as :meth:`_pause_after` says."""
-        client, give_up_at = self._client, time.monotonic() + self._wait
+        client, since = self._client, time.monotonic()
         claimed = client.claim(self._request())
-        while (pause := self._pause_after(claimed, give_up_at)) > 0 and not client.wait(pause):
+        while (pause := self._pause_after(claimed, since)) > 0 and not client.wait(pause):
             claimed = client.claim(self._request())
         return self._granted(claimed)
 
     async def _claim_async(self) -> HeldLock:
         """Do the same as :meth:`_claim` in a coroutine."""
-        client, give_up_at = self._client, time.monotonic() + self._wait
+        client, since = self._client, time.monotonic()
         claimed = await client.begin_claim(self._request()).result()
-        while (pause := self._pause_after(claimed, give_up_at)) > 0:
+        while (pause := self._pause_after(claimed, since)) > 0:
             ask_at = time.monotonic() + pause
             while not client.closed and (left := ask_at - time.monotonic()) > 0:
                 await asyncio.sleep(min(left, PAUSE))
@@ -1276,22 +1276,25 @@ class Hold:
             claimed = await client.begin_claim(self._request()).result()
         return self._granted(claimed)
 
-    def _pause_after(self, claimed: HeldLock | Refusal | None, give_up_at: float) -> float:
+    def _pause_after(self, claimed: HeldLock | Refusal | None, since: float) -> float:
         """Return the seconds after which to claim again; 0: not again.
 
         The hold is claimed again while a run whose lease has ended is in its way, because that run
         is run again first, or because its holder may still renew after a start or an outage; and if
         another run began after this call and is over with its lock, while this claim was on its
-        way. It is also claimed again while the task runs and ``wait`` has not passed.
+        way; that for ``claim_timeout``, because a row that somebody has edited may look so for
+        ever. It is also claimed again while the task runs and ``wait`` has not passed.
 
-        :param give_up_at: when ``wait`` has passed, on the monotonic clock
+        :param since: when the hold was first claimed, on the monotonic clock
         """
         if not isinstance(claimed, Refusal):
             return 0
-        if claimed.waits or (claimed.reason == "window" and claimed.locked_for <= 0):
+        settings, took = self._client.settings, time.monotonic() - since
+        looks_over = claimed.reason == "window" and claimed.locked_for <= 0
+        if claimed.waits or (looks_over and took < settings.claim_timeout):
             return PAUSE
-        left = give_up_at - time.monotonic() if claimed.reason == "running" else 0
-        longest = jittered(self._client.settings.timings.hold_interval)
+        left = self._wait - took if claimed.reason == "running" else 0
+        longest = jittered(settings.timings.hold_interval)
         return max(0, min(left, claimed.locked_for, longest))
 
     def _granted(self, claimed: HeldLock | Refusal | None) -> HeldLock:

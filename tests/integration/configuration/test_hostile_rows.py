@@ -499,7 +499,7 @@ def test_the_lock_of_a_hostile_row_is_granted_refused_or_rejected_and_others_are
     make_task_locks: Callable[..., TaskLocks], connection: Connection
 ) -> None:
     names = insert(connection, hostile.of(TASKS))
-    locks = make_task_locks()
+    locks = make_task_locks(claim_timeout=3)
     open_windows(connection)
     for case, name in names.items():
         try:
