@@ -7,6 +7,7 @@ cover up there, and the numbers that nobody would miss in a scenario.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import timedelta
 from itertools import pairwise
 from math import inf
@@ -1028,6 +1029,17 @@ class TestGrace:
         stage.release(one, held)
         stage.go_on(5)
         assert call.held.name == "t"
+
+    def test_a_hold_of_a_row_that_looks_over_for_ever_is_refused(self, stage: Stage) -> None:
+        """Somebody has edited the row: no library writes a window beyond its lock."""
+        one, client = stage.replica(), grown_up(stage, "B")
+        stage.release(one, stage.claim(one, run_time=None, exact=False, min_lock=0.0))
+        stage.go_on(1)
+        rows, now = stage.database.rows.rows, stage.world.database_time()
+        rows["t"] = replace(rows["t"], window_until=now + timedelta(days=365))
+        call = enter_hold(stage, client)
+        stage.go_on(1000)
+        assert isinstance(call.error, TaskLockRefusedError)
 
     def test_a_stop_ends_the_wait_of_a_hold(self, stage: Stage) -> None:
         one, client = stage.replica(), grown_up(stage, "B")

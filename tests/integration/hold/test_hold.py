@@ -30,7 +30,6 @@ from tests.support.interrupting import press_ctrl_c
 from tests.support.polling import eventually
 from tests.support.proxy import Gate, Proxy
 from tests.support.roles import role
-from tests.support.rows import add_task
 
 MakeLocks = Callable[..., TaskLocks]
 TIMES: dict[str, Any] = {"min_lock": 0, "max_lock": timedelta(minutes=1)}
@@ -62,17 +61,6 @@ def test_a_second_holder_is_refused_and_told_by_whom(make_task_locks: MakeLocks)
         pass
     with pytest.raises(TaskLockRefusedError, match="was just run by"):
         one.hold("import", min_lock=60, max_lock=60).__enter__()
-
-
-def test_a_row_that_looks_over_for_ever_refuses_it(
-    make_task_locks: MakeLocks, connection: psycopg.Connection[Any]
-) -> None:
-    """Somebody has edited it: no library writes a window beyond its lock."""
-    windows = {"window_start": "now() - interval '1 h'", "window_until": "'9999-12-30Z'"}
-    add_task(connection, "edited", **windows)
-    locks = make_task_locks(claim_timeout=0.2)
-    with pytest.raises(TaskLockRefusedError), locks.hold("edited", min_lock=0, max_lock=60):
-        pass
 
 
 def test_of_two_that_are_nested_the_inner_one_is_extended(
