@@ -54,7 +54,7 @@ STEPS: dict[str, tuple[Any, str, bool]] = {
     "moved on": (JobRows, "move_on", True),
     "claiming": (*method_of("move"), False),
     "claimed": (*method_of("move"), True),
-    "taking over": (*method_of("again"), True),
+    "taking over": (*method_of("rerun"), True),
     "releasing": (*method_of("release"), False),
     "released": (*method_of("release"), True),
 }

@@ -17,7 +17,8 @@ PACKAGE = Path(__file__).parents[2] / "apscheduler_tasklock"
 TABLE = Path(__file__).parent / "sentences.txt"
 
 SOURCES = (
-    *("_words/findings.py", "_words/runs.py", "_words/stories.py", "_words/tasks.py"),
+    *("_lock/outcomes.py", "_words/findings.py", "_words/runs.py", "_words/stories.py"),
+    "_words/tasks.py",
     *("_words/headlines.py", "_words/replicas.py", "_words/actions.py"),
     *("_words/due_times.py", "_words/lanes.py"),
     *("cli/check.py", "cli/status.py", "cli/runs.py", "cli/replicas.py", "cli/why.py"),
