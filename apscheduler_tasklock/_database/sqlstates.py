@@ -93,7 +93,7 @@ def row_locked(said: str = "") -> RowLockedError:
 
     :param said: what the server has said
     """
-    return RowLockedError(f"another session has the task's row locked{said and f' ({said})'}")
+    return RowLockedError(f"another session has the row locked{said and f' ({said})'}")
 
 
 def is_rolled_back(error: BaseException) -> bool:

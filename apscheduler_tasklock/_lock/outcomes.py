@@ -62,7 +62,8 @@ _OUTCOMES = (
     EntryOutcome("error", "failed", is_failure=True),
     EntryOutcome("cancelled", "was cancelled", after="cancelled after {}", style="yellow"),
     EntryOutcome(
-        *("died", "died with its holder"),
+        name="died",
+        ended="died with its holder",
         is_failure=True,
         is_corrected=True,
         # The moment of the death is not known, only the end of the lease.
@@ -73,7 +74,8 @@ _OUTCOMES = (
         remedy="see why its replica died; acknowledge the death if it can wait",
     ),
     EntryOutcome(
-        *("overran", "overran its maximum lock"),
+        name="overran",
+        ended="overran its maximum lock",
         is_failure=True,
         after="overran its maximum lock after {}",
         took="over {}",
@@ -85,7 +87,8 @@ _OUTCOMES = (
         "overtaken", "lost its lock, and ended later", why="it had lost its lock, and ended later"
     ),
     EntryOutcome(
-        *("freed", "was freed by an operator"),
+        name="freed",
+        ended="was freed by an operator",
         is_failure=True,
         is_corrected=True,
         after="freed after {}",

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from apscheduler_tasklock._database.awaited_ticket import AwaitedTicket
 from apscheduler_tasklock._database.deadline import Deadline
 from apscheduler_tasklock._database.requests import Outcome, Request
-from apscheduler_tasklock._database.sqlstates import RowLockedError, is_rolled_back
+from apscheduler_tasklock._database.sqlstates import is_rolled_back, row_locked
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.protocol_messages import ReleaseAnswer, ReleaseRequest
 from apscheduler_tasklock._lock.test_doubles import LockProtocol
@@ -54,7 +54,7 @@ class Release(Request[ReleaseAnswer | None]):
         """Release several claims in one statement."""
         asked = [each.request for each in requests]
         answers = requests[0]._protocol.release_many(cursor, asked)
-        locked = RowLockedError("another session has the task's row locked")
+        locked = row_locked()
         return [
             (answers[each.claim_id] or locked) if each.claim_id in answers else None
             for each in asked

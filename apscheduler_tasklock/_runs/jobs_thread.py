@@ -206,11 +206,10 @@ class JobsThread:
 
     def _waited(self) -> bool:
         """Wait for a message, or until a step is due; return whether the thread goes on."""
-        now = time.monotonic()
         is_idle = all(line.runs.is_idle and line.wakes_at == inf for line in self._lines)
         linger = 0.0 if self._is_stopped else LINGER
-        wakes_at = min(line.wakes_at for line in self._lines)
-        seconds = linger if is_idle else min(wakes_at - now, LONGEST_WAIT)
+        due_in = min(line.wakes_at for line in self._lines) - time.monotonic()
+        seconds = linger if is_idle else min(due_in, LONGEST_WAIT)
         with suppress(queue.Empty):
             line, message = self._inbox.get(timeout=max(0.0, seconds))
             line.came.append(message)
@@ -237,18 +236,16 @@ class JobsThread:
             while True:
                 line, message = self._inbox.get_nowait()
                 line.came.append(message)
-        done: list[threading.Event] = []
-        # Without a message or a due time, all queues are stepped, because a pool may have got more
-        # workers.
         lines = [line for line in self._lines if line.came or line.wakes_at <= time.monotonic()]
         try:
-            for line in lines or self._lines:
+            for line in lines:
                 try:
                     self._step_line(line)
                 except Exception:  # so that an error is logged and does not end this thread
                     logger.exception("The task lock's jobs thread failed, and goes on")
+                    line.wakes_at = time.monotonic() + LONGEST_WAIT
         finally:
-            done, self._carried_out = self._carried_out, done
+            done, self._carried_out = self._carried_out, []
             for event in done:
                 event.set()
 
@@ -264,7 +261,8 @@ class JobsThread:
         step = line.runs.step(time.monotonic(), inputs)
         line.wakes_at = step.wakes_at
         _carry_out(step, carrier)
-        line.wakes_at = min(line.wakes_at, time.monotonic() + carrier.look())
+        longest = carrier.look() if line.runs.is_idle else min(carrier.look(), LONGEST_WAIT)
+        line.wakes_at = min(line.wakes_at, time.monotonic() + longest)
         line.note_room()
 
 

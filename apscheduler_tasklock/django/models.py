@@ -135,6 +135,7 @@ class Task(models.Model):
 class Run(models.Model):
     """A row of the run history: a run, missed run times, or what an operator did."""
 
+    # Django makes the model of what stands in the class's body.
     vars().update(
         _fields_of(
             run_table(task_lock_table()),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from math import inf
 
 import pytest
@@ -100,6 +102,23 @@ def test_what_comes_is_asked_for_and_given_in_its_thread(line: Line, carrier: Ca
     line.post(answered(run, Verdict.GRANTED))
     eventually(lambda: carrier.given == ["a"])
     assert carrier.threads == {NAME}
+
+
+def test_a_pool_that_has_got_workers_is_seen_beside_a_busy_line(
+    line: Line, carrier: Carrier
+) -> None:
+    workers = 0
+    full = line.thread.add(RunQueue(lambda pause: pause), lambda: workers, carrier)
+    full.post(came(replace(run_of("waits"), came=time.monotonic())))
+    eventually(lambda: not full.runs.is_idle)
+    workers = 1
+
+    def is_asked_for() -> bool:
+        line.post(lambda _inputs: None)  # so that the thread never waits for long
+        return carrier.asked == ["waits"]
+
+    eventually(is_asked_for)
+    full.post(answered(carrier.runs[0], Verdict.REFUSED))
 
 
 def test_a_stop_returns_when_what_waited_is_withdrawn(line: Line, carrier: Carrier) -> None:

@@ -57,9 +57,11 @@ Listen = Callable[..., Heard]
 def listen(make_setup: Callable[..., Setup]) -> Listen:
     """Listen on a database until the test ends."""
 
-    def listen(database: Any, again: float = 0.02, linger: float = 5.0) -> Heard:
-        timings = Timings(listen_again=again, linger=linger)
-        heard = Heard(make_setup(database, TIMEOUT, timings=timings))
+    def listen(
+        database: Any, again: float = 0.02, linger: float = 5.0, timeout: float = TIMEOUT
+    ) -> Heard:
+        timings = Timings(listen_again=again, linger=linger, longest_answer=timeout)
+        heard = Heard(make_setup(database, timeout, timings=timings))
         heard.setup.database.listen(CHANNEL, heard, heard.rejections, timings)
         return heard
 
@@ -299,7 +301,7 @@ def test_a_server_that_does_not_know_how_to_notify_is_told_once(
 
     # No server of ours does so. The thread listens as soon as it begins.
     monkeypatch.setattr(Session, "listen", refuse_to_listen)
-    heard = listen(direct_url)
+    heard = listen(direct_url, timeout=60.0)
     eventually(lambda: heard.rejections.has(NOTIFICATIONS))
     (told,) = heard.rejections.reported()
     assert "found by polling, not at once, because listening for them failed: " in told
