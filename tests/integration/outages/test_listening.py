@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import psycopg
@@ -58,10 +59,13 @@ def listen(make_setup: Callable[..., Setup]) -> Listen:
     """Listen on a database until the test ends."""
 
     def listen(
-        database: Any, again: float = 0.02, linger: float = 5.0, timeout: float = TIMEOUT
+        database: Any, again: float = 0.02, linger: float = 5.0, *, is_patient: bool = False
     ) -> Heard:
-        timings = Timings(listen_again=again, linger=linger, longest_answer=timeout)
-        heard = Heard(make_setup(database, timeout, timings=timings))
+        timings = Timings(listen_again=again, linger=linger)
+        limit = TIMEOUT
+        if is_patient:
+            limit, timings = 60.0, replace(timings, longest_answer=60.0)
+        heard = Heard(make_setup(database, limit, timings=timings))
         heard.setup.database.listen(CHANNEL, heard, heard.rejections, timings)
         return heard
 
@@ -301,7 +305,7 @@ def test_a_server_that_does_not_know_how_to_notify_is_told_once(
 
     # No server of ours does so. The thread listens as soon as it begins.
     monkeypatch.setattr(Session, "listen", refuse_to_listen)
-    heard = listen(direct_url, timeout=60.0)
+    heard = listen(direct_url, is_patient=True)
     eventually(lambda: heard.rejections.has(NOTIFICATIONS))
     (told,) = heard.rejections.reported()
     assert "found by polling, not at once, because listening for them failed: " in told
