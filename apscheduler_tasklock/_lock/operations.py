@@ -770,8 +770,14 @@ def _request_run(name: str, history: History | None = None, *, replicas: str) ->
 
     :param replicas: the quoted name of the replicas' table, for a template
     """
-    entry, entries, requested_before = "", int(history is not None), ""
+    entry, entries, requested_before, still_has = "", int(history is not None), "", ""
     if history is not None:
+        # A replica lists the tasks of stored jobs once in a while, so its row may have the task of
+        # a job that was removed since.
+        still_has = f"""AND seen_at > ALL (
+                    SELECT entry.started_at FROM {history.table} AS entry
+                    WHERE entry.task_name = %(task)s AND entry.ring = 'actions'
+                          AND entry.outcome = 'job-removed')"""
         # The run may have begun since, and have a token of its own, which is later than that of
         # the request. A token is at least the time of its claim.
         requested_before = f"""
@@ -797,7 +803,7 @@ def _request_run(name: str, history: History | None = None, *, replicas: str) ->
                 recorded_actions = recorded_actions
                     + CASE WHEN {_IS_OPEN} THEN 0 ELSE {entries} END
             WHERE task_name = %(task)s AND runs <> '' AND (%(is_here)s::boolean OR EXISTS (
-                SELECT FROM {replicas} WHERE {IS_ALIVE} AND {_HAS_TASK}))
+                SELECT FROM {replicas} WHERE {IS_ALIVE} AND {_HAS_TASK} {still_has}))
                 AND {IS_FIRST}
             RETURNING *
         ){entry}

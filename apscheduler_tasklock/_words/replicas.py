@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from apscheduler_tasklock._words.formats import Formats
-from apscheduler_tasklock.status import ReplicaState, ReplicaStatus, RunningRun, TaskStatus
+from apscheduler_tasklock.status import (
+    ReplicaState,
+    ReplicaStatus,
+    Run,
+    RunningRun,
+    TaskStatus,
+)
 
 # Limits the replicas that are named, because a fleet may have hundreds.
 _MOST_REPLICAS = 5
@@ -14,6 +20,21 @@ _MOST_REPLICAS = 5
 def begins_runs(replica: ReplicaStatus) -> bool:
     """Return whether a replica begins runs, as far as its row shows: those that stop do not."""
     return replica.alive and replica.stopping_since is None
+
+
+def that_have(
+    task: str, replicas: Sequence[ReplicaStatus], entries: Iterable[Run]
+) -> list[ReplicaStatus]:
+    """Return the replicas that have a task, as far as their rows show.
+
+    A replica lists the tasks of stored jobs once in a while, so its row may have the task of a job
+    that an operator has removed since.
+
+    :param entries: the task's entries in the run history
+    """
+    removed = [each.started_at for each in entries if each.outcome == "job-removed"]
+    having = (each for each in replicas if task in each.tasks)
+    return [each for each in having if all(each.seen_at > at for at in removed)]
 
 
 def none_begins(having: Sequence[ReplicaStatus]) -> str:

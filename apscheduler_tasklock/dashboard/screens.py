@@ -34,6 +34,7 @@ from apscheduler_tasklock._words.replicas import (
     replica_headline,
     runs_nothing_in_words,
     tasks_of_one,
+    that_have,
 )
 from apscheduler_tasklock._words.runs import durations_in_words
 from apscheduler_tasklock._words.stories import story_lines
@@ -409,7 +410,7 @@ def task(context: Context) -> Screen:
     fleet = collector.read("replicas", lambda locks: locks.replicas())
     entries = runs or []
     ended = [run for run in entries if run.kind != "operator" and run.outcome != "missed"]
-    having = None if fleet is None else [each for each in fleet if name in each.tasks]
+    having = None if fleet is None else that_have(name, fleet, entries)
     screen = collector.screen("task.html", name, found)
     now = screen.formats.now
     going_on = [] if status is None else open_runs(status, now)

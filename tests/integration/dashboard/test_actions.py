@@ -170,6 +170,22 @@ def test_a_task_is_offered_to_be_run_if_a_live_replica_has_it(
     assert (f"It cannot be run now: {why}" in page) is (why is not None)
 
 
+def test_the_task_of_a_job_that_was_removed_is_not_run_until_a_replica_has_it_again(
+    operator: TestClient, connection: psycopg.Connection[Any], database_url: str
+) -> None:
+    """The row of a replica has the removed job's task until the replica lists the jobs again."""
+    rows.add_replica(connection, "one", ["dead"])
+    rows.add_job(connection, "job", task_name="'dead'")
+    with TaskLocks(database_url) as locks:
+        locks.remove_job("job", by="ann")
+        page = operator.get("/task", params={"name": "dead"}).text
+        assert "It cannot be run now: no live replica has it." in page
+        with pytest.raises(TaskLockStateError, match="no live replica has it"):
+            locks.request_run("dead")
+        connection.execute("UPDATE task_lock_replica SET seen_at = clock_timestamp()")
+        assert locks.request_run("dead").is_new
+
+
 @pytest.mark.parametrize(
     ("row", "form", "says"),
     [
