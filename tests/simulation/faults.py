@@ -309,7 +309,8 @@ class Plan:
         if is_stubborn(fault) and place.number in self._planned:
             until = place.world.now + STUBBORN
             self._stubborn.append((place.process, place.group, until, fault))
-            if place.group in ("renew", "release"):
+            # Renewals and releases are sent only after a probe is answered.
+            if place.group in ("renew", "release", "probe"):
                 place.process.lose_touch(place.world.now, STUBBORN)
         return kinds[fault](place)
 
