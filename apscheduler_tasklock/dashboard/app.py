@@ -364,7 +364,9 @@ class Dashboard:
             status = HTTPStatus(error.status_code)
         except ValueError:  # `authorize` may raise any status
             return PlainTextResponse(error.detail, error.status_code, error.headers)
-        answer = await self._told(request, status, error.detail)
+        no_route = HTTPStatus.NOT_FOUND.phrase  # Starlette's own words
+        told = "The dashboard has no such page." if error.detail == no_route else error.detail
+        answer = await self._told(request, status, told)
         answer.headers.update(error.headers or {})
         return answer
 

@@ -121,12 +121,13 @@ def test_many_runs_that_began_together_come_in_parts(
     assert [part["more"] for part in parts] == [True, True, False]
 
 
-def test_an_unknown_task_or_job_is_404(reader: TestClient) -> None:
+def test_an_unknown_task_job_or_page_is_404(reader: TestClient) -> None:
     answer = reader.get("/task?name=none")
     assert answer.status_code == 404
     assert "none" in answer.text
     for path in ("/task.json?name=none", "/job?id=none", "/job"):
         assert reader.get(path).status_code == 404
+    assert "The dashboard has no such page." in reader.get("/tusk").text
 
 
 def test_the_replica_that_leads_is_told(reader: TestClient, make_replica: Any) -> None:
