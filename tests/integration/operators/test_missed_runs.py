@@ -302,8 +302,11 @@ class TestReasons:
     def test_another_run_was_still_going_on(
         self, make_replica_in_memory: MakeReplica, memory: Noted, job: Job
     ) -> None:
-        one = make_replica_in_memory(replica_id="one", **OFTEN)
-        other = make_replica_in_memory(replica_id="other", **OFTEN)
+        # A maximum lock of five of its seconds ends on a slow machine before its run is told.
+        options = {**OFTEN, "jobs": {"job": {"grace": 0.1, "max_lock": 600}}}
+        one, other = (
+            make_replica_in_memory(replica_id=name, **options) for name in ("one", "other")
+        )
         start = last_second()
         # Removed by the pass that has submitted the run, so that no later pass submits another.
         one.scheduler.add_listener(lambda _: one.scheduler.remove_job("job"), EVENT_JOB_SUBMITTED)
