@@ -190,7 +190,7 @@ class TestTheThread:
         assert not called.is_set()
         go_on.set()
         assert called.wait(PATIENCE)
-        eventually(lambda: len(threads()) == 1)
+        eventually(lambda: len(threads()) <= 1)  # the last one may have ended for want of work
 
     def test_does_not_wait_for_itself(self) -> None:
         """As where a listener shuts the scheduler down."""
