@@ -292,9 +292,9 @@ class ExecutorRuns:
             for run in runs:
                 run.what.failure = _why_not_claimed(run.what)
         if self._is_to_follow(submission):
-            line.post(partial(self._follow, runs[0]))
+            line.call(partial(self._follow, runs[0]))
         else:
-            line.post(lambda inputs: inputs.came.append(runs[0]))
+            line.came(runs[0])
         if self._is_inline:
             self._run_inline(runs[0])
 
@@ -356,7 +356,7 @@ class ExecutorRuns:
         """
         self._is_closed = closes
         for line in (self._functions, self._coroutines):
-            line.post(partial(self._withdraw_given, line))
+            line.call(partial(self._withdraw_given, line))
         self._thread.stop(seconds)
 
     # ---- in the jobs' thread ---------------------------------------------------------------------
@@ -368,46 +368,37 @@ class ExecutorRuns:
         together = ask.runs[0].kind in (Kind.SCHEDULE, Kind.STANDBY, Kind.STORED)
         most = len(ask.runs) if together or ask.most is None else ask.most
         asked: dict[AnyAttempt, Run] = {}
-        answers: list[tuple[Run, Claimed | Exception]] = []
         for run in ask.runs:
             if run.what.locks is not locks or len(asked) == most:
-                answers.append((run, NotNow.BEYOND))
+                line.answered(run, Verdict.BEYOND)
                 continue
             due = run.what.submission.due
             if due is not None and not due.reader.is_wanted(due):
-                self._skip(run)
+                # Skip the run, because its job store does not want it claimed any more.
+                if run.what.claim is not None:
+                    locks.withdraw(run.what.claim)
+                line.answered(run, Verdict.REFUSED)
                 continue
             claim = _claim_of(run.what)
             if isinstance(claim, Exception):
-                answers.append((run, claim))
+                line.call(partial(self._answered, [(run, claim)]))
             else:
                 asked[claim] = run
 
-        def note(decided: Sequence[tuple[AnyAttempt, Claimed]]) -> None:
-            self._answer(line, [(asked[attempt], claimed) for attempt, claimed in decided])
+        def report(decided: Sequence[tuple[AnyAttempt, Claimed]]) -> None:
+            answers = [(asked[attempt], claimed) for attempt, claimed in decided]
+            line.call(partial(self._answered, answers))
 
-        self._answer(line, answers)
         claims = [list(asked)] if asked and together else [[attempt] for attempt in asked]
         for attempts in claims:
-            locks.begin_claims(attempts, ask.most, note)
+            locks.begin_claims(attempts, ask.most, report)
 
-    def _skip(self, run: Run) -> None:
-        """Skip the run of a stored job, because its job store does not want it claimed any more."""
-        work: _Work = run.what
-        if work.claim is not None:
-            work.locks.withdraw(work.claim)
-        work.line.post(lambda inputs: inputs.answers.append((run, Verdict.REFUSED)))
-
-    def _answer(self, line: Line, answers: Sequence[tuple[Run, Claimed | Exception]]) -> None:
-        def take_in(inputs: Inputs) -> None:
-            for run, claimed in answers:
-                due = run.what.submission.due
-                if due is not None and isinstance(claimed, TaskLockSchemaError):
-                    due.rejected = claimed
-                inputs.answers.append((run, self._verdict(run, claimed)))
-
-        if answers:
-            line.post(take_in)
+    def _answered(self, answers: Sequence[tuple[Run, Claimed | Exception]], inputs: Inputs) -> None:
+        for run, claimed in answers:
+            due = run.what.submission.due
+            if due is not None and isinstance(claimed, TaskLockSchemaError):
+                due.rejected = claimed
+            inputs.answered.append((run, self._verdict(run, claimed)))
 
     def _verdict(self, run: Run, claimed: Claimed | Exception) -> Verdict:
         """Note the outcome of a run's claim, and return the verdict for the queue."""
@@ -453,10 +444,10 @@ class ExecutorRuns:
         """
         work: _Work = run.what
         if run.kind is Kind.STORED and work.submission.due is not None:
-            request, passed = work.attempt.request(), work.submission.due.passed
-            assert isinstance(request, ClaimRequest)
+            passed = work.submission.due.passed
             if passed is not None:
-                call_application(partial(self._owner.note_stored, request, passed))
+                note = partial(self._owner.note_stored, _request_of(work.attempt), passed)
+                call_application(note)
             return
         # A look that has found the job of another run finds it again. A stored job's row stays in
         # its store for as long as it may be run again.
@@ -528,7 +519,7 @@ class ExecutorRuns:
         left_out = kept.take_for(run, coalesce=work.submission.job.coalesce)
         for other in left_out:
             if other is not run:
-                self._post_outlook(other, Outlook.DROPPED)
+                other.what.line.found(other, Outlook.DROPPED, 0.0)
                 if work.as_follower is not None and other.what.as_follower is not None:
                     work.as_follower.replace(other.what.as_follower)
         if run in left_out:
@@ -554,7 +545,7 @@ class ExecutorRuns:
         except BaseException:
             self._owner.kept.add(run, reason, partial(self._decide_kept, run, reason))
             raise
-        self._post_outlook(run, outlook, as_of)
+        run.what.line.found(run, outlook, as_of)
 
     def _renew(self, runs: Sequence[Run]) -> bool:
         """Prepare kept runs of one submission for new claims, with their job as the job is now.
@@ -574,10 +565,6 @@ class ExecutorRuns:
             work.attempt = work.attempt.again(renewed, claim_id)
             work.failure = _why_not_claimed(work)
         return True
-
-    @staticmethod
-    def _post_outlook(run: Run, outlook: Outlook, as_of: float = 0.0) -> None:
-        run.what.line.post(lambda inputs: inputs.kept.append((run, outlook, as_of)))
 
     def give(self, run: Run) -> None:
         """Give a run to the wrapped executor."""
@@ -636,7 +623,7 @@ class ExecutorRuns:
                 self._not_given(run, error)
             return
         if not self._is_known:
-            work.line.post(lambda inputs: inputs.begun.append(run))
+            work.line.begun(run)
             self._owner.note_begun(work.submission)
 
     def _for_inner(self, run: Run) -> tuple[GivenJob, RunTimes]:
@@ -662,7 +649,7 @@ class ExecutorRuns:
             work.attempt.report_not_begun()
         else:
             call_application(partial(self._owner.log_not_submitted, work.submission.job, error))
-        work.line.post(lambda inputs: inputs.failed.append(run))
+        work.line.failed(run)
         self._note_over(run)
 
     def _move_on(self, run: Run, due: DueRun) -> None:
@@ -670,7 +657,7 @@ class ExecutorRuns:
         work: _Work = run.what
         asked = work.locks.begin_move_on(due.move)
         asked.future.add_done_callback(
-            lambda future: work.line.post(partial(self._take_moved, run, future))
+            lambda future: work.line.call(partial(self._take_moved, run, future))
         )
 
     def _take_moved(self, run: Run, future: Future[set[str]], inputs: Inputs) -> None:
@@ -708,8 +695,7 @@ class ExecutorRuns:
         is_scheduled = run.kind in (Kind.SCHEDULE, Kind.STORED) and run.claims
         if not is_scheduled or work.failure is not None or _why_not_claimed(work) is not None:
             return
-        request = work.attempt.request()
-        assert isinstance(request, ClaimRequest)
+        request = _request_of(work.attempt)
         if work.submission.due is None:
             self._owner.note_missed(request, cause, reason)
             return
@@ -811,7 +797,7 @@ class ExecutorRuns:
                 for run in list(self._given)
                 if run.state is State.BEGUN and not run.what.submission.awaited
             ),
-            key=_begun,
+            key=lambda run: run.began_at,
         )
         named = [
             f"{run.what.submission.job.id!r} ({now - run.began_at:.0f} s)"
@@ -888,7 +874,7 @@ class ExecutorRuns:
 
     def _may_begin(self, run: Run) -> bool:
         work: _Work = run.what
-        work.line.post(lambda inputs: inputs.begun.append(run))
+        work.line.begun(run)
         self._owner.note_begun(work.submission)
         attempt = work.attempt
         self._report_granted(run)
@@ -1015,7 +1001,7 @@ class ExecutorRuns:
                 now = time.monotonic()
                 self._worked.append((work.submission.job.id, now - work.took, now))
             self._note_over(run)
-            work.line.post(lambda inputs: inputs.freed.append((run, work.took)))
+            work.line.freed(run, work.took)
 
 
 def _request_of(attempt: RunAttempt) -> ClaimRequest:
@@ -1031,10 +1017,6 @@ def _raised_in(events: Sequence[Any]) -> BaseException | None:
 
 def _job_of(run: Run) -> Any:
     return run.what.submission.job.id
-
-
-def _begun(run: Run) -> float:
-    return run.began_at
 
 
 def _without_limit() -> None:

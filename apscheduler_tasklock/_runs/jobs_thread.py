@@ -15,6 +15,7 @@ from math import inf
 from typing import Protocol
 
 from apscheduler_tasklock._application import keep_application_out
+from apscheduler_tasklock._runs.kept_runs import Outlook
 from apscheduler_tasklock._runs.queue import Ask, Full, Inputs, RunQueue, Step
 from apscheduler_tasklock._runs.run import Run, Verdict
 from apscheduler_tasklock._values import logger_of
@@ -72,7 +73,7 @@ class Line:
     """A queue of runs in the jobs' thread, with the messages to the queue.
 
     :ivar thread: the jobs' thread, which steps the queue
-    :ivar came: the messages that came since the last step
+    :ivar messages: the messages that were sent since the last step
     :ivar wakes_at: when to step again if no message comes before; on the monotonic clock
     :ivar has_room: called in the jobs' thread when there is room for more runs than before. Must
         not wait.
@@ -85,7 +86,7 @@ class Line:
         self.runs = runs
         self.workers = workers
         self.carrier = carrier
-        self.came: list[Message] = []
+        self.messages: list[Message] = []
         self.wakes_at = inf
         self.has_room: Callable[[], object] = lambda: None
         self._room: float | None = None
@@ -104,9 +105,35 @@ class Line:
         if before is not None and self._room > before:
             self.has_room()
 
-    def post(self, message: Message) -> None:
-        """Send a message to the queue. Never waits."""
-        self.thread.post(self, message)
+    # ---- messages to the queue, from any thread; none of these methods waits ---------------------
+
+    def came(self, run: Run) -> None:
+        """Tell the queue that a run was submitted."""
+        self.thread.post(self, lambda inputs: inputs.came.append(run))
+
+    def answered(self, run: Run, verdict: Verdict) -> None:
+        """Tell the queue the verdict on a run that was asked for."""
+        self.thread.post(self, lambda inputs: inputs.answered.append((run, verdict)))
+
+    def begun(self, run: Run) -> None:
+        """Tell the queue that a worker has begun a run."""
+        self.thread.post(self, lambda inputs: inputs.begun.append(run))
+
+    def freed(self, run: Run, took: float) -> None:
+        """Tell the queue that the worker of a run is free, and the seconds that the run took."""
+        self.thread.post(self, lambda inputs: inputs.freed.append((run, took)))
+
+    def failed(self, run: Run) -> None:
+        """Tell the queue that the executor did not take a run."""
+        self.thread.post(self, lambda inputs: inputs.failed.append(run))
+
+    def found(self, run: Run, outlook: Outlook, as_of: float) -> None:
+        """Tell the queue the outlook of a kept run, found by a look that began at ``as_of``."""
+        self.thread.post(self, lambda inputs: inputs.found.append((run, outlook, as_of)))
+
+    def call(self, function: Message) -> None:
+        """Let the jobs' thread call a function before the queue's next step."""
+        self.thread.post(self, function)
 
 
 class JobsThread:
@@ -212,7 +239,7 @@ class JobsThread:
         seconds = linger if is_idle else min(due_in, LONGEST_WAIT)
         with suppress(queue.Empty):
             line, message = self._inbox.get(timeout=max(0.0, seconds))
-            line.came.append(message)
+            line.messages.append(message)
             return True
         if not is_idle:
             return True
@@ -235,8 +262,8 @@ class JobsThread:
         with suppress(queue.Empty):
             while True:
                 line, message = self._inbox.get_nowait()
-                line.came.append(message)
-        lines = [line for line in self._lines if line.came or line.wakes_at <= time.monotonic()]
+                line.messages.append(message)
+        lines = [line for line in self._lines if line.messages or line.wakes_at <= time.monotonic()]
         try:
             for line in lines:
                 try:
@@ -252,7 +279,7 @@ class JobsThread:
     def _step_line(self, line: Line) -> None:
         carrier = line.carrier
         inputs = Inputs(workers=line.workers(), stopped=carrier.is_ending)
-        messages, line.came = line.came, []
+        messages, line.messages = line.messages, []
         for message in messages:
             try:
                 message(inputs)

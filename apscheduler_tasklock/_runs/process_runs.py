@@ -30,6 +30,7 @@ from apscheduler_tasklock._runs.adapter import (
 from apscheduler_tasklock._runs.executor_runs import ExecutorRuns, Owner
 from apscheduler_tasklock._runs.given_job import GivenJob, RunTimes
 from apscheduler_tasklock._runs.misfires import ALWAYS_MISSED
+from apscheduler_tasklock._runs.queue import Inputs
 from apscheduler_tasklock._runs.run import Run
 from apscheduler_tasklock._runs.worker_process import JobInWorker, LockInWorker, RunTimesInWorker
 from apscheduler_tasklock.lock import HeldLock
@@ -106,6 +107,10 @@ class ProcessRuns(ExecutorRuns):
                 self._end_lease(run)
         self._dying = left
         return min(next_in, DEATH_INTERVAL) if left else next_in
+
+    def _note_broken(self, run: Run, processes: Mapping[int, Any], _inputs: Inputs) -> None:
+        """Note a run of a broken pool, one of whose processes may still run the job."""
+        self._dying.append((run, processes, time.monotonic() + LONGEST_LIFE))
 
     def _look_at_pool(self) -> float:
         """Let the pool notice that one of its processes is dead.
@@ -192,8 +197,7 @@ class ProcessRuns(ExecutorRuns):
                 processes = work.giving.processes
                 if processes is None:
                     processes = worker_processes(self._inner)
-                dying = run, processes, time.monotonic() + LONGEST_LIFE
-                work.line.post(lambda _inputs: self._dying.append(dying))
+                work.line.call(partial(self._note_broken, run, processes))
             else:  # the job's result or exception could not be pickled
                 work.release = work.attempt.begin_release(error)
 

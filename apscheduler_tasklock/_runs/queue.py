@@ -43,22 +43,22 @@ class Inputs:
     """The inputs of a step: what has happened since the last step.
 
     :ivar came: runs that were submitted
-    :ivar answers: runs that were asked for, each with its verdict
+    :ivar answered: runs that were asked for, each with its verdict
     :ivar begun: runs that a worker has begun
     :ivar freed: runs whose workers are free now, and the seconds that each run took
     :ivar failed: runs that the executor did not take
-    :ivar kept: kept runs, each with its outlook after a look at its task's row, and with the time
+    :ivar found: kept runs, each with its outlook after a look at its task's row, and with the time
         at which the look began
     :ivar workers: how many workers the executor has; ``None``: there is no limit of workers
     :ivar stopped: whether no run is to begin any more
     """
 
     came: list[Run] = field(default_factory=list)
-    answers: list[tuple[Run, Verdict]] = field(default_factory=list)
+    answered: list[tuple[Run, Verdict]] = field(default_factory=list)
     begun: list[Run] = field(default_factory=list)
     freed: list[tuple[Run, float]] = field(default_factory=list)
     failed: list[Run] = field(default_factory=list)
-    kept: list[tuple[Run, Outlook, float]] = field(default_factory=list)
+    found: list[tuple[Run, Outlook, float]] = field(default_factory=list)
     workers: int | None = None
     stopped: bool = False
 
@@ -168,8 +168,8 @@ class RunQueue:
         for run in inputs.failed:
             self._leave(run, 0.0)
             self._not_before = now + self._jitter(PAUSE_AFTER_FAILURE)
-        self._take_answers(step, now, inputs.answers)
-        self._take_outlooks(step, now, inputs.kept)
+        self._take_answers(step, now, inputs.answered)
+        self._take_outlooks(step, now, inputs.found)
         if self._stopped:
             self._withdraw_all(step, now)
         elif now >= self._not_before:
@@ -245,13 +245,13 @@ class RunQueue:
         insort(self._waiting, run, key=_place)
 
     def _take_outlooks(
-        self, step: Step, now: float, kept: Sequence[tuple[Run, Outlook, float]]
+        self, step: Step, now: float, found: Sequence[tuple[Run, Outlook, float]]
     ) -> None:
         """Note what becomes of kept runs."""
-        for run, outlook, as_of in kept:
+        for run, outlook, as_of in found:
             run.looked_at = max(run.looked_at, as_of)
             self._decide_kept(step, now, run, outlook)
-        if kept:
+        if found:
             self._waiting = [run for run in self._waiting if run.state is not State.OVER]
 
     def _decide_kept(self, step: Step, now: float, run: Run, outlook: Outlook) -> None:

@@ -345,7 +345,7 @@ class Fleet:
         self.row = rule.release(self.row, release, self.now).row
         work.began.ended = "ok"
         kept = self._decided_on(replica, LastRun(token, finished=True, dead=False, deaths=0))
-        self._step(replica, freed=[(run, 1.0)], kept=kept)
+        self._step(replica, freed=[(run, 1.0)], found=kept)
 
     def _step(self, replica: Simulated, **inputs: Any) -> None:
         step: Step = replica.queue.step(self._now, Inputs(workers=WORKERS, **inputs))
@@ -364,7 +364,7 @@ class Fleet:
         replica = self.replicas[n]
         ask = replica.asks.pop(0)
         answers = [(run, self._verdict(replica, run)) for run in ask.runs]
-        self._step(replica, answers=answers)
+        self._step(replica, answered=answers)
 
     def _verdict(self, replica: Simulated, run: Run) -> Verdict:
         work: Work = run.what
@@ -434,7 +434,7 @@ class Fleet:
             )
             self._come_extra(replica, Kind.TAKEOVER, window, takeover)
         else:
-            self._step(replica, kept=self._decided_on(replica, _last(row, state)))
+            self._step(replica, found=self._decided_on(replica, _last(row, state)))
 
     def _come_extra(self, replica: Simulated, kind: Kind, window: int | None, request: Any) -> None:
         run = self._run(kind, window, request)

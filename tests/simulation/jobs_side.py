@@ -155,7 +155,7 @@ class JobsReplica(Replica):
         return run
 
     def _come(self, run: Run) -> None:
-        self.line.post(lambda inputs: inputs.came.append(run))
+        self.line.came(run)
 
     def stop_at(self, at: float, *, closes: bool = True) -> None:
         """Stop gracefully at a time.
@@ -170,7 +170,7 @@ class JobsReplica(Replica):
         self.world.note(self.process.name, "   stops")
         if closes:
             self._client.stop_claiming()
-        self.line.post(self._withdraw_given)
+        self.line.call(self._withdraw_given)
         self.thread.begin_stop()
 
     @property
@@ -246,10 +246,10 @@ class JobsReplica(Replica):
 
     def _answer(self, answers: Sequence[tuple[Run, Claimed]]) -> None:
         def take_in(inputs: Inputs) -> None:
-            inputs.answers += [(run, self._verdict(run, claimed)) for run, claimed in answers]
+            inputs.answered += [(run, self._verdict(run, claimed)) for run, claimed in answers]
 
         if answers:
-            self.line.post(take_in)
+            self.line.call(take_in)
 
     def _verdict(self, run: Run, claimed: Claimed) -> Verdict:
         work: Work = run.what
@@ -320,7 +320,7 @@ class JobsReplica(Replica):
         if self._given.pop(run, self) is not None:
             return
         self._hand_over(run.what)
-        self.line.post(lambda inputs: inputs.failed.append(run))
+        self.line.failed(run)
         self._end(run, "not taken")
 
     def end_refused(self, run: Run, verdict: Verdict) -> None:
@@ -368,7 +368,7 @@ class JobsReplica(Replica):
         if not run.token.take():
             return
         work.fate.taken_at = self.world.now
-        self.line.post(lambda inputs: inputs.begun.append(run))
+        self.line.begun(run)
         took, how = 0.0, "missed"
         if not run.is_missed:
             how = "lost" if work.held is not None and not self._goes_on(work, work.held) else "ran"
@@ -376,7 +376,7 @@ class JobsReplica(Replica):
                 took = self._run_job(run)
         if self._given.pop(run, self) is None:
             self._end(run, how)
-            self.line.post(lambda inputs: inputs.freed.append((run, took)))
+            self.line.freed(run, took)
 
     def _goes_on(self, work: Work, held: HeldLock) -> bool:
         self._story.database.step(self.process, f"begin {held.name}", "begin")
@@ -486,7 +486,7 @@ class JobsReplica(Replica):
         self._come(run)
 
     def _decide_kept(self, run: Run, outlook: Outlook, as_of: float) -> None:
-        self.line.post(lambda inputs: inputs.kept.append((run, outlook, as_of)))
+        self.line.found(run, outlook, as_of)
 
     @property
     def _watched(self) -> Sequence[str]:

@@ -119,7 +119,7 @@ class LeaderReplica(JobsReplica):
             return
         for each in run.backlog:
             self._ask_later(each.what)
-        self.line.post(
+        self.line.call(
             partial(self._follow, run, Following(self.leadership, run, lambda: work.request))
         )
 
@@ -135,7 +135,7 @@ class LeaderReplica(JobsReplica):
         if self.stopped_at == inf:
             for other in self._kept_runs.take_for(run, coalesce=run.what.fate.job.coalesce):
                 following.replace(self._following.pop(other, following))
-                inputs.kept.append((other, Outlook.DROPPED, self.world.now))
+                inputs.found.append((other, Outlook.DROPPED, self.world.now))
             self._following[run] = following
             run.state, run.kept_at = State.KEPT, self.world.now
             self._kept_runs.add(run, following, partial(self._decide_kept, run))

@@ -259,9 +259,8 @@ class StoredReplica(JobsReplica):
         unwanted = [run for run in ask.runs if run not in wanted]
         if wanted:
             super().ask(Ask(wanted, ask.most))
-        refused = [(run, Verdict.REFUSED) for run in unwanted]
-        if refused:
-            self.line.post(lambda inputs: inputs.answers.extend(refused))
+        for run in unwanted:
+            self.line.answered(run, Verdict.REFUSED)
 
     @property
     def room(self) -> float:

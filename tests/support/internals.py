@@ -58,7 +58,7 @@ def wait_until_decided(executor: Any) -> None:
     line = executor._runs._functions
     for _ in range(2):  # a step reads all messages, and then decides
         is_taken_in = threading.Event()
-        line.post(lambda _inputs, event=is_taken_in: event.set())
+        line.call(lambda _inputs, event=is_taken_in: event.set())
         assert is_taken_in.wait(60)
     assert executor.locks.claiming.wait(60)
 

@@ -54,7 +54,7 @@ class Steps:
 
     def answer(self, step: Step, verdict: Callable[[Run], Verdict]) -> Step:
         answers = [(run, verdict(run)) for ask in step.asks for run in ask.runs]
-        return self.step(answers=answers)
+        return self.step(answered=answers)
 
     def grant(self, step: Step) -> Step:
         """Grant as many as may be."""
@@ -217,11 +217,11 @@ class TestAsking:
         manual = run_of("manual", kind=Kind.MANUAL)
         step = steps.step(came=runs(200))
         refused = [(run, REFUSED) for run in step.asks[0].runs]
-        of_one, of_many = steps.step(answers=refused, came=[manual]).asks
+        of_one, of_many = steps.step(answered=refused, came=[manual]).asks
         assert of_one.runs == [manual]
         answers = [[(manual, GRANTED)], [(run, Verdict.UNANSWERED) for run in of_many.runs]]
         for each in answers if is_answered_first else reversed(answers):
-            step = steps.step(answers=each)
+            step = steps.step(answered=each)
         steps.now = step.wakes_at
         [again] = steps.step(begun=[manual]).asks
         assert again.runs[: len(of_many.runs)] == of_many.runs
@@ -406,7 +406,7 @@ class TestLateness:
         assert steps.step(came=[waits, late]).given == [late]
         steps.step(begun=[late])
         assert asked(
-            steps.step(freed=[(late, 0.0)], answers=[(step.asks[0].runs[0], REFUSED)])
+            steps.step(freed=[(late, 0.0)], answered=[(step.asks[0].runs[0], REFUSED)])
         ) == [(["b"], 1)]
 
     def test_a_backlog_is_not_late_for_those_that_had_its_worker_since_it_waited(self) -> None:
@@ -419,7 +419,7 @@ class TestLateness:
         steps.answer(step, lambda run: GRANTED if run is first else Verdict.BEYOND)
         step = steps.step(begun=[first])
         assert asked(steps.step(freed=[(first, 0.1)], came=[y])) == []
-        steps.step(answers=[(x, GRANTED)])
+        steps.step(answered=[(x, GRANTED)])
         step = steps.step(begun=[x])
         assert asked(step) == [(["b"], 1)]
         step = steps.answer(step, lambda _run: Verdict.LOCKED)
@@ -478,7 +478,7 @@ class TestLateness:
         first, second = backlog_of(2, came=100.0, grace=1.0)
         steps.answer(steps.step(came=[first]), lambda _run: KEPT)
         steps.now = 150.0
-        step = steps.step(kept=[(first, ASKED_AGAIN, 0.0)])
+        step = steps.step(found=[(first, ASKED_AGAIN, 0.0)])
         assert step.asks[0].runs == [first]
         assert asked(steps.answer(step, lambda _run: REFUSED)) == [(["a"], 1)]
         assert not second.is_missed
@@ -491,19 +491,19 @@ class TestKept:
         assert (step.asks, step.refused, run.state) == ([], [], State.KEPT)
         assert steps.step().asks == []
         assert steps.queue.is_idle
-        assert steps.step(kept=[(run, ASKED_AGAIN, 0.0)]).asks[0].runs == [run]
+        assert steps.step(found=[(run, ASKED_AGAIN, 0.0)]).asks[0].runs == [run]
 
     def test_its_backlog_waits_with_it(self) -> None:
         steps, backlog = Steps(), backlog_of(2)
         steps.answer(steps.step(came=backlog[:1]), lambda _run: KEPT)
-        step = steps.step(kept=[(backlog[0], ASKED_AGAIN, 0.0)])
+        step = steps.step(found=[(backlog[0], ASKED_AGAIN, 0.0)])
         assert step.asks[0].runs == backlog[:1]
         assert steps.answer(step, lambda _run: REFUSED).asks[0].runs == backlog[1:]
 
     def test_if_it_is_refused_for_good_its_backlog_goes_on(self) -> None:
         steps, backlog = Steps(), backlog_of(2)
         steps.answer(steps.step(came=backlog[:1]), lambda _run: KEPT)
-        step = steps.step(kept=[(backlog[0], Outlook.REFUSED, 0.0)])
+        step = steps.step(found=[(backlog[0], Outlook.REFUSED, 0.0)])
         assert step.refused == [(backlog[0], REFUSED)]
         assert step.asks[0].runs == backlog[1:]
 
@@ -515,7 +515,7 @@ class TestKept:
     def test_it_is_dropped_with_what_follows(self) -> None:
         steps, backlog = Steps(), backlog_of(3)
         steps.answer(steps.step(came=backlog[:1]), lambda _run: KEPT)
-        step = steps.step(kept=[(backlog[0], Outlook.DROPPED, 0.0)])
+        step = steps.step(found=[(backlog[0], Outlook.DROPPED, 0.0)])
         assert step.refused == [(run, REFUSED) for run in backlog]
         assert step.asks == steps.step(stopped=True).withdrawn == []
 
@@ -528,9 +528,9 @@ class TestKept:
         step = steps.step(came=[later])
         assert (step.asks, step.is_look_due) == ([], True)
         # A look that began before it came tells nothing of what it would be asked for.
-        step = steps.step(kept=[(kept, Outlook.WAITS, 109.0)])
+        step = steps.step(found=[(kept, Outlook.WAITS, 109.0)])
         assert (step.asks, step.is_look_due) == ([], False)
-        step = steps.step(kept=[(kept, Outlook.WAITS, 111.0)])
+        step = steps.step(found=[(kept, Outlook.WAITS, 111.0)])
         assert step.asks[0].runs == [later]
 
     def test_a_look_from_before_a_worker_was_free_does_not_let_a_later_run_time_go(self) -> None:
@@ -540,13 +540,13 @@ class TestKept:
         later = run_of(came=110.0)
         steps.step(came=[later])
         steps.now = 111.0
-        step = steps.step(kept=[(kept, Outlook.WAITS, 111.0)])
+        step = steps.step(found=[(kept, Outlook.WAITS, 111.0)])
         assert (step.asks, step.is_look_due) == ([], False)
         # The run in the way may have ended since that look.
         steps.now = 120.0
         step = steps.free(busy)
         assert (step.asks, step.is_look_due) == ([], True)
-        assert steps.step(kept=[(kept, ASKED_AGAIN, 120.0)]).asks[0].runs == [kept]
+        assert steps.step(found=[(kept, ASKED_AGAIN, 120.0)]).asks[0].runs == [kept]
 
     def test_a_look_with_a_worker_free_lets_a_later_run_time_go(self) -> None:
         steps, kept = Steps(workers=1), run_of(came=100.0)
@@ -556,13 +556,13 @@ class TestKept:
         steps.step(came=[later])
         steps.now = 120.0
         steps.free(busy)
-        assert steps.step(kept=[(kept, Outlook.WAITS, 120.0)]).asks[0].runs == [later]
+        assert steps.step(found=[(kept, Outlook.WAITS, 120.0)]).asks[0].runs == [later]
 
     def test_a_later_run_time_goes_after_an_earlier_one_that_is_asked_for_again(self) -> None:
         steps, kept, later = Steps(), run_of(came=100.0), run_of(came=110.0)
         steps.answer(steps.step(came=[kept]), lambda _run: KEPT)
         steps.step(came=[later])
-        step = steps.step(kept=[(kept, ASKED_AGAIN, 111.0)])
+        step = steps.step(found=[(kept, ASKED_AGAIN, 111.0)])
         assert step.asks[0].runs == [kept]
         assert steps.answer(step, lambda _run: REFUSED).asks[0].runs == [later]
 
@@ -570,7 +570,7 @@ class TestKept:
         steps, run = Steps(), run_of()
         steps.answer(steps.step(came=[run]), lambda _run: KEPT)
         assert steps.step(stopped=True).withdrawn == [run]
-        assert steps.step(kept=[(run, ASKED_AGAIN, 0.0)]).asks == []
+        assert steps.step(found=[(run, ASKED_AGAIN, 0.0)]).asks == []
 
 
 class TestStop:
@@ -684,7 +684,7 @@ class Day:
             for ask in step.asks:
                 some = ask.runs[: ask.most]
                 answers = [(run, GRANTED if run in some else Verdict.BEYOND) for run in ask.runs]
-                plan(now + self.delay, Inputs(answers=answers))
+                plan(now + self.delay, Inputs(answered=answers))
             for run in step.given:
                 took = 0.0 if run.is_missed else self.jobs[run.what].takes
                 (self.missed.add if run.is_missed else self.ran.append)(run.what)
