@@ -52,7 +52,7 @@ from apscheduler_tasklock._runs.leadership import Following, Leadership
 from apscheduler_tasklock._runs.misfires import ALWAYS_MISSED
 from apscheduler_tasklock._runs.queue import Ask, Full, Inputs, RunQueue
 from apscheduler_tasklock._runs.reports import Notifier
-from apscheduler_tasklock._runs.run import Kind, Run, State, Token, Verdict
+from apscheduler_tasklock._runs.run import Kind, QueuedRun, State, Token, Verdict
 from apscheduler_tasklock._runs.run_attempt import RunAttempt, may_be_cancelled
 from apscheduler_tasklock._runs.submission import FAILED, DueRun, Submission, new_claim_ids
 from apscheduler_tasklock._runs.trigger_times import is_stock
@@ -144,7 +144,7 @@ class Owner:
 
 @dataclass(eq=False)
 class _Work:
-    """The data of a run that the queue does not use: ``Run.what``.
+    """The data of a run that the queue does not use: ``QueuedRun.what``.
 
     :ivar submission: the submission of the run
     :ivar attempt: claims and releases the run, and reports it
@@ -213,11 +213,11 @@ class ExecutorRuns:
         self._thread = JobsThread()
         # Two queues, because functions need a worker each, and coroutines need none.
         self._functions = self._thread.add(RunQueue(jittered), partial(worker_count, inner), self)
-        self._coroutines = self._thread.add(RunQueue(jittered), _without_limit, self)
+        self._coroutines = self._thread.add(RunQueue(jittered), lambda: None, self)
         # Gives runs to an executor that was slower than `LONGEST_GIVE`.
         self._giver: ApplicationThread | None = None
         # The runs that were given to the wrapped executor, or are about to be given.
-        self._given: dict[Run, None] = {}
+        self._given: dict[QueuedRun, None] = {}
         self._may_be_late = False  # whether a given run that has not begun may begin too late
         # Tasks and tokens of runs that have ended on this replica, until their releases arrive.
         self._being_released: set[tuple[str, int]] = set()
@@ -256,7 +256,7 @@ class ExecutorRuns:
         workers = worker_count(self._inner)
         return workers is not None and sum(map(self._goes_on, given)) >= workers
 
-    def _goes_on(self, run: Run) -> bool:
+    def _goes_on(self, run: QueuedRun) -> bool:
         # An executor that is not APScheduler's may have begun the run in another process.
         return bool(run.what.goes_on) or (run.state is State.BEGUN and not self._is_known)
 
@@ -317,7 +317,7 @@ class ExecutorRuns:
         # run time any more if this replica stopped, or if the leader died in its run.
         return is_scheduled and follows and not submission.is_last
 
-    def _run_inline(self, first: Run) -> None:
+    def _run_inline(self, first: QueuedRun) -> None:
         """Wait for the decision on each run of a submission, and give granted runs in this thread.
 
         The ``submit_job`` of the wrapped executor runs the job before it returns.
@@ -337,14 +337,14 @@ class ExecutorRuns:
                 self._abandon_wait(run)
                 raise
 
-    def _abandon_wait(self, first: Run) -> None:
+    def _abandon_wait(self, first: QueuedRun) -> None:
         """Let the application's thread give the runs of a submission, instead of this thread."""
         for run in first.backlog:
             run.what.is_decided.set()
             if run.what.is_to_be_given:
                 call_application(partial(self._give_once, run))
 
-    def _give_once(self, run: Run) -> None:
+    def _give_once(self, run: QueuedRun) -> None:
         if run.what.give_once.take():
             self._give_to_inner(run)
 
@@ -367,7 +367,7 @@ class ExecutorRuns:
         locks, line = first.locks, first.line
         together = ask.runs[0].kind in (Kind.SCHEDULE, Kind.STANDBY, Kind.STORED)
         most = len(ask.runs) if together or ask.most is None else ask.most
-        asked: dict[AnyAttempt, Run] = {}
+        asked: dict[AnyAttempt, QueuedRun] = {}
         for run in ask.runs:
             if run.what.locks is not locks or len(asked) == most:
                 line.answered(run, Verdict.BEYOND)
@@ -393,14 +393,16 @@ class ExecutorRuns:
         for attempts in claims:
             locks.begin_claims(attempts, ask.most, report)
 
-    def _answered(self, answers: Sequence[tuple[Run, Claimed | Exception]], inputs: Inputs) -> None:
+    def _answered(
+        self, answers: Sequence[tuple[QueuedRun, Claimed | Exception]], inputs: Inputs
+    ) -> None:
         for run, claimed in answers:
             due = run.what.submission.due
             if due is not None and isinstance(claimed, TaskLockSchemaError):
                 due.rejected = claimed
             inputs.answered.append((run, self._verdict(run, claimed)))
 
-    def _verdict(self, run: Run, claimed: Claimed | Exception) -> Verdict:
+    def _verdict(self, run: QueuedRun, claimed: Claimed | Exception) -> Verdict:
         """Note the outcome of a run's claim, and return the verdict for the queue."""
         work: _Work = run.what
         if isinstance(claimed, NotNow):
@@ -436,7 +438,7 @@ class ExecutorRuns:
         # Called in the application's thread, because `note_unfinished` calls the job's trigger.
         call_application(partial(self._owner.note_unfinished, submission, may_be_over))
 
-    def _note_granted(self, run: Run) -> None:
+    def _note_granted(self, run: QueuedRun) -> None:
         """Note the run times before this granted one, if no replica has asked for them.
 
         Also note the job for the run's retry, because the scheduler drops it if this run time is
@@ -465,7 +467,7 @@ class ExecutorRuns:
             until = request.run_time
             call_application(partial(self._owner.note_unasked, work.submission, due_at, until))
 
-    def _note_unclaimed(self, run: Run, claimed: object, refusal: Refusal | None) -> None:
+    def _note_unclaimed(self, run: QueuedRun, claimed: object, refusal: Refusal | None) -> None:
         """Note that this replica has missed a run time, if an error or a pause is the cause.
 
         A stored job is left out, because its store reads it again.
@@ -480,7 +482,7 @@ class ExecutorRuns:
         elif refusal is not None and refusal.reason == "paused":
             self._note_missed(run, MissCause.PAUSED, missed_runs.IN_PAUSE)
 
-    def _keep(self, run: Run, refusal: Refusal) -> Verdict:
+    def _keep(self, run: QueuedRun, refusal: Refusal) -> Verdict:
         """Keep a run, and its backlog, until the run in its way is over.
 
         :param refusal: names the run in the way
@@ -495,7 +497,7 @@ class ExecutorRuns:
         run.what.kept_because = refusal  # so that `end_refused` reports this refusal
         return Verdict.REFUSED
 
-    def _follow(self, run: Run, inputs: Inputs) -> None:
+    def _follow(self, run: QueuedRun, inputs: Inputs) -> None:
         """Keep a run, and its backlog, until a look tells whether the leader has run it."""
         work: _Work = run.what
         assert self._owner.leadership is not None
@@ -508,7 +510,7 @@ class ExecutorRuns:
             for each in run.backlog:
                 self._note_over(each)
 
-    def _try_to_keep(self, run: Run, reason: Reason, refusal: Refusal | None = None) -> bool:
+    def _try_to_keep(self, run: QueuedRun, reason: Reason, refusal: Refusal | None = None) -> bool:
         """Keep a run, and its backlog; return ``False`` if later runs of the job are kept instead.
 
         :param reason: why the run is kept
@@ -532,7 +534,7 @@ class ExecutorRuns:
         kept.add(run, reason, partial(self._decide_kept, run, reason))
         return True
 
-    def _decide_kept(self, run: Run, reason: Reason, outlook: Outlook, as_of: float) -> None:
+    def _decide_kept(self, run: QueuedRun, reason: Reason, outlook: Outlook, as_of: float) -> None:
         """Let a kept run be claimed again, with its job as the job is now, or drop the run.
 
         Called in the application's thread, because this method calls the job's store and trigger.
@@ -547,7 +549,7 @@ class ExecutorRuns:
             raise
         run.what.line.found(run, outlook, as_of)
 
-    def _renew(self, runs: Sequence[Run]) -> bool:
+    def _renew(self, runs: Sequence[QueuedRun]) -> bool:
         """Prepare kept runs of one submission for new claims, with their job as the job is now.
 
         :return: whether the job is still to run
@@ -566,7 +568,7 @@ class ExecutorRuns:
             work.failure = _why_not_claimed(work)
         return True
 
-    def give(self, run: Run) -> None:
+    def give(self, run: QueuedRun) -> None:
         """Give a run to the wrapped executor."""
         work: _Work = run.what
         self._given[run] = None
@@ -583,7 +585,7 @@ class ExecutorRuns:
                 return
         self._begin_to_give(run)
 
-    def _begin_to_give(self, run: Run) -> None:
+    def _begin_to_give(self, run: QueuedRun) -> None:
         work: _Work = run.what
         if self._is_inline:
             work.is_to_be_given = True
@@ -610,7 +612,7 @@ class ExecutorRuns:
                 took,
             )
 
-    def _give_to_inner(self, run: Run) -> None:
+    def _give_to_inner(self, run: QueuedRun) -> None:
         if run not in self._given:
             return  # because the run was withdrawn before the event loop called this method
         work: _Work = run.what
@@ -626,7 +628,7 @@ class ExecutorRuns:
             work.line.begun(run)
             self._owner.note_begun(work.submission)
 
-    def _for_inner(self, run: Run) -> tuple[GivenJob, RunTimes]:
+    def _for_inner(self, run: QueuedRun) -> tuple[GivenJob, RunTimes]:
         """Return the job and the run times that the wrapped executor gets."""
         work: _Work = run.what
         job = GivenJob(
@@ -639,7 +641,7 @@ class ExecutorRuns:
         )
         return job, RunTimes(work.attempt.run_time, partial(self._begin, run))
 
-    def _not_given(self, run: Run, error: BaseException) -> None:
+    def _not_given(self, run: QueuedRun, error: BaseException) -> None:
         work: _Work = run.what
         if self._given.pop(run, self) is self:
             return
@@ -652,7 +654,7 @@ class ExecutorRuns:
         work.line.failed(run)
         self._note_over(run)
 
-    def _move_on(self, run: Run, due: DueRun) -> None:
+    def _move_on(self, run: QueuedRun, due: DueRun) -> None:
         """Move a stored job on to its next run time, and then report the run as missed."""
         work: _Work = run.what
         asked = work.locks.begin_move_on(due.move)
@@ -660,7 +662,7 @@ class ExecutorRuns:
             lambda future: work.line.call(partial(self._take_moved, run, future))
         )
 
-    def _take_moved(self, run: Run, future: Future[set[str]], inputs: Inputs) -> None:
+    def _take_moved(self, run: QueuedRun, future: Future[set[str]], inputs: Inputs) -> None:
         try:
             if future.result():
                 call_application(partial(self._owner.report_missed, run.what.submission))
@@ -671,7 +673,7 @@ class ExecutorRuns:
             inputs.freed.append((run, 0.0))
             self._note_over(run)
 
-    def end_refused(self, run: Run, verdict: Verdict) -> None:
+    def end_refused(self, run: QueuedRun, verdict: Verdict) -> None:
         """End a run that was refused, or could not be claimed."""
         work: _Work = run.what
         due = work.submission.due
@@ -685,7 +687,7 @@ class ExecutorRuns:
             self._note_missed(run, MissCause.RUNNING, reason)
         self._note_over(run)
 
-    def _note_missed(self, run: Run, cause: MissCause, reason: str) -> None:
+    def _note_missed(self, run: QueuedRun, cause: MissCause, reason: str) -> None:
         """Note that this replica has missed a run time.
 
         Takeovers, retries, manual runs and standby runs are left out, because their run time is no
@@ -702,7 +704,7 @@ class ExecutorRuns:
         missed = partial(work.submission.due.missed, cause, lambda _first: reason)
         call_application(partial(self._owner.note_stored, request, missed))
 
-    def _why_late(self, run: Run) -> str:
+    def _why_late(self, run: QueuedRun) -> str:
         """Return why a run is a misfire."""
         assert run.grace is not None
         words = missed_runs.late(run.late_by, run.grace)
@@ -746,7 +748,7 @@ class ExecutorRuns:
             if began_at <= until and ended_at > since
         ]
 
-    def withdraw(self, run: Run) -> None:
+    def withdraw(self, run: QueuedRun) -> None:
         """End a run that has not begun, and hand over its window if it was granted."""
         work: _Work = run.what
         if work.attempt.held is not None:
@@ -851,7 +853,7 @@ class ExecutorRuns:
         reports = [report]
         release.future.add_done_callback(lambda _future: call_application(reports.pop()))
 
-    def _note_over(self, run: Run) -> None:
+    def _note_over(self, run: QueuedRun) -> None:
         """Note that a run is over. With the last run, its submission is over, too."""
         run.what.is_decided.set()
         self._owner.kept.take(run)
@@ -860,7 +862,7 @@ class ExecutorRuns:
 
     # ---- in a worker -----------------------------------------------------------------------------
 
-    def _begin(self, run: Run) -> bool:
+    def _begin(self, run: QueuedRun) -> bool:
         """Begin a run, in its worker; return ``False`` if the job must not run.
 
         The job must not run if the run was withdrawn, if its lock is lost, or in a forked copy of a
@@ -872,7 +874,7 @@ class ExecutorRuns:
             work.goes_on = is_here and run.token.take() and self._may_begin(run)
         return work.goes_on
 
-    def _may_begin(self, run: Run) -> bool:
+    def _may_begin(self, run: QueuedRun) -> bool:
         work: _Work = run.what
         work.line.begun(run)
         self._owner.note_begun(work.submission)
@@ -890,13 +892,13 @@ class ExecutorRuns:
             return False
         return True
 
-    def _report_granted(self, run: Run) -> None:
+    def _report_granted(self, run: QueuedRun) -> None:
         work: _Work = run.what
         if work.submission.due is not None:  # because the scheduler does not report stored jobs
             self._owner.report_submitted(work.submission)
         work.attempt.report_granted()
 
-    def _run(self, run: Run, *arguments: Any, **named: Any) -> Any:
+    def _run(self, run: QueuedRun, *arguments: Any, **named: Any) -> Any:
         """Run the job's function under its lock, and begin to release the lock."""
         work: _Work = run.what
         # `RunTimes` has called `_begin` already, unless the executor ignores `RunTimes`.
@@ -955,7 +957,7 @@ class ExecutorRuns:
             work.release = attempt.begin_release(raised, cut=is_cut)
             del raised
 
-    def events_of(self, run: Run, events: list[Any]) -> list[Any]:
+    def events_of(self, run: QueuedRun, events: list[Any]) -> list[Any]:
         """Return the events to report for a run, from APScheduler's own events of that run."""
         work: _Work = run.what
         if work.goes_on is None and run.token.take():
@@ -963,7 +965,8 @@ class ExecutorRuns:
             # in this process.
             work.goes_on = True
             self._report_granted(run)
-            work.release = work.attempt.begin_release(_raised_in(events))
+            raised = (event.exception for event in events if event.code == EVENT_JOB_ERROR)
+            work.release = work.attempt.begin_release(next(raised, None))
         if work.goes_on is False:
             return []
         if work.submission.awaited and not work.was_awaited:
@@ -971,7 +974,7 @@ class ExecutorRuns:
             events = [never_awaited(event, self._inner, logger_name) or event for event in events]
         return events
 
-    def failed(self, run: Run, error: BaseException) -> None:
+    def failed(self, run: QueuedRun, error: BaseException) -> None:
         """Note the error with which the wrapped executor has reported a run, instead of events."""
         work: _Work = run.what
         if work.goes_on is None and not isinstance(error, NOT_BEGUN) and run.token.take():
@@ -981,7 +984,7 @@ class ExecutorRuns:
             self._report_granted(run)
             work.release = work.attempt.begin_release(error)
 
-    def ended(self, run: Run) -> None:
+    def ended(self, run: QueuedRun) -> None:
         """Note that the wrapped executor has reported a run, so that its worker is free."""
         work: _Work = run.what
         if run.token.take():  # so the run was cancelled before a worker began it
@@ -1010,17 +1013,8 @@ def _request_of(attempt: RunAttempt) -> ClaimRequest:
     return request
 
 
-def _raised_in(events: Sequence[Any]) -> BaseException | None:
-    """Return the exception that a job has raised, from the events of its run; ``None``: none."""
-    return next((event.exception for event in events if event.code == EVENT_JOB_ERROR), None)
-
-
-def _job_of(run: Run) -> Any:
+def _job_of(run: QueuedRun) -> Any:
     return run.what.submission.job.id
-
-
-def _without_limit() -> None:
-    """Return ``None``, for no limit of workers, because coroutines need no workers."""
 
 
 def _attempts(
@@ -1032,7 +1026,7 @@ def _attempts(
     ]
 
 
-def _run_of(submission: Submission, work: _Work) -> Run:
+def _run_of(submission: Submission, work: _Work) -> QueuedRun:
     """Return a run for the queue."""
     due, came = submission.due, submission.submitted_at
     due_at = time.monotonic() - (time.time() - work.attempt.run_time.timestamp())
@@ -1041,7 +1035,7 @@ def _run_of(submission: Submission, work: _Work) -> Run:
     failed, retry_at = submission.failed_run, inf
     if failed is not None and failed.retry_at is not None:
         retry_at = came - (failed.database_time - failed.retry_at).total_seconds()
-    return Run(
+    return QueuedRun(
         submission.kind,
         submission.task_name,
         submission.key,

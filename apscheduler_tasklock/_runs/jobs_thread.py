@@ -17,7 +17,7 @@ from typing import Protocol
 from apscheduler_tasklock._application import keep_application_out
 from apscheduler_tasklock._runs.kept_runs import Outlook
 from apscheduler_tasklock._runs.queue import Ask, Full, Inputs, RunQueue, Step
-from apscheduler_tasklock._runs.run import Run, Verdict
+from apscheduler_tasklock._runs.run import QueuedRun, Verdict
 from apscheduler_tasklock._values import logger_of
 
 logger = logger_of(__name__)
@@ -47,13 +47,13 @@ class Carrier(Protocol):
     def ask(self, ask: Ask) -> None:
         """Ask the database for the claims of runs."""
 
-    def give(self, run: Run) -> None:
+    def give(self, run: QueuedRun) -> None:
         """Give a run to the executor."""
 
-    def end_refused(self, run: Run, verdict: Verdict) -> None:
+    def end_refused(self, run: QueuedRun, verdict: Verdict) -> None:
         """End a run that was refused, or could not be claimed."""
 
-    def withdraw(self, run: Run) -> None:
+    def withdraw(self, run: QueuedRun) -> None:
         """End a run that has not begun, and hand over its window if it was granted."""
 
     def wake_look(self) -> None:
@@ -107,27 +107,27 @@ class Line:
 
     # ---- messages to the queue, from any thread; none of these methods waits ---------------------
 
-    def came(self, run: Run) -> None:
+    def came(self, run: QueuedRun) -> None:
         """Tell the queue that a run was submitted."""
         self.thread.post(self, lambda inputs: inputs.came.append(run))
 
-    def answered(self, run: Run, verdict: Verdict) -> None:
+    def answered(self, run: QueuedRun, verdict: Verdict) -> None:
         """Tell the queue the verdict on a run that was asked for."""
         self.thread.post(self, lambda inputs: inputs.answered.append((run, verdict)))
 
-    def begun(self, run: Run) -> None:
+    def begun(self, run: QueuedRun) -> None:
         """Tell the queue that a worker has begun a run."""
         self.thread.post(self, lambda inputs: inputs.begun.append(run))
 
-    def freed(self, run: Run, took: float) -> None:
+    def freed(self, run: QueuedRun, took: float) -> None:
         """Tell the queue that the worker of a run is free, and the seconds that the run took."""
         self.thread.post(self, lambda inputs: inputs.freed.append((run, took)))
 
-    def failed(self, run: Run) -> None:
+    def failed(self, run: QueuedRun) -> None:
         """Tell the queue that the executor did not take a run."""
         self.thread.post(self, lambda inputs: inputs.failed.append(run))
 
-    def found(self, run: Run, outlook: Outlook, as_of: float) -> None:
+    def found(self, run: QueuedRun, outlook: Outlook, as_of: float) -> None:
         """Tell the queue the outlook of a kept run, found by a look that began at ``as_of``."""
         self.thread.post(self, lambda inputs: inputs.found.append((run, outlook, as_of)))
 

@@ -23,7 +23,7 @@ from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.protocol_messages import ClaimRequest, Refusal, RunState
 from apscheduler_tasklock._lock.statements import LEADER
 from apscheduler_tasklock._runs.kept_runs import LastRun, Outlook
-from apscheduler_tasklock._runs.run import Run
+from apscheduler_tasklock._runs.run import QueuedRun
 from apscheduler_tasklock._values import logger_of
 from apscheduler_tasklock.options import LONGEST_LEADER_LEASE
 
@@ -202,7 +202,7 @@ class Following:
     """
 
     leadership: Leadership
-    run: Run
+    run: QueuedRun
     request: Callable[[], ClaimRequest]
     due_at: float = field(init=False)
     refusal: Refusal | None = field(default=None)

@@ -31,7 +31,7 @@ from apscheduler_tasklock._runs.executor_runs import ExecutorRuns, Owner
 from apscheduler_tasklock._runs.given_job import GivenJob, RunTimes
 from apscheduler_tasklock._runs.misfires import ALWAYS_MISSED
 from apscheduler_tasklock._runs.queue import Inputs
-from apscheduler_tasklock._runs.run import Run
+from apscheduler_tasklock._runs.run import QueuedRun
 from apscheduler_tasklock._runs.worker_process import JobInWorker, LockInWorker, RunTimesInWorker
 from apscheduler_tasklock.lock import HeldLock
 
@@ -70,18 +70,18 @@ class ProcessRuns(ExecutorRuns):
         # Runs of broken pools, each with the processes of its pool, one of which may still run the
         # job, and when they are killed, on the monotonic clock. Only the jobs' thread uses this
         # list.
-        self._dying: list[tuple[Run, Mapping[int, Any], float]] = []
+        self._dying: list[tuple[QueuedRun, Mapping[int, Any], float]] = []
 
     # ---- in the jobs' thread ---------------------------------------------------------------------
 
-    def _give_to_inner(self, run: Run) -> None:
+    def _give_to_inner(self, run: QueuedRun) -> None:
         giving = run.what.giving = _Giving()
         super()._give_to_inner(run)
         # Read after the run was given, because the executor replaces a broken pool when it is given
         # a job.
         giving.processes = worker_processes(self._inner)
 
-    def _for_inner(self, run: Run) -> tuple[GivenJob, RunTimes]:
+    def _for_inner(self, run: QueuedRun) -> tuple[GivenJob, RunTimes]:
         run_time = run.what.attempt.run_time
         begin = partial(self._begin, run)
         return _JobForWorker(run), _RunTimesForWorker(run_time, begin, run)
@@ -108,7 +108,7 @@ class ProcessRuns(ExecutorRuns):
         self._dying = left
         return min(next_in, DEATH_INTERVAL) if left else next_in
 
-    def _note_broken(self, run: Run, processes: Mapping[int, Any], _inputs: Inputs) -> None:
+    def _note_broken(self, run: QueuedRun, processes: Mapping[int, Any], _inputs: Inputs) -> None:
         """Note a run of a broken pool, one of whose processes may still run the job."""
         self._dying.append((run, processes, time.monotonic() + LONGEST_LIFE))
 
@@ -128,7 +128,7 @@ class ProcessRuns(ExecutorRuns):
             let_notice_deaths(self._inner)
         return LIFE_INTERVAL
 
-    def _end_lease(self, run: Run) -> None:
+    def _end_lease(self, run: QueuedRun) -> None:
         ticket = run.what.attempt.begin_lease_end()
         if ticket is not None:
             # The callback takes the report out of a list, so that after the call the callback does
@@ -137,13 +137,13 @@ class ProcessRuns(ExecutorRuns):
             reports = [partial(self._report_dead, run, ticket)]
             ticket.future.add_done_callback(lambda _future: call_application(reports.pop()))
 
-    def _report_dead(self, run: Run, ticket: ReleaseTicket) -> None:
+    def _report_dead(self, run: QueuedRun, ticket: ReleaseTicket) -> None:
         run.what.attempt.report_lease_end(ticket)
         self._owner.note_worker_died()
 
     # ---- in the pool's own threads, where it pickles and reports ---------------------------------
 
-    def _may_begin(self, run: Run) -> bool:
+    def _may_begin(self, run: QueuedRun) -> bool:
         if not super()._may_begin(run):
             return False
         giving: _Giving = run.what.giving
@@ -151,13 +151,13 @@ class ProcessRuns(ExecutorRuns):
         giving.context.run(giving.measuring.enter_context, run.what.attempt.holding())
         return True
 
-    def _report_granted(self, run: Run) -> None:
+    def _report_granted(self, run: QueuedRun) -> None:
         # Called in the application's thread, because the current thread is the pool's own. If a
         # listener shut the pool down here, the pool would wait for its own thread, for ever.
         call_application(partial(super()._report_granted, run))
         call_application(run.what.giving.is_grant_reported.set)
 
-    def events_of(self, run: Run, events: list[Any]) -> list[Any]:
+    def events_of(self, run: QueuedRun, events: list[Any]) -> list[Any]:
         """Begin to release a run that has ended, and return the events to report.
 
         :param events: APScheduler's events of the run
@@ -184,7 +184,7 @@ class ProcessRuns(ExecutorRuns):
             call_application(partial(self._owner.dispatch, event))
         return []
 
-    def failed(self, run: Run, error: BaseException) -> None:
+    def failed(self, run: QueuedRun, error: BaseException) -> None:
         """Note the error with which the pool has reported a run, instead of events."""
         work = run.what
         if work.goes_on is None:
@@ -201,7 +201,7 @@ class ProcessRuns(ExecutorRuns):
             else:  # the job's result or exception could not be pickled
                 work.release = work.attempt.begin_release(error)
 
-    def _stop_measuring(self, run: Run) -> None:
+    def _stop_measuring(self, run: QueuedRun) -> None:
         giving: _Giving = run.what.giving
         run.what.took = time.monotonic() - giving.began_at
         giving.context.run(giving.measuring.close)
@@ -210,7 +210,7 @@ class ProcessRuns(ExecutorRuns):
 class _JobForWorker(GivenJob):
     """Stands in for a job that is given to a pool of processes. Pickled as ``JobInWorker``."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: QueuedRun) -> None:
         submission = run.what.submission
         super().__init__(
             submission,
@@ -227,7 +227,7 @@ class _JobForWorker(GivenJob):
 class _RunTimesForWorker(RunTimes):
     """A list with a given job's run time. The run begins when the pool pickles the list."""
 
-    def __init__(self, run_time: datetime, begin: Callable[[], bool], run: Run) -> None:
+    def __init__(self, run_time: datetime, begin: Callable[[], bool], run: QueuedRun) -> None:
         super().__init__(run_time, begin)
         self._run = run
 
@@ -238,7 +238,7 @@ class _RunTimesForWorker(RunTimes):
         return RunTimesInWorker, (run_times[0], lock)
 
 
-def _lock_of(run: Run) -> LockInWorker | None:
+def _lock_of(run: QueuedRun) -> LockInWorker | None:
     """Return a run's lock, in the form in which its worker process gets it."""
     work = run.what
     held: HeldLock | None = work.attempt.held

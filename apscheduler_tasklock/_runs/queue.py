@@ -17,7 +17,7 @@ from math import inf
 from apscheduler_tasklock._database.jitter import LOCKED_BACKOFF
 from apscheduler_tasklock._runs.kept_runs import Outlook
 from apscheduler_tasklock._runs.misfires import is_misfire, lateness
-from apscheduler_tasklock._runs.run import JobKey, Kind, Run, State, Verdict
+from apscheduler_tasklock._runs.run import JobKey, Kind, QueuedRun, State, Verdict
 from apscheduler_tasklock._runs.workers import Workers
 
 # Limit the runs that are asked for at once. While none is refused, as many are asked for as workers
@@ -53,12 +53,12 @@ class Inputs:
     :ivar stopped: whether no run is to begin any more
     """
 
-    came: list[Run] = field(default_factory=list)
-    answered: list[tuple[Run, Verdict]] = field(default_factory=list)
-    begun: list[Run] = field(default_factory=list)
-    freed: list[tuple[Run, float]] = field(default_factory=list)
-    failed: list[Run] = field(default_factory=list)
-    found: list[tuple[Run, Outlook, float]] = field(default_factory=list)
+    came: list[QueuedRun] = field(default_factory=list)
+    answered: list[tuple[QueuedRun, Verdict]] = field(default_factory=list)
+    begun: list[QueuedRun] = field(default_factory=list)
+    freed: list[tuple[QueuedRun, float]] = field(default_factory=list)
+    failed: list[QueuedRun] = field(default_factory=list)
+    found: list[tuple[QueuedRun, Outlook, float]] = field(default_factory=list)
     workers: int | None = None
     stopped: bool = False
 
@@ -71,7 +71,7 @@ class Ask:
     :ivar most: limits how many claims are granted; ``None``: all may be granted
     """
 
-    runs: list[Run]
+    runs: list[QueuedRun]
     most: int | None
 
 
@@ -105,9 +105,9 @@ class Step:
     """
 
     asks: list[Ask] = field(default_factory=list)
-    given: list[Run] = field(default_factory=list)
-    refused: list[tuple[Run, Verdict]] = field(default_factory=list)
-    withdrawn: list[Run] = field(default_factory=list)
+    given: list[QueuedRun] = field(default_factory=list)
+    refused: list[tuple[QueuedRun, Verdict]] = field(default_factory=list)
+    withdrawn: list[QueuedRun] = field(default_factory=list)
     is_look_due: bool = False
     full: Full | None = None
     wakes_at: float = inf
@@ -121,14 +121,14 @@ class RunQueue:
 
     def __init__(self, jitter: Callable[[float], float]) -> None:
         self._jitter = jitter
-        self._waiting: list[Run] = []  # waiting and kept runs
+        self._waiting: list[QueuedRun] = []  # waiting and kept runs
         self._numbers = count()
-        self._asked: set[Run] = set()
+        self._asked: set[QueuedRun] = set()
         self._verdicts: set[Verdict] = set()  # of the current asks, as far as they are answered
         self._asked_at = inf
         self._reserved = 0  # workers that stay free for the runs of the current ask
         self._free_since = inf  # since when a worker is free; `inf`: none is free
-        self._unbegun: set[Run] = set()
+        self._unbegun: set[QueuedRun] = set()
         # Multiplies the size of an ask. It is doubled while all runs are refused, and 0 while none
         # is.
         self._growth = 0
@@ -162,7 +162,9 @@ class RunQueue:
             run.number = next(self._numbers)
             insort(self._waiting, run, key=_place)
         for run in inputs.begun:
-            self._note_begun(run, now)
+            if run.state is State.GIVEN:
+                run.state, run.began_at = State.BEGUN, now
+            self._unbegun.discard(run)
         for run, took in inputs.freed:
             self._leave(run, took)
         for run in inputs.failed:
@@ -178,12 +180,9 @@ class RunQueue:
         step.wakes_at = self._wakes_at(now)
         return step
 
-    def _note_begun(self, run: Run, now: float) -> None:
-        if run.state is State.GIVEN:
-            run.state, run.began_at = State.BEGUN, now
-        self._unbegun.discard(run)
-
-    def _take_answers(self, step: Step, now: float, answers: Sequence[tuple[Run, Verdict]]) -> None:
+    def _take_answers(
+        self, step: Step, now: float, answers: Sequence[tuple[QueuedRun, Verdict]]
+    ) -> None:
         """Note the verdicts on runs that were asked for."""
         for run, verdict in answers:
             self._asked.discard(run)
@@ -227,7 +226,7 @@ class RunQueue:
             else:
                 self._growth = 0 if verdicts <= {Verdict.GRANTED, Verdict.BEYOND} else 1
 
-    def _wait_again(self, run: Run, now: float, verdict: Verdict) -> None:
+    def _wait_again(self, run: QueuedRun, now: float, verdict: Verdict) -> None:
         """Put a run back at its place among the waiting runs."""
         run.state = State.WAITING
         if verdict is Verdict.KEPT:
@@ -245,7 +244,7 @@ class RunQueue:
         insort(self._waiting, run, key=_place)
 
     def _take_outlooks(
-        self, step: Step, now: float, found: Sequence[tuple[Run, Outlook, float]]
+        self, step: Step, now: float, found: Sequence[tuple[QueuedRun, Outlook, float]]
     ) -> None:
         """Note what becomes of kept runs."""
         for run, outlook, as_of in found:
@@ -254,7 +253,7 @@ class RunQueue:
         if found:
             self._waiting = [run for run in self._waiting if run.state is not State.OVER]
 
-    def _decide_kept(self, step: Step, now: float, run: Run, outlook: Outlook) -> None:
+    def _decide_kept(self, step: Step, now: float, run: QueuedRun, outlook: Outlook) -> None:
         """Let a kept run wait for a worker again, or end it, as its outlook says.
 
         The seconds for which the run was kept do not count as its lateness.
@@ -307,7 +306,7 @@ class RunQueue:
             if run.claims and (run.following is not None or run.excused)
         }
         others = [r for r in ready if not (r.kind.goes_first or r.job in backlogs)]
-        kept: dict[JobKey, list[Run]] = {}
+        kept: dict[JobKey, list[QueuedRun]] = {}
         for run in self._waiting:
             if run.state is State.KEPT:
                 kept.setdefault(run.job, []).append(run)
@@ -324,7 +323,7 @@ class RunQueue:
         stay = (State.WAITING, State.KEPT)
         self._waiting = [run for run in self._waiting if run.state in stay]
 
-    def _is_held(self, run: Run, kept: Sequence[Run], step: Step) -> bool:
+    def _is_held(self, run: QueuedRun, kept: Sequence[QueuedRun], step: Step) -> bool:
         """Return whether a run waits until a look has read the row of an earlier, kept run.
 
         Both are runs of one job. The run because of which the earlier run is kept may be over,
@@ -351,7 +350,7 @@ class RunQueue:
             self._full_reported_at = now
             step.full = Full(workers, len(waiting), longest)
 
-    def _deal_to(self, ready: Sequence[Run], free: float, step: Step, now: float) -> int:
+    def _deal_to(self, ready: Sequence[QueuedRun], free: float, step: Step, now: float) -> int:
         """Give ready runs to free workers, or ask for their claims.
 
         :return: how many workers these runs take
@@ -378,14 +377,14 @@ class RunQueue:
         step.asks += asking.asks()
         return taken
 
-    def _give(self, step: Step, run: Run, now: float) -> None:
+    def _give(self, step: Step, run: QueuedRun, now: float) -> None:
         """Give a run to the executor."""
         self._workers.give(run, now)
         run.state = State.GIVEN
         self._unbegun.add(run)
         step.given.append(run)
 
-    def _leave(self, run: Run, took: float) -> None:
+    def _leave(self, run: QueuedRun, took: float) -> None:
         """Note that the worker of a run is free again."""
         self._unbegun.discard(run)
         if run.following is not None:
@@ -393,7 +392,7 @@ class RunQueue:
             run.following.goes_on = not run.is_missed
         self._end(run, self._workers.leave(run, took))
 
-    def _end(self, run: Run, at: float) -> None:
+    def _end(self, run: QueuedRun, at: float) -> None:
         """Note that a run is over, and put the next run of its submission into the queue."""
         run.state = State.OVER
         if run.following is not None:
@@ -427,7 +426,7 @@ class _Asking:
         """Whether the asks have room for another run."""
         return len(self._tasks) < self._size
 
-    def add(self, run: Run, *, has_worker: bool) -> bool:
+    def add(self, run: QueuedRun, *, has_worker: bool) -> bool:
         """Add a run, unless the asks have no room, or have another run of its task.
 
         :param has_worker: whether a worker is free for the run
@@ -451,5 +450,5 @@ class _Asking:
         return asks
 
 
-def _place(run: Run) -> tuple[float, int]:
+def _place(run: QueuedRun) -> tuple[float, int]:
     return min(run.came, run.retry_at), run.number

@@ -74,7 +74,7 @@ class Token:
 
 
 @dataclass(eq=False)
-class Run:
+class QueuedRun:
     """One run time of one job. Times are seconds on the monotonic clock.
 
     :ivar kind: why the run is due
@@ -118,7 +118,7 @@ class Run:
     grace: float | None = None
     claims: bool = True
     retry_at: float = inf
-    following: Run | None = None
+    following: QueuedRun | None = None
     what: Any = None
     state: State = State.WAITING
     token: Token = field(default_factory=Token)
@@ -139,9 +139,9 @@ class Run:
     late_by: float = 0.0
 
     @property
-    def backlog(self) -> Iterator[Run]:
+    def backlog(self) -> Iterator[QueuedRun]:
         """The run itself, and all later runs of its submission."""
-        run: Run | None = self
+        run: QueuedRun | None = self
         while run is not None:
             yield run
             run = run.following

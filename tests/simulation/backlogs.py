@@ -22,7 +22,7 @@ from uuid import UUID
 from apscheduler_tasklock._lock.outcomes import RunOutcome, WindowAfter
 from apscheduler_tasklock._runs.kept_runs import InTheWay, LastRun, Outlook
 from apscheduler_tasklock._runs.queue import Ask, Inputs, RunQueue, Step
-from apscheduler_tasklock._runs.run import Kind, Run, State, Verdict
+from apscheduler_tasklock._runs.run import Kind, QueuedRun, State, Verdict
 from apscheduler_tasklock.testing import rule
 from tests.simulation.world import START
 from tests.support.waist import (
@@ -124,11 +124,11 @@ class Simulated:
     queue: RunQueue
     asks: list[Ask] = field(default_factory=list)
     skipped: set[int] = field(default_factory=set)
-    submissions: list[list[Run]] = field(default_factory=list)
-    runs: list[Run] = field(default_factory=list)
+    submissions: list[list[QueuedRun]] = field(default_factory=list)
+    runs: list[QueuedRun] = field(default_factory=list)
     is_dead: bool = False
 
-    def of_state(self, *states: State) -> list[Run]:
+    def of_state(self, *states: State) -> list[QueuedRun]:
         return [run for run in self.runs if run.state in states]
 
     @property
@@ -308,8 +308,8 @@ class Fleet:
         replica.submissions.append(runs)
         self._step(replica, came=[runs[0]])
 
-    def _run(self, kind: Kind, window: int | None, request: Any) -> Run:
-        return Run(kind, TASK, (TASK, ""), self._now, self._now, what=Work(window, request))
+    def _run(self, kind: Kind, window: int | None, request: Any) -> QueuedRun:
+        return QueuedRun(kind, TASK, (TASK, ""), self._now, self._now, what=Work(window, request))
 
     def _claim_of(self, window: int) -> ClaimRequest:
         return ClaimRequest(
@@ -366,7 +366,7 @@ class Fleet:
         answers = [(run, self._verdict(replica, run)) for run in ask.runs]
         self._step(replica, answered=answers)
 
-    def _verdict(self, replica: Simulated, run: Run) -> Verdict:
+    def _verdict(self, replica: Simulated, run: QueuedRun) -> Verdict:
         work: Work = run.what
         answer = self._decided(replica, run)
         if answer is not None and answer.granted:
@@ -388,7 +388,7 @@ class Fleet:
         work.request = replace(work.request, claim_id=self._new_id())
         return Verdict.KEPT
 
-    def _decided(self, replica: Simulated, run: Run) -> ClaimAnswer | None:
+    def _decided(self, replica: Simulated, run: QueuedRun) -> ClaimAnswer | None:
         request = run.what.request
         decision: rule.Decision[Any]
         if run.kind in (Kind.MANUAL, Kind.TAKEOVER):
@@ -441,7 +441,9 @@ class Fleet:
         replica.runs.append(run)
         self._step(replica, came=[run])
 
-    def _decided_on(self, replica: Simulated, last: LastRun) -> list[tuple[Run, Outlook, float]]:
+    def _decided_on(
+        self, replica: Simulated, last: LastRun
+    ) -> list[tuple[QueuedRun, Outlook, float]]:
         """Return the decisions on the kept runs."""
         kept = replica.of_state(State.KEPT)
         return [(run, run.what.in_the_way.outlook(last), self._now) for run in kept]

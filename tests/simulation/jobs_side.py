@@ -20,7 +20,7 @@ from apscheduler_tasklock._lock.limited_claims import Claimed, NotNow
 from apscheduler_tasklock._lock.outcomes import RunOutcome, WindowAfter
 from apscheduler_tasklock._runs.kept_runs import InTheWay, KeptRuns, LastRun, Outlook
 from apscheduler_tasklock._runs.queue import Ask, Full, Inputs, RunQueue
-from apscheduler_tasklock._runs.run import Kind, Run, State, Verdict
+from apscheduler_tasklock._runs.run import Kind, QueuedRun, State, Verdict
 from apscheduler_tasklock.errors import TaskLockError
 from apscheduler_tasklock.lock import HeldLock
 from tests.simulation import ledger
@@ -73,7 +73,7 @@ class Fate:
     kind: Kind
     window: float | None
     came: float
-    run: Run | None = None
+    run: QueuedRun | None = None
     given_at: float | None = None
     taken_at: float = -inf
     began_at: list[float] = field(default_factory=list)
@@ -112,7 +112,7 @@ class JobsReplica(Replica):
         self.stopped_at = inf
         self.asked = 0  # number of statements
         self._jobs_story: Any = story
-        self._given: dict[Run, None] = {}
+        self._given: dict[QueuedRun, None] = {}
         self._requested: set[UUID] = set()
         self._kept_runs = KeptRuns()
         self._releasing = 0
@@ -142,19 +142,19 @@ class JobsReplica(Replica):
 
     def _run_of(
         self, job: Job, kind: Kind, window: float | None, due_at: float, request: Any
-    ) -> Run:
+    ) -> QueuedRun:
         now = self.world.now
         fate = Fate(job, self.process, kind, window, now)
         grace = job.grace if kind is Kind.SCHEDULE else None
         work = Work(fate, request)
-        run = Run(
+        run = QueuedRun(
             kind, job.name, (job.name, "default"), due_at, now, grace, claims=job.claims, what=work
         )
         fate.run = run
         self.fates.append(fate)
         return run
 
-    def _come(self, run: Run) -> None:
+    def _come(self, run: QueuedRun) -> None:
         self.line.came(run)
 
     def stop_at(self, at: float, *, closes: bool = True) -> None:
@@ -202,8 +202,8 @@ class JobsReplica(Replica):
         self.world.note(self.process.name, f"   asks for {ask.most} of {names}")
         is_together = ask.runs[0].kind in (Kind.SCHEDULE, Kind.STANDBY, Kind.STORED)
         most = len(ask.runs) if is_together or ask.most is None else ask.most
-        asked: dict[AnyAttempt, Run] = {}
-        answers: list[tuple[Run, Claimed]] = []
+        asked: dict[AnyAttempt, QueuedRun] = {}
+        answers: list[tuple[QueuedRun, Claimed]] = []
         for run in ask.runs:
             claim = NotNow.BEYOND if len(asked) == most else self._claim_for(run.what)
             if isinstance(claim, (NotNow, TaskLockError)):
@@ -244,14 +244,14 @@ class JobsReplica(Replica):
             return error
         return work.claim
 
-    def _answer(self, answers: Sequence[tuple[Run, Claimed]]) -> None:
+    def _answer(self, answers: Sequence[tuple[QueuedRun, Claimed]]) -> None:
         def take_in(inputs: Inputs) -> None:
             inputs.answered += [(run, self._verdict(run, claimed)) for run, claimed in answers]
 
         if answers:
             self.line.call(take_in)
 
-    def _verdict(self, run: Run, claimed: Claimed) -> Verdict:
+    def _verdict(self, run: QueuedRun, claimed: Claimed) -> Verdict:
         work: Work = run.what
         if isinstance(claimed, NotNow):
             return Verdict(claimed.value)
@@ -276,7 +276,7 @@ class JobsReplica(Replica):
             return Verdict.KEPT
         return Verdict.REFUSED
 
-    def _keep(self, run: Run, refusal: Refusal) -> None:
+    def _keep(self, run: QueuedRun, refusal: Refusal) -> None:
         work: Work = run.what
         work.fate.is_kept = True
         # The next ask needs a new claim, because this one is over.
@@ -295,7 +295,7 @@ class JobsReplica(Replica):
         assert due is not None
         return is_same and row.started_at < due and row.kind != "manual"
 
-    def give(self, run: Run) -> None:
+    def give(self, run: QueuedRun) -> None:
         """Give a run to the pool."""
         fate: Fate = run.what.fate
         self._given[run] = None
@@ -316,17 +316,17 @@ class JobsReplica(Replica):
         """Whether the pool may have other work than the queue's, or unlocked runs before it."""
         return self._jobs_story.scenario.is_shared
 
-    def _not_given(self, run: Run) -> None:
+    def _not_given(self, run: QueuedRun) -> None:
         if self._given.pop(run, self) is not None:
             return
         self._hand_over(run.what)
         self.line.failed(run)
         self._end(run, "not taken")
 
-    def end_refused(self, run: Run, verdict: Verdict) -> None:
+    def end_refused(self, run: QueuedRun, verdict: Verdict) -> None:
         self._end(run, verdict.value)
 
-    def withdraw(self, run: Run) -> None:
+    def withdraw(self, run: QueuedRun) -> None:
         """Withdraw a run that has not begun, and hand its claim over."""
         work: Work = run.what
         if work.held is not None:
@@ -349,7 +349,7 @@ class JobsReplica(Replica):
             held.cut()
             self._begin_release(held, RunOutcome(WindowAfter.HAND_OVER))
 
-    def _end(self, run: Run, how: str) -> None:
+    def _end(self, run: QueuedRun, how: str) -> None:
         work: Work = run.what
         fate = work.fate
         fate.ends.append(how)
@@ -363,7 +363,7 @@ class JobsReplica(Replica):
 
     # ---- a worker --------------------------------------------------------------------------------
 
-    def _work_on(self, run: Run) -> None:
+    def _work_on(self, run: QueuedRun) -> None:
         work: Work = run.what
         if not run.token.take():
             return
@@ -385,7 +385,7 @@ class JobsReplica(Replica):
             self._hand_over(work)
         return stands
 
-    def _run_job(self, run: Run) -> float:
+    def _run_job(self, run: QueuedRun) -> float:
         """Run a job's function under its lock, and begin the release; return how long it took.
 
         ``freed`` is posted later, when the pool has reported the run.
@@ -425,7 +425,7 @@ class JobsReplica(Replica):
         """Return whether the end of a run opens its window."""
         return outcome.window is WindowAfter.OPEN
 
-    def _note_ended(self, run: Run, held: HeldLock) -> None:
+    def _note_ended(self, run: QueuedRun, held: HeldLock) -> None:
         """Note that a run has ended, so that the runs that are kept because of it go on."""
         last = LastRun(held.token, finished=True, dead=False, deaths=0, as_of=self.world.now)
         self._kept_runs.decide(run.task_name, run.job, last)
@@ -485,7 +485,7 @@ class JobsReplica(Replica):
         run.what.over = partial(open_ones.discard, key)
         self._come(run)
 
-    def _decide_kept(self, run: Run, outlook: Outlook, as_of: float) -> None:
+    def _decide_kept(self, run: QueuedRun, outlook: Outlook, as_of: float) -> None:
         self.line.found(run, outlook, as_of)
 
     @property

@@ -12,7 +12,7 @@ import pytest
 
 from apscheduler_tasklock._runs.jobs_thread import NAME, JobsThread, Line
 from apscheduler_tasklock._runs.queue import Ask, Full, Inputs, RunQueue
-from apscheduler_tasklock._runs.run import Kind, Run, State, Verdict
+from apscheduler_tasklock._runs.run import Kind, QueuedRun, State, Verdict
 from tests.support.polling import eventually
 
 
@@ -22,7 +22,7 @@ class Carrier:
     is_ending = False
 
     def __init__(self) -> None:
-        self.runs: list[Run] = []  # that were asked for
+        self.runs: list[QueuedRun] = []  # that were asked for
         self.asked: list[str] = []
         self.given: list[str] = []
         self.refused: list[str] = []
@@ -38,10 +38,10 @@ class Carrier:
             raise failure
         self.asked += [run.task_name for run in ask.runs]
 
-    def give(self, run: Run) -> None:
+    def give(self, run: QueuedRun) -> None:
         self.given.append(run.task_name)
 
-    def end_refused(self, run: Run, _verdict: Verdict) -> None:
+    def end_refused(self, run: QueuedRun, _verdict: Verdict) -> None:
         self.refused.append(run.task_name)
 
     def wake_look(self) -> None: ...
@@ -49,15 +49,15 @@ class Carrier:
     def report_full(self, full: Full) -> None:
         raise AssertionError(full)
 
-    def withdraw(self, run: Run) -> None:
+    def withdraw(self, run: QueuedRun) -> None:
         self.withdrawn.append(run.task_name)
 
     def look(self) -> float:
         return inf
 
 
-def run_of(name: str) -> Run:
-    return Run(Kind.SCHEDULE, name, (name, "default"), due_at=0.0, came=0.0)
+def run_of(name: str) -> QueuedRun:
+    return QueuedRun(Kind.SCHEDULE, name, (name, "default"), due_at=0.0, came=0.0)
 
 
 @pytest.fixture

@@ -15,21 +15,23 @@ from hypothesis import strategies as st
 
 from apscheduler_tasklock._runs.kept_runs import Outlook
 from apscheduler_tasklock._runs.queue import MOST_ASKED, PATIENCE, Full, Inputs, RunQueue, Step
-from apscheduler_tasklock._runs.run import Kind, Run, State, Token, Verdict
+from apscheduler_tasklock._runs.run import Kind, QueuedRun, State, Token, Verdict
 
 GRANTED, REFUSED, KEPT = Verdict.GRANTED, Verdict.REFUSED, Verdict.KEPT
 ASKED_AGAIN = Outlook.ASKED_AGAIN
 
 
-def run_of(name: str = "a", came: float = 0.0, kind: Kind = Kind.SCHEDULE, **more: Any) -> Run:
-    return Run(kind, name, (name, "default"), due_at=came, came=came, **more)
+def run_of(
+    name: str = "a", came: float = 0.0, kind: Kind = Kind.SCHEDULE, **more: Any
+) -> QueuedRun:
+    return QueuedRun(kind, name, (name, "default"), due_at=came, came=came, **more)
 
 
-def runs(count: int, **more: Any) -> list[Run]:
+def runs(count: int, **more: Any) -> list[QueuedRun]:
     return [run_of(f"task {number:03}", **more) for number in range(count)]
 
 
-def backlog_of(count: int, name: str = "a", **more: Any) -> list[Run]:
+def backlog_of(count: int, name: str = "a", **more: Any) -> list[QueuedRun]:
     backlog = [run_of(name, **more) for _ in range(count)]
     for run, following in pairwise(backlog):
         run.following = following
@@ -52,7 +54,7 @@ class Steps:
     def step(self, **inputs: Any) -> Step:
         return self.queue.step(self.now, Inputs(workers=self.workers, **inputs))
 
-    def answer(self, step: Step, verdict: Callable[[Run], Verdict]) -> Step:
+    def answer(self, step: Step, verdict: Callable[[QueuedRun], Verdict]) -> Step:
         answers = [(run, verdict(run)) for ask in step.asks for run in ask.runs]
         return self.step(answered=answers)
 
@@ -61,17 +63,17 @@ class Steps:
         granted = {run for ask in step.asks for run in ask.runs[: ask.most]}
         return self.answer(step, lambda run: GRANTED if run in granted else Verdict.BEYOND)
 
-    def begin(self, came: Sequence[Run]) -> Step:
+    def begin(self, came: Sequence[QueuedRun]) -> Step:
         """Let these be granted and begin; return what was done after they came."""
         step = self.grant(self.step(came=came))
         self.step(begun=step.given)
         return step
 
-    def free(self, *over: Run, took: float = 0.0) -> Step:
+    def free(self, *over: QueuedRun, took: float = 0.0) -> Step:
         return self.step(freed=[(run, took) for run in over])
 
 
-def names(found: Sequence[Run]) -> list[str]:
+def names(found: Sequence[QueuedRun]) -> list[str]:
     return [run.task_name for run in found]
 
 
@@ -769,7 +771,7 @@ class TestFull:
 
     def test_not_of_missed_runs_whose_jobs_the_database_is_to_move_on(self) -> None:
         steps = Steps(workers=1)
-        late = Run(Kind.STORED, "a", ("a", "default"), due_at=0.0, came=50.0, grace=1.0)
+        late = QueuedRun(Kind.STORED, "a", ("a", "default"), due_at=0.0, came=50.0, grace=1.0)
         assert steps.step(came=[late]).given == [late]
         steps.step(came=[run_of("b", came=steps.now)])
         steps.now += 60
