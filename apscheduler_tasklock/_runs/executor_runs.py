@@ -52,7 +52,7 @@ from apscheduler_tasklock._runs.leadership import Following, Leadership
 from apscheduler_tasklock._runs.misfires import ALWAYS_MISSED
 from apscheduler_tasklock._runs.queue import Ask, Full, Inputs, RunQueue
 from apscheduler_tasklock._runs.reports import Notifier
-from apscheduler_tasklock._runs.run import Kind, QueuedRun, State, Token, Verdict
+from apscheduler_tasklock._runs.run import ClaimOutcome, Kind, QueuedRun, State, Token
 from apscheduler_tasklock._runs.run_attempt import RunAttempt, may_be_cancelled
 from apscheduler_tasklock._runs.submission import FAILED, DueRun, Submission, new_claim_ids
 from apscheduler_tasklock._runs.trigger_times import is_stock
@@ -370,14 +370,14 @@ class ExecutorRuns:
         asked: dict[AnyAttempt, QueuedRun] = {}
         for run in ask.runs:
             if run.what.locks is not locks or len(asked) == most:
-                line.answered(run, Verdict.BEYOND)
+                line.answered(run, ClaimOutcome.BEYOND)
                 continue
             due = run.what.submission.due
             if due is not None and not due.reader.is_wanted(due):
                 # Skip the run, because its job store does not want it claimed any more.
                 if run.what.claim is not None:
                     locks.withdraw(run.what.claim)
-                line.answered(run, Verdict.REFUSED)
+                line.answered(run, ClaimOutcome.REFUSED)
                 continue
             claim = _claim_of(run.what)
             if isinstance(claim, Exception):
@@ -400,16 +400,16 @@ class ExecutorRuns:
             due = run.what.submission.due
             if due is not None and isinstance(claimed, TaskLockSchemaError):
                 due.rejected = claimed
-            inputs.answered.append((run, self._verdict(run, claimed)))
+            inputs.answered.append((run, self._claim_outcome(run, claimed)))
 
-    def _verdict(self, run: QueuedRun, claimed: Claimed | Exception) -> Verdict:
-        """Note the outcome of a run's claim, and return the verdict for the queue."""
+    def _claim_outcome(self, run: QueuedRun, claimed: Claimed | Exception) -> ClaimOutcome:
+        """Note the result of a run's claim, and return its outcome for the queue."""
         work: _Work = run.what
         if isinstance(claimed, NotNow):
-            return Verdict(claimed.value)
+            return ClaimOutcome(claimed.value)
         if isinstance(claimed, Exception) and not isinstance(claimed, TaskLockError):
             self._owner.report_failed(work.submission, work.attempt.run_time, claimed)
-            return Verdict.FAILED
+            return ClaimOutcome.FAILED
         wanted_at = None if work.claim is None else work.claim.wanted_at
         try:
             may_run = work.attempt.take_in(claimed, wanted_at or time.monotonic())
@@ -418,20 +418,21 @@ class ExecutorRuns:
             may_run = False
         if may_run:
             self._note_granted(run)
-            return Verdict.UNLOCKED if work.attempt.held is None else Verdict.GRANTED
+            return ClaimOutcome.UNLOCKED if work.attempt.held is None else ClaimOutcome.GRANTED
         if work.attempt.held is not None:
             self._hand_over(work)
         refusal = work.attempt.refusal
-        verdict = Verdict.FAILED if isinstance(claimed, TaskLockError) else Verdict.REFUSED
+        failed = isinstance(claimed, TaskLockError)
+        outcome = ClaimOutcome.FAILED if failed else ClaimOutcome.REFUSED
         self._note_unclaimed(run, claimed, refusal)
         if refusal is not None and refusal.blocked:
-            verdict = self._keep(run, refusal)
+            outcome = self._keep(run, refusal)
         if refusal is not None and (refusal.unfinished or work.submission.may_be_retried):
             # The last run may be dead. Or it is a run of this replica, which may have ended while
             # the claim was on its way.
             may_be_over = refusal.waits or refusal.holder == work.locks.replica_id
             self._note_unfinished(work, refusal.unfinished and may_be_over)
-        return verdict
+        return outcome
 
     def _note_unfinished(self, work: _Work, may_be_over: bool) -> None:
         submission = replace(work.submission, run_times=(work.attempt.run_time,), claim_ids=())
@@ -482,7 +483,7 @@ class ExecutorRuns:
         elif refusal is not None and refusal.reason == "paused":
             self._note_missed(run, MissCause.PAUSED, missed_runs.IN_PAUSE)
 
-    def _keep(self, run: QueuedRun, refusal: Refusal) -> Verdict:
+    def _keep(self, run: QueuedRun, refusal: Refusal) -> ClaimOutcome:
         """Keep a run, and its backlog, until the run in its way is over.
 
         :param refusal: names the run in the way
@@ -493,9 +494,9 @@ class ExecutorRuns:
         came_first = refusal.came_first and not is_over
         in_the_way = InTheWay(refusal.token, came_first, run.what.attempt.run_time)
         if self._try_to_keep(run, in_the_way, refusal):
-            return Verdict.KEPT
+            return ClaimOutcome.KEPT
         run.what.kept_because = refusal  # so that `end_refused` reports this refusal
-        return Verdict.REFUSED
+        return ClaimOutcome.REFUSED
 
     def _follow(self, run: QueuedRun, inputs: Inputs) -> None:
         """Keep a run, and its backlog, until a look tells whether the leader has run it."""
@@ -673,11 +674,11 @@ class ExecutorRuns:
             inputs.freed.append((run, 0.0))
             self._note_over(run)
 
-    def end_refused(self, run: QueuedRun, verdict: Verdict) -> None:
+    def end_refused(self, run: QueuedRun, outcome: ClaimOutcome) -> None:
         """End a run that was refused, or could not be claimed."""
         work: _Work = run.what
         due = work.submission.due
-        if due is not None and verdict is Verdict.FAILED:
+        if due is not None and outcome is ClaimOutcome.FAILED:
             due.refused = FAILED
         if work.as_follower is not None and work.as_follower.refusal is not None:
             work.attempt.report_run_by_another(work.as_follower.refusal)

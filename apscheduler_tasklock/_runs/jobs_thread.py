@@ -17,7 +17,7 @@ from typing import Protocol
 from apscheduler_tasklock._application import keep_application_out
 from apscheduler_tasklock._runs.kept_runs import Outlook
 from apscheduler_tasklock._runs.queue import Ask, Full, Inputs, RunQueue, Step
-from apscheduler_tasklock._runs.run import QueuedRun, Verdict
+from apscheduler_tasklock._runs.run import ClaimOutcome, QueuedRun
 from apscheduler_tasklock._values import logger_of
 
 logger = logger_of(__name__)
@@ -50,7 +50,7 @@ class Carrier(Protocol):
     def give(self, run: QueuedRun) -> None:
         """Give a run to the executor."""
 
-    def end_refused(self, run: QueuedRun, verdict: Verdict) -> None:
+    def end_refused(self, run: QueuedRun, outcome: ClaimOutcome) -> None:
         """End a run that was refused, or could not be claimed."""
 
     def withdraw(self, run: QueuedRun) -> None:
@@ -111,9 +111,9 @@ class Line:
         """Tell the queue that a run was submitted."""
         self.thread.post(self, lambda inputs: inputs.came.append(run))
 
-    def answered(self, run: QueuedRun, verdict: Verdict) -> None:
-        """Tell the queue the verdict on a run that was asked for."""
-        self.thread.post(self, lambda inputs: inputs.answered.append((run, verdict)))
+    def answered(self, run: QueuedRun, outcome: ClaimOutcome) -> None:
+        """Tell the queue the outcome of the claim of a run that was asked for."""
+        self.thread.post(self, lambda inputs: inputs.answered.append((run, outcome)))
 
     def begun(self, run: QueuedRun) -> None:
         """Tell the queue that a worker has begun a run."""
@@ -299,8 +299,8 @@ def _carry_out(step: Step, carrier: Carrier) -> None:
         carrier.ask(ask)
     for run in step.given:
         carrier.give(run)
-    for run, verdict in step.refused:
-        carrier.end_refused(run, verdict)
+    for run, outcome in step.refused:
+        carrier.end_refused(run, outcome)
     for run in step.withdrawn:
         carrier.withdraw(run)
     if step.is_look_due:

@@ -17,7 +17,7 @@ from math import inf
 from apscheduler_tasklock._database.jitter import LOCKED_BACKOFF
 from apscheduler_tasklock._runs.kept_runs import Outlook
 from apscheduler_tasklock._runs.misfires import is_misfire, lateness
-from apscheduler_tasklock._runs.run import JobKey, Kind, QueuedRun, State, Verdict
+from apscheduler_tasklock._runs.run import ClaimOutcome, JobKey, Kind, QueuedRun, State
 from apscheduler_tasklock._runs.workers import Workers
 
 # Limit the runs that are asked for at once. While none is refused, as many are asked for as workers
@@ -43,7 +43,7 @@ class Inputs:
     """The inputs of a step: what has happened since the last step.
 
     :ivar came: runs that were submitted
-    :ivar answered: runs that were asked for, each with its verdict
+    :ivar answered: runs that were asked for, each with the outcome of its claim
     :ivar begun: runs that a worker has begun
     :ivar freed: runs whose workers are free now, and the seconds that each run took
     :ivar failed: runs that the executor did not take
@@ -54,7 +54,7 @@ class Inputs:
     """
 
     came: list[QueuedRun] = field(default_factory=list)
-    answered: list[tuple[QueuedRun, Verdict]] = field(default_factory=list)
+    answered: list[tuple[QueuedRun, ClaimOutcome]] = field(default_factory=list)
     begun: list[QueuedRun] = field(default_factory=list)
     freed: list[tuple[QueuedRun, float]] = field(default_factory=list)
     failed: list[QueuedRun] = field(default_factory=list)
@@ -106,7 +106,7 @@ class Step:
 
     asks: list[Ask] = field(default_factory=list)
     given: list[QueuedRun] = field(default_factory=list)
-    refused: list[tuple[QueuedRun, Verdict]] = field(default_factory=list)
+    refused: list[tuple[QueuedRun, ClaimOutcome]] = field(default_factory=list)
     withdrawn: list[QueuedRun] = field(default_factory=list)
     is_look_due: bool = False
     full: Full | None = None
@@ -124,7 +124,8 @@ class RunQueue:
         self._waiting: list[QueuedRun] = []  # waiting and kept runs
         self._numbers = count()
         self._asked: set[QueuedRun] = set()
-        self._verdicts: set[Verdict] = set()  # of the current asks, as far as they are answered
+        # The outcomes of the current asks, as far as they are answered.
+        self._outcomes: set[ClaimOutcome] = set()
         self._asked_at = inf
         self._reserved = 0  # workers that stay free for the runs of the current ask
         self._free_since = inf  # since when a worker is free; `inf`: none is free
@@ -181,13 +182,13 @@ class RunQueue:
         return step
 
     def _take_answers(
-        self, step: Step, now: float, answers: Sequence[tuple[QueuedRun, Verdict]]
+        self, step: Step, now: float, answers: Sequence[tuple[QueuedRun, ClaimOutcome]]
     ) -> None:
-        """Note the verdicts on runs that were asked for."""
-        for run, verdict in answers:
+        """Note the outcomes of the claims of runs that were asked for."""
+        for run, outcome in answers:
             self._asked.discard(run)
-            self._verdicts.add(verdict)
-            if verdict is Verdict.GRANTED:
+            self._outcomes.add(outcome)
+            if outcome is ClaimOutcome.GRANTED:
                 if self._stopped:
                     step.withdrawn.append(run)
                     self._end(run, run.earliest)
@@ -195,23 +196,23 @@ class RunQueue:
                     # A run that needs no lock may have taken the reserved worker by now. Then this
                     # granted run waits for the next free worker in the executor's own queue.
                     self._give(step, run, now)
-            elif verdict in (Verdict.REFUSED, Verdict.FAILED):
-                step.refused.append((run, verdict))
+            elif outcome in (ClaimOutcome.REFUSED, ClaimOutcome.FAILED):
+                step.refused.append((run, outcome))
                 self._end(run, run.earliest)
             else:
-                self._wait_again(run, now, verdict)
+                self._wait_again(run, now, outcome)
         if not self._asked:
             self._reserved, self._asked_at = 0, inf
-            verdicts, self._verdicts = self._verdicts, set()
-            self._note_verdicts(now, verdicts)
+            outcomes, self._outcomes = self._outcomes, set()
+            self._note_outcomes(now, outcomes)
 
-    def _note_verdicts(self, now: float, verdicts: set[Verdict]) -> None:
+    def _note_outcomes(self, now: float, outcomes: set[ClaimOutcome]) -> None:
         """Decide how large the next asks are, and when they go out.
 
-        :param verdicts: the verdicts of the last asks, of all kinds of runs together, because the
+        :param outcomes: the outcomes of the last asks, of all kinds of runs together, because the
             size of the next ask is that of the one without an answer
         """
-        if Verdict.UNANSWERED in verdicts:
+        if ClaimOutcome.UNANSWERED in outcomes:
             # These claims may be granted, and count toward the limit only of an ask that has them.
             # So nothing else is asked for until all of them are asked for again, in an ask that is
             # not smaller.
@@ -219,22 +220,22 @@ class RunQueue:
             pause = LOCKED_BACKOFF[min(self._unanswered, len(LOCKED_BACKOFF) - 1)]
             self._no_ask_before = now + self._jitter(pause)
             self._unanswered += 1
-        elif verdicts:
+        elif outcomes:
             self._unanswered = 0
-            if verdicts <= {Verdict.REFUSED, Verdict.KEPT}:
+            if outcomes <= {ClaimOutcome.REFUSED, ClaimOutcome.KEPT}:
                 self._growth = min(MOST_ASKED, max(1, self._growth * 2))
             else:
-                self._growth = 0 if verdicts <= {Verdict.GRANTED, Verdict.BEYOND} else 1
+                self._growth = 0 if outcomes <= {ClaimOutcome.GRANTED, ClaimOutcome.BEYOND} else 1
 
-    def _wait_again(self, run: QueuedRun, now: float, verdict: Verdict) -> None:
+    def _wait_again(self, run: QueuedRun, now: float, outcome: ClaimOutcome) -> None:
         """Put a run back at its place among the waiting runs."""
         run.state = State.WAITING
-        if verdict is Verdict.KEPT:
+        if outcome is ClaimOutcome.KEPT:
             run.state, run.kept_at = State.KEPT, now
-        elif verdict is Verdict.UNLOCKED:
+        elif outcome is ClaimOutcome.UNLOCKED:
             run.claims = False
-        elif verdict in (Verdict.LOCKED, Verdict.UNANSWERED):
-            if verdict is Verdict.LOCKED:
+        elif outcome in (ClaimOutcome.LOCKED, ClaimOutcome.UNANSWERED):
+            if outcome is ClaimOutcome.LOCKED:
                 pause = LOCKED_BACKOFF[min(run.locked, len(LOCKED_BACKOFF) - 1)]
                 run.not_before = now + self._jitter(pause)
                 run.locked += 1
@@ -269,9 +270,9 @@ class RunQueue:
         if outlook is Outlook.DROPPED:
             for each in run.backlog:
                 each.state = State.OVER
-                step.refused.append((each, Verdict.REFUSED))
+                step.refused.append((each, ClaimOutcome.REFUSED))
         else:
-            step.refused.append((run, Verdict.REFUSED))
+            step.refused.append((run, ClaimOutcome.REFUSED))
             self._end(run, run.earliest)
 
     def _withdraw_all(self, step: Step, now: float) -> None:
@@ -331,8 +332,7 @@ class RunQueue:
         run and its backlog would be refused. A look from before a worker was free does not count,
         because the run in the way may have ended while the later run waited for the worker.
         """
-        earlier = [each for each in kept if each.due_at < run.due_at]
-        looked_at = [each.looked_at for each in earlier]
+        looked_at = [each.looked_at for each in kept if each.due_at < run.due_at]
         is_held = min(looked_at, default=inf) < max(run.came, self._free_since)
         if not is_held or self._free_since < inf:
             step.is_look_due = step.is_look_due or (is_held and not run.is_held)

@@ -40,7 +40,7 @@ class State(enum.Enum):
     OVER = "over"
 
 
-class Verdict(enum.Enum):
+class ClaimOutcome(enum.Enum):
     """The outcome of a run's claim, for the queue."""
 
     GRANTED = "granted"

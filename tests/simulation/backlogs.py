@@ -22,7 +22,7 @@ from uuid import UUID
 from apscheduler_tasklock._lock.outcomes import RunOutcome, WindowAfter
 from apscheduler_tasklock._runs.kept_runs import InTheWay, LastRun, Outlook
 from apscheduler_tasklock._runs.queue import Ask, Inputs, RunQueue, Step
-from apscheduler_tasklock._runs.run import Kind, QueuedRun, State, Verdict
+from apscheduler_tasklock._runs.run import ClaimOutcome, Kind, QueuedRun, State
 from apscheduler_tasklock.testing import rule
 from tests.simulation.world import START
 from tests.support.waist import (
@@ -363,16 +363,16 @@ class Fleet:
     def _claim(self, n: int) -> None:
         replica = self.replicas[n]
         ask = replica.asks.pop(0)
-        answers = [(run, self._verdict(replica, run)) for run in ask.runs]
+        answers = [(run, self._claim_outcome(replica, run)) for run in ask.runs]
         self._step(replica, answered=answers)
 
-    def _verdict(self, replica: Simulated, run: QueuedRun) -> Verdict:
+    def _claim_outcome(self, replica: Simulated, run: QueuedRun) -> ClaimOutcome:
         work: Work = run.what
         answer = self._decided(replica, run)
         if answer is not None and answer.granted:
-            return Verdict.GRANTED
+            return ClaimOutcome.GRANTED
         if answer is None or run.kind is not Kind.SCHEDULE or not Refusal.of(answer).blocked:
-            return Verdict.REFUSED
+            return ClaimOutcome.REFUSED
         assert self.row is not None
         run_time = work.request.run_time
         came_first = self.row.started_at < run_time and self.row.kind != "manual"
@@ -382,11 +382,11 @@ class Fleet:
                 each.state = State.OVER
             run.following = None
         if self.kept in (Rule.LEAVE, Rule.GO_ON) or is_final:
-            return Verdict.REFUSED
+            return ClaimOutcome.REFUSED
         work.stood_first = self.row.token if came_first else 0
         work.in_the_way = InTheWay(self.row.token, came_first and self.kept is Rule.KEEP)
         work.request = replace(work.request, claim_id=self._new_id())
-        return Verdict.KEPT
+        return ClaimOutcome.KEPT
 
     def _decided(self, replica: Simulated, run: QueuedRun) -> ClaimAnswer | None:
         request = run.what.request

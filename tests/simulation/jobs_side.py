@@ -20,7 +20,7 @@ from apscheduler_tasklock._lock.limited_claims import Claimed, NotNow
 from apscheduler_tasklock._lock.outcomes import RunOutcome, WindowAfter
 from apscheduler_tasklock._runs.kept_runs import InTheWay, KeptRuns, LastRun, Outlook
 from apscheduler_tasklock._runs.queue import Ask, Full, Inputs, RunQueue
-from apscheduler_tasklock._runs.run import Kind, QueuedRun, State, Verdict
+from apscheduler_tasklock._runs.run import ClaimOutcome, Kind, QueuedRun, State
 from apscheduler_tasklock.errors import TaskLockError
 from apscheduler_tasklock.lock import HeldLock
 from tests.simulation import ledger
@@ -246,15 +246,17 @@ class JobsReplica(Replica):
 
     def _answer(self, answers: Sequence[tuple[QueuedRun, Claimed]]) -> None:
         def take_in(inputs: Inputs) -> None:
-            inputs.answered += [(run, self._verdict(run, claimed)) for run, claimed in answers]
+            inputs.answered += [
+                (run, self._claim_outcome(run, claimed)) for run, claimed in answers
+            ]
 
         if answers:
             self.line.call(take_in)
 
-    def _verdict(self, run: QueuedRun, claimed: Claimed) -> Verdict:
+    def _claim_outcome(self, run: QueuedRun, claimed: Claimed) -> ClaimOutcome:
         work: Work = run.what
         if isinstance(claimed, NotNow):
-            return Verdict(claimed.value)
+            return ClaimOutcome(claimed.value)
         question = work.question
         assert question is not None
         question.answered = self.world.now
@@ -268,13 +270,13 @@ class JobsReplica(Replica):
         if isinstance(claimed, HeldLock):
             work.held = claimed
             self._asked[claimed.claim_id] = question.asked
-            return Verdict.GRANTED
+            return ClaimOutcome.GRANTED
         if isinstance(claimed, TaskLockError):
-            return Verdict.FAILED
+            return ClaimOutcome.FAILED
         if isinstance(claimed, Refusal) and claimed.blocked and run.kind is Kind.SCHEDULE:
             self._keep(run, claimed)
-            return Verdict.KEPT
-        return Verdict.REFUSED
+            return ClaimOutcome.KEPT
+        return ClaimOutcome.REFUSED
 
     def _keep(self, run: QueuedRun, refusal: Refusal) -> None:
         work: Work = run.what
@@ -323,8 +325,8 @@ class JobsReplica(Replica):
         self.line.failed(run)
         self._end(run, "not taken")
 
-    def end_refused(self, run: QueuedRun, verdict: Verdict) -> None:
-        self._end(run, verdict.value)
+    def end_refused(self, run: QueuedRun, outcome: ClaimOutcome) -> None:
+        self._end(run, outcome.value)
 
     def withdraw(self, run: QueuedRun) -> None:
         """Withdraw a run that has not begun, and hand its claim over."""

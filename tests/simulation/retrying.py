@@ -16,7 +16,7 @@ from typing import Any
 from apscheduler_tasklock._lock.limited_claims import Claimed
 from apscheduler_tasklock._lock.outcomes import RunOutcome, WindowAfter
 from apscheduler_tasklock._runs import run_attempt
-from apscheduler_tasklock._runs.run import Kind, QueuedRun, Verdict
+from apscheduler_tasklock._runs.run import ClaimOutcome, Kind, QueuedRun
 from apscheduler_tasklock.errors import LONGEST_RETRY_DELAY
 from apscheduler_tasklock.lock import HeldLock
 from apscheduler_tasklock.options import ONE_OFF_MIN_LOCK, LockOptions
@@ -195,11 +195,11 @@ class RetryReplica(JobsReplica):
 
     # ---- the claims ------------------------------------------------------------------------------
 
-    def _verdict(self, run: QueuedRun, claimed: Claimed) -> Verdict:
-        verdict, work = super()._verdict(run, claimed), run.what
+    def _claim_outcome(self, run: QueuedRun, claimed: Claimed) -> ClaimOutcome:
+        outcome, work = super()._claim_outcome(run, claimed), run.what
         if isinstance(claimed, HeldLock):
             self._retry_story.grants.append(self._grant_of(run, work, claimed))
-        return verdict
+        return outcome
 
     def _grant_of(self, run: QueuedRun, work: Work, held: HeldLock) -> Grant:
         assert work.fate.window is not None

@@ -17,7 +17,7 @@ from psycopg.types.range import Range
 
 from apscheduler_tasklock._lock.job_rows import DueRow, DueRows, JobRow
 from apscheduler_tasklock._runs.queue import Ask
-from apscheduler_tasklock._runs.run import Kind, Verdict
+from apscheduler_tasklock._runs.run import ClaimOutcome, Kind
 from apscheduler_tasklock._runs.submission import FAILED, DueRun
 from apscheduler_tasklock.jobstore import bad_rows, due
 from apscheduler_tasklock.jobstore.due import DueJobs
@@ -260,7 +260,7 @@ class StoredReplica(JobsReplica):
         if wanted:
             super().ask(Ask(wanted, ask.most))
         for run in unwanted:
-            self.line.answered(run, Verdict.REFUSED)
+            self.line.answered(run, ClaimOutcome.REFUSED)
 
     @property
     def room(self) -> float:

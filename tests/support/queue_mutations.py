@@ -10,7 +10,7 @@ from typing import Any
 
 from apscheduler_tasklock._runs import queue
 from apscheduler_tasklock._runs.queue import RunQueue, _Asking, _place
-from apscheduler_tasklock._runs.run import Kind, QueuedRun, State, Token, Verdict
+from apscheduler_tasklock._runs.run import ClaimOutcome, Kind, QueuedRun, State, Token
 from apscheduler_tasklock._runs.workers import Workers
 from tests.simulation.mutations import _method
 from tests.simulation.world import CLOCK, replaced
@@ -102,7 +102,8 @@ def _refused_if_locked(
     original: Callable[..., None], runs: Any, step: Any, now: float, answers: Sequence[Any]
 ) -> None:
     changed = [
-        (run, Verdict.REFUSED if verdict is Verdict.LOCKED else verdict) for run, verdict in answers
+        (run, ClaimOutcome.REFUSED if outcome is ClaimOutcome.LOCKED else outcome)
+        for run, outcome in answers
     ]
     original(runs, step, now, changed)
 
@@ -111,7 +112,8 @@ def _refused_if_beyond(
     original: Callable[..., None], runs: Any, step: Any, now: float, answers: Sequence[Any]
 ) -> None:
     changed = [
-        (run, Verdict.REFUSED if verdict is Verdict.BEYOND else verdict) for run, verdict in answers
+        (run, ClaimOutcome.REFUSED if outcome is ClaimOutcome.BEYOND else outcome)
+        for run, outcome in answers
     ]
     original(runs, step, now, changed)
 

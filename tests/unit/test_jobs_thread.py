@@ -12,7 +12,7 @@ import pytest
 
 from apscheduler_tasklock._runs.jobs_thread import NAME, JobsThread, Line
 from apscheduler_tasklock._runs.queue import Ask, Full, Inputs, RunQueue
-from apscheduler_tasklock._runs.run import Kind, QueuedRun, State, Verdict
+from apscheduler_tasklock._runs.run import ClaimOutcome, Kind, QueuedRun, State
 from tests.support.polling import eventually
 
 
@@ -41,7 +41,7 @@ class Carrier:
     def give(self, run: QueuedRun) -> None:
         self.given.append(run.task_name)
 
-    def end_refused(self, run: QueuedRun, _verdict: Verdict) -> None:
+    def end_refused(self, run: QueuedRun, _outcome: ClaimOutcome) -> None:
         self.refused.append(run.task_name)
 
     def wake_look(self) -> None: ...
@@ -72,7 +72,7 @@ def line(carrier: Carrier) -> Iterator[Line]:
     line.thread.stop(60)
     for run in carrier.runs:
         if run.state is State.ASKED:
-            line.answered(run, Verdict.REFUSED)
+            line.answered(run, ClaimOutcome.REFUSED)
         elif run.state is State.GIVEN:
             line.freed(run, 0.0)
     eventually(lambda: not is_there())
@@ -87,7 +87,7 @@ def test_what_comes_is_asked_for_and_given_in_its_thread(line: Line, carrier: Ca
     line.came(run)
     eventually(lambda: carrier.asked == ["a"])
     line.came(other)
-    line.answered(run, Verdict.GRANTED)
+    line.answered(run, ClaimOutcome.GRANTED)
     eventually(lambda: carrier.given == ["a"])
     assert carrier.threads == {NAME}
 
@@ -106,7 +106,7 @@ def test_a_pool_that_has_got_workers_is_seen_beside_a_busy_line(
         return carrier.asked == ["waits"]
 
     eventually(is_asked_for)
-    full.answered(carrier.runs[0], Verdict.REFUSED)
+    full.answered(carrier.runs[0], ClaimOutcome.REFUSED)
 
 
 def test_a_stop_returns_when_what_waited_is_withdrawn(line: Line, carrier: Carrier) -> None:
@@ -116,7 +116,7 @@ def test_a_stop_returns_when_what_waited_is_withdrawn(line: Line, carrier: Carri
     line.came(other)  # which waits for the answer
     line.thread.stop(60)
     assert carrier.withdrawn == ["b"]
-    line.answered(run, Verdict.REFUSED)
+    line.answered(run, ClaimOutcome.REFUSED)
     eventually(lambda: carrier.refused == ["a"])
     eventually(lambda: not is_there())
 
@@ -199,6 +199,6 @@ def test_one_thread_drives_several_queues_and_stops_them_all(line: Line, carrier
     second.came(run_of("d"))
     line.thread.stop(60)
     assert (carrier.withdrawn, other.withdrawn) == (["c"], ["d"])
-    second.answered(theirs, Verdict.REFUSED)
-    line.answered(ours, Verdict.REFUSED)
+    second.answered(theirs, ClaimOutcome.REFUSED)
+    line.answered(ours, ClaimOutcome.REFUSED)
     eventually(lambda: (carrier.refused, other.refused) == (["a"], ["b"]))

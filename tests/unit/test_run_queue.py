@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from apscheduler_tasklock._runs.kept_runs import Outlook
 from apscheduler_tasklock._runs.queue import MOST_ASKED, PATIENCE, Full, Inputs, RunQueue, Step
-from apscheduler_tasklock._runs.run import Kind, QueuedRun, State, Token, Verdict
+from apscheduler_tasklock._runs.run import ClaimOutcome, Kind, QueuedRun, State, Token
 
-GRANTED, REFUSED, KEPT = Verdict.GRANTED, Verdict.REFUSED, Verdict.KEPT
+GRANTED, REFUSED, KEPT = ClaimOutcome.GRANTED, ClaimOutcome.REFUSED, ClaimOutcome.KEPT
 ASKED_AGAIN = Outlook.ASKED_AGAIN
 
 
@@ -54,14 +54,14 @@ class Steps:
     def step(self, **inputs: Any) -> Step:
         return self.queue.step(self.now, Inputs(workers=self.workers, **inputs))
 
-    def answer(self, step: Step, verdict: Callable[[QueuedRun], Verdict]) -> Step:
-        answers = [(run, verdict(run)) for ask in step.asks for run in ask.runs]
+    def answer(self, step: Step, outcome: Callable[[QueuedRun], ClaimOutcome]) -> Step:
+        answers = [(run, outcome(run)) for ask in step.asks for run in ask.runs]
         return self.step(answered=answers)
 
     def grant(self, step: Step) -> Step:
         """Grant as many as may be."""
         granted = {run for ask in step.asks for run in ask.runs[: ask.most]}
-        return self.answer(step, lambda run: GRANTED if run in granted else Verdict.BEYOND)
+        return self.answer(step, lambda run: GRANTED if run in granted else ClaimOutcome.BEYOND)
 
     def begin(self, came: Sequence[QueuedRun]) -> Step:
         """Let these be granted and begin; return what was done after they came."""
@@ -178,7 +178,7 @@ class TestAsking:
         step = steps.step(came=[run])
         pauses = []
         for _ in range(4):
-            step = steps.answer(step, lambda _run: Verdict.LOCKED)
+            step = steps.answer(step, lambda _run: ClaimOutcome.LOCKED)
             assert step.asks == []
             pauses.append(round(step.wakes_at - steps.now, 3))
             steps.now = step.wakes_at
@@ -192,7 +192,7 @@ class TestAsking:
         step = steps.step(came=runs(4))
         steps.step(came=[run_of("later", 50.0)])
         unlocked = run_of("unlocked", claims=False)
-        step = steps.answer(step, lambda _run: Verdict.UNANSWERED)
+        step = steps.answer(step, lambda _run: ClaimOutcome.UNANSWERED)
         assert step.asks == []
         assert steps.step(came=[unlocked]).given == [unlocked]
         steps.step(begun=[unlocked])
@@ -207,7 +207,7 @@ class TestAsking:
             step = steps.answer(step, lambda _run: REFUSED)
         large = names(step.asks[0].runs)
         assert len(large) > 16
-        step = steps.answer(step, lambda _run: Verdict.UNANSWERED)
+        step = steps.answer(step, lambda _run: ClaimOutcome.UNANSWERED)
         steps.now = step.wakes_at
         assert names(steps.step().asks[0].runs)[: len(large)] == large
 
@@ -221,7 +221,7 @@ class TestAsking:
         refused = [(run, REFUSED) for run in step.asks[0].runs]
         of_one, of_many = steps.step(answered=refused, came=[manual]).asks
         assert of_one.runs == [manual]
-        answers = [[(manual, GRANTED)], [(run, Verdict.UNANSWERED) for run in of_many.runs]]
+        answers = [[(manual, GRANTED)], [(run, ClaimOutcome.UNANSWERED) for run in of_many.runs]]
         for each in answers if is_answered_first else reversed(answers):
             step = steps.step(answered=each)
         steps.now = step.wakes_at
@@ -233,27 +233,27 @@ class TestAsking:
         steps, pauses = Steps(), []
         step = steps.step(came=runs(1))
         for _ in range(4):
-            step = steps.answer(step, lambda _run: Verdict.UNANSWERED)
+            step = steps.answer(step, lambda _run: ClaimOutcome.UNANSWERED)
             pauses.append(round(step.wakes_at - steps.now, 3))
             steps.now = step.wakes_at
             step = steps.step()
         assert pauses == [0.01, 0.02, 0.04, 0.08]
         steps.answer(step, lambda _run: REFUSED)
-        step = steps.answer(steps.step(came=runs(1)), lambda _run: Verdict.UNANSWERED)
+        step = steps.answer(steps.step(came=runs(1)), lambda _run: ClaimOutcome.UNANSWERED)
         assert round(step.wakes_at - steps.now, 3) == 0.01
 
     def test_a_locked_row_holds_up_nobody_else(self) -> None:
         steps = Steps(workers=1, in_a_fleet=True)
         step = steps.step(came=[run_of("a", 1.0), run_of("b", 2.0)])
         step = steps.answer(
-            step, lambda run: Verdict.LOCKED if run.task_name == "a" else Verdict.GRANTED
+            step, lambda run: ClaimOutcome.LOCKED if run.task_name == "a" else ClaimOutcome.GRANTED
         )
         assert names(step.given) == ["b"]
 
     def test_no_run_of_a_task_overtakes_one_whose_row_was_locked(self) -> None:
         steps = Steps()
         first, second = run_of("a", 1.0), run_of("a", 2.0)
-        step = steps.answer(steps.step(came=[first]), lambda _run: Verdict.LOCKED)
+        step = steps.answer(steps.step(came=[first]), lambda _run: ClaimOutcome.LOCKED)
         assert steps.step(came=[second]).asks == []
         steps.now = step.wakes_at
         assert steps.step().asks[0].runs == [first]
@@ -360,7 +360,7 @@ class TestUnlockedRuns:
 
     def test_what_is_to_run_all_the_same_without_an_answer_is_given_in_its_turn(self) -> None:
         steps, some = Steps(workers=1, in_a_fleet=True), runs(2)
-        step = steps.answer(steps.step(came=some), lambda _run: Verdict.UNLOCKED)
+        step = steps.answer(steps.step(came=some), lambda _run: ClaimOutcome.UNLOCKED)
         assert (step.given, step.asks) == (some[:1], [])
         assert steps.free(some[0]).given == some[1:]
 
@@ -418,13 +418,13 @@ class TestLateness:
         x, y = run_of("x", 104.0), run_of("y", 105.0)
         step = steps.step(came=[first, x])
         steps.now = 110.0
-        steps.answer(step, lambda run: GRANTED if run is first else Verdict.BEYOND)
+        steps.answer(step, lambda run: GRANTED if run is first else ClaimOutcome.BEYOND)
         step = steps.step(begun=[first])
         assert asked(steps.step(freed=[(first, 0.1)], came=[y])) == []
         steps.step(answered=[(x, GRANTED)])
         step = steps.step(begun=[x])
         assert asked(step) == [(["b"], 1)]
-        step = steps.answer(step, lambda _run: Verdict.LOCKED)
+        step = steps.answer(step, lambda _run: ClaimOutcome.LOCKED)
         steps.answer(step, lambda _run: GRANTED)
         steps.step(begun=[y], freed=[(y, 0.0)])
         steps.now = 111.0
@@ -460,7 +460,9 @@ class TestLateness:
             assert given == came
             steps.step(begun=given)
             steps.free(*given, took=0.9)
-        step = steps.answer(step, lambda run: GRANTED if run in waiting[:3] else Verdict.BEYOND)
+        step = steps.answer(
+            step, lambda run: GRANTED if run in waiting[:3] else ClaimOutcome.BEYOND
+        )
         assert step.given == waiting[:3]
         steps.step(begun=step.given)
         assert asked(steps.free(*step.given, took=0.1)) == [(names(waiting[3:6]), 3)]
@@ -468,7 +470,7 @@ class TestLateness:
     def test_who_waits_for_a_locked_row_is_not_late_for_those_that_go_meanwhile(self) -> None:
         steps = Steps(workers=1)
         run = run_of("a", 100.0, grace=1.0)
-        steps.answer(steps.step(came=[run]), lambda _run: Verdict.LOCKED)
+        steps.answer(steps.step(came=[run]), lambda _run: ClaimOutcome.LOCKED)
         later = run_of("b", 105.0)
         steps.now = 100.005
         steps.begin([later])
@@ -587,13 +589,14 @@ class TestStop:
         assert steps.queue.is_idle
 
     @pytest.mark.parametrize(
-        "verdict", [GRANTED, KEPT, Verdict.LOCKED, Verdict.UNANSWERED, Verdict.BEYOND]
+        "outcome",
+        [GRANTED, KEPT, ClaimOutcome.LOCKED, ClaimOutcome.UNANSWERED, ClaimOutcome.BEYOND],
     )
-    def test_what_is_answered_then_is_withdrawn(self, verdict: Verdict) -> None:
+    def test_what_is_answered_then_is_withdrawn(self, outcome: ClaimOutcome) -> None:
         steps, run = Steps(), run_of()
         step = steps.step(came=[run])
         assert steps.step(stopped=True).withdrawn == []
-        step = steps.answer(step, lambda _run: verdict)
+        step = steps.answer(step, lambda _run: outcome)
         assert (step.withdrawn, step.given) == ([run], [])
         assert steps.queue.is_idle
 
@@ -685,7 +688,9 @@ class Day:
             assert not step.refused
             for ask in step.asks:
                 some = ask.runs[: ask.most]
-                answers = [(run, GRANTED if run in some else Verdict.BEYOND) for run in ask.runs]
+                answers = [
+                    (run, GRANTED if run in some else ClaimOutcome.BEYOND) for run in ask.runs
+                ]
                 plan(now + self.delay, Inputs(answered=answers))
             for run in step.given:
                 took = 0.0 if run.is_missed else self.jobs[run.what].takes
