@@ -16,7 +16,7 @@ from typing import Protocol
 
 from apscheduler_tasklock._application import keep_application_out
 from apscheduler_tasklock._runs.kept_runs import Outlook
-from apscheduler_tasklock._runs.queue import Ask, Full, Inputs, RunQueue, Step
+from apscheduler_tasklock._runs.queue import Ask, Full, Inputs, RunQueue, ToDo
 from apscheduler_tasklock._runs.run import ClaimOutcome, QueuedRun
 from apscheduler_tasklock._values import logger_of
 
@@ -285,25 +285,25 @@ class JobsThread:
                 message(inputs)
             except Exception:
                 logger.exception("The task lock's jobs thread failed, and goes on")
-        step = line.runs.step(time.monotonic(), inputs)
-        line.wakes_at = step.wakes_at
-        _carry_out(step, carrier)
+        todo = line.runs.step(time.monotonic(), inputs)
+        line.wakes_at = todo.wakes_at
+        _carry_out(todo, carrier)
         longest = carrier.look() if line.runs.is_idle else min(carrier.look(), LONGEST_WAIT)
         line.wakes_at = min(line.wakes_at, time.monotonic() + longest)
         line.note_room()
 
 
-def _carry_out(step: Step, carrier: Carrier) -> None:
+def _carry_out(todo: ToDo, carrier: Carrier) -> None:
     """Carry out the decisions of a queue's step."""
-    for ask in step.asks:
+    for ask in todo.asks:
         carrier.ask(ask)
-    for run in step.given:
+    for run in todo.given:
         carrier.give(run)
-    for run, outcome in step.refused:
+    for run, outcome in todo.refused:
         carrier.end_refused(run, outcome)
-    for run in step.withdrawn:
+    for run in todo.withdrawn:
         carrier.withdraw(run)
-    if step.is_look_due:
+    if todo.is_look_due:
         carrier.wake_look()
-    if step.full is not None:
-        carrier.report_full(step.full)
+    if todo.full is not None:
+        carrier.report_full(todo.full)

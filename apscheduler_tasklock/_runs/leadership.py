@@ -17,7 +17,7 @@ from math import inf
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from apscheduler_tasklock._database.sequences import Steps
+from apscheduler_tasklock._database.sequences import Statements
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.protocol_messages import ClaimRequest, Refusal, RunState
@@ -136,7 +136,7 @@ class Leadership:
         """
         return self.follows and (as_of < due_at + self._head_start or self._is_new(as_of))
 
-    def take_or_renew(self, row: RunState | None) -> Steps[None]:
+    def take_or_renew(self, row: RunState | None) -> Statements[None]:
         """Take or renew the leadership, unless another replica leads.
 
         :param row: the leader's row as the look has found it; ``None``: there is no row

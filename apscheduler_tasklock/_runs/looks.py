@@ -15,7 +15,7 @@ from math import inf
 from apscheduler.schedulers.base import STATE_RUNNING, STATE_STOPPED
 
 from apscheduler_tasklock._application import call_application, relieve_application
-from apscheduler_tasklock._database.sequences import Steps
+from apscheduler_tasklock._database.sequences import Statements
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._runs.known_tasks import KnownTasks
@@ -54,7 +54,7 @@ class Looks:
         self,
         locks: LockClient,
         known: KnownTasks,
-        look: Callable[[], Steps[None]],
+        look: Callable[[], Statements[None]],
         state: Callable[[], int],
         interval: float,
         timings: Timings | None = None,
@@ -124,7 +124,7 @@ class Looks:
             self.number += 1
             self._is_looking, self._is_woken, self._due_at = True, False, inf
             number = self.number
-            self._locks.run_steps(
+            self._locks.begin_all(
                 self._look(),
                 partial(self._call, number),
                 lambda: self._locks.call(partial(self._end, number)),

@@ -16,7 +16,7 @@ from apscheduler.schedulers.base import STATE_RUNNING, STATE_STOPPED
 from apscheduler.triggers.date import DateTrigger
 
 from apscheduler_tasklock._application import call_application
-from apscheduler_tasklock._database.sequences import Statement, Steps
+from apscheduler_tasklock._database.sequences import Statement, Statements
 from apscheduler_tasklock._lock.client import LockClient, client_now
 from apscheduler_tasklock._lock.operations import Operations, check_lengths, operator_here
 from apscheduler_tasklock._runs.adapter import SchedulerAdapter, is_in_listener
@@ -86,7 +86,7 @@ class ManualRuns:
         """Ask for a manual run, and wait for the answer; see ``TaskLockExecutor.run_now``."""
         if not _has_loop():
             asked = self._asked(job_id, jobstore, by)
-            return client_now(self._locks).ask_all(self._steps(asked), goes_first=True)
+            return client_now(self._locks).ask_all(self._statements(asked), goes_first=True)
         if not is_in_listener():
             raise TaskLockStateError(
                 f"run_now({job_id!r}) would block the event loop that runs in this thread",
@@ -108,15 +108,15 @@ class ManualRuns:
         future: Future[RunRequest] = Future()
         future.set_running_or_notify_cancel()  # so that a cancelled coroutine does not cancel it
 
-        def steps() -> Steps[None]:
+        def statements() -> Statements[None]:
             try:
-                request = yield from self._steps(asked())
+                request = yield from self._statements(asked())
             except BaseException as error:  # noqa: BLE001  # the waiter gets any error
                 future.set_exception(error)
             else:
                 future.set_result(request)
 
-        client_now(self._locks).run_steps(steps(), call_application, lambda: None)
+        client_now(self._locks).begin_all(statements(), call_application, lambda: None)
         return future
 
     def _asked(
@@ -137,7 +137,7 @@ class ManualRuns:
         until = now + timedelta(seconds=EXPIRES)
         return RunRequest(asked.request_id, name, 0, asked.by, now, until)
 
-    def _steps(self, asked: _Asked) -> Steps[RunRequest]:
+    def _statements(self, asked: _Asked) -> Statements[RunRequest]:
         """Register the job's task if it has no row, write the request, and begin the run here.
 
         :raises TaskLockError: the job cannot have a manual run
@@ -172,7 +172,7 @@ class ManualRuns:
             cursor, task_name, asked.by, EXPIRES, action_id=asked.request_id, is_here=is_here
         )
 
-    def _begin_here(self, key: JobKey, task_name: str) -> Steps[None]:
+    def _begin_here(self, key: JobKey, task_name: str) -> Statements[None]:
         if self._scheduler.state != STATE_RUNNING:
             self._watch.looks.wake()  # a look that is due in a pause is made right after it
             return

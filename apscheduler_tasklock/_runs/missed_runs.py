@@ -20,7 +20,7 @@ from math import inf
 from typing import TypeVar
 
 from apscheduler_tasklock._database.rejections import RUN_HISTORY
-from apscheduler_tasklock._database.sequences import Statement, Steps
+from apscheduler_tasklock._database.sequences import Statement, Statements
 from apscheduler_tasklock._database.sqlstates import NotSentError, RowLockedError
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.protocol_messages import (
@@ -274,7 +274,7 @@ class MissedRuns:
         reason = f"the schedule was moved from {was} to {now} by {self._locks.replica_id}"
         self.note(request, MissCause.MOVED, reason)
 
-    def tell(self) -> Steps[None]:
+    def tell(self) -> Statements[None]:
         """Note the changed schedules, and the run times that can be noted now.
 
         A note that fails stays pending, and a later look sends it again.
@@ -310,7 +310,7 @@ class MissedRuns:
 
     def _send(
         self, notes: Sequence[_Note], noting: Callable[[Sequence[_Note]], Statement]
-    ) -> Steps[None]:
+    ) -> Statements[None]:
         if not notes:
             return
         again: set[str] = set()

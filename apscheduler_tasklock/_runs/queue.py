@@ -90,8 +90,8 @@ class Full:
 
 
 @dataclass
-class Step:
-    """The decisions of a step.
+class ToDo:
+    """The decisions of a step of the queue, which the jobs' thread carries out.
 
     :ivar asks: the asks to send
     :ivar given: the runs to give to the executor
@@ -151,12 +151,12 @@ class RunQueue:
         waiting = sum(run.state is State.WAITING for run in self._waiting)
         return max(0, self._workers.free - waiting - len(self._asked))
 
-    def step(self, now: float, inputs: Inputs) -> Step:
+    def step(self, now: float, inputs: Inputs) -> ToDo:
         """Update the queue with the inputs, and return the decisions.
 
         :param now: on the monotonic clock
         """
-        step = Step()
+        todo = ToDo()
         self._stopped = self._stopped or inputs.stopped
         self._workers.note_count(inputs.workers)
         for run in inputs.came:
@@ -171,18 +171,18 @@ class RunQueue:
         for run in inputs.failed:
             self._leave(run, 0.0)
             self._not_before = now + self._jitter(PAUSE_AFTER_FAILURE)
-        self._take_answers(step, now, inputs.answered)
-        self._take_outlooks(step, now, inputs.found)
+        self._take_answers(todo, now, inputs.answered)
+        self._take_outlooks(todo, now, inputs.found)
         if self._stopped:
-            self._withdraw_all(step, now)
+            self._withdraw_all(todo, now)
         elif now >= self._not_before:
-            self._deal(step, now)
-            self._report_full(step, now)
-        step.wakes_at = self._wakes_at(now)
-        return step
+            self._deal(todo, now)
+            self._report_full(todo, now)
+        todo.wakes_at = self._wakes_at(now)
+        return todo
 
     def _take_answers(
-        self, step: Step, now: float, answers: Sequence[tuple[QueuedRun, ClaimOutcome]]
+        self, todo: ToDo, now: float, answers: Sequence[tuple[QueuedRun, ClaimOutcome]]
     ) -> None:
         """Note the outcomes of the claims of runs that were asked for."""
         for run, outcome in answers:
@@ -190,14 +190,14 @@ class RunQueue:
             self._outcomes.add(outcome)
             if outcome is ClaimOutcome.GRANTED:
                 if self._stopped:
-                    step.withdrawn.append(run)
+                    todo.withdrawn.append(run)
                     self._end(run, run.earliest)
                 else:
                     # A run that needs no lock may have taken the reserved worker by now. Then this
                     # granted run waits for the next free worker in the executor's own queue.
-                    self._give(step, run, now)
+                    self._give(todo, run, now)
             elif outcome in (ClaimOutcome.REFUSED, ClaimOutcome.FAILED):
-                step.refused.append((run, outcome))
+                todo.refused.append((run, outcome))
                 self._end(run, run.earliest)
             else:
                 self._wait_again(run, now, outcome)
@@ -245,16 +245,16 @@ class RunQueue:
         insort(self._waiting, run, key=_place)
 
     def _take_outlooks(
-        self, step: Step, now: float, found: Sequence[tuple[QueuedRun, Outlook, float]]
+        self, todo: ToDo, now: float, found: Sequence[tuple[QueuedRun, Outlook, float]]
     ) -> None:
         """Note what becomes of kept runs."""
         for run, outlook, as_of in found:
             run.looked_at = max(run.looked_at, as_of)
-            self._decide_kept(step, now, run, outlook)
+            self._decide_kept(todo, now, run, outlook)
         if found:
             self._waiting = [run for run in self._waiting if run.state is not State.OVER]
 
-    def _decide_kept(self, step: Step, now: float, run: QueuedRun, outlook: Outlook) -> None:
+    def _decide_kept(self, todo: ToDo, now: float, run: QueuedRun, outlook: Outlook) -> None:
         """Let a kept run wait for a worker again, or end it, as its outlook says.
 
         The seconds for which the run was kept do not count as its lateness.
@@ -270,23 +270,23 @@ class RunQueue:
         if outlook is Outlook.DROPPED:
             for each in run.backlog:
                 each.state = State.OVER
-                step.refused.append((each, ClaimOutcome.REFUSED))
+                todo.refused.append((each, ClaimOutcome.REFUSED))
         else:
-            step.refused.append((run, ClaimOutcome.REFUSED))
+            todo.refused.append((run, ClaimOutcome.REFUSED))
             self._end(run, run.earliest)
 
-    def _withdraw_all(self, step: Step, now: float) -> None:
+    def _withdraw_all(self, todo: ToDo, now: float) -> None:
         """Withdraw the waiting runs that need a claim, and give the others to the executor."""
         waiting, self._waiting = self._waiting, []
         for run in waiting:
             if run.claims:
                 for each in run.backlog:
                     each.state = State.OVER
-                    step.withdrawn.append(each)
+                    todo.withdrawn.append(each)
             else:
-                self._give(step, run, now)
+                self._give(todo, run, now)
 
-    def _deal(self, step: Step, now: float) -> None:
+    def _deal(self, todo: ToDo, now: float) -> None:
         """Decide which waiting runs get the free workers, or are claimed for them."""
         free = self._workers.free
         self._free_since = min(self._free_since, now) if free - self._reserved >= 1 else inf
@@ -311,20 +311,20 @@ class RunQueue:
         for run in self._waiting:
             if run.state is State.KEPT:
                 kept.setdefault(run.job, []).append(run)
-        others = [run for run in others if not self._is_held(run, kept.get(run.job, ()), step)]
+        others = [run for run in others if not self._is_held(run, kept.get(run.job, ()), todo)]
         # Takeovers and manual runs go first. If other runs are ready too, takeovers and manual runs
         # get at most half of the free workers, but at least one. The other runs get the rest.
         share = max(1.0, free // 2) if first and others else free
-        taken = self._deal_to(first, min(free, share), step, now)
-        self._deal_to(others, free - taken, step, now)
-        for ask in step.asks:
+        taken = self._deal_to(first, min(free, share), todo, now)
+        self._deal_to(others, free - taken, todo, now)
+        for ask in todo.asks:
             self._asked_at = now
             self._asked.update(ask.runs)
             self._reserved += ask.most or 0
         stay = (State.WAITING, State.KEPT)
         self._waiting = [run for run in self._waiting if run.state in stay]
 
-    def _is_held(self, run: QueuedRun, kept: Sequence[QueuedRun], step: Step) -> bool:
+    def _is_held(self, run: QueuedRun, kept: Sequence[QueuedRun], todo: ToDo) -> bool:
         """Return whether a run waits until a look has read the row of an earlier, kept run.
 
         Both are runs of one job. The run because of which the earlier run is kept may be over,
@@ -335,11 +335,11 @@ class RunQueue:
         looked_at = [each.looked_at for each in kept if each.due_at < run.due_at]
         is_held = min(looked_at, default=inf) < max(run.came, self._free_since)
         if not is_held or self._free_since < inf:
-            step.is_look_due = step.is_look_due or (is_held and not run.is_held)
+            todo.is_look_due = todo.is_look_due or (is_held and not run.is_held)
             run.is_held = is_held
         return is_held
 
-    def _report_full(self, step: Step, now: float) -> None:
+    def _report_full(self, todo: ToDo, now: float) -> None:
         """Decide whether a log line is to say that all workers have been busy for long."""
         workers = self._workers.count
         if workers is None or self._workers.free >= 1:
@@ -348,9 +348,9 @@ class RunQueue:
         longest = max((self._workers.wait_for_one(run, now) for run in waiting), default=0.0)
         if longest > FULL_AFTER and now > self._full_reported_at + FULL_INTERVAL:
             self._full_reported_at = now
-            step.full = Full(workers, len(waiting), longest)
+            todo.full = Full(workers, len(waiting), longest)
 
-    def _deal_to(self, ready: Sequence[QueuedRun], free: float, step: Step, now: float) -> int:
+    def _deal_to(self, ready: Sequence[QueuedRun], free: float, todo: ToDo, now: float) -> int:
         """Give ready runs to free workers, or ask for their claims.
 
         :return: how many workers these runs take
@@ -372,17 +372,17 @@ class RunQueue:
                 taken += asking.add(run, has_worker=has_worker)
             elif has_worker:
                 run.overtakes = not run.is_missed and now >= self._asked_at + PATIENCE
-                self._give(step, run, now)
+                self._give(todo, run, now)
                 taken += 1
-        step.asks += asking.asks()
+        todo.asks += asking.asks()
         return taken
 
-    def _give(self, step: Step, run: QueuedRun, now: float) -> None:
+    def _give(self, todo: ToDo, run: QueuedRun, now: float) -> None:
         """Give a run to the executor."""
         self._workers.give(run, now)
         run.state = State.GIVEN
         self._unbegun.add(run)
-        step.given.append(run)
+        todo.given.append(run)
 
     def _leave(self, run: QueuedRun, took: float) -> None:
         """Note that the worker of a run is free again."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from apscheduler_tasklock._database.rejections import LIST_OF_JOBS, REGISTRATIONS
-from apscheduler_tasklock._database.sequences import Steps
+from apscheduler_tasklock._database.sequences import Statements
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.job_rows import StoredTask
@@ -113,7 +113,7 @@ class Registrar:
         self._expected = {self._with_row[0]} if self._with_row else set()
         return self._expected
 
-    def register(self, states: Sequence[RunState], *, has_listed: bool) -> Steps[None]:
+    def register(self, states: Sequence[RunState], *, has_listed: bool) -> Statements[None]:
         """Register the tasks of changed jobs, and tasks whose rows need a due time.
 
         At the first look, and until the jobs of all job stores are known, the tasks of all known
@@ -181,7 +181,7 @@ class Registrar:
         keys = self._known.keys_of(state.task_name)
         return any(self._has_next_run(key) for key in self._known.asking(keys))
 
-    def _register(self, changed: Mapping[JobKey, _Change]) -> Steps[None]:
+    def _register(self, changed: Mapping[JobKey, _Change]) -> Statements[None]:
         """Register the tasks of changed jobs; note the jobs again if the answer says ``again``."""
         tasks, seen = self._registrations(changed)
         if tasks or self._locks.rejections.has(REGISTRATIONS):

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from apscheduler_tasklock._runs.kept_runs import Outlook
-from apscheduler_tasklock._runs.queue import MOST_ASKED, PATIENCE, Full, Inputs, RunQueue, Step
+from apscheduler_tasklock._runs.queue import MOST_ASKED, PATIENCE, Full, Inputs, RunQueue, ToDo
 from apscheduler_tasklock._runs.run import ClaimOutcome, Kind, QueuedRun, State, Token
 
 GRANTED, REFUSED, KEPT = ClaimOutcome.GRANTED, ClaimOutcome.REFUSED, ClaimOutcome.KEPT
@@ -51,25 +51,25 @@ class Steps:
         if in_a_fleet:
             self.answer(self.step(came=[run_of("of another replica")]), lambda _run: REFUSED)
 
-    def step(self, **inputs: Any) -> Step:
+    def step(self, **inputs: Any) -> ToDo:
         return self.queue.step(self.now, Inputs(workers=self.workers, **inputs))
 
-    def answer(self, step: Step, outcome: Callable[[QueuedRun], ClaimOutcome]) -> Step:
+    def answer(self, step: ToDo, outcome: Callable[[QueuedRun], ClaimOutcome]) -> ToDo:
         answers = [(run, outcome(run)) for ask in step.asks for run in ask.runs]
         return self.step(answered=answers)
 
-    def grant(self, step: Step) -> Step:
+    def grant(self, step: ToDo) -> ToDo:
         """Grant as many as may be."""
         granted = {run for ask in step.asks for run in ask.runs[: ask.most]}
         return self.answer(step, lambda run: GRANTED if run in granted else ClaimOutcome.BEYOND)
 
-    def begin(self, came: Sequence[QueuedRun]) -> Step:
+    def begin(self, came: Sequence[QueuedRun]) -> ToDo:
         """Let these be granted and begin; return what was done after they came."""
         step = self.grant(self.step(came=came))
         self.step(begun=step.given)
         return step
 
-    def free(self, *over: QueuedRun, took: float = 0.0) -> Step:
+    def free(self, *over: QueuedRun, took: float = 0.0) -> ToDo:
         return self.step(freed=[(run, took) for run in over])
 
 
@@ -77,7 +77,7 @@ def names(found: Sequence[QueuedRun]) -> list[str]:
     return [run.task_name for run in found]
 
 
-def asked(step: Step) -> list[tuple[list[str], int | None]]:
+def asked(step: ToDo) -> list[tuple[list[str], int | None]]:
     return [(names(ask.runs), ask.most) for ask in step.asks]
 
 
