@@ -15,8 +15,8 @@ from apscheduler_tasklock.demo import (
     views,
 )
 from apscheduler_tasklock.demo.fleet import Fleet
+from apscheduler_tasklock.demo.judgement import DemoTask, Judgement
 from apscheduler_tasklock.demo.ledger import Ledger
-from apscheduler_tasklock.demo.verdict import DemoTask, Verdict
 
 Conductor = conductor.Conductor | shared_conductor.SharedConductor
 
@@ -31,7 +31,7 @@ class Story:
     :ivar what_they_do: what the replicas do, in a few words
     :ivar conductor: makes the conductor of a demo of so many seconds
     :ivar plan: returns what will happen, for so many replicas and seconds
-    :ivar outcome: returns the result in words, from the verdicts and the number of fires
+    :ivar outcome: returns the result in words, from the judgements and the number of fires
     :ivar has_leader: whether the replicas are in leader mode
     """
 
@@ -41,7 +41,7 @@ class Story:
     what_they_do: str
     conductor: Callable[[Ledger, Fleet, float], Conductor]
     plan: Callable[[int, float], str]
-    outcome: Callable[[Sequence[Verdict], int], str]
+    outcome: Callable[[Sequence[Judgement], int], str]
     has_leader: bool = False
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from apscheduler_tasklock.demo.history import Event, Run, runs
+from apscheduler_tasklock.demo.history import Event, JudgedRun, runs
 from apscheduler_tasklock.demo.judge import Finding, repeats, went_back
 from tests.chaos_ha.replica import TASKS, HaTask
 
@@ -74,7 +74,7 @@ def latest(task: HaTask, possible: Event) -> float:
     return possible.at + task.period + LATEST + SLOW * float(possible.until)
 
 
-def _late(events: Sequence[Event], task: HaTask, begun: Sequence[Run]) -> Iterator[Finding]:
+def _late(events: Sequence[Event], task: HaTask, begun: Sequence[JudgedRun]) -> Iterator[Finding]:
     for possible in (event for event in events if event.kind == "possible"):
         first = min((run.begun for run in begun if run.begun > possible.at), default=None)
         if first is None or first > latest(task, possible):
@@ -108,5 +108,5 @@ def _logged(told: Told, name: str, lines: Sequence[str]) -> Iterator[Finding]:
             yield Finding("error logged", "", at, f"{name}: {line}")
 
 
-def _shown(run: Run) -> str:
+def _shown(run: JudgedRun) -> str:
     return f"{run.due:.0f} on {run.replica} at {run.begun:.3f} (token {run.token})"
