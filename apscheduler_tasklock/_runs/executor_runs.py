@@ -144,7 +144,7 @@ class Owner:
 
 @dataclass(eq=False)
 class _Work:
-    """The data of a run that the queue does not use: ``QueuedRun.what``.
+    """The data of a run that the queue does not use: ``QueuedRun.work``.
 
     :ivar submission: the submission of the run
     :ivar attempt: claims and releases the run, and reports it
@@ -258,7 +258,7 @@ class ExecutorRuns:
 
     def _goes_on(self, run: QueuedRun) -> bool:
         # An executor that is not APScheduler's may have begun the run in another process.
-        return bool(run.what.goes_on) or (run.state is State.BEGUN and not self._is_known)
+        return bool(run.work.goes_on) or (run.state is State.BEGUN and not self._is_known)
 
     def call_if_there_is_room(self, has_room: Callable[[], object]) -> None:
         """Call a function whenever the room has become larger. The function must not wait."""
@@ -290,7 +290,7 @@ class ExecutorRuns:
             # A custom trigger is the application's code, so it is called here, in the thread where
             # the scheduler calls it, and not in the jobs' thread.
             for run in runs:
-                run.what.failure = _why_not_claimed(run.what)
+                run.work.failure = _why_not_claimed(run.work)
         if self._is_to_follow(submission):
             line.call(partial(self._follow, runs[0]))
         else:
@@ -323,7 +323,7 @@ class ExecutorRuns:
         The ``submit_job`` of the wrapped executor runs the job before it returns.
         """
         for run in first.backlog:
-            work: _Work = run.what
+            work: _Work = run.work
             try:
                 while not work.is_decided.wait(CHECK_INTERVAL):
                     if not self._thread.is_live:
@@ -340,12 +340,12 @@ class ExecutorRuns:
     def _abandon_wait(self, first: QueuedRun) -> None:
         """Let the application's thread give the runs of a submission, instead of this thread."""
         for run in first.backlog:
-            run.what.is_decided.set()
-            if run.what.is_to_be_given:
+            run.work.is_decided.set()
+            if run.work.is_to_be_given:
                 call_application(partial(self._give_once, run))
 
     def _give_once(self, run: QueuedRun) -> None:
-        if run.what.give_once.take():
+        if run.work.give_once.take():
             self._give_to_inner(run)
 
     def stop(self, seconds: float, *, closes: bool = False) -> None:
@@ -363,23 +363,23 @@ class ExecutorRuns:
 
     def ask(self, ask: Ask) -> None:
         """Ask the database for the claims of runs."""
-        first: _Work = ask.runs[0].what
+        first: _Work = ask.runs[0].work
         locks, line = first.locks, first.line
         together = ask.runs[0].kind in (Kind.SCHEDULE, Kind.STANDBY, Kind.STORED)
         most = len(ask.runs) if together or ask.most is None else ask.most
         asked: dict[AnyAttempt, QueuedRun] = {}
         for run in ask.runs:
-            if run.what.locks is not locks or len(asked) == most:
+            if run.work.locks is not locks or len(asked) == most:
                 line.answered(run, ClaimOutcome.BEYOND)
                 continue
-            due = run.what.submission.due
+            due = run.work.submission.due
             if due is not None and not due.reader.is_wanted(due):
                 # Skip the run, because its job store does not want it claimed any more.
-                if run.what.claim is not None:
-                    locks.withdraw(run.what.claim)
+                if run.work.claim is not None:
+                    locks.withdraw(run.work.claim)
                 line.answered(run, ClaimOutcome.REFUSED)
                 continue
-            claim = _claim_of(run.what)
+            claim = _claim_of(run.work)
             if isinstance(claim, Exception):
                 line.call(partial(self._answered, [(run, claim)]))
             else:
@@ -397,14 +397,14 @@ class ExecutorRuns:
         self, answers: Sequence[tuple[QueuedRun, Claimed | Exception]], inputs: Inputs
     ) -> None:
         for run, claimed in answers:
-            due = run.what.submission.due
+            due = run.work.submission.due
             if due is not None and isinstance(claimed, TaskLockSchemaError):
                 due.rejected = claimed
             inputs.answered.append((run, self._claim_outcome(run, claimed)))
 
     def _claim_outcome(self, run: QueuedRun, claimed: Claimed | Exception) -> ClaimOutcome:
         """Note the result of a run's claim, and return its outcome for the queue."""
-        work: _Work = run.what
+        work: _Work = run.work
         if isinstance(claimed, NotNow):
             return ClaimOutcome(claimed.value)
         if isinstance(claimed, Exception) and not isinstance(claimed, TaskLockError):
@@ -445,7 +445,7 @@ class ExecutorRuns:
         Also note the job for the run's retry, because the scheduler drops it if this run time is
         its last.
         """
-        work: _Work = run.what
+        work: _Work = run.work
         if run.kind is Kind.STORED and work.submission.due is not None:
             passed = work.submission.due.passed
             if passed is not None:
@@ -473,7 +473,7 @@ class ExecutorRuns:
 
         A stored job is left out, because its store reads it again.
         """
-        work: _Work = run.what
+        work: _Work = run.work
         if run.kind is Kind.STORED or work.locks.closed:
             return
         if isinstance(claimed, TaskLockError):
@@ -492,15 +492,15 @@ class ExecutorRuns:
         # The run in the way may have ended on this replica, although its release has not arrived.
         is_over = (run.task_name, refusal.token) in self._being_released
         came_first = refusal.came_first and not is_over
-        in_the_way = InTheWay(refusal.token, came_first, run.what.attempt.run_time)
+        in_the_way = InTheWay(refusal.token, came_first, run.work.attempt.run_time)
         if self._try_to_keep(run, in_the_way, refusal):
             return ClaimOutcome.KEPT
-        run.what.kept_because = refusal  # so that `end_refused` reports this refusal
+        run.work.kept_because = refusal  # so that `end_refused` reports this refusal
         return ClaimOutcome.REFUSED
 
     def _follow(self, run: QueuedRun, inputs: Inputs) -> None:
         """Keep a run, and its backlog, until a look tells whether the leader has run it."""
-        work: _Work = run.what
+        work: _Work = run.work
         assert self._owner.leadership is not None
         # `work.attempt` is looked up at each call, because it is replaced when the job has changed.
         work.as_follower = Following(self._owner.leadership, run, lambda: _request_of(work.attempt))
@@ -517,20 +517,20 @@ class ExecutorRuns:
         :param reason: why the run is kept
         :param refusal: the refusal of the run's claim, if the run was claimed
         """
-        work: _Work = run.what
+        work: _Work = run.work
         kept = self._owner.kept
         left_out = kept.take_for(run, coalesce=work.submission.job.coalesce)
         for other in left_out:
             if other is not run:
-                other.what.line.found(other, Outlook.DROPPED, 0.0)
-                if work.as_follower is not None and other.what.as_follower is not None:
-                    work.as_follower.replace(other.what.as_follower)
+                other.work.line.found(other, Outlook.DROPPED, 0.0)
+                if work.as_follower is not None and other.work.as_follower is not None:
+                    work.as_follower.replace(other.work.as_follower)
         if run in left_out:
             return False
         work.claim = None
         for each in run.backlog:
-            each.what.kept_because = refusal
-            each.what.is_decided.set()
+            each.work.kept_because = refusal
+            each.work.is_decided.set()
         self._owner.note_kept(work.submission)
         kept.add(run, reason, partial(self._decide_kept, run, reason))
         return True
@@ -548,22 +548,22 @@ class ExecutorRuns:
         except BaseException:
             self._owner.kept.add(run, reason, partial(self._decide_kept, run, reason))
             raise
-        run.what.line.found(run, outlook, as_of)
+        run.work.line.found(run, outlook, as_of)
 
     def _renew(self, runs: Sequence[QueuedRun]) -> bool:
         """Prepare kept runs of one submission for new claims, with their job as the job is now.
 
         :return: whether the job is still to run
         """
-        was: Submission = runs[0].what.submission
-        run_times = tuple(run.what.attempt.run_time for run in runs)
+        was: Submission = runs[0].work.submission
+        run_times = tuple(run.work.attempt.run_time for run in runs)
         renewed = self._owner.renewed(replace(was, run_times=run_times))
         if renewed is None:
             return False
         renewed = replace(renewed, claim_ids=new_claim_ids(run_times), is_standby=was.is_standby)
         renewed = self._only_locked_if_follower(renewed)
         for run, claim_id in zip(runs, renewed.claim_ids, strict=True):
-            work: _Work = run.what
+            work: _Work = run.work
             work.submission, work.kept_because = renewed, None
             work.attempt = work.attempt.again(renewed, claim_id)
             work.failure = _why_not_claimed(work)
@@ -571,7 +571,7 @@ class ExecutorRuns:
 
     def give(self, run: QueuedRun) -> None:
         """Give a run to the wrapped executor."""
-        work: _Work = run.what
+        work: _Work = run.work
         self._given[run] = None
         if work.attempt.held is not None and self._is_known:
             left = work.attempt.held.seconds_left * WAITS_AT_MOST
@@ -587,7 +587,7 @@ class ExecutorRuns:
         self._begin_to_give(run)
 
     def _begin_to_give(self, run: QueuedRun) -> None:
-        work: _Work = run.what
+        work: _Work = run.work
         if self._is_inline:
             work.is_to_be_given = True
             if work.is_decided.is_set():  # so no thread waits inside `submit_job` to give this run
@@ -616,7 +616,7 @@ class ExecutorRuns:
     def _give_to_inner(self, run: QueuedRun) -> None:
         if run not in self._given:
             return  # because the run was withdrawn before the event loop called this method
-        work: _Work = run.what
+        work: _Work = run.work
         try:
             work.context.run(give, self._inner, *self._for_inner(run))
         except BaseException as error:  # noqa: BLE001  # whatever the wrapped executor raises
@@ -631,7 +631,7 @@ class ExecutorRuns:
 
     def _for_inner(self, run: QueuedRun) -> tuple[GivenJob, RunTimes]:
         """Return the job and the run times that the wrapped executor gets."""
-        work: _Work = run.what
+        work: _Work = run.work
         job = GivenJob(
             work.submission,
             RunId(work.submission.job.id, run),
@@ -643,7 +643,7 @@ class ExecutorRuns:
         return job, RunTimes(work.attempt.run_time, partial(self._begin, run))
 
     def _not_given(self, run: QueuedRun, error: BaseException) -> None:
-        work: _Work = run.what
+        work: _Work = run.work
         if self._given.pop(run, self) is self:
             return
         self._hand_over(work)
@@ -657,7 +657,7 @@ class ExecutorRuns:
 
     def _move_on(self, run: QueuedRun, due: DueRun) -> None:
         """Move a stored job on to its next run time, and then report the run as missed."""
-        work: _Work = run.what
+        work: _Work = run.work
         asked = work.locks.begin_move_on(due.move)
         asked.future.add_done_callback(
             lambda future: work.line.call(partial(self._take_moved, run, future))
@@ -666,7 +666,7 @@ class ExecutorRuns:
     def _take_moved(self, run: QueuedRun, future: Future[set[str]], inputs: Inputs) -> None:
         try:
             if future.result():
-                call_application(partial(self._owner.report_missed, run.what.submission))
+                call_application(partial(self._owner.report_missed, run.work.submission))
         except BaseException as error:  # noqa: BLE001  # whatever the database's thread sets
             # Logged at DEBUG, because the job is still due, so that its store reads it again.
             logger.debug("Task %r: not moved on: %s", run.task_name, error)
@@ -676,7 +676,7 @@ class ExecutorRuns:
 
     def end_refused(self, run: QueuedRun, outcome: ClaimOutcome) -> None:
         """End a run that was refused, or could not be claimed."""
-        work: _Work = run.what
+        work: _Work = run.work
         due = work.submission.due
         if due is not None and outcome is ClaimOutcome.FAILED:
             due.refused = FAILED
@@ -694,7 +694,7 @@ class ExecutorRuns:
         Takeovers, retries, manual runs and standby runs are left out, because their run time is no
         scheduled one, or was claimed or missed before.
         """
-        work: _Work = run.what
+        work: _Work = run.work
         is_scheduled = run.kind in (Kind.SCHEDULE, Kind.STORED) and run.claims
         if not is_scheduled or work.failure is not None or _why_not_claimed(work) is not None:
             return
@@ -715,13 +715,13 @@ class ExecutorRuns:
             return f"{words}: its scheduler came to it {came_after} after it was due"
         if run.earliest - due_at > run.grace:
             return f"{words}: its earlier run times ran until then"
-        due = run.what.submission.due
+        due = run.work.submission.due
         # The moment at which the run became a misfire.
         at = due_at + run.grace
         since = max(due_at, run.came, run.earliest, at - BUSY_FOR)
         if due is not None:
             since -= (due.move.run_time - due.misfires_from).total_seconds()
-        if workers is not None and not run.what.submission.awaited:
+        if workers is not None and not run.work.submission.awaited:
             worked = self._worked_between(since, at)
             seconds = sum(ended_at - began_at for _job, began_at, ended_at in worked)
             if since < at and seconds >= FULL_SHARE * workers * (at - since):
@@ -741,7 +741,7 @@ class ExecutorRuns:
         worked += [
             (_job_of(run), run.began_at, inf)
             for run in list(self._given)
-            if run.state is State.BEGUN and not run.what.submission.awaited
+            if run.state is State.BEGUN and not run.work.submission.awaited
         ]
         return [
             (job, max(began_at, since), min(ended_at, until))
@@ -751,7 +751,7 @@ class ExecutorRuns:
 
     def withdraw(self, run: QueuedRun) -> None:
         """End a run that has not begun, and hand over its window if it was granted."""
-        work: _Work = run.what
+        work: _Work = run.work
         if work.attempt.held is not None:
             work.attempt.report_not_begun()
             self._hand_over(work)
@@ -777,7 +777,7 @@ class ExecutorRuns:
             return inf
         now, look_at = time.monotonic(), inf
         for run in list(self._given):
-            work: _Work = run.what
+            work: _Work = run.work
             if run.state is State.BEGUN:
                 continue
             if now < work.begins_until:
@@ -798,12 +798,12 @@ class ExecutorRuns:
             (
                 run
                 for run in list(self._given)
-                if run.state is State.BEGUN and not run.what.submission.awaited
+                if run.state is State.BEGUN and not run.work.submission.awaited
             ),
             key=lambda run: run.began_at,
         )
         named = [
-            f"{run.what.submission.job.id!r} ({now - run.began_at:.0f} s)"
+            f"{run.work.submission.job.id!r} ({now - run.began_at:.0f} s)"
             for run in busy[:MOST_NAMED]
         ]
         named += [f"{len(busy) - MOST_NAMED} more"] * (len(busy) > MOST_NAMED)
@@ -824,7 +824,7 @@ class ExecutorRuns:
         may have begun them without taking their tokens.
         """
         for run in list(self._given):
-            work: _Work = run.what
+            work: _Work = run.work
             if work.line is not line or work.attempt.held is None or not self._is_known:
                 continue
             if not run.token.take():
@@ -856,10 +856,10 @@ class ExecutorRuns:
 
     def _note_over(self, run: QueuedRun) -> None:
         """Note that a run is over. With the last run, its submission is over, too."""
-        run.what.is_decided.set()
+        run.work.is_decided.set()
         self._owner.kept.take(run)
         if run.following is None:
-            self._owner.note_over(run.what.submission)
+            self._owner.note_over(run.work.submission)
 
     # ---- in a worker -----------------------------------------------------------------------------
 
@@ -869,14 +869,14 @@ class ExecutorRuns:
         The job must not run if the run was withdrawn, if its lock is lost, or in a forked copy of a
         worker.
         """
-        work: _Work = run.what
+        work: _Work = run.work
         if work.goes_on is None:
             is_here = self._copied_in != os.getpid()
             work.goes_on = is_here and run.token.take() and self._may_begin(run)
         return work.goes_on
 
     def _may_begin(self, run: QueuedRun) -> bool:
-        work: _Work = run.what
+        work: _Work = run.work
         work.line.begun(run)
         self._owner.note_begun(work.submission)
         attempt = work.attempt
@@ -894,14 +894,14 @@ class ExecutorRuns:
         return True
 
     def _report_granted(self, run: QueuedRun) -> None:
-        work: _Work = run.what
+        work: _Work = run.work
         if work.submission.due is not None:  # because the scheduler does not report stored jobs
             self._owner.report_submitted(work.submission)
         work.attempt.report_granted()
 
     def _run(self, run: QueuedRun, *arguments: Any, **named: Any) -> Any:
         """Run the job's function under its lock, and begin to release the lock."""
-        work: _Work = run.what
+        work: _Work = run.work
         # `RunTimes` has called `_begin` already, unless the executor ignores `RunTimes`.
         if not self._begin(run):
             return None
@@ -960,7 +960,7 @@ class ExecutorRuns:
 
     def events_of(self, run: QueuedRun, events: list[Any]) -> list[Any]:
         """Return the events to report for a run, from APScheduler's own events of that run."""
-        work: _Work = run.what
+        work: _Work = run.work
         if work.goes_on is None and run.token.take():
             # The executor has run the job in a process that it has forked, so the run has not begun
             # in this process.
@@ -977,7 +977,7 @@ class ExecutorRuns:
 
     def failed(self, run: QueuedRun, error: BaseException) -> None:
         """Note the error with which the wrapped executor has reported a run, instead of events."""
-        work: _Work = run.what
+        work: _Work = run.work
         if work.goes_on is None and not isinstance(error, NOT_BEGUN) and run.token.take():
             # The claim is released and the window not handed over, because another replica would
             # fail in the same way, for example with a job that cannot be pickled.
@@ -987,7 +987,7 @@ class ExecutorRuns:
 
     def ended(self, run: QueuedRun) -> None:
         """Note that the wrapped executor has reported a run, so that its worker is free."""
-        work: _Work = run.what
+        work: _Work = run.work
         if run.token.take():  # so the run was cancelled before a worker began it
             work.goes_on = False
             work.attempt.report_not_begun()
@@ -1015,7 +1015,7 @@ def _request_of(attempt: RunAttempt) -> ClaimRequest:
 
 
 def _job_of(run: QueuedRun) -> Any:
-    return run.what.submission.job.id
+    return run.work.submission.job.id
 
 
 def _attempts(
@@ -1045,7 +1045,7 @@ def _run_of(submission: Submission, work: _Work) -> QueuedRun:
         None if submission.exempt_from_misfire else submission.job.misfire_grace_time,
         claims=submission.options is not None,
         retry_at=retry_at,
-        what=work,
+        work=work,
     )
 
 

@@ -75,14 +75,14 @@ class ProcessRuns(ExecutorRuns):
     # ---- in the jobs' thread ---------------------------------------------------------------------
 
     def _give_to_inner(self, run: QueuedRun) -> None:
-        giving = run.what.giving = _Giving()
+        giving = run.work.giving = _Giving()
         super()._give_to_inner(run)
         # Read after the run was given, because the executor replaces a broken pool when it is given
         # a job.
         giving.processes = worker_processes(self._inner)
 
     def _for_inner(self, run: QueuedRun) -> tuple[GivenJob, RunTimes]:
-        run_time = run.what.attempt.run_time
+        run_time = run.work.attempt.run_time
         begin = partial(self._begin, run)
         return _JobForWorker(run), _RunTimesForWorker(run_time, begin, run)
 
@@ -121,7 +121,7 @@ class ProcessRuns(ExecutorRuns):
         :return: seconds after which to check again; ``inf``: no check is needed
         """
         processes = worker_processes(self._inner)
-        givings = (run.what.giving for run in list(self._given))
+        givings = (run.work.giving for run in list(self._given))
         if not any(giving is not None and giving.processes is processes for giving in givings):
             return inf
         if not all(_lives(process) for process in list(processes.values())):
@@ -129,7 +129,7 @@ class ProcessRuns(ExecutorRuns):
         return LIFE_INTERVAL
 
     def _end_lease(self, run: QueuedRun) -> None:
-        ticket = run.what.attempt.begin_lease_end()
+        ticket = run.work.attempt.begin_lease_end()
         if ticket is not None:
             # The callback takes the report out of a list, so that after the call the callback does
             # not refer to the report. Otherwise the callback, the report and the ticket would be a
@@ -138,7 +138,7 @@ class ProcessRuns(ExecutorRuns):
             ticket.future.add_done_callback(lambda _future: call_application(reports.pop()))
 
     def _report_dead(self, run: QueuedRun, ticket: ReleaseTicket) -> None:
-        run.what.attempt.report_lease_end(ticket)
+        run.work.attempt.report_lease_end(ticket)
         self._owner.note_worker_died()
 
     # ---- in the pool's own threads, where it pickles and reports ---------------------------------
@@ -146,23 +146,23 @@ class ProcessRuns(ExecutorRuns):
     def _may_begin(self, run: QueuedRun) -> bool:
         if not super()._may_begin(run):
             return False
-        giving: _Giving = run.what.giving
+        giving: _Giving = run.work.giving
         giving.began_at = time.monotonic()
-        giving.context.run(giving.measuring.enter_context, run.what.attempt.holding())
+        giving.context.run(giving.measuring.enter_context, run.work.attempt.holding())
         return True
 
     def _report_granted(self, run: QueuedRun) -> None:
         # Called in the application's thread, because the current thread is the pool's own. If a
         # listener shut the pool down here, the pool would wait for its own thread, for ever.
         call_application(partial(super()._report_granted, run))
-        call_application(run.what.giving.is_grant_reported.set)
+        call_application(run.work.giving.is_grant_reported.set)
 
     def events_of(self, run: QueuedRun, events: list[Any]) -> list[Any]:
         """Begin to release a run that has ended, and return the events to report.
 
         :param events: APScheduler's events of the run
         """
-        work = run.what
+        work = run.work
         if work.goes_on:
             self._stop_measuring(run)
             if events:
@@ -186,7 +186,7 @@ class ProcessRuns(ExecutorRuns):
 
     def failed(self, run: QueuedRun, error: BaseException) -> None:
         """Note the error with which the pool has reported a run, instead of events."""
-        work = run.what
+        work = run.work
         if work.goes_on is None:
             super().failed(run, error)
             if run.token.take():  # the pool broke before it pickled the run
@@ -202,8 +202,8 @@ class ProcessRuns(ExecutorRuns):
                 work.release = work.attempt.begin_release(error)
 
     def _stop_measuring(self, run: QueuedRun) -> None:
-        giving: _Giving = run.what.giving
-        run.what.took = time.monotonic() - giving.began_at
+        giving: _Giving = run.work.giving
+        run.work.took = time.monotonic() - giving.began_at
         giving.context.run(giving.measuring.close)
 
 
@@ -211,7 +211,7 @@ class _JobForWorker(GivenJob):
     """Stands in for a job that is given to a pool of processes. Pickled as ``JobInWorker``."""
 
     def __init__(self, run: QueuedRun) -> None:
-        submission = run.what.submission
+        submission = run.work.submission
         super().__init__(
             submission,
             RunId(submission.job.id, run),
@@ -240,7 +240,7 @@ class _RunTimesForWorker(RunTimes):
 
 def _lock_of(run: QueuedRun) -> LockInWorker | None:
     """Return a run's lock, in the form in which its worker process gets it."""
-    work = run.what
+    work = run.work
     held: HeldLock | None = work.attempt.held
     if held is None:
         return None

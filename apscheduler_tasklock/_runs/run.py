@@ -88,7 +88,7 @@ class QueuedRun:
         time, because a look finds it later; ``inf``: the run stands there by ``came``
     :ivar following: the run of the next run time in the same submission, which is put into the
         queue when this run is over
-    :ivar what: the data of the run that its executor needs. The queue does not read them.
+    :ivar work: the data of the run that its executor needs. The queue does not read them.
     :ivar number: orders runs with the same ``came``. All runs of a submission have one number.
     :ivar not_before: the run is not claimed before this time, because its task's row was locked
     :ivar locked: how many claims of the run have found the task's row locked
@@ -119,7 +119,7 @@ class QueuedRun:
     claims: bool = True
     retry_at: float = inf
     following: QueuedRun | None = None
-    what: Any = None
+    work: Any = None
     state: State = State.WAITING
     token: Token = field(default_factory=Token)
     number: int = 0

@@ -148,11 +148,11 @@ class Simulated:
             (
                 run.kind.value,
                 run.state.value,
-                run.what.window,
+                run.work.window,
                 run.is_held,
-                run.what.in_the_way
-                and (run.what.in_the_way.came_first, run.what.in_the_way.token == token),
-                run.what.stood_first,
+                run.work.in_the_way
+                and (run.work.in_the_way.came_first, run.work.in_the_way.token == token),
+                run.work.stood_first,
             )
             for run in self.runs
             if run.state is not State.OVER
@@ -252,11 +252,11 @@ class Fleet:
         if replica.left and not set(replica.left[0]) & set(self.not_due):
             found.append((f"{name} submits {replica.left[0]}", partial(Fleet._submit, n=n)))
         if replica.asks:
-            windows = [run.what.window for run in replica.asks[0].runs]
+            windows = [run.work.window for run in replica.asks[0].runs]
             found.append((f"{name} claims {windows}", partial(Fleet._claim, n=n)))
         for run in replica.of_state(State.BEGUN):
             at = replica.runs.index(run)
-            found.append((f"{name} ends {run.what.window}", partial(Fleet._end, n=n, at=at)))
+            found.append((f"{name} ends {run.work.window}", partial(Fleet._end, n=n, at=at)))
         if self._sees_something(replica):
             found.append((f"{name} looks", partial(Fleet._look, n=n)))
         return found
@@ -309,7 +309,7 @@ class Fleet:
         self._step(replica, came=[runs[0]])
 
     def _run(self, kind: Kind, window: int | None, request: Any) -> QueuedRun:
-        return QueuedRun(kind, TASK, (TASK, ""), self._now, self._now, what=Work(window, request))
+        return QueuedRun(kind, TASK, (TASK, ""), self._now, self._now, work=Work(window, request))
 
     def _claim_of(self, window: int) -> ClaimRequest:
         return ClaimRequest(
@@ -332,12 +332,12 @@ class Fleet:
         self.kills_left -= 1
         replica.is_dead = True
         for run in replica.of_state(State.BEGUN):
-            run.what.began.ended = "killed"
+            run.work.began.ended = "killed"
 
     def _end(self, n: int, at: int) -> None:
         replica = self.replicas[n]
         run = replica.runs[at]
-        work: Work = run.what
+        work: Work = run.work
         assert self.row is not None
         assert work.began is not None
         token = self.row.token
@@ -353,8 +353,8 @@ class Fleet:
         for run in step.given:
             assert run.token.take()
             assert self.row is not None
-            run.what.began = Began(run.what.window, self.row.token)
-            self.began.append(run.what.began)
+            run.work.began = Began(run.work.window, self.row.token)
+            self.began.append(run.work.began)
         if step.given:
             self._step(replica, begun=step.given)
 
@@ -367,7 +367,7 @@ class Fleet:
         self._step(replica, answered=answers)
 
     def _claim_outcome(self, replica: Simulated, run: QueuedRun) -> ClaimOutcome:
-        work: Work = run.what
+        work: Work = run.work
         answer = self._decided(replica, run)
         if answer is not None and answer.granted:
             return ClaimOutcome.GRANTED
@@ -389,7 +389,7 @@ class Fleet:
         return ClaimOutcome.KEPT
 
     def _decided(self, replica: Simulated, run: QueuedRun) -> ClaimAnswer | None:
-        request = run.what.request
+        request = run.work.request
         decision: rule.Decision[Any]
         if run.kind in (Kind.MANUAL, Kind.TAKEOVER):
             decision = rule.rerun(self.row, request, IN_TIME, replica.name, self.now)
@@ -446,7 +446,7 @@ class Fleet:
     ) -> list[tuple[QueuedRun, Outlook, float]]:
         """Return the decisions on the kept runs."""
         kept = replica.of_state(State.KEPT)
-        return [(run, run.what.in_the_way.outlook(last), self._now) for run in kept]
+        return [(run, run.work.in_the_way.outlook(last), self._now) for run in kept]
 
     # ---- the check at the end --------------------------------------------------------------------
 
@@ -465,9 +465,9 @@ class Fleet:
         for replica in self.replicas:
             for run in replica.runs:
                 if run.state is not State.OVER and not replica.is_dead:
-                    found.append(f"never over: {run.what.window}")
-                if run.what.began and run.what.stood_first in ended_well:
-                    found.append(f"run after what stood rightly against it: {run.what.window}")
+                    found.append(f"never over: {run.work.window}")
+                if run.work.began and run.work.stood_first in ended_well:
+                    found.append(f"run after what stood rightly against it: {run.work.window}")
         return found
 
     def _is_somebodys(self, window: int) -> bool:

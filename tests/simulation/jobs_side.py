@@ -148,7 +148,7 @@ class JobsReplica(Replica):
         grace = job.grace if kind is Kind.SCHEDULE else None
         work = Work(fate, request)
         run = QueuedRun(
-            kind, job.name, (job.name, "default"), due_at, now, grace, claims=job.claims, what=work
+            kind, job.name, (job.name, "default"), due_at, now, grace, claims=job.claims, work=work
         )
         fate.run = run
         self.fates.append(fate)
@@ -205,7 +205,7 @@ class JobsReplica(Replica):
         asked: dict[AnyAttempt, QueuedRun] = {}
         answers: list[tuple[QueuedRun, Claimed]] = []
         for run in ask.runs:
-            claim = NotNow.BEYOND if len(asked) == most else self._claim_for(run.what)
+            claim = NotNow.BEYOND if len(asked) == most else self._claim_for(run.work)
             if isinstance(claim, (NotNow, TaskLockError)):
                 answers.append((run, claim))
             else:
@@ -223,9 +223,9 @@ class JobsReplica(Replica):
         wrong = self._jobs_story.wrong
         unbegun = [run for run in self._given if run.state is State.GIVEN]
         if unbegun and self.pool.count is not None:
-            wrong.append(f"asked although {unbegun[0].what.fate} waits for a worker")
+            wrong.append(f"asked although {unbegun[0].work.fate} waits for a worker")
         if self.world.now > self.stopped_at:
-            wrong.append(f"asked after the stop: {ask.runs[0].what.fate}")
+            wrong.append(f"asked after the stop: {ask.runs[0].work.fate}")
         tasks = [run.task_name for run in ask.runs]
         if len(tasks) > len(set(tasks)):
             wrong.append(f"asked for two runs of a task at once: {tasks}")
@@ -254,7 +254,7 @@ class JobsReplica(Replica):
             self.line.call(take_in)
 
     def _claim_outcome(self, run: QueuedRun, claimed: Claimed) -> ClaimOutcome:
-        work: Work = run.what
+        work: Work = run.work
         if isinstance(claimed, NotNow):
             return ClaimOutcome(claimed.value)
         question = work.question
@@ -279,7 +279,7 @@ class JobsReplica(Replica):
         return ClaimOutcome.REFUSED
 
     def _keep(self, run: QueuedRun, refusal: Refusal) -> None:
-        work: Work = run.what
+        work: Work = run.work
         work.fate.is_kept = True
         # The next ask needs a new claim, because this one is over.
         work.claim = None
@@ -299,7 +299,7 @@ class JobsReplica(Replica):
 
     def give(self, run: QueuedRun) -> None:
         """Give a run to the pool."""
-        fate: Fate = run.what.fate
+        fate: Fate = run.work.fate
         self._given[run] = None
         fate.given_at = self.world.now
         try:
@@ -307,7 +307,7 @@ class JobsReplica(Replica):
         except PoolError:
             if run.token.take():
                 self._not_given(run)
-        claim = run.what.claim
+        claim = run.work.claim
         # A claim whose answer was lost may have been granted when more workers were free.
         is_known = claim is not None and not claim.in_doubt
         if self.pool.queued and is_known and not self.is_shared:
@@ -321,7 +321,7 @@ class JobsReplica(Replica):
     def _not_given(self, run: QueuedRun) -> None:
         if self._given.pop(run, self) is not None:
             return
-        self._hand_over(run.what)
+        self._hand_over(run.work)
         self.line.failed(run)
         self._end(run, "not taken")
 
@@ -330,7 +330,7 @@ class JobsReplica(Replica):
 
     def withdraw(self, run: QueuedRun) -> None:
         """Withdraw a run that has not begun, and hand its claim over."""
-        work: Work = run.what
+        work: Work = run.work
         if work.held is not None:
             self._hand_over(work)
         elif work.claim is not None:
@@ -339,7 +339,7 @@ class JobsReplica(Replica):
 
     def _withdraw_given(self, inputs: Inputs) -> None:
         for run in list(self._given):
-            if run.what.held is None or not run.token.take():
+            if run.work.held is None or not run.token.take():
                 continue
             if self._given.pop(run, self) is None:
                 inputs.freed.append((run, 0.0))
@@ -352,7 +352,7 @@ class JobsReplica(Replica):
             self._begin_release(held, RunOutcome(WindowAfter.HAND_OVER))
 
     def _end(self, run: QueuedRun, how: str) -> None:
-        work: Work = run.what
+        work: Work = run.work
         fate = work.fate
         fate.ends.append(how)
         fate.ended_at = self.world.now
@@ -366,7 +366,7 @@ class JobsReplica(Replica):
     # ---- a worker --------------------------------------------------------------------------------
 
     def _work_on(self, run: QueuedRun) -> None:
-        work: Work = run.what
+        work: Work = run.work
         if not run.token.take():
             return
         work.fate.taken_at = self.world.now
@@ -392,7 +392,7 @@ class JobsReplica(Replica):
 
         ``freed`` is posted later, when the pool has reported the run.
         """
-        work: Work = run.what
+        work: Work = run.work
         fate, held, began = work.fate, work.held, self.world.now
         name = fate.job.name
         fate.began_at.append(began)
@@ -484,7 +484,7 @@ class JobsReplica(Replica):
         """Submit a run that a look has found, unless the same run is not over yet."""
         run = self._run_of(job, kind, window, self.world.now, request)
         open_ones.add(key)
-        run.what.over = partial(open_ones.discard, key)
+        run.work.over = partial(open_ones.discard, key)
         self._come(run)
 
     def _decide_kept(self, run: QueuedRun, outlook: Outlook, as_of: float) -> None:

@@ -113,12 +113,12 @@ class LeaderReplica(JobsReplica):
     # ---- the scheduler ---------------------------------------------------------------------------
 
     def _come(self, run: QueuedRun) -> None:
-        work: Work = run.what
+        work: Work = run.work
         if run.kind is not Kind.SCHEDULE or not run.claims or not self.leadership.follows:
             super()._come(run)
             return
         for each in run.backlog:
-            self._ask_later(each.what)
+            self._ask_later(each.work)
         self.line.call(
             partial(self._follow, run, Following(self.leadership, run, lambda: work.request))
         )
@@ -133,7 +133,7 @@ class LeaderReplica(JobsReplica):
 
     def _follow(self, run: QueuedRun, following: Following, inputs: Inputs) -> None:
         if self.stopped_at == inf:
-            for other in self._kept_runs.take_for(run, coalesce=run.what.fate.job.coalesce):
+            for other in self._kept_runs.take_for(run, coalesce=run.work.fate.job.coalesce):
                 following.replace(self._following.pop(other, following))
                 inputs.found.append((other, Outlook.DROPPED, self.world.now))
             self._following[run] = following

@@ -196,7 +196,7 @@ class RetryReplica(JobsReplica):
     # ---- the claims ------------------------------------------------------------------------------
 
     def _claim_outcome(self, run: QueuedRun, claimed: Claimed) -> ClaimOutcome:
-        outcome, work = super()._claim_outcome(run, claimed), run.what
+        outcome, work = super()._claim_outcome(run, claimed), run.work
         if isinstance(claimed, HeldLock):
             self._retry_story.grants.append(self._grant_of(run, work, claimed))
         return outcome

@@ -295,7 +295,7 @@ class StoredReplica(JobsReplica):
         window = (found.move.run_time - START).total_seconds()
         request = replace(job.claim_of(window), min_lock=0.0, move=found.move)
         run = self._run_of(job, Kind.STORED, window, found.due_at, request)
-        run.what.over = partial(self._note_over, found, run.what)
+        run.work.over = partial(self._note_over, found, run.work)
         self._come(run)
 
     def _note_over(self, found: DueRun, work: Any) -> None:

@@ -39,7 +39,7 @@ def instances_lock(executor: Any) -> threading.RLock:
 def kept_run_times(executor: Any) -> list[Any]:
     """Return the run times that an executor keeps because another run is in their way."""
     runs = [run for by_run in list(executor._kept._by_task.values()) for run in list(by_run)]
-    return [run.what.attempt.run_time for run in runs]
+    return [run.work.attempt.run_time for run in runs]
 
 
 def missed_tasks(executor: Any) -> set[str]:

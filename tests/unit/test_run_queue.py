@@ -679,7 +679,7 @@ class Day:
             heapq.heappush(planned, (at, count, inputs))
 
         for number, job in enumerate(self.jobs):
-            run = run_of(f"job {number}", job.came, grace=job.grace, what=number)
+            run = run_of(f"job {number}", job.came, grace=job.grace, work=number)
             plan(job.came, Inputs(came=[run]))
         while planned:
             now, _count, inputs = heapq.heappop(planned)
@@ -693,8 +693,8 @@ class Day:
                 ]
                 plan(now + self.delay, Inputs(answered=answers))
             for run in step.given:
-                took = 0.0 if run.is_missed else self.jobs[run.what].takes
-                (self.missed.add if run.is_missed else self.ran.append)(run.what)
+                took = 0.0 if run.is_missed else self.jobs[run.work].takes
+                (self.missed.add if run.is_missed else self.ran.append)(run.work)
                 plan(now, Inputs(begun=[run]))
                 plan(now + took, Inputs(freed=[(run, took)]))
             if step.wakes_at < inf:
