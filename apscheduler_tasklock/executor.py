@@ -64,7 +64,7 @@ from apscheduler_tasklock._runs.adapter import (
 from apscheduler_tasklock._runs.blocked_tasks import BlockedTasks
 from apscheduler_tasklock._runs.claim_request import request_of
 from apscheduler_tasklock._runs.executor_jobs import ExecutorJobs
-from apscheduler_tasklock._runs.executor_runs import ExecutorRuns, Owner
+from apscheduler_tasklock._runs.executor_runs import ExecutorParts, ExecutorRuns
 from apscheduler_tasklock._runs.given_job import JobView
 from apscheduler_tasklock._runs.job_notices import JobNotices
 from apscheduler_tasklock._runs.kept_runs import KeptRuns
@@ -377,7 +377,7 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
         """Return the object that runs jobs on the wrapped executor; ``None`` before a start."""
         if self._inner is None:
             return None
-        owner = Owner(
+        parts = ExecutorParts(
             coroutines=self._coroutines,
             wrap_function=self._wrap,
             note_begun=self._note_begun,
@@ -400,8 +400,8 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
             note_unasked=self._note_unasked,
         )
         if not self._enabled:
-            return UnlockedRuns(self._inner, owner)
-        return (ProcessRuns if has_processes(self._inner) else ExecutorRuns)(self._inner, owner)
+            return UnlockedRuns(self._inner, parts)
+        return (ProcessRuns if has_processes(self._inner) else ExecutorRuns)(self._inner, parts)
 
     def _replace_in_child(self) -> None:
         """Make new parts in a forked child, so that the child leaves the parent's locks alone.

@@ -91,7 +91,7 @@ NOT_BEGUN = (asyncio.CancelledError, CancelledError, BrokenExecutor)
 
 
 @dataclass(frozen=True)
-class Owner:
+class ExecutorParts:
     """The parts of a ``TaskLockExecutor`` that its runs use.
 
     :ivar coroutines: the coroutines that run under a lock
@@ -199,12 +199,12 @@ class ExecutorRuns:
     """The runs of one executor, from their submission until their workers are free.
 
     :param inner: the wrapped executor
-    :param owner: what these runs use of the ``TaskLockExecutor``
+    :param parts: what these runs use of the ``TaskLockExecutor``
     """
 
-    def __init__(self, inner: Any, owner: Owner) -> None:
+    def __init__(self, inner: Any, parts: ExecutorParts) -> None:
         self._inner = inner
-        self._owner = owner
+        self._parts = parts
         self._is_closed = False
         self._is_inline = runs_inside_submit_job(inner)
         # Whether the executor is APScheduler's own. Any other executor may begin a run in a child
@@ -303,14 +303,14 @@ class ExecutorRuns:
 
         Otherwise all replicas would run it in an outage.
         """
-        leadership = self._owner.leadership
+        leadership = self._parts.leadership
         if leadership is None or leadership.leads or not submission.run_unlocked:
             return submission
         return replace(submission, run_unlocked=False)
 
     def _is_to_follow(self, submission: Submission) -> bool:
         """Return whether another replica asks first for the run times of a submission."""
-        leadership = self._owner.leadership
+        leadership = self._parts.leadership
         is_scheduled = submission.kind is Kind.SCHEDULE and submission.options is not None
         follows = leadership is not None and leadership.follows
         # The scheduler has dropped the job of a last run time, so that nothing would know of this
@@ -408,7 +408,7 @@ class ExecutorRuns:
         if isinstance(claimed, NotNow):
             return ClaimOutcome(claimed.value)
         if isinstance(claimed, Exception) and not isinstance(claimed, TaskLockError):
-            self._owner.report_failed(work.submission, work.attempt.run_time, claimed)
+            self._parts.report_failed(work.submission, work.attempt.run_time, claimed)
             return ClaimOutcome.FAILED
         wanted_at = None if work.claim is None else work.claim.wanted_at
         try:
@@ -437,7 +437,7 @@ class ExecutorRuns:
     def _note_unfinished(self, work: _Work, may_be_over: bool) -> None:
         submission = replace(work.submission, run_times=(work.attempt.run_time,), claim_ids=())
         # Called in the application's thread, because `note_unfinished` calls the job's trigger.
-        call_application(partial(self._owner.note_unfinished, submission, may_be_over))
+        call_application(partial(self._parts.note_unfinished, submission, may_be_over))
 
     def _note_granted(self, run: QueuedRun) -> None:
         """Note the run times before this granted one, if no replica has asked for them.
@@ -449,7 +449,7 @@ class ExecutorRuns:
         if run.kind is Kind.STORED and work.submission.due is not None:
             passed = work.submission.due.passed
             if passed is not None:
-                note = partial(self._owner.note_stored, _request_of(work.attempt), passed)
+                note = partial(self._parts.note_stored, _request_of(work.attempt), passed)
                 call_application(note)
             return
         # A look that has found the job of another run finds it again. A stored job's row stays in
@@ -466,7 +466,7 @@ class ExecutorRuns:
         if request.exact and due_at < request.run_time:
             # Called in the application's thread, because `note_unasked` calls the job's trigger.
             until = request.run_time
-            call_application(partial(self._owner.note_unasked, work.submission, due_at, until))
+            call_application(partial(self._parts.note_unasked, work.submission, due_at, until))
 
     def _note_unclaimed(self, run: QueuedRun, claimed: object, refusal: Refusal | None) -> None:
         """Note that this replica has missed a run time, if an error or a pause is the cause.
@@ -501,9 +501,9 @@ class ExecutorRuns:
     def _follow(self, run: QueuedRun, inputs: Inputs) -> None:
         """Keep a run, and its backlog, until a look tells whether the leader has run it."""
         work: _Work = run.work
-        assert self._owner.leadership is not None
+        assert self._parts.leadership is not None
         # `work.attempt` is looked up at each call, because it is replaced when the job has changed.
-        work.as_follower = Following(self._owner.leadership, run, lambda: _request_of(work.attempt))
+        work.as_follower = Following(self._parts.leadership, run, lambda: _request_of(work.attempt))
         if self._try_to_keep(run, work.as_follower):
             run.state, run.kept_at = State.KEPT, time.monotonic()
             inputs.came.append(run)
@@ -518,7 +518,7 @@ class ExecutorRuns:
         :param refusal: the refusal of the run's claim, if the run was claimed
         """
         work: _Work = run.work
-        kept = self._owner.kept
+        kept = self._parts.kept
         left_out = kept.take_for(run, coalesce=work.submission.job.coalesce)
         for other in left_out:
             if other is not run:
@@ -531,7 +531,7 @@ class ExecutorRuns:
         for each in run.backlog:
             each.work.kept_because = refusal
             each.work.is_decided.set()
-        self._owner.note_kept(work.submission)
+        self._parts.note_kept(work.submission)
         kept.add(run, reason, partial(self._decide_kept, run, reason))
         return True
 
@@ -546,7 +546,7 @@ class ExecutorRuns:
             if outlook is not Outlook.WAITS and again and not self._renew(again):
                 outlook = Outlook.DROPPED
         except BaseException:
-            self._owner.kept.add(run, reason, partial(self._decide_kept, run, reason))
+            self._parts.kept.add(run, reason, partial(self._decide_kept, run, reason))
             raise
         run.work.line.found(run, outlook, as_of)
 
@@ -557,7 +557,7 @@ class ExecutorRuns:
         """
         was: Submission = runs[0].work.submission
         run_times = tuple(run.work.attempt.run_time for run in runs)
-        renewed = self._owner.renewed(replace(was, run_times=run_times))
+        renewed = self._parts.renewed(replace(was, run_times=run_times))
         if renewed is None:
             return False
         renewed = replace(renewed, claim_ids=new_claim_ids(run_times), is_standby=was.is_standby)
@@ -577,7 +577,7 @@ class ExecutorRuns:
             left = work.attempt.held.seconds_left * WAITS_AT_MOST
             work.begins_until = time.monotonic() + left
             self._may_be_late = True
-        self._owner.note_given(work.submission)
+        self._parts.note_given(work.submission)
         if run.is_missed:
             work.attempt.report_missed()
             self._note_missed(run, MissCause.MISFIRE, self._why_late(run))
@@ -627,7 +627,7 @@ class ExecutorRuns:
             return
         if not self._is_known:
             work.line.begun(run)
-            self._owner.note_begun(work.submission)
+            self._parts.note_begun(work.submission)
 
     def _for_inner(self, run: QueuedRun) -> tuple[GivenJob, RunTimes]:
         """Return the job and the run times that the wrapped executor gets."""
@@ -651,7 +651,7 @@ class ExecutorRuns:
         if is_closing and isinstance(error, RuntimeError):
             work.attempt.report_not_begun()
         else:
-            call_application(partial(self._owner.log_not_submitted, work.submission.job, error))
+            call_application(partial(self._parts.log_not_submitted, work.submission.job, error))
         work.line.failed(run)
         self._note_over(run)
 
@@ -666,7 +666,7 @@ class ExecutorRuns:
     def _take_moved(self, run: QueuedRun, future: Future[set[str]], inputs: Inputs) -> None:
         try:
             if future.result():
-                call_application(partial(self._owner.report_missed, run.work.submission))
+                call_application(partial(self._parts.report_missed, run.work.submission))
         except BaseException as error:  # noqa: BLE001  # whatever the database's thread sets
             # Logged at DEBUG, because the job is still due, so that its store reads it again.
             logger.debug("Task %r: not moved on: %s", run.task_name, error)
@@ -700,10 +700,10 @@ class ExecutorRuns:
             return
         request = _request_of(work.attempt)
         if work.submission.due is None:
-            self._owner.note_missed(request, cause, reason)
+            self._parts.note_missed(request, cause, reason)
             return
         missed = partial(work.submission.due.missed, cause, lambda _first: reason)
-        call_application(partial(self._owner.note_stored, request, missed))
+        call_application(partial(self._parts.note_stored, request, missed))
 
     def _why_late(self, run: QueuedRun) -> str:
         """Return why a run is a misfire."""
@@ -789,7 +789,7 @@ class ExecutorRuns:
 
     def wake_look(self) -> None:
         """Bring the next look forward, so that kept runs are decided on."""
-        self._owner.wake_look()
+        self._parts.wake_look()
 
     def report_full(self, full: Full) -> None:
         """Log that all workers have been busy for long."""
@@ -857,9 +857,9 @@ class ExecutorRuns:
     def _note_over(self, run: QueuedRun) -> None:
         """Note that a run is over. With the last run, its submission is over, too."""
         run.work.is_decided.set()
-        self._owner.kept.take(run)
+        self._parts.kept.take(run)
         if run.following is None:
-            self._owner.note_over(run.work.submission)
+            self._parts.note_over(run.work.submission)
 
     # ---- in a worker -----------------------------------------------------------------------------
 
@@ -878,7 +878,7 @@ class ExecutorRuns:
     def _may_begin(self, run: QueuedRun) -> bool:
         work: _Work = run.work
         work.line.begun(run)
-        self._owner.note_begun(work.submission)
+        self._parts.note_begun(work.submission)
         attempt = work.attempt
         self._report_granted(run)
         if attempt.held is not None and work.locks.closed:  # a listener has shut the scheduler down
@@ -896,7 +896,7 @@ class ExecutorRuns:
     def _report_granted(self, run: QueuedRun) -> None:
         work: _Work = run.work
         if work.submission.due is not None:  # because the scheduler does not report stored jobs
-            self._owner.report_submitted(work.submission)
+            self._parts.report_submitted(work.submission)
         work.attempt.report_granted()
 
     def _run(self, run: QueuedRun, *arguments: Any, **named: Any) -> Any:
@@ -908,7 +908,7 @@ class ExecutorRuns:
         began_at, process = time.monotonic(), os.getpid()
         raised: BaseException | None = None
         try:
-            function = self._owner.wrap_function(work.submission.job.func)
+            function = self._parts.wrap_function(work.submission.job.func)
             with work.attempt.holding():
                 returned = function(*arguments, **named)
             return check_returned(returned, f"task {run.task_name!r}: its function")
@@ -941,9 +941,9 @@ class ExecutorRuns:
         raised: BaseException | None = None
         asyncio_task = asyncio.current_task()
         attempt.runs_in(asyncio.get_running_loop(), asyncio_task)
-        self._owner.coroutines.add(attempt)
+        self._parts.coroutines.add(attempt)
         try:
-            function = self._owner.wrap_function(work.submission.job.func)
+            function = self._parts.wrap_function(work.submission.job.func)
             with attempt.holding():
                 returned = await function(*arguments, **named)
             return check_returned(returned, f"task {work.submission.task_name!r}: its function")
@@ -951,7 +951,7 @@ class ExecutorRuns:
             raised = error
             raise
         finally:
-            self._owner.coroutines.discard(attempt)
+            self._parts.coroutines.discard(attempt)
             work.took = time.monotonic() - began_at
             is_cut = attempt.is_cut(raised, asyncio_task)
             work.is_cancelled = is_cut or may_be_cancelled(raised)

@@ -27,7 +27,7 @@ from apscheduler_tasklock._runs.adapter import (
     let_notice_deaths,
     worker_processes,
 )
-from apscheduler_tasklock._runs.executor_runs import ExecutorRuns, Owner
+from apscheduler_tasklock._runs.executor_runs import ExecutorParts, ExecutorRuns
 from apscheduler_tasklock._runs.given_job import GivenJob, RunTimes
 from apscheduler_tasklock._runs.misfires import ALWAYS_MISSED
 from apscheduler_tasklock._runs.queue import Inputs
@@ -65,8 +65,8 @@ class _Giving:
 class ProcessRuns(ExecutorRuns):
     """The runs of an executor that runs jobs in a pool of processes."""
 
-    def __init__(self, inner: Any, owner: Owner) -> None:
-        super().__init__(inner, owner)
+    def __init__(self, inner: Any, parts: ExecutorParts) -> None:
+        super().__init__(inner, parts)
         # Runs of broken pools, each with the processes of its pool, one of which may still run the
         # job, and when they are killed, on the monotonic clock. Only the jobs' thread uses this
         # list.
@@ -139,7 +139,7 @@ class ProcessRuns(ExecutorRuns):
 
     def _report_dead(self, run: QueuedRun, ticket: ReleaseTicket) -> None:
         run.work.attempt.report_lease_end(ticket)
-        self._owner.note_worker_died()
+        self._parts.note_worker_died()
 
     # ---- in the pool's own threads, where it pickles and reports ---------------------------------
 
@@ -181,7 +181,7 @@ class ProcessRuns(ExecutorRuns):
         # is the pool's own, and must not wait.
         for event in events:
             event.job_id = str(event.job_id)
-            call_application(partial(self._owner.dispatch, event))
+            call_application(partial(self._parts.dispatch, event))
         return []
 
     def failed(self, run: QueuedRun, error: BaseException) -> None:
