@@ -102,11 +102,13 @@ class ExecutorParts:
     :ivar note_unfinished: gets a submission of a run time while the task's last run is unfinished,
         or may be retried, and whether that last run may be over or dead by now
     :ivar wake_look: brings the next look forward, so that kept runs are decided on
-    :ivar note_kept: called when the runs of a submission are kept
-    :ivar note_given: called when a run of a submission is given to the wrapped executor
+    :ivar forget_active: stops counting a submission as active, because its runs are kept
+    :ivar count_active: counts a submission as active, because a run of it is given to the wrapped
+        executor
     :ivar renewed: returns a submission with the job as it is now; ``None``: the job is not to run
     :ivar note_over: called when a submission is over
-    :ivar note_worker_died: called when a worker process has died, and its run's lease was ended
+    :ivar report_alive: writes what this replica runs, because a worker process has died, and its
+        run's lease was ended
     :ivar dispatch: gives an event to listeners
     :ivar log_not_submitted: logs that the wrapped executor did not take a job, and why
     :ivar report_failed: reports a run time that could not be claimed, because the job's trigger
@@ -127,11 +129,11 @@ class ExecutorParts:
     leadership: Leadership | None
     note_unfinished: Callable[[Submission, bool], object]
     wake_look: Callable[[], object]
-    note_kept: Callable[[Submission], object]
-    note_given: Callable[[Submission], object]
+    forget_active: Callable[[Submission], object]
+    count_active: Callable[[Submission], object]
     renewed: Callable[[Submission], Submission | None]
     note_over: Callable[[Submission], object]
-    note_worker_died: Callable[[], object]
+    report_alive: Callable[[], object]
     dispatch: Callable[[Any], object]
     log_not_submitted: Callable[[Any, BaseException], object]
     report_failed: Callable[[Submission, datetime, Exception], object]
@@ -260,9 +262,9 @@ class ExecutorRuns:
         # An executor that is not APScheduler's may have begun the run in another process.
         return bool(run.work.goes_on) or (run.state is State.BEGUN and not self._is_known)
 
-    def call_if_there_is_room(self, has_room: Callable[[], object]) -> None:
+    def call_if_there_is_room(self, note_room: Callable[[], object]) -> None:
         """Call a function whenever the room has become larger. The function must not wait."""
-        self._functions.has_room = has_room
+        self._functions.note_room = note_room
 
     # ---- in the thread in which the scheduler submits jobs ---------------------------------------
 
@@ -531,7 +533,7 @@ class ExecutorRuns:
         for each in run.backlog:
             each.work.kept_because = refusal
             each.work.is_decided.set()
-        self._parts.note_kept(work.submission)
+        self._parts.forget_active(work.submission)
         kept.add(run, reason, partial(self._decide_kept, run, reason))
         return True
 
@@ -577,7 +579,7 @@ class ExecutorRuns:
             left = work.attempt.held.seconds_left * WAITS_AT_MOST
             work.begins_until = time.monotonic() + left
             self._may_be_late = True
-        self._parts.note_given(work.submission)
+        self._parts.count_active(work.submission)
         if run.is_missed:
             work.attempt.report_missed()
             self._note_missed(run, MissCause.MISFIRE, self._why_late(run))

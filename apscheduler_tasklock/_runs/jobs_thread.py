@@ -75,7 +75,7 @@ class Line:
     :ivar thread: the jobs' thread, which steps the queue
     :ivar messages: the messages that were sent since the last step
     :ivar wakes_at: when to step again if no message comes before; on the monotonic clock
-    :ivar has_room: called in the jobs' thread when there is room for more runs than before. Must
+    :ivar note_room: called in the jobs' thread when there is room for more runs than before. Must
         not wait.
     """
 
@@ -88,7 +88,7 @@ class Line:
         self.carrier = carrier
         self.messages: list[Message] = []
         self.wakes_at = inf
-        self.has_room: Callable[[], object] = lambda: None
+        self.note_room: Callable[[], object] = lambda: None
         self._room: float | None = None
 
     @property
@@ -99,11 +99,11 @@ class Line:
             return inf if workers is None else workers
         return self._room
 
-    def note_room(self) -> None:
-        """Note the room after a step, and call ``has_room`` if the room has become larger."""
+    def update_room(self) -> None:
+        """Note the room after a step, and call ``note_room`` if the room has become larger."""
         before, self._room = self._room, self.runs.room
         if before is not None and self._room > before:
-            self.has_room()
+            self.note_room()
 
     # ---- messages to the queue, from any thread; none of these methods waits ---------------------
 
@@ -290,7 +290,7 @@ class JobsThread:
         _carry_out(todo, carrier)
         longest = carrier.look() if line.runs.is_idle else min(carrier.look(), LONGEST_WAIT)
         line.wakes_at = min(line.wakes_at, time.monotonic() + longest)
-        line.note_room()
+        line.update_room()
 
 
 def _carry_out(todo: ToDo, carrier: Carrier) -> None:

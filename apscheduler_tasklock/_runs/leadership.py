@@ -49,9 +49,9 @@ class Leadership:
     :param interval: returns the seconds between two looks
     :param timings: has the head start of the leader
     :param clock: returns the time on the monotonic clock
-    :param has_jobs: returns whether this replica has jobs for whose run times a leader asks first.
-        Without one it does not lead, because it would ask for nothing, and the others would ask for
-        everything later than they could.
+    :param has_own_jobs: returns whether this replica has jobs for whose run times a leader asks
+        first. Without one it does not lead, because it would ask for nothing, and the others would
+        ask for everything later than they could.
     :ivar row: the name of the leader's row
     :ivar leader_id: the id with which this replica leads
     :ivar leads: whether this replica leads, as its last look has found it. In an outage it stays
@@ -66,13 +66,13 @@ class Leadership:
         interval: Callable[[], float],
         timings: Timings | None = None,
         clock: Callable[[], float] | None = None,
-        has_jobs: Callable[[], bool] = lambda: True,
+        has_own_jobs: Callable[[], bool] = lambda: True,
     ) -> None:
         self._clock = clock or _monotonic
         self._locks = locks
         self._lease = lease
         self._interval = interval
-        self._has_jobs = has_jobs
+        self._has_own_jobs = has_own_jobs
         self._head_start = (timings or Timings()).head_start
         self._closed = False
         self._until = -inf  # when the lease ends, on the monotonic clock
@@ -150,7 +150,7 @@ class Leadership:
                 self._may_lead = is_own
                 self._note(leads=False)
                 return
-        if not self._has_jobs():
+        if not self._has_own_jobs():
             if self.leads:
                 self._locks.begin_resign(self.row, self.leader_id)
             self._note(leads=False)

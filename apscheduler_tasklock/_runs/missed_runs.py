@@ -151,7 +151,7 @@ class MissedRuns:
         self._pending: dict[str, _OfTask] = {}
         self._rescheduled: dict[str, ScheduleNote] = {}  # by task
 
-    def note(
+    def note_missed(
         self,
         request: ClaimRequest,
         cause: MissCause,
@@ -208,9 +208,9 @@ class MissedRuns:
         reason = f"nobody asked for it between {_moment(run_times[0])} and {_moment(found_at)}"
         for run_time in run_times[:-1]:
             asked = replace(request, run_time=run_time)
-            self.note(asked, MissCause.UNASKED, reason, not_before=not_before)
+            self.note_missed(asked, MissCause.UNASKED, reason, not_before=not_before)
         asked = replace(request, run_time=run_times[-1])
-        self.note(asked, MissCause.UNASKED, reason, not_before=not_before, more=more)
+        self.note_missed(asked, MissCause.UNASKED, reason, not_before=not_before, more=more)
 
     def note_stored(
         self, request: ClaimRequest, missed: Callable[[], Iterable[MissedTimes]]
@@ -230,7 +230,7 @@ class MissedRuns:
             not_before = time.monotonic() + overdue_in
             for run_time, more in ends.items():
                 asked = replace(request, run_time=run_time)
-                self.note(asked, each.cause, each.reason, not_before=not_before, more=more)
+                self.note_missed(asked, each.cause, each.reason, not_before=not_before, more=more)
 
     def note_rescheduled(self, task: Registration, registered: Registered) -> None:
         """Remember a changed schedule, and the old schedule's run time if no run follows by then.
@@ -272,7 +272,7 @@ class MissedRuns:
             self.note_unasked(request, [run_time], 0, found_at)
             return
         reason = f"the schedule was moved from {was} to {now} by {self._locks.replica_id}"
-        self.note(request, MissCause.MOVED, reason)
+        self.note_missed(request, MissCause.MOVED, reason)
 
     def tell(self) -> Statements[None]:
         """Note the changed schedules, and the run times that can be noted now.

@@ -139,7 +139,7 @@ class ProcessRuns(ExecutorRuns):
 
     def _report_dead(self, run: QueuedRun, ticket: ReleaseTicket) -> None:
         run.work.attempt.report_lease_end(ticket)
-        self._parts.note_worker_died()
+        self._parts.report_alive()
 
     # ---- in the pool's own threads, where it pickles and reports ---------------------------------
 

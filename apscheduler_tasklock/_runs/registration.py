@@ -48,15 +48,14 @@ class Registrar:
     :param registration: reads a job from its job store, and returns the registration of its task;
         ``None`` if the task is not registered, such as that of a one-off job
     :param has_next_run: returns whether a job exists, is a recurring job, and is not paused
-    :param is_registered_when_added: returns whether a job store, by its alias, is a shared job
-        store. Tasks of such a store are registered when a job is added or changed, and not when a
-        replica starts.
+    :param is_shared: returns whether a job store, by its alias, is a shared job store. Tasks of
+        such a store are registered when a job is added or changed, and not when a replica starts.
     :param stored_tasks: returns, by the alias of each shared job store, a function that reads the
         store's tasks and returns them by job
     :param timings: has the interval at which the tasks of the shared job stores are listed
     :param notices: logs jobs whose tasks cannot be registered
-    :param rescheduled: called with each registration that has changed a task's schedule
-    :param gone: called with each job of this replica that is no longer in its shared job store,
+    :param note_rescheduled: called with each registration that has changed a task's schedule
+    :param forget: called with each job of this replica that is no longer in its shared job store,
         because another replica has removed or ended it
     :ivar has_more: whether a look had no time to register all changed jobs, so that the next look
         is to begin at once
@@ -68,23 +67,23 @@ class Registrar:
         known: KnownTasks,
         registration: Callable[[JobKey], Registration | None],
         has_next_run: Callable[[JobKey], bool],
-        is_registered_when_added: Callable[[str], bool] = lambda _jobstore: False,
+        is_shared: Callable[[str], bool] = lambda _jobstore: False,
         stored_tasks: Callable[[], Mapping[str, Callable[[], Mapping[JobKey, StoredTask]]]] = dict,
         timings: Timings | None = None,
         notices: JobNotices | None = None,
-        rescheduled: Callable[[Registration, Registered], None] = lambda _task, _registered: None,
-        gone: Callable[[JobKey], None] = lambda _key: None,
+        note_rescheduled: Callable[[Registration, Registered], None] = lambda *_: None,
+        forget: Callable[[JobKey], None] = lambda _key: None,
     ) -> None:
         self._locks = locks
         self._known = known
         self._registration = registration
         self._has_next_run = has_next_run
-        self._is_stored_in = is_registered_when_added
+        self._is_shared = is_shared
         self._stored_tasks = stored_tasks
         self._interval = (timings or Timings()).report_interval
         self._notices = notices or JobNotices()
-        self._rescheduled = rescheduled
-        self._gone = gone
+        self._note_rescheduled = note_rescheduled
+        self._forget = forget
         self._lock = threading.Lock()
         self._changed: dict[JobKey, _Change] = {}  # jobs whose tasks are to be registered
         self._is_first = True
@@ -194,7 +193,7 @@ class Registrar:
                 # With two jobs, the row may have had the other job's schedule.
                 is_of_one = len(self._known.keys_of(each.task_name)) == 1
                 if each.was_schedule is not None and is_of_one:
-                    self._rescheduled(asked[each.task_name], each)
+                    self._note_rescheduled(asked[each.task_name], each)
             found = {each.task_name for each in registered if not each.again}
             self._with_row.extend(sorted(found.difference(self._with_row)))
         with self._lock:
@@ -236,7 +235,7 @@ class Registrar:
         return list(tasks.values()), seen
 
     def _is_stored(self, key: JobKey) -> bool:
-        return self._is_stored_in(key[1])
+        return self._is_shared(key[1])
 
     def list_stored(self) -> None:
         """List the tasks of the shared job stores, as often as a replica sends a sign of life.
@@ -270,7 +269,7 @@ class Registrar:
     ) -> None:
         for key in set(known) - stored.keys():
             self._known.forget(key)
-            self._gone(key)
+            self._forget(key)
         for key, task in stored.items():
             if not self._known.has(task.task_name, key):
                 self._known.add(task.task_name, key, None)

@@ -89,11 +89,12 @@ class Watch:
     :param jobs: the scheduler's jobs
     :param kept: the kept runs
     :param registrar: registers tasks
-    :param state: returns the scheduler's state
+    :param scheduler_state: returns the scheduler's state
     :param interval: limits the seconds between two looks
     :param given_up: reports a dead run that is given up, as it was closed, and why
     :param report_overdue: reports an overdue task
-    :param looked: called at the end of each look; gets whether the jobs of all job stores are known
+    :param note_look: called at the end of each look; gets whether the jobs of all job stores are
+        known
     :param missed: the run times that this replica has missed; ``None``: none are remembered
     :param leadership: who asks first; ``None``: there is no leader mode
     :param prune_interval: seconds between two deletions of old rows
@@ -110,11 +111,11 @@ class Watch:
         jobs: Jobs,
         kept: KeptRuns,
         registrar: Registrar,
-        state: Callable[[], int],
+        scheduler_state: Callable[[], int],
         interval: float,
         given_up: Callable[[RunState, ClosedRun, JobKey, str], None],
         report_overdue: Callable[[RunState], None] | None = None,
-        looked: Callable[[bool], None] = lambda _has_listed: None,
+        note_look: Callable[[bool], None] = lambda _has_listed: None,
         missed: MissedRuns | None = None,
         leadership: Leadership | None = None,
         prune_interval: float = PRUNE_INTERVAL,
@@ -127,12 +128,12 @@ class Watch:
         self._registrar = registrar
         self._given_up = given_up
         self._report_overdue_task = report_overdue or self._warn_overdue
-        self._looked = looked
+        self._note_look = note_look
         self._missed = missed
         self._leadership = leadership
         self._prune_interval = prune_interval
         self._prune_at = inf  # on the monotonic clock
-        self.looks = Looks(locks, known, self._look_safely, state, interval, timings)
+        self.looks = Looks(locks, known, self._look_safely, scheduler_state, interval, timings)
         # Only looks use these, in the application's thread.
         self._has_listed = False  # whether the jobs of all job stores are known
         self._as_of = 0.0  # when the last look began, on the monotonic clock
@@ -200,7 +201,7 @@ class Watch:
             with _noting(rejected):
                 yield from self._missed.tell()
         with _noting(rejected):
-            self._looked(self._has_listed)
+            self._note_look(self._has_listed)
         if rejected:
             self._locks.rejections.begin(LOOKS, rejected[0])
         else:

@@ -155,7 +155,7 @@ class ReplicaExecutor:
             Tasks(options, {}, "", "fidelity"),
             run_unlocked=False,
             logger_name=lambda: __name__,
-            submit=submit,
+            submit_again=submit,
             notices=JobNotices,
             clock=clock,
         )

@@ -266,8 +266,8 @@ class StoredReplica(JobsReplica):
     def room(self) -> float:
         return self.line.room
 
-    def call_if_there_is_room(self, has_room: Callable[[], object]) -> None:
-        self.line.has_room = has_room
+    def call_if_there_is_room(self, note_room: Callable[[], object]) -> None:
+        self.line.note_room = note_room
 
     def _decode(self, row: JobRow) -> dict[str, Any]:
         stored = self._rows.jobs[row.id]

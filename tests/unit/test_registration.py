@@ -154,7 +154,7 @@ def test_what_is_known_of_a_stored_job_goes_when_it_is_no_longer_in_its_store(ro
         lambda _key: None,
         lambda _key: True,
         stored_tasks=lambda: {"shared": dict},
-        gone=gone.append,
+        forget=gone.append,
     )
     registrar.list_stored()
     assert gone == [("job", "shared")]
