@@ -713,7 +713,7 @@ class ExecutorRuns:
         words = missed_runs.late(run.late_by, run.grace)
         due_at, workers = run.due_at + run.excused, worker_count(self._inner)
         if run.came - due_at > run.grace:
-            came_after = missed_runs.seconds_in_words(run.came - due_at)
+            came_after = missed_runs.in_seconds(run.came - due_at)
             return f"{words}: its scheduler came to it {came_after} after it was due"
         if run.earliest - due_at > run.grace:
             return f"{words}: its earlier run times ran until then"

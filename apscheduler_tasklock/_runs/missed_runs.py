@@ -371,7 +371,7 @@ def _note_of(ripe: Sequence[_Miss], started_at: datetime) -> MissNote:
 
 def late(seconds: float, grace: float) -> str:
     """Return in words that a run time is a misfire."""
-    return f"late by {seconds_in_words(seconds)}, over its grace time of {seconds_in_words(grace)}"
+    return f"late by {in_seconds(seconds)}, over its grace time of {in_seconds(grace)}"
 
 
 def all_busy(workers: int, jobs: Sequence[str]) -> str:
@@ -393,7 +393,7 @@ def not_claimed(error: TaskLockError, asked_at: float | None) -> str:
 
     :param asked_at: when the claim was first asked for, on the monotonic clock
     """
-    tried = seconds_in_words(0.0 if asked_at is None else time.monotonic() - asked_at)
+    tried = in_seconds(0.0 if asked_at is None else time.monotonic() - asked_at)
     if isinstance(error, RowLockedError):
         return f"another session had its row locked for {tried}"
     if isinstance(error, NotSentError):
@@ -457,6 +457,6 @@ def _moment(moment: datetime) -> str:
     return f"{moment.astimezone(timezone.utc):%Y-%m-%d %H:%M:%S UTC}"
 
 
-def seconds_in_words(seconds: float) -> str:
+def in_seconds(seconds: float) -> str:
     """Return seconds without needless digits, as in ``65 s`` and ``1.2 s``."""
     return f"{seconds:.0f} s" if seconds >= 10 else f"{round(seconds, 1):g} s"

@@ -29,7 +29,7 @@ ASK_FOR = 1.0
 
 
 @dataclass(eq=False)
-class _Change:
+class _ChangedJob:
     """A note that a job was added or has changed.
 
     :ivar moved: whether the due time in the task's row is to be replaced
@@ -85,7 +85,7 @@ class Registrar:
         self._note_rescheduled = note_rescheduled
         self._forget = forget
         self._lock = threading.Lock()
-        self._changed: dict[JobKey, _Change] = {}  # jobs whose tasks are to be registered
+        self._changed: dict[JobKey, _ChangedJob] = {}  # jobs whose tasks are to be registered
         self._is_first = True
         self._list_stored_at = 0.0  # on the monotonic clock
         self._with_row: deque[str] = deque()  # tasks that are known to have a row
@@ -100,7 +100,7 @@ class Registrar:
         """
         with self._lock:
             earlier = self._changed.get(key)
-            self._changed[key] = _Change(moved or (earlier is not None and earlier.moved))
+            self._changed[key] = _ChangedJob(moved or (earlier is not None and earlier.moved))
 
     def expecting(self) -> Collection[str]:
         """Return one task that must have a row; another one at each look.
@@ -129,7 +129,7 @@ class Registrar:
         if self._is_first:
             for key in self._known.job_keys():
                 if not self._is_stored(key):
-                    changed.setdefault(key, _Change(moved=False))
+                    changed.setdefault(key, _ChangedJob(moved=False))
         yield from self._register(changed)
         self._is_first = not has_listed
 
@@ -180,7 +180,7 @@ class Registrar:
         keys = self._known.keys_of(state.task_name)
         return any(self._has_next_run(key) for key in self._known.asking(keys))
 
-    def _register(self, changed: Mapping[JobKey, _Change]) -> Statements[None]:
+    def _register(self, changed: Mapping[JobKey, _ChangedJob]) -> Statements[None]:
         """Register the tasks of changed jobs; note the jobs again if the answer says ``again``."""
         tasks, seen = self._registrations(changed)
         if tasks or self._locks.rejections.has(REGISTRATIONS):
@@ -202,7 +202,7 @@ class Registrar:
                     del self._changed[key]
 
     def _registrations(
-        self, changed: Mapping[JobKey, _Change]
+        self, changed: Mapping[JobKey, _ChangedJob]
     ) -> tuple[list[Registration], list[JobKey]]:
         """Return the registrations of changed jobs' tasks, and the jobs that were read for them.
 

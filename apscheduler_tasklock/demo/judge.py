@@ -24,7 +24,7 @@ Excuse = Callable[[AnyRun, AnyRun], bool]
 
 
 @dataclass(frozen=True)
-class Finding:
+class Breach:
     """Something that must not have happened.
 
     :ivar fault: the kind of fault

@@ -70,7 +70,7 @@ def colours(tasks: Sequence[DemoTask]) -> dict[str, str]:
     return {task.name: colour for task, colour in zip(tasks, _COLOURS, strict=True)}
 
 
-class Lanes:
+class DemoLanes:
     """The events so far, and their drawing.
 
     :param span: seconds that the axis shows

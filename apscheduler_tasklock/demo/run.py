@@ -20,7 +20,13 @@ from apscheduler_tasklock.demo.fleet import Fleet, ReplicaEvent
 from apscheduler_tasklock.demo.judgement import judged
 from apscheduler_tasklock.demo.ledger import Ledger, new_schema_name
 from apscheduler_tasklock.demo.server import EmbeddedServer
-from apscheduler_tasklock.demo.story import LEADER, SHARED_STORE, WITHOUT_STORE, Conductor, Story
+from apscheduler_tasklock.demo.story import (
+    LEADER,
+    SHARED_STORE,
+    WITHOUT_STORE,
+    Conductor,
+    DemoStory,
+)
 from apscheduler_tasklock.demo.views import (
     PlainView,
     View,
@@ -122,7 +128,7 @@ def run_demo(
 class _Demo:
     def __init__(
         self,
-        story: Story,
+        story: DemoStory,
         replicas: int,
         seconds: float,
         interrupts: Interrupts,
@@ -233,7 +239,7 @@ class _Demo:
         return FAULTS if faulty else OK
 
 
-def _choose_view(story: Story, replicas: int, seconds: float) -> View:
+def _choose_view(story: DemoStory, replicas: int, seconds: float) -> View:
     """Return the live timeline if standard output can show it; otherwise the plain lines."""
     if sys.stdout.isatty() and importlib.util.find_spec("rich") is not None:
         from rich.console import Console

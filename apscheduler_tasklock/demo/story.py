@@ -22,7 +22,7 @@ Conductor = conductor.Conductor | shared_conductor.SharedConductor
 
 
 @dataclass(frozen=True)
-class Story:
+class DemoStory:
     """One of the stories.
 
     :ivar tasks: its three tasks
@@ -45,7 +45,7 @@ class Story:
     has_leader: bool = False
 
 
-WITHOUT_STORE = Story(
+WITHOUT_STORE = DemoStory(
     tasks=jobs.TASKS,
     replica=[replica.__name__],
     marked="refused",
@@ -54,7 +54,7 @@ WITHOUT_STORE = Story(
     plan=conductor.describe_plan,
     outcome=views.compare_with_no_lock,
 )
-LEADER = Story(
+LEADER = DemoStory(
     tasks=jobs.tasks(jobs.LEADER_PERIOD),
     replica=[replica.__name__, replica.LEADER_MODE],
     marked="refused",
@@ -64,7 +64,7 @@ LEADER = Story(
     outcome=partial(views.compare_with_no_lock, has_leader=True),
     has_leader=True,
 )
-SHARED_STORE = Story(
+SHARED_STORE = DemoStory(
     tasks=shared_jobs.TASKS,
     replica=["apscheduler_tasklock.demo.shared_replica"],
     marked="added",

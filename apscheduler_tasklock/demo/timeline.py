@@ -23,7 +23,7 @@ from apscheduler_tasklock.demo.lanes import (
     RUN,
     TAKEOVER,
     TASK_WIDTH,
-    Lanes,
+    DemoLanes,
     colours,
 )
 from apscheduler_tasklock.demo.views import describe_event, describe_takeovers, table_rows
@@ -61,7 +61,7 @@ class LiveView:
         self._has_leader = has_leader
         self._console = console
         self._seconds = seconds
-        self._lanes = Lanes(replicas, min(seconds, _SPAN) + _LAST_RUNS, tasks, marked)
+        self._lanes = DemoLanes(replicas, min(seconds, _SPAN) + _LAST_RUNS, tasks, marked)
         self._live = Live(console=console, auto_refresh=False, vertical_overflow="crop")
         self._elapsed = 0.0
 
