@@ -50,7 +50,7 @@ class SequenceTicket(Ticket[Any]):
         self._report(Outcome(error=error))
 
 
-def go_on(statements: Statements[Any], outcome: Outcome[Any] | None) -> Statement | None:
+def next_statement(statements: Statements[Any], outcome: Outcome[Any] | None) -> Statement | None:
     """Continue a sequence; return its next statement, or ``None`` at its end.
 
     :param outcome: the outcome of the last statement; ``None`` at the beginning

@@ -35,7 +35,7 @@ from apscheduler_tasklock._database.sequences import (
     Statement,
     Statements,
     ask_here,
-    go_on,
+    next_statement,
 )
 from apscheduler_tasklock._database.sqlstates import ConflictError, NoThreadError, RowLockedError
 from apscheduler_tasklock._database.thread import Recurring
@@ -1063,7 +1063,7 @@ class LockClient:
         def proceed(outcome: Outcome[Any] | None) -> None:
             statement = None
             try:
-                statement = go_on(statements, outcome)
+                statement = next_statement(statements, outcome)
             finally:
                 if statement is None:
                     done()

@@ -47,12 +47,12 @@ from apscheduler_tasklock._runs.adapter import (
 )
 from apscheduler_tasklock._runs.given_job import GivenJob, RunTimes
 from apscheduler_tasklock._runs.jobs_thread import JobsThread, Line
-from apscheduler_tasklock._runs.kept_runs import InTheWay, KeptRuns, Outlook, Reason
+from apscheduler_tasklock._runs.kept_runs import InTheWay, KeptRuns, Outlook, WhyKept
 from apscheduler_tasklock._runs.leadership import Following, Leadership
 from apscheduler_tasklock._runs.misfires import ALWAYS_MISSED
-from apscheduler_tasklock._runs.queue import Ask, Full, Inputs, RunQueue
+from apscheduler_tasklock._runs.queue import AllBusy, Ask, Inputs, RunQueue
 from apscheduler_tasklock._runs.reports import Notifier
-from apscheduler_tasklock._runs.run import ClaimOutcome, Kind, QueuedRun, State, Token
+from apscheduler_tasklock._runs.run import ClaimOutcome, QueuedRun, RunKind, State, Token
 from apscheduler_tasklock._runs.run_attempt import RunAttempt, may_be_cancelled
 from apscheduler_tasklock._runs.submission import FAILED, DueRun, Submission, new_claim_ids
 from apscheduler_tasklock._runs.trigger_times import is_stock
@@ -313,7 +313,7 @@ class ExecutorRuns:
     def _is_to_follow(self, submission: Submission) -> bool:
         """Return whether another replica asks first for the run times of a submission."""
         leadership = self._parts.leadership
-        is_scheduled = submission.kind is Kind.SCHEDULE and submission.options is not None
+        is_scheduled = submission.kind is RunKind.SCHEDULE and submission.options is not None
         follows = leadership is not None and leadership.follows
         # The scheduler has dropped the job of a last run time, so that nothing would know of this
         # run time any more if this replica stopped, or if the leader died in its run.
@@ -367,7 +367,7 @@ class ExecutorRuns:
         """Ask the database for the claims of runs."""
         first: _Work = ask.runs[0].work
         locks, line = first.locks, first.line
-        together = ask.runs[0].kind in (Kind.SCHEDULE, Kind.STANDBY, Kind.STORED)
+        together = ask.runs[0].kind in (RunKind.SCHEDULE, RunKind.STANDBY, RunKind.STORED)
         most = len(ask.runs) if together or ask.most is None else ask.most
         asked: dict[AnyAttempt, QueuedRun] = {}
         for run in ask.runs:
@@ -448,7 +448,7 @@ class ExecutorRuns:
         its last.
         """
         work: _Work = run.work
-        if run.kind is Kind.STORED and work.submission.due is not None:
+        if run.kind is RunKind.STORED and work.submission.due is not None:
             passed = work.submission.due.passed
             if passed is not None:
                 note = partial(self._parts.note_stored, _request_of(work.attempt), passed)
@@ -460,7 +460,7 @@ class ExecutorRuns:
         if is_first and work.submission.may_be_retried and work.attempt.held is not None:
             self._note_unfinished(work, False)
         due_at = None if work.attempt.held is None else work.attempt.held.was_due_at
-        if run.kind is not Kind.SCHEDULE or due_at is None:
+        if run.kind is not RunKind.SCHEDULE or due_at is None:
             return
         request = work.attempt.request()
         assert isinstance(request, ClaimRequest)
@@ -476,7 +476,7 @@ class ExecutorRuns:
         A stored job is left out, because its store reads it again.
         """
         work: _Work = run.work
-        if run.kind is Kind.STORED or work.locks.closed:
+        if run.kind is RunKind.STORED or work.locks.closed:
             return
         if isinstance(claimed, TaskLockError):
             asked_at = time.monotonic() if work.claim is None else work.claim.wanted_at
@@ -513,7 +513,7 @@ class ExecutorRuns:
             for each in run.backlog:
                 self._note_over(each)
 
-    def _try_to_keep(self, run: QueuedRun, reason: Reason, refusal: Refusal | None = None) -> bool:
+    def _try_to_keep(self, run: QueuedRun, reason: WhyKept, refusal: Refusal | None = None) -> bool:
         """Keep a run, and its backlog; return ``False`` if later runs of the job are kept instead.
 
         :param reason: why the run is kept
@@ -537,7 +537,7 @@ class ExecutorRuns:
         kept.add(run, reason, partial(self._decide_kept, run, reason))
         return True
 
-    def _decide_kept(self, run: QueuedRun, reason: Reason, outlook: Outlook, as_of: float) -> None:
+    def _decide_kept(self, run: QueuedRun, reason: WhyKept, outlook: Outlook, as_of: float) -> None:
         """Let a kept run be claimed again, with its job as the job is now, or drop the run.
 
         Called in the application's thread, because this method calls the job's store and trigger.
@@ -697,7 +697,7 @@ class ExecutorRuns:
         scheduled one, or was claimed or missed before.
         """
         work: _Work = run.work
-        is_scheduled = run.kind in (Kind.SCHEDULE, Kind.STORED) and run.claims
+        is_scheduled = run.kind in (RunKind.SCHEDULE, RunKind.STORED) and run.claims
         if not is_scheduled or work.failure is not None or _why_not_claimed(work) is not None:
             return
         request = _request_of(work.attempt)
@@ -793,7 +793,7 @@ class ExecutorRuns:
         """Bring the next look forward, so that kept runs are decided on."""
         self._parts.wake_look()
 
-    def report_full(self, full: Full) -> None:
+    def report_all_busy(self, all_busy: AllBusy) -> None:
         """Log that all workers have been busy for long."""
         now = time.monotonic()
         busy = sorted(
@@ -812,10 +812,10 @@ class ExecutorRuns:
         logger.warning(
             "All %d workers of the %s are busy, and %d run times wait, the first for %.0f sec. The "
             "workers run: %s. More workers (max_workers) or shorter jobs would help",
-            full.workers,
+            all_busy.workers,
             type(self._inner).__name__,
-            full.waiting,
-            full.longest,
+            all_busy.waiting,
+            all_busy.longest,
             ", ".join(named) or "nothing of this scheduler",
         )
 

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from apscheduler_tasklock._application import keep_application_out
 from apscheduler_tasklock._runs.kept_runs import Outlook
-from apscheduler_tasklock._runs.queue import Ask, Full, Inputs, RunQueue, ToDo
+from apscheduler_tasklock._runs.queue import AllBusy, Ask, Inputs, RunQueue, ToDo
 from apscheduler_tasklock._runs.run import ClaimOutcome, QueuedRun
 from apscheduler_tasklock._values import logger_of
 
@@ -59,7 +59,7 @@ class Carrier(Protocol):
     def wake_look(self) -> None:
         """Bring the next look at the tasks' rows forward, so that kept runs are decided on."""
 
-    def report_full(self, full: Full) -> None:
+    def report_all_busy(self, all_busy: AllBusy) -> None:
         """Log that all workers have been busy for long."""
 
     def look(self) -> float:
@@ -305,5 +305,5 @@ def _carry_out(todo: ToDo, carrier: Carrier) -> None:
         carrier.withdraw(run)
     if todo.is_look_due:
         carrier.wake_look()
-    if todo.full is not None:
-        carrier.report_full(todo.full)
+    if todo.all_busy is not None:
+        carrier.report_all_busy(todo.all_busy)

@@ -48,8 +48,8 @@ class LastRun:
     row: RunState | None = None
 
 
-class Reason(Protocol):
-    """The reason because of which a run is kept."""
+class WhyKept(Protocol):
+    """Why a run is kept, and what a look at its task's row makes of it."""
 
     def outlook(self, last: LastRun) -> Outlook:
         """Return what becomes of the kept run.
@@ -117,9 +117,9 @@ class KeptRuns:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._by_task: dict[str, dict[QueuedRun, tuple[Reason, Decide]]] = {}
+        self._by_task: dict[str, dict[QueuedRun, tuple[WhyKept, Decide]]] = {}
 
-    def add(self, run: QueuedRun, reason: Reason, decide: Decide) -> None:
+    def add(self, run: QueuedRun, reason: WhyKept, decide: Decide) -> None:
         """Keep a run.
 
         :param reason: decides what becomes of the run
@@ -149,7 +149,7 @@ class KeptRuns:
         left_out = of_job[: -1 if coalesce else -MOST_KEPT]
         return [each for each in left_out if each is run or self.take(each)]
 
-    def _of(self, task_name: str) -> list[tuple[QueuedRun, tuple[Reason, Decide]]]:
+    def _of(self, task_name: str) -> list[tuple[QueuedRun, tuple[WhyKept, Decide]]]:
         with self._lock:
             return list(self._by_task.get(task_name, {}).items())
 

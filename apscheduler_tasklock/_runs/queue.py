@@ -17,7 +17,7 @@ from math import inf
 from apscheduler_tasklock._database.jitter import LOCKED_BACKOFF
 from apscheduler_tasklock._runs.kept_runs import Outlook
 from apscheduler_tasklock._runs.misfires import is_misfire, lateness
-from apscheduler_tasklock._runs.run import ClaimOutcome, JobKey, Kind, QueuedRun, State
+from apscheduler_tasklock._runs.run import ClaimOutcome, JobKey, QueuedRun, RunKind, State
 from apscheduler_tasklock._runs.workers import Workers
 
 # Limit the runs that are asked for at once. While none is refused, as many are asked for as workers
@@ -76,7 +76,7 @@ class Ask:
 
 
 @dataclass(frozen=True)
-class Full:
+class AllBusy:
     """The data of a log line that says that all workers have been busy for long.
 
     :ivar workers: how many workers there are
@@ -100,7 +100,7 @@ class ToDo:
         window is to be handed over.
     :ivar is_look_due: whether a look is due, because a run waits until a look has decided on an
         earlier, kept run of its job
-    :ivar full: set if a log line is to say that all workers are busy
+    :ivar all_busy: set if a log line is to say that all workers are busy
     :ivar wakes_at: when to step again if no input comes before; on the monotonic clock
     """
 
@@ -109,7 +109,7 @@ class ToDo:
     refused: list[tuple[QueuedRun, ClaimOutcome]] = field(default_factory=list)
     withdrawn: list[QueuedRun] = field(default_factory=list)
     is_look_due: bool = False
-    full: Full | None = None
+    all_busy: AllBusy | None = None
     wakes_at: float = inf
 
 
@@ -177,7 +177,7 @@ class RunQueue:
             self._withdraw_all(todo, now)
         elif now >= self._not_before:
             self._deal(todo, now)
-            self._report_full(todo, now)
+            self._report_all_busy(todo, now)
         todo.wakes_at = self._wakes_at(now)
         return todo
 
@@ -339,7 +339,7 @@ class RunQueue:
             run.is_held = is_held
         return is_held
 
-    def _report_full(self, todo: ToDo, now: float) -> None:
+    def _report_all_busy(self, todo: ToDo, now: float) -> None:
         """Decide whether a log line is to say that all workers have been busy for long."""
         workers = self._workers.count
         if workers is None or self._workers.free >= 1:
@@ -348,7 +348,7 @@ class RunQueue:
         longest = max((self._workers.wait_for_one(run, now) for run in waiting), default=0.0)
         if longest > FULL_AFTER and now > self._full_reported_at + FULL_INTERVAL:
             self._full_reported_at = now
-            todo.full = Full(workers, len(waiting), longest)
+            todo.all_busy = AllBusy(workers, len(waiting), longest)
 
     def _deal_to(self, ready: Sequence[QueuedRun], free: float, todo: ToDo, now: float) -> int:
         """Give ready runs to free workers, or ask for their claims.
@@ -418,7 +418,7 @@ class _Asking:
         self._has_limit = free < inf
         size = max(FEWEST_ASKED, ASKED_PER_WORKER * free) * growth if growth else free
         self._size = min(MOST_ASKED, size if free >= 1 else 0)
-        self._asks: dict[Kind, Ask] = {}
+        self._asks: dict[RunKind, Ask] = {}
         self._tasks: set[str] = set()
 
     @property

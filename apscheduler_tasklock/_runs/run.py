@@ -13,7 +13,7 @@ from typing import Any
 JobKey = tuple[str, str]
 
 
-class Kind(enum.Enum):
+class RunKind(enum.Enum):
     """Why a run is due."""
 
     SCHEDULE = "schedule"
@@ -26,7 +26,7 @@ class Kind(enum.Enum):
     @property
     def goes_first(self) -> bool:
         """Whether the run goes first: a takeover is late, and somebody waits for a manual run."""
-        return self in (Kind.TAKEOVER, Kind.MANUAL)
+        return self in (RunKind.TAKEOVER, RunKind.MANUAL)
 
 
 class State(enum.Enum):
@@ -110,7 +110,7 @@ class QueuedRun:
     :ivar late_by: its lateness in seconds, as it was judged last
     """
 
-    kind: Kind
+    kind: RunKind
     task_name: str
     job: JobKey
     due_at: float

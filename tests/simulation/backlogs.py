@@ -22,7 +22,7 @@ from uuid import UUID
 from apscheduler_tasklock._lock.outcomes import RunOutcome, WindowAfter
 from apscheduler_tasklock._runs.kept_runs import InTheWay, LastRun, Outlook
 from apscheduler_tasklock._runs.queue import Ask, Inputs, RunQueue, ToDo
-from apscheduler_tasklock._runs.run import ClaimOutcome, Kind, QueuedRun, State
+from apscheduler_tasklock._runs.run import ClaimOutcome, QueuedRun, RunKind, State
 from apscheduler_tasklock.testing import rule
 from tests.simulation.world import START
 from tests.support.waist import (
@@ -137,7 +137,7 @@ class Simulated:
         left = [[r for r in runs if r.state is not State.OVER] for runs in self.submissions]
         return any(runs[0].state is not State.KEPT for runs in left if runs)
 
-    def is_going_to(self, kind: Kind) -> bool:
+    def is_going_to(self, kind: RunKind) -> bool:
         """Return whether a run of a kind is not over."""
         return any(run.kind is kind and run.state is not State.OVER for run in self.runs)
 
@@ -301,14 +301,14 @@ class Fleet:
         if replica.has_an_instance:
             replica.skipped.update(windows)
             return
-        runs = [self._run(Kind.SCHEDULE, window, self._claim_of(window)) for window in windows]
+        runs = [self._run(RunKind.SCHEDULE, window, self._claim_of(window)) for window in windows]
         for run, following in pairwise(runs):
             run.following = following
         replica.runs += runs
         replica.submissions.append(runs)
         self._step(replica, came=[runs[0]])
 
-    def _run(self, kind: Kind, window: int | None, request: Any) -> QueuedRun:
+    def _run(self, kind: RunKind, window: int | None, request: Any) -> QueuedRun:
         return QueuedRun(kind, TASK, (TASK, ""), self._now, self._now, work=Work(window, request))
 
     def _claim_of(self, window: int) -> ClaimRequest:
@@ -371,7 +371,7 @@ class Fleet:
         answer = self._decided(replica, run)
         if answer is not None and answer.granted:
             return ClaimOutcome.GRANTED
-        if answer is None or run.kind is not Kind.SCHEDULE or not Refusal.of(answer).blocked:
+        if answer is None or run.kind is not RunKind.SCHEDULE or not Refusal.of(answer).blocked:
             return ClaimOutcome.REFUSED
         assert self.row is not None
         run_time = work.request.run_time
@@ -391,7 +391,7 @@ class Fleet:
     def _decided(self, replica: Simulated, run: QueuedRun) -> ClaimAnswer | None:
         request = run.work.request
         decision: rule.Decision[Any]
-        if run.kind in (Kind.MANUAL, Kind.TAKEOVER):
+        if run.kind in (RunKind.MANUAL, RunKind.TAKEOVER):
             decision = rule.rerun(self.row, request, IN_TIME, replica.name, self.now)
         else:
             times = ReadTimes((self.now - request.run_time).total_seconds())
@@ -407,11 +407,11 @@ class Fleet:
         if row is None:
             return False
         state = rule.state_of(row, self.now)
-        if state.request_id is not None and not replica.is_going_to(Kind.MANUAL):
+        if state.request_id is not None and not replica.is_going_to(RunKind.MANUAL):
             # A claim would be refused while the task runs, so the replica looks when it is over.
             return state.finished or state.dead
         if state.dead and state.is_run_again(failover=self.backlogs.failover):
-            return not replica.is_going_to(Kind.TAKEOVER)
+            return not replica.is_going_to(RunKind.TAKEOVER)
         if any(run.is_held for run in replica.of_state(State.WAITING)):
             return True
         decided = self._decided_on(replica, _last(row, state))
@@ -421,22 +421,24 @@ class Fleet:
         replica, row = self.replicas[n], self.row
         assert row is not None
         state = rule.state_of(row, self.now)
-        if state.request_id is not None and not replica.is_going_to(Kind.MANUAL):
+        if state.request_id is not None and not replica.is_going_to(RunKind.MANUAL):
             asked = manual_run_of(
                 TASK, state.request_id, MAX_LOCK, runs="job", claim_id=self._new_id()
             )
-            self._come_extra(replica, Kind.MANUAL, None, asked)
+            self._come_extra(replica, RunKind.MANUAL, None, asked)
         elif state.dead and state.is_run_again(failover=self.backlogs.failover):
             seconds = (state.window_start - START).total_seconds()
             window = None if state.manual else round(seconds / PERIOD)
             takeover = takeover_of(
                 TASK, state.claim_id, state.holder, None, self.backlogs.failover, self._new_id()
             )
-            self._come_extra(replica, Kind.TAKEOVER, window, takeover)
+            self._come_extra(replica, RunKind.TAKEOVER, window, takeover)
         else:
             self._step(replica, found=self._decided_on(replica, _last(row, state)))
 
-    def _come_extra(self, replica: Simulated, kind: Kind, window: int | None, request: Any) -> None:
+    def _come_extra(
+        self, replica: Simulated, kind: RunKind, window: int | None, request: Any
+    ) -> None:
         run = self._run(kind, window, request)
         replica.runs.append(run)
         self._step(replica, came=[run])

@@ -19,8 +19,8 @@ from uuid import UUID
 from apscheduler_tasklock._lock.limited_claims import Claimed, NotNow
 from apscheduler_tasklock._lock.outcomes import RunOutcome, WindowAfter
 from apscheduler_tasklock._runs.kept_runs import InTheWay, KeptRuns, LastRun, Outlook
-from apscheduler_tasklock._runs.queue import Ask, Full, Inputs, RunQueue
-from apscheduler_tasklock._runs.run import ClaimOutcome, Kind, QueuedRun, State
+from apscheduler_tasklock._runs.queue import AllBusy, Ask, Inputs, RunQueue
+from apscheduler_tasklock._runs.run import ClaimOutcome, QueuedRun, RunKind, State
 from apscheduler_tasklock.errors import TaskLockError
 from apscheduler_tasklock.lock import HeldLock
 from tests.simulation import ledger
@@ -70,7 +70,7 @@ class Fate:
 
     job: Job
     process: Process
-    kind: Kind
+    kind: RunKind
     window: float | None
     came: float
     run: QueuedRun | None = None
@@ -133,7 +133,7 @@ class JobsReplica(Replica):
         due = [BEGIN + window - skew for window in windows]
         self.submitted.append(Submitted(job.name, now, due, job.takes, job.grace))
         runs = [
-            self._run_of(job, Kind.SCHEDULE, window, due_at, job.claim_of(window))
+            self._run_of(job, RunKind.SCHEDULE, window, due_at, job.claim_of(window))
             for window, due_at in zip(windows, due, strict=True)
         ]
         for run, following in pairwise(runs):
@@ -141,11 +141,11 @@ class JobsReplica(Replica):
         self._come(runs[0])
 
     def _run_of(
-        self, job: Job, kind: Kind, window: float | None, due_at: float, request: Any
+        self, job: Job, kind: RunKind, window: float | None, due_at: float, request: Any
     ) -> QueuedRun:
         now = self.world.now
         fate = Fate(job, self.process, kind, window, now)
-        grace = job.grace if kind is Kind.SCHEDULE else None
+        grace = job.grace if kind is RunKind.SCHEDULE else None
         work = Work(fate, request)
         run = QueuedRun(
             kind, job.name, (job.name, "default"), due_at, now, grace, claims=job.claims, work=work
@@ -188,8 +188,8 @@ class JobsReplica(Replica):
     def wake_look(self) -> None:
         """Do nothing, because the next look follows anyway."""
 
-    def report_full(self, full: Full) -> None:
-        self.world.note(self.process.name, f"   has no worker free for {full.longest:.0f} s")
+    def report_all_busy(self, all_busy: AllBusy) -> None:
+        self.world.note(self.process.name, f"   has no worker free for {all_busy.longest:.0f} s")
 
     def look(self) -> float:
         return inf
@@ -200,7 +200,7 @@ class JobsReplica(Replica):
         self._check_ask(ask)
         names = ", ".join(run.task_name for run in ask.runs)
         self.world.note(self.process.name, f"   asks for {ask.most} of {names}")
-        is_together = ask.runs[0].kind in (Kind.SCHEDULE, Kind.STANDBY, Kind.STORED)
+        is_together = ask.runs[0].kind in (RunKind.SCHEDULE, RunKind.STANDBY, RunKind.STORED)
         most = len(ask.runs) if is_together or ask.most is None else ask.most
         asked: dict[AnyAttempt, QueuedRun] = {}
         answers: list[tuple[QueuedRun, Claimed]] = []
@@ -273,7 +273,7 @@ class JobsReplica(Replica):
             return ClaimOutcome.GRANTED
         if isinstance(claimed, TaskLockError):
             return ClaimOutcome.FAILED
-        if isinstance(claimed, Refusal) and claimed.blocked and run.kind is Kind.SCHEDULE:
+        if isinstance(claimed, Refusal) and claimed.blocked and run.kind is RunKind.SCHEDULE:
             self._keep(run, claimed)
             return ClaimOutcome.KEPT
         return ClaimOutcome.REFUSED
@@ -470,16 +470,16 @@ class JobsReplica(Replica):
             job.name, request_id, MAX_LOCK, job.lease, job.failover, f"job of {job.name}"
         )
         window = max(each for each in job.windows if each <= self.world.now - BEGIN)
-        self._come_extra(job, Kind.MANUAL, window, request, self._requested, request_id)
+        self._come_extra(job, RunKind.MANUAL, window, request, self._requested, request_id)
 
     def _take_over(self, task: Task, state: RunState) -> None:
         assert isinstance(task, Job)
         window = window_of(task, state.window_start)
         request = takeover_of(task.name, state.claim_id, state.holder, task.lease, task.failover)
-        self._come_extra(task, Kind.TAKEOVER, window, request, self._taking, state.claim_id)
+        self._come_extra(task, RunKind.TAKEOVER, window, request, self._taking, state.claim_id)
 
     def _come_extra(
-        self, job: Job, kind: Kind, window: float, request: Any, open_ones: set[Any], key: Any
+        self, job: Job, kind: RunKind, window: float, request: Any, open_ones: set[Any], key: Any
     ) -> None:
         """Submit a run that a look has found, unless the same run is not over yet."""
         run = self._run_of(job, kind, window, self.world.now, request)

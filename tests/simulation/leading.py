@@ -17,7 +17,7 @@ from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._runs.kept_runs import LastRun, Outlook
 from apscheduler_tasklock._runs.leadership import Following, Leadership
 from apscheduler_tasklock._runs.queue import Inputs
-from apscheduler_tasklock._runs.run import Kind, QueuedRun, State
+from apscheduler_tasklock._runs.run import QueuedRun, RunKind, State
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
 from apscheduler_tasklock.lock import HeldLock
 from tests.simulation.faults import Planned, is_stubborn
@@ -114,7 +114,7 @@ class LeaderReplica(JobsReplica):
 
     def _come(self, run: QueuedRun) -> None:
         work: Work = run.work
-        if run.kind is not Kind.SCHEDULE or not run.claims or not self.leadership.follows:
+        if run.kind is not RunKind.SCHEDULE or not run.claims or not self.leadership.follows:
             super()._come(run)
             return
         for each in run.backlog:
@@ -144,7 +144,7 @@ class LeaderReplica(JobsReplica):
     def _claim_for(self, work: Work) -> AnyAttempt | TaskLockError:
         if work.claim is None and work.question is not None:
             work.question.asked = self.world.now
-        if work.fate.kind is Kind.SCHEDULE:
+        if work.fate.kind is RunKind.SCHEDULE:
             self._leader_story.asked.append((self.world.now - BEGIN, self.process.name))
         return super()._claim_for(work)
 

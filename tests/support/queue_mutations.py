@@ -10,7 +10,7 @@ from typing import Any
 
 from apscheduler_tasklock._runs import queue
 from apscheduler_tasklock._runs.queue import RunQueue, _Asking, _place
-from apscheduler_tasklock._runs.run import ClaimOutcome, Kind, QueuedRun, State, Token
+from apscheduler_tasklock._runs.run import ClaimOutcome, QueuedRun, RunKind, State, Token
 from apscheduler_tasklock._runs.workers import Workers
 from tests.simulation.mutations import _method
 from tests.simulation.world import CLOCK, replaced
@@ -209,7 +209,7 @@ QUEUE_MUTATIONS: dict[str, tuple[str, Callable[[], Mutated]]] = {
     ),
     "runs that somebody waits for have no share": (
         "manual",
-        lambda: replaced((Kind, "goes_first", property(lambda _kind: False))),
+        lambda: replaced((RunKind, "goes_first", property(lambda _kind: False))),
     ),
     "runs without a lock wait for the database": (
         "unlocked",

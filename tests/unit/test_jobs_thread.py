@@ -11,8 +11,8 @@ from math import inf
 import pytest
 
 from apscheduler_tasklock._runs.jobs_thread import NAME, JobsThread, Line
-from apscheduler_tasklock._runs.queue import Ask, Full, Inputs, RunQueue
-from apscheduler_tasklock._runs.run import ClaimOutcome, Kind, QueuedRun, State
+from apscheduler_tasklock._runs.queue import AllBusy, Ask, Inputs, RunQueue
+from apscheduler_tasklock._runs.run import ClaimOutcome, QueuedRun, RunKind, State
 from tests.support.polling import eventually
 
 
@@ -46,8 +46,8 @@ class Carrier:
 
     def wake_look(self) -> None: ...
 
-    def report_full(self, full: Full) -> None:
-        raise AssertionError(full)
+    def report_all_busy(self, all_busy: AllBusy) -> None:
+        raise AssertionError(all_busy)
 
     def withdraw(self, run: QueuedRun) -> None:
         self.withdrawn.append(run.task_name)
@@ -57,7 +57,7 @@ class Carrier:
 
 
 def run_of(name: str) -> QueuedRun:
-    return QueuedRun(Kind.SCHEDULE, name, (name, "default"), due_at=0.0, came=0.0)
+    return QueuedRun(RunKind.SCHEDULE, name, (name, "default"), due_at=0.0, came=0.0)
 
 
 @pytest.fixture

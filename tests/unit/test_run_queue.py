@@ -14,15 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from apscheduler_tasklock._runs.kept_runs import Outlook
-from apscheduler_tasklock._runs.queue import MOST_ASKED, PATIENCE, Full, Inputs, RunQueue, ToDo
-from apscheduler_tasklock._runs.run import ClaimOutcome, Kind, QueuedRun, State, Token
+from apscheduler_tasklock._runs.queue import MOST_ASKED, PATIENCE, AllBusy, Inputs, RunQueue, ToDo
+from apscheduler_tasklock._runs.run import ClaimOutcome, QueuedRun, RunKind, State, Token
 
 GRANTED, REFUSED, KEPT = ClaimOutcome.GRANTED, ClaimOutcome.REFUSED, ClaimOutcome.KEPT
 ASKED_AGAIN = Outlook.ASKED_AGAIN
 
 
 def run_of(
-    name: str = "a", came: float = 0.0, kind: Kind = Kind.SCHEDULE, **more: Any
+    name: str = "a", came: float = 0.0, kind: RunKind = RunKind.SCHEDULE, **more: Any
 ) -> QueuedRun:
     return QueuedRun(kind, name, (name, "default"), due_at=came, came=came, **more)
 
@@ -216,7 +216,7 @@ class TestAsking:
         self, is_answered_first: bool
     ) -> None:
         steps = Steps(workers=8)
-        manual = run_of("manual", kind=Kind.MANUAL)
+        manual = run_of("manual", kind=RunKind.MANUAL)
         step = steps.step(came=runs(200))
         refused = [(run, REFUSED) for run in step.asks[0].runs]
         of_one, of_many = steps.step(answered=refused, came=[manual]).asks
@@ -291,33 +291,33 @@ class TestAsking:
 class TestShares:
     def test_manual_runs_have_half_of_the_workers_beside_the_schedule(self) -> None:
         steps = Steps(workers=4)
-        manual = [run_of(f"m{number}", 5.0, Kind.MANUAL) for number in range(4)]
+        manual = [run_of(f"m{number}", 5.0, RunKind.MANUAL) for number in range(4)]
         step = steps.step(came=[*runs(4), *manual])
         assert [(ask.runs[0].kind, ask.most) for ask in step.asks] == [
-            (Kind.MANUAL, 2),
-            (Kind.SCHEDULE, 2),
+            (RunKind.MANUAL, 2),
+            (RunKind.SCHEDULE, 2),
         ]
 
     def test_a_single_worker_is_for_those_that_somebody_waits_for(self) -> None:
-        step = Steps(workers=1).step(came=[run_of("a"), run_of("m", 5.0, Kind.MANUAL)])
+        step = Steps(workers=1).step(came=[run_of("a"), run_of("m", 5.0, RunKind.MANUAL)])
         assert asked(step) == [(["m"], 1)]
 
     def test_alone_they_have_all(self) -> None:
-        step = Steps(workers=4).step(came=runs(4, kind=Kind.TAKEOVER))
+        step = Steps(workers=4).step(came=runs(4, kind=RunKind.TAKEOVER))
         assert [ask.most for ask in step.asks] == [4]
 
     def test_what_they_do_not_need_is_the_schedules(self) -> None:
-        step = Steps(workers=4).step(came=[*runs(4), run_of("m", 5.0, Kind.MANUAL)])
+        step = Steps(workers=4).step(came=[*runs(4), run_of("m", 5.0, RunKind.MANUAL)])
         assert [(ask.runs[0].kind, ask.most) for ask in step.asks] == [
-            (Kind.MANUAL, 1),
-            (Kind.SCHEDULE, 3),
+            (RunKind.MANUAL, 1),
+            (RunKind.SCHEDULE, 3),
         ]
 
     def test_a_retry_stands_among_the_others_by_its_own_time(self) -> None:
         steps = Steps(workers=1)
         [busy] = steps.begin([run_of("busy")]).given
         steps.step(came=[run_of("earlier", came=102.0), run_of("later", came=104.0)])
-        steps.step(came=[run_of("retry", came=105.0, kind=Kind.RETRY, retry_at=103.0)])
+        steps.step(came=[run_of("retry", came=105.0, kind=RunKind.RETRY, retry_at=103.0)])
         waiting, found = steps.free(busy), []
         for _ in range(3):
             step = steps.grant(waiting)
@@ -327,7 +327,7 @@ class TestShares:
         assert found == ["earlier", "retry", "later"]
 
     def test_stored_and_scheduled_runs_share_by_the_time_when_they_came(self) -> None:
-        stored = [run_of(f"s{number}", number, Kind.STORED) for number in (1.0, 2.0, 9.0)]
+        stored = [run_of(f"s{number}", number, RunKind.STORED) for number in (1.0, 2.0, 9.0)]
         scheduled = [run_of(f"t{number}", number) for number in (3.0, 4.0)]
         step = Steps(workers=3, in_a_fleet=True).step(came=[*stored, *scheduled])
         assert asked(step) == [(["s1.0", "s2.0", "s9.0"], 2), (["t3.0", "t4.0"], 1)]
@@ -734,22 +734,22 @@ class TestFull:
         steps = Steps(workers=1)
         (running,) = steps.begin([run_of("a")]).given
         waiting = [run_of(name, came=steps.now) for name in "bc"]
-        assert steps.step(came=waiting).full is None
+        assert steps.step(came=waiting).all_busy is None
         steps.now += 10
-        assert steps.step().full is None
+        assert steps.step().all_busy is None
         steps.now += 1
-        assert steps.step().full == Full(workers=1, waiting=2, longest=11.0)
+        assert steps.step().all_busy == AllBusy(workers=1, waiting=2, longest=11.0)
         steps.now += 599
-        assert steps.step().full is None
+        assert steps.step().all_busy is None
         steps.now += 2
-        assert steps.step().full == Full(workers=1, waiting=2, longest=612.0)
-        assert steps.free(running).full is None
+        assert steps.step().all_busy == AllBusy(workers=1, waiting=2, longest=612.0)
+        assert steps.free(running).all_busy is None
 
     def test_not_of_what_waits_for_the_database(self) -> None:
         steps = Steps(workers=1)
         steps.step(came=[run_of("a", came=steps.now), run_of("b", came=steps.now)])
         steps.now += 60
-        assert steps.step().full is None
+        assert steps.step().all_busy is None
 
     def test_of_short_jobs_that_follow_each_other(self) -> None:
         steps = Steps(workers=1)
@@ -758,34 +758,34 @@ class TestFull:
         for _ in range(2):
             steps.now += 6
             step = steps.grant(steps.free(*step.given, took=6.0))
-            told.append(step.full)
+            told.append(step.all_busy)
             steps.step(begun=step.given)
-        assert told == [None, Full(workers=1, waiting=1, longest=12.0)]
+        assert told == [None, AllBusy(workers=1, waiting=1, longest=12.0)]
 
     def test_not_when_the_database_answers_again_after_an_outage(self) -> None:
         steps = Steps(workers=1)
         first = steps.step(came=[run_of(name, came=steps.now) for name in "abc"])
         steps.now += 60
         step = steps.grant(first)
-        assert (names(step.given), step.full) == (["a"], None)
-        assert steps.step(begun=step.given).full is None
+        assert (names(step.given), step.all_busy) == (["a"], None)
+        assert steps.step(begun=step.given).all_busy is None
         steps.now += 10
-        assert steps.step().full is None
+        assert steps.step().all_busy is None
         steps.now += 1
-        assert steps.step().full == Full(workers=1, waiting=2, longest=11.0)
+        assert steps.step().all_busy == AllBusy(workers=1, waiting=2, longest=11.0)
 
     def test_not_of_missed_runs_whose_jobs_the_database_is_to_move_on(self) -> None:
         steps = Steps(workers=1)
-        late = QueuedRun(Kind.STORED, "a", ("a", "default"), due_at=0.0, came=50.0, grace=1.0)
+        late = QueuedRun(RunKind.STORED, "a", ("a", "default"), due_at=0.0, came=50.0, grace=1.0)
         assert steps.step(came=[late]).given == [late]
         steps.step(came=[run_of("b", came=steps.now)])
         steps.now += 60
-        assert steps.step().full is None
+        assert steps.step().all_busy is None
 
     def test_while_other_work_than_the_schedulers_keeps_the_workers_busy(self) -> None:
         steps = Steps(workers=1)
         steps.grant(steps.step(came=[run_of("a"), run_of("b", came=steps.now)]))
         steps.now += 10
-        assert steps.step().full is None
+        assert steps.step().all_busy is None
         steps.now += 1
-        assert steps.step().full == Full(workers=1, waiting=1, longest=11.0)
+        assert steps.step().all_busy == AllBusy(workers=1, waiting=1, longest=11.0)
