@@ -78,8 +78,8 @@ _UNKNOWN = object()
 
 
 @dataclass
-class _Run:
-    """A granted run.
+class _GrantedRun:
+    """A granted run, whose beginning and end are reported.
 
     :ivar run_time: the run time that was claimed
     :ivar is_manual: whether an operator has asked for the run
@@ -117,7 +117,7 @@ class _Run:
 class _CheckIn:
     """A report of a run's beginning or end."""
 
-    run: _Run
+    run: _GrantedRun
     status: _Status
 
 
@@ -170,7 +170,7 @@ class CheckIns:
         self._sentry_config = sentry_config or {}
         self._timeout = timeout
         self._scheduler: Any = None
-        self._runs: OrderedDict[_RunKey, _Run] = OrderedDict()
+        self._runs: OrderedDict[_RunKey, _GrantedRun] = OrderedDict()
         self._changing = threading.Lock()
         self._sender: _Sender | None = None
         self._is_shut_down = False
@@ -199,7 +199,7 @@ class CheckIns:
 
     def _granted(self, event: TaskLockEvent) -> None:
         is_manual = event.reason == "manual"
-        run = _Run(
+        run = _GrantedRun(
             event.task_name, event.job_id, event.jobstore, event.scheduled_run_time, is_manual
         )
         with self._changing:

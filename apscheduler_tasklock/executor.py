@@ -64,7 +64,7 @@ from apscheduler_tasklock._runs.adapter import (
 from apscheduler_tasklock._runs.blocked_tasks import BlockedTasks
 from apscheduler_tasklock._runs.claim_request import request_of
 from apscheduler_tasklock._runs.executor_jobs import ExecutorJobs
-from apscheduler_tasklock._runs.executor_runs import ExecutorRuns, Owner
+from apscheduler_tasklock._runs.executor_runs import ExecutorParts, ExecutorRuns
 from apscheduler_tasklock._runs.given_job import JobView
 from apscheduler_tasklock._runs.job_notices import JobNotices
 from apscheduler_tasklock._runs.kept_runs import KeptRuns
@@ -276,7 +276,7 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
             tasks if self._enabled else None,
             run_unlocked=self._run_unlocked,
             logger_name=lambda: self._logger.name,
-            submit=self._submit_again,
+            submit_again=self._submit_again,
             notices=lambda: self._notices,
             clock=self._clock,
         )
@@ -331,7 +331,7 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
             lambda: self._adapter.state,
             self._poll_interval,
             self._given_up,
-            looked=self._note_look,
+            note_look=self._note_look,
             missed=self._missed,
             leadership=self._leadership,
             timings=self.timings,
@@ -350,7 +350,7 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
             self._leader_lease,
             lambda: self._watch.looks.interval,
             self.timings,
-            has_jobs=self._has_own_jobs,
+            has_own_jobs=self._has_own_jobs,
         )
 
     def _has_own_jobs(self) -> bool:
@@ -377,7 +377,7 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
         """Return the object that runs jobs on the wrapped executor; ``None`` before a start."""
         if self._inner is None:
             return None
-        owner = Owner(
+        parts = ExecutorParts(
             coroutines=self._coroutines,
             wrap_function=self._wrap,
             note_begun=self._note_begun,
@@ -385,23 +385,23 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
             leadership=self._leadership,
             note_unfinished=self._watch.note_unfinished,
             wake_look=self._watch.looks.wake,
-            note_kept=self._forget_active,
-            note_given=self._count,
+            forget_active=self._forget_active,
+            count_active=self._count_active,
             renewed=self._jobs.renewed,
-            note_over=self._run_over,
-            note_worker_died=self._presence.report_alive,
+            note_over=self._note_over,
+            report_alive=self._presence.report_alive,
             dispatch=self._adapter.dispatch,
             log_not_submitted=self._adapter.log_not_submitted,
             report_failed=self._report_failed,
             report_submitted=self._report_submitted,
             report_missed=self._report_missed,
-            note_missed=self._missed.note,
+            note_missed=self._missed.note_missed,
             note_stored=self._missed.note_stored,
             note_unasked=self._note_unasked,
         )
         if not self._enabled:
-            return UnlockedRuns(self._inner, owner)
-        return (ProcessRuns if has_processes(self._inner) else ExecutorRuns)(self._inner, owner)
+            return UnlockedRuns(self._inner, parts)
+        return (ProcessRuns if has_processes(self._inner) else ExecutorRuns)(self._inner, parts)
 
     def _replace_in_child(self) -> None:
         """Make new parts in a forked child, so that the child leaves the parent's locks alone.
@@ -799,7 +799,7 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
             with suppress(Exception):  # a custom trigger's own code may raise anything
                 request = request_of(submission, run_time, uuid4())
                 assert isinstance(request, ClaimRequest)
-                self._missed.note(request, cause, reason)
+                self._missed.note_missed(request, cause, reason)
 
     def _note_unasked(self, submission: Submission, due_at: datetime, until: datetime) -> None:
         """Note the run times from ``due_at`` to ``until`` that no replica has asked for."""
@@ -830,7 +830,7 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
             # A stored job has no limit here, because its lock lets one run go on at a time.
             if submission.due is None and self._instances[job.id] >= job.max_instances:
                 raise MaxInstancesReachedError(job)
-            self._count(submission)
+            self._count_active(submission)
         try:
             runs.submit(submission, client_now(self.locks), self._notifier(submission.awaited))
         except BaseException:
@@ -847,7 +847,7 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
         )
         call_where_allowed(self._adapter.dispatch, event)
 
-    def _run_over(self, submission: Submission) -> None:
+    def _note_over(self, submission: Submission) -> None:
         """Note that all runs of a submission are over."""
         if not self._forget_active(submission):
             return
@@ -857,7 +857,7 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
         if submission.due is not None:
             submission.due.reader.note_over(submission.due)
 
-    def _count(self, submission: Submission) -> None:
+    def _count_active(self, submission: Submission) -> None:
         """Count a submission as active, and as an instance of its job, unless it is counted.
 
         While its run is kept, a submission is not counted. So the submission is counted again when
@@ -889,7 +889,7 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
                 partial(call_where_allowed, dispatch),
                 self._blocked,
                 self._adapter.has_listener,
-                self._missed.note,
+                self._missed.note_missed,
             )
         return notifier
 
@@ -1064,10 +1064,10 @@ class StoredRuns:
         """How many more runs of a ``TaskLockJobStore`` can get a worker now; ``inf``: no limit."""
         return self._executor._room()
 
-    def call_if_there_is_room(self, has_room: Callable[[], object]) -> None:
+    def call_if_there_is_room(self, note_room: Callable[[], object]) -> None:
         """Call a function whenever :attr:`room` has become larger. The function must not wait."""
         if isinstance(self._executor._runs, ExecutorRuns):
-            self._executor._runs.call_if_there_is_room(has_room)
+            self._executor._runs.call_if_there_is_room(note_room)
 
     @property
     def begins_nothing(self) -> bool:

@@ -15,7 +15,7 @@ from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
 Answer = TypeVar("Answer")
 
 
-class _Action(Request[Answer]):
+class _ActionRequest(Request[Answer]):
     """The request of an action, which always has statements of its own."""
 
     def __init__(self, function: Callable[[Any, bool], Answer]) -> None:
@@ -47,7 +47,7 @@ class ActionTicket(AwaitedTicket[Answer, Answer]):
     def __init__(
         self, function: Callable[[Any, bool], Answer], deadline: Deadline, **times: float
     ) -> None:
-        request: Request[Answer] = _Action(function)
+        request: Request[Answer] = _ActionRequest(function)
         super().__init__(request, deadline, Outcome.result, None, **times)
 
     @property

@@ -99,11 +99,11 @@ class Listening:
         """
         if self._session.listens or self._is_asked or not self.is_wanted:
             return None
-        ticket = _Listen(self, self._session, self._channel, self._closing, self._timings, now)
+        asked = _ListenTicket(self, self._session, self._channel, self._closing, self._timings, now)
         if self._has_begun:
-            ticket.not_before = now + jittered(self._timings.listen_again)
+            asked.not_before = now + jittered(self._timings.listen_again)
         self._has_begun = self._is_asked = True
-        return ticket
+        return asked
 
     def tell(self) -> None:
         """Call ``heard`` if a notification came since the last call."""
@@ -157,7 +157,7 @@ class Listening:
         self._rejections.begin(NOTIFICATIONS, error)
 
 
-class _Request(Request[bool]):
+class _Listen(Request[bool]):
     """The request that begins to listen.
 
     :param session: the session whose connection listens
@@ -181,7 +181,7 @@ class _Request(Request[bool]):
             ) from error
 
 
-class _Listen(Ticket[bool]):
+class _ListenTicket(Ticket[bool]):
     """The ticket that begins to listen. It is sent again until it has succeeded."""
 
     def __init__(
@@ -193,7 +193,7 @@ class _Listen(Ticket[bool]):
         timings: Timings,
         now: float,
     ) -> None:
-        super().__init__(_Request(session, channel), Deadline(closing), came=now, tried_until=inf)
+        super().__init__(_Listen(session, channel), Deadline(closing), came=now, tried_until=inf)
         self._listening = listening
         again = timings.listen_again
         self._pauses = [min(_LONGEST_BACKOFF, again * 2**n) for n in range(_DOUBLINGS + 1)]

@@ -111,7 +111,7 @@ class Ticket(Generic[Answer]):
 
 
 @dataclass
-class Step:
+class ToSend:
     """What one step of the outbox has decided.
 
     :ivar batch: the tickets to send now, in one statement
@@ -164,7 +164,7 @@ class Outbox:
         *,
         stopped: bool = False,
         sends: bool = True,
-    ) -> Step:
+    ) -> ToSend:
         """Take new tickets and the outcomes of the last batch, and decide what is sent next.
 
         :param now: on the monotonic clock
@@ -173,7 +173,7 @@ class Outbox:
         :param stopped: whether claiming is stopped
         :param sends: whether a batch may be sent now
         """
-        step = Step()
+        step = ToSend()
         for ticket in came:
             insort(self._waiting, ticket, key=_place)
         for ticket, outcome in answered:
@@ -189,11 +189,11 @@ class Outbox:
         step.wakes_at = min((self._look_at(ticket, now) for ticket in self._waiting), default=inf)
         return step
 
-    def fail_all(self, now: float, outcome: Outcome[Any], *, stopped: bool = False) -> Step:
+    def fail_all(self, now: float, outcome: Outcome[Any], *, stopped: bool = False) -> ToSend:
         """Let all tickets fail that are ready to be sent. Called if there is no connection."""
         ready = [ticket for ticket in self._waiting if ticket.not_before <= now]
         self._waiting = [ticket for ticket in self._waiting if ticket.not_before > now]
-        step = Step()
+        step = ToSend()
         for ticket in ready:
             self._take_in(step, now, ticket, outcome, stopped=stopped)
         return step
@@ -211,7 +211,7 @@ class Outbox:
                 insort(self._waiting, ticket, key=_place)
 
     def _take_in(
-        self, step: Step, now: float, ticket: Ticket[Any], outcome: Outcome[Any], *, stopped: bool
+        self, step: ToSend, now: float, ticket: Ticket[Any], outcome: Outcome[Any], *, stopped: bool
     ) -> None:
         """Take the outcome of a sent ticket, and decide whether it is sent again."""
         if ticket.stays(outcome, now):
@@ -248,7 +248,7 @@ class Outbox:
             return None
         return self._jitter(backoff[min(ticket.failures, len(backoff) - 1)])
 
-    def _drop_late(self, step: Step, now: float, *, stopped: bool) -> None:
+    def _drop_late(self, step: ToSend, now: float, *, stopped: bool) -> None:
         """End the tickets that nobody waits for any more, or whose time is over."""
         left = []
         for ticket in self._waiting:

@@ -16,10 +16,10 @@ Result = TypeVar("Result")
 Statement: TypeAlias = Callable[[Any], Any]
 # A generator that yields statements. Its caller sends each answer into it, or throws each error
 # into it. So the caller decides in which thread the code between two statements runs.
-Steps: TypeAlias = Generator[Statement, Any, Result]
+Statements: TypeAlias = Generator[Statement, Any, Result]
 
 
-class StepTicket(Ticket[Any]):
+class SequenceTicket(Ticket[Any]):
     """A ticket for one statement of a sequence. It is sent once.
 
     :param report: called in the database's thread with the outcome. Must not wait.
@@ -50,7 +50,7 @@ class StepTicket(Ticket[Any]):
         self._report(Outcome(error=error))
 
 
-def go_on(steps: Steps[Any], outcome: Outcome[Any] | None) -> Statement | None:
+def next_statement(statements: Statements[Any], outcome: Outcome[Any] | None) -> Statement | None:
     """Continue a sequence; return its next statement, or ``None`` at its end.
 
     :param outcome: the outcome of the last statement; ``None`` at the beginning
@@ -58,28 +58,28 @@ def go_on(steps: Steps[Any], outcome: Outcome[Any] | None) -> Statement | None:
     """
     try:
         if outcome is None:
-            return next(steps)
+            return next(statements)
         if outcome.error is not None:
-            return steps.throw(outcome.error)
-        return steps.send(outcome.answer)
+            return statements.throw(outcome.error)
+        return statements.send(outcome.answer)
     except StopIteration:
         return None
 
 
-def ask_here(steps: Steps[Result], ask: Callable[[Statement], Any]) -> Result:
+def ask_here(statements: Statements[Result], ask: Callable[[Statement], Any]) -> Result:
     """Send all statements of a sequence from this thread, and return its result.
 
     :param ask: sends one statement, and waits for its answer
     """
     try:
-        statement = next(steps)
+        statement = next(statements)
         while True:
             try:
                 answer = ask(statement)
             except TaskLockError as error:
-                statement = steps.throw(error)
+                statement = statements.throw(error)
             else:
-                statement = steps.send(answer)
+                statement = statements.send(answer)
     except StopIteration as end:
         result: Result = end.value
         return result

@@ -24,7 +24,7 @@ from apscheduler_tasklock._database.deadline import Deadline
 from apscheduler_tasklock._database.jitter import jittered
 from apscheduler_tasklock._database.listening import Listening
 from apscheduler_tasklock._database.outage import Outage
-from apscheduler_tasklock._database.outbox import Outbox, Step, Ticket
+from apscheduler_tasklock._database.outbox import Outbox, Ticket, ToSend
 from apscheduler_tasklock._database.rejections import Rejections
 from apscheduler_tasklock._database.requests import Call, Outcome, Request
 from apscheduler_tasklock._database.session import Session
@@ -684,7 +684,7 @@ class DatabaseThread:
             error.__cause__ = cause
         return Outcome(error=error)
 
-    def _report(self, step: Step) -> None:
+    def _report(self, step: ToSend) -> None:
         """Report the outcomes of a step to its tickets, and wake the waiting coroutines."""
         reported: list[Ticket[Any]] = []
         shared = len(step.failed) + len(step.done) > 1

@@ -30,7 +30,13 @@ from apscheduler_tasklock._database.rejections import (
     RUN_HISTORY,
 )
 from apscheduler_tasklock._database.requests import Call, Outcome, Request
-from apscheduler_tasklock._database.sequences import Statement, Steps, StepTicket, ask_here, go_on
+from apscheduler_tasklock._database.sequences import (
+    SequenceTicket,
+    Statement,
+    Statements,
+    ask_here,
+    next_statement,
+)
 from apscheduler_tasklock._database.sqlstates import ConflictError, NoThreadError, RowLockedError
 from apscheduler_tasklock._database.thread import Recurring
 from apscheduler_tasklock._database.url import as_url
@@ -257,7 +263,7 @@ class LockClient:
         self.ask(check)
         self._rights_at = time.monotonic() + self._timings.report_interval
 
-    def look_at_rights(self) -> Steps[None]:
+    def look_at_rights(self) -> Statements[None]:
         """Check whether claims and the run history are still permitted.
 
         Claims alone would not show a missing right in time, because a task may be claimed once a
@@ -717,7 +723,7 @@ class LockClient:
 
         return read
 
-    def register(self, tasks: Sequence[Registration]) -> Steps[list[Registered]]:
+    def register(self, tasks: Sequence[Registration]) -> Statements[list[Registered]]:
         """Register the tasks of this replica and their schedules.
 
         :return: an answer for each task. A task that the database rejects is to be registered
@@ -733,7 +739,7 @@ class LockClient:
 
     def _register(
         self, tasks: Sequence[Registration]
-    ) -> Steps[tuple[list[Registered], TaskLockError | None]]:
+    ) -> Statements[tuple[list[Registered], TaskLockError | None]]:
         """Register the tasks; return an answer for each, and the last rejection."""
         registered: list[Registered] = []
         rejected: TaskLockError | None = None
@@ -821,7 +827,7 @@ class LockClient:
         deadline = Deadline(None, now + self._attempt)
         resign = partial(self._protocol.resign, row=row, leader_id=leader_id)
         until = now + self._attempt
-        self._database.submit(StepTicket(resign, deadline, _ignore, came=now, turn_until=until))
+        self._database.submit(SequenceTicket(resign, deadline, _ignore, came=now, turn_until=until))
 
     def removing_replicas(self, age: float) -> Statement:
         """Return a statement that deletes replicas without a sign of life for ``age`` seconds."""
@@ -1032,17 +1038,17 @@ class LockClient:
 
         return run
 
-    def ask_all(self, steps: Steps[Answer], *, goes_first: bool = False) -> Answer:
+    def ask_all(self, statements: Statements[Answer], *, goes_first: bool = False) -> Answer:
         """Send a sequence's statements one after the other, and wait for each.
 
         :param goes_first: as in :meth:`ask`
         :raises TaskLockError: a statement failed
         """
-        return ask_here(steps, partial(self.ask, goes_first=goes_first))
+        return ask_here(statements, partial(self.ask, goes_first=goes_first))
 
-    def run_steps(
+    def begin_all(
         self,
-        steps: Steps[object],
+        statements: Statements[object],
         call: Callable[[Callable[[], object]], object],
         done: Callable[[], object],
     ) -> None:
@@ -1057,16 +1063,16 @@ class LockClient:
         def proceed(outcome: Outcome[Any] | None) -> None:
             statement = None
             try:
-                statement = go_on(steps, outcome)
+                statement = next_statement(statements, outcome)
             finally:
                 if statement is None:
                     done()
             if statement is not None:
                 self._database.submit(ticket_of(statement))
 
-        def ticket_of(statement: Statement) -> StepTicket:
+        def ticket_of(statement: Statement) -> SequenceTicket:
             now = time.monotonic()
-            return StepTicket(
+            return SequenceTicket(
                 self._explaining(statement),
                 Deadline(self._closing),
                 lambda outcome: call(partial(proceed, outcome)),

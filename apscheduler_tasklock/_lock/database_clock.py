@@ -30,12 +30,12 @@ class DatabaseClock:
     The bound counts on the monotonic clock, so that the replica's wall clock may be set at any
     time.
 
-    :param stepped: called with the seconds of a step of the database's clock, for example after a
-        failover to a server with another clock
+    :param clock_stepped: called with the seconds of a step of the database's clock, for example
+        after a failover to a server with another clock
     """
 
-    def __init__(self, stepped: Callable[[float], None] = lambda _seconds: None) -> None:
-        self._stepped = stepped
+    def __init__(self, clock_stepped: Callable[[float], None] = lambda _seconds: None) -> None:
+        self._clock_stepped = clock_stepped
         self._reading: tuple[float, datetime] | None = None
         self._last: tuple[float, float, datetime] | None = None
         self._lock = threading.Lock()
@@ -76,7 +76,7 @@ class DatabaseClock:
             step = self._step(sent, answered, database_time)
             self._last = (sent, answered, database_time)
         if step:
-            self._stepped(step)
+            self._clock_stepped(step)
         # Compare with the bound that was sent, because another thread's answer may have corrected
         # the bound of this clock meanwhile.
         return bound is None or database_time <= bound + _at_most(answered - sent)

@@ -71,7 +71,7 @@ class ExecutorJobs:
         replica, without a lock
     :param run_unlocked: whether jobs run without a lock if the database stays unavailable
     :param logger_name: returns the name of the executor's logger
-    :param submit: submits a takeover, a manual run or a standby
+    :param submit_again: submits a takeover, a manual run or a standby
     :param notices: returns the object that logs jobs that are skipped here
     :param clock: the wall clock, in seconds since 1970
     """
@@ -83,7 +83,7 @@ class ExecutorJobs:
         *,
         run_unlocked: bool,
         logger_name: Callable[[], str],
-        submit: Callable[[Submission, Callable[[], None]], None],
+        submit_again: Callable[[Submission, Callable[[], None]], None],
         notices: Callable[[], JobNotices],
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -91,7 +91,7 @@ class ExecutorJobs:
         self._tasks = tasks
         self._run_unlocked = run_unlocked
         self._logger_name = logger_name
-        self._submit = submit
+        self._submit_again = submit_again
         self._clock = clock
         self._schedules: dict[JobKey, _Schedule] = {}
         # The trigger and the last run time of the jobs that the scheduler has submitted here.
@@ -490,7 +490,7 @@ class ExecutorJobs:
 
         :param not_now: called if the run could not be submitted
         """
-        self._submit(submission, not_now)
+        self._submit_again(submission, not_now)
 
     def _find(self, key: JobKey, task_name: str, runs: str) -> tuple[Any, ResolvedTask] | None:
         """Return a job as it is now, and its task.

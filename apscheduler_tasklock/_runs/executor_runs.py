@@ -47,12 +47,12 @@ from apscheduler_tasklock._runs.adapter import (
 )
 from apscheduler_tasklock._runs.given_job import GivenJob, RunTimes
 from apscheduler_tasklock._runs.jobs_thread import JobsThread, Line
-from apscheduler_tasklock._runs.kept_runs import InTheWay, KeptRuns, Outlook, Reason
+from apscheduler_tasklock._runs.kept_runs import InTheWay, KeptRuns, Outlook, WhyKept
 from apscheduler_tasklock._runs.leadership import Following, Leadership
 from apscheduler_tasklock._runs.misfires import ALWAYS_MISSED
-from apscheduler_tasklock._runs.queue import Ask, Full, Inputs, RunQueue
+from apscheduler_tasklock._runs.queue import AllBusy, Ask, Inputs, RunQueue
 from apscheduler_tasklock._runs.reports import Notifier
-from apscheduler_tasklock._runs.run import Kind, Run, State, Token, Verdict
+from apscheduler_tasklock._runs.run import ClaimOutcome, QueuedRun, RunKind, State, Token
 from apscheduler_tasklock._runs.run_attempt import RunAttempt, may_be_cancelled
 from apscheduler_tasklock._runs.submission import FAILED, DueRun, Submission, new_claim_ids
 from apscheduler_tasklock._runs.trigger_times import is_stock
@@ -91,7 +91,7 @@ NOT_BEGUN = (asyncio.CancelledError, CancelledError, BrokenExecutor)
 
 
 @dataclass(frozen=True)
-class Owner:
+class ExecutorParts:
     """The parts of a ``TaskLockExecutor`` that its runs use.
 
     :ivar coroutines: the coroutines that run under a lock
@@ -102,11 +102,13 @@ class Owner:
     :ivar note_unfinished: gets a submission of a run time while the task's last run is unfinished,
         or may be retried, and whether that last run may be over or dead by now
     :ivar wake_look: brings the next look forward, so that kept runs are decided on
-    :ivar note_kept: called when the runs of a submission are kept
-    :ivar note_given: called when a run of a submission is given to the wrapped executor
+    :ivar forget_active: stops counting a submission as active, because its runs are kept
+    :ivar count_active: counts a submission as active, because a run of it is given to the wrapped
+        executor
     :ivar renewed: returns a submission with the job as it is now; ``None``: the job is not to run
     :ivar note_over: called when a submission is over
-    :ivar note_worker_died: called when a worker process has died, and its run's lease was ended
+    :ivar report_alive: writes what this replica runs, because a worker process has died, and its
+        run's lease was ended
     :ivar dispatch: gives an event to listeners
     :ivar log_not_submitted: logs that the wrapped executor did not take a job, and why
     :ivar report_failed: reports a run time that could not be claimed, because the job's trigger
@@ -127,11 +129,11 @@ class Owner:
     leadership: Leadership | None
     note_unfinished: Callable[[Submission, bool], object]
     wake_look: Callable[[], object]
-    note_kept: Callable[[Submission], object]
-    note_given: Callable[[Submission], object]
+    forget_active: Callable[[Submission], object]
+    count_active: Callable[[Submission], object]
     renewed: Callable[[Submission], Submission | None]
     note_over: Callable[[Submission], object]
-    note_worker_died: Callable[[], object]
+    report_alive: Callable[[], object]
     dispatch: Callable[[Any], object]
     log_not_submitted: Callable[[Any, BaseException], object]
     report_failed: Callable[[Submission, datetime, Exception], object]
@@ -144,7 +146,7 @@ class Owner:
 
 @dataclass(eq=False)
 class _Work:
-    """The data of a run that the queue does not use: ``Run.what``.
+    """The data of a run that the queue does not use: ``QueuedRun.work``.
 
     :ivar submission: the submission of the run
     :ivar attempt: claims and releases the run, and reports it
@@ -199,12 +201,12 @@ class ExecutorRuns:
     """The runs of one executor, from their submission until their workers are free.
 
     :param inner: the wrapped executor
-    :param owner: what these runs use of the ``TaskLockExecutor``
+    :param parts: what these runs use of the ``TaskLockExecutor``
     """
 
-    def __init__(self, inner: Any, owner: Owner) -> None:
+    def __init__(self, inner: Any, parts: ExecutorParts) -> None:
         self._inner = inner
-        self._owner = owner
+        self._parts = parts
         self._is_closed = False
         self._is_inline = runs_inside_submit_job(inner)
         # Whether the executor is APScheduler's own. Any other executor may begin a run in a child
@@ -213,11 +215,11 @@ class ExecutorRuns:
         self._thread = JobsThread()
         # Two queues, because functions need a worker each, and coroutines need none.
         self._functions = self._thread.add(RunQueue(jittered), partial(worker_count, inner), self)
-        self._coroutines = self._thread.add(RunQueue(jittered), _without_limit, self)
+        self._coroutines = self._thread.add(RunQueue(jittered), lambda: None, self)
         # Gives runs to an executor that was slower than `LONGEST_GIVE`.
         self._giver: ApplicationThread | None = None
         # The runs that were given to the wrapped executor, or are about to be given.
-        self._given: dict[Run, None] = {}
+        self._given: dict[QueuedRun, None] = {}
         self._may_be_late = False  # whether a given run that has not begun may begin too late
         # Tasks and tokens of runs that have ended on this replica, until their releases arrive.
         self._being_released: set[tuple[str, int]] = set()
@@ -256,13 +258,13 @@ class ExecutorRuns:
         workers = worker_count(self._inner)
         return workers is not None and sum(map(self._goes_on, given)) >= workers
 
-    def _goes_on(self, run: Run) -> bool:
+    def _goes_on(self, run: QueuedRun) -> bool:
         # An executor that is not APScheduler's may have begun the run in another process.
-        return bool(run.what.goes_on) or (run.state is State.BEGUN and not self._is_known)
+        return bool(run.work.goes_on) or (run.state is State.BEGUN and not self._is_known)
 
-    def call_if_there_is_room(self, has_room: Callable[[], object]) -> None:
+    def call_if_there_is_room(self, note_room: Callable[[], object]) -> None:
         """Call a function whenever the room has become larger. The function must not wait."""
-        self._functions.has_room = has_room
+        self._functions.note_room = note_room
 
     # ---- in the thread in which the scheduler submits jobs ---------------------------------------
 
@@ -290,11 +292,11 @@ class ExecutorRuns:
             # A custom trigger is the application's code, so it is called here, in the thread where
             # the scheduler calls it, and not in the jobs' thread.
             for run in runs:
-                run.what.failure = _why_not_claimed(run.what)
+                run.work.failure = _why_not_claimed(run.work)
         if self._is_to_follow(submission):
-            line.post(partial(self._follow, runs[0]))
+            line.call(partial(self._follow, runs[0]))
         else:
-            line.post(lambda inputs: inputs.came.append(runs[0]))
+            line.came(runs[0])
         if self._is_inline:
             self._run_inline(runs[0])
 
@@ -303,27 +305,27 @@ class ExecutorRuns:
 
         Otherwise all replicas would run it in an outage.
         """
-        leadership = self._owner.leadership
+        leadership = self._parts.leadership
         if leadership is None or leadership.leads or not submission.run_unlocked:
             return submission
         return replace(submission, run_unlocked=False)
 
     def _is_to_follow(self, submission: Submission) -> bool:
         """Return whether another replica asks first for the run times of a submission."""
-        leadership = self._owner.leadership
-        is_scheduled = submission.kind is Kind.SCHEDULE and submission.options is not None
+        leadership = self._parts.leadership
+        is_scheduled = submission.kind is RunKind.SCHEDULE and submission.options is not None
         follows = leadership is not None and leadership.follows
         # The scheduler has dropped the job of a last run time, so that nothing would know of this
         # run time any more if this replica stopped, or if the leader died in its run.
         return is_scheduled and follows and not submission.is_last
 
-    def _run_inline(self, first: Run) -> None:
+    def _run_inline(self, first: QueuedRun) -> None:
         """Wait for the decision on each run of a submission, and give granted runs in this thread.
 
         The ``submit_job`` of the wrapped executor runs the job before it returns.
         """
         for run in first.backlog:
-            work: _Work = run.what
+            work: _Work = run.work
             try:
                 while not work.is_decided.wait(CHECK_INTERVAL):
                     if not self._thread.is_live:
@@ -337,15 +339,15 @@ class ExecutorRuns:
                 self._abandon_wait(run)
                 raise
 
-    def _abandon_wait(self, first: Run) -> None:
+    def _abandon_wait(self, first: QueuedRun) -> None:
         """Let the application's thread give the runs of a submission, instead of this thread."""
         for run in first.backlog:
-            run.what.is_decided.set()
-            if run.what.is_to_be_given:
+            run.work.is_decided.set()
+            if run.work.is_to_be_given:
                 call_application(partial(self._give_once, run))
 
-    def _give_once(self, run: Run) -> None:
-        if run.what.give_once.take():
+    def _give_once(self, run: QueuedRun) -> None:
+        if run.work.give_once.take():
             self._give_to_inner(run)
 
     def stop(self, seconds: float, *, closes: bool = False) -> None:
@@ -356,67 +358,60 @@ class ExecutorRuns:
         """
         self._is_closed = closes
         for line in (self._functions, self._coroutines):
-            line.post(partial(self._withdraw_given, line))
+            line.call(partial(self._withdraw_given, line))
         self._thread.stop(seconds)
 
     # ---- in the jobs' thread ---------------------------------------------------------------------
 
     def ask(self, ask: Ask) -> None:
         """Ask the database for the claims of runs."""
-        first: _Work = ask.runs[0].what
+        first: _Work = ask.runs[0].work
         locks, line = first.locks, first.line
-        together = ask.runs[0].kind in (Kind.SCHEDULE, Kind.STANDBY, Kind.STORED)
+        together = ask.runs[0].kind in (RunKind.SCHEDULE, RunKind.STANDBY, RunKind.STORED)
         most = len(ask.runs) if together or ask.most is None else ask.most
-        asked: dict[AnyAttempt, Run] = {}
-        answers: list[tuple[Run, Claimed | Exception]] = []
+        asked: dict[AnyAttempt, QueuedRun] = {}
         for run in ask.runs:
-            if run.what.locks is not locks or len(asked) == most:
-                answers.append((run, NotNow.BEYOND))
+            if run.work.locks is not locks or len(asked) == most:
+                line.answered(run, ClaimOutcome.BEYOND)
                 continue
-            due = run.what.submission.due
+            due = run.work.submission.due
             if due is not None and not due.reader.is_wanted(due):
-                self._skip(run)
+                # Skip the run, because its job store does not want it claimed any more.
+                if run.work.claim is not None:
+                    locks.withdraw(run.work.claim)
+                line.answered(run, ClaimOutcome.REFUSED)
                 continue
-            claim = _claim_of(run.what)
+            claim = _claim_of(run.work)
             if isinstance(claim, Exception):
-                answers.append((run, claim))
+                line.call(partial(self._answered, [(run, claim)]))
             else:
                 asked[claim] = run
 
-        def note(decided: Sequence[tuple[AnyAttempt, Claimed]]) -> None:
-            self._answer(line, [(asked[attempt], claimed) for attempt, claimed in decided])
+        def report(decided: Sequence[tuple[AnyAttempt, Claimed]]) -> None:
+            answers = [(asked[attempt], claimed) for attempt, claimed in decided]
+            line.call(partial(self._answered, answers))
 
-        self._answer(line, answers)
         claims = [list(asked)] if asked and together else [[attempt] for attempt in asked]
         for attempts in claims:
-            locks.begin_claims(attempts, ask.most, note)
+            locks.begin_claims(attempts, ask.most, report)
 
-    def _skip(self, run: Run) -> None:
-        """Skip the run of a stored job, because its job store does not want it claimed any more."""
-        work: _Work = run.what
-        if work.claim is not None:
-            work.locks.withdraw(work.claim)
-        work.line.post(lambda inputs: inputs.answers.append((run, Verdict.REFUSED)))
+    def _answered(
+        self, answers: Sequence[tuple[QueuedRun, Claimed | Exception]], inputs: Inputs
+    ) -> None:
+        for run, claimed in answers:
+            due = run.work.submission.due
+            if due is not None and isinstance(claimed, TaskLockSchemaError):
+                due.rejected = claimed
+            inputs.answered.append((run, self._claim_outcome(run, claimed)))
 
-    def _answer(self, line: Line, answers: Sequence[tuple[Run, Claimed | Exception]]) -> None:
-        def take_in(inputs: Inputs) -> None:
-            for run, claimed in answers:
-                due = run.what.submission.due
-                if due is not None and isinstance(claimed, TaskLockSchemaError):
-                    due.rejected = claimed
-                inputs.answers.append((run, self._verdict(run, claimed)))
-
-        if answers:
-            line.post(take_in)
-
-    def _verdict(self, run: Run, claimed: Claimed | Exception) -> Verdict:
-        """Note the outcome of a run's claim, and return the verdict for the queue."""
-        work: _Work = run.what
+    def _claim_outcome(self, run: QueuedRun, claimed: Claimed | Exception) -> ClaimOutcome:
+        """Note the result of a run's claim, and return its outcome for the queue."""
+        work: _Work = run.work
         if isinstance(claimed, NotNow):
-            return Verdict(claimed.value)
+            return ClaimOutcome(claimed.value)
         if isinstance(claimed, Exception) and not isinstance(claimed, TaskLockError):
-            self._owner.report_failed(work.submission, work.attempt.run_time, claimed)
-            return Verdict.FAILED
+            self._parts.report_failed(work.submission, work.attempt.run_time, claimed)
+            return ClaimOutcome.FAILED
         wanted_at = None if work.claim is None else work.claim.wanted_at
         try:
             may_run = work.attempt.take_in(claimed, wanted_at or time.monotonic())
@@ -425,38 +420,39 @@ class ExecutorRuns:
             may_run = False
         if may_run:
             self._note_granted(run)
-            return Verdict.UNLOCKED if work.attempt.held is None else Verdict.GRANTED
+            return ClaimOutcome.UNLOCKED if work.attempt.held is None else ClaimOutcome.GRANTED
         if work.attempt.held is not None:
             self._hand_over(work)
         refusal = work.attempt.refusal
-        verdict = Verdict.FAILED if isinstance(claimed, TaskLockError) else Verdict.REFUSED
+        failed = isinstance(claimed, TaskLockError)
+        outcome = ClaimOutcome.FAILED if failed else ClaimOutcome.REFUSED
         self._note_unclaimed(run, claimed, refusal)
         if refusal is not None and refusal.blocked:
-            verdict = self._keep(run, refusal)
+            outcome = self._keep(run, refusal)
         if refusal is not None and (refusal.unfinished or work.submission.may_be_retried):
             # The last run may be dead. Or it is a run of this replica, which may have ended while
             # the claim was on its way.
             may_be_over = refusal.waits or refusal.holder == work.locks.replica_id
             self._note_unfinished(work, refusal.unfinished and may_be_over)
-        return verdict
+        return outcome
 
     def _note_unfinished(self, work: _Work, may_be_over: bool) -> None:
         submission = replace(work.submission, run_times=(work.attempt.run_time,), claim_ids=())
         # Called in the application's thread, because `note_unfinished` calls the job's trigger.
-        call_application(partial(self._owner.note_unfinished, submission, may_be_over))
+        call_application(partial(self._parts.note_unfinished, submission, may_be_over))
 
-    def _note_granted(self, run: Run) -> None:
+    def _note_granted(self, run: QueuedRun) -> None:
         """Note the run times before this granted one, if no replica has asked for them.
 
         Also note the job for the run's retry, because the scheduler drops it if this run time is
         its last.
         """
-        work: _Work = run.what
-        if run.kind is Kind.STORED and work.submission.due is not None:
-            request, passed = work.attempt.request(), work.submission.due.passed
-            assert isinstance(request, ClaimRequest)
+        work: _Work = run.work
+        if run.kind is RunKind.STORED and work.submission.due is not None:
+            passed = work.submission.due.passed
             if passed is not None:
-                call_application(partial(self._owner.note_stored, request, passed))
+                note = partial(self._parts.note_stored, _request_of(work.attempt), passed)
+                call_application(note)
             return
         # A look that has found the job of another run finds it again. A stored job's row stays in
         # its store for as long as it may be run again.
@@ -464,7 +460,7 @@ class ExecutorRuns:
         if is_first and work.submission.may_be_retried and work.attempt.held is not None:
             self._note_unfinished(work, False)
         due_at = None if work.attempt.held is None else work.attempt.held.was_due_at
-        if run.kind is not Kind.SCHEDULE or due_at is None:
+        if run.kind is not RunKind.SCHEDULE or due_at is None:
             return
         request = work.attempt.request()
         assert isinstance(request, ClaimRequest)
@@ -472,15 +468,15 @@ class ExecutorRuns:
         if request.exact and due_at < request.run_time:
             # Called in the application's thread, because `note_unasked` calls the job's trigger.
             until = request.run_time
-            call_application(partial(self._owner.note_unasked, work.submission, due_at, until))
+            call_application(partial(self._parts.note_unasked, work.submission, due_at, until))
 
-    def _note_unclaimed(self, run: Run, claimed: object, refusal: Refusal | None) -> None:
+    def _note_unclaimed(self, run: QueuedRun, claimed: object, refusal: Refusal | None) -> None:
         """Note that this replica has missed a run time, if an error or a pause is the cause.
 
         A stored job is left out, because its store reads it again.
         """
-        work: _Work = run.what
-        if run.kind is Kind.STORED or work.locks.closed:
+        work: _Work = run.work
+        if run.kind is RunKind.STORED or work.locks.closed:
             return
         if isinstance(claimed, TaskLockError):
             asked_at = time.monotonic() if work.claim is None else work.claim.wanted_at
@@ -489,7 +485,7 @@ class ExecutorRuns:
         elif refusal is not None and refusal.reason == "paused":
             self._note_missed(run, MissCause.PAUSED, missed_runs.IN_PAUSE)
 
-    def _keep(self, run: Run, refusal: Refusal) -> Verdict:
+    def _keep(self, run: QueuedRun, refusal: Refusal) -> ClaimOutcome:
         """Keep a run, and its backlog, until the run in its way is over.
 
         :param refusal: names the run in the way
@@ -498,18 +494,18 @@ class ExecutorRuns:
         # The run in the way may have ended on this replica, although its release has not arrived.
         is_over = (run.task_name, refusal.token) in self._being_released
         came_first = refusal.came_first and not is_over
-        in_the_way = InTheWay(refusal.token, came_first, run.what.attempt.run_time)
+        in_the_way = InTheWay(refusal.token, came_first, run.work.attempt.run_time)
         if self._try_to_keep(run, in_the_way, refusal):
-            return Verdict.KEPT
-        run.what.kept_because = refusal  # so that `end_refused` reports this refusal
-        return Verdict.REFUSED
+            return ClaimOutcome.KEPT
+        run.work.kept_because = refusal  # so that `end_refused` reports this refusal
+        return ClaimOutcome.REFUSED
 
-    def _follow(self, run: Run, inputs: Inputs) -> None:
+    def _follow(self, run: QueuedRun, inputs: Inputs) -> None:
         """Keep a run, and its backlog, until a look tells whether the leader has run it."""
-        work: _Work = run.what
-        assert self._owner.leadership is not None
+        work: _Work = run.work
+        assert self._parts.leadership is not None
         # `work.attempt` is looked up at each call, because it is replaced when the job has changed.
-        work.as_follower = Following(self._owner.leadership, run, lambda: _request_of(work.attempt))
+        work.as_follower = Following(self._parts.leadership, run, lambda: _request_of(work.attempt))
         if self._try_to_keep(run, work.as_follower):
             run.state, run.kept_at = State.KEPT, time.monotonic()
             inputs.came.append(run)
@@ -517,31 +513,31 @@ class ExecutorRuns:
             for each in run.backlog:
                 self._note_over(each)
 
-    def _try_to_keep(self, run: Run, reason: Reason, refusal: Refusal | None = None) -> bool:
+    def _try_to_keep(self, run: QueuedRun, reason: WhyKept, refusal: Refusal | None = None) -> bool:
         """Keep a run, and its backlog; return ``False`` if later runs of the job are kept instead.
 
         :param reason: why the run is kept
         :param refusal: the refusal of the run's claim, if the run was claimed
         """
-        work: _Work = run.what
-        kept = self._owner.kept
+        work: _Work = run.work
+        kept = self._parts.kept
         left_out = kept.take_for(run, coalesce=work.submission.job.coalesce)
         for other in left_out:
             if other is not run:
-                self._post_outlook(other, Outlook.DROPPED)
-                if work.as_follower is not None and other.what.as_follower is not None:
-                    work.as_follower.replace(other.what.as_follower)
+                other.work.line.found(other, Outlook.DROPPED, 0.0)
+                if work.as_follower is not None and other.work.as_follower is not None:
+                    work.as_follower.replace(other.work.as_follower)
         if run in left_out:
             return False
         work.claim = None
         for each in run.backlog:
-            each.what.kept_because = refusal
-            each.what.is_decided.set()
-        self._owner.note_kept(work.submission)
+            each.work.kept_because = refusal
+            each.work.is_decided.set()
+        self._parts.forget_active(work.submission)
         kept.add(run, reason, partial(self._decide_kept, run, reason))
         return True
 
-    def _decide_kept(self, run: Run, reason: Reason, outlook: Outlook, as_of: float) -> None:
+    def _decide_kept(self, run: QueuedRun, reason: WhyKept, outlook: Outlook, as_of: float) -> None:
         """Let a kept run be claimed again, with its job as the job is now, or drop the run.
 
         Called in the application's thread, because this method calls the job's store and trigger.
@@ -552,42 +548,38 @@ class ExecutorRuns:
             if outlook is not Outlook.WAITS and again and not self._renew(again):
                 outlook = Outlook.DROPPED
         except BaseException:
-            self._owner.kept.add(run, reason, partial(self._decide_kept, run, reason))
+            self._parts.kept.add(run, reason, partial(self._decide_kept, run, reason))
             raise
-        self._post_outlook(run, outlook, as_of)
+        run.work.line.found(run, outlook, as_of)
 
-    def _renew(self, runs: Sequence[Run]) -> bool:
+    def _renew(self, runs: Sequence[QueuedRun]) -> bool:
         """Prepare kept runs of one submission for new claims, with their job as the job is now.
 
         :return: whether the job is still to run
         """
-        was: Submission = runs[0].what.submission
-        run_times = tuple(run.what.attempt.run_time for run in runs)
-        renewed = self._owner.renewed(replace(was, run_times=run_times))
+        was: Submission = runs[0].work.submission
+        run_times = tuple(run.work.attempt.run_time for run in runs)
+        renewed = self._parts.renewed(replace(was, run_times=run_times))
         if renewed is None:
             return False
         renewed = replace(renewed, claim_ids=new_claim_ids(run_times), is_standby=was.is_standby)
         renewed = self._only_locked_if_follower(renewed)
         for run, claim_id in zip(runs, renewed.claim_ids, strict=True):
-            work: _Work = run.what
+            work: _Work = run.work
             work.submission, work.kept_because = renewed, None
             work.attempt = work.attempt.again(renewed, claim_id)
             work.failure = _why_not_claimed(work)
         return True
 
-    @staticmethod
-    def _post_outlook(run: Run, outlook: Outlook, as_of: float = 0.0) -> None:
-        run.what.line.post(lambda inputs: inputs.kept.append((run, outlook, as_of)))
-
-    def give(self, run: Run) -> None:
+    def give(self, run: QueuedRun) -> None:
         """Give a run to the wrapped executor."""
-        work: _Work = run.what
+        work: _Work = run.work
         self._given[run] = None
         if work.attempt.held is not None and self._is_known:
             left = work.attempt.held.seconds_left * WAITS_AT_MOST
             work.begins_until = time.monotonic() + left
             self._may_be_late = True
-        self._owner.note_given(work.submission)
+        self._parts.count_active(work.submission)
         if run.is_missed:
             work.attempt.report_missed()
             self._note_missed(run, MissCause.MISFIRE, self._why_late(run))
@@ -596,8 +588,8 @@ class ExecutorRuns:
                 return
         self._begin_to_give(run)
 
-    def _begin_to_give(self, run: Run) -> None:
-        work: _Work = run.what
+    def _begin_to_give(self, run: QueuedRun) -> None:
+        work: _Work = run.work
         if self._is_inline:
             work.is_to_be_given = True
             if work.is_decided.is_set():  # so no thread waits inside `submit_job` to give this run
@@ -623,10 +615,10 @@ class ExecutorRuns:
                 took,
             )
 
-    def _give_to_inner(self, run: Run) -> None:
+    def _give_to_inner(self, run: QueuedRun) -> None:
         if run not in self._given:
             return  # because the run was withdrawn before the event loop called this method
-        work: _Work = run.what
+        work: _Work = run.work
         try:
             work.context.run(give, self._inner, *self._for_inner(run))
         except BaseException as error:  # noqa: BLE001  # whatever the wrapped executor raises
@@ -636,12 +628,12 @@ class ExecutorRuns:
                 self._not_given(run, error)
             return
         if not self._is_known:
-            work.line.post(lambda inputs: inputs.begun.append(run))
-            self._owner.note_begun(work.submission)
+            work.line.begun(run)
+            self._parts.note_begun(work.submission)
 
-    def _for_inner(self, run: Run) -> tuple[GivenJob, RunTimes]:
+    def _for_inner(self, run: QueuedRun) -> tuple[GivenJob, RunTimes]:
         """Return the job and the run times that the wrapped executor gets."""
-        work: _Work = run.what
+        work: _Work = run.work
         job = GivenJob(
             work.submission,
             RunId(work.submission.job.id, run),
@@ -652,8 +644,8 @@ class ExecutorRuns:
         )
         return job, RunTimes(work.attempt.run_time, partial(self._begin, run))
 
-    def _not_given(self, run: Run, error: BaseException) -> None:
-        work: _Work = run.what
+    def _not_given(self, run: QueuedRun, error: BaseException) -> None:
+        work: _Work = run.work
         if self._given.pop(run, self) is self:
             return
         self._hand_over(work)
@@ -661,22 +653,22 @@ class ExecutorRuns:
         if is_closing and isinstance(error, RuntimeError):
             work.attempt.report_not_begun()
         else:
-            call_application(partial(self._owner.log_not_submitted, work.submission.job, error))
-        work.line.post(lambda inputs: inputs.failed.append(run))
+            call_application(partial(self._parts.log_not_submitted, work.submission.job, error))
+        work.line.failed(run)
         self._note_over(run)
 
-    def _move_on(self, run: Run, due: DueRun) -> None:
+    def _move_on(self, run: QueuedRun, due: DueRun) -> None:
         """Move a stored job on to its next run time, and then report the run as missed."""
-        work: _Work = run.what
+        work: _Work = run.work
         asked = work.locks.begin_move_on(due.move)
         asked.future.add_done_callback(
-            lambda future: work.line.post(partial(self._take_moved, run, future))
+            lambda future: work.line.call(partial(self._take_moved, run, future))
         )
 
-    def _take_moved(self, run: Run, future: Future[set[str]], inputs: Inputs) -> None:
+    def _take_moved(self, run: QueuedRun, future: Future[set[str]], inputs: Inputs) -> None:
         try:
             if future.result():
-                call_application(partial(self._owner.report_missed, run.what.submission))
+                call_application(partial(self._parts.report_missed, run.work.submission))
         except BaseException as error:  # noqa: BLE001  # whatever the database's thread sets
             # Logged at DEBUG, because the job is still due, so that its store reads it again.
             logger.debug("Task %r: not moved on: %s", run.task_name, error)
@@ -684,11 +676,11 @@ class ExecutorRuns:
             inputs.freed.append((run, 0.0))
             self._note_over(run)
 
-    def end_refused(self, run: Run, verdict: Verdict) -> None:
+    def end_refused(self, run: QueuedRun, outcome: ClaimOutcome) -> None:
         """End a run that was refused, or could not be claimed."""
-        work: _Work = run.what
+        work: _Work = run.work
         due = work.submission.due
-        if due is not None and verdict is Verdict.FAILED:
+        if due is not None and outcome is ClaimOutcome.FAILED:
             due.refused = FAILED
         if work.as_follower is not None and work.as_follower.refusal is not None:
             work.attempt.report_run_by_another(work.as_follower.refusal)
@@ -698,41 +690,40 @@ class ExecutorRuns:
             self._note_missed(run, MissCause.RUNNING, reason)
         self._note_over(run)
 
-    def _note_missed(self, run: Run, cause: MissCause, reason: str) -> None:
+    def _note_missed(self, run: QueuedRun, cause: MissCause, reason: str) -> None:
         """Note that this replica has missed a run time.
 
         Takeovers, retries, manual runs and standby runs are left out, because their run time is no
         scheduled one, or was claimed or missed before.
         """
-        work: _Work = run.what
-        is_scheduled = run.kind in (Kind.SCHEDULE, Kind.STORED) and run.claims
+        work: _Work = run.work
+        is_scheduled = run.kind in (RunKind.SCHEDULE, RunKind.STORED) and run.claims
         if not is_scheduled or work.failure is not None or _why_not_claimed(work) is not None:
             return
-        request = work.attempt.request()
-        assert isinstance(request, ClaimRequest)
+        request = _request_of(work.attempt)
         if work.submission.due is None:
-            self._owner.note_missed(request, cause, reason)
+            self._parts.note_missed(request, cause, reason)
             return
         missed = partial(work.submission.due.missed, cause, lambda _first: reason)
-        call_application(partial(self._owner.note_stored, request, missed))
+        call_application(partial(self._parts.note_stored, request, missed))
 
-    def _why_late(self, run: Run) -> str:
+    def _why_late(self, run: QueuedRun) -> str:
         """Return why a run is a misfire."""
         assert run.grace is not None
         words = missed_runs.late(run.late_by, run.grace)
         due_at, workers = run.due_at + run.excused, worker_count(self._inner)
         if run.came - due_at > run.grace:
-            came_after = missed_runs.seconds_in_words(run.came - due_at)
+            came_after = missed_runs.in_seconds(run.came - due_at)
             return f"{words}: its scheduler came to it {came_after} after it was due"
         if run.earliest - due_at > run.grace:
             return f"{words}: its earlier run times ran until then"
-        due = run.what.submission.due
+        due = run.work.submission.due
         # The moment at which the run became a misfire.
         at = due_at + run.grace
         since = max(due_at, run.came, run.earliest, at - BUSY_FOR)
         if due is not None:
             since -= (due.move.run_time - due.misfires_from).total_seconds()
-        if workers is not None and not run.what.submission.awaited:
+        if workers is not None and not run.work.submission.awaited:
             worked = self._worked_between(since, at)
             seconds = sum(ended_at - began_at for _job, began_at, ended_at in worked)
             if since < at and seconds >= FULL_SHARE * workers * (at - since):
@@ -752,7 +743,7 @@ class ExecutorRuns:
         worked += [
             (_job_of(run), run.began_at, inf)
             for run in list(self._given)
-            if run.state is State.BEGUN and not run.what.submission.awaited
+            if run.state is State.BEGUN and not run.work.submission.awaited
         ]
         return [
             (job, max(began_at, since), min(ended_at, until))
@@ -760,9 +751,9 @@ class ExecutorRuns:
             if began_at <= until and ended_at > since
         ]
 
-    def withdraw(self, run: Run) -> None:
+    def withdraw(self, run: QueuedRun) -> None:
         """End a run that has not begun, and hand over its window if it was granted."""
-        work: _Work = run.what
+        work: _Work = run.work
         if work.attempt.held is not None:
             work.attempt.report_not_begun()
             self._hand_over(work)
@@ -788,7 +779,7 @@ class ExecutorRuns:
             return inf
         now, look_at = time.monotonic(), inf
         for run in list(self._given):
-            work: _Work = run.what
+            work: _Work = run.work
             if run.state is State.BEGUN:
                 continue
             if now < work.begins_until:
@@ -800,31 +791,31 @@ class ExecutorRuns:
 
     def wake_look(self) -> None:
         """Bring the next look forward, so that kept runs are decided on."""
-        self._owner.wake_look()
+        self._parts.wake_look()
 
-    def report_full(self, full: Full) -> None:
+    def report_all_busy(self, all_busy: AllBusy) -> None:
         """Log that all workers have been busy for long."""
         now = time.monotonic()
         busy = sorted(
             (
                 run
                 for run in list(self._given)
-                if run.state is State.BEGUN and not run.what.submission.awaited
+                if run.state is State.BEGUN and not run.work.submission.awaited
             ),
-            key=_begun,
+            key=lambda run: run.began_at,
         )
         named = [
-            f"{run.what.submission.job.id!r} ({now - run.began_at:.0f} s)"
+            f"{run.work.submission.job.id!r} ({now - run.began_at:.0f} s)"
             for run in busy[:MOST_NAMED]
         ]
         named += [f"{len(busy) - MOST_NAMED} more"] * (len(busy) > MOST_NAMED)
         logger.warning(
             "All %d workers of the %s are busy, and %d run times wait, the first for %.0f sec. The "
             "workers run: %s. More workers (max_workers) or shorter jobs would help",
-            full.workers,
+            all_busy.workers,
             type(self._inner).__name__,
-            full.waiting,
-            full.longest,
+            all_busy.waiting,
+            all_busy.longest,
             ", ".join(named) or "nothing of this scheduler",
         )
 
@@ -835,7 +826,7 @@ class ExecutorRuns:
         may have begun them without taking their tokens.
         """
         for run in list(self._given):
-            work: _Work = run.what
+            work: _Work = run.work
             if work.line is not line or work.attempt.held is None or not self._is_known:
                 continue
             if not run.token.take():
@@ -865,31 +856,31 @@ class ExecutorRuns:
         reports = [report]
         release.future.add_done_callback(lambda _future: call_application(reports.pop()))
 
-    def _note_over(self, run: Run) -> None:
+    def _note_over(self, run: QueuedRun) -> None:
         """Note that a run is over. With the last run, its submission is over, too."""
-        run.what.is_decided.set()
-        self._owner.kept.take(run)
+        run.work.is_decided.set()
+        self._parts.kept.take(run)
         if run.following is None:
-            self._owner.note_over(run.what.submission)
+            self._parts.note_over(run.work.submission)
 
     # ---- in a worker -----------------------------------------------------------------------------
 
-    def _begin(self, run: Run) -> bool:
+    def _begin(self, run: QueuedRun) -> bool:
         """Begin a run, in its worker; return ``False`` if the job must not run.
 
         The job must not run if the run was withdrawn, if its lock is lost, or in a forked copy of a
         worker.
         """
-        work: _Work = run.what
+        work: _Work = run.work
         if work.goes_on is None:
             is_here = self._copied_in != os.getpid()
             work.goes_on = is_here and run.token.take() and self._may_begin(run)
         return work.goes_on
 
-    def _may_begin(self, run: Run) -> bool:
-        work: _Work = run.what
-        work.line.post(lambda inputs: inputs.begun.append(run))
-        self._owner.note_begun(work.submission)
+    def _may_begin(self, run: QueuedRun) -> bool:
+        work: _Work = run.work
+        work.line.begun(run)
+        self._parts.note_begun(work.submission)
         attempt = work.attempt
         self._report_granted(run)
         if attempt.held is not None and work.locks.closed:  # a listener has shut the scheduler down
@@ -904,22 +895,22 @@ class ExecutorRuns:
             return False
         return True
 
-    def _report_granted(self, run: Run) -> None:
-        work: _Work = run.what
+    def _report_granted(self, run: QueuedRun) -> None:
+        work: _Work = run.work
         if work.submission.due is not None:  # because the scheduler does not report stored jobs
-            self._owner.report_submitted(work.submission)
+            self._parts.report_submitted(work.submission)
         work.attempt.report_granted()
 
-    def _run(self, run: Run, *arguments: Any, **named: Any) -> Any:
+    def _run(self, run: QueuedRun, *arguments: Any, **named: Any) -> Any:
         """Run the job's function under its lock, and begin to release the lock."""
-        work: _Work = run.what
+        work: _Work = run.work
         # `RunTimes` has called `_begin` already, unless the executor ignores `RunTimes`.
         if not self._begin(run):
             return None
         began_at, process = time.monotonic(), os.getpid()
         raised: BaseException | None = None
         try:
-            function = self._owner.wrap_function(work.submission.job.func)
+            function = self._parts.wrap_function(work.submission.job.func)
             with work.attempt.holding():
                 returned = function(*arguments, **named)
             return check_returned(returned, f"task {run.task_name!r}: its function")
@@ -952,9 +943,9 @@ class ExecutorRuns:
         raised: BaseException | None = None
         asyncio_task = asyncio.current_task()
         attempt.runs_in(asyncio.get_running_loop(), asyncio_task)
-        self._owner.coroutines.add(attempt)
+        self._parts.coroutines.add(attempt)
         try:
-            function = self._owner.wrap_function(work.submission.job.func)
+            function = self._parts.wrap_function(work.submission.job.func)
             with attempt.holding():
                 returned = await function(*arguments, **named)
             return check_returned(returned, f"task {work.submission.task_name!r}: its function")
@@ -962,22 +953,23 @@ class ExecutorRuns:
             raised = error
             raise
         finally:
-            self._owner.coroutines.discard(attempt)
+            self._parts.coroutines.discard(attempt)
             work.took = time.monotonic() - began_at
             is_cut = attempt.is_cut(raised, asyncio_task)
             work.is_cancelled = is_cut or may_be_cancelled(raised)
             work.release = attempt.begin_release(raised, cut=is_cut)
             del raised
 
-    def events_of(self, run: Run, events: list[Any]) -> list[Any]:
+    def events_of(self, run: QueuedRun, events: list[Any]) -> list[Any]:
         """Return the events to report for a run, from APScheduler's own events of that run."""
-        work: _Work = run.what
+        work: _Work = run.work
         if work.goes_on is None and run.token.take():
             # The executor has run the job in a process that it has forked, so the run has not begun
             # in this process.
             work.goes_on = True
             self._report_granted(run)
-            work.release = work.attempt.begin_release(_raised_in(events))
+            raised = (event.exception for event in events if event.code == EVENT_JOB_ERROR)
+            work.release = work.attempt.begin_release(next(raised, None))
         if work.goes_on is False:
             return []
         if work.submission.awaited and not work.was_awaited:
@@ -985,9 +977,9 @@ class ExecutorRuns:
             events = [never_awaited(event, self._inner, logger_name) or event for event in events]
         return events
 
-    def failed(self, run: Run, error: BaseException) -> None:
+    def failed(self, run: QueuedRun, error: BaseException) -> None:
         """Note the error with which the wrapped executor has reported a run, instead of events."""
-        work: _Work = run.what
+        work: _Work = run.work
         if work.goes_on is None and not isinstance(error, NOT_BEGUN) and run.token.take():
             # The claim is released and the window not handed over, because another replica would
             # fail in the same way, for example with a job that cannot be pickled.
@@ -995,9 +987,9 @@ class ExecutorRuns:
             self._report_granted(run)
             work.release = work.attempt.begin_release(error)
 
-    def ended(self, run: Run) -> None:
+    def ended(self, run: QueuedRun) -> None:
         """Note that the wrapped executor has reported a run, so that its worker is free."""
-        work: _Work = run.what
+        work: _Work = run.work
         if run.token.take():  # so the run was cancelled before a worker began it
             work.goes_on = False
             work.attempt.report_not_begun()
@@ -1015,7 +1007,7 @@ class ExecutorRuns:
                 now = time.monotonic()
                 self._worked.append((work.submission.job.id, now - work.took, now))
             self._note_over(run)
-            work.line.post(lambda inputs: inputs.freed.append((run, work.took)))
+            work.line.freed(run, work.took)
 
 
 def _request_of(attempt: RunAttempt) -> ClaimRequest:
@@ -1024,21 +1016,8 @@ def _request_of(attempt: RunAttempt) -> ClaimRequest:
     return request
 
 
-def _raised_in(events: Sequence[Any]) -> BaseException | None:
-    """Return the exception that a job has raised, from the events of its run; ``None``: none."""
-    return next((event.exception for event in events if event.code == EVENT_JOB_ERROR), None)
-
-
-def _job_of(run: Run) -> Any:
-    return run.what.submission.job.id
-
-
-def _begun(run: Run) -> float:
-    return run.began_at
-
-
-def _without_limit() -> None:
-    """Return ``None``, for no limit of workers, because coroutines need no workers."""
+def _job_of(run: QueuedRun) -> Any:
+    return run.work.submission.job.id
 
 
 def _attempts(
@@ -1050,7 +1029,7 @@ def _attempts(
     ]
 
 
-def _run_of(submission: Submission, work: _Work) -> Run:
+def _run_of(submission: Submission, work: _Work) -> QueuedRun:
     """Return a run for the queue."""
     due, came = submission.due, submission.submitted_at
     due_at = time.monotonic() - (time.time() - work.attempt.run_time.timestamp())
@@ -1059,7 +1038,7 @@ def _run_of(submission: Submission, work: _Work) -> Run:
     failed, retry_at = submission.failed_run, inf
     if failed is not None and failed.retry_at is not None:
         retry_at = came - (failed.database_time - failed.retry_at).total_seconds()
-    return Run(
+    return QueuedRun(
         submission.kind,
         submission.task_name,
         submission.key,
@@ -1068,7 +1047,7 @@ def _run_of(submission: Submission, work: _Work) -> Run:
         None if submission.exempt_from_misfire else submission.job.misfire_grace_time,
         claims=submission.options is not None,
         retry_at=retry_at,
-        what=work,
+        work=work,
     )
 
 

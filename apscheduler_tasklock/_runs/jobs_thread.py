@@ -15,8 +15,9 @@ from math import inf
 from typing import Protocol
 
 from apscheduler_tasklock._application import keep_application_out
-from apscheduler_tasklock._runs.queue import Ask, Full, Inputs, RunQueue, Step
-from apscheduler_tasklock._runs.run import Run, Verdict
+from apscheduler_tasklock._runs.kept_runs import Outlook
+from apscheduler_tasklock._runs.queue import AllBusy, Ask, Inputs, RunQueue, ToDo
+from apscheduler_tasklock._runs.run import ClaimOutcome, QueuedRun
 from apscheduler_tasklock._values import logger_of
 
 logger = logger_of(__name__)
@@ -46,19 +47,19 @@ class Carrier(Protocol):
     def ask(self, ask: Ask) -> None:
         """Ask the database for the claims of runs."""
 
-    def give(self, run: Run) -> None:
+    def give(self, run: QueuedRun) -> None:
         """Give a run to the executor."""
 
-    def end_refused(self, run: Run, verdict: Verdict) -> None:
+    def end_refused(self, run: QueuedRun, outcome: ClaimOutcome) -> None:
         """End a run that was refused, or could not be claimed."""
 
-    def withdraw(self, run: Run) -> None:
+    def withdraw(self, run: QueuedRun) -> None:
         """End a run that has not begun, and hand over its window if it was granted."""
 
     def wake_look(self) -> None:
         """Bring the next look at the tasks' rows forward, so that kept runs are decided on."""
 
-    def report_full(self, full: Full) -> None:
+    def report_all_busy(self, all_busy: AllBusy) -> None:
         """Log that all workers have been busy for long."""
 
     def look(self) -> float:
@@ -72,9 +73,9 @@ class Line:
     """A queue of runs in the jobs' thread, with the messages to the queue.
 
     :ivar thread: the jobs' thread, which steps the queue
-    :ivar came: the messages that came since the last step
+    :ivar messages: the messages that were sent since the last step
     :ivar wakes_at: when to step again if no message comes before; on the monotonic clock
-    :ivar has_room: called in the jobs' thread when there is room for more runs than before. Must
+    :ivar note_room: called in the jobs' thread when there is room for more runs than before. Must
         not wait.
     """
 
@@ -85,9 +86,9 @@ class Line:
         self.runs = runs
         self.workers = workers
         self.carrier = carrier
-        self.came: list[Message] = []
+        self.messages: list[Message] = []
         self.wakes_at = inf
-        self.has_room: Callable[[], object] = lambda: None
+        self.note_room: Callable[[], object] = lambda: None
         self._room: float | None = None
 
     @property
@@ -98,15 +99,41 @@ class Line:
             return inf if workers is None else workers
         return self._room
 
-    def note_room(self) -> None:
-        """Note the room after a step, and call ``has_room`` if the room has become larger."""
+    def update_room(self) -> None:
+        """Note the room after a step, and call ``note_room`` if the room has become larger."""
         before, self._room = self._room, self.runs.room
         if before is not None and self._room > before:
-            self.has_room()
+            self.note_room()
 
-    def post(self, message: Message) -> None:
-        """Send a message to the queue. Never waits."""
-        self.thread.post(self, message)
+    # ---- messages to the queue, from any thread; none of these methods waits ---------------------
+
+    def came(self, run: QueuedRun) -> None:
+        """Tell the queue that a run was submitted."""
+        self.thread.post(self, lambda inputs: inputs.came.append(run))
+
+    def answered(self, run: QueuedRun, outcome: ClaimOutcome) -> None:
+        """Tell the queue the outcome of the claim of a run that was asked for."""
+        self.thread.post(self, lambda inputs: inputs.answered.append((run, outcome)))
+
+    def begun(self, run: QueuedRun) -> None:
+        """Tell the queue that a worker has begun a run."""
+        self.thread.post(self, lambda inputs: inputs.begun.append(run))
+
+    def freed(self, run: QueuedRun, took: float) -> None:
+        """Tell the queue that the worker of a run is free, and the seconds that the run took."""
+        self.thread.post(self, lambda inputs: inputs.freed.append((run, took)))
+
+    def failed(self, run: QueuedRun) -> None:
+        """Tell the queue that the executor did not take a run."""
+        self.thread.post(self, lambda inputs: inputs.failed.append(run))
+
+    def found(self, run: QueuedRun, outlook: Outlook, as_of: float) -> None:
+        """Tell the queue the outlook of a kept run, found by a look that began at ``as_of``."""
+        self.thread.post(self, lambda inputs: inputs.found.append((run, outlook, as_of)))
+
+    def call(self, function: Message) -> None:
+        """Let the jobs' thread call a function before the queue's next step."""
+        self.thread.post(self, function)
 
 
 class JobsThread:
@@ -212,7 +239,7 @@ class JobsThread:
         seconds = linger if is_idle else min(due_in, LONGEST_WAIT)
         with suppress(queue.Empty):
             line, message = self._inbox.get(timeout=max(0.0, seconds))
-            line.came.append(message)
+            line.messages.append(message)
             return True
         if not is_idle:
             return True
@@ -235,8 +262,8 @@ class JobsThread:
         with suppress(queue.Empty):
             while True:
                 line, message = self._inbox.get_nowait()
-                line.came.append(message)
-        lines = [line for line in self._lines if line.came or line.wakes_at <= time.monotonic()]
+                line.messages.append(message)
+        lines = [line for line in self._lines if line.messages or line.wakes_at <= time.monotonic()]
         try:
             for line in lines:
                 try:
@@ -252,31 +279,31 @@ class JobsThread:
     def _step_line(self, line: Line) -> None:
         carrier = line.carrier
         inputs = Inputs(workers=line.workers(), stopped=carrier.is_ending)
-        messages, line.came = line.came, []
+        messages, line.messages = line.messages, []
         for message in messages:
             try:
                 message(inputs)
             except Exception:
                 logger.exception("The task lock's jobs thread failed, and goes on")
-        step = line.runs.step(time.monotonic(), inputs)
-        line.wakes_at = step.wakes_at
-        _carry_out(step, carrier)
+        todo = line.runs.step(time.monotonic(), inputs)
+        line.wakes_at = todo.wakes_at
+        _carry_out(todo, carrier)
         longest = carrier.look() if line.runs.is_idle else min(carrier.look(), LONGEST_WAIT)
         line.wakes_at = min(line.wakes_at, time.monotonic() + longest)
-        line.note_room()
+        line.update_room()
 
 
-def _carry_out(step: Step, carrier: Carrier) -> None:
+def _carry_out(todo: ToDo, carrier: Carrier) -> None:
     """Carry out the decisions of a queue's step."""
-    for ask in step.asks:
+    for ask in todo.asks:
         carrier.ask(ask)
-    for run in step.given:
+    for run in todo.given:
         carrier.give(run)
-    for run, verdict in step.refused:
-        carrier.end_refused(run, verdict)
-    for run in step.withdrawn:
+    for run, outcome in todo.refused:
+        carrier.end_refused(run, outcome)
+    for run in todo.withdrawn:
         carrier.withdraw(run)
-    if step.is_look_due:
+    if todo.is_look_due:
         carrier.wake_look()
-    if step.full is not None:
-        carrier.report_full(step.full)
+    if todo.all_busy is not None:
+        carrier.report_all_busy(todo.all_busy)

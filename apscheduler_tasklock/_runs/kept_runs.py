@@ -15,7 +15,7 @@ from datetime import datetime
 from typing import Protocol
 
 from apscheduler_tasklock._lock.protocol_messages import RunState
-from apscheduler_tasklock._runs.run import JobKey, Run
+from apscheduler_tasklock._runs.run import JobKey, QueuedRun
 
 
 class Outlook(enum.Enum):
@@ -48,8 +48,8 @@ class LastRun:
     row: RunState | None = None
 
 
-class Reason(Protocol):
-    """The reason because of which a run is kept."""
+class WhyKept(Protocol):
+    """Why a run is kept, and what a look at its task's row makes of it."""
 
     def outlook(self, last: LastRun) -> Outlook:
         """Return what becomes of the kept run.
@@ -117,9 +117,9 @@ class KeptRuns:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._by_task: dict[str, dict[Run, tuple[Reason, Decide]]] = {}
+        self._by_task: dict[str, dict[QueuedRun, tuple[WhyKept, Decide]]] = {}
 
-    def add(self, run: Run, reason: Reason, decide: Decide) -> None:
+    def add(self, run: QueuedRun, reason: WhyKept, decide: Decide) -> None:
         """Keep a run.
 
         :param reason: decides what becomes of the run
@@ -128,7 +128,7 @@ class KeptRuns:
         with self._lock:
             self._by_task.setdefault(run.task_name, {})[run] = reason, decide
 
-    def take(self, run: Run) -> bool:
+    def take(self, run: QueuedRun) -> bool:
         """Remove a run; return whether it was kept until now."""
         with self._lock:
             of_task = self._by_task.get(run.task_name, {})
@@ -137,7 +137,7 @@ class KeptRuns:
                 del self._by_task[run.task_name]
             return found is not None
 
-    def take_for(self, run: Run, *, coalesce: bool) -> list[Run]:
+    def take_for(self, run: QueuedRun, *, coalesce: bool) -> list[QueuedRun]:
         """Make room for a run of a job; return the runs of the job that are not to be kept.
 
         :param run: the run to keep. It is among the returned runs if later runs are kept instead.
@@ -149,7 +149,7 @@ class KeptRuns:
         left_out = of_job[: -1 if coalesce else -MOST_KEPT]
         return [each for each in left_out if each is run or self.take(each)]
 
-    def _of(self, task_name: str) -> list[tuple[Run, tuple[Reason, Decide]]]:
+    def _of(self, task_name: str) -> list[tuple[QueuedRun, tuple[WhyKept, Decide]]]:
         with self._lock:
             return list(self._by_task.get(task_name, {}).items())
 
@@ -179,5 +179,5 @@ class KeptRuns:
                     decide(outlook, last.as_of)
 
 
-def _due_at(run: Run) -> float:
+def _due_at(run: QueuedRun) -> float:
     return run.due_at

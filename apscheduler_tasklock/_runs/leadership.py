@@ -17,13 +17,13 @@ from math import inf
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from apscheduler_tasklock._database.sequences import Steps
+from apscheduler_tasklock._database.sequences import Statements
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.protocol_messages import ClaimRequest, Refusal, RunState
 from apscheduler_tasklock._lock.statements import LEADER
 from apscheduler_tasklock._runs.kept_runs import LastRun, Outlook
-from apscheduler_tasklock._runs.run import Run
+from apscheduler_tasklock._runs.run import QueuedRun
 from apscheduler_tasklock._values import logger_of
 from apscheduler_tasklock.options import LONGEST_LEADER_LEASE
 
@@ -49,9 +49,9 @@ class Leadership:
     :param interval: returns the seconds between two looks
     :param timings: has the head start of the leader
     :param clock: returns the time on the monotonic clock
-    :param has_jobs: returns whether this replica has jobs for whose run times a leader asks first.
-        Without one it does not lead, because it would ask for nothing, and the others would ask for
-        everything later than they could.
+    :param has_own_jobs: returns whether this replica has jobs for whose run times a leader asks
+        first. Without one it does not lead, because it would ask for nothing, and the others would
+        ask for everything later than they could.
     :ivar row: the name of the leader's row
     :ivar leader_id: the id with which this replica leads
     :ivar leads: whether this replica leads, as its last look has found it. In an outage it stays
@@ -66,13 +66,13 @@ class Leadership:
         interval: Callable[[], float],
         timings: Timings | None = None,
         clock: Callable[[], float] | None = None,
-        has_jobs: Callable[[], bool] = lambda: True,
+        has_own_jobs: Callable[[], bool] = lambda: True,
     ) -> None:
         self._clock = clock or _monotonic
         self._locks = locks
         self._lease = lease
         self._interval = interval
-        self._has_jobs = has_jobs
+        self._has_own_jobs = has_own_jobs
         self._head_start = (timings or Timings()).head_start
         self._closed = False
         self._until = -inf  # when the lease ends, on the monotonic clock
@@ -136,7 +136,7 @@ class Leadership:
         """
         return self.follows and (as_of < due_at + self._head_start or self._is_new(as_of))
 
-    def take_or_renew(self, row: RunState | None) -> Steps[None]:
+    def take_or_renew(self, row: RunState | None) -> Statements[None]:
         """Take or renew the leadership, unless another replica leads.
 
         :param row: the leader's row as the look has found it; ``None``: there is no row
@@ -150,7 +150,7 @@ class Leadership:
                 self._may_lead = is_own
                 self._note(leads=False)
                 return
-        if not self._has_jobs():
+        if not self._has_own_jobs():
             if self.leads:
                 self._locks.begin_resign(self.row, self.leader_id)
             self._note(leads=False)
@@ -202,7 +202,7 @@ class Following:
     """
 
     leadership: Leadership
-    run: Run
+    run: QueuedRun
     request: Callable[[], ClaimRequest]
     due_at: float = field(init=False)
     refusal: Refusal | None = field(default=None)

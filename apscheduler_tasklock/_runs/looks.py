@@ -15,7 +15,7 @@ from math import inf
 from apscheduler.schedulers.base import STATE_RUNNING, STATE_STOPPED
 
 from apscheduler_tasklock._application import call_application, relieve_application
-from apscheduler_tasklock._database.sequences import Steps
+from apscheduler_tasklock._database.sequences import Statements
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._runs.known_tasks import KnownTasks
@@ -42,7 +42,7 @@ class Looks:
     :param locks: the task locks of this replica
     :param known: the tasks of this replica
     :param look: makes one look
-    :param state: returns the scheduler's state
+    :param scheduler_state: returns the scheduler's state
     :param interval: limits the seconds between two looks, except if there are many replicas
     :param timings: limits how long a look waits for the application's own code
     :ivar number: the number of the current look, or of the last look if there is no current one
@@ -54,15 +54,15 @@ class Looks:
         self,
         locks: LockClient,
         known: KnownTasks,
-        look: Callable[[], Steps[None]],
-        state: Callable[[], int],
+        look: Callable[[], Statements[None]],
+        scheduler_state: Callable[[], int],
         interval: float,
         timings: Timings | None = None,
     ) -> None:
         self._locks = locks
         self._known = known
         self._look = look
-        self._state = state
+        self._scheduler_state = scheduler_state
         self._interval = interval
         self._longest_turn = (timings or Timings()).longest_turn
         self._due_at = inf  # on the monotonic clock
@@ -86,7 +86,7 @@ class Looks:
     @property
     def closed(self) -> bool:
         """Whether looks do nothing any more, because of :meth:`close` or a stopped scheduler."""
-        return self._closed or self._state() == STATE_STOPPED
+        return self._closed or self._scheduler_state() == STATE_STOPPED
 
     @property
     def due_at(self) -> float:
@@ -116,7 +116,7 @@ class Looks:
         """Begin a look, or abandon the current look if it hangs."""
         if self._is_looking:
             self._abandon(now)
-        elif self._state() != STATE_RUNNING:
+        elif self._scheduler_state() != STATE_RUNNING:
             # The scheduler is paused, or not started yet. The first look after the pause or the
             # start finds the runs that have died meanwhile.
             self._due_at = now + STARTING_INTERVAL
@@ -124,7 +124,7 @@ class Looks:
             self.number += 1
             self._is_looking, self._is_woken, self._due_at = True, False, inf
             number = self.number
-            self._locks.run_steps(
+            self._locks.begin_all(
                 self._look(),
                 partial(self._call, number),
                 lambda: self._locks.call(partial(self._end, number)),

@@ -16,7 +16,7 @@ from apscheduler.schedulers.base import STATE_RUNNING, STATE_STOPPED
 from apscheduler.triggers.date import DateTrigger
 
 from apscheduler_tasklock._application import call_application
-from apscheduler_tasklock._database.sequences import Statement, Steps
+from apscheduler_tasklock._database.sequences import Statement, Statements
 from apscheduler_tasklock._lock.client import LockClient, client_now
 from apscheduler_tasklock._lock.operations import Operations, check_lengths, operator_here
 from apscheduler_tasklock._runs.adapter import SchedulerAdapter, is_in_listener
@@ -42,7 +42,7 @@ EXPIRES = 3600.0
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _ManualRun:
     """What a caller asks for.
 
     :ivar by: who asks, shown to operators
@@ -86,14 +86,14 @@ class ManualRuns:
         """Ask for a manual run, and wait for the answer; see ``TaskLockExecutor.run_now``."""
         if not _has_loop():
             asked = self._asked(job_id, jobstore, by)
-            return client_now(self._locks).ask_all(self._steps(asked), goes_first=True)
+            return client_now(self._locks).ask_all(self._statements(asked), goes_first=True)
         if not is_in_listener():
             raise TaskLockStateError(
                 f"run_now({job_id!r}) would block the event loop that runs in this thread",
                 remedy=f"use `await executor.run_now_async({job_id!r})`",
             )
         # A listener cannot wait, and its errors would only be in APScheduler's log.
-        asked = _Asked(job_id, jobstore, by or operator_here(), uuid4())
+        asked = _ManualRun(job_id, jobstore, by or operator_here(), uuid4())
         self._begin(lambda: self._asked(job_id, jobstore, by, asked.request_id)).add_done_callback(
             partial(_warn_of_error, job_id)
         )
@@ -103,29 +103,29 @@ class ManualRuns:
         """Do the same as :meth:`ask` in a coroutine."""
         return await asyncio.wrap_future(self._begin(lambda: self._asked(job_id, jobstore, by)))
 
-    def _begin(self, asked: Callable[[], _Asked]) -> Future[RunRequest]:
+    def _begin(self, asked: Callable[[], _ManualRun]) -> Future[RunRequest]:
         """Ask for a manual run. Does not wait: the application's thread calls the job store."""
         future: Future[RunRequest] = Future()
         future.set_running_or_notify_cancel()  # so that a cancelled coroutine does not cancel it
 
-        def steps() -> Steps[None]:
+        def statements() -> Statements[None]:
             try:
-                request = yield from self._steps(asked())
+                request = yield from self._statements(asked())
             except BaseException as error:  # noqa: BLE001  # the waiter gets any error
                 future.set_exception(error)
             else:
                 future.set_result(request)
 
-        client_now(self._locks).run_steps(steps(), call_application, lambda: None)
+        client_now(self._locks).begin_all(statements(), call_application, lambda: None)
         return future
 
     def _asked(
         self, job_id: str, jobstore: str | None, by: str | None, request_id: UUID | None = None
-    ) -> _Asked:
+    ) -> _ManualRun:
         check_lengths("run_now()", by=by)
-        return _Asked(job_id, jobstore, by or operator_here(), request_id or uuid4())
+        return _ManualRun(job_id, jobstore, by or operator_here(), request_id or uuid4())
 
-    def _expected(self, asked: _Asked) -> RunRequest:
+    def _expected(self, asked: _ManualRun) -> RunRequest:
         """Return the request as it will be written, unless another request is open."""
         names = [
             self._known.name_of(key)
@@ -137,7 +137,7 @@ class ManualRuns:
         until = now + timedelta(seconds=EXPIRES)
         return RunRequest(asked.request_id, name, 0, asked.by, now, until)
 
-    def _steps(self, asked: _Asked) -> Steps[RunRequest]:
+    def _statements(self, asked: _ManualRun) -> Statements[RunRequest]:
         """Register the job's task if it has no row, write the request, and begin the run here.
 
         :raises TaskLockError: the job cannot have a manual run
@@ -165,21 +165,21 @@ class ManualRuns:
             yield from self._begin_here(key, task.name)
         return request
 
-    def _requesting(self, asked: _Asked, task_name: str, *, is_here: bool) -> Statement:
+    def _requesting(self, asked: _ManualRun, task_name: str, *, is_here: bool) -> Statement:
         locks = self._locks
         operations = Operations(locks.table, locks.rejections, locks.settings.history)
         return lambda cursor: operations.request_run(
             cursor, task_name, asked.by, EXPIRES, action_id=asked.request_id, is_here=is_here
         )
 
-    def _begin_here(self, key: JobKey, task_name: str) -> Steps[None]:
+    def _begin_here(self, key: JobKey, task_name: str) -> Statements[None]:
         if self._scheduler.state != STATE_RUNNING:
             self._watch.looks.wake()  # a look that is due in a pause is made right after it
             return
         for state in (yield self._locks.reading([task_name])):
             self._watch.run_manual(state, [key])
 
-    def _find(self, asked: _Asked) -> tuple[JobKey, ResolvedTask, bool] | None:
+    def _find(self, asked: _ManualRun) -> tuple[JobKey, ResolvedTask, bool] | None:
         """Return a job, its task, and whether its function is available here.
 
         :return: ``None`` if this replica does not have the job

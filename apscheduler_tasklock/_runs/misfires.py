@@ -17,7 +17,7 @@ import time
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from apscheduler_tasklock._runs.run import Run
+from apscheduler_tasklock._runs.run import QueuedRun
 
 # Limits the seconds from the begin of a pass of the scheduler to the submissions that belong to
 # the pass.
@@ -26,7 +26,7 @@ LONGEST_PASS = 30.0
 ALWAYS_MISSED = -timedelta(days=36500).total_seconds()
 
 
-def is_misfire(run: Run, begins_at: float) -> bool:
+def is_misfire(run: QueuedRun, begins_at: float) -> bool:
     """Return whether a run would be a misfire if it began at this time.
 
     :param begins_at: when the run would begin, on the monotonic clock
@@ -34,7 +34,7 @@ def is_misfire(run: Run, begins_at: float) -> bool:
     return run.grace is not None and lateness(run, begins_at) > run.grace
 
 
-def lateness(run: Run, begins_at: float) -> float:
+def lateness(run: QueuedRun, begins_at: float) -> float:
     """Return the lateness of a run that begins at this time, in seconds.
 
     The seconds for which the run was kept do not count as lateness.

@@ -20,7 +20,7 @@ from math import inf
 from typing import TypeVar
 
 from apscheduler_tasklock._database.rejections import RUN_HISTORY
-from apscheduler_tasklock._database.sequences import Statement, Steps
+from apscheduler_tasklock._database.sequences import Statement, Statements
 from apscheduler_tasklock._database.sqlstates import NotSentError, RowLockedError
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.protocol_messages import (
@@ -151,7 +151,7 @@ class MissedRuns:
         self._pending: dict[str, _OfTask] = {}
         self._rescheduled: dict[str, ScheduleNote] = {}  # by task
 
-    def note(
+    def note_missed(
         self,
         request: ClaimRequest,
         cause: MissCause,
@@ -208,9 +208,9 @@ class MissedRuns:
         reason = f"nobody asked for it between {_moment(run_times[0])} and {_moment(found_at)}"
         for run_time in run_times[:-1]:
             asked = replace(request, run_time=run_time)
-            self.note(asked, MissCause.UNASKED, reason, not_before=not_before)
+            self.note_missed(asked, MissCause.UNASKED, reason, not_before=not_before)
         asked = replace(request, run_time=run_times[-1])
-        self.note(asked, MissCause.UNASKED, reason, not_before=not_before, more=more)
+        self.note_missed(asked, MissCause.UNASKED, reason, not_before=not_before, more=more)
 
     def note_stored(
         self, request: ClaimRequest, missed: Callable[[], Iterable[MissedTimes]]
@@ -230,7 +230,7 @@ class MissedRuns:
             not_before = time.monotonic() + overdue_in
             for run_time, more in ends.items():
                 asked = replace(request, run_time=run_time)
-                self.note(asked, each.cause, each.reason, not_before=not_before, more=more)
+                self.note_missed(asked, each.cause, each.reason, not_before=not_before, more=more)
 
     def note_rescheduled(self, task: Registration, registered: Registered) -> None:
         """Remember a changed schedule, and the old schedule's run time if no run follows by then.
@@ -272,9 +272,9 @@ class MissedRuns:
             self.note_unasked(request, [run_time], 0, found_at)
             return
         reason = f"the schedule was moved from {was} to {now} by {self._locks.replica_id}"
-        self.note(request, MissCause.MOVED, reason)
+        self.note_missed(request, MissCause.MOVED, reason)
 
-    def tell(self) -> Steps[None]:
+    def tell(self) -> Statements[None]:
         """Note the changed schedules, and the run times that can be noted now.
 
         A note that fails stays pending, and a later look sends it again.
@@ -310,7 +310,7 @@ class MissedRuns:
 
     def _send(
         self, notes: Sequence[_Note], noting: Callable[[Sequence[_Note]], Statement]
-    ) -> Steps[None]:
+    ) -> Statements[None]:
         if not notes:
             return
         again: set[str] = set()
@@ -371,7 +371,7 @@ def _note_of(ripe: Sequence[_Miss], started_at: datetime) -> MissNote:
 
 def late(seconds: float, grace: float) -> str:
     """Return in words that a run time is a misfire."""
-    return f"late by {seconds_in_words(seconds)}, over its grace time of {seconds_in_words(grace)}"
+    return f"late by {in_seconds(seconds)}, over its grace time of {in_seconds(grace)}"
 
 
 def all_busy(workers: int, jobs: Sequence[str]) -> str:
@@ -393,7 +393,7 @@ def not_claimed(error: TaskLockError, asked_at: float | None) -> str:
 
     :param asked_at: when the claim was first asked for, on the monotonic clock
     """
-    tried = seconds_in_words(0.0 if asked_at is None else time.monotonic() - asked_at)
+    tried = in_seconds(0.0 if asked_at is None else time.monotonic() - asked_at)
     if isinstance(error, RowLockedError):
         return f"another session had its row locked for {tried}"
     if isinstance(error, NotSentError):
@@ -457,6 +457,6 @@ def _moment(moment: datetime) -> str:
     return f"{moment.astimezone(timezone.utc):%Y-%m-%d %H:%M:%S UTC}"
 
 
-def seconds_in_words(seconds: float) -> str:
+def in_seconds(seconds: float) -> str:
     """Return seconds without needless digits, as in ``65 s`` and ``1.2 s``."""
     return f"{seconds:.0f} s" if seconds >= 10 else f"{round(seconds, 1):g} s"

@@ -12,7 +12,7 @@ from apscheduler_tasklock._database.rejections import (
     REMOVED_TASKS,
     SIGN_OF_LIFE,
 )
-from apscheduler_tasklock._database.sequences import Statement, Steps
+from apscheduler_tasklock._database.sequences import Statement, Statements
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.command_lines import library_version
@@ -122,7 +122,7 @@ class Presence:
     def begin(self, _now: float) -> None:
         """Begin to send a sign of life. Called in the database's thread."""
         self._due_at, self._is_sending = inf, True
-        self._locks.run_steps(self.send(), _here, self._end)
+        self._locks.begin_all(self.send(), _here, self._end)
 
     def _end(self) -> None:
         self._is_sending = False
@@ -146,7 +146,7 @@ class Presence:
     def _lost(self) -> frozenset[int]:
         return frozenset(run.token for run in self._locks.what_runs() if run.lost)
 
-    def send(self) -> Steps[None]:
+    def send(self) -> Statements[None]:
         """Send a sign of life if one is due, mark removed tasks, and delete old rows."""
         try:
             yield from self._send()
@@ -155,7 +155,7 @@ class Presence:
         except Exception:  # so that an error is logged and does not end the signs of life
             logger.exception("A sign of life of this replica failed; trying again")
 
-    def _send(self) -> Steps[None]:
+    def _send(self) -> Statements[None]:
         if self._closed or not self._is_wanted():
             return
         names, rejected = self._content()
@@ -179,7 +179,7 @@ class Presence:
         """Return a statement that does nothing if :meth:`close` was called before it is sent."""
         return lambda cursor: None if self._closed else statement(cursor)
 
-    def _try(self, what: str, statement: Statement, *, quiet: bool = False) -> Steps[bool]:
+    def _try(self, what: str, statement: Statement, *, quiet: bool = False) -> Statements[bool]:
         """Send a statement, and note whether the database rejects it.
 
         :param what: the name of the rejection, for operators
@@ -204,7 +204,7 @@ class Presence:
             dropped.pop(name, None)
         self._dropped = {name: until for name, until in dropped.items() if now < until}
 
-    def _retire(self, names: Sequence[str]) -> Steps[None]:
+    def _retire(self, names: Sequence[str]) -> Statements[None]:
         """Mark removed tasks in their rows as not due any more.
 
         If the database rejects the statement, the statement is tried again after the next look.
@@ -234,7 +234,7 @@ class Presence:
             except TaskLockError as error:
                 logger.debug("The stop of this replica could not be reported: %s", error)
 
-    def _clean_up(self) -> Steps[None]:
+    def _clean_up(self) -> Statements[None]:
         """Delete the rows of old replicas and old history, if the database role has the rights."""
         remove = self._locks.removing_replicas(REPLICA_RETENTION)
         shorten = self._locks.shortening_history(self._known.names())

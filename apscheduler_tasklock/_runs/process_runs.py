@@ -27,10 +27,11 @@ from apscheduler_tasklock._runs.adapter import (
     let_notice_deaths,
     worker_processes,
 )
-from apscheduler_tasklock._runs.executor_runs import ExecutorRuns, Owner
+from apscheduler_tasklock._runs.executor_runs import ExecutorParts, ExecutorRuns
 from apscheduler_tasklock._runs.given_job import GivenJob, RunTimes
 from apscheduler_tasklock._runs.misfires import ALWAYS_MISSED
-from apscheduler_tasklock._runs.run import Run
+from apscheduler_tasklock._runs.queue import Inputs
+from apscheduler_tasklock._runs.run import QueuedRun
 from apscheduler_tasklock._runs.worker_process import JobInWorker, LockInWorker, RunTimesInWorker
 from apscheduler_tasklock.lock import HeldLock
 
@@ -64,24 +65,24 @@ class _Giving:
 class ProcessRuns(ExecutorRuns):
     """The runs of an executor that runs jobs in a pool of processes."""
 
-    def __init__(self, inner: Any, owner: Owner) -> None:
-        super().__init__(inner, owner)
+    def __init__(self, inner: Any, parts: ExecutorParts) -> None:
+        super().__init__(inner, parts)
         # Runs of broken pools, each with the processes of its pool, one of which may still run the
         # job, and when they are killed, on the monotonic clock. Only the jobs' thread uses this
         # list.
-        self._dying: list[tuple[Run, Mapping[int, Any], float]] = []
+        self._dying: list[tuple[QueuedRun, Mapping[int, Any], float]] = []
 
     # ---- in the jobs' thread ---------------------------------------------------------------------
 
-    def _give_to_inner(self, run: Run) -> None:
-        giving = run.what.giving = _Giving()
+    def _give_to_inner(self, run: QueuedRun) -> None:
+        giving = run.work.giving = _Giving()
         super()._give_to_inner(run)
         # Read after the run was given, because the executor replaces a broken pool when it is given
         # a job.
         giving.processes = worker_processes(self._inner)
 
-    def _for_inner(self, run: Run) -> tuple[GivenJob, RunTimes]:
-        run_time = run.what.attempt.run_time
+    def _for_inner(self, run: QueuedRun) -> tuple[GivenJob, RunTimes]:
+        run_time = run.work.attempt.run_time
         begin = partial(self._begin, run)
         return _JobForWorker(run), _RunTimesForWorker(run_time, begin, run)
 
@@ -107,6 +108,10 @@ class ProcessRuns(ExecutorRuns):
         self._dying = left
         return min(next_in, DEATH_INTERVAL) if left else next_in
 
+    def _note_broken(self, run: QueuedRun, processes: Mapping[int, Any], _inputs: Inputs) -> None:
+        """Note a run of a broken pool, one of whose processes may still run the job."""
+        self._dying.append((run, processes, time.monotonic() + LONGEST_LIFE))
+
     def _look_at_pool(self) -> float:
         """Let the pool notice that one of its processes is dead.
 
@@ -116,15 +121,15 @@ class ProcessRuns(ExecutorRuns):
         :return: seconds after which to check again; ``inf``: no check is needed
         """
         processes = worker_processes(self._inner)
-        givings = (run.what.giving for run in list(self._given))
+        givings = (run.work.giving for run in list(self._given))
         if not any(giving is not None and giving.processes is processes for giving in givings):
             return inf
         if not all(_lives(process) for process in list(processes.values())):
             let_notice_deaths(self._inner)
         return LIFE_INTERVAL
 
-    def _end_lease(self, run: Run) -> None:
-        ticket = run.what.attempt.begin_lease_end()
+    def _end_lease(self, run: QueuedRun) -> None:
+        ticket = run.work.attempt.begin_lease_end()
         if ticket is not None:
             # The callback takes the report out of a list, so that after the call the callback does
             # not refer to the report. Otherwise the callback, the report and the ticket would be a
@@ -132,32 +137,32 @@ class ProcessRuns(ExecutorRuns):
             reports = [partial(self._report_dead, run, ticket)]
             ticket.future.add_done_callback(lambda _future: call_application(reports.pop()))
 
-    def _report_dead(self, run: Run, ticket: ReleaseTicket) -> None:
-        run.what.attempt.report_lease_end(ticket)
-        self._owner.note_worker_died()
+    def _report_dead(self, run: QueuedRun, ticket: ReleaseTicket) -> None:
+        run.work.attempt.report_lease_end(ticket)
+        self._parts.report_alive()
 
     # ---- in the pool's own threads, where it pickles and reports ---------------------------------
 
-    def _may_begin(self, run: Run) -> bool:
+    def _may_begin(self, run: QueuedRun) -> bool:
         if not super()._may_begin(run):
             return False
-        giving: _Giving = run.what.giving
+        giving: _Giving = run.work.giving
         giving.began_at = time.monotonic()
-        giving.context.run(giving.measuring.enter_context, run.what.attempt.holding())
+        giving.context.run(giving.measuring.enter_context, run.work.attempt.holding())
         return True
 
-    def _report_granted(self, run: Run) -> None:
+    def _report_granted(self, run: QueuedRun) -> None:
         # Called in the application's thread, because the current thread is the pool's own. If a
         # listener shut the pool down here, the pool would wait for its own thread, for ever.
         call_application(partial(super()._report_granted, run))
-        call_application(run.what.giving.is_grant_reported.set)
+        call_application(run.work.giving.is_grant_reported.set)
 
-    def events_of(self, run: Run, events: list[Any]) -> list[Any]:
+    def events_of(self, run: QueuedRun, events: list[Any]) -> list[Any]:
         """Begin to release a run that has ended, and return the events to report.
 
         :param events: APScheduler's events of the run
         """
-        work = run.what
+        work = run.work
         if work.goes_on:
             self._stop_measuring(run)
             if events:
@@ -176,12 +181,12 @@ class ProcessRuns(ExecutorRuns):
         # is the pool's own, and must not wait.
         for event in events:
             event.job_id = str(event.job_id)
-            call_application(partial(self._owner.dispatch, event))
+            call_application(partial(self._parts.dispatch, event))
         return []
 
-    def failed(self, run: Run, error: BaseException) -> None:
+    def failed(self, run: QueuedRun, error: BaseException) -> None:
         """Note the error with which the pool has reported a run, instead of events."""
-        work = run.what
+        work = run.work
         if work.goes_on is None:
             super().failed(run, error)
             if run.token.take():  # the pool broke before it pickled the run
@@ -192,22 +197,21 @@ class ProcessRuns(ExecutorRuns):
                 processes = work.giving.processes
                 if processes is None:
                     processes = worker_processes(self._inner)
-                dying = run, processes, time.monotonic() + LONGEST_LIFE
-                work.line.post(lambda _inputs: self._dying.append(dying))
+                work.line.call(partial(self._note_broken, run, processes))
             else:  # the job's result or exception could not be pickled
                 work.release = work.attempt.begin_release(error)
 
-    def _stop_measuring(self, run: Run) -> None:
-        giving: _Giving = run.what.giving
-        run.what.took = time.monotonic() - giving.began_at
+    def _stop_measuring(self, run: QueuedRun) -> None:
+        giving: _Giving = run.work.giving
+        run.work.took = time.monotonic() - giving.began_at
         giving.context.run(giving.measuring.close)
 
 
 class _JobForWorker(GivenJob):
     """Stands in for a job that is given to a pool of processes. Pickled as ``JobInWorker``."""
 
-    def __init__(self, run: Run) -> None:
-        submission = run.what.submission
+    def __init__(self, run: QueuedRun) -> None:
+        submission = run.work.submission
         super().__init__(
             submission,
             RunId(submission.job.id, run),
@@ -223,7 +227,7 @@ class _JobForWorker(GivenJob):
 class _RunTimesForWorker(RunTimes):
     """A list with a given job's run time. The run begins when the pool pickles the list."""
 
-    def __init__(self, run_time: datetime, begin: Callable[[], bool], run: Run) -> None:
+    def __init__(self, run_time: datetime, begin: Callable[[], bool], run: QueuedRun) -> None:
         super().__init__(run_time, begin)
         self._run = run
 
@@ -234,9 +238,9 @@ class _RunTimesForWorker(RunTimes):
         return RunTimesInWorker, (run_times[0], lock)
 
 
-def _lock_of(run: Run) -> LockInWorker | None:
+def _lock_of(run: QueuedRun) -> LockInWorker | None:
     """Return a run's lock, in the form in which its worker process gets it."""
-    work = run.what
+    work = run.work
     held: HeldLock | None = work.attempt.held
     if held is None:
         return None

@@ -17,7 +17,7 @@ from math import inf
 from apscheduler_tasklock._database.jitter import LOCKED_BACKOFF
 from apscheduler_tasklock._runs.kept_runs import Outlook
 from apscheduler_tasklock._runs.misfires import is_misfire, lateness
-from apscheduler_tasklock._runs.run import JobKey, Kind, Run, State, Verdict
+from apscheduler_tasklock._runs.run import ClaimOutcome, JobKey, QueuedRun, RunKind, State
 from apscheduler_tasklock._runs.workers import Workers
 
 # Limit the runs that are asked for at once. While none is refused, as many are asked for as workers
@@ -43,22 +43,22 @@ class Inputs:
     """The inputs of a step: what has happened since the last step.
 
     :ivar came: runs that were submitted
-    :ivar answers: runs that were asked for, each with its verdict
+    :ivar answered: runs that were asked for, each with the outcome of its claim
     :ivar begun: runs that a worker has begun
     :ivar freed: runs whose workers are free now, and the seconds that each run took
     :ivar failed: runs that the executor did not take
-    :ivar kept: kept runs, each with its outlook after a look at its task's row, and with the time
+    :ivar found: kept runs, each with its outlook after a look at its task's row, and with the time
         at which the look began
     :ivar workers: how many workers the executor has; ``None``: there is no limit of workers
     :ivar stopped: whether no run is to begin any more
     """
 
-    came: list[Run] = field(default_factory=list)
-    answers: list[tuple[Run, Verdict]] = field(default_factory=list)
-    begun: list[Run] = field(default_factory=list)
-    freed: list[tuple[Run, float]] = field(default_factory=list)
-    failed: list[Run] = field(default_factory=list)
-    kept: list[tuple[Run, Outlook, float]] = field(default_factory=list)
+    came: list[QueuedRun] = field(default_factory=list)
+    answered: list[tuple[QueuedRun, ClaimOutcome]] = field(default_factory=list)
+    begun: list[QueuedRun] = field(default_factory=list)
+    freed: list[tuple[QueuedRun, float]] = field(default_factory=list)
+    failed: list[QueuedRun] = field(default_factory=list)
+    found: list[tuple[QueuedRun, Outlook, float]] = field(default_factory=list)
     workers: int | None = None
     stopped: bool = False
 
@@ -71,12 +71,12 @@ class Ask:
     :ivar most: limits how many claims are granted; ``None``: all may be granted
     """
 
-    runs: list[Run]
+    runs: list[QueuedRun]
     most: int | None
 
 
 @dataclass(frozen=True)
-class Full:
+class AllBusy:
     """The data of a log line that says that all workers have been busy for long.
 
     :ivar workers: how many workers there are
@@ -90,8 +90,8 @@ class Full:
 
 
 @dataclass
-class Step:
-    """The decisions of a step.
+class ToDo:
+    """The decisions of a step of the queue, which the jobs' thread carries out.
 
     :ivar asks: the asks to send
     :ivar given: the runs to give to the executor
@@ -100,16 +100,16 @@ class Step:
         window is to be handed over.
     :ivar is_look_due: whether a look is due, because a run waits until a look has decided on an
         earlier, kept run of its job
-    :ivar full: set if a log line is to say that all workers are busy
+    :ivar all_busy: set if a log line is to say that all workers are busy
     :ivar wakes_at: when to step again if no input comes before; on the monotonic clock
     """
 
     asks: list[Ask] = field(default_factory=list)
-    given: list[Run] = field(default_factory=list)
-    refused: list[tuple[Run, Verdict]] = field(default_factory=list)
-    withdrawn: list[Run] = field(default_factory=list)
+    given: list[QueuedRun] = field(default_factory=list)
+    refused: list[tuple[QueuedRun, ClaimOutcome]] = field(default_factory=list)
+    withdrawn: list[QueuedRun] = field(default_factory=list)
     is_look_due: bool = False
-    full: Full | None = None
+    all_busy: AllBusy | None = None
     wakes_at: float = inf
 
 
@@ -121,14 +121,15 @@ class RunQueue:
 
     def __init__(self, jitter: Callable[[float], float]) -> None:
         self._jitter = jitter
-        self._waiting: list[Run] = []  # waiting and kept runs
+        self._waiting: list[QueuedRun] = []  # waiting and kept runs
         self._numbers = count()
-        self._asked: set[Run] = set()
-        self._verdicts: set[Verdict] = set()  # of the current asks, as far as they are answered
+        self._asked: set[QueuedRun] = set()
+        # The outcomes of the current asks, as far as they are answered.
+        self._outcomes: set[ClaimOutcome] = set()
         self._asked_at = inf
         self._reserved = 0  # workers that stay free for the runs of the current ask
         self._free_since = inf  # since when a worker is free; `inf`: none is free
-        self._unbegun: set[Run] = set()
+        self._unbegun: set[QueuedRun] = set()
         # Multiplies the size of an ask. It is doubled while all runs are refused, and 0 while none
         # is.
         self._growth = 0
@@ -150,69 +151,68 @@ class RunQueue:
         waiting = sum(run.state is State.WAITING for run in self._waiting)
         return max(0, self._workers.free - waiting - len(self._asked))
 
-    def step(self, now: float, inputs: Inputs) -> Step:
+    def step(self, now: float, inputs: Inputs) -> ToDo:
         """Update the queue with the inputs, and return the decisions.
 
         :param now: on the monotonic clock
         """
-        step = Step()
+        todo = ToDo()
         self._stopped = self._stopped or inputs.stopped
         self._workers.note_count(inputs.workers)
         for run in inputs.came:
             run.number = next(self._numbers)
             insort(self._waiting, run, key=_place)
         for run in inputs.begun:
-            self._note_begun(run, now)
+            if run.state is State.GIVEN:
+                run.state, run.began_at = State.BEGUN, now
+            self._unbegun.discard(run)
         for run, took in inputs.freed:
             self._leave(run, took)
         for run in inputs.failed:
             self._leave(run, 0.0)
             self._not_before = now + self._jitter(PAUSE_AFTER_FAILURE)
-        self._take_answers(step, now, inputs.answers)
-        self._take_outlooks(step, now, inputs.kept)
+        self._take_answers(todo, now, inputs.answered)
+        self._take_outlooks(todo, now, inputs.found)
         if self._stopped:
-            self._withdraw_all(step, now)
+            self._withdraw_all(todo, now)
         elif now >= self._not_before:
-            self._deal(step, now)
-            self._report_full(step, now)
-        step.wakes_at = self._wakes_at(now)
-        return step
+            self._deal(todo, now)
+            self._report_all_busy(todo, now)
+        todo.wakes_at = self._wakes_at(now)
+        return todo
 
-    def _note_begun(self, run: Run, now: float) -> None:
-        if run.state is State.GIVEN:
-            run.state, run.began_at = State.BEGUN, now
-        self._unbegun.discard(run)
-
-    def _take_answers(self, step: Step, now: float, answers: Sequence[tuple[Run, Verdict]]) -> None:
-        """Note the verdicts on runs that were asked for."""
-        for run, verdict in answers:
+    def _take_answers(
+        self, todo: ToDo, now: float, answers: Sequence[tuple[QueuedRun, ClaimOutcome]]
+    ) -> None:
+        """Note the outcomes of the claims of runs that were asked for."""
+        for run, outcome in answers:
             self._asked.discard(run)
-            self._verdicts.add(verdict)
-            if verdict is Verdict.GRANTED:
+            self._outcomes.add(outcome)
+            if outcome is ClaimOutcome.GRANTED:
                 if self._stopped:
-                    step.withdrawn.append(run)
+                    todo.withdrawn.append(run)
                     self._end(run, run.earliest)
                 else:
                     # A run that needs no lock may have taken the reserved worker by now. Then this
                     # granted run waits for the next free worker in the executor's own queue.
-                    self._give(step, run, now)
-            elif verdict in (Verdict.REFUSED, Verdict.FAILED):
-                step.refused.append((run, verdict))
+                    self._give(todo, run, now)
+            elif outcome in (ClaimOutcome.REFUSED, ClaimOutcome.FAILED):
+                todo.refused.append((run, outcome))
                 self._end(run, run.earliest)
             else:
-                self._wait_again(run, now, verdict)
+                self._wait_again(run, now, outcome)
         if not self._asked:
             self._reserved, self._asked_at = 0, inf
-            verdicts, self._verdicts = self._verdicts, set()
-            self._note_verdicts(now, verdicts)
+            outcomes, self._outcomes = self._outcomes, set()
+            self._note_outcomes(now, outcomes)
 
-    def _note_verdicts(self, now: float, verdicts: set[Verdict]) -> None:
+    def _note_outcomes(self, now: float, outcomes: set[ClaimOutcome]) -> None:
         """Decide how large the next asks are, and when they go out.
 
-        :param verdicts: the verdicts of the last asks, of all kinds of runs together, because the
+        :param outcomes: the outcomes of the last asks, of all kinds of runs together, because the
             size of the next ask is that of the one without an answer
         """
-        if Verdict.UNANSWERED in verdicts:
+        if ClaimOutcome.UNANSWERED in outcomes:
             # These claims may be granted, and count toward the limit only of an ask that has them.
             # So nothing else is asked for until all of them are asked for again, in an ask that is
             # not smaller.
@@ -220,22 +220,22 @@ class RunQueue:
             pause = LOCKED_BACKOFF[min(self._unanswered, len(LOCKED_BACKOFF) - 1)]
             self._no_ask_before = now + self._jitter(pause)
             self._unanswered += 1
-        elif verdicts:
+        elif outcomes:
             self._unanswered = 0
-            if verdicts <= {Verdict.REFUSED, Verdict.KEPT}:
+            if outcomes <= {ClaimOutcome.REFUSED, ClaimOutcome.KEPT}:
                 self._growth = min(MOST_ASKED, max(1, self._growth * 2))
             else:
-                self._growth = 0 if verdicts <= {Verdict.GRANTED, Verdict.BEYOND} else 1
+                self._growth = 0 if outcomes <= {ClaimOutcome.GRANTED, ClaimOutcome.BEYOND} else 1
 
-    def _wait_again(self, run: Run, now: float, verdict: Verdict) -> None:
+    def _wait_again(self, run: QueuedRun, now: float, outcome: ClaimOutcome) -> None:
         """Put a run back at its place among the waiting runs."""
         run.state = State.WAITING
-        if verdict is Verdict.KEPT:
+        if outcome is ClaimOutcome.KEPT:
             run.state, run.kept_at = State.KEPT, now
-        elif verdict is Verdict.UNLOCKED:
+        elif outcome is ClaimOutcome.UNLOCKED:
             run.claims = False
-        elif verdict in (Verdict.LOCKED, Verdict.UNANSWERED):
-            if verdict is Verdict.LOCKED:
+        elif outcome in (ClaimOutcome.LOCKED, ClaimOutcome.UNANSWERED):
+            if outcome is ClaimOutcome.LOCKED:
                 pause = LOCKED_BACKOFF[min(run.locked, len(LOCKED_BACKOFF) - 1)]
                 run.not_before = now + self._jitter(pause)
                 run.locked += 1
@@ -245,16 +245,16 @@ class RunQueue:
         insort(self._waiting, run, key=_place)
 
     def _take_outlooks(
-        self, step: Step, now: float, kept: Sequence[tuple[Run, Outlook, float]]
+        self, todo: ToDo, now: float, found: Sequence[tuple[QueuedRun, Outlook, float]]
     ) -> None:
         """Note what becomes of kept runs."""
-        for run, outlook, as_of in kept:
+        for run, outlook, as_of in found:
             run.looked_at = max(run.looked_at, as_of)
-            self._decide_kept(step, now, run, outlook)
-        if kept:
+            self._decide_kept(todo, now, run, outlook)
+        if found:
             self._waiting = [run for run in self._waiting if run.state is not State.OVER]
 
-    def _decide_kept(self, step: Step, now: float, run: Run, outlook: Outlook) -> None:
+    def _decide_kept(self, todo: ToDo, now: float, run: QueuedRun, outlook: Outlook) -> None:
         """Let a kept run wait for a worker again, or end it, as its outlook says.
 
         The seconds for which the run was kept do not count as its lateness.
@@ -270,23 +270,23 @@ class RunQueue:
         if outlook is Outlook.DROPPED:
             for each in run.backlog:
                 each.state = State.OVER
-                step.refused.append((each, Verdict.REFUSED))
+                todo.refused.append((each, ClaimOutcome.REFUSED))
         else:
-            step.refused.append((run, Verdict.REFUSED))
+            todo.refused.append((run, ClaimOutcome.REFUSED))
             self._end(run, run.earliest)
 
-    def _withdraw_all(self, step: Step, now: float) -> None:
+    def _withdraw_all(self, todo: ToDo, now: float) -> None:
         """Withdraw the waiting runs that need a claim, and give the others to the executor."""
         waiting, self._waiting = self._waiting, []
         for run in waiting:
             if run.claims:
                 for each in run.backlog:
                     each.state = State.OVER
-                    step.withdrawn.append(each)
+                    todo.withdrawn.append(each)
             else:
-                self._give(step, run, now)
+                self._give(todo, run, now)
 
-    def _deal(self, step: Step, now: float) -> None:
+    def _deal(self, todo: ToDo, now: float) -> None:
         """Decide which waiting runs get the free workers, or are claimed for them."""
         free = self._workers.free
         self._free_since = min(self._free_since, now) if free - self._reserved >= 1 else inf
@@ -307,24 +307,24 @@ class RunQueue:
             if run.claims and (run.following is not None or run.excused)
         }
         others = [r for r in ready if not (r.kind.goes_first or r.job in backlogs)]
-        kept: dict[JobKey, list[Run]] = {}
+        kept: dict[JobKey, list[QueuedRun]] = {}
         for run in self._waiting:
             if run.state is State.KEPT:
                 kept.setdefault(run.job, []).append(run)
-        others = [run for run in others if not self._is_held(run, kept.get(run.job, ()), step)]
+        others = [run for run in others if not self._is_held(run, kept.get(run.job, ()), todo)]
         # Takeovers and manual runs go first. If other runs are ready too, takeovers and manual runs
         # get at most half of the free workers, but at least one. The other runs get the rest.
         share = max(1.0, free // 2) if first and others else free
-        taken = self._deal_to(first, min(free, share), step, now)
-        self._deal_to(others, free - taken, step, now)
-        for ask in step.asks:
+        taken = self._deal_to(first, min(free, share), todo, now)
+        self._deal_to(others, free - taken, todo, now)
+        for ask in todo.asks:
             self._asked_at = now
             self._asked.update(ask.runs)
             self._reserved += ask.most or 0
         stay = (State.WAITING, State.KEPT)
         self._waiting = [run for run in self._waiting if run.state in stay]
 
-    def _is_held(self, run: Run, kept: Sequence[Run], step: Step) -> bool:
+    def _is_held(self, run: QueuedRun, kept: Sequence[QueuedRun], todo: ToDo) -> bool:
         """Return whether a run waits until a look has read the row of an earlier, kept run.
 
         Both are runs of one job. The run because of which the earlier run is kept may be over,
@@ -332,15 +332,14 @@ class RunQueue:
         run and its backlog would be refused. A look from before a worker was free does not count,
         because the run in the way may have ended while the later run waited for the worker.
         """
-        earlier = [each for each in kept if each.due_at < run.due_at]
-        looked_at = [each.looked_at for each in earlier]
+        looked_at = [each.looked_at for each in kept if each.due_at < run.due_at]
         is_held = min(looked_at, default=inf) < max(run.came, self._free_since)
         if not is_held or self._free_since < inf:
-            step.is_look_due = step.is_look_due or (is_held and not run.is_held)
+            todo.is_look_due = todo.is_look_due or (is_held and not run.is_held)
             run.is_held = is_held
         return is_held
 
-    def _report_full(self, step: Step, now: float) -> None:
+    def _report_all_busy(self, todo: ToDo, now: float) -> None:
         """Decide whether a log line is to say that all workers have been busy for long."""
         workers = self._workers.count
         if workers is None or self._workers.free >= 1:
@@ -349,9 +348,9 @@ class RunQueue:
         longest = max((self._workers.wait_for_one(run, now) for run in waiting), default=0.0)
         if longest > FULL_AFTER and now > self._full_reported_at + FULL_INTERVAL:
             self._full_reported_at = now
-            step.full = Full(workers, len(waiting), longest)
+            todo.all_busy = AllBusy(workers, len(waiting), longest)
 
-    def _deal_to(self, ready: Sequence[Run], free: float, step: Step, now: float) -> int:
+    def _deal_to(self, ready: Sequence[QueuedRun], free: float, todo: ToDo, now: float) -> int:
         """Give ready runs to free workers, or ask for their claims.
 
         :return: how many workers these runs take
@@ -373,19 +372,19 @@ class RunQueue:
                 taken += asking.add(run, has_worker=has_worker)
             elif has_worker:
                 run.overtakes = not run.is_missed and now >= self._asked_at + PATIENCE
-                self._give(step, run, now)
+                self._give(todo, run, now)
                 taken += 1
-        step.asks += asking.asks()
+        todo.asks += asking.asks()
         return taken
 
-    def _give(self, step: Step, run: Run, now: float) -> None:
+    def _give(self, todo: ToDo, run: QueuedRun, now: float) -> None:
         """Give a run to the executor."""
         self._workers.give(run, now)
         run.state = State.GIVEN
         self._unbegun.add(run)
-        step.given.append(run)
+        todo.given.append(run)
 
-    def _leave(self, run: Run, took: float) -> None:
+    def _leave(self, run: QueuedRun, took: float) -> None:
         """Note that the worker of a run is free again."""
         self._unbegun.discard(run)
         if run.following is not None:
@@ -393,7 +392,7 @@ class RunQueue:
             run.following.goes_on = not run.is_missed
         self._end(run, self._workers.leave(run, took))
 
-    def _end(self, run: Run, at: float) -> None:
+    def _end(self, run: QueuedRun, at: float) -> None:
         """Note that a run is over, and put the next run of its submission into the queue."""
         run.state = State.OVER
         if run.following is not None:
@@ -419,7 +418,7 @@ class _Asking:
         self._has_limit = free < inf
         size = max(FEWEST_ASKED, ASKED_PER_WORKER * free) * growth if growth else free
         self._size = min(MOST_ASKED, size if free >= 1 else 0)
-        self._asks: dict[Kind, Ask] = {}
+        self._asks: dict[RunKind, Ask] = {}
         self._tasks: set[str] = set()
 
     @property
@@ -427,7 +426,7 @@ class _Asking:
         """Whether the asks have room for another run."""
         return len(self._tasks) < self._size
 
-    def add(self, run: Run, *, has_worker: bool) -> bool:
+    def add(self, run: QueuedRun, *, has_worker: bool) -> bool:
         """Add a run, unless the asks have no room, or have another run of its task.
 
         :param has_worker: whether a worker is free for the run
@@ -451,5 +450,5 @@ class _Asking:
         return asks
 
 
-def _place(run: Run) -> tuple[float, int]:
+def _place(run: QueuedRun) -> tuple[float, int]:
     return min(run.came, run.retry_at), run.number

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from apscheduler_tasklock._database.rejections import LIST_OF_JOBS, REGISTRATIONS
-from apscheduler_tasklock._database.sequences import Steps
+from apscheduler_tasklock._database.sequences import Statements
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.job_rows import StoredTask
@@ -29,7 +29,7 @@ ASK_FOR = 1.0
 
 
 @dataclass(eq=False)
-class _Change:
+class _ChangedJob:
     """A note that a job was added or has changed.
 
     :ivar moved: whether the due time in the task's row is to be replaced
@@ -48,15 +48,14 @@ class Registrar:
     :param registration: reads a job from its job store, and returns the registration of its task;
         ``None`` if the task is not registered, such as that of a one-off job
     :param has_next_run: returns whether a job exists, is a recurring job, and is not paused
-    :param is_registered_when_added: returns whether a job store, by its alias, is a shared job
-        store. Tasks of such a store are registered when a job is added or changed, and not when a
-        replica starts.
+    :param is_shared: returns whether a job store, by its alias, is a shared job store. Tasks of
+        such a store are registered when a job is added or changed, and not when a replica starts.
     :param stored_tasks: returns, by the alias of each shared job store, a function that reads the
         store's tasks and returns them by job
     :param timings: has the interval at which the tasks of the shared job stores are listed
     :param notices: logs jobs whose tasks cannot be registered
-    :param rescheduled: called with each registration that has changed a task's schedule
-    :param gone: called with each job of this replica that is no longer in its shared job store,
+    :param note_rescheduled: called with each registration that has changed a task's schedule
+    :param forget: called with each job of this replica that is no longer in its shared job store,
         because another replica has removed or ended it
     :ivar has_more: whether a look had no time to register all changed jobs, so that the next look
         is to begin at once
@@ -68,25 +67,25 @@ class Registrar:
         known: KnownTasks,
         registration: Callable[[JobKey], Registration | None],
         has_next_run: Callable[[JobKey], bool],
-        is_registered_when_added: Callable[[str], bool] = lambda _jobstore: False,
+        is_shared: Callable[[str], bool] = lambda _jobstore: False,
         stored_tasks: Callable[[], Mapping[str, Callable[[], Mapping[JobKey, StoredTask]]]] = dict,
         timings: Timings | None = None,
         notices: JobNotices | None = None,
-        rescheduled: Callable[[Registration, Registered], None] = lambda _task, _registered: None,
-        gone: Callable[[JobKey], None] = lambda _key: None,
+        note_rescheduled: Callable[[Registration, Registered], None] = lambda *_: None,
+        forget: Callable[[JobKey], None] = lambda _key: None,
     ) -> None:
         self._locks = locks
         self._known = known
         self._registration = registration
         self._has_next_run = has_next_run
-        self._is_stored_in = is_registered_when_added
+        self._is_shared = is_shared
         self._stored_tasks = stored_tasks
         self._interval = (timings or Timings()).report_interval
         self._notices = notices or JobNotices()
-        self._rescheduled = rescheduled
-        self._gone = gone
+        self._note_rescheduled = note_rescheduled
+        self._forget = forget
         self._lock = threading.Lock()
-        self._changed: dict[JobKey, _Change] = {}  # jobs whose tasks are to be registered
+        self._changed: dict[JobKey, _ChangedJob] = {}  # jobs whose tasks are to be registered
         self._is_first = True
         self._list_stored_at = 0.0  # on the monotonic clock
         self._with_row: deque[str] = deque()  # tasks that are known to have a row
@@ -101,7 +100,7 @@ class Registrar:
         """
         with self._lock:
             earlier = self._changed.get(key)
-            self._changed[key] = _Change(moved or (earlier is not None and earlier.moved))
+            self._changed[key] = _ChangedJob(moved or (earlier is not None and earlier.moved))
 
     def expecting(self) -> Collection[str]:
         """Return one task that must have a row; another one at each look.
@@ -113,7 +112,7 @@ class Registrar:
         self._expected = {self._with_row[0]} if self._with_row else set()
         return self._expected
 
-    def register(self, states: Sequence[RunState], *, has_listed: bool) -> Steps[None]:
+    def register(self, states: Sequence[RunState], *, has_listed: bool) -> Statements[None]:
         """Register the tasks of changed jobs, and tasks whose rows need a due time.
 
         At the first look, and until the jobs of all job stores are known, the tasks of all known
@@ -130,7 +129,7 @@ class Registrar:
         if self._is_first:
             for key in self._known.job_keys():
                 if not self._is_stored(key):
-                    changed.setdefault(key, _Change(moved=False))
+                    changed.setdefault(key, _ChangedJob(moved=False))
         yield from self._register(changed)
         self._is_first = not has_listed
 
@@ -181,7 +180,7 @@ class Registrar:
         keys = self._known.keys_of(state.task_name)
         return any(self._has_next_run(key) for key in self._known.asking(keys))
 
-    def _register(self, changed: Mapping[JobKey, _Change]) -> Steps[None]:
+    def _register(self, changed: Mapping[JobKey, _ChangedJob]) -> Statements[None]:
         """Register the tasks of changed jobs; note the jobs again if the answer says ``again``."""
         tasks, seen = self._registrations(changed)
         if tasks or self._locks.rejections.has(REGISTRATIONS):
@@ -194,7 +193,7 @@ class Registrar:
                 # With two jobs, the row may have had the other job's schedule.
                 is_of_one = len(self._known.keys_of(each.task_name)) == 1
                 if each.was_schedule is not None and is_of_one:
-                    self._rescheduled(asked[each.task_name], each)
+                    self._note_rescheduled(asked[each.task_name], each)
             found = {each.task_name for each in registered if not each.again}
             self._with_row.extend(sorted(found.difference(self._with_row)))
         with self._lock:
@@ -203,7 +202,7 @@ class Registrar:
                     del self._changed[key]
 
     def _registrations(
-        self, changed: Mapping[JobKey, _Change]
+        self, changed: Mapping[JobKey, _ChangedJob]
     ) -> tuple[list[Registration], list[JobKey]]:
         """Return the registrations of changed jobs' tasks, and the jobs that were read for them.
 
@@ -236,7 +235,7 @@ class Registrar:
         return list(tasks.values()), seen
 
     def _is_stored(self, key: JobKey) -> bool:
-        return self._is_stored_in(key[1])
+        return self._is_shared(key[1])
 
     def list_stored(self) -> None:
         """List the tasks of the shared job stores, as often as a replica sends a sign of life.
@@ -270,7 +269,7 @@ class Registrar:
     ) -> None:
         for key in set(known) - stored.keys():
             self._known.forget(key)
-            self._gone(key)
+            self._forget(key)
         for key, task in stored.items():
             if not self._known.has(task.task_name, key):
                 self._known.add(task.task_name, key, None)

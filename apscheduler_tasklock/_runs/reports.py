@@ -107,7 +107,7 @@ class Reports:
         self._reporting_lost = threading.Lock()
 
     @property
-    def what(self) -> str:
+    def in_words(self) -> str:
         """The run in words, for log lines: the window, or the manual run."""
         if self._submission.is_manual:
             return "the manual run"
@@ -125,7 +125,7 @@ class Reports:
             logger.info(
                 "Task %r: runs %s again (token %s), since its holder %r (token %s) %s",
                 held.name,
-                self.what,
+                self.in_words,
                 held.token,
                 held.dead_holder,
                 dead_run.token,
@@ -137,7 +137,7 @@ class Reports:
             logger.info(
                 "Task %r: runs %s again (attempt %d, token %s), since its run on %r has failed",
                 held.name,
-                self.what,
+                self.in_words,
                 held.attempt,
                 held.token,
                 self._submission.failed_run.holder,
@@ -238,7 +238,7 @@ class Reports:
             logger.warning(
                 "Task %r: %s, %s, could not be run again; trying again: %s",
                 self._submission.task_name,
-                self.what,
+                self.in_words,
                 "whose holder died" if self._submission.dead_run else "which has failed",
                 error,
             )
@@ -251,7 +251,7 @@ class Reports:
             logger.info(
                 "Task %r: %s is handed over to another replica (token %s)",
                 held.name,
-                self.what,
+                self.in_words,
                 held.token,
             )
         if released.retry_at is not None:

@@ -13,7 +13,7 @@ from typing import Any
 JobKey = tuple[str, str]
 
 
-class Kind(enum.Enum):
+class RunKind(enum.Enum):
     """Why a run is due."""
 
     SCHEDULE = "schedule"
@@ -26,7 +26,7 @@ class Kind(enum.Enum):
     @property
     def goes_first(self) -> bool:
         """Whether the run goes first: a takeover is late, and somebody waits for a manual run."""
-        return self in (Kind.TAKEOVER, Kind.MANUAL)
+        return self in (RunKind.TAKEOVER, RunKind.MANUAL)
 
 
 class State(enum.Enum):
@@ -40,7 +40,7 @@ class State(enum.Enum):
     OVER = "over"
 
 
-class Verdict(enum.Enum):
+class ClaimOutcome(enum.Enum):
     """The outcome of a run's claim, for the queue."""
 
     GRANTED = "granted"
@@ -74,7 +74,7 @@ class Token:
 
 
 @dataclass(eq=False)
-class Run:
+class QueuedRun:
     """One run time of one job. Times are seconds on the monotonic clock.
 
     :ivar kind: why the run is due
@@ -88,7 +88,7 @@ class Run:
         time, because a look finds it later; ``inf``: the run stands there by ``came``
     :ivar following: the run of the next run time in the same submission, which is put into the
         queue when this run is over
-    :ivar what: the data of the run that its executor needs. The queue does not read them.
+    :ivar work: the data of the run that its executor needs. The queue does not read them.
     :ivar number: orders runs with the same ``came``. All runs of a submission have one number.
     :ivar not_before: the run is not claimed before this time, because its task's row was locked
     :ivar locked: how many claims of the run have found the task's row locked
@@ -110,7 +110,7 @@ class Run:
     :ivar late_by: its lateness in seconds, as it was judged last
     """
 
-    kind: Kind
+    kind: RunKind
     task_name: str
     job: JobKey
     due_at: float
@@ -118,8 +118,8 @@ class Run:
     grace: float | None = None
     claims: bool = True
     retry_at: float = inf
-    following: Run | None = None
-    what: Any = None
+    following: QueuedRun | None = None
+    work: Any = None
     state: State = State.WAITING
     token: Token = field(default_factory=Token)
     number: int = 0
@@ -139,9 +139,9 @@ class Run:
     late_by: float = 0.0
 
     @property
-    def backlog(self) -> Iterator[Run]:
+    def backlog(self) -> Iterator[QueuedRun]:
         """The run itself, and all later runs of its submission."""
-        run: Run | None = self
+        run: QueuedRun | None = self
         while run is not None:
             yield run
             run = run.following

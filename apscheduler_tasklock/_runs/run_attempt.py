@@ -387,7 +387,7 @@ class RunAttempt:
                 "Task %r: %s is not run again here, because its claim was refused (%s); the last "
                 "claim is of replica %r",
                 self._submission.task_name,
-                self._reports.what,
+                self._reports.in_words,
                 refusal.reason,
                 refusal.holder,
             )

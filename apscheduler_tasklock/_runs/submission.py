@@ -16,7 +16,7 @@ from apscheduler.util import iscoroutinefunction_partial
 
 from apscheduler_tasklock._lock.protocol_messages import JobMove, MissedTimes, RunState
 from apscheduler_tasklock._runs.misfires import SchedulerPass
-from apscheduler_tasklock._runs.run import Kind
+from apscheduler_tasklock._runs.run import RunKind
 from apscheduler_tasklock._runs.trigger_times import (
     ends_after,
     has_next_run,
@@ -61,7 +61,7 @@ class Gaps:
     shortest: float | None = None
 
 
-class Reader(Protocol):
+class DueReader(Protocol):
     """The part of a job store that reads due jobs. Any thread may call it, and no method waits."""
 
     def is_wanted(self, due: DueRun) -> bool:
@@ -91,7 +91,7 @@ class DueRun:
     :ivar rejected: the error if the database rejects its claim, for example for a missing right
     """
 
-    reader: Reader
+    reader: DueReader
     executor: str
     move: JobMove
     due_at: float
@@ -227,17 +227,17 @@ class Submission:
         )
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> RunKind:
         """Why the run is due."""
         if self.dead_run is not None:
-            return Kind.TAKEOVER
+            return RunKind.TAKEOVER
         if self.failed_run is not None:
-            return Kind.RETRY
+            return RunKind.RETRY
         if self.request_id is not None:
-            return Kind.MANUAL
+            return RunKind.MANUAL
         if self.due is not None:
-            return Kind.STORED
-        return Kind.STANDBY if self.is_standby else Kind.SCHEDULE
+            return RunKind.STORED
+        return RunKind.STANDBY if self.is_standby else RunKind.SCHEDULE
 
     @property
     def cause(self) -> UUID | None:

@@ -137,7 +137,7 @@ def is_shared(trigger: Any, nominal: datetime) -> bool:
             local.minute,
             local.second,
         ]
-    first = _first_from(_without_jitter_and_end(trigger), nominal, Steps())
+    first = _first_from(_without_jitter_and_end(trigger), nominal, StepBudget())
     return first is not None and first.timestamp() == nominal.timestamp()
 
 
@@ -185,7 +185,7 @@ def has_shared_times(trigger: Any) -> bool:
     return False
 
 
-def period_after(trigger: Any, run_time: datetime, steps: Steps | None = None) -> float | None:
+def period_after(trigger: Any, run_time: datetime, steps: StepBudget | None = None) -> float | None:
     """Return the seconds from ``run_time`` to the trigger's next run time.
 
     The seconds are elapsed time: the period of a daily job across a clock change has 23 or 25
@@ -202,7 +202,7 @@ def period_after(trigger: Any, run_time: datetime, steps: Steps | None = None) -
         return float(trigger.interval_length)
     if isinstance(trigger, DateTrigger):
         return None
-    following = _next_after(_without_jitter_and_end(trigger), run_time, steps or Steps())
+    following = _next_after(_without_jitter_and_end(trigger), run_time, steps or StepBudget())
     if following is None:
         return None
     return min(following.timestamp() - run_time.timestamp(), LONGEST_SECONDS)
@@ -236,7 +236,7 @@ def next_after(trigger: Any, run_time: datetime, now: float) -> float | None:
         passed = now - run_time.timestamp()
         following = now + trigger.interval_length - passed % trigger.interval_length
     else:
-        found = _next_after(_without_jitter_and_end(trigger), moment, Steps())
+        found = _next_after(_without_jitter_and_end(trigger), moment, StepBudget())
         if found is None:
             return None
         following = found.timestamp()
@@ -251,7 +251,7 @@ def run_times_between(
     :param most: limits how many are returned. If the search takes too long, fewer are returned.
     :raises Exception: whatever a custom trigger raises
     """
-    steps, plain = Steps(), _without_jitter(trigger)
+    steps, plain = StepBudget(), _without_jitter(trigger)
     with suppress(OutOfStepsError):
         first = _first_from(_copied(plain), since, steps)
         if first is not None and first.timestamp() < until.timestamp():
@@ -266,11 +266,11 @@ def run_times_after(trigger: Any, first: datetime, until: datetime, most: int) -
     :param most: limits how many are returned. If the search takes too long, fewer are returned.
     :raises Exception: whatever a custom trigger raises
     """
-    return _walked(_without_jitter(trigger), first, until, most, Steps())
+    return _walked(_without_jitter(trigger), first, until, most, StepBudget())
 
 
 def _walked(
-    trigger: Any, first: datetime, until: datetime, most: int, steps: Steps
+    trigger: Any, first: datetime, until: datetime, most: int, steps: StepBudget
 ) -> list[datetime]:
     found = [first]
     with suppress(OutOfStepsError):
@@ -318,7 +318,7 @@ def count_until(
         passed = (until.astimezone(timezone.utc) - start - _INSTANT) // trigger.interval
         last, following = (start + each * trigger.interval for each in (passed, passed + 1))
         return passed + 1, last.astimezone(first.tzinfo), following.astimezone(first.tzinfo)
-    steps, plain = Steps(5 * MOST_COUNTED), _without_jitter_and_end(trigger)
+    steps, plain = StepBudget(5 * MOST_COUNTED), _without_jitter_and_end(trigger)
     count, last, next_one = 1, first, _next_after(plain, first, steps)
     while (
         count <= MOST_COUNTED and next_one is not None and next_one.timestamp() < until.timestamp()
@@ -358,7 +358,7 @@ def _last_until(trigger: Any, first: datetime, until: datetime, *, is_asked: boo
     :param is_asked: whether to find later ones by asking the trigger about moments before the end,
         first in spans that double, and then in the middle of the span that is left
     """
-    last, steps = first, Steps(MOST_SEARCHED if is_stock(trigger) else MOST_WALKED)
+    last, steps = first, StepBudget(MOST_SEARCHED if is_stock(trigger) else MOST_WALKED)
     walked = _copied(trigger)  # once, because a deep copy takes longer than a step
     end = begin = until.timestamp()  # no run time is between these two
     with suppress(OutOfStepsError):
@@ -395,7 +395,7 @@ class OutOfStepsError(EndlessTriggerError):
     """The search for a trigger's run time took more steps than its budget has."""
 
 
-class Steps:
+class StepBudget:
     """The budget of one call: the steps that are left for all parts of a trigger.
 
     :param left: how many steps the budget has
@@ -431,7 +431,7 @@ def first_run_time(trigger: Any, now: datetime) -> datetime | None:
     :raises EndlessTriggerError: as :func:`following_run_time`
     :raises Exception: whatever a custom trigger raises
     """
-    steps = Steps()
+    steps = StepBudget()
     first = _following(_copied(trigger), None, now, steps)
     if first is None and _goes_on(trigger, now, steps):
         raise EndlessTriggerError(
@@ -441,7 +441,7 @@ def first_run_time(trigger: Any, now: datetime) -> datetime | None:
 
 
 def following_run_time(
-    trigger: Any, previous: datetime, now: datetime, steps: Steps | None = None
+    trigger: Any, previous: datetime, now: datetime, steps: StepBudget | None = None
 ) -> datetime | None:
     """Return the run time that follows another run time, as APScheduler does, but with limits.
 
@@ -456,11 +456,11 @@ def following_run_time(
         or the trigger gives a run time that is not after ``previous``
     :raises Exception: whatever a custom trigger raises
     """
-    return _following_checked(_copied(trigger), previous, now, steps or Steps())
+    return _following_checked(_copied(trigger), previous, now, steps or StepBudget())
 
 
 def _following_checked(
-    trigger: Any, previous: datetime, now: datetime, steps: Steps
+    trigger: Any, previous: datetime, now: datetime, steps: StepBudget
 ) -> datetime | None:
     following = _following(trigger, previous, now, steps)
     if following is None:
@@ -476,7 +476,7 @@ def _following_checked(
 
 
 def _following(
-    trigger: Any, previous: datetime | None, now: datetime, steps: Steps
+    trigger: Any, previous: datetime | None, now: datetime, steps: StepBudget
 ) -> datetime | None:
     if isinstance(trigger, OrTrigger):
         times = [_following(part, previous, now, steps) for part in trigger.triggers]
@@ -490,7 +490,7 @@ def _following(
     return _jittered(found, trigger.jitter)
 
 
-def _goes_on(trigger: Any, now: datetime, steps: Steps) -> bool:
+def _goes_on(trigger: Any, now: datetime, steps: StepBudget) -> bool:
     """Return whether a combination without a next run time has parts that still have run times.
 
     If so, these parts do not agree. ``False`` for a trigger that is no combination.
@@ -510,7 +510,7 @@ def _goes_on(trigger: Any, now: datetime, steps: Steps) -> bool:
 def has_next_run(trigger: Any, run_time: datetime) -> bool:
     """Return whether a run time follows another run time, so that the scheduler keeps the job."""
     try:
-        return _following(_copied(trigger), run_time, run_time, Steps()) is not None
+        return _following(_copied(trigger), run_time, run_time, StepBudget()) is not None
     except Exception:  # noqa: BLE001  # a custom trigger's own code; the scheduler logs the error
         return True
 
@@ -526,7 +526,7 @@ def _last_without_jitter(trigger: Any, run_time: datetime, seconds: float) -> da
     # counts. APScheduler adds jitter in local time, so that more time elapses than the jitter if a
     # clock change repeats an hour.
     earliest = min(_moved(run_time, -jitter), run_time - jitter, key=_timestamp)
-    first = _first_from(_copied(plain), earliest, Steps())
+    first = _first_from(_copied(plain), earliest, StepBudget())
     if first is None or first.timestamp() > run_time.timestamp():
         return run_time
     return _last_until(plain, first, run_time, is_asked=True)
@@ -606,7 +606,7 @@ def _copied(trigger: Any) -> Any:
     return copy.copy(trigger) if type(trigger) in _STOCK else copy.deepcopy(trigger)
 
 
-def _next_after(trigger: Any, moment: datetime, steps: Steps) -> datetime | None:
+def _next_after(trigger: Any, moment: datetime, steps: StepBudget) -> datetime | None:
     """Return the trigger's first run time after ``moment``, as if ``moment`` were a run time."""
     if isinstance(trigger, AndTrigger):
         return _agreed_after(trigger, moment, steps)
@@ -616,7 +616,7 @@ def _next_after(trigger: Any, moment: datetime, steps: Steps) -> datetime | None
     return _later(trigger, previous=moment, moment=moment, steps=steps)
 
 
-def _agreed_after(trigger: AndTrigger, moment: datetime, steps: Steps) -> datetime | None:
+def _agreed_after(trigger: AndTrigger, moment: datetime, steps: StepBudget) -> datetime | None:
     """Return the first time after ``moment`` on which all parts of an AndTrigger agree.
 
     The search has limits, because the parts may never agree.
@@ -640,7 +640,7 @@ def _agreed_after(trigger: AndTrigger, moment: datetime, steps: Steps) -> dateti
     return None
 
 
-def _first_from(trigger: Any, moment: datetime, steps: Steps) -> datetime | None:
+def _first_from(trigger: Any, moment: datetime, steps: StepBudget) -> datetime | None:
     """Return the first run time at or after ``moment``, as of a job that has not run before."""
     is_stock = type(trigger) in _STOCK
     if not is_stock and isinstance(trigger, AndTrigger):
@@ -676,7 +676,9 @@ def _skip_days(trigger: Any, moment: datetime) -> None:
         trigger.start_date += timedelta(days=max(0, passed // days - 1) * days)
 
 
-def _later(trigger: Any, *, previous: datetime, moment: datetime, steps: Steps) -> datetime | None:
+def _later(
+    trigger: Any, *, previous: datetime, moment: datetime, steps: StepBudget
+) -> datetime | None:
     """Return a trigger's next run time after ``previous``; ``None`` if it gives no later time."""
     for now in (moment, _moved(moment, _INSTANT)):
         following = _asked(trigger, previous, now, steps)
@@ -686,7 +688,9 @@ def _later(trigger: Any, *, previous: datetime, moment: datetime, steps: Steps) 
     return None
 
 
-def _asked(trigger: Any, previous: datetime | None, now: datetime, steps: Steps) -> datetime | None:
+def _asked(
+    trigger: Any, previous: datetime | None, now: datetime, steps: StepBudget
+) -> datetime | None:
     """Call ``get_next_fire_time`` of a trigger that is no combination, with limits."""
     if type(trigger) is CronTrigger:
         return _asked_in_parts(trigger, previous, now, steps)
@@ -702,7 +706,7 @@ def _asked(trigger: Any, previous: datetime | None, now: datetime, steps: Steps)
 
 
 def _asked_in_parts(
-    trigger: CronTrigger, previous: datetime | None, now: datetime, steps: Steps
+    trigger: CronTrigger, previous: datetime | None, now: datetime, steps: StepBudget
 ) -> datetime | None:
     """Call ``get_next_fire_time`` of a cron trigger, so that it searches some years at a time.
 

@@ -9,7 +9,7 @@ from typing import Any
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._returned import check_returned
 from apscheduler_tasklock._runs.adapter import RunId, give, never_awaited
-from apscheduler_tasklock._runs.executor_runs import Owner
+from apscheduler_tasklock._runs.executor_runs import ExecutorParts
 from apscheduler_tasklock._runs.given_job import GivenJob
 from apscheduler_tasklock._runs.reports import Notifier
 from apscheduler_tasklock._runs.submission import Submission
@@ -20,22 +20,22 @@ class UnlockedRuns:
     """Gives runs to the wrapped executor at once. Replaces ``ExecutorRuns`` if there are no locks.
 
     :param inner: the wrapped executor
-    :param owner: what these runs use of the ``TaskLockExecutor``
+    :param parts: what these runs use of the ``TaskLockExecutor``
     """
 
     is_live = True
 
-    def __init__(self, inner: Any, owner: Owner) -> None:
+    def __init__(self, inner: Any, parts: ExecutorParts) -> None:
         self._inner = inner
-        self._owner = owner
+        self._parts = parts
 
     def submit(self, submission: Submission, _locks: LockClient, _notifier: Notifier) -> None:
         """Give a submission to the wrapped executor.
 
         :raises Exception: whatever the wrapped executor raises
         """
-        job = _UnlockedJob(submission, self._owner.wrap_function)
-        self._owner.note_begun(submission)
+        job = _UnlockedJob(submission, self._parts.wrap_function)
+        self._parts.note_begun(submission)
         give(self._inner, job, list(submission.run_times))
 
     def stop(self, _seconds: float, *, closes: bool = False) -> None:
@@ -53,7 +53,7 @@ class UnlockedRuns:
 
     def ended(self, submission: Submission) -> None:
         """Note that the wrapped executor has reported a submission, so that it is over."""
-        self._owner.note_over(submission)
+        self._parts.note_over(submission)
 
 
 class _UnlockedJob(GivenJob):

@@ -17,7 +17,7 @@ from typing import Protocol
 from uuid import UUID
 
 from apscheduler_tasklock._database.rejections import LOOKS, OLD_ROWS
-from apscheduler_tasklock._database.sequences import Steps
+from apscheduler_tasklock._database.sequences import Statements
 from apscheduler_tasklock._database.sqlstates import ConflictError
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.client import LockClient
@@ -89,11 +89,12 @@ class Watch:
     :param jobs: the scheduler's jobs
     :param kept: the kept runs
     :param registrar: registers tasks
-    :param state: returns the scheduler's state
+    :param scheduler_state: returns the scheduler's state
     :param interval: limits the seconds between two looks
     :param given_up: reports a dead run that is given up, as it was closed, and why
     :param report_overdue: reports an overdue task
-    :param looked: called at the end of each look; gets whether the jobs of all job stores are known
+    :param note_look: called at the end of each look; gets whether the jobs of all job stores are
+        known
     :param missed: the run times that this replica has missed; ``None``: none are remembered
     :param leadership: who asks first; ``None``: there is no leader mode
     :param prune_interval: seconds between two deletions of old rows
@@ -110,11 +111,11 @@ class Watch:
         jobs: Jobs,
         kept: KeptRuns,
         registrar: Registrar,
-        state: Callable[[], int],
+        scheduler_state: Callable[[], int],
         interval: float,
         given_up: Callable[[RunState, ClosedRun, JobKey, str], None],
         report_overdue: Callable[[RunState], None] | None = None,
-        looked: Callable[[bool], None] = lambda _has_listed: None,
+        note_look: Callable[[bool], None] = lambda _has_listed: None,
         missed: MissedRuns | None = None,
         leadership: Leadership | None = None,
         prune_interval: float = PRUNE_INTERVAL,
@@ -127,12 +128,12 @@ class Watch:
         self._registrar = registrar
         self._given_up = given_up
         self._report_overdue_task = report_overdue or self._warn_overdue
-        self._looked = looked
+        self._note_look = note_look
         self._missed = missed
         self._leadership = leadership
         self._prune_interval = prune_interval
         self._prune_at = inf  # on the monotonic clock
-        self.looks = Looks(locks, known, self._look_safely, state, interval, timings)
+        self.looks = Looks(locks, known, self._look_safely, scheduler_state, interval, timings)
         # Only looks use these, in the application's thread.
         self._has_listed = False  # whether the jobs of all job stores are known
         self._as_of = 0.0  # when the last look began, on the monotonic clock
@@ -163,7 +164,7 @@ class Watch:
         """Whether looks do nothing any more, because they were closed or the scheduler stopped."""
         return self.looks.closed
 
-    def _look_safely(self) -> Steps[None]:
+    def _look_safely(self) -> Statements[None]:
         try:
             yield from self.look()
             if time.monotonic() > self._prune_at:
@@ -177,7 +178,7 @@ class Watch:
         except Exception:  # so that an error is logged and does not end the looks
             logger.exception("The tasks could not be looked at; trying again")
 
-    def look(self) -> Steps[None]:
+    def look(self) -> Statements[None]:
         """Make one look.
 
         If the database rejects a part of the look, the other parts go on, and the next look tries
@@ -200,7 +201,7 @@ class Watch:
             with _noting(rejected):
                 yield from self._missed.tell()
         with _noting(rejected):
-            self._looked(self._has_listed)
+            self._note_look(self._has_listed)
         if rejected:
             self._locks.rejections.begin(LOOKS, rejected[0])
         else:
@@ -213,7 +214,7 @@ class Watch:
                 self._known.add(task_name, key, lease)
             self._has_listed = True
 
-    def _look_at_rows(self, rejected: list[TaskLockError]) -> Steps[None]:
+    def _look_at_rows(self, rejected: list[TaskLockError]) -> Statements[None]:
         number, waiting = self.looks.number, self._waiting()
         leader = [] if self._leadership is None else [self._leadership.row]
         asked_for = sorted({*waiting, *self._registrar.expecting(), *leader})
@@ -244,7 +245,7 @@ class Watch:
                 gone = LastRun(0, finished=False, dead=True, deaths=1, as_of=self._as_of)
                 self._decide(name, gone)
 
-    def _read(self, names: Sequence[str], asked_for: Sequence[str]) -> Steps[list[RunState]]:
+    def _read(self, names: Sequence[str], asked_for: Sequence[str]) -> Statements[list[RunState]]:
         try:
             states: list[RunState] = yield self._locks.reading(names, asked_for)
         except TaskLockDatabaseError:
@@ -257,7 +258,7 @@ class Watch:
             raise
         return states
 
-    def _do_what_is_called_for(self, state: RunState) -> Steps[None]:
+    def _do_what_is_called_for(self, state: RunState) -> Statements[None]:
         is_kept = self._kept.has(state.task_name)
         with self._one_task(state.task_name, "its dead run"):
             yield from self._handle_dead_run(state)
@@ -326,7 +327,7 @@ class Watch:
         if is_expecting or self._kept.has(submission.task_name):
             self.looks.wake()
 
-    def _handle_dead_run(self, state: RunState) -> Steps[None]:
+    def _handle_dead_run(self, state: RunState) -> Statements[None]:
         """Take over a task's last run if it is dead, and decide on the task's kept runs."""
         if state.finished:
             if not state.retry_pending:
@@ -364,7 +365,7 @@ class Watch:
         for key in self._known.asking(self._kept.jobs_of(task_name)):
             self._kept.decide(task_name, key, last)
 
-    def _run_again(self, state: RunState) -> Steps[bool]:
+    def _run_again(self, state: RunState) -> Statements[bool]:
         """Take over or give up a dead run, if it has failover or was handed over.
 
         :return: ``True`` if the caller has no kept runs to decide on, because they were decided on
@@ -390,7 +391,7 @@ class Watch:
                 self._submit(submission, state.claim_id)
         return True
 
-    def _end_stored(self, state: RunState, key: JobKey, submission: Submission) -> Steps[None]:
+    def _end_stored(self, state: RunState, key: JobKey, submission: Submission) -> Statements[None]:
         """Give up a stored job's dead run if the job has no failover any more.
 
         The task's row still says that the run has failover. So the job's next run would have to
@@ -399,7 +400,7 @@ class Watch:
         if submission.is_stored:
             yield from self._give_up(state, key, "failover is off for its job by now")
 
-    def _give_up(self, state: RunState, key: JobKey, reason: str) -> Steps[None]:
+    def _give_up(self, state: RunState, key: JobKey, reason: str) -> Statements[None]:
         closed: ClosedRun | None = yield self._locks.giving_up(state)
         if closed is not None:
             self._given_up(state, closed, key, reason)
@@ -553,7 +554,7 @@ class Watch:
 
     # Old rows.
 
-    def _prune(self) -> Steps[None]:
+    def _prune(self) -> Statements[None]:
         """Delete old rows of one-off jobs, if the database role has the right."""
         try:
             while (yield self._locks.pruning()):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import heapq
 from math import inf
 
-from apscheduler_tasklock._runs.run import Run
+from apscheduler_tasklock._runs.run import QueuedRun
 
 
 class Workers:
@@ -25,12 +25,12 @@ class Workers:
     """
 
     def __init__(self) -> None:
-        self.given: set[Run] = set()
+        self.given: set[QueuedRun] = set()
         self.count: int | None = None
         # For each free virtual worker, since when it is free, as a heap; `None`: there is no limit
         # of workers.
         self._free_at: list[float] | None = None
-        self._busy: set[Run] = set()  # the runs that have a virtual worker
+        self._busy: set[QueuedRun] = set()  # the runs that have a virtual worker
 
     @property
     def free(self) -> float:
@@ -51,7 +51,7 @@ class Workers:
             heapq.heapify(free_at)
         self._free_at = free_at
 
-    def begins_at(self, run: Run, now: float) -> float:
+    def begins_at(self, run: QueuedRun, now: float) -> float:
         """Return when a run would begin at the earliest, on the virtual workers."""
         free_at = -inf
         if self._free_at and not run.goes_on:
@@ -65,7 +65,7 @@ class Workers:
         over_at = [busy.at + max(0.0, now - busy.began_at) for busy in self._busy]
         return min([*(self._free_at or ())[:1], *over_at], default=-inf)
 
-    def wait_for_one(self, run: Run, now: float) -> float:
+    def wait_for_one(self, run: QueuedRun, now: float) -> float:
         """Return the seconds for which a waiting run waits because all workers are busy.
 
         The wait for the database does not count, such as the wait for claims in an outage. So the
@@ -79,7 +79,7 @@ class Workers:
         taken_since = max(given_at, default=-inf)
         return max(self._free_from(now) - since, now - max(since, taken_since))
 
-    def give(self, run: Run, now: float) -> None:
+    def give(self, run: QueuedRun, now: float) -> None:
         """Note that a run has a worker, because it is given to the executor.
 
         The run gets the virtual worker of the run before it in its submission, or else the virtual
@@ -105,7 +105,7 @@ class Workers:
         run.at = min(max(run.came, run.earliest, free_at), run.due_at + run.excused + run.late_by)
         self._busy.add(run)
 
-    def leave(self, run: Run, took: float) -> float:
+    def leave(self, run: QueuedRun, took: float) -> float:
         """Note that the worker of a run is free again.
 
         :param took: seconds that the run took

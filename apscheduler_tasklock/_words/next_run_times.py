@@ -87,7 +87,7 @@ def run_times_between(
     try:
         from apscheduler_tasklock._runs.trigger_times import (
             EndlessTriggerError,
-            Steps,
+            StepBudget,
             following_run_time,
         )
         from apscheduler_tasklock._runs.trigger_times import run_times_between as between
@@ -104,7 +104,7 @@ def run_times_between(
         )
         end = until + timedelta(microseconds=1)
         first = between(trigger, since.astimezone(zone), end, 1)
-        found, steps = list(first), Steps()
+        found, steps = list(first), StepBudget()
         while found and len(found) <= most:
             following = following_run_time(trigger, found[-1], found[-1], steps)
             if following is None or following.timestamp() > until.timestamp():

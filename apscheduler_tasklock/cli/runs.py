@@ -171,11 +171,11 @@ def _follow(options: argparse.Namespace, locks: TaskLocks) -> int:
 
 def _new_runs(options: argparse.Namespace, locks: TaskLocks) -> Iterator[list[Run]]:
     """Yield the last runs, and after that, once a second, the runs that have ended meanwhile."""
-    looks = _Looks(options, locks)
+    tail = _Tail(options, locks)
     is_unavailable = False
     while True:
         try:
-            found = looks.look()
+            found = tail.read()
             is_unavailable = False
         except TaskLockDatabaseError as error:
             if not is_unavailable:
@@ -186,7 +186,7 @@ def _new_runs(options: argparse.Namespace, locks: TaskLocks) -> Iterator[list[Ru
         time.sleep(_INTERVAL)
 
 
-class _Looks:
+class _Tail:
     """Reads the run history again and again, each time the runs that ended since the last read."""
 
     def __init__(self, options: argparse.Namespace, locks: TaskLocks) -> None:
@@ -196,7 +196,7 @@ class _Looks:
         self._since: datetime | None = None
         self._known: set[_Key] | None = None
 
-    def look(self) -> list[Run]:
+    def read(self) -> list[Run]:
         """Return the runs that have ended since the last look, the newest first."""
         # `since` is read before the runs, so that a run that ends between the two reads is not left
         # out. If this look finds such a run already, the next look finds it again and skips it.

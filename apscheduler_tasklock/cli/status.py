@@ -147,7 +147,7 @@ def show(options: argparse.Namespace) -> int:
 
 def print_task(
     task: TaskStatus,
-    history: History,
+    history: TaskHistory,
     replicas: Sequence[ReplicaStatus] | None,
     now: datetime,
     shown: Output,
@@ -170,7 +170,7 @@ def print_task(
 
 
 @dataclass(frozen=True)
-class History:
+class TaskHistory:
     """What the run history tells of a task.
 
     :ivar usual: how long the task usually runs, in seconds
@@ -184,9 +184,9 @@ class History:
     is_read: bool = True
 
 
-def _history_of(locks: TaskLocks, task: str) -> History:
+def _history_of(locks: TaskLocks, task: str) -> TaskHistory:
     try:
-        return History(
+        return TaskHistory(
             runs_of(locks, task, _SHOWN_RUNS),
             actions_of(locks, task),
             misses_of(locks, task),
@@ -194,10 +194,10 @@ def _history_of(locks: TaskLocks, task: str) -> History:
         )
     except TaskLockSchemaError as error:  # because the rest can still be shown
         say(f"the run history cannot be read: {error}")
-        return History(is_read=False)
+        return TaskHistory(is_read=False)
 
 
-def _print_history(history: History, shown: Output) -> None:
+def _print_history(history: TaskHistory, shown: Output) -> None:
     runs, actions, misses = history.runs, history.actions, history.misses
     if runs:
         shown.print_bars(runs[::-1])
@@ -332,7 +332,7 @@ def _watch(options: argparse.Namespace, locks: TaskLocks, shown: TerminalOutput)
     """Show the tasks until Ctrl-C."""
     from rich.live import Live
 
-    view = _View(options, locks, shown)
+    view = _LastRead(options, locks, shown)
     try:
         # auto_refresh would start a thread, and there is something new to draw only after a look.
         with Live(console=shown.console, auto_refresh=False, screen=True) as live:
@@ -343,7 +343,7 @@ def _watch(options: argparse.Namespace, locks: TaskLocks, shown: TerminalOutput)
         return OK
 
 
-class _View:
+class _LastRead:
     """The tasks, as the last successful read has returned them."""
 
     def __init__(

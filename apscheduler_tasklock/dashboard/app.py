@@ -47,7 +47,7 @@ from apscheduler_tasklock.dashboard.health import metrics_of, verdict_of
 from apscheduler_tasklock.dashboard.matching import TaskFilter
 from apscheduler_tasklock.dashboard.pages import Visit, page_of_screen, twin_of_screen
 from apscheduler_tasklock.dashboard.queries import Query, check_text, parse
-from apscheduler_tasklock.dashboard.reads import Reads, in_words_of_a_page
+from apscheduler_tasklock.dashboard.reads import SharedReads, in_words_of_a_page
 from apscheduler_tasklock.dashboard.screens import SCREENS, Context, ReadState, Screen
 from apscheduler_tasklock.errors import (
     TaskLockDatabaseError,
@@ -150,7 +150,7 @@ class Dashboard:
         self, locks: TaskLocks, namespace: str, authorize: Authorize, zone: tzinfo | None
     ) -> None:
         self._locks = locks
-        self._reads = Reads(locks, page_limit=locks.timings.longest_answer)
+        self._reads = SharedReads(locks, page_limit=locks.timings.longest_answer)
         self._namespace = namespace
         self._authorize = authorize
         self._zone = zone

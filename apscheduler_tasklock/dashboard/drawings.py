@@ -79,7 +79,7 @@ _STEPS = (60, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 17280
 _MOST_MARKS = 12
 
 
-def class_of(run: Run) -> str:
+def css_class_of(run: Run) -> str:
     """Return the class of a run's shape."""
     if run.outcome == "ok" and run.kind in ("takeover", "retry"):
         return "again"
@@ -111,12 +111,12 @@ def strip_of(runs: Sequence[Run], room: int = 60) -> Strip:
     paths: dict[str, list[str]] = {}
     for place, run in enumerate(shown, room - len(shown)):
         height = STRIP_HEIGHT if run.outcome == "missed" else _bar_height(run.took, longest)
-        path = paths.setdefault(class_of(run), [])
+        path = paths.setdefault(css_class_of(run), [])
         path.append(f"M{place * STEP} {STRIP_HEIGHT}v-{height}h{BAR}v{height}z")
     return Strip(
         room * STEP,
         {name: "".join(parts) for name, parts in paths.items()},
-        _summary([class_of(run) for run in shown]) or "no runs",
+        _summary([css_class_of(run) for run in shown]) or "no runs",
     )
 
 

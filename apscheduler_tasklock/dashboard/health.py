@@ -6,14 +6,14 @@ from http import HTTPStatus
 from typing import Any
 
 from apscheduler_tasklock._words.findings import CRITICAL, SEVERITIES, severity_of, unread
-from apscheduler_tasklock.dashboard.reads import Reads, in_words_of_a_page
+from apscheduler_tasklock.dashboard.reads import SharedReads, in_words_of_a_page
 from apscheduler_tasklock.errors import TaskLockError
 from apscheduler_tasklock.locks import TaskLocks, read_findings
 from apscheduler_tasklock.metrics import prometheus_text
 from apscheduler_tasklock.status import Finding
 
 
-def verdict_of(reads: Reads, namespace: str) -> tuple[HTTPStatus, dict[str, Any]]:
+def verdict_of(reads: SharedReads, namespace: str) -> tuple[HTTPStatus, dict[str, Any]]:
     """Return the verdict of ``check``: a status, which is 503 from critical on, and its values.
 
     What cannot be read now is unknown, whatever was read before.
@@ -38,7 +38,7 @@ def _findings(locks: TaskLocks, namespace: str) -> list[Finding]:
     return findings
 
 
-def metrics_of(reads: Reads, namespace: str) -> tuple[HTTPStatus, str]:
+def metrics_of(reads: SharedReads, namespace: str) -> tuple[HTTPStatus, str]:
     """Return the metrics as Prometheus' text, or why they cannot be read."""
     try:
         reading = reads.read(("metrics",), lambda locks: prometheus_text(locks, namespace))

@@ -64,7 +64,7 @@ class _Kept:
     failure: str | None = None
 
 
-class Reads:
+class SharedReads:
     """The reads of one dashboard. Safe to share between threads.
 
     :param locks: what is read from

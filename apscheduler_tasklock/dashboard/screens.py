@@ -51,7 +51,7 @@ from apscheduler_tasklock.dashboard.drawings import (
     Shade,
     Span,
     chart_of,
-    class_of,
+    css_class_of,
     drawn_lane,
     marks_of,
     strip_of,
@@ -59,7 +59,7 @@ from apscheduler_tasklock.dashboard.drawings import (
 from apscheduler_tasklock.dashboard.formats import Formats
 from apscheduler_tasklock.dashboard.matching import TaskFilter
 from apscheduler_tasklock.dashboard.queries import Query, pattern_of, patterns_of
-from apscheduler_tasklock.dashboard.reads import Reads, in_words_of_a_page
+from apscheduler_tasklock.dashboard.reads import SharedReads, in_words_of_a_page
 from apscheduler_tasklock.errors import (
     TaskLockError,
     TaskLockNotFoundError,
@@ -137,7 +137,7 @@ class Context:
     :ivar now: this machine's time, for what the database's time is not known
     """
 
-    reads: Reads
+    reads: SharedReads
     query: Query
     namespace: str
     zone: tzinfo | None
@@ -479,7 +479,7 @@ def _columns(runs: Sequence[Run], formats: Formats) -> list[Column]:
         Column(
             run.started_at,
             run.took,
-            class_of(run),
+            css_class_of(run),
             f"{formats.moment(run.started_at)}, {run.outcome} after {formats.took(run)}",
             is_known=run.outcome not in UNTIMED,
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from apscheduler_tasklock.demo.fleet import Event, Fleet
+from apscheduler_tasklock.demo.fleet import Fleet, ReplicaEvent
 from apscheduler_tasklock.demo.jobs import LONG_TASK
 from apscheduler_tasklock.demo.ledger import Ledger
 
@@ -71,7 +71,7 @@ class Conductor:
         if self._new_replica_at is not None and elapsed >= self._new_replica_at:
             self._start_replica()
 
-    def take_in(self, event: Event) -> None:
+    def take_in(self, event: ReplicaEvent) -> None:
         """React to an event of a replica."""
         if event.kind == "ready":
             self._fleet.go_too(event.replica)
@@ -99,7 +99,7 @@ class Conductor:
             return self._fleet.numbers
         return [] if self._leader is None else [self._leader]
 
-    def _take_in_leadership(self, event: Event) -> None:
+    def _take_in_leadership(self, event: ReplicaEvent) -> None:
         if event.kind == "leads":
             if event.replica != self._leader:
                 self._awaited.discard("new leader")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from apscheduler_tasklock.demo.fleet import Event
+from apscheduler_tasklock.demo.fleet import ReplicaEvent
 
 
 class Fires:
@@ -12,7 +12,7 @@ class Fires:
         self._asked: dict[str, list[float]] = {}
         self._of_replicas: set[tuple[int, str, float]] = set()
 
-    def take_in(self, event: Event) -> None:
+    def take_in(self, event: ReplicaEvent) -> None:
         """Count an event of a replica as a fire if a claim was granted or refused.
 
         The end of the demo may hand a claim over before its job begins. The claim's run time then

@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO
 
-from apscheduler_tasklock.demo.history import Run
+from apscheduler_tasklock.demo.history import JudgedRun
 from apscheduler_tasklock.demo.ledger import Ledger
 from apscheduler_tasklock.demo.replica import DATABASE_VARIABLE
 
@@ -29,7 +29,7 @@ _STOP_TIMEOUT = 30.0
 
 
 @dataclass(frozen=True)
-class Event:
+class ReplicaEvent:
     """An event of a replica.
 
     :ivar replica: number of the replica
@@ -52,7 +52,7 @@ class Event:
     detail: str = ""
 
 
-class Replica:
+class ReplicaProcess:
     """One replica's process.
 
     The process has its own session, so that Ctrl-C reaches only the demo, which then stops the
@@ -63,11 +63,11 @@ class Replica:
     """
 
     def __init__(
-        self, number: int, ledger: Ledger, events: queue.Queue[Event], module: Sequence[str]
+        self, number: int, ledger: Ledger, events: queue.Queue[ReplicaEvent], module: Sequence[str]
     ) -> None:
         self.number = number
         self._events = events
-        self._killed_in: Run | None = None
+        self._killed_in: JudgedRun | None = None
         self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # see close()
         url = ledger.url.render_as_string(hide_password=False)
         self.process = subprocess.Popen(
@@ -104,7 +104,7 @@ class Replica:
         with suppress(BrokenPipeError):
             self.process.stdin.close()
 
-    def kill_in(self, run: Run) -> None:
+    def kill_in(self, run: JudgedRun) -> None:
         """Kill the replica with SIGKILL in the middle of a run."""
         self._killed_in = run
         self.process.kill()
@@ -142,12 +142,12 @@ class Replica:
     def _read(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            self._events.put(Event(self.number, **json.loads(line)))
+            self._events.put(ReplicaEvent(self.number, **json.loads(line)))
         run = self._killed_in
         if run is None:
-            self._events.put(Event(self.number, "exited", time.time()))
+            self._events.put(ReplicaEvent(self.number, "exited", time.time()))
         else:
-            killed = Event(self.number, "killed", time.time(), run.task, run.due, run.token)
+            killed = ReplicaEvent(self.number, "killed", time.time(), run.task, run.due, run.token)
             self._events.put(killed)
 
 
@@ -161,8 +161,8 @@ class Fleet:
         self._module = module
         self._ledger = ledger
         self._count = count
-        self._events: queue.Queue[Event] = queue.Queue()
-        self._replicas: list[Replica] = []
+        self._events: queue.Queue[ReplicaEvent] = queue.Queue()
+        self._replicas: list[ReplicaProcess] = []
         self._start = 0.0
 
     def __enter__(self) -> Fleet:
@@ -192,7 +192,9 @@ class Fleet:
 
     def start_replica(self) -> None:
         """Start one more replica. Its event ``ready`` says when it can go."""
-        self._replicas.append(Replica(len(self) + 1, self._ledger, self._events, self._module))
+        self._replicas.append(
+            ReplicaProcess(len(self) + 1, self._ledger, self._events, self._module)
+        )
 
     def go(self) -> None:
         """Let all replicas schedule their jobs."""
@@ -208,11 +210,11 @@ class Fleet:
         """Write a line to a replica's standard input."""
         self._replicas[number - 1].tell(line)
 
-    def kill_in(self, run: Run) -> None:
+    def kill_in(self, run: JudgedRun) -> None:
         """Kill the replica of a run with SIGKILL, and wait until it is gone."""
         self._replicas[int(run.replica) - 1].kill_in(run)
 
-    def next_event(self, timeout: float) -> Event | None:
+    def next_event(self, timeout: float) -> ReplicaEvent | None:
         """Return the next event, or ``None`` if there was none for so many seconds."""
         try:
             return self._events.get(timeout=timeout)

@@ -73,7 +73,7 @@ def read(path: Path) -> list[Event]:
 
 
 @dataclass(eq=False)
-class Run:
+class JudgedRun:
     """A run of a job, or a stretch of code under a hold.
 
     :ivar due: the run time; for a hold: its holder
@@ -123,18 +123,18 @@ def deaths(events: Iterable[Event]) -> dict[str, float]:
     return {event.replica: event.at for event in events if event.kind == "killed"}
 
 
-def runs(events: Sequence[Event], task: str) -> list[Run]:
+def runs(events: Sequence[Event], task: str) -> list[JudgedRun]:
     """Return the runs of a task, in the order in which they began."""
     killed = deaths(events)
-    found: list[Run] = []
-    open_runs: dict[tuple[str, int], Run] = {}
+    found: list[JudgedRun] = []
+    open_runs: dict[tuple[str, int], JudgedRun] = {}
     for event in sorted(events, key=lambda event: event.at):
         if event.task != task:
             continue
         key = event.replica, event.token
         if event.kind == "begin":
             died = killed.get(event.replica)
-            open_runs[key] = Run(task, event.replica, event.due, event.at, None, died)
+            open_runs[key] = JudgedRun(task, event.replica, event.due, event.at, None, died)
             open_runs[key].token, open_runs[key].takeover = event.token, event.takeover
             found.append(open_runs[key])
         elif event.kind == "end":

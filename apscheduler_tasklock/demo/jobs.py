@@ -9,8 +9,8 @@ from datetime import datetime
 from typing import Any
 
 from apscheduler_tasklock.decorator import task_lock
+from apscheduler_tasklock.demo.judgement import DemoTask
 from apscheduler_tasklock.demo.ledger import Ledger
-from apscheduler_tasklock.demo.verdict import DemoTask
 from apscheduler_tasklock.lock import current_lock
 
 # Seconds without a renewal after which a run is dead.

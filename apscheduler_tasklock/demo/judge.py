@@ -14,17 +14,17 @@ from itertools import pairwise
 from math import inf
 from typing import TypeVar
 
-from apscheduler_tasklock.demo.history import Run
+from apscheduler_tasklock.demo.history import JudgedRun
 
 T = TypeVar("T")
-AnyRun = TypeVar("AnyRun", bound=Run)
+AnyRun = TypeVar("AnyRun", bound=JudgedRun)
 
 # Tells of a run, and of a later one, whether the later one is excused.
 Excuse = Callable[[AnyRun, AnyRun], bool]
 
 
 @dataclass(frozen=True)
-class Finding:
+class Breach:
     """Something that must not have happened.
 
     :ivar fault: the kind of fault
@@ -42,7 +42,7 @@ class Finding:
         return f"{self.fault} at {self.at:.3f}: {where}{self.text}"
 
 
-def never(_earlier: Run, _later: Run) -> bool:
+def never(_earlier: JudgedRun, _later: JudgedRun) -> bool:
     """Excuse nothing."""
     return False
 
@@ -126,14 +126,14 @@ class TakeoverOf:
     :ivar is_founded: whether the holder of the run before it had been killed
     """
 
-    run: Run
-    dead: Run | None
+    run: JudgedRun
+    dead: JudgedRun | None
     is_founded: bool
 
 
 def takeovers(
-    runs: Sequence[Run],
-    same: Callable[[Run, Run], bool],
+    runs: Sequence[JudgedRun],
+    same: Callable[[JudgedRun, JudgedRun], bool],
     killed: Iterable[float],
     release: float = inf,
 ) -> list[TakeoverOf]:
@@ -149,7 +149,7 @@ def takeovers(
         replica rightly runs the window again.
     """
     found = []
-    before: list[Run] = []
+    before: list[JudgedRun] = []
     for run in sorted(runs, key=lambda run: run.token):
         dead = before[-1] if any(same(earlier, run) for earlier in before) else None
         before.append(run)

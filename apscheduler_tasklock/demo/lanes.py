@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from rich.text import Text
 
-from apscheduler_tasklock.demo.fleet import Event
-from apscheduler_tasklock.demo.verdict import DemoTask
+from apscheduler_tasklock.demo.fleet import ReplicaEvent
+from apscheduler_tasklock.demo.judgement import DemoTask
 
 BAD = "bold red"
 AGAIN = "bold yellow"
@@ -70,7 +70,7 @@ def colours(tasks: Sequence[DemoTask]) -> dict[str, str]:
     return {task.name: colour for task, colour in zip(tasks, _COLOURS, strict=True)}
 
 
-class Lanes:
+class DemoLanes:
     """The events so far, and their drawing.
 
     :param span: seconds that the axis shows
@@ -94,7 +94,7 @@ class Lanes:
         # From when until when each replica led; `None`: it leads now.
         self._led: dict[int, list[tuple[float, float | None]]] = {}
 
-    def add(self, event: Event, elapsed: float) -> None:
+    def add(self, event: ReplicaEvent, elapsed: float) -> None:
         """Add an event to the lanes."""
         self.counts[event.replica, event.kind] += 1
         self._replicas = range(1, max(self._replicas[-1], event.replica) + 1)

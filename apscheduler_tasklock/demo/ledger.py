@@ -13,7 +13,7 @@ import psycopg
 from psycopg import sql
 from sqlalchemy.engine import URL
 
-from apscheduler_tasklock.demo.history import Event, Run, runs
+from apscheduler_tasklock.demo.history import Event, JudgedRun, runs
 
 _CONNECT_TIMEOUT = 10
 
@@ -68,7 +68,9 @@ class Ledger:
             [run],
         )
 
-    def kill_in_mid_run(self, task: str, kill: Callable[[Run], None], among: Sequence[int]) -> bool:
+    def kill_in_mid_run(
+        self, task: str, kill: Callable[[JudgedRun], None], among: Sequence[int]
+    ) -> bool:
         """Kill a replica that is in the middle of a run of this task, and of no other run.
 
         The run's row is locked until the replica is dead, so that the run's end cannot be entered.

@@ -1,4 +1,4 @@
-"""The demo from its start to the verdict, and its ends by signals and errors."""
+"""The demo from its start to the judgement, and its ends by signals and errors."""
 
 from __future__ import annotations
 
@@ -16,11 +16,17 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from apscheduler_tasklock._database.url import parse_url
 from apscheduler_tasklock.demo.fires import Fires
-from apscheduler_tasklock.demo.fleet import Event, Fleet
+from apscheduler_tasklock.demo.fleet import Fleet, ReplicaEvent
+from apscheduler_tasklock.demo.judgement import judged
 from apscheduler_tasklock.demo.ledger import Ledger, new_schema_name
 from apscheduler_tasklock.demo.server import EmbeddedServer
-from apscheduler_tasklock.demo.story import LEADER, SHARED_STORE, WITHOUT_STORE, Conductor, Story
-from apscheduler_tasklock.demo.verdict import verdict
+from apscheduler_tasklock.demo.story import (
+    LEADER,
+    SHARED_STORE,
+    WITHOUT_STORE,
+    Conductor,
+    DemoStory,
+)
 from apscheduler_tasklock.demo.views import (
     PlainView,
     View,
@@ -122,7 +128,7 @@ def run_demo(
 class _Demo:
     def __init__(
         self,
-        story: Story,
+        story: DemoStory,
         replicas: int,
         seconds: float,
         interrupts: Interrupts,
@@ -140,7 +146,7 @@ class _Demo:
         self._faults: list[str] = []
 
     def run(self, database: str | None) -> int:
-        """Start the replicas, show what they do, and print the verdict. Remove all at the end."""
+        """Start the replicas, show what they do, and print the judgement. Remove all at the end."""
         with ExitStack() as stack:
             url = parse_url(database) if database else self._start_server(stack)
             ledger = Ledger(url, new_schema_name())
@@ -202,7 +208,7 @@ class _Demo:
         if fault := conductor.fault():
             self._faults.append(fault)
 
-    def _take_in(self, event: Event, view: View, started: float) -> None:
+    def _take_in(self, event: ReplicaEvent, view: View, started: float) -> None:
         view.show(event, event.at - started)
         self._fires.take_in(event)
         if event.kind in ("lost", "error"):
@@ -211,29 +217,29 @@ class _Demo:
             )
 
     def _judge(self, ledger: Ledger, replicas: int) -> int:
-        """Read the ledger, print the verdict, and return the exit status."""
+        """Read the ledger, print the judgement, and return the exit status."""
         history = ledger.read_history()
-        verdicts = [
-            verdict(history, self._fires.run_times(task.name), task) for task in self._story.tasks
+        judgements = [
+            judged(history, self._fires.run_times(task.name), task) for task in self._story.tasks
         ]
         self._faults += [
             f"{found.task}: {found.unfounded} takeovers although nobody had been killed"
-            for found in verdicts
+            for found in judgements
             if found.unfounded
         ]
-        self._view.show_verdicts(verdicts, replicas)
-        print(explain_summary(verdicts))
+        self._view.show_judgements(judgements, replicas)
+        print(explain_summary(judgements))
         if self._fires:
-            print(self._story.outcome(verdicts, len(self._fires)))
+            print(self._story.outcome(judgements, len(self._fires)))
         sys.stdout.flush()
         for fault in self._faults:
             print(fault, file=sys.stderr, flush=True)
-        print(summary(verdicts))
-        faulty = self._faults or any(found.doubled or found.missed for found in verdicts)
+        print(summary(judgements))
+        faulty = self._faults or any(found.doubled or found.missed for found in judgements)
         return FAULTS if faulty else OK
 
 
-def _choose_view(story: Story, replicas: int, seconds: float) -> View:
+def _choose_view(story: DemoStory, replicas: int, seconds: float) -> View:
     """Return the live timeline if standard output can show it; otherwise the plain lines."""
     if sys.stdout.isatty() and importlib.util.find_spec("rich") is not None:
         from rich.console import Console

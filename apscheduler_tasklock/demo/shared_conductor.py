@@ -9,8 +9,8 @@ from apscheduler_tasklock.demo.conductor import (
     SHORTEST_STORY,
     kills,
 )
-from apscheduler_tasklock.demo.fleet import Event, Fleet
-from apscheduler_tasklock.demo.history import Run
+from apscheduler_tasklock.demo.fleet import Fleet, ReplicaEvent
+from apscheduler_tasklock.demo.history import JudgedRun
 from apscheduler_tasklock.demo.ledger import Ledger
 from apscheduler_tasklock.demo.shared_jobs import REPORTS, TICK
 from apscheduler_tasklock.errors import TaskLockOptionError
@@ -78,7 +78,7 @@ class SharedConductor:
             self._over_at = elapsed + _AFTERWARDS
             self._fleet.tell(self._removes(), f"remove {TICK.name}")
 
-    def take_in(self, event: Event) -> None:
+    def take_in(self, event: ReplicaEvent) -> None:
         """Note an event of a replica."""
         if event.kind == "removed":
             self._removed = True
@@ -103,7 +103,7 @@ class SharedConductor:
         for report in REPORTS:
             killed: list[int] = []
 
-            def kill(run: Run, killed: list[int] = killed) -> None:
+            def kill(run: JudgedRun, killed: list[int] = killed) -> None:
                 self._fleet.kill_in(run)
                 killed.append(int(run.replica))
 

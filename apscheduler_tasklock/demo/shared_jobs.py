@@ -7,8 +7,8 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from apscheduler_tasklock.demo.jobs import recorded_run
+from apscheduler_tasklock.demo.judgement import DemoTask
 from apscheduler_tasklock.demo.ledger import Ledger
-from apscheduler_tasklock.demo.verdict import DemoTask
 
 # The demo has a recurring job, and two jobs that run once. A replica has one worker, so at least
 # one report begins on another replica than the one that adds the jobs.

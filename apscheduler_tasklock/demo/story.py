@@ -15,14 +15,14 @@ from apscheduler_tasklock.demo import (
     views,
 )
 from apscheduler_tasklock.demo.fleet import Fleet
+from apscheduler_tasklock.demo.judgement import DemoTask, Judgement
 from apscheduler_tasklock.demo.ledger import Ledger
-from apscheduler_tasklock.demo.verdict import DemoTask, Verdict
 
 Conductor = conductor.Conductor | shared_conductor.SharedConductor
 
 
 @dataclass(frozen=True)
-class Story:
+class DemoStory:
     """One of the stories.
 
     :ivar tasks: its three tasks
@@ -31,7 +31,7 @@ class Story:
     :ivar what_they_do: what the replicas do, in a few words
     :ivar conductor: makes the conductor of a demo of so many seconds
     :ivar plan: returns what will happen, for so many replicas and seconds
-    :ivar outcome: returns the result in words, from the verdicts and the number of fires
+    :ivar outcome: returns the result in words, from the judgements and the number of fires
     :ivar has_leader: whether the replicas are in leader mode
     """
 
@@ -41,11 +41,11 @@ class Story:
     what_they_do: str
     conductor: Callable[[Ledger, Fleet, float], Conductor]
     plan: Callable[[int, float], str]
-    outcome: Callable[[Sequence[Verdict], int], str]
+    outcome: Callable[[Sequence[Judgement], int], str]
     has_leader: bool = False
 
 
-WITHOUT_STORE = Story(
+WITHOUT_STORE = DemoStory(
     tasks=jobs.TASKS,
     replica=[replica.__name__],
     marked="refused",
@@ -54,7 +54,7 @@ WITHOUT_STORE = Story(
     plan=conductor.describe_plan,
     outcome=views.compare_with_no_lock,
 )
-LEADER = Story(
+LEADER = DemoStory(
     tasks=jobs.tasks(jobs.LEADER_PERIOD),
     replica=[replica.__name__, replica.LEADER_MODE],
     marked="refused",
@@ -64,7 +64,7 @@ LEADER = Story(
     outcome=partial(views.compare_with_no_lock, has_leader=True),
     has_leader=True,
 )
-SHARED_STORE = Story(
+SHARED_STORE = DemoStory(
     tasks=shared_jobs.TASKS,
     replica=["apscheduler_tasklock.demo.shared_replica"],
     marked="added",

@@ -9,7 +9,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from apscheduler_tasklock.demo.fleet import Event
+from apscheduler_tasklock.demo.fleet import ReplicaEvent
+from apscheduler_tasklock.demo.judgement import DemoTask, Judgement
 from apscheduler_tasklock.demo.lanes import (
     AGAIN,
     BAD,
@@ -22,10 +23,9 @@ from apscheduler_tasklock.demo.lanes import (
     RUN,
     TAKEOVER,
     TASK_WIDTH,
-    Lanes,
+    DemoLanes,
     colours,
 )
-from apscheduler_tasklock.demo.verdict import DemoTask, Verdict
 from apscheduler_tasklock.demo.views import describe_event, describe_takeovers, table_rows
 
 # Seconds that the axis spans. A longer demo scrolls.
@@ -61,7 +61,7 @@ class LiveView:
         self._has_leader = has_leader
         self._console = console
         self._seconds = seconds
-        self._lanes = Lanes(replicas, min(seconds, _SPAN) + _LAST_RUNS, tasks, marked)
+        self._lanes = DemoLanes(replicas, min(seconds, _SPAN) + _LAST_RUNS, tasks, marked)
         self._live = Live(console=console, auto_refresh=False, vertical_overflow="crop")
         self._elapsed = 0.0
 
@@ -72,7 +72,7 @@ class LiveView:
     def __exit__(self, *_: object) -> None:
         self._live.__exit__(None, None, None)
 
-    def show(self, event: Event, elapsed: float) -> None:
+    def show(self, event: ReplicaEvent, elapsed: float) -> None:
         """Add an event to the lanes; print it above them if it is worth a line."""
         self._lanes.add(event, elapsed)
         style = _told_style(event)
@@ -93,21 +93,21 @@ class LiveView:
         lanes = self._lanes.draw(self._elapsed, *console.size)
         console.print(_cropped([*lanes, self._legend()]))
 
-    def show_verdicts(self, verdicts: Sequence[Verdict], replicas: int) -> None:
-        """Print the table of the verdicts, and the takeovers."""
-        heading, *rows = table_rows(verdicts, replicas)
+    def show_judgements(self, judgements: Sequence[Judgement], replicas: int) -> None:
+        """Print the table of the judgements, and the takeovers."""
+        heading, *rows = table_rows(judgements, replicas)
         table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
         for name in heading:
             table.add_column(name, justify="left" if name == "task" else "right", no_wrap=True)
-        for verdict, row in zip(verdicts, rows, strict=True):
+        for judgement, row in zip(judgements, rows, strict=True):
             cells = [Text(cell) for cell in row]
-            cells[0].stylize(self._colours[verdict.task])
-            for cell, count in zip(cells[3:5], (verdict.doubled, verdict.missed), strict=True):
+            cells[0].stylize(self._colours[judgement.task])
+            for cell, count in zip(cells[3:5], (judgement.doubled, judgement.missed), strict=True):
                 cell.stylize(BAD if count else "green")
             table.add_row(*cells)
         # The console is wider than the terminal, so that rich cuts off no numbers. A narrow
         # terminal wraps the lines.
-        told = describe_takeovers(verdicts)
+        told = describe_takeovers(judgements)
         Console(width=_ANY_WIDTH, highlight=False).print(
             "", table, "", *told, *[""][: len(told)], sep="\n"
         )
@@ -147,7 +147,7 @@ def _cropped(lines: Sequence[Text]) -> Group:
     return Group(*lines)
 
 
-def _told_style(event: Event) -> str | None:
+def _told_style(event: ReplicaEvent) -> str | None:
     """Return the style in which to print an event; ``None`` if only the lanes show the event."""
     if event.kind in ("lost", "error", "killed"):
         return BAD

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Protocol
 
-from apscheduler_tasklock.demo.fleet import Event
-from apscheduler_tasklock.demo.verdict import DemoTask, Verdict
+from apscheduler_tasklock.demo.fleet import ReplicaEvent
+from apscheduler_tasklock.demo.judgement import DemoTask, Judgement
 
 # Limits the replicas whose columns have long names, so that the table stays within 80 characters.
 _REPLICAS_WITH_NAMES = 2
@@ -38,7 +38,7 @@ class View(Protocol):
 
     def __exit__(self, *_: object) -> None: ...
 
-    def show(self, event: Event, elapsed: float) -> None:
+    def show(self, event: ReplicaEvent, elapsed: float) -> None:
         """Show an event of a replica.
 
         :param elapsed: seconds since the start
@@ -47,8 +47,8 @@ class View(Protocol):
     def tick(self, elapsed: float, *, stopping: bool = False) -> None:
         """Show that time passes, or that the replicas are ending."""
 
-    def show_verdicts(self, verdicts: Sequence[Verdict], replicas: int) -> None:
-        """Show the table of the verdicts."""
+    def show_judgements(self, judgements: Sequence[Judgement], replicas: int) -> None:
+        """Show the table of the judgements."""
 
 
 class PlainView:
@@ -59,16 +59,16 @@ class PlainView:
 
     def __exit__(self, *_: object) -> None: ...
 
-    def show(self, event: Event, elapsed: float) -> None:
+    def show(self, event: ReplicaEvent, elapsed: float) -> None:
         """Print the event's line."""
         print(f"{elapsed:7.3f}s  replica {event.replica}  {describe_event(event)}", flush=True)
 
     def tick(self, elapsed: float, *, stopping: bool = False) -> None:
         """Print nothing, because each line has its time."""
 
-    def show_verdicts(self, verdicts: Sequence[Verdict], replicas: int) -> None:
-        """Print the table of the verdicts, with spaces between its columns, and the takeovers."""
-        rows = table_rows(verdicts, replicas)
+    def show_judgements(self, judgements: Sequence[Judgement], replicas: int) -> None:
+        """Print the table of the judgements, with spaces between its columns, and the takeovers."""
+        rows = table_rows(judgements, replicas)
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         print()
         for row in rows:
@@ -76,11 +76,11 @@ class PlainView:
             cells = [f"{name[0]:<{name[1]}}", *(f"{cell:>{width}}" for cell, width in numbers)]
             print("  ".join(cells))
         print()
-        if told := describe_takeovers(verdicts):
+        if told := describe_takeovers(judgements):
             print(*told, "", sep="\n")
 
 
-def describe_event(event: Event) -> str:
+def describe_event(event: ReplicaEvent) -> str:
     """Return what happened, in a few words."""
     if event.kind == "ready":
         return "started, a new one"
@@ -89,7 +89,7 @@ def describe_event(event: Event) -> str:
     return f"{event.task:9}  {event.kind:8}  {_details(event)}" if event.task else event.kind
 
 
-def _details(event: Event) -> str:
+def _details(event: ReplicaEvent) -> str:
     when = f"scheduled {_clock_time(event.run_time, digits=2)}"
     if event.kind in ("added", "removed"):
         return f"({when})" if event.run_time else "(nobody runs it any more)"
@@ -108,24 +108,24 @@ def describe_tasks(tasks: Sequence[DemoTask]) -> str:
     return "\n".join(f"  {task.name:9}  {task.about}" for task in tasks)
 
 
-def table_rows(verdicts: Sequence[Verdict], replicas: int) -> list[list[str]]:
+def table_rows(judgements: Sequence[Judgement], replicas: int) -> list[list[str]]:
     """Return the table's cells: a heading, and a row for each task."""
     numbers = range(1, replicas + 1)
     name = "replica {}" if replicas <= _REPLICAS_WITH_NAMES else "#{}"
     heading = ["task", *_COUNTS, "takeovers", *map(name.format, numbers)]
     rows = []
-    for verdict in verdicts:
-        counts = [getattr(verdict, name) for name in _COUNTS]
-        by_replica = [verdict.by_replica[number] for number in numbers]
-        rows.append([verdict.task, *map(str, [*counts, len(verdict.takeovers), *by_replica])])
+    for judgement in judgements:
+        counts = [getattr(judgement, name) for name in _COUNTS]
+        by_replica = [judgement.by_replica[number] for number in numbers]
+        rows.append([judgement.task, *map(str, [*counts, len(judgement.takeovers), *by_replica])])
     return [heading, *rows]
 
 
-def describe_takeovers(verdicts: Sequence[Verdict]) -> list[str]:
+def describe_takeovers(judgements: Sequence[Judgement]) -> list[str]:
     """Return a line for each window that was run again."""
     lines = []
-    for verdict in verdicts:
-        for again in verdict.takeovers:
+    for judgement in judgements:
+        for again in judgement.takeovers:
             died = "its holder died before it began"
             if again.died is not None:
                 died = f"replica {again.died} was killed in mid-run"
@@ -134,16 +134,16 @@ def describe_takeovers(verdicts: Sequence[Verdict]) -> list[str]:
     return lines
 
 
-def explain_summary(verdicts: Sequence[Verdict]) -> str:
+def explain_summary(judgements: Sequence[Judgement]) -> str:
     """Return what the last line's fields mean, a line each, and an empty line."""
-    fields = [field.partition("=")[0] for field in summary(verdicts).split()]
+    fields = [field.partition("=")[0] for field in summary(judgements).split()]
     width = max(map(len, fields))
     lines = [f"  {field:<{width}}  {_MEANINGS[field]}" for field in fields]
     return "\n".join(["What the last line counts:", *lines, ""])
 
 
 def compare_with_no_lock(
-    verdicts: Sequence[Verdict], fires: int, *, has_leader: bool = False
+    judgements: Sequence[Judgement], fires: int, *, has_leader: bool = False
 ) -> str:
     """Return how often the jobs would have run without the lock, and how often they did run.
 
@@ -153,22 +153,22 @@ def compare_with_no_lock(
     """
     count = f"{fires} runs or more" if has_leader else f"{fires} runs"
     without = f"Without the lock, every replica would have run every job: {count}."
-    return "\n".join([without, *_wrapped(f"With it, {describe_outcome(verdicts)}.")])
+    return "\n".join([without, *_wrapped(f"With it, {describe_outcome(judgements)}.")])
 
 
-def describe_shared(verdicts: Sequence[Verdict], _fires: int) -> str:
+def describe_shared(judgements: Sequence[Judgement], _fires: int) -> str:
     """Return how often the jobs of a shared store ran."""
-    told = f"All jobs were added on replica 1: {describe_outcome(verdicts)}."
+    told = f"All jobs were added on replica 1: {describe_outcome(judgements)}."
     return "\n".join(_wrapped(told))
 
 
-def describe_outcome(verdicts: Sequence[Verdict]) -> str:
+def describe_outcome(judgements: Sequence[Judgement]) -> str:
     """Return how often the jobs ran, and which windows began more than once."""
-    windows, runs, doubled, missed = (_total(verdicts, name) for name in _COUNTS)
+    windows, runs, doubled, missed = (_total(judgements, name) for name in _COUNTS)
     outcome = f"there were {runs} runs for {windows} windows: {doubled} doubled, {missed} missed"
     if not doubled and not missed:
         outcome = f"each of the {windows} windows ran once"
-        if begun_again := _describe_begun_again(verdicts):
+        if begun_again := _describe_begun_again(judgements):
             outcome += f" ({begun_again})"
     return outcome
 
@@ -177,12 +177,12 @@ def _wrapped(text: str) -> list[str]:
     return textwrap.wrap(text, _TEXT_WIDTH, break_on_hyphens=False)
 
 
-def _describe_begun_again(verdicts: Sequence[Verdict]) -> str:
+def _describe_begun_again(judgements: Sequence[Judgement]) -> str:
     """Return which windows began more than once, in the order of their run times."""
     again = Counter(
         (takeover.task, takeover.run_time)
-        for verdict in verdicts
-        for takeover in verdict.takeovers
+        for judgement in judgements
+        for takeover in judgement.takeovers
         if takeover.died is not None  # `None`: the dead run had not begun
     )
     told = [
@@ -199,14 +199,14 @@ def _times(count: int) -> str:
     return "twice" if count == 2 else f"{count} times"
 
 
-def _total(verdicts: Sequence[Verdict], count: str) -> int:
-    return sum(getattr(verdict, count) for verdict in verdicts)
+def _total(judgements: Sequence[Judgement], count: str) -> int:
+    return sum(getattr(judgement, count) for judgement in judgements)
 
 
-def summary(verdicts: Sequence[Verdict]) -> str:
+def summary(judgements: Sequence[Judgement]) -> str:
     """Return the last line: all windows together, and which of them were run again."""
-    counts = [f"{name}={_total(verdicts, name)}" for name in _COUNTS]
-    takeovers = [takeover for found in verdicts for takeover in found.takeovers]
+    counts = [f"{name}={_total(judgements, name)}" for name in _COUNTS]
+    takeovers = [takeover for found in judgements for takeover in found.takeovers]
     counts.append(f"takeovers={len(takeovers)}")
     if takeovers:
         windows = [f"{again.task}@{_clock_time(again.run_time)}" for again in takeovers]

@@ -157,7 +157,7 @@ class _Look:
         return self.received - (self.now.timestamp() - moment.timestamp())
 
 
-class _Call:
+class _JobCode:
     """A call of a job's own code: the import of its function, its trigger, its arguments.
 
     :ivar is_over: set when the code has returned or raised
@@ -230,7 +230,7 @@ class DueJobs:
         # briefly.
         self._own_code = ApplicationThread(OWN_CODE)
         self._longest_turn = locks.settings.timings.longest_turn
-        self._hanging: dict[str, _Call] = {}  # by job id
+        self._hanging: dict[str, _JobCode] = {}  # by job id
         self._thread = threading.Thread(target=self._work, name=NAME, daemon=True)
 
     def start(self) -> None:
@@ -541,7 +541,7 @@ class DueJobs:
         """Return what a job's own code returns; ``None`` if it does not return in time."""
         if job_id in self._hanging:
             return None
-        call = _Call()
+        call = _JobCode()
         self._own_code.call(partial(call.run, do))
         if call.is_over.wait(self._longest_turn):
             if call.returned is None:  # the job cannot run here, or its code ended the thread

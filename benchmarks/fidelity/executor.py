@@ -19,7 +19,7 @@ from apscheduler.jobstores.memory import MemoryJobStore
 from apscheduler.schedulers.base import STATE_RUNNING
 
 from apscheduler_tasklock._database.rejections import Rejections
-from apscheduler_tasklock._database.sequences import Statement, Steps, ask_here
+from apscheduler_tasklock._database.sequences import Statement, Statements, ask_here
 from apscheduler_tasklock._runs import claim_request
 from apscheduler_tasklock._runs.executor_jobs import ExecutorJobs
 from apscheduler_tasklock._runs.job_notices import JobNotices
@@ -69,12 +69,12 @@ class TravellingClient:
         """Return the statement that reads the rows which call for something."""
         return lambda cursor: self._protocol.read(cursor, names, always)[0]
 
-    def register(self, tasks: Sequence[Registration]) -> Steps[list[Registered]]:
+    def register(self, tasks: Sequence[Registration]) -> Statements[list[Registered]]:
         """Register tasks."""
         registered: list[Registered] = yield partial(self._protocol.register, tasks=tasks)
         return registered
 
-    def look_at_rights(self) -> Steps[None]:
+    def look_at_rights(self) -> Statements[None]:
         """Do nothing, because the tables have all rights."""
         yield from ()
 
@@ -155,7 +155,7 @@ class ReplicaExecutor:
             Tasks(options, {}, "", "fidelity"),
             run_unlocked=False,
             logger_name=lambda: __name__,
-            submit=submit,
+            submit_again=submit,
             notices=JobNotices,
             clock=clock,
         )

@@ -31,7 +31,7 @@ from tests.support.waist import RunState
 
 
 @dataclass
-class Run(history.Run):
+class Run(history.JudgedRun):
     """A run of the job, in seconds since the beginning.
 
     :ivar died: when it was cut short, since its replica was killed or stopped

@@ -20,7 +20,7 @@ import psycopg
 import pytest
 from psycopg.rows import dict_row
 
-from apscheduler_tasklock.demo.history import Run
+from apscheduler_tasklock.demo.history import JudgedRun
 from apscheduler_tasklock.demo.judge import overlaps, repeats
 from tests.support.polling import eventually
 from tests.support.proxy import proxy_to
@@ -127,10 +127,10 @@ class Ledger:
         cursor = self.connection.cursor(row_factory=dict_row)
         return cursor.execute("SELECT * FROM ledger WHERE key = %s ORDER BY id", [key]).fetchall()
 
-    def history(self, key: str) -> list[Run]:
+    def history(self, key: str) -> list[JudgedRun]:
         """Return a job's runs for the judge."""
         return [
-            Run(
+            JudgedRun(
                 key,
                 str(run["pid"]),
                 run["run_time"].timestamp(),

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from math import inf
 
 from apscheduler_tasklock.demo.history import Event
-from apscheduler_tasklock.demo.judge import Finding
+from apscheduler_tasklock.demo.judge import Breach
 from tests.chaos import exclusion, misses, repeats, stops
 from tests.chaos.bounds import POOL_BACK
 from tests.chaos.history import END_GROUP, POOL
@@ -35,21 +35,21 @@ BROKEN, UNSTARTED = "BrokenProcessPool", "EOFError"
 GIVEN_UP = "is given up: "
 
 
-def check(events: Sequence[Event], tasks: Sequence[ChaosTask]) -> list[Finding]:
+def check(events: Sequence[Event], tasks: Sequence[ChaosTask]) -> list[Breach]:
     """Return what must not have happened, in the order in which it did."""
     records = Records(events)
     return sorted(_all(records, tasks), key=lambda finding: finding.at)
 
 
-def _all(records: Records, tasks: Sequence[ChaosTask]) -> Iterator[Finding]:
+def _all(records: Records, tasks: Sequence[ChaosTask]) -> Iterator[Breach]:
     for event in records.told("died"):
-        yield Finding("replica died", "", event.at, f"{event.replica} ended: {event.detail}")
+        yield Breach("replica died", "", event.at, f"{event.replica} ended: {event.detail}")
     for event in records.told("erred"):
         if not (_was_broken(records, event) or _was_given_up(records, event)):
-            yield Finding("error logged", "", event.at, f"{event.replica}: {event.detail}")
+            yield Breach("error logged", "", event.at, f"{event.replica}: {event.detail}")
     for event in records.told("early"):
         text = f"{event.replica} ran a job that was due much later"
-        yield Finding("ran too early", event.task, event.at, text)
+        yield Breach("ran too early", event.task, event.at, text)
     yield from stops.check_replicas(records)
     for task in [*tasks, *(one_off.task for one_off in records.one_offs.values())]:
         for rules in (exclusion, repeats, misses, stops):

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from math import inf
 
-from apscheduler_tasklock.demo.judge import Finding, overlaps, went_back
+from apscheduler_tasklock.demo.judge import Breach, overlaps, went_back
 from tests.chaos.bounds import BURST_REACTION, ORPHANED, RECOVERY
 from tests.chaos.history import ALONE
 from tests.chaos.records import LATE, PATH, PROCESS, STOPPED, Records, Run
@@ -25,7 +25,7 @@ OUTLIVED = "run outlived its lock"
 SLEW = 0.008
 
 
-def check(records: Records, task: ChaosTask) -> Iterator[Finding]:
+def check(records: Records, task: ChaosTask) -> Iterator[Breach]:
     """Find overlapping claims and runs, and tokens that went back."""
     yield from _granted_twice(records, task)
     yield from _overlaps(records, task)
@@ -38,16 +38,16 @@ def _believers(records: Records, task: ChaosTask) -> list[Run]:
     return [run for run in records.runs[task.name] if run.believed is not None]
 
 
-def _granted_twice(records: Records, task: ChaosTask) -> Iterator[Finding]:
+def _granted_twice(records: Records, task: ChaosTask) -> Iterator[Breach]:
     """Find claims that were granted while the one before stood."""
     for before, claim in pairwise(records.claims[task.name]):
         ends = (before.released, before.handed_over, before.given_up, before.until)
         if min(ends) > claim.at + SLEW:
             text = f"{claim}, while {before}, stood until {before.until:.3f}"
-            yield Finding(OVERLAP, task.name, claim.at, text)
+            yield Breach(OVERLAP, task.name, claim.at, text)
 
 
-def _overlaps(records: Records, task: ChaosTask) -> Iterator[Finding]:
+def _overlaps(records: Records, task: ChaosTask) -> Iterator[Breach]:
     """Find two runs that believed at one moment that they held the lock, if the first could know.
 
     A lock that is lost stays so. So who was told at two moments that it was not held it, by its own
@@ -61,7 +61,7 @@ def _overlaps(records: Records, task: ChaosTask) -> Iterator[Finding]:
     for earlier, run in overlaps(believers, is_excused, lambda run: _belief(run) - SLEW):
         together = min(_belief(run), _belief(earlier)) - run.begun
         text = f"{earlier} still held the lock when {run}, for {together:.3f} s"
-        yield Finding(OVERLAP, task.name, run.begun, text)
+        yield Breach(OVERLAP, task.name, run.begun, text)
 
 
 def _belief(run: Run) -> float:
@@ -89,13 +89,13 @@ def _had_no_answer(records: Records, task: ChaosTask, run: Run) -> bool:
     return any(trouble.meets(since, until) for trouble in troubles)
 
 
-def _outlived(records: Records, task: ChaosTask) -> Iterator[Finding]:
+def _outlived(records: Records, task: ChaosTask) -> Iterator[Breach]:
     """Find runs in worker processes that went on, or believed in their lock, for too long."""
     for run in records.runs[task.name]:
         at = _outlived_at(records, task, run) if run.worker else None
         if at is not None:
             text = f"{run}, went on until {at:.3f}, which was to end with its lock or its replica"
-            yield Finding(OUTLIVED, task.name, at, text)
+            yield Breach(OUTLIVED, task.name, at, text)
 
 
 def _outlived_at(records: Records, task: ChaosTask, run: Run) -> float | None:
@@ -116,11 +116,11 @@ def _outlived_at(records: Records, task: ChaosTask, run: Run) -> float | None:
     return went_on if went_on > by else None
 
 
-def _tokens(records: Records, task: ChaosTask) -> Iterator[Finding]:
+def _tokens(records: Records, task: ChaosTask) -> Iterator[Breach]:
     """Find tokens that do not grow from one holder to the next.
 
     Runs that were told at their begin that the lock is lost may begin in any order.
     """
     told = ((run.token, run) for run in _believers(records, task))
     for last, run in went_back(told):
-        yield Finding(TOKEN_WENT_BACK, task.name, run.begun, f"after {last} came {run}")
+        yield Breach(TOKEN_WENT_BACK, task.name, run.begun, f"after {last} came {run}")

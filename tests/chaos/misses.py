@@ -20,7 +20,7 @@ from itertools import pairwise
 from math import inf
 
 from apscheduler_tasklock.demo.history import Event
-from apscheduler_tasklock.demo.judge import Finding
+from apscheduler_tasklock.demo.judge import Breach
 from tests.chaos.bounds import (
     ATTEMPT,
     BURST_REACTION,
@@ -47,7 +47,7 @@ LATE_PATIENCE = CLAIM_TIMEOUT - ATTEMPT + LATE_BY
 _SAME = 0.05
 
 
-def check(records: Records, task: ChaosTask) -> Iterator[Finding]:
+def check(records: Records, task: ChaosTask) -> Iterator[Breach]:
     """Find windows that were missed, dead runs that were left, and claims without a run."""
     claims = records.claims[task.name]
     yield from _unclaimed(records, task, claims)
@@ -60,7 +60,7 @@ def check(records: Records, task: ChaosTask) -> Iterator[Finding]:
     yield from _left_to_the_lease(records, task, claims)
 
 
-def _unclaimed(records: Records, task: ChaosTask, claims: Sequence[Claim]) -> Iterator[Finding]:
+def _unclaimed(records: Records, task: ChaosTask, claims: Sequence[Claim]) -> Iterator[Breach]:
     """Find run times that were given up, or nobody claimed while nothing stood against them."""
     for fire in records.told("fire", task.name):
         answered = _answered_by(records, fire, task)
@@ -70,12 +70,12 @@ def _unclaimed(records: Records, task: ChaosTask, claims: Sequence[Claim]) -> It
         # claims it.
         if _gave_up(records, fire, answered) and not (task.once and claims):
             text = f"{fire.replica} was able to claim its run time {fire.due:.3f}, and skipped it"
-            yield Finding(MISSED, task.name, fire.at, text)
+            yield Breach(MISSED, task.name, fire.at, text)
         elif not any(_stands_against(records, claim, fire, task, answered) for claim in claims):
             text = (
                 f"nobody claimed the run time {fire.due:.3f} of {fire.replica}, which was able to"
             )
-            yield Finding(MISSED, task.name, fire.at, text)
+            yield Breach(MISSED, task.name, fire.at, text)
 
 
 def _gave_up(records: Records, fire: Event, answered: float) -> bool:
@@ -90,7 +90,7 @@ def _gave_up(records: Records, fire: Event, answered: float) -> bool:
     )
 
 
-def _misfired(records: Records, task: ChaosTask) -> Iterator[Finding]:
+def _misfired(records: Records, task: ChaosTask) -> Iterator[Breach]:
     """Find misfires of replicas that were never stopped: no job here keeps others waiting."""
     for misfire in records.told("misfired", task.name):
         life = records.lives.get(misfire.replica)
@@ -99,7 +99,7 @@ def _misfired(records: Records, task: ChaosTask) -> Iterator[Finding]:
         since = max(life.begun, misfire.at - RECOVERY)
         if records.well(misfire.replica, since, misfire.at, PROCESS + SLOW):
             text = f"{misfire.replica} was never stopped, and took {misfire.due:.3f} for a misfire"
-            yield Finding(MISSED, task.name, misfire.at, text)
+            yield Breach(MISSED, task.name, misfire.at, text)
 
 
 def _answered_by(records: Records, fire: Event, task: ChaosTask) -> float | None:
@@ -157,7 +157,7 @@ def _asked(records: Records, fire: Event) -> float:
     return float(min(fire.at, max(fire.due, fire.at - records.reaction(fire.at))))
 
 
-def _silent(records: Records, task: ChaosTask) -> Iterator[Finding]:
+def _silent(records: Records, task: ChaosTask) -> Iterator[Breach]:
     """Find replicas whose scheduler stopped firing, except while an instance of the job ran."""
     longest = 2 * task.period + RECOVERY
     for replica, life in records.lives.items():
@@ -171,10 +171,10 @@ def _silent(records: Records, task: ChaosTask) -> Iterator[Finding]:
             since = max([before, *ends])
             if after - since > longest:
                 text = f"{replica} did not fire from {since:.3f} to {after:.3f}"
-                yield Finding(MISSED, task.name, after, text)
+                yield Breach(MISSED, task.name, after, text)
 
 
-def _unrun(records: Records, task: ChaosTask, claims: Sequence[Claim]) -> Iterator[Finding]:
+def _unrun(records: Records, task: ChaosTask, claims: Sequence[Claim]) -> Iterator[Breach]:
     """Find claims that were released, as if their job had ended, and it had not.
 
     Without failover, a coroutine that a graceful stop cuts has had its only start.
@@ -189,7 +189,7 @@ def _unrun(records: Records, task: ChaosTask, claims: Sequence[Claim]) -> Iterat
             continue
         if not _is_claimed_again(records, claim, claims):
             text = f"{claim}, was released {claim.released:.3f} without a run to its end"
-            yield Finding(MISSED, task.name, claim.released, text)
+            yield Breach(MISSED, task.name, claim.released, text)
 
 
 def _is_claimed_again(records: Records, given_back: Claim, claims: Sequence[Claim]) -> bool:
@@ -203,7 +203,7 @@ def _is_claimed_again(records: Records, given_back: Claim, claims: Sequence[Clai
     )
 
 
-def _left(records: Records, task: ChaosTask, claims: Sequence[Claim]) -> Iterator[Finding]:
+def _left(records: Records, task: ChaosTask, claims: Sequence[Claim]) -> Iterator[Breach]:
     """Find windows of dead runs, and windows that were handed over, that were not run again."""
     for claim in claims:
         after, is_handed_over = claim.after, claim.handed_over < inf
@@ -215,11 +215,11 @@ def _left(records: Records, task: ChaosTask, claims: Sequence[Claim]) -> Iterato
         if after is not None and is_passed_over and after.at < min(claim.released, claim.given_up):
             if after.at < claim.run_until:
                 text = f"{claim}, {how}, and {after}, was of another window"
-                yield Finding(MISSED, task.name, after.at, text)
+                yield Breach(MISSED, task.name, after.at, text)
             continue
         if left := _left_by(records, task, claim):
             text = f"{claim}, {how} {died:.3f}, and {left} was well and left it"
-            yield Finding(MISSED, task.name, died, text)
+            yield Breach(MISSED, task.name, died, text)
 
 
 def _left_by(records: Records, task: ChaosTask, claim: Claim) -> str | None:
@@ -252,7 +252,7 @@ def _knows(records: Records, task: ChaosTask, replica: str, at: float) -> bool:
     )
 
 
-def _forgotten(records: Records, task: ChaosTask, claims: Sequence[Claim]) -> Iterator[Finding]:
+def _forgotten(records: Records, task: ChaosTask, claims: Sequence[Claim]) -> Iterator[Breach]:
     """Find run times that were refused because of a run that died, and that were not run then."""
     for number, claim in enumerate(claims):
         if claim.over <= claim.until and claim.handed_over == inf:
@@ -276,7 +276,7 @@ def _forgotten(records: Records, task: ChaosTask, claims: Sequence[Claim]) -> It
                     f"the run time {fire.due:.3f} of {fire.replica} was refused because of {claim},"
                     f" which died {claim.until:.3f}, and was not claimed by {by:.3f}"
                 )
-                yield Finding(MISSED, task.name, fire.at, text)
+                yield Breach(MISSED, task.name, fire.at, text)
 
 
 def _is_claimed_by(by: float, fire: Event, task: ChaosTask, claims: Sequence[Claim]) -> bool:
@@ -287,7 +287,7 @@ def _is_claimed_by(by: float, fire: Event, task: ChaosTask, claims: Sequence[Cla
 
 def _left_to_the_lease(
     records: Records, task: ChaosTask, claims: Sequence[Claim]
-) -> Iterator[Finding]:
+) -> Iterator[Breach]:
     """Find claims of broken pools that a replica that was well did not end.
 
     It may when all processes of the pool are dead.
@@ -298,7 +298,7 @@ def _left_to_the_lease(
         by = records.able_by(claim.process, pool.dead, FREED)
         if pool.broke <= ended and by < min(ended, records.lives[claim.process].ended):
             text = f"{claim}, of a pool that was dead {pool.dead:.3f}, stood until {ended:.3f}"
-            yield Finding(SILENT, task.name, by, text)
+            yield Breach(SILENT, task.name, by, text)
 
 
 def _is_busy(records: Records, task: str, replica: str, begun: float, ended: float) -> bool:

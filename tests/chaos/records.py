@@ -18,7 +18,7 @@ from tests.chaos.tasks import ChaosTask, OneOff
 
 
 @dataclass(eq=False)
-class Run(history.Run):
+class Run(history.JudgedRun):
     """A run of a job, from its own events.
 
     :ivar died: when its worker process was dead before the run had ended; ``None`` if it was not

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from math import inf
 
-from apscheduler_tasklock.demo.judge import Finding
+from apscheduler_tasklock.demo.judge import Breach
 from tests.chaos.bounds import ATTEMPT, RECOVERY, UNDER_WAY
 from tests.chaos.plan import LATE_BY
 from tests.chaos.records import ANY, PATH, PROCESS, UNABLE, Claim, Records, Run
@@ -19,7 +19,7 @@ RUN_TWICE = "window run twice"
 TROUBLE_SHARE = 0.3
 
 
-def check(records: Records, task: ChaosTask) -> Iterator[Finding]:
+def check(records: Records, task: ChaosTask) -> Iterator[Breach]:
     """Find windows that were run twice without a dead holder.
 
     A run owns its run time and the minimum lock after it. The next claim's run time is beyond that,
@@ -36,7 +36,7 @@ def check(records: Records, task: ChaosTask) -> Iterator[Finding]:
             nothing = "there was nothing to take over"
             reason = nothing if before is None else _unfounded(records, task, before, claim)
             if reason:
-                yield Finding(RUN_TWICE, task.name, begun, f"{run or claim}, but {reason}")
+                yield Breach(RUN_TWICE, task.name, begun, f"{run or claim}, but {reason}")
             continue
         own = claim.window if run is None else run.due
         if before is not None and window is not None:
@@ -44,14 +44,14 @@ def check(records: Records, task: ChaosTask) -> Iterator[Finding]:
         window = own
 
 
-def _too_close(task: ChaosTask, apart: float, before: Claim, run: Run | Claim) -> Iterator[Finding]:
+def _too_close(task: ChaosTask, apart: float, before: Claim, run: Run | Claim) -> Iterator[Breach]:
     # A run that raised opens its window again, from half a window before, because there other
     # replicas' run times of the same window may be.
     owned = task.window if before.kept else -task.window / 2
     if apart < owned - UNDER_WAY:
         at = run.begun if isinstance(run, Run) else run.at
         text = f"{run}, is of a run time {apart:.3f} s after that of the token before"
-        yield Finding(RUN_TWICE, task.name, at, text)
+        yield Breach(RUN_TWICE, task.name, at, text)
 
 
 def _unfounded(records: Records, task: ChaosTask, before: Claim, claim: Claim) -> str | None:

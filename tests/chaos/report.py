@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from math import inf
 
 from apscheduler_tasklock.demo.history import Event
-from apscheduler_tasklock.demo.judge import Finding
+from apscheduler_tasklock.demo.judge import Breach
 from tests.chaos.records import Records
 from tests.chaos.tasks import TASKS
 
@@ -52,7 +52,7 @@ def _row(
     return (heading, *map(str, counts))
 
 
-def surroundings(finding: Finding, events: Sequence[Event]) -> str:
+def surroundings(finding: Breach, events: Sequence[Event]) -> str:
     """Return what happened around a finding, to its task and to the replicas."""
     lines = [f"--- {finding}"]
     for event in sorted(events, key=lambda event: event.at):
@@ -72,7 +72,7 @@ def _line(event: Event, at: float) -> str:
     return " ".join(word for word in words if word)
 
 
-def describe(findings: Sequence[Finding]) -> str:
+def describe(findings: Sequence[Breach]) -> str:
     """Return the first findings, a line each, and how many there are of which fault."""
     if not findings:
         return "findings: none"

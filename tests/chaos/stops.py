@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import inf
 
-from apscheduler_tasklock.demo.judge import Finding
+from apscheduler_tasklock.demo.judge import Breach
 from tests.chaos.bounds import BURST_REACTION, RECOVERY, SHUTDOWN
 from tests.chaos.history import POOL
 from tests.chaos.records import ANY, PROCESS, Records
@@ -15,7 +15,7 @@ STRANDED = "lock left behind"
 SLOW_STOP = "slow stop"
 
 
-def check(records: Records, task: ChaosTask) -> Iterator[Finding]:
+def check(records: Records, task: ChaosTask) -> Iterator[Breach]:
     """Find locks that a replica held when it had ended as it was told to."""
     ended = records.when("gone")
     for claim in records.claims[task.name]:
@@ -28,10 +28,10 @@ def check(records: Records, task: ChaosTask) -> Iterator[Finding]:
         since = max(told - RECOVERY, records.wrote_before(claim.replica, gone))
         if not _was_in_trouble(records, claim.process, since, gone, ANY):
             text = f"{claim}, was held when its replica had ended, {gone:.3f}"
-            yield Finding(STRANDED, task.name, gone, text)
+            yield Breach(STRANDED, task.name, gone, text)
 
 
-def check_replicas(records: Records) -> Iterator[Finding]:
+def check_replicas(records: Records) -> Iterator[Breach]:
     """Find replicas that took longer to end than what they ran."""
     for replica, gone in records.when("gone").items():
         if replica not in records.leaving or replica.endswith(POOL):
@@ -44,7 +44,7 @@ def check_replicas(records: Records) -> Iterator[Finding]:
         limit = len(parts) * SHUTDOWN + BURST_REACTION
         if gone - since > limit and not _was_in_trouble(records, replica, since, gone, PROCESS):
             text = f"{replica} took {gone - since:.3f} s after its last run"
-            yield Finding(SLOW_STOP, "", gone, text)
+            yield Breach(SLOW_STOP, "", gone, text)
 
 
 def _was_in_trouble(records: Records, replica: str, since: float, gone: float, kinds: str) -> bool:

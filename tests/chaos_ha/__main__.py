@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from apscheduler_tasklock.demo.history import Event
-from apscheduler_tasklock.demo.judge import Finding
+from apscheduler_tasklock.demo.judge import Breach
 from apscheduler_tasklock.demo.server import die_with_parent
 from tests.chaos.fleet import find_faketime
 from tests.chaos_ha.cases import CASES, Case, Scene
@@ -48,7 +48,7 @@ class Play:
         self._replicas: dict[str, subprocess.Popen[bytes]] = {}
         self._doctors: list[subprocess.Popen[str]] = []
 
-    def run(self) -> list[Finding]:
+    def run(self) -> list[Breach]:
         """Let the case happen; return what must not have happened."""
         with ExitStack() as closing:
             cluster = closing.enter_context(Cluster(self._route, self._case.skew))

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 
-from apscheduler_tasklock.demo.history import Event, Run, runs
+from apscheduler_tasklock.demo.history import Event, JudgedRun, runs
 from apscheduler_tasklock.demo.judge import repeats, went_back
 from tests.chaos_store.guard import SIGNS
 from tests.chaos_store.replica import FIXED, FLOATING, GRACE, PERIOD, STEADY
@@ -52,7 +52,7 @@ def _once(events: Sequence[Event]) -> Iterator[str]:
             yield f"{key}: a token was used twice: {begun[one]}, {begun[other]}"
 
 
-def _serve_one_run_time(earlier: Run, later: Run) -> bool:
+def _serve_one_run_time(earlier: JudgedRun, later: JudgedRun) -> bool:
     """Return whether two runs of a job are of one run time. A one-off job has only one."""
     return earlier.task.startswith("once-") or bool(later.due - earlier.due < SAME)
 

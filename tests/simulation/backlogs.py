@@ -21,8 +21,8 @@ from uuid import UUID
 
 from apscheduler_tasklock._lock.outcomes import RunOutcome, WindowAfter
 from apscheduler_tasklock._runs.kept_runs import InTheWay, LastRun, Outlook
-from apscheduler_tasklock._runs.queue import Ask, Inputs, RunQueue, Step
-from apscheduler_tasklock._runs.run import Kind, Run, State, Verdict
+from apscheduler_tasklock._runs.queue import Ask, Inputs, RunQueue, ToDo
+from apscheduler_tasklock._runs.run import ClaimOutcome, QueuedRun, RunKind, State
 from apscheduler_tasklock.testing import rule
 from tests.simulation.world import START
 from tests.support.waist import (
@@ -124,11 +124,11 @@ class Simulated:
     queue: RunQueue
     asks: list[Ask] = field(default_factory=list)
     skipped: set[int] = field(default_factory=set)
-    submissions: list[list[Run]] = field(default_factory=list)
-    runs: list[Run] = field(default_factory=list)
+    submissions: list[list[QueuedRun]] = field(default_factory=list)
+    runs: list[QueuedRun] = field(default_factory=list)
     is_dead: bool = False
 
-    def of_state(self, *states: State) -> list[Run]:
+    def of_state(self, *states: State) -> list[QueuedRun]:
         return [run for run in self.runs if run.state in states]
 
     @property
@@ -137,7 +137,7 @@ class Simulated:
         left = [[r for r in runs if r.state is not State.OVER] for runs in self.submissions]
         return any(runs[0].state is not State.KEPT for runs in left if runs)
 
-    def is_going_to(self, kind: Kind) -> bool:
+    def is_going_to(self, kind: RunKind) -> bool:
         """Return whether a run of a kind is not over."""
         return any(run.kind is kind and run.state is not State.OVER for run in self.runs)
 
@@ -148,11 +148,11 @@ class Simulated:
             (
                 run.kind.value,
                 run.state.value,
-                run.what.window,
+                run.work.window,
                 run.is_held,
-                run.what.in_the_way
-                and (run.what.in_the_way.came_first, run.what.in_the_way.token == token),
-                run.what.stood_first,
+                run.work.in_the_way
+                and (run.work.in_the_way.came_first, run.work.in_the_way.token == token),
+                run.work.stood_first,
             )
             for run in self.runs
             if run.state is not State.OVER
@@ -252,11 +252,11 @@ class Fleet:
         if replica.left and not set(replica.left[0]) & set(self.not_due):
             found.append((f"{name} submits {replica.left[0]}", partial(Fleet._submit, n=n)))
         if replica.asks:
-            windows = [run.what.window for run in replica.asks[0].runs]
+            windows = [run.work.window for run in replica.asks[0].runs]
             found.append((f"{name} claims {windows}", partial(Fleet._claim, n=n)))
         for run in replica.of_state(State.BEGUN):
             at = replica.runs.index(run)
-            found.append((f"{name} ends {run.what.window}", partial(Fleet._end, n=n, at=at)))
+            found.append((f"{name} ends {run.work.window}", partial(Fleet._end, n=n, at=at)))
         if self._sees_something(replica):
             found.append((f"{name} looks", partial(Fleet._look, n=n)))
         return found
@@ -301,15 +301,15 @@ class Fleet:
         if replica.has_an_instance:
             replica.skipped.update(windows)
             return
-        runs = [self._run(Kind.SCHEDULE, window, self._claim_of(window)) for window in windows]
+        runs = [self._run(RunKind.SCHEDULE, window, self._claim_of(window)) for window in windows]
         for run, following in pairwise(runs):
             run.following = following
         replica.runs += runs
         replica.submissions.append(runs)
         self._step(replica, came=[runs[0]])
 
-    def _run(self, kind: Kind, window: int | None, request: Any) -> Run:
-        return Run(kind, TASK, (TASK, ""), self._now, self._now, what=Work(window, request))
+    def _run(self, kind: RunKind, window: int | None, request: Any) -> QueuedRun:
+        return QueuedRun(kind, TASK, (TASK, ""), self._now, self._now, work=Work(window, request))
 
     def _claim_of(self, window: int) -> ClaimRequest:
         return ClaimRequest(
@@ -332,12 +332,12 @@ class Fleet:
         self.kills_left -= 1
         replica.is_dead = True
         for run in replica.of_state(State.BEGUN):
-            run.what.began.ended = "killed"
+            run.work.began.ended = "killed"
 
     def _end(self, n: int, at: int) -> None:
         replica = self.replicas[n]
         run = replica.runs[at]
-        work: Work = run.what
+        work: Work = run.work
         assert self.row is not None
         assert work.began is not None
         token = self.row.token
@@ -345,16 +345,16 @@ class Fleet:
         self.row = rule.release(self.row, release, self.now).row
         work.began.ended = "ok"
         kept = self._decided_on(replica, LastRun(token, finished=True, dead=False, deaths=0))
-        self._step(replica, freed=[(run, 1.0)], kept=kept)
+        self._step(replica, freed=[(run, 1.0)], found=kept)
 
     def _step(self, replica: Simulated, **inputs: Any) -> None:
-        step: Step = replica.queue.step(self._now, Inputs(workers=WORKERS, **inputs))
+        step: ToDo = replica.queue.step(self._now, Inputs(workers=WORKERS, **inputs))
         replica.asks += step.asks
         for run in step.given:
             assert run.token.take()
             assert self.row is not None
-            run.what.began = Began(run.what.window, self.row.token)
-            self.began.append(run.what.began)
+            run.work.began = Began(run.work.window, self.row.token)
+            self.began.append(run.work.began)
         if step.given:
             self._step(replica, begun=step.given)
 
@@ -363,16 +363,16 @@ class Fleet:
     def _claim(self, n: int) -> None:
         replica = self.replicas[n]
         ask = replica.asks.pop(0)
-        answers = [(run, self._verdict(replica, run)) for run in ask.runs]
-        self._step(replica, answers=answers)
+        answers = [(run, self._claim_outcome(replica, run)) for run in ask.runs]
+        self._step(replica, answered=answers)
 
-    def _verdict(self, replica: Simulated, run: Run) -> Verdict:
-        work: Work = run.what
+    def _claim_outcome(self, replica: Simulated, run: QueuedRun) -> ClaimOutcome:
+        work: Work = run.work
         answer = self._decided(replica, run)
         if answer is not None and answer.granted:
-            return Verdict.GRANTED
-        if answer is None or run.kind is not Kind.SCHEDULE or not Refusal.of(answer).blocked:
-            return Verdict.REFUSED
+            return ClaimOutcome.GRANTED
+        if answer is None or run.kind is not RunKind.SCHEDULE or not Refusal.of(answer).blocked:
+            return ClaimOutcome.REFUSED
         assert self.row is not None
         run_time = work.request.run_time
         came_first = self.row.started_at < run_time and self.row.kind != "manual"
@@ -382,16 +382,16 @@ class Fleet:
                 each.state = State.OVER
             run.following = None
         if self.kept in (Rule.LEAVE, Rule.GO_ON) or is_final:
-            return Verdict.REFUSED
+            return ClaimOutcome.REFUSED
         work.stood_first = self.row.token if came_first else 0
         work.in_the_way = InTheWay(self.row.token, came_first and self.kept is Rule.KEEP)
         work.request = replace(work.request, claim_id=self._new_id())
-        return Verdict.KEPT
+        return ClaimOutcome.KEPT
 
-    def _decided(self, replica: Simulated, run: Run) -> ClaimAnswer | None:
-        request = run.what.request
+    def _decided(self, replica: Simulated, run: QueuedRun) -> ClaimAnswer | None:
+        request = run.work.request
         decision: rule.Decision[Any]
-        if run.kind in (Kind.MANUAL, Kind.TAKEOVER):
+        if run.kind in (RunKind.MANUAL, RunKind.TAKEOVER):
             decision = rule.rerun(self.row, request, IN_TIME, replica.name, self.now)
         else:
             times = ReadTimes((self.now - request.run_time).total_seconds())
@@ -407,11 +407,11 @@ class Fleet:
         if row is None:
             return False
         state = rule.state_of(row, self.now)
-        if state.request_id is not None and not replica.is_going_to(Kind.MANUAL):
+        if state.request_id is not None and not replica.is_going_to(RunKind.MANUAL):
             # A claim would be refused while the task runs, so the replica looks when it is over.
             return state.finished or state.dead
         if state.dead and state.is_run_again(failover=self.backlogs.failover):
-            return not replica.is_going_to(Kind.TAKEOVER)
+            return not replica.is_going_to(RunKind.TAKEOVER)
         if any(run.is_held for run in replica.of_state(State.WAITING)):
             return True
         decided = self._decided_on(replica, _last(row, state))
@@ -421,30 +421,34 @@ class Fleet:
         replica, row = self.replicas[n], self.row
         assert row is not None
         state = rule.state_of(row, self.now)
-        if state.request_id is not None and not replica.is_going_to(Kind.MANUAL):
+        if state.request_id is not None and not replica.is_going_to(RunKind.MANUAL):
             asked = manual_run_of(
                 TASK, state.request_id, MAX_LOCK, runs="job", claim_id=self._new_id()
             )
-            self._come_extra(replica, Kind.MANUAL, None, asked)
+            self._come_extra(replica, RunKind.MANUAL, None, asked)
         elif state.dead and state.is_run_again(failover=self.backlogs.failover):
             seconds = (state.window_start - START).total_seconds()
             window = None if state.manual else round(seconds / PERIOD)
             takeover = takeover_of(
                 TASK, state.claim_id, state.holder, None, self.backlogs.failover, self._new_id()
             )
-            self._come_extra(replica, Kind.TAKEOVER, window, takeover)
+            self._come_extra(replica, RunKind.TAKEOVER, window, takeover)
         else:
-            self._step(replica, kept=self._decided_on(replica, _last(row, state)))
+            self._step(replica, found=self._decided_on(replica, _last(row, state)))
 
-    def _come_extra(self, replica: Simulated, kind: Kind, window: int | None, request: Any) -> None:
+    def _come_extra(
+        self, replica: Simulated, kind: RunKind, window: int | None, request: Any
+    ) -> None:
         run = self._run(kind, window, request)
         replica.runs.append(run)
         self._step(replica, came=[run])
 
-    def _decided_on(self, replica: Simulated, last: LastRun) -> list[tuple[Run, Outlook, float]]:
+    def _decided_on(
+        self, replica: Simulated, last: LastRun
+    ) -> list[tuple[QueuedRun, Outlook, float]]:
         """Return the decisions on the kept runs."""
         kept = replica.of_state(State.KEPT)
-        return [(run, run.what.in_the_way.outlook(last), self._now) for run in kept]
+        return [(run, run.work.in_the_way.outlook(last), self._now) for run in kept]
 
     # ---- the check at the end --------------------------------------------------------------------
 
@@ -463,9 +467,9 @@ class Fleet:
         for replica in self.replicas:
             for run in replica.runs:
                 if run.state is not State.OVER and not replica.is_dead:
-                    found.append(f"never over: {run.what.window}")
-                if run.what.began and run.what.stood_first in ended_well:
-                    found.append(f"run after what stood rightly against it: {run.what.window}")
+                    found.append(f"never over: {run.work.window}")
+                if run.work.began and run.work.stood_first in ended_well:
+                    found.append(f"run after what stood rightly against it: {run.work.window}")
         return found
 
     def _is_somebodys(self, window: int) -> bool:

@@ -19,8 +19,8 @@ from uuid import UUID
 from apscheduler_tasklock._lock.limited_claims import Claimed, NotNow
 from apscheduler_tasklock._lock.outcomes import RunOutcome, WindowAfter
 from apscheduler_tasklock._runs.kept_runs import InTheWay, KeptRuns, LastRun, Outlook
-from apscheduler_tasklock._runs.queue import Ask, Full, Inputs, RunQueue
-from apscheduler_tasklock._runs.run import Kind, Run, State, Verdict
+from apscheduler_tasklock._runs.queue import AllBusy, Ask, Inputs, RunQueue
+from apscheduler_tasklock._runs.run import ClaimOutcome, QueuedRun, RunKind, State
 from apscheduler_tasklock.errors import TaskLockError
 from apscheduler_tasklock.lock import HeldLock
 from tests.simulation import ledger
@@ -70,10 +70,10 @@ class Fate:
 
     job: Job
     process: Process
-    kind: Kind
+    kind: RunKind
     window: float | None
     came: float
-    run: Run | None = None
+    run: QueuedRun | None = None
     given_at: float | None = None
     taken_at: float = -inf
     began_at: list[float] = field(default_factory=list)
@@ -112,7 +112,7 @@ class JobsReplica(Replica):
         self.stopped_at = inf
         self.asked = 0  # number of statements
         self._jobs_story: Any = story
-        self._given: dict[Run, None] = {}
+        self._given: dict[QueuedRun, None] = {}
         self._requested: set[UUID] = set()
         self._kept_runs = KeptRuns()
         self._releasing = 0
@@ -133,7 +133,7 @@ class JobsReplica(Replica):
         due = [BEGIN + window - skew for window in windows]
         self.submitted.append(Submitted(job.name, now, due, job.takes, job.grace))
         runs = [
-            self._run_of(job, Kind.SCHEDULE, window, due_at, job.claim_of(window))
+            self._run_of(job, RunKind.SCHEDULE, window, due_at, job.claim_of(window))
             for window, due_at in zip(windows, due, strict=True)
         ]
         for run, following in pairwise(runs):
@@ -141,21 +141,21 @@ class JobsReplica(Replica):
         self._come(runs[0])
 
     def _run_of(
-        self, job: Job, kind: Kind, window: float | None, due_at: float, request: Any
-    ) -> Run:
+        self, job: Job, kind: RunKind, window: float | None, due_at: float, request: Any
+    ) -> QueuedRun:
         now = self.world.now
         fate = Fate(job, self.process, kind, window, now)
-        grace = job.grace if kind is Kind.SCHEDULE else None
+        grace = job.grace if kind is RunKind.SCHEDULE else None
         work = Work(fate, request)
-        run = Run(
-            kind, job.name, (job.name, "default"), due_at, now, grace, claims=job.claims, what=work
+        run = QueuedRun(
+            kind, job.name, (job.name, "default"), due_at, now, grace, claims=job.claims, work=work
         )
         fate.run = run
         self.fates.append(fate)
         return run
 
-    def _come(self, run: Run) -> None:
-        self.line.post(lambda inputs: inputs.came.append(run))
+    def _come(self, run: QueuedRun) -> None:
+        self.line.came(run)
 
     def stop_at(self, at: float, *, closes: bool = True) -> None:
         """Stop gracefully at a time.
@@ -170,7 +170,7 @@ class JobsReplica(Replica):
         self.world.note(self.process.name, "   stops")
         if closes:
             self._client.stop_claiming()
-        self.line.post(self._withdraw_given)
+        self.line.call(self._withdraw_given)
         self.thread.begin_stop()
 
     @property
@@ -188,8 +188,8 @@ class JobsReplica(Replica):
     def wake_look(self) -> None:
         """Do nothing, because the next look follows anyway."""
 
-    def report_full(self, full: Full) -> None:
-        self.world.note(self.process.name, f"   has no worker free for {full.longest:.0f} s")
+    def report_all_busy(self, all_busy: AllBusy) -> None:
+        self.world.note(self.process.name, f"   has no worker free for {all_busy.longest:.0f} s")
 
     def look(self) -> float:
         return inf
@@ -200,12 +200,12 @@ class JobsReplica(Replica):
         self._check_ask(ask)
         names = ", ".join(run.task_name for run in ask.runs)
         self.world.note(self.process.name, f"   asks for {ask.most} of {names}")
-        is_together = ask.runs[0].kind in (Kind.SCHEDULE, Kind.STANDBY, Kind.STORED)
+        is_together = ask.runs[0].kind in (RunKind.SCHEDULE, RunKind.STANDBY, RunKind.STORED)
         most = len(ask.runs) if is_together or ask.most is None else ask.most
-        asked: dict[AnyAttempt, Run] = {}
-        answers: list[tuple[Run, Claimed]] = []
+        asked: dict[AnyAttempt, QueuedRun] = {}
+        answers: list[tuple[QueuedRun, Claimed]] = []
         for run in ask.runs:
-            claim = NotNow.BEYOND if len(asked) == most else self._claim_for(run.what)
+            claim = NotNow.BEYOND if len(asked) == most else self._claim_for(run.work)
             if isinstance(claim, (NotNow, TaskLockError)):
                 answers.append((run, claim))
             else:
@@ -223,9 +223,9 @@ class JobsReplica(Replica):
         wrong = self._jobs_story.wrong
         unbegun = [run for run in self._given if run.state is State.GIVEN]
         if unbegun and self.pool.count is not None:
-            wrong.append(f"asked although {unbegun[0].what.fate} waits for a worker")
+            wrong.append(f"asked although {unbegun[0].work.fate} waits for a worker")
         if self.world.now > self.stopped_at:
-            wrong.append(f"asked after the stop: {ask.runs[0].what.fate}")
+            wrong.append(f"asked after the stop: {ask.runs[0].work.fate}")
         tasks = [run.task_name for run in ask.runs]
         if len(tasks) > len(set(tasks)):
             wrong.append(f"asked for two runs of a task at once: {tasks}")
@@ -244,17 +244,19 @@ class JobsReplica(Replica):
             return error
         return work.claim
 
-    def _answer(self, answers: Sequence[tuple[Run, Claimed]]) -> None:
+    def _answer(self, answers: Sequence[tuple[QueuedRun, Claimed]]) -> None:
         def take_in(inputs: Inputs) -> None:
-            inputs.answers += [(run, self._verdict(run, claimed)) for run, claimed in answers]
+            inputs.answered += [
+                (run, self._claim_outcome(run, claimed)) for run, claimed in answers
+            ]
 
         if answers:
-            self.line.post(take_in)
+            self.line.call(take_in)
 
-    def _verdict(self, run: Run, claimed: Claimed) -> Verdict:
-        work: Work = run.what
+    def _claim_outcome(self, run: QueuedRun, claimed: Claimed) -> ClaimOutcome:
+        work: Work = run.work
         if isinstance(claimed, NotNow):
-            return Verdict(claimed.value)
+            return ClaimOutcome(claimed.value)
         question = work.question
         assert question is not None
         question.answered = self.world.now
@@ -268,16 +270,16 @@ class JobsReplica(Replica):
         if isinstance(claimed, HeldLock):
             work.held = claimed
             self._asked[claimed.claim_id] = question.asked
-            return Verdict.GRANTED
+            return ClaimOutcome.GRANTED
         if isinstance(claimed, TaskLockError):
-            return Verdict.FAILED
-        if isinstance(claimed, Refusal) and claimed.blocked and run.kind is Kind.SCHEDULE:
+            return ClaimOutcome.FAILED
+        if isinstance(claimed, Refusal) and claimed.blocked and run.kind is RunKind.SCHEDULE:
             self._keep(run, claimed)
-            return Verdict.KEPT
-        return Verdict.REFUSED
+            return ClaimOutcome.KEPT
+        return ClaimOutcome.REFUSED
 
-    def _keep(self, run: Run, refusal: Refusal) -> None:
-        work: Work = run.what
+    def _keep(self, run: QueuedRun, refusal: Refusal) -> None:
+        work: Work = run.work
         work.fate.is_kept = True
         # The next ask needs a new claim, because this one is over.
         work.claim = None
@@ -295,9 +297,9 @@ class JobsReplica(Replica):
         assert due is not None
         return is_same and row.started_at < due and row.kind != "manual"
 
-    def give(self, run: Run) -> None:
+    def give(self, run: QueuedRun) -> None:
         """Give a run to the pool."""
-        fate: Fate = run.what.fate
+        fate: Fate = run.work.fate
         self._given[run] = None
         fate.given_at = self.world.now
         try:
@@ -305,7 +307,7 @@ class JobsReplica(Replica):
         except PoolError:
             if run.token.take():
                 self._not_given(run)
-        claim = run.what.claim
+        claim = run.work.claim
         # A claim whose answer was lost may have been granted when more workers were free.
         is_known = claim is not None and not claim.in_doubt
         if self.pool.queued and is_known and not self.is_shared:
@@ -316,19 +318,19 @@ class JobsReplica(Replica):
         """Whether the pool may have other work than the queue's, or unlocked runs before it."""
         return self._jobs_story.scenario.is_shared
 
-    def _not_given(self, run: Run) -> None:
+    def _not_given(self, run: QueuedRun) -> None:
         if self._given.pop(run, self) is not None:
             return
-        self._hand_over(run.what)
-        self.line.post(lambda inputs: inputs.failed.append(run))
+        self._hand_over(run.work)
+        self.line.failed(run)
         self._end(run, "not taken")
 
-    def end_refused(self, run: Run, verdict: Verdict) -> None:
-        self._end(run, verdict.value)
+    def end_refused(self, run: QueuedRun, outcome: ClaimOutcome) -> None:
+        self._end(run, outcome.value)
 
-    def withdraw(self, run: Run) -> None:
+    def withdraw(self, run: QueuedRun) -> None:
         """Withdraw a run that has not begun, and hand its claim over."""
-        work: Work = run.what
+        work: Work = run.work
         if work.held is not None:
             self._hand_over(work)
         elif work.claim is not None:
@@ -337,7 +339,7 @@ class JobsReplica(Replica):
 
     def _withdraw_given(self, inputs: Inputs) -> None:
         for run in list(self._given):
-            if run.what.held is None or not run.token.take():
+            if run.work.held is None or not run.token.take():
                 continue
             if self._given.pop(run, self) is None:
                 inputs.freed.append((run, 0.0))
@@ -349,8 +351,8 @@ class JobsReplica(Replica):
             held.cut()
             self._begin_release(held, RunOutcome(WindowAfter.HAND_OVER))
 
-    def _end(self, run: Run, how: str) -> None:
-        work: Work = run.what
+    def _end(self, run: QueuedRun, how: str) -> None:
+        work: Work = run.work
         fate = work.fate
         fate.ends.append(how)
         fate.ended_at = self.world.now
@@ -363,12 +365,12 @@ class JobsReplica(Replica):
 
     # ---- a worker --------------------------------------------------------------------------------
 
-    def _work_on(self, run: Run) -> None:
-        work: Work = run.what
+    def _work_on(self, run: QueuedRun) -> None:
+        work: Work = run.work
         if not run.token.take():
             return
         work.fate.taken_at = self.world.now
-        self.line.post(lambda inputs: inputs.begun.append(run))
+        self.line.begun(run)
         took, how = 0.0, "missed"
         if not run.is_missed:
             how = "lost" if work.held is not None and not self._goes_on(work, work.held) else "ran"
@@ -376,7 +378,7 @@ class JobsReplica(Replica):
                 took = self._run_job(run)
         if self._given.pop(run, self) is None:
             self._end(run, how)
-            self.line.post(lambda inputs: inputs.freed.append((run, took)))
+            self.line.freed(run, took)
 
     def _goes_on(self, work: Work, held: HeldLock) -> bool:
         self._story.database.step(self.process, f"begin {held.name}", "begin")
@@ -385,12 +387,12 @@ class JobsReplica(Replica):
             self._hand_over(work)
         return stands
 
-    def _run_job(self, run: Run) -> float:
+    def _run_job(self, run: QueuedRun) -> float:
         """Run a job's function under its lock, and begin the release; return how long it took.
 
         ``freed`` is posted later, when the pool has reported the run.
         """
-        work: Work = run.what
+        work: Work = run.work
         fate, held, began = work.fate, work.held, self.world.now
         name = fate.job.name
         fate.began_at.append(began)
@@ -425,7 +427,7 @@ class JobsReplica(Replica):
         """Return whether the end of a run opens its window."""
         return outcome.window is WindowAfter.OPEN
 
-    def _note_ended(self, run: Run, held: HeldLock) -> None:
+    def _note_ended(self, run: QueuedRun, held: HeldLock) -> None:
         """Note that a run has ended, so that the runs that are kept because of it go on."""
         last = LastRun(held.token, finished=True, dead=False, deaths=0, as_of=self.world.now)
         self._kept_runs.decide(run.task_name, run.job, last)
@@ -468,25 +470,25 @@ class JobsReplica(Replica):
             job.name, request_id, MAX_LOCK, job.lease, job.failover, f"job of {job.name}"
         )
         window = max(each for each in job.windows if each <= self.world.now - BEGIN)
-        self._come_extra(job, Kind.MANUAL, window, request, self._requested, request_id)
+        self._come_extra(job, RunKind.MANUAL, window, request, self._requested, request_id)
 
     def _take_over(self, task: Task, state: RunState) -> None:
         assert isinstance(task, Job)
         window = window_of(task, state.window_start)
         request = takeover_of(task.name, state.claim_id, state.holder, task.lease, task.failover)
-        self._come_extra(task, Kind.TAKEOVER, window, request, self._taking, state.claim_id)
+        self._come_extra(task, RunKind.TAKEOVER, window, request, self._taking, state.claim_id)
 
     def _come_extra(
-        self, job: Job, kind: Kind, window: float, request: Any, open_ones: set[Any], key: Any
+        self, job: Job, kind: RunKind, window: float, request: Any, open_ones: set[Any], key: Any
     ) -> None:
         """Submit a run that a look has found, unless the same run is not over yet."""
         run = self._run_of(job, kind, window, self.world.now, request)
         open_ones.add(key)
-        run.what.over = partial(open_ones.discard, key)
+        run.work.over = partial(open_ones.discard, key)
         self._come(run)
 
-    def _decide_kept(self, run: Run, outlook: Outlook, as_of: float) -> None:
-        self.line.post(lambda inputs: inputs.kept.append((run, outlook, as_of)))
+    def _decide_kept(self, run: QueuedRun, outlook: Outlook, as_of: float) -> None:
+        self.line.found(run, outlook, as_of)
 
     @property
     def _watched(self) -> Sequence[str]:

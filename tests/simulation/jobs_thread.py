@@ -55,5 +55,5 @@ class SimulatedJobsThread(JobsThread):
                 # If the inbox is empty, the caller of the stop has read the message and stepped.
                 with suppress(queue.Empty):
                     line, message = self._inbox.get(inf)
-                    line.came.append(message)
+                    line.messages.append(message)
             self._step_once()

@@ -17,7 +17,7 @@ from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._runs.kept_runs import LastRun, Outlook
 from apscheduler_tasklock._runs.leadership import Following, Leadership
 from apscheduler_tasklock._runs.queue import Inputs
-from apscheduler_tasklock._runs.run import Kind, Run, State
+from apscheduler_tasklock._runs.run import QueuedRun, RunKind, State
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
 from apscheduler_tasklock.lock import HeldLock
 from tests.simulation.faults import Planned, is_stubborn
@@ -106,20 +106,20 @@ class LeaderReplica(JobsReplica):
     def __init__(self, story: Any, process: Process, poll_from: float, workers: int | None) -> None:
         super().__init__(story, process, inf, workers)
         self.leadership = Leadership(self._client, "", LEADER_LEASE, lambda: POLL_INTERVAL)
-        self._following: dict[Run, Following] = {}
+        self._following: dict[QueuedRun, Following] = {}
         self._wakes: list[Callable[[], None]] = []
         self.world.start(process, self._look_often, poll_from, daemon=True)
 
     # ---- the scheduler ---------------------------------------------------------------------------
 
-    def _come(self, run: Run) -> None:
-        work: Work = run.what
-        if run.kind is not Kind.SCHEDULE or not run.claims or not self.leadership.follows:
+    def _come(self, run: QueuedRun) -> None:
+        work: Work = run.work
+        if run.kind is not RunKind.SCHEDULE or not run.claims or not self.leadership.follows:
             super()._come(run)
             return
         for each in run.backlog:
-            self._ask_later(each.what)
-        self.line.post(
+            self._ask_later(each.work)
+        self.line.call(
             partial(self._follow, run, Following(self.leadership, run, lambda: work.request))
         )
 
@@ -131,11 +131,11 @@ class LeaderReplica(JobsReplica):
         work.question = Question(fate.job.name, what, self.process, self.world.now, fate.window)
         self._story.ledger.questions.append(work.question)
 
-    def _follow(self, run: Run, following: Following, inputs: Inputs) -> None:
+    def _follow(self, run: QueuedRun, following: Following, inputs: Inputs) -> None:
         if self.stopped_at == inf:
-            for other in self._kept_runs.take_for(run, coalesce=run.what.fate.job.coalesce):
+            for other in self._kept_runs.take_for(run, coalesce=run.work.fate.job.coalesce):
                 following.replace(self._following.pop(other, following))
-                inputs.kept.append((other, Outlook.DROPPED, self.world.now))
+                inputs.found.append((other, Outlook.DROPPED, self.world.now))
             self._following[run] = following
             run.state, run.kept_at = State.KEPT, self.world.now
             self._kept_runs.add(run, following, partial(self._decide_kept, run))
@@ -144,7 +144,7 @@ class LeaderReplica(JobsReplica):
     def _claim_for(self, work: Work) -> AnyAttempt | TaskLockError:
         if work.claim is None and work.question is not None:
             work.question.asked = self.world.now
-        if work.fate.kind is Kind.SCHEDULE:
+        if work.fate.kind is RunKind.SCHEDULE:
             self._leader_story.asked.append((self.world.now - BEGIN, self.process.name))
         return super()._claim_for(work)
 
@@ -165,7 +165,7 @@ class LeaderReplica(JobsReplica):
         for wake in wakes:
             wake()
 
-    def _note_ended(self, run: Run, held: HeldLock) -> None:
+    def _note_ended(self, run: QueuedRun, held: HeldLock) -> None:
         if run.task_name in self._kept_runs.task_names:
             self.wake_look()
 

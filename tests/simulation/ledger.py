@@ -19,7 +19,7 @@ from tests.simulation.world import BEGIN, Process
 GRACE = 2.0
 
 
-class Run(history.Run):
+class Run(history.JudgedRun):
     """A run of a job, or a stretch of code under a hold. Times are on the virtual clock."""
 
     def __str__(self) -> str:

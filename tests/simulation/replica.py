@@ -796,8 +796,8 @@ class SimulatedExecutor(TaskLockExecutor):
             self.running.remove(run)
             self._simulation.end(run, outcome)
 
-    def _run_over(self, submission: Submission) -> None:
-        super()._run_over(submission)
+    def _note_over(self, submission: Submission) -> None:
+        super()._note_over(submission)
         self._simulation.changed()
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from apscheduler_tasklock._lock.limited_claims import Claimed
 from apscheduler_tasklock._lock.outcomes import RunOutcome, WindowAfter
 from apscheduler_tasklock._runs import run_attempt
-from apscheduler_tasklock._runs.run import Kind, Run, Verdict
+from apscheduler_tasklock._runs.run import ClaimOutcome, QueuedRun, RunKind
 from apscheduler_tasklock.errors import LONGEST_RETRY_DELAY
 from apscheduler_tasklock.lock import HeldLock
 from apscheduler_tasklock.options import ONE_OFF_MIN_LOCK, LockOptions
@@ -119,7 +119,7 @@ class Grant:
     """
 
     task: str
-    kind: Kind
+    kind: RunKind
     window: float
     granted: float
     attempt: int
@@ -195,13 +195,13 @@ class RetryReplica(JobsReplica):
 
     # ---- the claims ------------------------------------------------------------------------------
 
-    def _verdict(self, run: Run, claimed: Claimed) -> Verdict:
-        verdict, work = super()._verdict(run, claimed), run.what
+    def _claim_outcome(self, run: QueuedRun, claimed: Claimed) -> ClaimOutcome:
+        outcome, work = super()._claim_outcome(run, claimed), run.work
         if isinstance(claimed, HeldLock):
             self._retry_story.grants.append(self._grant_of(run, work, claimed))
-        return verdict
+        return outcome
 
-    def _grant_of(self, run: Run, work: Work, held: HeldLock) -> Grant:
+    def _grant_of(self, run: QueuedRun, work: Work, held: HeldLock) -> Grant:
         assert work.fate.window is not None
         assert held.window_start is not None
         request: Any = work.request
@@ -223,7 +223,7 @@ class RetryReplica(JobsReplica):
         if state.retry_at is not None and self.stopped_at == inf and is_left and is_new:
             request = retry_of(task.name, state.claim_id, MAX_LOCK, task.lease, task.failover)
             window = window_of(task, state.window_start)
-            self._come_extra(task, Kind.RETRY, window, request, self._retrying, state.claim_id)
+            self._come_extra(task, RunKind.RETRY, window, request, self._retrying, state.claim_id)
 
 
 class LeaderRetryReplica(RetryReplica, LeaderReplica):
@@ -330,7 +330,7 @@ class RetryStory(JobsStory):
         of_job = [grant for grant in self.grants if grant.task == job.name]
         found = []
         for grant in of_job:
-            if grant.kind is not Kind.RETRY:
+            if grant.kind is not RunKind.RETRY:
                 continue
             # A slow answer makes a replica wrong by as much about the database's clock.
             slack = SLOW if "slow database" in self.plan.injected else 0.0
@@ -344,7 +344,7 @@ class RetryStory(JobsStory):
             if any(
                 each.token < grant.token and each.window > grant.window
                 for each in of_job
-                if each.kind is Kind.SCHEDULE
+                if each.kind is RunKind.SCHEDULE
             ):
                 found.append(f"a retry after a later run time: {grant}")
         return found

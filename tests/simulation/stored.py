@@ -17,7 +17,7 @@ from psycopg.types.range import Range
 
 from apscheduler_tasklock._lock.job_rows import DueRow, DueRows, JobRow
 from apscheduler_tasklock._runs.queue import Ask
-from apscheduler_tasklock._runs.run import Kind, Verdict
+from apscheduler_tasklock._runs.run import ClaimOutcome, RunKind
 from apscheduler_tasklock._runs.submission import FAILED, DueRun
 from apscheduler_tasklock.jobstore import bad_rows, due
 from apscheduler_tasklock.jobstore.due import DueJobs
@@ -254,21 +254,20 @@ class StoredReplica(JobsReplica):
     def ask(self, ask: Ask) -> None:
         """Ask for the runs that their reader still wants."""
         reader: Any = self.reader
-        is_stored = ask.runs[0].kind is Kind.STORED
+        is_stored = ask.runs[0].kind is RunKind.STORED
         wanted = [run for run in ask.runs if not is_stored or reader.is_wanted(None)]
         unwanted = [run for run in ask.runs if run not in wanted]
         if wanted:
             super().ask(Ask(wanted, ask.most))
-        refused = [(run, Verdict.REFUSED) for run in unwanted]
-        if refused:
-            self.line.post(lambda inputs: inputs.answers.extend(refused))
+        for run in unwanted:
+            self.line.answered(run, ClaimOutcome.REFUSED)
 
     @property
     def room(self) -> float:
         return self.line.room
 
-    def call_if_there_is_room(self, has_room: Callable[[], object]) -> None:
-        self.line.has_room = has_room
+    def call_if_there_is_room(self, note_room: Callable[[], object]) -> None:
+        self.line.note_room = note_room
 
     def _decode(self, row: JobRow) -> dict[str, Any]:
         stored = self._rows.jobs[row.id]
@@ -295,8 +294,8 @@ class StoredReplica(JobsReplica):
         job = self._rows.jobs[stored.id].job
         window = (found.move.run_time - START).total_seconds()
         request = replace(job.claim_of(window), min_lock=0.0, move=found.move)
-        run = self._run_of(job, Kind.STORED, window, found.due_at, request)
-        run.what.over = partial(self._note_over, found, run.what)
+        run = self._run_of(job, RunKind.STORED, window, found.due_at, request)
+        run.work.over = partial(self._note_over, found, run.work)
         self._come(run)
 
     def _note_over(self, found: DueRun, work: Any) -> None:

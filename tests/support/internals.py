@@ -39,7 +39,7 @@ def instances_lock(executor: Any) -> threading.RLock:
 def kept_run_times(executor: Any) -> list[Any]:
     """Return the run times that an executor keeps because another run is in their way."""
     runs = [run for by_run in list(executor._kept._by_task.values()) for run in list(by_run)]
-    return [run.what.attempt.run_time for run in runs]
+    return [run.work.attempt.run_time for run in runs]
 
 
 def missed_tasks(executor: Any) -> set[str]:
@@ -58,7 +58,7 @@ def wait_until_decided(executor: Any) -> None:
     line = executor._runs._functions
     for _ in range(2):  # a step reads all messages, and then decides
         is_taken_in = threading.Event()
-        line.post(lambda _inputs, event=is_taken_in: event.set())
+        line.call(lambda _inputs, event=is_taken_in: event.set())
         assert is_taken_in.wait(60)
     assert executor.locks.claiming.wait(60)
 

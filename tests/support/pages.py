@@ -19,7 +19,7 @@ from apscheduler_tasklock.dashboard.access import Authorize, read_only
 from apscheduler_tasklock.dashboard.app import Dashboard
 from apscheduler_tasklock.dashboard.pages import Visit, page_of_screen, twin_of_screen
 from apscheduler_tasklock.dashboard.queries import Query, parse
-from apscheduler_tasklock.dashboard.reads import Reads
+from apscheduler_tasklock.dashboard.reads import SharedReads
 from apscheduler_tasklock.dashboard.screens import SCREENS, Context, Screen
 from apscheduler_tasklock.errors import TaskLockNotFoundError
 from apscheduler_tasklock.status import (
@@ -479,7 +479,7 @@ class Reader:
         *,
         may_operate: bool = False,
     ) -> None:
-        self._reads = Reads(cast(TaskLocks, known), clock=lambda: self.seconds)
+        self._reads = SharedReads(cast(TaskLocks, known), clock=lambda: self.seconds)
         self.seconds = 0.0
         self._namespace = namespace
         self._may_operate = may_operate

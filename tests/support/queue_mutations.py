@@ -10,7 +10,7 @@ from typing import Any
 
 from apscheduler_tasklock._runs import queue
 from apscheduler_tasklock._runs.queue import RunQueue, _Asking, _place
-from apscheduler_tasklock._runs.run import Kind, Run, State, Token, Verdict
+from apscheduler_tasklock._runs.run import ClaimOutcome, QueuedRun, RunKind, State, Token
 from apscheduler_tasklock._runs.workers import Workers
 from tests.simulation.mutations import _method
 from tests.simulation.world import CLOCK, replaced
@@ -22,7 +22,7 @@ def _mutated(function: Callable[..., Any], owner: Any, name: str) -> Callable[[]
     return lambda: replaced((owner, name, _method(function, owner, name)))
 
 
-def _ends_its_backlog(original: Callable[..., None], runs: Any, run: Run, at: float) -> None:
+def _ends_its_backlog(original: Callable[..., None], runs: Any, run: QueuedRun, at: float) -> None:
     for each in run.backlog:
         each.state = State.OVER
     run.following = None
@@ -50,7 +50,9 @@ def _without_a_limit(original: Callable[..., list[Any]], asking: Any) -> list[An
     return asks
 
 
-def _of_any_task(original: Callable[..., bool], asking: Any, run: Run, **options: Any) -> bool:
+def _of_any_task(
+    original: Callable[..., bool], asking: Any, run: QueuedRun, **options: Any
+) -> bool:
     asking._tasks.discard(run.task_name)
     return original(asking, run, **options)
 
@@ -68,11 +70,15 @@ def _not_paused(original: Callable[..., None], runs: Any, *arguments: Any) -> No
             insort(runs._waiting, run, key=_place)
 
 
-def _by_a_stopwatch(_original: Callable[..., float], _workers: Any, run: Run, now: float) -> float:
+def _by_a_stopwatch(
+    _original: Callable[..., float], _workers: Any, run: QueuedRun, now: float
+) -> float:
     return now
 
 
-def _as_it_came(_original: Callable[..., float], _workers: Any, run: Run, now: float) -> float:
+def _as_it_came(
+    _original: Callable[..., float], _workers: Any, run: QueuedRun, now: float
+) -> float:
     return run.came
 
 
@@ -96,7 +102,8 @@ def _refused_if_locked(
     original: Callable[..., None], runs: Any, step: Any, now: float, answers: Sequence[Any]
 ) -> None:
     changed = [
-        (run, Verdict.REFUSED if verdict is Verdict.LOCKED else verdict) for run, verdict in answers
+        (run, ClaimOutcome.REFUSED if outcome is ClaimOutcome.LOCKED else outcome)
+        for run, outcome in answers
     ]
     original(runs, step, now, changed)
 
@@ -105,25 +112,26 @@ def _refused_if_beyond(
     original: Callable[..., None], runs: Any, step: Any, now: float, answers: Sequence[Any]
 ) -> None:
     changed = [
-        (run, Verdict.REFUSED if verdict is Verdict.BEYOND else verdict) for run, verdict in answers
+        (run, ClaimOutcome.REFUSED if outcome is ClaimOutcome.BEYOND else outcome)
+        for run, outcome in answers
     ]
     original(runs, step, now, changed)
 
 
-def _taken_for_good(_original: Callable[..., None], runs: Any, run: Run, took: float) -> None:
+def _taken_for_good(_original: Callable[..., None], runs: Any, run: QueuedRun, took: float) -> None:
     runs._unbegun.discard(run)
     at = runs._workers.leave(run, took)
     runs._workers.given.add(run)
     runs._end(run, at)
 
 
-def _missed_has_a_worker(original: Callable[..., None], workers: Any, run: Run) -> None:
+def _missed_has_a_worker(original: Callable[..., None], workers: Any, run: QueuedRun) -> None:
     is_missed, run.is_missed = run.is_missed, False
     original(workers, run)
     run.is_missed = is_missed
 
 
-def _at_the_end(_original: Callable[..., None], runs: Any, run: Run, at: float) -> None:
+def _at_the_end(_original: Callable[..., None], runs: Any, run: QueuedRun, at: float) -> None:
     run.state = State.OVER
     if run.following is not None:
         run.following.earliest = at
@@ -201,7 +209,7 @@ QUEUE_MUTATIONS: dict[str, tuple[str, Callable[[], Mutated]]] = {
     ),
     "runs that somebody waits for have no share": (
         "manual",
-        lambda: replaced((Kind, "goes_first", property(lambda _kind: False))),
+        lambda: replaced((RunKind, "goes_first", property(lambda _kind: False))),
     ),
     "runs without a lock wait for the database": (
         "unlocked",

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from apscheduler_tasklock.demo import history
-from apscheduler_tasklock.demo.history import Event, Run
+from apscheduler_tasklock.demo.history import Event, JudgedRun
 from apscheduler_tasklock.demo.judge import (
     gaps,
     overlaps,
@@ -17,7 +17,7 @@ from apscheduler_tasklock.demo.judge import (
 )
 
 
-def made(*told: str) -> list[Run]:
+def made(*told: str) -> list[JudgedRun]:
     """Return runs, each told as ``due begun..ended``, with words after it.
 
     There is no end where the run did not end. The words: ``died@5``, ``lost``, ``takeover``,
@@ -28,7 +28,7 @@ def made(*told: str) -> list[Run]:
         due, times, *words = each.split()
         begun, _, ended = times.partition("..")
         given = dict(word.partition("@")[::2] for word in words)
-        run = Run("task", "abc"[number % 3], float(due), float(begun))
+        run = JudgedRun("task", "abc"[number % 3], float(due), float(begun))
         run.ended = float(ended) if ended else None
         run.died = float(given["died"]) if "died" in given else None
         run.lost, run.takeover = "lost" in given, "takeover" in given
@@ -37,7 +37,9 @@ def made(*told: str) -> list[Run]:
     return found
 
 
-def numbers(runs: list[Run], found: list[tuple[Run, Run]]) -> list[tuple[int, int]]:
+def numbers(
+    runs: list[JudgedRun], found: list[tuple[JudgedRun, JudgedRun]]
+) -> list[tuple[int, int]]:
     """Return which runs were found, counted from 1."""
     return [(runs.index(earlier) + 1, runs.index(later) + 1) for earlier, later in found]
 
@@ -102,7 +104,7 @@ def test_a_window_that_is_run_twice_is_found(case: str) -> None:
     told, expected = REPEATS[case]
     runs = made(*told)
 
-    def same(earlier: Run, later: Run) -> bool:
+    def same(earlier: JudgedRun, later: JudgedRun) -> bool:
         return later.due - earlier.due < 0.8 and earlier.attempt == later.attempt
 
     assert numbers(runs, list(repeats(runs, same))) == expected

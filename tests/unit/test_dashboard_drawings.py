@@ -18,7 +18,7 @@ from apscheduler_tasklock.dashboard.drawings import (
     DrawnLane,
     Span,
     chart_of,
-    class_of,
+    css_class_of,
     drawn_lane,
     marks_of,
     strip_of,
@@ -77,7 +77,7 @@ def places(lane: DrawnLane) -> list[tuple[str, float, float, int]]:
     ],
 )
 def test_the_class_of_a_shape(outcome: str, kind: str, name: str) -> None:
-    assert class_of(run(outcome=outcome, kind=kind)) == name
+    assert css_class_of(run(outcome=outcome, kind=kind)) == name
 
 
 class TestStrip:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from apscheduler_tasklock import TaskLockDatabaseError, TaskLockError
-from apscheduler_tasklock.dashboard.reads import SHARED_FOR, Reads
+from apscheduler_tasklock.dashboard.reads import SHARED_FOR, SharedReads
 
 
 class Source:
@@ -41,12 +41,12 @@ def source() -> Source:
 
 
 @pytest.fixture
-def reads(source: Source) -> Reads:
+def reads(source: Source) -> SharedReads:
     locks: Any = None  # the source does not need them
-    return Reads(locks, lambda: source.now)
+    return SharedReads(locks, lambda: source.now)
 
 
-def test_viewers_share_a_value_for_some_seconds(reads: Reads, source: Source) -> None:
+def test_viewers_share_a_value_for_some_seconds(reads: SharedReads, source: Source) -> None:
     assert [reads.read("a", source.read).value for _ in range(3)] == [1, 1, 1]
     assert reads.read("b", source.read).value == 2
     source.now += SHARED_FOR - 0.1
@@ -55,7 +55,7 @@ def test_viewers_share_a_value_for_some_seconds(reads: Reads, source: Source) ->
     assert reads.read("a", source.read).value == 3
 
 
-def test_a_read_that_takes_long_is_repeated_less_often(reads: Reads, source: Source) -> None:
+def test_a_read_that_takes_long_is_repeated_less_often(reads: SharedReads, source: Source) -> None:
     source.takes = 0.5
     reads.read("a", source.read)
     source.now += 24.9
@@ -67,7 +67,7 @@ def test_a_read_that_takes_long_is_repeated_less_often(reads: Reads, source: Sou
 
 
 def test_one_slow_read_hides_an_outage_for_half_a_minute_at_most(
-    reads: Reads, source: Source
+    reads: SharedReads, source: Source
 ) -> None:
     source.takes = 3.0
     reads.read("a", source.read)
@@ -80,7 +80,7 @@ def test_one_slow_read_hides_an_outage_for_half_a_minute_at_most(
 
 @pytest.mark.parametrize(("takes", "value"), [(0.0, 2), (0.5, 1)])
 def test_a_value_that_is_older_than_the_page_is_read_anew_unless_that_takes_long(
-    reads: Reads, source: Source, takes: float, value: int
+    reads: SharedReads, source: Source, takes: float, value: int
 ) -> None:
     source.takes = takes
     reads.read("a", source.read)
@@ -89,7 +89,7 @@ def test_a_value_that_is_older_than_the_page_is_read_anew_unless_that_takes_long
     assert reads.read("a", source.read, not_before=source.now).value == value
 
 
-def test_viewers_at_the_same_time_wait_for_one_read(reads: Reads, source: Source) -> None:
+def test_viewers_at_the_same_time_wait_for_one_read(reads: SharedReads, source: Source) -> None:
     begun, answered = threading.Event(), threading.Event()
 
     def wait() -> None:
@@ -113,7 +113,7 @@ def test_viewers_at_the_same_time_wait_for_one_read(reads: Reads, source: Source
 
 @pytest.mark.parametrize("is_outage", [False, True])
 def test_a_viewer_does_not_wait_while_another_one_reads_the_value_anew(
-    is_outage: bool, reads: Reads, source: Source
+    is_outage: bool, reads: SharedReads, source: Source
 ) -> None:
     reads.read("a", source.read)
     begun, answered = threading.Event(), threading.Event()
@@ -140,14 +140,14 @@ def test_a_viewer_does_not_wait_while_another_one_reads_the_value_anew(
     assert reading.error == ("no answer" if is_outage else None)
 
 
-def test_a_change_lets_all_values_be_read_again(reads: Reads, source: Source) -> None:
+def test_a_change_lets_all_values_be_read_again(reads: SharedReads, source: Source) -> None:
     reads.read("a", source.read)
     reads.forget()
     assert reads.read("a", source.read).value == 2
 
 
 def test_a_read_that_began_before_a_change_is_not_taken_for_current(
-    reads: Reads, source: Source
+    reads: SharedReads, source: Source
 ) -> None:
     begun, answered = threading.Event(), threading.Event()
 
@@ -165,7 +165,7 @@ def test_a_read_that_began_before_a_change_is_not_taken_for_current(
     assert reads.read("a", source.read).value == 2
 
 
-def test_values_with_many_rows_push_each_other_out(reads: Reads) -> None:
+def test_values_with_many_rows_push_each_other_out(reads: SharedReads) -> None:
     read: list[object] = []
 
     def rows_of(key: object) -> list[int]:
@@ -183,7 +183,9 @@ def test_values_with_many_rows_push_each_other_out(reads: Reads) -> None:
 
 
 class TestOutage:
-    def test_the_last_value_is_shown_with_the_error(self, reads: Reads, source: Source) -> None:
+    def test_the_last_value_is_shown_with_the_error(
+        self, reads: SharedReads, source: Source
+    ) -> None:
         reads.read("a", source.read)
         source.error = TaskLockDatabaseError("no answer")
         source.now += 60
@@ -195,7 +197,7 @@ class TestOutage:
         assert (reading.value, reading.error, reading.age) == (3, None, 0)
 
     def test_the_next_viewers_do_not_wait_for_the_same_read(
-        self, reads: Reads, source: Source
+        self, reads: SharedReads, source: Source
     ) -> None:
         source.error = TaskLockDatabaseError("no answer")
         for _ in range(3):
@@ -204,32 +206,32 @@ class TestOutage:
         assert source.count == 1
 
     def test_a_read_that_got_no_answer_does_not_keep_others_from_reading(
-        self, reads: Reads, source: Source
+        self, reads: SharedReads, source: Source
     ) -> None:
         source.error = TaskLockDatabaseError("no answer in time")
         reads.read("a", source.read)
         source.error = None
         assert reads.read("b", source.read).value == 2
 
-    def test_nothing_is_read_in_a_known_outage(self, reads: Reads, source: Source) -> None:
+    def test_nothing_is_read_in_a_known_outage(self, reads: SharedReads, source: Source) -> None:
         reads.read("a", source.read)
         source.now += 60
         reading = reads.read("a", source.read, from_before=True)
         assert (reading.value, reading.age, reading.error, source.count) == (1, 60, None, 1)
 
-    def test_a_value_is_kept_through_a_change(self, reads: Reads, source: Source) -> None:
+    def test_a_value_is_kept_through_a_change(self, reads: SharedReads, source: Source) -> None:
         reads.read("a", source.read)
         reads.forget()
         source.error = TaskLockDatabaseError("no answer")
         assert reads.read("a", source.read).value == 1
 
-    def test_what_the_database_rejects_is_raised(self, reads: Reads, source: Source) -> None:
+    def test_what_the_database_rejects_is_raised(self, reads: SharedReads, source: Source) -> None:
         source.error = TaskLockError("a right is missing")
         with pytest.raises(TaskLockError, match="a right is missing"):
             reads.read("a", source.read)
 
 
-def test_a_limited_number_of_values_is_kept(reads: Reads, source: Source) -> None:
+def test_a_limited_number_of_values_is_kept(reads: SharedReads, source: Source) -> None:
     for number in range(65):
         reads.read(number, source.read)
     assert reads.read(64, source.read).value == 65

@@ -10,9 +10,9 @@ from math import inf
 
 import pytest
 
-from apscheduler_tasklock._runs.jobs_thread import NAME, JobsThread, Line, Message
-from apscheduler_tasklock._runs.queue import Ask, Full, Inputs, RunQueue
-from apscheduler_tasklock._runs.run import Kind, Run, State, Verdict
+from apscheduler_tasklock._runs.jobs_thread import NAME, JobsThread, Line
+from apscheduler_tasklock._runs.queue import AllBusy, Ask, Inputs, RunQueue
+from apscheduler_tasklock._runs.run import ClaimOutcome, QueuedRun, RunKind, State
 from tests.support.polling import eventually
 
 
@@ -22,7 +22,7 @@ class Carrier:
     is_ending = False
 
     def __init__(self) -> None:
-        self.runs: list[Run] = []  # that were asked for
+        self.runs: list[QueuedRun] = []  # that were asked for
         self.asked: list[str] = []
         self.given: list[str] = []
         self.refused: list[str] = []
@@ -38,38 +38,26 @@ class Carrier:
             raise failure
         self.asked += [run.task_name for run in ask.runs]
 
-    def give(self, run: Run) -> None:
+    def give(self, run: QueuedRun) -> None:
         self.given.append(run.task_name)
 
-    def end_refused(self, run: Run, _verdict: Verdict) -> None:
+    def end_refused(self, run: QueuedRun, _outcome: ClaimOutcome) -> None:
         self.refused.append(run.task_name)
 
     def wake_look(self) -> None: ...
 
-    def report_full(self, full: Full) -> None:
-        raise AssertionError(full)
+    def report_all_busy(self, all_busy: AllBusy) -> None:
+        raise AssertionError(all_busy)
 
-    def withdraw(self, run: Run) -> None:
+    def withdraw(self, run: QueuedRun) -> None:
         self.withdrawn.append(run.task_name)
 
     def look(self) -> float:
         return inf
 
 
-def run_of(name: str) -> Run:
-    return Run(Kind.SCHEDULE, name, (name, "default"), due_at=0.0, came=0.0)
-
-
-def came(run: Run) -> Message:
-    return lambda inputs: inputs.came.append(run)
-
-
-def answered(run: Run, verdict: Verdict) -> Message:
-    return lambda inputs: inputs.answers.append((run, verdict))
-
-
-def freed(run: Run) -> Message:
-    return lambda inputs: inputs.freed.append((run, 0.0))
+def run_of(name: str) -> QueuedRun:
+    return QueuedRun(RunKind.SCHEDULE, name, (name, "default"), due_at=0.0, came=0.0)
 
 
 @pytest.fixture
@@ -84,9 +72,9 @@ def line(carrier: Carrier) -> Iterator[Line]:
     line.thread.stop(60)
     for run in carrier.runs:
         if run.state is State.ASKED:
-            line.post(answered(run, Verdict.REFUSED))
+            line.answered(run, ClaimOutcome.REFUSED)
         elif run.state is State.GIVEN:
-            line.post(freed(run))
+            line.freed(run, 0.0)
     eventually(lambda: not is_there())
 
 
@@ -96,10 +84,10 @@ def is_there() -> bool:
 
 def test_what_comes_is_asked_for_and_given_in_its_thread(line: Line, carrier: Carrier) -> None:
     run, other = run_of("a"), run_of("b")
-    line.post(came(run))
+    line.came(run)
     eventually(lambda: carrier.asked == ["a"])
-    line.post(came(other))
-    line.post(answered(run, Verdict.GRANTED))
+    line.came(other)
+    line.answered(run, ClaimOutcome.GRANTED)
     eventually(lambda: carrier.given == ["a"])
     assert carrier.threads == {NAME}
 
@@ -109,33 +97,33 @@ def test_a_pool_that_has_got_workers_is_seen_beside_a_busy_line(
 ) -> None:
     workers = 0
     full = line.thread.add(RunQueue(lambda pause: pause), lambda: workers, carrier)
-    full.post(came(replace(run_of("waits"), came=time.monotonic())))
+    full.came(replace(run_of("waits"), came=time.monotonic()))
     eventually(lambda: not full.runs.is_idle)
     workers = 1
 
     def is_asked_for() -> bool:
-        line.post(lambda _inputs: None)  # so that the thread never waits for long
+        line.call(lambda _inputs: None)  # so that the thread never waits for long
         return carrier.asked == ["waits"]
 
     eventually(is_asked_for)
-    full.post(answered(carrier.runs[0], Verdict.REFUSED))
+    full.answered(carrier.runs[0], ClaimOutcome.REFUSED)
 
 
 def test_a_stop_returns_when_what_waited_is_withdrawn(line: Line, carrier: Carrier) -> None:
     run, other = run_of("a"), run_of("b")
-    line.post(came(run))
+    line.came(run)
     eventually(lambda: carrier.asked == ["a"])
-    line.post(came(other))  # which waits for the answer
+    line.came(other)  # which waits for the answer
     line.thread.stop(60)
     assert carrier.withdrawn == ["b"]
-    line.post(answered(run, Verdict.REFUSED))
+    line.answered(run, ClaimOutcome.REFUSED)
     eventually(lambda: carrier.refused == ["a"])
     eventually(lambda: not is_there())
 
 
 def test_nothing_is_begun_when_the_interpreter_ends(line: Line, carrier: Carrier) -> None:
     carrier.is_ending = True
-    line.post(came(run_of("a")))
+    line.came(run_of("a"))
     eventually(lambda: carrier.withdrawn == ["a"])
     assert carrier.asked == []
 
@@ -147,8 +135,8 @@ def fail(_inputs: Inputs) -> None:
 def test_what_fails_in_it_ends_neither_it_nor_what_came_with_it(
     line: Line, carrier: Carrier, caplog: pytest.LogCaptureFixture
 ) -> None:
-    line.post(fail)
-    line.post(came(run_of("a")))
+    line.call(fail)
+    line.came(run_of("a"))
     eventually(lambda: carrier.asked == ["a"])
     assert "The task lock's jobs thread failed, and goes on" in caplog.text
 
@@ -159,12 +147,12 @@ def test_one_that_has_died_is_started_again_by_the_next_message(
     line: Line, carrier: Carrier
 ) -> None:
     carrier.fails = SystemExit()
-    line.post(came(run_of("a")))
+    line.came(run_of("a"))
     eventually(lambda: carrier.fails is None and not is_there())
     assert line.thread.is_live
     line.thread.stop(60)
     assert carrier.withdrawn == []
-    line.post(came(run_of("b")))
+    line.came(run_of("b"))
     eventually(lambda: carrier.withdrawn == ["b"])
 
 
@@ -173,7 +161,7 @@ def test_it_is_not_live_while_a_step_is_stuck(
 ) -> None:
     go_on = threading.Event()
     monkeypatch.setattr("apscheduler_tasklock._runs.jobs_thread.STUCK", 0.05)
-    line.post(lambda _inputs: go_on.wait(60))
+    line.call(lambda _inputs: go_on.wait(60))
     eventually(lambda: not line.thread.is_live)
     go_on.set()
     eventually(lambda: line.thread.is_live)
@@ -191,7 +179,7 @@ def test_where_none_can_be_started_a_stop_is_carried_out_by_whoever_stops(
     line: Line, carrier: Carrier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     undo = where_no_thread_starts(monkeypatch)
-    line.post(came(run_of("a")))
+    line.came(run_of("a"))
     assert not line.thread.is_live
     line.thread.stop(60)
     undo()
@@ -203,14 +191,14 @@ def test_one_thread_drives_several_queues_and_stops_them_all(line: Line, carrier
     other = Carrier()
     second = line.thread.add(RunQueue(lambda pause: pause), lambda: 10, other)
     ours, theirs = run_of("a"), run_of("b")
-    line.post(came(ours))
-    second.post(came(theirs))
+    line.came(ours)
+    second.came(theirs)
     eventually(lambda: carrier.asked == ["a"] and other.asked == ["b"])
     assert carrier.threads == other.threads == {NAME}
-    line.post(came(run_of("c")))
-    second.post(came(run_of("d")))
+    line.came(run_of("c"))
+    second.came(run_of("d"))
     line.thread.stop(60)
     assert (carrier.withdrawn, other.withdrawn) == (["c"], ["d"])
-    second.post(answered(theirs, Verdict.REFUSED))
-    line.post(answered(ours, Verdict.REFUSED))
+    second.answered(theirs, ClaimOutcome.REFUSED)
+    line.answered(ours, ClaimOutcome.REFUSED)
     eventually(lambda: (carrier.refused, other.refused) == (["a"], ["b"]))

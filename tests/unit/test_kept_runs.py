@@ -9,14 +9,14 @@ from uuid import uuid4
 import pytest
 
 from apscheduler_tasklock._runs.kept_runs import MOST_KEPT, InTheWay, KeptRuns, LastRun, Outlook
-from apscheduler_tasklock._runs.run import Kind, Run
+from apscheduler_tasklock._runs.run import QueuedRun, RunKind
 from tests.support.waist import RunState
 
 JOB = ("job", "default")
 
 
-def run_of(due_at: float, job: tuple[str, str] = JOB) -> Run:
-    return Run(Kind.SCHEDULE, "task", job, due_at, due_at)
+def run_of(due_at: float, job: tuple[str, str] = JOB) -> QueuedRun:
+    return QueuedRun(RunKind.SCHEDULE, "task", job, due_at, due_at)
 
 
 @pytest.fixture
@@ -24,8 +24,8 @@ def kept() -> KeptRuns:
     return KeptRuns()
 
 
-def keep(kept: KeptRuns, *runs: Run) -> list[tuple[Run, Outlook]]:
-    decided: list[tuple[Run, Outlook]] = []
+def keep(kept: KeptRuns, *runs: QueuedRun) -> list[tuple[QueuedRun, Outlook]]:
+    decided: list[tuple[QueuedRun, Outlook]] = []
     for run in runs:
         kept.add(
             run, InTheWay(1, came_first=True), lambda o, _at, run=run: decided.append((run, o))
@@ -100,7 +100,7 @@ def test_a_run_that_is_to_be_retried_was_released_although_its_deaths_still_coun
 
 def test_a_task_is_known_for_as_long_as_it_has_kept_runs(kept: KeptRuns) -> None:
     run, later = run_of(1.0), run_of(2.0)
-    other = Run(Kind.SCHEDULE, "other", JOB, 1.0, 1.0)
+    other = QueuedRun(RunKind.SCHEDULE, "other", JOB, 1.0, 1.0)
     keep(kept, run, later, other)
     assert kept.take_for(run_of(3.0), coalesce=True) == [run, later]
     assert kept.task_names == {"other"}

@@ -12,7 +12,7 @@ import pytest
 
 from apscheduler_tasklock._runs.kept_runs import LastRun, Outlook
 from apscheduler_tasklock._runs.leadership import Following
-from apscheduler_tasklock._runs.run import Kind, Run
+from apscheduler_tasklock._runs.run import QueuedRun, RunKind
 from tests.support.waist import ClaimRequest, RunState
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=timezone.utc)
@@ -59,7 +59,7 @@ def outlook_at_noon(row: RunState | None, *, is_early: bool = False, **request: 
     """Return the outlook of the follower's run of noon."""
     asked = {"run_time": NOON, "exact": True, "schedule": "each minute", "runs": "jobs:job"}
     claim = ClaimRequest("job", 54, 300, **{**asked, **request})
-    run = Run(Kind.SCHEDULE, "job", ("job", "default"), due_at=DUE, came=DUE)
+    run = QueuedRun(RunKind.SCHEDULE, "job", ("job", "default"), due_at=DUE, came=DUE)
     following = Following(Led(is_early=is_early), run, lambda: claim)  # type: ignore[arg-type]  # a stand-in
     last = LastRun(1, finished=True, dead=False, deaths=0, as_of=LOOK, row=row)
     return following.outlook(last)
@@ -121,7 +121,7 @@ def test_a_shorter_minimum_lock_of_ones_own_decides() -> None:
     row = ran_at(NOON - timedelta(seconds=30))
     assert outlook_at_noon(row) is Outlook.REFUSED
     shorter = replace(row, window_schedule="each minute")
-    run = Run(Kind.SCHEDULE, "job", ("job", "default"), due_at=DUE, came=DUE)
+    run = QueuedRun(RunKind.SCHEDULE, "job", ("job", "default"), due_at=DUE, came=DUE)
     claim = ClaimRequest("job", 27, 300, run_time=NOON, exact=True, schedule="each minute")
     following = Following(Led(), run, lambda: claim)  # type: ignore[arg-type]  # a stand-in
     last = LastRun(1, finished=True, dead=False, deaths=0, as_of=LOOK, row=shorter)
@@ -132,7 +132,7 @@ def test_a_trigger_that_raises_is_left_to_the_claim_which_reports_it() -> None:
     def fail() -> ClaimRequest:
         raise ValueError("on purpose")
 
-    run = Run(Kind.SCHEDULE, "job", ("job", "default"), due_at=DUE, came=DUE)
+    run = QueuedRun(RunKind.SCHEDULE, "job", ("job", "default"), due_at=DUE, came=DUE)
     following = Following(Led(), run, fail)  # type: ignore[arg-type]  # a stand-in
     last = LastRun(1, finished=True, dead=False, deaths=0, as_of=LOOK, row=ran_at(NOON))
     assert following.outlook(last) is Outlook.ASKED_AGAIN

@@ -114,7 +114,7 @@ def test_where_the_history_is_long_one_look_sends_fewer_notes(
     client.settings.history = MOST_COMPARED // 2
     for task in ("a", "b", "c"):
         for seconds in (0, 10):
-            missed.note(request(seconds, task), MissCause.RUNNING, "busy")
+            missed.note_missed(request(seconds, task), MissCause.RUNNING, "busy")
     looks = [[note.task_name for note in tell(missed, client)] for _ in range(4)]
     assert looks == [["a"], ["b"], ["c"], []]
 
@@ -131,8 +131,8 @@ def test_the_run_times_of_one_task_wait_equally_long(
     made: Any = client
     missed = MissedRuns(made, interval=36000.0)
     for seconds in (0, 10):
-        missed.note(request(seconds), MissCause.RUNNING, "busy")
-    missed.note(request(0, "other"), MissCause.RUNNING, "busy")
+        missed.note_missed(request(seconds), MissCause.RUNNING, "busy")
+    missed.note_missed(request(0, "other"), MissCause.RUNNING, "busy")
     assert [offsets(note) for note in tell(missed, client)] == [[0.0, 10.0]]
 
 
@@ -140,9 +140,9 @@ def test_run_times_of_one_cause_are_one_note_in_their_order(
     missed: MissedRuns, client: Client
 ) -> None:
     for seconds in (20, 0, 10):
-        missed.note(request(seconds), MissCause.MISFIRE, f"late by {seconds}")
-    missed.note(request(30), MissCause.PAUSED, "paused")
-    missed.note(request(40), MissCause.MISFIRE, "late again")
+        missed.note_missed(request(seconds), MissCause.MISFIRE, f"late by {seconds}")
+    missed.note_missed(request(30), MissCause.PAUSED, "paused")
+    missed.note_missed(request(40), MissCause.MISFIRE, "late again")
     looks = [tell(missed, client) for _ in range(4)]
     assert [[(offsets(note), note.reason) for note in notes] for notes in looks] == [
         [([0, 10, 20], "late by 20")],
@@ -158,7 +158,7 @@ def test_a_replica_that_started_after_a_run_time_is_no_witness_of_it(
 ) -> None:
     missed.started_at = T + timedelta(seconds=started)
     for seconds in (0, 10):
-        missed.note(request(seconds), MissCause.UNASKED, "nobody asked for it")
+        missed.note_missed(request(seconds), MissCause.UNASKED, "nobody asked for it")
     [note] = tell(missed, client)
     assert (offsets(note), note.is_witness) == ([0, 10], is_witness)
 
@@ -171,15 +171,15 @@ def test_of_the_causes_of_a_run_time_the_one_that_holds_for_all_replicas_is_told
     client.longest_doubt = 0.0
     for number, pair in enumerate(permutations(causes, 2)):
         for cause in pair:
-            missed.note(request(task=f"{number}"), MissCause(cause), cause)
+            missed.note_missed(request(task=f"{number}"), MissCause(cause), cause)
     told = [note.cause for note in tell(missed, client)]
     assert told == [min(pair, key=causes.index) for pair in permutations(causes, 2)]
 
 
 def test_an_outage_is_not_told_before_the_doubt_is_over(missed: MissedRuns, client: Client) -> None:
     for cause in (MissCause.RUNNING, MissCause.DATABASE):
-        missed.note(request(), cause, cause.value)
-    missed.note(request(10), MissCause.RUNNING, "running")
+        missed.note_missed(request(), cause, cause.value)
+    missed.note_missed(request(10), MissCause.RUNNING, "running")
     assert tell(missed, client) == []
 
 
@@ -206,7 +206,7 @@ def test_a_job_with_max_instances_runs_here_is_the_cause_only_while_the_database
 
 def test_runs_in_the_way_that_differ_are_told_apart(missed: MissedRuns, client: Client) -> None:
     for seconds, token in ((0, 1), (10, 1), (20, 2)):
-        missed.note(request(seconds), MissCause.RUNNING, f"token {token}")
+        missed.note_missed(request(seconds), MissCause.RUNNING, f"token {token}")
     looks = [tell(missed, client)[0] for _ in range(2)]
     assert [(offsets(note), note.reason) for note in looks] == [
         ([0, 10], "token 1"),
@@ -219,13 +219,13 @@ def test_nothing_is_told_before_it_is_overdue(
     missed: MissedRuns, client: Client, changes: dict[str, Any]
 ) -> None:
     """And not within a period if each replica computes another run time."""
-    missed.note(request(**changes), MissCause.MISFIRE, "late")
+    missed.note_missed(request(**changes), MissCause.MISFIRE, "late")
     assert tell(missed, client) == []
 
 
 def test_many_run_times_of_a_task_are_counted(missed: MissedRuns, client: Client) -> None:
     for number in range(MOST_RUN_TIMES + 50):
-        missed.note(request(number), MissCause.PAUSED, "paused")
+        missed.note_missed(request(number), MissCause.PAUSED, "paused")
     [note] = tell(missed, client)
     assert (len(note.run_times), note.more) == (MOST_RUN_TIMES, 50)
     assert offsets(note)[-1] == MOST_RUN_TIMES + 49
@@ -240,7 +240,7 @@ def test_a_one_off_job_whose_row_may_be_deleted_is_not_told_as_missed(
 ) -> None:
     client.settings.keep_one_offs = kept * 3600
     now = time.time() - T.timestamp()
-    missed.note(request(now - hours * 3600, one_off=True), MissCause.PAUSED, "paused")
+    missed.note_missed(request(now - hours * 3600, one_off=True), MissCause.PAUSED, "paused")
     assert len(tell(missed, client)) == noted
 
 
@@ -248,7 +248,7 @@ def test_a_run_time_that_is_told_late_does_not_take_the_place_of_the_last_one(
     missed: MissedRuns, client: Client
 ) -> None:
     for number in (*range(1, MOST_RUN_TIMES + 1), 0):
-        missed.note(request(number), MissCause.PAUSED, "paused")
+        missed.note_missed(request(number), MissCause.PAUSED, "paused")
     [note] = tell(missed, client)
     assert (len(note.run_times), note.more) == (MOST_RUN_TIMES, 1)
     assert offsets(note)[-1] == MOST_RUN_TIMES
@@ -257,7 +257,7 @@ def test_a_run_time_that_is_told_late_does_not_take_the_place_of_the_last_one(
 
 def test_a_look_sends_a_limited_number_of_notes(missed: MissedRuns, client: Client) -> None:
     for number in range(MOST_NOTES + 1):
-        missed.note(request(task=f"task {number}"), MissCause.PAUSED, "paused")
+        missed.note_missed(request(task=f"task {number}"), MissCause.PAUSED, "paused")
     assert [len(tell(missed, client)) for _ in range(3)] == [MOST_NOTES, 1, 0]
 
 
@@ -270,7 +270,7 @@ def test_what_the_database_does_not_take_is_told_later(
     def fail(_notes: object) -> set[str]:
         raise error
 
-    missed.note(request(), MissCause.MISFIRE, "late")
+    missed.note_missed(request(), MissCause.MISFIRE, "late")
     client.answer = fail
     try:
         tell(missed, client)
@@ -294,7 +294,7 @@ def test_a_note_that_the_database_cannot_store_keeps_no_other_note_back(
 
     client.answer = fail
     for task in ("good", "bad", "better"):
-        missed.note(request(task=task), MissCause.MISFIRE, "late")
+        missed.note_missed(request(task=task), MissCause.MISFIRE, "late")
     assert [note.task_name for note in tell(missed, client)][3:] == ["good", "bad", "better"]
     assert tell(missed, client) == []
 
@@ -302,13 +302,13 @@ def test_a_note_that_the_database_cannot_store_keeps_no_other_note_back(
 def test_a_schedule_that_was_changed_drops_what_was_missed_of_the_old_one(
     missed: MissedRuns, client: Client
 ) -> None:
-    missed.note(request(), MissCause.MISFIRE, "late")
-    missed.note(request(10, schedule="another"), MissCause.MISFIRE, "late")
+    missed.note_missed(request(), MissCause.MISFIRE, "late")
+    missed.note_missed(request(10, schedule="another"), MissCause.MISFIRE, "late")
     assert [offsets(note) for note in tell(missed, client)] == [[10]]
 
 
 def test_nothing_is_sent_while_the_history_is_rejected(missed: MissedRuns, client: Client) -> None:
-    missed.note(request(), MissCause.MISFIRE, "late")
+    missed.note_missed(request(), MissCause.MISFIRE, "late")
     client.rejections.begin(RUN_HISTORY, "not permitted")
     assert tell(missed, client) == []
     client.rejections.permitted(RUN_HISTORY)
@@ -473,7 +473,7 @@ def test_an_old_run_time_that_had_passed_before_was_asked_for_by_nobody(
 
 def test_a_better_cause_of_the_old_run_time_is_told(missed: MissedRuns, client: Client) -> None:
     at = reschedule(missed, 0.0, 3600.0)
-    missed.note(
+    missed.note_missed(
         request(schedule='"new"', run_time=at, grace=0.0), MissCause.UNASKED, "nobody asked"
     )
     [note] = tell(missed, client)
@@ -484,7 +484,7 @@ def test_a_miss_of_the_new_schedule_keeps_its_own_limits(
     missed: MissedRuns, client: Client
 ) -> None:
     """They are not those of the old schedule's run time, which is noted after it."""
-    missed.note(request(-600.0, schedule='"new"', exact=False), MissCause.MISFIRE, "late")
+    missed.note_missed(request(-600.0, schedule='"new"', exact=False), MissCause.MISFIRE, "late")
     reschedule(missed, 0.0, 3600.0)
     first = tell(missed, client)
     second = tell(missed, client)

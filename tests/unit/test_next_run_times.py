@@ -21,7 +21,7 @@ from apscheduler_tasklock._runs.trigger_times import following_run_time, zone_of
 from apscheduler_tasklock._words import next_run_times as words
 from apscheduler_tasklock._words.next_run_times import end_of
 from apscheduler_tasklock.cli.output import PlainOutput
-from apscheduler_tasklock.cli.status import History, print_task
+from apscheduler_tasklock.cli.status import TaskHistory, print_task
 from apscheduler_tasklock.status import TaskStatus
 from tests.support.rows import task_status
 
@@ -328,7 +328,7 @@ def shown(trigger: Any, due_at: datetime, capsys: pytest.CaptureFixture[str]) ->
     """Return what ``show`` prints of a task."""
     found = task(trigger, due_at)
     row = task_status(schedule=found.schedule, zone=found.zone, due_at=found.due_at)
-    print_task(row, History(), [], READ_AT, PlainOutput(), None, "task_lock")
+    print_task(row, TaskHistory(), [], READ_AT, PlainOutput(), None, "task_lock")
     return capsys.readouterr().out
 
 

@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from apscheduler_tasklock import TaskLockDatabaseError, TaskLockError
 from apscheduler_tasklock._database import jitter
 from apscheduler_tasklock._database.jitter import BACKOFF, LOCKED_BACKOFF
-from apscheduler_tasklock._database.outbox import MOST_TOGETHER, Outbox, Step, Ticket
+from apscheduler_tasklock._database.outbox import MOST_TOGETHER, Outbox, Ticket, ToSend
 from apscheduler_tasklock._database.requests import Outcome, Request
 from apscheduler_tasklock._database.sqlstates import NotSentError, RowLockedError
 
@@ -105,7 +105,7 @@ def fail(
     error: Exception = UNAVAILABLE,
     *,
     stopped: bool = False,
-) -> Step:
+) -> ToSend:
     """Let all that was sent fail, and return what is to be done then."""
     return side.step(now, [], [(each, Outcome(error=error)) for each in batch], stopped=stopped)
 
@@ -641,7 +641,7 @@ class Everything(RuleBasedStateMachine):
             step = self.take_turn(lambda: None)
             assert step.batch or step.done
 
-    def take_turn(self, outcome: Callable[[], Exception | None]) -> Step:
+    def take_turn(self, outcome: Callable[[], Exception | None]) -> ToSend:
         answered = [(each, Outcome[Any](error=outcome())) for each in self.batch]
         came, self.coming, self.batch = self.coming, [], []
         step = self.side.step(self.now, came, answered, stopped=self.stopped)
@@ -650,7 +650,7 @@ class Everything(RuleBasedStateMachine):
         self.check_batch(step.batch)
         return step
 
-    def note(self, step: Step) -> None:
+    def note(self, step: ToSend) -> None:
         for ticket, _ in step.done:
             assert isinstance(ticket, Wanted)
             self.ended[ticket] += 1

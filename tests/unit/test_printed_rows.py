@@ -21,7 +21,7 @@ from apscheduler_tasklock.cli.jobs import job_table
 from apscheduler_tasklock.cli.output import PlainOutput, Table, TerminalOutput, output, plain_lines
 from apscheduler_tasklock.cli.replicas import print_replicas, replica_table
 from apscheduler_tasklock.cli.runs import run_rows
-from apscheduler_tasklock.cli.status import History, print_task, task_table
+from apscheduler_tasklock.cli.status import TaskHistory, print_task, task_table
 from apscheduler_tasklock.status import (
     Finding,
     JobState,
@@ -75,7 +75,9 @@ def show(capsys: pytest.CaptureFixture[str]) -> Show:
         replicas: Sequence[ReplicaStatus] | None = None,
         **history: Any,
     ) -> str:
-        print_task(task, History(runs, **history), replicas, NOW, PlainOutput(), None, "task_lock")
+        print_task(
+            task, TaskHistory(runs, **history), replicas, NOW, PlainOutput(), None, "task_lock"
+        )
         return capsys.readouterr().out
 
     return shown
@@ -303,7 +305,7 @@ class TestShow:
         text = "\n".join(["x", forged, "x".ljust(40 - 13) + forged, "x".ljust(40 - 4) + forged])
         error = {"outcome": "error", "error_type": "E", "error": text, "traceback": text}
         failed = task_status(**{**READ["failing"], "error_type": text}, function=text)
-        entries = History(
+        entries = TaskHistory(
             [run_read(token=1, **error)],
             [action_read(reason="x".ljust(40 - 22) + forged)],
             [miss_read(reason="x".ljust(40) + forged + "\x1b[2J")],

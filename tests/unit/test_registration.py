@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from apscheduler_tasklock._database.rejections import Rejections
-from apscheduler_tasklock._database.sequences import Steps, ask_here
+from apscheduler_tasklock._database.sequences import Statements, ask_here
 from apscheduler_tasklock._runs import registration
 from apscheduler_tasklock._runs.known_tasks import KnownTasks
 from apscheduler_tasklock._runs.registration import Registrar
@@ -43,7 +43,7 @@ class Version(Replica):
     def _registration(self, _key: Any) -> Registration:
         return Registration("task", self.schedule, self.next_in, 60.0, HOUR, "f", period=DAY)
 
-    def register(self, tasks: Sequence[Registration]) -> Steps[list[Registered]]:
+    def register(self, tasks: Sequence[Registration]) -> Statements[list[Registered]]:
         registered: list[Registered] = yield partial(self.statements.protocol.register, tasks=tasks)
         return registered
 
@@ -154,7 +154,7 @@ def test_what_is_known_of_a_stored_job_goes_when_it_is_no_longer_in_its_store(ro
         lambda _key: None,
         lambda _key: True,
         stored_tasks=lambda: {"shared": dict},
-        gone=gone.append,
+        forget=gone.append,
     )
     registrar.list_stored()
     assert gone == [("job", "shared")]

@@ -14,22 +14,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from apscheduler_tasklock._runs.kept_runs import Outlook
-from apscheduler_tasklock._runs.queue import MOST_ASKED, PATIENCE, Full, Inputs, RunQueue, Step
-from apscheduler_tasklock._runs.run import Kind, Run, State, Token, Verdict
+from apscheduler_tasklock._runs.queue import MOST_ASKED, PATIENCE, AllBusy, Inputs, RunQueue, ToDo
+from apscheduler_tasklock._runs.run import ClaimOutcome, QueuedRun, RunKind, State, Token
 
-GRANTED, REFUSED, KEPT = Verdict.GRANTED, Verdict.REFUSED, Verdict.KEPT
+GRANTED, REFUSED, KEPT = ClaimOutcome.GRANTED, ClaimOutcome.REFUSED, ClaimOutcome.KEPT
 ASKED_AGAIN = Outlook.ASKED_AGAIN
 
 
-def run_of(name: str = "a", came: float = 0.0, kind: Kind = Kind.SCHEDULE, **more: Any) -> Run:
-    return Run(kind, name, (name, "default"), due_at=came, came=came, **more)
+def run_of(
+    name: str = "a", came: float = 0.0, kind: RunKind = RunKind.SCHEDULE, **more: Any
+) -> QueuedRun:
+    return QueuedRun(kind, name, (name, "default"), due_at=came, came=came, **more)
 
 
-def runs(count: int, **more: Any) -> list[Run]:
+def runs(count: int, **more: Any) -> list[QueuedRun]:
     return [run_of(f"task {number:03}", **more) for number in range(count)]
 
 
-def backlog_of(count: int, name: str = "a", **more: Any) -> list[Run]:
+def backlog_of(count: int, name: str = "a", **more: Any) -> list[QueuedRun]:
     backlog = [run_of(name, **more) for _ in range(count)]
     for run, following in pairwise(backlog):
         run.following = following
@@ -49,33 +51,33 @@ class Steps:
         if in_a_fleet:
             self.answer(self.step(came=[run_of("of another replica")]), lambda _run: REFUSED)
 
-    def step(self, **inputs: Any) -> Step:
+    def step(self, **inputs: Any) -> ToDo:
         return self.queue.step(self.now, Inputs(workers=self.workers, **inputs))
 
-    def answer(self, step: Step, verdict: Callable[[Run], Verdict]) -> Step:
-        answers = [(run, verdict(run)) for ask in step.asks for run in ask.runs]
-        return self.step(answers=answers)
+    def answer(self, step: ToDo, outcome: Callable[[QueuedRun], ClaimOutcome]) -> ToDo:
+        answers = [(run, outcome(run)) for ask in step.asks for run in ask.runs]
+        return self.step(answered=answers)
 
-    def grant(self, step: Step) -> Step:
+    def grant(self, step: ToDo) -> ToDo:
         """Grant as many as may be."""
         granted = {run for ask in step.asks for run in ask.runs[: ask.most]}
-        return self.answer(step, lambda run: GRANTED if run in granted else Verdict.BEYOND)
+        return self.answer(step, lambda run: GRANTED if run in granted else ClaimOutcome.BEYOND)
 
-    def begin(self, came: Sequence[Run]) -> Step:
+    def begin(self, came: Sequence[QueuedRun]) -> ToDo:
         """Let these be granted and begin; return what was done after they came."""
         step = self.grant(self.step(came=came))
         self.step(begun=step.given)
         return step
 
-    def free(self, *over: Run, took: float = 0.0) -> Step:
+    def free(self, *over: QueuedRun, took: float = 0.0) -> ToDo:
         return self.step(freed=[(run, took) for run in over])
 
 
-def names(found: Sequence[Run]) -> list[str]:
+def names(found: Sequence[QueuedRun]) -> list[str]:
     return [run.task_name for run in found]
 
 
-def asked(step: Step) -> list[tuple[list[str], int | None]]:
+def asked(step: ToDo) -> list[tuple[list[str], int | None]]:
     return [(names(ask.runs), ask.most) for ask in step.asks]
 
 
@@ -176,7 +178,7 @@ class TestAsking:
         step = steps.step(came=[run])
         pauses = []
         for _ in range(4):
-            step = steps.answer(step, lambda _run: Verdict.LOCKED)
+            step = steps.answer(step, lambda _run: ClaimOutcome.LOCKED)
             assert step.asks == []
             pauses.append(round(step.wakes_at - steps.now, 3))
             steps.now = step.wakes_at
@@ -190,7 +192,7 @@ class TestAsking:
         step = steps.step(came=runs(4))
         steps.step(came=[run_of("later", 50.0)])
         unlocked = run_of("unlocked", claims=False)
-        step = steps.answer(step, lambda _run: Verdict.UNANSWERED)
+        step = steps.answer(step, lambda _run: ClaimOutcome.UNANSWERED)
         assert step.asks == []
         assert steps.step(came=[unlocked]).given == [unlocked]
         steps.step(begun=[unlocked])
@@ -205,7 +207,7 @@ class TestAsking:
             step = steps.answer(step, lambda _run: REFUSED)
         large = names(step.asks[0].runs)
         assert len(large) > 16
-        step = steps.answer(step, lambda _run: Verdict.UNANSWERED)
+        step = steps.answer(step, lambda _run: ClaimOutcome.UNANSWERED)
         steps.now = step.wakes_at
         assert names(steps.step().asks[0].runs)[: len(large)] == large
 
@@ -214,14 +216,14 @@ class TestAsking:
         self, is_answered_first: bool
     ) -> None:
         steps = Steps(workers=8)
-        manual = run_of("manual", kind=Kind.MANUAL)
+        manual = run_of("manual", kind=RunKind.MANUAL)
         step = steps.step(came=runs(200))
         refused = [(run, REFUSED) for run in step.asks[0].runs]
-        of_one, of_many = steps.step(answers=refused, came=[manual]).asks
+        of_one, of_many = steps.step(answered=refused, came=[manual]).asks
         assert of_one.runs == [manual]
-        answers = [[(manual, GRANTED)], [(run, Verdict.UNANSWERED) for run in of_many.runs]]
+        answers = [[(manual, GRANTED)], [(run, ClaimOutcome.UNANSWERED) for run in of_many.runs]]
         for each in answers if is_answered_first else reversed(answers):
-            step = steps.step(answers=each)
+            step = steps.step(answered=each)
         steps.now = step.wakes_at
         [again] = steps.step(begun=[manual]).asks
         assert again.runs[: len(of_many.runs)] == of_many.runs
@@ -231,27 +233,27 @@ class TestAsking:
         steps, pauses = Steps(), []
         step = steps.step(came=runs(1))
         for _ in range(4):
-            step = steps.answer(step, lambda _run: Verdict.UNANSWERED)
+            step = steps.answer(step, lambda _run: ClaimOutcome.UNANSWERED)
             pauses.append(round(step.wakes_at - steps.now, 3))
             steps.now = step.wakes_at
             step = steps.step()
         assert pauses == [0.01, 0.02, 0.04, 0.08]
         steps.answer(step, lambda _run: REFUSED)
-        step = steps.answer(steps.step(came=runs(1)), lambda _run: Verdict.UNANSWERED)
+        step = steps.answer(steps.step(came=runs(1)), lambda _run: ClaimOutcome.UNANSWERED)
         assert round(step.wakes_at - steps.now, 3) == 0.01
 
     def test_a_locked_row_holds_up_nobody_else(self) -> None:
         steps = Steps(workers=1, in_a_fleet=True)
         step = steps.step(came=[run_of("a", 1.0), run_of("b", 2.0)])
         step = steps.answer(
-            step, lambda run: Verdict.LOCKED if run.task_name == "a" else Verdict.GRANTED
+            step, lambda run: ClaimOutcome.LOCKED if run.task_name == "a" else ClaimOutcome.GRANTED
         )
         assert names(step.given) == ["b"]
 
     def test_no_run_of_a_task_overtakes_one_whose_row_was_locked(self) -> None:
         steps = Steps()
         first, second = run_of("a", 1.0), run_of("a", 2.0)
-        step = steps.answer(steps.step(came=[first]), lambda _run: Verdict.LOCKED)
+        step = steps.answer(steps.step(came=[first]), lambda _run: ClaimOutcome.LOCKED)
         assert steps.step(came=[second]).asks == []
         steps.now = step.wakes_at
         assert steps.step().asks[0].runs == [first]
@@ -289,33 +291,33 @@ class TestAsking:
 class TestShares:
     def test_manual_runs_have_half_of_the_workers_beside_the_schedule(self) -> None:
         steps = Steps(workers=4)
-        manual = [run_of(f"m{number}", 5.0, Kind.MANUAL) for number in range(4)]
+        manual = [run_of(f"m{number}", 5.0, RunKind.MANUAL) for number in range(4)]
         step = steps.step(came=[*runs(4), *manual])
         assert [(ask.runs[0].kind, ask.most) for ask in step.asks] == [
-            (Kind.MANUAL, 2),
-            (Kind.SCHEDULE, 2),
+            (RunKind.MANUAL, 2),
+            (RunKind.SCHEDULE, 2),
         ]
 
     def test_a_single_worker_is_for_those_that_somebody_waits_for(self) -> None:
-        step = Steps(workers=1).step(came=[run_of("a"), run_of("m", 5.0, Kind.MANUAL)])
+        step = Steps(workers=1).step(came=[run_of("a"), run_of("m", 5.0, RunKind.MANUAL)])
         assert asked(step) == [(["m"], 1)]
 
     def test_alone_they_have_all(self) -> None:
-        step = Steps(workers=4).step(came=runs(4, kind=Kind.TAKEOVER))
+        step = Steps(workers=4).step(came=runs(4, kind=RunKind.TAKEOVER))
         assert [ask.most for ask in step.asks] == [4]
 
     def test_what_they_do_not_need_is_the_schedules(self) -> None:
-        step = Steps(workers=4).step(came=[*runs(4), run_of("m", 5.0, Kind.MANUAL)])
+        step = Steps(workers=4).step(came=[*runs(4), run_of("m", 5.0, RunKind.MANUAL)])
         assert [(ask.runs[0].kind, ask.most) for ask in step.asks] == [
-            (Kind.MANUAL, 1),
-            (Kind.SCHEDULE, 3),
+            (RunKind.MANUAL, 1),
+            (RunKind.SCHEDULE, 3),
         ]
 
     def test_a_retry_stands_among_the_others_by_its_own_time(self) -> None:
         steps = Steps(workers=1)
         [busy] = steps.begin([run_of("busy")]).given
         steps.step(came=[run_of("earlier", came=102.0), run_of("later", came=104.0)])
-        steps.step(came=[run_of("retry", came=105.0, kind=Kind.RETRY, retry_at=103.0)])
+        steps.step(came=[run_of("retry", came=105.0, kind=RunKind.RETRY, retry_at=103.0)])
         waiting, found = steps.free(busy), []
         for _ in range(3):
             step = steps.grant(waiting)
@@ -325,7 +327,7 @@ class TestShares:
         assert found == ["earlier", "retry", "later"]
 
     def test_stored_and_scheduled_runs_share_by_the_time_when_they_came(self) -> None:
-        stored = [run_of(f"s{number}", number, Kind.STORED) for number in (1.0, 2.0, 9.0)]
+        stored = [run_of(f"s{number}", number, RunKind.STORED) for number in (1.0, 2.0, 9.0)]
         scheduled = [run_of(f"t{number}", number) for number in (3.0, 4.0)]
         step = Steps(workers=3, in_a_fleet=True).step(came=[*stored, *scheduled])
         assert asked(step) == [(["s1.0", "s2.0", "s9.0"], 2), (["t3.0", "t4.0"], 1)]
@@ -358,7 +360,7 @@ class TestUnlockedRuns:
 
     def test_what_is_to_run_all_the_same_without_an_answer_is_given_in_its_turn(self) -> None:
         steps, some = Steps(workers=1, in_a_fleet=True), runs(2)
-        step = steps.answer(steps.step(came=some), lambda _run: Verdict.UNLOCKED)
+        step = steps.answer(steps.step(came=some), lambda _run: ClaimOutcome.UNLOCKED)
         assert (step.given, step.asks) == (some[:1], [])
         assert steps.free(some[0]).given == some[1:]
 
@@ -406,7 +408,7 @@ class TestLateness:
         assert steps.step(came=[waits, late]).given == [late]
         steps.step(begun=[late])
         assert asked(
-            steps.step(freed=[(late, 0.0)], answers=[(step.asks[0].runs[0], REFUSED)])
+            steps.step(freed=[(late, 0.0)], answered=[(step.asks[0].runs[0], REFUSED)])
         ) == [(["b"], 1)]
 
     def test_a_backlog_is_not_late_for_those_that_had_its_worker_since_it_waited(self) -> None:
@@ -416,13 +418,13 @@ class TestLateness:
         x, y = run_of("x", 104.0), run_of("y", 105.0)
         step = steps.step(came=[first, x])
         steps.now = 110.0
-        steps.answer(step, lambda run: GRANTED if run is first else Verdict.BEYOND)
+        steps.answer(step, lambda run: GRANTED if run is first else ClaimOutcome.BEYOND)
         step = steps.step(begun=[first])
         assert asked(steps.step(freed=[(first, 0.1)], came=[y])) == []
-        steps.step(answers=[(x, GRANTED)])
+        steps.step(answered=[(x, GRANTED)])
         step = steps.step(begun=[x])
         assert asked(step) == [(["b"], 1)]
-        step = steps.answer(step, lambda _run: Verdict.LOCKED)
+        step = steps.answer(step, lambda _run: ClaimOutcome.LOCKED)
         steps.answer(step, lambda _run: GRANTED)
         steps.step(begun=[y], freed=[(y, 0.0)])
         steps.now = 111.0
@@ -458,7 +460,9 @@ class TestLateness:
             assert given == came
             steps.step(begun=given)
             steps.free(*given, took=0.9)
-        step = steps.answer(step, lambda run: GRANTED if run in waiting[:3] else Verdict.BEYOND)
+        step = steps.answer(
+            step, lambda run: GRANTED if run in waiting[:3] else ClaimOutcome.BEYOND
+        )
         assert step.given == waiting[:3]
         steps.step(begun=step.given)
         assert asked(steps.free(*step.given, took=0.1)) == [(names(waiting[3:6]), 3)]
@@ -466,7 +470,7 @@ class TestLateness:
     def test_who_waits_for_a_locked_row_is_not_late_for_those_that_go_meanwhile(self) -> None:
         steps = Steps(workers=1)
         run = run_of("a", 100.0, grace=1.0)
-        steps.answer(steps.step(came=[run]), lambda _run: Verdict.LOCKED)
+        steps.answer(steps.step(came=[run]), lambda _run: ClaimOutcome.LOCKED)
         later = run_of("b", 105.0)
         steps.now = 100.005
         steps.begin([later])
@@ -478,7 +482,7 @@ class TestLateness:
         first, second = backlog_of(2, came=100.0, grace=1.0)
         steps.answer(steps.step(came=[first]), lambda _run: KEPT)
         steps.now = 150.0
-        step = steps.step(kept=[(first, ASKED_AGAIN, 0.0)])
+        step = steps.step(found=[(first, ASKED_AGAIN, 0.0)])
         assert step.asks[0].runs == [first]
         assert asked(steps.answer(step, lambda _run: REFUSED)) == [(["a"], 1)]
         assert not second.is_missed
@@ -491,19 +495,19 @@ class TestKept:
         assert (step.asks, step.refused, run.state) == ([], [], State.KEPT)
         assert steps.step().asks == []
         assert steps.queue.is_idle
-        assert steps.step(kept=[(run, ASKED_AGAIN, 0.0)]).asks[0].runs == [run]
+        assert steps.step(found=[(run, ASKED_AGAIN, 0.0)]).asks[0].runs == [run]
 
     def test_its_backlog_waits_with_it(self) -> None:
         steps, backlog = Steps(), backlog_of(2)
         steps.answer(steps.step(came=backlog[:1]), lambda _run: KEPT)
-        step = steps.step(kept=[(backlog[0], ASKED_AGAIN, 0.0)])
+        step = steps.step(found=[(backlog[0], ASKED_AGAIN, 0.0)])
         assert step.asks[0].runs == backlog[:1]
         assert steps.answer(step, lambda _run: REFUSED).asks[0].runs == backlog[1:]
 
     def test_if_it_is_refused_for_good_its_backlog_goes_on(self) -> None:
         steps, backlog = Steps(), backlog_of(2)
         steps.answer(steps.step(came=backlog[:1]), lambda _run: KEPT)
-        step = steps.step(kept=[(backlog[0], Outlook.REFUSED, 0.0)])
+        step = steps.step(found=[(backlog[0], Outlook.REFUSED, 0.0)])
         assert step.refused == [(backlog[0], REFUSED)]
         assert step.asks[0].runs == backlog[1:]
 
@@ -515,7 +519,7 @@ class TestKept:
     def test_it_is_dropped_with_what_follows(self) -> None:
         steps, backlog = Steps(), backlog_of(3)
         steps.answer(steps.step(came=backlog[:1]), lambda _run: KEPT)
-        step = steps.step(kept=[(backlog[0], Outlook.DROPPED, 0.0)])
+        step = steps.step(found=[(backlog[0], Outlook.DROPPED, 0.0)])
         assert step.refused == [(run, REFUSED) for run in backlog]
         assert step.asks == steps.step(stopped=True).withdrawn == []
 
@@ -528,9 +532,9 @@ class TestKept:
         step = steps.step(came=[later])
         assert (step.asks, step.is_look_due) == ([], True)
         # A look that began before it came tells nothing of what it would be asked for.
-        step = steps.step(kept=[(kept, Outlook.WAITS, 109.0)])
+        step = steps.step(found=[(kept, Outlook.WAITS, 109.0)])
         assert (step.asks, step.is_look_due) == ([], False)
-        step = steps.step(kept=[(kept, Outlook.WAITS, 111.0)])
+        step = steps.step(found=[(kept, Outlook.WAITS, 111.0)])
         assert step.asks[0].runs == [later]
 
     def test_a_look_from_before_a_worker_was_free_does_not_let_a_later_run_time_go(self) -> None:
@@ -540,13 +544,13 @@ class TestKept:
         later = run_of(came=110.0)
         steps.step(came=[later])
         steps.now = 111.0
-        step = steps.step(kept=[(kept, Outlook.WAITS, 111.0)])
+        step = steps.step(found=[(kept, Outlook.WAITS, 111.0)])
         assert (step.asks, step.is_look_due) == ([], False)
         # The run in the way may have ended since that look.
         steps.now = 120.0
         step = steps.free(busy)
         assert (step.asks, step.is_look_due) == ([], True)
-        assert steps.step(kept=[(kept, ASKED_AGAIN, 120.0)]).asks[0].runs == [kept]
+        assert steps.step(found=[(kept, ASKED_AGAIN, 120.0)]).asks[0].runs == [kept]
 
     def test_a_look_with_a_worker_free_lets_a_later_run_time_go(self) -> None:
         steps, kept = Steps(workers=1), run_of(came=100.0)
@@ -556,13 +560,13 @@ class TestKept:
         steps.step(came=[later])
         steps.now = 120.0
         steps.free(busy)
-        assert steps.step(kept=[(kept, Outlook.WAITS, 120.0)]).asks[0].runs == [later]
+        assert steps.step(found=[(kept, Outlook.WAITS, 120.0)]).asks[0].runs == [later]
 
     def test_a_later_run_time_goes_after_an_earlier_one_that_is_asked_for_again(self) -> None:
         steps, kept, later = Steps(), run_of(came=100.0), run_of(came=110.0)
         steps.answer(steps.step(came=[kept]), lambda _run: KEPT)
         steps.step(came=[later])
-        step = steps.step(kept=[(kept, ASKED_AGAIN, 111.0)])
+        step = steps.step(found=[(kept, ASKED_AGAIN, 111.0)])
         assert step.asks[0].runs == [kept]
         assert steps.answer(step, lambda _run: REFUSED).asks[0].runs == [later]
 
@@ -570,7 +574,7 @@ class TestKept:
         steps, run = Steps(), run_of()
         steps.answer(steps.step(came=[run]), lambda _run: KEPT)
         assert steps.step(stopped=True).withdrawn == [run]
-        assert steps.step(kept=[(run, ASKED_AGAIN, 0.0)]).asks == []
+        assert steps.step(found=[(run, ASKED_AGAIN, 0.0)]).asks == []
 
 
 class TestStop:
@@ -585,13 +589,14 @@ class TestStop:
         assert steps.queue.is_idle
 
     @pytest.mark.parametrize(
-        "verdict", [GRANTED, KEPT, Verdict.LOCKED, Verdict.UNANSWERED, Verdict.BEYOND]
+        "outcome",
+        [GRANTED, KEPT, ClaimOutcome.LOCKED, ClaimOutcome.UNANSWERED, ClaimOutcome.BEYOND],
     )
-    def test_what_is_answered_then_is_withdrawn(self, verdict: Verdict) -> None:
+    def test_what_is_answered_then_is_withdrawn(self, outcome: ClaimOutcome) -> None:
         steps, run = Steps(), run_of()
         step = steps.step(came=[run])
         assert steps.step(stopped=True).withdrawn == []
-        step = steps.answer(step, lambda _run: verdict)
+        step = steps.answer(step, lambda _run: outcome)
         assert (step.withdrawn, step.given) == ([run], [])
         assert steps.queue.is_idle
 
@@ -674,7 +679,7 @@ class Day:
             heapq.heappush(planned, (at, count, inputs))
 
         for number, job in enumerate(self.jobs):
-            run = run_of(f"job {number}", job.came, grace=job.grace, what=number)
+            run = run_of(f"job {number}", job.came, grace=job.grace, work=number)
             plan(job.came, Inputs(came=[run]))
         while planned:
             now, _count, inputs = heapq.heappop(planned)
@@ -683,11 +688,13 @@ class Day:
             assert not step.refused
             for ask in step.asks:
                 some = ask.runs[: ask.most]
-                answers = [(run, GRANTED if run in some else Verdict.BEYOND) for run in ask.runs]
-                plan(now + self.delay, Inputs(answers=answers))
+                answers = [
+                    (run, GRANTED if run in some else ClaimOutcome.BEYOND) for run in ask.runs
+                ]
+                plan(now + self.delay, Inputs(answered=answers))
             for run in step.given:
-                took = 0.0 if run.is_missed else self.jobs[run.what].takes
-                (self.missed.add if run.is_missed else self.ran.append)(run.what)
+                took = 0.0 if run.is_missed else self.jobs[run.work].takes
+                (self.missed.add if run.is_missed else self.ran.append)(run.work)
                 plan(now, Inputs(begun=[run]))
                 plan(now + took, Inputs(freed=[(run, took)]))
             if step.wakes_at < inf:
@@ -727,22 +734,22 @@ class TestFull:
         steps = Steps(workers=1)
         (running,) = steps.begin([run_of("a")]).given
         waiting = [run_of(name, came=steps.now) for name in "bc"]
-        assert steps.step(came=waiting).full is None
+        assert steps.step(came=waiting).all_busy is None
         steps.now += 10
-        assert steps.step().full is None
+        assert steps.step().all_busy is None
         steps.now += 1
-        assert steps.step().full == Full(workers=1, waiting=2, longest=11.0)
+        assert steps.step().all_busy == AllBusy(workers=1, waiting=2, longest=11.0)
         steps.now += 599
-        assert steps.step().full is None
+        assert steps.step().all_busy is None
         steps.now += 2
-        assert steps.step().full == Full(workers=1, waiting=2, longest=612.0)
-        assert steps.free(running).full is None
+        assert steps.step().all_busy == AllBusy(workers=1, waiting=2, longest=612.0)
+        assert steps.free(running).all_busy is None
 
     def test_not_of_what_waits_for_the_database(self) -> None:
         steps = Steps(workers=1)
         steps.step(came=[run_of("a", came=steps.now), run_of("b", came=steps.now)])
         steps.now += 60
-        assert steps.step().full is None
+        assert steps.step().all_busy is None
 
     def test_of_short_jobs_that_follow_each_other(self) -> None:
         steps = Steps(workers=1)
@@ -751,34 +758,34 @@ class TestFull:
         for _ in range(2):
             steps.now += 6
             step = steps.grant(steps.free(*step.given, took=6.0))
-            told.append(step.full)
+            told.append(step.all_busy)
             steps.step(begun=step.given)
-        assert told == [None, Full(workers=1, waiting=1, longest=12.0)]
+        assert told == [None, AllBusy(workers=1, waiting=1, longest=12.0)]
 
     def test_not_when_the_database_answers_again_after_an_outage(self) -> None:
         steps = Steps(workers=1)
         first = steps.step(came=[run_of(name, came=steps.now) for name in "abc"])
         steps.now += 60
         step = steps.grant(first)
-        assert (names(step.given), step.full) == (["a"], None)
-        assert steps.step(begun=step.given).full is None
+        assert (names(step.given), step.all_busy) == (["a"], None)
+        assert steps.step(begun=step.given).all_busy is None
         steps.now += 10
-        assert steps.step().full is None
+        assert steps.step().all_busy is None
         steps.now += 1
-        assert steps.step().full == Full(workers=1, waiting=2, longest=11.0)
+        assert steps.step().all_busy == AllBusy(workers=1, waiting=2, longest=11.0)
 
     def test_not_of_missed_runs_whose_jobs_the_database_is_to_move_on(self) -> None:
         steps = Steps(workers=1)
-        late = Run(Kind.STORED, "a", ("a", "default"), due_at=0.0, came=50.0, grace=1.0)
+        late = QueuedRun(RunKind.STORED, "a", ("a", "default"), due_at=0.0, came=50.0, grace=1.0)
         assert steps.step(came=[late]).given == [late]
         steps.step(came=[run_of("b", came=steps.now)])
         steps.now += 60
-        assert steps.step().full is None
+        assert steps.step().all_busy is None
 
     def test_while_other_work_than_the_schedulers_keeps_the_workers_busy(self) -> None:
         steps = Steps(workers=1)
         steps.grant(steps.step(came=[run_of("a"), run_of("b", came=steps.now)]))
         steps.now += 10
-        assert steps.step().full is None
+        assert steps.step().all_busy is None
         steps.now += 1
-        assert steps.step().full == Full(workers=1, waiting=1, longest=11.0)
+        assert steps.step().all_busy == AllBusy(workers=1, waiting=1, longest=11.0)

@@ -20,7 +20,12 @@ from apscheduler.triggers.interval import IntervalTrigger
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from apscheduler_tasklock._runs.trigger_times import MOST_STEPS, Steps, nominal_time, period_after
+from apscheduler_tasklock._runs.trigger_times import (
+    MOST_STEPS,
+    StepBudget,
+    nominal_time,
+    period_after,
+)
 
 try:
     from apscheduler.triggers.calendarinterval import CalendarIntervalTrigger
@@ -227,7 +232,7 @@ def test_a_period_lasts_until_the_next_moment_that_the_fields_allow(
     trigger = schedule.trigger(jitter=jitter, end_date=run_time if ends else None)
 
     # Two long lists of seconds may have thousands of moments that they do not share.
-    period = period_after(trigger, run_time, Steps(100 * MOST_STEPS))
+    period = period_after(trigger, run_time, StepBudget(100 * MOST_STEPS))
     assert period == following.timestamp() - run_time.timestamp()
 
 

@@ -30,7 +30,7 @@ from apscheduler_tasklock._runs.executor_jobs import what_runs
 from apscheduler_tasklock._runs.kept_runs import InTheWay, KeptRuns, Outlook
 from apscheduler_tasklock._runs.known_tasks import KnownTasks
 from apscheduler_tasklock._runs.registration import Registrar
-from apscheduler_tasklock._runs.run import Kind, Run
+from apscheduler_tasklock._runs.run import QueuedRun, RunKind
 from apscheduler_tasklock._runs.submission import JobKey, Submission
 from apscheduler_tasklock._runs.watch import Watch
 from apscheduler_tasklock.options import DEFAULTS, LockOptions
@@ -199,7 +199,7 @@ class Found:
     def keep(self, run: ClaimAnswer, job: str = "task") -> list[Outlook]:
         """Keep a run because of this one, which began before it; return what becomes of it."""
         decided: list[Outlook] = []
-        kept = Run(Kind.SCHEDULE, "task", (job, "default"), 0.0, 0.0)
+        kept = QueuedRun(RunKind.SCHEDULE, "task", (job, "default"), 0.0, 0.0)
 
         def decide(outlook: Outlook, _as_of: float) -> None:
             if outlook is not Outlook.WAITS:
@@ -647,7 +647,7 @@ def test_a_job_whose_code_raises_costs_no_other_job_of_the_task_its_run_time(
 
     found.start("task")
     run = rows.running("task", failover=False)
-    bad = Run(Kind.SCHEDULE, "task", ("bad", "default"), 0.0, 0.0)
+    bad = QueuedRun(RunKind.SCHEDULE, "task", ("bad", "default"), 0.0, 0.0)
     found.kept.add(bad, InTheWay(run.token, came_first=True), decide)
     decided = found.keep(run, job="good")
     rows.die("task")

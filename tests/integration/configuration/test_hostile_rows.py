@@ -38,7 +38,7 @@ from apscheduler_tasklock.cli.jobs import job_table
 from apscheduler_tasklock.cli.output import PlainOutput, Table, TerminalOutput, print_json
 from apscheduler_tasklock.cli.replicas import print_replicas
 from apscheduler_tasklock.cli.runs import run_rows
-from apscheduler_tasklock.cli.status import History, print_task, task_table
+from apscheduler_tasklock.cli.status import TaskHistory, print_task, task_table
 from apscheduler_tasklock.metrics import prometheus_text
 from apscheduler_tasklock.schema.table import (
     LARGEST_DEFINITION,
@@ -296,7 +296,7 @@ class Shown:
         """As lines of each task. It is the name of a task that the command is given."""
         bad = set()
         for task in self._known.tasks():
-            history = History(runs=self._known.runs(task.name, limit=20), actions=[], misses=[])
+            history = TaskHistory(runs=self._known.runs(task.name, limit=20), actions=[], misses=[])
             having = [each for each in self._known.replicas() if task.name in each.tasks]
             now = self._known.now
             print_task(task, history, having, now, PlainOutput(), None, "task_lock")

@@ -1,4 +1,4 @@
-"""The demo's verdict, on ledgers made by hand with each fault in them."""
+"""The demo's judgement, on ledgers made by hand with each fault in them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 
 from apscheduler_tasklock.demo import history
 from apscheduler_tasklock.demo.fires import Fires
-from apscheduler_tasklock.demo.fleet import Event
-from apscheduler_tasklock.demo.verdict import DemoTask, Takeover, Verdict, verdict
+from apscheduler_tasklock.demo.fleet import ReplicaEvent
+from apscheduler_tasklock.demo.judgement import DemoTask, Judgement, Takeover, judged
 from apscheduler_tasklock.demo.views import (
     compare_with_no_lock,
     describe_event,
@@ -48,11 +48,11 @@ def run(
     ]
 
 
-def judge_deaths(runs: Sequence[Run], deaths: dict[int, float]) -> Verdict:
+def judge_deaths(runs: Sequence[Run], deaths: dict[int, float]) -> Judgement:
     """Judge runs, with replicas that were killed at these times."""
     events = [event for run in runs for event in run]
     events += [history.Event(BASE + at, "killed", str(replica)) for replica, at in deaths.items()]
-    return verdict(events, [], TASK)
+    return judged(events, [], TASK)
 
 
 # Run times, fires, and windows, runs, doubled and missed.
@@ -70,20 +70,20 @@ GRID: dict[str, tuple[list[float], list[float], tuple[int, int, int, int]]] = {
 
 
 @pytest.mark.parametrize("case", GRID)
-def test_verdict_on_a_grid(case: str) -> None:
+def test_judgement_on_a_grid(case: str) -> None:
     runs, fires, expected = GRID[case]
     events = [event for token, time in enumerate(runs, 1) for event in run(token, 1, time)]
-    found = verdict(events, [BASE + time for time in fires], TASK)
+    found = judged(events, [BASE + time for time in fires], TASK)
     assert found.takeovers == []
     assert (found.windows, found.runs, found.doubled, found.missed) == expected
 
 
-def test_verdict_counts_the_runs_of_each_replica() -> None:
+def test_judgement_counts_the_runs_of_each_replica() -> None:
     runs = [run(n + 1, replica, 3.0 * n) for n, replica in enumerate([1, 3, 3, 1, 1])]
     assert judge_deaths(runs, {}).by_replica == {1: 3, 3: 2}
 
 
-def counts(found: Verdict) -> tuple[int, int, int, int, int, int]:
+def counts(found: Judgement) -> tuple[int, int, int, int, int, int]:
     """Return windows, runs, doubled, missed, takeovers and unfounded takeovers."""
     numbers = found.windows, found.runs, found.doubled, found.missed
     return (*numbers, len(found.takeovers), found.unfounded)
@@ -124,7 +124,7 @@ DEATHS: dict[str, tuple[list[Run], dict[int, float], tuple[int, ...]]] = {
 
 
 @pytest.mark.parametrize("case", DEATHS)
-def test_verdict_on_deaths(case: str) -> None:
+def test_judgement_on_deaths(case: str) -> None:
     runs, deaths, expected = DEATHS[case]
     assert counts(judge_deaths([BEFORE, *runs, AFTER], deaths)) == expected
 
@@ -216,8 +216,8 @@ def test_two_windows_that_began_twice_are_described_in_their_order() -> None:
     assert compared.endswith(f"ran once ({begun}, because their holders were killed).")
 
 
-def fired(replica: int, kind: str, time: float, reason: str | None = None) -> Event:
-    return Event(replica, kind, BASE + time + 0.1, "task", BASE + time, reason=reason)
+def fired(replica: int, kind: str, time: float, reason: str | None = None) -> ReplicaEvent:
+    return ReplicaEvent(replica, kind, BASE + time + 0.1, "task", BASE + time, reason=reason)
 
 
 @pytest.mark.parametrize(("kind", "reason"), [("granted", "takeover"), ("released", "handed over")])
@@ -229,13 +229,13 @@ def test_the_fires_of_all_replicas_are_the_runs_that_there_would_be_without_the_
     fires = Fires()
     assert not fires
     for event in (
-        Event(1, "ready", BASE),
+        ReplicaEvent(1, "ready", BASE),
         fired(1, "granted", 0),
         fired(2, "refused", 0, "running"),
         fired(1, "released", 0),
         fired(2, "granted", 3),
         fired(1, "refused", 3, "running"),
-        Event(2, "killed", BASE + 4, "task", BASE + 3, 2),
+        ReplicaEvent(2, "killed", BASE + 4, "task", BASE + 3, 2),
         fired(1, "granted", 3, "takeover"),
         fired(3, "granted", 3, "takeover"),
         fired(1, "raised", 3),

@@ -1,4 +1,4 @@
-"""The verdict: which windows ran twice, did not run, or were run again after a death."""
+"""The judgement: which windows ran twice, did not run, or were run again after a death."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from apscheduler_tasklock.demo.history import Event, Run, deaths, runs
+from apscheduler_tasklock.demo.history import Event, JudgedRun, deaths, runs
 from apscheduler_tasklock.demo.judge import gaps, repeats, takeovers
 
 # Limits the seconds from the end of a run to its release.
@@ -45,8 +45,8 @@ class Takeover:
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """The verdict on a task.
+class Judgement:
+    """The judgement on a task.
 
     :ivar task: the task's name
     :ivar runs: how often the task ran to the end. A dead run and its takeover count as one run.
@@ -71,7 +71,7 @@ class Verdict:
         return self.runs - self.doubled + self.missed
 
 
-def verdict(history: Sequence[Event], fires: Sequence[float], task: DemoTask) -> Verdict:
+def judged(history: Sequence[Event], fires: Sequence[float], task: DemoTask) -> Judgement:
     """Judge one task.
 
     :param history: the ledger's events
@@ -81,7 +81,7 @@ def verdict(history: Sequence[Event], fires: Sequence[float], task: DemoTask) ->
 
     # Windows are told apart by their run times, which are one period apart and the same on all
     # replicas.
-    def same(one: Run, other: Run) -> bool:
+    def same(one: JudgedRun, other: JudgedRun) -> bool:
         return bool(abs(other.due - one.due) < task.period / 2)
 
     begun = runs(history, task.name)
@@ -95,7 +95,7 @@ def verdict(history: Sequence[Event], fires: Sequence[float], task: DemoTask) ->
         served = (run.due for run in complete)
         since, until = min(seen) - task.period, max(seen) + task.period
         missed += gaps(served, since, until, lambda _due: task.period)
-    return Verdict(
+    return Judgement(
         task.name,
         len(complete),
         len(list(doubled)),
