@@ -4,34 +4,47 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from itertools import count
+from types import NoneType
 from typing import Any
 from uuid import UUID
 
 from apscheduler_tasklock._lock.database_clock import later
-from apscheduler_tasklock._lock.outcomes import WindowAfter
 from apscheduler_tasklock._lock.protocol_messages import (
+    Answer,
+    Claim,
     ClaimAnswer,
     ClaimRequest,
-    ClosedRun,
+    Claims,
+    EndLease,
+    Extend,
+    GiveUp,
+    Lead,
     LockTimes,
-    MissNote,
+    Message,
+    MissNotes,
+    Prune,
+    Read,
     ReadTimes,
-    Registered,
-    Registration,
+    Registrations,
     ReleaseAnswer,
     ReleaseRequest,
-    Renewal,
-    RerunRequest,
+    Releases,
+    RemoveReplicas,
+    Renewals,
+    Reruns,
+    Resign,
+    Retire,
     RunState,
-    ScheduleNote,
+    ScheduleNotes,
+    ShortenHistory,
+    SignOfLife,
+    Stop,
 )
-from apscheduler_tasklock.status import RunningRun
-
-_AT_ONCE = ReadTimes()
 
 # The moment at which the monotonic clock was 0. `monotonic_now` adds the monotonic clock to this
 # moment, and never reads the wall clock again, because a step of the wall clock would look like a
@@ -70,9 +83,7 @@ class Unlocked:
     def grant(self, request: ClaimRequest, lag: float) -> tuple[_Grant, int]:
         """Grant a claim, but only once for each claim id; return the grant with its token."""
         now = monotonic_now()
-        start = request.run_time if request.exact else None
-        if start is None:
-            start = now - timedelta(seconds=lag)
+        start = request.exact_time or now - timedelta(seconds=lag)
         lease = request.max_lock if request.lease is None else request.lease
         with self._lock:
             if request.claim_id not in self._grants:
@@ -106,14 +117,15 @@ class UnlockedProtocol:
         self._unlocked = unlocked
         self._replica_id = replica_id
 
-    def claim(
-        self,
-        cursor: Any,
-        request: ClaimRequest,
-        times: ReadTimes = _AT_ONCE,
-    ) -> ClaimAnswer:
-        """Grant a claim."""
-        grant, token = self._unlocked.grant(request, times.lag)
+    def execute(self, cursor: Any, message: Message[Answer]) -> Answer:
+        """Carry out a message, and return its answer."""
+        how = _HOW.get(type(message))
+        answer: Answer = how(self, message) if how else nothing(cursor, message)
+        return answer
+
+    def _claim(self, message: Claim) -> ClaimAnswer:
+        request = message.request
+        grant, token = self._unlocked.grant(request, message.times.lag)
         return ClaimAnswer(
             granted=True,
             running=True,
@@ -132,139 +144,75 @@ class UnlockedProtocol:
             runs=request.runs,
         )
 
-    def claim_and_move(
-        self, cursor: Any, requests: Sequence[ClaimRequest], times: ReadTimes, most: int
-    ) -> dict[UUID, ClaimAnswer]:
-        """Raise an error, because there is no job store without a database."""
-        cursor.execute(f"claim {len(requests)} run times of stored jobs ({times}, {most=})")
-        return {}
+    def _claim_many(self, message: Claims) -> dict[UUID, ClaimAnswer]:
+        asked = list(zip(message.requests, message.lags, strict=True))[: message.most]
+        return {each.claim_id: self._claim(Claim(each, ReadTimes(lag))) for each, lag in asked}
 
-    def claim_many(
-        self,
-        cursor: Any,
-        requests: Sequence[ClaimRequest],
-        lags: Sequence[float],
-        times: ReadTimes,
-        most: int | None = None,
-    ) -> dict[UUID, ClaimAnswer]:
-        """Grant the first ``most`` claims."""
-        asked = list(zip(requests, lags, strict=True))[:most]
-        return {
-            request.claim_id: self.claim(cursor, request, ReadTimes(lag)) for request, lag in asked
-        }
-
-    def first_claim_many(
-        self,
-        cursor: Any,
-        requests: Sequence[ClaimRequest],
-        lags: Sequence[float],
-        times: ReadTimes,
-        most: int | None = None,
-    ) -> dict[UUID, ClaimAnswer]:
-        """Grant the first ``most`` claims."""
-        return self.claim_many(cursor, requests, lags, times, most)
-
-    def rerun(
-        self, cursor: Any, requests: Sequence[RerunRequest], times: ReadTimes = _AT_ONCE
-    ) -> dict[UUID, ClaimAnswer]:
-        """Return nothing, because there are no rows with dead, failed or manual runs."""
-        return {}
-
-    def release(self, cursor: Any, request: ReleaseRequest) -> ReleaseAnswer | None:
-        """Release a claim."""
+    def _release(self, request: ReleaseRequest) -> ReleaseAnswer | None:
         grant, now = self._unlocked.end(request.claim_id), monotonic_now()
         if grant is None:
             return None
-        keeps_window = request.end.window is WindowAfter.KEEP
-        return ReleaseAnswer(max(now, grant.window_until) if keeps_window else now, now)
+        return ReleaseAnswer(max(now, grant.window_until) if request.end.keep_window else now, now)
 
-    def release_many(
-        self, cursor: Any, requests: Sequence[ReleaseRequest]
-    ) -> dict[UUID, ReleaseAnswer | None]:
-        """Release many claims."""
-        answers = {request.claim_id: self.release(cursor, request) for request in requests}
+    def _release_many(self, message: Releases) -> dict[UUID, ReleaseAnswer | None]:
+        answers = {request.claim_id: self._release(request) for request in message.requests}
         return {claim_id: answer for claim_id, answer in answers.items() if answer is not None}
 
-    def end_lease(
-        self, cursor: Any, task_name: str, claim_id: UUID, holders: Sequence[str]
-    ) -> ReleaseAnswer | None:
-        """Remove the claim of a run whose worker process has died."""
-        self._unlocked.end(claim_id)
-        return None
+    def _end_lease(self, message: EndLease) -> None:
+        self._unlocked.end(message.claim_id)
 
-    def give_up(self, cursor: Any, task_name: str, claim_id: UUID) -> ClosedRun | None:
-        """Return ``None``, because there are no dead windows."""
-        return None
-
-    def extend(
-        self, cursor: Any, task_name: str, claim_id: UUID, by: float, lease: float | None
-    ) -> LockTimes | None:
-        """Move the end of a claim's maximum lock."""
-        grant = self._unlocked.find(claim_id)
+    def _extend(self, message: Extend) -> LockTimes | None:
+        grant = self._unlocked.find(message.claim_id)
         if grant is None:
             return None
-        grant.run_until = later(grant.run_until, by)
-        return _renewed(grant, lease)
+        grant.run_until = later(grant.run_until, message.by)
+        return _renewed(grant, message.lease)
 
-    def renew(self, cursor: Any, renewals: Sequence[Renewal]) -> dict[UUID, LockTimes]:
-        """Renew claims."""
-        found = ((each, self._unlocked.find(each.claim_id)) for each in renewals)
+    def _renew(self, message: Renewals) -> dict[UUID, LockTimes]:
+        found = ((each, self._unlocked.find(each.claim_id)) for each in message.requests)
         return {each.claim_id: _renewed(grant, each.lease) for each, grant in found if grant}
 
-    def read(
-        self, cursor: Any, task_names: Sequence[str], always: Sequence[str] = ()
-    ) -> tuple[list[RunState], datetime]:
-        """Return no tasks."""
+    def _read(self, _message: Read) -> tuple[list[RunState], datetime]:
         return [], monotonic_now()
 
-    def register(self, cursor: Any, tasks: Sequence[Registration]) -> list[Registered]:
-        """Return nothing, because no task has a row."""
-        return []
+    def _report_replica(self, message: SignOfLife) -> tuple[datetime, int]:
+        return message.started_at or monotonic_now(), 1
 
-    def report_replica(
-        self,
-        cursor: Any,
-        host: str,
-        version: str,
-        tasks: Sequence[str],
-        started_at: datetime | None = None,
-        rejected: Sequence[str] = (),
-        running: Sequence[RunningRun] = (),
-        leader_namespace: str | None = None,
-    ) -> tuple[datetime, int]:
-        """Return when the replica started, and that it is the only one."""
-        return started_at or monotonic_now(), 1
+    def _lead(self, _message: Lead) -> int:
+        return 1
 
-    def retire(self, cursor: Any, successor_of: Sequence[str], dropped: Sequence[str]) -> None:
-        """Do nothing."""
 
-    def lead(self, cursor: Any, row: str, leader_id: str, lease: float) -> bool:
-        """Return ``True``, because there are no other replicas."""
-        return True
+_HOW: dict[type[Message[Any]], Callable[[UnlockedProtocol, Any], Any]] = {
+    Claim: UnlockedProtocol._claim,
+    Claims: UnlockedProtocol._claim_many,
+    ReleaseRequest: UnlockedProtocol._release,
+    Releases: UnlockedProtocol._release_many,
+    EndLease: UnlockedProtocol._end_lease,
+    Extend: UnlockedProtocol._extend,
+    Renewals: UnlockedProtocol._renew,
+    Read: UnlockedProtocol._read,
+    SignOfLife: UnlockedProtocol._report_replica,
+    Lead: UnlockedProtocol._lead,
+}
+# The empty answers to messages that mean nothing where a stand-in has no rows for them, each as the
+# class that makes it.
+_EMPTY: dict[type[Message[Any]], Callable[[], Any]] = {
+    **dict.fromkeys((Prune, RemoveReplicas, Resign, Retire, ShortenHistory, Stop), int),
+    **dict.fromkeys((MissNotes, ScheduleNotes), set),
+    Registrations: list,
+    Reruns: dict,
+    GiveUp: NoneType,
+}
 
-    def resign(self, cursor: Any, row: str, leader_id: str) -> None:
-        """Do nothing."""
 
-    def stop_replica(self, cursor: Any, running: Sequence[RunningRun] = ()) -> None:
-        """Do nothing."""
+def nothing(cursor: Any, message: Message[Any]) -> Any:
+    """Return the empty answer to a message that means nothing to a stand-in.
 
-    def remove_replicas(self, cursor: Any, age: float) -> None:
-        """Do nothing."""
-
-    def shorten_history(self, cursor: Any, task_names: Sequence[str]) -> None:
-        """Do nothing."""
-
-    def note_misses(self, cursor: Any, notes: Sequence[MissNote], sent_at: datetime) -> set[str]:
-        """Write nothing, because there is no history."""
-        return set()
-
-    def note_reschedulings(self, cursor: Any, notes: Sequence[ScheduleNote]) -> set[str]:
-        """Write nothing, because there is no history."""
-        return set()
-
-    def prune(self, cursor: Any, age: float) -> int:
-        """Return that no row was deleted."""
-        return 0
+    :param cursor: raises the error of a message that needs the database
+    :raises TaskLockError: the message needs the database, because it is for stored jobs
+    """
+    empty = _EMPTY.get(type(message), partial(cursor.execute, message))
+    return empty()
 
 
 def _renewed(grant: _Grant, lease: float | None) -> LockTimes:

@@ -24,15 +24,20 @@ from apscheduler_tasklock._database.sqlstates import (
 from apscheduler_tasklock._lock.database_clock import DatabaseClock, later
 from apscheduler_tasklock._lock.outcomes import RunOutcome, WindowAfter
 from apscheduler_tasklock._lock.protocol_messages import (
+    Claim,
     ClaimAnswer,
     ClaimRequest,
+    Claims,
     ClosedRun,
+    LockProtocol,
     ReadTimes,
     ReleaseRequest,
     Renewal,
+    Renewals,
     RerunRequest,
+    Reruns,
+    StoredClaims,
 )
-from apscheduler_tasklock._lock.test_doubles import LockProtocol
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
 
 # A request for a claim of any kind.
@@ -117,7 +122,7 @@ class ClaimContext:
         if not written:
             return answers
         renewals = [Renewal(each.task_name, each.claim_id, each.lease) for each in written]
-        times = self.protocol.renew(cursor, renewals)
+        times = self.protocol.execute(cursor, Renewals(renewals))
         confirmed = dict(answers)
         for each in written:
             answer, end = confirmed.pop(each.claim_id), times.get(each.claim_id)
@@ -196,7 +201,8 @@ class ClaimAttempt(Attempt[ClaimRequest]):
         super().__init__(request, context)
         self.kind = ClaimAttempt
         run_time = request.run_time
-        self._due = _local_time() if run_time is None else run_time.timestamp()
+        # By the replica's own clock, as run times are.
+        self._due = time.time() if run_time is None else run_time.timestamp()
         # What becomes of the window of a grant that is to be undone; None: there is no such grant.
         self._to_undo: WindowAfter | None = None
 
@@ -222,11 +228,11 @@ class ClaimAttempt(Attempt[ClaimRequest]):
             # times.
             sent, lag = time.monotonic(), self._lag()
             times = context.read_times(sent, lag)
-            answer = context.protocol.claim(cursor, self.request, times)
-            answers = {self.request.claim_id: answer}
-            report_closed_runs([self], answers)
+            answer = context.protocol.execute(cursor, Claim(self.request, times))
+            if answer.closed is not None:
+                self.report_closed(ClosedRun(**answer.closed))
             if self.in_doubt:
-                answers = context.confirmed(cursor, [self], answers)
+                answers = context.confirmed(cursor, [self], {self.request.claim_id: answer})
                 if not answers:
                     return row_locked()
                 [answer] = answers.values()
@@ -266,7 +272,7 @@ class ClaimAttempt(Attempt[ClaimRequest]):
         times = context.read_times(sent)
         asked = [attempt.request for attempt in requests]
         protocol = context.protocol
-        answers = protocol.claim_many(cursor, asked, lags, times, most)
+        answers = protocol.execute(cursor, Claims(asked, lags, times, most))
         report_closed_runs(requests, answers)
         found = [answers.get(each.claim_id) for each in asked]
         new = [n for n, answer in enumerate(found) if answer is None]
@@ -279,7 +285,9 @@ class ClaimAttempt(Attempt[ClaimRequest]):
                 attempt.in_doubt = attempt.in_doubt or (answer is not None and answer.granted)
         if new and left != 0:
             those, their_lags = [asked[n] for n in new], [lags[n] for n in new]
-            answers |= protocol.first_claim_many(cursor, those, their_lags, times, left)
+            first = Claims(those, their_lags, times, left, are_first=True)
+            answers_to_first = protocol.execute(cursor, first)
+            answers |= answers_to_first
         answers = context.confirmed(cursor, doubted, answers)
         is_bound = context.learn(answers.values(), sent, times.latest)
         is_limited = most is not None and _granted(answers) >= most
@@ -296,7 +304,7 @@ class ClaimAttempt(Attempt[ClaimRequest]):
         ]
 
     def _lag(self) -> float:
-        return max(0.0, _local_time() - self._due)
+        return max(0.0, time.time() - self._due)
 
     def _decided(
         self, answer: ClaimAnswer | None, sent: float, times: ReadTimes, *, is_bound: bool
@@ -339,10 +347,9 @@ class ClaimAttempt(Attempt[ClaimRequest]):
     def _undo(self, cursor: Any) -> None:
         """Undo a grant that cannot be used. The next try has a new claim id."""
         if self._to_undo is not None:
-            granted = ReleaseRequest(
-                self.task_name, self.request.claim_id, RunOutcome(self._to_undo)
-            )
-            self._context.protocol.release(cursor, granted)
+            end = RunOutcome(self._to_undo)
+            granted = ReleaseRequest(self.task_name, self.request.claim_id, end)
+            self._context.protocol.execute(cursor, granted)
             self.request = replace(self.request, claim_id=uuid4())
             self._to_undo, self.in_doubt = None, False
 
@@ -365,7 +372,8 @@ class RerunAttempt(Attempt[RerunRequest]):
         """Send several claims in one statement; the answer is ``None`` if a row is gone."""
         context, sent = requests[0]._context, time.monotonic()
         times = context.read_times(sent)
-        answers = context.protocol.rerun(cursor, [each.request for each in requests], times)
+        asked = [each.request for each in requests]
+        answers = context.protocol.execute(cursor, Reruns(asked, times))
         answers = cls._all_confirmed(cursor, requests, answers)
         context.learn(answers.values(), sent, times.latest)
         return [each._decided(answers.get(each.request.claim_id), sent, times) for each in requests]
@@ -420,7 +428,7 @@ class StoredAttempt(Attempt[ClaimRequest]):
         most = len(asked) if most is None else most
         context, sent = requests[0]._context, time.monotonic()
         times = context.read_times(sent)
-        answers = context.protocol.claim_and_move(cursor, asked, times, most)
+        answers = context.protocol.execute(cursor, StoredClaims(asked, times, most))
         answers = cls._all_confirmed(cursor, requests, answers)
         context.learn(answers.values(), sent, times.latest)
         is_limited = _granted(answers) >= most
@@ -466,8 +474,3 @@ def is_over(answer: ClaimAnswer, sent: float) -> bool:
     """Return whether the granted lease has ended by now."""
     lasts = (answer.locked_until - answer.database_time).total_seconds()
     return time.monotonic() > sent + lasts
-
-
-def _local_time() -> float:
-    """Return the time by the replica's own clock. Run times are by this clock, too."""
-    return time.time()

@@ -64,19 +64,24 @@ from apscheduler_tasklock._lock.outcomes import NOT_BEGUN, RunOutcome, WindowAft
 from apscheduler_tasklock._lock.protocol_messages import (
     ClaimAnswer,
     ClaimRequest,
+    EndLease,
+    Extend,
     JobMove,
     LockTimes,
-    MissNote,
+    Message,
+    Read,
     Refusal,
     Registered,
     Registration,
+    Registrations,
     ReleaseAnswer,
     ReleaseRequest,
     RerunRequest,
+    Resign,
     RunState,
-    ScheduleNote,
+    SignOfLife,
 )
-from apscheduler_tasklock._lock.releases import ArrivedLate, LeaseEnd, Release, ReleaseTicket
+from apscheduler_tasklock._lock.releases import ArrivedLate, Release, ReleaseTicket
 from apscheduler_tasklock._lock.replica import (
     LockSettings,
     ReleaseLimit,
@@ -84,7 +89,7 @@ from apscheduler_tasklock._lock.replica import (
     note_times,
     shared_replica,
 )
-from apscheduler_tasklock._lock.test_doubles import LockProtocol, current_standing
+from apscheduler_tasklock._lock.test_doubles import current_standing
 from apscheduler_tasklock._shutdown import (
     CANCEL_LIMIT,
     SHORTEST_CLOSING,
@@ -613,7 +618,7 @@ class LockClient:
         :param arrived_late: called in the database's thread with the ticket and the answer if the
             release has arrived after its future had got an error. Must not wait.
         """
-        ticket = self._release_ticket(held, end)
+        ticket = self._release_ticket(held, _release_of(held, end))
         ticket.arrived_late = arrived_late
         self._database.submit(ticket)
         return ticket
@@ -645,34 +650,24 @@ class LockClient:
             return None
         return Released(answer.locked_until, answer.retry_at, ticket.took)
 
-    def _release_ticket(
-        self,
-        held: HeldLock,
-        end: RunOutcome,
-        make: Callable[[LockProtocol, ReleaseRequest], Release] = Release,
-    ) -> ReleaseTicket:
-        self._released_at = time.monotonic()
-        request, ended_at = _release_of(held, end), held.database_time()
+    def _release_ticket(self, held: HeldLock, request: ReleaseRequest | EndLease) -> ReleaseTicket:
+        self._released_at, ended_at = time.monotonic(), held.database_time()
         _, began_at = self._running.pop(held.claim_id, (held, ended_at))
         held.end()
         # The release is tried until the database answers. After the end of the lease, the release
         # still finishes the run, unless another replica has taken the run over.
         ticket = self._ticket_of(
-            request,
-            time.monotonic() + held.seconds_left,
-            partial(self._heartbeat.remove, held),
-            make=make,
+            request, time.monotonic() + held.seconds_left, partial(self._heartbeat.remove, held)
         )
         ticket.took = max(0.0, (ended_at - began_at).total_seconds())
         return ticket
 
     def _ticket_of(
         self,
-        request: ReleaseRequest,
+        request: ReleaseRequest | EndLease,
         run_until: float,
         on_taken: Callable[[], object] = lambda: None,
         stays_until: float = -inf,
-        make: Callable[[LockProtocol, ReleaseRequest], Release] = Release,
     ) -> ReleaseTicket:
         own, of_replica = self.release_limit, self.replica.release_limit
 
@@ -680,7 +675,7 @@ class LockClient:
             return min(own.over_at, of_replica.over_at)
 
         return ReleaseTicket(
-            make(self._protocol, request),
+            Release(self._protocol, request),
             Deadline(None, over_at),
             run_until,
             self._timings,
@@ -709,6 +704,10 @@ class LockClient:
         """
         self.outage.believe()
 
+    def carrying_out(self, message: Message[Answer]) -> Callable[[Any], Answer]:
+        """Return a statement that carries out a message."""
+        return lambda cursor: self._protocol.execute(cursor, message)
+
     def reading(self, task_names: Sequence[str], always: Sequence[str] = ()) -> Statement:
         """Return a statement that reads the rows of tasks that need an action, such as a takeover.
 
@@ -717,7 +716,8 @@ class LockClient:
 
         def read(cursor: Any) -> list[RunState]:
             sent = time.monotonic()
-            states, database_time = self._protocol.read(cursor, task_names, always)
+            asked = Read(task_names, always)
+            states, database_time = self._protocol.execute(cursor, asked)
             self._learn(sent, database_time)
             return states
 
@@ -746,7 +746,7 @@ class LockClient:
         for begin in range(0, len(tasks), MOST_TOGETHER):
             some = tasks[begin : begin + MOST_TOGETHER]
             try:
-                registered += yield partial(self._protocol.register, tasks=some)
+                registered += yield self.carrying_out(Registrations(some))
             except TaskLockDatabaseError:
                 raise
             except TaskLockError as error:
@@ -775,67 +775,29 @@ class LockClient:
         """Return a statement that reports this replica as alive, with its tasks and runs."""
 
         def report(cursor: Any) -> None:
-            started_at, self.outage.live_replicas = self._protocol.report_replica(
-                cursor,
-                host=socket.gethostname(),
-                version=version,
-                tasks=tasks,
-                rejected=rejected,
-                running=running,
-                leader_namespace=leader_namespace,
-                started_at=self._started_at,
+            sign = SignOfLife(
+                socket.gethostname(),
+                version,
+                tasks,
+                self._started_at,
+                rejected,
+                running,
+                leader_namespace,
             )
+            started_at, self.outage.live_replicas = self._protocol.execute(cursor, sign)
             if self._started_at is None:
                 self._started_at = started_at
 
         return report
-
-    def retiring(self, successor_of: Sequence[str], dropped: Sequence[str]) -> Statement:
-        """Return a statement that retires removed tasks, so that they are not overdue.
-
-        :param successor_of: this replica's tasks; empty until this replica has all of its jobs. If
-            a stopped replica had one of these tasks, this replica counts as its successor: those of
-            the stopped replica's tasks that no live replica has were removed.
-        :param dropped: the tasks whose jobs were removed on this replica
-        """
-        return partial(self._protocol.retire, successor_of=successor_of, dropped=dropped)
-
-    def stop_replica(self, running: Sequence[RunningRun] = (), until: float = inf) -> None:
-        """Report that this replica stops, and which of its runs still go on.
-
-        :param until: limits the wait, on the monotonic clock
-        :raises TaskLockDatabaseError: the database is unavailable
-        :raises TaskLockError: the database rejects the statement
-        """
-        self.ask(partial(self._protocol.stop_replica, running=running), until)
-
-    def leading(self, row: str, leader_id: str, lease: float) -> Statement:
-        """Return a statement that leads the replicas of a namespace, unless another replica does.
-
-        The statement returns whether this replica leads.
-
-        :param row: the name of the leader's row
-        :param leader_id: the id with which this replica leads
-        :param lease: seconds after which another replica may lead
-        """
-        return lambda cursor: self._protocol.lead(cursor, row, leader_id, lease)
 
     def begin_resign(self, row: str, leader_id: str) -> None:
         """Give the leadership up, if this replica leads. Does not wait, and is tried once."""
         now = time.monotonic()
         # The deadline does not depend on `Closing`, because claiming may be stopped already.
         deadline = Deadline(None, now + self._attempt)
-        resign = partial(self._protocol.resign, row=row, leader_id=leader_id)
+        resign = self.carrying_out(Resign(row, leader_id))
         until = now + self._attempt
         self._database.submit(SequenceTicket(resign, deadline, _ignore, came=now, turn_until=until))
-
-    def removing_replicas(self, age: float) -> Statement:
-        """Return a statement that deletes replicas without a sign of life for ``age`` seconds."""
-        return partial(self._protocol.remove_replicas, age=age)
-
-    def shortening_history(self, task_names: Sequence[str]) -> Statement:
-        """Return a statement that deletes tasks' entries that the run history keeps no longer."""
-        return partial(self._protocol.shorten_history, task_names=task_names)
 
     def begin_move_on(self, move: JobMove) -> AwaitedTicket[set[str], set[str]]:
         """Begin to move a stored job on, because its run time was missed. Does not wait."""
@@ -855,51 +817,20 @@ class LockClient:
             answer_within=self._attempt,
         )
 
-    def noting_misses(self, notes: Sequence[MissNote]) -> Statement:
-        """Return a statement that notes missed run times in the run history.
-
-        The statement returns the tasks whose notes are to be sent again.
-
-        :param notes: the notes, each of another task
-        """
-        return lambda cursor: self._protocol.note_misses(cursor, notes, datetime.now(timezone.utc))
-
-    def noting_reschedulings(self, notes: Sequence[ScheduleNote]) -> Statement:
-        """Return a statement that notes changed schedules in the run history.
-
-        The statement returns the tasks whose notes are to be sent again.
-
-        :param notes: the notes, each of another task
-        """
-        return lambda cursor: self._protocol.note_reschedulings(cursor, notes)
-
     @property
     def longest_doubt(self) -> float:
         """The seconds after which a claim without an answer cannot be granted any more."""
         return self._timeout + self._attempt
-
-    def giving_up(self, dead: RunState) -> Statement:
-        """Return a statement that gives up a dead run.
-
-        The statement returns the run; ``None`` if it is not dead any more.
-        """
-        return lambda cursor: self._protocol.give_up(cursor, dead.task_name, dead.claim_id)
 
     def begin_lease_end(self, held: HeldLock) -> ReleaseTicket:
         """Begin to end the lease of a claim whose run is known to be dead. Does not wait.
 
         If the task has failover, another replica can then take the run over.
         """
-        ticket = self._release_ticket(held, NOT_BEGUN, partial(LeaseEnd, holder=self.replica_id))
+        end = EndLease(held.name, held.claim_id, [self.replica_id])
+        ticket = self._release_ticket(held, end)
         self._database.submit(ticket)
         return ticket
-
-    def pruning(self) -> Statement:
-        """Return a statement that deletes the rows of one-off jobs that ended long ago.
-
-        The statement returns how many rows it has deleted.
-        """
-        return partial(self._protocol.prune, age=self.settings.keep_one_offs)
 
     def command_line(self, command: str, *options: str, task: str) -> str:
         """Return the command line of an operator's command for a task."""
@@ -1102,12 +1033,12 @@ class LockClient:
         :raises TaskLockDatabaseError: the database is unavailable
         :raises TaskLockError: the database rejects the statement
         """
-        sent = 0.0
+        sent, asked = 0.0, Extend(held.name, held.claim_id, by, held.lease)
 
         def extend(cursor: Any) -> LockTimes | None:
             nonlocal sent
             sent = time.monotonic()
-            return self._protocol.extend(cursor, held.name, held.claim_id, by, held.lease)
+            return self._protocol.execute(cursor, asked)
 
         # The deadline does not depend on `Closing`, so that jobs can extend their locks also after
         # claiming was stopped.

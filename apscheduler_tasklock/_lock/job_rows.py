@@ -26,6 +26,7 @@ from apscheduler_tasklock._database.outage import as_unavailable
 from apscheduler_tasklock._database.rejections import RUN_HISTORY, Rejections
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.database_clock import storable
+from apscheduler_tasklock._lock.parameters import many
 from apscheduler_tasklock._lock.protocol import (
     HISTORY,
     LOCK_TIMEOUT,
@@ -42,7 +43,6 @@ from apscheduler_tasklock._lock.statements import (
     Statement,
     again,
     for_template,
-    many,
     move_on,
 )
 from apscheduler_tasklock._lock.statements.conditions import (

@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from enum import Enum
 from operator import attrgetter
 
+from apscheduler_tasklock._lock.parameters import Parameters, Unsent, sent
 from apscheduler_tasklock._lock.tracebacks import (
     LONGEST_TRACEBACK,
     Section,
@@ -139,7 +140,7 @@ class WindowAfter(Enum):
 
 
 @dataclass(frozen=True)
-class RunOutcome:
+class RunOutcome(Parameters):
     """The outcome of a run, and what becomes of the run's window.
 
     :ivar window: what becomes of the run's window
@@ -155,13 +156,13 @@ class RunOutcome:
     :ivar retry_in: seconds after which the failed run is to be run again; ``None``: it is not
     """
 
-    window: WindowAfter = WindowAfter.KEEP
+    window: Unsent[WindowAfter] = WindowAfter.KEEP
     outcome: str = ""
     error_type: str | None = None
     error: str | None = None
     next_in: float | None = None
     is_last: bool = False
-    cut: bool = False
+    cut: Unsent[bool] = False
     traceback: str | None = None
     retry_in: float | None = None
 
@@ -170,7 +171,17 @@ class RunOutcome:
         """The exception's class and message; ``None`` if there is no exception."""
         return error_in_words(self.error_type, self.error) or None
 
-    @property
+    @sent
+    def keep_window(self) -> bool:
+        """Whether the window stays taken."""
+        return self.window is WindowAfter.KEEP
+
+    @sent
+    def hand_over(self) -> bool:
+        """Whether the window is handed over."""
+        return self.window is WindowAfter.HAND_OVER
+
+    @sent
     def last_outcome(self) -> str | None:
         """The outcome in the task's row; ``None``: the run never began."""
         return "cut" if self.cut else self.outcome or None

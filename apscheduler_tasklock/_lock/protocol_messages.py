@@ -1,31 +1,42 @@
-"""The requests and answers of the lock protocol."""
+"""The requests and answers of the lock protocol: what a replica says to the database."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Generic, NamedTuple, Protocol, TypeVar
 from uuid import UUID, uuid4
 
 from apscheduler_tasklock._lock.database_clock import storable
-from apscheduler_tasklock._lock.outcomes import (
-    END_TEXTS,
-    MOST_HANDOVERS,
-    NOT_BEGUN,
-    RunOutcome,
-    WindowAfter,
-    texts_of,
-)
-from apscheduler_tasklock._values import logger_of
-from apscheduler_tasklock.status import MissCause
+from apscheduler_tasklock._lock.outcomes import MOST_HANDOVERS, NOT_BEGUN, RunOutcome, WindowAfter
+from apscheduler_tasklock._lock.parameters import Parameters, Unsent, sent
+from apscheduler_tasklock.status import MissCause, RunningRun
 
-logger = logger_of(__name__)
+Answer = TypeVar("Answer")
+
+
+class Message(Parameters, Generic[Answer]):
+    """What a replica says to the database. Its answer is that of ``LockProtocol.execute``."""
+
+
+class LockProtocol(Protocol):
+    """Carries out a replica's messages: in the database, or in a stand-in's memory."""
+
+    def execute(self, cursor: Any, message: Message[Answer]) -> Answer:
+        """Carry out a message, and return its answer.
+
+        :param cursor: a cursor of ``raw_cursor``; to a stand-in, one that executes nothing
+        """
 
 
 @dataclass(frozen=True)
-class ReleaseRequest:
-    """A request to release a claim.
+class ReleaseRequest(Message["ReleaseAnswer | None"]):
+    """A request to release a claim. The answer is ``None`` if the claim no longer stood.
+
+    In that case the task's row does not change. If the run was noted as dead or freed, its entry in
+    the run history is corrected by a second statement.
 
     :ivar task_name: the task's name
     :ivar claim_id: the claim's id
@@ -42,30 +53,22 @@ class ReleaseRequest:
     end: RunOutcome = NOT_BEGUN
     token: int | None = None
     ended_at: datetime | None = None
-    ended_ago: Callable[[], float] | None = field(default=None, compare=False)
-
-    @property
-    def parameters(self) -> dict[str, object]:
-        """The parameters of the release's statements."""
-        end = self.end
-        return {
-            "task_name": self.task_name,
-            "claim_id": self.claim_id,
-            "keep_window": end.window is WindowAfter.KEEP,
-            "hand_over": end.window is WindowAfter.HAND_OVER,
-            "token": self.token,
-            "outcome": end.outcome,
-            **dict(zip(END_TEXTS, texts_of(end), strict=True)),
-            "last_outcome": end.last_outcome,
-            "next_in": end.next_in,
-            "is_last": end.is_last,
-            "ended_at": self.ended_at,
-            "retry_in": end.retry_in,
-        }
+    ended_ago: Unsent[Callable[[], float] | None] = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
-class JobMove:
+class Releases(Message[dict[UUID, "ReleaseAnswer | None"]]):
+    """Releases of several claims, each of another task.
+
+    The answers are those of the claims that stood, by claim id. ``None``: another session has the
+    row locked, and the release is to be sent again.
+    """
+
+    requests: Unsent[Sequence[ReleaseRequest]]
+
+
+@dataclass(frozen=True)
+class JobMove(Parameters):
     """A stored job's move from one run time to the next.
 
     :ivar job_id: the job's id
@@ -83,20 +86,13 @@ class JobMove:
     run_time: datetime
     following: datetime | None
 
-    @property
-    def parameters(self) -> dict[str, object]:
-        """The parameters of a statement that moves the job on."""
-        return {
-            "job_id": self.job_id,
-            "change_id": self.change_id,
-            "found": self.found,
-            "run_time": self.run_time,
-            "following": storable(self.following),
-        }
+    def __post_init__(self) -> None:
+        """Make the time one that a row can have."""
+        object.__setattr__(self, "following", storable(self.following))
 
 
 @dataclass(frozen=True)
-class ClaimRequest:
+class ClaimRequest(Parameters):
     """A job's or a hold's request to claim a task for one run time.
 
     :ivar task_name: the task's name
@@ -128,8 +124,8 @@ class ClaimRequest:
     task_name: str
     min_lock: float
     max_lock: float
-    run_time: datetime | None = None
-    exact: bool = False
+    run_time: Unsent[datetime | None] = None
+    exact: Unsent[bool] = False
     lease: float | None = None
     failover: bool = False
     runs: str = ""
@@ -142,8 +138,13 @@ class ClaimRequest:
     grace: float = 60.0
     max_runtime: float | None = None
     claim_id: UUID = field(default_factory=uuid4)
-    keep_window_if_in_doubt: bool = False
-    move: JobMove | None = None
+    keep_window_if_in_doubt: Unsent[bool] = False
+    move: Unsent[JobMove | None] = None
+
+    @sent
+    def exact_time(self) -> datetime | None:
+        """The run time, if all replicas compute exactly the same one."""
+        return self.run_time if self.exact else None
 
     @property
     def window_in_doubt(self) -> WindowAfter:
@@ -153,35 +154,9 @@ class ClaimRequest:
         # A hold is not handed over, because no replica has a job for the hold's task.
         return WindowAfter.HAND_OVER if self.runs else WindowAfter.OPEN
 
-    def parameters(self, lag: float) -> dict[str, object]:
-        """Return the parameters of the statement.
-
-        :param lag: seconds since the run time, by the replica's clock; never below 0
-        """
-        return {
-            "task_name": self.task_name,
-            "claim_id": self.claim_id,
-            "lag": lag,
-            "run_time": self.run_time if self.exact else None,
-            # Send floats, because psycopg prepares a statement anew for integers of each size.
-            "min_lock": float(self.min_lock),
-            "max_lock": float(self.max_lock),
-            "lease": None if self.lease is None else float(self.lease),
-            "least_gap": float(self.min_lock if self.least_gap is None else self.least_gap),
-            "schedule": self.schedule,
-            "schedule_for": None if self.schedule_for is None else float(self.schedule_for),
-            "failover": self.failover,
-            "runs": self.runs,
-            "one_off": self.one_off,
-            "next_in": None if self.next_in is None else float(self.next_in),
-            "is_last": self.is_last,
-            "grace": float(self.grace),
-            "max_runtime": None if self.max_runtime is None else float(self.max_runtime),
-        }
-
 
 @dataclass(frozen=True)
-class RerunRequest:
+class RerunRequest(Parameters):
     """A request to claim the run that a task's row shows, if the row still shows it.
 
     Other attributes are as in :class:`ClaimRequest`.
@@ -196,7 +171,7 @@ class RerunRequest:
         certainly not alive
     """
 
-    kind: str
+    kind: Unsent[str]
     task_name: str
     cause: UUID
     max_lock: float
@@ -205,8 +180,8 @@ class RerunRequest:
     runs: str = ""
     max_runtime: float | None = None
     claim_id: UUID = field(default_factory=uuid4)
-    dead_holder: str | None = None
-    handed_over: bool = False
+    dead_holder: Unsent[str | None] = None
+    handed_over: Unsent[bool] = False
 
     @property
     def window_in_doubt(self) -> WindowAfter:
@@ -218,7 +193,7 @@ class RerunRequest:
 
 
 @dataclass(frozen=True)
-class ReadTimes:
+class ReadTimes(Parameters):
     """The times on which a claim is decided, read right before the claim is sent.
 
     :ivar lag: seconds since the run time, by the replica's clock; never below 0
@@ -236,11 +211,6 @@ class ReadTimes:
     stable: bool = True
     not_after: datetime | None = None
 
-    @property
-    def parameters(self) -> dict[str, object]:
-        """The parameters of a statement, without the lag, because each request has its own."""
-        return {"latest": self.latest, "stable": self.stable, "not_after": self.not_after}
-
 
 def is_wanted(not_after: datetime | None, at: datetime) -> bool:
     """Return whether somebody still waits for a claim at a time of the database's clock.
@@ -253,6 +223,76 @@ def is_wanted(not_after: datetime | None, at: datetime) -> bool:
 
 # The times of a claim that is not late, with an unknown bound and believed rows.
 IN_TIME = ReadTimes()
+
+
+@dataclass(frozen=True)
+class Claim(Message["ClaimAnswer"]):
+    """A claim of one run time. A refused claim writes nothing.
+
+    The answer is the task's row, or an empty one if the task still has no row. If the row looks
+    free although the claim is not granted, the claim is to be sent again: other replicas claim the
+    task over and over, or the claim came after its ``not_after``.
+
+    :raises TaskLockError: the task's row can be neither read nor inserted
+    """
+
+    request: ClaimRequest
+    times: ReadTimes = IN_TIME
+
+
+@dataclass(frozen=True)
+class Claims(Message[dict[UUID, "ClaimAnswer"]]):
+    """Claims of several tasks, each for one run time and each only once.
+
+    The answers are by the claim ids of the requests. If a row looks free, the claim is to be sent
+    again: another session has the row locked, the claim came after its ``not_after``, or earlier
+    claims have reached the limit.
+
+    :ivar lags: the lag of each request, in place of the one in ``times``
+    :ivar most: limits how many claims are granted, in this order; ``None``: no limit
+    :ivar are_first: whether the tasks have no rows yet. Otherwise a claim of a task without a row
+        has no answer
+    """
+
+    requests: Unsent[Sequence[ClaimRequest]]
+    lags: Unsent[Sequence[float]]
+    times: ReadTimes
+    most: int | None = None
+    are_first: Unsent[bool] = False
+
+
+@dataclass(frozen=True)
+class StoredClaims(Message[dict[UUID, "ClaimAnswer"]]):
+    """Claims of stored jobs' tasks, each only once, which move the jobs to later run times.
+
+    The answers are as those to :class:`Claims`. If a row looks free, another session may also have
+    the job locked.
+
+    :ivar requests: the requests, each with its ``move``
+    :ivar most: limits how many claims are granted, in this order
+    """
+
+    requests: Unsent[Sequence[ClaimRequest]]
+    times: ReadTimes
+    most: int
+
+    @sent
+    def count(self) -> int:
+        """How many claims they are."""
+        return len(self.requests)
+
+
+@dataclass(frozen=True)
+class Reruns(Message[dict[UUID, "ClaimAnswer"]]):
+    """Claims of takeovers, or of retries, or of manual runs, each of another task.
+
+    The answers are by the claim ids of the requests. A task without a row has no answer. If a row
+    looks free, the claim is to be sent again: another session has the row locked, or the claim came
+    after its ``not_after``.
+    """
+
+    requests: Unsent[Sequence[RerunRequest]]
+    times: ReadTimes = IN_TIME
 
 
 class ClaimAnswer(NamedTuple):
@@ -430,7 +470,32 @@ class ReleaseAnswer(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Renewal:
+class EndLease(Message[ReleaseAnswer | None]):
+    """A request to end the lease of a run that is known to be dead.
+
+    The answer is the task's row; ``None`` if the claim no longer stood.
+
+    :ivar holders: the replicas that may have claimed the run
+    """
+
+    task_name: str
+    claim_id: UUID
+    holders: Annotated[Sequence[str], "text[]"]
+
+
+@dataclass(frozen=True)
+class GiveUp(Message[ClosedRun | None]):
+    """A request to give up a dead run. The answer is the run; ``None``: it is not finished by this.
+
+    If the run is handed over meanwhile, the next look at the row decides what becomes of it.
+    """
+
+    task_name: str
+    claim_id: UUID
+
+
+@dataclass(frozen=True)
+class Renewal(Parameters):
     """A request to renew a claim.
 
     :ivar lease: the lease in seconds, from the renewal on; ``None``: until the maximum lock's end
@@ -445,7 +510,27 @@ class Renewal:
 
 
 @dataclass(frozen=True)
-class LockTimes:
+class Renewals(Message[dict[UUID, "LockTimes"]]):
+    """Renewals of claims. The answers are by claim id; a missing claim no longer stands."""
+
+    requests: Unsent[Sequence[Renewal]]
+
+
+@dataclass(frozen=True)
+class Extend(Message["LockTimes | None"]):
+    """A request to move the end of a maximum lock; ``None``: the claim no longer stands.
+
+    :ivar by: by how many seconds to move it
+    :ivar lease: as in :class:`Renewal`
+    """
+
+    task_name: str
+    claim_id: UUID
+    by: float
+    lease: float | None
+
+
+class LockTimes(NamedTuple):
     """The ends of a claim after it was renewed or extended.
 
     :ivar locked_until: the database time at which the lease ends; ``None`` if the claim was not
@@ -457,6 +542,22 @@ class LockTimes:
     locked_until: datetime | None
     run_until: datetime
     database_time: datetime
+
+
+@dataclass(frozen=True)
+class Read(Message[tuple[list["RunState"], datetime]]):
+    """A request for the rows of tasks that need an action, such as a takeover.
+
+    The answer has the database's time, too. A task's row is left out if PostgreSQL cannot compute
+    with it.
+
+    :ivar always: the tasks whose rows are returned in any case
+    :raises TaskLockDatabaseError: the server is read-only. Its rows are not used, because holders
+        cannot renew their leases there, and a standby's rows may be old
+    """
+
+    task_names: Annotated[Sequence[str], "text[]"]
+    always: Annotated[Sequence[str], "text[]"] = ()
 
 
 @dataclass(frozen=True)
@@ -566,7 +667,7 @@ class MissedTimes:
 
 
 @dataclass(frozen=True)
-class MissNote:
+class MissNote(Parameters):
     """A note of run times of a task that this replica has missed, for the run history.
 
     :ivar task_name: the task's name
@@ -590,7 +691,7 @@ class MissNote:
 
     task_name: str
     schedule: str
-    run_times: tuple[datetime, ...]
+    run_times: Annotated[tuple[datetime, ...], "timestamptz[]"]
     exact: bool
     min_lock: float
     covers: float
@@ -602,16 +703,23 @@ class MissNote:
     runs: str = ""
     is_witness: bool = True
 
-    @property
-    def parameters(self) -> dict[str, object]:
-        """The parameters of the statement."""
-        run_times = [run_time.isoformat() for run_time in self.run_times]
-        # The column of the count is an integer.
-        return {**vars(self), "run_times": run_times, "more": min(self.more, 2**31 - 1)}
+
+@dataclass(frozen=True)
+class MissNotes(Message[set[str]]):
+    """Notes of run times that no replica has run, each of another task.
+
+    The answer has the tasks whose notes are to be sent again, because another session has changed
+    or locked their rows, or because a note has run times before and after a run.
+
+    :ivar sent_at: the current time by this replica's clock; ``None``: when it is sent
+    """
+
+    notes: Unsent[Sequence[MissNote]]
+    sent_at: datetime | None = None
 
 
 @dataclass(frozen=True)
-class ScheduleNote:
+class ScheduleNote(Parameters):
     """A note of a changed schedule, for the run history.
 
     :ivar task_name: the task's name
@@ -626,7 +734,36 @@ class ScheduleNote:
 
 
 @dataclass(frozen=True)
-class Registration:
+class ScheduleNotes(Message[set[str]]):
+    """Notes of changed schedules, each of another task.
+
+    The answer has the tasks whose notes are to be sent again, because another session has their
+    rows locked.
+    """
+
+    notes: Unsent[Sequence[ScheduleNote]]
+
+
+@dataclass(frozen=True)
+class ShortenHistory(Message[int]):
+    """A request to delete these tasks' entries that the run history keeps no longer."""
+
+    task_names: Annotated[Sequence[str], "text[]"]
+
+
+@dataclass(frozen=True)
+class Prune(Message[int]):
+    """A request to delete the rows of one-off jobs that ended long ago; how many were deleted.
+
+    :ivar age: a row is deleted only if its job ended at least so many seconds ago; a live replica,
+        the row's maximum lock and its job's grace may ask for more
+    """
+
+    age: float
+
+
+@dataclass(frozen=True)
+class Registration(Parameters):
     """The registration of a replica's task.
 
     :ivar task_name: the task's name
@@ -655,8 +792,7 @@ class Registration:
     token: int | None = None
 
 
-@dataclass(frozen=True)
-class Registered:
+class Registered(NamedTuple):
     """The answer to a registration.
 
     :ivar task_name: the task's name
@@ -673,3 +809,99 @@ class Registered:
     was_schedule: str | None = None
     was_due_at: datetime | None = None
     due_at: datetime | None = None
+
+
+@dataclass(frozen=True)
+class Registrations(Message[list[Registered]]):
+    """Registrations of the tasks of a replica, each once. The answers are in their order.
+
+    A task whose name cannot be stored has no answer, and an error is logged.
+    """
+
+    tasks: Unsent[Sequence[Registration]]
+
+
+@dataclass(frozen=True)
+class SignOfLife(Message[tuple[datetime, int]]):
+    """A replica's report that it is alive, with its tasks and runs.
+
+    The answer is when the replica started, and how many replicas are alive.
+
+    :ivar started_at: the start that the first answer had; ``None`` in the first report
+    :ivar rejected: the replica's rejected work, with the remedies
+    :ivar runs: the replica's runs that go on
+    :ivar leader_namespace: the namespace in which the replica leads or follows; ``None``: it is not
+        in leader mode
+    """
+
+    host: str
+    version: str
+    tasks: Annotated[Sequence[str], "text[]"]
+    started_at: datetime | None = None
+    rejected: Annotated[Sequence[str], "text[]"] = ()
+    runs: Unsent[Sequence[RunningRun]] = ()
+    leader_namespace: str | None = None
+
+    @sent
+    def running(self) -> Annotated[str, "jsonb"]:
+        """The runs as JSON."""
+        return _reported(self.runs)
+
+
+@dataclass(frozen=True)
+class Stop(Message[int]):
+    """A replica's report that it stops, and which of its runs still go on."""
+
+    runs: Unsent[Sequence[RunningRun]] = ()
+
+    @sent
+    def running(self) -> Annotated[str, "jsonb"]:
+        """The runs as JSON."""
+        return _reported(self.runs)
+
+
+def _reported(runs: Sequence[RunningRun]) -> str:
+    return json.dumps([run.reported for run in runs])
+
+
+@dataclass(frozen=True)
+class Retire(Message[int]):
+    """A request to retire removed tasks that no live replica has, so that they are not overdue.
+
+    :ivar tasks: this replica's tasks; empty until this replica has all of its jobs. If a stopped
+        replica had one of these tasks, this replica counts as its successor: those of the stopped
+        replica's tasks that no live replica has were removed.
+    :ivar dropped: the tasks whose jobs were removed on this replica
+    """
+
+    tasks: Annotated[Sequence[str], "text[]"]
+    dropped: Annotated[Sequence[str], "text[]"]
+
+
+@dataclass(frozen=True)
+class RemoveReplicas(Message[int]):
+    """A request to delete replicas without a sign of life for ``age`` seconds."""
+
+    age: float
+
+
+@dataclass(frozen=True)
+class Lead(Message[int]):
+    """A request to lead the replicas of a namespace, unless another replica leads; 1: it leads.
+
+    :ivar task_name: the name of the leader's row
+    :ivar leader_id: the id with which this replica leads
+    :ivar lease: seconds after which another replica may lead
+    """
+
+    task_name: str
+    leader_id: str
+    lease: float
+
+
+@dataclass(frozen=True)
+class Resign(Message[int]):
+    """A request to give the leadership up, if this replica leads."""
+
+    task_name: str
+    leader_id: str

@@ -12,8 +12,13 @@ from apscheduler_tasklock._database.deadline import Deadline
 from apscheduler_tasklock._database.requests import Outcome, Request
 from apscheduler_tasklock._database.sqlstates import is_rolled_back, row_locked
 from apscheduler_tasklock._database.timings import Timings
-from apscheduler_tasklock._lock.protocol_messages import ReleaseAnswer, ReleaseRequest
-from apscheduler_tasklock._lock.test_doubles import LockProtocol
+from apscheduler_tasklock._lock.protocol_messages import (
+    EndLease,
+    LockProtocol,
+    ReleaseAnswer,
+    ReleaseRequest,
+    Releases,
+)
 from apscheduler_tasklock._values import logger_of
 from apscheduler_tasklock.errors import TaskLockDatabaseError
 
@@ -28,12 +33,13 @@ _NOTHING_FOUND: Outcome[ReleaseAnswer | None] = Outcome(None)
 class Release(Request[ReleaseAnswer | None]):
     """The request that releases a claim. The answer is ``None`` if the claim no longer stood.
 
-    :param request: the claim, and its run's outcome
+    :param request: the claim, and its run's outcome; or the end of a dead run's lease, which always
+        has a statement of its own
     :ivar in_doubt: whether the claim may have been released although no answer came
     """
 
-    def __init__(self, protocol: LockProtocol, request: ReleaseRequest) -> None:
-        self.kind = Release
+    def __init__(self, protocol: LockProtocol, request: ReleaseRequest | EndLease) -> None:
+        self.kind = Release if isinstance(request, ReleaseRequest) else None
         self.task_name = request.task_name
         self.request = request
         self.sender = self._protocol = protocol
@@ -45,37 +51,20 @@ class Release(Request[ReleaseAnswer | None]):
 
     def send(self, cursor: Any) -> ReleaseAnswer | None:
         """Release the claim."""
-        return self._protocol.release(cursor, self.request)
+        return self._protocol.execute(cursor, self.request)
 
     @classmethod
     def send_together(
         cls, cursor: Any, requests: Sequence[Release]
     ) -> list[ReleaseAnswer | TaskLockDatabaseError | None]:
         """Release several claims in one statement."""
-        asked = [each.request for each in requests]
-        answers = requests[0]._protocol.release_many(cursor, asked)
+        asked = [each.request for each in requests if isinstance(each.request, ReleaseRequest)]
+        answers = requests[0]._protocol.execute(cursor, Releases(asked))
         locked = row_locked()
         return [
             (answers[each.claim_id] or locked) if each.claim_id in answers else None
             for each in asked
         ]
-
-
-class LeaseEnd(Release):
-    """The request that ends the lease of a dead run. Each request has a statement of its own.
-
-    :param holder: the replica that has claimed the run
-    """
-
-    def __init__(self, protocol: LockProtocol, request: ReleaseRequest, holder: str) -> None:
-        super().__init__(protocol, request)
-        self.kind = None
-        self._holder = holder
-
-    def send(self, cursor: Any) -> ReleaseAnswer | None:
-        """End the lease. The answer is ``None`` if the claim no longer stood."""
-        request = self.request
-        return self._protocol.end_lease(cursor, request.task_name, request.claim_id, [self._holder])
 
 
 def _nothing() -> None:

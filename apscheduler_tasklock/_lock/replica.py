@@ -27,9 +27,9 @@ from apscheduler_tasklock._database.url import as_url, describe
 from apscheduler_tasklock._lock.database_clock import DatabaseClock
 from apscheduler_tasklock._lock.heartbeat import Heartbeat
 from apscheduler_tasklock._lock.protocol import HISTORY, TaskLockProtocol
-from apscheduler_tasklock._lock.protocol_messages import LockTimes, Renewal
+from apscheduler_tasklock._lock.protocol_messages import LockProtocol, LockTimes, Renewal, Renewals
 from apscheduler_tasklock._lock.statements import probe
-from apscheduler_tasklock._lock.test_doubles import LockProtocol, StandIn
+from apscheduler_tasklock._lock.test_doubles import StandIn
 from apscheduler_tasklock._shutdown import Closing
 from apscheduler_tasklock.errors import TaskLockError, TaskLockOptionError
 from apscheduler_tasklock.lock import HeldLock
@@ -211,13 +211,11 @@ class Replica:
         :param last: the ids of the claims that are renewed for the last time
         """
         sent = time.monotonic()
-        times = self._protocol.renew(
-            cursor,
-            [
-                Renewal(claim.name, claim.claim_id, claim.lease, is_last=claim.claim_id in last)
-                for claim in held
-            ],
-        )
+        renewals = [
+            Renewal(claim.name, claim.claim_id, claim.lease, is_last=claim.claim_id in last)
+            for claim in held
+        ]
+        times = self._protocol.execute(cursor, Renewals(renewals))
         for claim in held:
             if claim.claim_id in times:
                 note_times(claim, times[claim.claim_id], sent)

@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 from apscheduler_tasklock._database.sequences import Statements
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.client import LockClient
-from apscheduler_tasklock._lock.protocol_messages import ClaimRequest, Refusal, RunState
+from apscheduler_tasklock._lock.protocol_messages import ClaimRequest, Lead, Refusal, RunState
 from apscheduler_tasklock._lock.statements import LEADER
 from apscheduler_tasklock._runs.kept_runs import LastRun, Outlook
 from apscheduler_tasklock._runs.run import QueuedRun
@@ -158,12 +158,13 @@ class Leadership:
         lease = min(max(self._lease, LEAST_LOOKS * self._interval()), LONGEST_LEADER_LEASE)
         sent = self._clock()
         self._may_lead = True
-        leads = yield self._unless_closed(self._locks.leading(self.row, self.leader_id, lease))
+        lead = self._locks.carrying_out(Lead(self.row, self.leader_id, lease))
+        leads = yield self._unless_closed(lead)
         self._until, self._may_lead = sent + lease, bool(leads)
         self._note(leads=bool(leads))
 
-    def _unless_closed(self, statement: Callable[[Any], bool]) -> Callable[[Any], bool]:
-        return lambda cursor: not self._closed and statement(cursor)
+    def _unless_closed(self, statement: Callable[[Any], object]) -> Callable[[Any], bool]:
+        return lambda cursor: not self._closed and bool(statement(cursor))
 
     def _note(self, *, leads: bool) -> None:
         if leads != self.leads:

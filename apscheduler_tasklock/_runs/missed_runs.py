@@ -20,17 +20,20 @@ from math import inf
 from typing import TypeVar
 
 from apscheduler_tasklock._database.rejections import RUN_HISTORY
-from apscheduler_tasklock._database.sequences import Statement, Statements
+from apscheduler_tasklock._database.sequences import Statements
 from apscheduler_tasklock._database.sqlstates import NotSentError, RowLockedError
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.protocol_messages import (
     ClaimRequest,
+    Message,
     MissedTimes,
     MissNote,
+    MissNotes,
     Refusal,
     Registered,
     Registration,
     ScheduleNote,
+    ScheduleNotes,
 )
 from apscheduler_tasklock._lock.schedules import schedule_text_in_words
 from apscheduler_tasklock._lock.statements.misses import NOTED_APART
@@ -285,8 +288,8 @@ class MissedRuns:
         if is_idle or self._locks.rejections.is_left_out(RUN_HISTORY):
             return
         try:
-            yield from self._send(self._changes(), self._locks.noting_reschedulings)
-            yield from self._send(self._ripe(), self._locks.noting_misses)
+            yield from self._send(self._changes(), ScheduleNotes)
+            yield from self._send(self._ripe(), MissNotes)
         except TaskLockSchemaError:  # the next look finds which right is missing
             self._locks.rejections.suspect()
 
@@ -309,19 +312,19 @@ class MissedRuns:
         return notes
 
     def _send(
-        self, notes: Sequence[_Note], noting: Callable[[Sequence[_Note]], Statement]
+        self, notes: Sequence[_Note], message: Callable[[Sequence[_Note]], Message[set[str]]]
     ) -> Statements[None]:
         if not notes:
             return
         again: set[str] = set()
         try:
-            again = yield noting(notes)
+            again = yield self._locks.carrying_out(message(notes))
         except (TaskLockDatabaseError, TaskLockSchemaError):
             raise
         except TaskLockError as error:
             if len(notes) > 1:  # alone, so that one task's mistake does not affect the others
                 for note in notes:
-                    yield from self._send([note], noting)
+                    yield from self._send([note], message)
                 return
             logger.debug("Task %r: not noted: %s", notes[0].task_name, error)
         self._forget([note for note in notes if note.task_name not in again])

@@ -16,6 +16,12 @@ from apscheduler_tasklock._database.sequences import Statement, Statements
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.command_lines import library_version
+from apscheduler_tasklock._lock.protocol_messages import (
+    RemoveReplicas,
+    Retire,
+    ShortenHistory,
+    Stop,
+)
 from apscheduler_tasklock._lock.statements.retention import REPLICA_RETENTION
 from apscheduler_tasklock._runs.known_tasks import KnownTasks
 from apscheduler_tasklock._values import logger_of
@@ -214,7 +220,7 @@ class Presence:
         # application. Only a replica that has all of its jobs can tell this.
         has_all = 0.0 < self._has_all_at <= time.monotonic()
         successor_of = names if has_all else []
-        retiring = self._locks.retiring(successor_of, list(self._dropped))
+        retiring = self._locks.carrying_out(Retire(successor_of, list(self._dropped)))
         if (yield from self._try(REMOVED_TASKS, retiring)):
             self._retires = False
 
@@ -229,15 +235,15 @@ class Presence:
             return
         if self._is_known and self._locks.outage.reason is None:
             try:
-                self._locks.stop_replica(running, until)
+                self._locks.ask(self._locks.carrying_out(Stop(running)), until)
                 self._is_stop_reported = not running
             except TaskLockError as error:
                 logger.debug("The stop of this replica could not be reported: %s", error)
 
     def _clean_up(self) -> Statements[None]:
         """Delete the rows of old replicas and old history, if the database role has the rights."""
-        remove = self._locks.removing_replicas(REPLICA_RETENTION)
-        shorten = self._locks.shortening_history(self._known.names())
+        remove = self._locks.carrying_out(RemoveReplicas(REPLICA_RETENTION))
+        shorten = self._locks.carrying_out(ShortenHistory(self._known.names()))
         removed = yield from self._try(OLD_REPLICAS, remove, quiet=True)
         shortened = yield from self._try(OLD_HISTORY, shorten, quiet=True)
         self._is_clean = removed and shortened

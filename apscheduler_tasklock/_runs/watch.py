@@ -21,7 +21,13 @@ from apscheduler_tasklock._database.sequences import Statements
 from apscheduler_tasklock._database.sqlstates import ConflictError
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.client import LockClient
-from apscheduler_tasklock._lock.protocol_messages import ClaimRequest, ClosedRun, RunState
+from apscheduler_tasklock._lock.protocol_messages import (
+    ClaimRequest,
+    ClosedRun,
+    GiveUp,
+    Prune,
+    RunState,
+)
 from apscheduler_tasklock._lock.statements.retention import PRUNE_INTERVAL
 from apscheduler_tasklock._runs.kept_runs import KeptRuns, LastRun
 from apscheduler_tasklock._runs.known_tasks import KnownTasks
@@ -401,7 +407,9 @@ class Watch:
             yield from self._give_up(state, key, "failover is off for its job by now")
 
     def _give_up(self, state: RunState, key: JobKey, reason: str) -> Statements[None]:
-        closed: ClosedRun | None = yield self._locks.giving_up(state)
+        closed: ClosedRun | None = yield self._locks.carrying_out(
+            GiveUp(state.task_name, state.claim_id)
+        )
         if closed is not None:
             self._given_up(state, closed, key, reason)
 
@@ -557,7 +565,8 @@ class Watch:
     def _prune(self) -> Statements[None]:
         """Delete old rows of one-off jobs, if the database role has the right."""
         try:
-            while (yield self._locks.pruning()):
+            prune = Prune(self._locks.settings.keep_one_offs)
+            while (yield self._locks.carrying_out(prune)):
                 pass  # each statement deletes a limited number of rows
         except TaskLockDatabaseError:
             raise

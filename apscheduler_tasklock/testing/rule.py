@@ -1,7 +1,7 @@
 """The rule in Python: which claim is granted, and how it changes the task's row.
 
 A function that decides on a request takes the task's row, the request and the time. It returns a
-``Decision``: the changed row, the answer, and the runs that are over now. There are no threads, no
+``Ruling``: the changed row, the answer, and the runs that are over now. There are no threads, no
 clock and no SQL here. The statements in ``_lock/statements`` follow the same rule. Tests in
 ``tests/contract`` make random requests to both, and compare the rows column by column.
 
@@ -23,6 +23,10 @@ from apscheduler_tasklock._lock.protocol_messages import (
     ClaimAnswer,
     ClaimRequest,
     ClosedRun,
+    EndLease,
+    Extend,
+    GiveUp,
+    Lead,
     LockTimes,
     ReadTimes,
     Registered,
@@ -31,6 +35,7 @@ from apscheduler_tasklock._lock.protocol_messages import (
     ReleaseRequest,
     Renewal,
     RerunRequest,
+    Resign,
     RunState,
     is_wanted,
 )
@@ -207,7 +212,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Decision(Generic[Answer_co]):
+class Ruling(Generic[Answer_co]):
     """The outcome of a request.
 
     :ivar row: the task's changed row; the same object if nothing is written; ``None`` if the task
@@ -222,7 +227,7 @@ class Decision(Generic[Answer_co]):
 
 
 @dataclass(frozen=True)
-class Claim:
+class DatedClaim:
     """A claim, with everything on which its decision depends besides the task's row.
 
     :ivar request: the request
@@ -239,7 +244,7 @@ class Claim:
     wanted: bool
 
     @classmethod
-    def of(cls, request: ClaimRequest, times: ReadTimes, now: datetime) -> Claim:
+    def of(cls, request: ClaimRequest, times: ReadTimes, now: datetime) -> DatedClaim:
         """Return a claim as it is decided now.
 
         :param times: the times that the replica has read right before it sent the claim
@@ -255,9 +260,9 @@ class Claim:
         An exact run time replaces the reckoned run time, but differs from it by the tolerance at
         most.
         """
-        if not self.request.exact or self.request.run_time is None:
+        if self.request.exact_time is None:
             return self.reckoned
-        run_time = self.request.run_time.astimezone(timezone.utc)
+        run_time = self.request.exact_time.astimezone(timezone.utc)
         return max(self.reckoned - TOLERANCE, min(self.reckoned + TOLERANCE, run_time))
 
     @property
@@ -350,17 +355,17 @@ class Claim:
 
 def claim(
     row: Row | None, request: ClaimRequest, times: ReadTimes, replica_id: str, now: datetime
-) -> Decision[ClaimAnswer]:
+) -> Ruling[ClaimAnswer]:
     """Decide on a claim of one run time."""
-    asked = Claim.of(request, times, now)
+    asked = DatedClaim.of(request, times, now)
     ended: tuple[Run, ...] = ()
     if row is None:
         if not asked.wanted:
-            return Decision(None, _missing(now))
+            return Ruling(None, _missing(now))
         row = _first_row(request.task_name, request.claim_id, now, now)
         ran, was_due_at = request.runs, None
     elif not asked.is_granted(row):
-        return Decision(row, asked.found(row))
+        return Ruling(row, asked.found(row))
     else:
         ran, was_due_at = row.runs, row.due_at
         row, ended = _followed(row, now)
@@ -392,18 +397,18 @@ def claim(
         is_last=request.is_last,
         overrun_at=_leased(now, request.max_runtime, run_until),
     )
-    return Decision(row, _granted(row, now, ended)._replace(runs=ran, due_at=was_due_at), ended)
+    return Ruling(row, _granted(row, now, ended)._replace(runs=ran, due_at=was_due_at), ended)
 
 
 def rerun(
     row: Row | None, request: RerunRequest, times: ReadTimes, replica_id: str, now: datetime
-) -> Decision[ClaimAnswer | None]:
+) -> Ruling[ClaimAnswer | None]:
     """Decide on a takeover, a retry or a manual run.
 
     The row keeps its window and its next due time.
     """
     if row is None:
-        return Decision(None, None)
+        return Ruling(None, None)
     kind, is_takeover = request.kind, request.kind == "takeover"
     # After an outage the holder may be alive although its lease has ended, because its renewals
     # failed in the outage, too.
@@ -427,7 +432,7 @@ def rerun(
             waits=is_doubted,
             paused=kind != "manual" and row.is_paused(now),
         )
-        return Decision(row, found)
+        return Ruling(row, found)
     before, (row, ended) = row, _followed(row, now)
     run_until = before.run_until if is_takeover else later(now, request.max_lock)
     row = replace(
@@ -458,7 +463,7 @@ def rerun(
             requested_at=None,
             request_until=None,
         )
-    return Decision(row, _granted(row, now, ended)._replace(runs=before.runs), ended)
+    return Ruling(row, _granted(row, now, ended)._replace(runs=before.runs), ended)
 
 
 def _taken_over(row: Row, dead: Row, now: datetime) -> Row:
@@ -495,7 +500,7 @@ def _gives_way(row: Row, now: datetime, *, stable: bool) -> bool:
 
 def release(
     row: Row | None, request: ReleaseRequest, now: datetime
-) -> Decision[ReleaseAnswer | None]:
+) -> Ruling[ReleaseAnswer | None]:
     """Release a claim, or hand its window over.
 
     The answer is ``None`` if the claim no longer stands, unless its run is retried since: then an
@@ -504,14 +509,14 @@ def release(
     hands_over = request.end.window is WindowAfter.HAND_OVER
     if row is not None and row.claim_id != request.claim_id == row.retry_of and not hands_over:
         until = max(now, row.window_until)
-        return Decision(row, ReleaseAnswer(until, now, row.retry_at))
+        return Ruling(row, ReleaseAnswer(until, now, row.retry_at))
     if row is None or row.claim_id != request.claim_id or (hands_over and row.finished):
-        return Decision(row, None)
+        return Ruling(row, None)
     end, ended_at = (_hand_over if hands_over else _finish), _end_of(row.started_at, request, now)
     row, ended = end(row, request.end, now, ended_at)
     retry_at = row.retry_at if row.retry_of == row.claim_id else None
     is_late = row.finished_at not in (None, ended_at)
-    return Decision(row, ReleaseAnswer(row.locked_until, now, retry_at, is_late), ended)
+    return Ruling(row, ReleaseAnswer(row.locked_until, now, retry_at, is_late), ended)
 
 
 def _end_of(started_at: datetime, request: ReleaseRequest, now: datetime) -> datetime:
@@ -621,20 +626,19 @@ def _due_after_run(row: Row, end: RunOutcome, now: datetime, ended_at: datetime)
     return replace(row, due_at=due_at, overdue_at=later(due_at, grace.total_seconds()))
 
 
-def end_lease(
-    row: Row | None, claim_id: UUID, holders: Sequence[str], now: datetime
-) -> Decision[ReleaseAnswer | None]:
-    """End the lease of a run if its holder is among ``holders``, which are known to be dead."""
-    if row is None or row.claim_id != claim_id or row.finished or row.locked_by not in holders:
-        return Decision(row, None)
+def end_lease(row: Row | None, asked: EndLease, now: datetime) -> Ruling[ReleaseAnswer | None]:
+    """End the lease of a run if its holder is among those that are known to be dead."""
+    is_dead = row is not None and row.locked_by in asked.holders
+    if row is None or row.claim_id != asked.claim_id or row.finished or not is_dead:
+        return Ruling(row, None)
     row = replace(row, locked_until=min(row.locked_until, now))
-    return Decision(row, ReleaseAnswer(row.locked_until, now))
+    return Ruling(row, ReleaseAnswer(row.locked_until, now))
 
 
-def give_up(row: Row | None, claim_id: UUID, now: datetime) -> Decision[ClosedRun | None]:
+def give_up(row: Row | None, asked: GiveUp, now: datetime) -> Ruling[ClosedRun | None]:
     """Give up the window of a dead run: finish the run, so that the window is not run again."""
-    if row is None or row.claim_id != claim_id or not row.is_dead(now):
-        return Decision(row, None)
+    if row is None or row.claim_id != asked.claim_id or not row.is_dead(now):
+        return Ruling(row, None)
     died, ended = _died(row)
     closed = _closed(ended[0])
     if row.handed_over:
@@ -643,33 +647,31 @@ def give_up(row: Row | None, claim_id: UUID, now: datetime) -> Decision[ClosedRu
     else:
         row = died
     row = replace(row, finished_at=now, locked_until=max(now, row.window_until), handed_over=False)
-    return Decision(row, closed, ended)
+    return Ruling(row, closed, ended)
 
 
-def extend(
-    row: Row | None, claim_id: UUID, by: float, lease: float | None, now: datetime
-) -> Decision[LockTimes | None]:
+def extend(row: Row | None, asked: Extend, now: datetime) -> Ruling[LockTimes | None]:
     """Extend a claim's maximum lock; the answer is ``None`` if the claim no longer stands."""
-    if row is None or not row.is_granted(claim_id, now):
-        return Decision(row, None)
-    run_until = later(row.run_until, by)
-    locked_until = max(row.locked_until, _leased(now, lease, run_until))
+    if row is None or not row.is_granted(asked.claim_id, now):
+        return Ruling(row, None)
+    run_until = later(row.run_until, asked.by)
+    locked_until = max(row.locked_until, _leased(now, asked.lease, run_until))
     row = replace(row, run_until=run_until, locked_until=locked_until, overran=False)
-    return Decision(row, LockTimes(locked_until, run_until, now))
+    return Ruling(row, LockTimes(locked_until, run_until, now))
 
 
-def renew(row: Row | None, renewal: Renewal, now: datetime) -> Decision[LockTimes | None]:
+def renew(row: Row | None, renewal: Renewal, now: datetime) -> Ruling[LockTimes | None]:
     """Renew a claim; the answer is ``None`` if the claim no longer stands."""
     if row is None or not row.is_granted(renewal.claim_id, now):
-        return Decision(row, None)
+        return Ruling(row, None)
     locked_until = max(row.locked_until, _leased(now, renewal.lease, row.run_until))
     row = replace(row, locked_until=locked_until, overran=renewal.is_last)
-    return Decision(row, LockTimes(locked_until, row.run_until, now))
+    return Ruling(row, LockTimes(locked_until, row.run_until, now))
 
 
 def register(
     row: Row | None, task: Registration, claim_id: UUID, now: datetime
-) -> Decision[Registered]:
+) -> Ruling[Registered]:
     """Register a task of a replica: its schedule and its due time.
 
     :param claim_id: the claim id of a new row
@@ -692,10 +694,10 @@ def register(
     ):
         if task.token not in (None, row.token) and row.started_at != NEVER:
             # The claim has written the due time that follows the one in the registration.
-            return Decision(row, Registered(task.task_name, again=True))
+            return Ruling(row, Registered(task.task_name, again=True))
         new = replace(_rescheduled(row, task, now), details=task.details or row.details)
         if row.schedule in (None, task.schedule):
-            return Decision(new, Registered(task.task_name))
+            return Ruling(new, Registered(task.task_name))
         was_due_at = None if row.due_in_pause else row.due_at
         answer = Registered(
             task.task_name,
@@ -703,9 +705,9 @@ def register(
             was_due_at=was_due_at,
             due_at=new.due_at,
         )
-        return Decision(new, answer)
+        return Ruling(new, answer)
     row = replace(row, details=task.details or row.details)
-    return Decision(row, Registered(task.task_name))
+    return Ruling(row, Registered(task.task_name))
 
 
 def _rescheduled(row: Row, task: Registration, now: datetime) -> Row:
@@ -741,20 +743,18 @@ def retire(row: Row) -> Row:
     return replace(row, due_at=None, overdue_at=None, is_last=False, retry_of=retry_of)
 
 
-def lead(
-    row: Row | None, name: str, replica_id: str, lease: float, now: datetime
-) -> Decision[bool]:
-    """Make a replica the leader, unless another replica leads; say whether it leads.
+def lead(row: Row | None, asked: Lead, now: datetime) -> Ruling[int]:
+    """Make a replica the leader, unless another replica leads; the answer is 1 if it leads.
 
     :param row: the leader's row, which is no task's
-    :param name: the row's name
     """
+    replica_id = asked.leader_id
     if row is None:
-        row = Row(name, now, now, NEVER, NEVER, replica_id, UUID(int=0), 0, None, now)
+        row = Row(asked.task_name, now, now, NEVER, NEVER, replica_id, UUID(int=0), 0, None, now)
     leads = row.is_running(now) and row.locked_until <= later(now, LONGEST_LEADER_LEASE)
     if leads and row.locked_by != replica_id:
-        return Decision(row, False)
-    until = later(now, lease)
+        return Ruling(row, 0)
+    until = later(now, asked.lease)
     row = replace(
         row,
         started_at=row.started_at if leads else now,
@@ -763,15 +763,15 @@ def lead(
         run_until=until,
         finished_at=None,
     )
-    return Decision(row, True)
+    return Ruling(row, 1)
 
 
-def resign(row: Row | None, replica_id: str, now: datetime) -> Decision[None]:
-    """Give the leadership up, if the replica leads."""
-    if row is None or row.finished or row.locked_by != replica_id:
-        return Decision(row, None)
+def resign(row: Row | None, asked: Resign, now: datetime) -> Ruling[int]:
+    """Give the leadership up, if the replica leads; the answer is 1 if it led."""
+    if row is None or row.finished or row.locked_by != asked.leader_id:
+        return Ruling(row, 0)
     row = replace(row, finished_at=now, locked_until=min(row.locked_until, now))
-    return Decision(row, None)
+    return Ruling(row, 1)
 
 
 def is_over(row: Row, age: float, now: datetime) -> bool:

@@ -31,7 +31,15 @@ from apscheduler_tasklock._runs.tasks import Tasks
 from apscheduler_tasklock._runs.watch import Watch
 from apscheduler_tasklock.options import LockOptions
 from benchmarks.fidelity.trace import Fire
-from tests.support.waist import ClaimRequest, LockProtocol, Registered, Registration, RunState
+from tests.support.waist import (
+    ClaimRequest,
+    LockProtocol,
+    Read,
+    Registered,
+    Registration,
+    Registrations,
+    RunState,
+)
 
 Submit = Callable[[Submission, Callable[[], None]], None]
 
@@ -67,11 +75,13 @@ class TravellingClient:
 
     def reading(self, names: Sequence[str], always: Sequence[str] = ()) -> Statement:
         """Return the statement that reads the rows which call for something."""
-        return lambda cursor: self._protocol.read(cursor, names, always)[0]
+        return lambda cursor: self._protocol.execute(cursor, Read(names, always))[0]
 
     def register(self, tasks: Sequence[Registration]) -> Statements[list[Registered]]:
         """Register tasks."""
-        registered: list[Registered] = yield partial(self._protocol.register, tasks=tasks)
+        registered: list[Registered] = yield partial(
+            self._protocol.execute, message=Registrations(tasks)
+        )
         return registered
 
     def look_at_rights(self) -> Statements[None]:

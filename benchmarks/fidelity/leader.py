@@ -17,7 +17,7 @@ from apscheduler_tasklock._runs.kept_runs import LastRun, Outlook
 from apscheduler_tasklock._runs.leadership import Following, Leadership
 from benchmarks.fidelity.rules import TASK, TIMINGS, TaskLockWithLeader
 from benchmarks.fidelity.trace import Fire
-from tests.support.waist import LockProtocol
+from tests.support.waist import LockProtocol, Message, Read, Resign
 
 
 class LeaderClient:
@@ -30,13 +30,13 @@ class LeaderClient:
         self._protocol = protocol
         self._cursor = cursor
 
-    def leading(self, row: str, leader_id: str, lease: float) -> Statement:
-        """Return the statement that leads, unless another replica does."""
-        return partial(self._protocol.lead, row=row, leader_id=leader_id, lease=lease)
+    def carrying_out(self, message: Message[Any]) -> Statement:
+        """Return the statement that carries out a message."""
+        return partial(self._protocol.execute, message=message)
 
     def begin_resign(self, row: str, leader_id: str) -> None:
         """Give the leadership up."""
-        self._protocol.resign(self._cursor(), row, leader_id)
+        self._protocol.execute(self._cursor(), Resign(row, leader_id))
 
 
 class Member:
@@ -79,7 +79,7 @@ class Member:
         """Take the leadership if it is free; return what becomes of the kept run time."""
         self.looked_at = now
         names = [self._leadership.row, TASK]
-        states, _ = self._protocol.read(self._rule.cursor(), names, names)
+        states, _ = self._protocol.execute(self._rule.cursor(), Read(names, names))
         rows = {state.task_name: state for state in states}
         ask_here(self._leadership.take_or_renew(rows.get(self._leadership.row)), self._ask)
         if self.kept is None:

@@ -23,13 +23,17 @@ from benchmarks.fidelity.clock import TravellingDatabase, moment, seconds
 from benchmarks.fidelity.executor import request_of
 from benchmarks.fidelity.trace import PERIODS, Fire
 from tests.support.waist import (
+    Claim,
     ClaimRequest,
+    GiveUp,
     LockProtocol,
     MemoryTaskLocks,
+    Read,
     ReadTimes,
     Refusal,
     ReleaseRequest,
     Renewal,
+    Renewals,
     RunState,
     Statements,
     protocol_of,
@@ -267,7 +271,7 @@ class TaskLockRule(Rule):
         request = self.request(fire)
         # By the replica's own clock, so that an error of the clock cancels out.
         times = ReadTimes(lag=max(0.0, self.database.now - fire.time), stable=stable)
-        answer = self.protocol_of(replica).claim(self.cursor(), request, times)
+        answer = self.protocol_of(replica).execute(self.cursor(), Claim(request, times))
         if answer.granted:
             return Granted(fire.run_time, fire.period, _Holding(answer.claim_id, lease))
         refusal = Refusal.of(answer)
@@ -314,7 +318,7 @@ class TaskLockRule(Rule):
 
     def _release(self, granted: Granted, window: WindowAfter) -> None:
         request = ReleaseRequest(TASK, granted.holding.claim_id, RunOutcome(window))
-        self._protocol.release(self.cursor(), request)
+        self._protocol.execute(self.cursor(), request)
 
     def renewal_interval(self, granted: Granted) -> float:
         """Return the seconds from one renewal of a claim to the next."""
@@ -324,11 +328,11 @@ class TaskLockRule(Rule):
         """Let a claim stand for another lease; tell whether it stands."""
         holding = granted.holding
         renewal = Renewal(TASK, holding.claim_id, holding.lease)
-        return holding.claim_id in self._protocol.renew(self.cursor(), [renewal])
+        return holding.claim_id in self._protocol.execute(self.cursor(), Renewals([renewal]))
 
     def read(self) -> RunState | None:
         """Return the last run, as a look reads it for a run time that waits."""
-        states, _ = self._protocol.read(self.cursor(), [TASK], [TASK])
+        states, _ = self._protocol.execute(self.cursor(), Read([TASK], [TASK]))
         return states[0] if states else None
 
     def runs_again(self, dead: RunState) -> bool:
@@ -339,7 +343,7 @@ class TaskLockRule(Rule):
         """Tell whether a dead run's window is not run again any more; if so, finish the run."""
         if dead.reason_to_give_up(self.options.max_takeovers) is None:
             return False
-        self._protocol.give_up(self.cursor(), TASK, dead.claim_id)
+        self._protocol.execute(self.cursor(), GiveUp(TASK, dead.claim_id))
         return True
 
     def take_over(self, replica: str, dead: RunState, period: float) -> Granted | None:

@@ -13,7 +13,7 @@ from apscheduler_tasklock._database.connection import raw_cursor
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.replica import LockSettings
 from apscheduler_tasklock.lock import HeldLock
-from tests.support.waist import ClaimRequest, ReleaseRequest, protocol_of
+from tests.support.waist import Claim, ClaimRequest, ReleaseRequest, protocol_of
 
 MAX_LOCK = 50.0
 
@@ -188,12 +188,12 @@ class Protocol(OnPsycopg):
     def claim(self, task: str) -> Any:
         task = f"protocol {task}"
         request = ClaimRequest(task, min_lock=0.0, max_lock=MAX_LOCK)
-        answer = self._protocol.claim(raw_cursor(self.connection), request)
+        answer = self._protocol.execute(raw_cursor(self.connection), Claim(request))
         return (task, answer.claim_id) if answer.granted else None
 
     def release(self, held: tuple[str, UUID]) -> None:
         cursor = raw_cursor(self.connection)
-        assert self._protocol.release(cursor, ReleaseRequest(*held)) is not None
+        assert self._protocol.execute(cursor, ReleaseRequest(*held)) is not None
 
 
 class Library(Contender):

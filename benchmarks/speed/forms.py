@@ -5,6 +5,7 @@ A statement has one form, the batch, unless a batch of one costs more than 1.1 t
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
@@ -15,7 +16,7 @@ from benchmarks.speed.effort import Effort
 from benchmarks.speed.history import WithHistory
 from benchmarks.speed.report import Section, median, microseconds, table
 from benchmarks.speed.rounds import OPERATIONS, measure
-from tests.support.waist import IN_TIME, ClaimAnswer, ClaimRequest, ReleaseRequest
+from tests.support.waist import IN_TIME, ClaimAnswer, ClaimRequest, Claims, ReleaseRequest, Releases
 
 MOST = 1.1
 
@@ -34,14 +35,15 @@ class BatchOfOne(WithHistory):
     def ask(self, task: str) -> ClaimAnswer:
         """Send a claim's statement, or a first claim's."""
         request = ClaimRequest(task, 0.0, MAX_LOCK, runs="benchmark:job", **self.asked)
-        asked = (raw_cursor(self.connection), [request], [0.0], IN_TIME)
-        answers = self._protocol.claim_many(*asked) or self._protocol.first_claim_many(*asked)
+        cursor, asked = raw_cursor(self.connection), Claims([request], [0.0], IN_TIME)
+        answers = self._protocol.execute(cursor, asked)
+        answers = answers or self._protocol.execute(cursor, replace(asked, are_first=True))
         return answers[request.claim_id]
 
     def release(self, held: tuple[str, UUID, int]) -> None:
         task, claim_id, token = held
         request = ReleaseRequest(task, claim_id, self.end, token)
-        answers = self._protocol.release_many(raw_cursor(self.connection), [request])
+        answers = self._protocol.execute(raw_cursor(self.connection), Releases([request]))
         assert answers[claim_id] is not None
 
 

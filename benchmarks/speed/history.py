@@ -27,6 +27,7 @@ from benchmarks.speed.report import Goal, Section, median, microseconds, p99, ta
 from benchmarks.speed.rounds import OPERATIONS, Samples, measure
 from tests.support.waist import (
     HISTORY,
+    Claim,
     ClaimAnswer,
     ClaimRequest,
     Refusal,
@@ -60,7 +61,7 @@ class WithHistory(OnPsycopg):
     def ask(self, task: str) -> ClaimAnswer:
         """Send a claim's statement."""
         request = ClaimRequest(task, 0.0, MAX_LOCK, runs="benchmark:job", **self.asked)
-        return self._protocol.claim(raw_cursor(self.connection), request)
+        return self._protocol.execute(raw_cursor(self.connection), Claim(request))
 
     def claim(self, task: str) -> Any:
         task = f"{self.name} {task}"
@@ -70,7 +71,7 @@ class WithHistory(OnPsycopg):
     def release(self, held: tuple[str, UUID, int]) -> None:
         task, claim_id, token = held
         request = ReleaseRequest(task, claim_id, self.end, token)
-        assert self._protocol.release(raw_cursor(self.connection), request) is not None
+        assert self._protocol.execute(raw_cursor(self.connection), request) is not None
 
 
 class WithTelemetry(WithHistory):

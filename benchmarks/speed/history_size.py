@@ -16,7 +16,7 @@ from apscheduler_tasklock._lock.outcomes import RunOutcome
 from apscheduler_tasklock.demo.server import EmbeddedServer
 from benchmarks.speed.effort import Effort, progress
 from benchmarks.speed.report import Goal, Section, table
-from tests.support.waist import HISTORY, ClaimRequest, ReleaseRequest, protocol_of
+from tests.support.waist import HISTORY, Claim, ClaimRequest, ReleaseRequest, protocol_of
 
 TASKS = 100
 WORKERS = 4
@@ -132,10 +132,10 @@ def work(url: str, tasks: range, runs: int) -> None:
                 schedule=SCHEDULE,
                 next_in=60.0,
             )
-            answer = protocol.claim(cursor, request)
+            answer = protocol.execute(cursor, Claim(request))
             assert answer.granted
             end = failed if number % FAILS == 0 else RunOutcome(outcome="ok")
-            protocol.release(
+            protocol.execute(
                 cursor, ReleaseRequest(request.task_name, request.claim_id, end, answer.token)
             )
 

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from apscheduler_tasklock._lock.statements.claims import CLAIM_TYPES
 from apscheduler_tasklock._lock.statements.conditions import (
     all_pauses,
     asked_parameters,
@@ -21,10 +20,11 @@ from benchmarks.speed.effort import Effort
 from benchmarks.speed.history import WithHistory
 from benchmarks.speed.report import Goal, Section, median, microseconds, table
 from benchmarks.speed.rounds import OPERATIONS, measure, ratio
+from tests.support.waist import ClaimRequest
 
 MOST = 1.05
 
-_IN_CLAIMS = paused_with_all(asked_parameters(CLAIM_TYPES)["task_name"], "asked.fired")
+_IN_CLAIMS = paused_with_all(asked_parameters(ClaimRequest)["task_name"], "asked.fired")
 _QUERY = all_pauses(quoted_name(task_lock_table()))
 
 

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from apscheduler.schedulers.background import BackgroundScheduler
 from apscheduler_tasklock import TaskLockExecutor, TaskLockJobStore, current_lock
 from apscheduler_tasklock._lock.job_rows import JobRows
 from tests.chaos_store.ledger import Ledger
-from tests.support.waist import method_of
+from tests.support.waist import Releases, Reruns, StoredClaims, met
 
 # Jobs that every replica declares: those that nobody pauses or removes, and those that are paused.
 STEADY = [f"steady-{number}" for number in range(4)]
@@ -52,11 +53,11 @@ LEASE, CLAIM_TIMEOUT = 3, 2
 STEPS: dict[str, tuple[Any, str, bool]] = {
     "read": (JobRows, "read_due", True),
     "moved on": (JobRows, "move_on", True),
-    "claiming": (*method_of("move"), False),
-    "claimed": (*method_of("move"), True),
-    "taking over": (*method_of("rerun"), True),
-    "releasing": (*method_of("release"), False),
-    "released": (*method_of("release"), True),
+    "claiming": (StoredClaims, "", False),
+    "claimed": (StoredClaims, "", True),
+    "taking over": (Reruns, "", True),
+    "releasing": (Releases, "", False),
+    "released": (Releases, "", True),
 }
 
 # The step, the ledger and the replica's name are globals, because jobs are functions of a module.
@@ -132,19 +133,25 @@ def _die() -> None:
 
 
 def _watch(step: str, owner: Any, method: str, *, after: bool) -> None:
-    """Let the replica die at a step, once it is told so."""
-    original: Callable[..., Any] = getattr(owner, method)
+    """Let the replica die at a step, once it is told so.
 
-    def watched(*arguments: Any, **named: Any) -> Any:
+    :param method: of ``owner``; empty if that is the class of messages
+    """
+
+    def watched(carry_out: Callable[[], Any]) -> Any:
         if _step == step and not after:
             _die()
-        result = original(*arguments, **named)
+        result = carry_out()
         # A call that finds nothing is no step of a run time.
         if _step == step and after and getattr(result, "jobs", result):
             _die()
         return result
 
-    setattr(owner, method, watched)
+    if not method:
+        setattr(*met(owner, lambda _message, carry_out: watched(carry_out)))
+        return
+    original: Callable[..., Any] = getattr(owner, method)
+    setattr(owner, method, lambda *given, **named: watched(partial(original, *given, **named)))
 
 
 def main() -> None:

@@ -24,12 +24,24 @@ from tests.support.rows import DEAD, HANDED_OVER, add_job, add_replica, add_run,
 from tests.support.waist import (
     LOCK_TIMEOUT,
     ClaimRequest,
+    EndLease,
+    Extend,
+    GiveUp,
     JobMove,
+    Message,
+    Prune,
+    Read,
     Registration,
+    Registrations,
     ReleaseRequest,
+    RemoveReplicas,
     Renewal,
+    Renewals,
     RerunRequest,
+    Retire,
+    ShortenHistory,
     Statements,
+    Stop,
     attempt,
     believing,
     manual_run_of,
@@ -213,7 +225,7 @@ def _release_in_doubt(side: Side) -> Send:
 def _renewal(side: Side) -> Send:
     def send(cursor: Any, tasks: Sequence[str]) -> dict[str, Any]:
         renewals = [Renewal(task, last_claim(task), 40.0) for task in side.in_order(tasks)]
-        found = side.on(cursor).renew(renewals)
+        found = side.on(cursor).ask(Renewals(renewals))
         answers = {task: found.get(last_claim(task)) for task in tasks}
         passed_over = (task for task, each in answers.items() if each and not each.locked_until)
         return {**answers, **dict.fromkeys(passed_over, AGAIN)}
@@ -228,7 +240,7 @@ def _registration(side: Side) -> Send:
             Registration(task, '"each two minutes"', 90.0, 60.0, 30.0, "job", period=120.0)
             for task in side.in_order(tasks)
         ]
-        found = {each.task_name: each for each in side.on(cursor).register(told)}
+        found = {each.task_name: each for each in side.on(cursor).ask(Registrations(told))}
         return {task: AGAIN if each.again else each for task, each in found.items()}
 
     return send
@@ -266,10 +278,18 @@ def _together(ask: Callable[[Side, Any, list[str]], Any]) -> Callable[[Side], Se
     return make
 
 
+def _single_message(make: Callable[[str], Message[Any]]) -> Callable[[Side], Send]:
+    return _single(lambda side, cursor, task: side.on(cursor).ask(make(task)))
+
+
+def _message(make: Callable[[list[str]], Message[Any]]) -> Callable[[Side], Send]:
+    return _together(lambda side, cursor, tasks: side.on(cursor).ask(make(tasks)))
+
+
 def _give_up(side: Side, cursor: Any, task: str) -> Any:
-    if side.on(cursor).give_up(task, last_claim(task)):
+    if side.on(cursor).ask(GiveUp(task, last_claim(task))):
         return True
-    states, _ = side.on(cursor).read([task])  # as with the next look
+    states, _ = side.on(cursor).ask(Read([task]))  # as with the next look
     is_dead = any(each.dead and each.claim_id == last_claim(task) for each in states)
     return AGAIN if is_dead else False
 
@@ -324,48 +344,24 @@ STATEMENTS = {
     "releases": Statement(_releases, ("running",), **MANY),
     "release in doubt": Statement(_release_in_doubt),
     "end of a lease": Statement(
-        _single(
-            lambda side, cursor, task: side.on(cursor).end_lease(task, last_claim(task), ["before"])
-        ),
-        ("running",),
+        _single_message(lambda task: EndLease(task, last_claim(task), ["before"])), ("running",)
     ),
     "renewal": Statement(_renewal, ("running", "dead"), **MANY),
     "extension": Statement(
-        _single(
-            lambda side, cursor, task: side.on(cursor).extend(task, last_claim(task), 100.0, 30.0)
-        ),
-        ("dead",),
+        _single_message(lambda task: Extend(task, last_claim(task), 100.0, 30.0)), ("dead",)
     ),
     "look": Statement(
-        _single(lambda side, cursor, task: side.on(cursor).read(TASKS, TASKS)[0]),
+        _single(lambda side, cursor, task: side.on(cursor).ask(Read(TASKS, TASKS))[0]),
     ),
     "giving up": Statement(_single(_give_up), ("dead", "handed over")),
     "registration": Statement(_registration, ("no row", "over", "running"), **MANY),
-    "retirement": Statement(
-        _together(lambda side, cursor, tasks: side.on(cursor).retire([], tasks)),
-        ("removed",),
-        **MANY,
-    ),
-    "pruning": Statement(
-        _together(lambda side, cursor, tasks: side.on(cursor).prune(3600.0)),
-        ("one-off",),
-        **MANY,
-    ),
-    "shorter history": Statement(
-        _together(lambda side, cursor, tasks: side.on(cursor).shorten_history(tasks)),
-        ("over", "one-off"),
-        many=True,
-    ),
+    "retirement": Statement(_message(lambda tasks: Retire([], tasks)), ("removed",), **MANY),
+    "pruning": Statement(_message(lambda _tasks: Prune(3600.0)), ("one-off",), **MANY),
+    "shorter history": Statement(_message(ShortenHistory), ("over", "one-off"), many=True),
     "sign of life": Statement(_together(_sign_of_life), ("over",), many=True),
-    "stop": Statement(
-        _together(lambda side, cursor, tasks: side.on(cursor).stops()),
-        ("over",),
-        many=True,
-    ),
+    "stop": Statement(_message(lambda _tasks: Stop()), ("over",), many=True),
     "removal of replicas": Statement(
-        _together(lambda side, cursor, tasks: side.on(cursor).remove_replicas(3600.0)),
-        ("over",),
-        many=True,
+        _message(lambda _tasks: RemoveReplicas(3600.0)), ("over",), many=True
     ),
     "pause": Statement(_together(_pause), ("over", "dead"), many=True, **OPERATORS),
     "end of a pause": Statement(

@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from uuid import UUID
 
-from apscheduler_tasklock.testing.rule import TOLERANCE, Claim, Row
+from apscheduler_tasklock.testing.rule import TOLERANCE, DatedClaim, Row
 from tests.support.waist import Renewal, RerunRequest, RunState
 
 # What a run must have come across, or it has shown nothing.
@@ -90,7 +90,7 @@ EXPECTED = {
 }
 
 
-def of_claim(before: Row | None, after: Row, claim: Claim, unbound: datetime) -> str:
+def of_claim(before: Row | None, after: Row, claim: DatedClaim, unbound: datetime) -> str:
     """Return what a claim came across, in a few words.
 
     :param unbound: when it would have fired without a bound on the database's clock
@@ -102,7 +102,7 @@ def of_claim(before: Row | None, after: Row, claim: Claim, unbound: datetime) ->
     return why_not_written(before, claim, unbound)
 
 
-def why_new(before: Row, claim: Claim) -> str:
+def why_new(before: Row, claim: DatedClaim) -> str:
     if not before.finished:
         if before.handed_over:
             return "new window after a hand-over"
@@ -117,7 +117,7 @@ def why_new(before: Row, claim: Claim) -> str:
     return "new window" + (": the shorter minimum lock" if shorter else "")
 
 
-def why_not_written(before: Row, claim: Claim, unbound: datetime) -> str:
+def why_not_written(before: Row, claim: DatedClaim, unbound: datetime) -> str:
     if before.claim_id == claim.request.claim_id:
         return why_granted_before_or_not(before, claim.now)
     if before.is_running(claim.now):
@@ -141,7 +141,7 @@ def why_granted_before_or_not(before: Row, now: datetime) -> str:
     return f"held up until after the {'release' if before.finished else 'end'}"
 
 
-def why_old(before: Row, claim: Claim, unbound: datetime) -> str:
+def why_old(before: Row, claim: DatedClaim, unbound: datetime) -> str:
     request = claim.request
     if request.run_time is not None and abs(request.run_time - claim.reckoned) > TOLERANCE:
         return "refused: the run time is not believed"

@@ -117,7 +117,7 @@ class Fleet:
         version.executor = ReplicaExecutor(
             version.options,
             OneJob("task", version.trigger, lambda: version.next_run_time or self.now),
-            TravellingClient(lambda: replica.cursor, replica.statements.protocol, lambda: False),
+            TravellingClient(lambda: replica.cursor, replica.protocol, lambda: False),
             lambda _submission, not_now: not_now(),
             lambda: self.alarms.append(self.now),
             self._clock,

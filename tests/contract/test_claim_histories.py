@@ -30,21 +30,31 @@ from apscheduler_tasklock._lock.operations import Operations
 from apscheduler_tasklock._lock.outcomes import RunOutcome, WindowAfter
 from apscheduler_tasklock.schema.table import task_lock_table
 from apscheduler_tasklock.testing import rule as the_rule
-from apscheduler_tasklock.testing.rule import Claim, Decision, Row
+from apscheduler_tasklock.testing.rule import DatedClaim, Row, Ruling
 from tests.contract import situations
 from tests.support.waist import (
     ACTION_SLOTS,
     IN_TIME,
+    LOCK_TIMEOUT,
+    Claim,
     ClaimAnswer,
     ClaimRequest,
+    Claims,
+    EndLease,
+    Extend,
+    GiveUp,
     Memory,
+    Prune,
+    Read,
     ReadTimes,
     ReleaseAnswer,
     ReleaseRequest,
     Renewal,
+    Renewals,
+    Replica,
     RerunRequest,
+    Reruns,
     Rows,
-    statements_of,
     takeover_of,
 )
 
@@ -185,8 +195,8 @@ class ClaimHistory(RuleBasedStateMachine):
     ) -> None:
         super().__init__()
         names = ("one", "two", "three")
-        self.replicas = {name: statements_of(name, connection) for name in names}
-        self.statements = self.replicas["one"]
+        self.replicas = {name: Replica(name, connection, LOCK_TIMEOUT) for name in names}
+        self.one = self.replicas["one"]
         self.together = together
         self.table = table
         self.seen = seen
@@ -298,11 +308,11 @@ class ClaimHistory(RuleBasedStateMachine):
         replica = self.replicas[asked[0].replica]
         times = ReadTimes(lags[0], latest, stable)
         if self.together:
-            answers = replica.claim_many(requests, times, lags=lags)
+            answers = replica.ask(Claims(requests, lags, times))
             new = [n for n, request in enumerate(requests) if request.claim_id not in answers]
             requests, lags = [requests[n] for n in new], [lags[n] for n in new]
-            return answers | replica.claim_many(requests, times, lags=lags, first=True)
-        return {requests[0].claim_id: replica.claim(requests[0], times)}
+            return answers | replica.ask(Claims(requests, lags, times, are_first=True))
+        return {requests[0].claim_id: replica.ask(Claim(requests[0], times))}
 
     def check(
         self, wish: Wish, answer: ClaimAnswer, latest: datetime | None, stable: bool, fate: str
@@ -311,7 +321,7 @@ class ClaimHistory(RuleBasedStateMachine):
         decision = the_rule.claim(before, wish.request, times, wish.replica, self.time)
         after = decision.row
         assert after is not None
-        claim = Claim.of(wish.request, times, self.time)
+        claim = DatedClaim.of(wish.request, times, self.time)
         unbound = as_time(wish.run_time)
         self.note(situations.of_claim(before, after, claim, unbound))
         if before is None and wish.task in self.tokens:
@@ -484,7 +494,7 @@ class ClaimHistory(RuleBasedStateMachine):
         if self.together:
             # One of a task that has no row travels with it.
             requests = [takeover_of("nobody's", request.cause, "dead"), request]
-            answer = replica.rerun_many(requests).get(request.claim_id)
+            answer = replica.ask(Reruns(requests)).get(request.claim_id)
         else:
             answer = replica.rerun(request)
         after = decision.row
@@ -510,9 +520,8 @@ class ClaimHistory(RuleBasedStateMachine):
         decision = the_rule.release(before, request, self.time)
         stood = None if decision.answer is None else decision.row
         self.note(situations.of_release(before, stood, self.time, keep_window=keep_window))
-        # A claim that nobody has travels with it.
-        nobodys = ReleaseRequest("nobody's", UUID(int=0), RunOutcome(WindowAfter.OPEN))
-        self.ended(request.claim_id, decision, self.send_release([request, nobodys]), task)
+        answer = self.one.released(request, together=self.together)
+        self.ended(request.claim_id, decision, answer, task)
 
     @action(task=tasks, back=back)
     def hand_over(self, task: str, back: int) -> None:
@@ -521,37 +530,27 @@ class ClaimHistory(RuleBasedStateMachine):
         decision = the_rule.release(before, request, self.time)
         stood = None if decision.answer is None else decision.row
         self.note(situations.of_end_of_lease(before, stood, request.claim_id, handed_over=True))
-        # The release of a claim that nobody has travels with it.
-        nobodys = ReleaseRequest("nobody's", UUID(int=0), RunOutcome(WindowAfter.OPEN))
-        self.ended(request.claim_id, decision, self.send_release([nobodys, request]), task)
+        answer = self.one.released(request, together=self.together)
+        self.ended(request.claim_id, decision, answer, task)
 
     def release_request(self, task: str, back: int, window: WindowAfter) -> ReleaseRequest:
         return ReleaseRequest(task, self.id_of(task, back), RunOutcome(window))
-
-    def send_release(self, requests: list[ReleaseRequest]) -> ReleaseAnswer | None:
-        [request] = [each for each in requests if each.task_name != "nobody's"]
-        answer: ReleaseAnswer | None
-        if self.together:
-            answer = self.statements.release_many(requests).get(request.claim_id)
-        else:
-            answer = self.statements.release(request)
-        return answer
 
     @action(
         task=tasks, back=back, holders=st.sampled_from([["one"], ["one", "two", "three"], ["four"]])
     )
     def end_lease(self, task: str, back: int, holders: list[str]) -> None:
         before, claim_id = self.expected.get(task), self.id_of(task, back)
-        decision = the_rule.end_lease(before, claim_id, holders, self.time)
+        asked = EndLease(task, claim_id, holders)
+        decision = the_rule.end_lease(before, asked, self.time)
         stood = None if decision.answer is None else decision.row
         self.note(situations.of_end_of_lease(before, stood, claim_id, handed_over=False))
-        answer = self.statements.end_lease(task, claim_id, holders)
-        self.ended(claim_id, decision, answer, task)
+        self.ended(claim_id, decision, self.one.ask(asked), task)
 
     def ended(
         self,
         claim_id: UUID,
-        decision: Decision[ReleaseAnswer | None],
+        decision: Ruling[ReleaseAnswer | None],
         answer: ReleaseAnswer | None,
         task: str,
     ) -> None:
@@ -563,11 +562,12 @@ class ClaimHistory(RuleBasedStateMachine):
     @action(task=tasks, back=back)
     def give_up(self, task: str, back: int) -> None:
         before, claim_id = self.expected.get(task), self.id_of(task, back)
-        decision = the_rule.give_up(before, claim_id, self.time)
+        asked = GiveUp(task, claim_id)
+        decision = the_rule.give_up(before, asked, self.time)
         self.note(
             situations.of_giving_up(before, claim_id, is_given_up=decision.answer is not None)
         )
-        assert self.statements.give_up(task, claim_id) == decision.answer
+        assert self.one.ask(asked) == decision.answer
         self.happened(task, decision.row, wrote=decision.answer is not None)
 
     @action(
@@ -590,20 +590,20 @@ class ClaimHistory(RuleBasedStateMachine):
                 expected[renewal.claim_id] = decision.answer
                 self.expected[task] = decision.row
                 self.stands_until(task, renewal.claim_id, decision.row.locked_until)
-        assert self.statements.renew(list(renewals.values())) == expected
+        assert self.one.ask(Renewals(list(renewals.values()))) == expected
         self.nothing_written = not expected
 
     @action(task=tasks, back=back, by=half_seconds, lease=leases)
     def extend(self, task: str, back: int, by: float, lease: float | None) -> None:
         before, claim_id = self.expected.get(task), self.id_of(task, back)
-        decision = the_rule.extend(before, claim_id, by, lease, self.time)
+        asked = Extend(task, claim_id, by, lease)
+        decision = the_rule.extend(before, asked, self.time)
         stood = None if decision.answer is None else decision.row
         self.note(situations.of_extension(before, stood, self.time))
-        answer = self.statements.extend(task, claim_id, by, lease)
-        assert answer == decision.answer
+        assert self.one.ask(asked) == decision.answer
         if stood is not None:
             self.stands_until(task, claim_id, stood.locked_until)
-        self.happened(task, decision.row, wrote=answer is not None)
+        self.happened(task, decision.row, wrote=stood is not None)
 
     @action(
         task=tasks,
@@ -675,7 +675,7 @@ class ClaimHistory(RuleBasedStateMachine):
                 self.note("not pruned: recurring")
             else:
                 self.note("not pruned: not old enough")
-        assert self.statements.prune(age) == len(pruned)
+        assert self.one.ask(Prune(age)) == len(pruned)
         for task in pruned:
             del self.expected[task]
             self.actions[task].clear()
@@ -684,7 +684,7 @@ class ClaimHistory(RuleBasedStateMachine):
     @action(always=st.sampled_from([[], ["first"], ["first", "second", "third"]]))
     def read(self, always: list[str]) -> None:
         self.nothing_written = True
-        found, database_time = self.statements.read(["first", "second", "third"], always)
+        found, database_time = self.one.ask(Read(["first", "second", "third"], always))
         assert database_time == self.time
         expected = {
             task: the_rule.state_of(row, self.time)

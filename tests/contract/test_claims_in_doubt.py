@@ -84,7 +84,7 @@ def version(connection: Connection) -> Any:
 def test_a_grant_that_is_found_is_written_again_with_a_new_lease(
     one: Replica, connection: Connection, kind: Callable[[Replica], Any]
 ) -> None:
-    wanted = attempt(kind(one), believing(one.statements.protocol))
+    wanted = attempt(kind(one), believing(one.protocol))
     first = sent(one, wanted).answer
     assert first is not None
     assert first.granted
@@ -105,7 +105,7 @@ def test_a_grant_that_is_found_is_written_again_with_a_new_lease(
 def test_a_claim_whose_grant_cannot_be_written_again_is_sent_again(
     one: Replica, connection: Connection, direct_url: str, kind: Callable[[Replica], Any]
 ) -> None:
-    wanted = attempt(kind(one), believing(one.statements.protocol))
+    wanted = attempt(kind(one), believing(one.protocol))
     sent(one, wanted)
     wanted.note_failure(psycopg.OperationalError("the answer was lost"))
     with psycopg.connect(direct_url) as blocker:
@@ -121,7 +121,7 @@ def test_a_rerun_whose_lease_is_over_when_its_answer_comes_gets_a_new_one(
     travel: Callable[[float], None],
     kind: Callable[[Replica], Any],
 ) -> None:
-    wanted = attempt(kind(one), believing(one.statements.protocol))
+    wanted = attempt(kind(one), believing(one.protocol))
     began = time.monotonic()
     monkeypatch.setattr(time, "monotonic", Clock([began, began + LEASE + 1]))
     assert isinstance(wanted.send(one.cursor), Exception)
@@ -137,7 +137,7 @@ def test_a_rerun_whose_lease_is_over_when_its_answer_comes_gets_a_new_one(
 def test_of_claims_that_are_sent_together_those_in_doubt_are_written_again(
     one: Replica, connection: Connection
 ) -> None:
-    context = believing(one.statements.protocol)
+    context = believing(one.protocol)
     attempts = [
         attempt(ClaimRequest(task, 9.0, 600.0, runs="jobs:job", lease=LEASE), context)
         for task in ("doubted", "sure", "new")
@@ -157,7 +157,7 @@ def test_a_takeover_that_waited_for_long_is_begun_only_of_what_was_handed_over(
     one: Replica, monkeypatch: pytest.MonkeyPatch, handed_over: bool
 ) -> None:
     """Its commit may have waited for a standby, and the holder could not renew meanwhile."""
-    context = believing(one.statements.protocol)
+    context = believing(one.protocol)
     wanted = attempt(replace(takeover(one), handed_over=handed_over), context)
     began = time.monotonic()
     monkeypatch.setattr(time, "monotonic", Clock([began, began + 1.5]))

@@ -52,9 +52,7 @@ class Job:
         self.executor = ReplicaExecutor(
             DEFAULTS,
             OneJob("task", self.trigger, lambda: self.next_run_time),
-            TravellingClient(
-                lambda: self.replica.cursor, self.replica.statements.protocol, lambda: True
-            ),
+            TravellingClient(lambda: self.replica.cursor, self.replica.protocol, lambda: True),
             lambda _submission, not_now: not_now(),
             lambda: self.alarms.append(self.now),
             self._clock,

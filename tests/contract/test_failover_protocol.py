@@ -14,7 +14,15 @@ from apscheduler_tasklock._lock.outcomes import RunOutcome
 from apscheduler_tasklock.errors import TaskLockDatabaseError
 from apscheduler_tasklock.testing import rule as the_rule
 from tests.contract.conftest import ON_BOTH, database_now, row, token_at
-from tests.support.waist import Memory, ReleaseAnswer, ReleaseRequest, Renewal, Replica, retry_of
+from tests.support.waist import (
+    LockTimes,
+    Memory,
+    ReleaseRequest,
+    Renewal,
+    Replica,
+    Reruns,
+    retry_of,
+)
 
 Travel = Callable[[float], None]
 Connection = psycopg.Connection[Any]
@@ -49,17 +57,10 @@ class TestLease:
         travel(20)
         renewed = one.renew(Renewal("first", first, 30), Renewal("second", second, 30))
         start, now = answer.database_time, answer.database_time + timedelta(seconds=20)
-        assert {claim_id: vars(times) for claim_id, times in renewed.items()} == {
-            first: {
-                "locked_until": now + timedelta(seconds=30),
-                "run_until": start + timedelta(seconds=300),
-                "database_time": now,
-            },
-            second: {
-                "locked_until": start + timedelta(seconds=40),
-                "run_until": start + timedelta(seconds=40),
-                "database_time": now,
-            },
+        ends = start + timedelta(seconds=40)
+        assert renewed == {
+            first: LockTimes(now + timedelta(seconds=30), start + timedelta(seconds=300), now),
+            second: LockTimes(ends, ends, now),
         }
 
     @ON_BOTH
@@ -759,7 +760,7 @@ class TestReleasesAndRetries:
         one.end(failing, outcome="error", retry_in=5.0)
         travel(6)
         retry = retry_of("task", failing, 60.0, 30.0, failover=True)
-        answer = one.statements.rerun(retry)
+        answer = one.rerun(retry)
         assert answer is not None
         assert answer.granted
         travel(20)
@@ -774,14 +775,14 @@ class TestReleasesAndRetries:
         failing, _ = one.claim(**LEASED)
         failed = RunOutcome(outcome="error", error_type="Error", retry_in=5.0)
         request = ReleaseRequest("task", failing, failed)
-        first = release(one, request, many=many)
+        first = one.released(request, together=many)
         assert first is not None
         travel(6)
         retry = retry_of("task", failing, 60.0, 30.0, failover=True)
-        [answer] = other.statements.rerun_many([retry]).values()
+        [answer] = other.ask(Reruns([retry])).values()
         assert answer.granted
 
-        again = release(one, request, many=many)
+        again = one.released(request, together=many)
 
         assert again is not None
         assert again.retry_at == first.retry_at is not None
@@ -796,14 +797,7 @@ class TestReleasesAndRetries:
         travel(30)
         other.take_over(dead, lease=30)
         failed = RunOutcome(outcome="error", error_type="Error", retry_in=5.0)
-        assert release(one, ReleaseRequest("task", dead, failed), many=many) is None
-
-
-def release(replica: Replica, request: ReleaseRequest, *, many: bool) -> ReleaseAnswer | None:
-    if many:
-        answers = replica.statements.release_many([request])
-        return answers.get(request.claim_id)
-    return replica.statements.release(request)
+        assert one.released(ReleaseRequest("task", dead, failed), together=many) is None
 
 
 @ON_BOTH
@@ -830,7 +824,7 @@ def test_a_retry_begins_from_its_time_until_the_next_run_time_and_in_no_pause(
         pause(connection)
     failed = uuid4() if when == "of another run" else failing
     retry = retry_of("task", failed, 60.0, 30.0, failover=True)
-    answer = one.statements.rerun(retry)
+    answer = one.rerun(retry)
     assert answer is not None
     assert answer.granted == begins
 
@@ -855,7 +849,7 @@ class TestRetriesAndDeaths:
         failed = RunOutcome(outcome="error", error_type="Error", retry_in=5.0)
 
         for _ in range(2):
-            released = other.statements.release(ReleaseRequest("task", taken_over, failed))
+            released = other.ask(ReleaseRequest("task", taken_over, failed))
 
             assert released is not None
             assert released.retry_at is not None

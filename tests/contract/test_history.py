@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import UUID
 
 import psycopg
 import pytest
@@ -21,9 +21,9 @@ from tests.support.waist import (
     Memory,
     ReleaseAnswer,
     ReleaseRequest,
+    Releases,
     Replica,
-    statements_of,
-    takeover_of,
+    protocol_of,
 )
 
 Travel = Callable[[float], None]
@@ -64,7 +64,7 @@ def keeping(replica: Replica, runs: int) -> Replica:
     if isinstance(replica.connection, Memory):
         replica.connection.locks.history = runs
     else:
-        replica.statements = statements_of(
+        replica.protocol = protocol_of(
             replica.name, replica.connection, lock_timeout=10, history=runs
         )
     return replica
@@ -160,7 +160,7 @@ class TestReleases:
             requests.append(ReleaseRequest(task, claim_id, end, answer.token))
         travel(1)
         for _ in range(2):
-            one.release_many(requests)
+            one.ask(Releases(requests))
         assert {task: outcomes(connection, task) for task in ends} == {
             "ok": ["ok"],
             "error": ["error"],
@@ -173,7 +173,7 @@ class TestReleases:
 
 
 def of_release(replica: Replica, release: str) -> Replica:
-    replica.statements = statements_of(
+    replica.protocol = protocol_of(
         replica.name, replica.connection, lock_timeout=10, release=release
     )
     return replica
@@ -188,7 +188,8 @@ class TestReleasesOfTheApplication:
     ) -> None:
         run(of_release(one, "1.4"), travel)
         claim_id, answer = one.claim()
-        one.release_many([ReleaseRequest("task", claim_id, RunOutcome(outcome="ok"), answer.token)])
+        request = ReleaseRequest("task", claim_id, RunOutcome(outcome="ok"), answer.token)
+        one.ask(Releases([request]))
         travel(10)
         claim_id, _ = of_release(one, "1.5").claim()
         one.end(claim_id, window=WindowAfter.HAND_OVER, outcome="cancelled")
@@ -205,12 +206,12 @@ class TestReleasesOfTheApplication:
 
 
 class TestDeaths:
-    @pytest.mark.parametrize("by", ["claim", "claim of many", "takeover", "takeover of many"])
+    @pytest.mark.parametrize("by", ["claim", "claim of many", "takeover"])
     def test_what_follows_a_dead_run_writes_its_entry(
         self, one: Replica, other: Replica, travel: Travel, connection: Connection, by: str
     ) -> None:
         run(one, travel)
-        failover = "takeover" in by
+        failover = by == "takeover"
         dead, first = one.claim(**{**LEASED, "failover": failover})
         began = database_now(connection)
         travel(100)
@@ -218,10 +219,8 @@ class TestDeaths:
             assert other.granted()
         elif by == "claim of many":
             assert other.claim_many(ClaimRequest("task", 9.0, 50.0, runs="jobs:job"))
-        elif by == "takeover":
-            assert other.takes_over(dead)
         else:
-            assert other.take_over_many(takeover_of("task", dead, "one"))
+            assert other.takes_over(dead)
         assert said(entries(connection)[-1]) == {
             "token": first.token,
             "scheduled_at": began,
@@ -334,9 +333,7 @@ def release_late(
     """
     claim_id, answer = claim
     request = ReleaseRequest("task", claim_id, RunOutcome(**end), answer.token, ended_at)
-    if together:
-        return replica.release_many([request, ReleaseRequest("free", uuid4())]).get(claim_id)
-    return replica.statements.release(request)
+    return replica.released(request, together=together)
 
 
 class TestLateReleases:
@@ -411,7 +408,7 @@ class TestLateReleases:
         travel(1)
         end = RunOutcome(outcome="ok")
         late = ReleaseRequest("task", claim_id, end, answer.token, ended_at, lambda: 21.0)
-        one.statements.release(late)
+        one.ask(late)
         [entry] = entries(connection)
         assert entry["outcome"] == "ok"
         assert entry["ended_at"] == ended_at - timedelta(seconds=30)
@@ -648,7 +645,7 @@ class TestMissingGrants:
         with caplog.at_level(logging.INFO, logger="apscheduler_tasklock"):
             for _ in range(3):
                 run(denied, travel)
-            denied.release_many([ReleaseRequest("task", denied.claim()[0])])
+            denied.ask(Releases([ReleaseRequest("task", denied.claim()[0])]))
         [said] = [record.getMessage() for record in caplog.records]
         assert said.startswith("Rejected by the database, and tried again: history: the table")
         assert "task_lock_run does not exist" in said

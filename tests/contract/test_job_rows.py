@@ -352,7 +352,7 @@ class TestDeadRuns:
         claim_id = uuid4()
         assert one.claims_job(one.one(), period=None, claim_id=claim_id)
         failed = RunOutcome(outcome="error", retry_in=30.0, is_last=True)
-        one.statements.release(ReleaseRequest("task of job", claim_id, failed))
+        one.ask(ReleaseRequest("task of job", claim_id, failed))
         travel(20)
         assert (one.jobs.sweep(one.cursor), one.jobs.dead_runs(one.cursor)) == (0, [])
         travel(11)
@@ -368,7 +368,7 @@ class TestDeadRuns:
         claim_id = uuid4()
         assert one.claims_job(one.one(), period=None, claim_id=claim_id)
         failed = RunOutcome(outcome="error", retry_in=30.0, is_last=True)
-        one.statements.release(ReleaseRequest("task of job", claim_id, failed))
+        one.ask(ReleaseRequest("task of job", claim_id, failed))
         assert one.jobs.remove(one.cursor, "job")
         assert not one.jobs.remove(one.cursor, "job")
 

@@ -15,7 +15,7 @@ from apscheduler_tasklock._lock.statements import LEADER
 from apscheduler_tasklock.schema.table import task_lock_table
 from apscheduler_tasklock.status import ReplicaState, ReplicaStatus
 from tests.contract.conftest import database_now, row
-from tests.support.waist import Memory, Replica, RunState
+from tests.support.waist import Lead, Memory, Replica, Resign, RunState
 
 Travel = Callable[[float], None]
 
@@ -23,11 +23,11 @@ ROW = LEADER + "shop:"
 
 
 def leads(replica: Replica, lease: float = 15.0, name: str = ROW) -> bool:
-    return bool(replica.statements.lead(name, replica.name, lease))
+    return bool(replica.ask(Lead(name, replica.name, lease)))
 
 
 def resign(replica: Replica) -> None:
-    replica.statements.resign(ROW, replica.name)
+    replica.ask(Resign(ROW, replica.name))
 
 
 def seen(replica: Replica) -> RunState | None:
@@ -142,7 +142,7 @@ class TestOperators:
     @pytest.fixture(autouse=True)
     def reported(self, one: Replica, other: Replica) -> None:
         for replica in (one, other):
-            replica.statements.alive(["shop:job"], leader_namespace="shop:")
+            replica.alive(["shop:job"], leader_namespace="shop:")
 
     def test_the_leader_is_told_and_nobody_where_its_lease_has_ended(
         self, one: Replica, travel: Travel, replicas: Callable[[], list[ReplicaStatus]]

@@ -33,7 +33,7 @@ class Claims:
     """The claims of these tasks, as a replica sends them."""
 
     def __init__(self, replica: Replica, tasks: Sequence[str] = TASKS) -> None:
-        context = believing(replica.statements.protocol)
+        context = believing(replica.protocol)
         self._replica = replica
         self._attempts = [attempt(request(task), context) for task in tasks]
 

@@ -15,7 +15,7 @@ from apscheduler_tasklock._lock.outcomes import WindowAfter
 from apscheduler_tasklock.schema.table import task_lock_table
 from apscheduler_tasklock.status import Run, TaskState
 from tests.contract.conftest import row
-from tests.support.waist import ClaimAnswer, Replica, takeover_of
+from tests.support.waist import ClaimAnswer, Replica
 
 # Operators ask by SQL.
 pytestmark = pytest.mark.postgresql
@@ -236,7 +236,6 @@ def granted(claimed: tuple[UUID, ClaimAnswer | None]) -> bool:
 
 class TestTakeover:
     @pytest.mark.parametrize("how", ["killed", "handed over"])
-    @pytest.mark.parametrize("together", [False, True], ids=["alone", "together"])
     def test_of_a_manual_run_is_a_manual_run_however_often_it_is_taken_over(
         self,
         one: Replica,
@@ -245,7 +244,6 @@ class TestTakeover:
         connection: Connection,
         ask: Callable[[], UUID],
         how: str,
-        together: bool,
     ) -> None:
         ran(one)
         window = {name: row(connection)[name] for name in WINDOW}
@@ -258,12 +256,7 @@ class TestTakeover:
             else:
                 one.end(claim_id, window=WindowAfter.HAND_OVER, outcome="cancelled")
             assert other.read("task")["task"].manual
-            if together:
-                request = takeover_of("task", claim_id, "dead", lease=30)
-                [answer] = other.take_over_many(request).values()
-                claim_id = request.claim_id
-            else:
-                claim_id, answer = other.take_over(claim_id, lease=30)
+            claim_id, answer = other.take_over(claim_id, lease=30)
             assert answer is not None
             assert (answer.granted, answer.manual) == (True, True)
         # A run time that is refused meanwhile follows it, as it follows any run by hand.

@@ -15,7 +15,7 @@ from apscheduler_tasklock.options import KEEP_ONE_OFFS
 from apscheduler_tasklock.schema.table import LONGEST_TEXT, task_lock_table
 from apscheduler_tasklock.status import TaskState, TaskStatus
 from tests.contract.conftest import database_now, row
-from tests.support.waist import MissNote, Replica
+from tests.support.waist import MissNote, MissNotes, Replica, ShortenHistory
 
 pytestmark = pytest.mark.postgresql
 
@@ -42,7 +42,7 @@ def note(*run_times: datetime, **changes: Any) -> MissNote:
 def tell(replica: Replica, *run_times: datetime, **changes: Any) -> set[str]:
     now = database_now(replica.connection)
     told = [note(*run_times, **changes)]
-    return replica.statements.note(told, now)
+    return replica.ask(MissNotes(told, now))
 
 
 def told(connection: Connection) -> list[tuple[Any, ...]]:
@@ -455,11 +455,13 @@ def test_a_pause_that_its_operator_made_longer_is_one_pause(
     assert entry[4] == f"paused by ann since {since:%Y-%m-%d %H:%M:%S} UTC: move"
 
 
+@pytest.mark.parametrize("more", [2, 10**10])
 def test_more_run_times_than_a_note_lists_are_counted(
-    one: Replica, connection: Connection, started: datetime
+    one: Replica, connection: Connection, started: datetime, more: int
 ) -> None:
-    tell(one, after(started, 10), after(started, 40), more=2)
-    assert [entry[2] for entry in told(connection)] == [4]
+    """Up to the largest number of the column, which a job of each millisecond may exceed."""
+    tell(one, after(started, 10), after(started, 40), more=more)
+    assert [entry[2] for entry in told(connection)] == [min(more + 2, 2**31 - 1)]
 
 
 def test_the_ring_of_misses_keeps_20_entries_and_outlives_a_shorter_history(
@@ -471,7 +473,7 @@ def test_the_ring_of_misses_keeps_20_entries_and_outlives_a_shorter_history(
     assert len(told(connection)) == 20
     slots = "SELECT array_agg(slot ORDER BY slot) FROM task_lock_run WHERE ring = 'misses'"
     assert connection.execute(slots).fetchone() == (list(range(20)),)
-    one.statements.shorten_history(["task"])
+    one.ask(ShortenHistory(["task"]))
     assert len(told(connection)) == 20
 
 
@@ -539,7 +541,7 @@ def test_a_recurring_job_gets_no_row_in_the_same_statement(
 ) -> None:
     now = database_now(connection)
     notes = [note(now, task_name="other"), note(now, runs="jobs:job at", **ONE_OFF)]
-    one.statements.note(notes, now)
+    one.ask(MissNotes(notes, now))
     assert connection.execute("SELECT task_name FROM task_lock").fetchall() == [("task",)]
 
 

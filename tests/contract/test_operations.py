@@ -19,7 +19,7 @@ from apscheduler_tasklock.schema.table import task_lock_table
 from apscheduler_tasklock.status import Freed, Pause, ReplicaState, RunningRun
 from tests.contract.conftest import database_now, row
 from tests.support.rows import resumed, tasks_of
-from tests.support.waist import ReleaseRequest, Replica, RunOutcome, like_of
+from tests.support.waist import ReleaseRequest, Replica, Retire, RunOutcome, Stop, like_of
 
 # Operators ask by SQL.
 pytestmark = pytest.mark.postgresql
@@ -88,8 +88,8 @@ def report(
     dropped: Sequence[str] = (),
     running: Sequence[RunningRun] = (),
 ) -> None:
-    replica.statements.alive(tasks, running=running)
-    replica.statements.retire(tasks, dropped)
+    replica.alive(tasks, running=running)
+    replica.ask(Retire(tasks, dropped))
 
 
 class TestStates:
@@ -381,7 +381,7 @@ class TestGone:
         report(one, "task", "common")
         report(other, "common")
         assert not operator.task().gone
-        one.statements.stops()
+        one.ask(Stop())
         report(other, "common")
         travel(31)
         found = operator.task()
@@ -405,7 +405,7 @@ class TestGone:
     ) -> None:
         run(one)
         report(one, *before)
-        one.statements.stops()
+        one.ask(Stop())
         report(other, *after)
         travel(31)
         assert (operator.task().gone, operator.state()) == (False, TaskState.OVERDUE)
@@ -575,7 +575,7 @@ class TestFreeing:
         travel(31)
         operator.freed(answer.token)
         late = ReleaseRequest("task", claim_id, RunOutcome(outcome="ok"), answer.token, ended_at)
-        assert one.statements.release(late) is None
+        assert one.ask(late) is None
         [entry] = operator.runs("task", kind="schedule")
         assert (entry.outcome, entry.ended_at) == ("ok", ended_at)
 
@@ -942,7 +942,7 @@ class TestReplicas:
 
     def test_one_that_was_shut_down_says_so_at_once(self, one: Replica, operator: Operator) -> None:
         report(one, "task")
-        one.statements.stops()
+        one.ask(Stop())
         assert operator.replicas()[0].state is ReplicaState.STOPPED
 
     def test_one_that_was_killed_while_it_stopped_has_died(
@@ -951,7 +951,7 @@ class TestReplicas:
         report(one, "task")
         _, granted = one.claim(**JOB)
         since = database_now(operator.connection)
-        one.statements.stops([RunningRun("task", granted.token, "one", since)])
+        one.ask(Stop([RunningRun("task", granted.token, "one", since)]))
         assert operator.replicas()[0].state_in_words == "alive, stopping"
         travel(46)
         report(other, "task")
@@ -1024,7 +1024,7 @@ def test_of_very_many_tasks_a_replica_tells_as_many_as_its_row_takes(
 ) -> None:
     names = [f"{number:05}" + '"' * 995 for number in range(10_001)]
     for _ in range(2):
-        one.statements.alive(names)
+        one.alive(names)
     found = connection.execute("SELECT cardinality(tasks) FROM task_lock_replica").fetchone()
     assert found == (4000,)
     [warning] = [each for each in caplog.records if "of this replica" in each.getMessage()]

@@ -519,10 +519,10 @@ def mistaken(stage: Stage, there: str, instead: str) -> Iterator[None]:
     as_it_is = Statement.__init__
     found = 0
 
-    def init(statement: Statement, template: str, answers: Any = None) -> None:
+    def init(statement: Statement, template: str, *more: Any) -> None:
         nonlocal found
         found += template.count(there)
-        as_it_is(statement, template.replace(there, instead), answers)
+        as_it_is(statement, template.replace(there, instead), *more)
 
     with patch.object(Statement, "__init__", init):
         made_once.cache_clear()

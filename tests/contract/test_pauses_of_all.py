@@ -19,7 +19,15 @@ from tests.contract.conftest import database_now
 from tests.contract.store_replica import StoreReplica
 from tests.contract.test_operations import JOB, Operator, run
 from tests.support.rows import resumed, tasks_of
-from tests.support.waist import ClaimAnswer, ClaimRequest, Registration, Replica
+from tests.support.waist import (
+    IN_TIME,
+    ClaimAnswer,
+    ClaimRequest,
+    Claims,
+    Registration,
+    Registrations,
+    Replica,
+)
 
 # Operators ask by SQL.
 pytestmark = pytest.mark.postgresql
@@ -87,7 +95,7 @@ def first_claim(replica: Replica) -> ClaimAnswer:
 
 def first_claims(replica: Replica) -> ClaimAnswer:
     request = requested("new")
-    found = replica.statements.claim_many([request], most=3, first=True)
+    found = replica.ask(Claims([request], [0.0], IN_TIME, 3, are_first=True))
     return found[request.claim_id]
 
 
@@ -196,7 +204,7 @@ class TestLooks:
         state = one.read("task")["task"]
         assert (state.paused, state.due_in_pause, state.overdue) == (False, True, False)
         task = Registration("task", JOB["schedule"], 10.0, 20.0, 9.0, "jobs:job")
-        one.statements.register([task])
+        one.ask(Registrations([task]))
         state = one.read("task", always=("task",))["task"]
         assert (state.due_in_pause, state.overdue) == (False, False)
 

@@ -19,8 +19,10 @@ from tests.support.rows import add_replica
 from tests.support.waist import (
     ClaimAnswer,
     ClaimRequest,
+    Claims,
     ReadTimes,
     Replica,
+    Reruns,
     manual_run_of,
     protocol_of,
     takeover_of,
@@ -758,7 +760,7 @@ class TestWhenNobodyWaits:
             times = ReadTimes(not_after=in_seconds(seconds))
             if not together:
                 return one.send(request, times)
-            [found] = one.statements.claim_many([request], times, first=is_first).values()
+            [found] = one.ask(Claims([request], [0.0], times, are_first=is_first)).values()
             return found
 
         if not is_first:
@@ -778,7 +780,7 @@ class TestWhenNobodyWaits:
         def answer(seconds: float) -> ClaimAnswer:
             request = takeover_of("task", dead, "dead")
             times = ReadTimes(not_after=in_seconds(seconds))
-            [found] = one.statements.rerun_many([request], times).values()
+            [found] = one.ask(Reruns([request], times)).values()
             return found
 
         late = answer(-0.001)
@@ -801,7 +803,7 @@ class TestWhenNobodyWaits:
         )
 
         def granted(seconds: float) -> bool:
-            answer = one.statements.rerun(asked, ReadTimes(not_after=in_seconds(seconds)))
+            answer = one.rerun(asked, ReadTimes(not_after=in_seconds(seconds)))
             assert answer is not None
             return answer.granted
 
@@ -851,11 +853,11 @@ def test_each_row_has_the_columns_of_its_answer_with_and_without_history(
         columns = [columns_of(connection, text) for text in forms]
         assert columns == [columns[0]] * len(forms)
         fields = statement.answers._fields
-        assert set(columns[0]) - {"asked_claim_id"} <= set(fields)
+        assert set(columns[0]) - {"asked_claim_id", "claim_id"} <= set(fields)
         given = [name for name in fields if name in columns[0]]
         assert given == list(fields[: len(given)])
         assert set(fields[len(given) :]) <= set(statement.answers._field_defaults)
-    assert seen == 13
+    assert seen == 16
 
 
 def columns_of(connection: psycopg.Connection[Any], text: str) -> list[str]:

@@ -10,7 +10,16 @@ import psycopg
 import pytest
 
 from tests.contract.conftest import ON_BOTH, database_now, row
-from tests.support.waist import Memory, Registered, Registration, Replica, ScheduleNote
+from tests.support.waist import (
+    Memory,
+    Registered,
+    Registration,
+    Registrations,
+    Replica,
+    ScheduleNote,
+    ScheduleNotes,
+    Stop,
+)
 
 Travel = Callable[[float], None]
 Connection = psycopg.Connection[Any]
@@ -29,7 +38,7 @@ def register(replica: Replica, schedule: str, next_in: float | None, **more: Any
             **more,
         }
     )
-    [registered] = replica.statements.register([task])
+    [registered] = replica.ask(Registrations([task]))
     return registered
 
 
@@ -258,7 +267,7 @@ def test_a_due_time_that_python_does_not_have_is_not_told(
 
 def note(replica: Replica, schedule: str, reason: str) -> set[str]:
     notes = [ScheduleNote("task", schedule, reason)]
-    return replica.statements.note(notes)
+    return replica.ask(ScheduleNotes(notes))
 
 
 def noted(connection: Connection) -> list[tuple[Any, ...]]:
@@ -327,10 +336,10 @@ def test_a_changed_schedule_whose_row_another_session_has_locked_is_noted_later(
 def test_a_sign_of_life_that_its_replicas_stop_has_overtaken_does_not_undo_the_stop(
     one: Replica, other: Replica
 ) -> None:
-    started_at, _ = one.statements.alive(["task"])
-    one.statements.stops()
-    one.statements.alive(["task"], started_at)
-    since, live = other.statements.alive(["task"])
+    started_at, _ = one.alive(["task"])
+    one.ask(Stop())
+    one.alive(["task"], started_at)
+    since, live = other.alive(["task"])
     assert live == 0
-    one.statements.alive(["task"])  # another process of that name
-    assert other.statements.alive(["task"], since)[1] == 2
+    one.alive(["task"])  # another process of that name
+    assert other.alive(["task"], since)[1] == 2

@@ -35,16 +35,31 @@ from tests.contract.signs_of_life import SIGNS, Fleet, Sign
 from tests.support.waist import (
     HISTORY,
     IN_TIME,
+    Claim,
     ClaimRequest,
+    Claims,
+    EndLease,
+    Extend,
+    GiveUp,
+    Lead,
     Memory,
+    Prune,
+    Read,
     ReadTimes,
     Registration,
+    Registrations,
     ReleaseRequest,
+    Releases,
+    RemoveReplicas,
     Renewal,
+    Renewals,
     Replica,
     RerunRequest,
+    Reruns,
+    Resign,
+    Retire,
     RunOutcome,
-    Statements,
+    Stop,
     WindowAfter,
     manual_run_of,
     retry_of,
@@ -402,7 +417,7 @@ class Requests:
 
     def claim(self) -> Ask:
         request, times = self.claim_request(self.task()), self.times()
-        return lambda replica: replica.statements.claim(request, times)
+        return lambda replica: replica.ask(Claim(request, times))
 
     def claim_surely(
         self,
@@ -419,7 +434,7 @@ class Requests:
         request = replace(self.sure_claim(task, is_to_die=is_to_die), **changes)
         if is_the_last:  # so that no due time ends its retries
             request = replace(request, next_in=None, is_last=self.chance(0.5))
-        return lambda replica: replica.statements.claim(request, ReadTimes())
+        return lambda replica: replica.ask(Claim(request, ReadTimes()))
 
     def sure_claim(self, task: str, *, is_to_die: bool) -> ClaimRequest:
         """Return a claim that is likely to be granted, with a short lease."""
@@ -452,14 +467,15 @@ class Requests:
         lags = [0.5 * place for place in range(len(requests))]
 
         def ask(replica: Replica) -> Any:
-            known = replica.statements.claim_many(requests, times, most, lags=lags)
+            known = replica.ask(Claims(requests, lags, times, most))
             new = [request for request in requests if request.claim_id not in known]
             granted = sum(answer.granted for answer in known.values())
             if most is not None and granted == most < len(requests):
                 self.seen.add("a batch grants as many as its limit")
             if is_again and granted > 1:
                 self.seen.add("a batch that is sent again grants the rest")
-            return known, replica.statements.claim_many(new, times, most, first=True)
+            first = Claims(new, [0.0] * len(new), times, most, are_first=True)
+            return known, replica.ask(first)
 
         return ask
 
@@ -471,11 +487,11 @@ class Requests:
         request, times = self.takeover_request(task or self.task()), self.takeover_times()
         if task is not None:
             request, times = replace(request, cause=self.last_claim_of(task)), IN_TIME
-        return lambda replica: replica.statements.rerun(request, times)
+        return lambda replica: replica.rerun(request, times)
 
     def take_over_many(self) -> Ask:
         requests, times = [self.takeover_request(task) for task in TASKS], self.takeover_times()
-        return lambda replica: replica.statements.rerun_many(requests, times)
+        return lambda replica: replica.ask(Reruns(requests, times))
 
     def takeover_times(self) -> ReadTimes:
         return ReadTimes(stable=self.chance(0.8), not_after=self.not_after())
@@ -498,7 +514,7 @@ class Requests:
         if is_to_die:
             request = replace(request, max_lock=300.0, lease=3.0, failover=True)
         times = ReadTimes(not_after=not_after)
-        return lambda replica: replica.statements.rerun_many([request], times)
+        return lambda replica: replica.ask(Reruns([request], times))
 
     def claim_manual(self, task: str | None = None, *, surely: bool = False) -> Ask:
         task, stable = task or self.task(), self.chance(0.8)
@@ -518,7 +534,7 @@ class Requests:
             request = replace(request, max_lock=300.0, lease=10.0, failover=True)
             stable = True
         times = ReadTimes(stable=stable, not_after=None if surely else self.not_after())
-        return lambda replica: replica.statements.rerun(request, times)
+        return lambda replica: replica.rerun(request, times)
 
     def release_request(self, task: str) -> ReleaseRequest:
         row, window = self.memory.locks.rows.get(task), self.rng.choice(list(WindowAfter))
@@ -572,10 +588,7 @@ class Requests:
 
         def ask(replica: Replica) -> Any:
             before = told()
-            if is_batch:
-                answer: Any = replica.statements.release_many([request])
-            else:
-                answer = replica.statements.release(request)
+            answer = replica.released(request, together=is_batch)
             if before == "died" != told():
                 self.seen.add(f"a late release: {how if how == 'never began' else told()}")
                 if how == "given up":
@@ -598,9 +611,7 @@ class Requests:
             row = self.memory.locks.rows.get(request.task_name)
             if row is not None and row.claim_id != request.claim_id == row.retry_of:
                 self.seen.add("retry: its run's release is sent again")
-            if is_batch:
-                return replica.statements.release_many([request])
-            return replica.statements.release(request)
+            return replica.released(request, together=is_batch)
 
         return ask
 
@@ -629,42 +640,42 @@ class Requests:
     def end(self, task: str, end: RunOutcome, ended_at: datetime | None = None) -> Ask:
         request = ReleaseRequest(task, self.last_claim_of(task), end, ended_at=ended_at)
         self.remembered(request)
-        return lambda replica: replica.statements.release(request)
+        return lambda replica: replica.ask(request)
 
     def release(self) -> Ask:
         request = self.release_request(self.task())
-        return lambda replica: replica.statements.release(request)
+        return lambda replica: replica.ask(request)
 
     def release_many(self) -> Ask:
         requests = [self.release_request(task) for task in TASKS]
-        return lambda replica: replica.statements.release_many(requests)
+        return lambda replica: replica.ask(Releases(requests))
 
     def end_lease(self) -> Ask:
         task, holders = self.task(), self.rng.sample(REPLICAS, 2)
         claim_id = self.claim_of(task)
-        return lambda replica: replica.statements.end_lease(task, claim_id, holders)
+        return lambda replica: replica.ask(EndLease(task, claim_id, holders))
 
     def give_up(self, task: str | None = None) -> Ask:
         claim_id = self.last_claim_of(task) if task else self.claim_of(task := self.task())
-        return lambda replica: replica.statements.give_up(task, claim_id)
+        return lambda replica: replica.ask(GiveUp(task, claim_id))
 
     def extend(self, task: str | None = None) -> Ask:
         claim_id = self.last_claim_of(task) if task else self.claim_of(task := self.task())
         by, lease = self.seconds(), self.rng.choice([None, 1.0, 5.0])
-        return lambda replica: replica.statements.extend(task, claim_id, by, lease)
+        return lambda replica: replica.ask(Extend(task, claim_id, by, lease))
 
     def renew(self, *, is_last: bool = False) -> Ask:
         renewals = [
             Renewal(task, self.claim_of(task), self.seconds(), is_last or self.chance(0.3))
             for task in TASKS
         ]
-        return lambda replica: replica.statements.renew(renewals)
+        return lambda replica: replica.ask(Renewals(renewals))
 
     def read(self) -> Ask:
         always = self.rng.choice([(), TASKS])
 
         def ask(replica: Replica) -> Any:
-            states, now = replica.statements.read(TASKS, always)
+            states, now = replica.ask(Read(TASKS, always))
             return {state.task_name: state for state in states}, now
 
         return ask
@@ -684,7 +695,7 @@ class Requests:
             )
             for task in names or self.rng.sample(TASKS, self.rng.randint(1, 2))
         ]
-        return lambda replica: replica.statements.register(tasks)
+        return lambda replica: replica.ask(Registrations(tasks))
 
     def token_before_registering(self, task: str) -> int | None:
         """Return the token that was read before a registration: the row's, or an older one."""
@@ -693,7 +704,7 @@ class Requests:
 
     def prune(self) -> Ask:
         age = self.seconds(100.0)
-        return lambda replica: replica.statements.prune(age)
+        return lambda replica: replica.ask(Prune(age))
 
     # Who leads, and who is alive.
 
@@ -702,7 +713,7 @@ class Requests:
 
         def ask(replica: Replica) -> Any:
             before = self.memory.locks.rows.get(LEADERS)
-            leads = replica.statements.lead(LEADERS, replica.name, lease)
+            leads = replica.ask(Lead(LEADERS, replica.name, lease))
             if before is not None and leads and before.locked_by != replica.name:
                 self.seen.add("a leader follows another one")
             return leads
@@ -714,7 +725,7 @@ class Requests:
             row = self.memory.locks.rows.get(LEADERS)
             if row is not None and not row.finished and row.locked_by != replica.name:
                 self.seen.add("another one than the leader resigns")
-            replica.statements.resign(LEADERS, replica.name)
+            replica.ask(Resign(LEADERS, replica.name))
 
         return ask
 
@@ -731,32 +742,37 @@ class Requests:
             self.seen.add("a late sign of life after a stop")
         return self.in_the_fleet(
             name,
-            lambda statements: statements.alive(tasks, started_at),
+            lambda replica: replica.alive(tasks, started_at),
             lambda now: self.fleet.report(name, tasks, started_at, now),
         )
 
     def stop(self, name: str | None = None) -> Ask:
         name = name or self.rng.choice(REPLICAS)
-        return self.in_the_fleet(name, Statements.stops, lambda now: self.fleet.stop(name, now))
+        return self.in_the_fleet(
+            name, lambda replica: replica.ask(Stop()), lambda now: self.fleet.stop(name, now)
+        )
 
     def remove_replicas(self) -> Ask:
         age = self.seconds(100.0)
         return self.in_the_fleet(
             "one",
-            lambda statements: statements.remove_replicas(age),
+            lambda replica: replica.ask(RemoveReplicas(age)),
             lambda now: self.fleet.remove(age, now),
         )
 
     def in_the_fleet(
         self,
         name: str,
-        by_statement: Callable[[Statements], object],
+        by_statement: Callable[[Replica], object],
         by_rule: Callable[[datetime], object],
     ) -> Ask:
         def ask(replica: Replica) -> Any:
             if isinstance(replica.connection, Memory):
-                return by_rule(self.memory.time)
-            return by_statement(self.replicas[name].statements)
+                answer = by_rule(self.memory.time)
+            else:
+                answer = by_statement(self.replicas[name])
+            # Of how many rows were changed, the rule of the replicas says nothing.
+            return None if isinstance(answer, int) else answer
 
         return ask
 
@@ -768,7 +784,7 @@ class Requests:
 
         def ask(replica: Replica) -> None:
             if not isinstance(replica.connection, Memory):
-                replica.statements.retire(successor_of, dropped)
+                replica.ask(Retire(successor_of, dropped))
                 return
             rows, now = self.memory.locks.rows, self.memory.time
             for task in self.fleet.retired(successor_of, dropped, now) & rows.keys():

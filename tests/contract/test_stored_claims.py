@@ -27,6 +27,7 @@ from tests.support.waist import (
     Decision,
     JobMove,
     ReadTimes,
+    StoredClaims,
     attempt,
     believing,
     send_together,
@@ -174,7 +175,7 @@ class TestClaim:
         request = requested(one.one())
         times = ReadTimes(not_after=one.now)
         travel(1)
-        [answer] = one.statements.move([request], times, 9).values()
+        [answer] = one.ask(StoredClaims([request], times, 9)).values()
         assert answer.looks_free
         assert one.ids() == ["job"]
 
@@ -355,7 +356,7 @@ class Claims:
     """The claims of all jobs that are due, as a replica sends them."""
 
     def __init__(self, replica: StoreReplica) -> None:
-        context = believing(replica.statements.protocol)
+        context = believing(replica.protocol)
         by_id = {found.row.id: found for found in replica.due()}
         self._replica = replica
         self._attempts = [attempt(requested(by_id[each]), context) for each in JOBS]

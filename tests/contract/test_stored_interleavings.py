@@ -43,7 +43,7 @@ from tests.contract.interleavings import (
 from tests.contract.interleavings import LEASE as OUTAGE
 from tests.contract.store_replica import StoreReplica, requested
 from tests.contract.store_replica import step as due_step
-from tests.support.waist import ClaimRequest, JobMove, ReadTimes, Renewal
+from tests.support.waist import ClaimRequest, JobMove, ReadTimes, Renewal, StoredClaims
 
 Connection = psycopg.Connection[Any]
 Travel = Callable[[float], None]
@@ -224,7 +224,7 @@ class Rows:
 
     def _answer(self, number: int, asked: ClaimRequest, times: ReadTimes) -> str:
         replica = self._replicas[number]
-        [answer] = replica.statements.move([asked], times, 1).values()
+        [answer] = replica.ask(StoredClaims([asked], times, 1)).values()
         if answer.granted:
             return "granted"
         return "withdrawn" if answer.withdrawn else "refused"
@@ -382,13 +382,13 @@ def mistaken(which: str, there: str, instead: str) -> Iterator[None]:
     def in_one_line(text: str) -> str:
         return re.sub(r"\s*\n\s*", " ", text.strip())
 
-    def init(statement: Statement, template: str, answers: Any = None) -> None:
+    def init(statement: Statement, template: str, *more: Any) -> None:
         nonlocal found
         if which in template:
             template = in_one_line(template)
             found += template.count(in_one_line(there))
             template = template.replace(in_one_line(there), instead)
-        as_it_is(statement, template, answers)
+        as_it_is(statement, template, *more)
 
     with patch.object(Statement, "__init__", init):
         yield

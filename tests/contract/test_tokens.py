@@ -114,7 +114,7 @@ def retries(one: StoreReplica, travel: Travel) -> Ask:
     one.end(failed, outcome="error", retry_in=5.0)
     travel(20)
     retry = retry_of("task", failed, 60.0, 30.0, failover=True)
-    return lambda: one.statements.rerun(retry)
+    return lambda: one.rerun(retry)
 
 
 def runs_by_hand(one: StoreReplica, travel: Travel) -> Ask:

@@ -14,7 +14,7 @@ import pytest
 from apscheduler_tasklock._lock.outcomes import RunOutcome
 from tests.contract.conftest import row
 from tests.support.polling import eventually
-from tests.support.waist import HISTORY, ClaimRequest, ReleaseRequest, Replica
+from tests.support.waist import HISTORY, ClaimRequest, ReleaseRequest, Releases, Replica
 
 # What the statements write and wait for.
 pytestmark = pytest.mark.postgresql
@@ -164,7 +164,7 @@ class TestLockTimeout:
         for ask in (
             lambda: replica.take_over(dead, lease=30),
             lambda: replica.claim_many(request),
-            lambda: replica.release_many([release]),
+            lambda: replica.ask(Releases([release])),
         ):
             with psycopg.connect(direct_url) as blocker:
                 blocker.execute("SELECT FROM task_lock_run FOR UPDATE")

@@ -33,7 +33,7 @@ from tests.support.hosts import Host
 from tests.support.internals import instances
 from tests.support.polling import eventually
 from tests.support.schedulers import Replica
-from tests.support.waist import ClaimRequest, statements_of
+from tests.support.waist import IN_TIME, ClaimRequest, statements_of
 
 MakeReplica = Callable[..., Replica]
 Jobs = Callable[[str], Callable[..., Any]]
@@ -275,7 +275,7 @@ def test_a_dead_holders_window_is_run_again(
     replica.one(EVENT_JOB_EXECUTED, "first")
     replica.executor.locks.believe()  # that it has seen the database for long enough
     # Nobody renews this claim, as that of a holder that was killed.
-    died = statements_of("dead", connection).claim(
+    died = statements_of("dead", connection).send(
         ClaimRequest(
             "job",
             min_lock=3240.0,
@@ -284,6 +284,7 @@ def test_a_dead_holders_window_is_run_again(
             runs=obj_to_ref(job("token")),
             failover=True,
         ),
+        IN_TIME,
     )
     assert died.granted
     replica.run_once(job("token"), kwargs={"a": 1})

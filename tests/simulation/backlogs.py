@@ -29,6 +29,7 @@ from tests.support.waist import (
     IN_TIME,
     ClaimAnswer,
     ClaimRequest,
+    EndLease,
     ReadTimes,
     Refusal,
     ReleaseRequest,
@@ -293,7 +294,8 @@ class Fleet:
     def _end_lease(self) -> None:
         row = self.row
         assert row is not None
-        self.row = rule.end_lease(row, row.claim_id, [row.locked_by], self.now).row
+        dead = EndLease(TASK, row.claim_id, [row.locked_by])
+        self.row = rule.end_lease(row, dead, self.now).row
 
     def _submit(self, n: int) -> None:
         replica = self.replicas[n]
@@ -390,7 +392,7 @@ class Fleet:
 
     def _decided(self, replica: Simulated, run: QueuedRun) -> ClaimAnswer | None:
         request = run.work.request
-        decision: rule.Decision[Any]
+        decision: rule.Ruling[Any]
         if run.kind in (RunKind.MANUAL, RunKind.TAKEOVER):
             decision = rule.rerun(self.row, request, IN_TIME, replica.name, self.now)
         else:

@@ -58,16 +58,22 @@ from tests.simulation.world import BEGIN, CLOCK, Process, World, replaced
 from tests.support.internals import safe_look
 from tests.support.waist import (
     AnyAttempt,
+    Claim,
     ClaimAnswer,
     ClaimRequest,
+    Extend,
     MemoryTaskLocks,
     MissNote,
+    MissNotes,
     ReadTimes,
     Refusal,
     ReleaseRequest,
     Renewal,
+    Renewals,
     RerunRequest,
+    Resign,
     Statements,
+    Stop,
 )
 
 try:
@@ -231,14 +237,16 @@ class SimulatedClient(LockClient):
         self.outage.reason = "no answer" if is_cut else None
         return is_cut
 
-    def noting_misses(self, notes: Sequence[MissNote]) -> Callable[[Any], set[str]]:
-        """Tell the simulation of the run times, because the rows in memory do not have them."""
+    def carrying_out(self, message: Any) -> Callable[[Any], Any]:
+        """Tell the simulation of missed run times, because the rows in memory do not have them."""
+        send = super().carrying_out(message)
 
-        def note(_cursor: Any) -> set[str]:
-            self._simulation.miss(notes)
-            return set()
+        def carry_out(cursor: Any) -> Any:
+            if isinstance(message, MissNotes):
+                self._simulation.miss(message.notes)
+            return send(cursor)
 
-        return note
+        return carry_out
 
     def _learn(self, sent: float, database_time: datetime) -> None:
         """Do nothing, because the rows have the simulation's clock."""
@@ -299,7 +307,7 @@ class SimulatedClient(LockClient):
         if not isinstance(request, ClaimRequest):
             return self._statements.rerun(request, ReadTimes(stable=self.stable))
         times = ReadTimes(self.lag_of(request.run_time), None, self.stable)
-        return self._statements.claim(request, times)
+        return self._statements.ask(Claim(request, times))
 
     def _held(self, request: ClaimRequest | RerunRequest, answer: ClaimAnswer) -> HeldLock:
         run_time: datetime | None = None if answer.manual else answer.window_start
@@ -326,7 +334,7 @@ class SimulatedClient(LockClient):
 
     def begin_resign(self, row: str, leader_id: str) -> None:
         """Give the leadership up, at once."""
-        self._statements.resign(row, leader_id)
+        self._statements.ask(Resign(row, leader_id))
 
     def withdraw(self, attempt: AnyAttempt) -> None:
         """Do nothing, because a claim that is under way at a stop is not granted."""
@@ -338,7 +346,7 @@ class SimulatedClient(LockClient):
         request = ReleaseRequest(held.name, held.claim_id, end, held.token)
         answer = None
         if not self._process.is_dead:
-            answer = self._statements.release(request)
+            answer = self._statements.ask(request)
         held.end()
         self._simulation.changed()
         future: Future[None] = Future()
@@ -363,7 +371,7 @@ class SimulatedClient(LockClient):
 
     def _renew(self, held: HeldLock, *, is_last: bool) -> bool:
         renewal = Renewal(held.name, held.claim_id, held.lease, is_last)
-        times = self._statements.renew([renewal]).get(held.claim_id)
+        times = self._statements.ask(Renewals([renewal])).get(held.claim_id)
         if times is None or times.locked_until is None:
             return False
         held.note_renewal(times.locked_until, times.run_until, self._monotonic(times.run_until))
@@ -387,7 +395,7 @@ class SimulatedClient(LockClient):
             self._renew_later(held, 0.0 if is_last else last)
 
     def _extend(self, held: HeldLock, by: float) -> bool:
-        times = self._statements.extend(held.name, held.claim_id, by, held.lease)
+        times = self._statements.ask(Extend(held.name, held.claim_id, by, held.lease))
         if times is None or times.locked_until is None:
             return False
         held.note_renewal(times.locked_until, times.run_until, self._monotonic(times.run_until))
@@ -688,7 +696,7 @@ class SimulatedExecutor(TaskLockExecutor):
         self._watch.looks.close()
         if self._runs is not None:
             self._runs.stop(0.0, closes=True)
-        self.client.stop_replica()
+        self.client.ask(self.client.carrying_out(Stop()))
         self._inner.shutdown(wait)
         for run in list(self._coroutines):
             ticket = run.begin_cut()

@@ -23,7 +23,7 @@ from tests.simulation.faults import FAULTS, PAUSE, SLOW, STEPS, Plan, Planned
 from tests.simulation.ledger import Ledger, Promise, Question, Run, Wanted, violations
 from tests.simulation.side import Database, make_client
 from tests.simulation.world import BEGIN, CLOCK, START, Process, World
-from tests.support.waist import ClaimRequest, Refusal, Registration, RunState, takeover_of
+from tests.support.waist import ClaimRequest, GiveUp, Refusal, Registration, RunState, takeover_of
 
 LEASE = 15.0
 MAX_LOCK = 1_000.0
@@ -255,7 +255,7 @@ class Replica:
 
     def _give_up(self, state: RunState) -> None:
         try:
-            self._client.ask(self._client.giving_up(state))
+            self._client.ask(self._client.carrying_out(GiveUp(state.task_name, state.claim_id)))
         except TaskLockError as error:
             self.world.note(self.process.name, f"   giving up: {error}")
 

@@ -20,7 +20,14 @@ from tests.simulation.faults import CLAIM_TIMEOUT, FAULTS, Place, Plan
 from tests.simulation.side import Database, SimulatedReplica
 from tests.simulation.world import BEGIN, CLOCK, START, Process, World
 from tests.support.internals import end_database_threads
-from tests.support.waist import ClaimRequest, MemoryProtocol, MemoryTaskLocks, RunState
+from tests.support.waist import (
+    ClaimRequest,
+    MemoryProtocol,
+    MemoryTaskLocks,
+    Message,
+    Retire,
+    RunState,
+)
 
 LEASE = 15.0
 MAX_LOCK = 1_000.0
@@ -121,9 +128,11 @@ class _Rows(MemoryTaskLocks):
 class _Protocol(MemoryProtocol):
     _locks: _Rows
 
-    def retire(self, cursor: Any, successor_of: Sequence[str], dropped: Sequence[str]) -> None:
-        self._locks.stage.retired.append((self._locks.stage.now, (successor_of, dropped)))
-        super().retire(cursor, successor_of, dropped)
+    def execute(self, cursor: Any, message: Any) -> Any:
+        if isinstance(message, Retire):
+            stage = self._locks.stage
+            stage.retired.append((stage.now, (message.tasks, message.dropped)))
+        return super().execute(cursor, message)
 
 
 @dataclass(eq=False, repr=False)
@@ -236,9 +245,9 @@ class Stage:
         """Return the statements that were sent, in their order."""
         return [place.what for place in self.faults.places if place.at >= since]
 
-    def change(self, client: LockClient, name: str, *arguments: Any) -> Any:
-        """Carry out a statement at once, on another connection."""
-        return getattr(self.database.rows.protocol(client.replica_id), name)(None, *arguments)
+    def change(self, client: LockClient, message: Message[Any]) -> Any:
+        """Carry out a message at once, on another connection."""
+        return self.database.rows.protocol(client.replica_id).execute(None, message)
 
     def close(self) -> None:
         """End all threads."""

@@ -32,6 +32,7 @@ from tests.support.waist import (
     MemoryProtocol,
     MemoryTaskLocks,
     ReadTimes,
+    StoredClaims,
 )
 
 ALIAS = "default"
@@ -167,21 +168,27 @@ class StoredProtocol(MemoryProtocol):
         self._stored = locks
         self._name = replica_id
 
-    def claim_and_move(
-        self, cursor: Any, requests: Sequence[ClaimRequest], times: ReadTimes, most: int
-    ) -> dict[UUID, ClaimAnswer]:
+    def execute(self, cursor: Any, message: Any) -> Any:
+        return (
+            self._claim_and_move(message)
+            if isinstance(message, StoredClaims)
+            else super().execute(cursor, message)
+        )
+
+    def _claim_and_move(self, asked: StoredClaims) -> dict[UUID, ClaimAnswer]:
         """Claim run times of stored jobs, and move the jobs on."""
         answers: dict[UUID, ClaimAnswer] = {}
-        for request in requests:
+        for request in asked.requests:
             granted = sum(answer.granted for answer in answers.values())
-            answers[request.claim_id] = self._claim_stored(request, times, granted < most)
+            room = granted < asked.most
+            answers[request.claim_id] = self._claim_stored(request, asked.times, room)
         return answers
 
     def _claim_stored(self, request: ClaimRequest, times: ReadTimes, room: bool) -> ClaimAnswer:
         locks, move, now = self._stored, request.move, self._stored.time()
         assert move is not None
         row, is_fenced = locks.rows.get(request.task_name), locks.fenced(move)
-        asked = rule.Claim.of(request, times, now)
+        asked = rule.DatedClaim.of(request, times, now)
         is_own = row is not None and row.claim_id == request.claim_id
         may = is_fenced and room and asked.wanted and not is_own
         if may and locks.may_be_claimed(locks.jobs[move.job_id], stable=times.stable):

@@ -36,9 +36,11 @@ from tests.simulation.stage import LEASE, Call, Stage, claim_of, slow, then
 from tests.simulation.world import BEGIN, START
 from tests.support.waist import (
     ClaimRequest,
+    Extend,
     Refusal,
     Registration,
     RowLockedError,
+    Stop,
     rule,
     takeover_of,
 )
@@ -194,7 +196,7 @@ class TestRenewals:
         held = stage.claim(client, max_lock=20.0)
 
         def extend() -> None:
-            stage.change(client, "extend", "t", held.claim_id, 100.0, LEASE)
+            stage.change(client, Extend("t", held.claim_id, 100.0, LEASE))
 
         stage.faults.plan("renew t", then(extend), since=18.5, times=1)
         stage.go_to(19.5)
@@ -1315,7 +1317,7 @@ class TestStops:
         stage.go_to(10)
         shutdown = Shutdown(users)
         stage.faults.plan("stop_replica", "hung")
-        call = stage.call(client, lambda: client.stop_replica((), shutdown.last_at))
+        call = stage.call(client, lambda: client.ask(client.carrying_out(Stop()), shutdown.last_at))
         stage.go_to(20)
         assert isinstance(call.error, TaskLockDatabaseError)
         limit = min(seconds - 0.5, ATTEMPT)

@@ -7,9 +7,9 @@ change without the tests. `python -m tests.waist` checks that no further test go
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from functools import partial
 from math import inf
@@ -39,31 +39,56 @@ from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.database_clock import DatabaseClock
 from apscheduler_tasklock._lock.operations import Operations
 from apscheduler_tasklock._lock.outcomes import NOT_BEGUN, RunOutcome, WindowAfter
+from apscheduler_tasklock._lock.parameters import Parameters, Unsent, sent
 from apscheduler_tasklock._lock.patterns import like_of
 from apscheduler_tasklock._lock.protocol import HISTORY, LOCK_TIMEOUT, TaskLockProtocol
 from apscheduler_tasklock._lock.protocol_messages import (
     IN_TIME,
+    Answer,
+    Claim,
     ClaimAnswer,
     ClaimRequest,
+    Claims,
     ClosedRun,
+    EndLease,
+    Extend,
+    GiveUp,
     JobMove,
+    Lead,
+    LockProtocol,
     LockTimes,
+    Message,
     MissedTimes,
     MissNote,
+    MissNotes,
+    Prune,
+    Read,
     ReadTimes,
     Refusal,
     Registered,
     Registration,
+    Registrations,
     ReleaseAnswer,
     ReleaseRequest,
+    Releases,
+    RemoveReplicas,
     Renewal,
+    Renewals,
     RerunRequest,
+    Reruns,
+    Resign,
+    Retire,
     RunState,
     ScheduleNote,
+    ScheduleNotes,
+    ShortenHistory,
+    SignOfLife,
+    Stop,
+    StoredClaims,
 )
 from apscheduler_tasklock._lock.replica import LockSettings
 from apscheduler_tasklock._lock.statements.history import ACTIONS as ACTION_SLOTS
-from apscheduler_tasklock._lock.test_doubles import LockProtocol, standing_in
+from apscheduler_tasklock._lock.test_doubles import standing_in
 from apscheduler_tasklock._lock.words import printable
 from apscheduler_tasklock._words.actions import UNNOTED
 from apscheduler_tasklock._words.findings import (
@@ -103,10 +128,17 @@ __all__ = [
     "AnyAttempt",
     "Ask",
     "BeyondLimitError",
+    "Claim",
     "ClaimAnswer",
     "ClaimRequest",
+    "Claims",
+    "ClosedRun",
     "Decision",
+    "EndLease",
+    "Extend",
+    "GiveUp",
     "JobMove",
+    "Lead",
     "LockClient",
     "LockProtocol",
     "LockSettings",
@@ -114,27 +146,45 @@ __all__ = [
     "Memory",
     "MemoryProtocol",
     "MemoryTaskLocks",
+    "Message",
     "MissNote",
+    "MissNotes",
     "MissedTimes",
     "OnTheWay",
+    "Parameters",
     "Pauser",
+    "Prune",
+    "Read",
     "ReadTimes",
     "Refusal",
     "Registered",
     "Registration",
+    "Registrations",
     "ReleaseAnswer",
     "ReleaseRequest",
+    "Releases",
+    "RemoveReplicas",
     "Renewal",
+    "Renewals",
     "Replica",
     "RerunRequest",
+    "Reruns",
+    "Resign",
+    "Retire",
     "RowLockedError",
     "Rows",
     "RunOutcome",
     "RunState",
     "ScheduleNote",
+    "ScheduleNotes",
     "Sent",
+    "ShortenHistory",
+    "SignOfLife",
     "Statements",
+    "Stop",
+    "StoredClaims",
     "Timings",
+    "Unsent",
     "WatchedRows",
     "WindowAfter",
     "attempt",
@@ -149,7 +199,7 @@ __all__ = [
     "is_takeover",
     "lane_in_words",
     "manual_run_of",
-    "method_of",
+    "met",
     "of_each_application",
     "open_runs",
     "printable",
@@ -160,6 +210,7 @@ __all__ = [
     "rows_of",
     "runs_nothing_in_words",
     "send_together",
+    "sent",
     "set_by",
     "severity_of",
     "standing_in",
@@ -233,13 +284,13 @@ def protocol_of(
 
 
 class Statements:
-    """The requests of one replica, each with its answer.
+    """The one door of one replica: a message goes in, its answer comes out.
 
     :param protocol: as from :func:`protocol_of`
     :param cursor: returns the cursor that the statements are sent on
     """
 
-    def __init__(self, protocol: Any, cursor: Callable[[], Any] = NoCursor) -> None:
+    def __init__(self, protocol: LockProtocol, cursor: Callable[[], Any] = NoCursor) -> None:
         self.protocol = protocol
         self._cursor = cursor
 
@@ -247,153 +298,37 @@ class Statements:
     def cursor(self) -> Any:
         return self._cursor()
 
-    def claim(self, request: ClaimRequest, times: ReadTimes = IN_TIME) -> ClaimAnswer:
-        answer: ClaimAnswer = self.protocol.claim(self.cursor, request, times)
-        return answer
-
-    def claim_many(
-        self,
-        requests: Sequence[ClaimRequest],
-        times: ReadTimes = IN_TIME,
-        most: int | None = None,
-        *,
-        lags: Sequence[float] | None = None,
-        first: bool = False,
-    ) -> dict[UUID, ClaimAnswer]:
-        """Claim tasks together.
-
-        :param lags: as of the times of each request; by default nothing is late
-        :param first: whether the tasks have no rows; else those without rows have no answer
-        """
-        send = self.protocol.first_claim_many if first else self.protocol.claim_many
-        lags = [0.0] * len(requests) if lags is None else lags
-        answers: dict[UUID, ClaimAnswer] = send(self.cursor, requests, lags, times, most)
-        return answers
+    def ask(self, message: Message[Answer]) -> Answer:
+        return self.protocol.execute(self.cursor, message)
 
     def rerun(self, request: RerunRequest, times: ReadTimes = IN_TIME) -> ClaimAnswer | None:
         """Claim the run that a task's row shows, if the row still shows it."""
-        return self.rerun_many([request], times).get(request.claim_id)
-
-    def rerun_many(
-        self, requests: Sequence[RerunRequest], times: ReadTimes = IN_TIME
-    ) -> dict[UUID, ClaimAnswer]:
-        answers: dict[UUID, ClaimAnswer] = self.protocol.rerun(self.cursor, requests, times)
-        return answers
-
-    def move(
-        self, requests: Sequence[ClaimRequest], times: ReadTimes = IN_TIME, most: int = 9
-    ) -> dict[UUID, ClaimAnswer]:
-        """Claim the tasks of stored jobs, and move the jobs on."""
-        answers: dict[UUID, ClaimAnswer] = self.protocol.claim_and_move(
-            self.cursor, requests, times, most
-        )
-        return answers
-
-    def release(self, request: ReleaseRequest) -> ReleaseAnswer | None:
-        answer: ReleaseAnswer | None = self.protocol.release(self.cursor, request)
-        return answer
-
-    def release_many(self, requests: Sequence[ReleaseRequest]) -> dict[UUID, ReleaseAnswer | None]:
-        answers: dict[UUID, ReleaseAnswer | None] = self.protocol.release_many(
-            self.cursor, requests
-        )
-        return answers
-
-    def end_lease(self, task: str, claim_id: UUID, holders: Sequence[str]) -> ReleaseAnswer | None:
-        answer: ReleaseAnswer | None = self.protocol.end_lease(self.cursor, task, claim_id, holders)
-        return answer
-
-    def give_up(self, task: str, claim_id: UUID) -> ClosedRun | None:
-        closed: ClosedRun | None = self.protocol.give_up(self.cursor, task, claim_id)
-        return closed
-
-    def renew(self, renewals: Sequence[Renewal]) -> dict[UUID, LockTimes]:
-        times: dict[UUID, LockTimes] = self.protocol.renew(self.cursor, renewals)
-        return times
-
-    def extend(self, task: str, claim_id: UUID, by: float, lease: float | None) -> LockTimes | None:
-        times: LockTimes | None = self.protocol.extend(self.cursor, task, claim_id, by, lease)
-        return times
-
-    def read(
-        self, tasks: Sequence[str], always: Sequence[str] = ()
-    ) -> tuple[list[RunState], datetime]:
-        states: tuple[list[RunState], datetime] = self.protocol.read(self.cursor, tasks, always)
-        return states
-
-    def register(self, tasks: Sequence[Registration]) -> list[Registered]:
-        registered: list[Registered] = self.protocol.register(self.cursor, tasks)
-        return registered
+        return self.ask(Reruns([request], times)).get(request.claim_id)
 
     def alive(
-        self, tasks: Sequence[str], started_at: datetime | None = None, **more: Any
+        self,
+        tasks: Sequence[str],
+        started_at: datetime | None = None,
+        running: Sequence[RunningRun] = (),
+        **more: Any,
     ) -> tuple[datetime, int]:
         """Send a sign of life."""
-        host, version = "host", "1.0"
-        seen: tuple[datetime, int] = self.protocol.report_replica(
-            self.cursor, host, version, tasks, started_at, **more
-        )
-        return seen
-
-    def stops(self, running: Sequence[RunningRun] = ()) -> None:
-        self.protocol.stop_replica(self.cursor, running)
-
-    def retire(self, successor_of: Sequence[str], dropped: Sequence[str]) -> None:
-        self.protocol.retire(self.cursor, successor_of, dropped)
-
-    def remove_replicas(self, age: float) -> None:
-        self.protocol.remove_replicas(self.cursor, age)
-
-    def lead(self, row: str, leader_id: str, lease: float) -> bool:
-        return bool(self.protocol.lead(self.cursor, row, leader_id, lease))
-
-    def resign(self, row: str, leader_id: str) -> None:
-        self.protocol.resign(self.cursor, row, leader_id)
-
-    def note(
-        self, notes: Sequence[MissNote] | Sequence[ScheduleNote], sent_at: datetime | None = None
-    ) -> set[str]:
-        """Write into the history what was missed, or which schedules have changed.
-
-        :return: the tasks whose notes are to be sent again
-        """
-        again: set[str]
-        if sent_at is None:
-            again = self.protocol.note_reschedulings(self.cursor, notes)
-        else:
-            again = self.protocol.note_misses(self.cursor, notes, sent_at)
-        return again
-
-    def shorten_history(self, tasks: Sequence[str]) -> None:
-        self.protocol.shorten_history(self.cursor, tasks)
-
-    def prune(self, age: float) -> int:
-        return int(self.protocol.prune(self.cursor, age))
+        return self.ask(SignOfLife("host", "1.0", tasks, started_at, runs=running, **more))
 
 
-def statements_of(name: str, connection: Any, **more: Any) -> Statements:
-    """Return what a replica sends on a connection, or asks of rows in memory."""
+class Replica(Statements):
+    """A replica as the protocol sees one: an id, and a connection with a clock, or rows in memory.
 
-    def cursor() -> Any:
-        return NoCursor() if isinstance(connection, Memory) else raw_cursor(connection)
-
-    return Statements(protocol_of(name, connection, **more), cursor)
-
-
-class Replica:
-    """A replica as the protocol sees one: an id, and a connection with a clock.
-
-    :ivar statements: what the methods send with, for requests that they do not make
+    The methods make messages with values that most tests do not care about.
     """
 
     def __init__(self, name: str, connection: Any, lock_timeout: float = 10.0, **more: Any) -> None:
+        def cursor() -> Any:
+            return NoCursor() if isinstance(connection, Memory) else raw_cursor(connection)
+
+        super().__init__(protocol_of(name, connection, lock_timeout=lock_timeout, **more), cursor)
         self.name = name
         self.connection = connection
-        self.statements = statements_of(name, connection, lock_timeout=lock_timeout, **more)
-
-    @property
-    def cursor(self) -> Any:
-        return self.statements.cursor
 
     def claim(
         self,
@@ -424,7 +359,7 @@ class Replica:
         return claim_id, self.send(asked, ReadTimes(lag, latest, stable))
 
     def send(self, request: ClaimRequest, times: ReadTimes) -> ClaimAnswer:
-        return self.statements.claim(request, times)
+        return self.ask(Claim(request, times))
 
     def granted(self, task: str = "task", **request: Any) -> bool:
         return self.claim(task, **request)[1].granted
@@ -445,7 +380,7 @@ class Replica:
     ) -> tuple[UUID, ClaimAnswer | None]:
         claim_id = claim_id or uuid4()
         request = takeover_of(task, dead_claim_id, "dead", lease, failover, claim_id)
-        return claim_id, self.statements.rerun(request, ReadTimes(stable=stable))
+        return claim_id, self.rerun(request, ReadTimes(stable=stable))
 
     def takes_over(self, dead_claim_id: UUID, task: str = "task", **request: Any) -> bool:
         _, answer = self.take_over(dead_claim_id, task, **request)
@@ -462,7 +397,7 @@ class Replica:
     ) -> tuple[UUID, ClaimAnswer | None]:
         """Claim a run that was asked for by hand."""
         asked = manual_run_of(task, request_id, max_lock, **{"runs": "jobs:job", **request})
-        return asked.claim_id, self.statements.rerun(asked, ReadTimes(stable=stable))
+        return asked.claim_id, self.rerun(asked, ReadTimes(stable=stable))
 
     def release(
         self, claim_id: UUID, task: str = "task", *, keep_window: bool = True
@@ -475,23 +410,24 @@ class Replica:
         self, claim_id: UUID, task: str = "task", *, token: int | None = None, **end: Any
     ) -> ReleaseAnswer | None:
         """Release, and say how the run ended."""
-        return self.statements.release(ReleaseRequest(task, claim_id, RunOutcome(**end), token))
+        return self.ask(ReleaseRequest(task, claim_id, RunOutcome(**end), token))
 
     def claim_many(
         self, *requests: ClaimRequest, most: int | None = None
     ) -> dict[UUID, ClaimAnswer]:
-        return self.statements.claim_many(requests, most=most)
+        return self.ask(Claims(requests, [0.0] * len(requests), IN_TIME, most))
 
-    def take_over_many(self, *requests: RerunRequest) -> dict[UUID, ClaimAnswer]:
-        return self.statements.rerun_many(requests)
-
-    def release_many(self, requests: Sequence[ReleaseRequest]) -> dict[UUID, ReleaseAnswer | None]:
-        return self.statements.release_many(requests)
+    def released(self, request: ReleaseRequest, *, together: bool) -> ReleaseAnswer | None:
+        """Release a claim, alone or together with one that nobody has."""
+        if not together:
+            return self.ask(request)
+        nobodys = ReleaseRequest("nobody's", UUID(int=0))
+        return self.ask(Releases([nobodys, request])).get(request.claim_id)
 
     def end_lease(
         self, claim_id: UUID, task: str = "task", *, holders: list[str]
     ) -> ReleaseAnswer | None:
-        return self.statements.end_lease(task, claim_id, holders)
+        return self.ask(EndLease(task, claim_id, holders))
 
     def hand_over(
         self, claim_id: UUID, task: str = "task", *, begun: bool = False
@@ -500,15 +436,15 @@ class Replica:
         return self.end(claim_id, task, window=WindowAfter.HAND_OVER, **end)
 
     def give_up(self, claim_id: UUID, task: str = "task") -> bool:
-        return self.statements.give_up(task, claim_id) is not None
+        return self.ask(GiveUp(task, claim_id)) is not None
 
     def extend(
         self, claim_id: UUID, by: float, *, lease: float | None = None, task: str = "task"
     ) -> LockTimes | None:
-        return self.statements.extend(task, claim_id, by, lease)
+        return self.ask(Extend(task, claim_id, by, lease))
 
     def renew(self, *renewals: Renewal) -> dict[UUID, LockTimes]:
-        return self.statements.renew(renewals)
+        return self.ask(Renewals(renewals))
 
     def renewed(
         self, claim_id: UUID, task: str = "task", *, lease: float = 30, is_last: bool = False
@@ -516,11 +452,16 @@ class Replica:
         return claim_id in self.renew(Renewal(task, claim_id, lease, is_last))
 
     def read(self, *tasks: str, always: tuple[str, ...] = ()) -> dict[str, RunState]:
-        states, _ = self.statements.read(tasks, always)
+        states, _ = self.ask(Read(tasks, always))
         return {state.task_name: state for state in states}
 
     def prune(self, age: float) -> int:
-        return self.statements.prune(age)
+        return self.ask(Prune(age))
+
+
+def statements_of(name: str, connection: Any) -> Replica:
+    """Return another replica that is no scheduler's, and waits for rows as one of those."""
+    return Replica(name, connection, LOCK_TIMEOUT)
 
 
 # ---- claims that are sent until they are decided -----------------------------------------------
@@ -582,18 +523,21 @@ def intercept_claims(locks: Any, intercept: Callable[[Ask], Ask]) -> Callable[[]
     return lambda: setattr(locks, "begin_claims", begin_claims)
 
 
-# The statements in which a claim, a release and so on can be met: by the verbs of this page.
-_METHODS = {
-    "rerun": "rerun",
-    "move": "claim_and_move",
-    "release": "release_many",
-    "renew": "renew",
-}
+def met(
+    kind: type[Message[Any]], meet: Callable[[Any, Callable[[], Any]], Any]
+) -> tuple[type[Any], str, Any]:
+    """Return what to patch, so that a function meets each message of a kind on its way.
 
+    :param meet: gets the message, and what carries it out; its result is the answer
+    :return: a class, its attribute's name, and the new attribute
+    """
+    execute = TaskLockProtocol.execute
 
-def method_of(verb: str) -> tuple[type[Any], str]:
-    """Return the class and the method that send a replica's statement, to be patched."""
-    return TaskLockProtocol, _METHODS[verb]
+    def met_here(protocol: Any, cursor: Any, message: Any) -> Any:
+        carry_out = partial(execute, protocol, cursor, message)
+        return meet(message, carry_out) if isinstance(message, kind) else carry_out()
+
+    return TaskLockProtocol, "execute", met_here
 
 
 @dataclass(frozen=True)
@@ -614,14 +558,28 @@ class Sent:
     cursor: Any
 
 
-_CLAIMS = ("claim", "claim_many", "first_claim_many", "claim_and_move")
-_RELEASES = ("release", "release_many")
-# Statements that pass over locked rows.
-_PASSING_OVER = ("claim_many", "first_claim_many")
+# What messages are called in traces and plans of faults, if not as their classes.
+_NAMES: dict[type[Message[Any]], str] = {
+    Claims: "claim_many",
+    EndLease: "end_lease",
+    GiveUp: "give_up",
+    Registrations: "register",
+    ReleaseRequest: "release",
+    Releases: "release_many",
+    RemoveReplicas: "remove_replicas",
+    Renewals: "renew",
+    Reruns: "rerun",
+    ScheduleNotes: "note_reschedulings",
+    MissNotes: "note_misses",
+    ShortenHistory: "shorten_history",
+    SignOfLife: "report_replica",
+    Stop: "stop_replica",
+    StoredClaims: "claim_and_move",
+}
 
 
 class OnTheWay:
-    """A protocol whose statements go through a function on their way to the rows.
+    """A protocol whose messages go through a function on their way to the rows.
 
     :param send: called in place of each statement; may carry it out, or not
     :param is_locked: says whether another session has a task's row locked
@@ -629,7 +587,7 @@ class OnTheWay:
 
     def __init__(
         self,
-        protocol: Any,
+        protocol: LockProtocol,
         send: Callable[[Sent], Any],
         is_locked: Callable[[str], bool] = lambda _task: False,
     ) -> None:
@@ -637,37 +595,46 @@ class OnTheWay:
         self._through = send
         self._is_locked = is_locked
 
-    def __getattr__(self, name: str) -> Any:
-        return partial(self._send, name)
-
-    def _send(self, name: str, cursor: Any, *arguments: Any, **options: Any) -> Any:
+    def execute(self, cursor: Any, message: Message[Any]) -> Any:
         def carry_out() -> Any:
-            if name == "claim" and self._is_locked(arguments[0].task_name):
+            if isinstance(message, Claim) and self._is_locked(message.request.task_name):
                 raise psycopg.errors.LockNotAvailable
-            asked = self._pass_over(arguments) if name in _PASSING_OVER else arguments
-            return getattr(self._protocol, name)(cursor, *asked, **options)
+            sent = self._pass_over(message) if isinstance(message, Claims) else message
+            return self._protocol.execute(cursor, sent)
 
-        group = "claim" if name in _CLAIMS else "release" if name in _RELEASES else name
-        tasks = _tasks_of(arguments or [options.get("tasks", "")])
-        return self._through(Sent(name, group, tasks, carry_out, cursor))
+        name = _NAMES.get(type(message), type(message).__name__.lower())
+        group = next((each for each in ("claim", "release") if name.startswith(each)), name)
+        if isinstance(message, Claims) and message.are_first:
+            name = f"first_{name}"
+        return self._through(Sent(name, group, _tasks_of(message), carry_out, cursor))
 
-    def _pass_over(self, arguments: Sequence[Any]) -> Sequence[Any]:
-        """Return the arguments of a batch of claims without the claims whose rows are locked."""
-        pairs = zip(arguments[0], arguments[1], strict=True)
-        asked = [(each, lag) for each, lag in pairs if not self._is_locked(each.task_name)]
-        return [[each for each, _ in asked], [lag for _, lag in asked], *arguments[2:]]
+    def __getattr__(self, name: str) -> Any:
+        """Return a statement for the rows of stored jobs."""
+
+        def send(cursor: Any, *arguments: Any, **options: Any) -> Any:
+            carry_out = partial(getattr(self._protocol, name), cursor, *arguments, **options)
+            return self._through(Sent(name, name, "", carry_out, cursor))
+
+        return send
+
+    def _pass_over(self, claims: Claims) -> Claims:
+        """Return claims without those whose rows are locked."""
+        pairs = zip(claims.requests, claims.lags, strict=True)
+        free = [(each, lag) for each, lag in pairs if not self._is_locked(each.task_name)]
+        return replace(claims, requests=[each for each, _ in free], lags=[lag for _, lag in free])
 
 
-def _tasks_of(arguments: Sequence[Any]) -> str:
-    """Return the tasks of a statement, for the trace."""
-    if not arguments:
-        return ""
-    asked: Iterable[Any] = arguments[0]
-    if isinstance(asked, str):
-        return asked
-    if not isinstance(asked, (list, tuple)):
-        asked = [asked]
-    return ", ".join(each if isinstance(each, str) else each.task_name for each in asked)
+def _tasks_of(message: Any) -> str:
+    """Return the tasks of a message, for the trace."""
+    if isinstance(message, Claim):
+        return message.request.task_name
+    for name in ("task_name", "requests", "notes", "tasks", "task_names"):
+        asked = getattr(message, name, None)
+        if isinstance(asked, str):
+            return asked
+        if asked is not None and not isinstance(message, Retire):
+            return ", ".join(each if isinstance(each, str) else each.task_name for each in asked)
+    return ""
 
 
 class Pauser:

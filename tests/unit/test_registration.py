@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +15,15 @@ from apscheduler_tasklock._database.sequences import Statements, ask_here
 from apscheduler_tasklock._runs import registration
 from apscheduler_tasklock._runs.known_tasks import KnownTasks
 from apscheduler_tasklock._runs.registration import Registrar
-from tests.support.waist import Memory, Registered, Registration, Replica, RunState
+from tests.support.waist import (
+    Memory,
+    Read,
+    Registered,
+    Registration,
+    Registrations,
+    Replica,
+    RunState,
+)
 
 HOUR = 3600.0
 DAY = 24 * HOUR
@@ -44,7 +51,7 @@ class Version(Replica):
         return Registration("task", self.schedule, self.next_in, 60.0, HOUR, "f", period=DAY)
 
     def register(self, tasks: Sequence[Registration]) -> Statements[list[Registered]]:
-        registered: list[Registered] = yield partial(self.statements.protocol.register, tasks=tasks)
+        registered: list[Registered] = yield lambda _cursor: self.ask(Registrations(tasks))
         return registered
 
     def look(self) -> None:
@@ -52,7 +59,7 @@ class Version(Replica):
         look_at(self._registrar, states, self.cursor)
 
     def _states(self, waiting: Collection[str]) -> list[RunState]:
-        states: list[RunState] = self.statements.read(["task"], list(waiting))[0]
+        states: list[RunState] = self.ask(Read(["task"], list(waiting)))[0]
         return states
 
     def change(self, schedule: str, next_in: float | None) -> None:

@@ -32,7 +32,6 @@ from apscheduler_tasklock._lock.statements.conditions import (
     SHORTEST_WAIT,
     all_pauses,
     listed_pauses,
-    many,
 )
 from apscheduler_tasklock._lock.statements.deaths import NOT_RUNNING, end_lease, give_up
 from apscheduler_tasklock._lock.statements.history import ACTIONS, IS_FIRST, History, again
@@ -135,7 +134,6 @@ __all__ = [
     "lanes",
     "lead",
     "listed_pauses",
-    "many",
     "move_on",
     "note_misses",
     "note_reschedulings",

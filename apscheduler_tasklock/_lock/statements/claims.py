@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from apscheduler_tasklock._lock.protocol_messages import ClaimRequest
 from apscheduler_tasklock._lock.statements.columns import (
     DECIDED_FREE,
     DECIDED_GRANTED,
@@ -35,27 +36,6 @@ from apscheduler_tasklock._lock.statements.conditions import (
 from apscheduler_tasklock._lock.statements.deaths import NOT_RUNNING, NOTES_DEATH
 from apscheduler_tasklock._lock.statements.history import History, death_entry
 
-# The values of a claim's request, and their types.
-CLAIM_TYPES = {
-    "task_name": "text",
-    "claim_id": "uuid",
-    "lag": "float8",
-    "run_time": "timestamptz",
-    "min_lock": "float8",
-    "least_gap": "float8",
-    "max_lock": "float8",
-    "lease": "float8",
-    "failover": "boolean",
-    "runs": "text",
-    "one_off": "boolean",
-    "schedule": "text",
-    "schedule_for": "float8",
-    "next_in": "float8",
-    "is_last": "boolean",
-    "grace": "float8",
-    "max_runtime": "float8",
-}
-
 # The run time in database time. The database subtracts the claim's lag, which the replica computes
 # on its own clock, so that the offset between the clocks cancels out. `latest` caps the database's
 # time at the moment when the claim was sent (see database_clock.py); LEAST ignores a null. If each
@@ -64,14 +44,14 @@ CLAIM_TYPES = {
 # 5 minutes from the time that the database has computed, because beyond that the replica's clock is
 # wrong.
 _FIRED = """GREATEST(reckoned - interval '5 minutes',
-                     LEAST(reckoned + interval '5 minutes', COALESCE(run_time, reckoned)))"""
+                     LEAST(reckoned + interval '5 minutes', COALESCE(exact_time, reckoned)))"""
 
 
 def _reckoned(lag: str) -> str:
-    return f"LEAST(now(), %(latest)s::timestamptz) - {lag} * interval '1 second' AS reckoned"
+    return f"LEAST(now(), %(latest)s) - {lag} * interval '1 second' AS reckoned"
 
 
-class Claim:
+class ClaimParts:
     """The parts of the statement that claims a task.
 
     :param asked: the SQL of the request's values, by name
@@ -93,8 +73,9 @@ class Claim:
         # false for a claim by a replica that still has the older schedule, in a rolling deployment.
         # It is also false if replicas do not compute exactly the same run time.
         since = f"(asked.reckoned - {asked['schedule_for']} * interval '1 second')"
-        is_newer = f"""({asked["run_time"]} IS NOT NULL AND {since} > lock.schedule_since
+        is_newer = f"""({asked["exact_time"]} IS NOT NULL AND {since} > lock.schedule_since
                         AND {WINDOW_SCHEDULE} <> {asked["schedule"]})"""
+        least_gap = f"COALESCE({asked['least_gap']}, {asked['min_lock']})"
         # Condition 2 of the decision: the window is new. The row's window lasts as long as the
         # minimum lock that it was claimed with, or as this claim's minimum lock, if that is
         # shorter. So a deployment that shortens an interval takes effect at once. For the window of
@@ -105,9 +86,9 @@ class Claim:
             asked.fired >= LEAST(lock.window_until,
                                  CASE WHEN lock.runs <> '' AND {asked["runs"]} <> ''
                                       THEN lock.window_start + interval '1 second'
-                                           * CASE WHEN {is_newer} THEN {asked["least_gap"]}
+                                           * CASE WHEN {is_newer} THEN {least_gap}
                                                   ELSE {asked["min_lock"]} END END)
-            AND ({asked["run_time"]} IS NULL OR asked.fired > lock.window_start
+            AND ({asked["exact_time"]} IS NULL OR asked.fired > lock.window_start
                  OR lock.window_until < lock.window_start)
         )"""
         # Whether a dead run blocks a new window, because the dead run's window is run again first,
@@ -196,22 +177,19 @@ FOUND = {
     "paused": "found.paused",
     "came_first": "lock.started_at <= asked.fired",
 }
-_PARAMETERS = asked_parameters(CLAIM_TYPES)
-_ONE = Claim({**_PARAMETERS, "run_time": "asked.run_time"})
-_MANY = Claim(asked_columns(CLAIM_TYPES))
-_ASKED_ONE = f"""SELECT run_time, reckoned, {_FIRED} AS fired
-                 FROM (SELECT {_PARAMETERS["run_time"]} AS run_time,
-                              {_reckoned(_PARAMETERS["lag"])}) AS request"""
+_PARAMETERS = asked_parameters(ClaimRequest)
+_ONE = ClaimParts({**_PARAMETERS, "exact_time": "asked.exact_time"})
+_MANY = ClaimParts(asked_columns(ClaimRequest))
+_ASKED_ONE = f"""SELECT exact_time, reckoned, {_FIRED} AS fired
+                 FROM (SELECT {_PARAMETERS["exact_time"]} AS exact_time,
+                              {_reckoned("%(lag)s")}) AS request"""
 
 
-def _asked(types: Mapping[str, str]) -> str:
-    """Return the SELECT of many claims' requests, from one JSON document."""
-    return f"""SELECT *, {_FIRED} AS fired
-               FROM (SELECT *, {_reckoned("lag")} FROM {json_rows(types)}) AS request"""
-
-
-_ASKED_MANY = _asked(CLAIM_TYPES)
-_ASKED_SOME = _asked({**CLAIM_TYPES, "position": "int"})
+# The SELECT of many claims' requests, from one JSON document.
+_ASKED_MANY = f"""
+    SELECT *, {_FIRED} AS fired FROM (
+        SELECT *, {_reckoned("lag")}
+        FROM {json_rows(ClaimRequest, lag="float8", position="bigint")}) AS request"""
 
 
 def claim(table: str, history: History | None = None) -> str:
@@ -250,12 +228,12 @@ def claim_many(table: str, history: History | None = None, *, limited: bool = Fa
     order = "ORDER BY lock.task_name"
     if limited:
         # SKIP LOCKED never waits, so an order by position cannot end in a deadlock.
-        order = f"""ORDER BY asked.position LIMIT GREATEST(0, %(most)s::bigint - (
+        order = f"""ORDER BY asked.position LIMIT GREATEST(0, %(most)s - (
                         SELECT count(*) FROM {table} AS lock JOIN asked USING (task_name)
                         WHERE {_MANY.own} AND {STANDS}))"""
     return f"""
         WITH {all_pauses(table)}, asked AS (
-            {_ASKED_SOME if limited else _ASKED_MANY}
+            {_ASKED_MANY}
         ), free AS (
             SELECT lock.task_name FROM {table} AS lock JOIN asked USING (task_name)
             WHERE {_MANY.may_claim}
@@ -284,11 +262,11 @@ def first_claim_many(table: str, *, limited: bool = False) -> str:
     made = {**DECIDED_GRANTED, **ROW_INSERTED}
     first = "asked"
     if limited:
-        first = "(SELECT * FROM asked ORDER BY position LIMIT %(most)s::bigint) AS asked"
+        first = "(SELECT * FROM asked ORDER BY position LIMIT %(most)s) AS asked"
     missing = {**DECIDED_FREE, "paused": _MANY.paused_with_all, **NO_ROW}
     return f"""
         WITH {all_pauses(table)}, asked AS (
-            {_ASKED_SOME if limited else _ASKED_MANY}
+            {_ASKED_MANY}
         ), first AS (
             INSERT INTO {table} AS lock ({ROW_COLUMNS})
             {_MANY.first_row} FROM {first}

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from apscheduler_tasklock._lock.json_columns import IS_PAUSE, elements_of, moment_of
+from apscheduler_tasklock._lock.parameters import Parameters
 
 # The value of the time columns in the row of a task that has never run.
 NEVER = "timestamptz 'epoch'"
@@ -137,30 +137,24 @@ def due_after(asked: Mapping[str, str], since: str) -> str:
     return f"CASE WHEN NOT {asked['is_last']} THEN {following} END"
 
 
-def asked_parameters(types: Mapping[str, str]) -> dict[str, str]:
+def asked_parameters(request: type[Parameters]) -> dict[str, str]:
     """Return the values of a request as parameters of a statement."""
-    return {name: f"%({name})s::{type_}" for name, type_ in types.items()}
+    return {name: f"%({name})s" for name in request.types}
 
 
-def asked_columns(types: Mapping[str, str]) -> dict[str, str]:
+def asked_columns(request: type[Parameters]) -> dict[str, str]:
     """Return the values of a request as columns of ``asked``."""
-    return {name: f"asked.{name}" for name in types}
+    return {name: f"asked.{name}" for name in request.types}
 
 
-def json_rows(types: Mapping[str, str]) -> str:
-    """Return the FROM item that has the batch's requests as rows, from :func:`many`'s parameter."""
+def json_rows(request: type[Parameters], **more: str) -> str:
+    """Return the FROM item that has the batch's requests as rows, from ``many``'s parameter.
+
+    :param more: the SQL types of further columns
+    """
+    types = {**request.types, **more}
     columns = ", ".join(f"{name} {type_}" for name, type_ in types.items())
     return f"json_to_recordset(%(many)s::json) AS request ({columns})"
-
-
-def many(requests: Iterable[Mapping[str, object]]) -> dict[str, str]:
-    """Return the parameter of a batch from the parameters of the single requests.
-
-    The parameter is one JSON document with an object for each request, because psycopg takes far
-    longer to send an array for each column. Characters are not escaped, because a database in
-    another encoding than UTF-8 may reject the escapes.
-    """
-    return {"many": json.dumps(list(requests), default=str, ensure_ascii=False)}
 
 
 # The database's time in milliseconds since 1970. It is the token of a task's first claim, so that

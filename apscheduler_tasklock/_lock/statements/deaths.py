@@ -44,8 +44,8 @@ def end_lease(table: str) -> str:
     """Return the statement that ends the lease of a run which is known to be dead."""
     return f"""
         UPDATE {table} AS lock SET locked_until = LEAST(lock.locked_until, now())
-        WHERE task_name = %(task_name)s AND claim_id = %(claim_id)s::uuid AND finished_at IS NULL
-          AND locked_by = ANY(%(holders)s::text[]) AND {SAFELY}
+        WHERE task_name = %(task_name)s AND claim_id = %(claim_id)s AND finished_at IS NULL
+          AND locked_by = ANY(%(holders)s) AND {SAFELY}
         RETURNING locked_until, now() AS database_time
     """
 
@@ -77,7 +77,7 @@ def give_up(table: str, history: History | None = None) -> str:
                 failed_at = CASE WHEN {dead} THEN lock.locked_until ELSE failed_at END,
                 error_type = CASE WHEN {dead} THEN NULL ELSE error_type END
             FROM dead
-            WHERE lock.task_name = dead.task_name AND claim_id = %(claim_id)s::uuid
+            WHERE lock.task_name = dead.task_name AND claim_id = %(claim_id)s
               AND finished_at IS NULL AND locked_until <= now() AND ({dead}) = died AND {SAFELY}
             RETURNING lock.task_name, token, window_start, started_at, locked_by, kind, attempt,
                       recorded_failures, last_outcome, dead.ended_at, dead.died

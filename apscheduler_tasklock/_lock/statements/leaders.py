@@ -17,7 +17,7 @@ LEADER = "\x01leader:"
 IS_LEADER = "starts_with(lock.task_name, chr(1) || 'leader:'::text)"
 LEADER_NAMESPACE = f"pg_catalog.substr(lock.task_name, {len(LEADER) + 1})"
 
-_IS_OWN = "lock.locked_by = %(leader_id)s::text"
+_IS_OWN = "lock.locked_by = %(leader_id)s"
 # Whether a leader's lease goes on. A longer one than any option allows counts as over, because a
 # row that somebody has written until the year 9999 would keep all replicas from leading.
 LEADS = f"""(lock.finished_at IS NULL AND lock.locked_until > now()
@@ -31,22 +31,22 @@ def lead(table: str) -> str:
 
     The statement returns a row if the replica leads. It changes nothing if another replica leads.
     """
-    until = "now() + %(lease)s::float8 * interval '1 second'"
+    until = "now() + %(lease)s * interval '1 second'"
     return f"""
         WITH led AS (
             UPDATE {table} AS lock SET
                 started_at = CASE WHEN {_IS_OWN} AND NOT {_IS_OVER} THEN lock.started_at
                                   ELSE now() END,
-                locked_by = %(leader_id)s::text, locked_until = {until}, run_until = {until},
+                locked_by = %(leader_id)s, locked_until = {until}, run_until = {until},
                 finished_at = NULL
-            WHERE task_name = %(row)s::text AND ({_IS_OWN} OR {_IS_OVER}) AND {BRIEFLY}
+            WHERE task_name = %(task_name)s AND ({_IS_OWN} OR {_IS_OVER}) AND {BRIEFLY}
             RETURNING lock.task_name
         ), first AS (
             INSERT INTO {table} AS lock ({ROW_COLUMNS})
-            SELECT %(row)s::text, now(), {until}, {until}, {NEVER}, {NEVER}, %(leader_id)s::text,
+            SELECT %(task_name)s, now(), {until}, {until}, {NEVER}, {NEVER}, %(leader_id)s,
                    gen_random_uuid(), 0, 0, 0, false, false, '', false, NULL, NULL, NULL, false,
                    NULL, NULL, NULL
-            WHERE NOT EXISTS (SELECT FROM {table} WHERE task_name = %(row)s::text)
+            WHERE NOT EXISTS (SELECT FROM {table} WHERE task_name = %(task_name)s)
             ON CONFLICT DO NOTHING
             RETURNING lock.task_name
         )
@@ -58,5 +58,5 @@ def resign(table: str) -> str:
     """Return the statement with which a leader gives its leadership up."""
     return f"""
         UPDATE {table} AS lock SET finished_at = now(), locked_until = LEAST(locked_until, now())
-        WHERE task_name = %(row)s::text AND {_IS_OWN} AND finished_at IS NULL AND {BRIEFLY}
+        WHERE task_name = %(task_name)s AND {_IS_OWN} AND finished_at IS NULL AND {BRIEFLY}
     """

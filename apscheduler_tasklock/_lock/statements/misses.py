@@ -7,6 +7,7 @@ none.
 from __future__ import annotations
 
 from apscheduler_tasklock._lock.outcomes import in_sql
+from apscheduler_tasklock._lock.protocol_messages import MissNote
 from apscheduler_tasklock._lock.statements.conditions import (
     BRIEFLY,
     MILLISECONDS,
@@ -34,23 +35,6 @@ _BEYOND_PAUSES = (MissCause.PAUSED, MissCause.REFUSED)
 # Limits the seconds between the dates of two one-off jobs of one task that count as one job. Two
 # replicas that add the same job at their starts may give it slightly different dates.
 TOGETHER = 5.0
-
-# The values of a note, and their types.
-_NOTE_TYPES = {
-    "task_name": "text",
-    "schedule": "text",
-    "run_times": "timestamptz[]",
-    "more": "int",
-    "exact": "boolean",
-    "min_lock": "float8",
-    "covers": "float8",
-    "cause": "text",
-    "reason": "text",
-    "any_later": "boolean",
-    "one_off": "boolean",
-    "runs": "text",
-    "is_witness": "boolean",
-}
 
 
 def missed_entry(history: History, rows: str, **columns: str) -> str:
@@ -92,7 +76,7 @@ def add_one_offs(table: str) -> str:
     deleted after some days, like the rows of one-off jobs that ran.
     """
     return f"""
-        WITH asked AS (SELECT * FROM {json_rows(_NOTE_TYPES)})
+        WITH asked AS (SELECT * FROM {json_rows(MissNote)})
         INSERT INTO {table} AS lock ({ROW_COLUMNS}, finished_at)
         SELECT asked.task_name, {NEVER}, {NEVER}, {NEVER}, {NEVER}, {NEVER}, '', gen_random_uuid(),
                {MILLISECONDS}, 0, 0, false, false, asked.runs, true,
@@ -234,7 +218,7 @@ def note_misses(table: str, history: History) -> str:
                          AND run.scheduled_at > entry.last_scheduled_at
                          AND run.scheduled_at < explained.first_at))"""
     return f"""
-        WITH {listed_pauses(table)}, asked AS (SELECT * FROM {json_rows(_NOTE_TYPES)}), parts AS (
+        WITH {listed_pauses(table)}, asked AS (SELECT * FROM {json_rows(MissNote)}), parts AS (
             SELECT asked.task_name, lock.schedule, asked.reason, asked.is_witness,
                    CASE WHEN pause.holds THEN 'paused' ELSE asked.cause END AS cause,
                    lock.token, lock.missed_at, lock.window_start, lock.recorded_misses,
@@ -242,7 +226,7 @@ def note_misses(table: str, history: History) -> str:
                    count(*) + asked.more AS run_times
             FROM asked JOIN {table} AS lock USING (task_name), LATERAL (
                 SELECT CASE WHEN asked.exact THEN run_time
-                            ELSE now() - (%(sent_at)s::timestamptz - run_time) END AS at
+                            ELSE now() - (%(sent_at)s - run_time) END AS at
                 FROM unnest(asked.run_times) AS listed (run_time)
             ) AS given, LATERAL (SELECT {run_before} AS at) AS run_before, LATERAL (
                 SELECT pg_catalog.bool_or(COALESCE(given.at < until, true)) AS holds,

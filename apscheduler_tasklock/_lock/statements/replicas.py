@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from apscheduler_tasklock._lock.protocol_messages import Registration, ScheduleNote
 from apscheduler_tasklock._lock.statements.conditions import (
     BRIEFLY,
     DUE_IN_ANY_PAUSE,
@@ -18,20 +19,6 @@ from apscheduler_tasklock.schema.table import EARLIEST, LATEST
 
 # Limits the entries of changed schedules that each task gets in a day.
 MOST_RESCHEDULED = 5
-# The values of a registration, and their types.
-_REGISTRATION_TYPES = {
-    "task_name": "text",
-    "schedule": "text",
-    "next_in": "float8",
-    "grace": "float8",
-    "least_gap": "float8",
-    "period": "float8",
-    "runs": "text",
-    "moved": "boolean",
-    "details": "text",
-    "token": "bigint",
-}
-
 # Limits how long a replica counts as alive after its last sign of life, in seconds: three times the
 # interval between signs of life.
 ALIVE_FOR = 90.0
@@ -86,7 +73,7 @@ def register(table: str) -> str:
                             AND asked.details IS NOT NULL)"""
     return f"""
         WITH {all_pauses(table)}, asked AS (
-            SELECT * FROM {json_rows(_REGISTRATION_TYPES)}
+            SELECT * FROM {json_rows(Registration)}
         ), changed AS (
             SELECT lock.task_name, lock.schedule AS was_schedule,
                    CASE WHEN NOT {DUE_IN_ANY_PAUSE} THEN {_readable("lock.due_at")} END
@@ -147,7 +134,6 @@ def note_reschedulings(table: str, history: History) -> str:
     because they would overwrite those of what operators did. The statement returns the tasks whose
     notes are to be sent again, because another session has their rows locked.
     """
-    types = {"task_name": "text", "schedule": "text", "reason": "text"}
     of_last_day = f"""{history.table} AS run
                 WHERE run.task_name = asked.task_name AND run.ring = 'actions'
                       AND run.outcome = 'rescheduled'
@@ -162,7 +148,8 @@ def note_reschedulings(table: str, history: History) -> str:
     return f"""
         WITH known AS (
             SELECT lock.task_name, asked.reason
-            FROM (SELECT * FROM {json_rows(types)}) AS asked JOIN {table} AS lock USING (task_name)
+            FROM (SELECT * FROM {json_rows(ScheduleNote)}) AS asked
+                JOIN {table} AS lock USING (task_name)
             WHERE lock.schedule = asked.schedule
                   AND NOT EXISTS (SELECT FROM {of_last_day} AND run.reason = asked.reason)
                   AND (SELECT count(*) FROM {of_last_day}) < {MOST_RESCHEDULED}
@@ -198,16 +185,16 @@ def report_replica(replicas: str) -> str:
                                            rejected, running, leader_namespace, release,
                                            keep_one_offs)
         SELECT %(replica_id)s, %(host)s, %(version)s,
-               COALESCE(%(started_at)s::timestamptz, now()), now(), %(tasks)s::text[],
-               %(rejected)s::text[], %(running)s::jsonb, %(leader_namespace)s::text,
+               COALESCE(%(started_at)s, now()), now(), %(tasks)s,
+               %(rejected)s, %(running)s, %(leader_namespace)s,
                %(release)s::text, %(keep_one_offs)s::bigint
         WHERE {BRIEFLY}
         ON CONFLICT (replica_id) DO UPDATE SET
             host = excluded.host, version = excluded.version, seen_at = now(),
-            stopped_at = CASE WHEN %(started_at)s::timestamptz IS NOT NULL
+            stopped_at = CASE WHEN %(started_at)s IS NOT NULL
                               THEN replica.stopped_at END,
             running = excluded.running,
-            started_at = CASE WHEN %(started_at)s::timestamptz IS NULL THEN now()
+            started_at = CASE WHEN %(started_at)s IS NULL THEN now()
                               ELSE replica.started_at END,
             tasks = CASE WHEN replica.tasks OPERATOR(pg_catalog.=) excluded.tasks THEN replica.tasks
                          ELSE excluded.tasks END,
@@ -221,7 +208,7 @@ def stop_replica(replicas: str) -> str:
     """Return the statement that reports a replica's stop, and which of its runs still go on."""
     return f"""
         UPDATE {replicas} SET stopped_at = COALESCE(stopped_at, now()), seen_at = now(),
-                              running = %(running)s::jsonb
+                              running = %(running)s
         WHERE replica_id = %(replica_id)s AND {BRIEFLY}
     """
 
@@ -245,10 +232,10 @@ def retire(table: str, replicas: str) -> str:
                   SELECT task_name FROM {table}
                   WHERE (due_at IS NOT NULL OR is_last) AND finished_at IS NOT NULL AND NOT one_off
                         AND task_name IN (
-                  SELECT pg_catalog.unnest(%(dropped)s::text[])
+                  SELECT pg_catalog.unnest(%(dropped)s)
                   UNION
                   SELECT pg_catalog.unnest(tasks) FROM {replicas}
-                  WHERE stopped_at IS NOT NULL AND tasks OPERATOR(pg_catalog.&&) %(tasks)s::text[]
+                  WHERE stopped_at IS NOT NULL AND tasks OPERATOR(pg_catalog.&&) %(tasks)s
                   EXCEPT
                   SELECT pg_catalog.unnest(tasks) FROM {replicas} WHERE {IS_ALIVE})
                   ORDER BY task_name FOR NO KEY UPDATE SKIP LOCKED)

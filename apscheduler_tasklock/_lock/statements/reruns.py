@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from apscheduler_tasklock._lock.protocol_messages import RerunRequest
 from apscheduler_tasklock._lock.statements.columns import (
     DECIDED_GRANTED,
     RETURNED,
@@ -27,18 +28,6 @@ from apscheduler_tasklock._lock.statements.takeovers import (
     IS_DOUBTED,
     MAY_TAKE_OVER,
 )
-
-# The values of a rerun's request, and their types.
-_TYPES = {
-    "task_name": "text",
-    "claim_id": "uuid",
-    "cause": "uuid",
-    "max_lock": "float8",
-    "lease": "float8",
-    "failover": "boolean",
-    "runs": "text",
-    "max_runtime": "float8",
-}
 
 _MAY_RUN = {"takeover": MAY_TAKE_OVER, "retry": MAY_RETRY, "manual": MAY_RUN_MANUALLY}
 
@@ -114,7 +103,7 @@ def rerun(table: str, history: History | None = None, *, kind: str) -> str:
     changes = "".join(f", {name} = {value}" for name, value in _CHANGES_OF_KIND[kind].items())
     return f"""
         WITH {all_pauses(table)}, asked AS (
-            SELECT * FROM {json_rows(_TYPES)}
+            SELECT * FROM {json_rows(RerunRequest)}
         ), free AS (
             SELECT lock.task_name FROM {table} AS lock JOIN asked USING (task_name)
             WHERE {_MAY_RUN[kind]} AND {IS_WANTED}

@@ -19,7 +19,7 @@ def remove_replicas(replicas: str) -> str:
     """Return the statement that deletes replicas without a sign of life for ``age`` seconds."""
     return f"""
         DELETE FROM {replicas}
-        WHERE seen_at < now() - %(age)s::float8 * interval '1 second' AND {BRIEFLY}
+        WHERE seen_at < now() - %(age)s * interval '1 second' AND {BRIEFLY}
     """
 
 
@@ -27,7 +27,7 @@ def shorten_history(history: History) -> str:
     """Return the statement that deletes entries that are more than the history keeps now."""
     return f"""
         DELETE FROM {history.table}
-        WHERE task_name = ANY (%(names)s::text[]) AND ring IN ('runs', 'failures')
+        WHERE task_name = ANY (%(task_names)s) AND ring IN ('runs', 'failures')
               AND slot >= {history.slots} AND {BRIEFLY}
     """
 
@@ -46,7 +46,7 @@ def prune(table: str, history: History | None = None, *, replicas: str) -> str:
         )"""
     return f"""
         WITH kept AS (
-            SELECT LEAST({LONGEST_SECONDS}, GREATEST(%(age)s::float8, max(keep_one_offs)))
+            SELECT LEAST({LONGEST_SECONDS}, GREATEST(%(age)s, max(keep_one_offs)))
                    * interval '1 second' AS age
             FROM {replicas} WHERE {IS_ALIVE}
         ), pruned AS (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from apscheduler_tasklock._lock.outcomes import CORRECTED, END_TEXTS, RELEASED_FAILURES, in_sql
+from apscheduler_tasklock._lock.protocol_messages import ReleaseRequest, Renewal
 from apscheduler_tasklock._lock.statements.columns import select_list
 from apscheduler_tasklock._lock.statements.conditions import (
     AUDIBLY,
@@ -30,31 +31,6 @@ from apscheduler_tasklock._lock.statements.deaths import (
 )
 from apscheduler_tasklock._lock.statements.history import History
 from apscheduler_tasklock._lock.statements.retries import IS_RETRY_DUE, IS_RETRY_PENDING
-
-# The values of a release's request, and their types.
-_RELEASE_TYPES = {
-    "task_name": "text",
-    "claim_id": "uuid",
-    "keep_window": "boolean",
-    "hand_over": "boolean",
-    "token": "bigint",
-    "outcome": "text",
-    **dict.fromkeys(END_TEXTS, "text"),
-    "last_outcome": "text",
-    "next_in": "float8",
-    "is_last": "boolean",
-    "ended_at": "timestamptz",
-    "retry_in": "float8",
-}
-# The values of the correction of the run history, and their types.
-_CORRECTION_TYPES = {
-    "task_name": "text",
-    "token": "bigint",
-    "outcome": "text",
-    **dict.fromkeys(END_TEXTS, "text"),
-    "ended_at": "timestamptz",
-    "ended_ago": "float8",
-}
 
 
 class _Release:
@@ -192,8 +168,8 @@ def release(table: str, history: History | None = None) -> str:
     A release that is sent again may find that its run is retried already: the claim in the row is
     another one then, and ``retry_of`` still the released one.
     """
-    release = _Release(asked_parameters(_RELEASE_TYPES), history)
-    mine = "task_name = %(task_name)s AND claim_id = %(claim_id)s::uuid"
+    release = _Release(asked_parameters(ReleaseRequest), history)
+    mine = "task_name = %(task_name)s AND claim_id = %(claim_id)s"
     return f"""
         WITH ended AS (
             UPDATE {table} AS lock SET {release.changes} WHERE {mine} AND {SAFELY}
@@ -202,7 +178,7 @@ def release(table: str, history: History | None = None) -> str:
         SELECT locked_until, now() AS database_time, retry_at, NOT is_first AS is_late FROM ended
         UNION ALL
         SELECT GREATEST(now(), window_until), now(), retry_at, false FROM {table}
-        WHERE task_name = %(task_name)s AND retry_of = %(claim_id)s::uuid
+        WHERE task_name = %(task_name)s AND retry_of = %(claim_id)s
               AND NOT EXISTS (SELECT FROM ended)
     """
 
@@ -212,8 +188,8 @@ def hand_over(table: str, history: History | None = None) -> str:
 
     The statement ends the lease, so that another replica runs the window.
     """
-    release = _Release(asked_parameters(_RELEASE_TYPES), history)
-    mine = "task_name = %(task_name)s AND claim_id = %(claim_id)s::uuid AND finished_at IS NULL"
+    release = _Release(asked_parameters(ReleaseRequest), history)
+    mine = "task_name = %(task_name)s AND claim_id = %(claim_id)s AND finished_at IS NULL"
     return f"""
         WITH ended AS (
             UPDATE {table} AS lock SET {release.hand_over} WHERE {mine} AND {SAFELY}
@@ -235,7 +211,7 @@ def release_many(table: str, history: History | None = None) -> str:
     it would expect one row in ``ended`` and compare 200 times 200 rows, which took a third of the
     statement's time.
     """
-    release = _Release(asked_columns(_RELEASE_TYPES), history)
+    release = _Release(asked_columns(ReleaseRequest), history)
     found = "(lock.finished_at IS NULL OR NOT asked.hand_over)"
 
     def update(changes: str, which: str) -> str:
@@ -246,7 +222,7 @@ def release_many(table: str, history: History | None = None) -> str:
     released = update(release.changes, "NOT asked.hand_over")
     handed_over = update(release.hand_over, "asked.hand_over")
     return f"""
-        WITH asked AS (SELECT * FROM {json_rows(_RELEASE_TYPES)}), free AS (
+        WITH asked AS (SELECT * FROM {json_rows(ReleaseRequest)}), free AS (
             SELECT lock.task_name FROM {table} AS lock JOIN asked USING (task_name, claim_id)
             WHERE {found}
             ORDER BY lock.task_name FOR NO KEY UPDATE OF lock SKIP LOCKED
@@ -298,7 +274,7 @@ def correct_history(table: str, history: History | None = None) -> str:
     is_own = "late.told = late.outcome"
     texts = ", ".join(f"{name} = CASE WHEN {is_own} THEN late.{name} END" for name in END_TEXTS)
     return f"""
-        WITH asked AS (SELECT * FROM {json_rows(_CORRECTION_TYPES)}), late AS (
+        WITH asked AS (SELECT * FROM {json_rows(ReleaseRequest, ended_ago="float8")}), late AS (
             SELECT asked.*,
                    GREATEST(run.started_at, LEAST(now(), {ended_at})) AS run_ended_at,
                    CASE WHEN asked.outcome = '' THEN 'cancelled'
@@ -318,11 +294,11 @@ def extend(table: str) -> str:
     """Return the statement that moves the end of a running claim's maximum lock."""
     return f"""
         UPDATE {table} AS lock SET
-            run_until = run_until + %(by)s::float8 * interval '1 second', overran = false,
+            run_until = run_until + %(by)s * interval '1 second', overran = false,
             locked_until = GREATEST(locked_until, LEAST(
-                now() + %(lease)s::float8 * interval '1 second',
-                run_until + %(by)s::float8 * interval '1 second'))
-        WHERE task_name = %(task_name)s AND claim_id = %(claim_id)s::uuid AND {STANDS}
+                now() + %(lease)s * interval '1 second',
+                run_until + %(by)s * interval '1 second'))
+        WHERE task_name = %(task_name)s AND claim_id = %(claim_id)s AND {STANDS}
           AND {SAFELY}
         RETURNING locked_until, run_until, now() AS database_time
     """
@@ -339,13 +315,12 @@ def renew(table: str) -> str:
     holder was alive then, so a run that is not finished afterwards has overrun, and is not dead. A
     claim without a lease has only this renewal.
     """
+    arrays = ", ".join(f"%({name})s::{kind}[]" for name, kind in Renewal.types.items())
     return f"""
         WITH asked AS (
-            SELECT * FROM unnest(%(task_names)s::text[], %(claim_ids)s::uuid[],
-                                 %(leases)s::float8[], %(last)s::boolean[])
-                          AS renewal (task_name, claim_id, lease, overruns)
+            SELECT * FROM unnest({arrays}) AS renewal ({", ".join(Renewal.types)})
         ), free AS (
-            SELECT lock.task_name, lease, overruns
+            SELECT lock.task_name, asked.lease, asked.is_last AS overruns
             FROM {table} AS lock JOIN asked USING (task_name, claim_id)
             WHERE {STANDS}
             ORDER BY lock.task_name FOR NO KEY UPDATE OF lock SKIP LOCKED
@@ -393,8 +368,8 @@ def read(table: str) -> str:
                finished_at, attempt, COALESCE({IS_RETRY_PENDING}, false) AS retry_pending,
                CASE WHEN {IS_RETRY_DUE} THEN retry_at END AS retry_at
         FROM (SELECT current_setting('transaction_read_only')::boolean AS read_only) AS server
-        LEFT JOIN {table} AS lock ON task_name = ANY(%(task_names)s::text[])
+        LEFT JOIN {table} AS lock ON task_name = ANY(%(task_names)s)
             AND ({IS_DEAD}
                  OR ({is_due}) OR {IS_RETRY_DUE} OR request_until > now()
-                 OR task_name = ANY(%(always)s::text[]))
+                 OR task_name = ANY(%(always)s))
     """

@@ -4,33 +4,36 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from operator import itemgetter
 from typing import Any
-from uuid import UUID
 
 from sqlalchemy import Table
 
+from apscheduler_tasklock._lock.parameters import Parameters
 from apscheduler_tasklock._lock.statements.history import History
 from apscheduler_tasklock.schema.table import quoted_name
 
 
 @lru_cache(maxsize=512)  # each client of a replica has the same 100 statements
-def _numbered(template: str) -> tuple[str, Sequence[str]]:
+def _numbered(template: str, types: tuple[tuple[str, str], ...]) -> tuple[str, Sequence[str]]:
     """Return a template's text with numbered placeholders, and their names in that order."""
     names: list[str] = []
+    sql_types = dict(types)
 
     def number(found: re.Match[str]) -> str:
-        name = found[1]
+        name, cast = found.groups()
         if name is None:
             return "%"
         if name not in names:
             names.append(name)
-        return f"${names.index(name) + 1}"
+        if not cast and name in sql_types:
+            cast = f"::{sql_types[name]}"
+        return f"${names.index(name) + 1}{cast}"
 
     # Only line breaks, with the spaces around them, become one space. Spaces in a quoted name stay.
     one_line = re.sub(r"\s*\n\s*", " ", template.strip())
-    return re.sub(r"%%|%\((\w+)\)s", number, one_line), tuple(names)
+    return re.sub(r"%%|%\((\w+)\)s((?:::)?)", number, one_line), tuple(names)
 
 
 class Statement:
@@ -42,50 +45,61 @@ class Statement:
     :param template: the text with psycopg's named placeholders
     :param answers: the named tuple of a row, with fields named like columns; ``None``: rows are not
         read as named tuples
+    :param request: the class of the parameters; a placeholder without a cast gets the type of its
+        parameter
+    :ivar form: the form of the statement that is sent as a rule
+    :ivar is_batch: whether the statement is for many requests
     :ivar text: the text with numbered placeholders
     :ivar query: the query to send
+    :ivar arguments: returns the values of the statement's parameters, in their order
     """
 
-    def __init__(self, template: str, answers: Any = None) -> None:
+    def __init__(
+        self, template: str, answers: Any = None, request: type[Parameters] = Parameters
+    ) -> None:
         self.answers = answers
-        self._columns: list[str] = []
-        self._read: Callable[[Sequence[Any]], Any] | None = None
-        self.text, self._names = _numbered(template)
+        self.form = self
+        self.is_batch = False
+        self.text, self._names = _numbered(template, tuple(request.types.items()))
         # Send bytes if all is ASCII, because psycopg encodes a text and hashes the result each time
         # that it is sent, while bytes keep their hash.
         self.query = self.text.encode() if self.text.isascii() else self.text
-
-    def arguments(self, parameters: Mapping[str, object]) -> list[object]:
-        """Return the values of the statement's parameters, in their order."""
-        return [parameters[name] for name in self._names]
+        self.arguments: Callable[[Mapping[str, object]], Sequence[object]]
+        if len(self._names) > 1:
+            self.arguments = itemgetter(*self._names)
+        else:
+            self.arguments = lambda parameters: [parameters[name] for name in self._names]
+        # The columns are looked up once, at the first answer, because that takes time.
+        self._columns: list[str] = []
+        self._pick: Callable[[Sequence[Any]], tuple[Any, ...]] = tuple
+        self._defaults: tuple[Any, ...] = ()
+        # Makes the named tuple from its values, without a call of Python's.
+        self._make: Callable[[tuple[Any, ...]], Any] = partial(tuple.__new__, answers)
 
     def one(self, cursor: Any) -> Any:
         """Return the cursor's row as a named tuple; ``None``: there is no row."""
         row = cursor.fetchone()
-        return None if row is None else self._reader(cursor)(row)
+        if row is None:
+            return None
+        if not self._columns:
+            self._read_columns(cursor)
+        return self._make(self._pick(row) + self._defaults)
 
-    def by_claim_id(self, cursor: Any) -> dict[UUID, Any]:
-        """Return the cursor's rows as named tuples, by the claim ids of the requests."""
+    def by_column(self, cursor: Any, name: str) -> dict[Any, Any]:
+        """Return the cursor's rows as named tuples, by the values of a column."""
         rows = cursor.fetchall()
-        if not rows:
-            return {}
-        read, claim_id = self._reader(cursor), self._columns.index("asked_claim_id")
-        return {row[claim_id]: read(row) for row in rows}
+        if not self._columns:
+            self._read_columns(cursor)
+        make, pick, key = self._make, self._pick, self._columns.index(name)
+        return {row[key]: make(pick(row) + self._defaults) for row in rows}
 
-    def _reader(self, cursor: Any) -> Callable[[Sequence[Any]], Any]:
-        """Return the function that makes a named tuple of a row.
-
-        The function is made once, at the first row, because it would take time to look up the names
-        of the columns with each answer, as psycopg's own row factory does.
-        """
-        if self._read is None:
-            kind = self.answers
-            self._columns = [column.name for column in cursor.description]
-            fields = [name for name in kind._fields if name in self._columns]
-            pick = itemgetter(*(self._columns.index(name) for name in fields))
-            # Fields without a column come last, and have defaults.
-            self._read = lambda row: kind(*pick(row))
-        return self._read
+    def _read_columns(self, cursor: Any) -> None:
+        self._columns = [column.name for column in cursor.description]
+        fields = [name for name in self.answers._fields if name in self._columns]
+        self._pick = itemgetter(*map(self._columns.index, fields))
+        # Fields without a column come last, and have defaults.
+        missing = self.answers._fields[len(fields) :]
+        self._defaults = tuple(self.answers._field_defaults[name] for name in missing)
 
 
 class RecordingStatement(Statement):
@@ -101,11 +115,13 @@ class RecordingStatement(Statement):
         table: str,
         history: History | None,
         answers: Any = None,
+        request: type[Parameters] = Parameters,
         *,
         is_batch: bool = False,
     ) -> None:
-        super().__init__(make(table), answers)
-        self.recording = Statement(make(table, history)) if history else None
+        super().__init__(make(table), answers, request)
+        self.recording = Statement(make(table, history), None, request) if history else None
+        self.form = self.recording or self
         self.is_batch = is_batch
 
 

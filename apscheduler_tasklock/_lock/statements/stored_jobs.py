@@ -8,7 +8,8 @@ statement. A *fence* keeps the statement from moving a job that has changed sinc
 
 from __future__ import annotations
 
-from apscheduler_tasklock._lock.statements.claims import CLAIM_TYPES, FOUND, Claim
+from apscheduler_tasklock._lock.protocol_messages import ClaimRequest, JobMove
+from apscheduler_tasklock._lock.statements.claims import FOUND, ClaimParts
 from apscheduler_tasklock._lock.statements.columns import (
     DECIDED_FREE,
     DECIDED_GRANTED,
@@ -38,21 +39,6 @@ from apscheduler_tasklock._lock.statements.history import History, death_entry
 # is added again.
 CHANGE_ID = "COALESCE(job.changed_id, job.added_id)"
 
-# The values of a stored job's claim that other claims lack, and the values of a move without a
-# claim, with their types.
-_FENCE_TYPES = {
-    "job_id": "text",
-    "change_id": "uuid",
-    "found": "timestamptz",
-    "following": "timestamptz",
-}
-_MOVE_TYPES = {
-    **_FENCE_TYPES,
-    "run_time": "timestamptz",
-    "runs": "boolean",
-}
-_TYPES = {**CLAIM_TYPES, **_FENCE_TYPES, "position": "int"}
-
 # Whether the job is as it was read. The condition is false for an ended job, because it has no next
 # run time.
 _FENCE = f"""job.id = asked.job_id AND job.next_run_time = asked.found
@@ -78,11 +64,11 @@ _DEAD_RUN_STANDS = """(
 MAY_BE_CLAIMED = f"({NOT_RUNNING} AND NOT {_DEAD_RUN_STANDS} AND NOT {IS_PAUSED})"
 
 
-class _StoredClaim(Claim):
+class _StoredClaim(ClaimParts):
     """The parts of the statement that claims stored jobs. Such a claim has no window."""
 
     def __init__(self) -> None:
-        super().__init__(asked_columns(CLAIM_TYPES))
+        super().__init__(asked_columns(ClaimRequest))
         self.may_claim = f"{MAY_BE_CLAIMED} AND NOT {self.own}"
         self.granted_before = f"({self.own} AND {STANDS})"
         self.found_state = f"""LATERAL (SELECT {self.granted_before} AS granted,
@@ -121,7 +107,7 @@ def claim_and_move(table: str, history: History | None = None, *, jobs: str) -> 
     return f"""
         WITH {all_pauses(table)}, asked AS (
             SELECT *, run_time AS fired, run_time AS reckoned
-            FROM {json_rows(_TYPES)} LIMIT %(count)s::bigint
+            FROM {json_rows(ClaimRequest, **JobMove.types, position="bigint")} LIMIT %(count)s
         ), fenced AS MATERIALIZED (
             SELECT asked.claim_id, job.func, job.last_run_time
             FROM asked JOIN {jobs} AS job ON {_FENCE}
@@ -135,7 +121,7 @@ def claim_and_move(table: str, history: History | None = None, *, jobs: str) -> 
             WHERE (lock.task_name IS NULL OR {_CLAIM.may_claim})
                 AND NOT {paused_with_all("asked.task_name")} AND {IS_WANTED} AND {SAFELY}
             ORDER BY asked.position
-            LIMIT GREATEST(0, %(most)s::bigint - (SELECT count FROM granted_before))
+            LIMIT GREATEST(0, %(most)s - (SELECT count FROM granted_before))
             FOR NO KEY UPDATE OF job SKIP LOCKED
         ), free AS (
             SELECT lock.task_name
@@ -191,7 +177,7 @@ def move_on(*, jobs: str) -> str:
     """
     return f"""
         WITH asked AS (
-            SELECT * FROM {json_rows(_MOVE_TYPES)}
+            SELECT * FROM {json_rows(JobMove, runs="boolean")}
         ), picked AS MATERIALIZED (
             SELECT job.id FROM asked JOIN {jobs} AS job ON {_FENCE}
             WHERE {SAFELY}

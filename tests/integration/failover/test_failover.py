@@ -49,7 +49,7 @@ from tests.support.polling import eventually
 from tests.support.proxy import SYNC, Proxy
 from tests.support.roles import role
 from tests.support.schedulers import Replica
-from tests.support.waist import Ask, intercept_claims, is_takeover, takeover_of
+from tests.support.waist import Ask, GiveUp, intercept_claims, is_takeover, met, takeover_of
 
 MakeReplica = Callable[..., Replica]
 MakeLocks = Callable[..., LockClient]
@@ -931,13 +931,13 @@ class TestGivingUp:
         replicas = [make_heir(max_takeovers=2) for _ in range(2)]
         at_once = threading.Barrier(len(replicas))
 
-        def giving_up_at_once(giving_up: Callable[[Any], Any], dead: Any) -> Any:
-            give_up = giving_up(dead)
-            return lambda cursor: (at_once.wait(60), give_up(cursor))[1]
+        def give_up_at_once(_message: GiveUp, give_up: Callable[[], Any]) -> Any:
+            at_once.wait(60)
+            return give_up()
+
+        monkeypatch.setattr(*met(GiveUp, give_up_at_once))
 
         for replica in replicas:
-            locks = replica.executor.locks
-            monkeypatch.setattr(locks, "giving_up", partial(giving_up_at_once, locks.giving_up))
             replica.run_once(token_and_takeover, next_run_time=next_hour())
         eventually(lambda: any(replica.of() for replica in replicas))
         for replica in replicas:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -42,7 +42,7 @@ from tests.support.polling import eventually
 from tests.support.proxy import Proxy
 from tests.support.roles import PASSWORD, role
 from tests.support.schedulers import Replica
-from tests.support.waist import Renewal, method_of
+from tests.support.waist import Renewals, met
 
 MakeReplica = Callable[..., Replica]
 MakeLocks = Callable[..., LockClient]
@@ -87,14 +87,12 @@ def test_all_that_is_held_is_renewed_by_one_thread_with_one_statement(
 ) -> None:
     locks = make_locks(timings=RENEWS_OFTEN)
     renewed: list[int] = []
-    owner, name = method_of("renew")
-    renew = getattr(owner, name)
 
-    def count(protocol: Any, cursor: Any, renewals: Sequence[Renewal]) -> Any:
-        renewed.append(len(renewals))
-        return renew(protocol, cursor, renewals)
+    def count(renewals: Renewals, carry_out: Callable[[], Any]) -> Any:
+        renewed.append(len(renewals.requests))
+        return carry_out()
 
-    monkeypatch.setattr(owner, name, count)
+    monkeypatch.setattr(*met(Renewals, count))
     assert renewing_threads() == []
     held = [hold(locks, f"task {number}") for number in range(3)]
     first = [locked_until(connection, lock.name) for lock in held]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -33,7 +33,8 @@ from tests.support.waist import (
     MemoryProtocol,
     MemoryTaskLocks,
     MissNote,
-    ScheduleNote,
+    MissNotes,
+    ScheduleNotes,
     standing_in,
 )
 
@@ -73,15 +74,12 @@ class NotingProtocol(MemoryProtocol):
     noted: Noted
     replica_id: str
 
-    def note_misses(self, cursor: Any, notes: Sequence[MissNote], sent_at: datetime) -> set[str]:
-        """Keep the notes of missed run times. None of them is to be sent again."""
-        self.noted.misses.extend((self.replica_id, note) for note in notes)
-        return set()
-
-    def note_reschedulings(self, cursor: Any, notes: Sequence[ScheduleNote]) -> set[str]:
-        """Keep the notes of changed schedules."""
-        self.noted.changes.extend((self.replica_id, note.reason) for note in notes)
-        return set()
+    def execute(self, cursor: Any, message: Any) -> Any:
+        if isinstance(message, MissNotes):
+            self.noted.misses.extend((self.replica_id, note) for note in message.notes)
+        if isinstance(message, ScheduleNotes):
+            self.noted.changes.extend((self.replica_id, note.reason) for note in message.notes)
+        return super().execute(cursor, message)
 
 
 class Noted(MemoryTaskLocks):

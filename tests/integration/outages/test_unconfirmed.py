@@ -25,7 +25,7 @@ from tests.support.claims import claim, held
 from tests.support.outages import BACK, UNAVAILABLE, said
 from tests.support.polling import eventually
 from tests.support.unconfirmed import LonelyServer
-from tests.support.waist import LockClient, LockSettings, Timings, hear_of_probes
+from tests.support.waist import Lead, LockClient, LockSettings, Timings, hear_of_probes
 
 pytestmark = pytest.mark.own_server
 
@@ -163,7 +163,7 @@ def test_a_release_that_is_not_confirmed_is_sent_again(
 
 
 def _lead(locks: LockClient, _url: str) -> object:
-    return locks.ask(locks.leading("\x01leader:", "one", 600.0))
+    return bool(locks.ask(locks.carrying_out(Lead("\x01leader:", "one", 600.0))))
 
 
 def test_the_releases_of_a_shutdown_are_sent_although_commits_hang(
