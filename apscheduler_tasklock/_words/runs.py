@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from apscheduler_tasklock._lock import outcomes
 from apscheduler_tasklock._lock.protocol_messages import MOST_COUNTED
 from apscheduler_tasklock._words.formats import Formats
-from apscheduler_tasklock.status import Durations, Run, Spread
+from apscheduler_tasklock.status import Durations, Run, Spread, TaskStatus
 
 
 def did_in_words(action: Run) -> str:
@@ -22,6 +23,12 @@ def action_in_words(action: Run, formats: Formats) -> str:
     words = [f"by {action.by or 'nobody'}", end and f"until {end}"]
     words.append(f"({action.reason})" if action.reason else "")
     return " ".join(filter(None, words))
+
+
+def when_of(entry: Run) -> datetime:
+    """Return when an entry is listed: missed run times at the first of them."""
+    missed_at = entry.scheduled_at if entry.outcome == "missed" else None
+    return missed_at or entry.started_at
 
 
 def miss_in_words(miss: Run, formats: Formats) -> str:
@@ -41,6 +48,26 @@ def error_in_words(run: Run) -> str:
 def ending_in_words(run: Run) -> str:
     """Return how a run ended that has no exception; ``""`` for one that ended as it should."""
     return outcomes.outcome_named(run.outcome).why
+
+
+def took_in_words(run: Run | TaskStatus, formats: Formats) -> str:
+    """Return how long a run took, or a task's last run, as far as it is known.
+
+    The end of a run that died is the end of its lease. A run that outlived its maximum lock may
+    have gone on.
+    """
+    return outcomes.outcome_named(run.outcome or "").took.format(formats.seconds(run.took))
+
+
+def longest_of(runs: Sequence[Run]) -> Run | None:
+    """Return the run that took longest; ``None`` without runs.
+
+    A run whose end is not known is one only if there is no other: of a run that died only the end
+    of its lease is known, and of one that overran only that it took longer than its maximum lock.
+    """
+    ran = [run for run in runs if run.outcome != "missed"]
+    timed = [run for run in ran if run.outcome not in outcomes.UNTIMED]
+    return max(timed or ran, key=lambda run: run.took, default=None)
 
 
 def run_notes(run: Run, formats: Formats) -> str:

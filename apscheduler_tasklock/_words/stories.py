@@ -25,6 +25,7 @@ from apscheduler_tasklock._words.runs import (
     did_in_words,
     error_in_words,
     miss_in_words,
+    took_in_words,
 )
 from apscheduler_tasklock._words.tasks import pause_in_words
 from apscheduler_tasklock.status import (
@@ -494,7 +495,7 @@ def _runs(runs: Iterable[Run | None], formats: Formats) -> list[str]:
 def _run(run: Run, formats: Formats) -> str:
     error = error_in_words(run)
     began = f"began at {formats.moment(run.started_at)} on {run.replica}"
-    ended = f"{outcome_named(run.outcome).ended} after {formats.seconds(run.took)}"
+    ended = f"{outcome_named(run.outcome).ended} after {took_in_words(run, formats)}"
     words = f"{_what(run.kind, run.scheduled_at, formats)} {began}, {ended} (token {run.token})"
     if run.retry_at is not None:
         words += f", to be retried at {formats.moment(run.retry_at)}"

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone, tzinfo
 
 from apscheduler_tasklock._lock.outcomes import FAILED, UNTIMED
+from apscheduler_tasklock._words.runs import longest_of
 from apscheduler_tasklock.status import Lane, LaneEntry, Run
 
 # The classes of shapes, by which the style sheet draws them, each with a form of its own. The worse
@@ -107,7 +108,8 @@ def strip_of(runs: Sequence[Run], room: int = 60) -> Strip:
     :param room: how many bars a strip has room for
     """
     shown = list(runs[:room])[::-1]
-    longest = _longest(shown)
+    highest = longest_of(shown)
+    longest = highest.took if highest is not None else 0.0
     paths: dict[str, list[str]] = {}
     for place, run in enumerate(shown, room - len(shown)):
         height = STRIP_HEIGHT if run.outcome == "missed" else _bar_height(run.took, longest)
@@ -123,16 +125,6 @@ def strip_of(runs: Sequence[Run], room: int = 60) -> Strip:
 def _bar_height(took: float, longest: float) -> int:
     share = math.sqrt(min(1.0, max(0.0, took) / longest)) if longest > 0 else 0.0
     return max(_LOWEST_BAR, round(share * STRIP_HEIGHT))
-
-
-def _longest(runs: Sequence[Run]) -> float:
-    """Return the longest duration that is known, in seconds; 0 if there is none.
-
-    Of a run that died only the end of its lease is known, and of one that overran only that it took
-    longer than its maximum lock. Their bars must not make those of the others too low to be read.
-    """
-    known = [run.took for run in runs if run.outcome not in (*UNTIMED, "missed")]
-    return max(known or [run.took for run in runs if run.outcome != "missed"], default=0.0)
 
 
 def _summary(names: Sequence[str]) -> str:

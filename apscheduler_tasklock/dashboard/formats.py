@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from datetime import datetime, tzinfo
 
-from apscheduler_tasklock._lock.outcomes import outcome_named
 from apscheduler_tasklock._lock.words import seconds_in_words
-from apscheduler_tasklock.status import Run
+from apscheduler_tasklock._words.runs import took_in_words
+from apscheduler_tasklock.status import Run, TaskStatus
 
 # The times in the words of findings, which are those of programs.
 _RFC3339 = re.compile(r"\b(\d{4}-[01]\d-[0-3]\dT[0-2]\d:[0-5]\d:[0-5]\d)Z\b", re.ASCII)
@@ -61,13 +61,9 @@ class Formats:
         """Return a time as the field of a form has it; ``""`` for ``None``."""
         return "" if moment is None else f"{moment.astimezone(self.zone):%Y-%m-%dT%H:%M:%S}"
 
-    def took(self, run: Run) -> str:
-        """Return how long a run took, as far as it is known.
-
-        The end of a run that died is the end of its lease. A run that outlived its maximum lock may
-        have gone on.
-        """
-        return outcome_named(run.outcome).took.format(self.seconds(run.took))
+    def took(self, run: Run | TaskStatus) -> str:
+        """Return how long a run took, or a task's last run, as far as it is known."""
+        return took_in_words(run, self)
 
     def ago(self, moment: datetime | None) -> str:
         """Return how long ago a time was, or how long it is until it comes."""

@@ -297,7 +297,10 @@ class TestLanes:
     [
         ([entry(0, 1)], "a 00:00:00, ok after 1 min"),
         ([entry(0, 1, kind="takeover")], "a (takeover) 00:00:00, ok after 1 min"),
-        ([entry(0, 1, "died")], "a 00:00:00, died after 1 min: its replica died, or could not"),
+        (
+            [entry(0, 1, "died")],
+            "a 00:00:00, died after at most 1 min: its replica died, or could not",
+        ),
         ([entry(0, None, "running")], "a since 00:00:00, goes on"),
         ([entry(0, None, "too long")], "a since 00:00:00, goes on for longer than it may"),
         ([entry(0, 1, "ok", 12)], "a 00:00:00 to 00:01:00: 12 runs"),

@@ -769,6 +769,12 @@ class TestTimeline:
             assert '<a href="task?name=d"' in text
             [link] = re.findall('<a href="(runs[?][^"]*)"[^>]*><title>c [^<]*: 9 runs', text)
             assert len(shown.twin(f"/{html.unescape(link)}")["runs"]) == 9
+        # A missed run time is listed at its time, however late it was noted.
+        missed = miss_read(task="m", scheduled_at=ago(40), started_at=ago(20), ended_at=ago(20))
+        shown_too = reader(runs_=[missed])
+        [at_it] = re.findall('<a href="(runs[?]name=m[^"]*)"', shown_too.html("/timeline?by=task"))
+        assert len(shown_too.twin(f"/{html.unescape(at_it)}")["runs"]) == 1
+        assert "11:20:00" in shown_too.words(f"/{html.unescape(at_it)}")
         # The fields of the list have what the address says.
         text = shown.html(f"/{html.unescape(link)}")
         assert 'name="since" value="2026-01-31T11:59:59"' in text
