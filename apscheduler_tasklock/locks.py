@@ -446,7 +446,7 @@ class TaskLocks:
 
         :param patterns: names of tasks, in which ``*`` and ``?`` stand for characters
         :param outcome: only entries with this outcome, or with one of these; :class:`Run` has a
-            list of outcomes
+            list of outcomes. ``"freed"`` is that of runs; what operators did needs the kind, too
         :param kind: only entries of this kind, such as ``"operator"``; :class:`Run` has a list
         :param replica: only entries of the replica of this id
         :param error: only runs whose error has this text in its class or its message, in capital

@@ -31,7 +31,7 @@ from apscheduler_tasklock._lock.json_columns import (
     read_json,
     texts,
 )
-from apscheduler_tasklock._lock.outcomes import UNRELEASED, in_sql
+from apscheduler_tasklock._lock.outcomes import FAILED, UNRELEASED, in_sql
 from apscheduler_tasklock._lock.patterns import (
     escaped,
     is_pattern,
@@ -837,7 +837,10 @@ class Reads:
         # of the time, so a hundredth of the history is read first. If that hundredth has as many
         # matching runs as the page and those before it, the runs that come after these need not be
         # sorted.
-        is_wanted = f"""(%(outcomes)s::text[] IS NULL OR run.outcome = ANY (%(outcomes)s))
+        # That an operator has freed a task is no outcome of a run, which has an entry of its own.
+        is_wanted = f"""(%(outcomes)s::text[] IS NULL OR (run.outcome = ANY (%(outcomes)s)
+                   AND (%(kind)s::text IS NOT NULL OR run.ring <> 'actions'
+                        OR run.outcome NOT IN {in_sql(FAILED)})))
               AND (%(replica)s::text IS NULL OR run.replica = %(replica)s)
               AND (%(kind)s::text IS NULL OR run.kind = %(kind)s)
               AND (%(since)s::timestamptz IS NULL OR {_LAST} >= %(since)s)

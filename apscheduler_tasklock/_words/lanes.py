@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Sequence
 
 from apscheduler_tasklock._lock.outcomes import FAILED
-from apscheduler_tasklock._lock.protocol_messages import MOST_COUNTED
 from apscheduler_tasklock._values import cut
 from apscheduler_tasklock._words.formats import Formats
 from apscheduler_tasklock._words.runs import (
     ending_in_words,
     error_in_words,
     miss_in_words,
+    missed_in_words,
     took_in_words,
 )
 from apscheduler_tasklock.status import Lane, LaneEntry
@@ -78,8 +78,7 @@ def _counted(entries: Sequence[LaneEntry]) -> str:
         told = "" if set(counts) == {"ok"} else _told(counts)
         words.append(f"{total} ({told})" if told else total)
     if missed:
-        number = f"more than {MOST_COUNTED:,}" if missed > MOST_COUNTED else f"{missed:,}"
-        words.append(f"{number} missed run time{'s' if missed > 1 else ''}")
+        words.append(missed_in_words(missed))
     return ", ".join(words)
 
 

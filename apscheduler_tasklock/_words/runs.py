@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
 
 from apscheduler_tasklock._lock import outcomes
@@ -38,6 +38,27 @@ def miss_in_words(miss: Run, formats: Formats) -> str:
         count = f"more than {MOST_COUNTED:,}" if miss.run_times > MOST_COUNTED else miss.run_times
         words = f"{count} run times from {words} to {formats.moment(miss.last_scheduled_at)}"
     return f"{words}: {miss.reason or 'the reason is not known'}"
+
+
+def missed_in_words(number: int) -> str:
+    """Return how many run times were missed."""
+    told = f"more than {MOST_COUNTED:,}" if number > MOST_COUNTED else f"{number:,}"
+    return f"{told} missed run time{'s' if number > 1 else ''}"
+
+
+def more_in_words(entries: Sequence[Run], healed: Collection[tuple[str, datetime | None]]) -> str:
+    """Return how many more failures or misses there are than the first, and whether they healed.
+
+    :param entries: the entries of one task with the same outcome
+    :param healed: the tasks and run times that have succeeded at a retry
+    """
+    more = sum(entry.run_times or 1 for entry in entries[1:])
+    words = [f"and {more} more{' run times' * (entries[0].outcome == 'missed')}"] if more else []
+    retried = sum((entry.task, entry.scheduled_at) in healed for entry in entries)
+    if retried:
+        which = f"{retried} of {len(entries)}" if retried < len(entries) else "all" * (more > 0)
+        words.append(f"{which} succeeded at a retry".strip())
+    return "; ".join(words)
 
 
 def error_in_words(run: Run) -> str:

@@ -222,6 +222,29 @@ class TestOverview:
             *("c", "a", "a", "a", "b")
         ]
 
+    def test_misses_are_counted_by_their_run_times(self) -> None:
+        misses = [miss_read(task="a", cause="database", run_times=n) for n in (2, 3, 4)]
+        assert "and 7 more run times" in reader(runs_=misses).words("/")
+
+    @pytest.mark.parametrize(
+        ("healed", "says"),
+        [
+            ((), " and 1 more"),
+            ((1,), " and 1 more; 1 of 2 succeeded at a retry"),
+            ((1, 2), " and 1 more; all succeeded at a retry"),
+        ],
+    )
+    def test_failures_that_a_retry_has_healed_are_told_as_that(
+        self, healed: tuple[int, ...], says: str
+    ) -> None:
+        times = {at: span(10 * at, 10 * at - 1) for at in (1, 2)}
+        failed = [
+            run_read(task="a", token=at, outcome="error", **span_) for at, span_ in times.items()
+        ]
+        retries = [run_read(task="a", token=at + 9, kind="retry", **times[at]) for at in healed]
+        told = reader(runs_=[*failed, *retries]).words("/")
+        assert f"{says} read at" in told
+
     def test_a_run_that_has_outlived_its_lock_is_told_with_its_own_replica(self) -> None:
         stuck = RunningRun("a", 7, "web-3", NOW + ago(15), lost=True)
         too_long = {**READ["too long"], "holder": "web-4", "token": 9, "stuck": (stuck,)}

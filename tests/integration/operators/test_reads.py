@@ -505,6 +505,23 @@ class TestRecentRuns:
         assert operator.recent_runs() == {}
 
 
+@pytest.mark.parametrize("patterns", [("sync",), ()], ids=["by name", "all"])
+def test_that_an_operator_has_freed_a_task_is_no_outcome_of_a_run(
+    operator: TaskLocks, connection: Connection, patterns: tuple[str, ...]
+) -> None:
+    add_run(connection, "sync", 1, outcome="'freed'")
+    add_action(connection, "sync", 0, outcome="'freed'")
+    add_action(connection, "sync", 1, outcome="'paused'")
+
+    def found(**wanted: Any) -> list[str]:
+        return sorted(run.kind for run in operator.runs(*patterns, **wanted))
+
+    assert found(outcome=["freed", "error"]) == ["schedule"]
+    assert found(outcome=["freed", "paused"]) == ["operator", "schedule"]
+    assert found(outcome="freed", kind="operator") == ["operator"]
+    assert found() == ["operator", "operator", "schedule"]
+
+
 class TestTimesOfMisses:
     """A missed run time is listed at its time, and not at the time at which it was noted."""
 
