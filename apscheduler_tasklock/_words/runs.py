@@ -20,7 +20,10 @@ def action_in_words(action: Run, formats: Formats) -> str:
     """Return by whom, until when and why an operator did something."""
     is_pause = action.outcome in ("paused", "job-paused")
     end = formats.moment(action.until) or ("resumed" if is_pause else "")
-    words = [f"by {action.by or 'nobody'}", end and f"until {end}"]
+    until = f"until {end}"
+    if action.outcome == "run":
+        until = f"(dropped at {end} if no replica has begun it)"
+    words = [f"by {action.by or 'nobody'}", end and until]
     words.append(f"({action.reason})" if action.reason else "")
     return " ".join(filter(None, words))
 

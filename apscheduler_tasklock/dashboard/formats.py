@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from datetime import datetime, tzinfo
 
 from apscheduler_tasklock._lock.words import seconds_in_words
+from apscheduler_tasklock._words.formats import for_reader
 from apscheduler_tasklock._words.runs import took_in_words
 from apscheduler_tasklock.status import Run, TaskStatus
-
-# The times in the words of findings, which are those of programs.
-_RFC3339 = re.compile(r"\b(\d{4}-[01]\d-[0-3]\dT[0-2]\d:[0-5]\d:[0-5]\d)Z\b", re.ASCII)
 
 
 class Formats:
@@ -45,13 +42,7 @@ class Formats:
 
     def words(self, words: str) -> str:
         """Return words of a finding with their times as the page writes them."""
-        return _RFC3339.sub(self._moment_of, words)
-
-    def _moment_of(self, found: re.Match[str]) -> str:
-        try:
-            return self.moment(datetime.fromisoformat(f"{found[1]}+00:00"))
-        except (ValueError, OverflowError):  # in a text that anybody may have written
-            return found[0]
+        return for_reader(words, self)
 
     def seconds(self, seconds: float | None) -> str:
         """Return a duration in its two largest units; ``""`` for ``None``."""

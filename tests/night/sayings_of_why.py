@@ -288,7 +288,7 @@ _DID = {
 @saying(
     "why",
     rf"^{{at}} (?P<did>{'|'.join(_DID)})(?P<all> all tasks \(\*\))? by {{by}}(?: until "
-    rf"(?:resumed|{{until}}))?"
+    rf"resumed| (?:until |\(dropped at ){{until}}(?: if no replica has begun it\))?)?"
     r"(?: \((?P<why>[^)]*)\))?$",
 )
 def _(told: Told) -> bool:

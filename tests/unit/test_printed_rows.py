@@ -474,7 +474,7 @@ class TestRuns:
         [row] = cells(run_rows([asked], PlainOutput()))
         assert row == [
             *("sync", "2026-01-31T11:00:00Z", "-", "run", "operator", "-", "-", "-"),
-            "by ann@ops until 2026-01-31T13:00:00Z",
+            "by ann@ops (dropped at 2026-01-31T13:00:00Z if no replica has begun it)",
         ]
 
     @pytest.mark.parametrize(
