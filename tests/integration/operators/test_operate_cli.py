@@ -198,7 +198,7 @@ class TestRuns:
         user = rf"\S+@{re.escape(socket.gethostname())}"
         told = [
             ("paused", rf"by {user} until resumed"),
-            ("run", rf"by {user} until \S+Z"),
+            ("run", rf"by {user} \(dropped at \S+Z if no replica has begun it\)"),
             ("resumed", rf"by {user}"),
             ("paused", rf"by {user} until \S+Z \(the shop is closed\)"),
         ]
